@@ -1,0 +1,8 @@
+//! ratelease
+
+#![forbid(unsafe_code)]
+
+pub mod key;
+pub mod request;
+pub mod rules;
+pub mod store;
