@@ -102,8 +102,8 @@ impl fmt::Display for Key {
         let bits = u128::from_be_bytes(self.0);
         let mut text = [0; 22];
         for (at, character) in text.iter_mut().enumerate() {
-            let shift = 122 - 6 * at as i32;
-            let six = if shift >= 0 { bits >> shift } else { bits << -shift };
+            // The last character holds the two bits that are left, on its high side.
+            let six = if at < 21 { bits >> (122 - 6 * at) } else { bits << 4 };
             *character = ALPHABET[(six & 63) as usize];
         }
         f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
