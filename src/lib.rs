@@ -2,7 +2,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod buffer;
 pub mod key;
+pub mod lease;
+pub mod limiter;
 pub mod request;
 pub mod rules;
 pub mod store;
+pub mod time;
+pub mod verdict;

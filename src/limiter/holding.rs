@@ -1,0 +1,160 @@
+//! What one request has taken so far. Dropped before its end, it gives everything back.
+
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
+
+use super::resolve::{Charge, Resolved};
+use super::slot::{Attempt, Entered, Settled, Standing};
+use super::{Request, Shared, StoreError, Time, Verdict};
+use crate::key::Key;
+use crate::verdict::{self, Code, Counted, Outcome};
+
+/// The state of a request between its first charge and its verdict.
+pub(super) struct Holding<'a> {
+    shared: &'a Shared,
+    resolved: &'a [Resolved],
+    /// One a descriptor; `None` where nothing is charged, or not yet.
+    attempts: Vec<Option<Attempt>>,
+}
+
+/// A place in the queue for a key's next lease. Dropped, it gives back what arrives too late.
+struct Queued<'a> {
+    shared: &'a Shared,
+    key: Key,
+    reply: oneshot::Receiver<Result<Settled, StoreError>>,
+}
+
+// === impl Holding ===
+
+impl<'a> Holding<'a> {
+    pub(super) fn new(shared: &'a Shared, resolved: &'a [Resolved]) -> Self {
+        Self { shared, resolved, attempts: vec![None; resolved.len()] }
+    }
+
+    /// Charges every descriptor from the tokens held here, as far as they go.
+    pub(super) fn take_local(&mut self, now: Time) -> Result<(), StoreError> {
+        for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
+            if let Resolved::Charged(charge) = resolved {
+                *attempt = Some(self.shared.attempt(charge, now)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what is known so far denies the request, whatever the store may say of the rest.
+    pub(super) fn is_denied(&self) -> bool {
+        verdict::code(&self.outcomes(), self.shared.options.modes) == Code::OverLimit
+    }
+
+    /// Whether the store has to be asked.
+    pub(super) fn is_short(&self) -> bool {
+        self.attempts.iter().any(|attempt| matches!(attempt, Some(Attempt::Short(_))))
+    }
+
+    /// Queues for all missing leases at once and waits for them until `deadline`.
+    pub(super) async fn take_leased(
+        &mut self,
+        now: Time,
+        deadline: Time,
+    ) -> Result<(), StoreError> {
+        let mut queued = Vec::new();
+        for (at, charge) in self.short() {
+            match self.shared.enter(charge, now)? {
+                Entered::Settled(settled) => self.attempts[at] = Some(Attempt::Settled(settled)),
+                Entered::Queued(reply) => {
+                    queued.push((at, Queued { shared: self.shared, key: charge.key, reply }));
+                }
+            }
+        }
+        for (at, place) in queued {
+            self.attempts[at] = Some(Attempt::Settled(place.wait(deadline).await?));
+        }
+        Ok(())
+    }
+
+    /// The verdict. If it denies, what was taken for the other descriptors goes back.
+    pub(super) fn conclude(mut self, request: &Request<'_>) -> Verdict {
+        let modes = self.shared.options.modes;
+        if verdict::code(&self.outcomes(), modes) == Code::OverLimit {
+            self.release();
+        }
+        let verdict = Verdict::new(request, &self.outcomes(), modes);
+        self.attempts.clear(); // what is still held is spent
+        verdict
+    }
+
+    fn short(&self) -> Vec<(usize, &'a Charge)> {
+        let resolved = self.resolved.iter().zip(&self.attempts).enumerate();
+        resolved
+            .filter_map(|(at, pair)| match pair {
+                (Resolved::Charged(charge), Some(Attempt::Short(_))) => Some((at, charge)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    fn outcomes(&self) -> Vec<Outcome> {
+        self.resolved.iter().zip(&self.attempts).map(|(r, a)| outcome(r, a.as_ref())).collect()
+    }
+
+    fn release(&mut self) {
+        for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
+            let (Resolved::Charged(charge), Some(Attempt::Settled(settled))) = (resolved, attempt)
+            else {
+                continue;
+            };
+            if settled.taken > 0 {
+                self.shared.put_back(charge.key, *settled);
+                settled.standing.remaining += std::mem::take(&mut settled.taken);
+            }
+        }
+    }
+}
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// A descriptor that nobody asked the store about counts as passing, with what is known of it.
+fn outcome(resolved: &Resolved, attempt: Option<&Attempt>) -> Outcome {
+    let charge = match resolved {
+        Resolved::Free => return Outcome::Free,
+        Resolved::Unlimited => return Outcome::Unlimited,
+        Resolved::Charged(charge) => charge,
+    };
+    let limit = u64::from(charge.applied.limit.requests_per_unit);
+    let (over, standing) = match attempt {
+        Some(Attempt::Settled(settled)) => (settled.over, settled.standing),
+        Some(Attempt::Short(standing)) => (false, *standing),
+        None => (false, Standing { remaining: limit, reset_after: None }),
+    };
+    let Standing { remaining, reset_after } = standing;
+    Outcome::Counted(Counted { applied: charge.applied.clone(), over, remaining, reset_after })
+}
+
+// === impl Queued ===
+
+impl Queued<'_> {
+    async fn wait(mut self, deadline: Time) -> Result<Settled, StoreError> {
+        let deadline = self.shared.clock.instant(deadline);
+        match timeout_at(deadline, &mut self.reply).await {
+            Ok(reply) => reply.unwrap_or(Err(StoreError::TimedOut)),
+            Err(_) => {
+                self.reply.close();
+                // A lease that arrives with the deadline still counts.
+                self.reply.try_recv().unwrap_or(Err(StoreError::TimedOut))
+            }
+        }
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.reply.close();
+        if let Ok(Ok(settled)) = self.reply.try_recv() {
+            self.shared.put_back(self.key, settled);
+        }
+    }
+}

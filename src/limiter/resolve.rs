@@ -1,0 +1,110 @@
+//! From a request to what has to be charged: rules, overrides, replacements and keys.
+
+use crate::key::{Key, KeyHasher, Part};
+use crate::request::{Descriptor, Request};
+use crate::rules::{Allowance, Limit, Lookup, Rule, Rules};
+use crate::verdict::Applied;
+
+/// What the rules make of one descriptor.
+#[derive(Debug)]
+pub(super) enum Resolved {
+    /// Nothing limits it.
+    Free,
+    /// Its rule allows everything.
+    Unlimited,
+    /// It has to be charged.
+    Charged(Charge),
+}
+
+/// Hits to be charged to a key.
+#[derive(Debug)]
+pub(super) struct Charge {
+    /// Whose tokens.
+    pub(super) key: Key,
+    /// The limit and its rule.
+    pub(super) applied: Applied,
+    /// How many; 0 looks.
+    pub(super) hits: u64,
+    /// The hits are given back instead.
+    pub(super) refund: bool,
+}
+
+/// Resolves every descriptor of `request`, in order.
+pub(super) fn resolve(rules: &Rules, request: &Request<'_>, hasher: &KeyHasher) -> Vec<Resolved> {
+    let lookups: Vec<_> = request
+        .descriptors
+        .iter()
+        .map(|descriptor| rules.find(request.domain, &descriptor.entries))
+        .collect();
+    request
+        .descriptors
+        .iter()
+        .zip(&lookups)
+        .map(|(descriptor, lookup)| {
+            match limit_of(descriptor, *lookup, |name| is_replaced(name, request, &lookups)) {
+                None => Resolved::Free,
+                Some((Allowance::Unlimited, _)) => Resolved::Unlimited,
+                Some((Allowance::Limited(limit), applied)) => {
+                    Resolved::Charged(charge(request, descriptor, limit, applied, hasher))
+                }
+            }
+        })
+        .collect()
+}
+
+/// The limit in force for a descriptor. An override goes before the rules, if the domain is known.
+fn limit_of<'r>(
+    descriptor: &Descriptor<'_>,
+    lookup: Lookup<'r>,
+    is_replaced: impl FnOnce(&str) -> bool,
+) -> Option<(Allowance, Option<&'r std::sync::Arc<Rule>>)> {
+    match (lookup, descriptor.limit) {
+        (Lookup::UnknownDomain, _) | (Lookup::NoRule, None) => None,
+        (_, Some(limit)) => Some((Allowance::Limited(limit), None)),
+        // A rule that allows everything cannot be replaced, as in the reference.
+        (Lookup::Rule(rule), None) => {
+            let replaced = rule.allowance != Allowance::Unlimited && is_replaced(&rule.name);
+            (!replaced).then_some((rule.allowance, Some(rule)))
+        }
+    }
+}
+
+/// Whether a rule that the request matches replaces the rules of this name.
+fn is_replaced(name: &str, request: &Request<'_>, lookups: &[Lookup<'_>]) -> bool {
+    let matched =
+        request.descriptors.iter().zip(lookups).filter_map(|(descriptor, lookup)| {
+            match (descriptor.limit, lookup) {
+                (None, Lookup::Rule(rule)) => Some(rule),
+                _ => None,
+            }
+        });
+    !name.is_empty() && { matched }.any(|rule| rule.replaces.iter().any(|other| **other == *name))
+}
+
+fn charge(
+    request: &Request<'_>,
+    descriptor: &Descriptor<'_>,
+    limit: Limit,
+    rule: Option<&std::sync::Arc<Rule>>,
+    hasher: &KeyHasher,
+) -> Charge {
+    let levels = rule.map_or(&[][..], |rule| &rule.levels);
+    let parts = descriptor.entries.iter().enumerate().map(|(at, entry)| {
+        let shared = levels.get(at).and_then(|level| level.shared.as_deref());
+        (entry.key, shared.map_or(Part::Value(entry.value), Part::Shared))
+    });
+    // Two windows on the same entries count apart; two limits of one window share a count, so that
+    // raising or lowering a limit keeps it.
+    let key = hasher.key(request.domain, limit.unit.seconds(), parts);
+    let applied = Applied { limit, rule: rule.cloned() };
+    Charge { key, applied, hits: request.hits(descriptor), refund: descriptor.refund }
+}
+
+// === impl Charge ===
+
+impl Charge {
+    /// Whether a denial spends what is left of the key.
+    pub(super) fn charge_denied(&self) -> bool {
+        self.applied.rule.as_deref().is_none_or(|rule| rule.charge_denied)
+    }
+}

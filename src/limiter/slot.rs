@@ -1,0 +1,351 @@
+//! What the limiter keeps for one key: its buffer, its demand, and the requests that wait.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::resolve::Charge;
+use crate::buffer::table::Entry;
+use crate::buffer::{Buffer, Refill, Take};
+use crate::key::Key;
+use crate::lease::Reply;
+use crate::lease::size::{Demand, Need};
+use crate::rules::{Limit, Rule};
+use crate::store::{Ask, Back, Grant, StoreError};
+use crate::time::Time;
+
+/// Requests that wait for the lease of one key at most. More are refused at once.
+const WAITING_MAX: usize = 1024;
+
+/// The store's word on a key without tokens is fresh for a hundredth of its window, within these
+/// bounds: one probe a pod each time, since another pod may have given tokens back.
+const FRESH_PART: u32 = 100;
+const FRESH_MIN: Duration = Duration::from_millis(50);
+const FRESH_MAX: Duration = Duration::from_secs(1);
+
+/// Pods that are taken to share a key. Fixed until pods count one another.
+const PODS: u32 = 1;
+
+/// State of one key.
+pub(super) struct Slot {
+    buffer: Buffer,
+    demand: Demand,
+    /// The limit that the tokens were lent under.
+    limit: Limit,
+    /// The rule that it is of; `None` for an override.
+    rule: Option<Arc<Rule>>,
+    /// An ask is on its way: one at a time.
+    asking: bool,
+    touched: Time,
+    waiting: VecDeque<Waiter>,
+}
+
+/// What became of a charge, or did not yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Attempt {
+    /// It was taken or denied.
+    Settled(Settled),
+    /// Only the store can tell. Meanwhile, this much is known.
+    Short(Standing),
+}
+
+/// A charge that was taken or denied.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settled {
+    /// The limit was exceeded.
+    pub(super) over: bool,
+    /// Tokens taken, to be put back if the request is denied elsewhere.
+    pub(super) taken: u64,
+    /// The window they belong to.
+    pub(super) window: u64,
+    /// How the key stands after it.
+    pub(super) standing: Standing,
+}
+
+/// How a key stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Standing {
+    /// Tokens that remain for the fleet, as far as is known.
+    pub(super) remaining: u64,
+    /// Until the window ends, where that is known.
+    pub(super) reset_after: Option<Duration>,
+}
+
+/// Outcome of queueing for a lease.
+pub(super) enum Entered {
+    /// Tokens arrived in the meantime.
+    Settled(Settled),
+    /// The reply will come here.
+    Queued(oneshot::Receiver<Result<Settled, StoreError>>),
+}
+
+struct Waiter {
+    wish: Wish,
+    reply: oneshot::Sender<Result<Settled, StoreError>>,
+}
+
+/// What a charge wants of its key.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    hits: u64,
+    refund: bool,
+    charge_denied: bool,
+}
+
+// === impl Slot ===
+
+impl Slot {
+    pub(super) fn new(charge: &Charge, now: Time) -> Self {
+        Self {
+            buffer: Buffer::default(),
+            demand: Demand::default(),
+            limit: charge.applied.limit,
+            rule: charge.applied.rule.clone(),
+            asking: false,
+            touched: now,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Takes the limit that `charge` comes with for its own. Tokens lent under another go back.
+    pub(super) fn adopt(&mut self, charge: &Charge, now: Time) -> Option<Ask> {
+        self.touched = now;
+        if self.limit == charge.applied.limit {
+            return None;
+        }
+        let returned = self.give_back(charge.key, now);
+        self.buffer = Buffer::default();
+        self.limit = charge.applied.limit;
+        self.rule = charge.applied.rule.clone();
+        returned
+    }
+
+    /// Charges what is held, if that is enough.
+    pub(super) fn attempt(&mut self, charge: &Charge, now: Time) -> Attempt {
+        if !charge.refund {
+            self.demand.note(charge.hits, now);
+        }
+        match self.settle(Wish::of(charge), now) {
+            Some(settled) => Attempt::Settled(settled),
+            None => Attempt::Short(self.standing(now)),
+        }
+    }
+
+    /// Charges what is held, or queues and, if nobody has, asks.
+    pub(super) fn enter(&mut self, charge: &Charge, now: Time) -> (Entered, Option<Ask>) {
+        let mut wish = Wish::of(charge);
+        if let Some(settled) = self.settle(wish, now) {
+            return (Entered::Settled(settled), None);
+        }
+        let (reply, receiver) = oneshot::channel();
+        self.waiting.retain(|waiter| !waiter.reply.is_closed());
+        if self.waiting.len() >= WAITING_MAX {
+            // The receiver is there to hear it.
+            let _ = reply.send(Err(StoreError::Overloaded));
+            return (Entered::Queued(receiver), None);
+        }
+        let mut ask = None;
+        if !self.asking {
+            // A refund of a key that is not known here goes to the store with the ask itself.
+            let refund = if wish.refund { std::mem::take(&mut wish.hits) } else { 0 };
+            self.waiting.push_back(Waiter { wish, reply });
+            let back = (refund > 0).then_some(Back { tokens: refund, window: None });
+            ask = Some(Ask { back, ..self.ask(charge.key, now) });
+        } else {
+            self.waiting.push_back(Waiter { wish, reply });
+        }
+        (Entered::Queued(receiver), ask)
+    }
+
+    /// Asks for the next lease while tokens last, if they will not last until it comes.
+    pub(super) fn ask_ahead(&mut self, key: Key, round_trip: Duration, now: Time) -> Option<Ask> {
+        let more = self.buffer.left(now).is_some_and(|left| left > 0);
+        let low = more && self.demand.outruns(self.buffer.tokens(), round_trip);
+        (low && !self.asking).then(|| self.ask(key, now))
+    }
+
+    /// Takes in a reply, serves whom it can, and asks on for the others. The second ask returns a
+    /// lease that is of no use here.
+    pub(super) fn reply(&mut self, reply: &Reply, now: Time) -> [Option<Ask>; 2] {
+        self.asking = false;
+        let mut returned = None;
+        match &reply.outcome {
+            Err(error) => self.fail(error),
+            // The limit changed while the ask was out: its tokens go back under the one they are of.
+            Ok(_) if reply.ask.limit != self.limit => returned = unwanted(reply),
+            Ok(grant) => {
+                self.buffer.refill(refill(reply, grant, now), now);
+                self.serve(now);
+            }
+        }
+        let next = (!self.waiting.is_empty()).then(|| self.ask(reply.ask.key, now));
+        [next, returned]
+    }
+
+    /// Takes out the unspent tokens; the ask returns them to the store.
+    pub(super) fn give_back(&mut self, key: Key, now: Time) -> Option<Ask> {
+        let (tokens, window) = self.buffer.drain(now)?;
+        Some(returning(key, self.limit, tokens, window))
+    }
+
+    pub(super) fn put_back(&mut self, settled: Settled, now: Time) {
+        self.buffer.put_back(settled.taken, settled.window, now);
+    }
+
+    /// The rule that the key's tokens were lent under; `None` for an override.
+    pub(super) fn rule(&self) -> Option<&Arc<Rule>> {
+        self.rule.as_ref()
+    }
+
+    /// Takes the same rule of a newer version in place of the old.
+    pub(super) fn renew(&mut self, rule: &Arc<Rule>) {
+        self.rule = Some(Arc::clone(rule));
+    }
+
+    /// Whether anything is known of the present window.
+    pub(super) fn is_live(&self, now: Time) -> bool {
+        self.buffer.is_live(now)
+    }
+
+    fn settle(&mut self, wish: Wish, now: Time) -> Option<Settled> {
+        let taken = if wish.refund { 0 } else { wish.hits };
+        let over = if wish.refund {
+            let limit = u64::from(self.limit.requests_per_unit);
+            self.buffer.refund(wish.hits, limit, now).then_some(false)?
+        } else {
+            match self.buffer.take(wish.hits, wish.charge_denied, now) {
+                Take::Taken { .. } => false,
+                Take::Denied => true,
+                Take::Short { .. } => return None,
+            }
+        };
+        let taken = if over { 0 } else { taken };
+        Some(Settled { over, taken, window: self.buffer.window(), standing: self.standing(now) })
+    }
+
+    fn standing(&self, now: Time) -> Standing {
+        let limit = u64::from(self.limit.requests_per_unit);
+        let reset_after = self.buffer.reset_after(now);
+        let remaining = reset_after.map_or(limit, |_| self.buffer.remaining());
+        Standing { remaining, reset_after }
+    }
+
+    /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or not
+    /// at all. Looks and refunds ask for nothing.
+    fn ask(&mut self, key: Key, now: Time) -> Ask {
+        self.asking = true;
+        let held = if self.buffer.is_live(now) { self.buffer.tokens() } else { 0 };
+        let charges = || self.waiting.iter().map(|waiter| waiter.wish).filter(Wish::spends);
+        let wanted = charges().fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
+        let first = charges().next();
+        let ahead = self.waiting.is_empty();
+        let want = if ahead || first.is_some() {
+            self.size(now).max(wanted - held.min(wanted))
+        } else {
+            0
+        };
+        Ask {
+            key,
+            limit: self.limit,
+            want,
+            need: first.map_or(0, |wish| wish.hits.saturating_sub(held)),
+            charge_denied: first.is_some_and(|wish| wish.charge_denied),
+            back: None,
+        }
+    }
+
+    fn size(&self, now: Time) -> u64 {
+        let limit = u64::from(self.limit.requests_per_unit);
+        Need {
+            demand: self.demand.rate(),
+            limit,
+            left: self.buffer.left(now).unwrap_or(limit),
+            reset_after: self.buffer.reset_after(now),
+            pods: PODS,
+        }
+        .size()
+    }
+
+    /// Settles whatever wait the tokens and the store's word allow, first come first served.
+    fn serve(&mut self, now: Time) {
+        for waiter in std::mem::take(&mut self.waiting) {
+            if waiter.reply.is_closed() {
+                continue;
+            }
+            match self.settle(waiter.wish, now) {
+                None => self.waiting.push_back(waiter),
+                Some(settled) => {
+                    if waiter.reply.send(Ok(settled)).is_err() {
+                        self.put_back(settled, now);
+                    }
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &StoreError) {
+        for waiter in self.waiting.drain(..) {
+            // Whoever is gone need not hear it.
+            let _ = waiter.reply.send(Err(error.clone()));
+        }
+    }
+}
+
+impl Entry for Slot {
+    fn touched(&self) -> Time {
+        self.touched
+    }
+
+    fn is_busy(&self) -> bool {
+        self.asking || !self.waiting.is_empty()
+    }
+}
+
+// === impl Wish ===
+
+impl Wish {
+    fn of(charge: &Charge) -> Self {
+        let charge_denied = charge.charge_denied();
+        Self { hits: charge.hits, refund: charge.refund, charge_denied }
+    }
+
+    fn spends(&self) -> bool {
+        self.hits > 0 && !self.refund
+    }
+}
+
+/// The ask that returns the lease of a reply that nobody has a use for.
+pub(super) fn unwanted(reply: &Reply) -> Option<Ask> {
+    let grant = reply.outcome.as_ref().ok().filter(|grant| grant.tokens > 0)?;
+    Some(returning(reply.ask.key, reply.ask.limit, grant.tokens, grant.window))
+}
+
+fn returning(key: Key, limit: Limit, tokens: u64, window: u64) -> Ask {
+    let back = Some(Back { tokens, window: Some(window) });
+    Ask { key, limit, want: 0, need: 0, charge_denied: false, back }
+}
+
+/// The grant on this pod's clock. Its durations count from before the ask, so that no lease
+/// outlives its window however long the reply took.
+fn refill(reply: &Reply, grant: &Grant, now: Time) -> Refill {
+    let fresh = (reply.ask.limit.window() / FRESH_PART).clamp(FRESH_MIN, FRESH_MAX);
+    let ends = reply.asked_at + grant.reset_after;
+    Refill {
+        tokens: grant.tokens,
+        left: grant.left,
+        overdrawn: grant.overdrawn,
+        window: grant.window,
+        ends,
+        fresh_until: ends.min(now + jittered(fresh, reply.ask.key.bits() ^ now.nanos())),
+    }
+}
+
+/// `span` ± 10 %, so that pods and keys do not probe in step. `seed` differs for each and with time.
+fn jittered(span: Duration, seed: u64) -> Duration {
+    // The multiplier is 2^64 / golden ratio: it spreads seeds that differ in few bits (Knuth 6.4).
+    let spread = (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
+    let tenth = span / 10;
+    span - tenth + tenth.mul_f64(2.0 * f64::from(spread) / f64::from(u32::MAX))
+}

@@ -1,0 +1,186 @@
+//! From what became of each descriptor to the one answer. Pure.
+
+mod metadata;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+
+use crate::request::Request;
+use crate::rules::{Limit, Rule};
+
+/// The answer to one request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict {
+    /// Whether the request may pass.
+    pub code: Code,
+    /// One a descriptor, in the order of the request.
+    pub statuses: Vec<Status>,
+    /// The status that the rate limit headers tell of: an index into `statuses`, if any has a limit.
+    pub tightest: Option<usize>,
+    /// What Envoy is to know of the request, if asked for.
+    pub metadata: Option<Map<String, Value>>,
+}
+
+/// Pass or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    /// Within the limit.
+    Ok,
+    /// Over it.
+    OverLimit,
+}
+
+/// What is said of one descriptor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Status {
+    /// Within its limit or not.
+    pub code: Code,
+    /// The limit that was applied; `None` if there was none, or none that counts.
+    pub limit: Option<Applied>,
+    /// Tokens that remain, 0 if over; `u32::MAX` if unlimited.
+    pub remaining: u32,
+    /// Until the window ends, where that is known.
+    pub reset_after: Option<Duration>,
+}
+
+/// A limit and where it came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Applied {
+    /// So many in each window.
+    pub limit: Limit,
+    /// The rule, or `None` for an override.
+    pub rule: Option<Arc<Rule>>,
+}
+
+/// What became of one descriptor.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// Nothing limits it, or a rule replaced the one that would have.
+    Free,
+    /// Its rule allows everything.
+    Unlimited,
+    /// It was counted.
+    Counted(Counted),
+}
+
+/// What became of a charge.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Counted {
+    /// The limit and its rule.
+    pub applied: Applied,
+    /// The limit was exceeded.
+    pub over: bool,
+    /// Tokens that remain.
+    pub remaining: u64,
+    /// Until the window ends, where that is known.
+    pub reset_after: Option<Duration>,
+}
+
+/// Settings that change how answers are made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Modes {
+    /// Everything passes; statuses tell the truth.
+    pub shadow: bool,
+    /// Every rule is a quota rule.
+    pub quota: bool,
+    /// Answers carry dynamic metadata.
+    pub metadata: bool,
+}
+
+// === impl Verdict ===
+
+impl Verdict {
+    /// The answer that follows from `outcomes`, one for each descriptor of `request`.
+    pub fn new(request: &Request<'_>, outcomes: &[Outcome], modes: Modes) -> Self {
+        let statuses: Vec<_> = outcomes.iter().map(Outcome::status).collect();
+        let metadata = modes.metadata.then(|| metadata::of(request, outcomes));
+        let tightest = tightest(outcomes, &statuses, modes);
+        Self { code: code(outcomes, modes), statuses, tightest, metadata }
+    }
+}
+
+/// Over the limit if one descriptor is, quotas aside, or if there are quotas and each is over.
+/// The global quota mode also counts descriptors without a limit as quotas that pass, as the
+/// reference does; unlimited ones count for neither.
+pub fn code(outcomes: &[Outcome], modes: Modes) -> Code {
+    let (mut quotas, mut quotas_over, mut denied) = (0, 0, false);
+    for outcome in outcomes.iter().filter(|outcome| **outcome != Outcome::Unlimited) {
+        let over = outcome.is_over();
+        if outcome.is_quota(modes) {
+            quotas += 1;
+            quotas_over += u32::from(over);
+        } else {
+            denied |= over;
+        }
+    }
+    let over = denied || (quotas > 0 && quotas == quotas_over);
+    if over && !modes.shadow { Code::OverLimit } else { Code::Ok }
+}
+
+/// The last descriptor that is over, quotas aside; else the first of those with fewest remaining.
+fn tightest(outcomes: &[Outcome], statuses: &[Status], modes: Modes) -> Option<usize> {
+    let over = |at: &usize| outcomes[*at].is_over() && !outcomes[*at].is_quota(modes);
+    let limited = |at: &usize| statuses[*at].limit.is_some();
+    (0..statuses.len())
+        .rfind(over)
+        .or_else(|| (0..statuses.len()).filter(limited).min_by_key(|at| statuses[*at].remaining))
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// Over its limit, and its rule is not in shadow mode.
+    pub fn is_over(&self) -> bool {
+        matches!(self, Outcome::Counted(counted) if counted.over && !counted.in_shadow())
+    }
+
+    fn is_quota(&self, modes: Modes) -> bool {
+        let by_rule = match self {
+            Outcome::Counted(counted) => {
+                counted.applied.rule.as_deref().is_some_and(|r| r.quota_mode)
+            }
+            Outcome::Free | Outcome::Unlimited => false,
+        };
+        by_rule || modes.quota
+    }
+
+    fn status(&self) -> Status {
+        match self {
+            Outcome::Free => Status::ok(0),
+            Outcome::Unlimited => Status::ok(u32::MAX),
+            Outcome::Counted(counted) => Status {
+                code: if self.is_over() { Code::OverLimit } else { Code::Ok },
+                limit: Some(counted.applied.clone()),
+                remaining: u32::try_from(counted.remaining).unwrap_or(u32::MAX),
+                reset_after: counted.reset_after,
+            },
+        }
+    }
+}
+
+// === impl Counted ===
+
+impl Counted {
+    fn in_shadow(&self) -> bool {
+        self.applied.rule.as_deref().is_some_and(|rule| rule.shadow_mode)
+    }
+}
+
+// === impl Status ===
+
+impl Status {
+    fn ok(remaining: u32) -> Self {
+        Self { code: Code::Ok, limit: None, remaining, reset_after: None }
+    }
+
+    /// Whole seconds until the window ends, rounded up: a client that waits as long as it is told
+    /// finds tokens.
+    pub fn reset_seconds(&self) -> Option<u64> {
+        self.reset_after.map(|span| span.as_secs() + u64::from(span.subsec_nanos() > 0))
+    }
+}
+
+#[cfg(test)]
+mod tests;
