@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod algorithm;
 pub mod buffer;
 pub mod key;
 pub mod lease;

@@ -1,5 +1,7 @@
 //! The store owns each key's count. The lease desk asks it for tokens and gives unspent ones back.
 
+pub mod memory;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;

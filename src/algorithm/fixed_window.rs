@@ -1,0 +1,49 @@
+//! So many tokens in each window; windows are aligned to the Unix epoch and know nothing of each other.
+
+use std::time::Duration;
+
+use crate::store::{Ask, Grant};
+
+/// What the store keeps of one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct State {
+    /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
+    pub window: u64,
+    /// Tokens lent in it and not given back; one above the limit where the key is overdrawn.
+    pub count: u64,
+}
+
+/// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
+/// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
+pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
+    let window_us = ask.limit.unit.seconds() * MICROS_PER_SECOND;
+    let window = now_unix_us / window_us;
+    let limit = u64::from(ask.limit.requests_per_unit);
+
+    let mut count = state.filter(|state| state.window == window).map_or(0, |state| state.count);
+    if let Some(back) = ask.back.filter(|back| back.window.is_none_or(|of| of == window)) {
+        count = count.min(limit).saturating_sub(back.tokens);
+    }
+    let left = limit.saturating_sub(count);
+    let mut tokens = 0;
+    if ask.need <= left {
+        tokens = ask.want.max(ask.need).min(left);
+        count = count.saturating_add(tokens);
+    } else if ask.charge_denied {
+        count = count.max(limit + 1); // a limit is 32 bits wide
+    }
+
+    let grant = Grant {
+        tokens,
+        left: limit.saturating_sub(count),
+        overdrawn: count > limit,
+        window,
+        reset_after: Duration::from_micros(window_us - now_unix_us % window_us),
+    };
+    (State { window, count }, grant)
+}
+
+const MICROS_PER_SECOND: u64 = 1_000_000;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::key::Key;
+use crate::rules::{Limit, Unit};
+use crate::store::Back;
+
+const NOON: u64 = 1_700_000_000_250_000;
+
+fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
+    Ask {
+        key: Key::for_test(0),
+        limit: Limit { requests_per_unit, unit: Unit::Second },
+        want,
+        need,
+        charge_denied: true,
+        back: None,
+    }
+}
+
+/// A pile of real tokens, handled one at a time: slow, and too simple to be wrong.
+#[derive(Default)]
+struct Pile {
+    window: u64,
+    tokens: Vec<()>,
+    overdrawn: bool,
+}
+
+impl Pile {
+    fn take(&mut self, now_us: u64, ask: &Ask) -> (u64, u64, bool) {
+        let limit = ask.limit.requests_per_unit as usize;
+        let window = now_us / 1_000_000 / ask.limit.unit.seconds();
+        if window != self.window {
+            *self = Pile { window, tokens: vec![(); limit], overdrawn: false };
+        }
+        if let Some(back) = ask.back
+            && (back.window.is_none() || back.window == Some(window))
+        {
+            self.overdrawn = false;
+            for _ in 0..back.tokens {
+                if self.tokens.len() == limit {
+                    break;
+                }
+                self.tokens.push(());
+            }
+        }
+        let mut taken = 0;
+        if (self.tokens.len() as u64) < ask.need {
+            if ask.charge_denied {
+                self.tokens.clear();
+                self.overdrawn = true;
+            }
+        } else {
+            while taken < ask.want.max(ask.need) && self.tokens.pop().is_some() {
+                taken += 1;
+            }
+        }
+        (taken, self.tokens.len() as u64, self.overdrawn)
+    }
+}
+
+fn amount() -> impl Strategy<Value = u64> {
+    prop_oneof![8 => 0..8u64, 1 => Just(u64::MAX), 1 => any::<u64>()]
+}
+
+/// An ask in a history: microseconds since the one before, and how far off its window is named.
+fn any_step(limit: u32, unit: Unit) -> impl Strategy<Value = (u64, Ask, Option<u64>)> {
+    let back = proptest::option::of((amount(), proptest::option::of(0..3u64)));
+    let pause = 0..unit.seconds() * 400_000;
+    (pause, amount(), amount(), any::<bool>(), back).prop_map(
+        move |(pause, want, need, charge_denied, back)| {
+            let mut ask = ask(limit, want, need);
+            ask.limit.unit = unit;
+            ask.charge_denied = charge_denied;
+            ask.back = back.map(|(tokens, _)| Back { tokens, window: None });
+            (pause, ask, back.and_then(|(_, behind)| behind))
+        },
+    )
+}
+
+fn any_unit() -> impl Strategy<Value = Unit> {
+    proptest::sample::select(Unit::ALL.to_vec())
+}
+
+fn any_history() -> impl Strategy<Value = Vec<(u64, Ask, Option<u64>)>> {
+    (0..20u32, any_unit())
+        .prop_flat_map(|(limit, unit)| proptest::collection::vec(any_step(limit, unit), 1..60))
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_a_pile_of_tokens(history in any_history()) {
+        let (mut now, mut state, mut pile) = (NOON, None, Pile::default());
+        for (pause, mut ask, behind) in history {
+            now += pause;
+            let window = now / 1_000_000 / ask.limit.unit.seconds();
+            if let (Some(back), Some(behind)) = (&mut ask.back, behind) {
+                back.window = Some(window - behind);
+            }
+            let (next, grant) = step(state, now, &ask);
+            prop_assert_eq!((grant.tokens, grant.left, grant.overdrawn), pile.take(now, &ask));
+            prop_assert_eq!(grant.window, window);
+            state = Some(next);
+        }
+    }
+
+    #[test]
+    fn tokens_out_never_exceed_the_limit(
+        limit in 0..50u32,
+        steps in proptest::collection::vec((0..400_000u64, 0..40u64, 0..4u64, 0..40u64), 1..200),
+    ) {
+        // Pods that give back only what they hold: what is out in a window stays within the limit.
+        let (mut now, mut state, mut out, mut of) = (NOON, None, 0, 0);
+        for (pause, want, need, back) in steps {
+            now += pause;
+            let window = now / 1_000_000;
+            let mut ask = ask(limit, want, need);
+            let back = back.min(out);
+            ask.back = Some(Back { tokens: back, window: Some(of) });
+            let (next, grant) = step(state, now, &ask);
+            out = if window == of { out - back } else { 0 } + grant.tokens;
+            prop_assert!(out <= u64::from(limit), "{} out of {}", out, limit);
+            (state, of) = (Some(next), window);
+        }
+    }
+
+    #[test]
+    fn any_input_gives_a_sane_grant(
+        now: u64, window: u64, count: u64, limit: u32, want: u64, need: u64, charge_denied: bool,
+        back: Option<(u64, Option<u64>)>, unit in any_unit(), same_window: bool,
+    ) {
+        let limit = Limit { requests_per_unit: limit, unit };
+        let back = back.map(|(tokens, window)| Back { tokens, window });
+        let ask = Ask { key: Key::for_test(0), limit, want, need, charge_denied, back };
+        let window = if same_window { now / 1_000_000 / unit.seconds() } else { window };
+        let (state, grant) = step(Some(State { window, count }), now, &ask);
+        let most = u64::from(limit.requests_per_unit);
+        prop_assert!(grant.tokens <= want.max(need) && grant.tokens <= most);
+        prop_assert!(grant.tokens == 0 || grant.tokens >= need);
+        prop_assert!(grant.left + grant.tokens <= most);
+        prop_assert!(grant.reset_after > Duration::ZERO && grant.reset_after <= limit.window());
+        prop_assert_eq!(grant.overdrawn, state.count > most);
+        prop_assert_eq!(grant.window, state.window);
+    }
+}
+
+#[test]
+fn grants_no_more_than_is_left() {
+    let (state, grant) = step(None, NOON, &ask(10, 4, 0));
+    assert_eq!((grant.tokens, grant.left), (4, 6));
+    assert_eq!(grant.window, 1_700_000_000);
+    assert_eq!(grant.reset_after, Duration::from_micros(750_000));
+    let (_, grant) = step(Some(state), NOON, &ask(10, u64::MAX, 0));
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (6, 0, false));
+}
+
+#[test]
+fn a_denied_charge_overdraws_only_where_it_may() {
+    let denied = ask(10, 0, 11);
+    let (state, grant) = step(None, NOON, &denied);
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 0, true));
+    assert_eq!(state.count, 11);
+    let (state, grant) = step(None, NOON, &Ask { charge_denied: false, ..denied });
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 10, false));
+    assert_eq!(state.count, 0);
+}
+
+#[test]
+fn the_last_microsecond_belongs_to_the_window() {
+    let (state, grant) = step(None, 1_999_999, &ask(3, 3, 0));
+    assert_eq!((grant.window, grant.reset_after), (1, Duration::from_micros(1)));
+    let (_, grant) = step(Some(state), 2_000_000, &ask(3, 1, 0));
+    assert_eq!((grant.window, grant.left, grant.reset_after), (2, 2, Duration::from_secs(1)));
+}
+
+#[test]
+fn a_limit_of_zero_grants_nothing_and_a_look_at_it_is_no_charge() {
+    let (_, grant) = step(None, NOON, &ask(0, 5, 0));
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 0, false));
+    let (_, grant) = step(None, NOON, &ask(0, 1, 1));
+    assert!(grant.overdrawn);
+}
+
+#[test]
+fn the_largest_limit_can_be_overdrawn() {
+    let (state, grant) = step(None, NOON, &ask(u32::MAX, 0, u64::MAX));
+    assert!(grant.overdrawn);
+    assert_eq!(state.count, 1 << 32);
+}

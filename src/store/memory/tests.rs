@@ -1,0 +1,90 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+use crate::rules::Limit;
+
+fn store(keys_max: usize) -> (MemoryStore, Arc<AtomicU64>) {
+    let seconds = Arc::new(AtomicU64::new(1_700_000_000));
+    let clock = Arc::clone(&seconds);
+    let clock = Arc::new(move || Duration::from_secs(clock.load(Ordering::Relaxed)));
+    (MemoryStore::new(clock, keys_max), seconds)
+}
+
+fn ask(key: u64, unit: Unit) -> Ask {
+    Ask {
+        key: Key::for_test(key),
+        limit: Limit { requests_per_unit: 10, unit },
+        want: 1,
+        need: 0,
+        charge_denied: true,
+        back: None,
+    }
+}
+
+#[test]
+fn refuses_one_key_more_than_it_may_hold_until_a_window_has_passed() {
+    let (store, seconds) = store(3);
+    for key in 0..3 {
+        store.take(&ask(key, Unit::Second)).unwrap();
+    }
+    let refused = store.take(&ask(3, Unit::Second)).unwrap_err();
+    assert_eq!(refused, StoreError::Refused("the embedded store is full (3 keys)".into()));
+    store.take(&ask(0, Unit::Second)).expect("a key it holds is served though it is full");
+    seconds.fetch_add(1, Ordering::Relaxed);
+    store.take(&ask(3, Unit::Second)).unwrap();
+    assert_eq!(store.keys(), 1, "the expired keys went first");
+}
+
+#[test]
+fn a_look_holds_no_key() {
+    let (store, _) = store(1);
+    let look = Ask { want: 0, ..ask(0, Unit::Hour) };
+    assert_eq!(store.take(&look).unwrap().left, 10);
+    assert_eq!(store.keys(), 0);
+}
+
+#[test]
+fn one_ask_clears_a_bounded_number_of_keys() {
+    let (store, seconds) = store(100);
+    for key in 0..100 {
+        store.take(&ask(key, Unit::Second)).unwrap();
+    }
+    seconds.fetch_add(5, Ordering::Relaxed);
+    store.take(&Ask { want: 0, ..ask(0, Unit::Second) }).unwrap();
+    assert_eq!(store.keys(), 100 - SWEEP_MAX);
+}
+
+#[test]
+fn a_key_in_use_survives_the_sweep_of_its_first_window() {
+    let (store, seconds) = store(10);
+    store.take(&ask(0, Unit::Minute)).unwrap();
+    for _ in 0..200 {
+        seconds.fetch_add(1, Ordering::Relaxed);
+        store.take(&ask(1, Unit::Second)).unwrap();
+        let left = store.take(&ask(0, Unit::Minute)).unwrap().left;
+        let again = store.take(&ask(0, Unit::Minute)).unwrap().left;
+        assert!(again < left || left == 0, "the count was lost: {left} then {again}");
+    }
+    assert_eq!(store.keys(), 2);
+    assert_eq!(store.parts[0].lock().queues.iter().map(VecDeque::len).sum::<usize>(), 2);
+}
+
+#[test]
+fn a_key_whose_unit_changed_still_expires() {
+    let (store, seconds) = store(10);
+    store.take(&ask(0, Unit::Day)).unwrap();
+    store.take(&ask(0, Unit::Second)).unwrap();
+    seconds.fetch_add(Unit::Day.seconds(), Ordering::Relaxed);
+    store.take(&Ask { want: 0, ..ask(1, Unit::Day) }).unwrap();
+    assert_eq!(store.keys(), 0);
+}
+
+#[test]
+fn many_keys_spread_over_parts_up_to_the_ceiling() {
+    let keys_max = 64 * PART_KEYS_MIN;
+    let (store, _) = store(keys_max);
+    let taken =
+        (0..keys_max as u64).filter(|key| store.take(&ask(*key, Unit::Day)).is_ok()).count();
+    assert!(taken > keys_max * 9 / 10, "{taken} of {keys_max} before a part was full");
+    assert!(store.keys() <= keys_max);
+}
