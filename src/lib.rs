@@ -5,4 +5,5 @@
 pub mod key;
 pub mod request;
 pub mod rules;
+pub mod settings;
 pub mod store;
