@@ -7,3 +7,4 @@ pub mod request;
 pub mod rules;
 pub mod settings;
 pub mod store;
+pub mod telemetry;
