@@ -9,6 +9,8 @@ pub mod lease;
 pub mod limiter;
 pub mod request;
 pub mod rules;
+pub mod settings;
 pub mod store;
 pub mod time;
 pub mod verdict;
+pub mod telemetry;

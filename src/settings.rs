@@ -1,0 +1,150 @@
+//! Settings of the process: flags and environment, parsed once into types that cannot be wrong.
+//!
+//! In two stages: [`Cli`] holds what was typed or set, as text; [`Settings`] what it means. Every
+//! faulty setting is reported, not just the first, and no message shows a secret.
+
+mod answers;
+mod cli;
+mod fault;
+mod leases;
+mod listeners;
+mod logging;
+pub mod redis;
+mod reference;
+mod rules;
+mod secret;
+mod store;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+pub use answers::{Answers, HeaderNames};
+pub use cli::{Cli, Command, Role, ServeFlags};
+pub use fault::{Fault, Faults};
+pub use leases::Leases;
+pub use listeners::{GrpcListen, Listeners};
+pub use logging::{LogFormat, LogLevel, Logging};
+pub use rules::RulesSource;
+pub use secret::Secret;
+pub use store::StoreSettings;
+pub use value::HostPort;
+
+/// Everything `serve` is told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// Where to listen.
+    pub listeners: Listeners,
+    /// Where the rules come from.
+    pub rules: RulesSource,
+    /// Who owns the counts.
+    pub store: StoreSettings,
+    /// What goes into an answer.
+    pub answers: Answers,
+    /// How tokens are leased and keys held.
+    pub leases: Leases,
+    /// What is logged, and how.
+    pub logging: Logging,
+    /// What requests in flight and leases to give back may take after a signal, up to an hour.
+    pub drain: Duration,
+    /// One line each for what was asked for and is not done; to be logged once logging is set up.
+    pub warnings: Vec<String>,
+}
+
+/// Why there are no settings to start with.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// The help or version text was asked for; it goes to standard output.
+    #[error("{0}")]
+    Help(String),
+    /// The command line was not understood; clap's words.
+    #[error("{0}")]
+    Usage(String),
+    /// Settings that cannot be used, all of them.
+    #[error("{0}")]
+    Faults(Faults),
+}
+
+// === impl Settings ===
+
+impl Settings {
+    /// The settings from the name the program was run under, the arguments behind it, and `env`.
+    ///
+    /// # Errors
+    /// See [`SettingsError`]; its [`exit_code`](SettingsError::exit_code) is the process's.
+    pub fn parse(
+        program: &str,
+        args: impl Iterator<Item = OsString>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, SettingsError> {
+        let role = Role::of(program);
+        match Cli::read(role, args, env)?.command {
+            Command::Serve(flags) => Self::resolve(role, &flags, env),
+        }
+    }
+
+    /// What `flags` mean. `env` is asked only for variables that have no flag.
+    ///
+    /// # Errors
+    /// [`SettingsError::Faults`], with all of them.
+    pub fn resolve(
+        role: Role,
+        flags: &ServeFlags,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, SettingsError> {
+        let mut faults = Faults::default();
+        let listeners = flags.listeners.resolve(&mut faults);
+        let rules = flags.rules.resolve(role, &mut faults);
+        let store = flags.store.resolve(&flags.per_second, &mut faults);
+        let answers = flags.answers.resolve(&mut faults);
+        let leases = flags.leases.resolve(&mut faults);
+        let drain = flags.leases.drain(&mut faults);
+        let logging = flags.logging.resolve(&mut faults);
+        let mut warnings = reference::check(env, &mut faults);
+        warnings.extend(flags.store.warning());
+        let settings = || {
+            Some(Self {
+                listeners: listeners?,
+                rules: rules?,
+                store: store?,
+                answers: answers?,
+                leases: leases?,
+                logging: logging?,
+                drain: drain?,
+                warnings,
+            })
+        };
+        match settings() {
+            Some(settings) if faults.is_empty() => Ok(settings),
+            _ => Err(SettingsError::Faults(faults)),
+        }
+    }
+}
+
+/// A variable of the process's environment, for [`Settings::parse`]. What is not UTF-8 in it is
+/// replaced, so that it shows as a faulty value and is not taken for unset.
+pub fn process_env(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+// === impl SettingsError ===
+
+impl SettingsError {
+    /// 0 for help and version, 2 for all else.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Help(_) => 0,
+            Self::Usage(_) | Self::Faults(_) => 2,
+        }
+    }
+}
+
+impl From<clap::Error> for SettingsError {
+    fn from(error: clap::Error) -> Self {
+        let text = error.render().to_string();
+        // clap's own exit codes: 0 for help and version, 2 for what it does not understand.
+        if error.exit_code() == 0 { Self::Help(text) } else { Self::Usage(text) }
+    }
+}

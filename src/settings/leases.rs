@@ -1,0 +1,78 @@
+//! How tokens are leased and keys are held.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::fault::Faults;
+use super::secret::Secret;
+use super::value;
+
+/// Longest that a request may be told to wait for a lease: past it any caller has given up.
+const MAX_WAIT_MAX: Duration = Duration::from_secs(10);
+/// Longest drain; Kubernetes' longest usual grace period is far below.
+const DRAIN_MAX: Duration = Duration::from_secs(3600);
+/// Most keys one process may be told to hold: memory runs out before.
+const KEYS_MAX_MAX: usize = 100_000_000;
+
+/// How tokens are leased and keys are held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leases {
+    /// What a request waits for a lease at most, 0 to 10 s.
+    pub max_wait: Duration,
+    /// Keys held locally at most, from 1.
+    pub keys_max: usize,
+    /// Secret under which keys are hashed; empty for the built-in one.
+    pub key_secret: Secret,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Leases")]
+pub(super) struct LeaseFlags {
+    /// What a request waits for a lease at most, a duration
+    #[arg(
+        long,
+        visible_alias = "max-wait",
+        env = "LEASE_MAX_WAIT",
+        value_name = "SPAN",
+        default_value = "5ms"
+    )]
+    lease_max_wait: String,
+    /// Keys held locally at most
+    #[arg(long, env = "KEYS_MAX", value_name = "COUNT", default_value = "500000")]
+    keys_max: String,
+    /// Secret under which keys are hashed, the same in all pods; better set in the environment
+    /// [default: built in]
+    #[arg(long, env = "KEY_SECRET", value_name = "SECRET")]
+    key_secret: Option<Secret>,
+    /// On a signal, what requests in flight and leases to give back may take, a duration
+    #[arg(
+        long,
+        visible_alias = "drain",
+        env = "DRAIN_TIMEOUT",
+        value_name = "SPAN",
+        default_value = "10s"
+    )]
+    drain_timeout: String,
+}
+
+// === impl LeaseFlags ===
+
+impl LeaseFlags {
+    pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Leases> {
+        let wait = value::duration_within(Duration::ZERO..=MAX_WAIT_MAX, "5ms");
+        let max_wait = faults.parse("LEASE_MAX_WAIT", &self.lease_max_wait, wait);
+        let count = value::count_within(1..=KEYS_MAX_MAX, "500000");
+        let keys_max = faults.parse("KEYS_MAX", &self.keys_max, count);
+        Some(Leases {
+            max_wait: max_wait?,
+            keys_max: keys_max?,
+            key_secret: self.key_secret.clone().unwrap_or_default(),
+        })
+    }
+
+    pub(super) fn drain(&self, faults: &mut Faults) -> Option<Duration> {
+        let span = value::duration_within(Duration::ZERO..=DRAIN_MAX, "10s");
+        faults.parse("DRAIN_TIMEOUT", &self.drain_timeout, span)
+    }
+}

@@ -1,0 +1,101 @@
+//! Where the program listens.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::fault::Faults;
+use super::value::{self, HostPort};
+
+/// Every address that is listened on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listeners {
+    /// `/json`, `/healthcheck`, `/livez`, `/readyz`.
+    pub http: HostPort,
+    /// Envoy's rate limit requests.
+    pub grpc: GrpcListen,
+    /// `/rlconfig` and its index.
+    pub debug: HostPort,
+    /// Age at which a gRPC connection is asked to go; `None` for never.
+    pub max_connection_age: Option<Duration>,
+    /// What such a connection is left to finish; `None` for as long as it takes.
+    pub max_connection_age_grace: Option<Duration>,
+}
+
+/// Where gRPC is served: `GRPC_UDS` goes in place of the port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GrpcListen {
+    /// On a port.
+    Tcp(HostPort),
+    /// On a Unix socket at this path.
+    Unix(PathBuf),
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Listeners")]
+pub(super) struct ListenerFlags {
+    /// Interface of the HTTP listener
+    #[arg(long, env = "HOST", value_name = "HOST", default_value = "127.0.0.1")]
+    host: String,
+    /// Port of the HTTP listener: /json, /healthcheck, /livez, /readyz
+    #[arg(long, env = "PORT", value_name = "PORT", default_value = "8080")]
+    port: String,
+    /// Interface of the gRPC listener
+    #[arg(long, env = "GRPC_HOST", value_name = "HOST", default_value = "127.0.0.1")]
+    grpc_host: String,
+    /// Port of the gRPC listener, which Envoy asks
+    #[arg(long, env = "GRPC_PORT", value_name = "PORT", default_value = "8081")]
+    grpc_port: String,
+    /// Unix socket to serve gRPC on, in place of the port
+    #[arg(long, env = "GRPC_UDS", value_name = "PATH")]
+    grpc_uds: Option<String>,
+    /// Age at which a gRPC connection is asked to go, a duration; 0 for never
+    #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_name = "AGE", default_value = "24h")]
+    grpc_max_connection_age: String,
+    /// What such a connection is left to finish, a duration; 0 for as long as it takes
+    #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", value_name = "SPAN", default_value = "1h")]
+    grpc_max_connection_age_grace: String,
+    /// Interface of the debug listener
+    #[arg(long, env = "DEBUG_HOST", value_name = "HOST", default_value = "127.0.0.1")]
+    debug_host: String,
+    /// Port of the debug listener: /rlconfig and its index
+    #[arg(long, env = "DEBUG_PORT", value_name = "PORT", default_value = "6070")]
+    debug_port: String,
+}
+
+// === impl ListenerFlags ===
+
+impl ListenerFlags {
+    pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Listeners> {
+        let http = host_port(faults, ("HOST", &self.host), ("PORT", &self.port));
+        let tcp = host_port(faults, ("GRPC_HOST", &self.grpc_host), ("GRPC_PORT", &self.grpc_port));
+        let unix = faults.parse_optional("GRPC_UDS", self.grpc_uds.as_deref(), value::socket_path);
+        let debug =
+            host_port(faults, ("DEBUG_HOST", &self.debug_host), ("DEBUG_PORT", &self.debug_port));
+        let never = value::duration_or_never;
+        let age = faults.parse("GRPC_MAX_CONNECTION_AGE", &self.grpc_max_connection_age, never);
+        let grace = faults.parse(
+            "GRPC_MAX_CONNECTION_AGE_GRACE",
+            &self.grpc_max_connection_age_grace,
+            never,
+        );
+        Some(Listeners {
+            http: http?,
+            grpc: match unix? {
+                Some(path) => GrpcListen::Unix(path),
+                None => GrpcListen::Tcp(tcp?),
+            },
+            debug: debug?,
+            max_connection_age: age?,
+            max_connection_age_grace: grace?,
+        })
+    }
+}
+
+/// Both halves are looked at before either is missed.
+fn host_port(faults: &mut Faults, host: (&str, &str), port: (&str, &str)) -> Option<HostPort> {
+    let host = faults.parse(host.0, host.1, value::host);
+    let port = faults.parse(port.0, port.1, value::port);
+    Some(HostPort::new(host?, port?))
+}

@@ -1,0 +1,253 @@
+//! Where one Redis is and how to log in to it.
+
+mod url;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::fault::{Expected, Fault, Faults};
+use super::secret::Secret;
+use super::value;
+
+/// Nodes that may be named; a cluster's client finds the others by itself.
+const ADDRESSES_MAX: usize = 256;
+/// Longest that connecting may be told to take.
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
+/// Where one Redis is and how to log in to it. Holds at least one address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedisSettings {
+    /// How its nodes hang together.
+    pub kind: RedisKind,
+    /// Where to connect: the server, nodes of the cluster, or the sentinels.
+    pub addresses: Vec<Address>,
+    /// The user to log in as; `None` is Redis' own `default`.
+    pub username: Option<String>,
+    /// The password of the servers; `None` does not log in.
+    pub password: Option<Secret>,
+    /// The user to log in to the sentinels as.
+    pub sentinel_username: Option<String>,
+    /// The password of the sentinels, which is not that of the servers.
+    pub sentinel_password: Option<Secret>,
+    /// What connecting may take at most, above 0.
+    pub connect_timeout: Duration,
+}
+
+/// How the nodes of a Redis hang together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RedisKind {
+    /// One server, or a proxy that looks like one.
+    Single,
+    /// A Redis Cluster.
+    Cluster,
+    /// A master and its replicas, looked after by sentinels.
+    Sentinel {
+        /// The name under which the sentinels know the master.
+        master: String,
+    },
+}
+
+/// Where one node listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// Host (an IPv6 address without brackets) and port.
+    Tcp(String, u16),
+    /// Path of a Unix socket.
+    Unix(PathBuf),
+}
+
+/// What was given for one Redis, under names that begin with `prefix`.
+pub(super) struct RawRedis<'a> {
+    pub(super) prefix: &'static str,
+    pub(super) kind: &'a str,
+    pub(super) socket_type: Option<&'a str>,
+    pub(super) url: &'a Secret,
+    pub(super) auth: Option<&'a Secret>,
+    pub(super) sentinel_auth: Option<&'a Secret>,
+    pub(super) timeout: &'a str,
+}
+
+/// A user, where one was named, and a password.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Auth {
+    username: Option<String>,
+    password: Secret,
+}
+
+/// `REDIS_TYPE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Topology {
+    Single,
+    Cluster,
+    Sentinel,
+}
+
+// === impl RawRedis ===
+
+impl RawRedis<'_> {
+    pub(super) fn resolve(&self, faults: &mut Faults) -> Option<RedisSettings> {
+        let name = |suffix: &str| format!("{}{suffix}", self.prefix);
+        let topology = faults.parse(&name("TYPE"), self.kind, topology);
+        let is_unix = faults.parse_optional(&name("SOCKET_TYPE"), self.socket_type, socket_is_unix);
+        let given = faults.parse_secret(&name("AUTH"), self.auth, auth);
+        let sentinel = faults.parse_secret(&name("SENTINEL_AUTH"), self.sentinel_auth, auth);
+        let span = value::duration_within(Duration::from_millis(1)..=TIMEOUT_MAX, "250ms");
+        let timeout = faults.parse(&name("TIMEOUT"), self.timeout, span);
+        let places = match self.places(topology?, is_unix?) {
+            Ok(places) => places,
+            Err((problem, example)) => {
+                let url = name("URL");
+                let mut fault = Fault::new(&url, problem, format!("as in {url}={example}"));
+                // With a user or scheme there may be a password in it, wherever the fault lies.
+                if !self.url.reveal().contains(['@']) && !self.url.reveal().contains("://") {
+                    fault = fault.with_found(self.url.reveal());
+                }
+                faults.add(fault);
+                return None;
+            }
+        };
+        // What the URLs say of logging in is for the nodes they name; the setting of its own beats it.
+        let is_sentinel = topology == Some(Topology::Sentinel);
+        let (of_servers, of_sentinels) =
+            if is_sentinel { (None, places.auth) } else { (places.auth, None) };
+        let (username, password) = split(given?.or(of_servers));
+        let (sentinel_username, sentinel_password) = split(sentinel?.or(of_sentinels));
+        Some(RedisSettings {
+            kind: places.kind,
+            addresses: places.addresses,
+            username,
+            password,
+            sentinel_username,
+            sentinel_password,
+            connect_timeout: timeout?,
+        })
+    }
+
+    /// What the URL setting names. An error is the problem and an example that has none.
+    fn places(&self, topology: Topology, unix: Option<bool>) -> Result<Places, (String, &str)> {
+        match topology {
+            Topology::Single => self.single(unix).map_err(|problem| {
+                let example =
+                    if unix == Some(true) { "/run/redis/redis.sock" } else { "redis:6379" };
+                (problem, example)
+            }),
+            Topology::Cluster => list(self.url.reveal(), RedisKind::Cluster, url::REDIS_PORT)
+                .map_err(|problem| (problem, "redis-0:6379,redis-1:6379")),
+            Topology::Sentinel => sentinels(self.url.reveal())
+                .map_err(|problem| (problem, "mymaster,sentinel-0:26379,sentinel-1:26379")),
+        }
+    }
+
+    fn single(&self, unix: Option<bool>) -> Result<Places, String> {
+        let text = self.url.reveal();
+        let endpoint = url::endpoint(text, url::REDIS_PORT).map_err(|problem| {
+            if text.contains(',') {
+                format!("several addresses need {}TYPE=cluster or sentinel", self.prefix)
+            } else {
+                problem.to_owned()
+            }
+        })?;
+        match (&endpoint.address, unix) {
+            (Address::Tcp(..), Some(true)) => Err(format!(
+                "{}SOCKET_TYPE=unix needs the path of a socket, beginning with /",
+                self.prefix
+            )),
+            (Address::Unix(_), Some(false)) => {
+                Err(format!("{}SOCKET_TYPE=tcp needs host:port, not a path", self.prefix))
+            }
+            _ => Ok(Places {
+                kind: RedisKind::Single,
+                addresses: vec![endpoint.address],
+                auth: endpoint.auth,
+            }),
+        }
+    }
+}
+
+/// What a URL setting names.
+struct Places {
+    kind: RedisKind,
+    addresses: Vec<Address>,
+    auth: Option<Auth>,
+}
+
+fn sentinels(text: &str) -> Result<Places, String> {
+    let needs = "a sentinel setting names the master, then host:port of each sentinel";
+    let (master, list_text) = text.split_once(',').ok_or(needs)?;
+    let master = master.trim();
+    if master.is_empty() || master.contains([':', '/']) {
+        return Err(needs.to_owned());
+    }
+    list(list_text, RedisKind::Sentinel { master: master.to_owned() }, url::SENTINEL_PORT)
+}
+
+/// A comma-separated list of nodes. All of them are logged in to alike.
+fn list(text: &str, kind: RedisKind, port: u16) -> Result<Places, String> {
+    let mut places = Places { kind, addresses: Vec::new(), auth: None };
+    for (at, item) in text.split(',').map(str::trim).enumerate() {
+        let place = at + 1;
+        if place > ADDRESSES_MAX {
+            return Err(format!("more than {ADDRESSES_MAX} addresses"));
+        }
+        let endpoint =
+            url::endpoint(item, port).map_err(|problem| format!("address {place}: {problem}"))?;
+        if matches!(endpoint.address, Address::Unix(_)) {
+            return Err(format!("address {place}: nodes of a list are host:port, not paths"));
+        }
+        match (&places.auth, endpoint.auth) {
+            (Some(first), Some(other)) if *first != other => {
+                return Err(format!("address {place}: another user or password than before it"));
+            }
+            (None, found) => places.auth = found,
+            _ => {}
+        }
+        places.addresses.push(endpoint.address);
+    }
+    Ok(places)
+}
+
+fn split(auth: Option<Auth>) -> (Option<String>, Option<Secret>) {
+    auth.map_or((None, None), |auth| (auth.username, Some(auth.password)))
+}
+
+fn topology(text: &str) -> Result<Topology, Expected> {
+    match text.to_ascii_lowercase().as_str() {
+        "single" => Ok(Topology::Single),
+        "cluster" => Ok(Topology::Cluster),
+        "sentinel" => Ok(Topology::Sentinel),
+        _ => Err(Expected::new("single, cluster or sentinel", "cluster")),
+    }
+}
+
+fn socket_is_unix(text: &str) -> Result<bool, Expected> {
+    match text.to_ascii_lowercase().as_str() {
+        "tcp" => Ok(false),
+        "unix" => Ok(true),
+        "tls" => Err(Expected::new("tcp or unix (TLS to Redis is not supported yet)", "tcp")),
+        _ => Err(Expected::new("tcp or unix", "tcp")),
+    }
+}
+
+/// `password` or `user:password`, parted at the first colon as in the reference.
+fn auth(text: &str) -> Result<Auth, Expected> {
+    let (username, password) = match text.split_once(':') {
+        Some((user, password)) => ((!user.is_empty()).then(|| user.to_owned()), password),
+        None => (None, text),
+    };
+    if password.is_empty() {
+        return Err(Expected::new("a password, or user:password", "user:password"));
+    }
+    Ok(Auth { username, password: password.into() })
+}
+
+/// As in a list of addresses: `host:port`, `[::1]:6379`, or a path.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}

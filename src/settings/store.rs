@@ -1,0 +1,170 @@
+//! Which store owns the counts.
+
+use clap::Args;
+
+use super::cli::BOOL;
+use super::fault::{Expected, Fault, Faults};
+use super::redis::{RawRedis, RedisSettings};
+use super::secret::Secret;
+use super::value;
+
+/// Longest `CACHE_KEY_PREFIX`: it is paid for with every key.
+const KEY_PREFIX_BYTES_MAX: usize = 64;
+
+/// Which store owns the counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant)] // there is one a process
+pub enum StoreSettings {
+    /// This process's memory: counts are not shared and end with it.
+    Memory,
+    /// Redis.
+    Redis {
+        /// Every limit's, but for what `per_second` takes.
+        main: RedisSettings,
+        /// Limits with unit SECOND.
+        per_second: Option<RedisSettings>,
+        /// Goes before every key; at most 64 bytes, without braces.
+        key_prefix: String,
+    },
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Redis")]
+pub(super) struct StoreFlags {
+    /// host:port, or a socket's path; for a cluster a comma list; for sentinels the master's name,
+    /// then theirs. redis://user:password@host:port is taken too [default: none, counts live in
+    /// this process]
+    #[arg(long, env = "REDIS_URL", value_name = "URL")]
+    redis_url: Option<Secret>,
+    /// How the nodes hang together: single, cluster or sentinel
+    #[arg(long, env = "REDIS_TYPE", value_name = "TYPE", default_value = "single")]
+    redis_type: String,
+    /// For a single server, tcp or unix [default: by the look of the URL]
+    #[arg(long, env = "REDIS_SOCKET_TYPE", value_name = "TYPE")]
+    redis_socket_type: Option<String>,
+    /// password, or user:password; better set in the environment
+    #[arg(long, env = "REDIS_AUTH", value_name = "AUTH")]
+    redis_auth: Option<Secret>,
+    /// password, or user:password, of the sentinels; better set in the environment
+    #[arg(long, env = "REDIS_SENTINEL_AUTH", value_name = "AUTH")]
+    redis_sentinel_auth: Option<Secret>,
+    /// What connecting may take at most, a duration
+    #[arg(long, env = "REDIS_TIMEOUT", value_name = "SPAN", default_value = "250ms")]
+    redis_timeout: String,
+    /// Goes before every key in Redis; no braces [default: none]
+    #[arg(long, env = "CACHE_KEY_PREFIX", value_name = "TEXT")]
+    cache_key_prefix: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Redis of limits per second")]
+pub(super) struct PerSecondFlags {
+    /// Limits with unit SECOND have a Redis of their own, given by the flags below
+    #[arg(long, env = "REDIS_PERSECOND", value_name = BOOL, default_value = "false")]
+    redis_persecond: String,
+    /// As --redis-url
+    #[arg(long, env = "REDIS_PERSECOND_URL", value_name = "URL")]
+    redis_persecond_url: Option<Secret>,
+    /// As --redis-type
+    #[arg(long, env = "REDIS_PERSECOND_TYPE", value_name = "TYPE", default_value = "single")]
+    redis_persecond_type: String,
+    /// As --redis-socket-type
+    #[arg(long, env = "REDIS_PERSECOND_SOCKET_TYPE", value_name = "TYPE")]
+    redis_persecond_socket_type: Option<String>,
+    /// As --redis-auth
+    #[arg(long, env = "REDIS_PERSECOND_AUTH", value_name = "AUTH")]
+    redis_persecond_auth: Option<Secret>,
+    /// As --redis-sentinel-auth
+    #[arg(long, env = "REDIS_PERSECOND_SENTINEL_AUTH", value_name = "AUTH")]
+    redis_persecond_sentinel_auth: Option<Secret>,
+    /// As --redis-timeout
+    #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", value_name = "SPAN", default_value = "250ms")]
+    redis_persecond_timeout: String,
+}
+
+// === impl StoreFlags ===
+
+impl StoreFlags {
+    pub(super) fn resolve(
+        &self,
+        per_second: &PerSecondFlags,
+        faults: &mut Faults,
+    ) -> Option<StoreSettings> {
+        let main = self.redis_url.as_ref().filter(|url| !url.is_empty()).map(|url| RawRedis {
+            prefix: "REDIS_",
+            kind: &self.redis_type,
+            socket_type: self.redis_socket_type.as_deref(),
+            url,
+            auth: self.redis_auth.as_ref(),
+            sentinel_auth: self.redis_sentinel_auth.as_ref(),
+            timeout: &self.redis_timeout,
+        });
+        let has_main = main.is_some();
+        let main = main.map(|raw| raw.resolve(faults));
+        let per_second = per_second.resolve(has_main, faults);
+        let prefix = self.cache_key_prefix.as_deref();
+        let prefix = faults.parse_optional("CACHE_KEY_PREFIX", prefix, key_prefix);
+        let (per_second, prefix) = (per_second?, prefix?);
+        match main {
+            None => Some(StoreSettings::Memory),
+            Some(main) => Some(StoreSettings::Redis {
+                main: main?,
+                per_second,
+                key_prefix: prefix.unwrap_or_default(),
+            }),
+        }
+    }
+
+    /// A warning, where settings of Redis are given but no Redis.
+    pub(super) fn warning(&self) -> Option<String> {
+        let has_url = self.redis_url.as_ref().is_some_and(|url| !url.is_empty());
+        let is_given = self.redis_type != "single"
+            || self.redis_socket_type.is_some()
+            || self.redis_auth.is_some()
+            || self.redis_sentinel_auth.is_some();
+        (is_given && !has_url).then(|| {
+            "REDIS_URL: not set though other settings of Redis are; counts live in this process \
+             and are not shared"
+                .to_owned()
+        })
+    }
+}
+
+// === impl PerSecondFlags ===
+
+impl PerSecondFlags {
+    fn resolve(&self, has_main: bool, faults: &mut Faults) -> Option<Option<RedisSettings>> {
+        let enabled = faults.parse("REDIS_PERSECOND", &self.redis_persecond, value::boolean)?;
+        if !enabled {
+            return Some(None);
+        }
+        if !has_main {
+            let mend = "set REDIS_URL, or unset REDIS_PERSECOND";
+            faults.add(Fault::new("REDIS_PERSECOND", "there is no Redis for other limits", mend));
+        }
+        let Some(url) = self.redis_persecond_url.as_ref().filter(|url| !url.is_empty()) else {
+            let mend = "set it or --redis-persecond-url, as in REDIS_PERSECOND_URL=redis:6379";
+            faults.add(Fault::new("REDIS_PERSECOND_URL", "REDIS_PERSECOND needs it", mend));
+            return None;
+        };
+        let raw = RawRedis {
+            prefix: "REDIS_PERSECOND_",
+            kind: &self.redis_persecond_type,
+            socket_type: self.redis_persecond_socket_type.as_deref(),
+            url,
+            auth: self.redis_persecond_auth.as_ref(),
+            sentinel_auth: self.redis_persecond_sentinel_auth.as_ref(),
+            timeout: &self.redis_persecond_timeout,
+        };
+        raw.resolve(faults).map(Some)
+    }
+}
+
+/// A brace would take the place of the hash tag by which a key finds its slot of the cluster.
+fn key_prefix(text: &str) -> Result<String, Expected> {
+    if text.len() > KEY_PREFIX_BYTES_MAX || text.contains(['{', '}']) {
+        let what = format!("at most {KEY_PREFIX_BYTES_MAX} bytes without braces");
+        return Err(Expected::new(what, "shop:"));
+    }
+    Ok(text.to_owned())
+}

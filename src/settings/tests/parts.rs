@@ -1,0 +1,204 @@
+//! Each part by itself, and the forms a value may have.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::super::value::{boolean, go_duration, host};
+use super::*;
+
+#[test]
+fn durations_are_read_as_go_reads_them() {
+    let cases: [(&str, u64); 17] = [
+        ("0", 0),
+        ("+0", 0),
+        ("0s", 0),
+        ("20ms", 20_000_000),
+        ("10s", 10_000_000_000),
+        ("+5s", 5_000_000_000),
+        ("1h30m", 5_400_000_000_000),
+        ("1.5s", 1_500_000_000),
+        (".5s", 500_000_000),
+        ("5.s", 5_000_000_000),
+        ("1m0.5s", 60_500_000_000),
+        ("3us", 3_000),
+        ("3\u{b5}s", 3_000),
+        ("3\u{3bc}s", 3_000),
+        ("0.9ns", 0),
+        ("0.333333333333333333333h", 1_199_999_999_999),
+        ("9223372036854775807ns", i64::MAX as u64),
+    ];
+    for (text, nanos) in cases {
+        assert_eq!(go_duration(text), Some(Duration::from_nanos(nanos)), "{text}");
+    }
+    let wrong = [
+        "",
+        "5",
+        "s",
+        ".s",
+        "+",
+        "-",
+        "-5s",
+        "1x",
+        "1s ",
+        " 1s",
+        "1 s",
+        "1d",
+        "1s1",
+        "1.2.3s",
+        "1S",
+        "9223372036854775808ns",
+        "99999999999999999999s",
+        "2562048h",
+        "٣s",
+    ];
+    for text in wrong {
+        assert_eq!(go_duration(text), None, "{text:?}");
+    }
+}
+
+#[test]
+fn booleans_are_read_as_go_reads_them() {
+    for text in ["1", "t", "T", "TRUE", "true", "True"] {
+        assert_eq!(boolean(text), Ok(true), "{text}");
+    }
+    for text in ["0", "f", "F", "FALSE", "false", "False"] {
+        assert_eq!(boolean(text), Ok(false), "{text}");
+    }
+    for text in ["", "yes", "on", "tRUE", "2", " true"] {
+        assert!(boolean(text).is_err(), "{text:?}");
+    }
+}
+
+#[test]
+fn a_flag_of_true_or_false_may_stand_alone() {
+    let answers = good("ratelease serve --shadow-mode --quota-mode=false", &[]).answers;
+    assert!(answers.shadow_mode && !answers.quota_mode);
+    let env = [("SHADOW_MODE", "true")];
+    assert!(good("ratelease serve", &env).answers.shadow_mode);
+    assert!(!good("ratelease serve --shadow-mode=F", &env).answers.shadow_mode);
+}
+
+#[test]
+fn hosts_may_be_names_and_addresses_of_both_kinds() {
+    for (text, shown) in [
+        ("::", "[::]:1"),
+        ("[::1]", "[::1]:1"),
+        ("fe80::1:2", "[fe80::1:2]:1"),
+        ("0.0.0.0", "0.0.0.0:1"),
+        ("localhost", "localhost:1"),
+        ("a_b-c.example.", "a_b-c.example.:1"),
+    ] {
+        let host = host(text).unwrap_or_else(|_| panic!("{text} is refused"));
+        assert_eq!(HostPort::new(host, 1).to_string(), shown);
+    }
+    for text in ["a b", "a:80", "127.0.0.1:80", "[127.0.0.1]", "[::1", "::1]", "[a]", "é", "a/b"] {
+        assert!(host(text).is_err(), "{text}");
+    }
+    assert!(host(&"a".repeat(254)).is_err());
+    let settings = good("ratelimit", &[("HOST", "::"), ("GRPC_HOST", "::"), ("PORT", "0")]);
+    assert_eq!(settings.listeners.http.to_string(), "[::]:0");
+    assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("::", 8081)));
+}
+
+#[test]
+fn a_socket_for_grpc_goes_in_place_of_its_port() {
+    let listeners = good("ratelimit", &[("GRPC_UDS", "/run/rl.sock")]).listeners;
+    assert_eq!(listeners.grpc, GrpcListen::Unix("/run/rl.sock".into()));
+    let long = format!("/{}", "a".repeat(107));
+    assert!(fault("GRPC_UDS", &long).contains("at most 107 bytes"));
+    let env = [("GRPC_MAX_CONNECTION_AGE", "0"), ("GRPC_MAX_CONNECTION_AGE_GRACE", "90s")];
+    let listeners = good("ratelimit", &env).listeners;
+    assert_eq!(listeners.max_connection_age, None);
+    assert_eq!(listeners.max_connection_age_grace, Some(Duration::from_secs(90)));
+    assert!(fault("GRPC_MAX_CONNECTION_AGE", "-1s").contains("a duration"));
+}
+
+#[test]
+fn the_rules_directory_comes_from_the_flag_else_the_runtime_names_else_the_default() {
+    let dir = |line, env: Env<'_>| {
+        let rules = good(line, env).rules;
+        (rules.dir, rules.watch_root)
+    };
+    let path = |text: &str| PathBuf::from(text);
+    let istio = [
+        ("RUNTIME_ROOT", "/data"),
+        ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+        ("RUNTIME_WATCH_ROOT", "false"),
+    ];
+    assert_eq!(dir("ratelimit", &istio), (path("/data/ratelimit/config"), None));
+    assert_eq!(dir("ratelease serve", &istio), (path("/data/ratelimit/config"), None));
+    assert_eq!(dir("ratelease serve --rules mine", &istio), (path("mine"), None));
+    assert_eq!(dir("ratelimit --rules=/mine", &[]), (path("/mine"), None));
+    let watched = [("RUNTIME_ROOT", "/data"), ("RUNTIME_APPDIRECTORY", "rules")];
+    assert_eq!(dir("ratelease serve", &watched), (path("/data/rules"), Some(path("/data"))));
+    let below = [("RUNTIME_ROOT", "/data/"), ("RUNTIME_SUBDIRECTORY", "/a/b")];
+    assert_eq!(dir("ratelimit", &below).0, Path::new("/data/a/b/config"));
+    let only_sub = [("RUNTIME_SUBDIRECTORY", "ratelimit")];
+    let expected = path("/srv/runtime_data/current/ratelimit/config");
+    assert_eq!(dir("ratelease serve", &only_sub).0, expected);
+}
+
+#[test]
+fn switches_of_the_rules_are_read() {
+    let env = [
+        ("RUNTIME_IGNOREDOTFILES", "true"),
+        ("MERGE_DOMAIN_CONFIG", "1"),
+        ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "T"),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+    ];
+    let rules = good("ratelimit", &env).rules;
+    assert!(rules.ignore_dotfiles && rules.merge_domains);
+    assert!(rules.healthy_with_config && rules.force_start);
+    let rules = good("ratelimit", &[]).rules;
+    assert!(!rules.ignore_dotfiles && !rules.merge_domains);
+    assert!(!rules.healthy_with_config && !rules.force_start);
+}
+
+#[test]
+fn header_names_are_kept_in_their_case_and_looked_at_even_when_off() {
+    let env = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("LIMIT_RESET_HEADER", "X-Reset")];
+    let names = good("ratelimit", &env).answers.headers.expect("headers");
+    assert_eq!(names.limit, "RateLimit-Limit");
+    assert_eq!(names.remaining, "RateLimit-Remaining");
+    assert_eq!(names.reset, "X-Reset");
+    assert_eq!(good("ratelimit", &[]).answers.headers, None);
+    assert!(fault("LIMIT_LIMIT_HEADER", "a b").contains("an HTTP header name"));
+    assert!(fault("LIMIT_REMAINING_HEADER", "a:b\r\nc").contains("an HTTP header name"));
+}
+
+#[test]
+fn numbers_and_spans_out_of_range_are_faults() {
+    for ratio in ["-0.1", "1.01", "NaN", "inf", "0,8"] {
+        assert!(fault("NEAR_LIMIT_RATIO", ratio).contains("from 0 to 1"));
+    }
+    for count in ["0", "-1", "1e6", "100000001", "99999999999999999999999"] {
+        assert!(fault("KEYS_MAX", count).contains("from 1 to 100000000"));
+    }
+    for port in ["-1", "65536", "http", "0x50", "8080 "] {
+        assert!(fault("GRPC_PORT", port).contains("a port"));
+    }
+    assert!(fault("LEASE_MAX_WAIT", "11s").contains("from 0ns to 10s"));
+    assert!(fault("DRAIN_TIMEOUT", "2h").contains("from 0ns to 3600s"));
+    let settings = good("ratelease serve --max-wait 0 --drain 1m --keys-max 1", &[]);
+    assert_eq!(settings.leases.max_wait, Duration::ZERO);
+    assert_eq!(settings.drain, Duration::from_secs(60));
+    assert_eq!(settings.leases.keys_max, 1);
+}
+
+#[test]
+fn log_levels_are_those_of_the_reference_in_any_case() {
+    for (text, level) in [
+        ("TRACE", LogLevel::Trace),
+        ("debug", LogLevel::Debug),
+        ("Info", LogLevel::Info),
+        ("warning", LogLevel::Warn),
+        ("WARN", LogLevel::Warn),
+        ("error", LogLevel::Error),
+        ("fatal", LogLevel::Error),
+        ("panic", LogLevel::Error),
+    ] {
+        assert_eq!(good("ratelimit", &[("LOG_LEVEL", text)]).logging.level, level);
+    }
+    assert_eq!(good("ratelimit", &[("LOG_FORMAT", "JSON")]).logging.format, LogFormat::Json);
+    assert!(fault("LOG_FORMAT", "xml").contains("text or json"));
+}

@@ -1,0 +1,193 @@
+//! Values as the reference reads them: Go's durations and booleans, hosts, ports, names.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::fault::Expected;
+
+/// Longest DNS name in its text form (RFC 1035 §2.3.4, less the root).
+const HOST_BYTES_MAX: usize = 253;
+/// Longest path of a Unix socket: `sun_path` of unix(7), less its NUL.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// Where to listen or connect: a name or an IP address, and a port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// A DNS name, or an IPv4 or IPv6 address without brackets.
+    pub host: String,
+    /// Port; to listen on 0 takes any free one.
+    pub port: u16,
+}
+
+/// Go's `strconv.ParseBool`.
+pub(super) fn boolean(text: &str) -> Result<bool, Expected> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+        _ => Err(Expected::new("true or false (also t, f, 1, 0)", "true")),
+    }
+}
+
+/// Go's `time.ParseDuration`, for spans that are not negative: `20ms`, `1.5s`, `1h30m`, `0`.
+pub(super) fn go_duration(text: &str) -> Option<Duration> {
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Some(Duration::ZERO);
+    }
+    if rest.is_empty() {
+        return None;
+    }
+    let mut nanos: u128 = 0;
+    while !rest.is_empty() {
+        let (term, after) = duration_term(rest)?;
+        nanos = nanos.checked_add(term)?;
+        rest = after;
+    }
+    // Go holds a duration in an i64 of nanoseconds: 292 years.
+    let nanos = i64::try_from(nanos).ok()?;
+    Some(Duration::from_nanos(nanos.unsigned_abs()))
+}
+
+/// One number with its unit, in nanoseconds, and what follows it.
+fn duration_term(text: &str) -> Option<(u128, &str)> {
+    /// Digits of a fraction that count; those beyond are below a nanosecond for every unit.
+    const FRACTION_DIGITS_MAX: usize = 18;
+    let (whole, rest) = split_digits(text);
+    let (fraction, rest) = match rest.strip_prefix('.') {
+        Some(rest) => split_digits(rest),
+        None => ("", rest),
+    };
+    if whole.is_empty() && fraction.is_empty() {
+        return None;
+    }
+    let unit_end = rest.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(rest.len());
+    let (unit, rest) = rest.split_at(unit_end);
+    let unit: u128 = match unit {
+        "ns" => 1,
+        // U+00B5 micro sign, U+03BC Greek mu.
+        "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "m" => 60_000_000_000,
+        "h" => 3_600_000_000_000,
+        _ => return None,
+    };
+    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let (mut digits, mut scale) = (0, 1);
+    for digit in fraction.bytes().take(FRACTION_DIGITS_MAX) {
+        digits = digits * 10 + u128::from(digit - b'0');
+        scale *= 10;
+    }
+    Some((u128::from(whole) * unit + digits * unit / scale, rest))
+}
+
+fn split_digits(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
+}
+
+/// A duration within `range`.
+pub(super) fn duration_within(
+    range: RangeInclusive<Duration>,
+    example: &'static str,
+) -> impl FnOnce(&str) -> Result<Duration, Expected> {
+    move |text| {
+        go_duration(text).filter(|span| range.contains(span)).ok_or_else(|| {
+            let (least, most) = (range.start(), range.end());
+            Expected::new(format!("a duration from {least:?} to {most:?} with its unit"), example)
+        })
+    }
+}
+
+/// A duration, where 0 is for "without end".
+pub(super) fn duration_or_never(text: &str) -> Result<Option<Duration>, Expected> {
+    go_duration(text)
+        .map(|span| (!span.is_zero()).then_some(span))
+        .ok_or_else(|| Expected::new("a duration with its unit, or 0 for none", "24h"))
+}
+
+/// A whole number within `range`.
+pub(super) fn count_within(
+    range: RangeInclusive<usize>,
+    example: &'static str,
+) -> impl FnOnce(&str) -> Result<usize, Expected> {
+    move |text| {
+        text.parse().ok().filter(|count| range.contains(count)).ok_or_else(|| {
+            let (least, most) = (range.start(), range.end());
+            Expected::new(format!("a whole number from {least} to {most}"), example)
+        })
+    }
+}
+
+/// A TCP port.
+pub(super) fn port(text: &str) -> Result<u16, Expected> {
+    text.parse().map_err(|_| Expected::new("a port from 0 to 65535", "8080"))
+}
+
+/// A DNS name or an IP address, IPv6 with or without brackets.
+pub(super) fn host(text: &str) -> Result<String, Expected> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let is_address = bare.unwrap_or(text).parse().is_ok_and(|ip: IpAddr| {
+        // Brackets belong to IPv6 only.
+        bare.is_none() || ip.is_ipv6()
+    });
+    let is_name = (1..=HOST_BYTES_MAX).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    if is_address {
+        Ok(bare.unwrap_or(text).to_owned())
+    } else if is_name {
+        Ok(text.to_owned())
+    } else {
+        Err(Expected::new("an IP address or a host name, without a port", "127.0.0.1"))
+    }
+}
+
+/// A share from 0 to 1.
+pub(super) fn ratio(text: &str) -> Result<f32, Expected> {
+    text.parse()
+        .ok()
+        .filter(|ratio| (0.0..=1.0).contains(ratio))
+        .ok_or_else(|| Expected::new("a number from 0 to 1", "0.8"))
+}
+
+/// The path of a Unix socket.
+pub(super) fn socket_path(text: &str) -> Result<PathBuf, Expected> {
+    if text.len() > SOCKET_PATH_BYTES_MAX {
+        let what = format!("a path of at most {SOCKET_PATH_BYTES_MAX} bytes for a socket");
+        return Err(Expected::new(what, "/run/ratelease/grpc.sock"));
+    }
+    Ok(PathBuf::from(text))
+}
+
+/// The name of an HTTP header, in the case it was given.
+pub(super) fn header_name(text: &str) -> Result<String, Expected> {
+    match http::HeaderName::from_bytes(text.as_bytes()) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => {
+            let what = "an HTTP header name (letters, digits and !#$%&'*+-.^_`|~)";
+            Err(Expected::new(what, "RateLimit-Limit"))
+        }
+    }
+}
+
+// === impl HostPort ===
+
+impl HostPort {
+    /// From a host without brackets and a port.
+    pub fn new(host: impl Into<String>, port: u16) -> Self {
+        Self { host: host.into(), port }
+    }
+}
+
+/// As in a URL: an IPv6 address stands in brackets.
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}

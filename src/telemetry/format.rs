@@ -1,0 +1,165 @@
+//! How an event becomes a line.
+//!
+//! tracing-subscriber 0.3.23 escapes what steers a terminal in messages, but neither line ends nor
+//! anything in fields that are logged by their `Display`; hence fields of our own for text.
+
+use std::fmt::{self, Write};
+
+use serde_json::{Map, Value};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// The name under which tracing keeps an event's message.
+const MESSAGE: &str = "message";
+
+/// Fields of a text line: the message, then `name=value`, control characters escaped.
+pub(super) struct OneLine;
+
+/// A whole line as a JSON object, named as the reference's log: `@timestamp`, `@message`, `level`.
+pub(super) struct Json;
+
+/// Escapes what ends a line or steers its display.
+struct Escaping<'a, 'w>(&'a mut Writer<'w>);
+
+struct TextFields<'w> {
+    writer: Writer<'w>,
+    result: fmt::Result,
+    is_first: bool,
+}
+
+struct JsonFields(Map<String, Value>);
+
+// === impl OneLine ===
+
+impl<'w> FormatFields<'w> for OneLine {
+    fn format_fields<R: RecordFields>(&self, writer: Writer<'w>, fields: R) -> fmt::Result {
+        let mut visitor = TextFields { writer, result: Ok(()), is_first: true };
+        fields.record(&mut visitor);
+        visitor.result
+    }
+}
+
+impl TextFields<'_> {
+    fn write(&mut self, field: &Field, value: fmt::Arguments<'_>) -> fmt::Result {
+        if !std::mem::take(&mut self.is_first) {
+            self.writer.write_char(' ')?;
+        }
+        if field.name() != MESSAGE {
+            write!(self.writer, "{}=", field.name())?;
+        }
+        Escaping(&mut self.writer).write_fmt(value)
+    }
+}
+
+impl Visit for TextFields<'_> {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == MESSAGE {
+            self.record_debug(field, &format_args!("{value}"));
+        } else {
+            self.record_debug(field, &value);
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if self.result.is_ok() {
+            self.result = self.write(field, format_args!("{value:?}"));
+        }
+    }
+}
+
+impl Write for Escaping<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.chars().try_for_each(|c| {
+            if is_unsafe(c) {
+                write!(self.0, "{}", c.escape_default())
+            } else {
+                self.0.write_char(c)
+            }
+        })
+    }
+}
+
+/// Control characters, Unicode's line ends, and what turns the direction of text around.
+fn is_unsafe(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+// === impl Json ===
+
+impl<S, N> FormatEvent<S, N> for Json
+where
+    S: Subscriber + for<'lookup> LookupSpan<'lookup>,
+    N: for<'w> FormatFields<'w> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut time = String::new();
+        SystemTime.format_time(&mut Writer::new(&mut time))?;
+        let meta = event.metadata();
+        let mut line = JsonFields(Map::new());
+        event.record(&mut line);
+        line.0.insert("@timestamp".to_owned(), time.into());
+        line.0.insert("level".to_owned(), level(*meta.level()).into());
+        line.0.insert("target".to_owned(), meta.target().into());
+        writeln!(writer, "{}", Value::Object(line.0))
+    }
+}
+
+/// The reference's names of the levels.
+fn level(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "error",
+        Level::WARN => "warning",
+        Level::INFO => "info",
+        Level::DEBUG => "debug",
+        Level::TRACE => "trace",
+    }
+}
+
+impl JsonFields {
+    fn insert(&mut self, field: &Field, value: impl Into<Value>) {
+        let name = match field.name() {
+            MESSAGE => "@message".to_owned(),
+            // As in the reference's log, where a field has the name of a part of the line.
+            name @ ("level" | "target" | "@timestamp" | "@message") => format!("fields.{name}"),
+            name => name.to_owned(),
+        };
+        self.0.insert(name, value.into());
+    }
+}
+
+impl Visit for JsonFields {
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.insert(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.insert(field, value);
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.insert(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.insert(field, value);
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.insert(field, value);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.insert(field, format!("{value:?}"));
+    }
+}
