@@ -1,6 +1,8 @@
 //! The store owns each key's count. The lease desk asks it for tokens and gives unspent ones back.
 
 pub mod memory;
+pub mod per_second;
+pub mod redis;
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,0 +1,50 @@
+-- One step of a fixed window: the same sums as `src/algorithm/fixed_window.rs`, one key a call.
+--
+--   KEYS[1]  the key
+--   ARGV     limit, window in seconds, want, need, charge a denial (0 or 1),
+--            and, only where tokens come back: how many, and the window they were lent in ("" = this one)
+--   reply    tokens, left, overdrawn (0 or 1), window, microseconds until the window ends
+--
+-- Lua's numbers are doubles, exact below 2^53. The limit is below 2^32 and the caller clamps want,
+-- need and tokens back to 2^32, where they already mean "all"; so a count is at most 2^32. A time is
+-- below 2^53 microseconds until the year 2255, and seconds below 2^32 make every quotient exact.
+--
+-- The state is 12 bytes: the window's low 32 bits and the count. It names its window, though the
+-- expiry would seem to do, since TIME and the clock that expires keys may differ at the edge of a
+-- window. SET is the last command, so a script that fails has changed nothing.
+local limit, seconds = tonumber(ARGV[1]), tonumber(ARGV[2])
+local want, need = tonumber(ARGV[3]), tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now, micros = tonumber(time[1]), tonumber(time[2])
+local window = math.floor(now / seconds)
+
+local stored = 0
+local value = redis.call('GET', KEYS[1])
+if value then
+  local of, count = struct.unpack('<I4I8', value)
+  if of == window % 4294967296 then stored = count end
+end
+
+local count = stored
+if ARGV[6] and (ARGV[7] == '' or tonumber(ARGV[7]) == window) then
+  count = math.max(0, math.min(count, limit) - tonumber(ARGV[6]))
+end
+local left = math.max(0, limit - count)
+local tokens = 0
+if need <= left then
+  tokens = math.min(math.max(want, need), left)
+  count = count + tokens
+elseif ARGV[5] == '1' then
+  count = math.max(count, limit + 1)
+end
+
+-- A look writes nothing, and no call makes a key that says no more than its absence.
+local ends = (window + 1) * seconds
+if count ~= stored then
+  -- A second past the window's end: expiry can never take a count that is still in force.
+  redis.call('SET', KEYS[1], struct.pack('<I4I8', window % 4294967296, count), 'PXAT', (ends + 1) * 1000)
+end
+
+local overdrawn = 0
+if count > limit then overdrawn = 1 end
+return { tokens, math.max(0, limit - count), overdrawn, window, (ends - now) * 1000000 - micros }

@@ -1,0 +1,118 @@
+//! Two stores in one: limits by the second have a store of their own (`REDIS_PERSECOND`).
+
+use std::sync::Arc;
+
+use futures_util::future::join;
+
+use super::{Ask, Replies, SHARDS_MAX, Store, StoreError};
+use crate::rules::Unit;
+
+/// Sends asks whose limit is by the second to `second`, and all others to `main`.
+pub struct PerSecond {
+    main: Arc<dyn Store>,
+    second: Arc<dyn Store>,
+}
+
+/// Shards of each of the two, so that no number stands for one of either.
+const SHARDS_EACH: usize = SHARDS_MAX / 2;
+
+// === impl PerSecond ===
+
+impl PerSecond {
+    /// Joins the two stores.
+    pub fn new(main: Arc<dyn Store>, second: Arc<dyn Store>) -> Self {
+        Self { main, second }
+    }
+}
+
+impl Store for PerSecond {
+    fn shard(&self, ask: &Ask) -> usize {
+        if is_by_second(ask) {
+            SHARDS_EACH + self.second.shard(ask) % SHARDS_EACH
+        } else {
+            self.main.shard(ask) % SHARDS_EACH
+        }
+    }
+
+    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+        Box::pin(async move {
+            let (by_second, others): (Vec<Ask>, Vec<Ask>) =
+                asks.iter().copied().partition(is_by_second);
+            // Asks of one lane have one store: the other is not bothered with nothing.
+            if by_second.is_empty() {
+                return self.main.exchange(asks).await;
+            }
+            if others.is_empty() {
+                return self.second.exchange(asks).await;
+            }
+            let (by_second, others) =
+                join(self.second.exchange(&by_second), self.main.exchange(&others)).await;
+            let (mut by_second, mut others) = (by_second.into_iter(), others.into_iter());
+            let reply = |ask| {
+                let from = if is_by_second(ask) { &mut by_second } else { &mut others };
+                from.next().unwrap_or(Err(StoreError::Garbled("no reply".into())))
+            };
+            asks.iter().map(reply).collect()
+        })
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, by the second {}", self.main.describe(), self.second.describe())
+    }
+}
+
+fn is_by_second(ask: &Ask) -> bool {
+    ask.limit.unit == Unit::Second
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::key::Key;
+    use crate::rules::Limit;
+    use crate::store::memory::MemoryStore;
+
+    fn ask(key: u64, unit: Unit, want: u64) -> Ask {
+        Ask {
+            key: Key::for_test(key),
+            limit: Limit { requests_per_unit: 100, unit },
+            want,
+            need: 0,
+            charge_denied: true,
+            back: None,
+        }
+    }
+
+    fn memory() -> Arc<MemoryStore> {
+        Arc::new(MemoryStore::new(Arc::new(|| Duration::from_secs(90)), 100))
+    }
+
+    #[tokio::test]
+    async fn each_ask_reaches_its_store_and_replies_keep_their_order() {
+        let (main, second) = (memory(), memory());
+        let both = PerSecond::new(main.clone(), second.clone());
+        let asks = [
+            ask(1, Unit::Second, 1),
+            ask(2, Unit::Hour, 2),
+            ask(3, Unit::Second, 3),
+            ask(4, Unit::Day, 4),
+        ];
+        let tokens = |replies: Vec<Result<super::super::Grant, StoreError>>| {
+            replies.into_iter().map(|reply| reply.unwrap().tokens).collect::<Vec<_>>()
+        };
+        assert_eq!(tokens(both.exchange(&asks).await), [1, 2, 3, 4]);
+        assert_eq!((main.keys(), second.keys()), (2, 2));
+        assert_eq!(tokens(both.exchange(&asks[..1]).await), [1]);
+        assert_eq!(tokens(both.exchange(&asks[1..2]).await), [2]);
+        assert_eq!((main.keys(), second.keys()), (2, 2));
+    }
+
+    #[test]
+    fn the_two_share_no_shard() {
+        let both = PerSecond::new(memory(), memory());
+        assert_ne!(both.shard(&ask(1, Unit::Second, 1)), both.shard(&ask(1, Unit::Minute, 1)));
+        assert!(both.shard(&ask(1, Unit::Second, 1)) < SHARDS_MAX);
+    }
+}

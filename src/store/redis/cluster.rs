@@ -1,0 +1,305 @@
+//! The nodes of a Redis Cluster: who owns which slot, and a connection to each master.
+//!
+//! This routes by itself over redis-rs's single connections, where redis-rs 1.8.1 has a
+//! `ClusterConnection`, for what its source shows (`cluster_handling/async_connection/`):
+//!
+//! 1. It repeats commands whose fate is open: after an I/O error or a time-out
+//!    (`request.rs`, `choose_response`), and all that are in flight when a refresh of the slots fails
+//!    (`mod.rs`, `send_refresh_error`, whatever node they went to). `retries(0)` stops that, and with
+//!    it every redirect, and leaves errors of the refresh in place of a command's own.
+//! 2. It sends ASKING and the command as two messages on a connection that others share
+//!    (`get_redirected_connection`); a command of theirs between the two uses the flag up.
+//! 3. While it refreshes the slots it serves no shard (`poll_flush` waits for `poll_recover`), and the
+//!    refresh pings and connects to every node, also to one that is gone without a word. Each ask to
+//!    a lost shard makes a replica answer MOVED, and so starts a refresh.
+//! 4. It never refreshes after a time-out: a master that is stuck and was replaced stays in use.
+//!
+//! Here each master has a [`Link`] of its own, so that one node's trouble stays with its slots.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+
+use super::backoff::{Backoff, Outage, jittered};
+use super::config::{Address, RedisConfig};
+use super::dial::Dial;
+use super::fault::Fault;
+use super::link::{Link, Live};
+use super::slots::Slots;
+use crate::store::SHARDS_MAX;
+
+/// A cluster whose map is kept up to date by a task. Dropping it ends the task.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    shared: Arc<Shared>,
+    task: AbortHandle,
+}
+
+#[derive(Debug)]
+struct Shared {
+    config: Arc<RedisConfig>,
+    map: watch::Sender<Known>,
+    /// Notified when the map seems to be out of date.
+    stale: Notify,
+    /// Nodes that a redirect named and the map does not, such as a new one that takes over its first
+    /// slot. Emptied now and then: a node that matters gets onto the map.
+    others: Mutex<HashMap<Address, Arc<Link>>>,
+}
+
+/// What is known of the cluster.
+#[derive(Debug, Clone)]
+enum Known {
+    /// The first look-up is under way.
+    Unknown,
+    Map(Arc<Map>),
+    /// Why nothing is known.
+    Nothing(Arc<str>),
+}
+
+#[derive(Debug)]
+struct Map {
+    slots: Slots,
+    /// By the position of the master.
+    links: Vec<Option<Arc<Link>>>,
+}
+
+/// The map is read again so often, though nothing seems wrong.
+const REFRESH_PERIOD: Duration = Duration::from_secs(10);
+/// At least this long between two reads of the map; doubled while they find nothing new.
+const REFRESH_GAP_FIRST: Duration = Duration::from_millis(50);
+const REFRESH_GAP_LAST: Duration = Duration::from_millis(500);
+/// Waits between reads while no node answers.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_LAST: Duration = Duration::from_secs(2);
+/// Nodes beside the map that are connected at once.
+const OTHERS_MAX: usize = 64;
+/// Connected masters that one refresh asks for the map, before it turns to the configured addresses.
+const ASKED_MAX: usize = 3;
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Starts looking for the cluster at the configured addresses.
+    pub(super) fn spawn(config: Arc<RedisConfig>) -> Self {
+        let shared = Arc::new(Shared {
+            config,
+            map: watch::Sender::new(Known::Unknown),
+            stale: Notify::new(),
+            others: Mutex::default(),
+        });
+        let task = tokio::spawn(keep_up(Arc::clone(&shared))).abort_handle();
+        Self { shared, task }
+    }
+
+    /// Number of the shard that owns `slot`; 0 while that is unknown.
+    pub(super) fn shard(&self, slot: usize) -> usize {
+        match &*self.shared.map.borrow() {
+            Known::Map(map) => map.slots.owner(slot).unwrap_or(0) % SHARDS_MAX,
+            _ => 0,
+        }
+    }
+
+    /// The connection to the owner of `slot`.
+    pub(super) async fn owner(&self, slot: usize) -> Result<Arc<Live>, Fault> {
+        let map = self.map().await?;
+        let link = map.slots.owner(slot).and_then(|owner| map.links.get(owner)?.as_ref());
+        match link {
+            Some(link) => link.dialled().await,
+            None => Err(Fault::NotSent(format!("no node of the cluster owns slot {slot}"))),
+        }
+    }
+
+    /// The connection to the node that a redirect named.
+    pub(super) async fn node(&self, address: &Address) -> Result<Arc<Live>, Fault> {
+        let link = match self.map().await?.link(address) {
+            Some(link) => link,
+            None => self.shared.other(address),
+        };
+        link.dialled().await
+    }
+
+    /// Has the map read again, soon.
+    pub(super) fn suspect(&self) {
+        self.shared.stale.notify_one();
+    }
+
+    /// Waits until the map is known and every master on it has a connection.
+    pub(super) async fn ready(&self) {
+        loop {
+            let mut map = self.shared.map.subscribe();
+            let known = map.wait_for(|known| matches!(known, Known::Map(_))).await;
+            let Ok(Known::Map(map)) = known.map(|known| known.clone()) else { return };
+            for link in map.links.iter().flatten() {
+                link.up().await;
+            }
+            if map.links.iter().flatten().all(|link| link.live().is_ok()) {
+                return;
+            }
+        }
+    }
+
+    async fn map(&self) -> Result<Arc<Map>, Fault> {
+        let mut map = self.shared.map.subscribe();
+        // It fails only with the sender gone, which `shared` holds.
+        let known = map.wait_for(|known| !matches!(known, Known::Unknown)).await;
+        match known.as_deref() {
+            Ok(Known::Map(map)) => Ok(Arc::clone(map)),
+            Ok(Known::Nothing(why)) => Err(Fault::NotSent(why.to_string())),
+            Ok(Known::Unknown) | Err(_) => Err(Fault::NotSent("still connecting".into())),
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn keep_up(shared: Arc<Shared>) {
+    let mut outage = Outage::default();
+    let mut retry = Backoff::new(RETRY_FIRST, RETRY_LAST);
+    let mut gap = Backoff::new(REFRESH_GAP_FIRST, REFRESH_GAP_LAST);
+    loop {
+        match shared.refresh().await {
+            Ok(changed) => {
+                if outage.ends() {
+                    tracing::info!("found the Redis Cluster again");
+                }
+                retry.reset();
+                if changed {
+                    gap.reset();
+                }
+                tokio::time::sleep(gap.next()).await;
+                let period = tokio::time::sleep(jittered(REFRESH_PERIOD));
+                tokio::select! {
+                    () = shared.stale.notified() => {}
+                    () = period => {
+                        gap.reset();
+                        shared.others.lock().clear();
+                    }
+                }
+            }
+            Err(why) => {
+                if outage.begins() {
+                    tracing::warn!("no Redis Cluster: {why}");
+                }
+                shared.forget(why);
+                tokio::time::sleep(retry.next()).await;
+            }
+        }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Reads the map from the first node that has one; whether it differs from the one before.
+    async fn refresh(&self) -> Result<bool, String> {
+        let before = match &*self.map.borrow() {
+            Known::Map(map) => Some(Arc::clone(map)),
+            _ => None,
+        };
+        let slots = self.look_up(before.as_deref()).await?;
+        if before.as_ref().is_some_and(|before| before.slots == slots) {
+            return Ok(false);
+        }
+        let links = slots.masters().iter().map(|master| {
+            master.as_ref().map(|address| {
+                let known = before.as_ref().and_then(|before| before.link(address));
+                known.unwrap_or_else(|| self.take_other(address))
+            })
+        });
+        let links = links.collect();
+        self.map.send_replace(Known::Map(Arc::new(Map { slots, links })));
+        Ok(true)
+    }
+
+    async fn look_up(&self, before: Option<&Map>) -> Result<Slots, String> {
+        let slots_before = before.map(|map| &map.slots);
+        // Another node each time, lest one with an outdated view be believed for ever.
+        let mut live: Vec<_> = before.iter().flat_map(|map| map.links.iter().flatten()).collect();
+        live.sort_by_cached_key(|_| jittered(Duration::from_secs(1)));
+        let live = live.into_iter().filter_map(|link| link.live().ok()).take(ASKED_MAX);
+        for node in live {
+            if let Ok(reply) = node.send(&cluster_slots()).await
+                && let Ok(slots) = Slots::parse(&reply, &node.address, slots_before)
+            {
+                return Ok(slots);
+            }
+        }
+        let mut why = "no address is configured".to_owned();
+        for address in &self.config.addresses {
+            match self.look_up_at(address, slots_before).await {
+                Ok(slots) => return Ok(slots),
+                Err(error) => why = error,
+            }
+        }
+        Err(why)
+    }
+
+    async fn look_up_at(&self, seed: &Address, before: Option<&Slots>) -> Result<Slots, String> {
+        let dial = Dial::server(&self.config, seed.clone());
+        let ignore = |_| Ok::<(), ()>(());
+        let (address, connection) = dial
+            .open(ignore)
+            .await
+            .map_err(|why| format!("{seed}: {why}; {}", dial.advice(&why)))?;
+        let reply = Live::new(address, connection).send(&cluster_slots()).await;
+        reply
+            .map_err(|fault| match fault {
+                Fault::Refused(why) if why.contains("cluster support disabled") => {
+                    format!("{seed} is no node of a cluster; set REDIS_TYPE=single for one server")
+                }
+                fault => format!("{seed}: {}", crate::store::StoreError::from(fault)),
+            })
+            .and_then(|reply| {
+                Slots::parse(&reply, seed, before).map_err(|why| format!("{seed}: {why}"))
+            })
+    }
+
+    /// No node answers. A map that is known stays in use: its links say for themselves who is up.
+    fn forget(&self, why: String) {
+        self.map.send_if_modified(|known| {
+            let had_map = matches!(known, Known::Map(_));
+            if !had_map {
+                *known = Known::Nothing(why.into());
+            }
+            !had_map
+        });
+    }
+
+    fn other(&self, address: &Address) -> Arc<Link> {
+        let mut others = self.others.lock();
+        if others.len() >= OTHERS_MAX && !others.contains_key(address) {
+            others.clear();
+        }
+        let dial = || Link::spawn(Dial::server(&self.config, address.clone()));
+        Arc::clone(others.entry(address.clone()).or_insert_with(dial))
+    }
+
+    fn take_other(&self, address: &Address) -> Arc<Link> {
+        let known = self.others.lock().remove(address);
+        known.unwrap_or_else(|| Link::spawn(Dial::server(&self.config, address.clone())))
+    }
+}
+
+// === impl Map ===
+
+impl Map {
+    fn link(&self, address: &Address) -> Option<Arc<Link>> {
+        let at = self.slots.masters().iter().position(|other| other.as_ref() == Some(address))?;
+        self.links.get(at)?.clone()
+    }
+}
+
+/// CLUSTER SLOTS, which every version has and which `+cluster|slots` allows.
+fn cluster_slots() -> redis::Cmd {
+    let mut command = redis::cmd("CLUSTER");
+    command.arg("SLOTS");
+    command
+}

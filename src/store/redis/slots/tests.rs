@@ -1,0 +1,107 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn node(port: u16) -> Address {
+    Address::Tcp("10.0.0.1".into(), port)
+}
+
+fn nodes(ports: &[u16]) -> Vec<Option<Address>> {
+    ports.iter().map(|port| (*port > 0).then(|| node(*port))).collect()
+}
+
+fn range(first: i64, last: i64, host: Value, port: i64) -> Value {
+    let master = Value::Array(vec![host, Value::Int(port), Value::BulkString(b"id".to_vec())]);
+    Value::Array(vec![Value::Int(first), Value::Int(last), master.clone(), master])
+}
+
+fn slots(ranges: &[(i64, i64, u16)], before: Option<&Slots>) -> Slots {
+    let host = || Value::BulkString(b"10.0.0.1".to_vec());
+    let ranges =
+        ranges.iter().map(|(first, last, port)| range(*first, *last, host(), (*port).into()));
+    Slots::parse(&Value::Array(ranges.collect()), &node(1), before).unwrap()
+}
+
+#[test]
+fn known_keys_fall_into_their_slots() {
+    // From the cluster specification, and from CLUSTER KEYSLOT.
+    assert_eq!(crc16(b"123456789"), 0x31C3);
+    assert_eq!(slot_of(b"foo"), 12_182);
+    assert_eq!(slot_of(b"{user1000}.following"), slot_of(b"user1000"));
+    assert_eq!(slot_of(b"foo{}{bar}"), 8_363);
+    assert_eq!(slot_of(b"foo{{bar}}zap"), slot_of(b"{bar"));
+    assert_eq!(slot_of(b"foo{bar}{zap}"), slot_of(b"bar"));
+    assert_eq!(slot_of(b"foo{bar"), slot_of(b"foo{bar"));
+}
+
+#[test]
+fn each_slot_has_the_owner_of_its_range() {
+    let slots = slots(&[(0, 99, 7), (100, 16_383, 8), (0, 0, 8)], None);
+    assert_eq!(slots.masters(), nodes(&[7, 8]));
+    assert_eq!([0, 1, 99, 100, 16_383].map(|slot| slots.owner(slot).unwrap()), [1, 0, 0, 1, 1]);
+    assert_eq!(slots.owner(SLOTS), None);
+}
+
+#[test]
+fn an_unowned_slot_has_no_owner() {
+    assert_eq!(slots(&[(0, 9, 7)], None).owner(10), None);
+}
+
+#[test]
+fn a_shard_keeps_its_number_through_a_failover() {
+    let before = slots(&[(0, 9, 7), (10, 19, 8), (20, 29, 9)], None);
+    let after = slots(&[(0, 9, 7), (10, 19, 3), (20, 29, 9)], Some(&before));
+    assert_eq!(after.masters(), nodes(&[7, 3, 9]));
+    let grown = slots(&[(0, 9, 7), (10, 14, 3), (15, 19, 2), (20, 29, 9)], Some(&after));
+    assert_eq!(grown.masters(), nodes(&[7, 3, 9, 2]));
+}
+
+#[test]
+fn a_shard_keeps_its_number_when_another_leaves() {
+    let before = slots(&[(0, 9, 7), (10, 19, 8), (20, 29, 9)], None);
+    let after = slots(&[(0, 19, 7), (20, 29, 9)], Some(&before));
+    assert_eq!(after.owner(25), Some(2));
+    assert_eq!(after.masters(), nodes(&[7, 0, 9]));
+}
+
+#[test]
+fn a_node_without_a_name_is_where_it_was_asked() {
+    let ask = |host| {
+        let reply = Value::Array(vec![range(0, 5, host, 7)]);
+        Slots::parse(&reply, &node(1), None)
+    };
+    assert_eq!(ask(Value::Nil).unwrap().masters(), nodes(&[7]));
+    assert_eq!(ask(Value::BulkString(Vec::new())).unwrap().masters(), nodes(&[7]));
+    assert!(ask(Value::BulkString(b"?".to_vec())).is_err());
+}
+
+#[test]
+fn a_reply_without_slots_is_an_error() {
+    for reply in [Value::Nil, Value::Array(vec![]), Value::Array(vec![Value::Int(3)])] {
+        assert!(Slots::parse(&reply, &node(1), None).is_err(), "{reply:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_slot_has_exactly_the_owner_named(
+        maps in proptest::collection::vec(proptest::collection::vec(1..20u16, 1..12), 1..6),
+    ) {
+        let mut before = None;
+        for owners in maps {
+            let width = (SLOTS / owners.len()) as i64;
+            let ranges: Vec<_> = owners.iter().enumerate().map(|(at, port)| {
+                let first = at as i64 * width;
+                (first, first + width - 1, *port)
+            }).collect();
+            let now = slots(&ranges, before.as_ref());
+            for (first, last, port) in ranges {
+                for slot in [first, last] {
+                    let owner = now.owner(slot as usize).unwrap();
+                    prop_assert_eq!(&now.masters()[owner], &Some(node(port)));
+                }
+            }
+            before = Some(now);
+        }
+    }
+}
