@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod key;
 pub mod request;
 pub mod rules;
