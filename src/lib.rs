@@ -4,6 +4,7 @@
 
 pub mod algorithm;
 pub mod buffer;
+pub mod control;
 pub mod key;
 pub mod lease;
 pub mod limiter;
@@ -11,6 +12,6 @@ pub mod request;
 pub mod rules;
 pub mod settings;
 pub mod store;
+pub mod telemetry;
 pub mod time;
 pub mod verdict;
-pub mod telemetry;

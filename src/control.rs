@@ -1,0 +1,139 @@
+//! What may change while the program runs: the rules in force.
+
+pub mod watch;
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use tokio::sync::watch as channel;
+
+use crate::rules::Rules;
+
+/// The rules in force, and how their loads went. Shared by everybody, written by the watcher.
+///
+/// ```text
+///  none ──publish──▶ in force ──publish──▶ in force (newer)
+///                     └─refuse─▶ in force, with a last fault ─publish or restore─▶ in force
+/// ```
+/// Rules are replaced whole and never withdrawn.
+#[derive(Debug)]
+pub struct Published {
+    rules: ArcSwapOption<Rules>,
+    last_fault: Mutex<Option<String>>,
+    /// How many sets have been published.
+    changes: channel::Sender<u64>,
+    loads: channel::Sender<Loads>,
+}
+
+/// How many loads there have been. A reading that finds what the one before it found is none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Loads {
+    /// That found good rules.
+    pub ok: u64,
+    /// That found none to take.
+    pub failed: u64,
+}
+
+// === impl Published ===
+
+impl Published {
+    /// Without rules yet.
+    pub fn new() -> Self {
+        Self {
+            rules: ArcSwapOption::empty(),
+            last_fault: Mutex::new(None),
+            changes: channel::Sender::new(0),
+            loads: channel::Sender::new(Loads::default()),
+        }
+    }
+
+    /// The rules in force; `None` until the first good load. One answer is computed under one of them.
+    pub fn current(&self) -> Option<Arc<Rules>> {
+        self.rules.load_full()
+    }
+
+    /// Puts `rules` in force, then tells those who wait for it.
+    pub fn publish(&self, rules: Arc<Rules>) {
+        self.rules.store(Some(rules));
+        self.restore();
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// The rules in force are what the directory holds, after something else was refused.
+    pub fn restore(&self) {
+        *self.last_fault.lock() = None;
+        self.loads.send_modify(|loads| loads.ok += 1);
+    }
+
+    /// Notes a load that failed; the rules in force stay.
+    pub fn refuse(&self, fault: String) {
+        *self.last_fault.lock() = Some(fault);
+        self.loads.send_modify(|loads| loads.failed += 1);
+    }
+
+    /// Wakes once [`Published::current`] has become another set; the value counts the sets. To miss
+    /// none: take the receiver first, then the rules.
+    pub fn changes(&self) -> channel::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Wakes after every load, good or not.
+    pub fn loads(&self) -> channel::Receiver<Loads> {
+        self.loads.subscribe()
+    }
+
+    /// Loads that found good rules.
+    pub fn loads_ok(&self) -> u64 {
+        self.loads.borrow().ok
+    }
+
+    /// Loads that found none to take.
+    pub fn loads_failed(&self) -> u64 {
+        self.loads.borrow().failed
+    }
+
+    /// Why the last load failed, a line a fault; `None` if it was good.
+    pub fn last_fault(&self) -> Option<String> {
+        self.last_fault.lock().clone()
+    }
+}
+
+impl Default for Published {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn published_rules_stay_whatever_is_refused() {
+        let published = Published::new();
+        assert!(published.current().is_none());
+        published.refuse("a.yaml:1:1: no".to_owned());
+        assert!(published.current().is_none());
+        let rules = Arc::new(Rules::default());
+        published.publish(rules.clone());
+        assert_eq!(published.last_fault(), None);
+        published.refuse("a.yaml:2:1: no".to_owned());
+        assert!(published.current().is_some_and(|current| Arc::ptr_eq(&current, &rules)));
+        assert_eq!(published.last_fault().as_deref(), Some("a.yaml:2:1: no"));
+        published.restore();
+        assert_eq!(published.last_fault(), None);
+        assert_eq!((published.loads_ok(), published.loads_failed()), (2, 2));
+    }
+
+    #[test]
+    fn a_waiter_wakes_for_new_rules_and_not_for_refused_ones() {
+        let published = Published::new();
+        let mut changes = published.changes();
+        published.refuse("no".to_owned());
+        assert!(!changes.has_changed().expect("open"));
+        published.publish(Arc::default());
+        assert!(changes.has_changed().expect("open"));
+        assert_eq!(*changes.borrow_and_update(), 1);
+    }
+}

@@ -1,0 +1,177 @@
+//! Which directories to watch so that no change of the rules goes unseen.
+//!
+//! Watched are directories, never files: a watch on a file follows the file when another is put in its
+//! place, and then sees nothing ever after. The way to the rules is walked link by link, since
+//! each link on it may be swapped: it is the directory with the link in it that tells.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use notify::{Event, EventKind};
+
+/// Directories that are watched at most. What lies beyond is found when the rules are read again.
+pub(super) const DIRECTORIES_MAX: usize = 256;
+/// Entries of the rules directory that are looked at for links and directories.
+const ENTRIES_MAX: usize = 20_000;
+/// Links on one way; as many as Linux follows.
+const LINKS_MAX: usize = 40;
+
+/// What to watch, found by one look at the file system. Paths are canonical.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Places {
+    /// Every directory to watch.
+    pub(super) directories: BTreeSet<PathBuf>,
+    /// Those of them in which everything matters: the rules directory and those below it.
+    whole: HashSet<PathBuf>,
+    /// Names that matter in the others: links, ends of links, and what is missing.
+    names: HashSet<PathBuf>,
+    /// There were more than may be watched.
+    pub(super) is_cut: bool,
+}
+
+// === impl Places ===
+
+impl Places {
+    /// What to watch for the rules in `dir`; where `root` is given, that path and each directory from it
+    /// down to `dir` may also be replaced. Both are absolute.
+    pub(super) fn look(dir: &Path, root: Option<&Path>) -> Self {
+        let mut places = Self::default();
+        if let Some(root) = root {
+            for part in dir.ancestors().filter(|part| part.starts_with(root)) {
+                places.add_entry(part);
+            }
+        }
+        places.add_entry(dir);
+        if let Some(dir) = places.follow(dir) {
+            places.add_tree(dir);
+        }
+        places
+    }
+
+    /// Whether `event` may mean other rules. Reading a file is an event as well, and means none.
+    pub(super) fn concern(&self, event: &Event) -> bool {
+        !matches!(event.kind, EventKind::Access(_))
+            && (event.need_rescan() || event.paths.is_empty() || self.concern_any(&event.paths))
+    }
+
+    fn concern_any(&self, paths: &[PathBuf]) -> bool {
+        paths.iter().any(|path| {
+            self.names.contains(path)
+                // A watched directory itself: gone, or moved away.
+                || self.directories.contains(path)
+                || path.parent().is_some_and(|parent| self.whole.contains(parent))
+        })
+    }
+
+    /// Watches for `path` to be put in place of what it is now.
+    fn add_entry(&mut self, path: &Path) {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return };
+        if let Some(parent) = self.follow(parent) {
+            self.add_name(&parent, &parent.join(name));
+        }
+    }
+
+    fn add_name(&mut self, parent: &Path, path: &Path) {
+        if self.add_directory(parent) {
+            self.names.insert(path.to_owned());
+        }
+    }
+
+    fn add_directory(&mut self, path: &Path) -> bool {
+        if self.directories.contains(path) {
+            return true;
+        }
+        let has_room = self.directories.len() < DIRECTORIES_MAX;
+        if has_room {
+            self.directories.insert(path.to_owned());
+        }
+        self.is_cut |= !has_room;
+        has_room
+    }
+
+    /// Walks to `path` and returns where it leads, without links. Each link on the way is watched, and
+    /// so is the first name that is missing.
+    fn follow(&mut self, path: &Path) -> Option<PathBuf> {
+        let mut place = PathBuf::from("/");
+        let mut ahead = steps(path);
+        let mut links = 0;
+        while let Some(step) = ahead.pop() {
+            if step == ".." {
+                place.pop();
+                continue;
+            }
+            let next = place.join(&step);
+            let is_link = match fs::symlink_metadata(&next) {
+                Ok(meta) => meta.file_type().is_symlink(),
+                Err(error) => {
+                    if error.kind() == io::ErrorKind::NotFound {
+                        self.add_name(&place, &next);
+                    }
+                    return None;
+                }
+            };
+            if !is_link {
+                place = next;
+                continue;
+            }
+            self.add_name(&place, &next);
+            links += 1;
+            let target = fs::read_link(&next).ok().filter(|_| links <= LINKS_MAX)?;
+            if target.is_absolute() {
+                place = PathBuf::from("/");
+            }
+            ahead.extend(steps(&target));
+        }
+        Some(place)
+    }
+
+    /// Everything in `dir` and below matters, and the ends of the links there.
+    fn add_tree(&mut self, dir: PathBuf) {
+        let mut ahead = vec![dir];
+        let mut entries = 0;
+        while let Some(dir) = ahead.pop() {
+            if self.whole.contains(&dir) || !self.add_directory(&dir) {
+                continue;
+            }
+            let listing = fs::read_dir(&dir);
+            self.whole.insert(dir);
+            for entry in listing.into_iter().flatten().flatten() {
+                entries += 1;
+                if entries > ENTRIES_MAX {
+                    self.is_cut = true;
+                    return;
+                }
+                let Ok(kind) = entry.file_type() else { continue };
+                if kind.is_dir() {
+                    ahead.push(entry.path());
+                } else if kind.is_symlink() {
+                    ahead.extend(self.add_link(&entry.path()));
+                }
+            }
+        }
+    }
+
+    /// Watches where a link in the rules directory leads: a directory is returned, a file's own
+    /// directory is watched for it.
+    fn add_link(&mut self, link: &Path) -> Option<PathBuf> {
+        let end = self.follow(link)?;
+        if end.is_dir() {
+            return Some(end);
+        }
+        self.add_name(end.parent()?, &end);
+        None
+    }
+}
+
+/// The steps of a path, the first one last. A path that is absolute begins at the root by itself.
+fn steps(path: &Path) -> Vec<OsString> {
+    let steps = path.components().rev().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
+    });
+    steps.collect()
+}

@@ -1,0 +1,276 @@
+//! A temporary directory, a loader that remembers, and waits for what it is to see.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tempfile::TempDir;
+use tokio::time::timeout;
+use tracing::subscriber::DefaultGuard;
+
+use super::super::*;
+use crate::control::Loads;
+use crate::rules::Rules;
+
+/// A file of this is refused.
+pub(super) const BAD: &str = "bad";
+/// A file of this makes the loader panic.
+pub(super) const PANIC: &str = "panic";
+/// Longest that anything is waited for: the machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(super) struct Rig {
+    temp: TempDir,
+    below: PathBuf,
+    pub(super) root: Option<PathBuf>,
+    pub(super) published: Arc<Published>,
+    seen: Arc<Mutex<Seen>>,
+    watcher: Option<Watcher>,
+    log: Option<DefaultGuard>,
+}
+
+/// What the loader did.
+#[derive(Default)]
+struct Seen {
+    readings: u64,
+    /// Every good set, as `name=text name=text`.
+    compiled: Vec<String>,
+}
+
+/// Reads `*.yaml` below a directory, through links, without names that begin with a dot.
+struct Files {
+    dir: PathBuf,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// Lines that were logged.
+#[derive(Clone, Default)]
+pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
+
+// === impl Files ===
+
+impl Load for Files {
+    type File = (String, Vec<u8>);
+
+    fn read(&mut self) -> Result<Vec<Self::File>, String> {
+        self.seen.lock().readings += 1;
+        let mut files = Vec::new();
+        read_below(&self.dir, "", &mut files)
+            .map_err(|error| format!("{}: {error}", self.dir.display()))?;
+        files.sort();
+        Ok(files)
+    }
+
+    fn parts<'f>(&self, (name, text): &'f Self::File) -> (&'f str, &'f [u8]) {
+        (name, text)
+    }
+
+    fn compile(&mut self, files: &[Self::File]) -> Result<Compiled, Vec<String>> {
+        let text = |(_, text): &Self::File| String::from_utf8_lossy(text).into_owned();
+        assert!(!files.iter().any(|file| text(file) == PANIC), "told to panic");
+        let is_bad = |text: &str| text == BAD || text.ends_with("trunc");
+        let bad = files.iter().filter(|file| is_bad(&text(file)));
+        let faults: Vec<_> = bad.map(|(name, _)| format!("{name}:1:1: bad")).collect();
+        if !faults.is_empty() {
+            return Err(faults);
+        }
+        let odd = files.iter().filter(|file| text(file).ends_with("odd"));
+        let warnings = odd.map(|(name, _)| format!("{name}:1:3: odd")).collect();
+        let all: Vec<_> = files.iter().map(|file| format!("{}={}", file.0, text(file))).collect();
+        self.seen.lock().compiled.push(all.join(" "));
+        Ok(Compiled { rules: Rules::default(), warnings })
+    }
+}
+
+fn read_below(dir: &Path, prefix: &str, files: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.starts_with('.') {
+            continue;
+        }
+        if path.is_dir() {
+            read_below(&path, &format!("{prefix}{name}/"), files)?;
+        } else if name.ends_with(".yaml") {
+            // A file that is gone by now is none.
+            if let Ok(text) = fs::read(&path) {
+                files.push((format!("{prefix}{name}"), text));
+            }
+        }
+    }
+    Ok(())
+}
+
+// === impl Log ===
+
+impl Log {
+    pub(super) fn lines(&self) -> Vec<String> {
+        String::from_utf8_lossy(&self.0.lock()).lines().map(str::to_owned).collect()
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+// === impl Rig ===
+
+impl Rig {
+    /// With an empty rules directory.
+    pub(super) fn new() -> Self {
+        let rig = Self::below("rules");
+        fs::create_dir(rig.path("")).expect("directory");
+        rig
+    }
+
+    /// With a rules directory that is not there yet.
+    pub(super) fn below(below: &str) -> Self {
+        Self {
+            temp: tempfile::tempdir().expect("directory"),
+            below: below.into(),
+            root: None,
+            published: Arc::default(),
+            seen: Arc::default(),
+            watcher: None,
+            log: None,
+        }
+    }
+
+    /// A path in the rules directory; the directory itself for an empty name.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        let dir = self.temp.path().join(&self.below);
+        if name.is_empty() { dir } else { dir.join(name) }
+    }
+
+    /// A path in the temporary directory, which the rules directory is in.
+    pub(super) fn above(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    pub(super) fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).expect("write");
+    }
+
+    /// Everything logged from now on, as long as the rig lives.
+    pub(super) fn log(&mut self) -> Log {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::WARN)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        self.log = Some(tracing::subscriber::set_default(subscriber));
+        log
+    }
+
+    pub(super) async fn start(&mut self) -> Result<FirstLoad, FirstLoadFailed> {
+        // The regular reading must not hide an event that was missed.
+        let poll = Duration::from_secs(3600);
+        self.start_with(poll, Eyes::new).await
+    }
+
+    /// Without events.
+    pub(super) async fn start_blind(
+        &mut self,
+        poll: Duration,
+    ) -> Result<FirstLoad, FirstLoadFailed> {
+        self.start_with(poll, Eyes::shut).await
+    }
+
+    async fn start_with(
+        &mut self,
+        poll: Duration,
+        eyes: fn(SyncSender<()>) -> Eyes,
+    ) -> Result<FirstLoad, FirstLoadFailed> {
+        let paths = WatchPaths { dir: self.path(""), root: self.root.clone() };
+        let load = Files { dir: self.path(""), seen: Arc::clone(&self.seen) };
+        let pace = Pace { quiet: QUIET, settle_max: SETTLE_MAX, poll };
+        let published = Arc::clone(&self.published);
+        let started = Watcher::spawn_with(paths, load, published, pace, eyes).await;
+        let (watcher, first) = started.expect("a thread");
+        self.watcher = Some(watcher);
+        first
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.watcher = None;
+    }
+
+    /// Every good set so far.
+    pub(super) fn compiled(&self) -> Vec<String> {
+        self.seen.lock().compiled.clone()
+    }
+
+    /// The set compiled last.
+    pub(super) fn in_force(&self) -> String {
+        assert!(self.published.current().is_some(), "no rules are in force");
+        self.compiled().pop().expect("a good set")
+    }
+
+    pub(super) fn readings(&self) -> u64 {
+        self.seen.lock().readings
+    }
+
+    /// Alive as long as the watcher's thread: the loader holds it.
+    pub(super) fn loader_alive(&mut self) -> Weak<impl Sized + use<>> {
+        let seen = std::mem::take(&mut self.seen);
+        Arc::downgrade(&seen)
+    }
+
+    pub(super) async fn until_in_force(&self, set: &str) {
+        let is_in_force = |loads: Loads| {
+            let compiled = self.compiled();
+            // Compiled is not published yet.
+            let is_last = compiled.last().is_some_and(|last| last == set);
+            is_last && loads.ok == compiled.len() as u64 && self.published.last_fault().is_none()
+        };
+        self.until_loads(&format!("{set:?} in force"), is_in_force).await;
+    }
+
+    pub(super) async fn until_failed(&self, failed: u64) {
+        self.until_loads(&format!("{failed} failed"), |loads| loads.failed == failed).await;
+    }
+
+    pub(super) async fn until_ok(&self, ok: u64) {
+        self.until_loads(&format!("{ok} ok"), |loads| loads.ok >= ok).await;
+    }
+
+    async fn until_loads(&self, what: &str, is_so: impl Fn(Loads) -> bool) {
+        let mut loads = self.published.loads();
+        let waited = timeout(PATIENCE, loads.wait_for(|loads| is_so(*loads))).await;
+        let is_met = waited.is_ok();
+        drop(waited);
+        let (loads, compiled) = (*loads.borrow(), self.compiled());
+        assert!(is_met, "waited in vain for {what}: {loads:?}, {compiled:?}");
+    }
+
+    /// Readings publish nothing to wait for, so they are looked at now and again.
+    pub(super) async fn until_readings(&self, readings: u64) {
+        self.until("readings", || self.readings() >= readings).await;
+    }
+
+    pub(super) async fn until_gone<T>(&self, thing: &Weak<T>) {
+        self.until("an end", || thing.upgrade().is_none()).await;
+    }
+
+    async fn until(&self, what: &str, is_so: impl Fn() -> bool) {
+        let mut ticks = tokio::time::interval(Duration::from_millis(5));
+        let looking = async {
+            while !is_so() {
+                ticks.tick().await;
+            }
+        };
+        assert!(timeout(PATIENCE, looking).await.is_ok(), "waited in vain for {what}");
+    }
+}
