@@ -1,4 +1,5 @@
-//! So many tokens in each window; windows are aligned to the Unix epoch and know nothing of each other.
+//! So many tokens in each window; windows are aligned to the Unix epoch and know nothing of each
+//! other.
 
 use std::time::Duration;
 

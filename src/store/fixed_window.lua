@@ -2,27 +2,32 @@
 --
 --   KEYS[1]  the key
 --   ARGV     limit, window in seconds, want, need, charge a denial (0 or 1),
---            and, only where tokens come back: how many, and the window they were lent in ("" = this one)
+--            and, only where tokens come back: how many, and the window they were lent in
+--            ("" for a refund, which goes to the present one)
 --   reply    tokens, left, overdrawn (0 or 1), window, microseconds until the window ends
 --
 -- Lua's numbers are doubles, exact below 2^53. The limit is below 2^32 and the caller clamps want,
--- need and tokens back to 2^32, where they already mean "all"; so a count is at most 2^32. A time is
--- below 2^53 microseconds until the year 2255, and seconds below 2^32 make every quotient exact.
+-- need and tokens back to 2^32, where they already mean "all"; so a count is at most 2^32. A time
+-- is below 2^53 microseconds until the year 2255, and seconds below 2^32 make every quotient exact.
 --
--- The state is 12 bytes: the window's low 32 bits and the count. It names its window, though the
--- expiry would seem to do, since TIME and the clock that expires keys may differ at the edge of a
--- window. SET is the last command, so a script that fails has changed nothing.
+-- The state is a decimal number: the window (its last digits), then ten digits of count. Redis keeps
+-- a number inside its object of 16 bytes; 12 packed bytes took 32. It names its window, though the
+-- expiry would seem to do, since TIME and the clock that expires keys may differ at the edge of one.
+-- SET is the last command, so a script that fails has changed nothing.
 local limit, seconds = tonumber(ARGV[1]), tonumber(ARGV[2])
 local want, need = tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now, micros = tonumber(time[1]), tonumber(time[2])
 local window = math.floor(now / seconds)
 
+-- So that the number stays below 2^63. No key lives to see the same digits come round.
+local of_now = window % 800000000
 local stored = 0
 local value = redis.call('GET', KEYS[1])
 if value then
-  local of, count = struct.unpack('<I4I8', value)
-  if of == window % 4294967296 then stored = count end
+  local of, count = value:match('^(%d+)(%d%d%d%d%d%d%d%d%d%d)$')
+  if not of then return redis.error_reply('ERR this key holds no count of ratelease') end
+  if tonumber(of) == of_now then stored = tonumber(count) end
 end
 
 local count = stored
@@ -42,7 +47,7 @@ end
 local ends = (window + 1) * seconds
 if count ~= stored then
   -- A second past the window's end: expiry can never take a count that is still in force.
-  redis.call('SET', KEYS[1], struct.pack('<I4I8', window % 4294967296, count), 'PXAT', (ends + 1) * 1000)
+  redis.call('SET', KEYS[1], string.format('%d%010d', of_now, count), 'PXAT', (ends + 1) * 1000)
 end
 
 local overdrawn = 0

@@ -1,10 +1,10 @@
 //! The store on Redis: a cluster, one server, or a master that sentinels watch over. This file and
 //! those beneath it are the only ones that name the Redis client.
 //!
-//! Every ask is one call of one script on one key. It is sent again only after an error reply, which
-//! says that the script changed nothing: **an ask is applied at most once**, with or without tokens to
-//! give back. A lost reply costs the tokens of one lease until the window ends; repeating would cost as
-//! many again each time, and a credit twice would admit more than the limit.
+//! Every ask is one call of one script on one key. It is sent again only after an error reply,
+//! which says that the script changed nothing: **an ask is applied at most once**, with or without
+//! tokens to give back. A lost reply costs the tokens of one lease until the window ends; repeating
+//! would cost as many again each time, and a credit twice would admit more than the limit.
 
 mod backoff;
 mod cluster;

@@ -1,4 +1,5 @@
-//! Waits between attempts, and what is said of an outage: one line when it begins, one when it ends.
+//! Waits between attempts, and what is said of an outage: one line when it begins, one when it
+//! ends.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;

@@ -4,14 +4,14 @@
 //! `ClusterConnection`, for what its source shows (`cluster_handling/async_connection/`):
 //!
 //! 1. It repeats commands whose fate is open: after an I/O error or a time-out
-//!    (`request.rs`, `choose_response`), and all that are in flight when a refresh of the slots fails
-//!    (`mod.rs`, `send_refresh_error`, whatever node they went to). `retries(0)` stops that, and with
-//!    it every redirect, and leaves errors of the refresh in place of a command's own.
+//!    (`request.rs`, `choose_response`), and all that are in flight when a refresh of the slots
+//!    fails (`mod.rs`, `send_refresh_error`, whatever node they went to). `retries(0)` stops that,
+//!    and with it every redirect, and leaves errors of the refresh in place of a command's own.
 //! 2. It sends ASKING and the command as two messages on a connection that others share
 //!    (`get_redirected_connection`); a command of theirs between the two uses the flag up.
-//! 3. While it refreshes the slots it serves no shard (`poll_flush` waits for `poll_recover`), and the
-//!    refresh pings and connects to every node, also to one that is gone without a word. Each ask to
-//!    a lost shard makes a replica answer MOVED, and so starts a refresh.
+//! 3. While it refreshes the slots it serves no shard (`poll_flush` waits for `poll_recover`),
+//!    and the refresh pings and connects to every node, also to one that is gone without a word.
+//!    Each ask to a lost shard makes a replica answer MOVED, and so starts a refresh.
 //! 4. It never refreshes after a time-out: a master that is stuck and was replaced stays in use.
 //!
 //! Here each master has a [`Link`] of its own, so that one node's trouble stays with its slots.
@@ -45,8 +45,8 @@ struct Shared {
     map: watch::Sender<Known>,
     /// Notified when the map seems to be out of date.
     stale: Notify,
-    /// Nodes that a redirect named and the map does not, such as a new one that takes over its first
-    /// slot. Emptied now and then: a node that matters gets onto the map.
+    /// Nodes that a redirect named and the map does not, such as a new one that takes over its
+    /// first slot. Emptied now and then: a node that matters gets onto the map.
     others: Mutex<HashMap<Address, Arc<Link>>>,
 }
 
@@ -77,7 +77,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(2);
 /// Nodes beside the map that are connected at once.
 const OTHERS_MAX: usize = 64;
-/// Connected masters that one refresh asks for the map, before it turns to the configured addresses.
+/// Connected masters that one refresh asks for the map, before it turns to the configured
+/// addresses.
 const ASKED_MAX: usize = 3;
 
 // === impl Cluster ===

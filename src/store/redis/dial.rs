@@ -31,8 +31,8 @@ enum Target {
     Nowhere,
 }
 
-/// For the reply to one command. Leases are asked for ahead, so that a Redis in another zone (1 ms) or
-/// with a slow fork (tens of ms) stays far below it, and a dead one is noticed soon.
+/// For the reply to one command. Leases are asked for ahead, so that a Redis in another zone (1 ms)
+/// or with a slow fork (tens of ms) stays far below it, and a dead one is noticed soon.
 pub(super) const REPLY_TIMEOUT: Duration = Duration::from_millis(250);
 /// Commands of one connection that may wait to be written; the rest wait for their place. It is as
 /// many as the lease desk sends to a shard at once.
@@ -105,17 +105,16 @@ impl Dial {
     /// Asks the sentinels, and the server that they name whether it is a master indeed.
     async fn find_master(&self, name: &str) -> Result<Address, String> {
         let sentinels = self.config.addresses.iter().map(connection_addr);
-        let mut builder =
-            SentinelClientBuilder::new(sentinels, name.to_owned(), SentinelServerType::Master)
-                .map_err(in_words)?;
+        let mut builder = SentinelClientBuilder::new(sentinels, name, SentinelServerType::Master)
+            .map_err(in_words)?;
         if let Some(password) = &self.config.sentinel_password {
-            builder = builder.set_client_to_sentinel_password(password.reveal().to_owned());
+            builder = builder.set_client_to_sentinel_password(password.reveal());
         }
         if let Some(username) = self.login().username() {
-            builder = builder.set_client_to_redis_username(username.to_owned());
+            builder = builder.set_client_to_redis_username(username);
         }
         if let Some(password) = self.login().password() {
-            builder = builder.set_client_to_redis_password(password.to_owned());
+            builder = builder.set_client_to_redis_password(password);
         }
         let mut client = builder.build().map_err(in_words)?;
         // redis-rs asks several sentinels at once, each with time-outs of its own; this bounds all.
@@ -140,7 +139,8 @@ impl Dial {
     }
 }
 
-/// For finding the master: a sentinel that is gone costs redis-rs a second before the next is heard.
+/// For finding the master: a sentinel that is gone costs redis-rs a second before the next is
+/// heard.
 const FIND_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl fmt::Display for Dial {

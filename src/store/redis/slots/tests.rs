@@ -97,7 +97,7 @@ proptest! {
             let now = slots(&ranges, before.as_ref());
             for (first, last, port) in ranges {
                 for slot in [first, last] {
-                    let owner = now.owner(slot as usize).unwrap();
+                    let owner = now.owner(usize::try_from(slot).unwrap()).unwrap();
                     prop_assert_eq!(&now.masters()[owner], &Some(node(port)));
                 }
             }

@@ -1,0 +1,74 @@
+//! The contract of `Store`: one set of checks, run on every implementation, and what is Redis's
+//! own.
+
+mod at_most_once;
+mod cluster;
+mod contract;
+mod model;
+mod outage;
+mod redis;
+
+use ratelease::key::Key;
+use ratelease::rules::{Limit, Unit};
+use ratelease::store::redis::{RedisConfig, RedisStore};
+use ratelease::store::{Ask, Grant, Store, StoreError};
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A key that no other test uses.
+fn fresh_key() -> Key {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    Key::for_test(NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Asks for tokens of a fresh key; a year's window does not end while the test runs.
+fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
+    Ask {
+        key: fresh_key(),
+        limit: Limit { requests_per_unit, unit: Unit::Year },
+        want,
+        need,
+        charge_denied: true,
+        back: None,
+    }
+}
+
+/// The reply to one ask.
+async fn one(store: &dyn Store, ask: Ask) -> Result<Grant, StoreError> {
+    let mut replies = store.exchange(&[ask]).await;
+    assert_eq!(replies.len(), 1, "one reply an ask");
+    replies.remove(0)
+}
+
+async fn granted(store: &dyn Store, ask: Ask) -> Grant {
+    one(store, ask).await.unwrap_or_else(|error| panic!("{ask:?}: {error}"))
+}
+
+/// A store with its connections up.
+async fn connected(config: RedisConfig) -> Arc<RedisStore> {
+    let store = RedisStore::spawn(config);
+    within(10, "the store connects", store.ready()).await;
+    store
+}
+
+async fn within<T>(seconds: u64, what: &str, future: impl Future<Output = T>) -> T {
+    let patience = Duration::from_secs(seconds);
+    let done = tokio::time::timeout(patience, future).await;
+    done.unwrap_or_else(|_| panic!("waited {patience:?} in vain: {what}"))
+}
+
+/// Asks until the store grants.
+async fn until_granted(store: &dyn Store, ask: Ask, seconds: u64) -> Grant {
+    within(seconds, "the store grants again", async {
+        loop {
+            match one(store, ask).await {
+                Ok(grant) => return grant,
+                Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    })
+    .await
+}

@@ -1,0 +1,147 @@
+//! A cluster whose slots move and whose shards fail.
+
+use ratelease::store::{Ask, Store};
+
+use std::time::Duration;
+
+use super::{ask, connected, granted, one, until_granted};
+use crate::support::redis::Cluster;
+use crate::support::{now, wait_for};
+
+/// Fresh asks, for a key of each master.
+fn one_of_each(store: &dyn Store, shards: usize) -> Vec<Ask> {
+    let mut found: Vec<Option<Ask>> = vec![None; shards];
+    while found.iter().any(Option::is_none) {
+        let ask = ask(1_000, 1, 0);
+        found[store.shard(&ask)].get_or_insert(ask);
+    }
+    found.into_iter().flatten().collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_is_the_master_that_owns_the_slot() {
+    let cluster = Cluster::shared();
+    let store = connected(cluster.config()).await;
+    let mut owners = std::collections::BTreeMap::new();
+    for _ in 0..200 {
+        let ask = ask(10, 1, 0);
+        let owner = cluster.slot_owner(0, &ask.key.in_store(""));
+        let known = *owners.entry(store.shard(&ask)).or_insert(owner);
+        assert_eq!(known, owner, "{:?}", ask.key);
+    }
+    assert_eq!(owners.len(), 3, "{owners:?}");
+}
+
+/// 200 asks for absent keys of a slot on the move, among as many for the target's own keys, whose
+/// commands would use up an ASKING that travelled by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
+    let cluster = Cluster::shared();
+    let mut config = cluster.config();
+    // All keys of this store fall into the slot of this tag.
+    config.key_prefix = "{on the move}".into();
+    let moving = connected(config).await;
+    let others = connected(cluster.config()).await;
+    let slot = cluster.slot("{on the move}");
+    let from = cluster.slot_owner(0, "{on the move}");
+    let to = (from + 1) % 3;
+    let old: Vec<_> = (0..20).map(|_| ask(10, 4, 0)).collect();
+    for reply in moving.exchange(&old).await {
+        assert_eq!(reply.unwrap().left, 6);
+    }
+
+    cluster.begin_move(slot, from, to);
+    cluster.nodes[to].command::<()>(&["SCRIPT", "FLUSH"]);
+    let asking = cluster.nodes[to].calls("asking");
+    let new: Vec<_> = (0..200).map(|_| ask(10, 3, 0)).collect();
+    let busy: Vec<_> = (0..200).map(|_| ask(10, 1, 0)).collect();
+    let (replies, _) = tokio::join!(moving.exchange(&new), others.exchange(&busy));
+    for reply in replies {
+        assert_eq!(reply.unwrap().tokens, 3);
+    }
+    assert!(cluster.nodes[to].calls("asking") >= asking + 200, "the way by ASK was not taken");
+    let counts = moving.counts();
+    assert!(counts.redirects >= 200 && counts.noscripts > 0, "{counts:?}");
+    for reply in moving.exchange(&old).await {
+        assert_eq!(reply.unwrap().left, 2, "a key that has not moved is still at home");
+    }
+
+    cluster.finish_move(slot, from, to);
+    for (asks, left) in [(&old, 0), (&new, 4)] {
+        for reply in moving.exchange(asks).await {
+            assert_eq!(reply.unwrap().left, left, "a count was lost or charged twice on the way");
+        }
+    }
+    assert_eq!(moving.counts().errors, 0);
+}
+
+/// Well above what an idle machine needs (a millisecond), well below any time-out of ours.
+const FAST: Duration = Duration::from_millis(150);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_shard_fails_fast_and_leaves_the_others_alone() {
+    let cluster = Cluster::start(3, 0);
+    let store = connected(cluster.config()).await;
+    let asks = one_of_each(&*store, 3);
+    let lost = cluster.slot_owner(0, &asks[0].key.in_store(""));
+    // First without a word, as a node whose machine is gone; then with refused connections.
+    cluster.nodes[lost].stop();
+    slow_at_worst(&*store, &asks, Duration::from_secs(1)).await;
+    cluster.nodes[lost].kill();
+    slow_at_worst(&*store, &asks, Duration::from_secs(1)).await;
+}
+
+/// For two seconds: asks of the first shard fail within `worst`, those of the others are granted at
+/// once.
+async fn slow_at_worst(store: &dyn Store, asks: &[Ask], worst: Duration) {
+    let end = now() + Duration::from_secs(2);
+    let lost = async {
+        while now() < end {
+            let sent = now();
+            one(store, asks[0]).await.expect_err("its master is gone");
+            assert!(sent.elapsed() < worst, "{:?}", sent.elapsed());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let others = async {
+        while now() < end {
+            let sent = now();
+            for reply in store.exchange(&asks[1..]).await {
+                reply.unwrap();
+            }
+            assert!(sent.elapsed() < FAST, "{:?}", sent.elapsed());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::join!(lost, others);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_takes_over_from_a_master_that_died_or_hangs() {
+    let cluster = Cluster::start(3, 1);
+    let store = connected(cluster.config()).await;
+    let asks = one_of_each(&*store, 3);
+    let owner = |ask: &Ask| cluster.slot_owner(0, &ask.key.in_store(""));
+    // Node 0 stays, as the one that tells us who owns what.
+    let mut victims = asks.iter().filter(|ask| owner(ask) != 0);
+    for hangs in [true, false] {
+        let ask = *victims.next().unwrap();
+        let (victim, shard) = (owner(&ask), store.shard(&ask));
+        granted(&*store, ask).await;
+        if hangs {
+            cluster.nodes[victim].stop();
+        } else {
+            cluster.nodes[victim].kill();
+        }
+        until_granted(&*store, ask, 20).await;
+        assert_ne!(owner(&ask), victim);
+        assert_eq!(store.shard(&ask), shard, "the shard keeps its number");
+        if hangs {
+            cluster.nodes[victim].cont();
+            wait_for("the old master follows the new one", Duration::from_secs(20), || {
+                let replication = cluster.nodes[victim].info("replication");
+                (replication.get("master_link_status")? == "up").then_some(())
+            });
+        }
+    }
+}

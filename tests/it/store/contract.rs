@@ -1,0 +1,205 @@
+//! Every clause of the contract, against `&dyn Store`.
+
+use ratelease::rules::Unit;
+use ratelease::store::memory::MemoryStore;
+use ratelease::store::per_second::PerSecond;
+use ratelease::store::{Ask, Back, SHARDS_MAX, Store};
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{ask, connected, granted, one, within};
+use crate::support::now;
+use crate::support::redis::{Cluster, Sentinel, Single};
+
+#[tokio::test]
+async fn memory_keeps_the_contract() {
+    keeps_the_contract(&MemoryStore::system()).await;
+}
+
+#[tokio::test]
+async fn two_stores_in_one_keep_the_contract() {
+    let memory = || Arc::new(MemoryStore::system());
+    keeps_the_contract(&PerSecond::new(memory(), memory())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_keeps_the_contract() {
+    let store = connected(Cluster::shared().config()).await;
+    keeps_the_contract(&*store).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_server_keeps_the_contract_over_tcp_and_unix_socket() {
+    let single = Single::start();
+    let mut config = single.config();
+    keeps_the_contract(&*connected(config.clone()).await).await;
+    config.addresses = vec![single.socket()];
+    keeps_the_contract(&*connected(config).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_under_sentinels_keeps_the_contract() {
+    let sentinel = Sentinel::start();
+    keeps_the_contract(&*connected(sentinel.config()).await).await;
+}
+
+async fn keeps_the_contract(store: &dyn Store) {
+    lends_what_is_wanted_or_left(store).await;
+    grants_a_need_whole_or_not_at_all(store).await;
+    a_denial_overdraws_where_it_may(store).await;
+    a_look_takes_nothing(store).await;
+    a_return_of_this_window_is_credited(store).await;
+    a_return_of_another_window_is_not(store).await;
+    a_refund_goes_to_the_present_window(store).await;
+    credits_go_before_the_rest(store).await;
+    a_limit_that_shrank_counts_what_is_out(store).await;
+    takes_the_largest_numbers(store).await;
+    names_the_window_of_every_unit(store).await;
+    replies_in_order(store).await;
+    begins_anew_with_each_window(store).await;
+}
+
+async fn lends_what_is_wanted_or_left(store: &dyn Store) {
+    let ask = ask(10, 4, 0);
+    let first = granted(store, ask).await;
+    assert_eq!((first.tokens, first.left, first.overdrawn), (4, 6, false));
+    let second = granted(store, Ask { want: 100, ..ask }).await;
+    assert_eq!((second.tokens, second.left, second.overdrawn), (6, 0, false));
+    let third = granted(store, ask).await;
+    assert_eq!((third.tokens, third.left, third.overdrawn), (0, 0, false));
+}
+
+async fn grants_a_need_whole_or_not_at_all(store: &dyn Store) {
+    let ask = Ask { charge_denied: false, ..ask(10, 0, 7) };
+    assert_eq!(granted(store, ask).await.tokens, 7, "a need above the want is granted");
+    let denied = granted(store, ask).await;
+    assert_eq!((denied.tokens, denied.left, denied.overdrawn), (0, 3, false));
+    assert_eq!(granted(store, Ask { need: 3, want: 5, ..ask }).await.tokens, 3);
+}
+
+async fn a_denial_overdraws_where_it_may(store: &dyn Store) {
+    let ask = ask(10, 0, 11);
+    let spared = granted(store, Ask { charge_denied: false, ..ask }).await;
+    assert_eq!((spared.tokens, spared.left, spared.overdrawn), (0, 10, false));
+    let charged = granted(store, ask).await;
+    assert_eq!((charged.tokens, charged.left, charged.overdrawn), (0, 0, true));
+    let look = granted(store, Ask { need: 0, ..ask }).await;
+    assert!(look.overdrawn, "it stays overdrawn");
+    let again = granted(store, ask).await;
+    assert!(again.overdrawn);
+    let back = Some(Back { tokens: 1, window: Some(again.window) });
+    let mended = granted(store, Ask { need: 0, back, ..ask }).await;
+    assert_eq!((mended.left, mended.overdrawn), (1, false), "one is back, however often denied");
+}
+
+async fn a_look_takes_nothing(store: &dyn Store) {
+    let ask = ask(10, 0, 0);
+    for _ in 0..3 {
+        let look = granted(store, ask).await;
+        assert_eq!((look.tokens, look.left, look.overdrawn), (0, 10, false));
+    }
+}
+
+async fn a_return_of_this_window_is_credited(store: &dyn Store) {
+    let ask = ask(10, 8, 0);
+    let lent = granted(store, ask).await;
+    let back = Some(Back { tokens: 5, window: Some(lent.window) });
+    assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 7);
+    let back = Some(Back { tokens: 50, window: Some(lent.window) });
+    let full = granted(store, Ask { want: 0, back, ..ask }).await;
+    assert_eq!(full.left, 10, "never more than the limit");
+}
+
+async fn a_return_of_another_window_is_not(store: &dyn Store) {
+    let ask = ask(10, 8, 0);
+    let lent = granted(store, ask).await;
+    for window in [0, lent.window - 1, lent.window + 1, lent.window + (1 << 32), u64::MAX] {
+        let back = Some(Back { tokens: 5, window: Some(window) });
+        assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 2, "window {window}");
+    }
+}
+
+async fn a_refund_goes_to_the_present_window(store: &dyn Store) {
+    let ask = ask(10, 8, 0);
+    granted(store, ask).await;
+    let back = Some(Back { tokens: 3, window: None });
+    assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 5);
+}
+
+async fn credits_go_before_the_rest(store: &dyn Store) {
+    let ask = ask(10, 10, 0);
+    let lent = granted(store, ask).await;
+    let back = Some(Back { tokens: 6, window: Some(lent.window) });
+    let swapped = granted(store, Ask { want: 2, need: 5, back, ..ask }).await;
+    assert_eq!((swapped.tokens, swapped.left, swapped.overdrawn), (5, 1, false));
+}
+
+async fn a_limit_that_shrank_counts_what_is_out(store: &dyn Store) {
+    let mut ask = ask(10, 8, 0);
+    granted(store, ask).await;
+    ask.limit.requests_per_unit = 5;
+    let shrunk = granted(store, ask).await;
+    assert_eq!((shrunk.tokens, shrunk.left, shrunk.overdrawn), (0, 0, true));
+    ask.limit.requests_per_unit = 20;
+    assert_eq!(granted(store, Ask { want: 0, ..ask }).await.left, 12);
+}
+
+async fn takes_the_largest_numbers(store: &dyn Store) {
+    let ask = ask(u32::MAX, u64::MAX, 0);
+    let all = granted(store, ask).await;
+    assert_eq!((all.tokens, all.left), (u64::from(u32::MAX), 0));
+    let denied = granted(store, Ask { need: u64::MAX, ..ask }).await;
+    assert!(denied.overdrawn);
+    let back = Some(Back { tokens: u64::MAX, window: Some(all.window) });
+    let empty = granted(store, Ask { want: 0, back, ..ask }).await;
+    assert_eq!((empty.left, empty.overdrawn), (u64::from(u32::MAX), false));
+}
+
+async fn names_the_window_of_every_unit(store: &dyn Store) {
+    for unit in Unit::ALL {
+        let mut ask = ask(10, 1, 0);
+        ask.limit.unit = unit;
+        let grant = granted(store, ask).await;
+        assert!(grant.reset_after > Duration::ZERO && grant.reset_after <= ask.limit.window());
+        // Servers of this machine share its wall clock.
+        #[allow(clippy::disallowed_methods)]
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let starts = grant.window * unit.seconds();
+        let ends = starts + unit.seconds();
+        assert!((starts..ends + 5).contains(&now.as_secs()), "{unit:?}: {grant:?} at {now:?}");
+        assert!(store.shard(&ask) < SHARDS_MAX);
+    }
+}
+
+async fn replies_in_order(store: &dyn Store) {
+    assert!(store.exchange(&[]).await.is_empty());
+    let asks: Vec<_> = (0..300).map(|at| ask(1_000, at, 0)).collect();
+    for (at, reply) in store.exchange(&asks).await.into_iter().enumerate() {
+        assert_eq!(reply.unwrap().tokens, at as u64);
+    }
+}
+
+/// In real time, over three windows of a second: none lends more than the limit, each lends it all.
+async fn begins_anew_with_each_window(store: &dyn Store) {
+    let mut ask = ask(10, 3, 0);
+    ask.limit.unit = Unit::Second;
+    let mut lent = std::collections::BTreeMap::new();
+    let start = now();
+    within(10, "three windows pass", async {
+        while lent.len() < 4 {
+            let before = now();
+            let grant = one(store, ask).await.unwrap();
+            *lent.entry(grant.window).or_insert(0) += grant.tokens;
+            // A window ends when the first grant said it would.
+            let ends = before + grant.reset_after;
+            assert!(ends <= start + Duration::from_secs(10));
+            if grant.left == 0 {
+                tokio::time::sleep_until((ends + Duration::from_millis(5)).into()).await;
+            }
+        }
+    })
+    .await;
+    lent.pop_last();
+    assert!(lent.values().all(|tokens| *tokens == 10), "{lent:?}");
+}

@@ -1,0 +1,32 @@
+//! Seeded randomness, so that a failing test can be run again as it was.
+
+use std::hash::{BuildHasher, RandomState};
+
+/// A generator (splitmix64) that remembers nothing but its state.
+pub struct Dice(u64);
+
+impl Dice {
+    /// From the seed in `RATELEASE_TEST_SEED`, or a fresh one; says which.
+    pub fn new() -> Self {
+        let seed = std::env::var("RATELEASE_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+        let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(()));
+        println!("run again with RATELEASE_TEST_SEED={seed}");
+        Self(seed)
+    }
+
+    pub fn roll(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// 0 up to `end`, without it.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.roll() % end
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[usize::try_from(self.below(from.len() as u64)).unwrap()]
+    }
+}

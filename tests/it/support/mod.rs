@@ -1,0 +1,33 @@
+//! What several test modules need. Everything here is cleaned up even if the test process is
+//! killed.
+
+// Each module uses its part.
+#![allow(dead_code)]
+
+pub mod dice;
+pub mod redis;
+pub mod redis_cluster;
+pub mod redis_sentinel;
+pub mod redis_server;
+
+use std::time::{Duration, Instant};
+
+/// Calls `probe` until it gives a value; fails the test when `patience` is over.
+#[track_caller]
+pub fn wait_for<T>(what: &str, patience: Duration, mut probe: impl FnMut() -> Option<T>) -> T {
+    let end = now() + patience;
+    loop {
+        if let Some(value) = probe() {
+            return value;
+        }
+        assert!(now() < end, "waited {patience:?} in vain: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The monotonic clock.
+pub fn now() -> Instant {
+    // Tests on real sockets run in real time.
+    #[allow(clippy::disallowed_methods)]
+    Instant::now()
+}

@@ -1,0 +1,210 @@
+//! A Redis Cluster of real processes.
+
+use std::sync::OnceLock;
+use std::thread;
+use std::time::Duration;
+
+use ratelease::store::redis::{Address, RedisConfig, RedisKind};
+
+use super::redis::tcp;
+use super::redis_server::Server;
+use super::wait_for;
+
+/// Masters first, then replicas: node `masters + i` begins as the replica of node `i % masters`.
+pub struct Cluster {
+    pub nodes: Vec<Server>,
+    ids: Vec<String>,
+    masters: usize,
+}
+
+/// Short, so that a failover takes some 4 s; real ones have 15 000.
+const NODE_TIMEOUT_MS: &str = "2000";
+/// Joining takes one or two rounds of gossip, and more on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+const SLOTS: usize = 16_384;
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Three masters with a replica each, for every test of this binary that does not break it.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Cluster> = OnceLock::new();
+        SHARED.get_or_init(|| Cluster::start(3, 1))
+    }
+
+    /// A cluster of one's own, with every node in agreement and every replica in step: a replica
+    /// that was never in step with its master could not be elected.
+    pub fn start(masters: usize, replicas_each: usize) -> Self {
+        let size = masters * (1 + replicas_each);
+        let starting: Vec<_> = (0..size).map(|_| thread::spawn(start_node)).collect();
+        let nodes: Vec<_> = starting.into_iter().map(|node| node.join().unwrap()).collect();
+        let ids = nodes.iter().map(|node| node.command(&["CLUSTER", "MYID"])).collect();
+        let cluster = Self { nodes, ids, masters };
+        cluster.assign_slots();
+        cluster.meet();
+        cluster.replicate();
+        cluster.wait_until_ok();
+        cluster
+    }
+
+    fn assign_slots(&self) {
+        for at in 0..self.masters {
+            let bound = |at: usize| (SLOTS * at / self.masters).to_string();
+            let last = (SLOTS * (at + 1) / self.masters - 1).to_string();
+            let node = &self.nodes[at];
+            node.command::<()>(&["CLUSTER", "ADDSLOTSRANGE", &bound(at), &last]);
+            node.command::<()>(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
+        }
+    }
+
+    fn meet(&self) {
+        let size = self.nodes.len().to_string();
+        for other in &self.nodes[1..] {
+            let bus: Vec<String> = other.command(&["CONFIG", "GET", "cluster-port"]);
+            let port = other.port().to_string();
+            self.nodes[0].command::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus[1]]);
+        }
+        for node in &self.nodes {
+            wait_for("the nodes know each other", PATIENCE, || {
+                (*cluster_info(node).get("cluster_known_nodes")? == size).then_some(())
+            });
+        }
+    }
+
+    fn replicate(&self) {
+        for at in self.masters..self.nodes.len() {
+            let master = &self.ids[at % self.masters];
+            // Refused until the node has heard that its master is one.
+            wait_for("a replica may follow its master", PATIENCE, || {
+                self.nodes[at].try_command::<()>(&["CLUSTER", "REPLICATE", master]).ok()
+            });
+        }
+    }
+
+    /// Waits until every node that runs finds the cluster well and every replica is in step.
+    pub fn wait_until_ok(&self) {
+        for node in &self.nodes {
+            wait_for("the cluster is well and in step", PATIENCE, || {
+                let replication = node.info("replication");
+                let in_step = replication.get("role")? == "master"
+                    || replication.get("master_link_status")? == "up";
+                let slots: Vec<redis::Value> = node.command(&["CLUSTER", "SLOTS"]);
+                let complete = slots.len() >= self.masters
+                    && slots.iter().all(|range| self.has_replicas(range));
+                let ok = cluster_info(node).get("cluster_state")? == "ok";
+                (ok && in_step && complete).then_some(())
+            });
+        }
+    }
+
+    /// `[first, last, master, replicas…]`
+    fn has_replicas(&self, range: &redis::Value) -> bool {
+        let replicas = self.nodes.len() / self.masters - 1;
+        matches!(range, redis::Value::Array(parts) if parts.len() >= 3 + replicas)
+    }
+
+    pub fn addresses(&self) -> Vec<Address> {
+        self.nodes.iter().map(|node| tcp(node.port())).collect()
+    }
+
+    pub fn config(&self) -> RedisConfig {
+        RedisConfig::new(RedisKind::Cluster, self.addresses())
+    }
+
+    pub fn slot(&self, key: &str) -> u16 {
+        self.nodes[0].command(&["CLUSTER", "KEYSLOT", key])
+    }
+
+    /// Position in `nodes` of the master that owns the slot of `key`, as node `asked` sees it.
+    pub fn slot_owner(&self, asked: usize, key: &str) -> usize {
+        let slot = i64::from(self.slot(key));
+        let ranges: Vec<(i64, i64, redis::Value)> = self.nodes[asked]
+            .command::<Vec<Vec<redis::Value>>>(&["CLUSTER", "SLOTS"])
+            .into_iter()
+            .map(|range| {
+                let mut parts = range.into_iter();
+                let mut bound = || redis::from_redis_value(parts.next().unwrap()).unwrap();
+                (bound(), bound(), parts.next().unwrap())
+            })
+            .collect();
+        let owner = ranges.iter().find(|(first, last, _)| (*first..=*last).contains(&slot));
+        let (_, _, master) = owner.expect("the slot has an owner");
+        let redis::Value::Array(master) = master else { panic!("{master:?}") };
+        let port: u16 = redis::from_redis_value(master[1].clone()).unwrap();
+        self.nodes.iter().position(|node| node.port() == port).unwrap()
+    }
+
+    /// The node that holds `key`; it begins with all masters well.
+    pub fn owner(&self, key: &str) -> &Server {
+        &self.nodes[self.slot_owner(0, key)]
+    }
+
+    /// Bytes that `key` costs its node, the name included.
+    pub fn memory_usage(&self, key: &str) -> u64 {
+        self.owner(key).command(&["MEMORY", "USAGE", key])
+    }
+
+    /// Begins to move a slot: absent keys are redirected from now on, and present ones stay.
+    pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
+        let slot = slot.to_string();
+        let set = |at: usize, way: &str, other: usize| {
+            let words = ["CLUSTER", "SETSLOT", &slot, way, &self.ids[other]];
+            self.nodes[at].command::<()>(&words);
+        };
+        set(to, "IMPORTING", from);
+        set(from, "MIGRATING", to);
+    }
+
+    /// Moves the keys of a slot over, and then the slot itself.
+    pub fn finish_move(&self, slot: u16, from: usize, to: usize) {
+        let slot = slot.to_string();
+        let port = self.nodes[to].port().to_string();
+        loop {
+            let words = ["CLUSTER", "GETKEYSINSLOT", &slot, "100"];
+            let keys: Vec<String> = self.nodes[from].command(&words);
+            if keys.is_empty() {
+                break;
+            }
+            let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+            words.extend(keys.iter().map(String::as_str));
+            self.nodes[from].command::<String>(&words);
+        }
+        for at in [to, from].into_iter().chain(0..self.masters) {
+            self.nodes[at].command::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &self.ids[to]]);
+        }
+    }
+
+    /// Moves one slot with its keys.
+    pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
+        self.begin_move(slot, from, to);
+        self.finish_move(slot, from, to);
+    }
+
+    /// Calls of `command` on all nodes.
+    pub fn calls(&self, command: &str) -> u64 {
+        self.nodes.iter().map(|node| node.calls(command)).sum()
+    }
+}
+
+fn start_node() -> Server {
+    Server::start(&[
+        "--cluster-enabled",
+        "yes",
+        "--cluster-port",
+        "{free}",
+        "--cluster-node-timeout",
+        NODE_TIMEOUT_MS,
+        "--cluster-require-full-coverage",
+        "no",
+        "--repl-diskless-sync-delay",
+        "0",
+        "--repl-ping-replica-period",
+        "1",
+    ])
+}
+
+fn cluster_info(node: &Server) -> std::collections::HashMap<String, String> {
+    let text: String = node.command(&["CLUSTER", "INFO"]);
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}

@@ -1,0 +1,266 @@
+//! One `redis-server` process that ends with the test process, however that ends.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::wait_for;
+
+/// A running server. Dropping it kills the process and removes its directory.
+pub struct Server {
+    port: u16,
+    dir: PathBuf,
+    arguments: Vec<String>,
+    password: Option<String>,
+    process: Process,
+}
+
+struct Process {
+    /// A shell that kills the server once its standard input closes. The test process holds the
+    /// other end, so that the server goes when the test process does, even by SIGKILL.
+    shell: Child,
+    pid: u32,
+}
+
+#[derive(Default)]
+struct Start<'a> {
+    arguments: &'a [&'a str],
+    password: Option<&'a str>,
+    file: Option<&'a str>,
+}
+
+const START_PATIENCE: Duration = Duration::from_secs(10);
+/// Another test may take the port between our picking it and the server's binding it.
+const PORT_TRIES: usize = 5;
+
+/// `$1` is the directory, the rest the server's command line. A line `keep` leaves the directory.
+const SHELL: &str = r#"
+dir=$1; shift
+"$@" >/dev/null 2>&1 &
+pid=$!
+echo $pid
+read word
+kill -9 $pid
+wait $pid
+[ "$word" = keep ] || rm -rf "$dir"
+"#;
+
+// === impl Server ===
+
+impl Server {
+    /// Starts a server on a free port. `arguments` are options as on the command line; `{free}` in
+    /// them stands for one more free port, and `{dir}` for the server's directory.
+    pub fn start(arguments: &[&str]) -> Self {
+        Self::start_somewhere(&Start { arguments, ..Start::default() })
+    }
+
+    /// As [`Server::start`], on a server that wants this password.
+    pub fn start_protected(arguments: &[&str], password: &str) -> Self {
+        Self::start_somewhere(&Start { arguments, password: Some(password), file: None })
+    }
+
+    /// As [`Server::start`], with a configuration file of this content.
+    pub fn start_with_file(arguments: &[&str], file: &str) -> Self {
+        Self::start_somewhere(&Start { arguments, password: None, file: Some(file) })
+    }
+
+    /// Starts a server on this port, which must be free.
+    pub fn start_on(port: u16, arguments: &[&str]) -> Self {
+        let start = Start { arguments, ..Start::default() };
+        Self::try_start(port, &start).expect("the port is taken")
+    }
+
+    fn start_somewhere(start: &Start) -> Self {
+        (0..PORT_TRIES)
+            .find_map(|_| Self::try_start(free_port(), start))
+            .expect("redis-server found no free port")
+    }
+
+    fn try_start(port: u16, start: &Start) -> Option<Self> {
+        let dir = tempfile::Builder::new().prefix("ratelease-redis-").tempdir().unwrap().keep();
+        let mut all: Vec<String> = Vec::new();
+        if let Some(file) = start.file {
+            std::fs::write(dir.join("conf"), file).unwrap();
+            all.push("{dir}/conf".into());
+        }
+        let common = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port"];
+        all.extend(common.iter().map(ToString::to_string));
+        all.extend([port.to_string()]);
+        all.extend(["--dir", "{dir}", "--logfile", "{dir}/log"].map(ToOwned::to_owned));
+        if let Some(password) = start.password {
+            all.extend(["--requirepass".into(), password.into()]);
+        }
+        all.extend(start.arguments.iter().map(ToString::to_string));
+        for argument in &mut all {
+            *argument = argument.replace("{dir}", &dir.display().to_string());
+            if argument.contains("{free}") {
+                *argument = argument.replace("{free}", &free_port().to_string());
+            }
+        }
+        let process = Process::start(&dir, &all);
+        let password = start.password.map(ToOwned::to_owned);
+        let server = Self { port, dir, arguments: all, password, process };
+        server.wait_until_up().then_some(server)
+    }
+
+    /// False if it lost the race for its port.
+    fn wait_until_up(&self) -> bool {
+        wait_for("redis-server answers", START_PATIENCE, || {
+            let log = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+            if log.contains("Address already in use") || log.contains("Failed listening") {
+                return Some(false);
+            }
+            assert!(!log.contains("FATAL"), "redis-server does not start: {log}");
+            let info = self.try_info("server")?;
+            // Whoever answers on the port must be ours.
+            Some(info.get("process_id")? == &self.process.pid.to_string())
+        })
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// A connection for commands of the test's own.
+    pub fn connect(&self) -> redis::Connection {
+        self.try_connect().unwrap()
+    }
+
+    fn try_connect(&self) -> redis::RedisResult<redis::Connection> {
+        let password = self.password.as_ref().map(|it| format!(":{it}@")).unwrap_or_default();
+        let client = redis::Client::open(format!("redis://{password}127.0.0.1:{}", self.port))?;
+        let connection = client.get_connection_with_timeout(Duration::from_secs(2))?;
+        connection.set_read_timeout(Some(Duration::from_secs(5)))?;
+        Ok(connection)
+    }
+
+    /// The reply to a command given word by word.
+    #[track_caller]
+    pub fn command<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        self.try_command(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    pub fn try_command<T: redis::FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
+        let (name, rest) = words.split_first().unwrap();
+        redis::cmd(name).arg(rest).query(&mut self.try_connect()?)
+    }
+
+    /// A section of INFO as names and values.
+    pub fn info(&self, section: &str) -> HashMap<String, String> {
+        parse_info(&self.command::<String>(&["INFO", section]))
+    }
+
+    fn try_info(&self, section: &str) -> Option<HashMap<String, String>> {
+        self.try_command::<String>(&["INFO", section]).ok().as_deref().map(parse_info)
+    }
+
+    /// Calls of each command since the server began (or CONFIG RESETSTAT), inner ones of scripts
+    /// too.
+    pub fn command_calls(&self) -> HashMap<String, u64> {
+        let calls = |stats: &str| {
+            stats.split(',').find_map(|it| it.strip_prefix("calls=")).unwrap().parse().unwrap()
+        };
+        self.info("commandstats")
+            .into_iter()
+            .map(|(name, stats)| (name.trim_start_matches("cmdstat_").to_owned(), calls(&stats)))
+            .collect()
+    }
+
+    /// Calls of one command, such as `evalsha` or `config|get`.
+    pub fn calls(&self, command: &str) -> u64 {
+        self.command_calls().get(command).copied().unwrap_or(0)
+    }
+
+    /// Every key, in this server alone.
+    pub fn keys(&self) -> Vec<String> {
+        self.command(&["KEYS", "*"])
+    }
+
+    /// Kills the process at once; the directory stays.
+    pub fn kill(&self) {
+        self.process.signal("KILL");
+    }
+
+    /// Stops the process in its tracks; its sockets stay open.
+    pub fn stop(&self) {
+        self.process.signal("STOP");
+    }
+
+    /// Lets a stopped process go on.
+    pub fn cont(&self) {
+        self.process.signal("CONT");
+    }
+
+    /// Starts the server anew on its port and in its directory, killing it first if it still runs.
+    pub fn start_again(&mut self) {
+        self.process.end("keep");
+        self.process = Process::start(&self.dir, &self.arguments);
+        assert!(self.wait_until_up(), "its port was taken meanwhile");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process.end("");
+    }
+}
+
+// === impl Process ===
+
+impl Process {
+    fn start(dir: &Path, arguments: &[String]) -> Self {
+        let mut shell = Command::new("sh")
+            .args(["-c", SHELL, "sh"])
+            .arg(dir)
+            .arg(redis_server())
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut pid = String::new();
+        BufReader::new(shell.stdout.take().unwrap()).read_line(&mut pid).unwrap();
+        Self { shell, pid: pid.trim().parse().unwrap() }
+    }
+
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill")
+            .args([&format!("-{signal}"), &self.pid.to_string()])
+            .status()
+            .unwrap();
+        assert!(status.success(), "kill -{signal} {}", self.pid);
+    }
+
+    fn end(&mut self, word: &str) {
+        if let Some(mut stdin) = self.shell.stdin.take() {
+            let _ = writeln!(stdin, "{word}");
+        }
+        let _ = self.shell.wait();
+    }
+}
+
+/// A port that nobody listens on at the moment.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn redis_server() -> PathBuf {
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&paths).map(|dir| dir.join("redis-server"));
+    found.into_iter().find(|path| path.is_file()).unwrap_or_else(|| {
+        panic!("no redis-server on PATH: run scripts/test, or apt-get install redis-server")
+    })
+}
+
+fn parse_info(text: &str) -> HashMap<String, String> {
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
