@@ -3,8 +3,8 @@
 //! The hash is BLAKE3 in keyed mode, cut to 128 bits, over an injective encoding: each part carries
 //! its kind and its length, so no two different inputs encode alike. With a secret of one's own no
 //! client can aim a value at a slot of the cluster or find two values that share a count; with the
-//! built-in secret, which anybody can read, collisions still cost 2^64 hashes. Nothing of a client's value
-//! reaches Redis, and a long value costs no memory there.
+//! built-in secret, which anybody can read, collisions still cost 2^64 hashes. Nothing of a
+//! client's value reaches Redis, and a long value costs no memory there.
 
 use std::fmt;
 
@@ -75,7 +75,7 @@ impl fmt::Debug for KeyHasher {
 // === impl Key ===
 
 impl Key {
-    /// The key in the store, `rl:{…}` behind `prefix`. The braces make the whole hash the slot's tag.
+    /// The key in the store, `rl:{…}` behind `prefix`. The braces make all the hash the slot's tag.
     pub fn in_store(self, prefix: &str) -> String {
         format!("{prefix}rl:{{{self}}}")
     }

@@ -36,7 +36,7 @@ pub struct Entry<'a> {
 }
 
 impl Request<'_> {
-    /// Hits that `descriptor` charges: its own addend if present, even 0; else the request's; else 1.
+    /// Hits that `descriptor` charges: its own addend if present, even 0; else the request's or 1.
     pub fn hits(&self, descriptor: &Descriptor<'_>) -> u64 {
         descriptor.hits_addend.unwrap_or(u64::from(self.hits_addend.max(1)))
     }

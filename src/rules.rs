@@ -43,7 +43,7 @@ pub struct Rule {
 /// What a rule holds about one level of its path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Level {
-    /// `share_threshold`: all values that match this pattern count as one, under the pattern's text.
+    /// `share_threshold`: all values that match this pattern count as one, under its text.
     pub shared: Option<Box<str>>,
     /// `value_to_metric`: the stats key carries the value seen on the request.
     pub value_to_metric: bool,
@@ -82,7 +82,7 @@ impl Rules {
         None
     }
 
-    /// Tells two sets of rules apart: a hash of their sources, equal on every pod that reads the same.
+    /// Tells two sets of rules apart: a hash of their sources, equal on pods that read the same.
     pub fn version(&self) -> u64 {
         self.version
     }

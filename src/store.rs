@@ -15,24 +15,24 @@ use crate::rules::Limit;
 ///
 /// # Contract
 ///
-/// Each ask is one atomic step on its key, taken at the store's own time (the only wall clock there is):
+/// Each ask is one atomic step on its key, taken at the store's own time (the only wall clock):
 ///
 /// 1. The window is the one that the store's time falls in, aligned to the Unix epoch. A key whose
 ///    last step was in another window starts at a count of 0.
-/// 2. [`Ask::back`] is credited first: `count = max(0, min(count, limit) − tokens)`. A lease's return
-///    that names another window than the present one credits nothing.
+/// 2. [`Ask::back`] is credited first: `count = max(0, min(count, limit) − tokens)`. A lease's
+///    return that names another window than the present one credits nothing.
 /// 3. With `left = max(0, limit − count)`: if `need > left`, nothing is granted and, where
-///    [`Ask::charge_denied`] is set, `count = max(count, limit + 1)`: the key is overdrawn. Otherwise
-///    `min(max(want, need), left)` tokens are granted and added to the count *before* the reply
-///    leaves, so that tokens handed out never exceed the limit whatever happens to the reply.
+///    [`Ask::charge_denied`] is set, `count = max(count, limit + 1)`: the key is overdrawn.
+///    Otherwise `min(max(want, need), left)` tokens are granted and added to the count *before* the
+///    reply leaves, so that tokens handed out never exceed the limit whatever happens to the reply.
 /// 4. Every key expires by itself once its window has passed.
 ///
-/// A reply that is lost leaves its tokens debited. An implementation may repeat an ask that it knows
-/// was not taken; it never repeats one whose fate it does not know if `back` is set, since a
+/// A reply that is lost leaves its tokens debited. An implementation may repeat an ask that it
+/// knows was not taken; it never repeats one whose fate it does not know if `back` is set, since a
 /// credit applied twice would admit more than the limit.
 pub trait Store: Send + Sync + 'static {
-    /// The shard that owns the key of `ask`: asks of one shard travel together. Below [`SHARDS_MAX`].
-    /// Advisory: a stale answer costs time, never correctness.
+    /// The shard that owns the key of `ask`: asks of one shard travel together. Below
+    /// [`SHARDS_MAX`]. Advisory: a stale answer costs time, never correctness.
     fn shard(&self, ask: &Ask) -> usize;
 
     /// Carries `asks` to their shard. One reply an ask, in order; one that fails fails alone.

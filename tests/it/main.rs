@@ -1,6 +1,7 @@
-//! Tests of the whole crate against real sockets and real servers. One binary, so that it links
-//! once and shares one Redis Cluster; each module below says what it is for.
-
+//! Tests of the whole crate against real sockets and real servers, but for those behind a real Envoy
+//! (`tests/envoy.rs`). One binary, so that it links once and shares one Redis Cluster; each module
+//! below says what it is for.
+#![cfg(test)]
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 // `pub` means "for the other modules" here: nothing is exported from a test binary.
@@ -9,5 +10,9 @@
 /// Starts what the tests talk to.
 mod support;
 
+/// The tests' own tools: children end with the test, loads count what came back.
+mod rig;
 /// The contract of `Store`, kept by every implementation.
 mod store;
+/// The text of the source: sizes, names, stray words, who may name whom.
+mod tidy;

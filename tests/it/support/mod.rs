@@ -5,6 +5,11 @@
 #![allow(dead_code)]
 
 pub mod dice;
+pub mod envoy;
+pub mod http;
+pub mod load;
+pub mod process;
+pub mod ratelease;
 pub mod redis;
 pub mod redis_cluster;
 pub mod redis_sentinel;

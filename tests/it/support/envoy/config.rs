@@ -1,0 +1,166 @@
+//! The configuration of a test's Envoy, as the JSON that it takes in place of YAML.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// How Envoy asks, and whom.
+#[derive(Debug, Clone)]
+pub(crate) struct EnvoyOptions {
+    /// Which tree of the rules.
+    pub(crate) domain: String,
+    /// The pods' gRPC addresses. Envoy takes them in turn.
+    pub(crate) ratelease: Vec<SocketAddr>,
+    /// How many of them must be healthy before [`Envoy::start`] returns.
+    pub(crate) healthy: usize,
+    /// How long it waits for an answer. 250 ms by default, not Envoy's 20 ms: the machine may be
+    /// compiling, and a test that is about time sets its own.
+    pub(crate) timeout: Duration,
+    /// Whether a request whose question has failed gets 500 (the default here) or passes.
+    pub(crate) failure_mode_deny: bool,
+    /// The route's `rate_limits`, in Envoy's words.
+    pub(crate) rate_limits: Value,
+    /// More fields of the filter's configuration, laid over those above.
+    pub(crate) filter: Value,
+    /// Worker threads; each has connections of its own to the pods.
+    pub(crate) concurrency: usize,
+}
+
+/// Envoy takes a port of its own choosing and tells it on its admin page.
+pub(super) const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+// === impl EnvoyOptions ===
+
+impl EnvoyOptions {
+    /// Each request asks with three descriptors: `path`, the request's path; `user`, its header
+    /// `x-user`, if it has one; and `generic_key` with the value `all`.
+    pub(crate) fn new(domain: &str, ratelease: &[SocketAddr]) -> Self {
+        let header = |name: &str, key: &str| {
+            let header = json!({"header_name": name, "descriptor_key": key});
+            json!({"actions": [{"request_headers": header}]})
+        };
+        Self {
+            domain: domain.to_owned(),
+            ratelease: ratelease.to_vec(),
+            healthy: ratelease.len(),
+            timeout: Duration::from_millis(250),
+            failure_mode_deny: true,
+            rate_limits: json!([
+                header(":path", "path"),
+                header("x-user", "user"),
+                {"actions": [{"generic_key": {"descriptor_value": "all"}}]},
+            ]),
+            filter: json!({}),
+            concurrency: 2,
+        }
+    }
+
+    fn filter_config(&self) -> Value {
+        let mut config = json!({
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit",
+            "domain": self.domain,
+            "timeout": format!("{}s", self.timeout.as_secs_f64()),
+            "failure_mode_deny": self.failure_mode_deny,
+            "enable_x_ratelimit_headers": "DRAFT_VERSION_03",
+            "rate_limit_service": {
+                "transport_api_version": "V3",
+                "grpc_service": {"envoy_grpc": {"cluster_name": "ratelease"}},
+            },
+        });
+        if let (Some(config), Some(more)) = (config.as_object_mut(), self.filter.as_object()) {
+            config.extend(more.clone());
+        }
+        config
+    }
+
+    /// All of it, with the upstream on a socket at this path.
+    pub(super) fn bootstrap(&self, upstream: &Path) -> Value {
+        let upstream = json!({"pipe": {"path": upstream}});
+        let ingress = json!({"route": {"cluster": "upstream", "rate_limits": self.rate_limits}});
+        let ok = json!({"direct_response": {"status": 200, "body": {"inline_string": "ok\n"}}});
+        let filters = [filter("ratelimit", self.filter_config()), router()];
+        let pods: Vec<_> = self.ratelease.iter().map(|&pod| endpoint(socket(pod))).collect();
+        json!({
+            "admin": {"address": socket(ANY_PORT)},
+            "static_resources": {
+                "listeners": [
+                    listener("ingress", socket(ANY_PORT), &filters, ingress),
+                    listener("upstream", upstream.clone(), &[router()], ok),
+                ],
+                "clusters": [
+                    ratelease_cluster(&pods),
+                    {
+                        "name": "upstream",
+                        "connect_timeout": "1s",
+                        "load_assignment": assignment("upstream", &[endpoint(upstream)]),
+                    },
+                ],
+            },
+        })
+    }
+}
+
+// === The parts ===
+
+fn socket(addr: SocketAddr) -> Value {
+    json!({"socket_address": {"address": addr.ip().to_string(), "port_value": addr.port()}})
+}
+
+fn endpoint(address: Value) -> Value {
+    json!({"endpoint": {"address": address}})
+}
+
+fn assignment(cluster: &str, endpoints: &[Value]) -> Value {
+    json!({"cluster_name": cluster, "endpoints": [{"lb_endpoints": endpoints}]})
+}
+
+fn filter(name: &str, config: Value) -> Value {
+    json!({"name": format!("envoy.filters.http.{name}"), "typed_config": config})
+}
+
+fn router() -> Value {
+    let kind = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router";
+    filter("router", json!({"@type": kind}))
+}
+
+/// A listener on which every request takes one `route`.
+fn listener(name: &str, address: Value, filters: &[Value], route: Value) -> Value {
+    let mut route = route;
+    route["match"] = json!({"prefix": "/"});
+    let manager = json!({
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.\
+                  http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": name,
+        "http_filters": filters,
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
+    });
+    let manager =
+        json!({"name": "envoy.filters.network.http_connection_manager", "typed_config": manager});
+    json!({"name": name, "address": address, "filter_chains": [{"filters": [manager]}]})
+}
+
+/// The pods, over HTTP/2, each asked for its health ten times a second.
+fn ratelease_cluster(pods: &[Value]) -> Value {
+    let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
+    json!({
+        "name": "ratelease",
+        "connect_timeout": "1s",
+        "load_assignment": assignment("ratelease", pods),
+        // A pod that says it is not serving gets nothing, even if no other is left.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "health_checks": [{
+            "timeout": "1s",
+            "interval": "0.1s",
+            "no_traffic_interval": "0.1s",
+            "unhealthy_threshold": 1,
+            "healthy_threshold": 1,
+            "grpc_health_check": {"service_name": "ratelimit"},
+        }],
+        "typed_extension_protocol_options": {options: {
+            "@type": format!("type.googleapis.com/{options}"),
+            "explicit_http_config": {"http2_protocol_options": {}},
+        }},
+    })
+}

@@ -1,0 +1,189 @@
+//! Child processes that cannot outlive the test, not even one that is killed.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+/// A running child. Dropped, it is killed and gone before `drop` returns.
+pub(crate) struct Process {
+    name: String,
+    pid: u32,
+    log: File,
+    exit: watch::Receiver<Option<i32>>,
+    /// The write end of a pipe that the child's guard reads. The kernel closes it when this process
+    /// ends, however it ends, and then the guard kills the child.
+    leash: Option<ChildStdin>,
+    reaper: Option<JoinHandle<()>>,
+}
+
+/// Lines of a log that a failure shows.
+const LOG_LINES_SHOWN: usize = 30;
+
+/// How often [`Process::until`] asks.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Runs its arguments in the background, logging to its own stderr; tells the pid on stdout; and
+/// kills the child once its own stdin is at an end. Its status is the child's, or 128 + n after
+/// signal n.
+///
+/// A shell without job control starts such a child with SIGINT ignored: send SIGTERM, or have the
+/// program install a handler, as servers do.
+const GUARD: &str = r#"
+exec 3<&0
+"$@" >&2 3<&- </dev/null &
+child=$!
+{ read -r _; kill -KILL "$child"; } <&3 >/dev/null 2>&1 3<&- &
+guard=$!
+exec 3<&- </dev/null
+echo "$child"
+exec >/dev/null 2>&1
+wait "$child"
+status=$?
+kill "$guard"
+exit "$status"
+"#;
+
+/// A command that runs `program` on a leash, for [`Process::spawn`]: add arguments and environment.
+pub(crate) fn leashed(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", GUARD, "guard"]).arg(program);
+    command
+}
+
+/// A loopback TCP port that nobody listens on and that no other call in this process has had.
+///
+/// It is below the range that the kernel hands out to outgoing connections, so that none of those
+/// takes it before the child does.
+pub(crate) fn free_port() -> u16 {
+    const FIRST: u32 = 22_000;
+    const COUNT: u32 = 10_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Test binaries that run at the same time start apart.
+    let offset = std::process::id().wrapping_mul(97);
+    (0..COUNT)
+        .map(|_| FIRST + offset.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT)
+        .map(|port| u16::try_from(port).expect("FIRST + COUNT is a port"))
+        .find(|&port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok())
+        .expect("a free port between 22000 and 31999")
+}
+
+// === impl Process ===
+
+impl Process {
+    /// Starts a [`leashed`] command. `name` is for messages.
+    pub(crate) fn spawn(name: &str, mut command: Command) -> Self {
+        // Two descriptions of one file that has no name any more: nothing to tidy up.
+        let log = tempfile::NamedTempFile::new().expect("a temporary file for a log");
+        let written = log.reopen().expect("the log, opened again");
+        let mut shell = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(written)
+            .spawn()
+            .unwrap_or_else(|error| panic!("cannot start a shell for {name}: {error}"));
+        let leash = shell.stdin.take();
+        let mut told = String::new();
+        let stdout = shell.stdout.take().expect("stdout is piped");
+        BufReader::new(stdout).read_line(&mut told).expect("the shell tells the child's pid");
+        let (exited, exit) = watch::channel(None);
+        let mut process =
+            Self { name: name.to_owned(), pid: 0, log: log.into_file(), exit, leash, reaper: None };
+        process.reaper = Some(thread::spawn(move || reap(shell, &exited)));
+        process.pid = told.trim().parse().unwrap_or_else(|_| process.fail("did not start"));
+        process
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// All that it has written to stdout and stderr.
+    pub(crate) fn log(&self) -> String {
+        let length = self.log.metadata().map_or(0, |data| data.len());
+        let mut bytes = vec![0; usize::try_from(length).expect("a log that fits in memory")];
+        self.log.read_exact_at(&mut bytes, 0).expect("a readable log");
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Its exit status, or 128 + n after signal n; none while it runs.
+    pub(crate) fn exited(&self) -> Option<i32> {
+        *self.exit.borrow()
+    }
+
+    /// Waits for its end and gives [`Process::exited`]. Fails the test after `within`.
+    pub(crate) async fn exit(&self, within: Duration) -> i32 {
+        let mut exit = self.exit.clone();
+        let ended = tokio::time::timeout(within, exit.wait_for(Option::is_some)).await;
+        match ended.map(|status| *status.expect("the reaper tells before it ends")) {
+            Ok(Some(status)) => status,
+            _ => self.fail(&format!("still runs after {within:?}")),
+        }
+    }
+
+    /// Sends a signal by its short name, such as `TERM`, `KILL`, `STOP`, `CONT`.
+    pub(crate) fn signal(&self, signal: &str) {
+        if let Some(status) = self.exited() {
+            self.fail(&format!("has ended with status {status} before SIG{signal}"));
+        }
+        let sent = Command::new("/bin/sh")
+            .args(["-c", r#"kill -s "$0" "$1""#, signal, &self.pid.to_string()])
+            .status();
+        assert!(sent.is_ok_and(|status| status.success()), "SIG{signal} not sent to {}", self.name);
+    }
+
+    /// Asks `ready` until it says yes. Fails the test, showing the log, after `within` or when the
+    /// process ends before.
+    pub(crate) async fn until<F>(&self, what: &str, within: Duration, ready: F)
+    where
+        F: AsyncFn() -> bool,
+    {
+        let asked = async {
+            while !ready().await {
+                if let Some(status) = self.exited() {
+                    self.fail(&format!("ended with status {status} before it was {what}"));
+                }
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        if tokio::time::timeout(within, asked).await.is_err() {
+            self.fail(&format!("is not {what} after {within:?}"));
+        }
+    }
+
+    /// Fails the test with a reason and the end of the log.
+    pub(crate) fn fail(&self, reason: &str) -> ! {
+        panic!("{} {reason}; the end of its log:\n{}", self.name, self.log_end());
+    }
+
+    fn log_end(&self) -> String {
+        let log = self.log();
+        let lines: Vec<_> = log.lines().collect();
+        lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.leash.take());
+        if let Some(reaper) = self.reaper.take() {
+            // An error means that the reaper panicked, which it has reported itself.
+            drop(reaper.join());
+        }
+        if thread::panicking() {
+            eprintln!("--- the end of the log of {}:\n{}\n---", self.name, self.log_end());
+        }
+    }
+}
+
+fn reap(mut shell: Child, exited: &watch::Sender<Option<i32>>) {
+    let code = |status: ExitStatus| status.code().or_else(|| status.signal().map(|n| 128 + n));
+    let status = shell.wait().expect("a child of ours can be waited for");
+    exited.send_replace(code(status));
+}

@@ -1,0 +1,143 @@
+//! Who may name whom in `src/`: the rules of what is absent, which head `src/lib.rs`.
+
+use super::scan::Source;
+
+struct Edge {
+    within: Modules,
+    never: &'static [Name],
+    reason: &'static str,
+}
+
+/// Some modules of `src/`, by their path without `.rs`: `lease` is `lease.rs` and all of `lease/`.
+enum Modules {
+    These(&'static [&'static str]),
+    AllBut(&'static [&'static str]),
+}
+
+/// What a module may not name.
+enum Name {
+    /// A crate, at the root of a path.
+    Crate(&'static str),
+    /// A top-level module of ours.
+    Module(&'static str),
+    /// These segments, side by side anywhere in a path.
+    Path(&'static [&'static str]),
+    /// A method, called.
+    Method(&'static str),
+}
+
+/// Tests may name anything.
+const EDGES: [Edge; 8] = [
+    Edge {
+        within: Modules::AllBut(&["lease", "store"]),
+        never: &[Name::Method("exchange")],
+        reason: "only the lease desk asks the store; a request handler never does",
+    },
+    Edge {
+        within: Modules::These(&["buffer"]),
+        never: &[Name::Module("lease")],
+        reason: "buffer and lease meet only in limiter",
+    },
+    Edge {
+        within: Modules::These(&["lease"]),
+        never: &[Name::Module("buffer")],
+        reason: "buffer and lease meet only in limiter",
+    },
+    Edge {
+        within: Modules::AllBut(&["grpc/wire"]),
+        never: &[Name::Crate("envoy_types")],
+        reason: "only grpc/wire.rs names Envoy's protobuf types; have it export what you need",
+    },
+    Edge {
+        within: Modules::AllBut(&["store/redis"]),
+        never: &[Name::Crate("redis")],
+        reason: "only store/redis names the Redis client (if you mean our module, import its item)",
+    },
+    Edge {
+        within: Modules::These(&[
+            "algorithm",
+            "buffer",
+            "key",
+            "lease/size",
+            "request",
+            "rules",
+            "verdict",
+        ]),
+        never: &[
+            Name::Crate("tokio"),
+            Name::Crate("rand"),
+            Name::Path(&["Instant", "now"]),
+            Name::Path(&["SystemTime", "now"]),
+            Name::Path(&["std", "net"]),
+        ],
+        reason: "the core reads no clock, no dice and no socket: take `now` as an argument",
+    },
+    Edge {
+        within: Modules::AllBut(&[]),
+        never: &[Name::Path(&["unbounded_channel"]), Name::Path(&["mpsc", "unbounded"])],
+        reason: "every map, queue, wait and batch has a named ceiling",
+    },
+    Edge {
+        within: Modules::AllBut(&["main", "app", "cli"]),
+        never: &[Name::Path(&["process", "exit"]), Name::Path(&["process", "abort"])],
+        reason: "no input can make the process exit: return an error",
+    },
+];
+
+/// The faults of one file, as `file:line: what`.
+pub(super) fn check(file: &str, source: &Source) -> Vec<String> {
+    let Some(module) = file.strip_prefix("src/").and_then(|file| file.strip_suffix(".rs")) else {
+        return Vec::new();
+    };
+    let product = source.without_tests();
+    let mut faults = Vec::new();
+    for Edge { never, reason, .. } in EDGES.iter().filter(|edge| edge.within.contain(module)) {
+        let named = never.iter().flat_map(|name| name.find(&product));
+        faults.extend(named.map(|(line, name)| format!("{file}:{line}: names {name}: {reason}")));
+    }
+    faults
+}
+
+// === impl Modules ===
+
+impl Modules {
+    fn contain(&self, module: &str) -> bool {
+        let is_of = |of: &&str| {
+            module.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        // Unit tests in a file of their own: `foo/tests.rs`.
+        !module.ends_with("/tests")
+            && match self {
+                Self::These(these) => these.iter().any(is_of),
+                Self::AllBut(these) => !these.iter().any(is_of),
+            }
+    }
+}
+
+// === impl Name ===
+
+impl Name {
+    /// Where it is named, with what to call it.
+    fn find(&self, source: &Source) -> Vec<(usize, String)> {
+        if let Self::Method(method) = self {
+            let calls = source.tokens.windows(3).filter(|call| {
+                call[0].text == "." && call[1].text == *method && call[2].text == "("
+            });
+            return calls.map(|call| (call[1].line, format!(".{method}()"))).collect();
+        }
+        let paths = source.paths().into_iter().filter(|path| self.is_in(&path.segments));
+        paths.map(|path| (path.line, path.segments.join("::"))).collect()
+    }
+
+    fn is_in(&self, path: &[&str]) -> bool {
+        match self {
+            Self::Crate(name) => path.first() == Some(name),
+            Self::Module(name) => {
+                let ours = |segment: &&&str| ["crate", "self", "super"].contains(*segment);
+                path.iter().find(|segment| !ours(segment)) == Some(name)
+            }
+            Self::Path(names) => path.windows(names.len()).any(|part| part == *names),
+            Self::Method(_) => false,
+        }
+    }
+}
