@@ -48,7 +48,8 @@ impl Published {
         }
     }
 
-    /// The rules in force; `None` until the first good load. One answer is computed under one of them.
+    /// The rules in force; `None` until the first good load. One answer is computed under one of
+    /// them.
     pub fn current(&self) -> Option<Arc<Rules>> {
         self.rules.load_full()
     }

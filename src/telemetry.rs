@@ -49,8 +49,8 @@ where
     Registry::default().with(lines.with_filter(filter(logging.level)))
 }
 
-/// The level is for this crate. Libraries say little that an operator needs, and much at `debug`: of
-/// them only warnings and errors are logged, and everything at `trace`.
+/// The level is for this crate. Libraries say little that an operator needs, and much at `debug`:
+/// of them only warnings and errors are logged, and everything at `trace`.
 fn filter(level: LogLevel) -> Targets {
     let (ours, theirs) = match level {
         LogLevel::Error => (LevelFilter::ERROR, LevelFilter::ERROR),

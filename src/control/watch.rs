@@ -49,8 +49,8 @@ const _: () = assert!(QUIET.as_millis() < SETTLE_MAX.as_millis());
 pub struct WatchPaths {
     /// The directory with the rules. It need not exist yet.
     pub dir: PathBuf,
-    /// A directory above `dir`: it, and each on the way down, may be replaced at any time. Links are
-    /// watched in any case.
+    /// A directory above `dir`: it, and each on the way down, may be replaced at any time. Links
+    /// are watched in any case.
     pub root: Option<PathBuf>,
 }
 
@@ -103,8 +103,8 @@ struct Watch<L> {
 // === impl Watcher ===
 
 impl Watcher {
-    /// Loads the rules, then watches them. Returns after that first load, with what it came to; a failed
-    /// one leaves the watch running, so that rules which come later are found.
+    /// Loads the rules, then watches them. Returns after that first load, with what it came to; a
+    /// failed one leaves the watch running, so that rules which come later are found.
     ///
     /// # Errors
     /// If there can be no thread, or the working directory that a relative path begins at is gone.
@@ -166,8 +166,9 @@ impl<L: Load> Watch<L> {
     fn run(mut self, tell: oneshot::Sender<Result<FirstLoad, FirstLoadFailed>>) {
         let first =
             self.turn(|_| {}).unwrap_or_else(|| Err(vec!["the rules were not read".to_owned()]));
-        // Nobody waits for it any more if the start was given up.
-        let _ = tell.send(first.map_err(|faults| FirstLoadFailed { faults }));
+        if tell.send(first.map_err(|faults| FirstLoadFailed { faults })).is_err() {
+            return; // the start was given up, and nobody could end the watch later
+        }
         loop {
             match self.bell.recv_timeout(self.pace.poll) {
                 Ok(()) => self.settle(),
@@ -197,8 +198,8 @@ impl<L: Load> Watch<L> {
         }
     }
 
-    /// Reads the rules and takes what is new and good. `None` if nothing is new. What is to be told is
-    /// told before it is published, so that who waits for that finds it in the log.
+    /// Reads the rules and takes what is new and good. `None` if nothing is new. What is to be told
+    /// is told before it is published, so that who waits for that finds it in the log.
     fn turn(&mut self, tell: impl FnOnce(&[String])) -> Option<Result<FirstLoad, Vec<String>>> {
         self.eyes.arm(&self.paths);
         let Found::New { digest, files, result } = load::load(&mut self.load, self.known) else {

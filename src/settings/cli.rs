@@ -1,8 +1,9 @@
 //! The command line as typed: subcommands and flags, with the environment behind them.
 //!
-//! clap would read the process's environment itself. Here the names that the flags declare are taken
-//! off them and looked up through an argument, so that tests pass a map, a variable set to nothing
-//! counts as unset, and no value of the environment (a password, say) shows in the help text.
+//! clap would read the process's environment itself. Here the names that the flags declare are
+//! taken off them and looked up through an argument, so that tests pass a map, a variable set to
+//! nothing counts as unset, and no value of the environment (a password, say) shows in the help
+//! text.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -164,7 +165,8 @@ fn with_role(arg: Arg, role: Role) -> Arg {
     }
 }
 
-/// Takes the environment's name off `arg`, says it in the help, and what it holds becomes the default.
+/// Takes the environment's name off `arg`, says it in the help, and what it holds becomes the
+/// default.
 fn with_environment(arg: Arg, env: &dyn Fn(&str) -> Option<String>) -> Arg {
     let Some(name) = arg.get_env().and_then(|name| name.to_str()).map(str::to_owned) else {
         return arg;

@@ -15,7 +15,8 @@ pub struct Fault {
     pub name: String,
     /// What is wrong, in words; never a secret.
     pub problem: String,
-    /// The value as it was given, cut to 80 characters; `None` for secrets and where there was none.
+    /// The value as it was given, cut to 80 characters; `None` for secrets and where there was
+    /// none.
     pub found: Option<String>,
     /// How to mend it.
     pub mend: String,

@@ -107,7 +107,8 @@ impl RawRedis<'_> {
                 return None;
             }
         };
-        // What the URLs say of logging in is for the nodes they name; the setting of its own beats it.
+        // What the URLs say of logging in is for the nodes they name; the setting of its own beats
+        // it.
         let is_sentinel = topology == Some(Topology::Sentinel);
         let (of_servers, of_sentinels) =
             if is_sentinel { (None, places.auth) } else { (places.auth, None) };

@@ -20,6 +20,12 @@ pub(super) enum Support {
 use Support::{Flag, Off, Only, Unsupported};
 
 const GRPC_TLS: Support = Unsupported("TLS on the gRPC listener is not supported yet");
+const PLAIN_GRPC: &str =
+    "TLS on the gRPC listener is not supported yet, and plaintext is not what was asked for";
+const PLAIN_REDIS: &str =
+    "TLS to Redis is not supported yet, and plaintext is not what was asked for";
+const SPARED: &str = "not needed: a denied request spends nothing on its other rules anyway";
+const HEALTH: &str = "health does not hang on Redis: leased tokens go on being spent without it";
 const REDIS_TLS: Support = Unsupported("TLS to Redis is not supported yet");
 const XDS: Support = Unsupported("rules over xDS are not supported yet");
 const STATSD: Support = Unsupported("statsd is not supported; Prometheus metrics come later");
@@ -44,7 +50,7 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("GRPC_PORT", Flag),
     ("GRPC_MAX_CONNECTION_AGE", Flag),
     ("GRPC_MAX_CONNECTION_AGE_GRACE", Flag),
-    ("GRPC_SERVER_USE_TLS", Off("TLS on the gRPC listener is not supported yet, and plaintext is not what was asked for")),
+    ("GRPC_SERVER_USE_TLS", Off(PLAIN_GRPC)),
     ("GRPC_SERVER_TLS_CERT", GRPC_TLS),
     ("GRPC_SERVER_TLS_KEY", GRPC_TLS),
     ("GRPC_CLIENT_TLS_CACERT", GRPC_TLS),
@@ -91,7 +97,7 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("NEAR_LIMIT_RATIO", Flag),
     ("CACHE_KEY_PREFIX", Flag),
     ("BACKEND_TYPE", Only("redis", "only Redis is supported")),
-    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Unsupported("not needed: a denied request spends nothing on its other rules anyway")),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Unsupported(SPARED)),
     ("LIMIT_RESPONSE_HEADERS_ENABLED", Flag),
     ("LIMIT_LIMIT_HEADER", Flag),
     ("LIMIT_REMAINING_HEADER", Flag),
@@ -102,7 +108,7 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("REDIS_URL", Flag),
     ("REDIS_POOL_SIZE", ONE_CONNECTION),
     ("REDIS_AUTH", Flag),
-    ("REDIS_TLS", Off("TLS to Redis is not supported yet, and plaintext is not what was asked for")),
+    ("REDIS_TLS", Off(PLAIN_REDIS)),
     ("REDIS_TLS_CLIENT_CERT", REDIS_TLS),
     ("REDIS_TLS_CLIENT_KEY", REDIS_TLS),
     ("REDIS_TLS_CACERT", REDIS_TLS),
@@ -116,13 +122,13 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("REDIS_PERSECOND_URL", Flag),
     ("REDIS_PERSECOND_POOL_SIZE", ONE_CONNECTION),
     ("REDIS_PERSECOND_AUTH", Flag),
-    ("REDIS_PERSECOND_TLS", Off("TLS to Redis is not supported yet, and plaintext is not what was asked for")),
+    ("REDIS_PERSECOND_TLS", Off(PLAIN_REDIS)),
     ("REDIS_SENTINEL_AUTH", Flag),
     ("REDIS_PERSECOND_SENTINEL_AUTH", Flag),
     ("REDIS_PERSECOND_PIPELINE_WINDOW", BATCHES),
     ("REDIS_PERSECOND_PIPELINE_LIMIT", BATCHES),
     ("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", BATCHES),
-    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Unsupported("health does not hang on Redis: leased tokens go on being spent without it")),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Unsupported(HEALTH)),
     ("REDIS_TIMEOUT", Flag),
     ("REDIS_PERSECOND_TIMEOUT", Flag),
     ("REDIS_POOL_ON_EMPTY_BEHAVIOR", ONE_CONNECTION),

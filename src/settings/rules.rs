@@ -20,8 +20,8 @@ const RUNTIME_APPDIRECTORY: &str = "config";
 pub struct RulesSource {
     /// The directory with the rule files, as given: it may be relative.
     pub dir: PathBuf,
-    /// `RUNTIME_ROOT` where `RUNTIME_WATCH_ROOT` is true: it and the directories below it on the way to
-    /// `dir` may be replaced, or be links that are swapped, at any time.
+    /// `RUNTIME_ROOT` where `RUNTIME_WATCH_ROOT` is true: it and the directories below it on the
+    /// way to `dir` may be replaced, or be links that are swapped, at any time.
     pub watch_root: Option<PathBuf>,
     /// Leave out files and directories whose name begins with a dot.
     pub ignore_dotfiles: bool,

@@ -126,10 +126,14 @@ fn all_faults_are_told_at_once_each_with_what_was_expected_and_how_to_mend_it() 
     assert!(text.starts_with("9 settings are faulty:\n"), "{text}");
     assert_eq!(text.lines().count(), 10, "{text}");
     let lines = [
-        r#"PORT: expected a port from 0 to 65535, found "70000"; set PORT or --port, as in PORT=8080"#,
-        r#"SHADOW_MODE: expected true or false (also t, f, 1, 0), found "yes"; set SHADOW_MODE or --shadow-mode, as in SHADOW_MODE=true"#,
-        r#"REDIS_TLS: TLS to Redis is not supported yet, and plaintext is not what was asked for, found "true"; unset it, or set it to false"#,
-        r#"NEAR_LIMIT_RATIO: expected a number from 0 to 1, found "1.5"; set NEAR_LIMIT_RATIO or --near-limit-ratio, as in NEAR_LIMIT_RATIO=0.8"#,
+        "PORT: expected a port from 0 to 65535, found \"70000\"; \
+         set PORT or --port, as in PORT=8080",
+        "SHADOW_MODE: expected true or false (also t, f, 1, 0), found \"yes\"; \
+         set SHADOW_MODE or --shadow-mode, as in SHADOW_MODE=true",
+        "REDIS_TLS: TLS to Redis is not supported yet, and plaintext is not what was asked for, \
+         found \"true\"; unset it, or set it to false",
+        "NEAR_LIMIT_RATIO: expected a number from 0 to 1, found \"1.5\"; \
+         set NEAR_LIMIT_RATIO or --near-limit-ratio, as in NEAR_LIMIT_RATIO=0.8",
     ];
     for line in lines {
         assert!(text.lines().any(|found| found.trim() == line), "no {line}\nin {text}");

@@ -57,8 +57,8 @@ impl Eyes {
         Self { is_shut: true, ..Self::new(bell) }
     }
 
-    /// Watches what there is to watch by now. To be called before reading, so that what changes after
-    /// is either read or rings.
+    /// Watches what there is to watch by now. To be called before reading, so that what changes
+    /// after is either read or rings.
     pub(super) fn arm(&mut self, paths: &WatchPaths) {
         if self.is_shut {
             return;
@@ -118,8 +118,8 @@ impl Eyes {
             && self.watched.iter().all(|(path, &was)| identity(path) == Some(was))
     }
 
-    /// Every directory is watched again, even one that is: its watch may have ended with a directory
-    /// that stood in its place before, under the same inode number.
+    /// Every directory is watched again, even one that is: its watch may have ended with a
+    /// directory that stood in its place before, under the same inode number.
     fn watch(&mut self, places: Places) -> Result<(), String> {
         let Some(watcher) = &mut self.watcher else { return Ok(()) };
         self.watched.retain(|path, was| {

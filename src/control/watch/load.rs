@@ -49,7 +49,8 @@ pub(super) enum Found {
     New { digest: Digest, files: usize, result: Result<Compiled, Vec<String>> },
 }
 
-/// Loads, unless what is there is `known`. A panic is a fault as any other: it must not end the watch.
+/// Loads, unless what is there is `known`. A panic is a fault as any other: it must not end the
+/// watch.
 pub(super) fn load<L: Load>(load: &mut L, known: Option<Digest>) -> Found {
     catch_unwind(AssertUnwindSafe(|| attempt(load, known))).unwrap_or_else(|_| {
         let fault =
@@ -130,7 +131,8 @@ mod tests {
         }
     }
 
-    /// What was compiled of these readings where `known` was known; `None` if nothing was found new.
+    /// What was compiled of these readings where `known` was known; `None` if nothing was found
+    /// new.
     fn check(known: Option<&'static str>, readings: &[&'static str], expected: Option<&str>) {
         let mut script =
             Script { readings: readings.iter().copied().collect(), compiled: Vec::new() };

@@ -1,7 +1,7 @@
 //! Which directories to watch so that no change of the rules goes unseen.
 //!
-//! Watched are directories, never files: a watch on a file follows the file when another is put in its
-//! place, and then sees nothing ever after. The way to the rules is walked link by link, since
+//! Watched are directories, never files: a watch on a file follows the file when another is put in
+//! its place, and then sees nothing ever after. The way to the rules is walked link by link, since
 //! each link on it may be swapped: it is the directory with the link in it that tells.
 
 use std::collections::{BTreeSet, HashSet};
@@ -35,8 +35,8 @@ pub(super) struct Places {
 // === impl Places ===
 
 impl Places {
-    /// What to watch for the rules in `dir`; where `root` is given, that path and each directory from it
-    /// down to `dir` may also be replaced. Both are absolute.
+    /// What to watch for the rules in `dir`; where `root` is given, that path and each directory
+    /// from it down to `dir` may also be replaced. Both are absolute.
     pub(super) fn look(dir: &Path, root: Option<&Path>) -> Self {
         let mut places = Self::default();
         if let Some(root) = root {
@@ -92,8 +92,8 @@ impl Places {
         has_room
     }
 
-    /// Walks to `path` and returns where it leads, without links. Each link on the way is watched, and
-    /// so is the first name that is missing.
+    /// Walks to `path` and returns where it leads, without links. Each link on the way is watched,
+    /// and so is the first name that is missing.
     fn follow(&mut self, path: &Path) -> Option<PathBuf> {
         let mut place = PathBuf::from("/");
         let mut ahead = steps(path);

@@ -109,14 +109,23 @@ async fn the_directory_may_go_and_come_back_and_be_replaced() {
         rig.write("a.yaml", &n.to_string());
         rig.until_in_force(&format!("a.yaml={n}")).await;
     }
+    // At once, so that the new one may have the inode number of the old one.
+    for n in 5..=8 {
+        fs::remove_dir_all(rig.path("")).expect("remove");
+        fs::create_dir(rig.path("")).expect("directory");
+        rig.write("a.yaml", &format!("{n} new"));
+        rig.until_in_force(&format!("a.yaml={n} new")).await;
+        rig.write("a.yaml", &format!("{n} edited"));
+        rig.until_in_force(&format!("a.yaml={n} edited")).await;
+    }
     let aside = rig.above("aside");
     fs::rename(rig.path(""), &aside).expect("rename");
     fs::create_dir(rig.path("")).expect("directory");
-    rig.write("a.yaml", "5");
-    rig.until_in_force("a.yaml=5").await;
+    rig.write("a.yaml", "moved");
+    rig.until_in_force("a.yaml=moved").await;
     // It is the one in place now that is watched, not the one that was moved away.
-    rig.write("a.yaml", "6");
-    rig.until_in_force("a.yaml=6").await;
+    rig.write("a.yaml", "edited");
+    rig.until_in_force("a.yaml=edited").await;
 }
 
 #[tokio::test]
@@ -135,13 +144,22 @@ async fn a_directory_that_is_missing_at_first_is_found_when_it_comes() {
 #[tokio::test]
 async fn a_root_that_is_a_link_may_be_swapped() {
     let mut rig = Rig::below("current/shop/config");
+    rig.root = Some(rig.above("current"));
+    swap_current(rig).await;
+}
+
+#[tokio::test]
+async fn a_link_on_the_way_may_be_swapped_though_it_is_no_root() {
+    swap_current(Rig::below("current/shop/config")).await;
+}
+
+async fn swap_current(mut rig: Rig) {
     for version in ["v1", "v2", "v3"] {
         let dir = rig.above(version).join("shop/config");
         fs::create_dir_all(&dir).expect("directories");
         fs::write(dir.join("a.yaml"), version).expect("write");
     }
     symlink("v1", rig.above("current")).expect("link");
-    rig.root = Some(rig.above("current"));
     rig.start().await.expect("good rules");
     assert_eq!(rig.in_force(), "a.yaml=v1");
     relink(&rig.above("current"), "v2");
