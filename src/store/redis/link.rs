@@ -112,7 +112,7 @@ async fn keep_up(dial: Dial, publish: watch::Sender<State>) {
             Err(why) => why,
         };
         if outage.begins() {
-            tracing::warn!(redis = %dial, "no connection to Redis: {why}; {}", dial.advice(&why));
+            tracing::error!(redis = %dial, "no connection to Redis: {why}; {}", dial.advice(&why));
         }
         publish.send_replace(State::Down(format!("{dial}: {why}").into()));
         tokio::time::sleep(backoff.next()).await;

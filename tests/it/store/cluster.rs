@@ -76,7 +76,7 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
 }
 
 /// Well above what an idle machine needs (a millisecond), well below any time-out of ours.
-const FAST: Duration = Duration::from_millis(150);
+const FAST: Duration = Duration::from_millis(200);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_shard_fails_fast_and_leaves_the_others_alone() {

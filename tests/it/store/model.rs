@@ -5,12 +5,18 @@ use ratelease::rules::{Limit, Unit};
 use ratelease::store::memory::MemoryStore;
 use ratelease::store::{Ask, Back, Grant, Store};
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use super::{connected, fresh_key};
 use crate::support::dice::Dice;
 use crate::support::redis::Cluster;
 
 const KEYS: usize = 50;
 const ROUNDS: usize = 200;
+const LIMITS: [u32; 5] = [0, 1, 7, 100, u32::MAX];
+/// Between rounds, so that they last for some windows of a second.
+const PAUSE: Duration = Duration::from_millis(15);
 
 #[tokio::test]
 async fn memory_agrees_with_the_arithmetic() {
@@ -29,17 +35,18 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
     let mut dice = Dice::new();
     let mut keys: Vec<_> = (0..KEYS)
         .map(|_| {
-            let requests_per_unit = dice.pick(&[0, 1, 7, 100, u32::MAX]);
-            let limit = Limit { requests_per_unit, unit: dice.pick(&Unit::ALL) };
+            let unit = if dice.below(2) > 0 { Unit::Second } else { dice.pick(&Unit::ALL) };
+            let limit = Limit { requests_per_unit: dice.pick(&LIMITS), unit };
             (fresh_key(), limit, None::<State>)
         })
         .collect();
+    let mut windows = BTreeSet::new();
     for _ in 0..ROUNDS {
         let asks: Vec<_> = keys
             .iter()
             .map(|(key, limit, state)| Ask {
                 key: *key,
-                limit: *limit,
+                limit: sometimes_another(&mut dice, *limit),
                 want: amount(&mut dice),
                 need: if dice.below(3) > 0 { 0 } else { amount(&mut dice) },
                 charge_denied: dice.below(2) > 0,
@@ -49,11 +56,24 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
         let replies = store.exchange(&asks).await;
         for ((ask, reply), (_, _, state)) in asks.iter().zip(replies).zip(&mut keys) {
             let grant = reply.unwrap();
+            if ask.limit.unit == Unit::Second {
+                windows.insert(grant.window);
+            }
             let (after, expected) = step(*state, time_of(&grant, ask), ask);
             assert_eq!(grant, expected, "{ask:?} on {state:?}");
             *state = Some(after);
         }
+        tokio::time::sleep(PAUSE).await;
     }
+    let windows = windows.len();
+    assert!(windows >= 3, "it saw {windows} windows of a second");
+}
+
+/// A rule may be changed while its key is in use.
+fn sometimes_another(dice: &mut Dice, limit: Limit) -> Limit {
+    let requests_per_unit =
+        if dice.below(20) > 0 { limit.requests_per_unit } else { dice.pick(&LIMITS) };
+    Limit { requests_per_unit, ..limit }
 }
 
 fn amount(dice: &mut Dice) -> u64 {
