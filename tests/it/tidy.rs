@@ -134,6 +134,7 @@ fn each_fault_is_found_and_nothing_else() {
         ("src/lease.rs", "//! M\nfn f() { tokio::spawn(g()); }\n", ""),
         ("src/lease/size.rs", "//! M\nfn f() { tokio::spawn(g()); }\n", "2: names tokio::spawn"),
         ("src/rules/tests.rs", "//! M\nuse tokio::time;\n", ""),
+        ("src/rules/tests/odd.rs", "//! M\nuse tokio::time;\n", ""),
         ("src/rules.rs", "//! M\nfn f() { let t = Instant::now(); }\n", "2: names Instant::now"),
         ("src/rules.rs", "//! M\nfn f() -> impl A + use<'_> { tokio::x }\n", "2: names tokio::x"),
         ("src/rules.rs", "//! M\nfn f() -> char { '\"' }\nuse tokio::x;\n", "3: names tokio::x"),

@@ -105,8 +105,8 @@ impl Modules {
         let is_of = |of: &&str| {
             module.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        // Unit tests in a file of their own: `foo/tests.rs`.
-        !module.ends_with("/tests")
+        // Unit tests in files of their own: `foo/tests.rs`, `foo/tests/bar.rs`.
+        !module.split('/').any(|part| part == "tests")
             && match self {
                 Self::These(these) => these.iter().any(is_of),
                 Self::AllBut(these) => !these.iter().any(is_of),
