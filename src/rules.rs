@@ -1,7 +1,28 @@
 //! The rules: compiled from files, immutable, replaced whole.
+//!
+//! ```text
+//! read_directory ─▶ Source ─▶ text ─▶ node ─▶ reader ─▶ file ─▶ compile ─▶ Rules (tree)
+//!                             UTF-8   places   aliases   types   meaning    lookup
+//! ```
 
+mod compile;
+mod directory;
+mod fault;
+mod field;
+mod file;
 mod limit;
+mod metadata;
+mod node;
+mod reader;
+mod scalar;
+mod stats;
+mod text;
+mod tree;
+mod wildcard;
 
+pub use compile::load;
+pub use directory::{ReadError, read_directory};
+pub use fault::{Fault, Faults};
 pub use limit::{Limit, Unit};
 
 use std::sync::Arc;
@@ -12,6 +33,9 @@ use crate::request::Entry;
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,
+    domains: tree::TextMap<tree::Branch>,
+    /// In order of their paths.
+    rules: Vec<Arc<Rule>>,
 }
 
 /// What one node of the tree allows, and how it answers.
@@ -43,10 +67,25 @@ pub struct Rule {
 /// What a rule holds about one level of its path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Level {
-    /// `share_threshold`: all values that match this pattern count as one, under its text.
+    /// `share_threshold`: all values that match this pattern count as one, under the pattern's
+    /// text.
     pub shared: Option<Box<str>>,
     /// `value_to_metric`: the stats key carries the value seen on the request.
     pub value_to_metric: bool,
+    /// How the level was configured, which decides how the stats key shows it.
+    pub matched: Matched,
+}
+
+/// How a level of a rule's path was configured.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Matched {
+    /// By its key alone.
+    #[default]
+    Key,
+    /// By key and value.
+    Value,
+    /// By a pattern over `key_value`, which is this.
+    Wildcard(Box<str>),
 }
 
 /// What a rule allows.
@@ -69,21 +108,83 @@ pub enum Lookup<'r> {
     Rule(&'r Arc<Rule>),
 }
 
+/// The text of one rule file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// As faults show it, such as `shop.yaml`. Sources load in order of their names.
+    pub name: String,
+    /// The file's bytes; whatever they are, loading them is safe.
+    pub text: Vec<u8>,
+}
+
+/// How sources become rules.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Options {
+    /// `MERGE_DOMAIN_CONFIG`: several files may name one domain; the descriptors of a later one are
+    /// added at its top level.
+    pub merge_domains: bool,
+}
+
+/// What came of a load that was not refused.
+#[derive(Debug, Default)]
+pub struct Loaded {
+    /// The rules.
+    pub rules: Rules,
+    /// What loads, and may not do what its author meant; in order of file and place, at most 10
+    /// 000.
+    pub warnings: Vec<Fault>,
+}
+
+// === impl Rules ===
+
 impl Rules {
     /// The rule for `entries` of `domain`.
+    ///
+    /// At each level the entry's value is tried first, then the level's wildcards in the order of
+    /// the files, then the key alone; what was chosen is never reconsidered. Only a rule at the
+    /// node of the last entry applies.
     pub fn find(&self, domain: &str, entries: &[Entry<'_>]) -> Lookup<'_> {
-        let _ = (domain, entries);
-        Lookup::UnknownDomain
+        let Some(branch) = self.domains.get(domain) else { return Lookup::UnknownDomain };
+        match branch.find(entries).and_then(|node| node.rule.as_ref()) {
+            Some(rule) => Lookup::Rule(rule),
+            None => Lookup::NoRule,
+        }
+    }
+
+    /// Tells two sets of rules apart: a hash of their sources, equal on every pod that reads the
+    /// same.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The rules in order of their paths.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
+        self.rules.iter()
+    }
+
+    /// How many rules there are.
+    pub fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether there is none; there may be domains still.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
     }
 
     /// The rule of this path.
     pub fn by_path(&self, path: &str) -> Option<&Arc<Rule>> {
-        let _ = path;
-        None
+        let index = self.rules.binary_search_by(|rule| (*rule.path).cmp(path)).ok()?;
+        self.rules.get(index)
     }
 
-    /// Tells two sets of rules apart: a hash of their sources, equal on pods that read the same.
-    pub fn version(&self) -> u64 {
-        self.version
+    /// The domains, in order of their names.
+    pub fn domains(&self) -> impl Iterator<Item = &str> {
+        let mut names: Vec<&str> = self.domains.keys().map(AsRef::as_ref).collect();
+        names.sort_unstable();
+        names.into_iter()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,215 @@
+//! What is wrong in a rule file, and where.
+
+use std::fmt;
+
+/// Something wrong (or, as a warning, doubtful) at one place of one file.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fault {
+    /// Name of the source, as its `Source` gave it.
+    pub file: String,
+    /// From 1.
+    pub line: u32,
+    /// From 1, in characters.
+    pub column: u32,
+    /// What is wrong, then what was expected or how to mend it. One line.
+    pub message: String,
+}
+
+/// Every fault of a refused load, in order of file and place; never empty.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Faults {
+    kept: Vec<Fault>,
+    dropped: usize,
+}
+
+/// Where something starts in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    /// From 1.
+    pub(super) line: u32,
+    /// From 1, in characters.
+    pub(super) column: u32,
+}
+
+/// Collects what is found in the sources, one source after another.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    file: String,
+    faults: List,
+    warnings: List,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    kept: Vec<Fault>,
+    dropped: usize,
+}
+
+/// Faults that are printed; the rest is a number.
+const FAULTS_PRINTED_MAX: usize = 100;
+/// Faults, and warnings, that are kept: a broken generator can make millions.
+const FINDINGS_KEPT_MAX: usize = 10_000;
+/// Characters of the user's text that a message repeats.
+const EXCERPT_CHARS_MAX: usize = 64;
+
+/// The user's text, fit for a message: no control characters, and not too long.
+pub(super) fn excerpt(text: &str) -> String {
+    let mut characters = text.chars();
+    let mut out = String::new();
+    for character in characters.by_ref().take(EXCERPT_CHARS_MAX) {
+        if character.is_control() {
+            out.extend(character.escape_default());
+        } else {
+            out.push(character);
+        }
+    }
+    if characters.next().is_some() {
+        out.push('…');
+    }
+    out
+}
+
+// === impl Fault ===
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}: {}", self.file, self.line, self.column, self.message)
+    }
+}
+
+// === impl Faults ===
+
+impl Faults {
+    /// The faults that were kept (at most 10 000), in order of file and place.
+    pub fn iter(&self) -> impl Iterator<Item = &Fault> {
+        self.kept.iter()
+    }
+
+    /// How many there are, kept or not; at least 1.
+    pub fn count(&self) -> usize {
+        self.kept.len() + self.dropped
+    }
+}
+
+/// One a line; past the first hundred, how many more.
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, fault) in self.kept.iter().take(FAULTS_PRINTED_MAX).enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{fault}")?;
+        }
+        match self.count().saturating_sub(FAULTS_PRINTED_MAX) {
+            0 => Ok(()),
+            more => write!(f, "\nand {more} more"),
+        }
+    }
+}
+
+impl std::error::Error for Faults {}
+
+// === impl Place ===
+
+impl Place {
+    /// The first character of a file.
+    pub(super) const START: Place = Place { line: 1, column: 1 };
+}
+
+// === impl Findings ===
+
+impl Findings {
+    /// What follows is found in `file`.
+    pub(super) fn begin(&mut self, file: &str) {
+        file.clone_into(&mut self.file);
+    }
+
+    /// The file that is being read.
+    pub(super) fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// Something for which the load is refused.
+    pub(super) fn fault(&mut self, place: Place, message: impl Into<String>) {
+        self.faults.push(&self.file, place, message.into());
+    }
+
+    /// Something that loads, and may not do what its author meant.
+    pub(super) fn warn(&mut self, place: Place, message: impl Into<String>) {
+        self.warnings.push(&self.file, place, message.into());
+    }
+
+    /// Whether the load has to be refused.
+    pub(super) fn is_faulty(&self) -> bool {
+        !self.faults.kept.is_empty()
+    }
+
+    /// The faults if there are any, else the warnings; in order of file and place.
+    pub(super) fn finish(mut self) -> Result<Vec<Fault>, Faults> {
+        if self.is_faulty() {
+            self.faults.put_in_order();
+            return Err(Faults { kept: self.faults.kept, dropped: self.faults.dropped });
+        }
+        self.warnings.put_in_order();
+        Ok(self.warnings.kept)
+    }
+}
+
+// === impl List ===
+
+impl List {
+    fn push(&mut self, file: &str, place: Place, message: String) {
+        if self.kept.len() == FINDINGS_KEPT_MAX {
+            self.dropped += 1;
+            return;
+        }
+        let Place { line, column } = place;
+        self.kept.push(Fault { file: file.to_owned(), line, column, message });
+    }
+
+    /// An alias shows what it stands for more than once; the finding in it counts once.
+    fn put_in_order(&mut self) {
+        self.kept.sort();
+        self.kept.dedup();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn faults(n: usize) -> Faults {
+        let mut findings = Findings::default();
+        findings.begin("a.yaml");
+        for line in (1..=u32::try_from(n).unwrap()).rev() {
+            findings.fault(Place { line, column: 1 }, "wrong");
+        }
+        findings.finish().unwrap_err()
+    }
+
+    #[test]
+    fn prints_one_fault_a_line_in_order_of_place() {
+        assert_eq!(faults(2).to_string(), "a.yaml:1:1: wrong\na.yaml:2:1: wrong");
+    }
+
+    #[test]
+    fn prints_a_hundred_and_counts_the_rest() {
+        let text = faults(12_345).to_string();
+        assert_eq!(text.lines().count(), 101);
+        assert!(text.ends_with("\nand 12245 more"), "{text}");
+    }
+
+    #[test]
+    fn reports_what_an_alias_repeats_once() {
+        let mut findings = Findings::default();
+        findings.fault(Place::START, "wrong");
+        findings.fault(Place::START, "wrong");
+        assert_eq!(findings.finish().unwrap_err().count(), 1);
+    }
+
+    #[test]
+    fn an_excerpt_is_short_and_without_control_characters() {
+        assert_eq!(excerpt("a\n\u{1b}[1mb"), "a\\n\\u{1b}[1mb");
+        assert_eq!(excerpt(&"é".repeat(1000)).chars().count(), EXCERPT_CHARS_MAX + 1);
+    }
+}

@@ -1,0 +1,233 @@
+//! The names that a rule file may use, and the nearest one to a name that it may not.
+
+/// A name in a rule file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Field {
+    Domain,
+    Descriptors,
+    Key,
+    Value,
+    RateLimit,
+    ShadowMode,
+    QuotaMode,
+    DetailedMetric,
+    ValueToMetric,
+    ShareThreshold,
+    Metadata,
+    Unit,
+    RequestsPerUnit,
+    Unlimited,
+    Name,
+    Replaces,
+    ChargeDenied,
+}
+
+/// The kinds of map in a rule file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    Root,
+    Descriptor,
+    RateLimit,
+    Replaced,
+}
+
+/// Longer names get no suggestion: comparing them costs the product of the lengths.
+const NAME_CHARS_MAX: usize = 32;
+
+/// The candidate nearest to `name`, if it is near enough to be what was meant: one slip in three
+/// characters, counting an exchange of case as none.
+pub(super) fn nearest<'c>(name: &str, candidates: &[&'c str]) -> Option<&'c str> {
+    if name.chars().count() > NAME_CHARS_MAX {
+        return None;
+    }
+    let name = name.to_lowercase();
+    let (distance, candidate) = candidates
+        .iter()
+        .map(|candidate| (edit_distance(&name, candidate), *candidate))
+        .min_by_key(|(distance, _)| *distance)?;
+    (distance * 3 <= candidate.len().max(3)).then_some(candidate)
+}
+
+/// Insertions, removals, replacements and exchanges of neighbours that turn `a` into `b`.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    // Row i + 1 holds, at j + 1, the distance of the first i + 1 characters of a and j + 1 of b.
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for (i, from) in a.iter().enumerate() {
+        let mut row = vec![i + 1];
+        for (j, to) in b.iter().enumerate() {
+            let mut best = (rows[i][j] + usize::from(from != to)).min(rows[i][j + 1] + 1);
+            best = best.min(row[j] + 1);
+            if i > 0 && j > 0 && *from == b[j - 1] && a[i - 1] == *to {
+                best = best.min(rows[i - 1][j - 1] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+// === impl Field ===
+
+impl Field {
+    /// Every name.
+    const ALL: [Field; 17] = [
+        Field::Domain,
+        Field::Descriptors,
+        Field::Key,
+        Field::Value,
+        Field::RateLimit,
+        Field::ShadowMode,
+        Field::QuotaMode,
+        Field::DetailedMetric,
+        Field::ValueToMetric,
+        Field::ShareThreshold,
+        Field::Metadata,
+        Field::Unit,
+        Field::RequestsPerUnit,
+        Field::Unlimited,
+        Field::Name,
+        Field::Replaces,
+        Field::ChargeDenied,
+    ];
+
+    /// As it is written.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Field::Domain => "domain",
+            Field::Descriptors => "descriptors",
+            Field::Key => "key",
+            Field::Value => "value",
+            Field::RateLimit => "rate_limit",
+            Field::ShadowMode => "shadow_mode",
+            Field::QuotaMode => "quota_mode",
+            Field::DetailedMetric => "detailed_metric",
+            Field::ValueToMetric => "value_to_metric",
+            Field::ShareThreshold => "share_threshold",
+            Field::Metadata => "metadata",
+            Field::Unit => "unit",
+            Field::RequestsPerUnit => "requests_per_unit",
+            Field::Unlimited => "unlimited",
+            Field::Name => "name",
+            Field::Replaces => "replaces",
+            Field::ChargeDenied => "charge_denied",
+        }
+    }
+
+    /// The field of this name, in exactly this case.
+    pub(super) fn parse(name: &str) -> Option<Field> {
+        Field::ALL.into_iter().find(|field| field.name() == name)
+    }
+
+    /// The map in which it means something.
+    pub(super) fn belongs_to(self, owner: Owner) -> bool {
+        owner.fields().contains(&self)
+    }
+}
+
+// === impl Owner ===
+
+impl Owner {
+    const ALL: [Owner; 4] = [Owner::Root, Owner::Descriptor, Owner::RateLimit, Owner::Replaced];
+
+    /// What it may hold.
+    pub(super) const fn fields(self) -> &'static [Field] {
+        match self {
+            Owner::Root => &[Field::Domain, Field::Descriptors],
+            Owner::Descriptor => &[
+                Field::Key,
+                Field::Value,
+                Field::RateLimit,
+                Field::Descriptors,
+                Field::ShadowMode,
+                Field::QuotaMode,
+                Field::DetailedMetric,
+                Field::ValueToMetric,
+                Field::ShareThreshold,
+                Field::Metadata,
+            ],
+            Owner::RateLimit => &[
+                Field::Unit,
+                Field::RequestsPerUnit,
+                Field::Unlimited,
+                Field::Name,
+                Field::Replaces,
+                Field::ChargeDenied,
+            ],
+            Owner::Replaced => &[Field::Name],
+        }
+    }
+
+    /// What it is, for a message.
+    pub(super) const fn describe(self) -> &'static str {
+        match self {
+            Owner::Root => "the file's top level",
+            Owner::Descriptor => "a descriptor",
+            Owner::RateLimit => "'rate_limit'",
+            Owner::Replaced => "an item of 'replaces'",
+        }
+    }
+
+    /// Where `field` means something, for a message.
+    pub(super) fn place_of(field: Field) -> String {
+        let owners = Owner::ALL.into_iter().filter(|owner| field.belongs_to(*owner));
+        owners.map(Owner::describe).collect::<Vec<_>>().join(" or ")
+    }
+
+    /// What to say of a name that no map may hold.
+    pub(super) fn refusal(self, name: &str) -> String {
+        let names: Vec<_> = self.fields().iter().map(|field| field.name()).collect();
+        let all = Field::ALL.map(Field::name);
+        let mut message = format!(
+            "unknown key '{}'; expected one of {}",
+            super::fault::excerpt(name),
+            names.join(", ")
+        );
+        if let Some(meant) = nearest(name, &names).or_else(|| nearest(name, &all)) {
+            message.push_str(&format!("; did you mean '{meant}'?"));
+        }
+        message
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_is_found_by_its_name_and_belongs_somewhere() {
+        for field in Field::ALL {
+            assert_eq!(Field::parse(field.name()), Some(field));
+            assert!(Owner::ALL.iter().any(|owner| field.belongs_to(*owner)), "{field:?}");
+        }
+        assert_eq!(Field::parse("Domain"), None);
+    }
+
+    #[test]
+    fn edit_distance_counts_single_slips() {
+        let table = [
+            ("", "", 0),
+            ("", "abc", 3),
+            ("ratelimit", "rate_limit", 1),
+            ("kitten", "sitting", 3),
+            ("kye", "key", 1),
+            ("aé", "é", 1),
+        ];
+        for (a, b, distance) in table {
+            assert_eq!(edit_distance(a, b), distance, "{a} {b}");
+            assert_eq!(edit_distance(b, a), distance, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn suggests_a_near_name_and_nothing_far() {
+        let names = Field::ALL.map(Field::name);
+        assert_eq!(nearest("ratelimit", &names), Some("rate_limit"));
+        assert_eq!(nearest("requestsPerUnit", &names), Some("requests_per_unit"));
+        assert_eq!(nearest("kye", &names), Some("key"));
+        assert_eq!(nearest("keys", &names), Some("key"));
+        assert_eq!(nearest("algorithm", &names), None);
+        assert_eq!(nearest(&"x".repeat(100_000), &names), None);
+    }
+}

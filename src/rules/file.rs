@@ -1,0 +1,314 @@
+//! The shape of a rule file: what was written, each thing with its place, judged by its type only.
+
+mod value;
+
+use super::fault::{Findings, Place, excerpt};
+use super::field::{Field, Owner};
+use super::metadata;
+use super::node::{Document, Kind, Node};
+use super::reader::{Entry, Reader};
+use super::scalar::Meaning;
+
+/// What a file says of one domain.
+#[derive(Debug)]
+pub(super) struct File<'d> {
+    /// The file's first value.
+    pub(super) place: Place,
+    pub(super) domain: Given<&'d str>,
+    pub(super) descriptors: Vec<Descriptor<'d>>,
+}
+
+/// An item of `descriptors`.
+#[derive(Debug)]
+pub(super) struct Descriptor<'d> {
+    pub(super) place: Place,
+    pub(super) key: Given<&'d str>,
+    pub(super) value: Given<&'d str>,
+    pub(super) rate_limit: Option<RateLimit<'d>>,
+    pub(super) descriptors: Vec<Descriptor<'d>>,
+    pub(super) shadow_mode: Given<bool>,
+    pub(super) quota_mode: Given<bool>,
+    pub(super) detailed_metric: Given<bool>,
+    pub(super) value_to_metric: Given<bool>,
+    pub(super) share_threshold: Given<bool>,
+    pub(super) metadata: Given<serde_json::Map<String, serde_json::Value>>,
+}
+
+/// A `rate_limit`.
+#[derive(Debug)]
+pub(super) struct RateLimit<'d> {
+    pub(super) place: Place,
+    pub(super) unit: Given<&'d str>,
+    pub(super) requests_per_unit: Given<u32>,
+    pub(super) unlimited: Given<bool>,
+    pub(super) name: Given<&'d str>,
+    pub(super) replaces: Vec<Replaced<'d>>,
+    pub(super) charge_denied: Given<bool>,
+}
+
+/// An item of `replaces`.
+#[derive(Debug)]
+pub(super) struct Replaced<'d> {
+    pub(super) place: Place,
+    pub(super) name: Given<&'d str>,
+}
+
+/// A value that may be absent, or of a wrong type that has been reported.
+#[derive(Debug, Default)]
+pub(super) enum Given<T> {
+    #[default]
+    Absent,
+    Faulty,
+    As(Place, T),
+}
+
+/// Reads the first document of a file. Every fault and warning of it goes to `findings`.
+pub(super) fn read<'d>(document: &'d Document<'d>, findings: &mut Findings) -> File<'d> {
+    let mut reader = Reader::new(document, findings);
+    let root = reader.root();
+    let place = root.map_or(Place::START, |root| root.place);
+    let mut file = File { place, domain: Given::Absent, descriptors: Vec::new() };
+    if let Some(root) = root
+        && let Some(entries) = reader.map(root, "the file")
+    {
+        for (field, value) in reader.fields(entries, Owner::Root) {
+            match field {
+                Field::Domain => file.domain = reader.text(value, field),
+                Field::Descriptors => file.descriptors = reader.descriptors(value),
+                _ => {}
+            }
+        }
+    } else if root.is_some_and(|root| !is_null(root)) {
+        // Its type has been reported; that it names no domain follows from that.
+        file.domain = Given::Faulty;
+    }
+    file
+}
+
+fn is_null(node: &Node<'_>) -> bool {
+    matches!(node.kind, Kind::Scalar(_, Meaning::Null))
+}
+
+// === impl Given ===
+
+impl<T> Given<T> {
+    /// The value, if there is one.
+    pub(super) fn value(&self) -> Option<&T> {
+        match self {
+            Given::As(_, value) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// The value's place, or the one of what should hold it.
+    pub(super) fn place_or(&self, holder: Place) -> Place {
+        match self {
+            Given::As(place, _) => *place,
+            _ => holder,
+        }
+    }
+
+    /// Whether it was there and has been reported.
+    pub(super) fn is_faulty(&self) -> bool {
+        matches!(self, Given::Faulty)
+    }
+}
+
+impl Given<bool> {
+    /// Whether it says `true`; absent is false.
+    pub(super) fn is_true(&self) -> bool {
+        self.value().copied().unwrap_or_default()
+    }
+}
+
+impl Given<&str> {
+    /// The text; absent is empty.
+    pub(super) fn text(&self) -> &str {
+        self.value().copied().unwrap_or_default()
+    }
+}
+
+// === impl Reader: the maps of a rule file ===
+
+impl<'d> Reader<'d, '_> {
+    fn descriptors(&mut self, node: &'d Node<'d>) -> Vec<Descriptor<'d>> {
+        let maps = self.maps(node, Field::Descriptors);
+        self.inside(node.place, |reader| {
+            maps.into_iter().map(|(place, entries)| reader.descriptor(place, entries)).collect()
+        })
+        .unwrap_or_default()
+    }
+
+    fn descriptor(&mut self, place: Place, entries: Vec<Entry<'d>>) -> Descriptor<'d> {
+        let mut read = Descriptor::at(place);
+        for (field, value) in self.fields(entries, Owner::Descriptor) {
+            match field {
+                Field::Key => read.key = self.text(value, field),
+                Field::Value => read.value = self.text(value, field),
+                Field::RateLimit => self.rate_limit(value, &mut read.rate_limit),
+                Field::Descriptors => read.descriptors = self.descriptors(value),
+                Field::ShadowMode => read.shadow_mode = self.flag(value, field),
+                Field::QuotaMode => read.quota_mode = self.flag(value, field),
+                Field::DetailedMetric => read.detailed_metric = self.flag(value, field),
+                Field::ValueToMetric => read.value_to_metric = self.flag(value, field),
+                Field::ShareThreshold => read.share_threshold = self.flag(value, field),
+                Field::Metadata => metadata::read(self, value, &mut read.metadata),
+                _ => {}
+            }
+        }
+        read
+    }
+
+    /// Reads into the limit that is there already, as yaml.v2 does: with one merged in by `<<`, a
+    /// `rate_limit` of one's own changes only what it names.
+    fn rate_limit(&mut self, node: &'d Node<'d>, limit: &mut Option<RateLimit<'d>>) {
+        if is_null(node) {
+            *limit = None;
+            return;
+        }
+        let read = limit.get_or_insert_with(|| RateLimit::at(node.place));
+        let Some(entries) = self.map(node, "'rate_limit'") else {
+            // Reported; whatever else it lacks follows from that.
+            read.unit = Given::Faulty;
+            return;
+        };
+        for (field, value) in self.fields(entries, Owner::RateLimit) {
+            match field {
+                Field::Unit => read.unit = self.text(value, field),
+                Field::RequestsPerUnit => read.requests_per_unit = self.number(value, field),
+                Field::Unlimited => read.unlimited = self.flag(value, field),
+                Field::Name => read.name = self.text(value, field),
+                Field::Replaces => read.replaces = self.replaces(value),
+                Field::ChargeDenied => read.charge_denied = self.flag(value, field),
+                _ => {}
+            }
+        }
+    }
+
+    fn replaces(&mut self, node: &'d Node<'d>) -> Vec<Replaced<'d>> {
+        let mut items = Vec::new();
+        for (place, entries) in self.maps(node, Field::Replaces) {
+            let mut read = Replaced { place, name: Given::Absent };
+            for (field, value) in self.fields(entries, Owner::Replaced) {
+                read.name = self.text(value, field);
+            }
+            items.push(read);
+        }
+        items
+    }
+
+    /// The entries of `entries` that mean something in `owner`; the others are reported.
+    fn fields(&mut self, entries: Vec<Entry<'d>>, owner: Owner) -> Vec<(Field, &'d Node<'d>)> {
+        let mut fields: Vec<(Field, Entry<'d>)> = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let Some(name) = self.key_text(entry.key) else { continue };
+            match Field::parse(name) {
+                Some(field) if field.belongs_to(owner) => {
+                    // Few different fields, but a map may repeat one; only the last copy matters.
+                    let earlier = fields.iter_mut().rev().find(|(other, _)| *other == field);
+                    if let Some((_, earlier)) = earlier {
+                        let earlier = *earlier;
+                        self.warn_of_duplicate(name, earlier, entry);
+                    }
+                    fields.push((field, entry));
+                }
+                Some(field) => {
+                    let message = format!(
+                        "'{name}' has no effect here; it belongs to {}",
+                        Owner::place_of(field)
+                    );
+                    self.warn(entry.key.place, message);
+                    if field != Field::Metadata {
+                        self.sweep(entry.value, owner);
+                    }
+                }
+                None => self.fault(entry.key.place, owner.refusal(name)),
+            }
+        }
+        fields.into_iter().map(|(field, entry)| (field, entry.value)).collect()
+    }
+
+    /// The text of a map's key, if it is text.
+    fn key_text(&mut self, key: &'d Node<'d>) -> Option<&'d str> {
+        match &key.kind {
+            Kind::Scalar(text, Meaning::Text | Meaning::Merge) => Some(text),
+            Kind::Scalar(text, _) => {
+                let shown = excerpt(text);
+                let message =
+                    format!("key is not of type string: {shown}; expected the name of a setting");
+                self.fault(key.place, message);
+                None
+            }
+            _ => {
+                let what = key.describe();
+                self.fault(key.place, format!("key is not of type string: {what}"));
+                None
+            }
+        }
+    }
+
+    /// Checks the names in a value that is not used, as the reference does.
+    fn sweep(&mut self, node: &'d Node<'d>, owner: Owner) {
+        self.inside(node.place, |reader| match &node.kind {
+            Kind::Map(pairs) => {
+                for entry in reader.entries(pairs) {
+                    let Some(name) = reader.key_text(entry.key) else { continue };
+                    match Field::parse(name) {
+                        None => reader.fault(entry.key.place, owner.refusal(name)),
+                        Some(Field::Metadata) => {}
+                        Some(_) => reader.sweep(entry.value, owner),
+                    }
+                }
+            }
+            Kind::List(ids) => {
+                for item in reader.items(ids) {
+                    match item.kind {
+                        Kind::Map(_) => reader.sweep(item, owner),
+                        _ => reader.refuse_item(item, "name: …"),
+                    }
+                }
+            }
+            Kind::Scalar(text, Meaning::Float(_) | Meaning::Big(_)) => {
+                let shown = excerpt(text);
+                reader.fault(node.place, format!("error checking config: number {shown} unused"));
+            }
+            _ => {}
+        });
+    }
+}
+
+// === impl Descriptor ===
+
+impl Descriptor<'_> {
+    fn at(place: Place) -> Self {
+        Descriptor {
+            place,
+            key: Given::Absent,
+            value: Given::Absent,
+            rate_limit: None,
+            descriptors: Vec::new(),
+            shadow_mode: Given::Absent,
+            quota_mode: Given::Absent,
+            detailed_metric: Given::Absent,
+            value_to_metric: Given::Absent,
+            share_threshold: Given::Absent,
+            metadata: Given::Absent,
+        }
+    }
+}
+
+// === impl RateLimit ===
+
+impl RateLimit<'_> {
+    fn at(place: Place) -> Self {
+        RateLimit {
+            place,
+            unit: Given::Absent,
+            requests_per_unit: Given::Absent,
+            unlimited: Given::Absent,
+            name: Given::Absent,
+            replaces: Vec::new(),
+            charge_denied: Given::Absent,
+        }
+    }
+}
