@@ -148,7 +148,8 @@ impl Buffer {
         true
     }
 
-    /// Takes out every unspent token, to be given back to the store, with the window they belong to.
+    /// Takes out every unspent token, to be given back to the store, with the window they belong
+    /// to.
     pub fn drain(&mut self, now: Time) -> Option<(u64, u64)> {
         let tokens = std::mem::take(&mut self.tokens);
         (tokens > 0 && self.is_live(now)).then_some((tokens, self.window))

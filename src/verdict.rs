@@ -17,7 +17,8 @@ pub struct Verdict {
     pub code: Code,
     /// One a descriptor, in the order of the request.
     pub statuses: Vec<Status>,
-    /// The status that the rate limit headers tell of: an index into `statuses`, if any has a limit.
+    /// The status that the rate limit headers tell of: an index into `statuses`, if any has a
+    /// limit.
     pub tightest: Option<usize>,
     /// What Envoy is to know of the request, if asked for.
     pub metadata: Option<Map<String, Value>>,

@@ -1,5 +1,7 @@
 //! Behind a real Envoy. The slow ones, by a name of their own: `cargo test --test envoy`.
 #![cfg(test)]
+// `pub` means "for the other modules" here: nothing is exported from a test binary.
+#![allow(unreachable_pub)]
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

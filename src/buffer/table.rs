@@ -42,8 +42,8 @@ impl<V: Entry> Table<V> {
         Self { parts, part_max: keys_max.div_ceil(PARTS).max(1) }
     }
 
-    /// Runs `visit` on the entry of `key`, made by `make` if there is none. If that took the place of
-    /// another, the other is returned so that its tokens can be given back.
+    /// Runs `visit` on the entry of `key`, made by `make` if there is none. If that took the place
+    /// of another, the other is returned so that its tokens can be given back.
     ///
     /// `visit` runs under the lock of a part: it must be short and must not come back to the table.
     pub fn with<R>(

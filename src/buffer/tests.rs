@@ -1,3 +1,5 @@
+//! The states of a buffer, one by one.
+
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::time::Time;
 
-/// φ: of what remains, the part that one pod may hold when all ask at once. At ½, a demand that moves
-/// between pods strands several per cent of the tokens; at ¼ it does not.
+/// φ: of what remains, the part that one pod may hold when all ask at once. At ½, a demand that
+/// moves between pods strands several per cent of the tokens; at ¼ it does not.
 const SHARE_OF_REMAINING: f64 = 0.25;
 
 /// ε: the part of a limit that may lie unspent in the whole fleet, whatever the demand.
@@ -29,7 +29,8 @@ const SPAN_MIN: Duration = Duration::from_millis(10);
 const FAST: Duration = Duration::from_millis(50);
 const SLOW: Duration = Duration::from_secs(1);
 
-/// This pod's demand for one key, in hits a second: two moving averages, of which the higher counts.
+/// This pod's demand for one key, in hits a second: two moving averages, of which the higher
+/// counts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Demand {
     fast: f32,
@@ -95,7 +96,8 @@ fn weight(span: Duration, constant: Duration) -> f32 {
 // === impl Need ===
 
 impl Need {
-    /// Tokens to ask for; at least 1. Long leases while much remains, one token at a time near the end.
+    /// Tokens to ask for; at least 1. Long leases while much remains, one token at a time near the
+    /// end.
     #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
     pub fn size(&self) -> u64 {
         let pods = f64::from(self.pods.max(1));

@@ -1,3 +1,5 @@
+//! The lease desk before a store that waits for permission.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

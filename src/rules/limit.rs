@@ -73,6 +73,25 @@ impl Unit {
         }
     }
 
+    /// The number on the wire, the same in a request's override and in a response. WEEK came last:
+    /// `envoy.type.v3.RateLimitUnit` does not have it, but its number is read as the response's.
+    pub const fn number(self) -> u8 {
+        match self {
+            Unit::Second => 1,
+            Unit::Minute => 2,
+            Unit::Hour => 3,
+            Unit::Day => 4,
+            Unit::Month => 5,
+            Unit::Year => 6,
+            Unit::Week => 7,
+        }
+    }
+
+    /// The unit of this number on the wire; `None` for 0, which is UNKNOWN, and all others.
+    pub fn from_number(number: i64) -> Option<Unit> {
+        Unit::ALL.into_iter().find(|unit| i64::from(unit.number()) == number)
+    }
+
     /// Parses a name in any case, as the reference does; `None` for anything else, `unknown` too.
     pub fn parse(name: &str) -> Option<Unit> {
         Unit::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))

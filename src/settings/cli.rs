@@ -87,8 +87,7 @@ Examples:
       RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit REDIS_URL=redis:6379 ratelease serve";
 
 /// Defaults that the reference has otherwise, by flag.
-const REFERENCE_DEFAULTS: [(&str, &str); 6] = [
-    ("host", "0.0.0.0"),
+const REFERENCE_DEFAULTS: [(&str, &str); 5] = [
     ("grpc_host", "0.0.0.0"),
     ("debug_host", "0.0.0.0"),
     ("runtime_watch_root", "true"),

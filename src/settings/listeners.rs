@@ -35,8 +35,8 @@ pub enum GrpcListen {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Listeners")]
 pub(super) struct ListenerFlags {
-    /// Interface of the HTTP listener
-    #[arg(long, env = "HOST", value_name = "HOST", default_value = "127.0.0.1")]
+    /// Interface of the HTTP listener; not loopback, since probes of the kubelet come from outside
+    #[arg(long, env = "HOST", value_name = "HOST", default_value = "0.0.0.0")]
     host: String,
     /// Port of the HTTP listener: /json, /healthcheck, /livez, /readyz
     #[arg(long, env = "PORT", value_name = "PORT", default_value = "8080")]

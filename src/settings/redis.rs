@@ -83,6 +83,27 @@ enum Topology {
     Sentinel,
 }
 
+/// The default of `REDIS_TIMEOUT`: long enough for a TCP handshake whose first packet was lost in
+/// one zone; a longer one only lengthens the outage of a node that is gone.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
+
+// === impl RedisSettings ===
+
+impl RedisSettings {
+    /// A server, cluster or sentinels at `addresses`, without a password.
+    pub fn new(kind: RedisKind, addresses: Vec<Address>) -> Self {
+        Self {
+            kind,
+            addresses,
+            username: None,
+            password: None,
+            sentinel_username: None,
+            sentinel_password: None,
+            connect_timeout: CONNECT_TIMEOUT,
+        }
+    }
+}
+
 // === impl RawRedis ===
 
 impl RawRedis<'_> {

@@ -55,7 +55,7 @@ fn help(line: &str, env: Env<'_>) -> String {
 #[test]
 fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
     let settings = good("/usr/local/bin/ratelease serve", &[]);
-    assert_eq!(settings.listeners.http.to_string(), "127.0.0.1:8080");
+    assert_eq!(settings.listeners.http.to_string(), "0.0.0.0:8080");
     assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("127.0.0.1", 8081)));
     assert_eq!(settings.listeners.debug.to_string(), "127.0.0.1:6070");
     assert_eq!(settings.rules.dir.to_str(), Some("config/rules"));
@@ -229,9 +229,10 @@ fn help_names_each_variable_and_default_and_nothing_of_the_environment() {
         assert!(text.contains(&format!("\n{heading}\n")), "{heading} in {text}");
     }
     assert!(!text.contains("4711"), "{text}");
-    assert!(text.contains("[env: HOST] [default: 127.0.0.1]"), "{text}");
-    let text = help("ratelimit --help", &[]);
     assert!(text.contains("[env: HOST] [default: 0.0.0.0]"), "{text}");
+    assert!(text.contains("[env: GRPC_HOST] [default: 127.0.0.1]"), "{text}");
+    let text = help("ratelimit --help", &[]);
+    assert!(text.contains("[env: GRPC_HOST] [default: 0.0.0.0]"), "{text}");
     assert!(help("ratelease --version", &[]).contains(env!("CARGO_PKG_VERSION")));
     assert!(help("ratelimit -V", &[]).contains(env!("CARGO_PKG_VERSION")));
     assert_eq!(parse("ratelease --help", &[]).expect_err("help").exit_code(), 0);

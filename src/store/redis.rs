@@ -6,16 +6,14 @@
 //! tokens to give back. A lost reply costs the tokens of one lease until the window ends; repeating
 //! would cost as many again each time, and a credit twice would admit more than the limit.
 
+mod address;
 mod backoff;
 mod cluster;
-mod config;
 mod dial;
 mod fault;
 mod link;
 mod slots;
 mod step;
-
-pub use config::{Address, Password, RedisConfig, RedisKind};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,11 +30,13 @@ use self::link::{Link, Live};
 use self::slots::slot_of;
 use self::step::{Script, Step};
 use super::{Ask, Grant, Replies, Store, StoreError};
+use crate::settings::redis::{Address, RedisKind, RedisSettings};
 
 /// Counts in Redis.
 #[derive(Debug)]
 pub struct RedisStore {
-    config: Arc<RedisConfig>,
+    settings: Arc<RedisSettings>,
+    key_prefix: String,
     servers: Servers,
     script: Script,
     counters: Counters,
@@ -92,21 +92,21 @@ const REPEAT_LAST: Duration = Duration::from_millis(50);
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// A store on the servers of `config`. Returns at once, whether they are there or not: tasks of
-    /// the present runtime connect, and go on trying. Until then asks are
-    /// [`StoreError::Unreachable`], after waiting for the first attempt at most. Faults of the
-    /// configuration show in the log as such attempts that fail.
-    pub fn spawn(config: RedisConfig) -> Arc<Self> {
-        let config = Arc::new(config);
-        let servers = match &config.kind {
-            RedisKind::Single => Servers::One(Link::spawn(Dial::first_server(&config))),
-            RedisKind::Cluster => Servers::Cluster(Cluster::spawn(Arc::clone(&config))),
+    /// A store on the servers of `settings`, whose keys all begin with `key_prefix`. Returns at
+    /// once, whether the servers are there or not: tasks of the present runtime connect, and go on
+    /// trying. Until then asks are [`StoreError::Unreachable`], after waiting for the first attempt
+    /// at most.
+    pub fn spawn(settings: RedisSettings, key_prefix: &str) -> Arc<Self> {
+        let settings = Arc::new(settings);
+        let servers = match &settings.kind {
+            RedisKind::Single => Servers::One(Link::spawn(Dial::first_server(&settings))),
+            RedisKind::Cluster => Servers::Cluster(Cluster::spawn(Arc::clone(&settings))),
             RedisKind::Sentinel { master } => {
-                Servers::One(Link::spawn(Dial::master(&config, master)))
+                Servers::One(Link::spawn(Dial::master(&settings, master)))
             }
         };
         let (script, counters) = (Script::fixed_window(), Counters::default());
-        Arc::new(Self { config, servers, script, counters })
+        Arc::new(Self { settings, key_prefix: key_prefix.to_owned(), servers, script, counters })
     }
 
     /// Waits until every server that holds counts is connected; for ever, if one never is.
@@ -131,7 +131,7 @@ impl RedisStore {
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.counters.asks);
-        let step = self.script.step(ask, ask.key.in_store(&self.config.key_prefix));
+        let step = self.script.step(ask, ask.key.in_store(&self.key_prefix));
         let grant = match tokio::time::timeout(ASK_DEADLINE, self.take(&step)).await {
             Ok(grant) => grant,
             Err(_) => Err(Fault::TimedOut),
@@ -242,7 +242,7 @@ impl Store for RedisStore {
         match &self.servers {
             Servers::One(_) => 0,
             Servers::Cluster(cluster) => {
-                let key = ask.key.in_store(&self.config.key_prefix);
+                let key = ask.key.in_store(&self.key_prefix);
                 cluster.shard(slot_of(key.as_bytes()))
             }
         }
@@ -254,8 +254,8 @@ impl Store for RedisStore {
     }
 
     fn describe(&self) -> String {
-        let first = self.config.addresses.first().map(Address::to_string).unwrap_or_default();
-        match &self.config.kind {
+        let first = self.settings.addresses.first().map(Address::to_string).unwrap_or_default();
+        match &self.settings.kind {
             RedisKind::Single => format!("redis {first}"),
             RedisKind::Cluster => format!("cluster {first}"),
             RedisKind::Sentinel { master } => format!("master {master} of sentinel {first}"),

@@ -1,3 +1,5 @@
+//! The reference's service tests of codes, headers and metadata, as tables.
+
 use serde_json::json;
 
 use super::*;

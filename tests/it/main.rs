@@ -1,6 +1,6 @@
-//! Tests of the whole crate against real sockets and real servers, but for those behind a real Envoy
-//! (`tests/envoy.rs`). One binary, so that it links once and shares one Redis Cluster; each module
-//! below says what it is for.
+//! Tests of the whole crate against real sockets and real servers, but for those behind a real
+//! Envoy (`tests/envoy.rs`). One binary, so that it links once and shares one Redis Cluster; each
+//! module below says what it is for.
 #![cfg(test)]
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

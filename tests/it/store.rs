@@ -10,7 +10,8 @@ mod redis;
 
 use ratelease::key::Key;
 use ratelease::rules::{Limit, Unit};
-use ratelease::store::redis::{RedisConfig, RedisStore};
+use ratelease::settings::redis::RedisSettings;
+use ratelease::store::redis::RedisStore;
 use ratelease::store::{Ask, Grant, Store, StoreError};
 
 use std::future::Future;
@@ -48,8 +49,12 @@ async fn granted(store: &dyn Store, ask: Ask) -> Grant {
 }
 
 /// A store with its connections up.
-async fn connected(config: RedisConfig) -> Arc<RedisStore> {
-    let store = RedisStore::spawn(config);
+async fn connected(config: RedisSettings) -> Arc<RedisStore> {
+    connected_under(config, "").await
+}
+
+async fn connected_under(config: RedisSettings, key_prefix: &str) -> Arc<RedisStore> {
+    let store = RedisStore::spawn(config, key_prefix);
     within(10, "the store connects", store.ready()).await;
     store
 }

@@ -1,3 +1,5 @@
+//! The arithmetic against an oracle that keeps every hit.
+
 use proptest::prelude::*;
 
 use super::*;

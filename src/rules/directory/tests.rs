@@ -1,3 +1,5 @@
+//! Directories as they are mounted, linked and broken.
+
 use std::os::unix::fs::symlink;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Trees of good, bad and hostile files.
+
 use super::*;
 
 /// The tree as text: `line:column` and kind of each node, children in brackets.

@@ -1,3 +1,5 @@
+//! The embedded store's ceiling and its sweep.
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;

@@ -14,7 +14,8 @@
 //!    Each ask to a lost shard makes a replica answer MOVED, and so starts a refresh.
 //! 4. It never refreshes after a time-out: a master that is stuck and was replaced stays in use.
 //!    Measured with 3 + 3 nodes and tuned time-outs: 12 s after a master was stopped (SIGSTOP), and
-//!    8 s after its replica had taken over, its keys still failed. Here they are served after 4.4 s.
+//!    8 s after its replica had taken over, its keys still failed. Here they are served after 4.4
+//!    s.
 //!
 //! Here each master has a [`Link`] of its own, so that one node's trouble stays with its slots.
 
@@ -27,11 +28,11 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use super::backoff::{Backoff, Outage, jittered};
-use super::config::{Address, RedisConfig};
 use super::dial::Dial;
 use super::fault::Fault;
 use super::link::{Link, Live};
 use super::slots::Slots;
+use crate::settings::redis::{Address, RedisSettings};
 use crate::store::SHARDS_MAX;
 
 /// A cluster whose map is kept up to date by a task. Dropping it ends the task.
@@ -43,7 +44,7 @@ pub(super) struct Cluster {
 
 #[derive(Debug)]
 struct Shared {
-    config: Arc<RedisConfig>,
+    settings: Arc<RedisSettings>,
     map: watch::Sender<Known>,
     /// Notified when the map seems to be out of date.
     stale: Notify,
@@ -87,9 +88,9 @@ const ASKED_MAX: usize = 3;
 
 impl Cluster {
     /// Starts looking for the cluster at the configured addresses.
-    pub(super) fn spawn(config: Arc<RedisConfig>) -> Self {
+    pub(super) fn spawn(settings: Arc<RedisSettings>) -> Self {
         let shared = Arc::new(Shared {
-            config,
+            settings,
             map: watch::Sender::new(Known::Unknown),
             stale: Notify::new(),
             others: Mutex::default(),
@@ -236,7 +237,7 @@ impl Shared {
             }
         }
         let mut why = "no address is configured".to_owned();
-        for address in &self.config.addresses {
+        for address in &self.settings.addresses {
             match self.look_up_at(address, slots_before).await {
                 Ok(slots) => return Ok(slots),
                 Err(error) => why = error,
@@ -246,7 +247,7 @@ impl Shared {
     }
 
     async fn look_up_at(&self, seed: &Address, before: Option<&Slots>) -> Result<Slots, String> {
-        let dial = Dial::server(&self.config, seed.clone());
+        let dial = Dial::server(&self.settings, seed.clone());
         let ignore = |_| Ok::<(), ()>(());
         let (address, connection) = dial
             .open(ignore)
@@ -281,13 +282,13 @@ impl Shared {
         if others.len() >= OTHERS_MAX && !others.contains_key(address) {
             others.clear();
         }
-        let dial = || Link::spawn(Dial::server(&self.config, address.clone()));
+        let dial = || Link::spawn(Dial::server(&self.settings, address.clone()));
         Arc::clone(others.entry(address.clone()).or_insert_with(dial))
     }
 
     fn take_other(&self, address: &Address) -> Arc<Link> {
         let known = self.others.lock().remove(address);
-        known.unwrap_or_else(|| Link::spawn(Dial::server(&self.config, address.clone())))
+        known.unwrap_or_else(|| Link::spawn(Dial::server(&self.settings, address.clone())))
     }
 }
 

@@ -12,12 +12,12 @@ use redis::{
     RedisConnectionInfo, RedisError,
 };
 
-use super::config::{Address, RedisConfig};
+use crate::settings::redis::{Address, RedisSettings};
 
 /// Opens connections to one server.
 #[derive(Debug, Clone)]
 pub(super) struct Dial {
-    config: Arc<RedisConfig>,
+    settings: Arc<RedisSettings>,
     to: Target,
 }
 
@@ -41,17 +41,17 @@ const UNWRITTEN_MAX: usize = 256;
 // === impl Dial ===
 
 impl Dial {
-    pub(super) fn server(config: &Arc<RedisConfig>, address: Address) -> Self {
-        Self { config: Arc::clone(config), to: Target::Server(address) }
+    pub(super) fn server(settings: &Arc<RedisSettings>, address: Address) -> Self {
+        Self { settings: Arc::clone(settings), to: Target::Server(address) }
     }
 
-    pub(super) fn first_server(config: &Arc<RedisConfig>) -> Self {
-        let to = config.addresses.first().cloned().map_or(Target::Nowhere, Target::Server);
-        Self { config: Arc::clone(config), to }
+    pub(super) fn first_server(settings: &Arc<RedisSettings>) -> Self {
+        let to = settings.addresses.first().cloned().map_or(Target::Nowhere, Target::Server);
+        Self { settings: Arc::clone(settings), to }
     }
 
-    pub(super) fn master(config: &Arc<RedisConfig>, name: &str) -> Self {
-        Self { config: Arc::clone(config), to: Target::Master(name.to_owned()) }
+    pub(super) fn master(settings: &Arc<RedisSettings>, name: &str) -> Self {
+        Self { settings: Arc::clone(settings), to: Target::Master(name.to_owned()) }
     }
 
     /// A connection, logged in, and the address it leads to; else why not, in words.
@@ -65,7 +65,7 @@ impl Dial {
             Target::Nowhere => return Err("no address is configured".into()),
         };
         let open = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.config.connect_timeout))
+            .set_connection_timeout(Some(self.settings.connect_timeout))
             .set_response_timeout(Some(REPLY_TIMEOUT))
             .set_pipeline_buffer_size(UNWRITTEN_MAX)
             .set_push_sender(on_push);
@@ -92,10 +92,10 @@ impl Dial {
         let mut login = RedisConnectionInfo::default()
             .set_protocol(ProtocolVersion::RESP3)
             .set_skip_set_lib_name();
-        if let Some(username) = &self.config.username {
+        if let Some(username) = &self.settings.username {
             login = login.set_username(username);
         }
-        match (&self.config.password, &self.config.username) {
+        match (&self.settings.password, &self.settings.username) {
             (Some(password), _) => login.set_password(password.reveal()),
             (None, Some(_)) => login.set_password(""),
             (None, None) => login,
@@ -104,11 +104,14 @@ impl Dial {
 
     /// Asks the sentinels, and the server that they name whether it is a master indeed.
     async fn find_master(&self, name: &str) -> Result<Address, String> {
-        let sentinels = self.config.addresses.iter().map(connection_addr);
+        let sentinels = self.settings.addresses.iter().map(connection_addr);
         let mut builder = SentinelClientBuilder::new(sentinels, name, SentinelServerType::Master)
             .map_err(in_words)?;
-        if let Some(password) = &self.config.sentinel_password {
+        if let Some(password) = &self.settings.sentinel_password {
             builder = builder.set_client_to_sentinel_password(password.reveal());
+        }
+        if let Some(username) = &self.settings.sentinel_username {
+            builder = builder.set_client_to_sentinel_username(username.as_str());
         }
         if let Some(username) = self.login().username() {
             builder = builder.set_client_to_redis_username(username);

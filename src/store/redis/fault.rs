@@ -2,7 +2,7 @@
 
 use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind};
 
-use super::config::Address;
+use crate::settings::redis::Address;
 use crate::store::StoreError;
 
 /// Why a command that was sent has no result.

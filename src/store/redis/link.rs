@@ -10,9 +10,9 @@ use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
 use super::backoff::{Backoff, Outage};
-use super::config::Address;
 use super::dial::Dial;
 use super::fault::Fault;
+use crate::settings::redis::Address;
 
 /// A connection that comes back by itself. Dropping it ends its task.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-use super::config::Address;
+use crate::settings::redis::Address;
 
 /// Slots of a cluster; the specification fixes the number.
 pub(super) const SLOTS: usize = 16_384;

@@ -4,7 +4,7 @@ use ratelease::store::{Ask, Store};
 
 use std::time::Duration;
 
-use super::{ask, connected, granted, one, until_granted};
+use super::{ask, connected, connected_under, granted, one, until_granted};
 use crate::support::redis::Cluster;
 use crate::support::{now, wait_for};
 
@@ -37,10 +37,8 @@ async fn a_shard_is_the_master_that_owns_the_slot() {
 #[tokio::test(flavor = "multi_thread")]
 async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
     let cluster = Cluster::shared();
-    let mut config = cluster.config();
     // All keys of this store fall into the slot of this tag.
-    config.key_prefix = "{on the move}".into();
-    let moving = connected(config).await;
+    let moving = connected_under(cluster.config(), "{on the move}").await;
     let others = connected(cluster.config()).await;
     let slot = cluster.slot("{on the move}");
     let from = cluster.slot_owner(0, "{on the move}");

@@ -1,6 +1,7 @@
 //! Redis away, and back.
 
-use ratelease::store::redis::{Address, RedisConfig, RedisKind, RedisStore};
+use ratelease::settings::redis::{Address, RedisKind, RedisSettings};
+use ratelease::store::redis::RedisStore;
 use ratelease::store::{Ask, Store, StoreError};
 
 use std::time::Duration;
@@ -22,7 +23,7 @@ async fn is_unreachable(store: &dyn Store) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_appears_later_is_used() {
     let port = free_port();
-    let store = RedisStore::spawn(RedisConfig::new(RedisKind::Single, vec![tcp(port)]));
+    let store = RedisStore::spawn(RedisSettings::new(RedisKind::Single, vec![tcp(port)]), "");
     let why = is_unreachable(&*store).await;
     assert!(why.contains(&format!("127.0.0.1:{port}")), "{why}");
     let _server = Server::start_on(port, &[]);
@@ -54,7 +55,7 @@ async fn whatever_cannot_be_reached_is_no_reason_to_wait_or_to_die() {
         (RedisKind::Cluster, vec![]),
         (sentinel, vec![nowhere, tcp(free_port())]),
     ] {
-        let store = RedisStore::spawn(RedisConfig::new(kind.clone(), addresses));
+        let store = RedisStore::spawn(RedisSettings::new(kind.clone(), addresses), "");
         let why = is_unreachable(&*store).await;
         println!("{kind:?}: {why}");
         assert_eq!(store.shard(&ask(1, 1, 0)), 0);
@@ -64,7 +65,8 @@ async fn whatever_cannot_be_reached_is_no_reason_to_wait_or_to_die() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_server_taken_for_a_cluster_is_called_so() {
     let single = Single::start();
-    let store = RedisStore::spawn(RedisConfig::new(RedisKind::Cluster, vec![single.address()]));
+    let store =
+        RedisStore::spawn(RedisSettings::new(RedisKind::Cluster, vec![single.address()]), "");
     let why = is_unreachable(&*store).await;
     assert!(why.contains("REDIS_TYPE=single"), "{why}");
 }

@@ -1,10 +1,11 @@
 //! What is Redis's own: expiry, memory, scripts, logins.
 
 use ratelease::rules::Unit;
-use ratelease::store::redis::{Password, RedisStore};
+use ratelease::settings::Secret;
+use ratelease::store::redis::RedisStore;
 use ratelease::store::{Ask, Store, StoreError};
 
-use super::{ask, connected, granted, one};
+use super::{ask, connected, connected_under, granted, one};
 use crate::support::redis::{Cluster, Server, Single, tcp};
 
 /// What a key may cost, its name of 27 bytes and the table's entry included.
@@ -88,9 +89,7 @@ async fn asks_right_after_a_script_flush_all_succeed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefix_names_the_keys() {
     let single = Single::start();
-    let mut config = single.config();
-    config.key_prefix = "shop:".into();
-    let store = connected(config).await;
+    let store = connected_under(single.config(), "shop:").await;
     let ask = ask(10, 1, 0);
     granted(&*store, ask).await;
     assert_eq!(single.server.keys(), [ask.key.in_store("shop:")]);
@@ -127,13 +126,13 @@ async fn a_password_opens_the_door_and_a_wrong_one_does_not() {
     let mut config = Single::start().config();
     config.addresses = vec![tcp(server.port())];
     for (password, code) in [(Some("barley"), "WRONGPASS"), (None, "NOAUTH")] {
-        config.password = password.map(Password::new);
-        let refused = one(&*RedisStore::spawn(config.clone()), ask(10, 1, 0)).await;
+        config.password = password.map(Secret::from);
+        let refused = one(&*RedisStore::spawn(config.clone(), ""), ask(10, 1, 0)).await;
         let Err(StoreError::Unreachable(why)) = refused else { panic!("{refused:?}") };
         assert!(why.contains(code), "{why}");
         assert!(!why.contains("barley"), "{why}");
     }
-    config.password = Some(Password::new("sesame"));
+    config.password = Some(Secret::from("sesame"));
     granted(&*connected(config).await, ask(10, 1, 0)).await;
 }
 
@@ -148,9 +147,9 @@ async fn a_user_with_the_fewest_rights_suffices() {
     let mut config = single.config();
     config.username = Some("ratelease".into());
     // A user without a password is somebody else, never the default user.
-    let refused = one(&*RedisStore::spawn(config.clone()), ask(10, 1, 0)).await;
+    let refused = one(&*RedisStore::spawn(config.clone(), ""), ask(10, 1, 0)).await;
     assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
-    config.password = Some(Password::new("pw"));
+    config.password = Some(Secret::from("pw"));
     let store = connected(config).await;
     granted(&*store, ask(10, 1, 0)).await;
     single.server.command::<()>(&["ACL", "SETUSER", "ratelease", "-set"]);

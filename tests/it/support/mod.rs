@@ -2,18 +2,18 @@
 //! killed.
 
 // Each module uses its part.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
-pub mod dice;
-pub mod envoy;
-pub mod http;
-pub mod load;
-pub mod process;
-pub mod ratelease;
-pub mod redis;
-pub mod redis_cluster;
-pub mod redis_sentinel;
-pub mod redis_server;
+pub(crate) mod dice;
+pub(crate) mod envoy;
+pub(crate) mod http;
+pub(crate) mod load;
+pub(crate) mod process;
+pub(crate) mod ratelease;
+pub(crate) mod redis;
+pub(crate) mod redis_cluster;
+pub(crate) mod redis_sentinel;
+pub(crate) mod redis_server;
 
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,7 @@ pub use super::redis_cluster::Cluster;
 pub use super::redis_sentinel::Sentinel;
 pub use super::redis_server::{Server, free_port};
 
-use ratelease::store::redis::{Address, RedisConfig, RedisKind};
+use ratelease::settings::redis::{Address, RedisKind, RedisSettings};
 
 /// One server on TCP and on a Unix socket.
 pub struct Single {
@@ -24,8 +24,8 @@ impl Single {
         Address::Unix(self.server.dir().join("socket"))
     }
 
-    pub fn config(&self) -> RedisConfig {
-        RedisConfig::new(RedisKind::Single, vec![self.address()])
+    pub fn config(&self) -> RedisSettings {
+        RedisSettings::new(RedisKind::Single, vec![self.address()])
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
-use ratelease::store::redis::{Address, RedisConfig, RedisKind};
+use ratelease::settings::redis::{Address, RedisKind, RedisSettings};
 
 use super::redis::tcp;
 use super::redis_server::Server;
@@ -107,8 +107,8 @@ impl Cluster {
         self.nodes.iter().map(|node| tcp(node.port())).collect()
     }
 
-    pub fn config(&self) -> RedisConfig {
-        RedisConfig::new(RedisKind::Cluster, self.addresses())
+    pub fn config(&self) -> RedisSettings {
+        RedisSettings::new(RedisKind::Cluster, self.addresses())
     }
 
     pub fn slot(&self, key: &str) -> u16 {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelease::store::redis::{RedisConfig, RedisKind};
+use ratelease::settings::redis::{RedisKind, RedisSettings};
 
 use super::redis::tcp;
 use super::redis_server::Server;
@@ -41,8 +41,8 @@ impl Sentinel {
         Self { master, replica, sentinel }
     }
 
-    pub fn config(&self) -> RedisConfig {
+    pub fn config(&self) -> RedisSettings {
         let kind = RedisKind::Sentinel { master: NAME.into() };
-        RedisConfig::new(kind, vec![tcp(self.sentinel.port())])
+        RedisSettings::new(kind, vec![tcp(self.sentinel.port())])
     }
 }

@@ -1,3 +1,5 @@
+//! Slot maps as nodes report them.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,0 +1,37 @@
+//! Addresses as Redis writes them.
+
+use crate::settings::redis::Address;
+
+impl Address {
+    /// Parses `host:port` as Redis writes it in redirects; an IPv6 address has no brackets there.
+    pub(super) fn parse_redirect(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        Some(Address::Tcp(host.to_owned(), port.parse().ok()?))
+    }
+
+    /// This address, with `other`'s host where this one names none: a node that does not know the
+    /// name by which clients reach it leaves the host out.
+    pub(super) fn or_host_of(self, other: &Address) -> Self {
+        match (self, other) {
+            (Address::Tcp(host, port), Address::Tcp(other, _)) if host.is_empty() => {
+                Address::Tcp(other.clone(), port)
+            }
+            (address, _) => address,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirect_names_its_node() {
+        let node = Address::parse_redirect("10.0.0.7:7001").unwrap();
+        assert_eq!(node, Address::Tcp("10.0.0.7".into(), 7001));
+        assert_eq!(Address::parse_redirect("::1:7001"), Some(Address::Tcp("::1".into(), 7001)));
+        assert_eq!(Address::parse_redirect("nonsense"), None);
+        let here = Address::parse_redirect(":7002").unwrap().or_host_of(&node);
+        assert_eq!(here, Address::Tcp("10.0.0.7".into(), 7002));
+    }
+}
