@@ -1,5 +1,8 @@
-//! What may change while the program runs: the rules in force.
+//! What may change while the program runs: the rules in force, and how the process is doing.
 
+pub mod admin;
+pub mod health;
+pub mod source;
 pub mod watch;
 
 use std::sync::Arc;

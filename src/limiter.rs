@@ -70,9 +70,9 @@ impl Limiter {
 
     /// The verdict on `request` under `rules`, within `max_wait`.
     ///
-    /// Every descriptor is checked before any is charged for good: if one denies, what was taken for
-    /// the others goes back. Local words come first, so that a denial found here asks nobody; the
-    /// leases that are missing are asked for together.
+    /// Every descriptor is checked before any is charged for good: if one denies, what was taken
+    /// for the others goes back. Local words come first, so that a denial found here asks nobody;
+    /// the leases that are missing are asked for together.
     ///
     /// # Errors
     ///

@@ -45,8 +45,8 @@ impl Limiter {
     }
 }
 
-/// Whether the key's rule is gone or allows something else now. An unchanged rule is replaced by its
-/// new copy, so that old versions of the rules can be freed.
+/// Whether the key's rule is gone or allows something else now. An unchanged rule is replaced by
+/// its new copy, so that old versions of the rules can be freed.
 fn stale(rules: &Rules, slot: &mut Slot) -> bool {
     let Some(rule) = slot.rule() else { return false };
     match rules.by_path(&rule.path).filter(|new| new.allowance == rule.allowance) {

@@ -173,7 +173,8 @@ impl Slot {
         let mut returned = None;
         match &reply.outcome {
             Err(error) => self.fail(error),
-            // The limit changed while the ask was out: its tokens go back under the one they are of.
+            // The limit changed while the ask was out: its tokens go back under the one they are
+            // of.
             Ok(_) if reply.ask.limit != self.limit => returned = unwanted(reply),
             Ok(grant) => {
                 self.buffer.refill(refill(reply, grant, now), now);
@@ -232,8 +233,8 @@ impl Slot {
         Standing { remaining, reset_after }
     }
 
-    /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or not
-    /// at all. Looks and refunds ask for nothing.
+    /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
+    /// not at all. Looks and refunds ask for nothing.
     fn ask(&mut self, key: Key, now: Time) -> Ask {
         self.asking = true;
         let held = if self.buffer.is_live(now) { self.buffer.tokens() } else { 0 };
@@ -342,7 +343,8 @@ fn refill(reply: &Reply, grant: &Grant, now: Time) -> Refill {
     }
 }
 
-/// `span` ± 10 %, so that pods and keys do not probe in step. `seed` differs for each and with time.
+/// `span` ± 10 %, so that pods and keys do not probe in step. `seed` differs for each and with
+/// time.
 fn jittered(span: Duration, seed: u64) -> Duration {
     // The multiplier is 2^64 / golden ratio: it spreads seeds that differ in few bits (Knuth 6.4).
     let spread = (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;

@@ -1,0 +1,59 @@
+//! Listeners, bound early so that a port in use is told before anything else starts.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+
+use super::build::BuildError;
+use crate::settings::HostPort;
+
+/// Anybody in the pod may connect, as to a loopback port: Envoy seldom runs under our user.
+const SOCKET_MODE: u32 = 0o666;
+
+/// Binds a TCP listener. `name` and `variable` tell people which one, and how to move it.
+pub(super) async fn tcp(
+    address: &HostPort,
+    name: &str,
+    variable: &str,
+) -> Result<TcpListener, BuildError> {
+    let bound = TcpListener::bind((address.host.as_str(), address.port)).await;
+    bound.map_err(|error| {
+        let mend = match error.kind() {
+            io::ErrorKind::AddrInUse => format!("end what uses it, or set {variable}"),
+            io::ErrorKind::PermissionDenied => format!("choose a port above 1023 with {variable}"),
+            _ => format!("check the host part, or set {variable}"),
+        };
+        BuildError::new(format!("cannot listen on {address} for {name}: {error}; {mend}"))
+    })
+}
+
+/// Binds a Unix socket in the place of one that nobody listens on any more.
+pub(super) async fn unix(path: &Path) -> Result<UnixListener, BuildError> {
+    let fault = |what: &dyn std::fmt::Display| {
+        let path = path.display();
+        BuildError::new(format!(
+            "cannot listen on {path} for gRPC: {what}; set GRPC_UDS to a path that can be made"
+        ))
+    };
+    if let Ok(found) = std::fs::symlink_metadata(path) {
+        if !found.file_type().is_socket() {
+            return Err(fault(&"something that is not a socket is there"));
+        }
+        if UnixStream::connect(path).await.is_ok() {
+            return Err(fault(&"another process listens on it"));
+        }
+        std::fs::remove_file(path).map_err(|error| fault(&error))?;
+    }
+    let listener = UnixListener::bind(path).map_err(|error| fault(&error))?;
+    let mode = std::fs::Permissions::from_mode(SOCKET_MODE);
+    std::fs::set_permissions(path, mode).map_err(|error| fault(&error))?;
+    Ok(listener)
+}
+
+/// Where a listener ended up; ports given as 0 are known now.
+pub(super) fn local(listener: &TcpListener) -> Result<SocketAddr, BuildError> {
+    listener.local_addr().map_err(|error| BuildError::new(error.to_string()))
+}

@@ -1,0 +1,174 @@
+//! From settings to an application that is bound and ready to serve.
+
+use std::sync::Arc;
+
+use tracing::error;
+
+use super::{App, bind};
+use crate::control::Published;
+use crate::control::admin::{self, Admin};
+use crate::control::health::Health;
+use crate::control::source::Directory;
+use crate::control::watch::{WatchPaths, Watcher};
+use crate::grpc::serve::{ConnectionAge, Listener};
+use crate::intake::Intake;
+use crate::key::KeyHasher;
+use crate::limiter::{Limiter, Options};
+use crate::rules;
+use crate::settings::{
+    Answers, GrpcListen, Leases, Listeners, RulesSource, Settings, StoreSettings,
+};
+use crate::store::Store;
+use crate::store::memory::MemoryStore;
+use crate::store::per_second::PerSecond;
+use crate::store::redis::RedisStore;
+use crate::time::Clock;
+use crate::verdict::Modes;
+
+/// Why the application cannot start: one line that says what, and how to mend it.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BuildError(String);
+
+/// The listeners, bound.
+struct Bound {
+    grpc: Listener,
+    grpc_at: String,
+    http: tokio::net::TcpListener,
+    debug: tokio::net::TcpListener,
+}
+
+// === impl BuildError ===
+
+impl BuildError {
+    pub(super) fn new(line: impl Into<String>) -> Self {
+        Self(line.into())
+    }
+}
+
+// === impl App ===
+
+impl App {
+    /// Binds the listeners, loads the rules and starts to connect to the store, in this order: a
+    /// port in use is told before anything else happens. The store need not be there.
+    ///
+    /// # Errors
+    ///
+    /// A port cannot be had, or there is no rules directory and nothing says to start without.
+    pub async fn build(settings: Settings) -> Result<Self, BuildError> {
+        let Settings { listeners, rules, store, answers, leases, drain, .. } = settings;
+        let bound = bound(&listeners).await?;
+        let published = Arc::new(Published::new());
+        let watcher = watch(&rules, &published).await?;
+        let store = open(store);
+        let where_counts_live = store.describe();
+        let limiter = limiter(store, &leases, &answers);
+        let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
+        let keys = limiter.clone();
+        let admin = admin::routes(Admin {
+            published: Arc::clone(&published),
+            keys: Arc::new(move || keys.keys()),
+            store: where_counts_live.clone(),
+        });
+        let greeting = greeting(&bound, &where_counts_live, &published)?;
+        let intake = Intake::new(limiter.clone(), Arc::clone(&published), answers.headers);
+        let age = ConnectionAge {
+            age: listeners.max_connection_age,
+            grace: listeners.max_connection_age_grace,
+        };
+        let Bound { grpc, http, debug, .. } = bound;
+        Ok(Self {
+            grpc,
+            http,
+            debug,
+            age,
+            admin,
+            intake,
+            limiter,
+            published,
+            health,
+            watcher,
+            drain,
+            greeting,
+        })
+    }
+}
+
+async fn bound(listeners: &Listeners) -> Result<Bound, BuildError> {
+    let (grpc, grpc_at) = match &listeners.grpc {
+        GrpcListen::Tcp(address) => {
+            let listener = bind::tcp(address, "gRPC", "GRPC_PORT").await?;
+            let at = bind::local(&listener)?.to_string();
+            (Listener::Tcp(listener), at)
+        }
+        GrpcListen::Unix(path) => {
+            (Listener::Unix(bind::unix(path).await?), path.display().to_string())
+        }
+    };
+    let http = bind::tcp(&listeners.http, "HTTP", "PORT").await?;
+    let debug = bind::tcp(&listeners.debug, "the debug page", "DEBUG_PORT").await?;
+    Ok(Bound { grpc, grpc_at, http, debug })
+}
+
+/// Starts to watch the rules. Bad rules are logged and leave the process without any, as the
+/// reference; what cannot be read at all is more likely a mistake in the settings.
+async fn watch(source: &RulesSource, published: &Arc<Published>) -> Result<Watcher, BuildError> {
+    let paths = WatchPaths { dir: source.dir.clone(), root: source.watch_root.clone() };
+    let load = Directory::new(source.clone());
+    let started = Watcher::spawn(paths, load, Arc::clone(published)).await;
+    let (watcher, first) =
+        started.map_err(|error| BuildError::new(format!("cannot watch the rules: {error}")))?;
+    if let Err(failed) = first {
+        if !source.force_start && rules::read_directory(&source.dir, true).is_err() {
+            let mend = "name the directory with --rules or RUNTIME_ROOT, or start without rules by \
+                        FORCE_START_WITHOUT_INITIAL_CONFIG=true";
+            return Err(BuildError::new(format!("{failed}; {mend}")));
+        }
+        error!("no rules are in force: every request is refused until these faults are mended");
+        failed.faults.iter().for_each(|fault| error!("rules: {fault}"));
+    }
+    Ok(watcher)
+}
+
+fn open(settings: StoreSettings) -> Arc<dyn Store> {
+    match settings {
+        StoreSettings::Memory => Arc::new(MemoryStore::system()),
+        StoreSettings::Redis { main, per_second, key_prefix } => {
+            let main = RedisStore::spawn(main, &key_prefix);
+            match per_second {
+                None => main,
+                Some(second) => {
+                    Arc::new(PerSecond::new(main, RedisStore::spawn(second, &key_prefix)))
+                }
+            }
+        }
+    }
+}
+
+fn limiter(store: Arc<dyn Store>, leases: &Leases, answers: &Answers) -> Limiter {
+    let options = Options {
+        max_wait: leases.max_wait,
+        keys_max: leases.keys_max,
+        hasher: KeyHasher::new(leases.key_secret.reveal()),
+        modes: Modes {
+            shadow: answers.shadow_mode,
+            quota: answers.quota_mode,
+            metadata: answers.dynamic_metadata,
+        },
+    };
+    Limiter::new(store, Clock::start(), options)
+}
+
+fn greeting(bound: &Bound, store: &str, published: &Published) -> Result<String, BuildError> {
+    let (http, debug) = (bind::local(&bound.http)?, bind::local(&bound.debug)?);
+    let rules = match published.current() {
+        Some(rules) => format!("{} rules", rules.len()),
+        None => "no rules yet".into(),
+    };
+    Ok(format!(
+        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}; store: {store}; {rules}; try: \
+         curl -d '{{\"domain\":\"demo\",\"descriptors\":[{{\"entries\":[{{\"key\":\"generic_key\",\
+         \"value\":\"hello\"}}]}}]}}' http://{http}/json",
+        bound.grpc_at
+    ))
+}

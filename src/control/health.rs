@@ -1,0 +1,45 @@
+//! Whether this process is alive, healthy and ready. The store has no say: a decision has an answer
+//! without it, and a sidecar that stops being ready whenever Redis does takes its pod along.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::Published;
+
+/// A view of the process's health. A handle: clones share everything.
+#[derive(Clone)]
+pub struct Health {
+    published: Arc<Published>,
+    draining: Arc<AtomicBool>,
+    needs_rules: bool,
+}
+
+// === impl Health ===
+
+impl Health {
+    /// With `needs_rules` (`HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`), no rules is no health.
+    pub fn new(published: Arc<Published>, needs_rules: bool) -> Self {
+        Self { published, draining: Arc::default(), needs_rules }
+    }
+
+    /// From now on this process is not healthy: it is about to end.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// What `/healthcheck` and the gRPC health service say.
+    pub fn is_healthy(&self) -> bool {
+        let rules = self.published.current();
+        let has_rules = rules.is_some_and(|rules| rules.domains().next().is_some());
+        !self.draining.load(Ordering::Acquire) && (has_rules || !self.needs_rules)
+    }
+
+    /// Why this process should get no requests; `None` if it is ready.
+    pub fn unready(&self) -> Option<&'static str> {
+        match self.published.current() {
+            _ if self.draining.load(Ordering::Acquire) => Some("draining\n"),
+            None => Some("no rules were loaded yet\n"),
+            Some(_) => None,
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The rules directory as the watcher reads it.
+
+use crate::control::watch::{Compiled, Load};
+use crate::rules::{self, Options, Source};
+use crate::settings::RulesSource;
+
+/// Reads and compiles every rule file of a directory.
+pub struct Directory {
+    settings: RulesSource,
+}
+
+// === impl Directory ===
+
+impl Directory {
+    /// The directory of `settings`, read as they say.
+    pub fn new(settings: RulesSource) -> Self {
+        Self { settings }
+    }
+}
+
+impl Load for Directory {
+    type File = Source;
+
+    fn read(&mut self) -> Result<Vec<Source>, String> {
+        let RulesSource { dir, ignore_dotfiles, .. } = &self.settings;
+        rules::read_directory(dir, *ignore_dotfiles).map_err(|error| error.to_string())
+    }
+
+    fn parts<'f>(&self, file: &'f Source) -> (&'f str, &'f [u8]) {
+        (&file.name, &file.text)
+    }
+
+    fn compile(&mut self, files: &[Source]) -> Result<Compiled, Vec<String>> {
+        let options = Options { merge_domains: self.settings.merge_domains };
+        match rules::load(files, options) {
+            Ok(loaded) => {
+                let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
+                Ok(Compiled { rules: loaded.rules, warnings })
+            }
+            Err(faults) => Err(faults.to_string().lines().map(str::to_owned).collect()),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Serves gRPC on a listener until told to stop, with every HTTP/2 bound named.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::transport::server::{Router, TcpIncoming};
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+use super::wire;
+use crate::intake::Intake;
+
+/// Calls under way on one connection at most. Envoy opens one connection a worker and queues what
+/// is above this, towards its own timeout.
+const STREAMS_MAX: u32 = 4096;
+
+/// Streams that a client reset before they were handled, at most, before the connection is closed
+/// (CVE-2023-44487). Envoy resets a stream whenever its timeout strikes, so a stall must not look
+/// like an attack: this many is far above h2's own 20.
+const PENDING_RESETS_MAX: usize = 1024;
+
+/// Streams reset here because of the client's faults at most (CVE-2025-8671). hyper's default,
+/// which tonic would lift.
+const LOCAL_RESETS_MAX: usize = 1024;
+
+/// Bytes of headers of one call at most.
+const HEADER_BYTES_MAX: u32 = 16 * 1024;
+
+/// A silent connection is probed after this and closed when it does not answer in time.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A call ends after this whatever happens; a verdict takes a few milliseconds at most. It bounds
+/// clients that open a call and never finish their message.
+const CALL_MAX: Duration = Duration::from_secs(10);
+
+/// Where to listen.
+pub enum Listener {
+    /// A TCP socket.
+    Tcp(TcpListener),
+    /// A Unix socket, for Envoy's `pipe`.
+    Unix(UnixListener),
+}
+
+/// How long a connection lives; `None` for as long as it likes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ConnectionAge {
+    /// It is asked to go away after this.
+    pub age: Option<Duration>,
+    /// Calls under way have this long to finish then.
+    pub grace: Option<Duration>,
+}
+
+/// Serves until `stop` resolves and every call has finished. Connections are told to go away
+/// first; one that does not is the caller's to bound.
+///
+/// # Errors
+///
+/// The listener failed.
+pub async fn serve(
+    listener: Listener,
+    intake: Intake,
+    health: Health,
+    age: ConnectionAge,
+    stop: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let router = router(intake, health, age);
+    let served = match listener {
+        Listener::Tcp(listener) => {
+            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            router.serve_with_incoming_shutdown(incoming, stop).await
+        }
+        Listener::Unix(listener) => {
+            router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop).await
+        }
+    };
+    served.map_err(io::Error::other)
+}
+
+fn router(intake: Intake, health: Health, age: ConnectionAge) -> Router {
+    let mut server = Server::builder()
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS_MAX))
+        .http2_max_local_error_reset_streams(Some(LOCAL_RESETS_MAX))
+        .http2_max_header_list_size(HEADER_BYTES_MAX)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
+    if let Some(age) = age.age {
+        server = server.max_connection_age(age);
+    }
+    if let Some(grace) = age.grace {
+        server = server.max_connection_age_grace(grace);
+    }
+    server.timeout(CALL_MAX).add_service(health.service).add_service(wire::service(intake))
+}
+
+/// The standard health service, under the reference's name `ratelimit` and under none.
+pub struct Health {
+    service: tonic_health::pb::health_server::HealthServer<tonic_health::server::HealthService>,
+}
+
+/// Says whether this process is healthy.
+#[derive(Clone)]
+pub struct HealthHandle {
+    reporter: HealthReporter,
+}
+
+/// A health service that says no until told otherwise, and the handle to tell it.
+pub async fn health() -> (Health, HealthHandle) {
+    let reporter = HealthReporter::new();
+    let service = tonic_health::server::HealthService::from_health_reporter(reporter.clone());
+    let service = tonic_health::pb::health_server::HealthServer::new(service);
+    let handle = HealthHandle { reporter };
+    handle.set(false).await;
+    (Health { service }, handle)
+}
+
+impl HealthHandle {
+    /// Every later check, and every watcher, is told.
+    pub async fn set(&self, healthy: bool) {
+        let status = if healthy { ServingStatus::Serving } else { ServingStatus::NotServing };
+        for service in ["", "ratelimit"] {
+            self.reporter.set_service_status(service, status).await;
+        }
+    }
+}

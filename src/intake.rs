@@ -1,0 +1,135 @@
+//! What every door, gRPC or HTTP, does with a request: check it, decide it, or say why not.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::control::Published;
+use crate::limiter::Limiter;
+use crate::request::Request;
+use crate::settings::HeaderNames;
+use crate::store::StoreError;
+use crate::verdict::Verdict;
+
+/// Descriptors of one request at most. Envoy sends as many as the route has actions for, so a
+/// client cannot reach this.
+pub const DESCRIPTORS_MAX: usize = 256;
+
+/// Entries of one descriptor at most.
+pub const ENTRIES_MAX: usize = 64;
+
+/// Checks and decides requests. A handle: clones share everything.
+#[derive(Clone)]
+pub struct Intake {
+    limiter: Limiter,
+    published: Arc<Published>,
+    headers: Option<Arc<HeaderNames>>,
+}
+
+/// A verdict with the headers that go with it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer {
+    /// What was decided.
+    pub verdict: Verdict,
+    /// To be added to the response; empty unless they were asked for and a limit applies.
+    pub headers: Vec<(String, String)>,
+}
+
+/// Why a request has no verdict.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Text and code are the reference's.
+    #[error("rate limit domain must not be empty")]
+    EmptyDomain,
+    /// Text and code are the reference's.
+    #[error("rate limit descriptor list must not be empty")]
+    NoDescriptors,
+    /// Text and code are the reference's.
+    #[error("no rate limit configuration loaded")]
+    NoRules,
+    /// The request breaks a bound or names something that does not exist.
+    #[error("{0}")]
+    Invalid(Fault),
+    /// No verdict without the store.
+    #[error("{0}")]
+    Store(StoreError),
+}
+
+/// What is wrong with a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// More than [`DESCRIPTORS_MAX`].
+    Descriptors(usize),
+    /// More than [`ENTRIES_MAX`] in the descriptor of this index.
+    Entries(usize),
+    /// The override of the descriptor of this index names no unit that exists.
+    Unit(usize),
+}
+
+// === impl Intake ===
+
+impl Intake {
+    /// An intake that decides by whatever rules are published at the time.
+    pub fn new(limiter: Limiter, published: Arc<Published>, headers: Option<HeaderNames>) -> Self {
+        Self { limiter, published, headers: headers.map(Arc::new) }
+    }
+
+    /// The answer to `request`, computed under one version of the rules.
+    ///
+    /// # Errors
+    ///
+    /// The request is not one that can be decided, or the store could not answer.
+    pub async fn answer(&self, request: &Request<'_>) -> Result<Answer, Refusal> {
+        check(request)?;
+        let rules = self.published.current().ok_or(Refusal::NoRules)?;
+        let verdict = self.limiter.decide(&rules, request).await.map_err(Refusal::Store)?;
+        let headers = self.headers.as_deref().and_then(|names| headers(names, &verdict));
+        Ok(Answer { verdict, headers: headers.unwrap_or_default() })
+    }
+}
+
+fn check(request: &Request<'_>) -> Result<(), Refusal> {
+    if request.domain.is_empty() {
+        return Err(Refusal::EmptyDomain);
+    }
+    match request.descriptors.len() {
+        0 => return Err(Refusal::NoDescriptors),
+        n if n > DESCRIPTORS_MAX => return Err(Refusal::Invalid(Fault::Descriptors(n))),
+        _ => {}
+    }
+    match request.descriptors.iter().position(|d| d.entries.len() > ENTRIES_MAX) {
+        Some(at) => Err(Refusal::Invalid(Fault::Entries(at))),
+        None => Ok(()),
+    }
+}
+
+fn headers(names: &HeaderNames, verdict: &Verdict) -> Option<Vec<(String, String)>> {
+    let status = verdict.statuses.get(verdict.tightest?)?;
+    let requests = status.limit.as_ref()?.limit.requests_per_unit;
+    let reset = status.reset_seconds().unwrap_or_default();
+    Some(vec![
+        (names.limit.clone(), requests.to_string()),
+        (names.remaining.clone(), status.remaining.to_string()),
+        (names.reset.clone(), reset.to_string()),
+    ])
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Descriptors(n) => {
+                write!(f, "{n} descriptors in one request; at most {DESCRIPTORS_MAX} are accepted")
+            }
+            Fault::Entries(at) => {
+                write!(
+                    f,
+                    "descriptor {at} has more entries than the {ENTRIES_MAX} that are accepted"
+                )
+            }
+            Fault::Unit(at) => write!(
+                f,
+                "the limit of descriptor {at} names no unit; \
+                 expected SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
+            ),
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Leases: shared, given back, lost; pods beside each other; a store that is away.
+
+use futures_util::future::join_all;
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_share_one_lease() {
+    let rig = Rig::new(&per_hour(1_000_000, 1));
+    let pod = rig.pod();
+    let request = request(&["a"]);
+    let decided = join_all((0..500).map(|_| decide(&pod, &rig.rules, &request))).await;
+    assert!(decided.iter().all(|(passed, _)| *passed));
+    assert!(rig.asks() <= 2, "{} asks", rig.asks());
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_requests_wait_than_the_ceiling_allows() {
+    let rig = Rig::new(&per_hour(1_000_000, 1));
+    let pod = rig.pod();
+    let request = request(&["a"]);
+    let decided = join_all((0..3_000).map(|_| pod.decide(&rig.rules, &request))).await;
+    let refused = decided.iter().filter(|d| **d == Err(StoreError::Overloaded)).count();
+    assert_eq!(refused, 3_000 - 1_024);
+    assert!(pod.decide(&rig.rules, &request).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hot_key_costs_few_asks_and_no_waiting() {
+    let rig = Rig::new(&per_hour(10_000_000, 1));
+    let pod = rig.pod();
+    for _ in 0..50_000 {
+        assert!(decide(&pod, &rig.rules, &request(&["a"])).await.0);
+        tokio::time::sleep(Duration::from_micros(50)).await;
+    }
+    assert!(rig.asks() <= 10, "{} asks", rig.asks());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_on_an_empty_key_is_answered_locally() {
+    let rig = Rig::new(&per_hour(5, 1));
+    let pod = rig.pod();
+    for _ in 0..5_000 {
+        decide(&pod, &rig.rules, &request(&["a"])).await;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Five single tokens, the denial, and a probe for each of the five seconds or so.
+    assert!(rig.asks() <= 5 + 1 + 6, "{} asks", rig.asks());
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_pods_admit_no_more_than_the_limit_and_hardly_less() {
+    for limit in [20, 200, 40_000] {
+        let rig = Rig::new(&per_hour(limit, 1));
+        let pods = [rig.pod(), rig.pod()];
+        let mut admitted = 0;
+        for hit in 0..2 * limit {
+            let pod = &pods[usize::from(hit % 3 == 0)];
+            admitted += u32::from(decide(pod, &rig.rules, &request(&["a"])).await.0);
+            tokio::time::sleep(Duration::from_micros(100)).await;
+        }
+        assert!(admitted <= limit && f64::from(admitted) >= 0.99 * f64::from(limit), "{admitted}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_gives_every_unspent_token_back() {
+    let rig = Rig::new(&per_hour(100_000, 1));
+    let pod = rig.pod();
+    for _ in 0..10 {
+        decide(&pod, &rig.rules, &request(&["a"])).await;
+    }
+    assert!(rig.left(100_000).await < 99_990, "nothing was leased ahead: the test shows nothing");
+    pod.close().await;
+    assert_eq!(rig.left(100_000).await, 99_990);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_or_removed_rule_gives_its_tokens_back() {
+    for changed in [per_hour(50_000, 1), "domain: d".into()] {
+        let rig = Rig::new(&per_hour(100_000, 1));
+        let pod = rig.pod();
+        decide(&pod, &rig.rules, &request(&["a"])).await;
+        pod.adopt(&compile(&per_hour(100_000, 2))).await;
+        assert!(rig.left(100_000).await < 99_999, "an unchanged rule keeps its lease");
+        pod.adopt(&compile(&changed)).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert_eq!(rig.left(100_000).await, 99_999);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_limit_holds_from_the_next_request_and_keeps_the_count() {
+    let rig = Rig::new(&per_hour(10, 1));
+    let pod = rig.pod();
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", 4)).await, (true, 6));
+    let lower = compile(&per_hour(5, 1));
+    assert_eq!(decide(&pod, &lower, &request(&["a"])).await, (true, 0));
+    assert_eq!(decide(&pod, &lower, &request(&["a"])).await, (false, 0));
+    let higher = compile(&per_hour(20, 1));
+    assert_eq!(decide(&pod, &higher, &request(&["a"])).await, (true, 13));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_costs_a_request_its_wait_and_no_more() {
+    let rig = Rig::new(&per_hour(10, 1));
+    let pod = rig.pod();
+    rig.store.hangs.store(true, Ordering::Relaxed);
+    let before = rig.clock.now();
+    assert_eq!(pod.decide(&rig.rules, &request(&["a"])).await, Err(StoreError::TimedOut));
+    assert!(rig.clock.now().since(before) <= MAX_WAIT + Duration::from_millis(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_fails_charges_nothing_and_is_asked_again() {
+    let rig = Rig::new(&per_hour(10, 5));
+    let pod = rig.pod();
+    assert_eq!(decide(&pod, &rig.rules, &request(&["b"])).await, (true, 4));
+    rig.store.fails.store(true, Ordering::Relaxed);
+    for _ in 0..3 {
+        assert!(pod.decide(&rig.rules, &request(&["a", "b"])).await.is_err());
+    }
+    rig.store.fails.store(false, Ordering::Relaxed);
+    assert_eq!(decide(&pod, &rig.rules, &request(&["b"])).await, (true, 3));
+    assert_eq!(decide(&pod, &rig.rules, &request(&["a"])).await, (true, 9));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_request_gives_back_what_it_held_and_what_arrives_for_it() {
+    let rig = Rig::new(&per_hour(10, 5));
+    let pod = rig.pod();
+    assert_eq!(decide(&pod, &rig.rules, &request(&["b"])).await, (true, 4));
+    for _ in 0..20 {
+        let both = request(&["b", "a"]);
+        let early = Duration::from_micros(100);
+        let cut = tokio::time::timeout(early, pod.decide(&rig.rules, &both)).await;
+        if cut.is_ok() {
+            break; // the lease that was asked for has arrived
+        }
+    }
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    // One of the two may have been decided; both keys must tell the same story.
+    let (_, a) = decide(&pod, &rig.rules, &look("a")).await;
+    let (_, b) = decide(&pod, &rig.rules, &look("b")).await;
+    assert_eq!((10 - a) + 1, 5 - b);
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_a_past_window_are_forgotten() {
+    let rig = Rig::new(&limits("unit: second, requests_per_unit: 3", "unlimited: true"));
+    let pod = rig.pod();
+    decide(&pod, &rig.rules, &request(&["a"])).await;
+    assert_eq!(pod.keys(), 1);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    pod.tidy().await;
+    assert_eq!(pod.keys(), 0);
+}
