@@ -4,9 +4,9 @@ use super::fault::Place;
 
 /// Bytes of one source. 100 000 rules take about 10 MB.
 pub(super) const SOURCE_BYTES_MAX: usize = 16 << 20;
-/// Words, quotes and flow marks of one source. The YAML scanner holds the tokens of a flow
+/// Words, pairs of quotes and flow marks of one source. The YAML scanner holds the tokens of a flow
 /// collection (a JSON file is one) until it ends, about 100 bytes each; this bounds them.
-const PIECES_MAX: usize = 4_000_000;
+const PIECES_MAX: usize = 3_000_000;
 
 /// `bytes` as text, without its byte order mark; or where and why they are not.
 pub(super) fn decode(bytes: &[u8]) -> Result<&str, (Place, String)> {
@@ -37,16 +37,19 @@ fn is_allowed(character: char) -> bool {
         | '\u{e000}'..='\u{fefe}' | '\u{ff00}'..='\u{fffd}' | '\u{10000}'..)
 }
 
+/// Words, flow marks, and pairs of quotes, which part tokens within a word.
 fn pieces(text: &str) -> usize {
-    let mut count = 0;
+    let (mut marks, mut words, mut quotes) = (0, 0, 0);
     let mut in_word = false;
     for byte in text.bytes() {
-        let is_mark = matches!(byte, b',' | b'[' | b']' | b'{' | b'}' | b'"' | b'\'');
+        let is_mark = matches!(byte, b',' | b'[' | b']' | b'{' | b'}');
         let is_word = !is_mark && !byte.is_ascii_whitespace();
-        count += usize::from(is_mark || (is_word && !in_word));
+        marks += usize::from(is_mark);
+        words += usize::from(is_word && !in_word);
+        quotes += usize::from(matches!(byte, b'"' | b'\''));
         in_word = is_word;
     }
-    count
+    marks + words + quotes / 2
 }
 
 fn not_utf8(bytes: &[u8], at: usize) -> (Place, String) {
