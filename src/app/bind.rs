@@ -1,7 +1,7 @@
 //! Listeners, bound early so that a port in use is told before anything else starts.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 
@@ -56,4 +56,16 @@ pub(super) async fn unix(path: &Path) -> Result<UnixListener, BuildError> {
 /// Where a listener ended up; ports given as 0 are known now.
 pub(super) fn local(listener: &TcpListener) -> Result<SocketAddr, BuildError> {
     listener.local_addr().map_err(|error| BuildError::new(error.to_string()))
+}
+
+/// The address by which a listener is reached from this machine: "all interfaces" is none to
+/// connect to.
+pub(super) fn reachable(mut listener: SocketAddr) -> SocketAddr {
+    if listener.ip().is_unspecified() {
+        match listener {
+            SocketAddr::V4(_) => listener.set_ip(Ipv4Addr::LOCALHOST.into()),
+            SocketAddr::V6(_) => listener.set_ip(Ipv6Addr::LOCALHOST.into()),
+        }
+    }
+    listener
 }

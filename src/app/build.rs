@@ -161,14 +161,13 @@ fn limiter(store: Arc<dyn Store>, leases: &Leases, answers: &Answers) -> Limiter
 
 fn greeting(bound: &Bound, store: &str, published: &Published) -> Result<String, BuildError> {
     let (http, debug) = (bind::local(&bound.http)?, bind::local(&bound.debug)?);
-    let rules = match published.current() {
-        Some(rules) => format!("{} rules", rules.len()),
-        None => "no rules yet".into(),
-    };
+    let rules = published.current().map_or(0, |rules| rules.len());
+    let entry = r#"{"key":"generic_key","value":"hello"}"#;
+    let sample = format!(r#"{{"domain":"demo","descriptors":[{{"entries":[{entry}]}}]}}"#);
     Ok(format!(
-        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}; store: {store}; {rules}; try: \
-         curl -d '{{\"domain\":\"demo\",\"descriptors\":[{{\"entries\":[{{\"key\":\"generic_key\",\
-         \"value\":\"hello\"}}]}}]}}' http://{http}/json",
-        bound.grpc_at
+        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}; store: {store}; rules: {rules}; \
+         try: curl -d '{sample}' http://{}/json",
+        bound.grpc_at,
+        bind::reachable(http)
     ))
 }

@@ -1,7 +1,7 @@
 //! How many tokens to ask for. Pure: the demand is measured on times that come in as arguments.
 //!
-//! The formula and its constants are `design.md`'s ("Leases"), simulated there:
-//! `G = clamp(min(max(λ·T, ε·L/n), φ·remaining/n), 1, …)`.
+//! The formula and its constants are `design.md`'s ("Leases"), simulated there: `G =
+//! clamp(min(max(λ·T, ε·L/n), φ·remaining/n), 1, …)`. Hits that wait already count as demand too.
 
 use std::time::Duration;
 
@@ -45,6 +45,8 @@ pub struct Demand {
 pub struct Need {
     /// Hits a second.
     pub demand: f64,
+    /// Hits that wait for this lease.
+    pub waiting: u64,
     /// Tokens in a window.
     pub limit: u64,
     /// Tokens that the store is thought to have left.
@@ -104,7 +106,8 @@ impl Need {
         let by_demand = self.demand * self.span().as_secs_f64();
         let by_allowance = UNSPENT_ALLOWANCE * self.limit as f64 / pods;
         let by_remaining = SHARE_OF_REMAINING * self.left as f64 / pods;
-        (by_demand.max(by_allowance).min(by_remaining) as u64).max(1)
+        let wanted = by_demand.max(by_allowance).max(self.waiting as f64);
+        (wanted.min(by_remaining) as u64).max(1)
     }
 
     /// T: how long a lease should last; no longer than its window.
@@ -123,7 +126,7 @@ mod tests {
     use super::*;
 
     fn need(demand: f64, limit: u64, left: u64) -> Need {
-        Need { demand, limit, left, reset_after: None, pods: 1 }
+        Need { demand, waiting: 0, limit, left, reset_after: None, pods: 1 }
     }
 
     fn demand(hits_per_second: u64, millis: u64) -> Demand {
@@ -158,6 +161,12 @@ mod tests {
     fn an_unknown_demand_gets_the_allowance() {
         assert_eq!(need(0.0, 1_000_000, 1_000_000).size(), 5_000);
         assert_eq!(Need { pods: 10, ..need(0.0, 1_000_000, 1_000_000) }.size(), 500);
+    }
+
+    #[test]
+    fn hits_that_wait_are_demand_and_get_no_more_than_a_share() {
+        assert_eq!(Need { waiting: 30, ..need(0.0, 1_000, 1_000) }.size(), 30);
+        assert_eq!(Need { waiting: u64::MAX, ..need(0.0, 1_000, 1_000) }.size(), 250);
     }
 
     #[test]

@@ -6,24 +6,19 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::lend::{refill, returning, unwanted};
 use super::resolve::Charge;
 use crate::buffer::table::Entry;
-use crate::buffer::{Buffer, Refill, Take};
+use crate::buffer::{Buffer, Take};
 use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::{Demand, Need};
 use crate::rules::{Limit, Rule};
-use crate::store::{Ask, Back, Grant, StoreError};
+use crate::store::{Ask, Back, StoreError};
 use crate::time::Time;
 
 /// Requests that wait for the lease of one key at most. More are refused at once.
 const WAITING_MAX: usize = 1024;
-
-/// The store's word on a key without tokens is fresh for a hundredth of its window, within these
-/// bounds: one probe a pod each time, since another pod may have given tokens back.
-const FRESH_PART: u32 = 100;
-const FRESH_MIN: Duration = Duration::from_millis(50);
-const FRESH_MAX: Duration = Duration::from_secs(1);
 
 /// Pods that are taken to share a key. Fixed until pods count one another.
 const PODS: u32 = 1;
@@ -237,30 +232,28 @@ impl Slot {
     /// not at all. Looks and refunds ask for nothing.
     fn ask(&mut self, key: Key, now: Time) -> Ask {
         self.asking = true;
+        // Nothing is asked, and nothing charged, for a request that has been answered.
+        self.waiting.retain(|waiter| !waiter.reply.is_closed());
         let held = if self.buffer.is_live(now) { self.buffer.tokens() } else { 0 };
         let charges = || self.waiting.iter().map(|waiter| waiter.wish).filter(Wish::spends);
         let wanted = charges().fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
         let first = charges().next();
-        let ahead = self.waiting.is_empty();
-        let want = if ahead || first.is_some() {
-            self.size(now).max(wanted - held.min(wanted))
-        } else {
-            0
-        };
+        let takes = first.is_some() || self.waiting.is_empty();
         Ask {
             key,
             limit: self.limit,
-            want,
+            want: if takes { self.size(wanted.saturating_sub(held), now) } else { 0 },
             need: first.map_or(0, |wish| wish.hits.saturating_sub(held)),
             charge_denied: first.is_some_and(|wish| wish.charge_denied),
             back: None,
         }
     }
 
-    fn size(&self, now: Time) -> u64 {
+    fn size(&self, waiting: u64, now: Time) -> u64 {
         let limit = u64::from(self.limit.requests_per_unit);
         Need {
             demand: self.demand.rate(),
+            waiting,
             limit,
             left: self.buffer.left(now).unwrap_or(limit),
             reset_after: self.buffer.reset_after(now),
@@ -315,39 +308,4 @@ impl Wish {
     fn spends(&self) -> bool {
         self.hits > 0 && !self.refund
     }
-}
-
-/// The ask that returns the lease of a reply that nobody has a use for.
-pub(super) fn unwanted(reply: &Reply) -> Option<Ask> {
-    let grant = reply.outcome.as_ref().ok().filter(|grant| grant.tokens > 0)?;
-    Some(returning(reply.ask.key, reply.ask.limit, grant.tokens, grant.window))
-}
-
-fn returning(key: Key, limit: Limit, tokens: u64, window: u64) -> Ask {
-    let back = Some(Back { tokens, window: Some(window) });
-    Ask { key, limit, want: 0, need: 0, charge_denied: false, back }
-}
-
-/// The grant on this pod's clock. Its durations count from before the ask, so that no lease
-/// outlives its window however long the reply took.
-fn refill(reply: &Reply, grant: &Grant, now: Time) -> Refill {
-    let fresh = (reply.ask.limit.window() / FRESH_PART).clamp(FRESH_MIN, FRESH_MAX);
-    let ends = reply.asked_at + grant.reset_after;
-    Refill {
-        tokens: grant.tokens,
-        left: grant.left,
-        overdrawn: grant.overdrawn,
-        window: grant.window,
-        ends,
-        fresh_until: ends.min(now + jittered(fresh, reply.ask.key.bits() ^ now.nanos())),
-    }
-}
-
-/// `span` ± 10 %, so that pods and keys do not probe in step. `seed` differs for each and with
-/// time.
-fn jittered(span: Duration, seed: u64) -> Duration {
-    // The multiplier is 2^64 / golden ratio: it spreads seeds that differ in few bits (Knuth 6.4).
-    let spread = (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
-    let tenth = span / 10;
-    span - tenth + tenth.mul_f64(2.0 * f64::from(spread) / f64::from(u32::MAX))
 }
