@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use tracing::{Level, debug};
+
 use crate::control::Published;
 use crate::limiter::Limiter;
 use crate::request::Request;
@@ -82,6 +84,9 @@ impl Intake {
         check(request)?;
         let rules = self.published.current().ok_or(Refusal::NoRules)?;
         let verdict = self.limiter.decide(&rules, request).await.map_err(Refusal::Store)?;
+        if tracing::enabled!(Level::DEBUG) {
+            tell(request, &verdict);
+        }
         let headers = self.headers.as_deref().and_then(|names| headers(names, &verdict));
         Ok(Answer { verdict, headers: headers.unwrap_or_default() })
     }
@@ -99,6 +104,17 @@ fn check(request: &Request<'_>) -> Result<(), Refusal> {
     match request.descriptors.iter().position(|d| d.entries.len() > ENTRIES_MAX) {
         Some(at) => Err(Refusal::Invalid(Fault::Entries(at))),
         None => Ok(()),
+    }
+}
+
+/// One line a descriptor, named as the reference names its statistics: values show only where the
+/// rule asks for them.
+fn tell(request: &Request<'_>, verdict: &Verdict) {
+    for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
+        let rule = status.limit.as_ref().and_then(|applied| applied.rule.as_deref());
+        let rule = rule.map(|rule| rule.stats_key(request.domain, &descriptor.entries));
+        let rule = rule.as_deref().unwrap_or("none or override");
+        debug!(rule, code = ?status.code, remaining = status.remaining, "decided");
     }
 }
 
