@@ -44,25 +44,77 @@ impl KeyHasher {
         identity: u64,
         parts: impl Iterator<Item = (&'a str, Part<'a>)>,
     ) -> Key {
-        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        let mut write = |kind: u8, text: &str| {
-            let mut head = [kind; 9];
-            head[1..].copy_from_slice(&(text.len() as u64).to_le_bytes());
-            hasher.update(&head);
-            hasher.update(text.as_bytes());
-        };
-        write(b'd', domain);
+        let mut encoding = Encoding::new(&self.secret);
+        encoding.part(b'd', domain);
         for (key, part) in parts {
-            write(b'k', key);
+            encoding.part(b'k', key);
             match part {
-                Part::Value(text) => write(b'v', text),
-                Part::Shared(text) => write(b's', text),
+                Part::Value(text) => encoding.part(b'v', text),
+                Part::Shared(text) => encoding.part(b's', text),
             }
         }
-        hasher.update(&identity.to_le_bytes());
+        encoding.write(&identity.to_le_bytes());
+        let hash = encoding.finish();
         let mut key = [0; 16];
-        key.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        key.copy_from_slice(&hash.as_bytes()[..16]);
         Key(key)
+    }
+}
+
+// === impl Encoding ===
+
+/// The bytes that are hashed. Few, and hashed in one go, for all but very long values: BLAKE3's
+/// state is costly to set up and to feed by pieces.
+struct Encoding<'a> {
+    secret: &'a [u8; 32],
+    held: [u8; HELD_MAX],
+    len: usize,
+    /// Takes what does not fit.
+    spilled: Option<blake3::Hasher>,
+}
+
+/// Four blocks of BLAKE3. Domain, keys and values of most descriptors fit into one or two.
+const HELD_MAX: usize = 256;
+
+impl<'a> Encoding<'a> {
+    fn new(secret: &'a [u8; 32]) -> Self {
+        Self { secret, held: [0; HELD_MAX], len: 0, spilled: None }
+    }
+
+    /// Kind, length, text. The length tells where the text ends, so that parts cannot run together.
+    fn part(&mut self, kind: u8, text: &str) {
+        match u8::try_from(text.len()) {
+            Ok(len) if len < u8::MAX => self.write(&[kind, len]),
+            _ => {
+                self.write(&[kind, u8::MAX]);
+                self.write(&(text.len() as u64).to_le_bytes());
+            }
+        }
+        self.write(text.as_bytes());
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        if let Some(free) = self.held.get_mut(self.len..self.len + bytes.len())
+            && self.spilled.is_none()
+        {
+            free.copy_from_slice(bytes);
+            self.len += bytes.len();
+            return;
+        }
+        let Self { secret, held, len, spilled } = self;
+        let hasher = spilled.get_or_insert_with(|| {
+            let mut hasher = blake3::Hasher::new_keyed(secret);
+            hasher.update(&held[..*len]);
+            hasher
+        });
+        hasher.update(bytes);
+    }
+
+    fn finish(&self) -> blake3::Hash {
+        match &self.spilled {
+            None => blake3::keyed_hash(self.secret, &self.held[..self.len]),
+            Some(hasher) => hasher.finalize(),
+        }
     }
 }
 
@@ -113,5 +165,81 @@ impl fmt::Display for Key {
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn key(secret: &str, domain: &str, identity: u64, entries: &[(&str, Part<'_>)]) -> Key {
+        KeyHasher::new(secret).key(domain, identity, entries.iter().copied())
+    }
+
+    #[test]
+    fn no_two_descriptors_share_a_key() {
+        use Part::{Shared, Value};
+        let long = "x".repeat(300);
+        let longer = "x".repeat(301);
+        type Case<'a> = (&'a str, u64, &'a [(&'a str, Part<'a>)]);
+        let cases: [Case<'_>; 14] = [
+            ("d", 60, &[]),
+            ("d", 1, &[]),
+            ("", 60, &[("d", Value(""))]),
+            ("d", 60, &[("k_v", Value("x"))]),
+            ("d", 60, &[("k", Value("v_x"))]),
+            ("d_k", 60, &[("v", Value("x"))]),
+            ("d", 60, &[("k", Value("v")), ("x", Value(""))]),
+            ("d", 60, &[("k1", Value("x_k2_y")), ("k2", Value("z"))]),
+            ("d", 60, &[("k1", Value("x")), ("k2", Value("y_k2_z"))]),
+            ("d", 60, &[("k", Value("a*"))]),
+            ("d", 60, &[("k", Shared("a*"))]),
+            ("d", 60, &[("k", Value("\u{1}v\u{1}x"))]),
+            ("d", 60, &[("k", Value(&long))]),
+            ("d", 60, &[("k", Value(&longer))]),
+        ];
+        let keys: HashSet<_> = cases.iter().map(|(d, i, parts)| key("", d, *i, parts)).collect();
+        assert_eq!(keys.len(), cases.len());
+    }
+
+    /// Pods of different versions share counts: a key must not change from one to the next.
+    #[test]
+    fn keys_are_what_they_were() {
+        let parts = [("user", Part::Value("alice"))];
+        assert_eq!(key("", "shop", 60, &parts).in_store("p:"), "p:rl:{SIkqHKtZuP__J8Xf1wKPgA}");
+        let long = "x".repeat(20_000);
+        let parts = [("user", Part::Value(long.as_str()))];
+        assert_eq!(key("", "shop", 60, &parts).to_string(), "usCMpKEe3l9KRRL-gXFxmA");
+    }
+
+    #[test]
+    fn a_secret_changes_every_key() {
+        let parts = [("user", Part::Value("alice"))];
+        assert_ne!(key("", "shop", 60, &parts), key("s", "shop", 60, &parts));
+    }
+
+    /// Whatever the pieces, BLAKE3 sees the same bytes.
+    #[test]
+    fn spilling_changes_nothing() {
+        let secret = [7; 32];
+        for len in [0, 1, 253, 254, 255, 256, 257, 5_000] {
+            let text = "y".repeat(len);
+            let mut encoding = Encoding::new(&secret);
+            encoding.part(b'v', &text);
+            encoding.write(b"end");
+            let mut bytes = vec![b'v'];
+            match u8::try_from(len) {
+                Ok(len) if len < 255 => bytes.push(len),
+                _ => {
+                    bytes.push(255);
+                    bytes.extend((len as u64).to_le_bytes());
+                }
+            }
+            bytes.extend(text.as_bytes());
+            bytes.extend(b"end");
+            assert_eq!(encoding.finish(), blake3::keyed_hash(&secret, &bytes), "length {len}");
+        }
     }
 }
