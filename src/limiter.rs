@@ -152,7 +152,7 @@ impl Shared {
         let now = self.clock.now();
         let asks = self.table.with_existing(reply.ask.key, |slot| slot.reply(&reply, now));
         // A key that was evicted since has no use for its lease.
-        let asks = asks.unwrap_or_else(|| [None, lend::unwanted(&reply)]);
+        let asks = asks.unwrap_or_else(|| [lend::unwanted(&reply), None, None]);
         for ask in asks.into_iter().flatten() {
             self.desk.ask(ask);
         }

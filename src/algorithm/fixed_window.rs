@@ -23,7 +23,9 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 
     let mut count = state.filter(|state| state.window == window).map_or(0, |state| state.count);
     if let Some(back) = ask.back.filter(|back| back.window.is_none_or(|of| of == window)) {
-        count = count.min(limit).saturating_sub(back.tokens);
+        // Only the mark goes: what was counted under a larger limit stays counted.
+        let marked = u64::from(count == limit + 1);
+        count = (count - marked).saturating_sub(back.tokens);
     }
     let left = limit.saturating_sub(count);
     let mut tokens = 0;

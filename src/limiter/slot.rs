@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::lend::{refill, returning, unwanted};
+use super::lend::{refill, returning};
 use super::resolve::Charge;
 use crate::buffer::table::Entry;
 use crate::buffer::{Buffer, Take};
@@ -84,6 +84,9 @@ struct Waiter {
 /// What a charge wants of its key.
 #[derive(Debug, Clone, Copy)]
 struct Wish {
+    /// What it is held to. Two limits of one window share a count: a rule's and an override's, or
+    /// those of two overrides.
+    limit: Limit,
     hits: u64,
     refund: bool,
     charge_denied: bool,
@@ -110,10 +113,18 @@ impl Slot {
         if self.limit == charge.applied.limit {
             return None;
         }
-        let returned = self.give_back(charge.key, now);
-        self.buffer = Buffer::default();
-        self.limit = charge.applied.limit;
         self.rule = charge.applied.rule.clone();
+        self.turn_to(charge.applied.limit, charge.key, now)
+    }
+
+    /// Holds nothing but tokens of `limit` from now on; the ask returns the others.
+    fn turn_to(&mut self, limit: Limit, key: Key, now: Time) -> Option<Ask> {
+        if self.limit == limit {
+            return None;
+        }
+        let returned = self.give_back(key, now);
+        self.buffer = Buffer::default();
+        self.limit = limit;
         returned
     }
 
@@ -161,23 +172,26 @@ impl Slot {
         (low && !self.asking).then(|| self.ask(key, now))
     }
 
-    /// Takes in a reply, serves whom it can, and asks on for the others. The second ask returns a
-    /// lease that is of no use here.
-    pub(super) fn reply(&mut self, reply: &Reply, now: Time) -> [Option<Ask>; 2] {
+    /// Takes in a reply, serves whom it can, and asks on for the others. The first ask returns
+    /// tokens that are of no use here any more; it has to go first.
+    ///
+    /// The limit may have changed while the ask was out. Whoever waited for its lease is served
+    /// under the limit that it was asked for, and only then the turn is the next one's.
+    pub(super) fn reply(&mut self, reply: &Reply, now: Time) -> [Option<Ask>; 3] {
+        let key = reply.ask.key;
         self.asking = false;
-        let mut returned = None;
+        let mut returned = [None; 2];
         match &reply.outcome {
             Err(error) => self.fail(error),
-            // The limit changed while the ask was out: its tokens go back under the one they are
-            // of.
-            Ok(_) if reply.ask.limit != self.limit => returned = unwanted(reply),
             Ok(grant) => {
+                returned[0] = self.turn_to(reply.ask.limit, key, now);
                 self.buffer.refill(refill(reply, grant, now), now);
                 self.serve(now);
             }
         }
-        let next = (!self.waiting.is_empty()).then(|| self.ask(reply.ask.key, now));
-        [next, returned]
+        let Some(first) = self.waiting.front() else { return [returned[0], None, None] };
+        returned[1] = self.turn_to(first.wish.limit, key, now);
+        [returned[0], returned[1], Some(self.ask(key, now))]
     }
 
     /// Takes out the unspent tokens; the ask returns them to the store.
@@ -206,6 +220,9 @@ impl Slot {
     }
 
     fn settle(&mut self, wish: Wish, now: Time) -> Option<Settled> {
+        if wish.limit != self.limit {
+            return None;
+        }
         let taken = if wish.refund { 0 } else { wish.hits };
         let over = if wish.refund {
             let limit = u64::from(self.limit.requests_per_unit);
@@ -229,13 +246,15 @@ impl Slot {
     }
 
     /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
-    /// not at all. Looks and refunds ask for nothing.
+    /// not at all. Looks and refunds ask for nothing, and neither do those held to another limit.
     fn ask(&mut self, key: Key, now: Time) -> Ask {
         self.asking = true;
         // Nothing is asked, and nothing charged, for a request that has been answered.
         self.waiting.retain(|waiter| !waiter.reply.is_closed());
         let held = if self.buffer.is_live(now) { self.buffer.tokens() } else { 0 };
-        let charges = || self.waiting.iter().map(|waiter| waiter.wish).filter(Wish::spends);
+        let of_limit = |wish: &Wish| wish.limit == self.limit;
+        let wishes = || self.waiting.iter().map(|waiter| waiter.wish).filter(of_limit);
+        let charges = || wishes().filter(Wish::spends);
         let wanted = charges().fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
         let first = charges().next();
         let takes = first.is_some() || self.waiting.is_empty();
@@ -301,8 +320,12 @@ impl Entry for Slot {
 
 impl Wish {
     fn of(charge: &Charge) -> Self {
-        let charge_denied = charge.charge_denied();
-        Self { hits: charge.hits, refund: charge.refund, charge_denied }
+        Self {
+            limit: charge.applied.limit,
+            hits: charge.hits,
+            refund: charge.refund,
+            charge_denied: charge.charge_denied(),
+        }
     }
 
     fn spends(&self) -> bool {

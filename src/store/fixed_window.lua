@@ -32,7 +32,9 @@ end
 
 local count = stored
 if ARGV[6] and (ARGV[7] == '' or tonumber(ARGV[7]) == window) then
-  count = math.max(0, math.min(count, limit) - tonumber(ARGV[6]))
+  -- Only the mark goes: what was counted under a larger limit stays counted.
+  if count == limit + 1 then count = limit end
+  count = math.max(0, count - tonumber(ARGV[6]))
 end
 local left = math.max(0, limit - count)
 local tokens = 0

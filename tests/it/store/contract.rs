@@ -54,6 +54,7 @@ async fn keeps_the_contract(store: &dyn Store) {
     a_refund_goes_to_the_present_window(store).await;
     credits_go_before_the_rest(store).await;
     a_limit_that_shrank_counts_what_is_out(store).await;
+    a_return_under_a_past_limit_credits_what_it_brings(store).await;
     takes_the_largest_numbers(store).await;
     names_the_window_of_every_unit(store).await;
     replies_in_order(store).await;
@@ -143,6 +144,20 @@ async fn a_limit_that_shrank_counts_what_is_out(store: &dyn Store) {
     assert_eq!((shrunk.tokens, shrunk.left, shrunk.overdrawn), (0, 0, true));
     ask.limit.requests_per_unit = 20;
     assert_eq!(granted(store, Ask { want: 0, ..ask }).await.left, 12);
+}
+
+/// While a fleet takes up new rules, pods lend and give back under the old limit and the new.
+async fn a_return_under_a_past_limit_credits_what_it_brings(store: &dyn Store) {
+    let mut ask = ask(5, 3, 0);
+    let lent = granted(store, ask).await;
+    ask.limit.requests_per_unit = 100;
+    assert_eq!(granted(store, Ask { want: 50, ..ask }).await.left, 47);
+    for (window, left) in [(Some(lent.window), 49), (None, 51)] {
+        ask.limit.requests_per_unit = 5;
+        granted(store, Ask { want: 0, back: Some(Back { tokens: 2, window }), ..ask }).await;
+        ask.limit.requests_per_unit = 100;
+        assert_eq!(granted(store, Ask { want: 0, ..ask }).await.left, left, "{window:?}");
+    }
 }
 
 async fn takes_the_largest_numbers(store: &dyn Store) {

@@ -86,8 +86,10 @@ async fn sentinels_lead_to_the_new_master() {
     let store = connected(sentinel.config()).await;
     let before = ask(10, 4, 0);
     granted(&*store, before).await;
-    // Acknowledged by the replica, or it would be lost with the master.
+    // Acknowledged by the replica, or it would be lost with the master. WAIT is about what its own
+    // connection wrote, and what was written before that.
     let mut master = sentinel.master.connect();
+    redis::cmd("SET").arg("marker").arg(1).exec(&mut master).unwrap();
     let acked: u64 = redis::cmd("WAIT").arg(1).arg(5_000).query(&mut master).unwrap();
     assert_eq!(acked, 1);
     sentinel.master.kill();
