@@ -87,6 +87,8 @@ struct Wish {
     hits: u64,
     refund: bool,
     charge_denied: bool,
+    /// Tokens in a window, by the limit that the charge came with.
+    limit: u64,
 }
 
 // === impl Slot ===
@@ -122,9 +124,10 @@ impl Slot {
         if !charge.refund {
             self.demand.note(charge.hits, now);
         }
-        match self.settle(Wish::of(charge), now) {
+        let wish = Wish::of(charge);
+        match self.settle(wish, now) {
             Some(settled) => Attempt::Settled(settled),
-            None => Attempt::Short(self.standing(now)),
+            None => Attempt::Short(self.standing(wish.limit, now)),
         }
     }
 
@@ -161,8 +164,8 @@ impl Slot {
         (low && !self.asking).then(|| self.ask(key, now))
     }
 
-    /// Takes in a reply, serves whom it can, and asks on for the others. The second ask returns a
-    /// lease that is of no use here.
+    /// Takes in a reply, serves whom it can, and asks on for the others. The first ask returns a
+    /// lease that is of no use here: it goes before the second, which would miss its tokens.
     pub(super) fn reply(&mut self, reply: &Reply, now: Time) -> [Option<Ask>; 2] {
         self.asking = false;
         let mut returned = None;
@@ -177,7 +180,7 @@ impl Slot {
             }
         }
         let next = (!self.waiting.is_empty()).then(|| self.ask(reply.ask.key, now));
-        [next, returned]
+        [returned, next]
     }
 
     /// Takes out the unspent tokens; the ask returns them to the store.
@@ -218,14 +221,21 @@ impl Slot {
             }
         };
         let taken = if over { 0 } else { taken };
-        Some(Settled { over, taken, window: self.buffer.window(), standing: self.standing(now) })
+        let mut standing = self.standing(wish.limit, now);
+        if over && wish.limit != u64::from(self.limit.requests_per_unit) {
+            standing.remaining = 0;
+        }
+        Some(Settled { over, taken, window: self.buffer.window(), standing })
     }
 
-    fn standing(&self, now: Time) -> Standing {
-        let limit = u64::from(self.limit.requests_per_unit);
+    /// In terms of `limit`: it is another than the slot's for a charge that waits while the rules
+    /// change. The count is the same for both.
+    fn standing(&self, limit: u64, now: Time) -> Standing {
         let reset_after = self.buffer.reset_after(now);
-        let remaining = reset_after.map_or(limit, |_| self.buffer.remaining());
-        Standing { remaining, reset_after }
+        let spent = reset_after.map_or(0, |_| {
+            u64::from(self.limit.requests_per_unit).saturating_sub(self.buffer.remaining())
+        });
+        Standing { remaining: limit.saturating_sub(spent), reset_after }
     }
 
     /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
@@ -302,7 +312,8 @@ impl Entry for Slot {
 impl Wish {
     fn of(charge: &Charge) -> Self {
         let charge_denied = charge.charge_denied();
-        Self { hits: charge.hits, refund: charge.refund, charge_denied }
+        let limit = u64::from(charge.applied.limit.requests_per_unit);
+        Self { hits: charge.hits, refund: charge.refund, charge_denied, limit }
     }
 
     fn spends(&self) -> bool {
