@@ -10,7 +10,7 @@ use axum::Router;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::control::Published;
@@ -26,8 +26,9 @@ pub use build::BuildError;
 /// How often keys whose window has ended are forgotten.
 const TIDY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Of the drain, the part that is kept for giving leases back when calls do not finish.
-const GIVE_BACK_PART: u32 = 4;
+/// A quarter of the drain is notice: calls are still taken, until whoever checks our health has
+/// heard that it fails. Another is kept for giving leases back when calls do not finish.
+const DRAIN_PARTS: u32 = 4;
 
 /// Everything, built and bound, not yet serving.
 pub struct App {
@@ -53,8 +54,9 @@ impl App {
         &self.greeting
     }
 
-    /// Serves until `stop` resolves, then drains: health fails first, calls under way finish,
-    /// leases go back. Ends within the drain limit even if a client never closes.
+    /// Serves until `stop` resolves, then drains: health fails first, calls are taken until clients
+    /// had time to hear of it, those under way finish, leases go back. Ends within the drain limit
+    /// even if a client never closes.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         let App { grpc, http, debug, age, admin, intake, limiter, .. } = self;
         let (end_grpc, grpc_ended) = watch::channel(());
@@ -75,13 +77,18 @@ impl App {
         }
         self.health.drain();
         handle.set(false).await;
+        let part = self.drain / DRAIN_PARTS;
+        if !grpc.is_finished() {
+            // An Envoy that is told to go away before it has found the pod unhealthy connects again
+            // at once, and each request that finds the door closed fails.
+            sleep(part).await;
+        }
         drop(end_grpc);
-        let give_back = self.drain / GIVE_BACK_PART;
-        if !grpc.is_finished() && timeout(self.drain - give_back, &mut grpc).await.is_err() {
+        if !grpc.is_finished() && timeout(self.drain - 2 * part, &mut grpc).await.is_err() {
             warn!("a client kept its call open; it is cut off");
             grpc.abort();
         }
-        if timeout(give_back, limiter.close()).await.is_err() {
+        if timeout(part, limiter.close()).await.is_err() {
             warn!("not all leases could be given back; they end with their windows");
         }
         drop((end_http, self.watcher));

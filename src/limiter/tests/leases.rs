@@ -102,6 +102,29 @@ async fn a_changed_limit_holds_from_the_next_request_and_keeps_the_count() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_waits_while_its_limit_changes_is_told_of_its_own() {
+    for (old, new, expected) in
+        [(10, 1_000, (true, 6)), (1_000, 10, (true, 996)), (1_000, 3, (true, 996))]
+    {
+        let rig = Rig::new(&per_hour(old, 1));
+        let (pod, newer) = (rig.pod(), compile(&per_hour(new, 1)));
+        let (four, none) = (charge("a", 4), look("a"));
+        let (waits, _) = tokio::join!(decide(&pod, &rig.rules, &four), decide(&pod, &newer, &none));
+        assert_eq!(waits, expected, "{old} became {new}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_under_a_limit_that_was_lowered_meanwhile_is_in_nobodys_way() {
+    let rig = Rig::new(&per_hour(1_000_000, 1));
+    let (pod, lower) = (rig.pod(), compile(&per_hour(10, 1)));
+    let one = request(&["a"]);
+    // The first asks for thousands of tokens, and the second is there before they are.
+    let (_, second) = tokio::join!(decide(&pod, &rig.rules, &one), decide(&pod, &lower, &one));
+    assert_eq!(second, (true, 8));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_costs_a_request_its_wait_and_no_more() {
     let rig = Rig::new(&per_hour(10, 1));
     let pod = rig.pod();
