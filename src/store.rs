@@ -19,10 +19,10 @@ use crate::rules::Limit;
 ///
 /// 1. The window is the one that the store's time falls in, aligned to the Unix epoch. A key whose
 ///    last step was in another window starts at a count of 0.
-/// 2. [`Ask::back`] is credited first: an overdrawn key (`count = limit + 1`, see 3) loses that mark,
-///    then `count = max(0, count − tokens)`. What was counted under a larger limit stays counted,
-///    so that a return under the old limit never undoes it while a fleet takes up new rules. A
-///    lease's return that names another window than the present one credits nothing.
+/// 2. [`Ask::back`] is credited first: an overdrawn key (`count = limit + 1`, see 3) loses that
+///    mark, then `count = max(0, count − tokens)`. What was counted under a larger limit stays
+///    counted, so that a return under the old limit never undoes it while a fleet takes up new
+///    rules. A lease's return that names another window than the present one credits nothing.
 /// 3. With `left = max(0, limit − count)`: if `need > left`, nothing is granted and, where
 ///    [`Ask::charge_denied`] is set, `count = max(count, limit + 1)`: the key is overdrawn.
 ///    Otherwise `min(max(want, need), left)` tokens are granted and added to the count *before* the

@@ -11,9 +11,16 @@ descriptors:
   - key: foo
     descriptors:
       - {key: baz, value: not-so-shady, rate_limit: {unit: minute, requests_per_unit: 3}}
-      - {key: baz, value: shady, shadow_mode: true, rate_limit: {unit: minute, requests_per_unit: 3}}
-      - {key: bar, value: banned, rate_limit: {name: banned_limit, unit: minute, requests_per_unit: 0}}
-      - {key: bar, value: bkthomps, rate_limit: {name: bkthomps, unit: minute, requests_per_unit: 1}}
+      - key: baz
+        value: shady
+        shadow_mode: true
+        rate_limit: {unit: minute, requests_per_unit: 3}
+      - key: bar
+        value: banned
+        rate_limit: {name: banned_limit, unit: minute, requests_per_unit: 0}
+      - key: bar
+        value: bkthomps
+        rate_limit: {name: bkthomps, unit: minute, requests_per_unit: 1}
   - key: source_cluster
     value: proxy
     descriptors:
@@ -22,11 +29,17 @@ descriptors:
         rate_limit: {unit: minute, requests_per_unit: 2, replaces: [{name: banned_limit}]}
       - key: destination_cluster
         value: bkthomps
-        rate_limit: {name: to_bkthomps, unit: minute, requests_per_unit: 2, replaces: [{name: bkthomps}]}
-      - {key: destination_cluster, value: not_bkthomps, rate_limit: {unit: minute, requests_per_unit: 100}}
+        rate_limit:
+          {name: to_bkthomps, unit: minute, requests_per_unit: 2, replaces: [{name: bkthomps}]}
+      - key: destination_cluster
+        value: not_bkthomps
+        rate_limit: {unit: minute, requests_per_unit: 100}
   - key: category
     value: account
-    rate_limit: {unit: minute, requests_per_unit: 4, replaces: [{name: bkthomps}, {name: to_bkthomps}]}
+    rate_limit:
+      unit: minute
+      requests_per_unit: 4
+      replaces: [{name: bkthomps}, {name: to_bkthomps}]
   - {key: unspec, detailed_metric: true, rate_limit: {unit: minute, requests_per_unit: 2}}
   # A quota each; in an element of their own, so that every test of it begins anew.
   - key: tenant

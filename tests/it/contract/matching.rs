@@ -29,7 +29,7 @@ async fn a_descriptor_finds_its_rule(world: World) {
         Case("M13", "(key4,$)", "OK 0/1 DAY \"key4_rate_limit\""),
         Case("M14", "(key6,$)", "unlimited"),
         Case("M15", "(key7,$)", "OK 69/70 MINUTE"),
-        // The reference joins key and value: it finds `k: v` for the first, `a: b_c` for the second.
+        // The reference joins key and value, and finds `k: v` and `a: b_c` for these two.
         Case("M16 key is not key_value", "quirks:(k_v,x)", "none"),
         Case("M16 value is not key_value", "quirks:(a_b,c)", "none"),
         Case("M16 empty value", "quirks:(w,)", "OK 2/3 MINUTE"),

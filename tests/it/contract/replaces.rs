@@ -10,12 +10,17 @@ descriptors:
   - {key: other, rate_limit: {name: other, unit: hour, requests_per_unit: 9}}
   - {key: unnamed, rate_limit: {unit: hour, requests_per_unit: 9}}
   - {key: instead, rate_limit: {unit: hour, requests_per_unit: 2, replaces: [{name: base}]}}
-  - {key: of_two, rate_limit: {unit: hour, requests_per_unit: 3, replaces: [{name: base}, {name: other}]}}
+  - key: of_two
+    rate_limit: {unit: hour, requests_per_unit: 3, replaces: [{name: base}, {name: other}]}
   - {key: free, rate_limit: {unlimited: true, name: free, replaces: [{name: base}]}}
   - {key: of_free, rate_limit: {unit: hour, requests_per_unit: 4, replaces: [{name: free}]}}
-  - {key: left, rate_limit: {name: left, unit: hour, requests_per_unit: 1, replaces: [{name: right}]}}
-  - {key: right, rate_limit: {name: right, unit: hour, requests_per_unit: 1, replaces: [{name: left}]}}
-  - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 5, replaces: [{name: base}]}}
+  - key: left
+    rate_limit: {name: left, unit: hour, requests_per_unit: 1, replaces: [{name: right}]}
+  - key: right
+    rate_limit: {name: right, unit: hour, requests_per_unit: 1, replaces: [{name: left}]}
+  - key: shadow
+    shadow_mode: true
+    rate_limit: {unit: hour, requests_per_unit: 5, replaces: [{name: base}]}
 ";
 
 in_every_world!(a_rule_sets_aside_what_it_replaces);

@@ -42,7 +42,8 @@ async fn values_of_one_pattern_share_a_count(world: World) {
         ),
         Case(
             "over two levels of three",
-            "(user,user/a)(resource,res/a)(action,read) | (user,user/b)(resource,res/b)(action,read)",
+            "(user,user/a)(resource,res/a)(action,read) \
+             | (user,user/b)(resource,res/b)(action,read)",
             "OK 149/150 MINUTE | OK 148/150 MINUTE",
         ),
         Case(
