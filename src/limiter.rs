@@ -77,7 +77,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// The store could not answer, and without it there is no telling. Nothing is charged then.
+    /// The store could not answer, and without it there is no telling: what it did say denies
+    /// nothing. Nothing is charged then.
     pub async fn decide(
         &self,
         rules: &Rules,

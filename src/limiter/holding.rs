@@ -51,7 +51,8 @@ impl<'a> Holding<'a> {
         self.attempts.iter().any(|attempt| matches!(attempt, Some(Attempt::Short(_))))
     }
 
-    /// Queues for all missing leases at once and waits for them until `deadline`.
+    /// Queues for all missing leases at once and waits for them until `deadline`. Where the store
+    /// fails for one key and another denies, the request is denied: an error may let it pass.
     pub(super) async fn take_leased(
         &mut self,
         now: Time,
@@ -66,10 +67,17 @@ impl<'a> Holding<'a> {
                 }
             }
         }
+        let mut failed = None;
         for (at, place) in queued {
-            self.attempts[at] = Some(Attempt::Settled(place.wait(deadline).await?));
+            match place.wait(deadline).await {
+                Ok(settled) => self.attempts[at] = Some(Attempt::Settled(settled)),
+                Err(error) => failed = Some(error),
+            }
         }
-        Ok(())
+        match failed {
+            Some(error) if !self.is_denied() => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// The verdict. If it denies, what was taken for the other descriptors goes back.

@@ -24,6 +24,7 @@ struct Distant {
     asks: AtomicUsize,
     hangs: AtomicBool,
     fails: AtomicBool,
+    fails_for_days: AtomicBool,
 }
 
 impl Store for Distant {
@@ -41,7 +42,14 @@ impl Store for Distant {
             if self.fails.load(Ordering::Relaxed) {
                 return asks.iter().map(|_| Err(StoreError::Unreachable("gone".into()))).collect();
             }
-            let replies = self.memory.exchange(asks).await;
+            let mut replies = Vec::new();
+            for ask in asks {
+                if ask.limit.unit == Unit::Day && self.fails_for_days.load(Ordering::Relaxed) {
+                    replies.push(Err(StoreError::Unreachable("half of it is gone".into())));
+                } else {
+                    replies.append(&mut self.memory.exchange(std::slice::from_ref(ask)).await);
+                }
+            }
             tokio::time::sleep(self.round_trip / 2).await;
             replies
         })
@@ -68,6 +76,7 @@ impl Rig {
             asks: AtomicUsize::new(0),
             hangs: AtomicBool::new(false),
             fails: AtomicBool::new(false),
+            fails_for_days: AtomicBool::new(false),
         };
         Self { store: Arc::new(store), clock, rules: compile(yaml) }
     }

@@ -10,6 +10,8 @@
 /// Starts what the tests talk to.
 mod support;
 
+/// The reference's contract, row by row, on every store.
+mod contract;
 /// The tests' own tools: children end with the test, loads count what came back.
 mod rig;
 /// The contract of `Store`, kept by every implementation.

@@ -101,6 +101,26 @@ async fn a_changed_limit_holds_from_the_next_request_and_keeps_the_count() {
     assert_eq!(decide(&pod, &higher, &request(&["a"])).await, (true, 13));
 }
 
+/// Envoy lets requests pass on errors, unless told otherwise: a known denial must not become one.
+#[tokio::test(start_paused = true)]
+async fn a_denial_stands_though_the_store_fails_for_another_key() {
+    let rig =
+        Rig::new(&limits("unit: hour, requests_per_unit: 0", "unit: day, requests_per_unit: 9"));
+    for keys in [["a", "b"], ["b", "a"]] {
+        let pod = rig.pod();
+        rig.store.fails_for_days.store(true, Ordering::Relaxed);
+        assert!(pod.decide(&rig.rules, &request(&["b"])).await.is_err());
+        let verdict = pod.decide(&rig.rules, &request(&keys)).await.unwrap();
+        assert_eq!(verdict.code, Code::OverLimit);
+        let of_b = &verdict.statuses[keys.iter().position(|key| *key == "b").unwrap()];
+        assert_eq!((of_b.code, of_b.remaining, of_b.reset_after), (Code::Ok, 9, None));
+        rig.store.fails_for_days.store(false, Ordering::Relaxed);
+        assert_eq!(decide(&pod, &rig.rules, &request(&["b"])).await, (true, 8), "none was charged");
+        pod.close().await;
+        assert_eq!(decide(&rig.pod(), &rig.rules, &refund("b", 1)).await, (true, 9));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_while_its_limit_changes_is_told_of_its_own() {
     for (old, new, expected) in

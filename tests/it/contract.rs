@@ -1,0 +1,80 @@
+//! The reference's contract, replayed from outside: the binary as a process of its own, asked over
+//! gRPC and HTTP, with its counts in memory and on a real Redis Cluster.
+//!
+//! A row is a [`Case`]: its name in the contract, what is asked and what is answered, both in the
+//! notation of [`notation`]. Where ratelease differs on purpose the answer is ratelease's, and a
+//! comment at the row says what the reference does; `docs/differences.md` says why.
+
+mod arithmetic;
+mod doors;
+mod examples;
+mod faults;
+mod headers;
+mod health;
+mod integration;
+mod json;
+mod loading;
+mod matching;
+mod metadata;
+mod modes;
+mod notation;
+mod overrides;
+mod pod;
+mod replaces;
+mod sharing;
+mod statuses;
+
+use pod::Pod;
+
+/// One row of a table: its name, what is asked, what is answered.
+///
+/// Steps are separated by ` | `; a request of one step is asked as often as it has answers. `$`
+/// stands for a value that no other row of the process has.
+pub(crate) struct Case<'a>(pub(crate) &'a str, pub(crate) &'a str, pub(crate) &'a str);
+
+/// Where the counts are and which door is asked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum World {
+    Memory,
+    MemoryOverHttp,
+    Cluster,
+}
+
+/// Makes a test in every [`World`] of each function that takes one.
+macro_rules! in_every_world {
+    ($($suite:ident),* $(,)?) => {$(
+        mod $suite {
+            use super::super::World;
+
+            #[tokio::test]
+            async fn in_memory() {
+                super::$suite(World::Memory).await;
+            }
+
+            #[tokio::test]
+            async fn in_memory_over_http() {
+                super::$suite(World::MemoryOverHttp).await;
+            }
+
+            #[tokio::test]
+            async fn on_a_cluster() {
+                super::$suite(World::Cluster).await;
+            }
+        }
+    )*};
+}
+use in_every_world;
+
+/// Answers to `times` charges of one hit on a fresh key, one after another.
+fn countdown(times: u32, limit: u32, unit: &str) -> String {
+    let answer = |hit: u32| match limit.checked_sub(hit) {
+        Some(remaining) => format!("OK {remaining}/{limit} {unit}"),
+        None => format!("OVER 0/{limit} {unit}"),
+    };
+    (1..=times).map(answer).collect::<Vec<_>>().join(" | ")
+}
+
+/// The same step `count` times over.
+fn times(count: usize, step: &str) -> String {
+    vec![step; count].join(" | ")
+}

@@ -1,0 +1,87 @@
+//! HEALTH and V9: probes over HTTP and gRPC say the same, and only under known names.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tonic::Code;
+use tonic::transport::Channel;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::{Pod, World};
+use crate::support::http;
+use crate::support::process::Process;
+use crate::support::ratelease::Ratelease;
+use crate::support::redis::free_port;
+
+const RULES: &str = "domain: d\n";
+
+const SOON: Duration = Duration::from_secs(10);
+
+async fn probe(pod: &Ratelease) -> HealthClient<Channel> {
+    let channel = Channel::from_shared(format!("http://{}", pod.grpc)).unwrap();
+    HealthClient::new(channel.connect().await.unwrap())
+}
+
+async fn serving(client: &HealthClient<Channel>, service: &str) -> Result<ServingStatus, Code> {
+    let request = HealthCheckRequest { service: service.to_owned() };
+    let answer = client.clone().check(request).await;
+    answer.map(|answer| answer.into_inner().status()).map_err(|status| status.code())
+}
+
+async fn path(pod: &Ratelease, path: &str) -> (u16, String) {
+    let answer = http::get(pod.http, path).await.unwrap();
+    (answer.status, answer.body)
+}
+
+/// Waits for the two probes of Envoy and Kubernetes to say so.
+async fn until(process: &Process, pod: &Ratelease, client: &HealthClient<Channel>, well: bool) {
+    let status = if well { ServingStatus::Serving } else { ServingStatus::NotServing };
+    let page = if well { (200, "OK".to_owned()) } else { (500, String::new()) };
+    let said = async || {
+        serving(client, "ratelimit").await == Ok(status) && path(pod, "/healthcheck").await == page
+    };
+    process.until(&format!("{status:?}"), SOON, said).await;
+    // In the reference this one is always SERVING.
+    assert_eq!(serving(client, "").await, Ok(status));
+}
+
+/// The reference says 500, or listens to nobody, until Redis answers.
+#[tokio::test]
+async fn health_does_not_depend_on_redis() {
+    let nowhere = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let rules = tempfile::tempdir().unwrap();
+    std::fs::write(rules.path().join("d.yaml"), RULES).unwrap();
+    let pod = Ratelease::start(rules.path(), &[nowhere], &[]).await;
+    let client = probe(&pod).await;
+    until(&pod.process, &pod, &client, true).await;
+    assert_eq!(serving(&client, "other").await, Err(Code::NotFound));
+    assert_eq!(path(&pod, "/livez").await, (200, "OK".to_owned()));
+    assert_eq!(path(&pod, "/nothing").await.0, 404);
+}
+
+/// V9.
+#[tokio::test]
+async fn health_follows_the_rules_where_asked_to() {
+    let env = [("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true")];
+    let pod = Pod::start_unready(World::Memory, &[], &env).await;
+    let client = probe(&pod.ratelease).await;
+    let until = async |well| until(&pod.ratelease.process, &pod.ratelease, &client, well).await;
+    until(false).await;
+    pod.write("d.yaml", RULES);
+    until(true).await;
+    pod.write("d.yaml", "domain: [");
+    pod.loaded(2, 1).await;
+    until(true).await;
+    pod.remove("d.yaml");
+    until(false).await;
+}
+
+#[tokio::test]
+async fn health_is_well_without_rules_unless_asked_otherwise() {
+    let pod = Pod::start_unready(World::Memory, &[("d.yaml", "domain: [")], &[]).await;
+    let client = probe(&pod.ratelease).await;
+    until(&pod.ratelease.process, &pod.ratelease, &client, true).await;
+    assert_eq!(path(&pod.ratelease, "/readyz").await.0, 503);
+}
