@@ -7,7 +7,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use config::ANY_PORT;
-pub(crate) use config::EnvoyOptions;
+pub(crate) use config::{EnvoyOptions, filter};
 
 use super::http::{self, Answer, Client};
 use super::load::{Load, RunningLoad};

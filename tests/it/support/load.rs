@@ -60,10 +60,7 @@ impl RunningLoad {
     pub(crate) async fn finish(self) -> Tally {
         let mut all = Tally::default();
         for tally in self.connections.join_all().await {
-            for (status, answers) in tally.statuses {
-                *all.statuses.entry(status).or_default() += answers;
-            }
-            all.broken += tally.broken;
+            all.add(tally);
         }
         all
     }
@@ -78,6 +75,13 @@ impl RunningLoad {
 // === impl Tally ===
 
 impl Tally {
+    pub(crate) fn add(&mut self, other: Tally) {
+        for (status, answers) in other.statuses {
+            *self.statuses.entry(status).or_default() += answers;
+        }
+        self.broken += other.broken;
+    }
+
     pub(crate) fn count(&self, status: u16) -> u64 {
         self.statuses.get(&status).copied().unwrap_or(0)
     }

@@ -1,7 +1,7 @@
 //! The configuration of a test's Envoy, as the JSON that it takes in place of YAML.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -13,6 +13,8 @@ pub(crate) struct EnvoyOptions {
     pub(crate) domain: String,
     /// The pods' gRPC addresses. Envoy takes them in turn.
     pub(crate) ratelease: Vec<SocketAddr>,
+    /// More pods, on Unix sockets.
+    pub(crate) pipes: Vec<PathBuf>,
     /// How many of them must be healthy before [`Envoy::start`] returns.
     pub(crate) healthy: usize,
     /// How long it waits for an answer. 250 ms by default, not Envoy's 20 ms: the machine may be
@@ -24,6 +26,8 @@ pub(crate) struct EnvoyOptions {
     pub(crate) rate_limits: Value,
     /// More fields of the filter's configuration, laid over those above.
     pub(crate) filter: Value,
+    /// Filters that a request passes before it, see [`filter`].
+    pub(crate) filters: Vec<Value>,
     /// Worker threads; each has connections of its own to the pods.
     pub(crate) concurrency: usize,
 }
@@ -44,6 +48,7 @@ impl EnvoyOptions {
         Self {
             domain: domain.to_owned(),
             ratelease: ratelease.to_vec(),
+            pipes: Vec::new(),
             healthy: ratelease.len(),
             timeout: Duration::from_millis(250),
             failure_mode_deny: true,
@@ -53,6 +58,7 @@ impl EnvoyOptions {
                 {"actions": [{"generic_key": {"descriptor_value": "all"}}]},
             ]),
             filter: json!({}),
+            filters: Vec::new(),
             concurrency: 2,
         }
     }
@@ -77,11 +83,14 @@ impl EnvoyOptions {
 
     /// All of it, with the upstream on a socket at this path.
     pub(super) fn bootstrap(&self, upstream: &Path) -> Value {
-        let upstream = json!({"pipe": {"path": upstream}});
+        let upstream = pipe(upstream);
         let ingress = json!({"route": {"cluster": "upstream", "rate_limits": self.rate_limits}});
         let ok = json!({"direct_response": {"status": 200, "body": {"inline_string": "ok\n"}}});
-        let filters = [filter("ratelimit", self.filter_config()), router()];
-        let pods: Vec<_> = self.ratelease.iter().map(|&pod| endpoint(socket(pod))).collect();
+        let mut filters = self.filters.clone();
+        filters.extend([filter("ratelimit", self.filter_config()), router()]);
+        let pods = self.ratelease.iter().map(|&pod| socket(pod));
+        let pods: Vec<_> =
+            pods.chain(self.pipes.iter().map(|path| pipe(path))).map(endpoint).collect();
         json!({
             "admin": {"address": socket(ANY_PORT)},
             "static_resources": {
@@ -108,6 +117,10 @@ fn socket(addr: SocketAddr) -> Value {
     json!({"socket_address": {"address": addr.ip().to_string(), "port_value": addr.port()}})
 }
 
+fn pipe(path: &Path) -> Value {
+    json!({"pipe": {"path": path}})
+}
+
 fn endpoint(address: Value) -> Value {
     json!({"endpoint": {"address": address}})
 }
@@ -116,7 +129,8 @@ fn assignment(cluster: &str, endpoints: &[Value]) -> Value {
     json!({"cluster_name": cluster, "endpoints": [{"lb_endpoints": endpoints}]})
 }
 
-fn filter(name: &str, config: Value) -> Value {
+/// An HTTP filter by the end of its name.
+pub(crate) fn filter(name: &str, config: Value) -> Value {
     json!({"name": format!("envoy.filters.http.{name}"), "typed_config": config})
 }
 

@@ -1,0 +1,162 @@
+//! What the tests have in common: rules, pods on the cluster, questions without Envoy.
+//!
+//! All share one cluster, so each test has a domain of its own. Windows are days: none ends while a
+//! test runs, which [`pod`] sees to.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
+use envoy_types::pb::envoy::service::ratelimit::v3 as proto;
+use envoy_types::pb::google::protobuf::UInt64Value;
+use proto::rate_limit_service_client::RateLimitServiceClient;
+use proto::{RateLimitRequest, RateLimitResponse};
+use tempfile::TempDir;
+use tokio::sync::RwLock;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::support::envoy::EnvoyOptions;
+use crate::support::ratelease::Ratelease;
+use crate::support::redis_cluster::Cluster;
+
+/// Held shared by every test, and alone by one whose subject is time: on a machine of two cores its
+/// neighbours would be what it measures.
+pub static MACHINE: RwLock<()> = RwLock::const_new(());
+
+/// Tests that count must not see a wait for a lease become an error because the machine is busy.
+pub const PATIENT: (&str, &str) = ("LEASE_MAX_WAIT", "5s");
+
+/// Above that wait, for the same reason.
+const ENVOY_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// A test takes less than this.
+const TEST_MAX: Duration = Duration::from_secs(60);
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// A rules directory with one file.
+pub struct Rules {
+    dir: TempDir,
+}
+
+/// A pod's gRPC without Envoy. Clones share one connection.
+#[derive(Clone)]
+pub struct Asker {
+    client: RateLimitServiceClient<Channel>,
+}
+
+/// The file of a domain with these rules, see [`rule`].
+pub fn file(domain: &str, rules: &[String]) -> String {
+    format!("domain: {domain}\ndescriptors:\n{}", rules.concat())
+}
+
+/// `limit` requests a day for the descriptor `key`, of this value or each one for itself.
+pub fn rule(key: &str, value: Option<&str>, limit: u64) -> String {
+    let value = value.map(|value| format!(", value: {value}")).unwrap_or_default();
+    format!("- {{key: {key}{value}, rate_limit: {{unit: day, requests_per_unit: {limit}}}}}\n")
+}
+
+/// Where the nodes of a cluster are.
+pub fn nodes(cluster: &Cluster) -> Vec<SocketAddr> {
+    cluster.nodes.iter().map(|node| SocketAddr::from(([127, 0, 0, 1], node.port()))).collect()
+}
+
+/// A patient pod on the shared cluster.
+pub async fn pod(rules: &Rules) -> Ratelease {
+    clear_of_midnight().await;
+    Ratelease::start(rules.path(), &nodes(Cluster::shared()), &[PATIENT]).await
+}
+
+/// An Envoy's options, as patient as the pods.
+pub fn before(domain: &str, pods: &[&Ratelease]) -> EnvoyOptions {
+    let pods: Vec<_> = pods.iter().map(|pod| pod.grpc).collect();
+    EnvoyOptions { timeout: ENVOY_TIMEOUT, ..EnvoyOptions::new(domain, &pods) }
+}
+
+/// Waits out the end of a day by UTC, as Redis has it, if it would fall into the test.
+pub async fn clear_of_midnight() {
+    // Redis on this machine reads the same clock.
+    #[allow(clippy::disallowed_methods)]
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a date after 1970");
+    let left = DAY - Duration::from_secs(now.as_secs() % DAY.as_secs());
+    if left < TEST_MAX {
+        println!("waits {left:?} for midnight to pass");
+        tokio::time::sleep(left).await;
+    }
+}
+
+// === impl Rules ===
+
+impl Rules {
+    pub fn new(file: &str) -> Self {
+        let rules = Self { dir: TempDir::new().expect("a temporary directory") };
+        rules.replace(file);
+        rules
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Puts another file in the place of the present one, atomically.
+    pub fn replace(&self, file: &str) {
+        let next = self.dir.path().join("next");
+        std::fs::write(&next, file).expect("a written file");
+        std::fs::rename(&next, self.dir.path().join("rules.yaml")).expect("a renamed file");
+    }
+}
+
+// === impl Asker ===
+
+impl Asker {
+    pub async fn connect(pod: &Ratelease) -> Self {
+        let endpoint = Endpoint::from_shared(format!("http://{}", pod.grpc)).expect("a URI");
+        let channel = endpoint.tcp_nodelay(true).connect().await.expect("gRPC takes connections");
+        Self { client: RateLimitServiceClient::new(channel) }
+    }
+
+    /// Asks with descriptors of one entry each, and `hits` for all of them.
+    pub async fn ask(
+        &self,
+        domain: &str,
+        descriptors: &[(&str, &str)],
+        hits: u32,
+    ) -> RateLimitResponse {
+        let entry = |&(key, value): &(&str, &str)| descriptor_pb::rate_limit_descriptor::Entry {
+            key: key.to_owned(),
+            value: value.to_owned(),
+        };
+        let descriptors = descriptors.iter().map(|pair| descriptor_pb::RateLimitDescriptor {
+            entries: vec![entry(pair)],
+            ..Default::default()
+        });
+        let request = RateLimitRequest {
+            domain: domain.to_owned(),
+            descriptors: descriptors.collect(),
+            hits_addend: hits,
+        };
+        self.send(request).await
+    }
+
+    /// What remains of one descriptor's limit; spends nothing.
+    pub async fn remaining(&self, domain: &str, descriptor: (&str, &str)) -> u32 {
+        let (key, value) = (descriptor.0.to_owned(), descriptor.1.to_owned());
+        let descriptor = descriptor_pb::RateLimitDescriptor {
+            entries: vec![descriptor_pb::rate_limit_descriptor::Entry { key, value }],
+            hits_addend: Some(UInt64Value { value: 0 }),
+            ..Default::default()
+        };
+        let request = RateLimitRequest {
+            domain: domain.to_owned(),
+            descriptors: vec![descriptor],
+            hits_addend: 0,
+        };
+        self.send(request).await.statuses[0].limit_remaining
+    }
+
+    async fn send(&self, request: RateLimitRequest) -> RateLimitResponse {
+        let answer = self.client.clone().should_rate_limit(request).await;
+        answer.unwrap_or_else(|status| panic!("gRPC status {status}")).into_inner()
+    }
+}
