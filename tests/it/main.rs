@@ -10,6 +10,8 @@
 /// Starts what the tests talk to.
 mod support;
 
+/// Bad requests, over gRPC and over `/json`: each gets its reason and disturbs nobody.
+mod input;
 /// The tests' own tools: children end with the test, loads count what came back.
 mod rig;
 /// The contract of `Store`, kept by every implementation.
