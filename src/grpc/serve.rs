@@ -4,13 +4,13 @@ use std::io;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::transport::server::Router;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::wire;
+use crate::accept::connections;
 use crate::intake::Intake;
 
 /// Calls under way on one connection at most. Envoy opens one connection a worker and queues what
@@ -50,7 +50,7 @@ pub enum Listener {
 pub struct ConnectionAge {
     /// It is asked to go away after this.
     pub age: Option<Duration>,
-    /// Calls under way have this long to finish then.
+    /// Calls under way have this long to finish then, before it is cut off.
     pub grace: Option<Duration>,
 }
 
@@ -67,20 +67,22 @@ pub async fn serve(
     age: ConnectionAge,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let router = router(intake, health, age);
+    let router = router(intake, health, age.age);
+    let life = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
     let served = match listener {
         Listener::Tcp(listener) => {
-            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-            router.serve_with_incoming_shutdown(incoming, stop).await
+            router.serve_with_incoming_shutdown(connections(listener, life), stop).await
         }
         Listener::Unix(listener) => {
-            router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop).await
+            router.serve_with_incoming_shutdown(connections(listener, life), stop).await
         }
     };
     served.map_err(io::Error::other)
 }
 
-fn router(intake: Intake, health: Health, age: ConnectionAge) -> Router {
+/// tonic is told the age alone: with a grace as well it waits for both and then cuts connections
+/// off without having asked them to go (0.14.9, `connection_timeout_future`).
+fn router(intake: Intake, health: Health, age: Option<Duration>) -> Router {
     let mut server = Server::builder()
         .max_concurrent_streams(STREAMS_MAX)
         .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS_MAX))
@@ -88,11 +90,8 @@ fn router(intake: Intake, health: Health, age: ConnectionAge) -> Router {
         .http2_max_header_list_size(HEADER_BYTES_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
-    if let Some(age) = age.age {
+    if let Some(age) = age {
         server = server.max_connection_age(age);
-    }
-    if let Some(grace) = age.grace {
-        server = server.max_connection_age_grace(grace);
     }
     server.timeout(CALL_MAX).add_service(health.service).add_service(wire::service(intake))
 }
