@@ -2,6 +2,7 @@
 //! store or rules, and how it ends.
 
 mod files;
+mod output;
 
 use std::fs;
 use std::path::Path;
