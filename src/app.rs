@@ -60,13 +60,13 @@ impl App {
         let (end_grpc, grpc_ended) = watch::channel(());
         let (end_http, http_ended) = watch::channel(());
         let (health, handle) = serve::health().await;
-        let mut side = JoinSet::new();
+        let (mut side, mut pages) = (JoinSet::new(), JoinSet::new());
         side.spawn(keep_health(self.published.clone(), self.health.clone(), handle.clone()));
         side.spawn(keep_rules(self.published, limiter.clone()));
         side.spawn(keep_tidy(limiter.clone()));
         let routes = http::routes(intake.clone(), self.health.clone());
-        side.spawn(serve_http(http, routes, http_ended.clone()));
-        side.spawn(serve_http(debug, admin, http_ended));
+        pages.spawn(serve_http(http, routes, http_ended.clone()));
+        pages.spawn(serve_http(debug, admin, http_ended));
         let mut grpc = tokio::spawn(serve::serve(grpc, intake, health, age, closed(grpc_ended)));
 
         tokio::select! {
@@ -74,17 +74,27 @@ impl App {
             ended = &mut grpc => warn!(?ended, "the gRPC listener failed"),
         }
         self.health.drain();
-        handle.set(false).await;
+        handle.end().await;
         drop(end_grpc);
         let give_back = self.drain / GIVE_BACK_PART;
-        if !grpc.is_finished() && timeout(self.drain - give_back, &mut grpc).await.is_err() {
+        let served = async {
+            if !grpc.is_finished() {
+                // It logs its own fault.
+                let _ = (&mut grpc).await;
+            }
+            // Until here, so that `/healthcheck` says no while calls finish.
+            drop(end_http);
+            while pages.join_next().await.is_some() {}
+        };
+        if timeout(self.drain - give_back, served).await.is_err() {
             warn!("a client kept its call open; it is cut off");
             grpc.abort();
+            pages.abort_all();
         }
         if timeout(give_back, limiter.close()).await.is_err() {
             warn!("not all leases could be given back; they end with their windows");
         }
-        drop((end_http, self.watcher));
+        drop(self.watcher);
         side.abort_all();
     }
 }
@@ -119,8 +129,7 @@ async fn keep_tidy(limiter: Limiter) {
 }
 
 async fn serve_http(listener: TcpListener, routes: Router, end: watch::Receiver<()>) {
-    let served = axum::serve(listener, routes).with_graceful_shutdown(closed(end)).await;
-    if let Err(error) = served {
+    if let Err(error) = http::serve(listener, routes, closed(end)).await {
         warn!(%error, "an HTTP listener failed");
     }
 }

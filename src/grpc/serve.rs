@@ -118,6 +118,17 @@ pub async fn health() -> (Health, HealthHandle) {
 }
 
 impl HealthHandle {
+    /// Says no for the last time: watchers are told, and their calls end, so that none holds up the
+    /// end of the process.
+    pub async fn end(&self) {
+        self.set(false).await;
+        for service in ["", "ratelimit"] {
+            self.reporter.clone().clear_service_status(service).await;
+        }
+        // For those who ask once more.
+        self.set(false).await;
+    }
+
     /// Every later check, and every watcher, is told.
     pub async fn set(&self, healthy: bool) {
         let status = if healthy { ServingStatus::Serving } else { ServingStatus::NotServing };

@@ -1,6 +1,7 @@
 //! Start and end of the process: what it says when it cannot start, what it does without its
 //! store or rules, and how it ends.
 
+mod drain;
 mod files;
 mod output;
 
