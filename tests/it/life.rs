@@ -4,6 +4,9 @@
 mod drain;
 mod files;
 mod output;
+mod redis;
+mod settings;
+mod start;
 
 use std::fs;
 use std::path::Path;
