@@ -2,19 +2,68 @@
 
 mod json;
 
+use std::io;
+use std::time::Duration;
+
 use ::http::{StatusCode, header};
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+use tonic::service::Routes;
+use tonic::transport::Server;
 
+use crate::accept::{OpenConnections, connections};
 use crate::control::health::Health;
 use crate::intake::Intake;
 use crate::verdict::Code;
 
 /// Bytes of a `/json` body at most: as many as of a gRPC message.
 const BODY_BYTES_MAX: usize = 1024 * 1024;
+
+/// A request ends after this whatever happens, as a gRPC call does: it bounds clients that never
+/// finish their body. Those that never finish their headers, or idle, are hyper's to bound: 30 s.
+const REQUEST_MAX: Duration = Duration::from_secs(10);
+
+/// A silent HTTP/2 connection is probed after this and closed when it does not answer in time.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Serves `routes` until `stop` resolves and every request has been answered. Clients that keep
+/// their connection are told to go; one that leaves a request unfinished is the caller's to bound.
+///
+/// axum's own server is not used: it gives a client for ever to send its headers, while tonic's
+/// sets hyper's timer.
+///
+/// # Errors
+///
+/// The listener failed.
+pub async fn serve(
+    listener: TcpListener,
+    routes: Router,
+    stop: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let routes = routes.layer(middleware::from_fn(bounded));
+    let served = Server::builder()
+        .accept_http1(true)
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .add_routes(Routes::from(routes))
+        .serve_with_incoming_shutdown(
+            connections(listener, None, OpenConnections::default()),
+            stop,
+        );
+    served.await.map_err(io::Error::other)
+}
+
+async fn bounded(request: Request, next: Next) -> Response {
+    let answered = timeout(REQUEST_MAX, next.run(request)).await;
+    answered.unwrap_or_else(|_| {
+        (StatusCode::REQUEST_TIMEOUT, "the request was not finished in time\n").into_response()
+    })
+}
 
 /// The routes of `PORT`.
 pub fn routes(intake: Intake, health: Health) -> Router {

@@ -105,11 +105,21 @@ impl Desk {
         Duration::from_nanos(self.shared.round_trip.load(Ordering::Relaxed))
     }
 
+    /// Returns once the asks that queued so far have been answered. Takes further ones.
+    pub async fn settle(&self) {
+        self.end_lanes(Some(HashMap::new())).await;
+    }
+
     /// Takes no more asks and returns once those that queued have been answered.
     pub async fn close(&self) {
+        self.end_lanes(None).await;
+    }
+
+    /// Puts `open` in the place of the present lanes, which end once they are empty.
+    async fn end_lanes(&self, open: Option<HashMap<usize, mpsc::Sender<Ask>>>) {
         let mut tasks = {
             let mut lanes = self.lanes.lock();
-            lanes.open = None;
+            lanes.open = open;
             std::mem::take(&mut lanes.tasks)
         };
         while tasks.join_next().await.is_some() {}

@@ -40,15 +40,16 @@
 //!
 //! # Modules, in the order a request meets them
 //!
-//! [`grpc`] and [`http`] are the doors, [`intake`] what both do. [`request`] is a call in our
-//! types, [`rules`] what limits it, [`key`] the count's name. [`limiter`] decides on [`buffer`]s
-//! and [`verdict`] makes the answer of it. [`lease`] is the desk that asks the [`store`], whose
-//! arithmetic is [`algorithm`]'s. Beside them, [`control`] holds what may change while running,
-//! [`settings`] what may not, [`telemetry`] the log, [`time`] the clock; [`app`] puts it all
-//! together.
+//! [`accept`] takes connections; [`grpc`] and [`http`] are the doors, [`intake`] what both do.
+//! [`request`] is a call in our types, [`rules`] what limits it, [`key`] the count's name.
+//! [`limiter`] decides on [`buffer`]s and [`verdict`] makes the answer of it. [`lease`] is the desk
+//! that asks the [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds
+//! what may change while running, [`settings`] what may not, [`telemetry`] the log, [`time`] the
+//! clock; [`app`] puts it all together.
 
 #![forbid(unsafe_code)]
 
+pub mod accept;
 pub mod algorithm;
 pub mod app;
 pub mod buffer;

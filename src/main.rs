@@ -1,18 +1,25 @@
 //! The binary: settings, logging, build, run until a signal, drain.
 
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::pin::pin;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use ratelease::app::App;
 use ratelease::settings::{Settings, SettingsError, process_env};
-use ratelease::telemetry;
+use ratelease::telemetry::{self, Spool};
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::warn;
+use tracing::{error, warn};
 
-/// The machine refused: a port in use, a directory that cannot be read.
+/// The machine refused: a port in use, a directory that cannot be read, a listener that failed.
 const EXIT_BUILD: u8 = 1;
 
 /// A second signal while draining.
 const EXIT_CUT_SHORT: i32 = 130;
+
+/// For the last lines of the log to go out.
+const FLUSH_MAX: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os();
@@ -20,48 +27,64 @@ fn main() -> ExitCode {
     let settings = match Settings::parse(&program.to_string_lossy(), args, &process_env) {
         Ok(settings) => settings,
         Err(SettingsError::Help(text)) => {
-            print!("{text}");
+            tell(io::stdout(), text.trim_end());
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprintln!("{error}");
+            tell(io::stderr(), &error);
             return ExitCode::from(error.exit_code());
         }
     };
-    if let Err(error) = telemetry::init(&settings.logging) {
-        eprintln!("ratelease: {error}");
-    }
+    let log = telemetry::init(&settings.logging)
+        .inspect_err(|error| tell(io::stderr(), format_args!("ratelease: {error}")))
+        .ok();
     for warning in &settings.warnings {
         warn!("{warning}");
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("ratelease: cannot start threads: {error}; raise the limit on processes");
+            let mend = "raise the limit on processes";
+            tell(io::stderr(), format_args!("ratelease: cannot start threads: {error}; {mend}"));
             return ExitCode::from(EXIT_BUILD);
         }
     };
-    let code = runtime.block_on(serve(settings));
+    let code = runtime.block_on(serve(settings, log.clone()));
     // Whatever still blocks a thread must not hold up the end.
     runtime.shutdown_background();
+    flush(log.as_ref());
     code
 }
 
-async fn serve(settings: Settings) -> ExitCode {
-    let app = match App::build(settings).await {
+async fn serve(settings: Settings, log: Option<Spool>) -> ExitCode {
+    // From here on no signal is lost, not even one that comes before there is something to end.
+    let mut stop = pin!(stop_signal(log));
+    let built = tokio::select! {
+        built = App::build(settings) => built,
+        () = &mut stop => return ExitCode::SUCCESS,
+    };
+    let app = match built {
         Ok(app) => app,
         Err(error) => {
-            eprintln!("ratelease: {error}");
+            tell(io::stderr(), format_args!("ratelease: {error}"));
             return ExitCode::from(EXIT_BUILD);
         }
     };
-    println!("{}", app.greeting());
-    app.run(stop_signal()).await;
-    ExitCode::SUCCESS
+    let greeting = app.greeting().to_owned();
+    // Apart, since a pipe that nobody reads would hold it up.
+    tokio::task::spawn_blocking(move || tell(io::stdout(), greeting));
+    match app.run(stop).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error!("the gRPC listener failed: {error}");
+            ExitCode::from(EXIT_BUILD)
+        }
+    }
 }
 
-/// Resolves at the first signal to end; the second ends the process at once.
-async fn stop_signal() {
+/// Resolves at the first signal to end; the second ends the process at once. Signals count from
+/// this call on.
+fn stop_signal(log: Option<Spool>) -> impl Future<Output = ()> {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
     let (told, mut heard) = tokio::sync::mpsc::channel(kinds.len());
     for kind in kinds {
@@ -71,12 +94,25 @@ async fn stop_signal() {
             while signals.recv().await.is_some() && told.send(()).await.is_ok() {}
         });
     }
-    drop(told);
-    heard.recv().await;
-    tokio::spawn(async move {
-        if heard.recv().await.is_some() {
-            eprintln!("ratelease: a second signal: ending at once, leases end with their windows");
-            std::process::exit(EXIT_CUT_SHORT);
-        }
-    });
+    async move {
+        heard.recv().await;
+        tokio::spawn(async move {
+            if heard.recv().await.is_some() {
+                warn!("a second signal: ending at once, leases end with their windows");
+                flush(log.as_ref());
+                std::process::exit(EXIT_CUT_SHORT);
+            }
+        });
+    }
+}
+
+fn flush(log: Option<&Spool>) {
+    if let Some(log) = log {
+        log.flush(FLUSH_MAX);
+    }
+}
+
+/// Writes a line for people. One that cannot be written is lost, which must not end the process.
+fn tell(mut to: impl Write, line: impl Display) {
+    let _ = to.write_all(format!("{line}\n").as_bytes());
 }

@@ -4,11 +4,12 @@
 //! came from outside can end a line, forge another or steer a terminal.
 
 mod format;
+mod spool;
 
 use std::io::{self, IsTerminal};
 
-use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
+use tracing::{Subscriber, warn};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -16,22 +17,34 @@ use tracing_subscriber::registry::Registry;
 
 use crate::settings::{LogFormat, LogLevel, Logging};
 use format::{Json, OneLine};
+pub use spool::Spool;
 
-/// Logging was set up before, and stays as it was.
+/// Why there is no log.
 #[derive(Debug, thiserror::Error)]
-#[error("logging is already set up")]
-pub struct AlreadySetUp;
+pub enum SetUpError {
+    /// Logging was set up before, and stays as it was.
+    #[error("logging is already set up")]
+    AlreadySetUp,
+    /// No thread to write it.
+    #[error("nothing is logged, since there can be no thread for it: {0}")]
+    NoThread(io::Error),
+}
 
 /// Sets up logging for the whole process: to standard error, in colour if that is a terminal and
-/// `NO_COLOR` is not set.
+/// `NO_COLOR` is not set. Lines are lost rather than waited for if nobody takes them; the spool is
+/// to be flushed before the process ends.
 ///
 /// # Errors
-/// If the process has a log already.
-pub fn init(logging: &Logging) -> Result<(), AlreadySetUp> {
+/// If the process has a log already, or can have no thread for it.
+pub fn init(logging: &Logging) -> Result<Spool, SetUpError> {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let ansi = io::stderr().is_terminal() && !no_color;
-    tracing::subscriber::set_global_default(subscriber(logging, ansi, io::stderr))
-        .map_err(|_| AlreadySetUp)
+    let tell = |lines| warn!(lines, "nobody read the log in time: lines were lost");
+    let spool = Spool::start(io::stderr(), tell).map_err(SetUpError::NoThread)?;
+    let writer = spool.clone();
+    tracing::subscriber::set_global_default(subscriber(logging, ansi, move || writer.clone()))
+        .map_err(|_| SetUpError::AlreadySetUp)?;
+    Ok(spool)
 }
 
 fn subscriber<W>(logging: &Logging, ansi: bool, writer: W) -> impl Subscriber + Send + Sync
@@ -68,7 +81,7 @@ mod tests {
 
     use parking_lot::Mutex;
     use serde_json::{Value, json};
-    use tracing::{debug, error, info, warn};
+    use tracing::{debug, error, info};
 
     use super::*;
 

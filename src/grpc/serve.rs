@@ -4,13 +4,13 @@ use std::io;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::transport::server::Router;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::wire;
+use crate::accept::{OpenConnections, connections};
 use crate::intake::Intake;
 
 /// Calls under way on one connection at most. Envoy opens one connection a worker and queues what
@@ -50,8 +50,20 @@ pub enum Listener {
 pub struct ConnectionAge {
     /// It is asked to go away after this.
     pub age: Option<Duration>,
-    /// Calls under way have this long to finish then.
+    /// Calls under way have this long to finish then, before it is cut off.
     pub grace: Option<Duration>,
+}
+
+/// What is behind the listener.
+pub struct Door {
+    /// Decides.
+    pub intake: Intake,
+    /// Answers health checks.
+    pub health: Health,
+    /// How long a connection lives.
+    pub age: ConnectionAge,
+    /// Counts connections.
+    pub open: OpenConnections,
 }
 
 /// Serves until `stop` resolves and every call has finished. Connections are told to go away
@@ -62,25 +74,28 @@ pub struct ConnectionAge {
 /// The listener failed.
 pub async fn serve(
     listener: Listener,
-    intake: Intake,
-    health: Health,
-    age: ConnectionAge,
+    door: Door,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let router = router(intake, health, age);
+    let Door { intake, health, age, open } = door;
+    let router = router(intake, health, age.age);
+    let life = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
     let served = match listener {
         Listener::Tcp(listener) => {
-            let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+            let incoming = connections(listener, life, open);
             router.serve_with_incoming_shutdown(incoming, stop).await
         }
         Listener::Unix(listener) => {
-            router.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop).await
+            let incoming = connections(listener, life, open);
+            router.serve_with_incoming_shutdown(incoming, stop).await
         }
     };
     served.map_err(io::Error::other)
 }
 
-fn router(intake: Intake, health: Health, age: ConnectionAge) -> Router {
+/// tonic is told the age alone: with a grace as well it waits for both and then cuts connections
+/// off without having asked them to go (0.14.9, `connection_timeout_future`).
+fn router(intake: Intake, health: Health, age: Option<Duration>) -> Router {
     let mut server = Server::builder()
         .max_concurrent_streams(STREAMS_MAX)
         .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS_MAX))
@@ -88,11 +103,8 @@ fn router(intake: Intake, health: Health, age: ConnectionAge) -> Router {
         .http2_max_header_list_size(HEADER_BYTES_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
-    if let Some(age) = age.age {
+    if let Some(age) = age {
         server = server.max_connection_age(age);
-    }
-    if let Some(grace) = age.grace {
-        server = server.max_connection_age_grace(grace);
     }
     server.timeout(CALL_MAX).add_service(health.service).add_service(wire::service(intake))
 }
@@ -119,6 +131,17 @@ pub async fn health() -> (Health, HealthHandle) {
 }
 
 impl HealthHandle {
+    /// Says no for the last time: watchers are told, and their calls end, so that none holds up the
+    /// end of the process.
+    pub async fn end(&self) {
+        self.set(false).await;
+        for service in ["", "ratelimit"] {
+            self.reporter.clone().clear_service_status(service).await;
+        }
+        // For those who ask once more.
+        self.set(false).await;
+    }
+
     /// Every later check, and every watcher, is told.
     pub async fn set(&self, healthy: bool) {
         let status = if healthy { ServingStatus::Serving } else { ServingStatus::NotServing };

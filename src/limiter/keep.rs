@@ -24,6 +24,8 @@ impl Limiter {
     /// Gives every unspent token back and returns once the store has been told. No decision may be
     /// under way; later ones find the store closed.
     pub async fn close(&self) {
+        // A lease that is still on its way has to be here to be given back.
+        self.shared.desk.settle().await;
         self.sweep(|key, slot, now| slot.give_back(key, now)).await;
         self.shared.desk.close().await;
     }

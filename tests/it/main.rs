@@ -12,6 +12,10 @@ mod support;
 
 /// The reference's contract, row by row, on every store.
 mod contract;
+/// Bad requests, over gRPC and over `/json`: each gets its reason and disturbs nobody.
+mod input;
+/// Start and end of the process: what it says when it cannot start, signals, the drain.
+mod life;
 /// The tests' own tools: children end with the test, loads count what came back.
 mod rig;
 /// The contract of `Store`, kept by every implementation.

@@ -75,6 +75,18 @@ async fn closing_gives_every_unspent_token_back() {
     assert_eq!(rig.left(100_000).await, 99_990);
 }
 
+/// Its caller gave up, or it was asked ahead: the grant finds nobody when it comes.
+#[tokio::test(start_paused = true)]
+async fn closing_gives_back_a_lease_that_is_still_on_its_way() {
+    let rig = Rig::new(&per_hour(1_000, 1));
+    let pod = rig.pod();
+    let early = Duration::from_micros(100);
+    let request = request(&["a"]);
+    assert!(tokio::time::timeout(early, pod.decide(&rig.rules, &request)).await.is_err());
+    pod.close().await;
+    assert_eq!(rig.left(1_000).await, 1_000);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_changed_or_removed_rule_gives_its_tokens_back() {
     for changed in [per_hour(50_000, 1), "domain: d".into()] {

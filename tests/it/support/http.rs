@@ -47,21 +47,31 @@ impl Client {
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
-        body: &str,
+        body: impl AsRef<[u8]>,
     ) -> Result<Answer> {
+        let body = body.as_ref();
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
         for (name, value) in headers {
             head += &format!("{name}: {value}\r\n");
         }
-        let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+        let head = format!("{head}content-length: {}\r\n\r\n", body.len());
+        let request = [head.as_bytes(), body].concat();
         let exchange = async {
-            self.stream.get_mut().write_all(request.as_bytes()).await?;
-            self.answer().await
+            // A server that refuses a long body answers before it has read it, and closes.
+            let written = self.stream.get_mut().write_all(&request).await;
+            let answer = self.answer().await;
+            if answer.is_err() { written.and(answer) } else { answer }
         };
         tokio::time::timeout(ANSWER_MAX, exchange).await?
     }
 
-    async fn answer(&mut self) -> Result<Answer> {
+    /// Sends bytes as they are, whatever they mean.
+    pub(crate) async fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        self.stream.get_mut().write_all(bytes).await
+    }
+
+    /// Reads the next answer.
+    pub(crate) async fn answer(&mut self) -> Result<Answer> {
         let status_line = self.line().await?;
         let status = status_line.split(' ').nth(1).and_then(|code| code.parse().ok());
         let status = status.ok_or_else(|| malformed(&status_line))?;

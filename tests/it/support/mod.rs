@@ -10,6 +10,7 @@ pub(crate) mod http;
 pub(crate) mod load;
 pub(crate) mod process;
 pub(crate) mod ratelease;
+pub(crate) mod raw_grpc;
 pub(crate) mod redis;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_sentinel;

@@ -1,0 +1,123 @@
+//! Lines on their way out, written by a thread of their own: who logs never waits for who reads.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+/// Lines that may wait to be written; more are lost, and counted. Lines are a few hundred bytes.
+const LINES_MAX: usize = 1024;
+
+/// Takes each line at once, or loses it. A handle: clones share everything.
+#[derive(Debug, Clone)]
+pub struct Spool {
+    items: SyncSender<Item>,
+    lost: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+enum Item {
+    Line(Vec<u8>),
+    /// Dropped once everything before it is written.
+    Mark(#[allow(dead_code, reason = "its end is the message")] SyncSender<()>),
+}
+
+// === impl Spool ===
+
+impl Spool {
+    /// Starts the thread that writes to `to`, and calls `tell` with the number of lines that were
+    /// lost once lines go out again.
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub(super) fn start(to: impl Write + Send + 'static, tell: fn(u64)) -> io::Result<Self> {
+        let (items, waiting) = sync_channel(LINES_MAX);
+        let lost = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&lost);
+        thread::Builder::new()
+            .name("log".to_owned())
+            .spawn(move || write_all(to, &waiting, &counted, tell))?;
+        Ok(Self { items, lost })
+    }
+
+    /// Waits until what was logged so far is written, at most `within`.
+    pub fn flush(&self, within: Duration) {
+        let (mark, written) = sync_channel(1);
+        // With the queue full there is nobody who reads.
+        if self.items.try_send(Item::Mark(mark)).is_ok() {
+            let _ = written.recv_timeout(within);
+        }
+    }
+}
+
+/// A call is a line, as tracing-subscriber writes them.
+impl Write for Spool {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.items.try_send(Item::Line(line.to_vec())).is_err() {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn write_all(mut to: impl Write, items: &Receiver<Item>, lost: &AtomicU64, tell: fn(u64)) {
+    for item in items {
+        let Item::Line(line) = item else { continue };
+        // A line that cannot be written is lost: there is no other place to tell it.
+        let _ = to.write_all(&line);
+        match lost.swap(0, Ordering::Relaxed) {
+            0 => {}
+            count => tell(count),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives each line to a channel without room.
+    struct Slow(SyncSender<String>);
+
+    impl Write for Slow {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            self.0.send(String::from_utf8_lossy(line).into_owned()).map_err(io::Error::other)?;
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn who_logs_never_waits_and_lost_lines_are_counted() {
+        static TOLD: AtomicU64 = AtomicU64::new(0);
+        const LINES: usize = LINES_MAX * 2;
+        let (slow, written) = sync_channel(0);
+        let mut spool = Spool::start(Slow(slow), |lost| {
+            TOLD.fetch_add(lost, Ordering::Relaxed);
+        })
+        .expect("a thread");
+        for n in 0..LINES {
+            spool.write_all(format!("{n}\n").as_bytes()).expect("never fails");
+        }
+        spool.flush(Duration::from_secs(60)); // returns at once: the queue is full
+        let reader = thread::spawn(move || written.iter().collect::<Vec<_>>());
+        while !spool.lost.load(Ordering::Relaxed).eq(&0) {
+            thread::yield_now();
+        }
+        spool.flush(Duration::from_secs(60));
+        drop(spool);
+        let lines = reader.join().expect("no panic");
+        assert_eq!(lines.first().map(String::as_str), Some("0\n"));
+        assert!(lines.len() >= LINES_MAX && lines.is_sorted_by_key(|line| line.len()));
+        assert_eq!(lines.len() + usize::try_from(TOLD.load(Ordering::Relaxed)).unwrap(), LINES);
+    }
+}

@@ -1,0 +1,62 @@
+//! Bad input: each gets its reason, the connection lives on where the protocol lets it, and nobody
+//! else notices. Rule 7: no input can make the process exit.
+
+mod grpc;
+mod json;
+mod random;
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::{bytes_field, number_field};
+
+/// A year's window does not end while a test runs.
+const RULES: &str = "
+domain: test
+descriptors:
+  - key: three
+    rate_limit: {unit: year, requests_per_unit: 3}
+  - key: plenty
+    rate_limit: {unit: year, requests_per_unit: 4294967295}
+";
+
+/// A pod on the embedded store.
+async fn pod() -> (Ratelease, TempDir) {
+    let rules = TempDir::new().unwrap();
+    fs::write(rules.path().join("test.yaml"), RULES).unwrap();
+    // Waiting is not what is tested here, on a machine that also compiles.
+    (Ratelease::start(rules.path(), &[], &[("LEASE_MAX_WAIT", "5s")]).await, rules)
+}
+
+/// A `RateLimitRequest` of one descriptor after another.
+fn request(domain: impl AsRef<[u8]>, descriptors: &[Vec<u8>]) -> Vec<u8> {
+    let descriptors = descriptors.iter().flat_map(|descriptor| bytes_field(2, descriptor));
+    bytes_field(1, domain).into_iter().chain(descriptors).collect()
+}
+
+/// A descriptor of one entry; more fields of it can follow.
+fn descriptor(key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Vec<u8> {
+    bytes_field(1, [bytes_field(1, key), bytes_field(2, value)].concat())
+}
+
+/// `hits_addend` of a descriptor.
+fn hits(number: u64) -> Vec<u8> {
+    bytes_field(3, number_field(1, number))
+}
+
+/// `is_negative_hits` of a descriptor.
+fn refund() -> Vec<u8> {
+    number_field(4, 1)
+}
+
+/// The override of a descriptor: 5 requests a unit of this number.
+fn limit(unit: u64) -> Vec<u8> {
+    bytes_field(2, [number_field(1, 5), number_field(2, unit)].concat())
+}
+
+/// A request that any pod here allows.
+fn good() -> Vec<u8> {
+    request("test", &[descriptor("plenty", "good")])
+}

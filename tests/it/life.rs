@@ -1,0 +1,77 @@
+//! Start and end of the process: what it says when it cannot start, what it does without its
+//! store or rules, and how it ends.
+
+mod drain;
+mod files;
+mod output;
+mod redis;
+mod settings;
+mod start;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::support::http;
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::{Connection, Reply, bytes_field};
+
+/// For what takes milliseconds, on a machine that also compiles.
+const SOON: Duration = Duration::from_secs(10);
+
+/// A year's window does not end while a test runs.
+const RULES: &str = "
+domain: test
+descriptors:
+  - key: hundred
+    rate_limit: {unit: year, requests_per_unit: 100}
+  - key: plenty
+    rate_limit: {unit: year, requests_per_unit: 4000000000}
+";
+
+/// A directory with these rules.
+fn rules(text: &str) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("test.yaml"), text).unwrap();
+    dir
+}
+
+/// A `RateLimitRequest` of one entry, with more fields of its descriptor.
+fn request(key: &str, value: &str, more: &[u8]) -> Vec<u8> {
+    let entry = [bytes_field(1, key), bytes_field(2, value)].concat();
+    let descriptor = [&bytes_field(1, entry), more].concat();
+    [bytes_field(1, "test"), bytes_field(2, descriptor)].concat()
+}
+
+/// One decision, on a connection of its own.
+async fn decide(pod: &Ratelease, key: &str, value: &str) -> Reply {
+    Connection::open(pod.grpc).await.call(&request(key, value, &[])).await
+}
+
+/// The status of a page.
+async fn status(addr: std::net::SocketAddr, path: &str) -> u16 {
+    http::get(addr, path).await.unwrap().status
+}
+
+/// The only line of the log with `what`.
+#[track_caller]
+fn only_line(log: &str, what: &str) -> String {
+    let lines: Vec<_> = log.lines().filter(|line| line.contains(what)).collect();
+    assert_eq!(lines.len(), 1, "lines with {what:?}: {lines:#?}\nin\n{log}");
+    lines[0].to_owned()
+}
+
+/// A process that does not start says why in one line, and exits with 1.
+async fn refuses_to_start(rules: &Path, env: &[(&str, &str)], why: &[&str]) {
+    let pod = Ratelease::spawn(rules, &[], env);
+    let status = pod.process.exit(SOON).await;
+    let log = pod.process.log();
+    assert_eq!(status, 1, "{env:?}: {log}");
+    let line = only_line(&log, "ratelease: ");
+    assert_eq!(log.lines().count(), 1, "{log}");
+    for why in why {
+        assert!(line.contains(why), "{env:?}: {why:?} not in {line}");
+    }
+}

@@ -1,0 +1,294 @@
+//! The end: health fails first, calls under way finish, leases go back, and no client can hold it
+//! up for longer than the drain may take.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use descriptor_pb::rate_limit_descriptor::Entry;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
+use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
+use futures_util::{StreamExt, stream};
+use pb::rate_limit_service_client::RateLimitServiceClient;
+use tokio::sync::mpsc;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::{RULES, SOON, request, rules, status};
+use crate::support::http::Client;
+use crate::support::now;
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, framed, post};
+use crate::support::redis::Server;
+
+/// The limit of `plenty`.
+const PLENTY: u32 = 4_000_000_000;
+
+/// Half a call: the rest is sent, or never is.
+struct Half {
+    rest: mpsc::Sender<Vec<u8>>,
+    answer: JoinHandle<Result<Reply, String>>,
+}
+
+impl Half {
+    async fn begin(connection: &Connection) -> Self {
+        let (rest, sent) = mpsc::channel(1);
+        let whole = framed(&request("plenty", "half", &[]));
+        rest.send(whole[..9].to_vec()).await.unwrap();
+        let connection = connection.clone();
+        let body = ReceiverStream::new(sent);
+        let call = async move { connection.request(post(SHOULD_RATE_LIMIT), body).await };
+        Self { rest, answer: tokio::spawn(call) }
+    }
+
+    async fn finish(self) -> Reply {
+        let whole = framed(&request("plenty", "half", &[]));
+        self.rest.send(whole[9..].to_vec()).await.unwrap();
+        drop(self.rest);
+        self.answer.await.unwrap().unwrap()
+    }
+}
+
+/// A call with half calls on the same connection: answered once they have reached the server.
+async fn decided(connection: &Connection, value: &str) -> Reply {
+    connection.call(&request("plenty", value, &[])).await
+}
+
+/// What is left of `plenty`, as a pod sees it that has asked nobody yet.
+async fn remaining(redis: &Server, value: &str) -> u32 {
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &redis_at(redis)).await;
+    let mut client = RateLimitServiceClient::new(Connection::open(pod.grpc).await.channel());
+    let entry = Entry { key: "plenty".into(), value: value.into() };
+    let look = descriptor_pb::RateLimitDescriptor {
+        entries: vec![entry],
+        hits_addend: Some(envoy_types::pb::google::protobuf::UInt64Value { value: 0 }),
+        ..Default::default()
+    };
+    let request =
+        pb::RateLimitRequest { domain: "test".into(), descriptors: vec![look], hits_addend: 0 };
+    let response = client.should_rate_limit(request).await.unwrap().into_inner();
+    response.statuses[0].limit_remaining
+}
+
+fn redis_at(redis: &Server) -> [(&'static str, &'static str); 4] {
+    // Leaked: a few bytes of a test.
+    let addr = format!("127.0.0.1:{}", redis.port()).leak();
+    let kind = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_TYPE", "single")];
+    // Waiting is not what is tested here, on a machine that also compiles.
+    [kind[0], kind[1], ("REDIS_URL", addr), ("LEASE_MAX_WAIT", "5s")]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
+    let rules = rules(RULES);
+    for signal in ["TERM", "INT", "HUP"] {
+        let pod = Ratelease::start(rules.path(), &[], &[]).await;
+        let connection = Connection::open(pod.grpc).await;
+        let half = Half::begin(&connection).await;
+        let mut json = half_json(&pod).await;
+        let mut health = HealthClient::new(Connection::open(pod.grpc).await.channel());
+        let named = HealthCheckRequest { service: "ratelimit".into() };
+        let watched = health.watch(named).await.unwrap().into_inner();
+        let mut watched = watched.map(|told| told.unwrap().status().as_str_name());
+        assert_eq!(watched.next().await, Some("SERVING"));
+        assert_eq!(decided(&connection, signal).await.is_over_limit(), Some(false));
+
+        let signalled = now();
+        pod.process.signal(signal);
+        assert_eq!(watched.next().await, Some("NOT_SERVING"), "{signal}");
+        assert_eq!(watched.next().await, None, "{signal}: a watch ends, so as to hold up nothing");
+        assert_eq!(status(pod.http, "/healthcheck").await, 500);
+        assert_eq!(status(pod.http, "/readyz").await, 503);
+        assert_eq!(status(pod.http, "/livez").await, 200);
+        assert_eq!(half.finish().await.is_over_limit(), Some(false), "{signal}");
+        assert_eq!(json.finish().await, 200, "{signal}");
+        assert_eq!(pod.process.exit(SOON).await, 0, "{signal}");
+        assert!(signalled.elapsed() < Duration::from_secs(5), "{:?}", signalled.elapsed());
+        pod.has_not_panicked();
+    }
+}
+
+/// A `/json` request of which the body is half there.
+struct HalfJson(Client);
+
+async fn half_json(pod: &Ratelease) -> HalfJson {
+    let mut client = Client::connect(pod.http).await.unwrap();
+    let head =
+        "POST /json HTTP/1.1\r\nhost: test\r\ncontent-length: 80\r\n\r\n{\"domain\":\"test\",";
+    client.write(head.as_bytes()).await.unwrap();
+    HalfJson(client)
+}
+
+impl HalfJson {
+    async fn finish(&mut self) -> u16 {
+        let rest = r#""descriptors":[{"entries":[{"key":"plenty"}]}]}"#;
+        let rest = format!("{rest:<63}");
+        self.0.write(rest.as_bytes()).await.unwrap();
+        self.0.answer().await.unwrap().status
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unspent_leases_are_back_after_the_end() {
+    let redis = Server::start(&[]);
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &redis_at(&redis)).await;
+    let connection = Connection::open(pod.grpc).await;
+    for _ in 0..37 {
+        assert_eq!(decided(&connection, "back").await.is_over_limit(), Some(false));
+    }
+    assert!(remaining(&redis, "back").await < PLENTY - 37, "it holds more than it has spent");
+    assert_eq!(pod.stop().await, 0);
+    assert_eq!(remaining(&redis, "back").await, PLENTY - 37);
+}
+
+/// Calls that cannot connect any more are not the server's; each call on an open connection is.
+#[tokio::test(flavor = "multi_thread")]
+async fn under_load_no_call_fails_and_no_token_is_lost() {
+    const CLIENTS: usize = 8;
+    const CALLS_MIN: u32 = 300;
+    // The second is what hyper says of a call that was still queued when its connection closed.
+    const UNSENT: [&str; 2] = ["Connection refused", "operation was canceled: connection closed"];
+    let redis = Server::start(&[]);
+    let rules = rules(RULES);
+    for round in 0..3 {
+        let value = format!("load {round}");
+        let pod = Ratelease::start(rules.path(), &[], &redis_at(&redis)).await;
+        let allowed = Arc::new(AtomicU32::new(0));
+        let mut clients = JoinSet::new();
+        for _ in 0..CLIENTS {
+            let connection = Connection::open(pod.grpc).await;
+            let (message, allowed) = (request("plenty", &value, &[]), Arc::clone(&allowed));
+            clients.spawn(async move {
+                loop {
+                    let body = stream::iter([framed(&message)]);
+                    match connection.request(post(SHOULD_RATE_LIMIT), body).await {
+                        Ok(reply) => {
+                            assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
+                            allowed.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(error) => break error,
+                    }
+                }
+            });
+        }
+        let loaded = async || allowed.load(Ordering::Relaxed) >= CALLS_MIN;
+        pod.process.until("under load", SOON, loaded).await;
+        assert_eq!(pod.stop().await, 0);
+        pod.has_not_panicked();
+        for error in clients.join_all().await {
+            assert!(UNSENT.iter().any(|unsent| error.contains(unsent)), "{error}");
+        }
+        let allowed = allowed.load(Ordering::Relaxed);
+        assert_eq!(remaining(&redis, &value).await, PLENTY - allowed, "{allowed} allowed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_never_ends_is_cut_off_and_leases_still_go_back() {
+    let redis = Server::start(&[]);
+    let rules = rules(RULES);
+    let env = [&redis_at(&redis)[..], &[("DRAIN_TIMEOUT", "2s")]].concat();
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    let connection = Connection::open(pod.grpc).await;
+    let half = Half::begin(&connection).await;
+    // Neither are these ever finished: HTTP headers, HTTP/2's own greeting.
+    let mut dribbling = TcpStream::connect(pod.http).unwrap();
+    dribbling.write_all(b"GET /livez HTTP/1.1\r\nhost: te").unwrap();
+    let silent = TcpStream::connect(pod.grpc).unwrap();
+    for _ in 0..5 {
+        assert_eq!(decided(&connection, "cut").await.is_over_limit(), Some(false));
+    }
+    let signalled = now();
+    assert_eq!(pod.stop().await, 0);
+    let took = signalled.elapsed();
+    assert!((Duration::from_secs(1)..Duration::from_secs(4)).contains(&took), "{took:?}");
+    assert!(half.answer.await.unwrap().is_err());
+    pod.has_not_panicked();
+    assert_eq!(remaining(&redis, "cut").await, PLENTY - 5);
+    drop((dribbling, silent));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn idle_clients_that_never_close_hold_up_nothing() {
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &[]).await;
+    let connection = Connection::open(pod.grpc).await;
+    assert_eq!(decided(&connection, "idle").await.is_over_limit(), Some(false));
+    let mut kept = Vec::new();
+    for addr in [pod.http, pod.debug] {
+        let mut client = Client::connect(addr).await.unwrap();
+        client.get("/", &[]).await.unwrap();
+        // The second has sent nothing.
+        kept.extend([client, Client::connect(addr).await.unwrap()]);
+    }
+    let signalled = now();
+    assert_eq!(pod.stop().await, 0);
+    let took = signalled.elapsed();
+    assert!(took < Duration::from_secs(2), "{took:?}: {}", pod.process.log());
+    assert!(!pod.process.log().contains("cut off"), "{}", pod.process.log());
+    drop(kept);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_signal_ends_it_at_once() {
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &[("DRAIN_TIMEOUT", "60s")]).await;
+    let connection = Connection::open(pod.grpc).await;
+    let half = Half::begin(&connection).await;
+    decided(&connection, "v").await;
+    pod.process.signal("TERM");
+    pod.says("/healthcheck", 500).await;
+    let signalled = now();
+    pod.process.signal("INT");
+    assert_eq!(pod.process.exit(SOON).await, 130);
+    assert!(signalled.elapsed() < Duration::from_secs(2), "{:?}", signalled.elapsed());
+    let log = pod.process.log();
+    assert!(log.contains("WARN ratelease: a second signal: ending at once, leases end"), "{log}");
+    drop(half);
+}
+
+/// As the first process of a container it would not even be killed: the kernel drops signals that
+/// such a process has no handler for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_that_comes_while_it_starts_ends_it_in_good_order() {
+    let rule = |n| format!("  - {{key: k{n}, rate_limit: {{unit: day, requests_per_unit: 1}}}}\n");
+    let many: String = (0..30_000).map(rule).collect();
+    let rules = rules(&format!("domain: test\ndescriptors:\n{many}"));
+    let pod = Ratelease::spawn(rules.path(), &[], &[]);
+    // Listeners are bound first, so that it is still reading rules when they are.
+    let bound = async || tokio::net::TcpStream::connect(pod.debug).await.is_ok();
+    pod.process.until("bound", SOON, bound).await;
+    assert_eq!(pod.stop().await, 0, "{}", pod.process.log());
+    assert!(!pod.process.log().contains("rules loaded"), "too few rules: {}", pod.process.log());
+}
+
+/// `GRPC_MAX_CONNECTION_AGE`: asked first, cut off after the grace only.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_connection_is_asked_to_go_and_may_finish_its_calls() {
+    const AGE: Duration = Duration::from_secs(1);
+    const GRACE: Duration = Duration::from_secs(2);
+    let rules = rules(RULES);
+    let env = [("GRPC_MAX_CONNECTION_AGE", "1s"), ("GRPC_MAX_CONNECTION_AGE_GRACE", "2s")];
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    let open = || Connection::open(pod.grpc);
+    let (idle, finishing, endless) = (open().await, open().await, open().await);
+    let opened = now();
+    let half = Half::begin(&finishing).await;
+    let never = Half::begin(&endless).await;
+    let body = || stream::iter([framed(&request("plenty", "age", &[]))]);
+    while idle.request(post(SHOULD_RATE_LIMIT), body()).await.is_ok() {
+        assert!(opened.elapsed() < AGE + GRACE / 2, "not asked to go at its age");
+    }
+    assert!(opened.elapsed() > AGE / 2, "asked to go after {:?}", opened.elapsed());
+    assert_eq!(half.finish().await.is_over_limit(), Some(false));
+    assert!(never.answer.await.unwrap().is_err());
+    let cut = opened.elapsed();
+    assert!((AGE + GRACE / 2..AGE + GRACE * 2).contains(&cut), "cut off after {cut:?}");
+    pod.is_unharmed();
+}

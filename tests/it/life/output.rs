@@ -1,0 +1,67 @@
+//! Output that goes nowhere, or that nobody reads: it neither ends the process nor stops it.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::{RULES, SOON, decide, rules};
+use crate::support::process::{Process, leashed};
+use crate::support::ratelease::{BINARY, Ratelease};
+
+/// `$0` is a fifo; the rest is the program. 8 and 9 are its two ends.
+const FIFO: &str = r#"mkfifo "$0"; exec 8<>"$0" 9>"$0"; "#;
+
+/// Where the output goes, as a shell says it.
+const OUTPUTS: [(&str, &str); 5] = [
+    ("closed", r#"exec "$@" >&- 2>&-"#),
+    ("a full disk", r#"exec "$@" >/dev/full 2>&1"#),
+    ("a pipe without a reader", r#"exec 8>&-; exec "$@" >&9 2>&9 9>&-"#),
+    ("a full pipe, for stdout", r#"head -c 65536 /dev/zero >&9; exec "$@" >&9"#),
+    ("a full pipe", r#"head -c 65536 /dev/zero >&9; exec "$@" >&9 2>&9"#),
+];
+
+fn shell(script: &str, dir: &Path) -> std::process::Command {
+    let mut command = leashed("/bin/sh");
+    command.arg("-c").arg(format!("{FIFO}{script}")).arg(dir.join("fifo")).arg(BINARY);
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_that_nobody_takes_does_not_stop_it() {
+    let rules = rules(RULES);
+    for (name, script) in OUTPUTS {
+        println!("{name}");
+        let dir = TempDir::new().unwrap();
+        let mut command = shell(script, dir.path());
+        command.args(["serve", "--rules"]).arg(rules.path());
+        let pod = Ratelease::run(command, &[], &[]);
+        pod.ready().await;
+        // Something to log, and to lose.
+        let bad = rules.path().join("bad.yaml");
+        fs::write(&bad, "domain: [").unwrap();
+        tokio::time::sleep(Duration::from_millis(300)).await; // it cannot tell when it has
+        fs::remove_file(&bad).unwrap();
+        assert_eq!(decide(&pod, "hundred", name).await.is_over_limit(), Some(false), "{name}");
+        pod.is_unharmed();
+        assert_eq!(pod.stop().await, 0, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn what_ends_at_once_ends_with_its_status_though_nobody_listens() {
+    for (name, script) in &OUTPUTS[..3] {
+        for (args, status) in [
+            (&["--help"][..], 0),
+            (&["serve", "--no-such-flag"], 2),
+            (&["serve", "--rules", "/no/such/directory"], 1),
+        ] {
+            let dir = TempDir::new().unwrap();
+            let mut command = shell(script, dir.path());
+            command.args(args);
+            let process = Process::spawn("ratelease", command);
+            assert_eq!(process.exit(SOON).await, status, "{name}: {args:?}: {}", process.log());
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Starting without Redis: the process serves, says what is wrong, and finds it when it comes.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
+
+use super::{RULES, SOON, only_line, request, rules, status};
+use crate::support::now;
+use crate::support::process::free_port;
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::Connection;
+use crate::support::redis::Server;
+
+const MAX_WAIT: &str = "50ms";
+/// That, and much for a machine that also compiles.
+const ANSWER_MAX: Duration = Duration::from_millis(500);
+
+/// Serves, says so, and refuses decisions in good time. `why` is in the one line of the log that is
+/// about Redis.
+async fn serves_without_redis(kind: &str, url: &str, why: &[&str]) -> Ratelease {
+    let rules = rules(RULES);
+    let env = [
+        ("REDIS_TYPE", kind),
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", url),
+        ("LEASE_MAX_WAIT", MAX_WAIT),
+    ];
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    assert_eq!(status(pod.http, "/healthcheck").await, 200);
+    let connection = Connection::open(pod.grpc).await;
+    let mut health = HealthClient::new(connection.channel());
+    for service in ["", "ratelimit"] {
+        let check = HealthCheckRequest { service: service.into() };
+        let answer = health.check(check).await.unwrap().into_inner();
+        assert_eq!(answer.status().as_str_name(), "SERVING", "{service:?}");
+    }
+    pod.logs("ratelease::store::redis").await;
+    for n in 0..20 {
+        let asked = now();
+        let reply = connection.call(&request("hundred", &n.to_string(), &[])).await;
+        let took = asked.elapsed();
+        assert_eq!(reply.code, Code::Unavailable, "{url}: {reply:?}");
+        assert!(reply.reason.starts_with("the store "), "{url}: {reply:?}");
+        assert!(took < ANSWER_MAX, "{url}: {took:?} for {reply:?}");
+    }
+    let line = only_line(&pod.process.log(), "ratelease::store::redis");
+    assert!(
+        line.contains("; check that Redis runs there and can be reached (REDIS_URL)"),
+        "{line}"
+    );
+    for why in why {
+        assert!(line.contains(why), "{why:?} not in {line}");
+    }
+    pod.is_unharmed();
+    pod
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_does_not_resolve_is_told_once() {
+    for kind in ["single", "cluster"] {
+        // .invalid never resolves (RFC 2606).
+        let why = ["no-such-host.invalid:6379", "REDIS_URL"];
+        let pod = serves_without_redis(kind, "no-such-host.invalid:6379", &why).await;
+        assert_eq!(pod.stop().await, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_takes_connections_and_never_answers_is_told_once() {
+    let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = mute.local_addr().unwrap().to_string();
+    for kind in ["single", "cluster"] {
+        let pod = serves_without_redis(kind, &addr, &[&addr]).await;
+        assert_eq!(pod.stop().await, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_comes_later_is_found() {
+    let port = free_port();
+    let addr = format!("127.0.0.1:{port}");
+    let pod = serves_without_redis("single", &addr, &[&addr, "REDIS_URL"]).await;
+    let redis = tokio::task::spawn_blocking(move || Server::start_on(port, &[])).await.unwrap();
+    let connection = Connection::open(pod.grpc).await;
+    let served = async || {
+        let reply = connection.call(&request("hundred", "v", &[])).await;
+        reply.is_over_limit() == Some(false)
+    };
+    pod.process.until("served by the Redis that came", SOON, served).await;
+    assert_eq!(redis.keys().len(), 1);
+    pod.logs("connected to Redis again").await;
+    assert_eq!(pod.stop().await, 0);
+}

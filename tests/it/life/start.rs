@@ -1,0 +1,184 @@
+//! What the process says when it cannot start, and how it starts.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use tempfile::TempDir;
+use tokio::process::Command;
+use tonic::Code;
+
+use super::{RULES, SOON, decide, refuses_to_start, request, rules, status};
+use crate::support::http;
+use crate::support::process::leashed;
+use crate::support::ratelease::{BINARY, Ratelease};
+use crate::support::raw_grpc::Connection;
+
+#[tokio::test]
+async fn a_port_in_use_is_told_with_the_way_to_move() {
+    let rules = rules(RULES);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    let port = taken.local_addr().unwrap().port().to_string();
+    for (variable, name) in
+        [("PORT", "HTTP"), ("GRPC_PORT", "gRPC"), ("DEBUG_PORT", "the debug page")]
+    {
+        let what = format!("cannot listen on {addr} for {name}: ");
+        let mend = format!("end what uses it, or set {variable}");
+        refuses_to_start(rules.path(), &[(variable, &port)], &[&what, "in use", &mend]).await;
+    }
+}
+
+#[tokio::test]
+async fn an_address_that_is_not_of_this_machine_is_told() {
+    let rules = rules(RULES);
+    // 192.0.2.0/24 is for documentation (RFC 5737).
+    for (variable, name) in
+        [("HOST", "HTTP"), ("GRPC_HOST", "gRPC"), ("DEBUG_HOST", "the debug page")]
+    {
+        let why = ["cannot listen on 192.0.2.1:", name, "check the host part, or set "];
+        refuses_to_start(rules.path(), &[(variable, "192.0.2.1")], &why).await;
+    }
+}
+
+/// Permission bits do not bind root, which tests may run as: a path longer than the kernel takes
+/// cannot be read by anybody.
+#[tokio::test]
+async fn a_rules_directory_that_cannot_be_read_is_told() {
+    let dir = rules(RULES);
+    let at = |name: &str| dir.path().join(name);
+    symlink("loop", at("loop")).unwrap();
+    for (path, why) in [
+        (at("missing"), "missing: does not exist, or is a link to nothing; create it"),
+        (at("test.yaml"), "test.yaml: is not a directory; name the directory that holds"),
+        (at("test.yaml/below"), "below: is not a directory"),
+        (at("loop"), "loop: cannot be read: "),
+        (at(&"n".repeat(300)), "n: cannot be read: File name too long"),
+    ] {
+        let mend = "name the directory with --rules or RUNTIME_ROOT, or start without rules by \
+                    FORCE_START_WITHOUT_INITIAL_CONFIG=true";
+        refuses_to_start(&path, &[], &[why, mend]).await;
+    }
+}
+
+#[tokio::test]
+async fn forced_to_start_without_a_directory_it_waits_for_one() {
+    let parent = TempDir::new().unwrap();
+    let dir = parent.path().join("rules");
+    let pod = Ratelease::spawn(&dir, &[], &[("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")]);
+    pod.says("/readyz", 503).await;
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("test.yaml"), RULES).unwrap();
+    pod.ready().await;
+    assert_eq!(decide(&pod, "hundred", "v").await.is_over_limit(), Some(false));
+    pod.is_unharmed();
+}
+
+#[tokio::test]
+async fn bad_rules_at_start_are_told_and_mended_while_it_runs() {
+    let dir = rules("domain: test\ndescriptors:\n  - key: hundred\n    rate_limt: {}\n");
+    let pod = Ratelease::spawn(dir.path(), &[], &[]);
+    pod.says("/readyz", 503).await;
+    assert_eq!(status(pod.http, "/livez").await, 200);
+    assert_eq!(status(pod.http, "/healthcheck").await, 200);
+    pod.logs("ERROR ratelease::app::build: no rules are in force: every request is").await;
+    pod.logs("rules: test.yaml:4:5: ").await;
+    let reply = decide(&pod, "hundred", "v").await;
+    assert_eq!(reply.code, Code::Unknown, "{reply:?}");
+    assert_eq!(reply.reason, "no rate limit configuration loaded");
+
+    fs::write(dir.path().join("test.yaml"), RULES).unwrap();
+    pod.ready().await;
+    assert_eq!(decide(&pod, "hundred", "v").await.is_over_limit(), Some(false));
+    pod.is_unharmed();
+}
+
+#[tokio::test]
+async fn a_unix_socket_is_served_in_the_place_of_a_stale_one_only() {
+    let rules = rules(RULES);
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("grpc.sock");
+    let uds = path.to_str().unwrap();
+    let env = [("GRPC_UDS", uds)];
+
+    fs::write(&path, "precious").unwrap();
+    let what = format!("cannot listen on {uds} for gRPC: ");
+    let not_a_socket = [&what, "something that is not a socket is there", "set GRPC_UDS"];
+    refuses_to_start(rules.path(), &env, &not_a_socket).await;
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    fs::remove_file(&path).unwrap();
+
+    let below = dir.path().join("missing/grpc.sock");
+    let missing = [("GRPC_UDS", below.to_str().unwrap())];
+    refuses_to_start(rules.path(), &missing, &["No such file", "set GRPC_UDS"]).await;
+
+    let live = UnixListener::bind(&path).unwrap();
+    let occupied = [&what, "another process listens on it", "set GRPC_UDS"];
+    refuses_to_start(rules.path(), &env, &occupied).await;
+    drop(live);
+
+    // The file stays where its listener is gone.
+    assert!(path.exists());
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    pod.logs(&format!("gRPC on {uds}, HTTP on {}", pod.http)).await;
+    let reply = Connection::open_unix(&path).await.call(&request("hundred", "v", &[])).await;
+    assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
+    pod.is_unharmed();
+    assert_eq!(pod.stop().await, 0);
+    // Killed, it leaves its socket behind too, and the next one takes its place.
+    let killed = Ratelease::start(rules.path(), &[], &env).await;
+    killed.process.signal("KILL");
+    killed.process.exit(SOON).await;
+    Ratelease::start(rules.path(), &[], &env).await.is_unharmed();
+}
+
+#[tokio::test]
+async fn the_greeting_says_it_all_and_its_command_works() {
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("config/rules");
+    let pod = Ratelease::start(&rules, &[], &[]).await;
+    let line = pod.logs("try: ").await;
+    let (grpc, http, debug) = (pod.grpc, pod.http, pod.debug);
+    let told = format!("gRPC on {grpc}, HTTP on {http}, debug on {debug}; store: memory; rules: ");
+    assert!(line.starts_with(&format!("ratelease: {told}")), "{line}");
+    let (_, command) = line.split_once("try: ").unwrap();
+    for _ in 0..2 {
+        let run = Command::new("sh").args(["-c", command]).kill_on_drop(true).output();
+        let output = tokio::time::timeout(SOON, run).await.unwrap().unwrap();
+        let answer = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{command}: {output:?}");
+        // The rule that it is about is one of those that come with the program.
+        assert!(answer.contains(r#""overallCode":"OK""#), "{command}: {answer}");
+        assert!(answer.contains(r#""name":"hello""#), "{command}: {answer}");
+    }
+    let debug = http::get(pod.debug, "/").await.unwrap().body;
+    assert!(debug.contains("keys held: 1\n"), "{debug}");
+}
+
+#[tokio::test]
+async fn under_the_name_of_the_reference_its_variables_are_all_it_takes() {
+    let root = TempDir::new().unwrap();
+    let dir = root.path().join("current/ratelimit/config");
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join("test.yaml"), RULES).unwrap();
+    let program = root.path().join("ratelimit");
+    symlink(BINARY, &program).unwrap();
+    let runtime_root = root.path().join("current");
+    let env = [
+        ("RUNTIME_ROOT", runtime_root.to_str().unwrap()),
+        ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+        ("RUNTIME_IGNOREDOTFILES", "true"),
+        ("USE_STATSD", "false"),
+        ("LOG_LEVEL", "info"),
+    ];
+    let pod = Ratelease::run(leashed(&program), &[], &env);
+    pod.ready().await;
+    assert_eq!(decide(&pod, "hundred", "v").await.is_over_limit(), Some(false));
+    let page = http::get(pod.debug, "/rlconfig").await.unwrap().body;
+    let line =
+        "test.hundred: unit=YEAR requests_per_unit=100, shadow_mode: false, quota_mode: false";
+    assert!(page.lines().any(|it| it == line), "{page}");
+    pod.is_unharmed();
+    assert_eq!(pod.stop().await, 0);
+}

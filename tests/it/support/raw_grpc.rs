@@ -1,0 +1,186 @@
+//! A gRPC client that can be wrong: any bytes, path, method and headers, on one HTTP/2 connection.
+//! Messages are written by hand, since Envoy's types cannot hold what is not valid.
+
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::io::Result;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use futures_util::stream::{self, Stream, StreamExt};
+use http::{HeaderMap, Request};
+use http_body_util::BodyExt;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tonic::client::GrpcService;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+
+/// The path of the call that Envoy makes.
+pub(crate) const SHOULD_RATE_LIMIT: &str =
+    "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// No answer of ours takes this long: a test fails instead of hanging.
+const ANSWER_MAX: Duration = Duration::from_secs(15);
+
+/// One HTTP/2 connection. It cannot be opened again: once it is lost, every call fails.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    channel: Channel,
+}
+
+/// What came back of a call.
+#[derive(Debug, Clone)]
+pub(crate) struct Reply {
+    pub(crate) code: Code,
+    /// The reason, if the code is not OK.
+    pub(crate) reason: String,
+    /// The answer's message without its frame.
+    pub(crate) message: Vec<u8>,
+}
+
+// === impl Connection ===
+
+impl Connection {
+    /// Connects to a port.
+    pub(crate) async fn open(server: SocketAddr) -> Self {
+        Self::through(async move {
+            let stream = TcpStream::connect(server).await?;
+            stream.set_nodelay(true).map(|()| stream)
+        })
+        .await
+    }
+
+    /// Connects to a Unix socket.
+    pub(crate) async fn open_unix(server: &Path) -> Self {
+        Self::through(UnixStream::connect(server.to_owned())).await
+    }
+
+    /// Goes by way of a relay that takes one connection and no other.
+    async fn through<S>(server: impl Future<Output = Result<S>> + Send + 'static) -> Self
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let relay = TcpListener::bind("127.0.0.1:0").await.expect("a port for the relay");
+        let addr = relay.local_addr().expect("the relay's address");
+        tokio::spawn(async move {
+            let (mut client, _) = relay.accept().await?;
+            drop(relay);
+            tokio::io::copy_bidirectional(&mut client, &mut server.await?).await
+        });
+        let endpoint = Endpoint::from_shared(format!("http://{addr}")).expect("an address");
+        Self { channel: endpoint.connect().await.expect("the relay takes a connection") }
+    }
+
+    /// Sends a request of a single message.
+    pub(crate) async fn call(&self, message: &[u8]) -> Reply {
+        let body = stream::iter([framed(message)]);
+        self.request(post(SHOULD_RATE_LIMIT), body).await.expect("the connection lives")
+    }
+
+    /// Sends any request at all. An error is the connection's or the stream's.
+    pub(crate) async fn request(
+        &self,
+        head: http::request::Builder,
+        body: impl Stream<Item = Vec<u8>> + Send + 'static,
+    ) -> std::result::Result<Reply, String> {
+        let exchange = self.exchange(head, body);
+        let told = tokio::time::timeout(ANSWER_MAX, exchange).await;
+        told.unwrap_or_else(|_| Err(format!("no answer within {ANSWER_MAX:?}")))
+    }
+
+    async fn exchange(
+        &self,
+        head: http::request::Builder,
+        body: impl Stream<Item = Vec<u8>> + Send + 'static,
+    ) -> std::result::Result<Reply, String> {
+        let body = body.map(|bytes| Ok::<_, Infallible>(Bytes::from(bytes)));
+        let body = tonic::body::Body::new(Body::from_stream(body));
+        let request: Request<_> = head.body(body).expect("a request");
+        let mut channel = self.channel.clone();
+        let ready = poll_fn(|cx| GrpcService::<tonic::body::Body>::poll_ready(&mut channel, cx));
+        ready.await.map_err(|error| in_full(&error))?;
+        let response = GrpcService::call(&mut channel, request).await;
+        let (head, body) = response.map_err(|error| in_full(&error))?.into_parts();
+        let collected = body.collect().await.map_err(|error| in_full(&error))?;
+        let trailers = collected.trailers().cloned().unwrap_or_default();
+        let told = status(&trailers).or_else(|| status(&head.headers));
+        let status = told.unwrap_or_else(|| {
+            Status::unknown(format!("HTTP {} without a gRPC status", head.status.as_u16()))
+        });
+        let message = collected.to_bytes().get(FRAME..).unwrap_or_default().to_vec();
+        Ok(Reply { code: status.code(), reason: status.message().to_owned(), message })
+    }
+
+    /// For typed clients.
+    pub(crate) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+}
+
+// === impl Reply ===
+
+impl Reply {
+    /// Whether the answer is a verdict that denies; an error is none.
+    pub(crate) fn is_over_limit(&self) -> Option<bool> {
+        // overall_code is the first field: OK is 1, OVER_LIMIT 2.
+        match self.message.get(..2) {
+            Some([0x08, 1]) => Some(false),
+            Some([0x08, 2]) => Some(true),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes of a message's frame: a flag and a length.
+const FRAME: usize = 5;
+
+/// A message in its frame.
+pub(crate) fn framed(message: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(message.len()).expect("a message of less than 4 GiB");
+    [&[0], &length.to_be_bytes()[..], message].concat()
+}
+
+/// The head of a gRPC call.
+pub(crate) fn post(path: &str) -> http::request::Builder {
+    let head = Request::builder().method("POST").uri(path);
+    head.header("content-type", "application/grpc").header("te", "trailers")
+}
+
+fn status(headers: &HeaderMap) -> Option<Status> {
+    Status::from_header_map(headers)
+}
+
+/// An error with all that it says it was caused by.
+pub(crate) fn in_full(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// A protobuf field of bytes: a string or a message.
+pub(crate) fn bytes_field(number: u8, value: impl AsRef<[u8]>) -> Vec<u8> {
+    let value = value.as_ref();
+    [&[number << 3 | 2], &varint(value.len() as u64)[..], value].concat()
+}
+
+/// A protobuf field of a whole number.
+pub(crate) fn number_field(number: u8, value: u64) -> Vec<u8> {
+    [&[number << 3], &varint(value)[..]].concat()
+}
+
+fn varint(mut value: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while value >= 0x80 {
+        bytes.push(value.to_le_bytes()[0] | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value.to_le_bytes()[0]);
+    bytes
+}
