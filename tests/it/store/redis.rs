@@ -73,7 +73,7 @@ async fn an_ask_is_one_call_of_three_commands() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn asks_right_after_a_script_flush_all_succeed() {
-    let cluster = Cluster::shared();
+    let cluster = Cluster::start(3, 0); // its own: others would load the scripts
     let store = connected(cluster.config()).await;
     for node in &cluster.nodes[..3] {
         node.command::<()>(&["SCRIPT", "FLUSH"]);
