@@ -128,7 +128,7 @@ impl App {
 impl Serving {
     async fn drain(mut self, is_serving: bool) {
         self.health.drain();
-        self.handle.end().await;
+        self.handle.set(false).await;
         let part = self.drain_max / DRAIN_PARTS;
         if is_serving {
             if self.open.count() > 0 {
@@ -147,6 +147,8 @@ impl Serving {
 
     /// Takes no more calls and lets those under way finish, within `limit`.
     async fn finish(&mut self, limit: Duration) {
+        // Not before: a watcher whose call ends while calls are taken begins another.
+        self.handle.end().await;
         self.end_grpc.send_replace(true);
         let finished = async {
             // It logs its own fault.

@@ -131,10 +131,9 @@ pub async fn health() -> (Health, HealthHandle) {
 }
 
 impl HealthHandle {
-    /// Says no for the last time: watchers are told, and their calls end, so that none holds up the
-    /// end of the process.
+    /// Says no from now on, and ends the calls of watchers once they have read what they were told:
+    /// none holds up the end of the process.
     pub async fn end(&self) {
-        self.set(false).await;
         for service in ["", "ratelimit"] {
             self.reporter.clone().clear_service_status(service).await;
         }

@@ -21,6 +21,9 @@ use crate::support::raw_grpc::{Connection, Reply, bytes_field};
 /// For what takes milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(10);
 
+/// For a test that is not about the drain.
+const QUICK_END: (&str, &str) = ("DRAIN_TIMEOUT", "200ms");
+
 /// A year's window does not end while a test runs.
 const RULES: &str = "
 domain: test

@@ -28,6 +28,12 @@ use crate::support::redis::Server;
 /// The limit of `plenty`.
 const PLENTY: u32 = 4_000_000_000;
 
+/// Of this a quarter is notice, and half is for calls under way.
+const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "2s");
+
+/// Time for a test to act while calls are under way.
+const LONG_DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
+
 /// Half a call: the rest is sent, or never is.
 struct Half {
     rest: mpsc::Sender<Vec<u8>>,
@@ -75,40 +81,46 @@ async fn remaining(redis: &Server, value: &str) -> u32 {
     response.statuses[0].limit_remaining
 }
 
-fn redis_at(redis: &Server) -> [(&'static str, &'static str); 4] {
+fn redis_at(redis: &Server) -> [(&'static str, &'static str); 5] {
     // Leaked: a few bytes of a test.
     let addr = format!("127.0.0.1:{}", redis.port()).leak();
     let kind = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_TYPE", "single")];
     // Waiting is not what is tested here, on a machine that also compiles.
-    [kind[0], kind[1], ("REDIS_URL", addr), ("LEASE_MAX_WAIT", "5s")]
+    [kind[0], kind[1], ("REDIS_URL", addr), ("LEASE_MAX_WAIT", "5s"), DRAIN]
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
     let rules = rules(RULES);
     for signal in ["TERM", "INT", "HUP"] {
-        let pod = Ratelease::start(rules.path(), &[], &[]).await;
+        let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN]).await;
         let connection = Connection::open(pod.grpc).await;
         let half = Half::begin(&connection).await;
         let mut json = half_json(&pod).await;
         let mut health = HealthClient::new(Connection::open(pod.grpc).await.channel());
         let named = HealthCheckRequest { service: "ratelimit".into() };
-        let watched = health.watch(named).await.unwrap().into_inner();
-        let mut watched = watched.map(|told| told.unwrap().status().as_str_name());
+        let mut watch = async || {
+            let watched = health.watch(named.clone()).await.unwrap().into_inner();
+            watched.map(|told| told.unwrap().status().as_str_name())
+        };
+        let mut watched = watch().await;
         assert_eq!(watched.next().await, Some("SERVING"));
         assert_eq!(decided(&connection, signal).await.is_over_limit(), Some(false));
 
-        let signalled = now();
         pod.process.signal(signal);
         assert_eq!(watched.next().await, Some("NOT_SERVING"), "{signal}");
-        assert_eq!(watched.next().await, None, "{signal}: a watch ends, so as to hold up nothing");
+        let mut late = watch().await;
+        assert_eq!(late.next().await, Some("NOT_SERVING"), "{signal}");
+        for watched in [&mut watched, &mut late] {
+            assert_eq!(watched.next().await, None, "{signal}: no watch holds up the end");
+        }
         assert_eq!(status(pod.http, "/healthcheck").await, 500);
         assert_eq!(status(pod.http, "/readyz").await, 503);
         assert_eq!(status(pod.http, "/livez").await, 200);
         assert_eq!(half.finish().await.is_over_limit(), Some(false), "{signal}");
         assert_eq!(json.finish().await, 200, "{signal}");
         assert_eq!(pod.process.exit(SOON).await, 0, "{signal}");
-        assert!(signalled.elapsed() < Duration::from_secs(5), "{:?}", signalled.elapsed());
+        assert!(!pod.process.log().contains("cut off"), "{}", pod.process.log());
         pod.has_not_panicked();
     }
 }
@@ -193,8 +205,7 @@ async fn under_load_no_call_fails_and_no_token_is_lost() {
 async fn a_call_that_never_ends_is_cut_off_and_leases_still_go_back() {
     let redis = Server::start(&[]);
     let rules = rules(RULES);
-    let env = [&redis_at(&redis)[..], &[("DRAIN_TIMEOUT", "2s")]].concat();
-    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    let pod = Ratelease::start(rules.path(), &[], &redis_at(&redis)).await;
     let connection = Connection::open(pod.grpc).await;
     let half = Half::begin(&connection).await;
     // Neither are these ever finished: HTTP headers, HTTP/2's own greeting.
@@ -217,7 +228,7 @@ async fn a_call_that_never_ends_is_cut_off_and_leases_still_go_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_clients_that_never_close_hold_up_nothing() {
     let rules = rules(RULES);
-    let pod = Ratelease::start(rules.path(), &[], &[]).await;
+    let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN]).await;
     let connection = Connection::open(pod.grpc).await;
     assert_eq!(decided(&connection, "idle").await.is_over_limit(), Some(false));
     let mut kept = Vec::new();
@@ -230,7 +241,7 @@ async fn idle_clients_that_never_close_hold_up_nothing() {
     let signalled = now();
     assert_eq!(pod.stop().await, 0);
     let took = signalled.elapsed();
-    assert!(took < Duration::from_secs(2), "{took:?}: {}", pod.process.log());
+    assert!(took < Duration::from_millis(2500), "{took:?}: {}", pod.process.log());
     assert!(!pod.process.log().contains("cut off"), "{}", pod.process.log());
     drop(kept);
 }

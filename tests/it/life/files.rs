@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use super::{RULES, SOON, decide, rules};
+use super::{QUICK_END, RULES, SOON, decide, rules};
 use crate::support::process::{Process, leashed};
 use crate::support::ratelease::{BINARY, Ratelease};
 
@@ -27,7 +27,7 @@ async fn without_files_left_it_waits_and_serves_again() {
             command
         },
         &[],
-        &[],
+        &[QUICK_END],
     );
     pod.ready().await;
     for addr in [pod.grpc, pod.http] {

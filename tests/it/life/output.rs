@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::{RULES, SOON, decide, rules};
+use super::{QUICK_END, RULES, SOON, decide, rules};
 use crate::support::process::{Process, leashed};
 use crate::support::ratelease::{BINARY, Ratelease};
 
@@ -36,7 +36,7 @@ async fn output_that_nobody_takes_does_not_stop_it() {
         let dir = TempDir::new().unwrap();
         let mut command = shell(script, dir.path());
         command.args(["serve", "--rules"]).arg(rules.path());
-        let pod = Ratelease::run(command, &[], &[]);
+        let pod = Ratelease::run(command, &[], &[QUICK_END]);
         pod.ready().await;
         // Something to log, and to lose.
         let bad = rules.path().join("bad.yaml");

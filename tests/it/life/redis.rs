@@ -7,7 +7,7 @@ use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::{RULES, SOON, only_line, request, rules, status};
+use super::{QUICK_END, RULES, SOON, only_line, request, rules, status};
 use crate::support::now;
 use crate::support::process::free_port;
 use crate::support::ratelease::Ratelease;
@@ -27,6 +27,7 @@ async fn serves_without_redis(kind: &str, url: &str, why: &[&str]) -> Ratelease 
         ("REDIS_SOCKET_TYPE", "tcp"),
         ("REDIS_URL", url),
         ("LEASE_MAX_WAIT", MAX_WAIT),
+        QUICK_END,
     ];
     let pod = Ratelease::start(rules.path(), &[], &env).await;
     assert_eq!(status(pod.http, "/healthcheck").await, 200);

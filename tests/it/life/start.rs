@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use tonic::Code;
 
-use super::{RULES, SOON, decide, refuses_to_start, request, rules, status};
+use super::{QUICK_END, RULES, SOON, decide, refuses_to_start, request, rules, status};
 use crate::support::http;
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
@@ -101,7 +101,7 @@ async fn a_unix_socket_is_served_in_the_place_of_a_stale_one_only() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("grpc.sock");
     let uds = path.to_str().unwrap();
-    let env = [("GRPC_UDS", uds)];
+    let env = [("GRPC_UDS", uds), QUICK_END];
 
     fs::write(&path, "precious").unwrap();
     let what = format!("cannot listen on {uds} for gRPC: ");
@@ -171,6 +171,7 @@ async fn under_the_name_of_the_reference_its_variables_are_all_it_takes() {
         ("RUNTIME_IGNOREDOTFILES", "true"),
         ("USE_STATSD", "false"),
         ("LOG_LEVEL", "info"),
+        QUICK_END,
     ];
     let pod = Ratelease::run(leashed(&program), &[], &env);
     pod.ready().await;
