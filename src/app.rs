@@ -169,8 +169,10 @@ impl Serving {
 async fn keep_health(published: Arc<Published>, health: Health, handle: HealthHandle) {
     let mut changes = published.changes();
     loop {
-        handle.set(health.is_healthy()).await;
-        if changes.changed().await.is_err() {
+        let healthy = health.is_healthy();
+        handle.set(healthy).await;
+        // A drain that began meanwhile has said no, and the line above may have said yes after it.
+        if healthy == health.is_healthy() && changes.changed().await.is_err() {
             return;
         }
     }

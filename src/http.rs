@@ -68,11 +68,11 @@ async fn bounded(request: Request, next: Next) -> Response {
 /// The routes of `PORT`.
 pub fn routes(intake: Intake, health: Health) -> Router {
     let probes = Router::new()
-        .route("/healthcheck", get(healthcheck))
+        // Any method will do for these two, as for the reference.
+        .route("/healthcheck", any(healthcheck))
         .route("/livez", get(|| async { "OK" }))
         .route("/readyz", get(readyz))
         .with_state(health);
-    // Any method will do, as for the reference.
     let json = Router::new().route("/json", any(decide)).with_state(intake);
     json.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).merge(probes)
 }

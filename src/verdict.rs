@@ -40,7 +40,7 @@ pub struct Status {
     pub code: Code,
     /// The limit that was applied; `None` if there was none, or none that counts.
     pub limit: Option<Applied>,
-    /// Tokens that remain, 0 if over; `u32::MAX` if unlimited.
+    /// Tokens that remain: if over, 0 unless the rule leaves them; `u32::MAX` if unlimited.
     pub remaining: u32,
     /// Until the window ends, where that is known.
     pub reset_after: Option<Duration>,

@@ -84,7 +84,8 @@ impl<'a> Holding<'a> {
     pub(super) fn conclude(mut self, request: &Request<'_>) -> Verdict {
         let modes = self.shared.options.modes;
         if verdict::code(&self.outcomes(), modes) == Code::OverLimit {
-            self.release();
+            let overdrawn = self.overdrawn();
+            self.release(&overdrawn);
         }
         let verdict = Verdict::new(request, &self.outcomes(), modes);
         self.attempts.clear(); // what is still held is spent
@@ -105,13 +106,27 @@ impl<'a> Holding<'a> {
         self.resolved.iter().zip(&self.attempts).map(|(r, a)| outcome(r, a.as_ref())).collect()
     }
 
-    fn release(&mut self) {
+    /// Keys that this request itself charged beyond their limit. What it took of them before stays
+    /// spent, as all that is left of them: one charge of the same sum would have done that too.
+    fn overdrawn(&self) -> Vec<Key> {
+        let pairs = self.resolved.iter().zip(&self.attempts);
+        let overdrawn = pairs.filter_map(|pair| match pair {
+            (Resolved::Charged(charge), Some(Attempt::Settled(settled))) => {
+                (settled.over && charge.charge_denied()).then_some(charge.key)
+            }
+            _ => None,
+        });
+        overdrawn.collect()
+    }
+
+    /// Gives back what was taken, of other keys than `spent`.
+    fn release(&mut self, spent: &[Key]) {
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
             let (Resolved::Charged(charge), Some(Attempt::Settled(settled))) = (resolved, attempt)
             else {
                 continue;
             };
-            if settled.taken > 0 {
+            if settled.taken > 0 && !spent.contains(&charge.key) {
                 self.shared.put_back(charge.key, *settled);
                 settled.standing.remaining += std::mem::take(&mut settled.taken);
             }
@@ -121,7 +136,7 @@ impl<'a> Holding<'a> {
 
 impl Drop for Holding<'_> {
     fn drop(&mut self) {
-        self.release();
+        self.release(&[]);
     }
 }
 

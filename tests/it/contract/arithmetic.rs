@@ -67,6 +67,11 @@ async fn counts_are_the_references(world: World) {
         Case("most hits", "(most,$)+18446744073709551615", "OVER 0/4294967295 YEAR"),
         Case("most hits of a request", "(k10,$) x4294967295", "OVER 0/10 MINUTE"),
         Case("twice the same", "(k10,$); (k10,$)", "OK: OK 9/10 MINUTE; OK 8/10 MINUTE"),
+        Case(
+            "twice the same, beyond the limit",
+            "(k10,$)+9; (k10,$)+9 | (k10,$) | (k10,$)+9",
+            "OVER: OK 1/10 MINUTE; OVER 0/10 MINUTE | OVER 0/10 MINUTE | OVER 0/10 MINUTE",
+        ),
     ];
     pod.check("d", &rows).await;
 }

@@ -39,9 +39,9 @@ async fn headers_tell_of_the_tightest_descriptor(world: World) {
         ("(k10,a)+11", Some(0)),
         ("(k10,b)", Some(0)),
         ("(k20,c); (k10,c)", Some(1)),
-        ("(k10,d); (k10,d2)", Some(0)),
+        ("(k10,d)+4; (k20,d)+14", Some(0)),
         ("(nowhere,e); (k10,e); (free,e)", Some(1)),
-        ("(k0,f); (k0,f2); (k10,f)+0", Some(1)),
+        ("(k0,f); (k20,f)+21; (k10,f)+10", Some(1)),
         // Only rules that deny by themselves go before the fewest remaining.
         ("(k20,g); (quota,g); (k10,g)", Some(1)),
         ("(k0,h); (quota,h)", Some(0)),

@@ -19,6 +19,8 @@ pub(crate) struct Pod {
     pub(crate) ratelease: Ratelease,
     door: Door,
     rules: TempDir,
+    world: World,
+    env: Vec<(String, String)>,
     fresh: u64,
 }
 
@@ -32,8 +34,19 @@ pub(crate) struct Loads {
 /// Set on every pod: a busy machine must not make a request fail.
 const PATIENT: (&str, &str) = ("LEASE_MAX_WAIT", "2s");
 
+/// From exec to the first answer, on a machine that also compiles.
+const START_MAX: Duration = Duration::from_secs(20);
+
 /// A change of the rules is live within 1 s; the rest is for a busy machine.
 const LOAD_MAX: Duration = Duration::from_secs(10);
+
+/// What a request is told when Redis stalls for longer than the store waits (250 ms), as it may on
+/// a machine of two cores that runs six nodes and compiles. Tokens are lost then, as they should
+/// be, so the row says nothing.
+const STALLED: &str = "Unavailable the store did not answer in time";
+
+/// Times that a row is replayed because of that at most.
+const REPLAYS_MAX: usize = 2;
 
 /// The steps of one row take no longer than this.
 const CASE_MAX: Duration = Duration::from_secs(4);
@@ -46,9 +59,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 impl Pod {
     /// A pod with these rule files, by name and text, that is ready.
     pub(crate) async fn start(world: World, rules: &[(&str, &str)], env: &[(&str, &str)]) -> Self {
-        let (ratelease, rules) = Self::spawn(world, rules, env);
-        ratelease.ready().await;
-        Self::connect(world, ratelease, rules).await
+        let pod = Self::start_unready(world, rules, env).await;
+        pod.ratelease.ready().await;
+        pod
     }
 
     /// As [`Pod::start`], but its rules may be bad: it need only be alive.
@@ -57,56 +70,50 @@ impl Pod {
         rules: &[(&str, &str)],
         env: &[(&str, &str)],
     ) -> Self {
-        let (ratelease, rules) = Self::spawn(world, rules, env);
-        let alive = async || http::get(ratelease.http, "/livez").await.is_ok();
-        ratelease.process.until("alive", LOAD_MAX, alive).await;
-        Self::connect(world, ratelease, rules).await
-    }
-
-    fn spawn(world: World, rules: &[(&str, &str)], env: &[(&str, &str)]) -> (Ratelease, TempDir) {
         let dir = tempfile::tempdir().unwrap();
         rules.iter().for_each(|(name, text)| fs::write(dir.path().join(name), text).unwrap());
-        let nodes: Vec<_> = match world {
-            World::Memory | World::MemoryOverHttp => Vec::new(),
-            World::Cluster => {
-                let masters = Cluster::shared().nodes.iter().take(3);
-                masters.map(|node| ([127, 0, 0, 1], node.port()).into()).collect()
-            }
-        };
-        // The counts of two pods on the shared cluster never mix.
-        static PODS: AtomicU64 = AtomicU64::new(0);
-        let prefix = format!("contract-{}:", PODS.fetch_add(1, Ordering::Relaxed));
-        let mut all = vec![PATIENT, ("CACHE_KEY_PREFIX", prefix.as_str())];
-        all.extend(env);
-        (Ratelease::spawn(dir.path(), &nodes, &all), dir)
-    }
-
-    async fn connect(world: World, ratelease: Ratelease, rules: TempDir) -> Self {
-        let door = match world {
-            World::Memory | World::Cluster => Door::grpc(&ratelease).await,
-            World::MemoryOverHttp => Door::http(&ratelease).await,
-        };
-        Self { ratelease, door, rules, fresh: 0 }
+        let env: Vec<_> = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let (ratelease, door) = run(world, dir.path(), &env).await;
+        Self { ratelease, door, rules: dir, world, env, fresh: 0 }
     }
 
     /// Replays a table. Descriptors are of `domain` where a row names no other.
     pub(crate) async fn check(&mut self, domain: &str, cases: &[Case<'_>]) {
-        for Case(name, requests, answers) in cases {
-            self.fresh += 1;
-            let fresh = format!("fresh{}", self.fresh);
-            clear_of_window_ends().await;
-            let asked: Vec<_> = requests.split(" | ").collect();
-            let expected: Vec<_> = answers.split(" | ").collect();
-            assert!([1, expected.len()].contains(&asked.len()), "{name}: as many steps as answers");
-            for (step, expected) in expected.iter().enumerate() {
-                let text = asked[step.min(asked.len() - 1)].replace('$', &fresh);
-                let told = match self.ask(domain, &text).await {
-                    Ok(answer) => answer.text(),
-                    Err(error) => error,
-                };
-                assert_eq!(told, *expected, "{name}, step {}: {text}", step + 1);
+        for case in cases {
+            for replay in 0.. {
+                clear_of_window_ends().await;
+                let Err(wrong) = self.replay(domain, case).await else { break };
+                let stalled = self.world == World::Cluster && wrong.contains(STALLED);
+                assert!(stalled && replay < REPLAYS_MAX, "{wrong}");
+                println!("replayed: {wrong}");
+                // Another process has a key prefix, and so counts, of its own.
+                (self.ratelease, self.door) = run(self.world, self.rules.path(), &self.env).await;
             }
         }
+    }
+
+    /// All steps of a row, or what is wrong with the first that is not as expected.
+    async fn replay(
+        &mut self,
+        domain: &str,
+        Case(name, requests, answers): &Case<'_>,
+    ) -> Result<(), String> {
+        self.fresh += 1;
+        let fresh = format!("fresh{}", self.fresh);
+        let asked: Vec<_> = requests.split(" | ").collect();
+        let expected: Vec<_> = answers.split(" | ").collect();
+        assert!([1, expected.len()].contains(&asked.len()), "{name}: as many steps as answers");
+        for (step, expected) in expected.iter().enumerate() {
+            let text = asked[step.min(asked.len() - 1)].replace('$', &fresh);
+            let told = self.ask(domain, &text).await.map_or_else(|error| error, |it| it.text());
+            if told != *expected {
+                let step = step + 1;
+                return Err(format!(
+                    "{name}, step {step}: {text}\n    told: {told}\nexpected: {expected}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// One request in the notation; its error is `CODE text`.
@@ -149,6 +156,29 @@ impl Pod {
         let seen = async || self.loads().await == expected;
         self.ratelease.process.until(&format!("at {expected:?}"), LOAD_MAX, seen).await;
     }
+}
+
+/// Starts a process on the rules of a directory and connects to it once it is alive.
+async fn run(world: World, rules: &Path, env: &[(String, String)]) -> (Ratelease, Door) {
+    let nodes: Vec<_> = match world {
+        World::Memory | World::MemoryOverHttp => Vec::new(),
+        World::Cluster => {
+            let nodes = Cluster::shared().nodes.iter().take(3);
+            nodes.map(|node| ([127, 0, 0, 1], node.port()).into()).collect()
+        }
+    };
+    static PROCESSES: AtomicU64 = AtomicU64::new(0);
+    let prefix = format!("contract-{}:", PROCESSES.fetch_add(1, Ordering::Relaxed));
+    let mut all = vec![PATIENT, ("CACHE_KEY_PREFIX", prefix.as_str())];
+    all.extend(env.iter().map(|(name, value)| (name.as_str(), value.as_str())));
+    let ratelease = Ratelease::spawn(rules, &nodes, &all);
+    let alive = async || http::get(ratelease.http, "/livez").await.is_ok();
+    ratelease.process.until("alive", START_MAX, alive).await;
+    let door = match world {
+        World::Memory | World::Cluster => Door::grpc(&ratelease).await,
+        World::MemoryOverHttp => Door::http(&ratelease).await,
+    };
+    (ratelease, door)
 }
 
 /// Waits until no window ends while a row is replayed, unless that is a second's. Seldom at all,

@@ -36,7 +36,8 @@ async fn a_shard_is_the_master_that_owns_the_slot() {
 /// commands would use up an ASKING that travelled by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
-    let cluster = Cluster::start(3, 0); // its own: others would load the script
+    // One of its own: whoever else asks a node brings the script back.
+    let cluster = Cluster::start(3, 0);
     // All keys of this store fall into the slot of this tag.
     let moving = connected_under(cluster.config(), "{on the move}").await;
     let others = connected(cluster.config()).await;
