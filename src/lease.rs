@@ -25,8 +25,8 @@ pub const BATCH_MAX: usize = 256;
 pub const QUEUE_MAX: usize = 16 * BATCH_MAX;
 
 /// How long a batch may take in all. The store keeps shorter deadlines of its own; this one holds
-/// whatever it does.
-const EXCHANGE_MAX: Duration = Duration::from_secs(1);
+/// whatever it does. Requests have their own, far shorter.
+const EXCHANGE_MAX: Duration = Duration::from_secs(10);
 
 /// What a round trip is taken for before the first was measured.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);

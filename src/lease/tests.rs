@@ -112,7 +112,7 @@ async fn closing_answers_what_has_queued_and_takes_no_more() {
     assert_eq!(rig.replies.try_recv().unwrap().outcome, Err(StoreError::Overloaded));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_exchange_that_never_ends_is_given_up() {
     let mut rig = rig();
     rig.desk.ask(ask(0, 0));

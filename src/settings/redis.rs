@@ -12,7 +12,7 @@ use super::value;
 
 /// Nodes that may be named; a cluster's client finds the others by itself.
 const ADDRESSES_MAX: usize = 256;
-/// Longest that connecting may be told to take.
+/// Longest that connecting or a reply may be told to take.
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
 /// Where one Redis is and how to log in to it. Holds at least one address.
@@ -30,8 +30,8 @@ pub struct RedisSettings {
     pub sentinel_username: Option<String>,
     /// The password of the sentinels, which is not that of the servers.
     pub sentinel_password: Option<Secret>,
-    /// What connecting may take at most, above 0.
-    pub connect_timeout: Duration,
+    /// What connecting, and after that each reply, may take at most; 1 ms to 60 s.
+    pub timeout: Duration,
 }
 
 /// How the nodes of a Redis hang together.
@@ -84,8 +84,9 @@ enum Topology {
 }
 
 /// The default of `REDIS_TIMEOUT`: long enough for a TCP handshake whose first packet was lost in
-/// one zone; a longer one only lengthens the outage of a node that is gone.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
+/// one zone, and for a server that forks; a longer one only lengthens the outage of a node that is
+/// gone.
+const TIMEOUT: Duration = Duration::from_millis(250);
 
 // === impl RedisSettings ===
 
@@ -99,7 +100,7 @@ impl RedisSettings {
             password: None,
             sentinel_username: None,
             sentinel_password: None,
-            connect_timeout: CONNECT_TIMEOUT,
+            timeout: TIMEOUT,
         }
     }
 }
@@ -142,7 +143,7 @@ impl RawRedis<'_> {
             password,
             sentinel_username,
             sentinel_password,
-            connect_timeout: timeout?,
+            timeout: timeout?,
         })
     }
 

@@ -24,7 +24,7 @@ use redis::Value;
 
 use self::backoff::Backoff;
 use self::cluster::Cluster;
-use self::dial::{Dial, REPLY_TIMEOUT};
+use self::dial::Dial;
 use self::fault::Fault;
 use self::link::{Link, Live};
 use self::slots::slot_of;
@@ -79,8 +79,12 @@ enum Route {
     Asking(Address),
 }
 
-/// For one ask, whatever redirects and repeats it takes; each reply has [`REPLY_TIMEOUT`] in it.
-const ASK_DEADLINE: Duration = Duration::from_millis(800);
+/// For one ask, whatever redirects and repeats it takes: so many replies, and the waits between.
+/// Leases are asked for ahead, so that no request waits for all of this.
+const ASK_REPLIES: u32 = 3;
+const ASK_WAITS: Duration = Duration::from_millis(50);
+/// Whatever the time-out of a reply is: below what the lease desk allows a batch.
+const ASK_DEADLINE_MAX: Duration = Duration::from_secs(9);
 /// Times that one ask is sent at most. The longest way that is not a fault takes four: moved, still
 /// moving on, unknown script there, script in full.
 const SENDS_MAX: u32 = 7;
@@ -132,7 +136,7 @@ impl RedisStore {
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.counters.asks);
         let step = self.script.step(ask, ask.key.in_store(&self.key_prefix));
-        let grant = match tokio::time::timeout(ASK_DEADLINE, self.take(&step)).await {
+        let grant = match tokio::time::timeout(self.ask_deadline(), self.take(&step)).await {
             Ok(grant) => grant,
             Err(_) => Err(Fault::TimedOut),
         };
@@ -185,7 +189,7 @@ impl RedisStore {
     }
 
     async fn send(&self, step: &Step<'_>, route: &Route, in_full: bool) -> Result<Value, Fault> {
-        let live = tokio::time::timeout(REPLY_TIMEOUT, self.server(step, route)).await;
+        let live = tokio::time::timeout(self.settings.timeout, self.server(step, route)).await;
         let live = live.unwrap_or_else(|_| Err(Fault::NotSent("still connecting".into())));
         let live = live.inspect_err(|_| self.suspect())?;
         let command = if in_full { step.in_full() } else { step.by_name() };
@@ -215,6 +219,10 @@ impl RedisStore {
                 cluster.node(to).await
             }
         }
+    }
+
+    fn ask_deadline(&self) -> Duration {
+        (ASK_REPLIES * self.settings.timeout + ASK_WAITS).min(ASK_DEADLINE_MAX)
     }
 
     fn routes(&self) -> bool {

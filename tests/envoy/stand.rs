@@ -25,7 +25,7 @@ use crate::support::redis_cluster::Cluster;
 pub static MACHINE: RwLock<()> = RwLock::const_new(());
 
 /// Tests that count must not see a wait for a lease become an error because the machine is busy.
-pub const PATIENT: (&str, &str) = ("LEASE_MAX_WAIT", "5s");
+pub const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "5s"), ("REDIS_TIMEOUT", "5s")];
 
 /// Above that wait, for the same reason.
 const ENVOY_TIMEOUT: Duration = Duration::from_secs(8);
@@ -65,7 +65,7 @@ pub fn nodes(cluster: &Cluster) -> Vec<SocketAddr> {
 /// A patient pod on the shared cluster.
 pub async fn pod(rules: &Rules) -> Ratelease {
     clear_of_midnight().await;
-    Ratelease::start(rules.path(), &nodes(Cluster::shared()), &[PATIENT]).await
+    Ratelease::start(rules.path(), &nodes(Cluster::shared()), &PATIENT).await
 }
 
 /// An Envoy's options, as patient as the pods.

@@ -28,7 +28,7 @@ async fn a_thousand_decisions_on_a_hot_key_cost_redis_fewer_than_five_commands()
     // Its own, so that every command there has to do with this test.
     let cluster = Cluster::start(3, 1);
     let rules = Rules::new(&file("trips", &[rule("hot", None, 1_000_000)]));
-    let pod = Ratelease::start(rules.path(), &nodes(&cluster), &[PATIENT]).await;
+    let pod = Ratelease::start(rules.path(), &nodes(&cluster), &PATIENT).await;
     let asker = Asker::connect(&pod).await;
     let (before, start) = (calls(&cluster), now());
     assert_eq!(decide(&asker, DECISIONS).await, DECISIONS);

@@ -34,7 +34,7 @@ fn a_single_server_is_a_host_with_a_port_or_a_socket() {
         assert_eq!((main.kind, main.addresses), (RedisKind::Single, vec![address]), "{url}");
         assert_eq!((main.username, main.password), (None, None), "{url}");
         assert_eq!((per_second, prefix.as_str()), (None, ""), "{url}");
-        assert_eq!(main.connect_timeout, Duration::from_millis(250), "{url}");
+        assert_eq!(main.timeout, Duration::from_millis(250), "{url}");
     }
 }
 
@@ -102,7 +102,7 @@ fn limits_per_second_may_have_a_redis_of_their_own() {
     let per_second = per_second.expect("a second Redis");
     assert_eq!(main.kind, RedisKind::Single);
     assert_eq!(addresses(&main), ["main:1"]);
-    assert_eq!((main.password, main.connect_timeout), (None, Duration::from_secs(2)));
+    assert_eq!((main.password, main.timeout), (None, Duration::from_secs(2)));
     assert_eq!(per_second.kind, RedisKind::Cluster);
     assert_eq!(addresses(&per_second), ["fast:2"]);
     assert_eq!(per_second.password, Some("pass".into()));

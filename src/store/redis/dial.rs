@@ -31,9 +31,6 @@ enum Target {
     Nowhere,
 }
 
-/// For the reply to one command. Leases are asked for ahead, so that a Redis in another zone (1 ms)
-/// or with a slow fork (tens of ms) stays far below it, and a dead one is noticed soon.
-pub(super) const REPLY_TIMEOUT: Duration = Duration::from_millis(250);
 /// Commands of one connection that may wait to be written; the rest wait for their place. It is as
 /// many as the lease desk sends to a shard at once.
 const UNWRITTEN_MAX: usize = 256;
@@ -65,8 +62,8 @@ impl Dial {
             Target::Nowhere => return Err("no address is configured".into()),
         };
         let open = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.settings.connect_timeout))
-            .set_response_timeout(Some(REPLY_TIMEOUT))
+            .set_connection_timeout(Some(self.settings.timeout))
+            .set_response_timeout(Some(self.settings.timeout))
             .set_pipeline_buffer_size(UNWRITTEN_MAX)
             .set_push_sender(on_push);
         let connection = self.client(&address).map_err(in_words)?;

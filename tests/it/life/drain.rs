@@ -81,12 +81,19 @@ async fn remaining(redis: &Server, value: &str) -> u32 {
     response.statuses[0].limit_remaining
 }
 
-fn redis_at(redis: &Server) -> [(&'static str, &'static str); 5] {
+fn redis_at(redis: &Server) -> [(&'static str, &'static str); 6] {
     // Leaked: a few bytes of a test.
     let addr = format!("127.0.0.1:{}", redis.port()).leak();
     let kind = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_TYPE", "single")];
     // Waiting is not what is tested here, on a machine that also compiles.
-    [kind[0], kind[1], ("REDIS_URL", addr), ("LEASE_MAX_WAIT", "5s"), DRAIN]
+    [
+        kind[0],
+        kind[1],
+        ("REDIS_URL", addr),
+        ("LEASE_MAX_WAIT", "5s"),
+        ("REDIS_TIMEOUT", "5s"),
+        DRAIN,
+    ]
 }
 
 #[tokio::test(flavor = "multi_thread")]
