@@ -88,7 +88,7 @@ impl Limiter {
         let now = self.shared.clock.now();
         let mut holding = Holding::new(&self.shared, &resolved);
         holding.take_local(now)?;
-        if !holding.is_denied() && holding.is_short() {
+        if holding.is_short() && !holding.is_denied() {
             holding.take_leased(now, now + self.shared.options.max_wait).await?;
         }
         Ok(holding.conclude(request))

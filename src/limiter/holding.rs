@@ -83,11 +83,13 @@ impl<'a> Holding<'a> {
     /// The verdict. If it denies, what was taken for the other descriptors goes back.
     pub(super) fn conclude(mut self, request: &Request<'_>) -> Verdict {
         let modes = self.shared.options.modes;
-        if verdict::code(&self.outcomes(), modes) == Code::OverLimit {
+        let mut outcomes = self.outcomes();
+        if verdict::code(&outcomes, modes) == Code::OverLimit {
             let overdrawn = self.overdrawn();
             self.release(&overdrawn);
+            outcomes = self.outcomes();
         }
-        let verdict = Verdict::new(request, &self.outcomes(), modes);
+        let verdict = Verdict::new(request, &outcomes, modes);
         self.attempts.clear(); // what is still held is spent
         verdict
     }

@@ -1,5 +1,7 @@
 //! From a request to what has to be charged: rules, overrides, replacements and keys.
 
+use std::sync::Arc;
+
 use crate::key::{Key, KeyHasher, Part};
 use crate::request::{Descriptor, Request};
 use crate::rules::{Allowance, Limit, Lookup, Rule, Rules};
@@ -57,7 +59,7 @@ fn limit_of<'r>(
     descriptor: &Descriptor<'_>,
     lookup: Lookup<'r>,
     is_replaced: impl FnOnce(&str) -> bool,
-) -> Option<(Allowance, Option<&'r std::sync::Arc<Rule>>)> {
+) -> Option<(Allowance, Option<&'r Arc<Rule>>)> {
     match (lookup, descriptor.limit) {
         (Lookup::UnknownDomain, _) | (Lookup::NoRule, None) => None,
         (_, Some(limit)) => Some((Allowance::Limited(limit), None)),
@@ -85,7 +87,7 @@ fn charge(
     request: &Request<'_>,
     descriptor: &Descriptor<'_>,
     limit: Limit,
-    rule: Option<&std::sync::Arc<Rule>>,
+    rule: Option<&Arc<Rule>>,
     hasher: &KeyHasher,
 ) -> Charge {
     let levels = rule.map_or(&[][..], |rule| &rule.levels);

@@ -146,22 +146,20 @@ impl Slot {
             return (Entered::Settled(settled), None);
         }
         let (reply, receiver) = oneshot::channel();
-        self.waiting.retain(|waiter| !waiter.reply.is_closed());
+        if self.waiting.len() >= WAITING_MAX {
+            self.forget_answered();
+        }
         if self.waiting.len() >= WAITING_MAX {
             // The receiver is there to hear it.
             let _ = reply.send(Err(StoreError::Overloaded));
             return (Entered::Queued(receiver), None);
         }
-        let mut ask = None;
-        if !self.asking {
-            // A refund of a key that is not known here goes to the store with the ask itself.
-            let refund = if wish.refund { std::mem::take(&mut wish.hits) } else { 0 };
-            self.waiting.push_back(Waiter { wish, reply });
-            let back = (refund > 0).then_some(Back { tokens: refund, window: None });
-            ask = Some(Ask { back, ..self.ask(charge.key, now) });
-        } else {
-            self.waiting.push_back(Waiter { wish, reply });
-        }
+        let asks = !self.asking;
+        // A refund of a key that is not known here goes to the store with the ask itself.
+        let refund = if asks && wish.refund { std::mem::take(&mut wish.hits) } else { 0 };
+        self.waiting.push_back(Waiter { wish, reply });
+        let back = (refund > 0).then_some(Back { tokens: refund, window: None });
+        let ask = asks.then(|| Ask { back, ..self.ask(charge.key, now) });
         (Entered::Queued(receiver), ask)
     }
 
@@ -223,10 +221,8 @@ impl Slot {
         if wish.limit != self.limit {
             return None;
         }
-        let taken = if wish.refund { 0 } else { wish.hits };
         let over = if wish.refund {
-            let limit = u64::from(self.limit.requests_per_unit);
-            self.buffer.refund(wish.hits, limit, now).then_some(false)?
+            self.buffer.refund(wish.hits, self.tokens_max(), now).then_some(false)?
         } else {
             match self.buffer.take(wish.hits, wish.charge_denied, now) {
                 Take::Taken { .. } => false,
@@ -234,15 +230,24 @@ impl Slot {
                 Take::Short { .. } => return None,
             }
         };
-        let taken = if over { 0 } else { taken };
+        let taken = if over || wish.refund { 0 } else { wish.hits };
         Some(Settled { over, taken, window: self.buffer.window(), standing: self.standing(now) })
     }
 
     fn standing(&self, now: Time) -> Standing {
-        let limit = u64::from(self.limit.requests_per_unit);
         let reset_after = self.buffer.reset_after(now);
-        let remaining = reset_after.map_or(limit, |_| self.buffer.remaining());
+        let remaining = reset_after.map_or(self.tokens_max(), |_| self.buffer.remaining());
         Standing { remaining, reset_after }
+    }
+
+    /// Tokens in a window.
+    fn tokens_max(&self) -> u64 {
+        u64::from(self.limit.requests_per_unit)
+    }
+
+    /// Drops the requests that have been answered without us.
+    fn forget_answered(&mut self) {
+        self.waiting.retain(|waiter| !waiter.reply.is_closed());
     }
 
     /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
@@ -250,7 +255,7 @@ impl Slot {
     fn ask(&mut self, key: Key, now: Time) -> Ask {
         self.asking = true;
         // Nothing is asked, and nothing charged, for a request that has been answered.
-        self.waiting.retain(|waiter| !waiter.reply.is_closed());
+        self.forget_answered();
         let held = if self.buffer.is_live(now) { self.buffer.tokens() } else { 0 };
         let of_limit = |wish: &Wish| wish.limit == self.limit;
         let wishes = || self.waiting.iter().map(|waiter| waiter.wish).filter(of_limit);
@@ -269,7 +274,7 @@ impl Slot {
     }
 
     fn size(&self, waiting: u64, now: Time) -> u64 {
-        let limit = u64::from(self.limit.requests_per_unit);
+        let limit = self.tokens_max();
         Need {
             demand: self.demand.rate(),
             waiting,
