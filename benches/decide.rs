@@ -54,6 +54,7 @@ fn decide(criterion: &mut Criterion) {
     let options = Options {
         max_wait: Duration::from_secs(1),
         keys_max: 100_000,
+        pod: 0,
         hasher: KeyHasher::new("secret"),
         modes: Modes::default(),
     };

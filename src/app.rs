@@ -25,9 +25,6 @@ use crate::limiter::Limiter;
 
 pub use build::BuildError;
 
-/// How often keys whose window has ended are forgotten.
-const TIDY_INTERVAL: Duration = Duration::from_secs(1);
-
 /// A quarter of the drain is notice: calls are still taken, until whoever checks our health has
 /// heard that it fails. Another is kept for giving leases back when calls do not finish.
 const DRAIN_PARTS: u32 = 4;
@@ -99,7 +96,7 @@ impl App {
         let (mut side, mut pages) = (JoinSet::new(), JoinSet::new());
         side.spawn(keep_health(published.clone(), health.clone(), handle.clone()));
         side.spawn(keep_rules(published, limiter.clone()));
-        side.spawn(keep_tidy(limiter.clone()));
+        side.spawn(keep_limiter(limiter.clone()));
         let routes = http::routes(intake.clone(), health.clone());
         pages.spawn(serve_http(http, routes, http_ended.clone()));
         pages.spawn(serve_http(debug, admin, http_ended));
@@ -188,12 +185,8 @@ async fn keep_rules(published: Arc<Published>, limiter: Limiter) {
     }
 }
 
-async fn keep_tidy(limiter: Limiter) {
-    let mut ticks = tokio::time::interval(TIDY_INTERVAL);
-    loop {
-        ticks.tick().await;
-        limiter.tidy().await;
-    }
+async fn keep_limiter(limiter: Limiter) {
+    limiter.run().await;
 }
 
 async fn serve_http(listener: TcpListener, routes: Router, end: watch::Receiver<bool>) {

@@ -132,6 +132,19 @@ impl Key {
         format!("{prefix}rl:{{{self}}}")
     }
 
+    /// The key of the share `at` of this key; share 0 is the key itself, so that splitting a key
+    /// keeps what it had counted. Shares lie on slots of their own.
+    #[must_use]
+    pub fn of_share(self, at: u8) -> Self {
+        // An odd factor takes different shares to different numbers: 2^64 / golden ratio.
+        let mark = u64::from(at).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
+        let mut bytes = self.0;
+        for (byte, mark) in bytes.iter_mut().zip(mark) {
+            *byte ^= mark;
+        }
+        Self(bytes)
+    }
+
     /// The first 64 bits; uniform, so any part of them serves to spread keys.
     pub fn bits(self) -> u64 {
         let mut bits = [0; 8];

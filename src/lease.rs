@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::store::{Ask, Grant, SHARDS_MAX, Store, StoreError};
+use crate::store::{Ask, Beat, Grant, SHARDS_MAX, Store, StoreError};
 use crate::time::{Clock, Time};
 
 /// Asks that travel together at most (`design.md`, Leases).
@@ -98,6 +98,16 @@ impl Desk {
             // The lane is gone only when the desk is closed: the tokens end with their window then.
             let _ = lane.send(ask).await;
         }
+    }
+
+    /// Tells the store that a pod is alive; returns how many are, within a bounded time.
+    ///
+    /// # Errors
+    ///
+    /// The store did not say.
+    pub async fn beat(&self, beat: Beat) -> Result<u32, StoreError> {
+        let beaten = tokio::time::timeout(EXCHANGE_MAX, self.shared.store.beat(beat)).await;
+        beaten.unwrap_or(Err(StoreError::TimedOut))
     }
 
     /// What a round trip to the store takes at present.

@@ -8,6 +8,7 @@ mod lend;
 mod resolve;
 mod slot;
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub struct Options {
     pub max_wait: Duration,
     /// Keys held at most.
     pub keys_max: usize,
+    /// This pod among those that share the store: a number of its own drawing.
+    pub pod: u64,
     /// Makes keys of descriptors; the same on every pod that shares counts.
     pub hasher: KeyHasher,
     /// How answers are made.
@@ -46,6 +49,8 @@ pub struct Options {
 /// What the handles share.
 struct Shared {
     table: Table<Slot>,
+    /// Pods alive, as the store last said; at least 1.
+    pods: AtomicU32,
     desk: Desk,
     clock: Clock,
     options: Options,
@@ -64,7 +69,8 @@ impl Limiter {
                 }
             };
             let desk = Desk::open(store, clock, Box::new(on_reply));
-            Shared { table: Table::new(options.keys_max), desk, clock, options }
+            let (table, pods) = (Table::new(options.keys_max), AtomicU32::new(keep::PODS_FIRST));
+            Shared { table, pods, desk, clock, options }
         });
         Self { shared }
     }
@@ -146,7 +152,7 @@ impl Shared {
 
     /// Hands a reply of the store to the key it is about, and asks on if requests still wait.
     fn on_reply(&self, reply: Reply) {
-        if reply.ask.back.is_some_and(|back| back.window.is_some()) {
+        if reply.ask.back.is_some_and(|back| back.epoch.is_some()) {
             // Tokens given back: nobody waits, and what was lost on the way ends with its window.
             return;
         }

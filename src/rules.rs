@@ -10,6 +10,7 @@ mod directory;
 mod fault;
 mod field;
 mod file;
+mod lease;
 mod limit;
 mod metadata;
 mod node;
@@ -23,8 +24,10 @@ mod wildcard;
 pub use compile::load;
 pub use directory::{ReadError, read_directory};
 pub use fault::{Fault, Faults};
-pub use limit::{Limit, Unit};
+pub use lease::{Leasing, Terms};
+pub use limit::{Algorithm, Limit, SHARES_MAX, Share, Unit, WINDOW_SECONDS_MAX};
 
+use std::num::NonZeroU8;
 use std::sync::Arc;
 
 use crate::request::Entry;
@@ -58,6 +61,10 @@ pub struct Rule {
     pub detailed_metric: bool,
     /// A denied charge spends what is left of its own key, as in the reference. Default true.
     pub charge_denied: bool,
+    /// How its tokens are lent.
+    pub leasing: Leasing,
+    /// Parts that each of its keys is split into, 1 to [`SHARES_MAX`].
+    pub shards: NonZeroU8,
     /// Returned as dynamic metadata with passing requests.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
     /// One a level of the path, in order.

@@ -9,29 +9,26 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use crate::key::Key;
-use crate::rules::Limit;
+use crate::rules::{Limit, Share};
 
 /// Owner of every key's count.
 ///
 /// # Contract
 ///
-/// Each ask is one atomic step on its key, taken at the store's own time (the only wall clock):
+/// Each ask is one atomic step on one count ([`Ask::counter`]), taken at the store's own time (the
+/// only wall clock) by the arithmetic of its limit's algorithm, [`crate::algorithm`]:
 ///
-/// 1. The window is the one that the store's time falls in, aligned to the Unix epoch. A key whose
-///    last step was in another window starts at a count of 0.
-/// 2. [`Ask::back`] is credited first: an overdrawn key (`count = limit + 1`, see 3) loses that
-///    mark, then `count = max(0, count − tokens)`. What was counted under a larger limit stays
-///    counted, so that a return under the old limit never undoes it while a fleet takes up new
-///    rules. A lease's return that names another window than the present one credits nothing.
-/// 3. With `left = max(0, limit − count)`: if `need > left`, nothing is granted and, where
-///    [`Ask::charge_denied`] is set, `count = max(count, limit + 1)`: the key is overdrawn.
-///    Otherwise `min(max(want, need), left)` tokens are granted and added to the count *before* the
-///    reply leaves, so that tokens handed out never exceed the limit whatever happens to the reply.
-/// 4. Every key expires by itself once its window has passed.
+/// 1. [`Ask::back`] is credited first, never beyond what was debited. A lease's return that is
+///    late, which its epoch tells, credits nothing.
+/// 2. If [`Ask::need`] is more than what is left, nothing is granted and, where
+///    [`Ask::charge_denied`] is set, what is left is spent. Otherwise `min(max(want, need), left)`
+///    tokens are granted, debited *before* the reply leaves, so that tokens handed out never
+///    exceed the limit whatever happens to the reply.
+/// 3. Every count expires by itself once it says no more than its absence.
 ///
 /// A reply that is lost leaves its tokens debited. An implementation may repeat an ask that it
-/// knows was not taken; it never repeats one whose fate it does not know if `back` is set, since a
-/// credit applied twice would admit more than the limit.
+/// knows was not taken; it never repeats one whose fate it does not know, since a credit applied
+/// twice would admit more than the limit.
 pub trait Store: Send + Sync + 'static {
     /// The shard that owns the key of `ask`: asks of one shard travel together. Below
     /// [`SHARDS_MAX`]. Advisory: a stale answer costs time, never correctness.
@@ -39,6 +36,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Carries `asks` to their shard. One reply an ask, in order; one that fails fails alone.
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a>;
+
+    /// Notes that a pod is alive, or that it leaves, and tells how many are.
+    fn beat(&self, beat: Beat) -> Beaten<'_>;
 
     /// One word for people: where the counts live, such as `memory` or `cluster 127.0.0.1:7000`.
     /// Never a password.
@@ -48,6 +48,20 @@ pub trait Store: Send + Sync + 'static {
 /// What [`Store::exchange`] returns.
 pub type Replies<'a> = Pin<Box<dyn Future<Output = Vec<Result<Grant, StoreError>>> + Send + 'a>>;
 
+/// What [`Store::beat`] returns: pods alive, this one among them unless it leaves.
+pub type Beaten<'a> = Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;
+
+/// A pod's sign of life. Pods that share counts see each other's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beat {
+    /// The pod, by a number of its own drawing.
+    pub pod: u64,
+    /// How long it is taken for alive without another.
+    pub lasts: Duration,
+    /// It goes now, and has given back what it held.
+    pub leaves: bool,
+}
+
 /// Shards that one store may have: the masters of a large Redis Cluster, twice over.
 pub const SHARDS_MAX: usize = 2048;
 
@@ -56,14 +70,18 @@ pub const SHARDS_MAX: usize = 2048;
 pub struct Ask {
     /// Whose tokens.
     pub key: Key,
-    /// The limit in force for the key.
+    /// The limit in force for the key, all its shares together.
     pub limit: Limit,
+    /// The share of the key that is asked.
+    pub share: Share,
     /// Tokens to lend; the store lends fewer when it has fewer. 0 looks without taking.
     pub want: u64,
     /// Below this many, none at all: the charge that waits for them is denied.
     pub need: u64,
-    /// Whether a denial (`need` above what is left) overdraws the key.
+    /// Whether a denial (`need` above what is left) spends what is left.
     pub charge_denied: bool,
+    /// τ: how long the lease lasts at most. It may end sooner, with its window.
+    pub ttl: Duration,
     /// Tokens to credit before the rest.
     pub back: Option<Back>,
 }
@@ -73,8 +91,8 @@ pub struct Ask {
 pub struct Back {
     /// How many.
     pub tokens: u64,
-    /// The window they were lent in; `None` for a refund, which goes to the present one.
-    pub window: Option<u64>,
+    /// [`Grant::epoch`] of their lease; `None` for a refund, which is never late.
+    pub epoch: Option<u64>,
 }
 
 /// The store's reply to an [`Ask`].
@@ -84,12 +102,51 @@ pub struct Grant {
     pub tokens: u64,
     /// Tokens that the store still has after this.
     pub left: u64,
-    /// More was charged than the limit allows: even a look is over the limit.
+    /// Even a look is over the limit: more was charged than a fixed window allows, or nothing is
+    /// left of the others.
     pub overdrawn: bool,
-    /// Number of the window since the epoch: `unix seconds / window seconds`.
-    pub window: u64,
-    /// Until the window ends, by the store's time; above zero and at most the window.
+    /// What tells a late return: the window's number since the Unix epoch (`unix seconds / window
+    /// seconds`) for the algorithms with aligned windows, and for the others the store's time of
+    /// the grant in microseconds since the Unix epoch.
+    pub epoch: u64,
+    /// Until the first slot lent (leaky bucket); the next ones follow, each the window / requests
+    /// later. Zero for the others.
+    pub starts_after: Duration,
+    /// The lease ends after this: `ttl`, or sooner with its window.
+    pub ends_after: Duration,
+    /// Until the limit stands as if nothing had been charged: until the window ends, the bucket is
+    /// full, or the last entry has left the log.
     pub reset_after: Duration,
+    /// Until there will be a token more, if `left` is 0; zero otherwise.
+    pub retry_after: Duration,
+}
+
+// === impl Ask ===
+
+impl Ask {
+    /// An ask that takes nothing of the whole `key`; its fields are there to be changed.
+    pub const fn look(key: Key, limit: Limit) -> Self {
+        Self {
+            key,
+            limit,
+            share: Share::WHOLE,
+            want: 0,
+            need: 0,
+            charge_denied: false,
+            ttl: Duration::MAX,
+            back: None,
+        }
+    }
+
+    /// The count that it is a step of.
+    pub fn counter(&self) -> Key {
+        self.key.of_share(self.share.at)
+    }
+
+    /// The limit that the count is held to.
+    pub fn terms(&self) -> Limit {
+        self.limit.of_share(self.share)
+    }
 }
 
 /// Why an ask has no grant. None of them says whether the ask was taken, unless noted.

@@ -17,12 +17,13 @@ pub struct State {
 /// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
-    let window_us = ask.limit.unit.seconds() * MICROS_PER_SECOND;
+    let terms = ask.terms();
+    let window_us = terms.window_seconds() * MICROS_PER_SECOND;
     let window = now_unix_us / window_us;
-    let limit = u64::from(ask.limit.requests_per_unit);
+    let limit = u64::from(terms.requests_per_unit);
 
     let mut count = state.filter(|state| state.window == window).map_or(0, |state| state.count);
-    if let Some(back) = ask.back.filter(|back| back.window.is_none_or(|of| of == window)) {
+    if let Some(back) = ask.back.filter(|back| back.epoch.is_none_or(|of| of == window)) {
         // Only the mark goes: what was counted under a larger limit stays counted.
         let marked = u64::from(count == limit + 1);
         count = (count - marked).saturating_sub(back.tokens);
@@ -36,12 +37,17 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
         count = count.max(limit + 1); // a limit is 32 bits wide
     }
 
+    let left = limit.saturating_sub(count);
+    let reset_after = Duration::from_micros(window_us - now_unix_us % window_us);
     let grant = Grant {
         tokens,
-        left: limit.saturating_sub(count),
+        left,
         overdrawn: count > limit,
-        window,
-        reset_after: Duration::from_micros(window_us - now_unix_us % window_us),
+        epoch: window,
+        starts_after: Duration::ZERO,
+        ends_after: reset_after.min(ask.ttl),
+        reset_after,
+        retry_after: if left == 0 { reset_after } else { Duration::ZERO },
     };
     (State { window, count }, grant)
 }

@@ -1,5 +1,6 @@
 //! From settings to an application that is bound and ready to serve.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use tracing::error;
@@ -149,6 +150,8 @@ fn limiter(store: Arc<dyn Store>, leases: &Leases, answers: &Answers) -> Limiter
     let options = Options {
         max_wait: leases.max_wait,
         keys_max: leases.keys_max,
+        // Drawn from the system's randomness, as every hash map's seed.
+        pod: RandomState::new().hash_one(()),
         hasher: KeyHasher::new(leases.key_secret.reveal()),
         modes: Modes {
             shadow: answers.shadow_mode,

@@ -57,7 +57,7 @@ fn decode_limit(
 ) -> Result<Limit, Refusal> {
     let unit = Unit::from_number(limit.unit.into());
     let unit = unit.ok_or(Refusal::Invalid(Fault::Unit(at)))?;
-    Ok(Limit { requests_per_unit: limit.requests_per_unit, unit })
+    Ok(Limit::fixed_window(limit.requests_per_unit, unit))
 }
 
 fn encode(answer: Answer) -> pb::RateLimitResponse {
@@ -134,7 +134,7 @@ mod tests {
                 requests_per_unit: 3,
                 unit: number,
             };
-            assert_eq!(decode_limit(0, &limit), Ok(Limit { requests_per_unit: 3, unit }));
+            assert_eq!(decode_limit(0, &limit), Ok(Limit::fixed_window(3, unit)));
         }
     }
 

@@ -140,10 +140,10 @@ impl Descriptor {
     fn borrow(&self) -> request::Descriptor<'_> {
         request::Descriptor {
             entries: self.entries.iter().map(|Object(it)| it.borrow()).collect(),
-            limit: self.limit.as_ref().map(|Object(limit)| Limit {
-                requests_per_unit: limit.requests_per_unit.0,
-                unit: limit.unit.0,
-            }),
+            limit: self
+                .limit
+                .as_ref()
+                .map(|Object(limit)| Limit::fixed_window(limit.requests_per_unit.0, limit.unit.0)),
             hits_addend: self.hits_addend.map(|hits| hits.0),
             refund: self.is_negative_hits,
         }
@@ -245,7 +245,7 @@ mod tests {
             let descriptor = &request.descriptors[0];
             assert_eq!(descriptor.entries, [request::Entry { key: "k", value: "v" }]);
             assert_eq!(descriptor.hits_addend, Some(7));
-            assert_eq!(descriptor.limit, Some(Limit { requests_per_unit: 10, unit: Unit::Week }));
+            assert_eq!(descriptor.limit, Some(Limit::fixed_window(10, Unit::Week)));
             assert!(descriptor.refund);
         }
     }
@@ -263,7 +263,7 @@ mod tests {
         let second = &request.descriptors[1];
         assert_eq!(second.entries, [request::Entry { key: "", value: "" }]);
         assert_eq!(second.hits_addend, Some(3));
-        assert_eq!(second.limit, Some(Limit { requests_per_unit: 10, unit: Unit::Day }));
+        assert_eq!(second.limit, Some(Limit::fixed_window(10, Unit::Day)));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::*;
 use crate::key::Key;
 use crate::rules::{Limit, Unit};
-use crate::store::Replies;
+use crate::store::{Beat, Beaten, Replies};
 
 /// A store whose exchanges wait for permission, and that notes the size of each batch by shard.
 struct Gated {
@@ -34,6 +34,10 @@ impl Store for Gated {
         })
     }
 
+    fn beat(&self, _beat: Beat) -> Beaten<'_> {
+        Box::pin(std::future::ready(Ok(1)))
+    }
+
     fn describe(&self) -> String {
         "gated".into()
     }
@@ -56,9 +60,9 @@ fn rig() -> Rig {
 }
 
 fn ask(key: u64, shard: u64) -> Ask {
-    let limit = Limit { requests_per_unit: 10, unit: Unit::Minute };
+    let limit = Limit::fixed_window(10, Unit::Minute);
     let key = Key::for_test(key);
-    Ask { key, limit, want: shard, need: 0, charge_denied: true, back: None }
+    Ask { want: shard, charge_denied: true, ..Ask::look(key, limit) }
 }
 
 #[tokio::test]

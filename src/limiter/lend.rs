@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::buffer::Refill;
 use crate::key::Key;
 use crate::lease::Reply;
-use crate::rules::Limit;
+use crate::rules::{Limit, Share};
 use crate::store::{Ask, Back, Grant};
 use crate::time::Time;
 
@@ -18,12 +18,13 @@ const FRESH_MAX: Duration = Duration::from_secs(1);
 /// The ask that returns the lease of a reply that nobody has a use for.
 pub(super) fn unwanted(reply: &Reply) -> Option<Ask> {
     let grant = reply.outcome.as_ref().ok().filter(|grant| grant.tokens > 0)?;
-    Some(returning(reply.ask.key, reply.ask.limit, grant.tokens, grant.window))
+    Some(returning(reply.ask.key, reply.ask.limit, grant.tokens, grant.epoch))
 }
 
 pub(super) fn returning(key: Key, limit: Limit, tokens: u64, window: u64) -> Ask {
-    let back = Some(Back { tokens, window: Some(window) });
-    Ask { key, limit, want: 0, need: 0, charge_denied: false, back }
+    let back = Some(Back { tokens, epoch: Some(window) });
+    let (share, ttl) = (Share::WHOLE, Duration::MAX);
+    Ask { key, limit, share, want: 0, need: 0, charge_denied: false, ttl, back }
 }
 
 /// The grant on this pod's clock. Its durations count from before the ask, so that no lease
@@ -35,7 +36,7 @@ pub(super) fn refill(reply: &Reply, grant: &Grant, now: Time) -> Refill {
         tokens: grant.tokens,
         left: grant.left,
         overdrawn: grant.overdrawn,
-        window: grant.window,
+        window: grant.epoch,
         ends,
         fresh_until: ends.min(now + jittered(fresh, reply.ask.key.bits() ^ now.nanos())),
     }

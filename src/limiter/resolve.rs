@@ -97,7 +97,7 @@ fn charge(
     });
     // Two windows on the same entries count apart; two limits of one window share a count, so that
     // raising or lowering a limit keeps it.
-    let key = hasher.key(request.domain, limit.unit.seconds(), parts);
+    let key = hasher.key(request.domain, limit.identity(), parts);
     let applied = Applied { limit, rule: rule.cloned() };
     Charge { key, applied, hits: request.hits(descriptor), refund: descriptor.refund }
 }

@@ -13,7 +13,7 @@ use crate::buffer::{Buffer, Take};
 use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::{Demand, Need};
-use crate::rules::{Limit, Rule};
+use crate::rules::{Limit, Rule, Share};
 use crate::store::{Ask, Back, StoreError};
 use crate::time::Time;
 
@@ -158,7 +158,7 @@ impl Slot {
         // A refund of a key that is not known here goes to the store with the ask itself.
         let refund = if asks && wish.refund { std::mem::take(&mut wish.hits) } else { 0 };
         self.waiting.push_back(Waiter { wish, reply });
-        let back = (refund > 0).then_some(Back { tokens: refund, window: None });
+        let back = (refund > 0).then_some(Back { tokens: refund, epoch: None });
         let ask = asks.then(|| Ask { back, ..self.ask(charge.key, now) });
         (Entered::Queued(receiver), ask)
     }
@@ -269,6 +269,8 @@ impl Slot {
             want: if takes { self.size(wanted.saturating_sub(held), now) } else { 0 },
             need: first.map_or(0, |wish| wish.hits.saturating_sub(held)),
             charge_denied: first.is_some_and(|wish| wish.charge_denied),
+            share: Share::WHOLE,
+            ttl: Duration::MAX,
             back: None,
         }
     }

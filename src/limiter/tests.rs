@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::*;
 use crate::request::{Descriptor, Entry};
 use crate::rules::{self, Limit, Source, Unit};
-use crate::store::Replies;
 use crate::store::memory::MemoryStore;
+use crate::store::{Beat, Beaten, Replies};
 use crate::verdict::Code;
 
 mod leases;
@@ -55,6 +55,10 @@ impl Store for Distant {
         })
     }
 
+    fn beat(&self, beat: Beat) -> Beaten<'_> {
+        self.memory.beat(beat)
+    }
+
     fn describe(&self) -> String {
         "distant".into()
     }
@@ -85,7 +89,7 @@ impl Rig {
         let store = Arc::clone(&self.store) as Arc<dyn Store>;
         let hasher = KeyHasher::new("");
         let modes = Modes::default();
-        let options = Options { max_wait: MAX_WAIT, keys_max: KEYS_MAX, hasher, modes };
+        let options = Options { max_wait: MAX_WAIT, keys_max: KEYS_MAX, pod: 0, hasher, modes };
         Limiter::new(store, self.clock, options)
     }
 
@@ -264,7 +268,7 @@ async fn an_override_takes_the_place_of_the_rule_and_counts_apart_by_window() {
     let pod = rig.pod();
     let with = |requests_per_unit, unit| {
         let mut request = request(&["a"]);
-        request.descriptors[0].limit = Some(Limit { requests_per_unit, unit });
+        request.descriptors[0].limit = Some(Limit::fixed_window(requests_per_unit, unit));
         request
     };
     assert_eq!(decide(&pod, &rig.rules, &with(3, Unit::Day)).await, (true, 2));
@@ -279,7 +283,7 @@ async fn an_override_takes_the_place_of_the_rule_and_counts_apart_by_window() {
 async fn each_of_two_limits_on_one_count_is_held_to_its_own() {
     let held_to = |requests_per_unit| {
         let mut request = request(&["a"]);
-        request.descriptors[0].limit = Some(Limit { requests_per_unit, unit: Unit::Hour });
+        request.descriptors[0].limit = Some(Limit::fixed_window(requests_per_unit, Unit::Hour));
         request
     };
     for limits in [[3, 100], [100, 3]] {

@@ -1,15 +1,57 @@
-//! What a rule allows: a number of requests in a window.
+//! What a rule allows: a number of requests in a window, by one of five algorithms.
 
+use std::num::{NonZeroU8, NonZeroU32};
 use std::time::Duration;
 
-/// `requests_per_unit` in each window of one `unit`.
+/// `requests_per_unit` in each window of `unit_multiplier` units, as `algorithm` counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limit {
     /// Tokens in a window. 0 denies every charge of 1 or more.
     pub requests_per_unit: u32,
-    /// Length of the window.
+    /// What the window is a multiple of.
     pub unit: Unit,
+    /// Units in a window; the window is at most [`WINDOW_SECONDS_MAX`].
+    pub unit_multiplier: NonZeroU32,
+    /// How requests are counted.
+    pub algorithm: Algorithm,
 }
+
+/// The longest window: ten years of 365 days.
+pub const WINDOW_SECONDS_MAX: u64 = 10 * Unit::Year.seconds();
+
+/// How requests are counted; `design.md` states the bound of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Algorithm {
+    /// So many in each window, aligned to the Unix epoch.
+    FixedWindow,
+    /// A bucket that refills steadily, `requests_per_unit` in a window.
+    TokenBucket {
+        /// What the bucket holds, from 1.
+        burst: u32,
+    },
+    /// This window's count and the last one's, weighed by how much of it still lies within a
+    /// window's length.
+    SlidingWindow,
+    /// The time of every request: exact in every window, and never leased.
+    SlidingLog,
+    /// One in each slot of `window / requests_per_unit`.
+    LeakyBucket {
+        /// How long an answer is held until its slot at most, in microseconds.
+        max_delay_us: u32,
+    },
+}
+
+/// One of the equal parts that a hot key is split into (`shards`), each on a slot of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Share {
+    /// Which; below `of`.
+    pub at: u8,
+    /// How many there are, at most [`SHARES_MAX`].
+    pub of: NonZeroU8,
+}
+
+/// Parts that a key may be split into.
+pub const SHARES_MAX: u8 = 64;
 
 /// The windows that the reference's `unit` names; each is aligned to the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,9 +75,67 @@ pub enum Unit {
 // === impl Limit ===
 
 impl Limit {
+    /// `requests_per_unit` in each fixed window of one `unit`, as the reference has it.
+    pub const fn fixed_window(requests_per_unit: u32, unit: Unit) -> Self {
+        let algorithm = Algorithm::FixedWindow;
+        Self { requests_per_unit, unit, unit_multiplier: NonZeroU32::MIN, algorithm }
+    }
+
+    /// Length of the window in seconds.
+    pub const fn window_seconds(self) -> u64 {
+        self.unit.seconds().saturating_mul(self.unit_multiplier.get() as u64)
+    }
+
     /// Length of the window.
     pub const fn window(self) -> Duration {
-        Duration::from_secs(self.unit.seconds())
+        Duration::from_secs(self.window_seconds())
+    }
+
+    /// Tokens that may be spent at once at most.
+    pub const fn capacity(self) -> u64 {
+        match self.algorithm {
+            Algorithm::TokenBucket { burst } => burst as u64,
+            _ => self.requests_per_unit as u64,
+        }
+    }
+
+    /// What must differ for two limits on the same entries to count apart: the algorithm, whose
+    /// state only it can read, and the window. Amounts do not, so that raising or lowering a limit
+    /// keeps its count. Below 2^56 for fixed windows: the window alone.
+    pub const fn identity(self) -> u64 {
+        let algorithm: u64 = match self.algorithm {
+            Algorithm::FixedWindow => 0,
+            Algorithm::TokenBucket { .. } => 1,
+            Algorithm::SlidingWindow => 2,
+            Algorithm::SlidingLog => 3,
+            Algorithm::LeakyBucket { .. } => 4,
+        };
+        algorithm << 56 | self.window_seconds()
+    }
+
+    /// The part of the limit that `share` of its key holds. The parts add up to the whole.
+    #[must_use]
+    pub fn of_share(self, share: Share) -> Self {
+        let algorithm = match self.algorithm {
+            Algorithm::TokenBucket { burst } => {
+                Algorithm::TokenBucket { burst: share.part_of(burst) }
+            }
+            other => other,
+        };
+        Self { requests_per_unit: share.part_of(self.requests_per_unit), algorithm, ..self }
+    }
+}
+
+// === impl Share ===
+
+impl Share {
+    /// All of a key that is not split.
+    pub const WHOLE: Share = Share { at: 0, of: NonZeroU8::MIN };
+
+    /// This share's part of `amount`: the first shares have what does not divide evenly.
+    const fn part_of(self, amount: u32) -> u32 {
+        let of = self.of.get() as u32;
+        amount / of + ((self.at as u32) < amount % of) as u32
     }
 }
 

@@ -63,7 +63,7 @@ fn allowed(rules: &Rules, domain: &str, descriptor: &str) -> String {
     match find(rules, domain, descriptor).map(|rule| rule.allowance) {
         None => "none".to_owned(),
         Some(Allowance::Unlimited) => "unlimited".to_owned(),
-        Some(Allowance::Limited(Limit { requests_per_unit, unit })) => {
+        Some(Allowance::Limited(Limit { requests_per_unit, unit, .. })) => {
             format!("{requests_per_unit} {}", unit.name())
         }
     }

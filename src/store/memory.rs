@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use foldhash::HashMap;
 use parking_lot::Mutex;
 
-use super::{Ask, Grant, Replies, Store, StoreError};
+use super::{Ask, Beat, Beaten, Grant, Replies, Store, StoreError};
 use crate::algorithm::fixed_window::{State, step};
 use crate::key::Key;
 use crate::rules::Unit;
@@ -78,7 +78,7 @@ impl MemoryStore {
     fn take(&self, ask: &Ask) -> Result<Grant, StoreError> {
         // The remainder is below the number of parts, so it fits.
         #[allow(clippy::cast_possible_truncation)]
-        let at = (ask.key.bits() % self.parts.len() as u64) as usize;
+        let at = (ask.counter().bits() % self.parts.len() as u64) as usize;
         let Some(part) = self.parts.get(at) else {
             return Err(StoreError::Refused("the store holds no keys".into()));
         };
@@ -87,11 +87,11 @@ impl MemoryStore {
         let now = (self.clock)();
         let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
         part.sweep(now.as_secs());
-        let had = part.entries.get(&ask.key).map(|entry| entry.state);
+        let had = part.entries.get(&ask.counter()).map(|entry| entry.state);
         let (state, grant) = step(had, now_us, ask);
         let entry = Entry { state, unit: ask.limit.unit };
         if had.is_some() {
-            part.entries.insert(ask.key, entry);
+            part.entries.insert(ask.counter(), entry);
         } else if state.count > 0 {
             if part.entries.len() >= self.part_keys_max {
                 return Err(StoreError::Refused(format!(
@@ -99,8 +99,8 @@ impl MemoryStore {
                     self.part_keys_max * self.parts.len()
                 )));
             }
-            part.entries.insert(ask.key, entry);
-            part.enqueue(ask.key, entry);
+            part.entries.insert(ask.counter(), entry);
+            part.enqueue(ask.counter(), entry);
         }
         Ok(grant)
     }
@@ -113,6 +113,10 @@ impl Store for MemoryStore {
 
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
         Box::pin(ready(asks.iter().map(|ask| self.take(ask)).collect()))
+    }
+
+    fn beat(&self, _beat: Beat) -> Beaten<'_> {
+        Box::pin(ready(Ok(1)))
     }
 
     fn describe(&self) -> String {

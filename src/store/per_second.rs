@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::join;
 
-use super::{Ask, Replies, SHARDS_MAX, Store, StoreError};
-use crate::rules::Unit;
+use super::{Ask, Beat, Beaten, Replies, SHARDS_MAX, Store, StoreError};
 
 /// Sends asks whose limit is by the second to `second`, and all others to `main`.
 pub struct PerSecond {
@@ -56,13 +55,17 @@ impl Store for PerSecond {
         })
     }
 
+    fn beat(&self, beat: Beat) -> Beaten<'_> {
+        self.main.beat(beat)
+    }
+
     fn describe(&self) -> String {
         format!("{}, by the second {}", self.main.describe(), self.second.describe())
     }
 }
 
 fn is_by_second(ask: &Ask) -> bool {
-    ask.limit.unit == Unit::Second
+    ask.limit.window_seconds() == 1
 }
 
 #[cfg(test)]
@@ -71,18 +74,12 @@ mod tests {
 
     use super::*;
     use crate::key::Key;
-    use crate::rules::Limit;
+    use crate::rules::{Limit, Unit};
     use crate::store::memory::MemoryStore;
 
     fn ask(key: u64, unit: Unit, want: u64) -> Ask {
-        Ask {
-            key: Key::for_test(key),
-            limit: Limit { requests_per_unit: 100, unit },
-            want,
-            need: 0,
-            charge_denied: true,
-            back: None,
-        }
+        let limit = Limit::fixed_window(100, unit);
+        Ask { want, charge_denied: true, ..Ask::look(Key::for_test(key), limit) }
     }
 
     fn memory() -> Arc<MemoryStore> {

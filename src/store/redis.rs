@@ -29,7 +29,7 @@ use self::fault::Fault;
 use self::link::{Link, Live};
 use self::slots::slot_of;
 use self::step::{Script, Step};
-use super::{Ask, Grant, Replies, Store, StoreError};
+use super::{Ask, Beat, Beaten, Grant, Replies, Store, StoreError};
 use crate::settings::redis::{Address, RedisKind, RedisSettings};
 
 /// Counts in Redis.
@@ -135,7 +135,7 @@ impl RedisStore {
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.counters.asks);
-        let step = self.script.step(ask, ask.key.in_store(&self.key_prefix));
+        let step = self.script.step(ask, ask.counter().in_store(&self.key_prefix));
         let grant = match tokio::time::timeout(self.ask_deadline(), self.take(&step)).await {
             Ok(grant) => grant,
             Err(_) => Err(Fault::TimedOut),
@@ -250,7 +250,7 @@ impl Store for RedisStore {
         match &self.servers {
             Servers::One(_) => 0,
             Servers::Cluster(cluster) => {
-                let key = ask.key.in_store(&self.key_prefix);
+                let key = ask.counter().in_store(&self.key_prefix);
                 cluster.shard(slot_of(key.as_bytes()))
             }
         }
@@ -259,6 +259,10 @@ impl Store for RedisStore {
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
         // Each connection pipelines what reaches it at about the same time.
         Box::pin(join_all(asks.iter().map(|ask| self.carry(ask))))
+    }
+
+    fn beat(&self, _beat: Beat) -> Beaten<'_> {
+        Box::pin(std::future::ready(Ok(1)))
     }
 
     fn describe(&self) -> String {

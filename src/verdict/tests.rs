@@ -1,12 +1,14 @@
 //! The reference's service tests of codes, headers and metadata, as tables.
 
+use std::num::NonZeroU8;
+
 use serde_json::json;
 
 use super::*;
 use crate::request::{Descriptor, Entry};
-use crate::rules::{Allowance, Unit};
+use crate::rules::{Allowance, Leasing, Unit};
 
-const MINUTE: Limit = Limit { requests_per_unit: 10, unit: Unit::Minute };
+const MINUTE: Limit = Limit::fixed_window(10, Unit::Minute);
 
 fn rule() -> Rule {
     Rule {
@@ -18,6 +20,8 @@ fn rule() -> Rule {
         quota_mode: false,
         detailed_metric: false,
         charge_denied: true,
+        leasing: Leasing::default(),
+        shards: NonZeroU8::MIN,
         metadata: None,
         levels: Box::default(),
     }

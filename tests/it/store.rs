@@ -27,14 +27,8 @@ fn fresh_key() -> Key {
 
 /// Asks for tokens of a fresh key; a year's window does not end while the test runs.
 fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
-    Ask {
-        key: fresh_key(),
-        limit: Limit { requests_per_unit, unit: Unit::Year },
-        want,
-        need,
-        charge_denied: true,
-        back: None,
-    }
+    let limit = Limit::fixed_window(requests_per_unit, Unit::Year);
+    Ask { want, need, charge_denied: true, ..Ask::look(fresh_key(), limit) }
 }
 
 /// The reply to one ask.

@@ -10,14 +10,8 @@ use crate::store::Back;
 const NOON: u64 = 1_700_000_000_250_000;
 
 fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
-    Ask {
-        key: Key::for_test(0),
-        limit: Limit { requests_per_unit, unit: Unit::Second },
-        want,
-        need,
-        charge_denied: true,
-        back: None,
-    }
+    let limit = Limit::fixed_window(requests_per_unit, Unit::Second);
+    Ask { want, need, charge_denied: true, ..Ask::look(Key::for_test(0), limit) }
 }
 
 /// A pile of real tokens, handled one at a time: slow, and too simple to be wrong.
@@ -36,7 +30,7 @@ impl Pile {
             *self = Pile { window, tokens: vec![(); limit], overdrawn: false };
         }
         if let Some(back) = ask.back
-            && (back.window.is_none() || back.window == Some(window))
+            && (back.epoch.is_none() || back.epoch == Some(window))
         {
             self.overdrawn = false;
             for _ in 0..back.tokens {
@@ -74,7 +68,7 @@ fn any_step(limit: u32, unit: Unit) -> impl Strategy<Value = (u64, Ask, Option<u
             let mut ask = ask(limit, want, need);
             ask.limit.unit = unit;
             ask.charge_denied = charge_denied;
-            ask.back = back.map(|(tokens, _)| Back { tokens, window: None });
+            ask.back = back.map(|(tokens, _)| Back { tokens, epoch: None });
             (pause, ask, back.and_then(|(_, behind)| behind))
         },
     )
@@ -97,11 +91,11 @@ proptest! {
             now += pause;
             let window = now / 1_000_000 / ask.limit.unit.seconds();
             if let (Some(back), Some(behind)) = (&mut ask.back, behind) {
-                back.window = Some(window - behind);
+                back.epoch = Some(window - behind);
             }
             let (next, grant) = step(state, now, &ask);
             prop_assert_eq!((grant.tokens, grant.left, grant.overdrawn), pile.take(now, &ask));
-            prop_assert_eq!(grant.window, window);
+            prop_assert_eq!(grant.epoch, window);
             state = Some(next);
         }
     }
@@ -118,7 +112,7 @@ proptest! {
             let window = now / 1_000_000;
             let mut ask = ask(limit, want, need);
             let back = back.min(out);
-            ask.back = Some(Back { tokens: back, window: Some(of) });
+            ask.back = Some(Back { tokens: back, epoch: Some(of) });
             let (next, grant) = step(state, now, &ask);
             out = if window == of { out - back } else { 0 } + grant.tokens;
             prop_assert!(out <= u64::from(limit), "{} out of {}", out, limit);
@@ -131,9 +125,9 @@ proptest! {
         now: u64, window: u64, count: u64, limit: u32, want: u64, need: u64, charge_denied: bool,
         back: Option<(u64, Option<u64>)>, unit in any_unit(), same_window: bool,
     ) {
-        let limit = Limit { requests_per_unit: limit, unit };
-        let back = back.map(|(tokens, window)| Back { tokens, window });
-        let ask = Ask { key: Key::for_test(0), limit, want, need, charge_denied, back };
+        let limit = Limit::fixed_window(limit, unit);
+        let back = back.map(|(tokens, window)| Back { tokens, epoch: window });
+        let ask = Ask { want, need, charge_denied, back, ..Ask::look(Key::for_test(0), limit) };
         let window = if same_window { now / 1_000_000 / unit.seconds() } else { window };
         let (state, grant) = step(Some(State { window, count }), now, &ask);
         let most = u64::from(limit.requests_per_unit);
@@ -142,7 +136,7 @@ proptest! {
         prop_assert!(grant.left + grant.tokens <= most);
         prop_assert!(grant.reset_after > Duration::ZERO && grant.reset_after <= limit.window());
         prop_assert_eq!(grant.overdrawn, state.count > most);
-        prop_assert_eq!(grant.window, state.window);
+        prop_assert_eq!(grant.epoch, state.window);
     }
 }
 
@@ -150,7 +144,7 @@ proptest! {
 fn grants_no_more_than_is_left() {
     let (state, grant) = step(None, NOON, &ask(10, 4, 0));
     assert_eq!((grant.tokens, grant.left), (4, 6));
-    assert_eq!(grant.window, 1_700_000_000);
+    assert_eq!(grant.epoch, 1_700_000_000);
     assert_eq!(grant.reset_after, Duration::from_micros(750_000));
     let (_, grant) = step(Some(state), NOON, &ask(10, u64::MAX, 0));
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (6, 0, false));
@@ -170,9 +164,9 @@ fn a_denied_charge_overdraws_only_where_it_may() {
 #[test]
 fn the_last_microsecond_belongs_to_the_window() {
     let (state, grant) = step(None, 1_999_999, &ask(3, 3, 0));
-    assert_eq!((grant.window, grant.reset_after), (1, Duration::from_micros(1)));
+    assert_eq!((grant.epoch, grant.reset_after), (1, Duration::from_micros(1)));
     let (_, grant) = step(Some(state), 2_000_000, &ask(3, 1, 0));
-    assert_eq!((grant.window, grant.left, grant.reset_after), (2, 2, Duration::from_secs(1)));
+    assert_eq!((grant.epoch, grant.left, grant.reset_after), (2, 2, Duration::from_secs(1)));
 }
 
 #[test]

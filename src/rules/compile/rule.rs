@@ -1,5 +1,6 @@
 //! What a descriptor allows: its `rate_limit` as a `Rule`.
 
+use std::num::NonZeroU8;
 use std::sync::Arc;
 
 use serde_json::Map;
@@ -8,7 +9,7 @@ use super::{Compiler, PATH_BYTES_MAX, Trail};
 use crate::rules::fault::{Place, excerpt};
 use crate::rules::field::nearest;
 use crate::rules::file::{Descriptor, Given, RateLimit};
-use crate::rules::{Allowance, Level, Limit, Matched, Rule, Unit};
+use crate::rules::{Allowance, Leasing, Level, Limit, Matched, Rule, Unit};
 
 // === impl Compiler ===
 
@@ -32,6 +33,8 @@ impl Compiler {
             quota_mode: descriptor.quota_mode.is_true(),
             detailed_metric: descriptor.detailed_metric.is_true(),
             charge_denied: limit.charge_denied.value().copied().unwrap_or(true),
+            leasing: Leasing::default(),
+            shards: NonZeroU8::MIN,
             metadata: descriptor
                 .metadata
                 .value()
@@ -66,7 +69,7 @@ impl Compiler {
                 0
             }
         };
-        Some(Allowance::Limited(Limit { requests_per_unit, unit }))
+        Some(Allowance::Limited(Limit::fixed_window(requests_per_unit, unit)))
     }
 
     fn unlimited(

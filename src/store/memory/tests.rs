@@ -13,14 +13,8 @@ fn store(keys_max: usize) -> (MemoryStore, Arc<AtomicU64>) {
 }
 
 fn ask(key: u64, unit: Unit) -> Ask {
-    Ask {
-        key: Key::for_test(key),
-        limit: Limit { requests_per_unit: 10, unit },
-        want: 1,
-        need: 0,
-        charge_denied: true,
-        back: None,
-    }
+    let limit = Limit::fixed_window(10, unit);
+    Ask { want: 1, charge_denied: true, ..Ask::look(Key::for_test(key), limit) }
 }
 
 #[test]

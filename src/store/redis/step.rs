@@ -63,14 +63,14 @@ impl Step<'_> {
             .arg(script)
             .arg(1)
             .arg(&self.key)
-            .arg(ask.limit.requests_per_unit)
-            .arg(ask.limit.unit.seconds())
+            .arg(ask.terms().requests_per_unit)
+            .arg(ask.terms().window_seconds())
             .arg(ask.want.min(AMOUNT_MAX))
             .arg(ask.need.min(AMOUNT_MAX))
             .arg(u8::from(ask.charge_denied));
         if let Some(back) = ask.back {
             command.arg(back.tokens.min(AMOUNT_MAX));
-            match back.window {
+            match back.epoch {
                 Some(window) => command.arg(window),
                 None => command.arg(""),
             };
@@ -98,15 +98,21 @@ impl Step<'_> {
             tokens: amount(tokens)?,
             left: amount(left)?,
             overdrawn: *overdrawn != 0,
-            window: amount(window)?,
+            epoch: amount(window)?,
+            starts_after: Duration::ZERO,
+            ends_after: Duration::from_micros(amount(reset_after_us)?).min(self.ask.ttl),
             reset_after: Duration::from_micros(amount(reset_after_us)?),
+            retry_after: match left {
+                0 => Duration::from_micros(amount(reset_after_us)?),
+                _ => Duration::ZERO,
+            },
         };
         if self.can_give(&grant) { Ok(grant) } else { Err(garbled()) }
     }
 
     fn can_give(&self, grant: &Grant) -> bool {
         let Ask { limit, want, need, .. } = self.ask;
-        let limit_tokens = u64::from(limit.requests_per_unit);
+        let limit_tokens = u64::from(limit.of_share(self.ask.share).requests_per_unit);
         grant.tokens <= (*want).max(*need)
             && (grant.tokens == 0 || grant.tokens >= *need)
             && grant.tokens.saturating_add(grant.left) <= limit_tokens
@@ -124,20 +130,14 @@ mod tests {
     use crate::store::Back;
 
     fn ask() -> Ask {
-        Ask {
-            key: Key::for_test(0),
-            limit: Limit { requests_per_unit: 10, unit: Unit::Minute },
-            want: 4,
-            need: 2,
-            charge_denied: true,
-            back: None,
-        }
+        let limit = Limit::fixed_window(10, Unit::Minute);
+        Ask { want: 4, need: 2, charge_denied: true, ..Ask::look(Key::for_test(0), limit) }
     }
 
     #[test]
     fn amounts_are_cut_to_what_a_double_counts() {
         let script = Script::fixed_window();
-        let back = Some(Back { tokens: u64::MAX, window: None });
+        let back = Some(Back { tokens: u64::MAX, epoch: None });
         let ask = Ask { want: u64::MAX, need: u64::MAX, back, ..ask() };
         let command = script.step(&ask, "k".into()).by_name();
         let packed = String::from_utf8(command.get_packed_command()).unwrap();

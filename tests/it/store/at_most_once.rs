@@ -21,7 +21,7 @@ async fn a_reply_that_comes_too_late_is_not_asked_for_again() {
     let lent = granted(&*store, ask).await;
     single.server.stop();
     let sent = now();
-    let back = Some(Back { tokens: 10, window: Some(lent.window) });
+    let back = Some(Back { tokens: 10, epoch: Some(lent.epoch) });
     let late = one(&*store, Ask { want: 0, back, ..ask }).await;
     assert_eq!(late, Err(StoreError::TimedOut));
     assert!(sent.elapsed() < Duration::from_secs(1), "{:?}", sent.elapsed());
@@ -43,7 +43,7 @@ async fn an_ask_whose_connection_breaks_is_not_sent_again() {
     let lent = granted(&*store, ask).await;
     let calls = single.server.calls("evalsha");
     cut.send_replace(true);
-    let back = Some(Back { tokens: 10, window: Some(lent.window) });
+    let back = Some(Back { tokens: 10, epoch: Some(lent.epoch) });
     let lost = one(&*store, Ask { want: 0, back, ..ask }).await;
     assert!(matches!(lost, Err(StoreError::Unreachable(_))), "{lost:?}");
     cut.send_replace(false);

@@ -89,7 +89,7 @@ async fn a_denial_overdraws_where_it_may(store: &dyn Store) {
     assert!(look.overdrawn, "it stays overdrawn");
     let again = granted(store, ask).await;
     assert!(again.overdrawn);
-    let back = Some(Back { tokens: 1, window: Some(again.window) });
+    let back = Some(Back { tokens: 1, epoch: Some(again.epoch) });
     let mended = granted(store, Ask { need: 0, back, ..ask }).await;
     assert_eq!((mended.left, mended.overdrawn), (1, false), "one is back, however often denied");
 }
@@ -105,9 +105,9 @@ async fn a_look_takes_nothing(store: &dyn Store) {
 async fn a_return_of_this_window_is_credited(store: &dyn Store) {
     let ask = ask(10, 8, 0);
     let lent = granted(store, ask).await;
-    let back = Some(Back { tokens: 5, window: Some(lent.window) });
+    let back = Some(Back { tokens: 5, epoch: Some(lent.epoch) });
     assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 7);
-    let back = Some(Back { tokens: 50, window: Some(lent.window) });
+    let back = Some(Back { tokens: 50, epoch: Some(lent.epoch) });
     let full = granted(store, Ask { want: 0, back, ..ask }).await;
     assert_eq!(full.left, 10, "never more than the limit");
 }
@@ -115,8 +115,8 @@ async fn a_return_of_this_window_is_credited(store: &dyn Store) {
 async fn a_return_of_another_window_is_not(store: &dyn Store) {
     let ask = ask(10, 8, 0);
     let lent = granted(store, ask).await;
-    for window in [0, lent.window - 1, lent.window + 1, lent.window + (1 << 32), u64::MAX] {
-        let back = Some(Back { tokens: 5, window: Some(window) });
+    for window in [0, lent.epoch - 1, lent.epoch + 1, lent.epoch + (1 << 32), u64::MAX] {
+        let back = Some(Back { tokens: 5, epoch: Some(window) });
         assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 2, "window {window}");
     }
 }
@@ -124,14 +124,14 @@ async fn a_return_of_another_window_is_not(store: &dyn Store) {
 async fn a_refund_goes_to_the_present_window(store: &dyn Store) {
     let ask = ask(10, 8, 0);
     granted(store, ask).await;
-    let back = Some(Back { tokens: 3, window: None });
+    let back = Some(Back { tokens: 3, epoch: None });
     assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 5);
 }
 
 async fn credits_go_before_the_rest(store: &dyn Store) {
     let ask = ask(10, 10, 0);
     let lent = granted(store, ask).await;
-    let back = Some(Back { tokens: 6, window: Some(lent.window) });
+    let back = Some(Back { tokens: 6, epoch: Some(lent.epoch) });
     let swapped = granted(store, Ask { want: 2, need: 5, back, ..ask }).await;
     assert_eq!((swapped.tokens, swapped.left, swapped.overdrawn), (5, 1, false));
 }
@@ -152,9 +152,9 @@ async fn a_return_under_a_past_limit_credits_what_it_brings(store: &dyn Store) {
     let lent = granted(store, ask).await;
     ask.limit.requests_per_unit = 100;
     assert_eq!(granted(store, Ask { want: 50, ..ask }).await.left, 47);
-    for (window, left) in [(Some(lent.window), 49), (None, 51)] {
+    for (window, left) in [(Some(lent.epoch), 49), (None, 51)] {
         ask.limit.requests_per_unit = 5;
-        granted(store, Ask { want: 0, back: Some(Back { tokens: 2, window }), ..ask }).await;
+        granted(store, Ask { want: 0, back: Some(Back { tokens: 2, epoch: window }), ..ask }).await;
         ask.limit.requests_per_unit = 100;
         assert_eq!(granted(store, Ask { want: 0, ..ask }).await.left, left, "{window:?}");
     }
@@ -166,7 +166,7 @@ async fn takes_the_largest_numbers(store: &dyn Store) {
     assert_eq!((all.tokens, all.left), (u64::from(u32::MAX), 0));
     let denied = granted(store, Ask { need: u64::MAX, ..ask }).await;
     assert!(denied.overdrawn);
-    let back = Some(Back { tokens: u64::MAX, window: Some(all.window) });
+    let back = Some(Back { tokens: u64::MAX, epoch: Some(all.epoch) });
     let empty = granted(store, Ask { want: 0, back, ..ask }).await;
     assert_eq!((empty.left, empty.overdrawn), (u64::from(u32::MAX), false));
 }
@@ -180,7 +180,7 @@ async fn names_the_window_of_every_unit(store: &dyn Store) {
         // Servers of this machine share its wall clock.
         #[allow(clippy::disallowed_methods)]
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        let starts = grant.window * unit.seconds();
+        let starts = grant.epoch * unit.seconds();
         let ends = starts + unit.seconds();
         assert!((starts..ends + 5).contains(&now.as_secs()), "{unit:?}: {grant:?} at {now:?}");
         assert!(store.shard(&ask) < SHARDS_MAX);
@@ -205,7 +205,7 @@ async fn begins_anew_with_each_window(store: &dyn Store) {
         while lent.len() < 4 {
             let before = now();
             let grant = one(store, ask).await.unwrap();
-            *lent.entry(grant.window).or_insert(0) += grant.tokens;
+            *lent.entry(grant.epoch).or_insert(0) += grant.tokens;
             // A window ends when the first grant said it would.
             let ends = before + grant.reset_after;
             assert!(ends <= start + Duration::from_secs(10));

@@ -36,7 +36,7 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
     let mut keys: Vec<_> = (0..KEYS)
         .map(|_| {
             let unit = if dice.below(2) > 0 { Unit::Second } else { dice.pick(&Unit::ALL) };
-            let limit = Limit { requests_per_unit: dice.pick(&LIMITS), unit };
+            let limit = Limit::fixed_window(dice.pick(&LIMITS), unit);
             (fresh_key(), limit, None::<State>)
         })
         .collect();
@@ -45,19 +45,18 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
         let asks: Vec<_> = keys
             .iter()
             .map(|(key, limit, state)| Ask {
-                key: *key,
-                limit: sometimes_another(&mut dice, *limit),
                 want: amount(&mut dice),
                 need: if dice.below(3) > 0 { 0 } else { amount(&mut dice) },
                 charge_denied: dice.below(2) > 0,
                 back: back(&mut dice, *state),
+                ..Ask::look(*key, sometimes_another(&mut dice, *limit))
             })
             .collect();
         let replies = store.exchange(&asks).await;
         for ((ask, reply), (_, _, state)) in asks.iter().zip(replies).zip(&mut keys) {
             let grant = reply.unwrap();
             if ask.limit.unit == Unit::Second {
-                windows.insert(grant.window);
+                windows.insert(grant.epoch);
             }
             let (after, expected) = step(*state, time_of(&grant, ask), ask);
             assert_eq!(grant, expected, "{ask:?} on {state:?}");
@@ -93,10 +92,10 @@ fn back(dice: &mut Dice, state: Option<State>) -> Option<Back> {
         2 | 3 => Some(state?.window),
         _ => return None,
     };
-    Some(Back { tokens: amount(dice), window })
+    Some(Back { tokens: amount(dice), epoch: window })
 }
 
 fn time_of(grant: &Grant, ask: &Ask) -> u64 {
-    let ends = (grant.window + 1) * ask.limit.unit.seconds() * 1_000_000;
+    let ends = (grant.epoch + 1) * ask.limit.unit.seconds() * 1_000_000;
     ends - u64::try_from(grant.reset_after.as_micros()).unwrap()
 }

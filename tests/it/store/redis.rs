@@ -21,7 +21,7 @@ async fn every_key_expires_a_second_after_its_window() {
         let grant = granted(&*store, ask).await;
         let key = ask.key.in_store("");
         let expires: u64 = single.server.command(&["PEXPIRETIME", &key]);
-        assert_eq!(expires, ((grant.window + 1) * unit.seconds() + 1) * 1_000, "{unit:?}");
+        assert_eq!(expires, ((grant.epoch + 1) * unit.seconds() + 1) * 1_000, "{unit:?}");
     }
     for key in single.server.keys() {
         assert!(single.server.command::<i64>(&["PTTL", &key]) > 0, "{key}");
