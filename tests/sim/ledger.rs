@@ -16,7 +16,7 @@ use crate::fleet::Pod;
 use crate::network::Network;
 use crate::plan::Mood;
 use crate::rule::{self, DOMAIN};
-use crate::world::World;
+use crate::world::{World, tell};
 use tally::Tally;
 
 /// Every request of a run.
@@ -56,6 +56,10 @@ pub struct Counts {
     pub denied: u64,
     pub errors: u64,
 }
+
+/// Whoever waits for so many round trips has an answer: one for the batch that is on its way, and
+/// some for the leases of those before it in the queue. The defaults are 5 ms for about 0.5 ms.
+const ROUND_TRIPS: u32 = 10;
 
 /// A pod counts its leases from before it asked, and may take one for ended that has not.
 const END_MARGIN: Duration = Duration::from_millis(20);
@@ -112,6 +116,12 @@ impl Ledger {
         if took > call.patience {
             self.world.fault(format!("answered after {took:?} of {:?}: {call:?}", call.patience));
         }
+        tell(&self.world.plan, now, || {
+            let word = answer.as_ref().map(|verdict| verdict.code);
+            let charges: Vec<_> =
+                call.charges.iter().map(|c| (c.name, c.value, c.hits, c.refund)).collect();
+            format!("pod {} {charges:?}: {word:?} after {took:?}", call.pod)
+        });
         let word = match &answer {
             Ok(verdict) if verdict.code == Code::Ok => 0,
             Ok(_) => 1,
@@ -165,13 +175,15 @@ impl Ledger {
         }
     }
 
-    /// An error needs a reason: the weather, or a table without room for one more key.
+    /// An error needs a reason: the weather, a table without room for one more key, or patience
+    /// that is too short for a few round trips.
     fn excuse(&self, call: &Call, error: &StoreError, network: &Network) {
         self.tally.lock().counts.errors += 1;
-        let crowded =
-            self.world.plan.pod_keys_max < 1_000 || self.world.plan.store_keys_max < 10_000;
+        let plan = &self.world.plan;
+        let crowded = plan.pod_keys_max < 1_000 || plan.store_keys_max < 10_000;
         let full = crowded && matches!(error, StoreError::Overloaded | StoreError::Refused(_));
-        if !full && !network.was_struck(call.begun_at) {
+        let hurried = plan.max_wait < ROUND_TRIPS * plan.weather.round_trip_max();
+        if !full && !hurried && !network.was_struck(call.begun_at) {
             self.world.fault(format!("{error} on a calm day: {call:?}"));
         }
     }

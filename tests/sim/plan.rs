@@ -32,6 +32,8 @@ pub struct Plan {
     /// In order.
     pub failovers: Vec<(u64, FailoverPlan)>,
     pub tamper: Option<Tamper>,
+    /// Prints what happens.
+    pub tells_story: bool,
 }
 
 /// What a run is after.

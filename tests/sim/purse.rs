@@ -36,7 +36,8 @@ pub struct Lot {
 #[derive(Debug, Clone, Copy)]
 struct Refund {
     tokens: u64,
-    until: Time,
+    /// When the word that they were added to ends; `None` until there is one.
+    until: Option<Time>,
 }
 
 /// Ended lots are remembered for so long: a return may sit behind a batch that hangs.
@@ -51,6 +52,9 @@ impl Purse {
     /// The pod was told of a lease at `now`.
     pub fn lend(&mut self, lot: Lot, now: Time) {
         self.known_until = self.known_until.max(lot.until);
+        for refund in &mut self.refunds {
+            refund.until.get_or_insert(lot.until);
+        }
         self.lots.retain(|lot| lot.tokens > 0 && now <= lot.until + REMEMBERED);
         assert!(self.lots.len() < LOTS_MAX, "{} lots in one purse", self.lots.len());
         if lot.tokens > 0 {
@@ -66,7 +70,7 @@ impl Purse {
         for lot in self.lots.iter_mut().filter(|lot| lot.until > since) {
             pay(&mut missing, &mut lot.tokens);
         }
-        for refund in self.refunds.iter_mut().filter(|refund| refund.until > since) {
+        for refund in self.refunds.iter_mut().filter(|r| r.until > Some(since)) {
             pay(&mut missing, &mut refund.tokens);
         }
         if missing == 0 {
@@ -78,11 +82,11 @@ impl Purse {
         ))
     }
 
-    /// A request asked to give back `hits` at `now`. A pod that knows the key keeps them.
+    /// A request asked to give back `hits` at `now`. A pod that knows the key, or is about to, may
+    /// keep them.
     pub fn refund(&mut self, hits: u64, now: Time) {
-        if self.known_until > now {
-            self.refunds.push(Refund { tokens: hits, until: self.known_until });
-        }
+        let until = (self.known_until > now).then_some(self.known_until);
+        self.refunds.push(Refund { tokens: hits, until });
     }
 
     /// The pod returns tokens to `counter`.

@@ -25,6 +25,7 @@ fn every_bound_holds_in_thousands_of_seeds() {
     let base = from_environment("RATELEASE_SIM_SEED")
         .unwrap_or_else(|| mix(RandomState::new().hash_one(())) >> 16);
     let count = from_environment("RATELEASE_SIM_COUNT").unwrap_or(SEEDS);
+    let tells_story = count == 1;
     println!("seeds {base} to {}: RATELEASE_SIM_SEED={base} {REPLAY}", base + count - 1);
     let next = AtomicU64::new(base);
     let sums = Mutex::new(Sums::default());
@@ -36,7 +37,11 @@ fn every_bound_holds_in_thousands_of_seeds() {
                     if seed >= base + count {
                         return;
                     }
-                    match run(Plan::new(seed)) {
+                    let plan = Plan { tells_story, ..Plan::new(seed) };
+                    if tells_story {
+                        println!("{plan:#?}");
+                    }
+                    match run(plan) {
                         Ok(outcome) => sums.lock().add(&outcome),
                         Err(wrong) => sums.lock().failures.push((seed, wrong)),
                     }

@@ -1,5 +1,7 @@
 //! What the network and the store suffer, and when.
 
+use std::time::Duration;
+
 use crate::dice::Dice;
 
 /// The conditions of a run.
@@ -64,6 +66,11 @@ pub enum Answer {
 // === impl Weather ===
 
 impl Weather {
+    /// An ask and its reply take no longer, where nothing strikes.
+    pub fn round_trip_max(&self) -> Duration {
+        Duration::from_millis(2 * (self.way_ms + self.jitter_ms))
+    }
+
     /// A batch leaves `pod` at `now_ms`.
     pub fn fate(&self, now_ms: u64, pod: u64, asks: usize, dice: &mut Dice) -> Fate {
         let way = |dice: &mut Dice| self.way_ms + dice.below(self.jitter_ms + 1);

@@ -94,6 +94,7 @@ impl World {
         let entry = Entry { at: now, wall_us, ask: *ask };
         let outcome = state.play(&self.lax(entry));
         state.trace.note(now, &(ask.counter().bits(), ask.want, ask.need, wall_us));
+        tell(&self.plan, now, || story(ask, &outcome));
         let Ok(grant) = outcome else { return outcome };
         state.journal.push(entry);
         let step = Step { at: now, wall_us, ask: *ask, grant };
@@ -165,6 +166,25 @@ impl World {
     pub fn fault(&self, what: String) {
         let now = self.now();
         self.state().fault(now, what);
+    }
+}
+
+/// Prints what happens, where a story was asked for.
+pub fn tell(plan: &Plan, now: Time, what: impl FnOnce() -> String) {
+    if plan.tells_story {
+        println!("{:>9.3} ms  {}", now.since(Time::default()).as_secs_f64() * 1_000.0, what());
+    }
+}
+
+fn story(ask: &Ask, outcome: &Result<Grant, StoreError>) -> String {
+    let Ask { want, need, back, .. } = ask;
+    let back = back.map_or_else(String::new, |back| format!(" gives back {}", back.tokens));
+    let key = ask.counter().bits() % 1_000;
+    match outcome {
+        Ok(Grant { tokens, left, .. }) => {
+            format!("store: {key} wants {want}, needs {need}{back}: lends {tokens}, has {left}")
+        }
+        Err(error) => format!("store: {key} wants {want}, needs {need}{back}: {error}"),
     }
 }
 

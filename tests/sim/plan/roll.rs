@@ -67,6 +67,7 @@ impl Plan {
             weather,
             failovers: if rough && dice.percent(30) { failovers(span_ms, dice) } else { vec![] },
             tamper: None,
+            tells_story: false,
         }
     }
 }
