@@ -5,6 +5,10 @@
 //! them, and of failovers: what a failover lost or repeated is the only excuse for a token more.
 
 mod fixed_window;
+mod leaky_bucket;
+mod sliding_log;
+mod sliding_window;
+mod token_bucket;
 
 use ratelease::rules::{Algorithm, Limit};
 use ratelease::store::{Ask, Grant};
@@ -48,7 +52,10 @@ pub trait Book: Send {
 pub fn open(limit: Limit) -> Box<dyn Book> {
     match limit.algorithm {
         Algorithm::FixedWindow => Box::<fixed_window::FixedWindow>::default(),
-        other => panic!("no book for {other:?}"),
+        Algorithm::TokenBucket { .. } => Box::<token_bucket::TokenBucket>::default(),
+        Algorithm::SlidingWindow => Box::<sliding_window::SlidingWindow>::default(),
+        Algorithm::SlidingLog => Box::<sliding_log::SlidingLog>::default(),
+        Algorithm::LeakyBucket { .. } => Box::<leaky_bucket::LeakyBucket>::default(),
     }
 }
 
@@ -63,7 +70,9 @@ pub fn check_contract(step: &Step) -> Result<(), String> {
     if grant.tokens > 0 && grant.tokens < ask.need {
         return Err(format!("lent {} where {} were needed", grant.tokens, ask.need));
     }
-    if grant.ends_after > ask.ttl {
+    // A slot ends by its own time.
+    let spaced = matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
+    if !spaced && grant.ends_after > ask.ttl {
         return Err(format!("lent for {:?} where {:?} was asked", grant.ends_after, ask.ttl));
     }
     Ok(())

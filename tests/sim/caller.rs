@@ -85,7 +85,7 @@ impl Callers {
                 Err(_) => world.fault(format!("no answer, ever, to {call:?}")),
             }
         });
-        while pod.requests.try_join_next().is_some() {}
+        pod.forget_ended(&self.world);
     }
 
     fn descriptors(&mut self) -> Vec<Charge> {

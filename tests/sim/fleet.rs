@@ -102,10 +102,14 @@ impl Fleet {
         &mut self.pods[place % count]
     }
 
-    /// Holds each pod's table to its ceiling.
-    pub fn inspect(&self) {
+    /// Holds each pod's table to its ceiling, and its tasks to their work.
+    pub fn inspect(&mut self) {
         let ceiling = self.world.plan.pod_keys_max.next_multiple_of(TABLE_PARTS);
-        for pod in &self.pods {
+        for pod in &mut self.pods {
+            pod.forget_ended(&self.world);
+            if pod.upkeep.is_finished() {
+                self.world.fault(format!("the upkeep of pod {} ended", pod.id));
+            }
             let keys = pod.limiter.keys();
             if keys > ceiling {
                 self.world.fault(format!("pod {} holds {keys} keys of {ceiling}", pod.id));
@@ -131,6 +135,15 @@ impl Pod {
         let upkeep = tokio::spawn(async move { kept.run().await });
         let (requests, rules) = (JoinSet::new(), Arc::clone(rules));
         Self { id, limiter, network, requests, rules, reloads: Vec::new(), upkeep }
+    }
+
+    /// Lets go of requests that have been answered.
+    pub fn forget_ended(&mut self, world: &World) {
+        while let Some(ended) = self.requests.try_join_next() {
+            if let Err(error) = ended {
+                world.fault(format!("a request to pod {}: {error}", self.id));
+            }
+        }
     }
 
     /// The rules that this pod has at present.

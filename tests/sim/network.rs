@@ -70,7 +70,7 @@ impl Network {
         let mut state = self.world.state();
         for ask in asks {
             let Some(back) = ask.back else { continue };
-            if let Err(what) = state.purse(self.pod, ask.key).give_back(ask.counter(), back) {
+            if let Err(what) = state.purse(self.pod, ask.key).give_back(back) {
                 state.fault(now, format!("pod {}: {what}", self.pod));
             }
         }

@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use ratelease::key::Key;
 use ratelease::store::Back;
 use ratelease::time::Time;
 
@@ -23,8 +22,6 @@ pub struct Purse {
 /// Tokens of one lease.
 #[derive(Debug, Clone, Copy)]
 pub struct Lot {
-    /// The share that lent them.
-    pub counter: Key,
     /// Their [`ratelease::store::Grant::epoch`].
     pub epoch: u64,
     /// How many are left.
@@ -89,12 +86,12 @@ impl Purse {
         self.refunds.push(Refund { tokens: hits, until });
     }
 
-    /// The pod returns tokens to `counter`.
-    pub fn give_back(&mut self, counter: Key, back: Back) -> Result<(), String> {
+    /// The pod returns tokens. It may call them older than they are, and have them credited less
+    /// readily, never newer. Any share may take them.
+    pub fn give_back(&mut self, back: Back) -> Result<(), String> {
         let mut missing = back.tokens;
         if let Some(epoch) = back.epoch {
-            let of_lease = |lot: &&mut Lot| lot.counter == counter && lot.epoch == epoch;
-            for lot in self.lots.iter_mut().filter(of_lease) {
+            for lot in self.lots.iter_mut().filter(|lot| lot.epoch >= epoch) {
                 pay(&mut missing, &mut lot.tokens);
             }
         }

@@ -1,5 +1,6 @@
 //! One run: pods, callers and trouble as planned, and the checks after each step.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +30,12 @@ pub struct Outcome {
 
 /// Runs a plan to its end, or to the first thing that goes wrong.
 pub fn run(plan: Plan) -> Result<Outcome, Wrong> {
+    // What the run left half done goes with its runtime.
+    let ran = panic::catch_unwind(AssertUnwindSafe(|| run_to_its_end(plan)));
+    ran.unwrap_or_else(|_| Err(Wrong { what: "panicked: see above".into(), at: Duration::ZERO }))
+}
+
+fn run_to_its_end(plan: Plan) -> Result<Outcome, Wrong> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

@@ -219,8 +219,8 @@ impl State {
     /// `pod` is told of what the store lent by `ask`, taken at `taken_at`.
     pub fn deliver(&mut self, pod: u64, ask: &Ask, grant: &Grant, taken_at: Time, now: Time) {
         let until = taken_at + grant.ends_after;
-        let (counter, epoch, tokens) = (ask.counter(), grant.epoch, grant.tokens);
-        self.purse(pod, ask.key).lend(Lot { counter, epoch, tokens, until }, now);
+        let Grant { epoch, tokens, .. } = *grant;
+        self.purse(pod, ask.key).lend(Lot { epoch, tokens, until }, now);
     }
 
     /// Tokens of `pod` that are of leases that have not ended.

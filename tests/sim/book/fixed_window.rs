@@ -16,6 +16,8 @@ pub struct FixedWindow {
     excused: u64,
     /// The window's length; 0 before the first step.
     window_us: u64,
+    /// Whether the store's clock was set back once.
+    ran_back: bool,
 }
 
 /// What is known of one window.
@@ -40,7 +42,13 @@ impl Book for FixedWindow {
         let Step { at, wall_us, ask, grant } = step;
         let window_us = ask.limit.window_seconds() * 1_000_000;
         self.window_us = window_us;
-        let (number, limit) = (wall_us / window_us, u64::from(ask.terms().requests_per_unit));
+        let limit = u64::from(ask.terms().requests_per_unit);
+        let present = wall_us / window_us;
+        // A key's time does not run back, though the clock may.
+        let number = if self.ran_back { grant.epoch } else { present };
+        if grant.epoch != number || number.abs_diff(present) > 1 {
+            return Err(format!("window {present} was called {}", grant.epoch));
+        }
         let window = self.windows.entry(number).or_default();
         if self.counted.replace(number) != Some(number) {
             // It was left and came back, which time without failovers does not: counted anew.
@@ -54,7 +62,7 @@ impl Book for FixedWindow {
 
         self.excused = self.excused.max(window.lent.saturating_sub(limit).min(window.unknown));
         let (lent, allowed) = (window.lent, limit + window.unknown);
-        let until_end_us = u128::from(window_us - wall_us % window_us);
+        let until_end_us = u128::from((number + 1) * window_us - wall_us);
         match () {
             // A limit that was lowered finds more lent already, and lends none.
             () if grant.tokens > 0 && lent > allowed => {
@@ -62,9 +70,6 @@ impl Book for FixedWindow {
             }
             () if grant.left > allowed.saturating_sub(lent) => {
                 Err(format!("window {number}: {lent} of {allowed} lent, {} left", grant.left))
-            }
-            () if grant.epoch != number => {
-                Err(format!("window {number} was called {}", grant.epoch))
             }
             () if grant.ends_after.as_micros() > until_end_us => Err(format!(
                 "window {number} ends in {until_end_us} us, its lease in {:?}",
@@ -90,6 +95,7 @@ impl Book for FixedWindow {
         self.counted = self.log.last().map(|change| change.window);
         // The count of a window that had ended by the old clock may have been cleared away.
         let (before, after) = failover.wall_us;
+        self.ran_back |= after < before;
         if self.window_us > 0 && after / self.window_us < before / self.window_us {
             self.counted = None;
         }

@@ -76,6 +76,9 @@ impl Tally {
         hits: u64,
         wall_us: (u64, u64),
     ) -> Option<u64> {
+        if limit.algorithm != Algorithm::FixedWindow {
+            return None;
+        }
         let mut left = |wall_us| {
             let window = self.window(key, number(limit, wall_us));
             let spent = window.admitted + window.straddling;
@@ -93,7 +96,8 @@ impl Tally {
             let tokens = u64::from(limit.requests_per_unit);
             let whole = number * length_us >= from_us && (number + 1) * length_us <= until_us;
             let used = window.admitted + window.straddling;
-            if whole
+            if limit.algorithm == Algorithm::FixedWindow
+                && whole
                 && window.offered >= tokens + tokens / 5
                 && used * 1_000 < tokens * USE_PERMILLE_MIN
             {

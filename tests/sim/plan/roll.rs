@@ -35,7 +35,7 @@ impl Plan {
         let rules: Vec<_> = (0..if rough { dice.within(1..4) } else { 1 })
             .map(|_| {
                 let requests_per_unit = requests_per_unit(mood, dice);
-                RulePlan::roll(dice, requests_per_unit)
+                RulePlan::roll(dice, requests_per_unit, !rough)
             })
             .collect();
         let way_ms = dice.pick(&[0, 1, 1, 2]);
@@ -149,7 +149,7 @@ fn changes(rules: &[RulePlan], span_ms: u64, dice: &mut Dice) -> Vec<(u64, Vec<R
             at_ms += dice.below(span_ms / 2);
             for rule in &mut rules {
                 if dice.percent(60) {
-                    rule.requests_per_unit = requests_per_unit(Mood::Rough, dice);
+                    *rule = rule.of_requests(requests_per_unit(Mood::Rough, dice));
                 }
             }
             (at_ms, rules.clone())
