@@ -52,7 +52,7 @@ impl Purse {
         for refund in &mut self.refunds {
             refund.until.get_or_insert(lot.until);
         }
-        self.lots.retain(|lot| lot.tokens > 0 && now <= lot.until + REMEMBERED);
+        self.lots.retain(|lot| now <= lot.until + REMEMBERED);
         assert!(self.lots.len() < LOTS_MAX, "{} lots in one purse", self.lots.len());
         if lot.tokens > 0 {
             // Earliest end first, so that spending in order never wastes what another could use.
@@ -86,12 +86,15 @@ impl Purse {
         self.refunds.push(Refund { tokens: hits, until });
     }
 
-    /// The pod returns tokens. It may call them older than they are, and have them credited less
-    /// readily, never newer. Any share may take them.
+    /// The pod returns tokens. It may take them for those of a lease that ends before theirs, which
+    /// has them credited less readily, never for those of a later one. Any share may take them.
     pub fn give_back(&mut self, back: Back) -> Result<(), String> {
         let mut missing = back.tokens;
         if let Some(epoch) = back.epoch {
-            for lot in self.lots.iter_mut().filter(|lot| lot.epoch >= epoch) {
+            let Some(until) = self.ends_of(epoch) else {
+                return Err(format!("gave back {back:?}, of a lease that it never had"));
+            };
+            for lot in self.lots.iter_mut().filter(|lot| lot.until >= until) {
                 pay(&mut missing, &mut lot.tokens);
             }
         }
@@ -103,6 +106,11 @@ impl Purse {
             return Ok(());
         }
         Err(format!("gave back {back:?}, {missing} more than was lent and is unspent"))
+    }
+
+    /// When the leases of this epoch end: the first of them, where the store's clock was set back.
+    fn ends_of(&self, epoch: u64) -> Option<Time> {
+        self.lots.iter().find(|lot| lot.epoch == epoch).map(|lot| lot.until)
     }
 
     /// Tokens of leases that have not ended.

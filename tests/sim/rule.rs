@@ -105,7 +105,7 @@ impl RulePlan {
         let mut plan = Self {
             requests_per_unit,
             unit,
-            charge_denied: dice.percent(70),
+            charge_denied: dice.percent(70) && algorithm != "leaky_bucket",
             terms,
             requests_max,
             max_delay: Duration::ZERO,
