@@ -241,8 +241,8 @@ impl State {
             _ => Duration::ZERO,
         };
         let until = taken_at + grant.ends_after + grace;
-        let Grant { epoch, tokens, .. } = *grant;
-        self.purse(pod, ask.key).lend(Lot { epoch, tokens, until }, now);
+        let lot = Lot { epoch: Some(grant.epoch), tokens: grant.tokens, until };
+        self.purse(pod, ask.key).lend(lot, now);
     }
 
     /// Tokens of `pod` that are of leases that have not ended.
