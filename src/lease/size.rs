@@ -90,6 +90,13 @@ impl Demand {
         f64::from(self.fast.max(self.slow))
     }
 
+    /// Hits a second, as of late: what has moved elsewhere is soon forgotten.
+    pub fn of_late(&self, now: Time) -> f64 {
+        let span = now.since(self.since).max(SPAN_MIN);
+        let rate = self.hits as f32 / span.as_secs_f32();
+        f64::from(self.fast + (rate - self.fast) * weight(span, FAST))
+    }
+
     /// Whether `tokens` will be gone before a lease asked for now could arrive.
     pub fn outruns(&self, tokens: u64, round_trip: Duration) -> bool {
         let horizon = (2 * round_trip + ASK_AHEAD_MARGIN).as_secs_f64();
@@ -133,6 +140,12 @@ impl Need {
         UNSPENT_ALLOWANCE * whole / f64::from(self.pods.max(1))
     }
 
+    /// Tokens that the demand will use of what is held, or that may lie unspent.
+    #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
+    pub fn in_use(&self) -> u64 {
+        (self.demand * self.span().as_secs_f64()).max(self.unspent_allowance()).max(1.0) as u64
+    }
+
     /// T: how long a lease should last; well within its end.
     fn span(&self) -> Duration {
         let span = match self.left {
@@ -143,7 +156,8 @@ impl Need {
         match self.lasts {
             // Half of its term: what is unspent at the end of one is lost.
             Some(lasts) if self.inflow > 0.0 => span.min(lasts / 2),
-            Some(lasts) => span.min(lasts),
+            // A part of the window's rest, so that the forecast gets better towards its end.
+            Some(lasts) => span.min(lasts / 4),
             None => span,
         }
     }
@@ -214,8 +228,8 @@ mod tests {
     #[test]
     fn no_lease_is_sized_beyond_its_window() {
         let lasts = Some(Duration::from_millis(10));
-        let size = Need { lasts, ..need(100_000.0, 100_000, 100_000) }.size();
-        assert_eq!(size, 1_000);
+        let size = Need { lasts, ..need(400_000.0, 100_000, 100_000) }.size();
+        assert_eq!(size, 1_000, "a quarter of its rest");
     }
 
     #[test]
