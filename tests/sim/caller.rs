@@ -40,12 +40,18 @@ impl Callers {
         Self { world, ledger, dice, due: 0, offered: HashMap::new() }
     }
 
-    /// The requests of this millisecond.
-    pub fn call(&mut self, ms: u64, fleet: &mut Fleet) {
+    /// How many requests the next millisecond has.
+    pub fn due(&mut self) -> u64 {
         // Twice the mean at most, none at the least: bursts of a few are part of it.
         self.due += self.dice.below(2 * self.world.plan.demand.requests_per_second + 1);
-        while self.due >= 1_000 {
-            self.due -= 1_000;
+        let calls = self.due / 1_000;
+        self.due %= 1_000;
+        calls
+    }
+
+    /// So many requests, now.
+    pub fn call(&mut self, calls: u64, ms: u64, fleet: &mut Fleet) {
+        for _ in 0..calls {
             let place = self.place(ms, fleet.len());
             self.ask(ms, fleet.pod(place));
         }
@@ -81,7 +87,8 @@ impl Callers {
             }
             match decided {
                 Ok(answer) => ledger.answer(&call, answer, &network),
-                Err(_) if patience.is_some() => ledger.cancel(),
+                // Its caller gave up: nothing is spent, and nobody is told.
+                Err(_) if patience.is_some() => {}
                 Err(_) => world.fault(format!("no answer, ever, to {call:?}")),
             }
         });

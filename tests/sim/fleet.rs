@@ -65,12 +65,12 @@ impl Fleet {
     /// The pod at this place stops taking requests, answers those it has, and gives all back.
     pub fn leave(&mut self, place: usize) {
         let Some(mut pod) = self.take_out(place) else { return };
-        let (world, ledger) = (Arc::clone(&self.world), Arc::clone(&self.ledger));
+        let ledger = Arc::clone(&self.ledger);
         self.leaving.spawn(async move {
             while pod.requests.join_next().await.is_some() {}
             pod.upkeep.abort();
             pod.limiter.close().await;
-            ledger.check_left(&world, pod.id);
+            ledger.check_left(pod.id);
         });
     }
 

@@ -55,6 +55,8 @@ pub struct Counts {
     pub admitted: u64,
     pub denied: u64,
     pub errors: u64,
+    /// Of those denied, though their tokens lay somewhere.
+    pub falsely_denied: u64,
 }
 
 /// Whoever waits for so many round trips has an answer: one for the batch that is on its way, and
@@ -135,9 +137,6 @@ impl Ledger {
         }
     }
 
-    /// The caller gave up first: nothing is spent, and nobody is told.
-    pub fn cancel(&self) {}
-
     /// Each token of an admission is one of a live lease, and no window has more of them than its
     /// limit.
     fn admit(&self, call: &Call, now: Time) {
@@ -159,7 +158,8 @@ impl Ledger {
         }
     }
 
-    /// With less asked for than the limit, nobody is denied while its tokens lie somewhere.
+    /// With less asked for than the limit, nobody is denied while more tokens lie somewhere than
+    /// the pods may hold.
     fn deny(&self, call: &Call, now: Time) {
         let mut state = self.world.state();
         let mut tally = self.tally.lock();
@@ -169,7 +169,9 @@ impl Ledger {
         }
         let wall_us = (state.wall_at(call.begun_at), state.wall_at(now));
         for (key, limit, hits) in call.counted() {
-            if let Some(left) = tally.could_have_paid(key, limit, hits, wall_us) {
+            if let Some(left) = tally.could_have_paid(key, limit, hits, wall_us)
+                && left > spread(limit, self.world.plan.pods_max())
+            {
                 state.fault(now, format!("denied with {left} tokens left: {call:?}"));
             }
         }
@@ -183,22 +185,26 @@ impl Ledger {
         let crowded = plan.pod_keys_max < 1_000 || plan.store_keys_max < 10_000;
         let full = crowded && matches!(error, StoreError::Overloaded | StoreError::Refused(_));
         let hurried = plan.max_wait < ROUND_TRIPS * plan.weather.round_trip_max();
-        if !full && !hurried && !network.was_struck(call.begun_at) {
+        let confused = self.world.runs_back(call.begun_at);
+        if !(full || hurried || confused || network.was_struck(call.begun_at)) {
             self.world.fault(format!("{error} on a calm day: {call:?}"));
         }
     }
 
     /// A pod that left in peace holds nothing.
-    pub fn check_left(&self, world: &World, pod: u64) {
-        let plan = &world.plan;
+    pub fn check_left(&self, pod: u64) {
+        let plan = &self.world.plan;
         let burns = plan.rules.iter().any(|rule| rule.charge_denied);
-        if !plan.weather.stretches.is_empty() || burns || plan.demand.refunds_percent > 0 {
+        // Slots go by, whether they are used or not.
+        let spaced = plan.rules.iter().any(|rule| rule.terms.contains("leaky_bucket"));
+        let refunds = plan.demand.refunds_percent > 0;
+        if !plan.weather.stretches.is_empty() || burns || spaced || refunds {
             return;
         }
-        let now = world.now();
-        let live = world.state().live_of(pod, now + END_MARGIN);
+        let now = self.world.now();
+        let live = self.world.state().live_of(pod, now + END_MARGIN);
         if live > 0 {
-            world.fault(format!("pod {pod} left and kept {live} tokens"));
+            self.world.fault(format!("pod {pod} left and kept {live} tokens"));
         }
     }
 
@@ -207,7 +213,7 @@ impl Ledger {
         let plan = &self.world.plan;
         if plan.mood == Mood::Over {
             let ends_us = plan.wall_start_us + plan.span_ms * 1_000;
-            let used = self.tally.lock().check_use(plan.wall_start_us, ends_us);
+            let used = self.tally.lock().check_use(plan.wall_start_us, ends_us, plan.pods_max());
             if let Err(what) = used {
                 self.world.fault(what);
             }
@@ -217,6 +223,12 @@ impl Ledger {
     pub fn counts(&self) -> Counts {
         self.tally.lock().counts
     }
+}
+
+/// What so many pods may hold unspent: each its part of φ of what remained when it asked, or one
+/// token, and one more that it asked ahead.
+fn spread(limit: Limit, pods: u64) -> u64 {
+    u64::from(limit.requests_per_unit) / 4 + 2 * pods
 }
 
 // === impl Call ===

@@ -6,8 +6,10 @@
 //! 2. No pod spends what it was not lent, or what has ended, or gives it back twice ([`purse`]).
 //! 3. Tables hold no more keys than their ceilings.
 //! 4. Every request is answered within its deadline; errors only where something failed.
-//! 5. Where nothing fails: nobody is denied at 0.95 of the limit, and above it hardly a token is
-//!    left over ([`ledger`]).
+//! 5. Where nothing fails ([`ledger`]), with fixed windows and single hits: at 0.95 of the limit
+//!    nobody is denied while more of it is left than a quarter (φ) and two tokens a pod, which is
+//!    what all of them may hold, and in all runs together at most one in a hundred while any is
+//!    left; above the limit 0.98 of it is used, but for one token a pod.
 //!
 //! A run that breaks a promise says which seed it was of, and
 //! `RATELEASE_SIM_SEED=<seed> cargo test --test sim -- --nocapture` runs that one first.

@@ -123,6 +123,11 @@ impl Plan {
         !self.failovers.is_empty()
     }
 
+    /// Pods that ever join.
+    pub fn pods_max(&self) -> u64 {
+        self.fleet.iter().filter(|(_, event)| matches!(event, FleetEvent::Join)).count() as u64
+    }
+
     /// When requests may be in flight at the latest.
     pub fn ends_ms(&self) -> u64 {
         let delay = self.rules.iter().map(RulePlan::max_delay).max().unwrap_or_default();

@@ -39,8 +39,15 @@ const LOTS_MAX: usize = 100_000;
 // === impl Purse ===
 
 impl Purse {
-    /// The pod was told of a lease at `now`.
-    pub fn lend(&mut self, lot: Lot, now: Time) {
+    /// The pod was told of a lease at `now`. Those of one window end with it: where the store's
+    /// clock was set back meanwhile, later than it seemed before.
+    pub fn lend(&mut self, lot: Lot, is_windowed: bool, now: Time) {
+        if is_windowed {
+            for other in self.lots.iter_mut().filter(|other| other.epoch == lot.epoch) {
+                other.until = other.until.max(lot.until);
+            }
+            self.lots.sort_by_key(|lot| lot.until);
+        }
         self.lots.retain(|lot| now <= lot.until + REMEMBERED);
         assert!(self.lots.len() < LOTS_MAX, "{} lots in one purse", self.lots.len());
         self.insert(lot);

@@ -29,7 +29,7 @@ pub const CASES: [Case; 5] = [
         terms: |_, _| "".into(),
     },
     Case { algorithm: "sliding_log", weight: 1, requests_max: 10_000, terms: |_, _| "".into() },
-    Case { algorithm: "leaky_bucket", weight: 2, requests_max: 200, terms: max_delay },
+    Case { algorithm: "leaky_bucket", weight: 2, requests_max: u64::MAX, terms: max_delay },
 ];
 
 fn burst(dice: &mut Dice, requests_per_unit: u64) -> String {
@@ -75,7 +75,8 @@ pub struct RulePlan {
     pub charge_denied: bool,
     /// Further fields of `rate_limit`.
     pub terms: String,
-    requests_max: u64,
+    /// No change makes it more.
+    pub requests_max: u64,
     max_delay: Duration,
 }
 
@@ -105,7 +106,7 @@ impl RulePlan {
         let mut plan = Self {
             requests_per_unit,
             unit,
-            charge_denied: dice.percent(70) && algorithm != "leaky_bucket",
+            charge_denied: dice.percent(70),
             terms,
             requests_max,
             max_delay: Duration::ZERO,

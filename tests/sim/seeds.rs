@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::dice::mix;
 use crate::plan::{Mood, Plan, Tamper};
+use crate::rule::CASES;
 use crate::run::{Outcome, run};
 use crate::world::Wrong;
 
@@ -15,7 +16,7 @@ use crate::world::Wrong;
 const SEEDS: u64 = 2_000;
 
 /// Failing seeds that one run looks for at most.
-const FAILURES_MAX: usize = 60;
+const FAILURES_MAX: usize = 20;
 
 /// Where a failing seed is named, so is the way to see it again.
 const REPLAY: &str = "cargo test --test sim -- --nocapture";
@@ -59,6 +60,7 @@ fn every_bound_holds_in_thousands_of_seeds() {
     }
     println!("{sums:?}");
     assert!(count < SEEDS || sums.shows_something(), "the runs show nothing: {sums:?}");
+    assert!(count < SEEDS || sums.is_fair(), "denied below the limit: {sums:?}");
 }
 
 /// What the runs came to, to see that they were about something.
@@ -66,6 +68,9 @@ fn every_bound_holds_in_thousands_of_seeds() {
 struct Sums {
     runs: [u64; 3],
     requests: u64,
+    /// Requests of runs in which less than the limit is asked for, and denials among them with
+    /// tokens somewhere.
+    under: (u64, u64),
     admitted: u64,
     denied: u64,
     errors: u64,
@@ -80,10 +85,19 @@ impl Sums {
     fn add(&mut self, outcome: &Outcome) {
         self.runs[outcome.mood as usize] += 1;
         self.requests += outcome.requests;
+        if outcome.mood == Mood::Under {
+            self.under.0 += outcome.requests;
+            self.under.1 += outcome.falsely_denied;
+        }
         self.admitted += outcome.admitted;
         self.denied += outcome.denied;
         self.errors += outcome.errors;
         self.excused += u64::from(outcome.excused > 0);
+    }
+
+    /// Few enough are denied while their tokens lie with another pod: 0.2 % was measured.
+    fn is_fair(&self) -> bool {
+        self.under.1 * 100 <= self.under.0
     }
 
     fn shows_something(&self) -> bool {
@@ -109,17 +123,26 @@ fn what_is_wrong_on_purpose_is_caught() {
         (Tamper::TellsOfMore, Mood::Over, "more than its live leases hold"),
         (Tamper::TellsOfLongerLeases, Mood::Over, "more than its live leases hold"),
         (Tamper::TellsOfNone, Mood::Under, "tokens left"),
-        (Tamper::LendsTooMuch, Mood::Over, "tokens lent of"),
         (Tamper::RepeatsReturns, Mood::Rough, "the store: "),
         (Tamper::AnswersLate, Mood::Under, "answered after"),
     ] {
-        let caught = (0..200).find_map(|seed| {
-            let plan = Plan { tamper: Some(tamper), ..Plan::of_mood(seed, mood) };
-            run(plan).err()
-        });
-        let wrong = caught.unwrap_or_else(|| panic!("{tamper:?} went unseen"));
+        let wrong = first_wrong(tamper, mood, "fixed_window");
         assert!(wrong.what.contains(said), "{tamper:?} was taken for: {wrong:?}");
     }
+    for case in CASES {
+        let wrong = first_wrong(Tamper::LendsTooMuch, Mood::Over, case.algorithm);
+        assert!(wrong.what.starts_with("the store: "), "{}: {wrong:?}", case.algorithm);
+    }
+}
+
+/// What is seen of `tamper`, in the first seed of `mood` and `algorithm` that sees anything.
+fn first_wrong(tamper: Tamper, mood: Mood, algorithm: &str) -> Wrong {
+    let plans = (0..1_000).map(|seed| Plan::of_mood(seed, mood));
+    let of_algorithm = |plan: &Plan| plan.rules.iter().all(|rule| rule.terms.contains(algorithm));
+    { plans }
+        .filter(of_algorithm)
+        .find_map(|plan| run(Plan { tamper: Some(tamper), ..plan }).err())
+        .unwrap_or_else(|| panic!("{tamper:?} went unseen with {algorithm}"))
 }
 
 fn from_environment(name: &str) -> Option<u64> {

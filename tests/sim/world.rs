@@ -171,6 +171,16 @@ impl World {
         state.trace.note(now, &("failover", plan.lost_ms, plan.jump_us));
     }
 
+    /// Whether at `time` the store's clock, which was set back, has yet to come to where it was:
+    /// pods hold word of windows that are not there yet, and believe no other.
+    pub fn runs_back(&self, time: Time) -> bool {
+        let time_us = time.nanos() / 1_000;
+        self.plan.failovers.iter().any(|(at_ms, failover)| {
+            let span_us = u64::try_from(-failover.jump_us).unwrap_or(0);
+            (at_ms * 1_000..at_ms * 1_000 + span_us + 1).contains(&time_us)
+        })
+    }
+
     /// Notes that something went wrong now.
     pub fn fault(&self, what: String) {
         let now = self.now();
@@ -242,7 +252,8 @@ impl State {
         };
         let until = taken_at + grant.ends_after + grace;
         let lot = Lot { epoch: Some(grant.epoch), tokens: grant.tokens, until };
-        self.purse(pod, ask.key).lend(lot, now);
+        let is_windowed = ask.limit.algorithm == Algorithm::FixedWindow && ask.ttl == Duration::MAX;
+        self.purse(pod, ask.key).lend(lot, is_windowed, now);
     }
 
     /// Tokens of `pod` that are of leases that have not ended.

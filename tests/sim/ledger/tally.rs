@@ -82,14 +82,16 @@ impl Tally {
         let mut left = |wall_us| {
             let window = self.window(key, number(limit, wall_us));
             let spent = window.admitted + window.straddling;
-            u64::from(limit.requests_per_unit).checked_sub(spent + hits)
+            u64::from(limit.requests_per_unit).checked_sub(spent + hits).map(|left| left + hits)
         };
-        left(wall_us.0).and(left(wall_us.1))
+        let left = left(wall_us.0).zip(left(wall_us.1)).map(|(first, last)| first.min(last));
+        self.counts.falsely_denied += u64::from(left.is_some());
+        left
     }
 
     /// Holds every window that lay in the run as a whole, and was asked for more, to
-    /// [`USE_PERMILLE_MIN`].
-    pub fn check_use(&self, from_us: u64, until_us: u64) -> Result<(), String> {
+    /// [`USE_PERMILLE_MIN`], less one token that each of the `pods` may hold in the end.
+    pub fn check_use(&self, from_us: u64, until_us: u64, pods: u64) -> Result<(), String> {
         for ((key, number), window) in &self.windows {
             let Some(limit) = self.limits.get(key) else { continue };
             let length_us = limit.window_seconds() * 1_000_000;
@@ -99,7 +101,7 @@ impl Tally {
             if limit.algorithm == Algorithm::FixedWindow
                 && whole
                 && window.offered >= tokens + tokens / 5
-                && used * 1_000 < tokens * USE_PERMILLE_MIN
+                && (used + pods) * 1_000 < tokens * USE_PERMILLE_MIN
             {
                 let offered = window.offered;
                 return Err(format!("{used} of {tokens} admitted, {offered} asked for"));
