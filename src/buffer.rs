@@ -123,11 +123,8 @@ impl Buffer {
             // store's clock has been set back.
             self.lots = Lots::default();
         }
-        let same = refill.lot.epoch == self.epoch && self.is_live(now);
-        // Both ends are too early by an unknown delay, so the later is nearer the truth.
-        let earlier = if same { self.known_until } else { Time::default() };
         self.lots.insert(refill.lot, kind, now);
-        self.known_until = refill.known_until.max(earlier);
+        self.known_until = refill.known_until;
         self.left = refill.left;
         self.epoch = refill.lot.epoch;
         self.overdrawn = refill.overdrawn;

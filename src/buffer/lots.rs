@@ -166,9 +166,11 @@ impl Lot {
         if one {
             self.tokens = self.tokens.saturating_add(lot.tokens);
             match kind {
-                // Both ends are too early by an unknown delay, so the later is nearer the truth.
-                Kind::Windowed => self.ends = self.ends.max(lot.ends),
-                Kind::Timed => {}
+                // The window ends when the store said last: its clock may have been set.
+                Kind::Windowed if lot.starts >= self.starts => {
+                    (self.starts, self.ends) = (lot.starts, lot.ends);
+                }
+                Kind::Windowed | Kind::Timed => {}
                 Kind::Spaced { .. } => self.starts = lot.starts,
             }
         }

@@ -122,9 +122,11 @@ impl Need {
         let inflow = self.inflow * SPAN_SHORT.as_secs_f64();
         let remaining = f64::from(self.terms.fraction) * self.left as f64 + inflow;
         let by_remaining = remaining / f64::from(self.pods.max(1));
-        let wanted = by_demand.max(self.unspent_allowance()).max(self.waiting as f64);
-        let size = wanted.min(by_remaining).min(f64::from(self.terms.max));
-        (size as u64).max(1)
+        let ahead = by_demand.max(self.unspent_allowance());
+        let size = ahead.min(by_remaining).min(f64::from(self.terms.max));
+        // What waits is spent at once and strands nothing. One token at a time, a queue would not
+        // be served within its wait.
+        (size as u64).max(self.waiting).max(1)
     }
 
     /// ε·L/n: what this pod may hold of a key that nobody uses. Tokens that come back by
@@ -207,9 +209,9 @@ mod tests {
     }
 
     #[test]
-    fn hits_that_wait_are_demand_and_get_no_more_than_a_share() {
+    fn hits_that_wait_are_asked_for_whatever_remains() {
         assert_eq!(Need { waiting: 30, ..need(0.0, 1_000, 1_000) }.size(), 30);
-        assert_eq!(Need { waiting: u64::MAX, ..need(0.0, 1_000, 1_000) }.size(), 250);
+        assert_eq!(Need { waiting: 30, ..need(0.0, 1_000, 5) }.size(), 30);
     }
 
     #[test]
