@@ -1,10 +1,14 @@
 //! One key's local tokens: take, refill, expire. Pure: `now` is an argument.
 
+mod lots;
 pub mod table;
 
 use std::time::Duration;
 
+pub use lots::{Kind, Lot, SLOT_GRACE};
+
 use crate::time::Time;
+use lots::Lots;
 
 /// Tokens of one key that this pod may spend without asking anybody.
 ///
@@ -18,52 +22,47 @@ use crate::time::Time;
 /// A *cold* buffer knows nothing. A *live* one holds tokens. An *empty* one does not, and whoever
 /// needs some waits for a lease. A *dry* one has heard from the store that there are none to be
 /// had, and denies by itself until that word is no longer fresh.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Buffer {
-    /// Unspent tokens; void once `ends` has passed.
-    tokens: u64,
+    lots: Lots,
     /// What the store still had at its last word.
     left: u64,
-    /// The window that all of this is about.
-    window: u64,
-    /// When the window ends, at the latest.
-    ends: Time,
+    /// The epoch of that word.
+    epoch: u64,
+    /// Until when the word is worth anything.
+    known_until: Time,
+    /// When the limit stands as new, or has a token again if none is left.
+    resets: Time,
     /// Until when the store's last word is taken for true.
     fresh_until: Time,
-    /// The store, or a charge denied here, says that more was charged than the limit allows.
+    /// The store, or a charge denied here, says that even a look is over the limit.
     overdrawn: bool,
 }
 
 /// What became of a charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Take {
-    /// It was paid. So many remain for the fleet, as far as this pod knows.
-    Taken {
-        /// Tokens held here and left at the store.
-        remaining: u64,
-    },
+    /// It was paid with these.
+    Taken(Lot),
     /// There are not enough, and the store said so a moment ago.
     Denied,
     /// Only the store can tell.
-    Short {
-        /// Tokens missing here.
-        need: u64,
-    },
+    Short,
 }
 
 /// A grant in plain values: what the store said, on this pod's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refill {
     /// Tokens lent.
-    pub tokens: u64,
+    pub lot: Lot,
     /// Tokens that the store still has.
     pub left: u64,
-    /// More was charged than the limit allows.
+    /// Even a look is over the limit.
     pub overdrawn: bool,
-    /// The window they were lent in.
-    pub window: u64,
-    /// When that window ends, counted from before the ask, so never too late.
-    pub ends: Time,
+    /// Until when this is worth anything: counted from before the ask, so never too late.
+    pub known_until: Time,
+    /// When the limit stands as new, or has a token again if none is left.
+    pub resets: Time,
     /// Until when the store need not be asked again about a key without tokens.
     pub fresh_until: Time,
 }
@@ -71,113 +70,125 @@ pub struct Refill {
 // === impl Buffer ===
 
 impl Buffer {
-    /// Whether anything is known of the present window.
+    /// Whether anything is known of the key.
     pub fn is_live(&self, now: Time) -> bool {
-        now < self.ends
+        now < self.known_until
     }
 
     /// Charges `hits`; 0 looks. A denial spends what is left here if `charge_denied`, as the
     /// reference, whose counter keeps the hits that it denied.
-    pub fn take(&mut self, hits: u64, charge_denied: bool, now: Time) -> Take {
+    pub fn take(&mut self, hits: u64, charge_denied: bool, kind: Kind, now: Time) -> Take {
         if !self.is_live(now) {
-            return Take::Short { need: hits };
+            return Take::Short;
         }
         if hits == 0 {
             return self.look(now);
         }
-        if let Some(tokens) = self.tokens.checked_sub(hits) {
-            self.tokens = tokens;
-            return Take::Taken { remaining: self.remaining() };
+        if let Some(lot) = self.lots.spend(hits, kind, now) {
+            return Take::Taken(lot);
         }
         // The first denial of a window goes to the store, so that the whole fleet learns of it.
         let settled = now < self.fresh_until && (self.overdrawn || !charge_denied);
-        if settled && hits > self.remaining() {
+        if settled && hits > self.remaining(now) {
             if charge_denied {
-                self.tokens = 0;
+                self.lots = Lots::default();
             }
             return Take::Denied;
         }
-        Take::Short { need: hits - self.tokens }
+        Take::Short
     }
 
-    /// A charge of nothing passes while the count does not exceed the limit: at the limit it still
-    /// does, as in the reference.
+    /// A charge of nothing passes while the count does not exceed the limit: at the limit of a
+    /// fixed window it still does, as in the reference.
     fn look(&self, now: Time) -> Take {
         match () {
-            () if self.tokens > 0 => Take::Taken { remaining: self.remaining() },
-            () if now >= self.fresh_until => Take::Short { need: 0 },
+            () if self.tokens(now) > 0 => Take::Taken(Lot::default()),
+            () if now >= self.fresh_until => Take::Short,
             () if self.overdrawn => Take::Denied,
-            () => Take::Taken { remaining: self.left },
+            () => Take::Taken(Lot::default()),
         }
     }
 
     /// Adds what the store lent. Word of an older window than the present one is void.
-    pub fn refill(&mut self, refill: Refill, now: Time) {
-        if refill.window == self.window && self.is_live(now) {
-            self.tokens = self.tokens.saturating_add(refill.tokens);
-            // Both ends are too early by an unknown delay, so the later is nearer the truth.
-            self.ends = self.ends.max(refill.ends);
-        } else if refill.window < self.window && self.is_live(now) {
-            return;
-        } else {
-            self.tokens = refill.tokens;
-            self.ends = refill.ends;
-            self.window = refill.window;
+    pub fn refill(&mut self, refill: Refill, kind: Kind, now: Time) {
+        if kind == Kind::Windowed && self.is_live(now) && refill.lot.epoch != self.epoch {
+            if refill.lot.epoch < self.epoch {
+                return;
+            }
+            self.lots = Lots::default();
         }
+        let same = refill.lot.epoch == self.epoch && self.is_live(now);
+        // Both ends are too early by an unknown delay, so the later is nearer the truth.
+        let earlier = if same { self.known_until } else { Time::default() };
+        self.lots.insert(refill.lot, kind, now);
+        self.known_until = refill.known_until.max(earlier);
         self.left = refill.left;
+        self.epoch = refill.lot.epoch;
         self.overdrawn = refill.overdrawn;
+        self.resets = refill.resets;
         self.fresh_until = refill.fresh_until;
     }
 
-    /// Tokens taken and not spent after all come back, if their window is still the present one.
-    pub fn put_back(&mut self, tokens: u64, window: u64, now: Time) {
-        if window == self.window && self.is_live(now) {
-            self.tokens = self.tokens.saturating_add(tokens);
+    /// Tokens taken and not spent after all come back, if their lease has not ended.
+    pub fn put_back(&mut self, lot: Lot, kind: Kind, now: Time) {
+        if kind == Kind::Windowed && lot.epoch != self.epoch {
+            return;
         }
+        self.lots.insert(lot, kind, now);
     }
 
-    /// Gives back `hits` spent earlier, by whomever, never above `limit`. False if nothing is
-    /// known of the present window: then only the store can take them.
-    pub fn refund(&mut self, hits: u64, limit: u64, now: Time) -> bool {
-        if !self.is_live(now) {
+    /// Gives back `hits` spent earlier, by whomever, never above `limit`. False if there is no
+    /// live lease to add them to: then only the store can take them.
+    pub fn refund(&mut self, hits: u64, limit: u64, kind: Kind, now: Time) -> bool {
+        if !self.is_live(now) || matches!(kind, Kind::Spaced(_)) {
             return false;
         }
-        let spent = limit.saturating_sub(self.remaining());
-        self.tokens = self.tokens.saturating_add(hits.min(spent));
-        self.overdrawn = false;
-        true
+        let spent = limit.saturating_sub(self.remaining(now));
+        let taken_in = self.lots.top_up(hits.min(spent), now);
+        self.overdrawn &= !taken_in;
+        taken_in
     }
 
-    /// Takes out every unspent token, to be given back to the store, with the window they belong
-    /// to.
-    pub fn drain(&mut self, now: Time) -> Option<(u64, u64)> {
-        let tokens = std::mem::take(&mut self.tokens);
-        (tokens > 0 && self.is_live(now)).then_some((tokens, self.window))
+    /// Takes out the tokens above `kept`, to be given back to the store.
+    pub fn skim(&mut self, kept: u64, kind: Kind, now: Time) -> Option<Lot> {
+        let excess = self.tokens(now).saturating_sub(kept);
+        let lot = if excess > 0 { self.lots.spend(excess, kind, now)? } else { return None };
+        self.left = self.left.saturating_add(excess);
+        Some(lot)
+    }
+
+    /// Takes out every unspent token, to be given back to the store.
+    pub fn drain(&mut self, now: Time) -> [Option<Lot>; 2] {
+        let lots = self.lots.drain(now);
+        let drained = lots.iter().flatten().fold(0_u64, |sum, lot| sum.saturating_add(lot.tokens));
+        self.left = self.left.saturating_add(drained);
+        lots
     }
 
     /// Unspent tokens.
-    pub fn tokens(&self) -> u64 {
-        self.tokens
+    pub fn tokens(&self, now: Time) -> u64 {
+        self.lots.tokens(now)
     }
 
-    /// What the store had left at its last word; `None` of a window that is not the present one.
+    /// What the store had left at its last word; `None` if that is worth nothing any more.
     pub fn left(&self, now: Time) -> Option<u64> {
         self.is_live(now).then_some(self.left)
     }
 
     /// Tokens held here and left at the store: what the fleet may still spend, as far as is known.
-    pub fn remaining(&self) -> u64 {
-        self.tokens.saturating_add(self.left)
+    pub fn remaining(&self, now: Time) -> u64 {
+        self.tokens(now).saturating_add(self.left)
     }
 
-    /// The window that the tokens belong to.
-    pub fn window(&self) -> u64 {
-        self.window
+    /// The epoch of the store's last word.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
-    /// Until the window ends; `None` if that is not known.
+    /// Until the limit stands as new, or has a token again if none is left; `None` if that is not
+    /// known.
     pub fn reset_after(&self, now: Time) -> Option<Duration> {
-        self.is_live(now).then(|| self.ends.since(now))
+        self.is_live(now).then(|| self.resets.since(now))
     }
 }
 

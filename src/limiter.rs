@@ -7,23 +7,28 @@ mod keep;
 mod lend;
 mod resolve;
 mod slot;
+mod wait;
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::buffer::Lot;
 use crate::buffer::table::{Table, TableFull};
+use parking_lot::Mutex;
+
 use crate::key::{Key, KeyHasher};
 use crate::lease::{Desk, Reply};
 use crate::request::Request;
-use crate::rules::Rules;
+use crate::rules::{Rule, Rules};
 use crate::store::{Ask, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{Modes, Verdict};
 
 use holding::Holding;
 use resolve::Charge;
-use slot::{Attempt, Entered, Settled, Slot};
+use slot::{Attempt, Entered, IDLE_AFTER, Slot};
 
 /// Decides requests. A handle: clones share everything.
 #[derive(Clone)]
@@ -46,11 +51,28 @@ pub struct Options {
     pub modes: Modes,
 }
 
+/// What a slot has to know of its surroundings.
+#[derive(Debug, Clone, Copy)]
+struct Here {
+    now: Time,
+    /// Of an ask to the store.
+    round_trip: Duration,
+    /// Pods alive, rounded up.
+    pods: u32,
+    /// This one's number.
+    pod: u64,
+}
+
+/// Keys that hold more than their allowance, with the time to look whether they lie idle, soonest
+/// first. Holds at most as many as the table.
+type IdleQueue = Mutex<VecDeque<(Time, Key)>>;
+
 /// What the handles share.
 struct Shared {
     table: Table<Slot>,
     /// Pods alive, as the store last said; at least 1.
     pods: AtomicU32,
+    idle: IdleQueue,
     desk: Desk,
     clock: Clock,
     options: Options,
@@ -70,12 +92,13 @@ impl Limiter {
             };
             let desk = Desk::open(store, clock, Box::new(on_reply));
             let (table, pods) = (Table::new(options.keys_max), AtomicU32::new(keep::PODS_FIRST));
-            Shared { table, pods, desk, clock, options }
+            Shared { table, pods, idle: IdleQueue::default(), desk, clock, options }
         });
         Self { shared }
     }
 
-    /// The verdict on `request` under `rules`, within `max_wait`.
+    /// The verdict on `request` under `rules`, within `max_wait`, and for a leaky bucket at most
+    /// its `max_delay` later, when the request's slot begins.
     ///
     /// Every descriptor is checked before any is charged for good: if one denies, what was taken
     /// for the others goes back. Local words come first, so that a denial found here asks nobody;
@@ -97,6 +120,9 @@ impl Limiter {
         if holding.is_short() && !holding.is_denied() {
             holding.take_leased(now, now + self.shared.options.max_wait).await?;
         }
+        if let Some(slot) = holding.slot_after(now) {
+            tokio::time::sleep_until(self.shared.clock.instant(slot)).await;
+        }
         Ok(holding.conclude(request))
     }
 
@@ -111,16 +137,16 @@ impl Limiter {
 impl Shared {
     /// Charges what is held here, if that is enough.
     fn attempt(&self, charge: &Charge, now: Time) -> Result<Attempt, StoreError> {
-        let round_trip = self.desk.round_trip();
-        self.with_slot(charge, now, |slot| {
-            let attempt = slot.attempt(charge, now);
-            (attempt, slot.ask_ahead(charge.key, round_trip, now))
+        self.with_slot(charge, now, |slot, here, asks| {
+            let attempt = slot.attempt(charge, here.now);
+            slot.look_ahead(charge, here, asks);
+            attempt
         })
     }
 
     /// Charges what is held here or queues for the next lease.
     fn enter(&self, charge: &Charge, now: Time) -> Result<Entered, StoreError> {
-        self.with_slot(charge, now, |slot| slot.enter(charge, now))
+        self.with_slot(charge, now, |slot, here, asks| slot.enter(charge, here, asks))
     }
 
     /// Runs `visit` on the slot of `charge`, then sends what it wants to ask, without the lock.
@@ -128,41 +154,79 @@ impl Shared {
         &self,
         charge: &Charge,
         now: Time,
-        visit: impl FnOnce(&mut Slot) -> (R, Option<Ask>),
+        visit: impl FnOnce(&mut Slot, &Here, &mut Vec<Ask>) -> R,
     ) -> Result<R, StoreError> {
+        let here = self.here(now);
+        let mut asks = Vec::new();
         let visited = self.table.with(
             charge.key,
-            || Slot::new(charge, now),
-            |slot| (slot.adopt(charge, now), visit(slot)),
+            || Slot::new(charge, &here),
+            |slot| {
+                slot.adopt(charge, &here, &mut asks);
+                visit(slot, &here, &mut asks)
+            },
         );
-        let ((returned, (result, ask)), evicted) =
-            visited.map_err(|TableFull| StoreError::Overloaded)?;
-        let evicted = evicted.and_then(|(key, mut slot)| slot.give_back(key, now));
-        for ask in [returned, evicted, ask].into_iter().flatten() {
-            self.desk.ask(ask);
+        let (result, evicted) = visited.map_err(|TableFull| StoreError::Overloaded)?;
+        if let Some((key, mut slot)) = evicted {
+            slot.give_back(key, now, &mut asks);
         }
+        self.send(asks);
         Ok(result)
     }
 
     /// Tokens that were taken and are not spent after all.
-    fn put_back(&self, key: Key, settled: Settled) {
+    fn put_back(&self, key: Key, taken: Lot) {
         let now = self.clock.now();
-        self.table.with_existing(key, |slot| slot.put_back(settled, now));
+        let mut asks = Vec::new();
+        self.table.with_existing(key, |slot| slot.put_back(taken, key, now, &mut asks));
+        self.send(asks);
     }
 
     /// Hands a reply of the store to the key it is about, and asks on if requests still wait.
     fn on_reply(&self, reply: Reply) {
-        if reply.ask.back.is_some_and(|back| back.epoch.is_some()) {
-            // Tokens given back: nobody waits, and what was lost on the way ends with its window.
+        if reply.ask.is_return() {
+            // Nobody waits, and what was lost on the way ends with its lease.
             return;
         }
-        let now = self.clock.now();
-        let asks = self.table.with_existing(reply.ask.key, |slot| slot.reply(&reply, now));
-        // A key that was evicted since has no use for its lease.
-        let asks = asks.unwrap_or_else(|| [lend::unwanted(&reply), None, None]);
-        for ask in asks.into_iter().flatten() {
+        let key = reply.ask.key;
+        let here = self.here(self.clock.now());
+        let mut asks = Vec::new();
+        let watched = self.table.with_existing(key, |slot| {
+            slot.reply(&reply, &here, &mut asks);
+            slot.watch(&here)
+        });
+        match watched {
+            Some(true) => self.watch(key, here.now + IDLE_AFTER),
+            Some(false) => {}
+            // A key that was evicted since has no use for its lease.
+            None => asks.extend(lend::unwanted(&reply)),
+        }
+        self.send(asks);
+    }
+
+    fn send(&self, asks: Vec<Ask>) {
+        for ask in asks {
             self.desk.ask(ask);
         }
+    }
+
+    fn here(&self, now: Time) -> Here {
+        let round_trip = self.desk.round_trip();
+        let pods = self.pods.load(Ordering::Relaxed).next_power_of_two();
+        Here { now, round_trip, pods, pod: self.options.pod }
+    }
+}
+
+// === impl Here ===
+
+impl Here {
+    /// Where this pod begins to ask for a key of `rule`: each at its own share.
+    fn first_share(&self, key: Key, rule: Option<&Rule>) -> u8 {
+        let shares = rule.map_or(1, |rule| rule.shards.get());
+        // The remainder is below a number of 8 bits.
+        #[allow(clippy::cast_possible_truncation)]
+        let share = (self.pod.wrapping_add(key.bits()) % u64::from(shares)) as u8;
+        share
     }
 }
 

@@ -138,6 +138,11 @@ impl Ask {
         }
     }
 
+    /// Whether it gives unspent tokens back, for which nobody waits.
+    pub fn is_return(&self) -> bool {
+        self.back.is_some_and(|back| back.epoch.is_some())
+    }
+
     /// The count that it is a step of.
     pub fn counter(&self) -> Key {
         self.key.of_share(self.share.at)

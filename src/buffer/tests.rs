@@ -10,124 +10,212 @@ fn at(millis: u64) -> Time {
 
 fn refill(tokens: u64, left: u64) -> Refill {
     let ends = Time::from_nanos(10 * SECOND);
-    Refill { tokens, left, overdrawn: false, window: 5, ends, fresh_until: at(100) }
+    let lot = Lot { tokens, epoch: 5, starts: at(0), ends };
+    Refill { lot, left, overdrawn: false, known_until: ends, resets: ends, fresh_until: at(100) }
+}
+
+const W: Kind = Kind::Windowed;
+
+/// What remains after a charge that was paid; `None` if it was not.
+fn pays(buffer: &mut Buffer, hits: u64, charge_denied: bool, now: Time) -> Option<u64> {
+    let taken = matches!(buffer.take(hits, charge_denied, W, now), Take::Taken(_));
+    taken.then(|| buffer.remaining(now))
 }
 
 fn live(tokens: u64, left: u64) -> Buffer {
     let mut buffer = Buffer::default();
-    buffer.refill(refill(tokens, left), at(0));
+    buffer.refill(refill(tokens, left), W, at(0));
     buffer
 }
 
 #[test]
 fn a_cold_buffer_cannot_tell() {
     let mut buffer = Buffer::default();
-    assert_eq!(buffer.take(3, true, at(0)), Take::Short { need: 3 });
-    assert_eq!(buffer.take(0, true, at(0)), Take::Short { need: 0 });
+    assert_eq!(buffer.take(3, true, W, at(0)), Take::Short);
+    assert_eq!(buffer.take(0, true, W, at(0)), Take::Short);
 }
 
 #[test]
 fn pays_from_its_tokens_and_counts_what_the_store_has_as_remaining() {
     let mut buffer = live(5, 10);
-    assert_eq!(buffer.take(2, true, at(1)), Take::Taken { remaining: 13 });
-    assert_eq!(buffer.take(3, true, at(1)), Take::Taken { remaining: 10 });
-    assert_eq!(buffer.take(1, true, at(1)), Take::Short { need: 1 });
+    assert_eq!(pays(&mut buffer, 2, true, at(1)), Some(13));
+    assert_eq!(pays(&mut buffer, 3, true, at(1)), Some(10));
+    assert_eq!(buffer.take(1, true, W, at(1)), Take::Short);
 }
 
 #[test]
 fn asks_only_for_what_is_missing() {
-    assert_eq!(live(5, 10).take(9, true, at(1)), Take::Short { need: 4 });
+    assert_eq!(live(5, 10).take(9, true, W, at(1)), Take::Short);
 }
 
 #[test]
 fn no_token_outlives_its_window() {
     let mut buffer = live(5, 10);
-    assert_eq!(buffer.take(1, true, at(9_999)), Take::Taken { remaining: 14 });
-    assert_eq!(buffer.take(1, true, at(10_000)), Take::Short { need: 1 });
-    assert_eq!(buffer.drain(at(10_000)), None);
+    assert_eq!(pays(&mut buffer, 1, true, at(9_999)), Some(14));
+    assert_eq!(buffer.take(1, true, W, at(10_000)), Take::Short);
+    assert_eq!(buffer.drain(at(10_000)), [None; 2]);
 }
 
 #[test]
 fn the_first_denial_goes_to_the_store_and_the_next_is_local_while_its_word_is_fresh() {
     let mut buffer = live(0, 0);
-    assert_eq!(buffer.take(1, true, at(1)), Take::Short { need: 1 });
-    buffer.refill(Refill { overdrawn: true, ..refill(0, 0) }, at(2));
-    assert_eq!(buffer.take(1, true, at(3)), Take::Denied);
-    assert_eq!(buffer.take(1, true, at(100)), Take::Short { need: 1 });
+    assert_eq!(buffer.take(1, true, W, at(1)), Take::Short);
+    buffer.refill(Refill { overdrawn: true, ..refill(0, 0) }, W, at(2));
+    assert_eq!(buffer.take(1, true, W, at(3)), Take::Denied);
+    assert_eq!(buffer.take(1, true, W, at(100)), Take::Short);
 }
 
 #[test]
 fn a_denied_charge_spends_what_is_left_of_its_key() {
     let mut buffer = live(3, 0);
-    buffer.refill(Refill { overdrawn: true, ..refill(0, 0) }, at(1));
-    assert_eq!(buffer.take(4, true, at(2)), Take::Denied);
-    assert_eq!(buffer.take(1, true, at(3)), Take::Denied);
+    buffer.refill(Refill { overdrawn: true, ..refill(0, 0) }, W, at(1));
+    assert_eq!(buffer.take(4, true, W, at(2)), Take::Denied);
+    assert_eq!(buffer.take(1, true, W, at(3)), Take::Denied);
 }
 
 #[test]
 fn a_denied_charge_spends_nothing_where_the_rule_says_so() {
     let mut buffer = live(3, 0);
-    assert_eq!(buffer.take(4, false, at(2)), Take::Denied);
-    assert_eq!(buffer.take(3, false, at(3)), Take::Taken { remaining: 0 });
+    assert_eq!(buffer.take(4, false, W, at(2)), Take::Denied);
+    assert_eq!(pays(&mut buffer, 3, false, at(3)), Some(0));
 }
 
 #[test]
 fn a_look_passes_at_the_limit_and_not_beyond_it() {
-    assert_eq!(live(0, 0).take(0, true, at(1)), Take::Taken { remaining: 0 });
+    assert_eq!(pays(&mut live(0, 0), 0, true, at(1)), Some(0));
     let mut buffer = live(0, 0);
-    buffer.refill(Refill { overdrawn: true, ..refill(0, 0) }, at(1));
-    assert_eq!(buffer.take(0, true, at(2)), Take::Denied);
-    assert_eq!(buffer.take(0, true, at(100)), Take::Short { need: 0 });
+    buffer.refill(Refill { overdrawn: true, ..refill(0, 0) }, W, at(1));
+    assert_eq!(buffer.take(0, true, W, at(2)), Take::Denied);
+    assert_eq!(buffer.take(0, true, W, at(100)), Take::Short);
 }
 
 #[test]
 fn a_grant_of_another_window_replaces_what_was_held() {
     let mut buffer = live(5, 10);
-    let next = Refill { window: 6, ends: at(20_000), fresh_until: at(10_100), ..refill(2, 90) };
-    buffer.refill(next, at(10_001));
-    assert_eq!(buffer.take(1, true, at(10_002)), Take::Taken { remaining: 91 });
+    let next = Refill {
+        lot: Lot { tokens: 2, epoch: 6, starts: at(0), ends: at(20_000) },
+        known_until: at(20_000),
+        fresh_until: at(10_100),
+        ..refill(2, 90)
+    };
+    buffer.refill(next, W, at(10_001));
+    assert_eq!(pays(&mut buffer, 1, true, at(10_002)), Some(91));
 }
 
 #[test]
 fn a_late_grant_of_an_older_window_is_void() {
     let mut buffer = live(5, 10);
-    buffer.refill(Refill { window: 4, ..refill(100, 0) }, at(1));
-    assert_eq!(buffer.tokens(), 5);
+    buffer.refill(
+        Refill { lot: Lot { epoch: 4, ..refill(100, 0).lot }, ..refill(100, 0) },
+        W,
+        at(1),
+    );
+    assert_eq!(buffer.tokens(at(2)), 5);
     assert_eq!(buffer.left(at(1)), Some(10));
 }
 
 #[test]
 fn grants_of_one_window_add_up() {
     let mut buffer = live(5, 10);
-    buffer.refill(refill(4, 6), at(1));
-    assert_eq!(buffer.remaining(), 15);
+    buffer.refill(refill(4, 6), W, at(1));
+    assert_eq!(buffer.remaining(at(1)), 15);
 }
 
 #[test]
 fn tokens_come_back_to_their_own_window_only() {
     let mut buffer = live(5, 10);
-    buffer.take(5, true, at(1));
-    buffer.put_back(3, 4, at(2));
-    assert_eq!(buffer.tokens(), 0);
-    buffer.put_back(3, 5, at(2));
-    assert_eq!(buffer.tokens(), 3);
-    buffer.put_back(3, 5, at(10_000));
-    assert_eq!(buffer.tokens(), 3);
+    buffer.take(5, true, W, at(1));
+    buffer.put_back(Lot { tokens: 3, epoch: 4, ..refill(0, 0).lot }, W, at(2));
+    assert_eq!(buffer.tokens(at(2)), 0);
+    buffer.put_back(Lot { tokens: 3, epoch: 5, ..refill(0, 0).lot }, W, at(2));
+    assert_eq!(buffer.tokens(at(2)), 3);
+    buffer.put_back(Lot { tokens: 3, epoch: 5, ..refill(0, 0).lot }, W, at(10_000));
+    assert_eq!(buffer.tokens(at(10_000)), 0, "the window has ended");
 }
 
 #[test]
 fn a_refund_never_lifts_a_key_above_its_limit() {
     let mut buffer = live(5, 10);
-    assert!(buffer.refund(3, 20, at(1)));
-    assert_eq!(buffer.remaining(), 18);
-    assert!(buffer.refund(u64::MAX, 20, at(1)));
-    assert_eq!(buffer.remaining(), 20);
-    assert!(!buffer.refund(1, 20, at(10_000)));
+    assert!(buffer.refund(3, 20, W, at(1)));
+    assert_eq!(buffer.remaining(at(1)), 18);
+    assert!(buffer.refund(u64::MAX, 20, W, at(1)));
+    assert_eq!(buffer.remaining(at(1)), 20);
+    assert!(!buffer.refund(1, 20, W, at(10_000)));
 }
 
 #[test]
 fn draining_takes_every_token_once() {
     let mut buffer = live(5, 10);
-    assert_eq!(buffer.drain(at(1)), Some((5, 5)));
-    assert_eq!(buffer.drain(at(1)), None);
+    assert_eq!(buffer.drain(at(1)), [None, Some(refill(5, 0).lot)]);
+    assert_eq!(buffer.drain(at(1)), [None; 2]);
+}
+
+fn lease(tokens: u64, starts: u64, ends: u64) -> Refill {
+    let lot = Lot { tokens, epoch: starts, starts: at(starts), ends: at(ends) };
+    Refill { lot, known_until: at(ends), ..refill(0, 100) }
+}
+
+#[test]
+fn each_lease_without_a_window_ends_by_itself_and_the_elder_is_spent_first() {
+    let mut buffer = Buffer::default();
+    buffer.refill(lease(5, 0, 2_000), Kind::Timed, at(0));
+    buffer.refill(lease(7, 1_500, 3_500), Kind::Timed, at(1_500));
+    assert_eq!(buffer.tokens(at(1_600)), 12);
+    let Take::Taken(spent) = buffer.take(2, true, Kind::Timed, at(1_700)) else { panic!() };
+    assert_eq!((spent.epoch, spent.ends), (0, at(2_000)));
+    assert_eq!(buffer.tokens(at(1_999)), 10);
+    assert_eq!(buffer.tokens(at(2_000)), 7);
+    buffer.put_back(spent, Kind::Timed, at(2_000));
+    assert_eq!(buffer.tokens(at(2_000)), 7, "the lease they were of has ended");
+    assert_eq!(buffer.take(8, true, Kind::Timed, at(2_001)), Take::Short);
+}
+
+#[test]
+fn a_charge_across_two_leases_comes_back_with_the_end_of_the_elder() {
+    let mut buffer = Buffer::default();
+    buffer.refill(lease(5, 0, 2_000), Kind::Timed, at(0));
+    buffer.refill(lease(7, 1_500, 3_500), Kind::Timed, at(1_500));
+    let Take::Taken(spent) = buffer.take(8, true, Kind::Timed, at(1_700)) else { panic!() };
+    assert_eq!((spent.tokens, spent.ends), (8, at(2_000)));
+    buffer.put_back(spent, Kind::Timed, at(1_700));
+    assert_eq!(buffer.tokens(at(1_700)), 12);
+    assert_eq!(buffer.tokens(at(2_000)), 4);
+}
+
+#[test]
+fn a_third_lease_joins_the_two_that_end_first() {
+    let mut buffer = Buffer::default();
+    for lent in [0, 100, 200] {
+        buffer.refill(lease(5, lent, lent + 2_000), Kind::Timed, at(lent));
+    }
+    assert_eq!(buffer.tokens(at(1_999)), 15);
+    assert_eq!(buffer.tokens(at(2_000)), 5, "never later than their own end");
+    let [older, newest] = buffer.drain(at(300));
+    assert_eq!(older.map(|lot| (lot.tokens, lot.epoch)), Some((10, 0)));
+    assert_eq!(newest.map(|lot| (lot.tokens, lot.epoch)), Some((5, 200)));
+}
+
+#[test]
+fn slots_come_one_after_the_other_and_go_by_unused() {
+    let kind = Kind::Spaced(Duration::from_millis(10));
+    let mut buffer = Buffer::default();
+    buffer.refill(lease(4, 100, 200), kind, at(90));
+    let mut slot = |now| match buffer.take(1, true, kind, at(now)) {
+        Take::Taken(lot) => Some(lot.starts),
+        _ => None,
+    };
+    assert_eq!(slot(90), Some(at(100)));
+    assert_eq!(slot(90), Some(at(110)));
+    assert_eq!(slot(131), Some(at(130)), "that of 120 has gone by at 130");
+    assert_eq!(slot(131), None);
+}
+
+#[test]
+fn the_last_slot_taken_can_be_put_back() {
+    let kind = Kind::Spaced(Duration::from_millis(10));
+    let mut buffer = Buffer::default();
+    buffer.refill(lease(4, 100, 200), kind, at(90));
+    let Take::Taken(first) = buffer.take(1, true, kind, at(90)) else { panic!() };
+    buffer.put_back(first, kind, at(90));
+    assert_eq!(buffer.take(1, true, kind, at(90)), Take::Taken(first));
 }

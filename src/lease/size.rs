@@ -5,11 +5,8 @@
 
 use std::time::Duration;
 
+use crate::rules::Terms;
 use crate::time::Time;
-
-/// φ: of what remains, the part that one pod may hold when all ask at once. At ½, a demand that
-/// moves between pods strands several per cent of the tokens; at ¼ it does not.
-const SHARE_OF_REMAINING: f64 = 0.25;
 
 /// ε: the part of a limit that may lie unspent in the whole fleet, whatever the demand.
 const UNSPENT_ALLOWANCE: f64 = 0.005;
@@ -20,6 +17,11 @@ const IDLE_AFTER: Duration = Duration::from_millis(200);
 
 /// On top of two round trips, for a batch that is on its way already and for the scheduler.
 const ASK_AHEAD_MARGIN: Duration = Duration::from_millis(1);
+
+/// T while more than half of the limit remains, while more than a fifth does, and below.
+const SPAN_LONG: Duration = Duration::from_secs(2);
+const SPAN_MIDDLE: Duration = Duration::from_millis(250);
+const SPAN_SHORT: Duration = Duration::from_millis(50);
 
 /// Demand is measured over spans of at least this.
 const SPAN_MIN: Duration = Duration::from_millis(10);
@@ -47,14 +49,19 @@ pub struct Need {
     pub demand: f64,
     /// Hits that wait for this lease.
     pub waiting: u64,
-    /// Tokens in a window.
+    /// Tokens that may be spent at once.
     pub limit: u64,
     /// Tokens that the store is thought to have left.
     pub left: u64,
-    /// Until the window ends, if known.
-    pub reset_after: Option<Duration>,
+    /// Tokens that come back each second by themselves; 0 for fixed windows, whose tokens come
+    /// back all at once.
+    pub inflow: f64,
+    /// How long a lease may last: until its window ends, if known, or its term.
+    pub lasts: Option<Duration>,
     /// Pods alive, at least 1; too few strands tokens, too many costs trips.
     pub pods: u32,
+    /// φ and the ceiling of one lease.
+    pub terms: Terms,
 }
 
 // === impl Demand ===
@@ -102,22 +109,43 @@ impl Need {
     /// end.
     #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
     pub fn size(&self) -> u64 {
-        let pods = f64::from(self.pods.max(1));
         let by_demand = self.demand * self.span().as_secs_f64();
-        let by_allowance = UNSPENT_ALLOWANCE * self.limit as f64 / pods;
-        let by_remaining = SHARE_OF_REMAINING * self.left as f64 / pods;
-        let wanted = by_demand.max(by_allowance).max(self.waiting as f64);
-        (wanted.min(by_remaining) as u64).max(1)
+        // What comes in until the next ask is shared too: a bucket that is kept empty has nothing
+        // left, and serves its rate all the same.
+        let inflow = self.inflow * SPAN_SHORT.as_secs_f64();
+        let remaining = f64::from(self.terms.fraction) * self.left as f64 + inflow;
+        let by_remaining = remaining / f64::from(self.pods.max(1));
+        let wanted = by_demand.max(self.unspent_allowance()).max(self.waiting as f64);
+        let size = wanted.min(by_remaining).min(f64::from(self.terms.max));
+        (size as u64).max(1)
     }
 
-    /// T: how long a lease should last; no longer than its window.
+    /// ε·L/n: what this pod may hold of a key that nobody uses. Tokens that come back by
+    /// themselves are lost with a lease that ends unspent, so that the allowance is of what comes
+    /// in while one lasts.
+    pub fn unspent_allowance(&self) -> f64 {
+        let whole = match self.lasts {
+            Some(lasts) if self.inflow > 0.0 => {
+                (self.inflow * lasts.as_secs_f64()).min(self.limit as f64)
+            }
+            _ => self.limit as f64,
+        };
+        UNSPENT_ALLOWANCE * whole / f64::from(self.pods.max(1))
+    }
+
+    /// T: how long a lease should last; well within its end.
     fn span(&self) -> Duration {
         let span = match self.left {
-            left if left > self.limit / 2 => Duration::from_secs(2),
-            left if left > self.limit / 5 => Duration::from_millis(250),
-            _ => Duration::from_millis(50),
+            left if left > self.limit / 2 => SPAN_LONG,
+            left if left > self.limit / 5 => SPAN_MIDDLE,
+            _ => SPAN_SHORT,
         };
-        self.reset_after.map_or(span, |reset_after| span.min(reset_after))
+        match self.lasts {
+            // Half of its term: what is unspent at the end of one is lost.
+            Some(lasts) if self.inflow > 0.0 => span.min(lasts / 2),
+            Some(lasts) => span.min(lasts),
+            None => span,
+        }
     }
 }
 
@@ -126,7 +154,8 @@ mod tests {
     use super::*;
 
     fn need(demand: f64, limit: u64, left: u64) -> Need {
-        Need { demand, waiting: 0, limit, left, reset_after: None, pods: 1 }
+        let (waiting, inflow, lasts, pods) = (0, 0.0, None, 1);
+        Need { demand, waiting, limit, left, inflow, lasts, pods, terms: Terms::default() }
     }
 
     fn demand(hits_per_second: u64, millis: u64) -> Demand {
@@ -184,9 +213,33 @@ mod tests {
 
     #[test]
     fn no_lease_is_sized_beyond_its_window() {
-        let reset_after = Some(Duration::from_millis(10));
-        let size = Need { reset_after, ..need(100_000.0, 100_000, 100_000) }.size();
+        let lasts = Some(Duration::from_millis(10));
+        let size = Need { lasts, ..need(100_000.0, 100_000, 100_000) }.size();
         assert_eq!(size, 1_000);
+    }
+
+    #[test]
+    fn the_terms_of_a_rule_set_the_share_and_the_ceiling() {
+        let half = Terms { fraction: 0.5, ..Terms::default() };
+        assert_eq!(Need { terms: half, ..need(1e9, 100, 80) }.size(), 40);
+        let few = Terms { max: 7, ..Terms::default() };
+        assert_eq!(Need { terms: few, ..need(1e9, 100, 80) }.size(), 7);
+    }
+
+    #[test]
+    fn an_empty_bucket_lends_a_share_of_what_comes_in() {
+        let poor =
+            Need { inflow: 1_000.0, lasts: Some(Duration::from_secs(2)), ..need(900.0, 1_000, 0) };
+        assert_eq!(poor.size(), 45, "50 ms of the demand");
+        assert_eq!(Need { pods: 5, ..poor }.size(), 10, "a fifth of 50 ms of the rate");
+    }
+
+    #[test]
+    fn what_may_lie_unspent_is_a_part_of_what_comes_in_meanwhile() {
+        let hour =
+            Need { inflow: 10.0, lasts: Some(Duration::from_secs(2)), ..need(0.0, 36_000, 36_000) };
+        assert_eq!(hour.size(), 1, "0.5 % of 20 tokens");
+        assert_eq!(need(0.0, 36_000, 36_000).size(), 180, "0.5 % of the window's");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! What one request has taken so far. Dropped before its end, it gives everything back.
 
-use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
 use super::resolve::{Charge, Resolved};
 use super::slot::{Attempt, Entered, Settled, Standing};
+use super::wait::Promise;
 use super::{Request, Shared, StoreError, Time, Verdict};
 use crate::key::Key;
 use crate::verdict::{self, Code, Counted, Outcome};
@@ -21,7 +21,7 @@ pub(super) struct Holding<'a> {
 struct Queued<'a> {
     shared: &'a Shared,
     key: Key,
-    reply: oneshot::Receiver<Result<Settled, StoreError>>,
+    reply: Promise,
 }
 
 // === impl Holding ===
@@ -80,6 +80,15 @@ impl<'a> Holding<'a> {
         }
     }
 
+    /// When the request may pass, if it may, for those of its keys that hand out slots in time.
+    pub(super) fn slot_after(&self, now: Time) -> Option<Time> {
+        let taken = self.attempts.iter().filter_map(|attempt| match attempt {
+            Some(Attempt::Settled(settled)) => Some(settled.taken.starts),
+            _ => None,
+        });
+        taken.max().filter(|slot| *slot > now && !self.is_denied())
+    }
+
     /// The verdict. If it denies, what was taken for the other descriptors goes back.
     pub(super) fn conclude(mut self, request: &Request<'_>) -> Verdict {
         let modes = self.shared.options.modes;
@@ -128,9 +137,9 @@ impl<'a> Holding<'a> {
             else {
                 continue;
             };
-            if settled.taken > 0 && !spent.contains(&charge.key) {
-                self.shared.put_back(charge.key, *settled);
-                settled.standing.remaining += std::mem::take(&mut settled.taken);
+            if settled.taken.tokens > 0 && !spent.contains(&charge.key) {
+                self.shared.put_back(charge.key, settled.taken);
+                settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
             }
         }
     }
@@ -149,7 +158,7 @@ fn outcome(resolved: &Resolved, attempt: Option<&Attempt>) -> Outcome {
         Resolved::Unlimited => return Outcome::Unlimited,
         Resolved::Charged(charge) => charge,
     };
-    let limit = u64::from(charge.applied.limit.requests_per_unit);
+    let limit = charge.applied.limit.capacity();
     let (over, standing) = match attempt {
         Some(Attempt::Settled(settled)) => (settled.over, settled.standing),
         Some(Attempt::Short(standing)) => (false, *standing),
@@ -179,7 +188,7 @@ impl Drop for Queued<'_> {
     fn drop(&mut self) {
         self.reply.close();
         if let Ok(Ok(settled)) = self.reply.try_recv() {
-            self.shared.put_back(self.key, settled);
+            self.shared.put_back(self.key, settled.taken);
         }
     }
 }

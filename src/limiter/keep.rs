@@ -4,18 +4,27 @@ use std::time::Duration;
 
 use crate::buffer::table::Entry;
 use crate::key::Key;
-use crate::rules::Rules;
+use crate::rules::{Rule, Rules};
 use crate::store::{Ask, Beat};
 use crate::time::Time;
 
-use super::slot::Slot;
-use super::{Limiter, Ordering};
+use super::slot::{Slot, Watch};
+use super::{Limiter, Ordering, Shared};
 
 /// Pods that are taken to share the store before it has told: too few strand tokens.
-pub(super) const PODS_FIRST: u32 = 1;
+pub(super) const PODS_FIRST: u32 = 16;
 
-/// Between two signs of life, which are also when ended keys are cleared away.
+/// Between two signs of life.
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often keys of which nothing is known any more are forgotten.
+const TIDY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often keys that may lie idle are looked at.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Idle keys that are looked at at once: their returns must find room in the desk's queue.
+const WATCH_BATCH: usize = 1024;
 
 /// A pod that has not been heard of for so long is taken for dead: three beats.
 const BEAT_LASTS: Duration = Duration::from_secs(3);
@@ -24,11 +33,30 @@ impl Limiter {
     /// Keeps the table and the count of pods up to date, for ever. One task of each limiter runs
     /// it.
     pub async fn run(&self) {
+        tokio::join!(self.keep_beating(), self.keep_tidy(), self.watch_idle());
+    }
+
+    async fn keep_beating(&self) {
         let mut ticks = tokio::time::interval(BEAT_INTERVAL);
         loop {
             ticks.tick().await;
             self.beat(false).await;
+        }
+    }
+
+    async fn keep_tidy(&self) {
+        let mut ticks = tokio::time::interval(TIDY_INTERVAL);
+        loop {
+            ticks.tick().await;
             self.tidy().await;
+        }
+    }
+
+    async fn watch_idle(&self) {
+        let mut ticks = tokio::time::interval(WATCH_INTERVAL);
+        loop {
+            ticks.tick().await;
+            self.shared.return_idle();
         }
     }
 
@@ -44,13 +72,17 @@ impl Limiter {
 
     /// Gives back the tokens of rules that `rules` no longer has, or has with another limit.
     pub async fn adopt(&self, rules: &Rules) {
-        self.sweep(|key, slot, now| stale(rules, slot).then(|| slot.give_back(key, now)).flatten())
-            .await;
+        self.sweep(|key, slot, now, asks| {
+            if stale(rules, slot) {
+                slot.give_back(key, now, asks);
+            }
+        })
+        .await;
     }
 
     /// Forgets the keys whose window has ended. To be called every second or so.
     pub async fn tidy(&self) {
-        self.sweep(|_, _, _| None).await;
+        self.sweep(|_, _, _, _| ()).await;
     }
 
     /// Gives every unspent token back and returns once the store has been told. No decision may be
@@ -58,19 +90,19 @@ impl Limiter {
     pub async fn close(&self) {
         // A lease that is still on its way has to be here to be given back.
         self.shared.desk.settle().await;
-        self.sweep(|key, slot, now| slot.give_back(key, now)).await;
+        self.sweep(|key, slot, now, asks| slot.give_back(key, now, asks)).await;
         self.beat(true).await;
         self.shared.desk.close().await;
     }
 
     /// Shows `visit` every key, removes those that are of no more use, and sends what it returns.
-    async fn sweep(&self, mut visit: impl FnMut(Key, &mut Slot, Time) -> Option<Ask>) {
+    async fn sweep(&self, mut visit: impl FnMut(Key, &mut Slot, Time, &mut Vec<Ask>)) {
         let Self { shared } = self;
         for part in shared.table.parts() {
             let now = shared.clock.now();
             let mut returned = Vec::new();
             shared.table.retain(part, |key, slot| {
-                returned.extend(visit(key, slot, now));
+                visit(key, slot, now, &mut returned);
                 slot.is_busy() || slot.is_live(now)
             });
             for ask in returned {
@@ -80,11 +112,45 @@ impl Limiter {
     }
 }
 
+impl Shared {
+    /// Looks again at `key` when it is `due`.
+    pub(super) fn watch(&self, key: Key, due: Time) {
+        let mut idle = self.idle.lock();
+        // A key that was evicted while it stood here may stand here twice. Beyond the ceiling it
+        // keeps what it holds until its lease ends.
+        if idle.len() < self.options.keys_max {
+            idle.push_back((due, key));
+        }
+    }
+
+    /// Gives back what idle keys hold above their allowance.
+    fn return_idle(&self) {
+        let here = self.here(self.clock.now());
+        let due = |(due, _): &mut (Time, Key)| *due <= here.now;
+        let mut asks = Vec::new();
+        for _ in 0..WATCH_BATCH {
+            let next = self.idle.lock().pop_front_if(due);
+            let Some((_, key)) = next else { break };
+            let watch = self.table.with_existing(key, |slot| slot.idle(key, &here, &mut asks));
+            if let Some(Watch::Until(due)) = watch {
+                self.watch(key, due);
+            }
+        }
+        self.send(asks);
+    }
+}
+
+/// Whether two rules lend tokens in one manner.
+fn lends_alike(one: &Rule, other: &Rule) -> bool {
+    let manner = |rule: &Rule| (rule.allowance, rule.leasing, rule.shards);
+    manner(one) == manner(other)
+}
+
 /// Whether the key's rule is gone or allows something else now. An unchanged rule is replaced by
 /// its new copy, so that old versions of the rules can be freed.
 fn stale(rules: &Rules, slot: &mut Slot) -> bool {
     let Some(rule) = slot.rule() else { return false };
-    match rules.by_path(&rule.path).filter(|new| new.allowance == rule.allowance) {
+    match rules.by_path(&rule.path).filter(|new| lends_alike(new, rule)) {
         Some(new) => {
             slot.renew(new);
             false

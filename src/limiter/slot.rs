@@ -1,27 +1,23 @@
 //! What the limiter keeps for one key: its buffer, its demand, and the requests that wait.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
-use super::lend::{refill, returning};
+use super::Here;
+use super::lend::{Manner, Whole};
 use super::resolve::Charge;
+use super::wait::{Promise, Queue, Wish};
 use crate::buffer::table::Entry;
-use crate::buffer::{Buffer, Take};
+use crate::buffer::{Buffer, Kind, Lot, Take};
 use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::{Demand, Need};
-use crate::rules::{Limit, Rule, Share};
-use crate::store::{Ask, Back, StoreError};
+use crate::rules::{Limit, Rule};
+use crate::store::{Ask, Back, Grant, StoreError};
 use crate::time::Time;
 
-/// Requests that wait for the lease of one key at most. More are refused at once.
-const WAITING_MAX: usize = 1024;
-
-/// Pods that are taken to share a key. Fixed until pods count one another.
-const PODS: u32 = 1;
+/// A key that has lain so long is idle: what it holds above its allowance goes back.
+pub(super) const IDLE_AFTER: Duration = Duration::from_millis(200);
 
 /// State of one key.
 pub(super) struct Slot {
@@ -31,10 +27,16 @@ pub(super) struct Slot {
     limit: Limit,
     /// The rule that it is of; `None` for an override.
     rule: Option<Arc<Rule>>,
+    /// The share of the key that is asked next.
+    share: u8,
+    /// Shares in a row that had nothing left.
+    dry_shares: u8,
     /// An ask is on its way: one at a time.
     asking: bool,
+    /// It is due to be looked at once it has lain idle.
+    watched: bool,
     touched: Time,
-    waiting: VecDeque<Waiter>,
+    waiting: Queue,
 }
 
 /// What became of a charge, or did not yet.
@@ -52,9 +54,7 @@ pub(super) struct Settled {
     /// The limit was exceeded.
     pub(super) over: bool,
     /// Tokens taken, to be put back if the request is denied elsewhere.
-    pub(super) taken: u64,
-    /// The window they belong to.
-    pub(super) window: u64,
+    pub(super) taken: Lot,
     /// How the key stands after it.
     pub(super) standing: Standing,
 }
@@ -64,7 +64,7 @@ pub(super) struct Settled {
 pub(super) struct Standing {
     /// Tokens that remain for the fleet, as far as is known.
     pub(super) remaining: u64,
-    /// Until the window ends, where that is known.
+    /// Until the limit stands as new, or has a token again, where that is known.
     pub(super) reset_after: Option<Duration>,
 }
 
@@ -73,59 +73,56 @@ pub(super) enum Entered {
     /// Tokens arrived in the meantime.
     Settled(Settled),
     /// The reply will come here.
-    Queued(oneshot::Receiver<Result<Settled, StoreError>>),
+    Queued(Promise),
 }
 
-struct Waiter {
-    wish: Wish,
-    reply: oneshot::Sender<Result<Settled, StoreError>>,
-}
-
-/// What a charge wants of its key.
-#[derive(Debug, Clone, Copy)]
-struct Wish {
-    /// What it is held to. Two limits of one window share a count: a rule's and an override's, or
-    /// those of two overrides.
-    limit: Limit,
-    hits: u64,
-    refund: bool,
-    charge_denied: bool,
+/// What is to be done about a key that may lie idle.
+pub(super) enum Watch {
+    /// Look again then.
+    Until(Time),
+    /// Nothing more.
+    Over,
 }
 
 // === impl Slot ===
 
 impl Slot {
-    pub(super) fn new(charge: &Charge, now: Time) -> Self {
+    pub(super) fn new(charge: &Charge, here: &Here) -> Self {
         Self {
             buffer: Buffer::default(),
             demand: Demand::default(),
             limit: charge.applied.limit,
             rule: charge.applied.rule.clone(),
+            share: here.first_share(charge.key, charge.applied.rule.as_deref()),
+            dry_shares: 0,
             asking: false,
-            touched: now,
-            waiting: VecDeque::new(),
+            watched: false,
+            touched: here.now,
+            waiting: Queue::default(),
         }
     }
 
     /// Takes the limit that `charge` comes with for its own. Tokens lent under another go back.
-    pub(super) fn adopt(&mut self, charge: &Charge, now: Time) -> Option<Ask> {
-        self.touched = now;
-        if self.limit == charge.applied.limit {
-            return None;
+    pub(super) fn adopt(&mut self, charge: &Charge, here: &Here, asks: &mut Vec<Ask>) {
+        self.touched = here.now;
+        if self.limit != charge.applied.limit {
+            self.turn_to(charge.applied.limit, charge.key, here, asks);
         }
-        self.rule = charge.applied.rule.clone();
-        self.turn_to(charge.applied.limit, charge.key, now)
+        if self.rule.as_ref().map(Arc::as_ptr) != charge.applied.rule.as_ref().map(Arc::as_ptr) {
+            self.rule.clone_from(&charge.applied.rule);
+            self.share %= self.manner().shares;
+        }
     }
 
-    /// Holds nothing but tokens of `limit` from now on; the ask returns the others.
-    fn turn_to(&mut self, limit: Limit, key: Key, now: Time) -> Option<Ask> {
+    /// Holds nothing but tokens of `limit` from now on; the others are returned.
+    fn turn_to(&mut self, limit: Limit, key: Key, here: &Here, asks: &mut Vec<Ask>) {
         if self.limit == limit {
-            return None;
+            return;
         }
-        let returned = self.give_back(key, now);
+        self.give_back(key, here.now, asks);
         self.buffer = Buffer::default();
+        self.dry_shares = 0;
         self.limit = limit;
-        returned
     }
 
     /// Charges what is held, if that is enough.
@@ -140,66 +137,103 @@ impl Slot {
     }
 
     /// Charges what is held, or queues and, if nobody has, asks.
-    pub(super) fn enter(&mut self, charge: &Charge, now: Time) -> (Entered, Option<Ask>) {
+    pub(super) fn enter(&mut self, charge: &Charge, here: &Here, asks: &mut Vec<Ask>) -> Entered {
         let mut wish = Wish::of(charge);
-        if let Some(settled) = self.settle(wish, now) {
-            return (Entered::Settled(settled), None);
+        if let Some(settled) = self.settle(wish, here.now) {
+            return Entered::Settled(settled);
         }
-        let (reply, receiver) = oneshot::channel();
-        if self.waiting.len() >= WAITING_MAX {
-            self.forget_answered();
+        // A refund that finds no lease here goes to the store with the ask itself.
+        let refund = if !self.asking && wish.refund { std::mem::take(&mut wish.hits) } else { 0 };
+        let (promise, queued) = self.waiting.push(wish);
+        if queued && !self.asking {
+            let back = (refund > 0).then_some(Back { tokens: refund, epoch: None });
+            asks.push(Ask { back, ..self.ask(charge.key, here) });
         }
-        if self.waiting.len() >= WAITING_MAX {
-            // The receiver is there to hear it.
-            let _ = reply.send(Err(StoreError::Overloaded));
-            return (Entered::Queued(receiver), None);
-        }
-        let asks = !self.asking;
-        // A refund of a key that is not known here goes to the store with the ask itself.
-        let refund = if asks && wish.refund { std::mem::take(&mut wish.hits) } else { 0 };
-        self.waiting.push_back(Waiter { wish, reply });
-        let back = (refund > 0).then_some(Back { tokens: refund, epoch: None });
-        let ask = asks.then(|| Ask { back, ..self.ask(charge.key, now) });
-        (Entered::Queued(receiver), ask)
+        Entered::Queued(promise)
     }
 
-    /// Asks for the next lease while tokens last, if they will not last until it comes.
-    pub(super) fn ask_ahead(&mut self, key: Key, round_trip: Duration, now: Time) -> Option<Ask> {
-        let more = self.buffer.left(now).is_some_and(|left| left > 0);
-        let low = more && self.demand.outruns(self.buffer.tokens(), round_trip);
-        (low && !self.asking).then(|| self.ask(key, now))
+    /// After a charge: asks for the next lease while tokens last, if they will not last until it
+    /// comes, and sends on what a refund left here above what the pod would ask for.
+    pub(super) fn look_ahead(&mut self, charge: &Charge, here: &Here, asks: &mut Vec<Ask>) {
+        let manner = self.manner();
+        if charge.refund {
+            let kept = self.need(&manner, 0, here).size();
+            let excess = self.buffer.skim(kept, manner.kind, here.now);
+            asks.extend(excess.and_then(|lot| manner.returning(charge.key, self.share, lot)));
+        }
+        let more = self.buffer.left(here.now).is_some_and(|left| left > 0);
+        if more && !self.asking && manner.is_leased() {
+            let tokens = self.buffer.tokens(here.now);
+            if self.demand.outruns(tokens, here.round_trip) {
+                asks.push(self.ask(charge.key, here));
+            }
+        }
     }
 
-    /// Takes in a reply, serves whom it can, and asks on for the others. The first ask returns
-    /// tokens that are of no use here any more; it has to go first.
+    /// Takes in a reply, serves whom it can, and asks on for the others. Returns go before asks.
     ///
     /// The limit may have changed while the ask was out. Whoever waited for its lease is served
     /// under the limit that it was asked for, and only then the turn is the next one's.
-    pub(super) fn reply(&mut self, reply: &Reply, now: Time) -> [Option<Ask>; 3] {
+    pub(super) fn reply(&mut self, reply: &Reply, here: &Here, asks: &mut Vec<Ask>) {
         let key = reply.ask.key;
         self.asking = false;
-        let mut returned = [None; 2];
         match &reply.outcome {
             Err(error) => self.fail(error),
             Ok(grant) => {
-                returned[0] = self.turn_to(reply.ask.limit, key, now);
-                self.buffer.refill(refill(reply, grant, now), now);
-                self.serve(now);
+                self.turn_to(reply.ask.limit, key, here, asks);
+                let manner = self.manner();
+                let whole = self.whole(reply, grant, &manner);
+                let refill = manner.refill(reply, grant, whole, here);
+                self.buffer.refill(refill, manner.kind, here.now);
+                self.serve(here.now);
             }
         }
-        let Some(first) = self.waiting.front() else { return [returned[0], None, None] };
-        returned[1] = self.turn_to(first.wish.limit, key, now);
-        [returned[0], returned[1], Some(self.ask(key, now))]
+        match self.waiting.first() {
+            Some(first) => {
+                self.turn_to(first.limit, key, here, asks);
+                asks.push(self.ask(key, here));
+            }
+            // Nobody may spend what was not asked for.
+            None if !self.manner().is_leased() => self.give_back(key, here.now, asks),
+            None => {}
+        }
     }
 
-    /// Takes out the unspent tokens; the ask returns them to the store.
-    pub(super) fn give_back(&mut self, key: Key, now: Time) -> Option<Ask> {
-        let (tokens, window) = self.buffer.drain(now)?;
-        Some(returning(key, self.limit, tokens, window))
+    /// Whether the slot holds so much that it has to be watched for idleness, which it is then.
+    pub(super) fn watch(&mut self, here: &Here) -> bool {
+        let starts = !self.watched && self.holds_above_allowance(here);
+        self.watched |= starts;
+        starts
     }
 
-    pub(super) fn put_back(&mut self, settled: Settled, now: Time) {
-        self.buffer.put_back(settled.taken, settled.window, now);
+    /// Returns what an idle key holds above its allowance.
+    pub(super) fn idle(&mut self, key: Key, here: &Here, asks: &mut Vec<Ask>) -> Watch {
+        let due = self.touched + IDLE_AFTER;
+        let above = self.holds_above_allowance(here);
+        if above && (due > here.now || self.is_busy()) {
+            return Watch::Until(due.max(here.now + IDLE_AFTER / 2));
+        }
+        self.watched = false;
+        if above {
+            self.give_back(key, here.now, asks);
+        }
+        Watch::Over
+    }
+
+    /// Takes out the unspent tokens; the asks return them to the store.
+    pub(super) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
+        let manner = self.manner();
+        let lots = self.buffer.drain(now).into_iter().flatten();
+        asks.extend(lots.filter_map(|lot| manner.returning(key, self.share, lot)));
+    }
+
+    /// Tokens that were taken and are not spent after all.
+    pub(super) fn put_back(&mut self, taken: Lot, key: Key, now: Time, asks: &mut Vec<Ask>) {
+        let manner = self.manner();
+        self.buffer.put_back(taken, manner.kind, now);
+        if !manner.is_leased() && self.waiting.is_empty() {
+            self.give_back(key, now, asks);
+        }
     }
 
     /// The rule that the key's tokens were lent under; `None` for an override.
@@ -212,93 +246,127 @@ impl Slot {
         self.rule = Some(Arc::clone(rule));
     }
 
-    /// Whether anything is known of the present window.
+    /// Whether anything is known of the key.
     pub(super) fn is_live(&self, now: Time) -> bool {
         self.buffer.is_live(now)
+    }
+
+    fn manner(&self) -> Manner {
+        Manner::of(self.limit, self.rule.as_deref())
     }
 
     fn settle(&mut self, wish: Wish, now: Time) -> Option<Settled> {
         if wish.limit != self.limit {
             return None;
         }
-        let over = if wish.refund {
-            self.buffer.refund(wish.hits, self.tokens_max(), now).then_some(false)?
+        let kind = self.manner().kind;
+        let (over, taken) = if wish.refund {
+            let refunded = self.buffer.refund(wish.hits, self.limit.capacity(), kind, now);
+            refunded.then_some((false, Lot::default()))?
         } else {
-            match self.buffer.take(wish.hits, wish.charge_denied, now) {
-                Take::Taken { .. } => false,
-                Take::Denied => true,
-                Take::Short { .. } => return None,
+            match self.buffer.take(wish.hits, wish.charge_denied, kind, now) {
+                Take::Taken(lot) => (false, lot),
+                Take::Denied => (true, Lot::default()),
+                Take::Short => return None,
             }
         };
-        let taken = if over || wish.refund { 0 } else { wish.hits };
-        Some(Settled { over, taken, window: self.buffer.window(), standing: self.standing(now) })
+        Some(Settled { over, taken, standing: self.standing(now) })
     }
 
     fn standing(&self, now: Time) -> Standing {
+        let capacity = self.limit.capacity();
         let reset_after = self.buffer.reset_after(now);
-        let remaining = reset_after.map_or(self.tokens_max(), |_| self.buffer.remaining());
+        let remaining = reset_after.map_or(capacity, |_| self.buffer.remaining(now).min(capacity));
         Standing { remaining, reset_after }
-    }
-
-    /// Tokens in a window.
-    fn tokens_max(&self) -> u64 {
-        u64::from(self.limit.requests_per_unit)
-    }
-
-    /// Drops the requests that have been answered without us.
-    fn forget_answered(&mut self) {
-        self.waiting.retain(|waiter| !waiter.reply.is_closed());
     }
 
     /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
     /// not at all. Looks and refunds ask for nothing, and neither do those held to another limit.
-    fn ask(&mut self, key: Key, now: Time) -> Ask {
+    fn ask(&mut self, key: Key, here: &Here) -> Ask {
         self.asking = true;
         // Nothing is asked, and nothing charged, for a request that has been answered.
-        self.forget_answered();
-        let held = if self.buffer.is_live(now) { self.buffer.tokens() } else { 0 };
-        let of_limit = |wish: &Wish| wish.limit == self.limit;
-        let wishes = || self.waiting.iter().map(|waiter| waiter.wish).filter(of_limit);
-        let charges = || wishes().filter(Wish::spends);
+        self.waiting.forget_answered();
+        let manner = self.manner();
+        let held = self.buffer.tokens(here.now);
+        let charges = || self.waiting.under(self.limit).filter(Wish::spends);
         let wanted = charges().fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
+        let missing = wanted.saturating_sub(held);
         let first = charges().next();
-        let takes = first.is_some() || self.waiting.is_empty();
+        let need = first.map_or(0, |wish| wish.hits.saturating_sub(held));
+        let size = || self.need(&manner, missing, here).size();
+        let want = match first {
+            None if !self.waiting.is_empty() => 0,
+            _ if manner.is_leased() => size().max(need),
+            _ => missing,
+        };
+        // One share may have less than a charge needs: it gives what it has, the next one more.
+        let whole = manner.shares.get() == 1;
         Ask {
-            key,
-            limit: self.limit,
-            want: if takes { self.size(wanted.saturating_sub(held), now) } else { 0 },
-            need: first.map_or(0, |wish| wish.hits.saturating_sub(held)),
-            charge_denied: first.is_some_and(|wish| wish.charge_denied),
-            share: Share::WHOLE,
-            ttl: Duration::MAX,
-            back: None,
+            want,
+            need: if whole { need } else { 0 },
+            charge_denied: whole && first.is_some_and(|wish| wish.charge_denied),
+            ..manner.ask(key, self.share)
         }
     }
 
-    fn size(&self, waiting: u64, now: Time) -> u64 {
-        let limit = self.tokens_max();
+    fn need(&self, manner: &Manner, waiting: u64, here: &Here) -> Need {
+        let limit = self.limit.capacity();
+        let lasts = match manner.kind {
+            Kind::Windowed => self.buffer.reset_after(here.now),
+            Kind::Timed | Kind::Spaced(_) => Some(manner.ttl()),
+        };
         Need {
             demand: self.demand.rate(),
             waiting,
             limit,
-            left: self.buffer.left(now).unwrap_or(limit),
-            reset_after: self.buffer.reset_after(now),
-            pods: PODS,
+            left: self.buffer.left(here.now).unwrap_or(limit),
+            inflow: manner.inflow(),
+            lasts,
+            // Each share is asked by its part of the pods, by one at least.
+            pods: here.pods.max(u32::from(manner.shares.get())),
+            terms: manner.terms(),
         }
-        .size()
+    }
+
+    /// What the word of one share says of the key. A share that is empty hands over to the next;
+    /// once all are, so is the key.
+    fn whole(&mut self, reply: &Reply, grant: &Grant, manner: &Manner) -> Whole {
+        let shares = manner.shares.get();
+        if shares == 1 {
+            return Whole { left: grant.left, overdrawn: grant.overdrawn, is_sure: true };
+        }
+        if grant.tokens > 0 || grant.left > 0 {
+            self.dry_shares = 0;
+        }
+        if grant.left > 0 {
+            let left = grant.left.saturating_mul(u64::from(shares));
+            return Whole { left, overdrawn: false, is_sure: false };
+        }
+        self.share = (reply.ask.share.at + 1) % manner.shares;
+        self.dry_shares = self.dry_shares.saturating_add(1).min(shares);
+        let part = reply.ask.terms().capacity().max(1);
+        let left = part.saturating_mul(u64::from(shares - self.dry_shares));
+        // No share is told of a denial, since none knows that the others are empty.
+        Whole { left, overdrawn: left == 0, is_sure: left == 0 }
+    }
+
+    fn holds_above_allowance(&self, here: &Here) -> bool {
+        let manner = self.manner();
+        let tokens = self.buffer.tokens(here.now);
+        let spaced = matches!(manner.kind, Kind::Spaced(_));
+        let allowance = || self.need(&manner, 0, here).unspent_allowance();
+        tokens > 1 && !spaced && tokens as f64 > allowance()
     }
 
     /// Settles whatever wait the tokens and the store's word allow, first come first served.
     fn serve(&mut self, now: Time) {
-        for waiter in std::mem::take(&mut self.waiting) {
-            if waiter.reply.is_closed() {
-                continue;
-            }
+        let kind = self.manner().kind;
+        for waiter in self.waiting.take() {
             match self.settle(waiter.wish, now) {
-                None => self.waiting.push_back(waiter),
+                None => self.waiting.keep(waiter),
                 Some(settled) => {
-                    if waiter.reply.send(Ok(settled)).is_err() {
-                        self.put_back(settled, now);
+                    if let Some(settled) = waiter.tell(Ok(settled)) {
+                        self.buffer.put_back(settled.taken, kind, now);
                     }
                 }
             }
@@ -306,9 +374,8 @@ impl Slot {
     }
 
     fn fail(&mut self, error: &StoreError) {
-        for waiter in self.waiting.drain(..) {
-            // Whoever is gone need not hear it.
-            let _ = waiter.reply.send(Err(error.clone()));
+        for waiter in self.waiting.take() {
+            waiter.tell(Err(error.clone()));
         }
     }
 }
@@ -320,22 +387,5 @@ impl Entry for Slot {
 
     fn is_busy(&self) -> bool {
         self.asking || !self.waiting.is_empty()
-    }
-}
-
-// === impl Wish ===
-
-impl Wish {
-    fn of(charge: &Charge) -> Self {
-        Self {
-            limit: charge.applied.limit,
-            hits: charge.hits,
-            refund: charge.refund,
-            charge_denied: charge.charge_denied(),
-        }
-    }
-
-    fn spends(&self) -> bool {
-        self.hits > 0 && !self.refund
     }
 }

@@ -90,7 +90,9 @@ impl Rig {
         let hasher = KeyHasher::new("");
         let modes = Modes::default();
         let options = Options { max_wait: MAX_WAIT, keys_max: KEYS_MAX, pod: 0, hasher, modes };
-        Limiter::new(store, self.clock, options)
+        let pod = Limiter::new(store, self.clock, options);
+        pod.shared.pods.store(1, Ordering::Relaxed);
+        pod
     }
 
     fn asks(&self) -> usize {

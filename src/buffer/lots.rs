@@ -1,0 +1,192 @@
+//! The leases that a buffer's tokens are of: few, the one that ends first spent first.
+
+use std::time::Duration;
+
+use crate::time::Time;
+
+/// Tokens that share a lease's end and its return.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Lot {
+    /// How many.
+    pub tokens: u64,
+    /// What their return names: [`crate::store::Grant::epoch`].
+    pub epoch: u64,
+    /// When the first may be spent; of spaced tokens, each next one a spacing later.
+    pub starts: Time,
+    /// When they end, at the latest.
+    pub ends: Time,
+}
+
+/// How the tokens of a key hang together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// They end with their window, which is their epoch: a newer window ends all older ones.
+    Windowed,
+    /// Each lease ends by itself.
+    Timed,
+    /// They are slots, each so long after the one before (leaky bucket).
+    Spaced(Duration),
+}
+
+/// Unspent tokens, of two leases at most: the one that is being spent and the one asked ahead.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Lots {
+    newest: Lot,
+    /// Boxed, since windows, the usual kind, never need it.
+    older: Option<Box<Lot>>,
+}
+
+/// A slot may be taken until the next one begins, or for this long: timers are no finer.
+pub const SLOT_GRACE: Duration = Duration::from_millis(1);
+
+// === impl Lots ===
+
+impl Lots {
+    /// Tokens that may still be spent.
+    pub(super) fn tokens(&self, now: Time) -> u64 {
+        let older = self.older.as_deref().map_or(0, |lot| lot.live(now));
+        older.saturating_add(self.newest.live(now))
+    }
+
+    /// Takes out `hits` of them, or none. What is returned puts them back.
+    pub(super) fn spend(&mut self, hits: u64, kind: Kind, now: Time) -> Option<Lot> {
+        self.prune(kind, now);
+        if self.tokens(now) < hits {
+            return None;
+        }
+        let Some(older) = &mut self.older else { return Some(self.newest.split(hits, kind)) };
+        let first = older.split(hits.min(older.tokens), kind);
+        if older.tokens == 0 {
+            self.older = None;
+        }
+        self.newest.split(hits - first.tokens, kind);
+        // All of them end with the first: that is early for some and late for none.
+        Some(Lot { tokens: hits, ..first })
+    }
+
+    /// Adds tokens of a new lease, or some that were taken out.
+    pub(super) fn insert(&mut self, lot: Lot, kind: Kind, now: Time) {
+        self.prune(kind, now);
+        // A window is worth noting even without tokens: refunds may come to it.
+        let of_use = lot.tokens > 0 || kind == Kind::Windowed;
+        if now >= lot.ends || !of_use || self.joined(lot, kind) {
+            return;
+        }
+        if self.newest.tokens == 0 {
+            self.newest = lot;
+            return;
+        }
+        let (first, last) = in_order(self.newest, lot);
+        let older = match self.older.take() {
+            None => first,
+            // One too many. Slots cannot be joined: those in the middle go by.
+            Some(older) if matches!(kind, Kind::Spaced(_)) => in_order(*older, first).0,
+            Some(older) => {
+                let (first, second) = in_order(*older, first);
+                Lot { tokens: first.tokens.saturating_add(second.tokens), ..first }
+            }
+        };
+        (self.older, self.newest) = (Some(Box::new(older)), last);
+    }
+
+    /// Takes out everything, by lease.
+    pub(super) fn drain(&mut self, now: Time) -> [Option<Lot>; 2] {
+        let older = self.older.take().map(|lot| *lot);
+        let newest = Some(std::mem::take(&mut self.newest));
+        [older, newest].map(|lot| lot.filter(|lot| lot.live(now) > 0))
+    }
+
+    /// Adds `tokens` to a lease that is live, if there is one.
+    pub(super) fn top_up(&mut self, tokens: u64, now: Time) -> bool {
+        let live = now < self.newest.ends;
+        if live {
+            self.newest.tokens = self.newest.tokens.saturating_add(tokens);
+        }
+        live
+    }
+
+    /// Adds `lot` to the one that it is part of, if that is here.
+    fn joined(&mut self, lot: Lot, kind: Kind) -> bool {
+        let lots = self.older.as_deref_mut().into_iter().chain([&mut self.newest]);
+        { lots }.any(|other| other.join(lot, kind))
+    }
+
+    /// Forgets what has ended.
+    fn prune(&mut self, kind: Kind, now: Time) {
+        if let Kind::Spaced(spacing) = kind {
+            self.newest.lapse(spacing, now);
+            if let Some(older) = &mut self.older {
+                older.lapse(spacing, now);
+            }
+        }
+        if self.older.as_deref().is_some_and(|lot| lot.live(now) == 0) {
+            self.older = None;
+        }
+        if self.newest.live(now) == 0 {
+            self.newest.tokens = 0;
+        }
+        if self.newest.tokens == 0
+            && let Some(older) = self.older.take()
+        {
+            self.newest = *older;
+        }
+    }
+}
+
+fn in_order(a: Lot, b: Lot) -> (Lot, Lot) {
+    if a.ends <= b.ends { (a, b) } else { (b, a) }
+}
+
+// === impl Lot ===
+
+impl Lot {
+    fn live(&self, now: Time) -> u64 {
+        if now < self.ends { self.tokens } else { 0 }
+    }
+
+    /// Takes out the first `tokens`, of which there are enough.
+    fn split(&mut self, tokens: u64, kind: Kind) -> Lot {
+        let taken = Lot { tokens, ..*self };
+        self.tokens -= tokens;
+        if let Kind::Spaced(spacing) = kind {
+            self.starts = self.starts + times(spacing, tokens);
+        }
+        taken
+    }
+
+    /// Takes `lot` in, if both are one lease.
+    fn join(&mut self, lot: Lot, kind: Kind) -> bool {
+        let one = match kind {
+            Kind::Windowed => self.epoch == lot.epoch && self.ends > Time::default(),
+            Kind::Timed => self.epoch == lot.epoch && self.ends == lot.ends,
+            Kind::Spaced(spacing) => lot.starts + times(spacing, lot.tokens) == self.starts,
+        };
+        if one {
+            self.tokens = self.tokens.saturating_add(lot.tokens);
+            match kind {
+                // Both ends are too early by an unknown delay, so the later is nearer the truth.
+                Kind::Windowed => self.ends = self.ends.max(lot.ends),
+                Kind::Timed => {}
+                Kind::Spaced(_) => self.starts = lot.starts,
+            }
+        }
+        one
+    }
+
+    /// Lets the slots go that have gone by.
+    fn lapse(&mut self, spacing: Duration, now: Time) {
+        let grace = spacing.max(SLOT_GRACE);
+        let late = now.since(self.starts).saturating_sub(grace);
+        if late.is_zero() || self.tokens == 0 {
+            return;
+        }
+        let gone = late.as_nanos() / spacing.as_nanos().max(1) + 1;
+        let gone = u64::try_from(gone).unwrap_or(u64::MAX).min(self.tokens);
+        self.split(gone, Kind::Spaced(spacing));
+    }
+}
+
+fn times(span: Duration, by: u64) -> Duration {
+    let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+    Duration::from_nanos(nanos.saturating_mul(by))
+}

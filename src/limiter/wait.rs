@@ -1,0 +1,111 @@
+//! The requests that wait for a key's next lease.
+
+use std::collections::VecDeque;
+
+use tokio::sync::oneshot;
+
+use super::resolve::Charge;
+use super::slot::Settled;
+use crate::rules::Limit;
+use crate::store::StoreError;
+
+/// Requests that wait for the lease of one key at most. More are refused at once.
+const WAITING_MAX: usize = 1024;
+
+/// First come, first served.
+#[derive(Default)]
+pub(super) struct Queue {
+    waiters: VecDeque<Waiter>,
+}
+
+/// Where the word on a charge that waits arrives.
+pub(super) type Promise = oneshot::Receiver<Result<Settled, StoreError>>;
+
+/// A request that waits.
+pub(super) struct Waiter {
+    pub(super) wish: Wish,
+    reply: oneshot::Sender<Result<Settled, StoreError>>,
+}
+
+/// What a charge wants of its key.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish {
+    /// What it is held to. Two limits of one window share a count: a rule's and an override's, or
+    /// those of two overrides.
+    pub(super) limit: Limit,
+    pub(super) hits: u64,
+    pub(super) refund: bool,
+    pub(super) charge_denied: bool,
+}
+
+// === impl Queue ===
+
+impl Queue {
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiters.is_empty()
+    }
+
+    pub(super) fn first(&self) -> Option<Wish> {
+        self.waiters.front().map(|waiter| waiter.wish)
+    }
+
+    /// The wishes held to `limit`, in order.
+    pub(super) fn under(&self, limit: Limit) -> impl Iterator<Item = Wish> {
+        self.waiters.iter().map(|waiter| waiter.wish).filter(move |wish| wish.limit == limit)
+    }
+
+    /// Puts `wish` at the end; false if there is no room, which the promise then says.
+    pub(super) fn push(&mut self, wish: Wish) -> (Promise, bool) {
+        let (reply, promise) = oneshot::channel();
+        if self.waiters.len() >= WAITING_MAX {
+            self.forget_answered();
+        }
+        if self.waiters.len() >= WAITING_MAX {
+            // The receiver is there to hear it.
+            let _ = reply.send(Err(StoreError::Overloaded));
+            return (promise, false);
+        }
+        self.waiters.push_back(Waiter { wish, reply });
+        (promise, true)
+    }
+
+    /// Drops the requests that have been answered without us.
+    pub(super) fn forget_answered(&mut self) {
+        self.waiters.retain(|waiter| !waiter.reply.is_closed());
+    }
+
+    /// Everyone who still waits; those who go on waiting are to be put back with `keep`.
+    pub(super) fn take(&mut self) -> impl Iterator<Item = Waiter> + use<> {
+        std::mem::take(&mut self.waiters).into_iter().filter(|waiter| !waiter.reply.is_closed())
+    }
+
+    pub(super) fn keep(&mut self, waiter: Waiter) {
+        self.waiters.push_back(waiter);
+    }
+}
+
+// === impl Waiter ===
+
+impl Waiter {
+    /// Tells the request. Returns what it did not live to take.
+    pub(super) fn tell(self, word: Result<Settled, StoreError>) -> Option<Settled> {
+        self.reply.send(word).err()?.ok()
+    }
+}
+
+// === impl Wish ===
+
+impl Wish {
+    pub(super) fn of(charge: &Charge) -> Self {
+        Self {
+            limit: charge.applied.limit,
+            hits: charge.hits,
+            refund: charge.refund,
+            charge_denied: charge.charge_denied(),
+        }
+    }
+
+    pub(super) fn spends(&self) -> bool {
+        self.hits > 0 && !self.refund
+    }
+}
