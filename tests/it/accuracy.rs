@@ -11,6 +11,7 @@ pub mod oracle; // what an exact server says
 mod bounds; // no algorithm admits more than it may
 mod hand_over; // what a pod that ends had left
 mod limits; // as many pass as may, and few are denied too early
+mod parts; // the parts themselves
 mod trips; // commands for 1000 decisions
 
 use std::time::{Duration, UNIX_EPOCH};

@@ -21,8 +21,8 @@ const LIMIT: u32 = 200;
 const BURST: u32 = 40;
 const WINDOW: Duration = Duration::from_secs(2);
 const WINDOWS: u32 = 3;
-/// 10 ms
-const INTERVAL: Duration = Duration::from_nanos(WINDOW.as_nanos() as u64 / LIMIT as u64);
+/// WINDOW / LIMIT
+const INTERVAL: Duration = Duration::from_millis(10);
 /// How long a lease of a token bucket may lie before it is spent.
 const TTL: Duration = Duration::from_millis(200);
 

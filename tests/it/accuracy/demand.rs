@@ -51,26 +51,3 @@ impl Demand {
         (found.unwrap_or(last) + usize::try_from(moves).unwrap()) % self.weights.len()
     }
 }
-
-#[test]
-fn a_stream_has_its_rate_and_its_weights_and_moves() {
-    let second = Duration::from_secs(1);
-    let demand = Demand { rate: 10_000.0, weights: vec![3.0, 1.0], moves_every: Some(second) };
-    let mut counts = [[0_u32; 2]; 2];
-    for Arrival { at, pod } in demand.arrivals(7, 2 * second) {
-        counts[usize::from(at >= second)][pod] += 1;
-    }
-    let expected = [[7_500, 2_500], [2_500, 7_500]];
-    for (count, expected) in counts.iter().flatten().zip(expected.iter().flatten()) {
-        // Five standard deviations.
-        assert!(count.abs_diff(*expected) < 450, "{counts:?}");
-    }
-}
-
-#[test]
-fn a_seed_gives_the_same_stream_again() {
-    let demand = Demand { rate: 1_000.0, weights: vec![1.0; 4], moves_every: None };
-    let stream = |seed| demand.arrivals(seed, Duration::from_secs(1)).collect::<Vec<_>>();
-    assert_eq!(stream(1), stream(1));
-    assert_ne!(stream(1), stream(2));
-}

@@ -75,18 +75,3 @@ where
 pub fn count(answers: &[Answer], said: Said) -> u64 {
     answers.iter().filter(|answer| answer.said == said).count() as u64
 }
-
-#[tokio::test]
-async fn a_slow_answer_delays_no_other_request() {
-    let at = |millis| Arrival { at: Duration::from_millis(millis), pod: usize::from(millis == 0) };
-    let arrivals = [at(0), at(5), at(10), at(60)];
-    let slow = |pod| async move {
-        tokio::time::sleep(Duration::from_millis(if pod == 1 { 200 } else { 0 })).await;
-        Said::Admitted
-    };
-    let start = Instant::from_std(crate::support::now());
-    let answers = drive(arrivals.into_iter(), start, Duration::from_millis(50), slow).await;
-    assert_eq!(count(&answers, Said::Admitted), 3, "the last one is due after the end");
-    assert!(answers[0].answered >= Duration::from_millis(200));
-    assert!(answers[1].answered < answers[0].answered && answers[2].answered < answers[0].answered);
-}

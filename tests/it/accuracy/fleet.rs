@@ -1,5 +1,7 @@
 //! Pods in this process, each with connections of its own to a real cluster.
 
+#![allow(dead_code, reason = "the tests and the bench use a part each")]
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;

@@ -91,28 +91,3 @@ impl Exact {
         }
     }
 }
-
-/// How many of `requests` at each time, in milliseconds, pass under 10 in each 10 s.
-fn passing(algorithm: Algorithm, requests: &[(u64, u32)]) -> Vec<u32> {
-    let limit = Limit { algorithm, ..Limit::fixed_window(1, ratelease::rules::Unit::Second) };
-    let ten = std::num::NonZeroU32::new(10).unwrap();
-    let mut exact = Exact::new(Limit { requests_per_unit: 10, unit_multiplier: ten, ..limit });
-    let mut at = |millis| u32::from(exact.admits(Duration::from_millis(1_000_000 + millis)));
-    requests.iter().map(|(millis, count)| (0..*count).map(|_| at(*millis)).sum()).collect()
-}
-
-#[test]
-fn each_algorithm_admits_what_its_definition_says() {
-    let bucket = Algorithm::TokenBucket { burst: 4 };
-    let leaky = Algorithm::LeakyBucket { max_delay_us: 2_000_000 };
-    for (algorithm, requests, expected) in [
-        (Algorithm::FixedWindow, &[(0, 7), (9_999, 7), (10_000, 20)][..], vec![7, 3, 10]),
-        (bucket, &[(0, 9), (999, 9), (1_000, 9), (60_000, 9)][..], vec![4, 0, 1, 4]),
-        (Algorithm::SlidingWindow, &[(5_000, 20), (10_000, 9), (15_000, 9)][..], vec![10, 0, 5]),
-        (Algorithm::SlidingWindow, &[(5_000, 20), (20_000, 19)][..], vec![10, 10]),
-        (Algorithm::SlidingLog, &[(5_000, 20), (14_999, 9), (15_000, 19)][..], vec![10, 0, 10]),
-        (leaky, &[(0, 9), (1_000, 9), (10_000, 9)][..], vec![3, 1, 3]),
-    ] {
-        assert_eq!(passing(algorithm, requests), expected, "{algorithm:?}");
-    }
-}
