@@ -25,7 +25,10 @@ pub use compile::load;
 pub use directory::{ReadError, read_directory};
 pub use fault::{Fault, Faults};
 pub use lease::{Leasing, Terms};
-pub use limit::{Algorithm, Limit, SHARES_MAX, Share, Unit, WINDOW_SECONDS_MAX};
+pub use limit::{
+    Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, SHARES_MAX, SLIDING_LOG_MAX,
+    SLIDING_WINDOW_MAX, Share, Unit, WINDOW_SECONDS_MAX,
+};
 
 use std::num::NonZeroU8;
 use std::sync::Arc;

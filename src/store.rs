@@ -62,6 +62,9 @@ pub struct Beat {
     pub leaves: bool,
 }
 
+/// Pods that one store counts at most; it counts no others until some have gone.
+pub const PODS_MAX: usize = 10_000;
+
 /// Shards that one store may have: the masters of a large Redis Cluster, twice over.
 pub const SHARDS_MAX: usize = 2048;
 

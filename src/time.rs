@@ -1,5 +1,9 @@
 //! Monotonic time as the core sees it: a plain number that comes in as an argument.
 
+mod span;
+
+pub use span::parse as parse_duration;
+
 use std::ops::Add;
 use std::time::Duration;
 

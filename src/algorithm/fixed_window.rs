@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::{until_end_us, window_of, window_us};
 use crate::store::{Ask, Grant};
 
 /// What the store keeps of one key.
@@ -18,8 +19,8 @@ pub struct State {
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let terms = ask.terms();
-    let window_us = terms.window_seconds() * MICROS_PER_SECOND;
-    let window = now_unix_us / window_us;
+    let window_us = window_us(terms);
+    let window = window_of(state.map(|state| state.window), now_unix_us, window_us);
     let limit = u64::from(terms.requests_per_unit);
 
     let mut count = state.filter(|state| state.window == window).map_or(0, |state| state.count);
@@ -38,7 +39,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     }
 
     let left = limit.saturating_sub(count);
-    let reset_after = Duration::from_micros(window_us - now_unix_us % window_us);
+    let reset_after = Duration::from_micros(until_end_us(window, now_unix_us, window_us));
     let grant = Grant {
         tokens,
         left,
@@ -51,8 +52,6 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     };
     (State { window, count }, grant)
 }
-
-const MICROS_PER_SECOND: u64 = 1_000_000;
 
 #[cfg(test)]
 mod tests;

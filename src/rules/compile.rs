@@ -1,5 +1,7 @@
 //! From the shape of the files to `Rules`: all or nothing, with every fault of every file.
 
+mod limit;
+mod manner;
 mod rule;
 
 use std::sync::Arc;
@@ -9,6 +11,7 @@ use super::file::{self, Descriptor, File, Given};
 use super::node::Document;
 use super::tree::{Branch, Node, TextMap, composite};
 use super::{Faults, Level, Loaded, Matched, Options, Rule, Rules, Source, text};
+use manner::Manner;
 
 /// Descriptors of one load, in all files.
 const DESCRIPTORS_MAX: usize = 4_000_000;
@@ -56,6 +59,8 @@ fn version(sources: &[&Source], options: Options) -> u64 {
 struct Compiler {
     findings: Findings,
     options: Options,
+    /// Of the file being compiled.
+    defaults: Manner,
     domains: TextMap<Domain>,
     rules: Vec<Arc<Rule>>,
     /// Paths given out, with how many rules wanted each.
@@ -85,6 +90,7 @@ impl Compiler {
         Compiler {
             findings: Findings::default(),
             options,
+            defaults: Manner::default(),
             domains: TextMap::default(),
             rules: Vec::new(),
             paths: TextMap::default(),
@@ -121,6 +127,7 @@ impl Compiler {
             file: self.findings.file().to_owned(),
             line: file.domain.place_or(file.place).line,
         });
+        self.defaults = self.manner(&file.defaults);
         let mut trail = Trail { path: name.to_owned(), levels: Vec::new() };
         self.branch(&mut domain.branch, &file.descriptors, &mut trail);
         self.domains.insert(name.into(), domain);

@@ -20,6 +20,16 @@ pub(super) enum Field {
     Name,
     Replaces,
     ChargeDenied,
+    UnitMultiplier,
+    Algorithm,
+    Burst,
+    MaxDelay,
+    Lease,
+    Shards,
+    Defaults,
+    Fraction,
+    Max,
+    Ttl,
 }
 
 /// The kinds of map in a rule file.
@@ -29,6 +39,8 @@ pub(super) enum Owner {
     Descriptor,
     RateLimit,
     Replaced,
+    Defaults,
+    Lease,
 }
 
 /// Longer names get no suggestion: comparing them costs the product of the lengths.
@@ -72,7 +84,7 @@ fn edit_distance(a: &str, b: &str) -> usize {
 
 impl Field {
     /// Every name.
-    const ALL: [Field; 17] = [
+    const ALL: [Field; 27] = [
         Field::Domain,
         Field::Descriptors,
         Field::Key,
@@ -90,6 +102,16 @@ impl Field {
         Field::Name,
         Field::Replaces,
         Field::ChargeDenied,
+        Field::UnitMultiplier,
+        Field::Algorithm,
+        Field::Burst,
+        Field::MaxDelay,
+        Field::Lease,
+        Field::Shards,
+        Field::Defaults,
+        Field::Fraction,
+        Field::Max,
+        Field::Ttl,
     ];
 
     /// As it is written.
@@ -112,6 +134,16 @@ impl Field {
             Field::Name => "name",
             Field::Replaces => "replaces",
             Field::ChargeDenied => "charge_denied",
+            Field::UnitMultiplier => "unit_multiplier",
+            Field::Algorithm => "algorithm",
+            Field::Burst => "burst",
+            Field::MaxDelay => "max_delay",
+            Field::Lease => "lease",
+            Field::Shards => "shards",
+            Field::Defaults => "defaults",
+            Field::Fraction => "fraction",
+            Field::Max => "max",
+            Field::Ttl => "ttl",
         }
     }
 
@@ -124,17 +156,43 @@ impl Field {
     pub(super) fn belongs_to(self, owner: Owner) -> bool {
         owner.fields().contains(&self)
     }
+
+    /// Whether the reference knows it. What it knows it ignores in a wrong place; the rest it
+    /// refuses anywhere.
+    pub(super) const fn is_known_to_reference(self) -> bool {
+        !matches!(
+            self,
+            Field::ChargeDenied
+                | Field::UnitMultiplier
+                | Field::Algorithm
+                | Field::Burst
+                | Field::MaxDelay
+                | Field::Lease
+                | Field::Shards
+                | Field::Defaults
+                | Field::Fraction
+                | Field::Max
+                | Field::Ttl
+        )
+    }
 }
 
 // === impl Owner ===
 
 impl Owner {
-    const ALL: [Owner; 4] = [Owner::Root, Owner::Descriptor, Owner::RateLimit, Owner::Replaced];
+    const ALL: [Owner; 6] = [
+        Owner::Root,
+        Owner::Descriptor,
+        Owner::RateLimit,
+        Owner::Replaced,
+        Owner::Defaults,
+        Owner::Lease,
+    ];
 
     /// What it may hold.
     pub(super) const fn fields(self) -> &'static [Field] {
         match self {
-            Owner::Root => &[Field::Domain, Field::Descriptors],
+            Owner::Root => &[Field::Domain, Field::Descriptors, Field::Defaults],
             Owner::Descriptor => &[
                 Field::Key,
                 Field::Value,
@@ -154,9 +212,28 @@ impl Owner {
                 Field::Name,
                 Field::Replaces,
                 Field::ChargeDenied,
+                Field::UnitMultiplier,
+                Field::Algorithm,
+                Field::Burst,
+                Field::MaxDelay,
+                Field::Lease,
+                Field::Shards,
             ],
             Owner::Replaced => &[Field::Name],
+            Owner::Defaults => &[
+                Field::Algorithm,
+                Field::MaxDelay,
+                Field::Lease,
+                Field::Shards,
+                Field::ChargeDenied,
+            ],
+            Owner::Lease => &[Field::Fraction, Field::Max, Field::Ttl],
         }
+    }
+
+    /// Whether the reference knows it.
+    pub(super) const fn is_known_to_reference(self) -> bool {
+        !matches!(self, Owner::Defaults | Owner::Lease)
     }
 
     /// What it is, for a message.
@@ -166,6 +243,8 @@ impl Owner {
             Owner::Descriptor => "a descriptor",
             Owner::RateLimit => "'rate_limit'",
             Owner::Replaced => "an item of 'replaces'",
+            Owner::Defaults => "'defaults'",
+            Owner::Lease => "'lease'",
         }
     }
 
@@ -227,7 +306,9 @@ mod tests {
         assert_eq!(nearest("requestsPerUnit", &names), Some("requests_per_unit"));
         assert_eq!(nearest("kye", &names), Some("key"));
         assert_eq!(nearest("keys", &names), Some("key"));
-        assert_eq!(nearest("algorithm", &names), None);
+        assert_eq!(nearest("algoritm", &names), Some("algorithm"));
+        assert_eq!(nearest("max_dealy", &names), Some("max_delay"));
+        assert_eq!(nearest("failure_mode", &names), None);
         assert_eq!(nearest(&"x".repeat(100_000), &names), None);
     }
 }

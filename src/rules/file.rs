@@ -1,6 +1,9 @@
 //! The shape of a rule file: what was written, each thing with its place, judged by its type only.
 
+mod limit;
 mod value;
+
+pub(super) use limit::{Lease, Manner, RateLimit};
 
 use super::fault::{Findings, Place, excerpt};
 use super::field::{Field, Owner};
@@ -15,6 +18,8 @@ pub(super) struct File<'d> {
     /// The file's first value.
     pub(super) place: Place,
     pub(super) domain: Given<&'d str>,
+    /// For every `rate_limit` of the file that does not say otherwise.
+    pub(super) defaults: Manner<'d>,
     pub(super) descriptors: Vec<Descriptor<'d>>,
 }
 
@@ -24,7 +29,8 @@ pub(super) struct Descriptor<'d> {
     pub(super) place: Place,
     pub(super) key: Given<&'d str>,
     pub(super) value: Given<&'d str>,
-    pub(super) rate_limit: Option<RateLimit<'d>>,
+    /// Apart, since most descriptors that aliases can multiply have none.
+    pub(super) rate_limit: Option<Box<RateLimit<'d>>>,
     pub(super) descriptors: Vec<Descriptor<'d>>,
     pub(super) shadow_mode: Given<bool>,
     pub(super) quota_mode: Given<bool>,
@@ -32,25 +38,6 @@ pub(super) struct Descriptor<'d> {
     pub(super) value_to_metric: Given<bool>,
     pub(super) share_threshold: Given<bool>,
     pub(super) metadata: Given<serde_json::Map<String, serde_json::Value>>,
-}
-
-/// A `rate_limit`.
-#[derive(Debug)]
-pub(super) struct RateLimit<'d> {
-    pub(super) place: Place,
-    pub(super) unit: Given<&'d str>,
-    pub(super) requests_per_unit: Given<u32>,
-    pub(super) unlimited: Given<bool>,
-    pub(super) name: Given<&'d str>,
-    pub(super) replaces: Vec<Replaced<'d>>,
-    pub(super) charge_denied: Given<bool>,
-}
-
-/// An item of `replaces`.
-#[derive(Debug)]
-pub(super) struct Replaced<'d> {
-    pub(super) place: Place,
-    pub(super) name: Given<&'d str>,
 }
 
 /// A value that may be absent, or of a wrong type that has been reported.
@@ -67,7 +54,8 @@ pub(super) fn read<'d>(document: &'d Document<'d>, findings: &mut Findings) -> F
     let mut reader = Reader::new(document, findings);
     let root = reader.root();
     let place = root.map_or(Place::START, |root| root.place);
-    let mut file = File { place, domain: Given::Absent, descriptors: Vec::new() };
+    let mut file =
+        File { place, domain: Given::Absent, defaults: Manner::default(), descriptors: Vec::new() };
     if let Some(root) = root
         && let Some(entries) = reader.map(root, "the file")
     {
@@ -75,6 +63,7 @@ pub(super) fn read<'d>(document: &'d Document<'d>, findings: &mut Findings) -> F
             match field {
                 Field::Domain => file.domain = reader.text(value, field),
                 Field::Descriptors => file.descriptors = reader.descriptors(value),
+                Field::Defaults => reader.defaults(value, &mut file.defaults),
                 _ => {}
             }
         }
@@ -105,6 +94,22 @@ impl<T> Given<T> {
         match self {
             Given::As(place, _) => *place,
             _ => holder,
+        }
+    }
+
+    /// The value's place, if there is one.
+    pub(super) fn place(&self) -> Option<Place> {
+        match self {
+            Given::As(place, _) => Some(*place),
+            _ => None,
+        }
+    }
+
+    /// This, or `other` where there is nothing.
+    pub(super) fn or<'g>(&'g self, other: &'g Self) -> &'g Self {
+        match self {
+            Given::Absent => other,
+            _ => self,
         }
     }
 
@@ -159,44 +164,6 @@ impl<'d> Reader<'d, '_> {
         read
     }
 
-    /// Reads into the limit that is there already, as yaml.v2 does: with one merged in by `<<`, a
-    /// `rate_limit` of one's own changes only what it names.
-    fn rate_limit(&mut self, node: &'d Node<'d>, limit: &mut Option<RateLimit<'d>>) {
-        if is_null(node) {
-            *limit = None;
-            return;
-        }
-        let read = limit.get_or_insert_with(|| RateLimit::at(node.place));
-        let Some(entries) = self.map(node, "'rate_limit'") else {
-            // Reported; whatever else it lacks follows from that.
-            read.unit = Given::Faulty;
-            return;
-        };
-        for (field, value) in self.fields(entries, Owner::RateLimit) {
-            match field {
-                Field::Unit => read.unit = self.text(value, field),
-                Field::RequestsPerUnit => read.requests_per_unit = self.number(value, field),
-                Field::Unlimited => read.unlimited = self.flag(value, field),
-                Field::Name => read.name = self.text(value, field),
-                Field::Replaces => read.replaces = self.replaces(value),
-                Field::ChargeDenied => read.charge_denied = self.flag(value, field),
-                _ => {}
-            }
-        }
-    }
-
-    fn replaces(&mut self, node: &'d Node<'d>) -> Vec<Replaced<'d>> {
-        let mut items = Vec::new();
-        for (place, entries) in self.maps(node, Field::Replaces) {
-            let mut read = Replaced { place, name: Given::Absent };
-            for (field, value) in self.fields(entries, Owner::Replaced) {
-                read.name = self.text(value, field);
-            }
-            items.push(read);
-        }
-        items
-    }
-
     /// The entries of `entries` that mean something in `owner`; the others are reported.
     fn fields(&mut self, entries: Vec<Entry<'d>>, owner: Owner) -> Vec<(Field, &'d Node<'d>)> {
         let mut fields: Vec<(Field, Entry<'d>)> = Vec::with_capacity(entries.len());
@@ -212,11 +179,16 @@ impl<'d> Reader<'d, '_> {
                     }
                     fields.push((field, entry));
                 }
+                Some(field)
+                    if !(owner.is_known_to_reference() && field.is_known_to_reference()) =>
+                {
+                    let home = Owner::place_of(field);
+                    let message = format!("'{name}' cannot stand here; it belongs to {home}");
+                    self.fault(entry.key.place, message);
+                }
                 Some(field) => {
-                    let message = format!(
-                        "'{name}' has no effect here; it belongs to {}",
-                        Owner::place_of(field)
-                    );
+                    let home = Owner::place_of(field);
+                    let message = format!("'{name}' has no effect here; it belongs to {home}");
                     self.warn(entry.key.place, message);
                     if field != Field::Metadata {
                         self.sweep(entry.value, owner);
@@ -255,7 +227,8 @@ impl<'d> Reader<'d, '_> {
                     let Some(name) = reader.key_text(entry.key) else { continue };
                     match Field::parse(name) {
                         None => reader.fault(entry.key.place, owner.refusal(name)),
-                        Some(Field::Metadata) => {}
+                        // They may hold fractions.
+                        Some(Field::Metadata | Field::Lease) => {}
                         Some(_) => reader.sweep(entry.value, owner),
                     }
                 }
@@ -293,22 +266,6 @@ impl Descriptor<'_> {
             value_to_metric: Given::Absent,
             share_threshold: Given::Absent,
             metadata: Given::Absent,
-        }
-    }
-}
-
-// === impl RateLimit ===
-
-impl RateLimit<'_> {
-    fn at(place: Place) -> Self {
-        RateLimit {
-            place,
-            unit: Given::Absent,
-            requests_per_unit: Given::Absent,
-            unlimited: Given::Absent,
-            name: Given::Absent,
-            replaces: Vec::new(),
-            charge_denied: Given::Absent,
         }
     }
 }

@@ -32,6 +32,12 @@ impl Terms {
 
     /// τ of the algorithms without a window of their own (`design.md`, Leases).
     pub const TTL: Duration = Duration::from_secs(2);
+
+    /// The shortest τ: a lease has to outlast a few asks.
+    pub const TTL_MIN: Duration = Duration::from_millis(100);
+
+    /// The longest τ: so long are tokens of a dead pod missing at most.
+    pub const TTL_MAX: Duration = Duration::from_secs(60);
 }
 
 impl Default for Terms {

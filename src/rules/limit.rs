@@ -19,6 +19,17 @@ pub struct Limit {
 /// The longest window: ten years of 365 days.
 pub const WINDOW_SECONDS_MAX: u64 = 10 * Unit::Year.seconds();
 
+/// The longest time that a token bucket may take to fill: a hundred years of 365 days. It keeps the
+/// stores' microseconds within what they can count.
+pub const FILL_SECONDS_MAX: u64 = 100 * Unit::Year.seconds();
+
+/// Requests that a sliding log may allow in a window: it keeps the time of each.
+pub const SLIDING_LOG_MAX: u32 = 10_000;
+
+/// Requests that a sliding window may allow in a window. It weighs counts by microseconds, and a
+/// store's numbers are exact up to 2^53 only.
+pub const SLIDING_WINDOW_MAX: u32 = 999_999_999;
+
 /// How requests are counted; `design.md` states the bound of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Algorithm {
@@ -26,7 +37,7 @@ pub enum Algorithm {
     FixedWindow,
     /// A bucket that refills steadily, `requests_per_unit` in a window.
     TokenBucket {
-        /// What the bucket holds, from 1.
+        /// What the bucket holds, from 1; 0 where the limit, or a share of it, is 0.
         burst: u32,
     },
     /// This window's count and the last one's, weighed by how much of it still lies within a
@@ -40,6 +51,9 @@ pub enum Algorithm {
         max_delay_us: u32,
     },
 }
+
+/// The longest [`Algorithm::LeakyBucket::max_delay_us`]: callers gave up long before.
+pub const MAX_DELAY_MAX: Duration = Duration::from_secs(60);
 
 /// One of the equal parts that a hot key is split into (`shards`), each on a slot of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -123,6 +137,21 @@ impl Limit {
             other => other,
         };
         Self { requests_per_unit: share.part_of(self.requests_per_unit), algorithm, ..self }
+    }
+}
+
+// === impl Algorithm ===
+
+impl Algorithm {
+    /// The name in rule files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::FixedWindow => "fixed_window",
+            Algorithm::TokenBucket { .. } => "token_bucket",
+            Algorithm::SlidingWindow => "sliding_window",
+            Algorithm::SlidingLog => "sliding_log",
+            Algorithm::LeakyBucket { .. } => "leaky_bucket",
+        }
     }
 }
 

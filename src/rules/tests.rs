@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
+mod beyond;
 mod faults;
 mod hostile;
 mod lookup;

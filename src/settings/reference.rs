@@ -3,6 +3,7 @@
 
 use super::fault::{Fault, Faults};
 use super::value;
+use crate::time::parse_duration;
 
 /// What becomes of a variable of the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,5 +191,5 @@ pub(super) fn check(env: &dyn Fn(&str) -> Option<String>, faults: &mut Faults) -
 /// False and zero turn off what is not there.
 fn asks_for_nothing(value: &str) -> bool {
     matches!(value::boolean(value), Ok(false))
-        || value::go_duration(value).is_some_and(|span| span.is_zero())
+        || parse_duration(value).is_some_and(|span| span.is_zero())
 }

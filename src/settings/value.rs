@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::fault::Expected;
+use crate::time::parse_duration;
 
 /// Longest DNS name in its text form (RFC 1035 §2.3.4, less the root).
 const HOST_BYTES_MAX: usize = 253;
@@ -31,70 +32,13 @@ pub(super) fn boolean(text: &str) -> Result<bool, Expected> {
     }
 }
 
-/// Go's `time.ParseDuration`, for spans that are not negative: `20ms`, `1.5s`, `1h30m`, `0`.
-pub(super) fn go_duration(text: &str) -> Option<Duration> {
-    let mut rest = text.strip_prefix('+').unwrap_or(text);
-    if rest == "0" {
-        return Some(Duration::ZERO);
-    }
-    if rest.is_empty() {
-        return None;
-    }
-    let mut nanos: u128 = 0;
-    while !rest.is_empty() {
-        let (term, after) = duration_term(rest)?;
-        nanos = nanos.checked_add(term)?;
-        rest = after;
-    }
-    // Go holds a duration in an i64 of nanoseconds: 292 years.
-    let nanos = i64::try_from(nanos).ok()?;
-    Some(Duration::from_nanos(nanos.unsigned_abs()))
-}
-
-/// One number with its unit, in nanoseconds, and what follows it.
-fn duration_term(text: &str) -> Option<(u128, &str)> {
-    /// Digits of a fraction that count; those beyond are below a nanosecond for every unit.
-    const FRACTION_DIGITS_MAX: usize = 18;
-    let (whole, rest) = split_digits(text);
-    let (fraction, rest) = match rest.strip_prefix('.') {
-        Some(rest) => split_digits(rest),
-        None => ("", rest),
-    };
-    if whole.is_empty() && fraction.is_empty() {
-        return None;
-    }
-    let unit_end = rest.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(rest.len());
-    let (unit, rest) = rest.split_at(unit_end);
-    let unit: u128 = match unit {
-        "ns" => 1,
-        // U+00B5 micro sign, U+03BC Greek mu.
-        "us" | "\u{b5}s" | "\u{3bc}s" => 1_000,
-        "ms" => 1_000_000,
-        "s" => 1_000_000_000,
-        "m" => 60_000_000_000,
-        "h" => 3_600_000_000_000,
-        _ => return None,
-    };
-    let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    let (mut digits, mut scale) = (0, 1);
-    for digit in fraction.bytes().take(FRACTION_DIGITS_MAX) {
-        digits = digits * 10 + u128::from(digit - b'0');
-        scale *= 10;
-    }
-    Some((u128::from(whole) * unit + digits * unit / scale, rest))
-}
-
-fn split_digits(text: &str) -> (&str, &str) {
-    text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()))
-}
-
 /// A duration within `range`.
 pub(super) fn duration_within(
     range: RangeInclusive<Duration>,
     example: &'static str,
 ) -> impl FnOnce(&str) -> Result<Duration, Expected> {
     move |text| {
-        go_duration(text).filter(|span| range.contains(span)).ok_or_else(|| {
+        parse_duration(text).filter(|span| range.contains(span)).ok_or_else(|| {
             let (least, most) = (range.start(), range.end());
             Expected::new(format!("a duration from {least:?} to {most:?} with its unit"), example)
         })
@@ -103,7 +47,7 @@ pub(super) fn duration_within(
 
 /// A duration, where 0 is for "without end".
 pub(super) fn duration_or_never(text: &str) -> Result<Option<Duration>, Expected> {
-    go_duration(text)
+    parse_duration(text)
         .map(|span| (!span.is_zero()).then_some(span))
         .ok_or_else(|| Expected::new("a duration with its unit, or 0 for none", "24h"))
 }

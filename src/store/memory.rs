@@ -1,6 +1,7 @@
 //! The embedded store: every key's state in this process. For one pod, for tests and for benches.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::future::ready;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -8,15 +9,18 @@ use std::time::{Duration, UNIX_EPOCH};
 use foldhash::HashMap;
 use parking_lot::Mutex;
 
+use self::pods::Pods;
 use super::{Ask, Beat, Beaten, Grant, Replies, Store, StoreError};
-use crate::algorithm::fixed_window::{State, step};
+use crate::algorithm::{State, step};
 use crate::key::Key;
-use crate::rules::Unit;
+
+mod pods;
 
 /// Counts in memory, under a ceiling of keys.
 pub struct MemoryStore {
     parts: Box<[Mutex<Part>]>,
     part_keys_max: usize,
+    pods: Mutex<Pods>,
     clock: Clock,
 }
 
@@ -32,20 +36,22 @@ const PARTS_MAX: usize = 64;
 const PART_KEYS_MIN: usize = 1024;
 /// Expired keys that one ask clears away at most, so that none of them pauses for long.
 const SWEEP_MAX: usize = 16;
+/// A key is kept this much longer than it must, as in Redis: a clock that is set back by less finds
+/// its counts.
+const KEPT_SECONDS: u64 = 1;
 
 #[derive(Default)]
 struct Part {
     entries: HashMap<Key, Entry>,
-    /// For each unit, its keys with the second they were seen to expire at, soonest first: windows
-    /// of one length end in the order they began. Every entry stands in exactly one queue.
-    queues: [VecDeque<(Key, u64)>; Unit::ALL.len()],
+    /// Each key once, with the second that it was to expire at when it was queued; soonest on top.
+    /// One that was put off meanwhile is queued anew once its turn comes.
+    queue: BinaryHeap<Reverse<(u64, Key)>>,
 }
 
-#[derive(Clone, Copy)]
 struct Entry {
     state: State,
-    /// The unit of the last ask; a rule may have changed it since the one before.
-    unit: Unit,
+    /// In seconds since the Unix epoch; past, if the state says no more than its absence.
+    expires_at: u64,
 }
 
 // === impl MemoryStore ===
@@ -58,6 +64,7 @@ impl MemoryStore {
         Self {
             parts: (0..parts).map(|_| Mutex::default()).collect(),
             part_keys_max: keys_max.div_ceil(parts),
+            pods: Mutex::default(),
             clock,
         }
     }
@@ -87,20 +94,21 @@ impl MemoryStore {
         let now = (self.clock)();
         let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
         part.sweep(now.as_secs());
-        let had = part.entries.get(&ask.counter()).map(|entry| entry.state);
-        let (state, grant) = step(had, now_us, ask);
-        let entry = Entry { state, unit: ask.limit.unit };
-        if had.is_some() {
-            part.entries.insert(ask.counter(), entry);
-        } else if state.count > 0 {
+        let had = part.entries.remove(&ask.counter());
+        let is_new = had.is_none();
+        let (state, grant) = step(had.map(|entry| entry.state), now_us, ask);
+        let expires_at = state.ends_at(ask.terms()).saturating_add(KEPT_SECONDS);
+        if is_new && expires_at > now.as_secs() {
             if part.entries.len() >= self.part_keys_max {
                 return Err(StoreError::Refused(format!(
                     "the embedded store is full ({} keys)",
                     self.part_keys_max * self.parts.len()
                 )));
             }
-            part.entries.insert(ask.counter(), entry);
-            part.enqueue(ask.counter(), entry);
+            part.queue.push(Reverse((expires_at, ask.counter())));
+        }
+        if !is_new || expires_at > now.as_secs() {
+            part.entries.insert(ask.counter(), Entry { state, expires_at });
         }
         Ok(grant)
     }
@@ -115,8 +123,11 @@ impl Store for MemoryStore {
         Box::pin(ready(asks.iter().map(|ask| self.take(ask)).collect()))
     }
 
-    fn beat(&self, _beat: Beat) -> Beaten<'_> {
-        Box::pin(ready(Ok(1)))
+    fn beat(&self, beat: Beat) -> Beaten<'_> {
+        let mut pods = self.pods.lock();
+        // Read under the lock, as above.
+        let alive = pods.beat(beat, (self.clock)());
+        Box::pin(ready(Ok(alive)))
     }
 
     fn describe(&self) -> String {
@@ -127,35 +138,23 @@ impl Store for MemoryStore {
 // === impl Part ===
 
 impl Part {
-    fn enqueue(&mut self, key: Key, entry: Entry) {
-        // There is a queue for each variant of `Unit`.
-        self.queues[entry.unit as usize].push_back((key, entry.expires_at()));
-    }
-
-    /// Clears away keys whose window has passed: a few an ask, which is more than an ask can add.
+    /// Clears away keys that say nothing any more: a few an ask, which is more than an ask can add.
     fn sweep(&mut self, now_secs: u64) {
-        let mut budget = SWEEP_MAX;
-        for at in 0..self.queues.len() {
-            while budget > 0
-                && let Some((key, _)) = self.queues[at].pop_front_if(|(_, at)| *at <= now_secs)
-            {
-                budget -= 1;
-                match self.entries.get(&key).copied() {
-                    Some(entry) if entry.expires_at() > now_secs => self.enqueue(key, entry),
-                    _ => {
-                        self.entries.remove(&key);
-                    }
+        for _ in 0..SWEEP_MAX {
+            let due = |Reverse((at, _)): &Reverse<(u64, Key)>| *at <= now_secs;
+            if !self.queue.peek().is_some_and(due) {
+                return;
+            }
+            let Some(Reverse((_, key))) = self.queue.pop() else { return };
+            match self.entries.get(&key) {
+                Some(entry) if entry.expires_at > now_secs => {
+                    self.queue.push(Reverse((entry.expires_at, key)));
+                }
+                _ => {
+                    self.entries.remove(&key);
                 }
             }
         }
-    }
-}
-
-// === impl Entry ===
-
-impl Entry {
-    fn expires_at(self) -> u64 {
-        self.state.window.saturating_add(1).saturating_mul(self.unit.seconds())
     }
 }
 

@@ -134,7 +134,7 @@ proptest! {
         prop_assert!(grant.tokens <= want.max(need) && grant.tokens <= most);
         prop_assert!(grant.tokens == 0 || grant.tokens >= need);
         prop_assert!(grant.left + grant.tokens <= most);
-        prop_assert!(grant.reset_after > Duration::ZERO && grant.reset_after <= limit.window());
+        prop_assert!(grant.reset_after > Duration::ZERO && grant.reset_after <= 2 * limit.window());
         prop_assert_eq!(grant.overdrawn, state.count > most);
         prop_assert_eq!(grant.epoch, state.window);
     }
@@ -182,4 +182,14 @@ fn the_largest_limit_can_be_overdrawn() {
     let (state, grant) = step(None, NOON, &ask(u32::MAX, 0, u64::MAX));
     assert!(grant.overdrawn);
     assert_eq!(state.count, 1 << 32);
+}
+
+#[test]
+fn a_master_whose_clock_is_behind_keeps_to_the_window_it_finds() {
+    let ahead = State { window: 1_700_000_001, count: 7 };
+    let (state, grant) = step(Some(ahead), NOON, &ask(10, 1, 0));
+    assert_eq!((state.count, grant.left, grant.epoch), (8, 2, ahead.window));
+    assert_eq!(grant.reset_after, Duration::from_micros(1_750_000));
+    let far = State { window: 1_700_000_002, count: 7 };
+    assert_eq!(step(Some(far), NOON, &ask(10, 1, 0)).1.left, 9, "a clock gone wrong");
 }

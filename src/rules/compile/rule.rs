@@ -1,15 +1,14 @@
 //! What a descriptor allows: its `rate_limit` as a `Rule`.
 
-use std::num::NonZeroU8;
 use std::sync::Arc;
 
 use serde_json::Map;
 
+use super::limit::Counting;
 use super::{Compiler, PATH_BYTES_MAX, Trail};
 use crate::rules::fault::{Place, excerpt};
-use crate::rules::field::nearest;
 use crate::rules::file::{Descriptor, Given, RateLimit};
-use crate::rules::{Allowance, Leasing, Level, Limit, Matched, Rule, Unit};
+use crate::rules::{Level, Matched, Rule};
 
 // === impl Compiler ===
 
@@ -23,7 +22,7 @@ impl Compiler {
     ) -> Option<Arc<Rule>> {
         self.warn_of_name(limit);
         let replaces = self.replaces(limit);
-        let allowance = self.allowance(limit)?;
+        let Counting { allowance, leasing, shards, charge_denied } = self.counting(limit)?;
         let rule = Arc::new(Rule {
             path: self.unique_path(trail, limit.place)?,
             name: limit.name.text().into(),
@@ -32,9 +31,9 @@ impl Compiler {
             shadow_mode: descriptor.shadow_mode.is_true(),
             quota_mode: descriptor.quota_mode.is_true(),
             detailed_metric: descriptor.detailed_metric.is_true(),
-            charge_denied: limit.charge_denied.value().copied().unwrap_or(true),
-            leasing: Leasing::default(),
-            shards: NonZeroU8::MIN,
+            charge_denied,
+            leasing,
+            shards,
             metadata: descriptor
                 .metadata
                 .value()
@@ -44,51 +43,6 @@ impl Compiler {
         });
         self.rules.push(Arc::clone(&rule));
         Some(rule)
-    }
-
-    fn allowance(&mut self, limit: &RateLimit<'_>) -> Option<Allowance> {
-        let unit = Unit::parse(limit.unit.text());
-        let place = limit.unit.place_or(limit.place);
-        if limit.unit.is_faulty() || limit.unlimited.is_faulty() {
-            return None;
-        }
-        if limit.unlimited.is_true() {
-            return self.unlimited(limit, unit, place);
-        }
-        let Some(unit) = unit else {
-            self.findings.fault(place, unit_refusal(limit.unit.text()));
-            return None;
-        };
-        let requests_per_unit = match limit.requests_per_unit {
-            Given::As(_, number) => number,
-            Given::Faulty => return None,
-            Given::Absent => {
-                let message =
-                    "no 'requests_per_unit': every request is denied; write 0 to mean that";
-                self.findings.warn(limit.place, message);
-                0
-            }
-        };
-        Some(Allowance::Limited(Limit::fixed_window(requests_per_unit, unit)))
-    }
-
-    fn unlimited(
-        &mut self,
-        limit: &RateLimit<'_>,
-        unit: Option<Unit>,
-        place: Place,
-    ) -> Option<Allowance> {
-        if unit.is_some() {
-            let message =
-                "should not specify rate limit unit when unlimited; remove 'unit' or 'unlimited'";
-            self.findings.fault(place, message);
-            return None;
-        }
-        if !limit.unit.text().is_empty() {
-            let shown = excerpt(limit.unit.text());
-            self.findings.warn(place, format!("unit '{shown}' has no effect with 'unlimited'"));
-        }
-        Some(Allowance::Unlimited)
     }
 
     fn replaces(&mut self, limit: &RateLimit<'_>) -> Box<[Box<str>]> {
@@ -154,20 +108,6 @@ impl Compiler {
         self.paths.insert(other.clone(), 1);
         Some(other)
     }
-}
-
-fn unit_refusal(unit: &str) -> String {
-    let names = Unit::ALL.map(|unit| unit.name().to_ascii_lowercase());
-    let mut message = format!(
-        "invalid rate limit unit '{}'; expected one of {}",
-        excerpt(unit),
-        names.join(", ")
-    );
-    let candidates: Vec<&str> = names.iter().map(String::as_str).collect();
-    if let Some(meant) = nearest(unit, &candidates) {
-        message.push_str(&format!("; did you mean '{meant}'?"));
-    }
-    message
 }
 
 // === impl Level ===

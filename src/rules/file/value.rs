@@ -1,11 +1,14 @@
 //! The values of a rule file by their types; a wrong one is reported.
 
+use std::time::Duration;
+
 use super::Given;
 use crate::rules::fault::{Place, excerpt};
 use crate::rules::field::Field;
 use crate::rules::node::{Kind, Node};
 use crate::rules::reader::{Entry, Reader};
 use crate::rules::scalar::Meaning;
+use crate::time::parse_duration;
 
 // === impl Reader ===
 
@@ -89,7 +92,38 @@ impl<'d> Reader<'d, '_> {
         }
     }
 
-    fn refuse<T>(&mut self, node: &Node<'_>, field: Field, expected: &str) -> Given<T> {
+    /// As Go writes it, with or without quotes; `example` is one.
+    pub(super) fn duration(
+        &mut self,
+        node: &'d Node<'d>,
+        field: Field,
+        example: &str,
+    ) -> Given<Duration> {
+        let read = match &node.kind {
+            Kind::Scalar(_, Meaning::Null) => return Given::Absent,
+            Kind::Scalar(text, _) => parse_duration(text),
+            _ => None,
+        };
+        let expected = || format!("a duration with its unit, such as {example}");
+        read.map_or_else(
+            || self.refuse(node, field, &expected()),
+            |span| Given::As(node.place, span),
+        )
+    }
+
+    /// Any number.
+    pub(super) fn fraction(&mut self, node: &'d Node<'d>, field: Field) -> Given<f64> {
+        match node.kind {
+            Kind::Scalar(_, Meaning::Null) => Given::Absent,
+            Kind::Scalar(_, Meaning::Float(number)) => Given::As(node.place, number),
+            // Whole numbers are out of range but for 1, whatever their last digits.
+            #[allow(clippy::cast_precision_loss, reason = "see above")]
+            Kind::Scalar(_, Meaning::Int(number)) => Given::As(node.place, number as f64),
+            _ => self.refuse(node, field, "a number above 0 and at most 1, without quotes"),
+        }
+    }
+
+    pub(super) fn refuse<T>(&mut self, node: &Node<'_>, field: Field, expected: &str) -> Given<T> {
         self.refuse_type(node, &format!("'{}'", field.name()), expected);
         Given::Faulty
     }

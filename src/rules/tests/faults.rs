@@ -4,7 +4,7 @@ use super::*;
 
 /// Loads a bad fixture and checks for exactly these faults: `line:column: start of the message`.
 #[track_caller]
-fn refuses(name: &str, expected: &[&str]) {
+pub(super) fn refuses(name: &str, expected: &[&str]) {
     let found = refusal(&sources("bad", &[name]), NO_MERGE);
     for (found, expected) in found.iter().zip(expected) {
         let expected = format!("{name}:{expected}");
@@ -45,7 +45,8 @@ fn row_1_syntax() {
 fn row_2_unknown_key_with_the_nearest_known_one() {
     let descriptor = "expected one of key, value, rate_limit, descriptors, shadow_mode, \
                       quota_mode, detailed_metric, value_to_metric, share_threshold, metadata";
-    let limit = "expected one of unit, requests_per_unit, unlimited, name, replaces, charge_denied";
+    let limit = "expected one of unit, requests_per_unit, unlimited, name, replaces, \
+                 charge_denied, unit_multiplier, algorithm, burst, max_delay, lease, shards";
     refuses(
         "unknown_key.yaml",
         &[
@@ -53,7 +54,7 @@ fn row_2_unknown_key_with_the_nearest_known_one() {
             &format!(
                 "8:7: unknown key 'requestsperunit'; {limit}; did you mean 'requests_per_unit'?"
             ),
-            &format!("9:7: unknown key 'algorithm'; {limit}"),
+            &format!("9:7: unknown key 'failure_mode'; {limit}"),
         ],
     );
 }
@@ -256,7 +257,9 @@ fn one_fault_refuses_the_load_and_columns_count_characters() {
         Source { name: "é.yaml".into(), text: "domain: d\nédition: 1".into() },
     ];
     let found = refusal(&sources, NO_MERGE);
-    assert_eq!(found, ["é.yaml:2:1: unknown key 'édition'; expected one of domain, descriptors"]);
+    let expected =
+        "é.yaml:2:1: unknown key 'édition'; expected one of domain, descriptors, defaults";
+    assert_eq!(found, [expected]);
     let found = refusal(&[source("\u{feff}{é: 1, domain: ''}\r\n")], NO_MERGE);
     assert!(found[0].starts_with("a.yaml:1:2: unknown key 'é'"), "{found:?}");
     assert!(found[1].starts_with("a.yaml:1:16: config file cannot have empty domain"), "{found:?}");

@@ -127,6 +127,34 @@ fn a_long_key_above_many_rules_is_refused_before_it_is_copied_for_each() {
     );
 }
 
+#[test]
+fn leases_and_limits_merged_a_million_times_over_are_refused() {
+    let mut text = "domain: d\ndefaults: {lease: &a0 {max: 1, ttl: 1s}}\ndescriptors:\n".to_owned();
+    for n in 1..12 {
+        let alias = format!("*a{}", n - 1);
+        let merged = [alias.as_str(); 9].join(",");
+        text += &format!("  - {{key: k{n}, rate_limit: {{lease: &a{n} {{<<: [{merged}]}}}}}}\n");
+    }
+    let faults = refusal(&[source(&text)], NO_MERGE);
+    assert!(faults.iter().any(|fault| fault.contains("aliases stand for more than")), "{faults:?}");
+}
+
+#[test]
+fn amounts_at_the_ends_of_their_types_load_or_are_refused() {
+    let numbers = ["0", "1", "2147483648", "4294967295", "9223372036854775807", "1e308", "-.inf"];
+    for (one, other) in numbers.iter().flat_map(|one| numbers.map(|other| (one, other))) {
+        for algorithm in ["fixed_window", "token_bucket", "sliding_log", "leaky_bucket"] {
+            let text = format!(
+                "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {{unit: year, \
+                 requests_per_unit: {one}, burst: {other}, unit_multiplier: {one}, shards: \
+                 {other}, max_delay: {one}h, algorithm: {algorithm}, lease: {{fraction: {other}, \
+                 max: {one}, ttl: {other}s}}}}\n"
+            );
+            load_safely(text.into_bytes());
+        }
+    }
+}
+
 /// What may befall a file.
 #[derive(Debug, Clone)]
 enum Damage {
@@ -206,7 +234,7 @@ proptest! {
     #[test]
     fn damaged_files_load_or_are_refused(
         name in prop::sample::select(
-            vec!["yaml.yaml", "metadata.yaml", "wildcard.yaml", "replaces.yaml"]
+            vec!["yaml.yaml", "metadata.yaml", "wildcard.yaml", "replaces.yaml", "beyond.yaml"]
         ),
         damages in prop::collection::vec(damage(), 1..8),
     ) {

@@ -3,58 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::super::value::{boolean, go_duration, host};
+use super::super::value::{boolean, host};
 use super::*;
-
-#[test]
-fn durations_are_read_as_go_reads_them() {
-    let cases: [(&str, u64); 17] = [
-        ("0", 0),
-        ("+0", 0),
-        ("0s", 0),
-        ("20ms", 20_000_000),
-        ("10s", 10_000_000_000),
-        ("+5s", 5_000_000_000),
-        ("1h30m", 5_400_000_000_000),
-        ("1.5s", 1_500_000_000),
-        (".5s", 500_000_000),
-        ("5.s", 5_000_000_000),
-        ("1m0.5s", 60_500_000_000),
-        ("3us", 3_000),
-        ("3\u{b5}s", 3_000),
-        ("3\u{3bc}s", 3_000),
-        ("0.9ns", 0),
-        ("0.333333333333333333333h", 1_199_999_999_999),
-        ("9223372036854775807ns", i64::MAX as u64),
-    ];
-    for (text, nanos) in cases {
-        assert_eq!(go_duration(text), Some(Duration::from_nanos(nanos)), "{text}");
-    }
-    let wrong = [
-        "",
-        "5",
-        "s",
-        ".s",
-        "+",
-        "-",
-        "-5s",
-        "1x",
-        "1s ",
-        " 1s",
-        "1 s",
-        "1d",
-        "1s1",
-        "1.2.3s",
-        "1S",
-        "9223372036854775808ns",
-        "99999999999999999999s",
-        "2562048h",
-        "٣s",
-    ];
-    for text in wrong {
-        assert_eq!(go_duration(text), None, "{text:?}");
-    }
-}
 
 #[test]
 fn booleans_are_read_as_go_reads_them() {

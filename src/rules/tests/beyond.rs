@@ -1,0 +1,314 @@
+//! The keys beyond the reference's: what they mean, and how a file's `defaults` fill them in.
+
+mod faults;
+
+use std::num::{NonZeroU8, NonZeroU32};
+use std::time::Duration;
+
+use super::*;
+
+const DAY: Limit = Limit::fixed_window(10_000, Unit::Day);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// How the rule of `domain: a`, `key: k` counts, whose `rate_limit` has this beside 10 000 a day,
+/// below these lines at the top of its file.
+#[track_caller]
+fn with_defaults(top: &str, beside: &str) -> Rule {
+    let text = format!(
+        "{top}\ndomain: a\ndescriptors:\n  - key: k\n    rate_limit: {{unit: day, \
+         requests_per_unit: 10000, {beside}}}\n"
+    );
+    let loaded = compile(&text);
+    assert_eq!(loaded.warnings, [], "{text}");
+    find(&loaded.rules, "a", "k=1").unwrap().as_ref().clone()
+}
+
+#[track_caller]
+fn rule(beside: &str) -> Rule {
+    with_defaults("", beside)
+}
+
+#[track_caller]
+fn limit(beside: &str) -> Limit {
+    match rule(beside).allowance {
+        Allowance::Limited(limit) => limit,
+        Allowance::Unlimited => panic!("unlimited"),
+    }
+}
+
+fn algorithm(rule: &Rule) -> Algorithm {
+    match rule.allowance {
+        Allowance::Limited(limit) => limit.algorithm,
+        Allowance::Unlimited => panic!("unlimited"),
+    }
+}
+
+fn terms(fraction: f32, max: u32, ttl: Option<Duration>) -> Leasing {
+    Leasing::On(Terms { fraction, max, ttl })
+}
+
+#[test]
+fn a_rule_that_says_nothing_counts_as_the_reference_does() {
+    let rule = rule("");
+    assert_eq!(rule.allowance, Allowance::Limited(DAY));
+    assert_eq!((rule.leasing, rule.shards.get()), (Leasing::default(), 1));
+    assert!(rule.charge_denied);
+    let nulls = "unit_multiplier: ~, algorithm: ~, burst: ~, max_delay: ~, lease: ~, shards: ~";
+    assert_eq!(self::rule(nulls), rule);
+    assert_eq!(self::rule("lease: {}"), rule);
+    assert_eq!(self::rule("lease: {fraction: ~, max: ~, ttl: ~}"), rule);
+    assert_eq!(with_defaults("defaults:", ""), rule);
+    assert_eq!(with_defaults("defaults: {}", ""), rule);
+}
+
+#[test]
+fn algorithms_and_windows_as_they_may_be_written() {
+    let table = [
+        ("algorithm: fixed_window", Algorithm::FixedWindow),
+        ("algorithm: 'Fixed_Window'", Algorithm::FixedWindow),
+        ("algorithm: token_bucket", Algorithm::TokenBucket { burst: 10_000 }),
+        ("algorithm: TOKEN_BUCKET, burst: 0x10", Algorithm::TokenBucket { burst: 16 }),
+        ("burst: 1_000_000, algorithm: token_bucket", Algorithm::TokenBucket { burst: 1_000_000 }),
+        ("algorithm: sliding_window", Algorithm::SlidingWindow),
+        ("algorithm: sliding_log", Algorithm::SlidingLog),
+        ("algorithm: leaky_bucket", Algorithm::LeakyBucket { max_delay_us: 0 }),
+        ("algorithm: leaky_bucket, max_delay: 0", Algorithm::LeakyBucket { max_delay_us: 0 }),
+        (
+            "algorithm: leaky_bucket, max_delay: 1.5ms",
+            Algorithm::LeakyBucket { max_delay_us: 1_500 },
+        ),
+        (
+            "algorithm: leaky_bucket, max_delay: '1m'",
+            Algorithm::LeakyBucket { max_delay_us: 60_000_000 },
+        ),
+    ];
+    for (beside, algorithm) in table {
+        assert_eq!(limit(beside), Limit { algorithm, ..DAY }, "{beside}");
+    }
+    for (beside, units) in
+        [("unit_multiplier: 1", 1), ("unit_multiplier: 0b101", 5), ("unit_multiplier: 3650", 3650)]
+    {
+        let unit_multiplier = NonZeroU32::new(units).unwrap();
+        assert_eq!(limit(beside), Limit { unit_multiplier, ..DAY }, "{beside}");
+    }
+}
+
+#[test]
+fn leases_and_shards_as_they_may_be_written() {
+    let on = Leasing::default();
+    let table = [
+        ("lease: off", Leasing::Off),
+        ("lease: 'off'", Leasing::Off),
+        ("lease: false", Leasing::Off),
+        ("lease: NO", Leasing::Off),
+        ("lease: on", on),
+        ("lease: \"on\"", on),
+        ("lease: true", on),
+        ("lease: {fraction: 1}", terms(1.0, u32::MAX, None)),
+        ("lease: {fraction: 1e-3}", terms(0.001, u32::MAX, None)),
+        ("lease: {max: 1}", terms(0.25, 1, None)),
+        ("lease: {ttl: 100ms}", terms(0.25, u32::MAX, Some(SECOND / 10))),
+        (
+            "lease: {ttl: 1m, max: 4294967295, fraction: .5}",
+            terms(0.5, u32::MAX, Some(SECOND * 60)),
+        ),
+        ("lease: off, algorithm: sliding_log", Leasing::Off),
+        ("algorithm: sliding_log", Leasing::Off),
+    ];
+    for (beside, leasing) in table {
+        assert_eq!(rule(beside).leasing, leasing, "{beside}");
+    }
+    for (beside, shards) in [
+        ("shards: 1", 1),
+        ("shards: 64", 64),
+        ("shards: 1, algorithm: leaky_bucket", 1),
+        ("shards: 2, algorithm: sliding_log", 2),
+    ] {
+        assert_eq!(rule(beside).shards, NonZeroU8::new(shards).unwrap(), "{beside}");
+    }
+}
+
+#[test]
+fn a_limit_at_its_ceiling_loads_and_nothing_denies_everything() {
+    let text = "domain: a
+descriptors:
+  - {key: log, rate_limit: {unit: day, requests_per_unit: 10000, algorithm: sliding_log}}
+  - key: window
+    rate_limit: {unit: day, requests_per_unit: 999999999, algorithm: sliding_window}
+  - key: slow
+    rate_limit: {unit: year, requests_per_unit: 1, algorithm: token_bucket, burst: 100}
+  - key: huge
+    rate_limit:
+      unit: second
+      unit_multiplier: 315360000
+      requests_per_unit: 4294967295
+      algorithm: token_bucket
+      burst: 4294967295
+  - {key: none, rate_limit: {unit: day, requests_per_unit: 0, algorithm: token_bucket}}
+";
+    let loaded = compile(text);
+    assert_eq!(loaded.warnings, []);
+    let rule = |key: &str| find(&loaded.rules, "a", key).unwrap();
+    assert_eq!(algorithm(rule("slow=1")), Algorithm::TokenBucket { burst: 100 });
+    assert_eq!(algorithm(rule("none=1")), Algorithm::TokenBucket { burst: 0 });
+    let Allowance::Limited(huge) = rule("huge=1").allowance else { panic!("unlimited") };
+    assert_eq!(huge.window_seconds(), WINDOW_SECONDS_MAX);
+}
+
+#[test]
+fn defaults_fill_in_what_a_rule_leaves_open() {
+    let defaults = "defaults: {algorithm: leaky_bucket, max_delay: 2s, lease: {max: 5, ttl: 1s}, \
+                    shards: 4, charge_denied: false}";
+    let table = [
+        ("", Algorithm::LeakyBucket { max_delay_us: 2_000_000 }, 1),
+        ("max_delay: 1ms", Algorithm::LeakyBucket { max_delay_us: 1_000 }, 1),
+        // What does not fit the rule's own algorithm stays away from it.
+        ("algorithm: fixed_window", Algorithm::FixedWindow, 4),
+        ("algorithm: token_bucket, burst: 9, shards: 2", Algorithm::TokenBucket { burst: 9 }, 2),
+        ("algorithm: sliding_window, max_delay: ~", Algorithm::SlidingWindow, 4),
+    ];
+    for (beside, expected, shards) in table {
+        let rule = with_defaults(defaults, beside);
+        assert_eq!((algorithm(&rule), rule.shards.get()), (expected, shards), "{beside}");
+        assert_eq!(rule.leasing, terms(0.25, 5, Some(SECOND)), "{beside}");
+        assert!(!rule.charge_denied, "{beside}");
+    }
+    let log = with_defaults(defaults, "algorithm: sliding_log, charge_denied: true");
+    assert_eq!((log.leasing, log.charge_denied), (Leasing::Off, true));
+}
+
+#[test]
+fn the_terms_of_a_lease_are_filled_in_one_by_one() {
+    let some = "defaults: {lease: {max: 5, ttl: 1s}}";
+    let table = [
+        (some, "lease: {ttl: 2s}", terms(0.25, 5, Some(SECOND * 2))),
+        (some, "lease: on", terms(0.25, 5, Some(SECOND))),
+        (some, "lease: off", Leasing::Off),
+        ("defaults: {lease: off}", "", Leasing::Off),
+        ("defaults: {lease: off}", "lease: on", Leasing::default()),
+        ("defaults: {lease: off}", "lease: {max: 7}", terms(0.25, 7, None)),
+        ("defaults: {lease: on}", "", Leasing::default()),
+    ];
+    for (defaults, beside, leasing) in table {
+        assert_eq!(with_defaults(defaults, beside).leasing, leasing, "{defaults} {beside}");
+    }
+}
+
+#[test]
+fn defaults_may_stand_below_the_rules_and_hold_for_nested_ones() {
+    let text = "domain: a
+descriptors:
+  - key: k
+    rate_limit: {unit: day, requests_per_unit: 1}
+    descriptors:
+      - {key: l, rate_limit: {unit: day, requests_per_unit: 1}}
+defaults: {algorithm: sliding_log}
+";
+    let rules = compile(text).rules;
+    for descriptor in ["k=1", "k=1 l=1"] {
+        assert_eq!(algorithm(find(&rules, "a", descriptor).unwrap()), Algorithm::SlidingLog);
+    }
+}
+
+#[test]
+fn each_file_of_a_merged_domain_keeps_its_own_defaults() {
+    let file = |name: &str, defaults: &str| Source {
+        name: format!("{name}.yaml"),
+        text: format!(
+            "domain: a\n{defaults}\ndescriptors:\n  - key: {name}\n    rate_limit: {{unit: day, \
+             requests_per_unit: 1}}\n"
+        )
+        .into_bytes(),
+    };
+    let files = [
+        file("x", "defaults: {algorithm: sliding_log}"),
+        file("y", ""),
+        file("z", "defaults: {algorithm: sliding_window}"),
+    ];
+    let rules = load(&files, MERGE).unwrap().rules;
+    let of = |descriptor| algorithm(find(&rules, "a", descriptor).unwrap());
+    assert_eq!(of("x=1"), Algorithm::SlidingLog);
+    assert_eq!(of("y=1"), Algorithm::FixedWindow);
+    assert_eq!(of("z=1"), Algorithm::SlidingWindow);
+}
+
+#[test]
+fn merge_keys_reach_into_limits_leases_and_defaults() {
+    let text = "domain: a
+descriptors:
+  - key: base
+    rate_limit: &limit
+      {unit: day, requests_per_unit: 9, algorithm: token_bucket, lease: &lease {max: 5, ttl: 1s}}
+  - {key: faster, rate_limit: {<<: *limit, burst: 3}}
+  - {key: shorter, rate_limit: {<<: *limit, lease: {<<: *lease, ttl: 2s}}}
+  - {key: added, rate_limit: {<<: *limit, lease: {ttl: 2s}}}
+  - {key: other, rate_limit: {<<: *limit, algorithm: sliding_log, lease: off}}
+  - {key: none, rate_limit: {<<: *limit, lease: ~}}
+defaults: {<<: {shards: 2, max_delay: 1s}, shards: 3}
+";
+    let loaded = compile(text);
+    assert_eq!(loaded.warnings, []);
+    let rule = |key: &str| find(&loaded.rules, "a", key).unwrap();
+    assert_eq!(algorithm(rule("faster=1")), Algorithm::TokenBucket { burst: 3 });
+    assert_eq!(rule("shorter=1").leasing, terms(0.25, 5, Some(SECOND * 2)));
+    assert_eq!(rule("added=1").leasing, terms(0.25, 5, Some(SECOND * 2)));
+    assert_eq!(algorithm(rule("other=1")), Algorithm::SlidingLog);
+    assert_eq!(rule("none=1").leasing, Leasing::default());
+    assert_eq!(rule("base=1").shards.get(), 3);
+}
+
+#[test]
+fn shards_are_no_more_than_the_tokens_that_they_share() {
+    let text = "domain: a
+descriptors:
+  - {key: few, rate_limit: {unit: day, requests_per_unit: 3, shards: 8}}
+  - key: small
+    rate_limit: {unit: day, requests_per_unit: 9, algorithm: token_bucket, burst: 2, shards: 8}
+  - {key: none, rate_limit: {unit: day, requests_per_unit: 0}}
+defaults: {shards: 4}
+";
+    let loaded = compile(text);
+    let shards = |key: &str| find(&loaded.rules, "a", key).unwrap().shards.get();
+    assert_eq!((shards("few=1"), shards("small=1"), shards("none=1")), (3, 2, 1));
+    let warnings: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "a.yaml:3:70: 'shards' is more than the limit has tokens; 3 are used",
+            "a.yaml:5:94: 'shards' is more than the limit has tokens; 2 are used"
+        ]
+    );
+}
+
+#[test]
+fn beside_unlimited_they_have_no_effect() {
+    let text = "domain: a
+descriptors:
+  - key: k
+    rate_limit:
+      unlimited: true
+      unit_multiplier: 0
+      algorithm: none
+      burst: 0
+      max_delay: 2m
+      lease: {max: 0}
+      shards: 0
+";
+    let loaded = compile(text);
+    let found: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
+    let keys = [
+        "6:24: 'unit_multiplier'",
+        "7:18: 'algorithm'",
+        "8:14: 'burst'",
+        "9:18: 'max_delay'",
+        "10:14: 'lease'",
+        "11:15: 'shards'",
+    ];
+    assert_eq!(found, keys.map(|key| format!("a.yaml:{key} has no effect with 'unlimited'")));
+    let silent =
+        "domain: a\ndefaults: {algorithm: token_bucket, shards: 2, lease: off}\ndescriptors:
+  - {key: k, rate_limit: {unlimited: true}}\n";
+    let loaded = compile(silent);
+    assert_eq!(loaded.warnings, []);
+    assert_eq!(find(&loaded.rules, "a", "k=1").unwrap().leasing, Leasing::default());
+}
