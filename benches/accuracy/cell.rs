@@ -60,16 +60,14 @@ pub fn all() -> Vec<Cell> {
     every().filter(Cell::is_measured).collect()
 }
 
-/// A few that show the trade.
+/// A few that show the trade, where one pod is hot.
 pub fn quick() -> Vec<Cell> {
-    let shown = |cell: &Cell| match cell.limit {
-        LARGE => {
-            let one = cell.offered == 1.5 && cell.spread == Spread::Skewed;
-            one && cell.mode != Mode::Off
-        }
-        _ => cell.spread == Spread::Skewed,
+    let shown = |cell: &Cell| match (cell.limit, cell.mode) {
+        (LARGE.., mode) => cell.offered == 1.5 && mode != Mode::Off,
+        (_, Mode::Off) => cell.algorithm == Algorithm::FixedWindow,
+        _ => true,
     };
-    every().filter(|cell| cell.is_measured() && shown(cell)).collect()
+    every().filter(|cell| cell.is_measured() && cell.is_skewed() && shown(cell)).collect()
 }
 
 /// In the order of the table.

@@ -1,5 +1,6 @@
 //! The other end of the trade: each pod decides on the last sum that it knows, counts locally, and
-//! adds its counts to Redis every 100 ms. What cached counters of other rate limiters do.
+//! every 100 ms with requests adds its counts to Redis. What cached counters of other rate limiters
+//! do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +37,8 @@ struct Known {
     sum: u64,
     /// Admitted here, and not yet in `sum`.
     unreported: u64,
+    /// A request came since the last exchange: without one, there is nothing to tell or to know.
+    is_used: bool,
 }
 
 const REPORT_EVERY: Duration = Duration::from_millis(100);
@@ -63,6 +66,7 @@ impl ReportAfter {
         let window = self.window_now();
         let mut known = self.pods[pod].lock();
         known.turn_to(window);
+        known.is_used = true;
         if known.sum + known.unreported < self.limit {
             known.unreported += 1;
             Said::Admitted
@@ -98,6 +102,9 @@ impl ReportAfter {
         let count = {
             let mut known = self.pods[pod].lock();
             known.turn_to(window);
+            if !std::mem::take(&mut known.is_used) {
+                return;
+            }
             known.unreported
         };
         let mut connection = self.connection.clone();

@@ -65,7 +65,7 @@ impl Fleet {
         let pod = |number| Pod::start(cluster, prefix, number as u64, &hasher, max_wait);
         let pods: Vec<_> = (0..pods).map(pod).collect();
         let fleet = Self { rules: Arc::new(load(rules)), hasher: hasher.clone(), pods };
-        let _ = tokio::time::timeout(Duration::from_secs(2), fleet.settled()).await; // DEV
+        tokio::time::timeout(PATIENCE, fleet.settled()).await.expect("the pods know of each other");
         fleet
     }
 
