@@ -96,7 +96,7 @@ pub(crate) fn window_seconds(terms: Limit) -> u64 {
     terms.window_seconds().min(WINDOW_SECONDS_MAX)
 }
 
-fn window_us(terms: Limit) -> u64 {
+pub(crate) fn window_us(terms: Limit) -> u64 {
     window_seconds(terms) * MICROS_PER_SECOND
 }
 

@@ -38,19 +38,27 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
         count = count.max(limit + 1); // a limit is 32 bits wide
     }
 
-    let left = limit.saturating_sub(count);
-    let reset_after = Duration::from_micros(until_end_us(window, now_unix_us, window_us));
-    let grant = Grant {
+    let state = State { window, count };
+    (state, grant(ask, tokens, now_unix_us, state))
+}
+
+/// What it means to the pod that asked that `tokens` were lent and `state` is left.
+pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
+    let terms = ask.terms();
+    let limit = u64::from(terms.requests_per_unit);
+    let left = limit.saturating_sub(state.count);
+    let until_end = until_end_us(state.window, now_unix_us, window_us(terms));
+    let reset_after = Duration::from_micros(until_end);
+    Grant {
         tokens,
         left,
-        overdrawn: count > limit,
-        epoch: window,
+        overdrawn: state.count > limit,
+        epoch: state.window,
         starts_after: Duration::ZERO,
         ends_after: reset_after.min(ask.ttl),
         reset_after,
         retry_after: if left == 0 { reset_after } else { Duration::ZERO },
-    };
-    (State { window, count }, grant)
+    }
 }
 
 #[cfg(test)]

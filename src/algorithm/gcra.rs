@@ -1,10 +1,10 @@
 //! A rate kept with one time, which token and leaky bucket share (GCRA, the generic cell rate
 //! algorithm of ITU-T I.371).
 //!
-//! The state is the time at which all that was spent is earned back, the *theoretical arrival time*.
-//! How far it lies ahead is the **debt**; `n` tokens add `n · window / requests` to it. Debits round
-//! up and credits round down, so that rounding never lends a token: each ask costs less than one
-//! tick too much.
+//! The state is the time at which all that was spent is earned back, the *theoretical arrival
+//! time*. How far it lies ahead is the **debt**; `n` tokens add `n · window / requests` to it.
+//! Debits round up and credits round down, so that rounding never lends a token: each ask costs
+//! less than one tick too much.
 
 use std::time::Duration;
 
@@ -168,6 +168,11 @@ impl Pace {
     /// Length of the window.
     pub fn window(&self) -> Duration {
         self.span(self.window)
+    }
+
+    /// What one token is worth, as [`Pace::room`] is written.
+    pub fn token(&self) -> (u64, u64) {
+        self.worth(1)
     }
 
     /// Tokens that fit into so many ticks and parts of one.

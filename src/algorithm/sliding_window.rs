@@ -72,7 +72,8 @@ pub fn limit_of(terms: Limit) -> u32 {
     terms.requests_per_unit.min(COUNT_MAX)
 }
 
-/// Microseconds in a part of the window; see [`FINE_SECONDS_MAX`].
+/// Microseconds in a part of the window, which time is weighed by: 1, or a second's where the
+/// window is longer than a day.
 pub fn part_us(terms: Limit) -> u64 {
     if window_seconds(terms) <= FINE_SECONDS_MAX { 1 } else { MICROS_PER_SECOND }
 }

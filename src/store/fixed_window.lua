@@ -1,10 +1,10 @@
 -- One step of a fixed window: the same sums as `src/algorithm/fixed_window.rs`, one key a call.
 --
 --   KEYS[1]  the key
---   ARGV     limit, window in seconds, want, need, charge a denial (0 or 1),
+--   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds,
 --            and, only where tokens come back: how many, and the window they were lent in
---            ("" for a refund, which goes to the present one)
---   reply    tokens, left, overdrawn (0 or 1), window, microseconds until the window ends
+--            (none for a refund, which goes to the present one)
+--   reply    tokens, the time in microseconds, window, count
 --
 -- Lua's numbers are doubles, exact below 2^53. The limit is below 2^32 and the caller clamps want,
 -- need and tokens back to 2^32, where they already mean "all"; so a count is at most 2^32. A time
@@ -12,26 +12,30 @@
 --
 -- The state is a decimal number: the window (its last digits), then ten digits of count. Redis keeps
 -- a number inside its object of 16 bytes; 12 packed bytes took 32. It names its window, though the
--- expiry would seem to do, since TIME and the clock that expires keys may differ at the edge of one.
+-- expiry would seem to do, since TIME and the clock that expires keys may differ at the edge of one,
+-- and so may the clocks of two masters: a count of the window after this one is the one to go on
+-- with, or that window would be lent twice.
 -- SET is the last command, so a script that fails has changed nothing.
-local limit, seconds = tonumber(ARGV[1]), tonumber(ARGV[2])
-local want, need = tonumber(ARGV[3]), tonumber(ARGV[4])
+local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
+local limit, seconds = tonumber(ARGV[4]), tonumber(ARGV[5])
 local time = redis.call('TIME')
 local now, micros = tonumber(time[1]), tonumber(time[2])
 local window = math.floor(now / seconds)
 
 -- So that the number stays below 2^63. No key lives to see the same digits come round.
-local of_now = window % 800000000
+local WINDOWS = 800000000
 local stored = 0
 local value = redis.call('GET', KEYS[1])
 if value then
   local of, count = value:match('^(%d+)(%d%d%d%d%d%d%d%d%d%d)$')
   if not of then return redis.error_reply('ERR this key holds no count of ratelease') end
-  if tonumber(of) == of_now then stored = tonumber(count) end
+  of = tonumber(of)
+  if of == (window + 1) % WINDOWS then window = window + 1 end
+  if of == window % WINDOWS then stored = tonumber(count) end
 end
 
 local count = stored
-if ARGV[6] and (ARGV[7] == '' or tonumber(ARGV[7]) == window) then
+if ARGV[6] and (not ARGV[7] or tonumber(ARGV[7]) == window) then
   -- Only the mark goes: what was counted under a larger limit stays counted.
   if count == limit + 1 then count = limit end
   count = math.max(0, count - tonumber(ARGV[6]))
@@ -41,17 +45,14 @@ local tokens = 0
 if need <= left then
   tokens = math.min(math.max(want, need), left)
   count = count + tokens
-elseif ARGV[5] == '1' then
+elseif ARGV[3] == '1' then
   count = math.max(count, limit + 1)
 end
 
 -- A look writes nothing, and no call makes a key that says no more than its absence.
-local ends = (window + 1) * seconds
 if count ~= stored then
   -- A second past the window's end: expiry can never take a count that is still in force.
-  redis.call('SET', KEYS[1], string.format('%d%010d', of_now, count), 'PXAT', (ends + 1) * 1000)
+  local expires = ((window + 1) * seconds + 1) * 1000
+  redis.call('SET', KEYS[1], string.format('%d%010d', window % WINDOWS, count), 'PXAT', expires)
 end
-
-local overdrawn = 0
-if count > limit then overdrawn = 1 end
-return { tokens, math.max(0, limit - count), overdrawn, window, (ends - now) * 1000000 - micros }
+return { tokens, now * 1000000 + micros, window, count }

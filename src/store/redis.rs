@@ -8,10 +8,12 @@
 
 mod address;
 mod backoff;
+mod call;
 mod cluster;
 mod dial;
 mod fault;
 mod link;
+mod pulse;
 mod slots;
 mod step;
 
@@ -23,12 +25,12 @@ use futures_util::future::join_all;
 use redis::Value;
 
 use self::backoff::Backoff;
+use self::call::{Call, Scripts};
 use self::cluster::Cluster;
 use self::dial::Dial;
 use self::fault::Fault;
 use self::link::{Link, Live};
 use self::slots::slot_of;
-use self::step::{Script, Step};
 use super::{Ask, Beat, Beaten, Grant, Replies, Store, StoreError};
 use crate::settings::redis::{Address, RedisKind, RedisSettings};
 
@@ -38,7 +40,7 @@ pub struct RedisStore {
     settings: Arc<RedisSettings>,
     key_prefix: String,
     servers: Servers,
-    script: Script,
+    scripts: Scripts,
     counters: Counters,
 }
 
@@ -72,7 +74,7 @@ struct Counters {
     not_nows: AtomicU64,
 }
 
-/// Where a step goes next.
+/// Where a call goes next.
 enum Route {
     Owner,
     Moved(Address),
@@ -109,8 +111,8 @@ impl RedisStore {
                 Servers::One(Link::spawn(Dial::master(&settings, master)))
             }
         };
-        let (script, counters) = (Script::fixed_window(), Counters::default());
-        Arc::new(Self { settings, key_prefix: key_prefix.to_owned(), servers, script, counters })
+        let (scripts, counters) = (Scripts::default(), Counters::default());
+        Arc::new(Self { settings, key_prefix: key_prefix.to_owned(), servers, scripts, counters })
     }
 
     /// Waits until every server that holds counts is connected; for ever, if one never is.
@@ -135,27 +137,35 @@ impl RedisStore {
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.counters.asks);
-        let step = self.script.step(ask, ask.counter().in_store(&self.key_prefix));
-        let grant = match tokio::time::timeout(self.ask_deadline(), self.take(&step)).await {
-            Ok(grant) => grant,
-            Err(_) => Err(Fault::TimedOut),
-        };
-        grant.map_err(|fault| {
+        let call = step::call(&self.scripts, ask, ask.counter().in_store(&self.key_prefix));
+        let reply = self.answer(&call).await;
+        reply.and_then(|reply| step::grant(ask, &reply)).map_err(|fault| {
             count(&self.counters.errors);
             StoreError::from(fault)
         })
     }
 
-    /// Sends `step` where it belongs, following the replies, until one has the grant.
-    async fn take(&self, step: &Step<'_>) -> Result<Grant, Fault> {
+    async fn beats(&self, beat: Beat) -> Result<u32, StoreError> {
+        let call = pulse::call(&self.scripts, beat, format!("{}rl:pods", self.key_prefix));
+        let reply = self.answer(&call).await;
+        Ok(reply.and_then(|reply| pulse::pods(&reply))?)
+    }
+
+    async fn answer(&self, call: &Call<'_>) -> Result<Value, Fault> {
+        let reply = tokio::time::timeout(self.ask_deadline(), self.take(call)).await;
+        reply.unwrap_or(Err(Fault::TimedOut))
+    }
+
+    /// Sends `call` where it belongs, following the replies, until one has its value.
+    async fn take(&self, call: &Call<'_>) -> Result<Value, Fault> {
         let mut route = Route::Owner;
         let mut in_full = false;
         let mut repeats = 0;
         let mut wait = Backoff::new(REPEAT_FIRST, REPEAT_LAST);
         let mut last = Fault::TimedOut;
         for _ in 0..SENDS_MAX {
-            let fault = match self.send(step, &route, in_full).await {
-                Ok(reply) => return step.grant(&reply),
+            let fault = match self.send(call, &route, in_full).await {
+                Ok(reply) => return Ok(reply),
                 Err(fault) => fault,
             };
             last = fault.clone();
@@ -188,11 +198,11 @@ impl RedisStore {
         Err(self.explained(last))
     }
 
-    async fn send(&self, step: &Step<'_>, route: &Route, in_full: bool) -> Result<Value, Fault> {
-        let live = tokio::time::timeout(self.settings.timeout, self.server(step, route)).await;
+    async fn send(&self, call: &Call<'_>, route: &Route, in_full: bool) -> Result<Value, Fault> {
+        let live = tokio::time::timeout(self.settings.timeout, self.server(call, route)).await;
         let live = live.unwrap_or_else(|_| Err(Fault::NotSent("still connecting".into())));
         let live = live.inspect_err(|_| self.suspect())?;
-        let command = if in_full { step.in_full() } else { step.by_name() };
+        let command = if in_full { call.in_full() } else { call.by_name() };
         let reply = match route {
             Route::Asking(_) => live.send_asking(&command).await,
             Route::Owner | Route::Moved(_) => live.send(&command).await,
@@ -209,11 +219,11 @@ impl RedisStore {
         reply
     }
 
-    async fn server(&self, step: &Step<'_>, route: &Route) -> Result<Arc<Live>, Fault> {
+    async fn server(&self, call: &Call<'_>, route: &Route) -> Result<Arc<Live>, Fault> {
         match (&self.servers, route) {
             (Servers::One(link), _) => link.dialled().await,
             (Servers::Cluster(cluster), Route::Owner) => {
-                cluster.owner(slot_of(step.key().as_bytes())).await
+                cluster.owner(slot_of(call.key().as_bytes())).await
             }
             (Servers::Cluster(cluster), Route::Moved(to) | Route::Asking(to)) => {
                 cluster.node(to).await
@@ -261,8 +271,8 @@ impl Store for RedisStore {
         Box::pin(join_all(asks.iter().map(|ask| self.carry(ask))))
     }
 
-    fn beat(&self, _beat: Beat) -> Beaten<'_> {
-        Box::pin(std::future::ready(Ok(1)))
+    fn beat(&self, beat: Beat) -> Beaten<'_> {
+        Box::pin(self.beats(beat))
     }
 
     fn describe(&self) -> String {

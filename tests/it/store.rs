@@ -1,15 +1,17 @@
 //! The contract of `Store`: one set of checks, run on every implementation, and what is Redis's
 //! own.
 
+mod algorithms;
 mod at_most_once;
 mod cluster;
 mod contract;
+mod heartbeat;
 mod model;
 mod outage;
 mod redis;
 
 use ratelease::key::Key;
-use ratelease::rules::{Limit, Unit};
+use ratelease::rules::{Algorithm, Limit, Unit};
 use ratelease::settings::redis::RedisSettings;
 use ratelease::store::redis::RedisStore;
 use ratelease::store::{Ask, Grant, Store, StoreError};
@@ -29,6 +31,24 @@ fn fresh_key() -> Key {
 fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
     let limit = Limit::fixed_window(requests_per_unit, Unit::Year);
     Ask { want, need, charge_denied: true, ..Ask::look(fresh_key(), limit) }
+}
+
+/// Every algorithm with a window such that a limit of 10 has ten tokens at once, none of which
+/// comes back while the test runs.
+const ALGORITHMS: [(Algorithm, Unit); 5] = [
+    (Algorithm::FixedWindow, Unit::Year),
+    (Algorithm::TokenBucket { burst: 10 }, Unit::Year),
+    (Algorithm::SlidingWindow, Unit::Year),
+    (Algorithm::SlidingLog, Unit::Year),
+    // A slot in six minutes, the tenth after 54 minutes.
+    (Algorithm::LeakyBucket { max_delay_us: 54 * 60 * 1_000_000 }, Unit::Hour),
+];
+
+/// As [`ask`], by another algorithm.
+fn ask_by((algorithm, unit): (Algorithm, Unit), want: u64, need: u64) -> Ask {
+    let limit = Limit { algorithm, ..Limit::fixed_window(10, unit) };
+    let ttl = Duration::from_secs(60);
+    Ask { want, need, charge_denied: true, ttl, ..Ask::look(fresh_key(), limit) }
 }
 
 /// The reply to one ask.

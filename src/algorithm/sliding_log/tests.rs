@@ -48,7 +48,8 @@ proptest! {
                 let of = |before| epochs.iter().rev().nth(before).copied().unwrap_or(now + 1);
                 Back { tokens, epoch: before.map(of) }
             });
-            let grant = step(&mut state, now, &Ask { need, charge_denied, back, ..ask(limit, want) });
+            let by = Ask { need, charge_denied, back, ..ask(limit, want) };
+            let grant = step(&mut state, now, &by);
             let live = |spent: &[u64]| spent.iter().filter(|at| now < *at + window_us).count();
             for _ in 0..back.map_or(0, |back| back.tokens.min(20_000)) {
                 let epoch = back.and_then(|back| back.epoch);

@@ -151,7 +151,8 @@ proptest! {
             let (next, grant) = step(state, now, &ask(limit, want));
             state = Some(next);
             let look = ask(limit, 0);
-            let after = |span: Duration| now + u64::try_from(span.as_nanos().div_ceil(1_000)).unwrap();
+            let micros = |span: Duration| u64::try_from(span.as_nanos().div_ceil(1_000)).unwrap();
+            let after = |span| now + micros(span);
             if grant.left == 0 {
                 let due = after(grant.retry_after);
                 prop_assert!(step(state, due, &look).1.left >= 1);

@@ -8,7 +8,7 @@ use ratelease::store::{Ask, Back, SHARDS_MAX, Store};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ask, connected, granted, one, within};
+use super::{ALGORITHMS, algorithms, ask, connected, granted, one, within};
 use crate::support::now;
 use crate::support::redis::{Cluster, Sentinel, Single};
 
@@ -59,6 +59,9 @@ async fn keeps_the_contract(store: &dyn Store) {
     names_the_window_of_every_unit(store).await;
     replies_in_order(store).await;
     begins_anew_with_each_window(store).await;
+    for by in ALGORITHMS {
+        algorithms::keeps_the_contract(store, by).await;
+    }
 }
 
 async fn lends_what_is_wanted_or_left(store: &dyn Store) {

@@ -1,22 +1,40 @@
 //! Random asks, each compared with the pure arithmetic.
 
-use ratelease::algorithm::fixed_window::{State, step};
-use ratelease::rules::{Limit, Unit};
+use ratelease::algorithm::{State, step};
+use ratelease::key::Key;
+use ratelease::rules::{Algorithm, Limit, Share, Unit};
 use ratelease::store::memory::MemoryStore;
 use ratelease::store::{Ask, Back, Grant, Store};
 
 use std::collections::BTreeSet;
+use std::num::{NonZeroU8, NonZeroU32};
 use std::time::Duration;
 
 use super::{connected, fresh_key};
 use crate::support::dice::Dice;
 use crate::support::redis::Cluster;
 
-const KEYS: usize = 50;
+/// Of each algorithm.
+const KEYS: usize = 20;
 const ROUNDS: usize = 200;
-const LIMITS: [u32; 5] = [0, 1, 7, 100, u32::MAX];
+const LIMITS: [u32; 7] = [0, 1, 7, 100, 1_000_000, 1_000_000_000, u32::MAX];
+const BURSTS: [u32; 6] = [1, 2, 7, 100, 3_000_000, u32::MAX];
+const DELAYS_US: [u32; 5] = [0, 1, 20_000, 3_000_000, u32::MAX];
+const MULTIPLIERS: [u32; 4] = [1, 2, 7, 10];
+const TTLS: [Duration; 4] =
+    [Duration::ZERO, Duration::from_millis(20), Duration::from_secs(2), Duration::MAX];
 /// Between rounds, so that they last for some windows of a second.
 const PAUSE: Duration = Duration::from_millis(15);
+
+/// A count, and what the arithmetic makes of it.
+struct Count {
+    key: Key,
+    share: Share,
+    limit: Limit,
+    state: Option<State>,
+    /// Epochs of its last grants.
+    epochs: [u64; 2],
+}
 
 #[tokio::test]
 async fn memory_agrees_with_the_arithmetic() {
@@ -29,38 +47,26 @@ async fn a_cluster_agrees_with_the_arithmetic() {
     agrees_with_the_arithmetic(&*store).await;
 }
 
-/// 10 000 asks. A grant names its window and what is left of it, and so the store's time to the
-/// microsecond: the arithmetic at that time must give the very same grant.
+/// 20 000 asks. A grant names the store's time to the microsecond, or its window and what is left
+/// of it: the arithmetic at that time must give the very same grant.
 async fn agrees_with_the_arithmetic(store: &dyn Store) {
     let mut dice = Dice::new();
-    let mut keys: Vec<_> = (0..KEYS)
-        .map(|_| {
-            let unit = if dice.below(2) > 0 { Unit::Second } else { dice.pick(&Unit::ALL) };
-            let limit = Limit::fixed_window(dice.pick(&LIMITS), unit);
-            (fresh_key(), limit, None::<State>)
-        })
-        .collect();
+    let mut counts: Vec<_> =
+        (0..KEYS).flat_map(|_| 0..5).map(|nth| Count::new(&mut dice, nth)).collect();
     let mut windows = BTreeSet::new();
     for _ in 0..ROUNDS {
-        let asks: Vec<_> = keys
-            .iter()
-            .map(|(key, limit, state)| Ask {
-                want: amount(&mut dice),
-                need: if dice.below(3) > 0 { 0 } else { amount(&mut dice) },
-                charge_denied: dice.below(2) > 0,
-                back: back(&mut dice, *state),
-                ..Ask::look(*key, sometimes_another(&mut dice, *limit))
-            })
-            .collect();
+        let asks: Vec<_> = counts.iter().map(|count| count.ask(&mut dice)).collect();
         let replies = store.exchange(&asks).await;
-        for ((ask, reply), (_, _, state)) in asks.iter().zip(replies).zip(&mut keys) {
-            let grant = reply.unwrap();
-            if ask.limit.unit == Unit::Second {
+        for ((ask, reply), count) in asks.iter().zip(replies).zip(&mut counts) {
+            let grant = reply.unwrap_or_else(|error| panic!("{ask:?}: {error}"));
+            if is_aligned(ask) && ask.limit.window_seconds() == 1 {
                 windows.insert(grant.epoch);
             }
-            let (after, expected) = step(*state, time_of(&grant, ask), ask);
-            assert_eq!(grant, expected, "{ask:?} on {state:?}");
-            *state = Some(after);
+            let before = count.state.clone();
+            let (after, expected) = step(count.state.take(), time_of(&grant, ask), ask);
+            assert_eq!(grant, expected, "{ask:?} on {before:?}");
+            count.state = Some(after);
+            count.epochs = [grant.epoch, count.epochs[0]];
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -68,34 +74,86 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
     assert!(windows >= 3, "it saw {windows} windows of a second");
 }
 
-/// A rule may be changed while its key is in use.
-fn sometimes_another(dice: &mut Dice, limit: Limit) -> Limit {
-    let requests_per_unit =
-        if dice.below(20) > 0 { limit.requests_per_unit } else { dice.pick(&LIMITS) };
-    Limit { requests_per_unit, ..limit }
+// === impl Count ===
+
+impl Count {
+    fn new(dice: &mut Dice, nth: u64) -> Self {
+        let of = NonZeroU8::new(dice.pick(&[1, 1, 3, 64])).unwrap();
+        let at = u8::try_from(dice.below(u64::from(of.get()))).unwrap();
+        let unit = if dice.below(2) > 0 { Unit::Second } else { dice.pick(&Unit::ALL) };
+        let multiplier = if dice.below(2) > 0 { 1 } else { dice.pick(&MULTIPLIERS) };
+        let limit = Limit {
+            requests_per_unit: dice.pick(&LIMITS),
+            unit,
+            unit_multiplier: NonZeroU32::new(multiplier).unwrap(),
+            algorithm: algorithm(dice, nth),
+        };
+        Self { key: fresh_key(), share: Share { at, of }, limit, state: None, epochs: [0; 2] }
+    }
+
+    fn ask(&self, dice: &mut Dice) -> Ask {
+        Ask {
+            share: self.share,
+            want: amount(dice),
+            need: if dice.below(3) > 0 { 0 } else { amount(dice) },
+            charge_denied: dice.below(4) == 0,
+            ttl: dice.pick(&TTLS),
+            back: self.back(dice),
+            ..Ask::look(self.key, self.sometimes_another(dice))
+        }
+    }
+
+    /// A rule may be changed while its key is in use, but for what gives it another key.
+    fn sometimes_another(&self, dice: &mut Dice) -> Limit {
+        if dice.below(20) > 0 {
+            return self.limit;
+        }
+        let nth = self.limit.identity() >> 56;
+        let algorithm = algorithm(dice, nth);
+        Limit { requests_per_unit: dice.pick(&LIMITS), algorithm, ..self.limit }
+    }
+
+    fn back(&self, dice: &mut Dice) -> Option<Back> {
+        let epoch = match dice.below(8) {
+            0 => None,
+            1 => Some(dice.roll()),
+            2..5 => Some(dice.pick(&self.epochs)),
+            _ => return None,
+        };
+        Some(Back { tokens: amount(dice), epoch })
+    }
+}
+
+/// By the number that it has in [`Limit::identity`].
+fn algorithm(dice: &mut Dice, nth: u64) -> Algorithm {
+    match nth {
+        0 => Algorithm::FixedWindow,
+        1 => Algorithm::TokenBucket { burst: dice.pick(&BURSTS) },
+        2 => Algorithm::SlidingWindow,
+        3 => Algorithm::SlidingLog,
+        _ => Algorithm::LeakyBucket { max_delay_us: dice.pick(&DELAYS_US) },
+    }
 }
 
 fn amount(dice: &mut Dice) -> u64 {
-    match dice.below(20) {
+    match dice.below(40) {
         0 => u64::MAX,
         1 => dice.roll(),
         2 => 1 << 32,
         3 => u64::from(u32::MAX),
+        4..8 => dice.below(5_000_000),
         _ => dice.below(9),
     }
 }
 
-fn back(dice: &mut Dice, state: Option<State>) -> Option<Back> {
-    let window = match dice.below(6) {
-        0 => None,
-        1 => Some(dice.roll()),
-        2 | 3 => Some(state?.window),
-        _ => return None,
-    };
-    Some(Back { tokens: amount(dice), epoch: window })
+fn is_aligned(ask: &Ask) -> bool {
+    matches!(ask.limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
 }
 
 fn time_of(grant: &Grant, ask: &Ask) -> u64 {
-    let ends = (grant.epoch + 1) * ask.limit.unit.seconds() * 1_000_000;
+    if !is_aligned(ask) {
+        return grant.epoch;
+    }
+    let ends = (grant.epoch + 1) * ask.limit.window_seconds() * 1_000_000;
     ends - u64::try_from(grant.reset_after.as_micros()).unwrap()
 }

@@ -1,11 +1,16 @@
 //! What is Redis's own: expiry, memory, scripts, logins.
 
-use ratelease::rules::Unit;
+use ratelease::rules::{Algorithm, Unit};
 use ratelease::settings::Secret;
 use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, Store, StoreError};
+use ratelease::store::{Ask, Back, Beat, Store, StoreError};
 
-use super::{ask, connected, connected_under, granted, one};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use super::{
+    ALGORITHMS, algorithms, ask, ask_by, connected, connected_under, granted, one, within,
+};
 use crate::support::redis::{Cluster, Server, Single, tcp};
 
 /// What a key may cost, its name of 27 bytes and the table's entry included.
@@ -16,12 +21,13 @@ async fn every_key_expires_a_second_after_its_window() {
     let single = Single::start();
     let store = connected(single.config()).await;
     for unit in Unit::ALL {
-        let mut ask = ask(10, 1, 0);
-        ask.limit.unit = unit;
-        let grant = granted(&*store, ask).await;
-        let key = ask.key.in_store("");
-        let expires: u64 = single.server.command(&["PEXPIRETIME", &key]);
-        assert_eq!(expires, ((grant.epoch + 1) * unit.seconds() + 1) * 1_000, "{unit:?}");
+        for (algorithm, windows) in [(Algorithm::FixedWindow, 1), (Algorithm::SlidingWindow, 2)] {
+            let ask = ask_by((algorithm, unit), 1, 0);
+            let grant = granted(&*store, ask).await;
+            let expires = expires_ms(&single, &ask);
+            let expected = ((grant.epoch + windows) * unit.seconds() + 1) * 1_000;
+            assert_eq!(expires, expected, "{algorithm:?} {unit:?}");
+        }
     }
     for key in single.server.keys() {
         assert!(single.server.command::<i64>(&["PTTL", &key]) > 0, "{key}");
@@ -29,46 +35,121 @@ async fn every_key_expires_a_second_after_its_window() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_other_key_expires_a_second_after_its_debt_or_its_last_entry() {
+    let single = Single::start();
+    let store = connected(single.config()).await;
+    for by in ALGORITHMS.into_iter().filter(|(by, _)| !is_aligned(*by)) {
+        // A second step must move the end on.
+        let ask = ask_by(by, 1, 0);
+        for _ in 0..2 {
+            let grant = granted(&*store, ask).await;
+            let reset_us = u64::try_from(grant.reset_after.as_nanos().div_ceil(1_000)).unwrap();
+            let expected = (grant.epoch + reset_us).div_ceil(1_000) + 1_000;
+            assert_eq!(expires_ms(&single, &ask), expected, "{by:?}");
+        }
+    }
+}
+
+fn is_aligned(algorithm: Algorithm) -> bool {
+    matches!(algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
+}
+
+fn expires_ms(single: &Single, ask: &Ask) -> u64 {
+    single.server.command(&["PEXPIRETIME", &ask.key.in_store("")])
+}
+
+/// But for the log, which has an entry a token; with the largest numbers that there can be.
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_costs_no_more_than_it_may() {
     let cluster = Cluster::shared();
     let store = connected(cluster.config()).await;
-    let ask = ask(u32::MAX, u64::MAX, 0);
-    granted(&*store, ask).await;
-    granted(&*store, Ask { need: 1, ..ask }).await;
-    let bytes = cluster.memory_usage(&ask.key.in_store(""));
-    println!("a key costs {bytes} bytes");
-    assert!(bytes <= KEY_BYTES_MAX, "{bytes} bytes");
+    for (algorithm, unit) in ALGORITHMS {
+        let algorithm = match algorithm {
+            Algorithm::SlidingLog => continue,
+            Algorithm::TokenBucket { .. } => Algorithm::TokenBucket { burst: u32::MAX },
+            Algorithm::LeakyBucket { .. } => Algorithm::LeakyBucket { max_delay_us: u32::MAX },
+            other => other,
+        };
+        for requests_per_unit in [1, 10, u32::MAX] {
+            let mut ask = ask_by((algorithm, unit), u64::MAX, 0);
+            ask.limit.requests_per_unit = requests_per_unit;
+            granted(&*store, ask).await;
+            granted(&*store, Ask { need: 1, ..ask }).await;
+            let bytes = cluster.memory_usage(&ask.key.in_store(""));
+            println!("{algorithm:?}: a key costs {bytes} bytes");
+            assert!(bytes <= KEY_BYTES_MAX, "{algorithm:?}: {bytes} bytes");
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_look_makes_no_key_and_writes_nothing() {
     let single = Single::start();
     let store = connected(single.config()).await;
-    let ask = ask(10, 0, 0);
-    granted(&*store, ask).await;
-    granted(&*store, Ask { need: 11, charge_denied: false, ..ask }).await;
-    assert_eq!(single.server.keys(), [""; 0]);
-    granted(&*store, Ask { want: 1, ..ask }).await;
-    granted(&*store, ask).await;
-    assert_eq!(single.server.calls("set"), 1);
+    for by in ALGORITHMS {
+        let ask = ask_by(by, 0, 0);
+        single.server.command::<()>(&["CONFIG", "RESETSTAT"]);
+        granted(&*store, ask).await;
+        granted(&*store, Ask { need: 11, charge_denied: false, ..ask }).await;
+        let back = Some(Back { tokens: 3, epoch: None });
+        granted(&*store, Ask { back, ..ask }).await;
+        assert_eq!(single.server.keys(), [""; 0], "{by:?}");
+        granted(&*store, Ask { want: 1, ..ask }).await;
+        granted(&*store, ask).await;
+        let writes = single.server.calls("set") + single.server.calls("rpush");
+        assert_eq!(writes, 1, "{by:?}");
+        single.server.command::<()>(&["FLUSHALL"]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_is_one_call_of_three_commands() {
     let single = Single::start();
     let store = connected(single.config()).await;
-    let ask = ask(1_000, 1, 0);
-    granted(&*store, ask).await;
-    single.server.command::<()>(&["CONFIG", "RESETSTAT"]);
-    for _ in 0..10 {
+    for by in ALGORITHMS.into_iter().filter(|by| by.0 != Algorithm::SlidingLog) {
+        let ask = ask_by(by, 1, 0);
         granted(&*store, ask).await;
+        single.server.command::<()>(&["CONFIG", "RESETSTAT"]);
+        for _ in 0..9 {
+            granted(&*store, ask).await;
+        }
+        let mut calls = single.server.command_calls();
+        calls.retain(|name, _| !["info", "config|resetstat", "client|setinfo"].contains(&&**name));
+        let mut calls: Vec<_> = calls.into_iter().collect();
+        calls.sort();
+        let expected = [("evalsha", 9), ("get", 9), ("set", 9), ("time", 9)];
+        assert_eq!(calls, expected.map(|(name, calls)| (name.to_owned(), calls)), "{by:?}");
     }
-    let mut calls = single.server.command_calls();
-    calls.retain(|name, _| !["info", "config|resetstat", "client|setinfo"].contains(&&**name));
-    let mut calls: Vec<_> = calls.into_iter().collect();
-    calls.sort();
-    let expected = [("evalsha", 10), ("get", 10), ("set", 10), ("time", 10)];
-    assert_eq!(calls, expected.map(|(name, calls)| (name.to_owned(), calls)));
+}
+
+/// What has expired is found by halving and leaves with the next write: a log never holds more than
+/// its limit, and no ask reads it through.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_of_ten_thousand_is_searched_by_halving() {
+    let single = Single::start();
+    let store = connected(single.config()).await;
+    let mut ask = ask_by((Algorithm::SlidingLog, Unit::Second), 5_000, 0);
+    ask.limit.requests_per_unit = 10_000;
+    ask.limit.unit_multiplier = NonZeroU32::new(2).unwrap();
+    let first = granted(&*store, ask).await;
+    let look = Ask { want: 0, ..ask };
+    within(10, "half of the window passes", async {
+        while granted(&*store, look).await.epoch < first.epoch + 1_000_000 {}
+    })
+    .await;
+    assert_eq!(granted(&*store, ask).await.left, 0);
+    within(10, "the first half expires", async {
+        while granted(&*store, look).await.left < 5_000 {}
+    })
+    .await;
+    single.server.command::<()>(&["CONFIG", "RESETSTAT"]);
+    assert_eq!(granted(&*store, Ask { want: 1, ..ask }).await.tokens, 1);
+    assert!(single.server.calls("lindex") <= 20, "{}", single.server.calls("lindex"));
+    let key = ask.key.in_store("");
+    assert!(single.server.command::<u64>(&["LLEN", &key]) <= 5_001);
+    assert_ne!(single.server.command::<u64>(&["LINDEX", &key, "0"]), first.epoch);
+    let bytes: u64 = single.server.command(&["MEMORY", "USAGE", &key, "SAMPLES", "0"]);
+    println!("a log of half its 10 000 entries costs {bytes} bytes");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -100,25 +181,37 @@ async fn a_prefix_names_the_keys() {
 async fn a_foreign_value_under_the_key_is_refused_and_kept() {
     let single = Single::start();
     let store = connected(single.config()).await;
-    let ask = ask(10, 1, 0);
-    let key = ask.key.in_store("");
-    single.server.command::<()>(&["SET", &key, "mine"]);
-    let refused = one(&*store, ask).await;
-    assert!(matches!(refused, Err(StoreError::Refused(_))), "{refused:?}");
-    assert_eq!(single.server.command::<String>(&["GET", &key]), "mine");
+    for by in ALGORITHMS {
+        let ask = ask_by(by, 1, 0);
+        let key = ask.key.in_store("");
+        for foreign in ["mine", "17"] {
+            single.server.command::<()>(&["SET", &key, foreign]);
+            let refused = one(&*store, ask).await;
+            assert!(matches!(refused, Err(StoreError::Refused(_))), "{by:?}: {refused:?}");
+            assert_eq!(single.server.command::<String>(&["GET", &key]), foreign);
+        }
+        single.server.command::<()>(&["DEL", &key]);
+        single.server.command::<()>(&["RPUSH", &key, "mine"]);
+        let refused = one(&*store, ask).await;
+        assert!(matches!(refused, Err(StoreError::Refused(_))), "{by:?}: {refused:?}");
+        assert_eq!(single.server.command::<Vec<String>>(&["LRANGE", &key, "0", "-1"]), ["mine"]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_refuses_the_ask() {
     let single = Single::start();
     let store = connected(single.config()).await;
-    granted(&*store, ask(10, 1, 0)).await;
-    single.server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-    let refused = one(&*store, ask(10, 1, 0)).await;
-    assert!(
-        matches!(&refused, Err(StoreError::Refused(why)) if why.contains("OOM")),
-        "{refused:?}"
-    );
+    for by in ALGORITHMS {
+        let ask = ask_by(by, 1, 0);
+        granted(&*store, ask).await;
+        single.server.command::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+        let refused = one(&*store, ask).await;
+        let why = refused.expect_err("there is no memory").to_string();
+        assert!(why.contains("refused") && why.contains("OOM"), "{by:?}: {why}");
+        single.server.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+        assert_eq!(granted(&*store, Ask { want: 0, ..ask }).await.left, 9, "{by:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -138,13 +231,20 @@ async fn a_password_opens_the_door_and_a_wrong_one_does_not() {
 }
 
 /// With these rights and no others it must work. A cluster needs `+cluster|slots +asking` as well.
+const RIGHTS: &str = "on >pw ~rl:* resetchannels -@all +hello +auth +evalsha +eval +time +get +set";
+/// Of the sliding log.
+const RIGHTS_LOG: &str = "+llen +lindex +lpop +rpop +lrem +rpush +pexpireat";
+/// Of the heartbeat.
+const RIGHTS_BEAT: &str = "+zremrangebyscore +zcard +zscore +zadd +zrem +zrange +pexpireat";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_with_the_fewest_rights_suffices() {
     let single = Single::start();
-    let rights = "on >pw ~rl:* resetchannels -@all +hello +auth +evalsha +eval +time +get +set";
-    let mut words = vec!["ACL", "SETUSER", "ratelease", "reset"];
-    words.extend(rights.split(' '));
-    single.server.command::<()>(&words);
+    let set_user = |rights: &str| {
+        let words = ["ACL", "SETUSER", "ratelease"].into_iter().chain(rights.split(' '));
+        single.server.command::<()>(&words.collect::<Vec<_>>());
+    };
+    set_user(&format!("reset {RIGHTS}"));
     let mut config = single.config();
     config.username = Some("ratelease".into());
     // A user without a password is somebody else, never the default user.
@@ -152,8 +252,16 @@ async fn a_user_with_the_fewest_rights_suffices() {
     assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
     config.password = Some(Secret::from("pw"));
     let store = connected(config).await;
-    granted(&*store, ask(10, 1, 0)).await;
-    single.server.command::<()>(&["ACL", "SETUSER", "ratelease", "-set"]);
+    for by in ALGORITHMS.into_iter().filter(|by| by.0 != Algorithm::SlidingLog) {
+        granted(&*store, ask_by(by, 1, 0)).await;
+    }
+    set_user(RIGHTS_LOG);
+    algorithms::keeps_the_contract(&*store, (Algorithm::SlidingLog, Unit::Year)).await;
+    set_user(RIGHTS_BEAT);
+    for leaves in [false, true] {
+        store.beat(Beat { pod: 1, lasts: Duration::from_secs(9), leaves }).await.unwrap();
+    }
+    set_user("-set");
     let refused = one(&*store, ask(10, 1, 0)).await;
     assert!(matches!(refused, Err(StoreError::Refused(_))), "{refused:?}");
 }

@@ -1,0 +1,78 @@
+//! A call of a script on one key, ready to be sent as often as it takes.
+
+use redis::Cmd;
+
+/// Every script of the store.
+#[derive(Debug)]
+pub(super) struct Scripts {
+    pub(super) fixed_window: Script,
+    pub(super) gcra: Script,
+    pub(super) sliding_window: Script,
+    pub(super) sliding_log: Script,
+    pub(super) beat: Script,
+}
+
+/// A script, and the name that servers know it by.
+#[derive(Debug)]
+pub(super) struct Script {
+    text: &'static str,
+    sha: String,
+}
+
+/// One call.
+#[derive(Debug)]
+pub(super) struct Call<'a> {
+    script: &'a Script,
+    key: String,
+    arguments: Vec<u64>,
+}
+
+// === impl Scripts ===
+
+impl Default for Scripts {
+    fn default() -> Self {
+        Self {
+            fixed_window: Script::new(include_str!("../fixed_window.lua")),
+            gcra: Script::new(include_str!("../gcra.lua")),
+            sliding_window: Script::new(include_str!("../sliding_window.lua")),
+            sliding_log: Script::new(include_str!("../sliding_log.lua")),
+            beat: Script::new(include_str!("../beat.lua")),
+        }
+    }
+}
+
+// === impl Script ===
+
+impl Script {
+    fn new(text: &'static str) -> Self {
+        Self { text, sha: redis::Script::new(text).get_hash().to_owned() }
+    }
+
+    pub(super) fn call(&self, key: String, arguments: Vec<u64>) -> Call<'_> {
+        Call { script: self, key, arguments }
+    }
+}
+
+// === impl Call ===
+
+impl Call<'_> {
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// The script by its name; a server that does not know it answers NOSCRIPT.
+    pub(super) fn by_name(&self) -> Cmd {
+        self.command("EVALSHA", &self.script.sha)
+    }
+
+    /// The script in full, which the server then knows by name too.
+    pub(super) fn in_full(&self) -> Cmd {
+        self.command("EVAL", self.script.text)
+    }
+
+    fn command(&self, name: &str, script: &str) -> Cmd {
+        let mut command = redis::cmd(name);
+        command.arg(script).arg(1).arg(&self.key).arg(&self.arguments);
+        command
+    }
+}

@@ -1,0 +1,28 @@
+//! A pod's heartbeat as a call of its script, and the reply as a number of pods.
+
+use redis::Value;
+
+use super::call::{Call, Scripts};
+use super::fault::Fault;
+use crate::store::{Beat, PODS_MAX};
+
+/// Some 143 000 years: doubles count it exactly, with the present added to it.
+const LASTS_MS_MAX: u64 = 1 << 52;
+
+pub(super) fn call(scripts: &Scripts, beat: Beat, key: String) -> Call<'_> {
+    let lasts_ms = u64::try_from(beat.lasts.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
+    let arguments =
+        vec![beat.pod, lasts_ms.min(LASTS_MS_MAX), u64::from(beat.leaves), PODS_MAX as u64];
+    scripts.beat.call(key, arguments)
+}
+
+/// Reads the reply: pods alive.
+pub(super) fn pods(reply: &Value) -> Result<u32, Fault> {
+    let alive = match reply {
+        Value::Int(alive) => u32::try_from(*alive).ok(),
+        _ => None,
+    };
+    alive
+        .filter(|alive| *alive as usize <= PODS_MAX)
+        .ok_or_else(|| Fault::Garbled(format!("{reply:.200?}")))
+}
