@@ -6,6 +6,7 @@ mod holding;
 mod keep;
 mod lend;
 mod resolve;
+mod shares;
 mod slot;
 mod wait;
 
@@ -21,7 +22,7 @@ use parking_lot::Mutex;
 use crate::key::{Key, KeyHasher};
 use crate::lease::{Desk, Reply};
 use crate::request::Request;
-use crate::rules::{Rule, Rules};
+use crate::rules::Rules;
 use crate::store::{Ask, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{Modes, Verdict};
@@ -220,13 +221,10 @@ impl Shared {
 // === impl Here ===
 
 impl Here {
-    /// Where this pod begins to ask for a key of `rule`: each at its own share.
-    fn first_share(&self, key: Key, rule: Option<&Rule>) -> u8 {
-        let shares = rule.map_or(1, |rule| rule.shards.get());
-        // The remainder is below a number of 8 bits.
-        #[allow(clippy::cast_possible_truncation)]
-        let share = (self.pod.wrapping_add(key.bits()) % u64::from(shares)) as u8;
-        share
+    /// The share of a split key that this pod begins with: each pod at one of its own.
+    #[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]
+    fn first_share(&self, key: Key) -> u8 {
+        self.pod.wrapping_add(key.bits()) as u8
     }
 }
 

@@ -4,6 +4,7 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 
 use super::Here;
+use super::shares::Whole;
 use crate::buffer::{Kind, Lot, Refill, SLOT_GRACE};
 use crate::key::Key;
 use crate::lease::Reply;
@@ -29,17 +30,6 @@ pub(super) struct Manner {
     pub(super) leasing: Leasing,
     /// Parts that the key is split into.
     pub(super) shares: NonZeroU8,
-}
-
-/// How a key stands at the store, all shares together.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Whole {
-    /// Tokens left, an estimate where only one share has been asked.
-    pub(super) left: u64,
-    /// Even a look is over the limit.
-    pub(super) overdrawn: bool,
-    /// Whether it is no estimate: a charge above it may be denied.
-    pub(super) is_sure: bool,
 }
 
 /// The ask that returns the lease of a reply that nobody has a use for.

@@ -1,19 +1,21 @@
 //! What the limiter keeps for one key: its buffer, its demand, and the requests that wait.
 
+use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Here;
-use super::lend::{Manner, Whole};
+use super::lend::Manner;
 use super::resolve::Charge;
+use super::shares::Shares;
 use super::wait::{Promise, Queue, Wish};
 use crate::buffer::table::Entry;
 use crate::buffer::{Buffer, Kind, Lot, Take};
 use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::{Demand, Need};
-use crate::rules::{Limit, Rule};
-use crate::store::{Ask, Back, Grant, StoreError};
+use crate::rules::{Algorithm, Limit, Rule, Share};
+use crate::store::{Ask, Back, StoreError};
 use crate::time::Time;
 
 /// A key that has lain so long is idle: what it holds above its allowance goes back.
@@ -27,12 +29,9 @@ pub(super) struct Slot {
     limit: Limit,
     /// The rule that it is of; `None` for an override.
     rule: Option<Arc<Rule>>,
-    /// The share of the key that is asked next.
-    share: u8,
-    /// Shares in a row that had nothing left.
-    dry_shares: u8,
-    /// An ask is on its way: one at a time.
-    asking: bool,
+    shares: Shares,
+    /// Asks on their way: one at a time, or one a share when requests wait.
+    asking: u8,
     /// It is due to be looked at once it has lain idle.
     watched: bool,
     touched: Time,
@@ -93,9 +92,8 @@ impl Slot {
             demand: Demand::default(),
             limit: charge.applied.limit,
             rule: charge.applied.rule.clone(),
-            share: here.first_share(charge.key, charge.applied.rule.as_deref()),
-            dry_shares: 0,
-            asking: false,
+            shares: Shares::from(here.first_share(charge.key)),
+            asking: 0,
             watched: false,
             touched: here.now,
             waiting: Queue::default(),
@@ -110,7 +108,6 @@ impl Slot {
         }
         if self.rule.as_ref().map(Arc::as_ptr) != charge.applied.rule.as_ref().map(Arc::as_ptr) {
             self.rule.clone_from(&charge.applied.rule);
-            self.share %= self.manner().shares;
         }
     }
 
@@ -121,7 +118,7 @@ impl Slot {
         }
         self.give_back(key, here.now, asks);
         self.buffer = Buffer::default();
-        self.dry_shares = 0;
+        self.shares = Shares::from(self.shares.next(NonZeroU8::MAX));
         self.limit = limit;
     }
 
@@ -143,9 +140,10 @@ impl Slot {
             return Entered::Settled(settled);
         }
         // A refund that finds no lease here goes to the store with the ask itself.
-        let refund = if !self.asking && wish.refund { std::mem::take(&mut wish.hits) } else { 0 };
+        let refund =
+            if self.asking == 0 && wish.refund { std::mem::take(&mut wish.hits) } else { 0 };
         let (promise, queued) = self.waiting.push(wish);
-        if queued && !self.asking {
+        if queued && self.asking == 0 {
             let back = (refund > 0).then_some(Back { tokens: refund, epoch: None });
             asks.push(Ask { back, ..self.ask(charge.key, here) });
         }
@@ -159,10 +157,12 @@ impl Slot {
         if charge.refund {
             let kept = self.need(&manner, 0, here).size();
             let excess = self.buffer.skim(kept, manner.kind, here.now);
-            asks.extend(excess.and_then(|lot| manner.returning(charge.key, self.share, lot)));
+            asks.extend(excess.and_then(|lot| {
+                manner.returning(charge.key, self.shares.next(manner.shares), lot)
+            }));
         }
         let more = self.buffer.left(here.now).is_some_and(|left| left > 0);
-        if more && !self.asking && manner.is_leased() {
+        if more && self.asking == 0 && manner.is_leased() {
             let tokens = self.buffer.tokens(here.now);
             if self.demand.outruns(tokens, here.round_trip) {
                 asks.push(self.ask(charge.key, here));
@@ -176,27 +176,47 @@ impl Slot {
     /// under the limit that it was asked for, and only then the turn is the next one's.
     pub(super) fn reply(&mut self, reply: &Reply, here: &Here, asks: &mut Vec<Ask>) {
         let key = reply.ask.key;
-        self.asking = false;
+        self.asking = self.asking.saturating_sub(1);
         match &reply.outcome {
+            Err(_) if self.shares.failed(reply) => {}
             Err(error) => self.fail(error),
             Ok(grant) => {
                 self.turn_to(reply.ask.limit, key, here, asks);
                 let manner = self.manner();
-                let whole = self.whole(reply, grant, &manner);
+                let windowed = matches!(
+                    self.limit.algorithm,
+                    Algorithm::FixedWindow | Algorithm::SlidingWindow
+                );
+                let anew = windowed && grant.epoch > self.buffer.epoch();
+                let whole = self.shares.heard(&reply.ask, grant, anew);
                 let refill = manner.refill(reply, grant, whole, here);
                 self.buffer.refill(refill, manner.kind, here.now);
                 self.serve(here.now);
             }
         }
         match self.waiting.first() {
+            _ if self.asking > 0 => {}
             Some(first) => {
                 self.turn_to(first.limit, key, here, asks);
-                asks.push(self.ask(key, here));
+                self.ask_on(key, here, asks);
             }
             // Nobody may spend what was not asked for.
             None if !self.manner().is_leased() => self.give_back(key, here.now, asks),
             None => {}
         }
+    }
+
+    /// Asks for those who go on waiting: of a split key, every share that may have tokens.
+    fn ask_on(&mut self, key: Key, here: &Here, asks: &mut Vec<Ask>) {
+        let first = self.ask(key, here);
+        let others = self.shares.others(first.share.of);
+        let parts = others.len() as u64;
+        for at in others {
+            let share = Share { at, ..first.share };
+            asks.push(Ask { share, want: first.want.div_ceil(parts), ..first });
+            self.asking += 1;
+        }
+        self.asking -= 1; // counted by the first
     }
 
     /// Whether the slot holds so much that it has to be watched for idleness, which it is then.
@@ -224,7 +244,8 @@ impl Slot {
     pub(super) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
         let manner = self.manner();
         let lots = self.buffer.drain(now).into_iter().flatten();
-        asks.extend(lots.filter_map(|lot| manner.returning(key, self.share, lot)));
+        let at = self.shares.next(manner.shares);
+        asks.extend(lots.filter_map(|lot| manner.returning(key, at, lot)));
     }
 
     /// Tokens that were taken and are not spent after all.
@@ -283,7 +304,7 @@ impl Slot {
     /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
     /// not at all. Looks and refunds ask for nothing, and neither do those held to another limit.
     fn ask(&mut self, key: Key, here: &Here) -> Ask {
-        self.asking = true;
+        self.asking += 1;
         // Nothing is asked, and nothing charged, for a request that has been answered.
         self.waiting.forget_answered();
         let manner = self.manner();
@@ -305,7 +326,7 @@ impl Slot {
             want,
             need: if whole { need } else { 0 },
             charge_denied: whole && first.is_some_and(|wish| wish.charge_denied),
-            ..manner.ask(key, self.share)
+            ..manner.ask(key, self.shares.next(manner.shares))
         }
     }
 
@@ -326,28 +347,6 @@ impl Slot {
             pods: here.pods.max(u32::from(manner.shares.get())),
             terms: manner.terms(),
         }
-    }
-
-    /// What the word of one share says of the key. A share that is empty hands over to the next;
-    /// once all are, so is the key.
-    fn whole(&mut self, reply: &Reply, grant: &Grant, manner: &Manner) -> Whole {
-        let shares = manner.shares.get();
-        if shares == 1 {
-            return Whole { left: grant.left, overdrawn: grant.overdrawn, is_sure: true };
-        }
-        if grant.tokens > 0 || grant.left > 0 {
-            self.dry_shares = 0;
-        }
-        if grant.left > 0 {
-            let left = grant.left.saturating_mul(u64::from(shares));
-            return Whole { left, overdrawn: false, is_sure: false };
-        }
-        self.share = (reply.ask.share.at + 1) % manner.shares;
-        self.dry_shares = self.dry_shares.saturating_add(1).min(shares);
-        let part = reply.ask.terms().capacity().max(1);
-        let left = part.saturating_mul(u64::from(shares - self.dry_shares));
-        // No share is told of a denial, since none knows that the others are empty.
-        Whole { left, overdrawn: left == 0, is_sure: left == 0 }
     }
 
     fn holds_above_allowance(&self, here: &Here) -> bool {
@@ -386,6 +385,6 @@ impl Entry for Slot {
     }
 
     fn is_busy(&self) -> bool {
-        self.asking || !self.waiting.is_empty()
+        self.asking > 0 || !self.waiting.is_empty()
     }
 }

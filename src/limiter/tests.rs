@@ -9,6 +9,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::{Beat, Beaten, Replies};
 use crate::verdict::Code;
 
+mod algorithms;
 mod leases;
 
 const KEYS_MAX: usize = 10_000;
