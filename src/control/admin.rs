@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
@@ -10,7 +11,7 @@ use axum::routing::get;
 use http::header::CONTENT_TYPE;
 
 use super::Published;
-use crate::rules::{Allowance, Rule};
+use crate::rules::{Algorithm, Allowance, Leasing, Rule, Terms};
 
 /// What the debug port shows.
 #[derive(Clone)]
@@ -46,7 +47,7 @@ async fn index(State(admin): State<Admin>) -> impl IntoResponse {
     ([(CONTENT_TYPE, "text/plain; charset=utf-8")], page)
 }
 
-/// The reference's dump: a line for each rule.
+/// The reference's dump: a line for each rule, which ends with what the reference has not.
 async fn rlconfig(State(admin): State<Admin>) -> impl IntoResponse {
     let mut page = String::new();
     for rule in admin.published.current().iter().flat_map(|rules| rules.iter()) {
@@ -61,8 +62,113 @@ fn line(rule: &Rule) -> String {
         Allowance::Limited(limit) => (limit.unit.name(), limit.requests_per_unit),
         Allowance::Unlimited => ("UNKNOWN", 0),
     };
-    format!(
+    let mut line = format!(
         "{}: unit={unit} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}",
         rule.path, rule.shadow_mode, rule.quota_mode
-    )
+    );
+    for (name, value) in beyond(rule) {
+        // Writing to a string cannot fail.
+        let _ = write!(line, ", {name}: {value}");
+    }
+    line
+}
+
+/// What a rule has that the reference's line has no word for, as it would stand in a file; nothing
+/// where it is as in the reference.
+fn beyond(rule: &Rule) -> Vec<(&'static str, String)> {
+    let mut set = Vec::new();
+    if let Allowance::Limited(limit) = rule.allowance {
+        if limit.unit_multiplier.get() > 1 {
+            set.push(("unit_multiplier", limit.unit_multiplier.to_string()));
+        }
+        if limit.algorithm != Algorithm::FixedWindow {
+            set.push(("algorithm", limit.algorithm.name().to_owned()));
+        }
+        match limit.algorithm {
+            Algorithm::TokenBucket { burst } if burst != limit.requests_per_unit => {
+                set.push(("burst", burst.to_string()));
+            }
+            Algorithm::LeakyBucket { max_delay_us } if max_delay_us > 0 => {
+                set.push(("max_delay", span(Duration::from_micros(max_delay_us.into()))));
+            }
+            _ => {}
+        }
+    }
+    match rule.leasing {
+        Leasing::Off => set.push(("lease", "off".to_owned())),
+        Leasing::On(terms) if terms != Terms::default() => set.push(("lease", lease(terms))),
+        Leasing::On(_) => {}
+    }
+    if rule.shards.get() > 1 {
+        set.push(("shards", rule.shards.to_string()));
+    }
+    if !rule.charge_denied {
+        set.push(("charge_denied", "false".to_owned()));
+    }
+    set
+}
+
+fn lease(terms: Terms) -> String {
+    let built_in = Terms::default();
+    let mut set = Vec::new();
+    if terms.fraction.total_cmp(&built_in.fraction).is_ne() {
+        set.push(format!("fraction: {}", terms.fraction));
+    }
+    if terms.max != built_in.max {
+        set.push(format!("max: {}", terms.max));
+    }
+    if let Some(ttl) = terms.ttl {
+        set.push(format!("ttl: {}", span(ttl)));
+    }
+    format!("{{{}}}", set.join(", "))
+}
+
+/// As rule files write it.
+fn span(span: Duration) -> String {
+    format!("{span:?}").replace('\u{b5}', "u")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::{Options, Source, load};
+
+    /// The dump's line of the only rule, whose `rate_limit` has this beside 9 a day.
+    fn dumped(beside: &str) -> String {
+        let text = format!(
+            "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {{unit: day, \
+             requests_per_unit: 9, {beside}}}\n"
+        );
+        let source = Source { name: "d.yaml".to_owned(), text: text.into_bytes() };
+        let rules = load(&[source], Options::default()).unwrap().rules;
+        line(rules.iter().next().unwrap())
+    }
+
+    #[test]
+    fn a_line_ends_with_what_is_set_beyond_the_reference() {
+        let table = [
+            ("", ""),
+            ("unit_multiplier: 1, algorithm: fixed_window, lease: on, shards: 1", ""),
+            ("unit_multiplier: 5", ", unit_multiplier: 5"),
+            ("algorithm: sliding_window, shards: 4", ", algorithm: sliding_window, shards: 4"),
+            ("algorithm: token_bucket", ", algorithm: token_bucket"),
+            ("algorithm: token_bucket, burst: 3", ", algorithm: token_bucket, burst: 3"),
+            ("algorithm: sliding_log", ", algorithm: sliding_log, lease: off"),
+            (
+                "algorithm: leaky_bucket, max_delay: 1.5us",
+                ", algorithm: leaky_bucket, max_delay: 1us",
+            ),
+            ("algorithm: leaky_bucket, max_delay: 1m", ", algorithm: leaky_bucket, max_delay: 60s"),
+            (
+                "lease: {fraction: .5, max: 7, ttl: 150ms}, charge_denied: off",
+                ", lease: {fraction: 0.5, max: 7, ttl: 150ms}, charge_denied: false",
+            ),
+        ];
+        for (beside, end) in table {
+            let expected = format!(
+                "d.k: unit=DAY requests_per_unit=9, shadow_mode: false, quota_mode: false{end}"
+            );
+            assert_eq!(dumped(beside), expected, "{beside}");
+        }
+    }
 }

@@ -1,38 +1,83 @@
 //! Envoy's messages and ours. The only file that names Envoy's types.
 
+mod response;
+
+use std::convert::Infallible;
+use std::task::{Context, Poll};
+
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use envoy_types::pb::google::protobuf as proto;
-use pb::rate_limit_response::{Code as PbCode, DescriptorStatus, RateLimit};
-use pb::rate_limit_service_server::{RateLimitService, RateLimitServiceServer};
+use pb::rate_limit_response::Code as PbCode;
+use pb::rate_limit_service_server::SERVICE_NAME;
+use response::{DescriptorStatus, RateLimit, RateLimitResponse};
+use tonic::body::Body;
+use tonic::codegen::BoxFuture;
+use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Request as GrpcRequest, Response, Status as GrpcStatus};
+use tonic_prost::ProstCodec;
 
 use super::{MESSAGE_BYTES_MAX, status_of};
 use crate::intake::{Answer, Fault, Intake, Refusal};
 use crate::request::{Descriptor, Entry, Request};
 use crate::rules::{Limit, Unit};
-use crate::verdict::{Code, Status};
+use crate::verdict::{Applied, Code, Status};
 
-/// The service as tonic routes to it.
-pub(super) fn service(intake: Intake) -> RateLimitServiceServer<impl RateLimitService> {
-    RateLimitServiceServer::new(Door { intake }).max_decoding_message_size(MESSAGE_BYTES_MAX)
+/// The service as tonic routes to it; its clones share everything.
+pub(super) fn service(intake: Intake) -> Door {
+    Door { intake }
 }
 
-struct Door {
+/// `RateLimitService`. Not the generated server, which would answer in Envoy's messages.
+#[derive(Clone)]
+pub(super) struct Door {
     intake: Intake,
 }
 
-#[tonic::async_trait]
-impl RateLimitService for Door {
-    async fn should_rate_limit(
-        &self,
-        request: GrpcRequest<pb::RateLimitRequest>,
-    ) -> Result<Response<pb::RateLimitResponse>, GrpcStatus> {
-        let request = request.into_inner();
-        let decoded = decode(&request).map_err(|refusal| status_of(&refusal))?;
-        let answer = self.intake.answer(&decoded).await;
-        answer.map(|answer| Response::new(encode(answer))).map_err(|refusal| status_of(&refusal))
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+// === impl Door ===
+
+impl NamedService for Door {
+    const NAME: &'static str = SERVICE_NAME;
+}
+
+impl tonic::codegen::Service<http::Request<Body>> for Door {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        if request.uri().path() != SHOULD_RATE_LIMIT {
+            return Box::pin(async { Ok(GrpcStatus::unimplemented("").into_http()) });
+        }
+        let door = self.clone();
+        Box::pin(async move {
+            let mut grpc = Grpc::new(ProstCodec::default())
+                .apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
+            Ok(grpc.unary(door, request).await)
+        })
+    }
+}
+
+impl UnaryService<pb::RateLimitRequest> for Door {
+    type Response = RateLimitResponse;
+    type Future = BoxFuture<Response<RateLimitResponse>, GrpcStatus>;
+
+    fn call(&mut self, request: GrpcRequest<pb::RateLimitRequest>) -> Self::Future {
+        let intake = self.intake.clone();
+        Box::pin(async move {
+            let request = request.into_inner();
+            let decoded = decode(&request).map_err(|refusal| status_of(&refusal))?;
+            let answer = intake.answer(&decoded).await;
+            let answer = answer.map_err(|refusal| status_of(&refusal))?;
+            Ok(Response::new(encode(answer)))
+        })
     }
 }
 
@@ -60,14 +105,13 @@ fn decode_limit(
     Ok(Limit::fixed_window(limit.requests_per_unit, unit))
 }
 
-fn encode(answer: Answer) -> pb::RateLimitResponse {
+fn encode(answer: Answer) -> RateLimitResponse {
     let Answer { verdict, headers } = answer;
-    pb::RateLimitResponse {
+    RateLimitResponse {
         overall_code: encode_code(verdict.code),
         statuses: verdict.statuses.iter().map(encode_status).collect(),
         response_headers_to_add: headers.into_iter().map(encode_header).collect(),
         dynamic_metadata: verdict.metadata.map(encode_struct),
-        ..Default::default()
     }
 }
 
@@ -82,14 +126,20 @@ fn encode_status(status: &Status) -> DescriptorStatus {
     let reset = status.reset_seconds().and_then(|seconds| i64::try_from(seconds).ok());
     DescriptorStatus {
         code: encode_code(status.code),
-        current_limit: status.limit.as_ref().map(|applied| RateLimit {
-            name: applied.rule.as_deref().map(|rule| rule.name.to_string()).unwrap_or_default(),
-            requests_per_unit: applied.limit.requests_per_unit,
-            unit: applied.limit.unit.number().into(),
-        }),
+        current_limit: status.limit.as_ref().map(encode_limit),
         limit_remaining: status.remaining,
         duration_until_reset: reset.map(|seconds| proto::Duration { seconds, nanos: 0 }),
-        ..Default::default()
+    }
+}
+
+fn encode_limit(applied: &Applied) -> RateLimit {
+    let Applied { limit, rule } = applied;
+    let multiplier = Some(limit.unit_multiplier.get()).filter(|units| *units > 1);
+    RateLimit {
+        requests_per_unit: limit.requests_per_unit,
+        unit: limit.unit.number().into(),
+        name: rule.as_deref().map(|rule| rule.name.to_string()).unwrap_or_default(),
+        unit_multiplier: multiplier.map(|value| proto::UInt32Value { value }),
     }
 }
 

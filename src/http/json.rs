@@ -113,6 +113,9 @@ fn status(status: &Status) -> Value {
         if applied.limit.requests_per_unit > 0 {
             limit["requestsPerUnit"] = applied.limit.requests_per_unit.into();
         }
+        if applied.limit.unit_multiplier.get() > 1 {
+            limit["unitMultiplier"] = applied.limit.unit_multiplier.get().into();
+        }
         fields.insert("currentLimit".into(), limit);
     }
     if status.remaining > 0 {

@@ -26,8 +26,8 @@ pub const FILL_SECONDS_MAX: u64 = 100 * Unit::Year.seconds();
 /// Requests that a sliding log may allow in a window: it keeps the time of each.
 pub const SLIDING_LOG_MAX: u32 = 10_000;
 
-/// Requests that a sliding window may allow in a window. It weighs counts by microseconds, and a
-/// store's numbers are exact up to 2^53 only.
+/// Requests that a sliding window may allow in a window: nine digits, so that two counts and the
+/// window are one number in Redis.
 pub const SLIDING_WINDOW_MAX: u32 = 999_999_999;
 
 /// How requests are counted; `design.md` states the bound of each.

@@ -23,6 +23,7 @@ mod pod;
 mod replaces;
 mod sharing;
 mod statuses;
+mod windows;
 
 use pod::Pod;
 

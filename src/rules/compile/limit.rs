@@ -245,7 +245,7 @@ fn check_requests(requests: u32, kind: Option<Algorithm>) -> Result<u32, String>
             (SLIDING_LOG_MAX, "which keeps the time of each; sliding_window does not")
         }
         Some(Algorithm::SlidingWindow) => {
-            (SLIDING_WINDOW_MAX, "which weighs them by time; token_bucket takes more")
+            (SLIDING_WINDOW_MAX, "which counts to nine digits; token_bucket takes more")
         }
         _ => return Ok(requests),
     };

@@ -132,6 +132,10 @@ fn the_sample_rules_load_without_a_warning() {
         ("shop", "plan=free", "none"),
         ("shop", "plan=free user_id=7", "1000 DAY"),
         ("shop", "campaign=summer", "500 SECOND"),
+        ("payments", "user_id=7", "100 MINUTE"),
+        ("payments", "card=7", "10 HOUR"),
+        ("payments", "upstream=bank", "10 SECOND"),
+        ("payments", "generic_key=checkout", "50000 SECOND"),
     ];
     for (domain, descriptor, expected) in table {
         assert_eq!(allowed(&loaded.rules, domain, descriptor), expected, "{descriptor}");

@@ -35,7 +35,8 @@ fn an_algorithm_that_is_none_and_one_that_cannot_count_so_many() {
             "5:71: error loading config file: 'algorithm' must be text, found a list",
             "6:57: 'requests_per_unit' must be at most 10000 with sliding_log, which keeps the \
              time of each; sliding_window does not; found 10001",
-            "7:57: 'requests_per_unit' must be at most 999999999 with sliding_window",
+            "7:57: 'requests_per_unit' must be at most 999999999 with sliding_window, which counts \
+             to nine digits; token_bucket takes more; found 1000000000",
         ],
     );
 }
