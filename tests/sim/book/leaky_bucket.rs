@@ -1,0 +1,63 @@
+//! Leaky buckets: slots are lent once, in order, each so long after the last, and none that begins
+//! later than an answer may be held.
+
+use ratelease::rules::Algorithm;
+use ratelease::time::Time;
+
+use super::{Book, Failover, Step};
+
+#[derive(Debug, Default)]
+pub struct LeakyBucket {
+    /// When the next slot may begin, by the store's clock, in nanoseconds.
+    next_ns: u128,
+    /// Every step, for failovers: the next slot after it.
+    log: Vec<(Time, u128, u64)>,
+    excused: u64,
+}
+
+impl Book for LeakyBucket {
+    fn enter(&mut self, step: &Step) -> Result<(), String> {
+        let Step { at, wall_us, ask, grant } = step;
+        let limit = ask.terms();
+        let Algorithm::LeakyBucket { max_delay_us } = limit.algorithm else {
+            return Err(format!("{:?} in the book of a leaky bucket", limit.algorithm));
+        };
+        let spacing_ns = u128::from(limit.window_seconds()) * 1_000_000_000
+            / u128::from(limit.requests_per_unit.max(1));
+        let starts_ns = u128::from(*wall_us) * 1_000 + grant.starts_after.as_nanos();
+        let next_ns = self.next_ns;
+        if grant.tokens > 0 {
+            self.next_ns = starts_ns + spacing_ns * u128::from(grant.tokens);
+        }
+        self.log.push((*at, self.next_ns, grant.tokens));
+        let last_after_ns =
+            grant.starts_after.as_nanos() + spacing_ns * u128::from(grant.tokens.saturating_sub(1));
+        match () {
+            () if grant.tokens == 0 => Ok(()),
+            () if limit.requests_per_unit == 0 => Err("a slot of a rate of none".into()),
+            () if starts_ns < next_ns => {
+                Err(format!("a slot begins {} ns before its time", next_ns - starts_ns))
+            }
+            () if last_after_ns > u128::from(max_delay_us) * 1_000 + spacing_ns => {
+                Err(format!("a slot begins after {last_after_ns} ns of {max_delay_us} us"))
+            }
+            () => Ok(()),
+        }
+    }
+
+    fn fail_over(&mut self, failover: &Failover) {
+        while let Some((.., lent)) = self.log.pop_if(|(at, ..)| *at > failover.kept_until) {
+            self.excused += lent;
+        }
+        self.next_ns = self.log.last().map_or(0, |(_, next_ns, _)| *next_ns);
+        // Set back, the clock has slots before it that it lent already.
+        let (before, after) = failover.wall_us;
+        if after < before {
+            self.next_ns = 0;
+        }
+    }
+
+    fn excused(&self) -> u64 {
+        self.excused
+    }
+}

@@ -1,0 +1,165 @@
+//! The pods: they come, reload their rules, drain or crash.
+
+use std::sync::Arc;
+
+use ratelease::key::KeyHasher;
+use ratelease::limiter::{Limiter, Options};
+use ratelease::rules::Rules;
+use ratelease::verdict::Modes;
+use tokio::task::{JoinHandle, JoinSet};
+
+use crate::dice::Dice;
+use crate::ledger::Ledger;
+use crate::network::Network;
+use crate::plan::Plan;
+use crate::rule;
+use crate::world::World;
+
+/// The pods that take requests.
+pub struct Fleet {
+    world: Arc<World>,
+    ledger: Arc<Ledger>,
+    pods: Vec<Pod>,
+    /// Pods so far: each is one that never was before.
+    joined: u64,
+    /// The newest rules, which new pods start with.
+    rules: Arc<Rules>,
+    /// Pods that drain; dropped with the run.
+    leaving: JoinSet<()>,
+}
+
+/// A limiter with its upkeep and the requests it works on, all of which end with it.
+pub struct Pod {
+    pub id: u64,
+    pub limiter: Limiter,
+    pub network: Arc<Network>,
+    pub requests: JoinSet<()>,
+    rules: Arc<Rules>,
+    /// Newer rules, and when this pod hears of them, in milliseconds since the start.
+    reloads: Vec<(u64, Arc<Rules>)>,
+    upkeep: JoinHandle<()>,
+}
+
+/// Pods at once at most.
+const PODS_MAX: usize = 64;
+
+/// The limiter's table has so many parts, each of which takes one key at least.
+const TABLE_PARTS: usize = 64;
+
+// === impl Fleet ===
+
+impl Fleet {
+    pub fn new(world: &Arc<World>, ledger: &Arc<Ledger>) -> Self {
+        let (world, ledger) = (Arc::clone(world), Arc::clone(ledger));
+        let rules = Arc::new(rule::load(&world.plan.rules));
+        let (pods, leaving) = (Vec::new(), JoinSet::new());
+        Self { world, ledger, pods, joined: 0, rules, leaving }
+    }
+
+    pub fn join(&mut self) {
+        assert!(self.pods.len() < PODS_MAX, "a plan for too many pods");
+        self.joined += 1;
+        self.pods.push(Pod::start(&self.world, self.joined, &self.rules));
+    }
+
+    /// The pod at this place stops taking requests, answers those it has, and gives all back.
+    pub fn leave(&mut self, place: usize) {
+        let Some(mut pod) = self.take_out(place) else { return };
+        let (world, ledger) = (Arc::clone(&self.world), Arc::clone(&self.ledger));
+        self.leaving.spawn(async move {
+            while pod.requests.join_next().await.is_some() {}
+            pod.upkeep.abort();
+            pod.limiter.close().await;
+            ledger.check_left(&world, pod.id);
+        });
+    }
+
+    /// The pod at this place is gone. What it sent is on its way still.
+    pub fn crash(&mut self, place: usize) {
+        drop(self.take_out(place));
+    }
+
+    /// One pod stays, for the callers.
+    fn take_out(&mut self, place: usize) -> Option<Pod> {
+        (self.pods.len() > 1).then(|| self.pods.remove(place % self.pods.len()))
+    }
+
+    /// Rules are replaced; pods hear of it one after the other.
+    pub fn reload(&mut self, rules: &Arc<Rules>, dice: &mut Dice) {
+        self.rules = Arc::clone(rules);
+        let now_ms = self.world.millis();
+        for pod in &mut self.pods {
+            pod.reloads.push((now_ms + dice.below(Plan::RELOAD_MS), Arc::clone(rules)));
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.pods.len()
+    }
+
+    pub fn pod(&mut self, place: usize) -> &mut Pod {
+        let count = self.pods.len();
+        &mut self.pods[place % count]
+    }
+
+    /// Holds each pod's table to its ceiling, and its tasks to their work.
+    pub fn inspect(&mut self) {
+        let ceiling = self.world.plan.pod_keys_max.next_multiple_of(TABLE_PARTS);
+        for pod in &mut self.pods {
+            pod.forget_ended(&self.world);
+            if pod.upkeep.is_finished() {
+                self.world.fault(format!("the upkeep of pod {} ended", pod.id));
+            }
+            let keys = pod.limiter.keys();
+            if keys > ceiling {
+                self.world.fault(format!("pod {} holds {keys} keys of {ceiling}", pod.id));
+            }
+        }
+    }
+}
+
+// === impl Pod ===
+
+impl Pod {
+    fn start(world: &Arc<World>, id: u64, rules: &Arc<Rules>) -> Self {
+        let network = Arc::new(Network::new(world, id));
+        let options = Options {
+            max_wait: world.plan.max_wait,
+            keys_max: world.plan.pod_keys_max,
+            pod: id,
+            hasher: KeyHasher::new(""),
+            modes: Modes::default(),
+        };
+        let limiter = Limiter::new(Arc::clone(&network) as _, world.clock, options);
+        let kept = limiter.clone();
+        let upkeep = tokio::spawn(async move { kept.run().await });
+        let (requests, rules) = (JoinSet::new(), Arc::clone(rules));
+        Self { id, limiter, network, requests, rules, reloads: Vec::new(), upkeep }
+    }
+
+    /// Lets go of requests that have been answered.
+    pub fn forget_ended(&mut self, world: &World) {
+        while let Some(ended) = self.requests.try_join_next() {
+            if let Err(error) = ended {
+                world.fault(format!("a request to pod {}: {error}", self.id));
+            }
+        }
+    }
+
+    /// The rules that this pod has at present.
+    pub fn rules(&mut self, now_ms: u64) -> Arc<Rules> {
+        while self.reloads.first().is_some_and(|(at_ms, _)| *at_ms <= now_ms) {
+            self.rules = self.reloads.remove(0).1;
+            let (limiter, rules) = (self.limiter.clone(), Arc::clone(&self.rules));
+            // Goes on beside the requests, and ends with the pod.
+            self.requests.spawn(async move { limiter.adopt(&rules).await });
+        }
+        Arc::clone(&self.rules)
+    }
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        self.upkeep.abort();
+    }
+}

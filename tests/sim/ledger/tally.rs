@@ -1,0 +1,118 @@
+//! Hits asked for and admitted, by key and window of the store's clock.
+
+use std::collections::HashMap;
+
+use ratelease::key::Key;
+use ratelease::rules::{Algorithm, Limit};
+
+use super::Counts;
+
+#[derive(Default)]
+pub struct Tally {
+    pub counts: Counts,
+    windows: HashMap<(Key, u64), Window>,
+    refunds: HashMap<Key, u64>,
+    /// The highest limit that each key was held to so far.
+    limits: HashMap<Key, Limit>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Window {
+    offered: u64,
+    /// Hits of requests that began and ended in it.
+    admitted: u64,
+    /// Hits of requests that began or ended in another.
+    straddling: u64,
+}
+
+/// What is admitted of a limit that more is asked of, in thousandths.
+const USE_PERMILLE_MIN: u64 = 980;
+
+// === impl Tally ===
+
+impl Tally {
+    pub fn offer(&mut self, key: Key, limit: Limit, hits: u64, wall_us: u64) {
+        let highest = self.limits.entry(key).or_insert(limit);
+        if highest.requests_per_unit < limit.requests_per_unit {
+            *highest = limit;
+        }
+        self.window(key, number(limit, wall_us)).offered += hits;
+    }
+
+    pub fn refund(&mut self, key: Key, hits: u64) {
+        *self.refunds.entry(key).or_default() += hits;
+    }
+
+    /// Enters an admission that took from the first to the second time. The error tells of a fixed
+    /// window with too many: seen from the door, whatever the store and the network say.
+    pub fn admit(
+        &mut self,
+        key: Key,
+        limit: Limit,
+        hits: u64,
+        wall_us: (u64, u64),
+    ) -> Result<(), String> {
+        let (first, last) = (number(limit, wall_us.0), number(limit, wall_us.1));
+        if first != last {
+            self.window(key, first).straddling += hits;
+            self.window(key, last).straddling += hits;
+            return Ok(());
+        }
+        let allowed = self.limits.get(&key).map_or(0, |limit| u64::from(limit.requests_per_unit))
+            + self.refunds.get(&key).copied().unwrap_or_default();
+        let window = self.window(key, first);
+        window.admitted += hits;
+        if limit.algorithm == Algorithm::FixedWindow && window.admitted > allowed {
+            return Err(format!("{} admitted of {allowed} in window {first}", window.admitted));
+        }
+        Ok(())
+    }
+
+    /// What is left of the limit in both windows, if `hits` would have fit into either.
+    pub fn could_have_paid(
+        &mut self,
+        key: Key,
+        limit: Limit,
+        hits: u64,
+        wall_us: (u64, u64),
+    ) -> Option<u64> {
+        if limit.algorithm != Algorithm::FixedWindow {
+            return None;
+        }
+        let mut left = |wall_us| {
+            let window = self.window(key, number(limit, wall_us));
+            let spent = window.admitted + window.straddling;
+            u64::from(limit.requests_per_unit).checked_sub(spent + hits)
+        };
+        left(wall_us.0).and(left(wall_us.1))
+    }
+
+    /// Holds every window that lay in the run as a whole, and was asked for more, to
+    /// [`USE_PERMILLE_MIN`].
+    pub fn check_use(&self, from_us: u64, until_us: u64) -> Result<(), String> {
+        for ((key, number), window) in &self.windows {
+            let Some(limit) = self.limits.get(key) else { continue };
+            let length_us = limit.window_seconds() * 1_000_000;
+            let tokens = u64::from(limit.requests_per_unit);
+            let whole = number * length_us >= from_us && (number + 1) * length_us <= until_us;
+            let used = window.admitted + window.straddling;
+            if limit.algorithm == Algorithm::FixedWindow
+                && whole
+                && window.offered >= tokens + tokens / 5
+                && used * 1_000 < tokens * USE_PERMILLE_MIN
+            {
+                let offered = window.offered;
+                return Err(format!("{used} of {tokens} admitted, {offered} asked for"));
+            }
+        }
+        Ok(())
+    }
+
+    fn window(&mut self, key: Key, number: u64) -> &mut Window {
+        self.windows.entry((key, number)).or_default()
+    }
+}
+
+fn number(limit: Limit, wall_us: u64) -> u64 {
+    wall_us / (limit.window_seconds() * 1_000_000)
+}

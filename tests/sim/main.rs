@@ -1,0 +1,33 @@
+//! Pods by the dozen over one store, in virtual time: thousands of short runs, each with rules,
+//! demand and trouble of its own, all of which follow from a seed. After every step the run is held
+//! to what the design promises:
+//!
+//! 1. The store lends no more than the bound of the algorithm, by sums of our own ([`book`]).
+//! 2. No pod spends what it was not lent, or what has ended, or gives it back twice ([`purse`]).
+//! 3. Tables hold no more keys than their ceilings.
+//! 4. Every request is answered within its deadline; errors only where something failed.
+//! 5. Where nothing fails: nobody is denied at 0.95 of the limit, and above it hardly a token is
+//!    left over ([`ledger`]).
+//!
+//! A run that breaks a promise says which seed it was of, and
+//! `RATELEASE_SIM_SEED=<seed> cargo test --test sim -- --nocapture` runs that one first.
+#![cfg(test)]
+// Helpers outside of test functions may fail a test too.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+// `pub` means "for the other modules" here: nothing is exported from a test binary.
+#![allow(unreachable_pub)]
+
+mod book;
+mod caller;
+mod dice;
+mod fleet;
+mod ledger;
+mod network;
+mod plan;
+mod purse;
+mod rule;
+mod run;
+mod seeds;
+mod trace;
+mod weather;
+mod world;

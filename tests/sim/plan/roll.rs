@@ -1,0 +1,210 @@
+//! The dice of a plan.
+
+use std::time::Duration;
+
+use super::{Demand, FailoverPlan, FleetEvent, Mood, Plan, Spread};
+use crate::dice::Dice;
+use crate::rule::RulePlan;
+use crate::weather::{Stretch, Trouble, Weather};
+
+/// Requests of one run, about: many runs find more than long ones.
+const REQUESTS_MAX: u64 = 1_500;
+
+/// A wall clock of 2020, at the start of a week by the epoch's count of them.
+const WALL_US: u64 = 2_608 * 7 * 86_400 * 1_000_000;
+
+const SPAN_MS: [u64; 4] = [1_200, 2_200, 2_200, 3_300];
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn new(seed: u64) -> Self {
+        let mood = match Dice::new(seed, &[0]).below(10) {
+            0 | 1 => Mood::Under,
+            2 | 3 => Mood::Over,
+            _ => Mood::Rough,
+        };
+        Self::of_mood(seed, mood)
+    }
+
+    pub fn of_mood(seed: u64, mood: Mood) -> Self {
+        let mut dice = Dice::new(seed, &[0, 1]);
+        let dice = &mut dice;
+        let span_ms = dice.pick(&SPAN_MS);
+        let rough = mood == Mood::Rough;
+        let crowded = rough && dice.percent(15);
+        let rules: Vec<_> = (0..if rough { dice.within(1..4) } else { 1 })
+            .map(|_| {
+                let requests_per_unit = requests_per_unit(mood, dice);
+                RulePlan::roll(dice, requests_per_unit, !rough)
+            })
+            .collect();
+        let way_ms = dice.pick(&[0, 1, 1, 2]);
+        let weather = Weather {
+            way_ms,
+            jitter_ms: dice.below(way_ms + 1),
+            gives_up_ms: dice.pick(&[20, 50, 200]),
+            stretches: if rough { stretches(span_ms, dice) } else { Vec::new() },
+        };
+        let demand = demand(mood, &rules, span_ms, crowded, dice);
+        Self {
+            seed,
+            mood,
+            span_ms,
+            // Somewhere in the last seconds of a minute.
+            wall_start_us: WALL_US - dice.below(3_000_000),
+            max_wait: Duration::from_millis(if rough { dice.pick(&[5, 20, 50]) } else { 50 }),
+            pod_keys_max: if crowded { 64 } else { 10_000 },
+            store_keys_max: if crowded { dice.pick(&[100, 2_000]) } else { 10_000 },
+            shards: dice.within(1..4),
+            changes: if rough && dice.percent(30) {
+                changes(&rules, span_ms, dice)
+            } else {
+                vec![]
+            },
+            rules,
+            fleet: fleet(mood, span_ms, dice),
+            demand,
+            weather,
+            failovers: if rough && dice.percent(30) { failovers(span_ms, dice) } else { vec![] },
+            tamper: None,
+            tells_story: false,
+        }
+    }
+}
+
+fn requests_per_unit(mood: Mood, dice: &mut Dice) -> u64 {
+    match mood {
+        Mood::Rough => dice.pick(&[0, 1, 3, 7, 20, 50, 200, 1_000, 10_000, 100_000]),
+        Mood::Under | Mood::Over => dice.pick(&[20, 50, 100, 200, 1_000, 10_000, 100_000]),
+    }
+}
+
+fn demand(mood: Mood, rules: &[RulePlan], span_ms: u64, crowded: bool, dice: &mut Dice) -> Demand {
+    let limit = rules.iter().map(|rule| rule.requests_per_unit).max().unwrap_or(1);
+    // Of the largest limit, in a second.
+    let percent = match mood {
+        Mood::Under => dice.pick(&[50, 95, 120]),
+        Mood::Over => dice.pick(&[150, 250]),
+        Mood::Rough => dice.pick(&[30, 90, 150, 300, 1_000]),
+    };
+    let hits_a_second = (limit * percent / 100).max(5);
+    let requests_max = REQUESTS_MAX * 1_000 / span_ms;
+    let rough = mood == Mood::Rough;
+    let hits_mean = hits_a_second.div_ceil(requests_max);
+    // Few large charges or many small ones make the same demand.
+    let hits_mean = if rough { hits_mean * dice.pick(&[1, 1, 1, 3]) } else { hits_mean };
+    let sometimes = |percent, dice: &mut Dice| if rough && dice.percent(25) { percent } else { 0 };
+    Demand {
+        requests_per_second: (hits_a_second / hits_mean).clamp(5, requests_max),
+        spread: match dice.below(3) {
+            0 => Spread::Even,
+            1 => Spread::Hot { moves_ms: None },
+            _ if mood == Mood::Under => Spread::Even,
+            _ => Spread::Hot { moves_ms: Some(dice.within(100..1_000)) },
+        },
+        values: if crowded {
+            300
+        } else if rough {
+            dice.pick(&[1, 1, 2, 5])
+        } else {
+            1
+        },
+        hot_percent: if crowded { 20 } else { 60 },
+        hits_max: 2 * hits_mean - 1,
+        descriptors_max: if rough { dice.within(1..4) } else { 1 },
+        looks_percent: sometimes(10, dice),
+        refunds_percent: sometimes(10, dice),
+        cancels_percent: sometimes(10, dice),
+        offered_permille_max: (mood == Mood::Under).then_some(950),
+    }
+}
+
+fn stretches(span_ms: u64, dice: &mut Dice) -> Vec<Stretch> {
+    let count = dice.below(4);
+    (0..count)
+        .map(|_| {
+            let from_ms = dice.below(span_ms);
+            let trouble = match dice.below(5) {
+                0 | 1 => Trouble::Lossy { percent: dice.pick(&[5, 20, 60]) },
+                2 => Trouble::Slow { ms: dice.pick(&[5, 50, 1_500]) },
+                3 => Trouble::Away { silent: true },
+                _ => Trouble::Away { silent: false },
+            };
+            Stretch {
+                from_ms,
+                until_ms: from_ms + dice.within(10..span_ms),
+                only: dice.percent(30).then(|| dice.below(2)),
+                trouble,
+            }
+        })
+        .collect()
+}
+
+/// Some of the rules have another amount; one may come and go.
+fn changes(rules: &[RulePlan], span_ms: u64, dice: &mut Dice) -> Vec<(u64, Vec<RulePlan>)> {
+    let mut at_ms = 0;
+    let mut rules = rules.to_vec();
+    (0..dice.within(1..4))
+        .map(|_| {
+            at_ms += dice.below(span_ms / 2);
+            for rule in &mut rules {
+                if dice.percent(60) {
+                    *rule = rule.of_requests(requests_per_unit(Mood::Rough, dice));
+                }
+            }
+            (at_ms, rules.clone())
+        })
+        .collect()
+}
+
+fn fleet(mood: Mood, span_ms: u64, dice: &mut Dice) -> Vec<(u64, FleetEvent)> {
+    let first = match mood {
+        Mood::Rough => dice.pick(&[1, 2, 4, 8]),
+        Mood::Under | Mood::Over => dice.pick(&[1, 2, 4, 10]),
+    };
+    let mut events = vec![(0, FleetEvent::Join); first];
+    if mood == Mood::Rough {
+        match dice.below(10) {
+            0 => churn(span_ms, dice, &mut events),
+            1..6 => come_and_go(span_ms, dice, &mut events),
+            _ => {}
+        }
+    }
+    events.sort_by_key(|(at_ms, _)| *at_ms);
+    events
+}
+
+/// To forty and back to four.
+fn churn(span_ms: u64, dice: &mut Dice, events: &mut Vec<(u64, FleetEvent)>) {
+    *events = vec![(0, FleetEvent::Join); 4];
+    for _ in 0..36 {
+        events.push((dice.within(span_ms / 4..span_ms / 3), FleetEvent::Join));
+        events.push((dice.within(span_ms / 2..span_ms * 3 / 4), departure(dice)));
+    }
+}
+
+fn come_and_go(span_ms: u64, dice: &mut Dice, events: &mut Vec<(u64, FleetEvent)>) {
+    for _ in 0..dice.within(1..6) {
+        let event = if dice.percent(50) { FleetEvent::Join } else { departure(dice) };
+        events.push((dice.below(span_ms), event));
+    }
+}
+
+fn departure(dice: &mut Dice) -> FleetEvent {
+    let place = dice.index(64);
+    if dice.percent(50) { FleetEvent::Leave(place) } else { FleetEvent::Crash(place) }
+}
+
+fn failovers(span_ms: u64, dice: &mut Dice) -> Vec<(u64, FailoverPlan)> {
+    let mut failovers: Vec<_> = (0..dice.within(1..3))
+        .map(|_| {
+            let far = dice.pick(&[1_000, 500_000, 500_000, 3_000_000]);
+            let jump_us = i64::try_from(dice.below(far)).unwrap();
+            let jump_us = if dice.percent(50) { jump_us } else { -jump_us };
+            let lost_ms = dice.pick(&[0, 1, 5, 20, 100]);
+            (dice.within(100..span_ms), FailoverPlan { lost_ms, jump_us })
+        })
+        .collect();
+    failovers.sort_by_key(|(at_ms, _)| *at_ms);
+    failovers
+}

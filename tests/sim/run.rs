@@ -1,0 +1,141 @@
+//! One run: pods, callers and trouble as planned, and the checks after each step.
+
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelease::time::Time;
+
+use crate::caller::Callers;
+use crate::dice::Dice;
+use crate::fleet::Fleet;
+use crate::ledger::Ledger;
+use crate::plan::{FleetEvent, Mood, Plan};
+use crate::rule;
+use crate::trace::Trace;
+use crate::world::{World, Wrong};
+
+/// What a run came to.
+#[derive(Debug, Clone, Copy)]
+pub struct Outcome {
+    pub mood: Mood,
+    pub trace: Trace,
+    pub requests: u64,
+    pub admitted: u64,
+    pub denied: u64,
+    pub errors: u64,
+    /// Tokens beyond a bound that failovers account for.
+    pub excused: u64,
+}
+
+/// Runs a plan to its end, or to the first thing that goes wrong.
+pub fn run(plan: Plan) -> Result<Outcome, Wrong> {
+    // What the run left half done goes with its runtime.
+    let ran = panic::catch_unwind(AssertUnwindSafe(|| run_to_its_end(plan)));
+    ran.unwrap_or_else(|_| Err(Wrong { what: "panicked: see above".into(), at: Duration::ZERO }))
+}
+
+fn run_to_its_end(plan: Plan) -> Result<Outcome, Wrong> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .unwrap();
+    runtime.block_on(async { Run::new(plan).until_its_end().await })
+}
+
+struct Run {
+    world: Arc<World>,
+    ledger: Arc<Ledger>,
+    fleet: Fleet,
+    callers: Callers,
+    /// Throws the milliseconds that pods take to hear of new rules.
+    dice: Dice,
+    /// How many of the plan's events have happened.
+    done: Done,
+}
+
+#[derive(Default)]
+struct Done {
+    fleet: usize,
+    failovers: usize,
+    changes: usize,
+}
+
+/// Between two looks at what costs time to look at.
+const INSPECTION_MS: u64 = 25;
+
+// === impl Run ===
+
+impl Run {
+    fn new(plan: Plan) -> Self {
+        let dice = Dice::new(plan.seed, &[2]);
+        let world = World::new(plan);
+        let ledger = Arc::new(Ledger::new(&world));
+        let fleet = Fleet::new(&world, &ledger);
+        let callers = Callers::new(&world, &ledger);
+        Self { world, ledger, fleet, callers, dice, done: Done::default() }
+    }
+
+    async fn until_its_end(mut self) -> Result<Outcome, Wrong> {
+        let (span_ms, ends_ms) = (self.world.plan.span_ms, self.world.plan.ends_ms());
+        for ms in 0..ends_ms {
+            self.happen(ms);
+            if ms < span_ms {
+                self.callers.call(ms, &mut self.fleet);
+            }
+            if ms % INSPECTION_MS == 0 {
+                self.fleet.inspect();
+            }
+            self.stop_if_wrong()?;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        self.ledger.close();
+        self.stop_if_wrong()?;
+        Ok(self.outcome())
+    }
+
+    /// What the plan has for this millisecond.
+    fn happen(&mut self, ms: u64) {
+        let world = Arc::clone(&self.world);
+        let plan = &world.plan;
+        while let Some((_, event)) = plan.fleet.get(self.done.fleet).filter(|(at, _)| *at <= ms) {
+            self.done.fleet += 1;
+            match *event {
+                FleetEvent::Join => self.fleet.join(),
+                FleetEvent::Leave(place) => self.fleet.leave(place),
+                FleetEvent::Crash(place) => self.fleet.crash(place),
+            }
+        }
+        let failovers = &plan.failovers;
+        while let Some((_, it)) = failovers.get(self.done.failovers).filter(|(at, _)| *at <= ms) {
+            self.done.failovers += 1;
+            world.fail_over(it);
+        }
+        while let Some((_, it)) = plan.changes.get(self.done.changes).filter(|(at, _)| *at <= ms) {
+            self.done.changes += 1;
+            self.fleet.reload(&Arc::new(rule::load(it)), &mut self.dice);
+        }
+    }
+
+    fn stop_if_wrong(&self) -> Result<(), Wrong> {
+        self.world.state().wrong().map_or(Ok(()), |wrong| Err(wrong.clone()))
+    }
+
+    fn outcome(&self) -> Outcome {
+        let counts = self.ledger.counts();
+        let state = self.world.state();
+        let excused = state.excused();
+        let mut trace = state.trace;
+        trace.note(Time::default(), &(counts.admitted, counts.denied, counts.errors, excused));
+        Outcome {
+            mood: self.world.plan.mood,
+            trace,
+            requests: counts.requests,
+            admitted: counts.admitted,
+            denied: counts.denied,
+            errors: counts.errors,
+            excused,
+        }
+    }
+}

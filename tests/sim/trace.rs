@@ -1,0 +1,26 @@
+//! A fingerprint of all that happened in a run.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use ratelease::time::Time;
+
+/// A sum over the events of a run. Events of one instant may come in any order: those of different
+/// keys do, since the limiter walks hash maps with secrets of their own.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Trace {
+    pub sum: u64,
+    pub events: u64,
+}
+
+// === impl Trace ===
+
+impl Trace {
+    pub fn note(&mut self, at: Time, event: &impl Hash) {
+        // Its keys are fixed, so that runs compare across processes.
+        let mut hasher = DefaultHasher::new();
+        at.nanos().hash(&mut hasher);
+        event.hash(&mut hasher);
+        self.sum = self.sum.wrapping_add(hasher.finish());
+        self.events += 1;
+    }
+}
