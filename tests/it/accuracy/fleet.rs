@@ -156,7 +156,9 @@ impl Pod {
         hasher: &KeyHasher,
         max_wait: Duration,
     ) -> Self {
-        let store = RedisStore::spawn(cluster.config(), prefix);
+        let mut settings = cluster.config();
+        settings.timeout = settings.timeout.max(max_wait);
+        let store = RedisStore::spawn(settings, prefix);
         let told = Arc::new(Told { store, asks: Mutex::default(), pods: AtomicU32::new(0) });
         let options = Options {
             max_wait,
