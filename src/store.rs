@@ -19,9 +19,11 @@ use crate::rules::{Limit, Share};
 /// only wall clock) by the arithmetic of its limit's algorithm, [`crate::algorithm`]:
 ///
 /// 1. [`Ask::back`] is credited first, never beyond what was debited. A lease's return that is
-///    late, which its epoch tells, credits nothing.
+///    late, which its epoch tells, credits nothing; and a leaky bucket credits nothing at all,
+///    since its slots go by whether they are used or not.
 /// 2. If [`Ask::need`] is more than what is left, nothing is granted and, where
-///    [`Ask::charge_denied`] is set, what is left is spent. Otherwise `min(max(want, need), left)`
+///    [`Ask::charge_denied`] is set, what is left is spent (a leaky bucket's slots are not: one
+///    that this charge did not get serves the next). Otherwise `min(max(want, need), left)`
 ///    tokens are granted, debited *before* the reply leaves, so that tokens handed out never
 ///    exceed the limit whatever happens to the reply.
 /// 3. Every count expires by itself once it says no more than its absence.
@@ -110,15 +112,17 @@ pub struct Grant {
     pub overdrawn: bool,
     /// What tells a late return: the window's number since the Unix epoch (`unix seconds / window
     /// seconds`) for the algorithms with aligned windows, and for the others the store's time of
-    /// the grant in microseconds since the Unix epoch.
+    /// the grant in microseconds since the Unix epoch; a log's, never before its newest entry.
     pub epoch: u64,
     /// Until the first slot lent (leaky bucket); the next ones follow, each the window / requests
     /// later. Zero for the others.
     pub starts_after: Duration,
-    /// The lease ends after this: `ttl`, or sooner with its window.
+    /// The lease ends after this: `ttl`, or sooner with its window; a leaky bucket's a slot after
+    /// the last one lent has gone by.
     pub ends_after: Duration,
-    /// Until the limit stands as if nothing had been charged: until the window ends, the bucket is
-    /// full, or the last entry has left the log.
+    /// Until the limit stands as if nothing had been charged: until the bucket is full (zero if it
+    /// is), or the last entry has left the log. With windows, until this one ends, though of a
+    /// sliding one some of the count then stays.
     pub reset_after: Duration,
     /// Until there will be a token more, if `left` is 0; zero otherwise.
     pub retry_after: Duration,

@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::dice::Dice;
 use crate::plan::Tamper;
 use crate::weather::{Answer, Fate};
-use crate::world::World;
+use crate::world::{World, tell};
 
 /// One pod's way to the store.
 pub struct Network {
@@ -71,7 +71,8 @@ impl Network {
         for ask in asks {
             let Some(back) = ask.back else { continue };
             if let Err(what) = state.purse(self.pod, ask.key).give_back(back) {
-                state.fault(now, format!("pod {}: {what}", self.pod));
+                let key = ask.counter().bits() % 1_000;
+                state.fault(now, format!("pod {}, {key}: {what}", self.pod));
             }
         }
     }
@@ -131,6 +132,10 @@ impl Network {
                 Ok(_) if *garbled => Err(StoreError::Garbled("simulated".into())),
                 Ok(grant) => {
                     state.deliver(self.pod, ask, &grant, taken_at, now);
+                    tell(&self.world.plan, now, || {
+                        let (key, tokens) = (ask.counter().bits() % 1_000, grant.tokens);
+                        format!("pod {}: is lent {tokens} of {key}", self.pod)
+                    });
                     Ok(self.told(grant))
                 }
                 Err(error) => Err(error),
@@ -162,6 +167,10 @@ impl Store for Network {
 
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
         Box::pin(async move {
+            if self.world.state().wrong().is_some() {
+                // The run is over, and may not be kept busy.
+                std::future::pending::<()>().await;
+            }
             self.note_returns(asks);
             let shard = asks.first().map_or(0, |ask| self.shard(ask));
             let mut dice = self.dice(shard);

@@ -12,29 +12,22 @@ use ratelease::time::Time;
 /// The tokens of one pod and key.
 #[derive(Debug, Default)]
 pub struct Purse {
+    /// The one that ends first stands first.
     lots: Vec<Lot>,
-    /// Tokens that a request refunded: the pod may spend them again, or send them to the store.
-    refunds: Vec<Refund>,
-    /// When the last of what the store told of this key ends.
-    known_until: Time,
+    /// Tokens that a request gave back before anything was known of the key: they are added to the
+    /// first lease, or go to the store.
+    refunds: u64,
 }
 
-/// Tokens of one lease.
+/// Tokens of one lease, or refunds that were added to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Lot {
-    /// Their [`ratelease::store::Grant::epoch`].
-    pub epoch: u64,
+    /// Their [`ratelease::store::Grant::epoch`]; `None` for refunds.
+    pub epoch: Option<u64>,
     /// How many are left.
     pub tokens: u64,
     /// When the store's step ends them.
     pub until: Time,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Refund {
-    tokens: u64,
-    /// When the word that they were added to ends; `None` until there is one.
-    until: Option<Time>,
 }
 
 /// Ended lots are remembered for so long: a return may sit behind a batch that hangs.
@@ -48,27 +41,19 @@ const LOTS_MAX: usize = 100_000;
 impl Purse {
     /// The pod was told of a lease at `now`.
     pub fn lend(&mut self, lot: Lot, now: Time) {
-        self.known_until = self.known_until.max(lot.until);
-        for refund in &mut self.refunds {
-            refund.until.get_or_insert(lot.until);
-        }
-        self.lots.retain(|lot| lot.tokens > 0 && now <= lot.until + REMEMBERED);
+        self.lots.retain(|lot| now <= lot.until + REMEMBERED);
         assert!(self.lots.len() < LOTS_MAX, "{} lots in one purse", self.lots.len());
-        if lot.tokens > 0 {
-            // Earliest end first, so that spending in order never wastes what another could use.
-            let at = self.lots.partition_point(|other| other.until <= lot.until);
-            self.lots.insert(at, lot);
-        }
+        self.insert(lot);
+        let refunds = std::mem::take(&mut self.refunds);
+        self.refund(refunds, now);
     }
 
-    /// A request, begun at `since`, spent `hits`: each of a lease that was alive while it ran.
+    /// A request, begun at `since`, spent `hits`: each of a lease that was alive while it ran. The
+    /// earliest end first, so that no order of spending would have held out longer.
     pub fn spend(&mut self, hits: u64, since: Time) -> Result<(), String> {
         let mut missing = hits;
         for lot in self.lots.iter_mut().filter(|lot| lot.until > since) {
             pay(&mut missing, &mut lot.tokens);
-        }
-        for refund in self.refunds.iter_mut().filter(|r| r.until > Some(since)) {
-            pay(&mut missing, &mut refund.tokens);
         }
         if missing == 0 {
             return Ok(());
@@ -79,30 +64,50 @@ impl Purse {
         ))
     }
 
-    /// A request asked to give back `hits` at `now`. A pod that knows the key, or is about to, may
-    /// keep them.
+    /// A request asked to give back `hits` at `now`. A pod adds them to the lease that ends last, if
+    /// it has a live one.
     pub fn refund(&mut self, hits: u64, now: Time) {
-        let until = (self.known_until > now).then_some(self.known_until);
-        self.refunds.push(Refund { tokens: hits, until });
+        match self.lots.last() {
+            Some(last) if last.until > now && hits > 0 => {
+                self.insert(Lot { epoch: None, tokens: hits, until: last.until });
+            }
+            _ => self.refunds += hits,
+        }
     }
 
-    /// The pod returns tokens. It may call them older than they are, and have them credited less
-    /// readily, never newer. Any share may take them.
+    /// The pod returns tokens. It may take them for those of a lease that ends before theirs, which
+    /// has them credited less readily, never for those of a later one. Any share may take them.
     pub fn give_back(&mut self, back: Back) -> Result<(), String> {
         let mut missing = back.tokens;
-        if let Some(epoch) = back.epoch {
-            for lot in self.lots.iter_mut().filter(|lot| lot.epoch >= epoch) {
-                pay(&mut missing, &mut lot.tokens);
+        let from = match back.epoch {
+            Some(epoch) => self.ends_of(epoch),
+            None => {
+                pay(&mut missing, &mut self.refunds);
+                self.lots.iter().find(|lot| lot.epoch.is_none()).map(|lot| lot.until)
             }
+        };
+        let of_lease = |lot: &&mut Lot| {
+            (back.epoch.is_some() || lot.epoch.is_none()) && from.is_some_and(|at| lot.until >= at)
+        };
+        for lot in self.lots.iter_mut().filter(of_lease) {
+            pay(&mut missing, &mut lot.tokens);
         }
-        for refund in &mut self.refunds {
-            pay(&mut missing, &mut refund.tokens);
+        match (missing, back.epoch, from) {
+            // A refund that was taken for held here, and had gone to the store with an ask.
+            (0, ..) | (_, None, _) => Ok(()),
+            (_, Some(_), None) => Err(format!("gave back {back:?}, of a lease that it never had")),
+            _ => Err(format!("gave back {back:?}, {missing} more than was lent and is unspent")),
         }
-        // A refund of a key that the pod does not know goes to the store without being held here.
-        if missing == 0 || back.epoch.is_none() {
-            return Ok(());
-        }
-        Err(format!("gave back {back:?}, {missing} more than was lent and is unspent"))
+    }
+
+    fn insert(&mut self, lot: Lot) {
+        let at = self.lots.partition_point(|other| other.until <= lot.until);
+        self.lots.insert(at, lot);
+    }
+
+    /// When the leases of this epoch end: the first of them, where the store's clock was set back.
+    fn ends_of(&self, epoch: u64) -> Option<Time> {
+        self.lots.iter().find(|lot| lot.epoch == Some(epoch)).map(|lot| lot.until)
     }
 
     /// Tokens of leases that have not ended.

@@ -29,7 +29,7 @@ pub const CASES: [Case; 5] = [
         terms: |_, _| "".into(),
     },
     Case { algorithm: "sliding_log", weight: 1, requests_max: 10_000, terms: |_, _| "".into() },
-    Case { algorithm: "leaky_bucket", weight: 2, requests_max: u64::MAX, terms: max_delay },
+    Case { algorithm: "leaky_bucket", weight: 2, requests_max: 200, terms: max_delay },
 ];
 
 fn burst(dice: &mut Dice, requests_per_unit: u64) -> String {
@@ -105,7 +105,7 @@ impl RulePlan {
         let mut plan = Self {
             requests_per_unit,
             unit,
-            charge_denied: dice.percent(70),
+            charge_denied: dice.percent(70) && algorithm != "leaky_bucket",
             terms,
             requests_max,
             max_delay: Duration::ZERO,

@@ -15,7 +15,7 @@ use crate::world::Wrong;
 const SEEDS: u64 = 2_000;
 
 /// Failing seeds that one run looks for at most.
-const FAILURES_MAX: usize = 20;
+const FAILURES_MAX: usize = 60;
 
 /// Where a failing seed is named, so is the way to see it again.
 const REPLAY: &str = "cargo test --test sim -- --nocapture";

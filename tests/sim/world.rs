@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
+use ratelease::buffer::SLOT_GRACE;
 use ratelease::key::Key;
+use ratelease::rules::Algorithm;
 use ratelease::store::memory::MemoryStore;
 use ratelease::store::{Ask, Beat, Beaten, Grant, Store, StoreError};
 use ratelease::time::{Clock, Time};
@@ -36,6 +38,8 @@ pub struct State {
     books: HashMap<Key, Box<dyn Book>>,
     purses: HashMap<(u64, Key), Purse>,
     pub trace: Trace,
+    /// Asks that were taken at this instant.
+    busy: (Time, u64),
     /// The first thing that went wrong.
     wrong: Option<Wrong>,
 }
@@ -46,6 +50,9 @@ pub struct Wrong {
     pub what: String,
     pub at: Duration,
 }
+
+/// Asks of all pods at one instant at most: far more than there are requests.
+const ASKS_MAX: u64 = 5_000;
 
 #[derive(Clone, Copy)]
 struct Entry {
@@ -68,6 +75,7 @@ impl World {
             books: HashMap::new(),
             purses: HashMap::new(),
             trace: Trace::default(),
+            busy: (Time::default(), 0),
             wrong: None,
         };
         Arc::new(Self { plan, clock: Clock::start(), state: Mutex::new(state) })
@@ -90,6 +98,7 @@ impl World {
     pub fn take(&self, ask: &Ask) -> Result<Grant, StoreError> {
         let now = self.now();
         let mut state = self.state();
+        state.note_busy(now);
         let wall_us = state.wall_at(now);
         let entry = Entry { at: now, wall_us, ask: *ask };
         let outcome = state.play(&self.lax(entry));
@@ -206,6 +215,15 @@ impl State {
         self.wall_us.store(self.wall_at(now), Ordering::Relaxed);
     }
 
+    /// Where a round trip takes no time, asking on and on keeps time from passing.
+    fn note_busy(&mut self, now: Time) {
+        let (at, asks) = self.busy;
+        self.busy = if at == now { (at, asks + 1) } else { (now, 1) };
+        if self.busy.1 > ASKS_MAX {
+            self.fault(now, format!("more than {ASKS_MAX} asks at one instant"));
+        }
+    }
+
     fn play(&mut self, entry: &Entry) -> Result<Grant, StoreError> {
         self.wall_us.store(entry.wall_us, Ordering::Relaxed);
         let replies = self.memory.exchange(std::slice::from_ref(&entry.ask)).now_or_never();
@@ -218,9 +236,13 @@ impl State {
 
     /// `pod` is told of what the store lent by `ask`, taken at `taken_at`.
     pub fn deliver(&mut self, pod: u64, ask: &Ask, grant: &Grant, taken_at: Time, now: Time) {
-        let until = taken_at + grant.ends_after;
-        let Grant { epoch, tokens, .. } = *grant;
-        self.purse(pod, ask.key).lend(Lot { epoch, tokens, until }, now);
+        let grace = match ask.limit.algorithm {
+            Algorithm::LeakyBucket { .. } => SLOT_GRACE,
+            _ => Duration::ZERO,
+        };
+        let until = taken_at + grant.ends_after + grace;
+        let lot = Lot { epoch: Some(grant.epoch), tokens: grant.tokens, until };
+        self.purse(pod, ask.key).lend(lot, now);
     }
 
     /// Tokens of `pod` that are of leases that have not ended.

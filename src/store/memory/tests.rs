@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
-use crate::rules::{Limit, Unit};
+use crate::rules::{Algorithm, Limit, Unit};
+use crate::store::Back;
 
 fn store(keys_max: usize) -> (MemoryStore, Arc<AtomicU64>) {
     let seconds = Arc::new(AtomicU64::new(1_700_000_000));
@@ -83,4 +84,42 @@ fn many_keys_spread_over_parts_up_to_the_ceiling() {
         (0..keys_max as u64).filter(|key| store.take(&ask(*key, Unit::Day)).is_ok()).count();
     assert!(taken > keys_max * 9 / 10, "{taken} of {keys_max} before a part was full");
     assert!(store.keys() <= keys_max);
+}
+
+#[test]
+fn a_key_of_every_algorithm_goes_once_it_says_nothing() {
+    for (algorithm, lasts) in [
+        (Algorithm::FixedWindow, 60),
+        (Algorithm::TokenBucket { burst: 5 }, 30),
+        (Algorithm::SlidingWindow, 120),
+        (Algorithm::SlidingLog, 60),
+        (Algorithm::LeakyBucket { max_delay_us: 24_000_000 }, 30),
+    ] {
+        // The minute begins with this second.
+        let (store, seconds) = store(10);
+        seconds.store(1_700_000_040, Ordering::Relaxed);
+        let mut of_this = ask(0, Unit::Minute);
+        of_this.limit.algorithm = algorithm;
+        assert_eq!(store.take(&Ask { want: 5, ..of_this }).unwrap().tokens, 5, "{algorithm:?}");
+        let other = Ask { want: 0, ..ask(1, Unit::Minute) };
+        seconds.fetch_add(lasts + KEPT_SECONDS - 1, Ordering::Relaxed);
+        store.take(&other).unwrap();
+        assert_eq!(store.keys(), 1, "{algorithm:?}");
+        seconds.fetch_add(1, Ordering::Relaxed);
+        store.take(&other).unwrap();
+        assert_eq!((store.keys(), store.parts[0].lock().queue.len()), (0, 0), "{algorithm:?}");
+    }
+}
+
+#[test]
+fn a_key_that_got_everything_back_goes_when_it_was_to_go() {
+    let (store, seconds) = store(10);
+    let mut ask = ask(0, Unit::Minute);
+    ask.limit.algorithm = Algorithm::TokenBucket { burst: 5 };
+    store.take(&ask).unwrap();
+    let back = Some(Back { tokens: 1, epoch: None });
+    assert_eq!(store.take(&Ask { want: 0, back, ..ask }).unwrap().left, 5);
+    seconds.fetch_add(6 + KEPT_SECONDS, Ordering::Relaxed);
+    store.take(&Ask { want: 0, ..Ask::look(Key::for_test(1), ask.limit) }).unwrap();
+    assert_eq!(store.keys(), 0);
 }

@@ -7,8 +7,8 @@ use crate::store::StoreError;
 
 /// Why a command that was sent has no result.
 ///
-/// A server's error reply means that the command changed nothing: the script writes with its last
-/// call, so whatever fails in it fails before. Only `Lost` and `TimedOut` leave the fate open.
+/// A server's error reply means that the command changed nothing: a script that takes an ask writes
+/// last, after all that can fail. Only `Lost` and `TimedOut` leave the fate open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The server has not seen the script yet, or forgot it.

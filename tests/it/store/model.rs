@@ -1,6 +1,6 @@
 //! Random asks, each compared with the pure arithmetic.
 
-use ratelease::algorithm::{State, step};
+use ratelease::algorithm::{State, fixed_window, sliding_window, step};
 use ratelease::key::Key;
 use ratelease::rules::{Algorithm, Limit, Share, Unit};
 use ratelease::store::memory::MemoryStore;
@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use std::num::{NonZeroU8, NonZeroU32};
 use std::time::Duration;
 
-use super::{connected, fresh_key};
+use super::{ask_by, connected, fresh_key, granted};
 use crate::support::dice::Dice;
-use crate::support::redis::Cluster;
+use crate::support::redis::{Cluster, Single};
 
 /// Of each algorithm.
 const KEYS: usize = 20;
@@ -43,7 +43,10 @@ async fn memory_agrees_with_the_arithmetic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_agrees_with_the_arithmetic() {
-    let store = connected(Cluster::shared().config()).await;
+    let mut config = Cluster::shared().config();
+    // It is about sums, not about speed: logs of 10 000 are filled on a busy machine.
+    config.timeout = Duration::from_secs(10);
+    let store = connected(config).await;
     agrees_with_the_arithmetic(&*store).await;
 }
 
@@ -72,6 +75,95 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
     }
     let windows = windows.len();
     assert!(windows >= 3, "it saw {windows} windows of a second");
+}
+
+/// Amounts whose product with a token's part of a tick has 64 bits and is a hair from a whole
+/// number of ticks, so that a product rounded to a double would be on the wrong side of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bucket_multiplies_exactly() {
+    /// A prime, so that every part of a tick has an inverse.
+    const REQUESTS: u32 = 4_294_967_291;
+    let single = Single::start();
+    let store = connected(single.config()).await;
+    let (algorithm, prime) = (Algorithm::TokenBucket { burst: REQUESTS }, u64::from(REQUESTS));
+    for seconds in 1..=30 {
+        let unit_multiplier = NonZeroU32::new(seconds).unwrap();
+        let limit = Limit::fixed_window(REQUESTS, Unit::Second);
+        let limit = Limit { unit_multiplier, algorithm, ..limit };
+        let part = limit.window_seconds() * 1_000_000_000 % prime;
+        for hair in [1, 2, 700, prime - 1, prime - 700] {
+            let want = times(inverse(part, prime), hair, prime);
+            let ask = Ask { want, ..Ask::look(fresh_key(), limit) };
+            let grant = granted(&*store, ask).await;
+            assert_eq!(grant, step(None, grant.epoch, &ask).1, "{ask:?}");
+        }
+    }
+}
+
+fn times(one: u64, other: u64, modulus: u64) -> u64 {
+    u64::try_from(u128::from(one) * u128::from(other) % u128::from(modulus)).unwrap()
+}
+
+/// By Fermat: `of` to the power of `prime - 2`.
+fn inverse(of: u64, prime: u64) -> u64 {
+    let bits = (0..64).rev().map(|bit| (prime - 2) >> bit & 1);
+    bits.fold(1, |power, bit| {
+        let square = times(power, power, prime);
+        if bit == 1 { times(square, of, prime) } else { square }
+    })
+}
+
+/// The counts of a window before, weighed: states that no test could wait for are put there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sliding_window_weighs_the_counts_of_long_windows() {
+    let single = Single::start();
+    let store = connected(single.config()).await;
+    let mut dice = Dice::new();
+    for unit in [Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Year] {
+        for nth in 0..40 {
+            let algorithm = Algorithm::SlidingWindow;
+            let limit = Limit { algorithm, ..Limit::fixed_window(999_999_999, unit) };
+            let ask = Ask::look(fresh_key(), limit);
+            let window = granted(&*store, ask).await.epoch;
+            let previous = 999_999_999 - u32::try_from(dice.below(1_000 * nth + 1)).unwrap();
+            let count = u32::try_from(dice.below(1_000_000)).unwrap();
+            let text = format!("{}{count:09}{previous:09}", window % 8 + 1);
+            single.server.command::<()>(&["SET", &ask.key.in_store(""), &text]);
+            let grant = granted(&*store, ask).await;
+            let state = State::SlidingWindow(sliding_window::State { window, count, previous });
+            let (_, expected) = step(Some(state), time_of(&grant, &ask), &ask);
+            assert_eq!(grant, expected, "{ask:?} on {text}");
+        }
+    }
+}
+
+/// A master whose clock was ahead began the next window; one whose clock is behind finds it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_window_that_lies_ahead_is_gone_on_with() {
+    let single = Single::start();
+    let store = connected(single.config()).await;
+    let ahead = |algorithm, window| match algorithm {
+        Algorithm::FixedWindow => State::FixedWindow(fixed_window::State { window, count: 7 }),
+        _ => State::SlidingWindow(sliding_window::State { window, count: 7, previous: 2 }),
+    };
+    for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow] {
+        for windows in [1, 2] {
+            let ask = ask_by((algorithm, Unit::Year), 0, 0);
+            let window = granted(&*store, ask).await.epoch + windows;
+            let text = match algorithm {
+                Algorithm::FixedWindow => format!("{window}{:010}", 7),
+                _ => format!("{}{:09}{:09}", window % 8 + 1, 7, 2),
+            };
+            single.server.command::<()>(&["SET", &ask.key.in_store(""), &text]);
+            for want in [0, 1] {
+                let ask = Ask { want, ..ask };
+                let grant = granted(&*store, ask).await;
+                let state = Some(ahead(algorithm, window));
+                assert_eq!(grant, step(state, time_of(&grant, &ask), &ask).1, "{text}");
+                assert_eq!(grant.epoch == window, windows == 1, "{text}");
+            }
+        }
+    }
 }
 
 // === impl Count ===

@@ -27,6 +27,8 @@ struct Window {
     lent: u64,
     /// Of these, tokens that the store no longer knows of.
     unknown: u64,
+    /// The highest limit that it was held to.
+    highest: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +59,10 @@ impl Book for FixedWindow {
 
         let credited = ask.back.filter(|back| back.epoch.is_none_or(|epoch| epoch == number));
         let returned = credited.map_or(0, |back| back.tokens.min(window.lent));
+        window.highest = window.highest.max(limit);
+        // A count of one above a limit that was lowered is taken for the mark of a denial, which a
+        // return takes away: one token.
+        window.unknown += u64::from(credited.is_some() && limit < window.highest);
         window.lent = window.lent - returned + grant.tokens;
         self.log.push(Change { at: *at, window: number, lent: grant.tokens, returned });
 

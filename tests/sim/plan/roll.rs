@@ -8,7 +8,7 @@ use crate::rule::RulePlan;
 use crate::weather::{Stretch, Trouble, Weather};
 
 /// Requests of one run, about: many runs find more than long ones.
-const REQUESTS_MAX: u64 = 1_500;
+const REQUESTS_MAX: u64 = 500;
 
 /// A wall clock of 2020, at the start of a week by the epoch's count of them.
 const WALL_US: u64 = 2_608 * 7 * 86_400 * 1_000_000;
@@ -45,7 +45,11 @@ impl Plan {
             gives_up_ms: dice.pick(&[20, 50, 200]),
             stretches: if rough { stretches(span_ms, dice) } else { Vec::new() },
         };
-        let demand = demand(mood, &rules, span_ms, crowded, dice);
+        let mut demand = demand(mood, &rules, span_ms, crowded, dice);
+        if rules.iter().any(|r| !r.terms.contains("fixed_window") || r.terms.contains("shards")) {
+            demand.refunds_percent = 0;
+            demand.looks_percent = 0;
+        }
         Self {
             seed,
             mood,
