@@ -63,7 +63,11 @@ pub fn all() -> Vec<Cell> {
 /// A few that show the trade, where one pod is hot.
 pub fn quick() -> Vec<Cell> {
     let shown = |cell: &Cell| match (cell.limit, cell.mode) {
-        (LARGE.., mode) => cell.offered == 1.5 && mode != Mode::Off,
+        // As many as fit into one slot for each mode.
+        (LARGE.., Mode::Leased | Mode::ReportAfter) => {
+            cell.offered == 1.5 && cell.algorithm != Algorithm::LeakyBucket
+        }
+        (LARGE.., Mode::Off) => false,
         (_, Mode::Off) => cell.algorithm == Algorithm::FixedWindow,
         _ => true,
     };
@@ -167,6 +171,13 @@ impl Cell {
         };
         let moves_every = (self.spread == Spread::Moving).then_some(MOVES_EVERY);
         Demand { rate: self.rate(), weights, moves_every }
+    }
+
+    /// What it costs this machine, in plain decisions a second. A leaky bucket's answers wait for
+    /// their slots, each with a timer of its own.
+    pub fn load(&self) -> f64 {
+        let weight = if self.algorithm == Algorithm::LeakyBucket { 3.0 } else { 1.0 };
+        weight * self.rate()
     }
 
     /// Requests a second.

@@ -25,7 +25,7 @@ const TRIPS_OF_SMALL_LIMITS_MAX: f64 = 6_000.0;
 impl Plan {
     pub fn new(mut cells: Vec<Cell>) -> Self {
         // The largest first, each into the first slot that has room.
-        cells.sort_by(|a, b| b.rate().total_cmp(&a.rate()));
+        cells.sort_by(|a, b| b.load().total_cmp(&a.load()));
         let mut slots: Vec<Slot> = Vec::new();
         for cell in cells {
             match slots.iter_mut().find(|slot| slot.takes(&cell)) {
@@ -91,7 +91,8 @@ impl Slot {
             (_, LARGE..) => DECISIONS_MAX,
             _ => DECISIONS_OF_SMALL_LIMITS_MAX,
         };
-        self.cells.iter().all(alike) && self.rate() + cell.rate() <= most
+        let load: f64 = self.cells.iter().map(Cell::load).sum();
+        self.cells.iter().all(alike) && load + cell.load() <= most
     }
 }
 

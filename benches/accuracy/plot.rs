@@ -14,7 +14,7 @@ const TOP: f64 = 112.0;
 const BOTTOM: f64 = HEIGHT - 62.0;
 
 /// Commands for 1000 decisions, from and to; as powers of ten.
-const COST: (i32, i32) = (-2, 4);
+const COST: (i32, i32) = (-1, 3);
 /// What admitted / exact is shown of at least, and the step that its ends are rounded to.
 const SHOWN: (f64, f64) = (0.95, 1.1);
 const STEP: f64 = 0.05;
@@ -60,7 +60,14 @@ pub fn svg(rows: &[Row]) -> String {
          </title>\n<style>{STYLE}</style>\n\
          <rect class=\"page\" width=\"{WIDTH}\" height=\"{HEIGHT}\" rx=\"6\"/>\n"
     );
-    text(&mut page, 20.0, 32.0, "title", "start", "Near to exact, and far from a trip each");
+    text(
+        &mut page,
+        20.0,
+        32.0,
+        "title",
+        "start",
+        "What it costs to share a limit, and how near it comes",
+    );
     let subtitle = "Four pods share a limit on a Redis Cluster; each mark is one cell of \
                     algorithm, demand, offered load and limit.";
     text(&mut page, 20.0, 54.0, "quiet", "start", subtitle);

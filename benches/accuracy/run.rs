@@ -26,7 +26,7 @@ pub struct Outcome {
     /// repeats after NOSCRIPT among them: a check on the counting.
     pub asks: u64,
     pub scripts: u64,
-    /// Pods' signs of life, in the same time.
+    /// How long all of it took.
     pub length: Duration,
 }
 
