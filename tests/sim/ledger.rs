@@ -18,6 +18,7 @@ use crate::plan::Mood;
 use crate::rule::{self, DOMAIN};
 use crate::world::{World, tell};
 use tally::Tally;
+pub use tally::Use;
 
 /// Every request of a run.
 pub struct Ledger {
@@ -62,6 +63,11 @@ pub struct Counts {
 /// Whoever waits for so many round trips has an answer: one for the batch that is on its way, and
 /// some for the leases of those before it in the queue. The defaults are 5 ms for about 0.5 ms.
 const ROUND_TRIPS: u32 = 10;
+
+/// Of a limit that more is asked of, this much is used in each window, but for so many tokens that
+/// each pod may hold when it ends: the last lease was sized by what it knew of the rest.
+const USE_PERCENT_MIN: u64 = 92;
+const UNUSED_MAX: u64 = 2;
 
 /// A pod counts its leases from before it asked, and may take one for ended that has not.
 const END_MARGIN: Duration = Duration::from_millis(20);
@@ -185,7 +191,7 @@ impl Ledger {
         let crowded = plan.pod_keys_max < 1_000 || plan.store_keys_max < 10_000;
         let full = crowded && matches!(error, StoreError::Overloaded | StoreError::Refused(_));
         let hurried = plan.max_wait < ROUND_TRIPS * plan.weather.round_trip_max();
-        let confused = self.world.runs_back(call.begun_at);
+        let confused = self.world.ran_back(call.begun_at);
         if !(full || hurried || confused || network.was_struck(call.begun_at)) {
             self.world.fault(format!("{error} on a calm day: {call:?}"));
         }
@@ -208,16 +214,22 @@ impl Ledger {
         }
     }
 
-    /// The run is over: what it came to as a whole.
-    pub fn close(&self) {
+    /// The run is over: how much of the limits it used, where more was asked for.
+    pub fn close(&self) -> Use {
         let plan = &self.world.plan;
-        if plan.mood == Mood::Over {
-            let ends_us = plan.wall_start_us + plan.span_ms * 1_000;
-            let used = self.tally.lock().check_use(plan.wall_start_us, ends_us, plan.pods_max());
-            if let Err(what) = used {
-                self.world.fault(what);
+        if plan.mood != Mood::Over {
+            return Use::default();
+        }
+        let ends_us = plan.wall_start_us + plan.span_ms * 1_000;
+        let pods = plan.pods_max();
+        let made = self.tally.lock().use_of(plan.wall_start_us, ends_us);
+        for window in &made.windows {
+            let floor = window.tokens * USE_PERCENT_MIN / 100;
+            if window.used + UNUSED_MAX * pods < floor {
+                self.world.fault(format!("of a window too little was used: {window:?}"));
             }
         }
+        made
     }
 
     pub fn counts(&self) -> Counts {

@@ -4,8 +4,8 @@
 //! an ask here. What there is: an ask that never arrives, or arrives long after its sender gave up;
 //! a reply that is lost although the ask was taken, or comes when its lease has ended; asks of one
 //! batch that fail alone; a store that refuses, hangs, or is out of reach for some pods only. A
-//! reply cannot be delivered twice through this seam. What a pod might do twice, giving tokens back,
-//! its [`Purse`](crate::purse::Purse) catches; that a late return is credited, the books do.
+//! reply cannot be delivered twice through this seam. What a pod might do twice, giving tokens
+//! back, its [`Purse`](crate::purse::Purse) catches; that a late return is credited, the books do.
 
 use std::collections::HashMap;
 use std::sync::Arc;

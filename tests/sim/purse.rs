@@ -39,12 +39,14 @@ const LOTS_MAX: usize = 100_000;
 // === impl Purse ===
 
 impl Purse {
-    /// The pod was told of a lease at `now`. Those of one window end with it: where the store's
-    /// clock was set back meanwhile, later than it seemed before.
-    pub fn lend(&mut self, lot: Lot, is_windowed: bool, now: Time) {
+    /// The pod was told of a lease at `now`. Those of one window end with it, when the latest word
+    /// has it: where the store's clock jumps meanwhile, they differ.
+    pub fn lend(&mut self, mut lot: Lot, is_windowed: bool, now: Time) {
         if is_windowed {
-            for other in self.lots.iter_mut().filter(|other| other.epoch == lot.epoch) {
-                other.until = other.until.max(lot.until);
+            let of_window = |other: &&mut Lot| other.epoch == lot.epoch;
+            for other in self.lots.iter_mut().filter(of_window) {
+                lot.until = lot.until.max(other.until);
+                other.until = lot.until;
             }
             self.lots.sort_by_key(|lot| lot.until);
         }
@@ -71,8 +73,8 @@ impl Purse {
         ))
     }
 
-    /// A request asked to give back `hits` at `now`. A pod adds them to the lease that ends last, if
-    /// it has a live one.
+    /// A request asked to give back `hits` at `now`. A pod adds them to the lease that ends last,
+    /// if it has a live one.
     pub fn refund(&mut self, hits: u64, now: Time) {
         match self.lots.last() {
             Some(last) if last.until > now && hits > 0 => {

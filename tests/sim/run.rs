@@ -9,14 +9,14 @@ use ratelease::time::Time;
 use crate::caller::Callers;
 use crate::dice::Dice;
 use crate::fleet::Fleet;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Use};
 use crate::plan::{FleetEvent, Mood, Plan};
 use crate::rule;
 use crate::trace::Trace;
 use crate::world::{World, Wrong};
 
 /// What a run came to.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Outcome {
     pub mood: Mood,
     pub trace: Trace,
@@ -28,6 +28,8 @@ pub struct Outcome {
     pub falsely_denied: u64,
     /// Tokens beyond a bound that failovers account for.
     pub excused: u64,
+    /// What was used of limits that more was asked of.
+    pub used: Use,
 }
 
 /// Runs a plan to its end, or to the first thing that goes wrong.
@@ -97,9 +99,9 @@ impl Run {
             self.stop_if_wrong()?;
         }
         tokio::time::sleep(Duration::from_millis(ends_ms - now_ms)).await;
-        self.ledger.close();
+        let used = self.ledger.close();
         self.stop_if_wrong()?;
-        Ok(self.outcome())
+        Ok(self.outcome(used))
     }
 
     /// Whether the plan has something for this millisecond.
@@ -137,7 +139,7 @@ impl Run {
         self.world.state().wrong().map_or(Ok(()), |wrong| Err(wrong.clone()))
     }
 
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self, used: Use) -> Outcome {
         let counts = self.ledger.counts();
         let state = self.world.state();
         let excused = state.excused();
@@ -152,6 +154,7 @@ impl Run {
             errors: counts.errors,
             falsely_denied: counts.falsely_denied,
             excused,
+            used,
         }
     }
 }

@@ -173,13 +173,14 @@ impl World {
         state.trace.note(now, &("failover", plan.lost_ms, plan.jump_us));
     }
 
-    /// Whether at `time` the store's clock, which was set back, has yet to come to where it was:
-    /// pods hold word of windows that are not there yet, and believe no other.
-    pub fn runs_back(&self, time: Time) -> bool {
-        let time_us = time.nanos() / 1_000;
+    /// Whether since `since` the store's clock, which was set back, had yet to come to where it
+    /// was: pods hold word of windows that are not there yet, and believe no other.
+    pub fn ran_back(&self, since: Time) -> bool {
+        let (since_us, now_us) = (since.nanos() / 1_000, self.now().nanos() / 1_000);
         self.plan.failovers.iter().any(|(at_ms, failover)| {
-            let span_us = u64::try_from(-failover.jump_us).unwrap_or(0);
-            (at_ms * 1_000..at_ms * 1_000 + span_us + 1).contains(&time_us)
+            let at_us = at_ms * 1_000;
+            let span_us = u64::try_from(-failover.jump_us).unwrap_or(0) + 1;
+            at_us <= now_us && since_us < at_us + span_us
         })
     }
 

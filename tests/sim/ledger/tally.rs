@@ -25,8 +25,17 @@ struct Window {
     straddling: u64,
 }
 
-/// What is admitted of a limit that more is asked of, in thousandths.
-const USE_PERMILLE_MIN: u64 = 980;
+/// What was used of windows that more was asked of.
+#[derive(Debug, Default, Clone)]
+pub struct Use {
+    pub windows: Vec<UseOfWindow>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct UseOfWindow {
+    pub tokens: u64,
+    pub used: u64,
+}
 
 // === impl Tally ===
 
@@ -89,25 +98,21 @@ impl Tally {
         left
     }
 
-    /// Holds every window that lay in the run as a whole, and was asked for more, to
-    /// [`USE_PERMILLE_MIN`], less one token that each of the `pods` may hold in the end.
-    pub fn check_use(&self, from_us: u64, until_us: u64, pods: u64) -> Result<(), String> {
+    /// The use of every fixed window that lay in the run as a whole, and of which more was asked.
+    pub fn use_of(&self, from_us: u64, until_us: u64) -> Use {
+        let mut made = Use::default();
         for ((key, number), window) in &self.windows {
             let Some(limit) = self.limits.get(key) else { continue };
             let length_us = limit.window_seconds() * 1_000_000;
             let tokens = u64::from(limit.requests_per_unit);
             let whole = number * length_us >= from_us && (number + 1) * length_us <= until_us;
-            let used = window.admitted + window.straddling;
-            if limit.algorithm == Algorithm::FixedWindow
-                && whole
-                && window.offered >= tokens + tokens / 5
-                && (used + pods) * 1_000 < tokens * USE_PERMILLE_MIN
-            {
-                let offered = window.offered;
-                return Err(format!("{used} of {tokens} admitted, {offered} asked for"));
+            let over = window.offered >= tokens + tokens / 5;
+            if whole && over && limit.algorithm == Algorithm::FixedWindow {
+                let used = window.admitted + window.straddling;
+                made.windows.push(UseOfWindow { tokens, used });
             }
         }
-        Ok(())
+        made
     }
 
     fn window(&mut self, key: Key, number: u64) -> &mut Window {
