@@ -116,17 +116,31 @@ impl Need {
     /// end.
     #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
     pub fn size(&self) -> u64 {
-        let by_demand = self.demand * self.span().as_secs_f64();
-        // What comes in until the next ask is shared too: a bucket that is kept empty has nothing
-        // left, and serves its rate all the same.
-        let inflow = self.inflow * SPAN_SHORT.as_secs_f64();
-        let remaining = f64::from(self.terms.fraction) * self.left as f64 + inflow;
-        let by_remaining = remaining / f64::from(self.pods.max(1));
-        let ahead = by_demand.max(self.unspent_allowance());
-        let size = ahead.min(by_remaining).min(f64::from(self.terms.max));
+        let ahead = self.by_demand().max(self.unspent_allowance());
+        let size = ahead.min(self.part_of_remaining()).min(f64::from(self.terms.max));
         // What waits is spent at once and strands nothing. One token at a time, a queue would not
         // be served within its wait.
         (size as u64).max(self.waiting).max(1)
+    }
+
+    /// Whether to hold a token before a request wants it: if the demand will use it in time, and
+    /// enough remains. Near the end each is asked for by the request that spends it, so that none
+    /// lies with a pod while another denies.
+    pub fn may_hold_ahead(&self) -> bool {
+        self.part_of_remaining() >= 1.0 && self.by_demand() >= 1.0
+    }
+
+    /// λ·T.
+    fn by_demand(&self) -> f64 {
+        self.demand * self.span().as_secs_f64()
+    }
+
+    /// φ·remaining/n. What comes in until the next ask is shared too: a bucket that is kept empty
+    /// has nothing left, and serves its rate all the same.
+    fn part_of_remaining(&self) -> f64 {
+        let inflow = self.inflow * SPAN_SHORT.as_secs_f64();
+        let remaining = f64::from(self.terms.fraction) * self.left as f64 + inflow;
+        remaining / f64::from(self.pods.max(1))
     }
 
     /// ε·L/n: what this pod may hold of a key that nobody uses. Tokens that come back by
@@ -145,7 +159,7 @@ impl Need {
     /// Tokens that the demand will use of what is held, or that may lie unspent.
     #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
     pub fn in_use(&self) -> u64 {
-        (self.demand * self.span().as_secs_f64()).max(self.unspent_allowance()).max(1.0) as u64
+        self.by_demand().max(self.unspent_allowance()).max(1.0) as u64
     }
 
     /// T: how long a lease should last; well within its end.
@@ -225,6 +239,13 @@ mod tests {
     fn no_pod_gets_more_than_its_share_of_what_remains() {
         assert_eq!(need(1e9, 100_000, 80_000).size(), 20_000);
         assert_eq!(Need { pods: 4, ..need(1e9, 100_000, 80_000) }.size(), 5_000);
+    }
+
+    #[test]
+    fn near_the_end_no_token_is_held_before_it_is_wanted() {
+        assert!(Need { pods: 4, ..need(1e9, 200, 16) }.may_hold_ahead());
+        assert!(!Need { pods: 4, ..need(1e9, 200, 15) }.may_hold_ahead());
+        assert!(!need(19.0, 200, 39).may_hold_ahead(), "it would lie for more than 50 ms");
     }
 
     #[test]

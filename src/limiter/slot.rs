@@ -161,7 +161,9 @@ impl Slot {
         let more = self.buffer.left(here.now).is_some_and(|left| left > 0);
         if more && self.asking == 0 && manner.is_leased() {
             let tokens = self.buffer.tokens(here.now);
-            if self.demand.outruns(tokens, here.round_trip) {
+            if self.demand.outruns(tokens, here.round_trip)
+                && self.need(&manner, 0, here).may_hold_ahead()
+            {
                 asks.push(self.ask(charge.key, here));
             }
         }
