@@ -5,7 +5,7 @@ pub mod table;
 
 use std::time::Duration;
 
-pub use lots::{Kind, Lot, SLOT_GRACE};
+pub use lots::{Kind, Lot};
 
 use crate::time::Time;
 use lots::Lots;
@@ -37,6 +37,8 @@ pub struct Buffer {
     fresh_until: Time,
     /// The store, or a charge denied here, says that even a look is over the limit.
     overdrawn: bool,
+    /// Whether `left` is the store's word rather than an estimate.
+    is_sure: bool,
 }
 
 /// What became of a charge.
@@ -59,6 +61,8 @@ pub struct Refill {
     pub left: u64,
     /// Even a look is over the limit.
     pub overdrawn: bool,
+    /// Whether a charge above `left` may be denied: it is no estimate.
+    pub is_sure: bool,
     /// Until when this is worth anything: counted from before the ask, so never too late.
     pub known_until: Time,
     /// When the limit stands as new, or has a token again if none is left.
@@ -88,8 +92,8 @@ impl Buffer {
             return Take::Taken(lot);
         }
         // The first denial of a window goes to the store, so that the whole fleet learns of it.
-        let settled = now < self.fresh_until && (self.overdrawn || !charge_denied);
-        if settled && hits > self.remaining(now) {
+        let told = self.is_sure && (self.overdrawn || !charge_denied);
+        if told && now < self.fresh_until && hits > self.remaining(now) {
             if charge_denied {
                 self.lots = Lots::default();
             }
@@ -109,22 +113,22 @@ impl Buffer {
         }
     }
 
-    /// Adds what the store lent. Word of an older window than the present one is void.
+    /// Adds what the store lent. Word of an older window is void once that is over.
     pub fn refill(&mut self, refill: Refill, kind: Kind, now: Time) {
         if kind == Kind::Windowed && self.is_live(now) && refill.lot.epoch != self.epoch {
-            if refill.lot.epoch < self.epoch {
+            if refill.lot.epoch < self.epoch && now >= refill.known_until {
                 return;
             }
+            // A window that is not over yet is the present one, even if a later one was before: the
+            // store's clock has been set back.
             self.lots = Lots::default();
         }
-        let same = refill.lot.epoch == self.epoch && self.is_live(now);
-        // Both ends are too early by an unknown delay, so the later is nearer the truth.
-        let earlier = if same { self.known_until } else { Time::default() };
         self.lots.insert(refill.lot, kind, now);
-        self.known_until = refill.known_until.max(earlier);
+        self.known_until = refill.known_until;
         self.left = refill.left;
         self.epoch = refill.lot.epoch;
         self.overdrawn = refill.overdrawn;
+        self.is_sure = refill.is_sure;
         self.resets = refill.resets;
         self.fresh_until = refill.fresh_until;
     }
@@ -138,10 +142,11 @@ impl Buffer {
     }
 
     /// Gives back `hits` spent earlier, by whomever, never above `limit`. False if there is no
-    /// live lease to add them to: then only the store can take them.
+    /// live lease to add them to: then only the store can take them. A slot that has gone by does
+    /// not come back, and nothing is easily given.
     pub fn refund(&mut self, hits: u64, limit: u64, kind: Kind, now: Time) -> bool {
-        if !self.is_live(now) || matches!(kind, Kind::Spaced(_)) {
-            return false;
+        if !self.is_live(now) || hits == 0 || matches!(kind, Kind::Spaced { .. }) {
+            return self.is_live(now);
         }
         let spent = limit.saturating_sub(self.remaining(now));
         let taken_in = self.lots.top_up(hits.min(spent), now);

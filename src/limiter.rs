@@ -62,6 +62,8 @@ struct Here {
     pods: u32,
     /// This one's number.
     pod: u64,
+    /// What a request waits for a lease at most.
+    patience: Duration,
 }
 
 /// Keys that hold more than their allowance, with the time to look whether they lie idle, soonest
@@ -214,7 +216,8 @@ impl Shared {
     fn here(&self, now: Time) -> Here {
         let round_trip = self.desk.round_trip();
         let pods = self.pods.load(Ordering::Relaxed).next_power_of_two();
-        Here { now, round_trip, pods, pod: self.options.pod }
+        let Options { pod, max_wait: patience, .. } = self.options;
+        Here { now, round_trip, pods, pod, patience }
     }
 }
 

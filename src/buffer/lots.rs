@@ -24,8 +24,13 @@ pub enum Kind {
     Windowed,
     /// Each lease ends by itself.
     Timed,
-    /// They are slots, each so long after the one before (leaky bucket).
-    Spaced(Duration),
+    /// They are slots of a leaky bucket.
+    Spaced {
+        /// From one to the next.
+        every: Duration,
+        /// How late one may be taken: at least until the next begins.
+        grace: Duration,
+    },
 }
 
 /// Unspent tokens, of two leases at most: the one that is being spent and the one asked ahead.
@@ -35,9 +40,6 @@ pub(super) struct Lots {
     /// Boxed, since windows, the usual kind, never need it.
     older: Option<Box<Lot>>,
 }
-
-/// A slot may be taken until the next one begins, or for this long: timers are no finer.
-pub const SLOT_GRACE: Duration = Duration::from_millis(1);
 
 // === impl Lots ===
 
@@ -80,7 +82,7 @@ impl Lots {
         let older = match self.older.take() {
             None => first,
             // One too many. Slots cannot be joined: those in the middle go by.
-            Some(older) if matches!(kind, Kind::Spaced(_)) => in_order(*older, first).0,
+            Some(older) if matches!(kind, Kind::Spaced { .. }) => in_order(*older, first).0,
             Some(older) => {
                 let (first, second) = in_order(*older, first);
                 Lot { tokens: first.tokens.saturating_add(second.tokens), ..first }
@@ -113,10 +115,10 @@ impl Lots {
 
     /// Forgets what has ended.
     fn prune(&mut self, kind: Kind, now: Time) {
-        if let Kind::Spaced(spacing) = kind {
-            self.newest.lapse(spacing, now);
+        if let Kind::Spaced { every, grace } = kind {
+            self.newest.lapse(every, grace, now);
             if let Some(older) = &mut self.older {
-                older.lapse(spacing, now);
+                older.lapse(every, grace, now);
             }
         }
         if self.older.as_deref().is_some_and(|lot| lot.live(now) == 0) {
@@ -148,8 +150,8 @@ impl Lot {
     fn split(&mut self, tokens: u64, kind: Kind) -> Lot {
         let taken = Lot { tokens, ..*self };
         self.tokens -= tokens;
-        if let Kind::Spaced(spacing) = kind {
-            self.starts = self.starts + times(spacing, tokens);
+        if let Kind::Spaced { every, .. } = kind {
+            self.starts = self.starts + times(every, tokens);
         }
         taken
     }
@@ -159,30 +161,32 @@ impl Lot {
         let one = match kind {
             Kind::Windowed => self.epoch == lot.epoch && self.ends > Time::default(),
             Kind::Timed => self.epoch == lot.epoch && self.ends == lot.ends,
-            Kind::Spaced(spacing) => lot.starts + times(spacing, lot.tokens) == self.starts,
+            Kind::Spaced { every, .. } => lot.starts + times(every, lot.tokens) == self.starts,
         };
         if one {
             self.tokens = self.tokens.saturating_add(lot.tokens);
             match kind {
-                // Both ends are too early by an unknown delay, so the later is nearer the truth.
-                Kind::Windowed => self.ends = self.ends.max(lot.ends),
-                Kind::Timed => {}
-                Kind::Spaced(_) => self.starts = lot.starts,
+                // The window ends when the store said last: its clock may have been set.
+                Kind::Windowed if lot.starts >= self.starts => {
+                    (self.starts, self.ends) = (lot.starts, lot.ends);
+                }
+                Kind::Windowed | Kind::Timed => {}
+                Kind::Spaced { .. } => self.starts = lot.starts,
             }
         }
         one
     }
 
     /// Lets the slots go that have gone by.
-    fn lapse(&mut self, spacing: Duration, now: Time) {
-        let grace = spacing.max(SLOT_GRACE);
+    fn lapse(&mut self, every: Duration, grace: Duration, now: Time) {
         let late = now.since(self.starts).saturating_sub(grace);
         if late.is_zero() || self.tokens == 0 {
             return;
         }
-        let gone = late.as_nanos() / spacing.as_nanos().max(1) + 1;
+        let gone = late.as_nanos() / every.as_nanos().max(1) + 1;
         let gone = u64::try_from(gone).unwrap_or(u64::MAX).min(self.tokens);
-        self.split(gone, Kind::Spaced(spacing));
+        self.tokens -= gone;
+        self.starts = self.starts + times(every, gone);
     }
 }
 

@@ -11,10 +11,13 @@ fn at(millis: u64) -> Time {
 fn refill(tokens: u64, left: u64) -> Refill {
     let ends = Time::from_nanos(10 * SECOND);
     let lot = Lot { tokens, epoch: 5, starts: at(0), ends };
-    Refill { lot, left, overdrawn: false, known_until: ends, resets: ends, fresh_until: at(100) }
+    let (overdrawn, is_sure, fresh_until) = (false, true, at(100));
+    Refill { lot, left, overdrawn, is_sure, known_until: ends, resets: ends, fresh_until }
 }
 
 const W: Kind = Kind::Windowed;
+/// Between slots.
+const SLOT: Duration = Duration::from_millis(10);
 
 /// What remains after a charge that was paid; `None` if it was not.
 fn pays(buffer: &mut Buffer, hits: u64, charge_denied: bool, now: Time) -> Option<u64> {
@@ -105,13 +108,18 @@ fn a_grant_of_another_window_replaces_what_was_held() {
 #[test]
 fn a_late_grant_of_an_older_window_is_void() {
     let mut buffer = live(5, 10);
-    buffer.refill(
-        Refill { lot: Lot { epoch: 4, ..refill(100, 0).lot }, ..refill(100, 0) },
-        W,
-        at(1),
-    );
+    let lot = Lot { epoch: 4, ends: at(1), ..refill(100, 0).lot };
+    buffer.refill(Refill { lot, known_until: at(1), ..refill(100, 0) }, W, at(1));
     assert_eq!(buffer.tokens(at(2)), 5);
     assert_eq!(buffer.left(at(1)), Some(10));
+}
+
+#[test]
+fn an_older_window_that_still_lasts_is_the_present_one() {
+    let mut buffer = live(5, 10);
+    let lot = Lot { epoch: 4, ..refill(2, 0).lot };
+    buffer.refill(Refill { lot, ..refill(2, 90) }, W, at(1));
+    assert_eq!(buffer.remaining(at(1)), 92);
 }
 
 #[test]
@@ -197,7 +205,7 @@ fn a_third_lease_joins_the_two_that_end_first() {
 
 #[test]
 fn slots_come_one_after_the_other_and_go_by_unused() {
-    let kind = Kind::Spaced(Duration::from_millis(10));
+    let kind = Kind::Spaced { every: SLOT, grace: SLOT };
     let mut buffer = Buffer::default();
     buffer.refill(lease(4, 100, 200), kind, at(90));
     let mut slot = |now| match buffer.take(1, true, kind, at(now)) {
@@ -212,7 +220,7 @@ fn slots_come_one_after_the_other_and_go_by_unused() {
 
 #[test]
 fn the_last_slot_taken_can_be_put_back() {
-    let kind = Kind::Spaced(Duration::from_millis(10));
+    let kind = Kind::Spaced { every: SLOT, grace: SLOT };
     let mut buffer = Buffer::default();
     buffer.refill(lease(4, 100, 200), kind, at(90));
     let Take::Taken(first) = buffer.take(1, true, kind, at(90)) else { panic!() };

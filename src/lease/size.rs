@@ -90,6 +90,13 @@ impl Demand {
         f64::from(self.fast.max(self.slow))
     }
 
+    /// Hits a second, as of late: what has moved elsewhere is soon forgotten.
+    pub fn of_late(&self, now: Time) -> f64 {
+        let span = now.since(self.since).max(SPAN_MIN);
+        let rate = self.hits as f32 / span.as_secs_f32();
+        f64::from(self.fast + (rate - self.fast) * weight(span, FAST))
+    }
+
     /// Whether `tokens` will be gone before a lease asked for now could arrive.
     pub fn outruns(&self, tokens: u64, round_trip: Duration) -> bool {
         let horizon = (2 * round_trip + ASK_AHEAD_MARGIN).as_secs_f64();
@@ -109,15 +116,31 @@ impl Need {
     /// end.
     #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
     pub fn size(&self) -> u64 {
-        let by_demand = self.demand * self.span().as_secs_f64();
-        // What comes in until the next ask is shared too: a bucket that is kept empty has nothing
-        // left, and serves its rate all the same.
+        let ahead = self.by_demand().max(self.unspent_allowance());
+        let size = ahead.min(self.part_of_remaining()).min(f64::from(self.terms.max));
+        // What waits is spent at once and strands nothing. One token at a time, a queue would not
+        // be served within its wait.
+        (size as u64).max(self.waiting).max(1)
+    }
+
+    /// Whether to hold a token before a request wants it: if the demand will use it in time, and
+    /// enough remains. Near the end each is asked for by the request that spends it, so that none
+    /// lies with a pod while another denies.
+    pub fn may_hold_ahead(&self) -> bool {
+        self.part_of_remaining() >= 1.0 && self.by_demand() >= 1.0
+    }
+
+    /// λ·T.
+    fn by_demand(&self) -> f64 {
+        self.demand * self.span().as_secs_f64()
+    }
+
+    /// φ·remaining/n. What comes in until the next ask is shared too: a bucket that is kept empty
+    /// has nothing left, and serves its rate all the same.
+    fn part_of_remaining(&self) -> f64 {
         let inflow = self.inflow * SPAN_SHORT.as_secs_f64();
         let remaining = f64::from(self.terms.fraction) * self.left as f64 + inflow;
-        let by_remaining = remaining / f64::from(self.pods.max(1));
-        let wanted = by_demand.max(self.unspent_allowance()).max(self.waiting as f64);
-        let size = wanted.min(by_remaining).min(f64::from(self.terms.max));
-        (size as u64).max(1)
+        remaining / f64::from(self.pods.max(1))
     }
 
     /// ε·L/n: what this pod may hold of a key that nobody uses. Tokens that come back by
@@ -133,6 +156,12 @@ impl Need {
         UNSPENT_ALLOWANCE * whole / f64::from(self.pods.max(1))
     }
 
+    /// Tokens that the demand will use of what is held, or that may lie unspent.
+    #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
+    pub fn in_use(&self) -> u64 {
+        self.by_demand().max(self.unspent_allowance()).max(1.0) as u64
+    }
+
     /// T: how long a lease should last; well within its end.
     fn span(&self) -> Duration {
         let span = match self.left {
@@ -143,7 +172,8 @@ impl Need {
         match self.lasts {
             // Half of its term: what is unspent at the end of one is lost.
             Some(lasts) if self.inflow > 0.0 => span.min(lasts / 2),
-            Some(lasts) => span.min(lasts),
+            // A part of the window's rest, so that the forecast gets better towards its end.
+            Some(lasts) => span.min(lasts / 4),
             None => span,
         }
     }
@@ -193,9 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn hits_that_wait_are_demand_and_get_no_more_than_a_share() {
+    fn hits_that_wait_are_asked_for_whatever_remains() {
         assert_eq!(Need { waiting: 30, ..need(0.0, 1_000, 1_000) }.size(), 30);
-        assert_eq!(Need { waiting: u64::MAX, ..need(0.0, 1_000, 1_000) }.size(), 250);
+        assert_eq!(Need { waiting: 30, ..need(0.0, 1_000, 5) }.size(), 30);
     }
 
     #[test]
@@ -212,10 +242,17 @@ mod tests {
     }
 
     #[test]
+    fn near_the_end_no_token_is_held_before_it_is_wanted() {
+        assert!(Need { pods: 4, ..need(1e9, 200, 16) }.may_hold_ahead());
+        assert!(!Need { pods: 4, ..need(1e9, 200, 15) }.may_hold_ahead());
+        assert!(!need(19.0, 200, 39).may_hold_ahead(), "it would lie for more than 50 ms");
+    }
+
+    #[test]
     fn no_lease_is_sized_beyond_its_window() {
         let lasts = Some(Duration::from_millis(10));
-        let size = Need { lasts, ..need(100_000.0, 100_000, 100_000) }.size();
-        assert_eq!(size, 1_000);
+        let size = Need { lasts, ..need(400_000.0, 100_000, 100_000) }.size();
+        assert_eq!(size, 1_000, "a quarter of its rest");
     }
 
     #[test]

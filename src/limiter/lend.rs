@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Here;
 use super::shares::Whole;
-use crate::buffer::{Kind, Lot, Refill, SLOT_GRACE};
+use crate::buffer::{Kind, Lot, Refill};
 use crate::key::Key;
 use crate::lease::Reply;
 use crate::rules::{Algorithm, Leasing, Limit, Rule, Share, Terms};
@@ -21,6 +21,9 @@ const FRESH_MAX: Duration = Duration::from_secs(1);
 /// Where every decision asks the store, its word holds for those who waited for it, and nobody
 /// else: an instant.
 const FRESH_OFF: Duration = Duration::from_nanos(1);
+
+/// Timers are no finer.
+const TIMER: Duration = Duration::from_millis(1);
 
 /// The manner in which a key's tokens are lent.
 #[derive(Debug, Clone, Copy)]
@@ -50,13 +53,17 @@ fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
 
 impl Manner {
     /// Of a key under `limit`, which is `rule`'s; an override has none.
-    pub(super) fn of(limit: Limit, rule: Option<&Rule>) -> Self {
+    /// A slot may be taken as late as a request may wait for it.
+    pub(super) fn of(limit: Limit, rule: Option<&Rule>, patience: Duration) -> Self {
         let leasing = match limit.algorithm {
             Algorithm::SlidingLog => Leasing::Off,
             _ => rule.map(|rule| rule.leasing).unwrap_or_default(),
         };
         let kind = match (limit.algorithm, leasing) {
-            (Algorithm::LeakyBucket { .. }, _) => Kind::Spaced(spacing(limit)),
+            (Algorithm::LeakyBucket { .. }, _) => {
+                let every = limit.window() / limit.requests_per_unit.max(1);
+                Kind::Spaced { every, grace: every.max(patience).max(TIMER) }
+            }
             (Algorithm::FixedWindow, Leasing::Off) => Kind::Windowed,
             (Algorithm::FixedWindow, Leasing::On(terms)) if terms.ttl.is_none() => Kind::Windowed,
             _ => Kind::Timed,
@@ -106,19 +113,20 @@ impl Manner {
         let asked_at = reply.asked_at;
         let starts = asked_at + grant.starts_after;
         let ends = match self.kind {
-            Kind::Spaced(_) => asked_at + grant.ends_after + SLOT_GRACE,
+            Kind::Spaced { grace, .. } => asked_at + grant.ends_after + grace,
             Kind::Windowed | Kind::Timed => asked_at + grant.ends_after,
         };
         let known_until = match self.limit.algorithm {
             Algorithm::FixedWindow | Algorithm::SlidingWindow => asked_at + grant.reset_after,
             _ => asked_at + Terms::TTL,
         };
-        let fresh = if key.is_sure { self.fresh(grant, here.pods) } else { Duration::ZERO };
+        let fresh = self.fresh(grant, here.pods);
         let fresh_until = here.now + jittered(fresh, reply.ask.key.bits() ^ here.now.nanos());
         Refill {
             lot: Lot { tokens: grant.tokens, epoch: grant.epoch, starts, ends },
             left: key.left,
             overdrawn: key.overdrawn,
+            is_sure: key.is_sure,
             known_until,
             resets: asked_at + if key.left > 0 { grant.reset_after } else { grant.retry_after },
             fresh_until: known_until.min(fresh_until),
@@ -132,19 +140,14 @@ impl Manner {
             _ if !self.is_leased() => FRESH_OFF,
             (Algorithm::FixedWindow, _) => probe,
             // Slots that nobody fetches go by: each pod comes for its turn before they do.
-            (Algorithm::LeakyBucket { max_delay_us }, Kind::Spaced(spacing)) => {
-                let turn = spacing.saturating_mul(pods);
+            (Algorithm::LeakyBucket { max_delay_us }, Kind::Spaced { every, .. }) => {
+                let turn = every.saturating_mul(pods);
                 let latest = Duration::from_micros(u64::from(max_delay_us) / 2);
-                turn.min(latest.max(grant.retry_after)).max(SLOT_GRACE)
+                turn.min(latest.max(grant.retry_after)).max(TIMER)
             }
             _ => grant.retry_after.clamp(FRESH_MIN, probe),
         }
     }
-}
-
-/// Between two slots of a leaky bucket.
-fn spacing(limit: Limit) -> Duration {
-    limit.window() / limit.requests_per_unit.max(1)
 }
 
 /// `span` ± 10 %, so that pods and keys do not probe in step. `seed` differs for each and with

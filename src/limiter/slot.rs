@@ -35,6 +35,8 @@ pub(super) struct Slot {
     /// It is due to be looked at once it has lain idle.
     watched: bool,
     touched: Time,
+    /// What a request waits for a lease at most.
+    patience: Duration,
     waiting: Queue,
 }
 
@@ -96,6 +98,7 @@ impl Slot {
             asking: 0,
             watched: false,
             touched: here.now,
+            patience: here.patience,
             waiting: Queue::default(),
         }
     }
@@ -135,17 +138,13 @@ impl Slot {
 
     /// Charges what is held, or queues and, if nobody has, asks.
     pub(super) fn enter(&mut self, charge: &Charge, here: &Here, asks: &mut Vec<Ask>) -> Entered {
-        let mut wish = Wish::of(charge);
+        let wish = Wish::of(charge);
         if let Some(settled) = self.settle(wish, here.now) {
             return Entered::Settled(settled);
         }
-        // A refund that finds no lease here goes to the store with the ask itself.
-        let refund =
-            if self.asking == 0 && wish.refund { std::mem::take(&mut wish.hits) } else { 0 };
         let (promise, queued) = self.waiting.push(wish);
         if queued && self.asking == 0 {
-            let back = (refund > 0).then_some(Back { tokens: refund, epoch: None });
-            asks.push(Ask { back, ..self.ask(charge.key, here) });
+            asks.push(self.ask(charge.key, here));
         }
         Entered::Queued(promise)
     }
@@ -157,14 +156,14 @@ impl Slot {
         if charge.refund {
             let kept = self.need(&manner, 0, here).size();
             let excess = self.buffer.skim(kept, manner.kind, here.now);
-            asks.extend(excess.and_then(|lot| {
-                manner.returning(charge.key, self.shares.next(manner.shares), lot)
-            }));
+            asks.extend(excess.and_then(|lot| self.returning(&manner, charge.key, lot)));
         }
         let more = self.buffer.left(here.now).is_some_and(|left| left > 0);
         if more && self.asking == 0 && manner.is_leased() {
             let tokens = self.buffer.tokens(here.now);
-            if self.demand.outruns(tokens, here.round_trip) {
+            if self.demand.outruns(tokens, here.round_trip)
+                && self.need(&manner, 0, here).may_hold_ahead()
+            {
                 asks.push(self.ask(charge.key, here));
             }
         }
@@ -210,10 +209,11 @@ impl Slot {
     fn ask_on(&mut self, key: Key, here: &Here, asks: &mut Vec<Ask>) {
         let first = self.ask(key, here);
         let others = self.shares.others(first.share.of);
-        let parts = others.len() as u64;
+        let (parts, mut back) = (others.len() as u64, first.back);
         for at in others {
             let share = Share { at, ..first.share };
-            asks.push(Ask { share, want: first.want.div_ceil(parts), ..first });
+            asks.push(Ask { share, want: first.want.div_ceil(parts), back, ..first });
+            back = None; // once
             self.asking += 1;
         }
         self.asking -= 1; // counted by the first
@@ -226,26 +226,38 @@ impl Slot {
         starts
     }
 
-    /// Returns what an idle key holds above its allowance.
-    pub(super) fn idle(&mut self, key: Key, here: &Here, asks: &mut Vec<Ask>) -> Watch {
-        let due = self.touched + IDLE_AFTER;
-        let above = self.holds_above_allowance(here);
-        if above && (due > here.now || self.is_busy()) {
-            return Watch::Until(due.max(here.now + IDLE_AFTER / 2));
+    /// Returns what the key holds above its allowance: all of it if it lies idle, else what the
+    /// demand of late will not use, since demand that has moved to another pod takes its time to
+    /// end here.
+    pub(super) fn inspect(&mut self, key: Key, here: &Here, asks: &mut Vec<Ask>) -> Watch {
+        self.watched = self.holds_above_allowance(here);
+        if !self.watched {
+            return Watch::Over;
         }
-        self.watched = false;
-        if above {
+        if self.touched + IDLE_AFTER <= here.now && !self.is_busy() {
             self.give_back(key, here.now, asks);
+            self.watched = false;
+            return Watch::Over;
         }
-        Watch::Over
+        let manner = self.manner();
+        let demand = self.demand.of_late(here.now);
+        let need = Need { demand, ..self.need(&manner, 0, here) };
+        if self.buffer.tokens(here.now) > 2 * need.in_use() {
+            let excess = self.buffer.skim(need.in_use(), manner.kind, here.now);
+            asks.extend(excess.and_then(|lot| self.returning(&manner, key, lot)));
+        }
+        Watch::Until(here.now + IDLE_AFTER)
+    }
+
+    fn returning(&self, manner: &Manner, key: Key, lot: Lot) -> Option<Ask> {
+        manner.returning(key, self.shares.next(manner.shares), lot)
     }
 
     /// Takes out the unspent tokens; the asks return them to the store.
     pub(super) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
         let manner = self.manner();
         let lots = self.buffer.drain(now).into_iter().flatten();
-        let at = self.shares.next(manner.shares);
-        asks.extend(lots.filter_map(|lot| manner.returning(key, at, lot)));
+        asks.extend(lots.filter_map(|lot| self.returning(&manner, key, lot)));
     }
 
     /// Tokens that were taken and are not spent after all.
@@ -273,7 +285,7 @@ impl Slot {
     }
 
     fn manner(&self) -> Manner {
-        Manner::of(self.limit, self.rule.as_deref())
+        Manner::of(self.limit, self.rule.as_deref(), self.patience)
     }
 
     fn settle(&mut self, wish: Wish, now: Time) -> Option<Settled> {
@@ -302,13 +314,17 @@ impl Slot {
     }
 
     /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
-    /// not at all. Looks and refunds ask for nothing, and neither do those held to another limit.
+    /// not at all. Looks ask for nothing, and neither do those held to another limit. Refunds that
+    /// found no lease here go to the store with it.
     fn ask(&mut self, key: Key, here: &Here) -> Ask {
         self.asking += 1;
         // Nothing is asked, and nothing charged, for a request that has been answered.
         self.waiting.forget_answered();
+        let refunds = self.waiting.take_refunds(self.limit);
         let manner = self.manner();
-        let held = self.buffer.tokens(here.now);
+        // Slots that are held go by while one waits for more: a charge gets its own in one piece.
+        let spaced = matches!(manner.kind, Kind::Spaced { .. });
+        let held = if spaced { 0 } else { self.buffer.tokens(here.now) };
         let charges = || self.waiting.under(self.limit).filter(Wish::spends);
         let wanted = charges().fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
         let missing = wanted.saturating_sub(held);
@@ -326,6 +342,7 @@ impl Slot {
             want,
             need: if whole { need } else { 0 },
             charge_denied: whole && first.is_some_and(|wish| wish.charge_denied),
+            back: (refunds > 0).then_some(Back { tokens: refunds, epoch: None }),
             ..manner.ask(key, self.shares.next(manner.shares))
         }
     }
@@ -334,7 +351,7 @@ impl Slot {
         let limit = self.limit.capacity();
         let lasts = match manner.kind {
             Kind::Windowed => self.buffer.reset_after(here.now),
-            Kind::Timed | Kind::Spaced(_) => Some(manner.ttl()),
+            Kind::Timed | Kind::Spaced { .. } => Some(manner.ttl()),
         };
         Need {
             demand: self.demand.rate(),
@@ -352,7 +369,7 @@ impl Slot {
     fn holds_above_allowance(&self, here: &Here) -> bool {
         let manner = self.manner();
         let tokens = self.buffer.tokens(here.now);
-        let spaced = matches!(manner.kind, Kind::Spaced(_));
+        let spaced = matches!(manner.kind, Kind::Spaced { .. });
         let allowance = || self.need(&manner, 0, here).unspent_allowance();
         tokens > 1 && !spaced && tokens as f64 > allowance()
     }

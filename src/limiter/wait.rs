@@ -69,6 +69,14 @@ impl Queue {
         (promise, true)
     }
 
+    /// Takes the hits out of the refunds held to `limit`, for the store to have. What is left of
+    /// them waits for its word.
+    pub(super) fn take_refunds(&mut self, limit: Limit) -> u64 {
+        let refunds = self.waiters.iter_mut().map(|waiter| &mut waiter.wish);
+        let refunds = refunds.filter(|wish| wish.refund && wish.limit == limit);
+        refunds.fold(0, |sum: u64, wish| sum.saturating_add(std::mem::take(&mut wish.hits)))
+    }
+
     /// Drops the requests that have been answered without us.
     pub(super) fn forget_answered(&mut self) {
         self.waiters.retain(|waiter| !waiter.reply.is_closed());

@@ -10,6 +10,8 @@
 /// Starts what the tests talk to.
 mod support;
 
+/// How near a fleet comes to one exact server, on real sockets.
+mod accuracy;
 /// The reference's contract, row by row, on every store.
 mod contract;
 /// Bad requests, over gRPC and over `/json`: each gets its reason and disturbs nobody.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
-use ratelease::buffer::SLOT_GRACE;
 use ratelease::key::Key;
 use ratelease::rules::Algorithm;
 use ratelease::store::memory::MemoryStore;
@@ -37,6 +36,8 @@ pub struct State {
     journal: Vec<Entry>,
     books: HashMap<Key, Box<dyn Book>>,
     purses: HashMap<(u64, Key), Purse>,
+    /// What a request waits for a lease at most.
+    patience: Duration,
     pub trace: Trace,
     /// Asks that were taken at this instant.
     busy: (Time, u64),
@@ -74,6 +75,7 @@ impl World {
             journal: Vec::new(),
             books: HashMap::new(),
             purses: HashMap::new(),
+            patience: plan.max_wait,
             trace: Trace::default(),
             busy: (Time::default(), 0),
             wrong: None,
@@ -247,8 +249,9 @@ impl State {
 
     /// `pod` is told of what the store lent by `ask`, taken at `taken_at`.
     pub fn deliver(&mut self, pod: u64, ask: &Ask, grant: &Grant, taken_at: Time, now: Time) {
+        // A slot may be taken as late as a request may wait for it.
         let grace = match ask.limit.algorithm {
-            Algorithm::LeakyBucket { .. } => SLOT_GRACE,
+            Algorithm::LeakyBucket { .. } => self.patience.max(Duration::from_millis(1)),
             _ => Duration::ZERO,
         };
         let until = taken_at + grant.ends_after + grace;

@@ -172,6 +172,13 @@ async fn the_shares_of_a_key_add_up_to_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_look_at_a_split_key_ends_with_the_word_of_one_share() {
+    let rig = Rig::new(&rule("unit: hour, requests_per_unit: 100, shards: 4", 1));
+    assert_eq!(decide(&rig.pod(), &rig.rules, &look("a")).await, (true, 100));
+    assert_eq!(rig.asks(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_charge_larger_than_a_share_gathers_from_several() {
     let rig = Rig::new(&rule("unit: hour, requests_per_unit: 100, shards: 4", 1));
     let pod = rig.pod();

@@ -11,6 +11,11 @@ impl Dice {
         let seed = std::env::var("RATELEASE_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
         let seed = seed.unwrap_or_else(|| RandomState::new().hash_one(()));
         println!("run again with RATELEASE_TEST_SEED={seed}");
+        Self::seeded(seed)
+    }
+
+    /// From a seed that somebody else has told of.
+    pub fn seeded(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -24,6 +29,11 @@ impl Dice {
     /// 0 up to `end`, without it.
     pub fn below(&mut self, end: u64) -> u64 {
         self.roll() % end
+    }
+
+    /// From 0 up to 1, without it.
+    pub fn fraction(&mut self) -> f64 {
+        (self.roll() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {

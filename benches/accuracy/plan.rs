@@ -1,0 +1,101 @@
+//! Which cells run beside one another, and when.
+
+use std::time::Duration;
+
+use crate::cell::{Cell, LARGE, Mode};
+
+/// Slots, one after the other.
+pub struct Plan {
+    pub slots: Vec<Slot>,
+}
+
+/// Cells that begin together and take equally long, each on a key of its own.
+pub struct Slot {
+    pub cells: Vec<Cell>,
+}
+
+/// Decisions a second that run beside one another at most, so that neither of two cores is busy
+/// all the time. Trips to Redis cost far more than what is decided in place; a lone cell may
+/// exceed it.
+const DECISIONS_MAX: f64 = 120_000.0;
+const DECISIONS_OF_SMALL_LIMITS_MAX: f64 = 12_000.0;
+const TRIPS_MAX: f64 = 20_000.0;
+const TRIPS_OF_SMALL_LIMITS_MAX: f64 = 6_000.0;
+
+impl Plan {
+    pub fn new(mut cells: Vec<Cell>) -> Self {
+        // The largest first, each into the first slot that has room.
+        cells.sort_by(|a, b| b.load().total_cmp(&a.load()));
+        let mut slots: Vec<Slot> = Vec::new();
+        for cell in cells {
+            match slots.iter_mut().find(|slot| slot.takes(&cell)) {
+                Some(slot) => slot.cells.push(cell),
+                None => slots.push(Slot { cells: vec![cell] }),
+            }
+        }
+        // Windows that are multiples of one another begin without a wait.
+        slots.sort_by_key(|slot| (slot.window(), slot.length()));
+        Self { slots }
+    }
+
+    pub fn cells(&self) -> usize {
+        self.slots.iter().map(|slot| slot.cells.len()).sum()
+    }
+
+    /// How long all of it takes, if the first window begins now.
+    pub fn length(&self) -> Duration {
+        let start = Duration::ZERO;
+        self.starts(start).last().map_or(start, |(start, slot)| start + slot.length())
+    }
+
+    /// When each slot begins: with a window of each of its cells, at or after `time`, which is
+    /// since the Unix epoch.
+    pub fn starts(&self, mut time: Duration) -> impl Iterator<Item = (Duration, &Slot)> {
+        self.slots.iter().map(move |slot| {
+            let window = slot.window().as_secs();
+            let seconds = (time.as_secs() + u64::from(time.subsec_nanos() > 0)).div_ceil(window);
+            let start = Duration::from_secs(seconds * window);
+            time = start + slot.length();
+            (start, slot)
+        })
+    }
+}
+
+impl Slot {
+    pub fn length(&self) -> Duration {
+        self.cells.iter().map(Cell::length).max().unwrap_or_default()
+    }
+
+    /// Requests a second.
+    pub fn rate(&self) -> f64 {
+        self.cells.iter().map(Cell::rate).sum()
+    }
+
+    /// A multiple of every cell's window.
+    fn window(&self) -> Duration {
+        let seconds = self.cells.iter().map(|cell| cell.window().as_secs());
+        let multiple = seconds.fold(1, |all, one| all / greatest_common_divisor(all, one) * one);
+        Duration::from_secs(multiple)
+    }
+
+    fn takes(&self, cell: &Cell) -> bool {
+        let alike = |other: &Cell| {
+            let small = |cell: &Cell| cell.limit < LARGE;
+            other.mode == cell.mode
+                && other.length() == cell.length()
+                && small(other) == small(cell)
+        };
+        let most = match (cell.mode, cell.limit) {
+            (Mode::Off, LARGE..) => TRIPS_MAX,
+            (Mode::Off, _) => TRIPS_OF_SMALL_LIMITS_MAX,
+            (_, LARGE..) => DECISIONS_MAX,
+            _ => DECISIONS_OF_SMALL_LIMITS_MAX,
+        };
+        let load: f64 = self.cells.iter().map(Cell::load).sum();
+        self.cells.iter().all(alike) && load + cell.load() <= most
+    }
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
