@@ -204,7 +204,8 @@ impl Ledger {
         // Slots go by, whether they are used or not.
         let spaced = plan.rules.iter().any(|rule| rule.terms.contains("leaky_bucket"));
         let refunds = plan.demand.refunds_percent > 0;
-        if !plan.weather.stretches.is_empty() || burns || spaced || refunds {
+        let troubled = !plan.weather.stretches.is_empty() || plan.has_failovers();
+        if troubled || burns || spaced || refunds {
             return;
         }
         let now = self.world.now();

@@ -22,8 +22,10 @@ pub struct Purse {
 /// Tokens of one lease, or refunds that were added to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Lot {
-    /// Their [`ratelease::store::Grant::epoch`]; `None` for refunds.
-    pub epoch: Option<u64>,
+    /// Their [`ratelease::store::Grant::epoch`]; refunds have that of the lease they are added to.
+    pub epoch: u64,
+    /// When they were refunded, if they were.
+    pub refunded: Option<Time>,
     /// How many are left.
     pub tokens: u64,
     /// When the store's step ends them.
@@ -32,6 +34,9 @@ pub struct Lot {
 
 /// Ended lots are remembered for so long: a return may sit behind a batch that hangs.
 const REMEMBERED: Duration = Duration::from_secs(30);
+
+/// No request waits longer.
+const WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// Lots of one purse at most; a run is too short for more.
 const LOTS_MAX: usize = 100_000;
@@ -48,10 +53,15 @@ impl Purse {
                 lot.until = lot.until.max(other.until);
                 other.until = lot.until;
             }
-            self.lots.sort_by_key(|lot| lot.until);
         }
         self.lots.retain(|lot| now <= lot.until + REMEMBERED);
         assert!(self.lots.len() < LOTS_MAX, "{} lots in one purse", self.lots.len());
+        // A refund that waited for word of the key is added to what comes with it.
+        let waited = |other: &&mut Lot| other.refunded.is_some_and(|at| now <= at + WAIT_MAX);
+        for other in self.lots.iter_mut().filter(waited).filter(|other| other.until < lot.until) {
+            (other.epoch, other.until) = (lot.epoch, lot.until);
+        }
+        self.lots.sort_by_key(|lot| lot.until);
         self.insert(lot);
         let refunds = std::mem::take(&mut self.refunds);
         self.refund(refunds, now);
@@ -78,7 +88,7 @@ impl Purse {
     pub fn refund(&mut self, hits: u64, now: Time) {
         match self.lots.last() {
             Some(last) if last.until > now && hits > 0 => {
-                self.insert(Lot { epoch: None, tokens: hits, until: last.until });
+                self.insert(Lot { tokens: hits, refunded: Some(now), ..*last });
             }
             _ => self.refunds += hits,
         }
@@ -92,11 +102,12 @@ impl Purse {
             Some(epoch) => self.ends_of(epoch),
             None => {
                 pay(&mut missing, &mut self.refunds);
-                self.lots.iter().find(|lot| lot.epoch.is_none()).map(|lot| lot.until)
+                self.lots.iter().find(|lot| lot.refunded.is_some()).map(|lot| lot.until)
             }
         };
         let of_lease = |lot: &&mut Lot| {
-            (back.epoch.is_some() || lot.epoch.is_none()) && from.is_some_and(|at| lot.until >= at)
+            (back.epoch.is_some() || lot.refunded.is_some())
+                && from.is_some_and(|at| lot.until >= at)
         };
         for lot in self.lots.iter_mut().filter(of_lease) {
             pay(&mut missing, &mut lot.tokens);
@@ -116,7 +127,7 @@ impl Purse {
 
     /// When the leases of this epoch end: the first of them, where the store's clock was set back.
     fn ends_of(&self, epoch: u64) -> Option<Time> {
-        self.lots.iter().find(|lot| lot.epoch == Some(epoch)).map(|lot| lot.until)
+        self.lots.iter().find(|lot| lot.epoch == epoch).map(|lot| lot.until)
     }
 
     /// Tokens of leases that have not ended.

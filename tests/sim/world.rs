@@ -255,7 +255,8 @@ impl State {
             _ => Duration::ZERO,
         };
         let until = taken_at + grant.ends_after + grace;
-        let lot = Lot { epoch: Some(grant.epoch), tokens: grant.tokens, until };
+        let Grant { epoch, tokens, .. } = *grant;
+        let lot = Lot { epoch, refunded: None, tokens, until };
         let is_windowed = ask.limit.algorithm == Algorithm::FixedWindow && ask.ttl == Duration::MAX;
         self.purse(pod, ask.key).lend(lot, is_windowed, now);
     }
