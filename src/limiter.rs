@@ -25,9 +25,10 @@ use crate::request::Request;
 use crate::rules::Rules;
 use crate::store::{Ask, Store, StoreError};
 use crate::time::{Clock, Time};
-use crate::verdict::{Modes, Verdict};
+use crate::verdict::{Applied, Modes, Verdict};
 
 use holding::Holding;
+use lend::Manner;
 use resolve::Charge;
 use slot::{Attempt, Entered, IDLE_AFTER, Slot};
 
@@ -178,10 +179,17 @@ impl Shared {
     }
 
     /// Tokens that were taken and are not spent after all.
-    fn put_back(&self, key: Key, taken: Lot) {
+    fn put_back(&self, charge: &Charge, taken: Lot) {
         let now = self.clock.now();
+        let key = charge.key;
         let mut asks = Vec::new();
-        self.table.with_existing(key, |slot| slot.put_back(taken, key, now, &mut asks));
+        let kept = self.table.with_existing(key, |slot| slot.put_back(taken, key, now, &mut asks));
+        if kept.is_none() {
+            // The key was evicted meanwhile.
+            let Applied { limit, rule } = &charge.applied;
+            let manner = Manner::of(*limit, rule.as_deref(), self.options.max_wait);
+            asks.extend(manner.returning(key, 0, taken));
+        }
         self.send(asks);
     }
 

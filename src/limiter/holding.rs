@@ -20,7 +20,7 @@ pub(super) struct Holding<'a> {
 /// A place in the queue for a key's next lease. Dropped, it gives back what arrives too late.
 struct Queued<'a> {
     shared: &'a Shared,
-    key: Key,
+    charge: &'a Charge,
     reply: Promise,
 }
 
@@ -63,7 +63,7 @@ impl<'a> Holding<'a> {
             match self.shared.enter(charge, now)? {
                 Entered::Settled(settled) => self.attempts[at] = Some(Attempt::Settled(settled)),
                 Entered::Queued(reply) => {
-                    queued.push((at, Queued { shared: self.shared, key: charge.key, reply }));
+                    queued.push((at, Queued { shared: self.shared, charge, reply }));
                 }
             }
         }
@@ -138,7 +138,7 @@ impl<'a> Holding<'a> {
                 continue;
             };
             if settled.taken.tokens > 0 && !spent.contains(&charge.key) {
-                self.shared.put_back(charge.key, settled.taken);
+                self.shared.put_back(charge, settled.taken);
                 settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
             }
         }
@@ -188,7 +188,7 @@ impl Drop for Queued<'_> {
     fn drop(&mut self) {
         self.reply.close();
         if let Ok(Ok(settled)) = self.reply.try_recv() {
-            self.shared.put_back(self.key, settled.taken);
+            self.shared.put_back(self.charge, settled.taken);
         }
     }
 }

@@ -87,10 +87,15 @@ impl Rig {
     }
 
     fn pod(&self) -> Limiter {
+        self.pod_of(KEYS_MAX)
+    }
+
+    /// A pod that holds `keys_max` keys.
+    fn pod_of(&self, keys_max: usize) -> Limiter {
         let store = Arc::clone(&self.store) as Arc<dyn Store>;
         let hasher = KeyHasher::new("");
         let modes = Modes::default();
-        let options = Options { max_wait: MAX_WAIT, keys_max: KEYS_MAX, pod: 0, hasher, modes };
+        let options = Options { max_wait: MAX_WAIT, keys_max, pod: 0, hasher, modes };
         let pod = Limiter::new(store, self.clock, options);
         pod.shared.pods.store(1, Ordering::Relaxed);
         pod

@@ -210,3 +210,24 @@ async fn keys_of_a_past_window_are_forgotten() {
     pod.tidy().await;
     assert_eq!(pod.keys(), 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_denied_request_took_of_a_key_that_was_evicted_meanwhile_reaches_the_store() {
+    let rig = Rig::new(&per_hour(1_000, 0));
+    let pod = rig.pod_of(1);
+    assert!(decide(&pod, &rig.rules, &request(&["a"])).await.0, "it has leased some of a");
+    let values: Vec<_> = (0..2_000).map(|n| n.to_string()).collect();
+    let other = |value| {
+        let mut other = request(&["a"]);
+        other.descriptors[0].entries[0].value = value;
+        other
+    };
+    let others: Vec<_> = values.iter().map(|value| other(value)).collect();
+    let both = request(&["a", "b"]);
+    // It takes of a at once and waits for b, while all the others come for their keys.
+    let others = join_all(others.iter().map(|request| pod.decide(&rig.rules, request)));
+    let (denied, _) = tokio::join!(decide(&pod, &rig.rules, &both), others);
+    assert!(!denied.0);
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert_eq!(rig.left(1_000).await, 999);
+}
