@@ -63,11 +63,9 @@ pub fn all() -> Vec<Cell> {
 /// A few that show the trade, where one pod is hot.
 pub fn quick() -> Vec<Cell> {
     let shown = |cell: &Cell| match (cell.limit, cell.mode) {
-        // As many as fit into one slot for each mode.
-        (LARGE.., Mode::Leased | Mode::ReportAfter) => {
-            cell.offered == 1.5 && cell.algorithm != Algorithm::LeakyBucket
-        }
-        (LARGE.., Mode::Off) => false,
+        // As many as fit into one slot.
+        (LARGE.., Mode::Leased) => cell.offered == 1.5 && cell.algorithm != Algorithm::LeakyBucket,
+        (LARGE.., _) => false,
         (_, Mode::Off) => cell.algorithm == Algorithm::FixedWindow,
         _ => true,
     };

@@ -159,7 +159,8 @@ impl Slot {
             asks.extend(excess.and_then(|lot| self.returning(&manner, charge.key, lot)));
         }
         let more = self.buffer.left(here.now).is_some_and(|left| left > 0);
-        if more && self.asking == 0 && manner.is_leased() {
+        let ahead = manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
+        if more && self.asking == 0 && ahead {
             let tokens = self.buffer.tokens(here.now);
             if self.demand.outruns(tokens, here.round_trip)
                 && self.need(&manner, 0, here).may_hold_ahead()
@@ -333,7 +334,8 @@ impl Slot {
         let size = || self.need(&manner, missing, here).size();
         let want = match first {
             None if !self.waiting.is_empty() => 0,
-            _ if manner.is_leased() => size().max(need),
+            // The slots of one lease follow each other faster than one pod's part of the demand.
+            _ if manner.is_leased() && !spaced => size().max(need),
             _ => missing,
         };
         // One share may have less than a charge needs: it gives what it has, the next one more.
