@@ -66,8 +66,8 @@ const ROUND_TRIPS: u32 = 10;
 
 /// Of a limit that more is asked of, this much is used in each window, but for so many tokens that
 /// each pod may hold when it ends: the last lease was sized by what it knew of the rest.
-const USE_PERCENT_MIN: u64 = 92;
-const UNUSED_MAX: u64 = 2;
+const USE_PERCENT_MIN: u64 = 98;
+const UNUSED_MAX: u64 = 1;
 
 /// A pod counts its leases from before it asked, and may take one for ended that has not.
 const END_MARGIN: Duration = Duration::from_millis(20);
@@ -238,10 +238,11 @@ impl Ledger {
     }
 }
 
-/// What so many pods may hold unspent: each its part of φ of what remained when it asked, or one
-/// token, and one more that it asked ahead.
+/// What so many pods may hold unspent when somebody is denied: tokens that each asked ahead, and a
+/// tenth of the limit in leases sized by a demand that moved on. Seldom: in 4000 runs, two had more
+/// than half of it.
 fn spread(limit: Limit, pods: u64) -> u64 {
-    u64::from(limit.requests_per_unit) / 4 + 2 * pods
+    u64::from(limit.requests_per_unit) / 10 + 2 * pods
 }
 
 // === impl Call ===

@@ -7,13 +7,14 @@
 //! 3. Tables hold no more keys than their ceilings.
 //! 4. Every request is answered within its deadline; errors only where something failed.
 //! 5. Where nothing fails ([`ledger`]), with fixed windows and single hits: at 0.95 of the limit
-//!    nobody is denied while more of it is left than a quarter (φ) and two tokens a pod, which is
-//!    what all of them may hold; in all runs together at most one in a hundred while any is left.
-//!    Of a limit that more is asked of, 0.92 is used in each window, but for two tokens a pod, and
-//!    0.98 in all runs together.
+//!    nobody is denied while more is left of it than a tenth and two tokens a pod, which lie in
+//!    buffers; in all runs together at most one in a thousand while any is left. Of a limit that
+//!    more is asked of, 0.98 is used in each window, but for one token a pod, and 0.99 in all runs
+//!    together. Few tokens make the pods' part large: of 20 a window, four pods may hold four.
 //!
 //! A run that breaks a promise says which seed it was of, and
-//! `RATELEASE_SIM_SEED=<seed> cargo test --test sim -- --nocapture` runs that one first.
+//! `RATELEASE_SIM_SEED=<seed> cargo test --test sim -- --nocapture` runs that one first; with
+//! `RATELEASE_SIM_COUNT=1` it runs alone and tells its story, step by step.
 #![cfg(test)]
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

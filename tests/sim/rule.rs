@@ -76,7 +76,7 @@ pub struct RulePlan {
     /// Further fields of `rate_limit`.
     pub terms: String,
     /// No change makes it more.
-    pub requests_max: u64,
+    requests_max: u64,
     max_delay: Duration,
 }
 

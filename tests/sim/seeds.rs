@@ -103,7 +103,7 @@ impl Sums {
 
     /// Few are denied while their tokens lie with another pod, and few tokens are left unused.
     fn is_fair(&self) -> bool {
-        self.under.1 * 100 <= self.under.0 && self.over.1 * 100 >= self.over.0 * 98
+        self.under.1 * 1_000 <= self.under.0 && self.over.1 * 100 >= self.over.0 * 99
     }
 
     fn shows_something(&self) -> bool {

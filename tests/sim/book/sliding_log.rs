@@ -9,7 +9,7 @@ pub struct SlidingLog {
     /// Every step, for failovers.
     log: Vec<Step>,
     excused: u64,
-    window_us: u64,
+    ran_back: bool,
 }
 
 impl Book for SlidingLog {
@@ -17,7 +17,11 @@ impl Book for SlidingLog {
         self.log.push(*step);
         let Step { wall_us, ask, grant, .. } = step;
         let window_us = ask.limit.window_seconds() * 1_000_000;
-        self.window_us = window_us;
+        // More than a window ahead, and the store takes its log for a mistake: no clock but one
+        // that was set back shows that.
+        if self.lent.last().is_some_and(|last| *last > wall_us + window_us) && self.ran_back {
+            self.excused += self.lent.drain(..).count() as u64;
+        }
         let newest = self.lent.last().copied().unwrap_or(0);
         // Where the clock was set back, the store goes on from its newest entry.
         let now_us = newest.max(*wall_us);
@@ -43,14 +47,12 @@ impl Book for SlidingLog {
         let log = std::mem::take(&mut self.log);
         let kept = log.partition_point(|step| step.at <= failover.kept_until);
         let lost: u64 = log.iter().skip(kept).map(|step| step.grant.tokens).sum();
-        *self = Self { excused: self.excused + lost, window_us: self.window_us, ..Self::default() };
+        let (before, after) = failover.wall_us;
+        let ran_back = self.ran_back || after < before;
+        *self = Self { excused: self.excused + lost, ran_back, ..Self::default() };
         for step in log.iter().take(kept) {
             // Whatever was wrong with it was said then.
             let _ = self.enter(step);
-        }
-        // More than a window ahead, and the store takes its log for a mistake.
-        if self.lent.last().is_some_and(|last| *last > failover.wall_us.1 + self.window_us) {
-            self.excused += self.lent.drain(..).count() as u64;
         }
     }
 

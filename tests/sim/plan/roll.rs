@@ -32,7 +32,7 @@ impl Plan {
         let span_ms = dice.pick(&SPAN_MS);
         let rough = mood == Mood::Rough;
         let crowded = rough && dice.percent(15);
-        let mut rules: Vec<_> = (0..if rough { dice.within(1..4) } else { 1 })
+        let rules: Vec<_> = (0..if rough { dice.within(1..4) } else { 1 })
             .map(|_| {
                 let requests_per_unit = requests_per_unit(mood, dice);
                 RulePlan::roll(dice, requests_per_unit, !rough)
@@ -41,21 +41,16 @@ impl Plan {
         let failovers =
             if rough && dice.percent(30) { failovers(span_ms, dice) } else { Vec::new() };
         // With a clock set back, some ask on until it has caught up: that has to take time.
-        let way_ms = match mood {
-            Mood::Rough if failovers.is_empty() => dice.pick(&[0, 1, 1, 2]),
-            Mood::Rough => dice.pick(&[1, 2]),
-            // Near the end of a limit a pod is lent one token a round trip, however many wait: a
-            // long one makes errors of them.
-            Mood::Under | Mood::Over => dice.below(2),
-        };
+        let way_ms =
+            if failovers.is_empty() { dice.pick(&[0, 1, 1, 2]) } else { dice.pick(&[1, 2]) };
         let weather = Weather {
             way_ms,
-            jitter_ms: if rough { dice.below(way_ms + 1) } else { 0 },
+            jitter_ms: dice.below(way_ms + 1),
             gives_up_ms: dice.pick(&[20, 50, 200]),
             stretches: if rough { stretches(span_ms, dice) } else { Vec::new() },
         };
         let mut demand = demand(mood, &rules, span_ms, crowded, dice);
-        spare(&mut rules, &mut demand);
+        spare(&rules, &mut demand);
         Self {
             seed,
             mood,
@@ -83,32 +78,18 @@ impl Plan {
 }
 
 /// Takes out what the limiter is known not to bear. Each line goes with the fault that it spares.
-fn spare(rules: &mut [RulePlan], demand: &mut Demand) {
-    let any = |words: &[&str]| {
-        rules.iter().any(|rule| words.iter().any(|word| rule.terms.contains(word)))
-    };
-    // Where leases end by themselves, or shares tell of themselves alone, a refund or a look that
-    // finds no live lease asks the store on and on until its deadline.
-    if any(&["bucket", "sliding", "shards", "ttl", "off"]) {
-        (demand.refunds_percent, demand.looks_percent) = (0, 0);
-    }
-    // Slots go by on their way, where a round trip takes longer than from one to the next, and
-    // those of a charge of several hits while the missing ones are fetched.
-    if any(&["leaky_bucket"]) {
+fn spare(rules: &[RulePlan], demand: &mut Demand) {
+    // A charge of more slots than there are is asked for on and on, and of several slots some go by
+    // while the missing ones are fetched.
+    if rules.iter().any(|rule| rule.terms.contains("leaky_bucket")) {
         demand.hits_max = 1;
-        for rule in rules.iter_mut().filter(|rule| rule.terms.contains("leaky_bucket")) {
-            rule.requests_max = 100;
-            *rule = rule.of_requests(rule.requests_per_unit);
-        }
     }
 }
 
 fn requests_per_unit(mood: Mood, dice: &mut Dice) -> u64 {
     match mood {
         Mood::Rough => dice.pick(&[0, 1, 3, 7, 20, 50, 200, 1_000, 10_000, 100_000]),
-        Mood::Under => dice.pick(&[20, 50, 100, 200, 400]),
-        // One pod is asked for no more than it is lent near the end; see `way_ms`.
-        Mood::Over => dice.pick(&[20, 50, 100, 200]),
+        Mood::Under | Mood::Over => dice.pick(&[20, 50, 100, 200, 400]),
     }
 }
 
