@@ -152,7 +152,7 @@ impl Ledger {
         let wall_us = (state.wall_at(call.begun_at), state.wall_at(now));
         for charge in call.charges.iter().filter(|charge| charge.hits > 0 && !charge.refund) {
             let Some((key, limit)) = charge.count else { continue };
-            if let Err(what) = state.purse(call.pod, key).spend(charge.hits, call.begun_at) {
+            if let Err(what) = state.purse(call.pod, key).spend(charge.hits, call.begun_at, now) {
                 state.fault(now, format!("pod {}: {what}: {call:?}", call.pod));
             }
             let within = tally.admit(key, limit, charge.hits, wall_us);
@@ -210,8 +210,8 @@ impl Ledger {
         }
         let now = self.world.now();
         let live = self.world.state().live_of(pod, now + END_MARGIN);
-        if live > 0 {
-            self.world.fault(format!("pod {pod} left and kept {live} tokens"));
+        if !live.is_empty() {
+            self.world.fault(format!("pod {pod} left and kept tokens, by key: {live:?}"));
         }
     }
 

@@ -17,6 +17,8 @@ pub struct Purse {
     /// Tokens that a request gave back before anything was known of the key: they are added to the
     /// first lease, or go to the store.
     refunds: u64,
+    /// Tokens that were taken for those of leases which ended while the request ran.
+    doubtful: u64,
 }
 
 /// Tokens of one lease, or refunds that were added to it.
@@ -69,10 +71,14 @@ impl Purse {
 
     /// A request, begun at `since`, spent `hits`: each of a lease that was alive while it ran. The
     /// earliest end first, so that no order of spending would have held out longer.
-    pub fn spend(&mut self, hits: u64, since: Time) -> Result<(), String> {
+    pub fn spend(&mut self, hits: u64, since: Time, now: Time) -> Result<(), String> {
         let mut missing = hits;
         for lot in self.lots.iter_mut().filter(|lot| lot.until > since) {
+            let before = missing;
             pay(&mut missing, &mut lot.tokens);
+            if lot.until <= now {
+                self.doubtful += before - missing;
+            }
         }
         if missing == 0 {
             return Ok(());
@@ -131,8 +137,11 @@ impl Purse {
     }
 
     /// Tokens of leases that have not ended.
+    /// Of them, those that it holds for certain: a request during which a lease ended may have paid
+    /// with a later one.
     pub fn live(&self, now: Time) -> u64 {
-        self.lots.iter().filter(|lot| lot.until > now).map(|lot| lot.tokens).sum()
+        let live = self.lots.iter().filter(|lot| lot.until > now);
+        live.map(|lot| lot.tokens).sum::<u64>().saturating_sub(self.doubtful)
     }
 }
 

@@ -261,10 +261,12 @@ impl State {
         self.purse(pod, ask.key).lend(lot, is_windowed, now);
     }
 
-    /// Tokens of `pod` that are of leases that have not ended.
-    pub fn live_of(&self, pod: u64, now: Time) -> u64 {
+    /// Keys of which `pod` has tokens of leases that have not ended, by the ends of their names in
+    /// a story, and how many.
+    pub fn live_of(&self, pod: u64, now: Time) -> Vec<(u64, u64)> {
         let of_pod = self.purses.iter().filter(|((of, _), _)| *of == pod);
-        of_pod.map(|(_, purse)| purse.live(now)).sum()
+        let live = of_pod.map(|((_, key), purse)| (key.bits() % 1_000, purse.live(now)));
+        live.filter(|(_, live)| *live > 0).collect()
     }
 
     /// Tokens by which failovers let some bound be exceeded.
