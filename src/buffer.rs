@@ -91,6 +91,8 @@ impl Buffer {
         if let Some(lot) = self.lots.spend(hits, kind, now) {
             return Take::Taken(lot);
         }
+        // A slot that a denied request does not take serves the next one.
+        let charge_denied = charge_denied && !matches!(kind, Kind::Spaced { .. });
         // The first denial of a window goes to the store, so that the whole fleet learns of it.
         let told = self.is_sure && (self.overdrawn || !charge_denied);
         if told && now < self.fresh_until && hits > self.remaining(now) {

@@ -5,6 +5,7 @@
 mod holding;
 mod keep;
 mod lend;
+mod outcome;
 mod resolve;
 mod shares;
 mod slot;
@@ -29,8 +30,9 @@ use crate::verdict::{Applied, Modes, Verdict};
 
 use holding::Holding;
 use lend::Manner;
+use outcome::{Attempt, Entered};
 use resolve::Charge;
-use slot::{Attempt, Entered, IDLE_AFTER, Slot};
+use slot::{IDLE_AFTER, Slot};
 
 /// Decides requests. A handle: clones share everything.
 #[derive(Clone)]

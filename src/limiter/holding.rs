@@ -2,8 +2,8 @@
 
 use tokio::time::timeout_at;
 
+use super::outcome::{Attempt, Entered, Settled, Standing};
 use super::resolve::{Charge, Resolved};
-use super::slot::{Attempt, Entered, Settled, Standing};
 use super::wait::Promise;
 use super::{Request, Shared, StoreError, Time, Verdict};
 use crate::key::Key;

@@ -8,7 +8,8 @@ use crate::rules::{Rule, Rules};
 use crate::store::{Ask, Beat};
 use crate::time::Time;
 
-use super::slot::{Slot, Watch};
+use super::outcome::Watch;
+use super::slot::Slot;
 use super::{Limiter, Ordering, Shared};
 
 /// Pods that are taken to share the store before it has told: too few strand tokens.

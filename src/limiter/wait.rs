@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use tokio::sync::oneshot;
 
+use super::outcome::Settled;
 use super::resolve::Charge;
-use super::slot::Settled;
 use crate::rules::Limit;
 use crate::store::StoreError;
 

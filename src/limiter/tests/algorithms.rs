@@ -108,6 +108,17 @@ async fn a_slot_of_a_request_that_is_denied_elsewhere_serves_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_leaky_bucket_denies_a_charge_of_more_slots_than_it_may_hold_back() {
+    let rig = Rig::new(&rule(
+        "unit: second, requests_per_unit: 100, algorithm: leaky_bucket, max_delay: 30ms",
+        1,
+    ));
+    let pod = rig.pod();
+    assert!(!decide(&pod, &rig.rules, &charge("a", 5)).await.0);
+    assert!(decide(&pod, &rig.rules, &charge("a", 4)).await.0, "the denial took none");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_sliding_window_remembers_the_one_before() {
     let rig = Rig::new(&rule("unit: minute, requests_per_unit: 100, algorithm: sliding_window", 1));
     let pod = rig.pod();

@@ -1,0 +1,52 @@
+//! What becomes of a charge at its key.
+
+use std::time::Duration;
+
+use super::wait::Promise;
+use crate::buffer::Lot;
+use crate::time::Time;
+
+/// What became of a charge, or did not yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Attempt {
+    /// It was taken or denied.
+    Settled(Settled),
+    /// Only the store can tell. Meanwhile, this much is known.
+    Short(Standing),
+}
+
+/// A charge that was taken or denied.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settled {
+    /// The limit was exceeded.
+    pub(super) over: bool,
+    /// Tokens taken, to be put back if the request is denied elsewhere.
+    pub(super) taken: Lot,
+    /// How the key stands after it.
+    pub(super) standing: Standing,
+}
+
+/// How a key stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Standing {
+    /// Tokens that remain for the fleet, as far as is known.
+    pub(super) remaining: u64,
+    /// Until the limit stands as new, or has a token again, where that is known.
+    pub(super) reset_after: Option<Duration>,
+}
+
+/// Outcome of queueing for a lease.
+pub(super) enum Entered {
+    /// Tokens arrived in the meantime.
+    Settled(Settled),
+    /// The reply will come here.
+    Queued(Promise),
+}
+
+/// What is to be done about a key that may lie idle.
+pub(super) enum Watch {
+    /// Look again then.
+    Until(Time),
+    /// Nothing more.
+    Over,
+}
