@@ -95,13 +95,21 @@ impl Buffer {
         let charge_denied = charge_denied && !matches!(kind, Kind::Spaced { .. });
         // The first denial of a window goes to the store, so that the whole fleet learns of it.
         let told = self.is_sure && (self.overdrawn || !charge_denied);
-        if told && now < self.fresh_until && hits > self.remaining(now) {
+        if told && now < self.fresh_until && hits > self.at_once(kind, now) {
             if charge_denied {
                 self.lots = Lots::default();
             }
             return Take::Denied;
         }
         Take::Short
+    }
+
+    /// What one charge may have: slots held here and slots of the store lie apart.
+    fn at_once(&self, kind: Kind, now: Time) -> u64 {
+        match kind {
+            Kind::Spaced { .. } => self.tokens(now).max(self.left),
+            Kind::Windowed | Kind::Timed => self.remaining(now),
+        }
     }
 
     /// A charge of nothing passes while the count does not exceed the limit: at the limit of a

@@ -49,8 +49,7 @@ impl Plan {
             gives_up_ms: dice.pick(&[20, 50, 200]),
             stretches: if rough { stretches(span_ms, dice) } else { Vec::new() },
         };
-        let mut demand = demand(mood, &rules, span_ms, crowded, dice);
-        spare(&rules, &mut demand);
+        let demand = demand(mood, &rules, span_ms, crowded, dice);
         Self {
             seed,
             mood,
@@ -74,15 +73,6 @@ impl Plan {
             tamper: None,
             tells_story: false,
         }
-    }
-}
-
-/// Takes out what the limiter is known not to bear. Each line goes with the fault that it spares.
-fn spare(rules: &[RulePlan], demand: &mut Demand) {
-    // A charge of more slots than there are is asked for on and on, and of several slots some go by
-    // while the missing ones are fetched.
-    if rules.iter().any(|rule| rule.terms.contains("leaky_bucket")) {
-        demand.hits_max = 1;
     }
 }
 
