@@ -46,7 +46,7 @@
 //! [`limiter`] decides on [`buffer`]s and [`verdict`] makes the answer of it. [`lease`] is the desk
 //! that asks the [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds
 //! what may change while running, [`settings`] what may not, [`telemetry`] the log, [`time`] the
-//! clock; [`app`] puts it all together.
+//! clock, [`invariant`] what must hold; [`app`] puts it all together.
 
 #![forbid(unsafe_code)]
 
@@ -58,6 +58,7 @@ pub mod control;
 pub mod grpc;
 pub mod http;
 pub mod intake;
+pub mod invariant;
 pub mod key;
 pub mod lease;
 pub mod limiter;

@@ -24,7 +24,7 @@ use crate::key::{Key, KeyHasher};
 use crate::lease::{Desk, Reply};
 use crate::request::Request;
 use crate::rules::Rules;
-use crate::store::{Ask, Store, StoreError};
+use crate::store::{Ask, Count, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{Applied, Modes, Verdict};
 
@@ -135,6 +135,11 @@ impl Limiter {
     /// Keys held at present.
     pub fn keys(&self) -> usize {
         self.shared.table.len()
+    }
+
+    /// What has happened here since the process began, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        vec![("keys", self.keys() as u64)]
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod compile;
 mod directory;
+mod failure;
 mod fault;
 mod field;
 mod file;
@@ -23,6 +24,7 @@ mod wildcard;
 
 pub use compile::load;
 pub use directory::{ReadError, read_directory};
+pub use failure::FailureMode;
 pub use fault::{Fault, Faults};
 pub use lease::{Leasing, Terms};
 pub use limit::{
@@ -66,6 +68,8 @@ pub struct Rule {
     pub charge_denied: bool,
     /// How its tokens are lent.
     pub leasing: Leasing,
+    /// What is answered when the store cannot be asked.
+    pub failure_mode: FailureMode,
     /// Parts that each of its keys is split into, 1 to [`SHARES_MAX`].
     pub shards: NonZeroU8,
     /// Returned as dynamic metadata with passing requests.

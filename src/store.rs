@@ -42,10 +42,18 @@ pub trait Store: Send + Sync + 'static {
     /// Notes that a pod is alive, or that it leaves, and tells how many are.
     fn beat(&self, beat: Beat) -> Beaten<'_>;
 
+    /// What it has met since it began, by name; each only grows. Empty where nothing can happen.
+    fn counts(&self) -> Vec<Count> {
+        Vec::new()
+    }
+
     /// One word for people: where the counts live, such as `memory` or `cluster 127.0.0.1:7000`.
     /// Never a password.
     fn describe(&self) -> String;
 }
+
+/// How often something happened since the process began, by a name in `snake_case`.
+pub type Count = (&'static str, u64);
 
 /// What [`Store::exchange`] returns.
 pub type Replies<'a> = Pin<Box<dyn Future<Output = Vec<Result<Grant, StoreError>>> + Send + 'a>>;
@@ -176,6 +184,9 @@ pub enum StoreError {
     /// Too many asks are waiting for this shard (not taken).
     #[error("too many asks are waiting for the store")]
     Overloaded,
+    /// The shard's breaker is open: nothing was sent (not taken).
+    #[error("the store is taken for away: its last answers were errors, or late")]
+    Away,
     /// The reply is not one that the script can give.
     #[error("the store gave an unexpected reply: {0}")]
     Garbled(String),

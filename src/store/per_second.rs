@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures_util::future::join;
 
-use super::{Ask, Beat, Beaten, Replies, SHARDS_MAX, Store, StoreError};
+use super::{Ask, Beat, Beaten, Count, Replies, SHARDS_MAX, Store, StoreError};
 
 /// Sends asks whose limit is by the second to `second`, and all others to `main`.
 pub struct PerSecond {
@@ -57,6 +57,17 @@ impl Store for PerSecond {
 
     fn beat(&self, beat: Beat) -> Beaten<'_> {
         self.main.beat(beat)
+    }
+
+    fn counts(&self) -> Vec<Count> {
+        let mut counts = self.main.counts();
+        for (name, more) in self.second.counts() {
+            match counts.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, count)) => *count += more,
+                None => counts.push((name, more)),
+            }
+        }
+        counts
     }
 
     fn describe(&self) -> String {

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::*;
 use crate::request::{Descriptor, Entry};
-use crate::rules::{Allowance, Leasing, Unit};
+use crate::rules::{Allowance, FailureMode, Leasing, Unit};
 
 const MINUTE: Limit = Limit::fixed_window(10, Unit::Minute);
 
@@ -21,6 +21,7 @@ fn rule() -> Rule {
         detailed_metric: false,
         charge_denied: true,
         leasing: Leasing::default(),
+        failure_mode: FailureMode::Local,
         shards: NonZeroU8::MIN,
         metadata: None,
         levels: Box::default(),

@@ -8,7 +8,7 @@ use super::limit::Counting;
 use super::{Compiler, PATH_BYTES_MAX, Trail};
 use crate::rules::fault::{Place, excerpt};
 use crate::rules::file::{Descriptor, Given, RateLimit};
-use crate::rules::{Level, Matched, Rule};
+use crate::rules::{FailureMode, Level, Matched, Rule};
 
 // === impl Compiler ===
 
@@ -33,6 +33,7 @@ impl Compiler {
             detailed_metric: descriptor.detailed_metric.is_true(),
             charge_denied,
             leasing,
+            failure_mode: FailureMode::default(),
             shards,
             metadata: descriptor
                 .metadata
