@@ -84,7 +84,6 @@ fn edit_distance(a: &str, b: &str) -> usize {
 // === impl Field ===
 
 impl Field {
-
     /// Every name as it is written, in the order of the enum.
     const NAMES: [(Field, &'static str); 28] = [
         (Field::Domain, "domain"),

@@ -8,8 +8,8 @@ use crate::rules::fault::excerpt;
 use crate::rules::field::nearest;
 use crate::rules::file::{Given, RateLimit};
 use crate::rules::{
-    Algorithm, Allowance, FILL_SECONDS_MAX, FailureMode, Leasing, Limit, SLIDING_LOG_MAX, SLIDING_WINDOW_MAX,
-    Unit, WINDOW_SECONDS_MAX,
+    Algorithm, Allowance, FILL_SECONDS_MAX, FailureMode, Leasing, Limit, SLIDING_LOG_MAX,
+    SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
 };
 
 /// What a `rate_limit` and its file's `defaults` say together.
