@@ -73,6 +73,14 @@ async fn connected_under(config: RedisSettings, key_prefix: &str) -> Arc<RedisSt
     store
 }
 
+/// One of the store's counts.
+#[track_caller]
+fn count(store: &dyn Store, name: &str) -> u64 {
+    let counts = store.counts();
+    let found = counts.iter().find(|(other, _)| *other == name);
+    found.unwrap_or_else(|| panic!("no {name} in {counts:?}")).1
+}
+
 async fn within<T>(seconds: u64, what: &str, future: impl Future<Output = T>) -> T {
     let patience = Duration::from_secs(seconds);
     let done = tokio::time::timeout(patience, future).await;
