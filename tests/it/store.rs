@@ -2,13 +2,18 @@
 //! own.
 
 mod algorithms;
+mod answers;
 mod at_most_once;
 mod cluster;
 mod contract;
+mod garbled;
 mod heartbeat;
 mod model;
 mod outage;
+mod proxy;
 mod redis;
+mod scripted;
+mod silence;
 
 use ratelease::key::Key;
 use ratelease::rules::{Algorithm, Limit, Unit};

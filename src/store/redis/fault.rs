@@ -166,7 +166,7 @@ const MEND_MEMORY: &str = "raise maxmemory, and keep maxmemory-policy at noevict
 const MEND_BUSY: &str = "somebody's script holds it up: SCRIPT KILL ends one that has not written";
 const MEND_LOGIN: &str =
     "check the user's name and password (REDIS_AUTH) and what the user may do (ACL GETUSER)";
-const MEND_REFUSED: &str = "its keys of this store fail until that is mended";
+const MEND_REFUSED: &str = "mend there what it says; until then its keys fail";
 const MEND_GARBLED: &str = "check that it is Redis, of version 6 or later, and no other client's";
 
 const fn row(

@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 
 use crate::time::Time;
 
-/// Lets [`AT_ONCE`] through and then one in each [`GAP`]: never more than ten within a second. A pod
-/// that lost a hundred masters at once comes to each of them every twenty seconds.
+/// Lets [`AT_ONCE`] through and then one in each [`GAP`]: never more than ten within a second. A
+/// pod that lost a hundred masters at once comes to each of them every twenty seconds.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     /// When it stands as if nobody had come.

@@ -8,18 +8,26 @@ use crate::settings::redis::Address;
 /// What a script's user lacks the right to, as servers before 7.0 put it.
 const DENIED_IN_A_SCRIPT: &str = "The user executing the script can't";
 
+/// What redis-rs says where the connection ended within a reply.
+const CUT: &str = "Unexpected end of input";
+
 // === impl Fault ===
 
 impl Fault {
     /// `from` is the server that it came from.
     pub(in super::super) fn of(error: &RedisError, from: &Address) -> Self {
-        let text = error.to_string();
+        // As Redis says it: redis-rs has names of its own for some codes.
+        let text = match (error.code(), error.detail()) {
+            (Some(code), Some(detail)) => format!("{code} {detail}"),
+            _ => error.to_string(),
+        };
         let kind = match error.kind() {
             ErrorKind::AuthenticationFailed => Kind::Denied,
             ErrorKind::Server(_) | ErrorKind::Extension => {
                 Kind::of_reply(error.code().unwrap_or_default(), &text)
             }
             ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => Kind::Refused,
+            ErrorKind::Parse if text.contains(CUT) => Kind::Lost,
             ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Kind::Garbled,
             _ if error.is_timeout() => return Fault::timed_out(),
             _ => Kind::Lost,
