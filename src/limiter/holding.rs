@@ -123,7 +123,7 @@ impl<'a> Holding<'a> {
         let pairs = self.resolved.iter().zip(&self.attempts);
         let overdrawn = pairs.filter_map(|pair| match pair {
             (Resolved::Charged(charge), Some(Attempt::Settled(settled))) => {
-                (settled.over && charge.charge_denied()).then_some(charge.key)
+                (settled.over && charge.charge_denied()).then_some(charge.key())
             }
             _ => None,
         });
@@ -137,7 +137,7 @@ impl<'a> Holding<'a> {
             else {
                 continue;
             };
-            if settled.taken.tokens > 0 && !spent.contains(&charge.key) {
+            if settled.taken.tokens > 0 && !spent.contains(&charge.key()) {
                 self.shared.put_back(charge, settled.taken);
                 settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
             }

@@ -12,7 +12,8 @@ use crate::verdict::Code;
 mod algorithms;
 mod leases;
 
-const KEYS_MAX: usize = 10_000;
+const STORE_KEYS_MAX: usize = 10_000;
+const BUFFER_BYTES_MAX: usize = 8 << 20;
 const MAX_WAIT: Duration = Duration::from_millis(5);
 
 /// Half a minute into a window of every unit above.
@@ -76,7 +77,7 @@ impl Rig {
         let clock = Clock::start();
         let wall = Arc::new(move || START + clock.now().since(Time::default()));
         let store = Distant {
-            memory: MemoryStore::new(wall, KEYS_MAX),
+            memory: MemoryStore::new(wall, STORE_KEYS_MAX),
             round_trip: Duration::from_micros(500),
             asks: AtomicUsize::new(0),
             hangs: AtomicBool::new(false),
@@ -87,15 +88,15 @@ impl Rig {
     }
 
     fn pod(&self) -> Limiter {
-        self.pod_of(KEYS_MAX)
+        self.pod_of(BUFFER_BYTES_MAX)
     }
 
-    /// A pod that holds `keys_max` keys.
-    fn pod_of(&self, keys_max: usize) -> Limiter {
+    /// A pod whose buffers take so many bytes.
+    fn pod_of(&self, buffer_bytes_max: usize) -> Limiter {
         let store = Arc::clone(&self.store) as Arc<dyn Store>;
         let hasher = KeyHasher::new("");
         let modes = Modes::default();
-        let options = Options { max_wait: MAX_WAIT, keys_max, pod: 0, hasher, modes };
+        let options = Options { max_wait: MAX_WAIT, buffer_bytes_max, pod: 0, hasher, modes };
         let pod = Limiter::new(store, self.clock, options);
         pod.shared.pods.store(1, Ordering::Relaxed);
         pod
