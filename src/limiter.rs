@@ -2,6 +2,7 @@
 //!
 //! The only place where buffers and the lease desk meet.
 
+mod away;
 mod holding;
 mod keep;
 mod lend;
@@ -22,16 +23,17 @@ use crate::buffer::table::{Table, TableFull};
 use parking_lot::Mutex;
 
 use crate::key::{Key, KeyHasher};
-use crate::lease::{Desk, Reply};
+use crate::lease::{Desk, Reply, ShardState};
 use crate::request::Request;
-use crate::rules::Rules;
+use crate::rules::{FailureMode, Rules};
 use crate::store::{Ask, Count, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{Applied, Modes, Verdict};
 
+use away::Away;
 use holding::Holding;
 use lend::Manner;
-use outcome::{Attempt, Entered};
+use outcome::{Attempt, Entered, Settled};
 use resolve::Charge;
 use slot::{IDLE_AFTER, Slot};
 use wait::{WAITER_BYTES, WAITING_IN_ALL_MAX};
@@ -57,14 +59,15 @@ pub struct Options {
     pub hasher: KeyHasher,
     /// How answers are made.
     pub modes: Modes,
+    /// The time of day when the clock was started, since the Unix epoch. It tells windows apart
+    /// until the store's own time is known.
+    pub unix_start: Duration,
 }
 
 /// What a slot has to know of its surroundings.
 #[derive(Debug, Clone, Copy)]
 struct Here {
     now: Time,
-    /// Of an ask to the store.
-    round_trip: Duration,
     /// Pods alive, rounded up.
     pods: u32,
     /// This one's number.
@@ -86,6 +89,7 @@ struct Shared {
     /// Charges that went to an overflow key.
     overflows: AtomicU64,
     desk: Desk,
+    away: Away,
     clock: Clock,
     options: Options,
 }
@@ -111,6 +115,7 @@ impl Limiter {
                 idle: Mutex::new(idle),
                 overflows: AtomicU64::new(0),
                 desk,
+                away: Away::new(clock, options.unix_start),
                 clock,
                 options,
             }
@@ -123,12 +128,13 @@ impl Limiter {
     ///
     /// Every descriptor is checked before any is charged for good: if one denies, what was taken
     /// for the others goes back. Local words come first, so that a denial found here asks nobody;
-    /// the leases that are missing are asked for together.
+    /// the leases that are missing are asked for together. Where the store does not answer in time,
+    /// the rule's failure mode does.
     ///
     /// # Errors
     ///
-    /// The store could not answer, and without it there is no telling: what it did say denies
-    /// nothing. Nothing is charged then.
+    /// The store could not answer and the failure mode is `error`; what it did say denies nothing.
+    /// Nothing is charged then.
     pub async fn decide(
         &self,
         rules: &Rules,
@@ -154,16 +160,24 @@ impl Limiter {
 
     /// What has happened here since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
-        let Shared { table, idle, overflows, options, .. } = &*self.shared;
+        let Shared { table, idle, overflows, desk, away, options, .. } = &*self.shared;
         let idle_bytes = idle.lock().capacity() * keep::IDLE_BYTES;
-        vec![
+        let mut counts = vec![
             ("keys", self.keys() as u64),
             ("buffer_bytes", (table.bytes() + idle_bytes) as u64),
             ("buffer_budget_bytes", options.buffer_bytes_max as u64),
             ("buffer_waiting_bytes", table.heap_bytes() as u64),
             ("buffer_evictions", table.evictions()),
             ("buffer_overflows", overflows.load(Ordering::Relaxed)),
-        ]
+        ];
+        counts.extend(away.counts());
+        counts.extend(desk.counts());
+        counts
+    }
+
+    /// How the shards do that have been asked, in order of their numbers.
+    pub fn shards(&self) -> Vec<ShardState> {
+        self.shared.desk.shards()
     }
 }
 
@@ -219,6 +233,32 @@ impl Shared {
         Ok(result)
     }
 
+    /// The answer to `charge` where the store gives none, because of `why`.
+    fn without_store(
+        &self,
+        charge: &Charge,
+        now: Time,
+        why: StoreError,
+    ) -> Result<Settled, StoreError> {
+        let local = charge.failure_mode() == FailureMode::Local && charge.spends();
+        if local {
+            let used_up = self.table.with_existing(charge.key(), |slot| slot.used_up(charge, now));
+            if let Some(standing) = used_up.flatten() {
+                return Ok(self.away.deny(standing));
+            }
+        }
+        let settled = self.away.answer(charge, self.pods(), now, why)?;
+        if local && !settled.over {
+            self.table.with_existing(charge.key(), |slot| slot.owe(charge));
+        }
+        Ok(settled)
+    }
+
+    /// What this pod admitted by itself is not spent after all.
+    fn return_own(&self, charge: &Charge) {
+        self.away.return_hits(charge.key(), charge.applied.limit, charge.hits, self.pods());
+    }
+
     /// Tokens that were taken and are not spent after all.
     fn put_back(&self, charge: &Charge, taken: Lot) {
         let now = self.clock.now();
@@ -242,14 +282,23 @@ impl Shared {
         }
         let key = reply.ask.key;
         let here = self.here(self.clock.now());
+        if let Ok(grant) = &reply.outcome {
+            self.away.note_time(&reply, grant);
+        }
         let mut asks = Vec::new();
-        let watched = self.table.with_existing(key, |slot| {
-            slot.reply(&reply, &here, &mut asks);
-            slot.watch(&here)
+        let visited = self.table.with_existing(key, |slot| {
+            let paid = slot.reply(&reply, &here, &mut asks);
+            (slot.watch(&here), paid)
         });
-        match watched {
-            Some(true) => self.watch(key, here.now + IDLE_AFTER),
-            Some(false) => {}
+        match visited {
+            Some((starts, paid)) => {
+                if starts {
+                    self.watch(key, here.now + IDLE_AFTER);
+                }
+                if paid > 0 {
+                    self.away.return_hits(key, reply.ask.limit, paid, self.pods());
+                }
+            }
             // A key that was evicted since has no use for its lease.
             None => asks.extend(lend::unwanted(&reply)),
         }
@@ -263,10 +312,13 @@ impl Shared {
     }
 
     fn here(&self, now: Time) -> Here {
-        let round_trip = self.desk.round_trip();
-        let pods = self.pods.load(Ordering::Relaxed).next_power_of_two();
+        let pods = self.pods().next_power_of_two();
         let Options { pod, max_wait: patience, .. } = self.options;
-        Here { now, round_trip, pods, pod, patience }
+        Here { now, pods, pod, patience }
+    }
+
+    fn pods(&self) -> u32 {
+        self.pods.load(Ordering::Relaxed)
     }
 }
 

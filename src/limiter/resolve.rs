@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::key::{Key, KeyHasher, Part};
 use crate::request::{Descriptor, Request};
-use crate::rules::{Allowance, Limit, Lookup, Rule, Rules};
+use crate::rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
 use crate::verdict::Applied;
 
 /// What the rules make of one descriptor.
@@ -118,6 +118,22 @@ impl Charge {
     /// Whose tokens it takes.
     pub(super) fn key(&self) -> Key {
         self.overflow.get().copied().unwrap_or(self.own)
+    }
+
+    /// Whether it takes tokens if it passes.
+    pub(super) fn spends(&self) -> bool {
+        self.hits > 0 && !self.refund
+    }
+
+    /// What is answered when the store is away. A rule in shadow mode never stands in the way.
+    pub(super) fn failure_mode(&self) -> FailureMode {
+        match self.applied.rule.as_deref() {
+            Some(rule) if rule.shadow_mode && rule.failure_mode == FailureMode::Error => {
+                FailureMode::Allow
+            }
+            Some(rule) => rule.failure_mode,
+            None => FailureMode::default(),
+        }
     }
 
     /// Whether a denial spends what is left of the key.
