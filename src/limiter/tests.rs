@@ -13,6 +13,7 @@ use crate::verdict::Code;
 mod algorithms;
 mod away;
 mod leases;
+mod memory;
 
 const STORE_KEYS_MAX: usize = 10_000;
 const BUFFER_BYTES_MAX: usize = 8 << 20;
@@ -104,7 +105,11 @@ impl Rig {
 
     /// A pod whose buffers take so many bytes.
     fn pod_of(&self, buffer_bytes_max: usize) -> Limiter {
-        let store = Arc::clone(&self.store) as Arc<dyn Store>;
+        self.pod_on(Arc::clone(&self.store) as _, buffer_bytes_max)
+    }
+
+    /// The same on another store.
+    fn pod_on(&self, store: Arc<dyn Store>, buffer_bytes_max: usize) -> Limiter {
         let hasher = KeyHasher::new("");
         let modes = Modes::default();
         let unix_start = Duration::from_secs(1_700_000_000);
