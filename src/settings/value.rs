@@ -95,7 +95,7 @@ pub(super) fn size_within(
 /// A size in the largest unit that it is a multiple of.
 fn shown(bytes: usize) -> String {
     let units = [("GiB", GIB), ("MiB", MIB), ("KiB", KIB)];
-    let whole = units.iter().find(|(_, unit)| bytes > 0 && bytes % unit == 0);
+    let whole = units.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
     whole.map_or(bytes.to_string(), |(name, unit)| format!("{}{name}", bytes / unit))
 }
 
