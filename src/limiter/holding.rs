@@ -138,7 +138,7 @@ impl<'a, 'r> Holding<'a, 'r> {
         let pairs = self.resolved.iter().zip(&self.attempts);
         let overdrawn = pairs.filter_map(|pair| match pair {
             (Resolved::Charged(charge), Some(Attempt::Settled(settled))) => {
-                (settled.over && charge.charge_denied()).then_some(charge.key)
+                (settled.over && charge.charge_denied()).then_some(charge.key())
             }
             _ => None,
         });
@@ -152,7 +152,7 @@ impl<'a, 'r> Holding<'a, 'r> {
             else {
                 continue;
             };
-            if spent.contains(&charge.key) {
+            if spent.contains(&charge.key()) {
                 continue;
             }
             if settled.taken.tokens > 0 {
