@@ -13,9 +13,10 @@ use super::wire;
 use crate::accept::{OpenConnections, connections};
 use crate::intake::Intake;
 
-/// Calls under way on one connection at most. Envoy opens one connection a worker and queues what
-/// is above this, towards its own timeout.
-const STREAMS_MAX: u32 = 4096;
+/// Calls under way on one connection at most: as many as Envoy has under way to a whole cluster
+/// unless told otherwise (`circuit_breakers`, `max_requests`), so that it never waits for one, and
+/// a quarter of what all connections may have (`MAX_IN_FLIGHT`), so that none takes it all.
+const STREAMS_MAX: u32 = 1024;
 
 /// Streams that a client reset before they were handled, at most, before the connection is closed
 /// (CVE-2023-44487). Envoy resets a stream whenever its timeout strikes, so a stall must not look

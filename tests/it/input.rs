@@ -3,6 +3,7 @@
 
 mod grpc;
 mod json;
+mod panic;
 mod random;
 
 use std::fs;

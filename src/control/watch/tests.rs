@@ -348,6 +348,7 @@ async fn a_loader_that_panics_is_a_fault_and_the_watch_goes_on() {
     rig.write("a.yaml", PANIC);
     rig.until_failed(1).await;
     assert!(rig.published.last_fault().is_some_and(|fault| fault.contains("panicked")));
+    assert_eq!(rig.published.panics(), 1);
     rig.write("a.yaml", "2");
     rig.until_in_force("a.yaml=2").await;
 }
