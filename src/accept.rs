@@ -26,9 +26,9 @@ const GREETING_BYTES: usize = 24;
 /// How long it may take over them.
 const GREETING_MAX: Duration = Duration::from_secs(30);
 
-/// Connections of one listener at most. An Envoy opens one or a few for each of its workers, so that
-/// this many serve hundreds of them. One more is closed at once, not left to wait: its client would
-/// take itself for connected, and each of its calls would last until its own timeout.
+/// Connections of one listener at most. An Envoy opens one or a few for each of its workers, so
+/// that this many serve hundreds of them. One more is closed at once, not left to wait: its client
+/// would take itself for connected, and each of its calls would last until its own timeout.
 pub const CONNECTIONS_MAX: usize = 4096;
 
 /// Something to accept connections from.

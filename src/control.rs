@@ -22,8 +22,8 @@ use crate::rules::Rules;
 ///  none ──publish──▶ in force ──publish──▶ in force (newer)
 ///                     └─refuse─▶ in force, with a last fault ─publish or restore─▶ in force
 /// ```
-/// Rules are replaced whole and never withdrawn. The first may be those of a snapshot, while what the
-/// source has is refused.
+/// Rules are replaced whole and never withdrawn. The first may be those of a snapshot, while what
+/// the source has is refused.
 #[derive(Debug)]
 pub struct Published {
     rules: ArcSwapOption<Rules>,

@@ -29,8 +29,8 @@ const BODY_BYTES_MAX: usize = 1024 * 1024;
 /// finish their body. Those that never finish their headers, or idle, are hyper's to bound: 30 s.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 
-/// Requests under way on one HTTP/2 connection at most, and those that its client reset before they
-/// were handled, or that were reset here for its faults. tonic would lift the bounds that hyper has.
+/// Requests under way on one HTTP/2 connection at most, those that its client reset before they
+/// were handled, and those that were reset here for its faults. tonic would lift hyper's bounds.
 const STREAMS_MAX: u32 = 128;
 const PENDING_RESETS_MAX: usize = 128;
 const LOCAL_RESETS_MAX: usize = 128;

@@ -60,7 +60,7 @@ pub enum Refusal {
     #[error("{0}")]
     Store(StoreError),
     /// As many calls as may be are under way.
-    #[error("too many calls are under way; try again, or raise MAX_IN_FLIGHT")]
+    #[error("too many calls are under way; raise MAX_IN_FLIGHT if they only wait")]
     Overloaded,
     /// Nothing was charged that has not gone back.
     #[error("the call failed here (a fault of the program's own; the log has more)")]

@@ -1,5 +1,5 @@
-//! What runs beside the calls. The supervisor keeps each task running: it ends by being dropped, and
-//! an HTTP listener also once it is told to.
+//! What runs beside the calls. The supervisor keeps each task running: it ends by being dropped,
+//! and an HTTP listener also once it is told to.
 
 use std::io;
 use std::sync::Arc;
@@ -149,5 +149,113 @@ async fn serve_page(name: &str, source: Source, page: Page) {
     let served = async { http::serve(listener?, routes, open, stop).await };
     if let Err(error) = served.await {
         warn!(%error, "{name} failed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::key::KeyHasher;
+    use crate::limiter::Options;
+    use crate::store::memory::MemoryStore;
+    use crate::store::{Ask, Beat, Beaten, Replies, Store};
+    use crate::time::Clock;
+    use crate::verdict::Modes;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Its first heartbeats panic.
+    struct Faint {
+        memory: MemoryStore,
+        beats: AtomicUsize,
+    }
+
+    const FAINTS: usize = 2;
+
+    impl Store for Faint {
+        fn shard(&self, ask: &Ask) -> usize {
+            self.memory.shard(ask)
+        }
+
+        fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+            self.memory.exchange(asks)
+        }
+
+        fn beat(&self, beat: Beat) -> Beaten<'_> {
+            assert!(self.beats.fetch_add(1, Ordering::Relaxed) >= FAINTS, "told to");
+            self.memory.beat(beat)
+        }
+
+        fn describe(&self) -> String {
+            "faint".to_owned()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_heartbeat_that_panics_begins_anew_and_disturbs_no_other_task() {
+        let memory = MemoryStore::system();
+        let store = Arc::new(Faint { memory, beats: AtomicUsize::new(0) });
+        let options = Options {
+            max_wait: Duration::from_millis(5),
+            keys_max: 10,
+            pod: 1,
+            hasher: KeyHasher::new(""),
+            modes: Modes::default(),
+        };
+        let limiter = Limiter::new(store.clone(), Clock::start(), options);
+        let supervisor = Supervisor::default();
+        let mut background = Background::new(&supervisor);
+        background.keep_limiter(Arc::new(Published::new()), limiter);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(supervisor.restarts(), FAINTS as u64);
+        assert!(store.beats.load(Ordering::Relaxed) > FAINTS + 2, "it beats on");
+    }
+
+    /// The status line of the answer to `/`; none if nobody listens.
+    async fn ask(addr: std::net::SocketAddr) -> Option<String> {
+        let mut stream = TcpStream::connect(addr).await.ok()?;
+        stream
+            .write_all(b"GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
+            .await
+            .ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        answer.lines().next().map(str::to_owned)
+    }
+
+    #[tokio::test]
+    async fn a_port_is_served_on_after_a_panic_and_is_closed_once_told_to_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (tell, end) = watch::channel(false);
+        let faults = AtomicUsize::new(0);
+        let is_faulty = move || faults.fetch_add(1, Ordering::Relaxed) == 0;
+        let answer = || async { "OK" };
+        let routes = Router::new().route("/", get(answer));
+        let supervisor = Supervisor::default();
+        let mut background = Background::new(&supervisor);
+        // As `Background::serve`, with a fault before the first time.
+        let source: Source = Arc::new(Mutex::new(Some(listener.into_std().unwrap())));
+        let page = Page { routes, open: OpenConnections::default(), end: end.clone() };
+        let serve = move || {
+            assert!(!is_faulty(), "told to");
+            serve_page("the port", Arc::clone(&source), page.clone())
+        };
+        let kept = supervisor.clone().keep_until("the port", move || *end.borrow(), serve);
+        background.tasks.spawn(kept);
+        assert_eq!(ask(addr).await.as_deref(), Some("HTTP/1.1 200 OK"));
+        assert_eq!(supervisor.restarts(), 1);
+        tell.send_replace(true);
+        timeout(PATIENCE, background.ended()).await.expect("an end");
+        assert_eq!(supervisor.restarts(), 1, "what was told to end stays ended");
+        assert_eq!(ask(addr).await, None, "nobody listens");
     }
 }

@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use tokio::runtime::{Handle, RuntimeMetrics};
 use tracing::error;
 
 use super::{App, Open, bind};
@@ -44,6 +45,7 @@ struct Parts {
     open: Open,
     snapshot: Option<Arc<Snapshot>>,
     log: Option<Spool>,
+    runtime: RuntimeMetrics,
 }
 
 /// The listeners, bound.
@@ -101,6 +103,7 @@ impl App {
             open: open.clone(),
             snapshot: snapshot.clone(),
             log,
+            runtime: Handle::current().metrics(),
         };
         let admin = admin::routes(Status {
             start: start.clone(),
@@ -142,6 +145,8 @@ impl Parts {
         let Open { grpc, http } = &self.open;
         let mut counts = vec![
             ("task_restarts", self.supervisor.restarts()),
+            // That wait for the CPU.
+            ("tasks_ready", self.runtime.global_queue_depth() as u64),
             ("loader_panics", self.published.panics()),
             ("grpc_connections", grpc.count() as u64),
             ("http_connections", http.count() as u64),

@@ -1,6 +1,7 @@
 //! A real directory, real events, real time: what happens to the files and what comes into force.
 
 mod rig;
+mod snapshot;
 
 use std::fs;
 use std::os::unix::fs::symlink;

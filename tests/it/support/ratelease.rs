@@ -13,8 +13,8 @@ use serde_json::Value;
 use super::http;
 use super::process::{Process, free_port, leashed};
 
-/// One pod. Dropped, it is killed; [`Ratelease::stop`] ends it as Kubernetes would. A test whose pod
-/// has violated an invariant fails, however the pod ends.
+/// One pod. Dropped, it is killed; [`Ratelease::stop`] ends it as Kubernetes would. A test whose
+/// pod has violated an invariant fails, however the pod ends.
 pub(crate) struct Ratelease {
     pub(crate) process: Process,
     pub(crate) grpc: SocketAddr,

@@ -17,7 +17,7 @@ use crate::support::now;
 use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
 
 /// Calls under way on one connection at most: below the streams that the server allows.
-const UNDER_WAY_MAX: u64 = 1_000;
+const UNDER_WAY_MAX: u64 = 250;
 
 /// How often an open loop sends what is due.
 const TICK: Duration = Duration::from_millis(5);
