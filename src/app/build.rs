@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::{Handle, RuntimeMetrics};
 use tracing::error;
@@ -38,7 +39,6 @@ pub struct BuildError(String);
 /// Everything that counts something.
 struct Parts {
     limiter: Limiter,
-    store: Arc<dyn Store>,
     intake: Intake,
     published: Arc<Published>,
     supervisor: Supervisor,
@@ -86,7 +86,7 @@ impl App {
         let watcher = watch(&rules, &published, snapshot.clone()).await?;
         let store = open(store);
         let where_counts_live = store.describe();
-        let limiter = limiter(Arc::clone(&store), clock, &leases, &answers);
+        let limiter = limiter(store, clock, &leases, &answers);
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
@@ -96,7 +96,6 @@ impl App {
         let start = Start::new(clock);
         let parts = Parts {
             limiter: limiter.clone(),
-            store,
             intake: intake.clone(),
             published: Arc::clone(&published),
             supervisor: supervisor.clone(),
@@ -105,10 +104,12 @@ impl App {
             log,
             runtime: Handle::current().metrics(),
         };
+        let asked = limiter.clone();
         let admin = admin::routes(Status {
             start: start.clone(),
             published: Arc::clone(&published),
             store: where_counts_live,
+            shards: Arc::new(move || asked.shards()),
             counts: Arc::new(move || parts.counts()),
         });
         let age = ConnectionAge {
@@ -153,7 +154,6 @@ impl Parts {
             ("connections_refused", grpc.refused() + http.refused()),
         ];
         counts.extend(self.limiter.counts());
-        counts.extend(self.store.counts());
         counts.extend(self.intake.counts());
         counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
         counts.extend(self.log.iter().flat_map(Spool::counts));
@@ -233,8 +233,15 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
             quota: answers.quota_mode,
             metadata: answers.dynamic_metadata,
         },
+        unix_start: unix_time(),
     };
     Limiter::new(store, clock, options)
+}
+
+/// Read once: a clock that is set later changes nothing.
+fn unix_time() -> Duration {
+    #[allow(clippy::disallowed_methods, reason = "the edge where the time of day is read")]
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn greeting(bound: &Bound, store: &str, published: &Published) -> Result<String, BuildError> {

@@ -10,7 +10,7 @@ use axum::routing::get;
 use http::header::CONTENT_TYPE;
 
 use super::status::Status;
-use crate::rules::{Algorithm, Allowance, Leasing, Rule, Terms};
+use crate::rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
 
 /// The routes of `DEBUG_PORT`.
 pub fn routes(status: Status) -> Router {
@@ -90,6 +90,9 @@ fn beyond(rule: &Rule) -> Vec<(&'static str, String)> {
     if rule.shards.get() > 1 {
         set.push(("shards", rule.shards.to_string()));
     }
+    if rule.failure_mode != FailureMode::default() {
+        set.push(("failure_mode", rule.failure_mode.name().to_owned()));
+    }
     if !rule.charge_denied {
         set.push(("charge_denied", "false".to_owned()));
     }
@@ -150,6 +153,10 @@ mod tests {
             (
                 "lease: {fraction: .5, max: 7, ttl: 150ms}, charge_denied: off",
                 ", lease: {fraction: 0.5, max: 7, ttl: 150ms}, charge_denied: false",
+            ),
+            (
+                "failure_mode: Deny, charge_denied: off",
+                ", failure_mode: deny, charge_denied: false",
             ),
         ];
         for (beside, end) in table {

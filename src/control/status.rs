@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::Published;
 use crate::invariant;
+use crate::lease::{Position, ShardState};
 use crate::store::Count;
 use crate::time::Clock;
 
@@ -21,6 +22,8 @@ pub struct Status {
     pub published: Arc<Published>,
     /// Where the counts live.
     pub store: String,
+    /// How the shards do that have been asked.
+    pub shards: Arc<dyn Fn() -> Vec<ShardState> + Send + Sync>,
     /// What has happened since the process began, by name; those of one name add up.
     pub counts: Arc<dyn Fn() -> Vec<Count> + Send + Sync>,
 }
@@ -71,6 +74,7 @@ impl Status {
                 "last_fault": self.published.last_fault(),
                 "from_snapshot": self.published.is_from_snapshot(),
             },
+            "shards": (self.shards)().iter().map(shard).collect::<Vec<_>>(),
             "invariant_violations": invariant::violations(),
             "counts": self.counts(),
         })
@@ -94,6 +98,15 @@ impl Status {
             self.start.uptime().as_secs(),
             invariant::violations(),
         );
+        for state in (self.shards)() {
+            let ShardState { shard, opened, round_trip, .. } = state;
+            let breaker = position(state.breaker);
+            // Writing to a string cannot fail.
+            let _ = writeln!(
+                lines,
+                "shard {shard}: breaker {breaker}, opened {opened} times; {round_trip:?} away"
+            );
+        }
         for (name, count) in self.counts() {
             // Writing to a string cannot fail.
             let _ = writeln!(lines, "{}: {count}", name.replace('_', " "));
@@ -111,6 +124,23 @@ impl Status {
     }
 }
 
+fn shard(state: &ShardState) -> Value {
+    json!({
+        "shard": state.shard,
+        "breaker": position(state.breaker),
+        "opened": state.opened,
+        "round_trip_ms": state.round_trip.as_secs_f64() * 1e3,
+    })
+}
+
+fn position(breaker: Position) -> &'static str {
+    match breaker {
+        Position::Closed => "closed",
+        Position::Open => "open",
+        Position::Probing => "probing",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,6 +151,10 @@ mod tests {
             start: Start::new(Clock::start()),
             published: Arc::default(),
             store: "memory".to_owned(),
+            shards: Arc::new(|| {
+                let (breaker, round_trip) = (Position::Open, Duration::from_millis(2));
+                vec![ShardState { shard: 3, breaker, opened: 4, round_trip }]
+            }),
             counts: Arc::new(|| vec![("keys", 3), ("task_restarts", 1), ("task_restarts", 4)]),
         }
     }
@@ -132,6 +166,8 @@ mod tests {
         assert_eq!(told["counts"], json!({"keys": 3, "task_restarts": 5}));
         assert_eq!(told["version"], env!("CARGO_PKG_VERSION"));
         assert_eq!(told["store"], "memory");
+        let shard = json!({"shard": 3, "breaker": "open", "opened": 4, "round_trip_ms": 2.0});
+        assert_eq!(told["shards"], json!([shard]));
         assert_eq!(told["started_after_ms"], Value::Null, "not yet");
         assert!(told["invariant_violations"].is_u64() && told["uptime_seconds"].is_f64());
         let after = status.start.note_serving();
@@ -141,7 +177,10 @@ mod tests {
             after.as_millis()
         );
         let lines = status.lines();
-        for line in ["keys held: 3", "task restarts: 5", "rules version: none", "store: memory"] {
+        let shard = "shard 3: breaker open, opened 4 times; 2ms away";
+        for line in
+            [shard, "keys held: 3", "task restarts: 5", "rules version: none", "store: memory"]
+        {
             assert!(lines.lines().any(|it| it == line), "{line} in {lines}");
         }
     }
