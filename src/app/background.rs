@@ -209,6 +209,7 @@ mod tests {
             pod: 1,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
+            unix_start: Duration::ZERO,
         };
         let limiter = Limiter::new(store.clone(), Clock::start(), options);
         let supervisor = Supervisor::default();

@@ -28,7 +28,7 @@ use crate::store::redis::RedisStore;
 use crate::store::{Count, Store};
 use crate::supervise::Supervisor;
 use crate::telemetry::Spool;
-use crate::time::Clock;
+use crate::time::{Clock, Time};
 use crate::verdict::Modes;
 
 /// Why the application cannot start: one line that says what, and how to mend it.
@@ -233,7 +233,7 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
             quota: answers.quota_mode,
             metadata: answers.dynamic_metadata,
         },
-        unix_start: unix_time(),
+        unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
     };
     Limiter::new(store, clock, options)
 }

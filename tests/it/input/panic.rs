@@ -76,10 +76,11 @@ impl Doors {
             pod: 1,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
+            unix_start: Duration::ZERO,
         };
         let store = Arc::new(Cursed(MemoryStore::system()));
         let limiter = Limiter::new(store, Clock::start(), options);
-        let intake = Intake::new(limiter, Arc::clone(&published), None, 100);
+        let intake = Intake::new(limiter, Arc::clone(&published), None, 1_000);
         let (health, _) = serve::health().await;
         let (age, open) = (ConnectionAge::default(), OpenConnections::default());
         let door = Door { intake: intake.clone(), health, age, open: open.clone() };
