@@ -87,8 +87,8 @@ async fn pod(limit: u64, budget: u64) -> (Ratelease, TempDir) {
     // Whoever is answered without the store is not counted by it: those of the hot key ask again.
     let text = format!(
         "domain: test\ndescriptors:\n\
-         - {{key: hot, rate_limit: {{unit: year, requests_per_unit: {limit}, failure_mode: error}}}}\n\
-         - {{key: flood, rate_limit: {{unit: hour, requests_per_unit: 1, failure_mode: allow}}}}\n"
+         - key: hot\n  rate_limit: {{unit: year, requests_per_unit: {limit}, failure_mode: error}}\n\
+         - key: flood\n  rate_limit: {{unit: hour, requests_per_unit: 1, failure_mode: allow}}\n"
     );
     fs::write(rules.path().join("test.yaml"), text).unwrap();
     let nodes = Cluster::shared().nodes.iter().take(3);
