@@ -55,7 +55,7 @@ pub struct App {
 }
 
 /// The connections of each kind of listener.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Open {
     grpc: OpenConnections,
     http: OpenConnections,
