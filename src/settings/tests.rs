@@ -16,7 +16,7 @@ const OURS: [&str; 6] = [
     "LEASE_MAX_WAIT",
     "DRAIN_TIMEOUT",
     "KEY_SECRET",
-    "KEYS_MAX",
+    "BUFFER_MEMORY",
     "MAX_IN_FLIGHT",
     "RULES_SNAPSHOT",
 ];
@@ -73,7 +73,7 @@ fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
     assert_eq!(settings.store, StoreSettings::Memory);
     assert_eq!(settings.logging, Logging { level: LogLevel::Info, format: LogFormat::Text });
     assert_eq!(settings.leases.max_wait, Duration::from_millis(5));
-    assert_eq!(settings.leases.keys_max, 500_000);
+    assert_eq!(settings.leases.buffer_bytes_max, 64 << 20);
     assert!(settings.leases.key_secret.is_empty());
     assert_eq!(settings.drain, Duration::from_secs(10));
     assert_eq!(settings.warnings, [""; 0]);
