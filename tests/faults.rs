@@ -1,0 +1,34 @@
+//! The fault table: what happens to requests while Redis nodes, networks, clocks, rules and pods
+//! fail, with a real Envoy in front and real processes behind. Each test is a row of it and prints
+//! a line that `scripts/faults` collects; that script also runs them at full scale.
+#![cfg(test)]
+// Helpers outside of test functions may fail a test too.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+// `pub` means "for the other modules" here: nothing is exported from a test binary.
+#![allow(unreachable_pub)]
+
+/// Starts what the tests talk to.
+#[path = "it/support/mod.rs"]
+mod support;
+
+/// Rules, and questions without Envoy.
+#[allow(dead_code)] // it has more of both
+#[path = "envoy/stand.rs"]
+mod stand;
+
+/// One row as it comes out.
+#[path = "faults/row.rs"]
+mod row;
+/// Pods behind an Envoy under load, and what is counted there.
+#[path = "faults/stage.rs"]
+mod stage;
+
+/// Masters that are killed or frozen.
+#[path = "faults/masters.rs"]
+mod masters;
+/// Slots that move, restarts in turn, refusals.
+#[path = "faults/moving.rs"]
+mod moving;
+/// Networks that are slow, silent or broken.
+#[path = "faults/slow.rs"]
+mod slow;
