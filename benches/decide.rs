@@ -57,6 +57,7 @@ fn decide(criterion: &mut Criterion) {
         pod: 0,
         hasher: KeyHasher::new("secret"),
         modes: Modes::default(),
+        unix_start: Duration::ZERO,
     };
     let rules = compiled();
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);

@@ -185,6 +185,11 @@ impl Buffer {
         self.lots.tokens(now)
     }
 
+    /// Whether what is left is the store's word rather than an estimate.
+    pub fn is_sure(&self) -> bool {
+        self.is_sure
+    }
+
     /// What the store had left at its last word; `None` if that is worth nothing any more.
     pub fn left(&self, now: Time) -> Option<u64> {
         self.is_live(now).then_some(self.left)

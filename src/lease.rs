@@ -2,11 +2,18 @@
 //!
 //! Asks queue in a lane for each shard. A lane has one batch on the way at a time and takes
 //! whatever queued meanwhile as the next, so that batches grow with the load and a slow shard
-//! delays no other. Replies go to the function that the desk was opened with.
+//! delays no other. A shard that errs or stalls opens its lane's breaker: asks are refused at once
+//! until a probe succeeds. Replies go to the function that the desk was opened with.
 
+mod breaker;
+mod lane;
 pub mod size;
 
+pub use breaker::Position;
+pub use lane::ShardState;
+
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,7 +22,9 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::store::{Ask, Beat, Grant, SHARDS_MAX, Store, StoreError};
+use lane::Lane;
+
+use crate::store::{Ask, Beat, Count, Grant, SHARDS_MAX, Store, StoreError};
 use crate::time::{Clock, Time};
 
 /// Asks that travel together at most (`design.md`, Leases).
@@ -27,9 +36,6 @@ pub const QUEUE_MAX: usize = 16 * BATCH_MAX;
 /// How long a batch may take in all. The store keeps shorter deadlines of its own; this one holds
 /// whatever it does. Requests have their own, far shorter.
 const EXCHANGE_MAX: Duration = Duration::from_secs(10);
-
-/// What a round trip is taken for before the first was measured.
-const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);
 
 /// Sends asks to the store and its replies to whoever opened the desk.
 pub struct Desk {
@@ -55,6 +61,8 @@ pub type OnReply = Box<dyn Fn(Reply) + Send + Sync>;
 struct Lanes {
     /// At most [`SHARDS_MAX`]; `None` once the desk is closed.
     open: Option<HashMap<usize, mpsc::Sender<Ask>>>,
+    /// How each shard does, whichever of its lanes is open.
+    states: HashMap<usize, Arc<Lane>>,
     tasks: JoinSet<()>,
 }
 
@@ -62,8 +70,10 @@ struct Shared {
     store: Arc<dyn Store>,
     on_reply: OnReply,
     clock: Clock,
-    /// A moving average, in nanoseconds.
-    round_trip: AtomicU64,
+    /// Of the store and of whoever takes the replies; each failed its own ask alone.
+    panics: AtomicU64,
+    /// Asks that a breaker kept back.
+    kept_back: AtomicU64,
 }
 
 // === impl Desk ===
@@ -71,31 +81,30 @@ struct Shared {
 impl Desk {
     /// Opens the desk. Lanes are made when their shard is first asked.
     pub fn open(store: Arc<dyn Store>, clock: Clock, on_reply: OnReply) -> Self {
-        let round_trip = AtomicU64::new(nanos(ROUND_TRIP_FIRST));
-        let lanes = Lanes { open: Some(HashMap::new()), tasks: JoinSet::new() };
-        Self {
-            lanes: Mutex::new(lanes),
-            shared: Arc::new(Shared { store, on_reply, clock, round_trip }),
-        }
+        let lanes = Lanes { open: Some(HashMap::new()), ..Lanes::default() };
+        let (panics, kept_back) = Default::default();
+        let shared = Shared { store, on_reply, clock, panics, kept_back };
+        Self { lanes: Mutex::new(lanes), shared: Arc::new(shared) }
     }
 
-    /// Queues `ask` for its shard; never waits. An ask that finds the queue full, or the desk
-    /// closed, gets its reply at once.
+    /// Queues `ask` for its shard; never waits. An ask that finds the breaker open, the queue full
+    /// or the desk closed gets its reply at once.
     pub fn ask(&self, ask: Ask) {
         let refused = match self.lane(&ask) {
-            Some(lane) => lane.try_send(ask).is_err(),
-            None => true,
+            Ok(lane) => lane.try_send(ask).err().map(|_| StoreError::Overloaded),
+            Err(refused) => Some(refused),
         };
-        if refused {
+        if let Some(refused) = refused {
             let asked_at = self.shared.clock.now();
-            (self.shared.on_reply)(Reply { ask, asked_at, outcome: Err(StoreError::Overloaded) });
+            self.shared.reply(Reply { ask, asked_at, outcome: Err(refused) });
         }
     }
 
-    /// Queues `ask`, waiting for room. For tokens that go back with nobody waiting for the reply.
+    /// Queues `ask`, waiting for room. For tokens that go back with nobody waiting for the reply:
+    /// where the breaker is open, or the desk closed, they end with their window.
     pub async fn ask_patiently(&self, ask: Ask) {
-        if let Some(lane) = self.lane(&ask) {
-            // The lane is gone only when the desk is closed: the tokens end with their window then.
+        if let Ok(lane) = self.lane(&ask) {
+            // A lane that is gone meanwhile is one of a desk that was closed.
             let _ = lane.send(ask).await;
         }
     }
@@ -110,9 +119,24 @@ impl Desk {
         beaten.unwrap_or(Err(StoreError::TimedOut))
     }
 
-    /// What a round trip to the store takes at present.
-    pub fn round_trip(&self) -> Duration {
-        Duration::from_nanos(self.shared.round_trip.load(Ordering::Relaxed))
+    /// How the shards do that have been asked, in order of their numbers.
+    pub fn shards(&self) -> Vec<ShardState> {
+        let lanes = self.lanes.lock();
+        let mut states: Vec<_> = lanes.states.values().map(|lane| lane.state()).collect();
+        states.sort_by_key(|state| state.shard);
+        states
+    }
+
+    /// What has happened here and at the store, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        let Shared { store, panics, kept_back, .. } = &*self.shared;
+        let mut counts = store.counts();
+        counts.extend([
+            ("asks_kept_back", kept_back.load(Ordering::Relaxed)),
+            ("breaker_opened", self.shards().iter().map(|shard| shard.opened).sum()),
+            ("lease_panics", panics.load(Ordering::Relaxed)),
+        ]);
+        counts
     }
 
     /// Returns once the asks that queued so far have been answered. Takes further ones.
@@ -135,43 +159,34 @@ impl Desk {
         while tasks.join_next().await.is_some() {}
     }
 
-    fn lane(&self, ask: &Ask) -> Option<mpsc::Sender<Ask>> {
+    /// The queue for `ask`, or why it is refused.
+    fn lane(&self, ask: &Ask) -> Result<mpsc::Sender<Ask>, StoreError> {
         let shard = self.shared.store.shard(ask).min(SHARDS_MAX - 1);
         let mut lanes = self.lanes.lock();
-        let Lanes { open, tasks } = &mut *lanes;
-        let lane = open.as_mut()?.entry(shard).or_insert_with(|| {
+        let Lanes { open, states, tasks } = &mut *lanes;
+        let open = open.as_mut().ok_or(StoreError::Overloaded)?;
+        let state = states.entry(shard).or_insert_with(|| Lane::new(shard));
+        if !state.admits(self.shared.clock.now()) {
+            self.shared.kept_back.fetch_add(1, Ordering::Relaxed);
+            return Err(StoreError::Away);
+        }
+        let lane = open.entry(shard).or_insert_with(|| {
             let (lane, asks) = mpsc::channel(QUEUE_MAX);
-            tasks.spawn(Arc::clone(&self.shared).run_lane(asks));
+            tasks.spawn(Arc::clone(state).run(Arc::clone(&self.shared), asks));
             lane
         });
-        Some(lane.clone())
+        Ok(lane.clone())
     }
 }
 
 // === impl Shared ===
 
 impl Shared {
-    async fn run_lane(self: Arc<Self>, mut asks: mpsc::Receiver<Ask>) {
-        let mut batch = Vec::with_capacity(BATCH_MAX);
-        while asks.recv_many(&mut batch, BATCH_MAX).await > 0 {
-            let asked_at = self.clock.now();
-            let exchange = self.store.exchange(&batch);
-            let outcomes = tokio::time::timeout(EXCHANGE_MAX, exchange).await.unwrap_or_default();
-            self.note_round_trip(self.clock.now().since(asked_at));
-            let mut outcomes = outcomes.into_iter();
-            for ask in batch.drain(..) {
-                let outcome = outcomes.next().unwrap_or(Err(StoreError::TimedOut));
-                (self.on_reply)(Reply { ask, asked_at, outcome });
-            }
+    /// A panic there must not end the lane.
+    fn reply(&self, reply: Reply) {
+        if catch_unwind(AssertUnwindSafe(|| (self.on_reply)(reply))).is_err() {
+            self.panics.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    /// An eighth of the news at a time, as TCP smooths its round trip (RFC 6298). Lanes race here
-    /// and one may lose its part, which an average bears.
-    fn note_round_trip(&self, measured: Duration) {
-        let average = self.round_trip.load(Ordering::Relaxed);
-        let next = average - average / 8 + nanos(measured) / 8;
-        self.round_trip.store(next, Ordering::Relaxed);
     }
 }
 

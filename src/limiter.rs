@@ -2,6 +2,7 @@
 //!
 //! The only place where buffers and the lease desk meet.
 
+mod away;
 mod holding;
 mod keep;
 mod lend;
@@ -21,16 +22,17 @@ use crate::buffer::table::{Table, TableFull};
 use parking_lot::Mutex;
 
 use crate::key::{Key, KeyHasher};
-use crate::lease::{Desk, Reply};
+use crate::lease::{Desk, Reply, ShardState};
 use crate::request::Request;
-use crate::rules::Rules;
+use crate::rules::{FailureMode, Rules};
 use crate::store::{Ask, Count, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::{Applied, Modes, Verdict};
 
+use away::Away;
 use holding::Holding;
 use lend::Manner;
-use outcome::{Attempt, Entered};
+use outcome::{Attempt, Entered, Settled};
 use resolve::Charge;
 use slot::{IDLE_AFTER, Slot};
 
@@ -53,14 +55,15 @@ pub struct Options {
     pub hasher: KeyHasher,
     /// How answers are made.
     pub modes: Modes,
+    /// The time of day when the clock was started, since the Unix epoch. It tells windows apart
+    /// until the store's own time is known.
+    pub unix_start: Duration,
 }
 
 /// What a slot has to know of its surroundings.
 #[derive(Debug, Clone, Copy)]
 struct Here {
     now: Time,
-    /// Of an ask to the store.
-    round_trip: Duration,
     /// Pods alive, rounded up.
     pods: u32,
     /// This one's number.
@@ -80,6 +83,7 @@ struct Shared {
     pods: AtomicU32,
     idle: IdleQueue,
     desk: Desk,
+    away: Away,
     clock: Clock,
     options: Options,
 }
@@ -98,7 +102,8 @@ impl Limiter {
             };
             let desk = Desk::open(store, clock, Box::new(on_reply));
             let (table, pods) = (Table::new(options.keys_max), AtomicU32::new(keep::PODS_FIRST));
-            Shared { table, pods, idle: IdleQueue::default(), desk, clock, options }
+            let (idle, away) = (IdleQueue::default(), Away::new(clock, options.unix_start));
+            Shared { table, pods, idle, desk, away, clock, options }
         });
         Self { shared }
     }
@@ -108,12 +113,13 @@ impl Limiter {
     ///
     /// Every descriptor is checked before any is charged for good: if one denies, what was taken
     /// for the others goes back. Local words come first, so that a denial found here asks nobody;
-    /// the leases that are missing are asked for together.
+    /// the leases that are missing are asked for together. Where the store does not answer in time,
+    /// the rule's failure mode does.
     ///
     /// # Errors
     ///
-    /// The store could not answer, and without it there is no telling: what it did say denies
-    /// nothing. Nothing is charged then.
+    /// The store could not answer and the failure mode is `error`; what it did say denies nothing.
+    /// Nothing is charged then.
     pub async fn decide(
         &self,
         rules: &Rules,
@@ -139,7 +145,16 @@ impl Limiter {
 
     /// What has happened here since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
-        vec![("keys", self.keys() as u64)]
+        let Shared { desk, away, .. } = &*self.shared;
+        let mut counts = vec![("keys", self.keys() as u64)];
+        counts.extend(away.counts());
+        counts.extend(desk.counts());
+        counts
+    }
+
+    /// How the shards do that have been asked, in order of their numbers.
+    pub fn shards(&self) -> Vec<ShardState> {
+        self.shared.desk.shards()
     }
 }
 
@@ -185,6 +200,32 @@ impl Shared {
         Ok(result)
     }
 
+    /// The answer to `charge` where the store gives none, because of `why`.
+    fn without_store(
+        &self,
+        charge: &Charge,
+        now: Time,
+        why: StoreError,
+    ) -> Result<Settled, StoreError> {
+        let local = charge.failure_mode() == FailureMode::Local && charge.spends();
+        if local {
+            let used_up = self.table.with_existing(charge.key, |slot| slot.used_up(charge, now));
+            if let Some(standing) = used_up.flatten() {
+                return Ok(self.away.deny(standing));
+            }
+        }
+        let settled = self.away.answer(charge, self.pods(), now, why)?;
+        if local && !settled.over {
+            self.table.with_existing(charge.key, |slot| slot.owe(charge));
+        }
+        Ok(settled)
+    }
+
+    /// What this pod admitted by itself is not spent after all.
+    fn return_own(&self, charge: &Charge) {
+        self.away.return_hits(charge.key, charge.applied.limit, charge.hits, self.pods());
+    }
+
     /// Tokens that were taken and are not spent after all.
     fn put_back(&self, charge: &Charge, taken: Lot) {
         let now = self.clock.now();
@@ -208,14 +249,23 @@ impl Shared {
         }
         let key = reply.ask.key;
         let here = self.here(self.clock.now());
+        if let Ok(grant) = &reply.outcome {
+            self.away.note_time(&reply, grant);
+        }
         let mut asks = Vec::new();
-        let watched = self.table.with_existing(key, |slot| {
-            slot.reply(&reply, &here, &mut asks);
-            slot.watch(&here)
+        let visited = self.table.with_existing(key, |slot| {
+            let paid = slot.reply(&reply, &here, &mut asks);
+            (slot.watch(&here), paid)
         });
-        match watched {
-            Some(true) => self.watch(key, here.now + IDLE_AFTER),
-            Some(false) => {}
+        match visited {
+            Some((starts, paid)) => {
+                if starts {
+                    self.watch(key, here.now + IDLE_AFTER);
+                }
+                if paid > 0 {
+                    self.away.return_hits(key, reply.ask.limit, paid, self.pods());
+                }
+            }
             // A key that was evicted since has no use for its lease.
             None => asks.extend(lend::unwanted(&reply)),
         }
@@ -229,10 +279,13 @@ impl Shared {
     }
 
     fn here(&self, now: Time) -> Here {
-        let round_trip = self.desk.round_trip();
-        let pods = self.pods.load(Ordering::Relaxed).next_power_of_two();
+        let pods = self.pods().next_power_of_two();
         let Options { pod, max_wait: patience, .. } = self.options;
-        Here { now, round_trip, pods, pod, patience }
+        Here { now, pods, pod, patience }
+    }
+
+    fn pods(&self) -> u32 {
+        self.pods.load(Ordering::Relaxed)
     }
 }
 

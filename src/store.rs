@@ -184,6 +184,9 @@ pub enum StoreError {
     /// Too many asks are waiting for this shard (not taken).
     #[error("too many asks are waiting for the store")]
     Overloaded,
+    /// The store holds as many keys as it may; those that it holds it serves (not taken).
+    #[error("the store is full: {0}")]
+    Full(String),
     /// The shard's breaker is open: nothing was sent (not taken).
     #[error("the store is taken for away: its last answers were errors, or late")]
     Away,

@@ -2,6 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tracing::error;
 
@@ -158,8 +159,15 @@ fn limiter(store: Arc<dyn Store>, leases: &Leases, answers: &Answers) -> Limiter
             quota: answers.quota_mode,
             metadata: answers.dynamic_metadata,
         },
+        unix_start: unix_time(),
     };
     Limiter::new(store, Clock::start(), options)
+}
+
+/// Read once: a clock that is set later changes nothing.
+fn unix_time() -> Duration {
+    #[allow(clippy::disallowed_methods, reason = "the edge where the time of day is read")]
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn greeting(bound: &Bound, store: &str, published: &Published) -> Result<String, BuildError> {

@@ -11,7 +11,7 @@ use axum::routing::get;
 use http::header::CONTENT_TYPE;
 
 use super::Published;
-use crate::rules::{Algorithm, Allowance, Leasing, Rule, Terms};
+use crate::rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
 
 /// What the debug port shows.
 #[derive(Clone)]
@@ -102,6 +102,9 @@ fn beyond(rule: &Rule) -> Vec<(&'static str, String)> {
     if rule.shards.get() > 1 {
         set.push(("shards", rule.shards.to_string()));
     }
+    if rule.failure_mode != FailureMode::default() {
+        set.push(("failure_mode", rule.failure_mode.name().to_owned()));
+    }
     if !rule.charge_denied {
         set.push(("charge_denied", "false".to_owned()));
     }
@@ -160,8 +163,8 @@ mod tests {
             ),
             ("algorithm: leaky_bucket, max_delay: 1m", ", algorithm: leaky_bucket, max_delay: 60s"),
             (
-                "lease: {fraction: .5, max: 7, ttl: 150ms}, charge_denied: off",
-                ", lease: {fraction: 0.5, max: 7, ttl: 150ms}, charge_denied: false",
+                "lease: {fraction: .5, max: 7, ttl: 150ms}, failure_mode: deny, charge_denied: off",
+                ", lease: {fraction: 0.5, max: 7, ttl: 150ms}, failure_mode: deny, charge_denied: false",
             ),
         ];
         for (beside, end) in table {

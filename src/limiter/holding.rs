@@ -7,6 +7,7 @@ use super::resolve::{Charge, Resolved};
 use super::wait::Promise;
 use super::{Request, Shared, StoreError, Time, Verdict};
 use crate::key::Key;
+use crate::rules::FailureMode;
 use crate::verdict::{self, Code, Counted, Outcome};
 
 /// The state of a request between its first charge and its verdict.
@@ -35,7 +36,10 @@ impl<'a> Holding<'a> {
     pub(super) fn take_local(&mut self, now: Time) -> Result<(), StoreError> {
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
             if let Resolved::Charged(charge) = resolved {
-                *attempt = Some(self.shared.attempt(charge, now)?);
+                *attempt = Some(match self.shared.attempt(charge, now) {
+                    Ok(attempt) => attempt,
+                    Err(error) => Attempt::Settled(self.shared.without_store(charge, now, error)?),
+                });
             }
         }
         Ok(())
@@ -52,24 +56,33 @@ impl<'a> Holding<'a> {
     }
 
     /// Queues for all missing leases at once and waits for them until `deadline`. Where the store
-    /// fails for one key and another denies, the request is denied: an error may let it pass.
+    /// does not answer for a key, its failure mode does; where that is an error and another key
+    /// denies, the request is denied: an error may let it pass.
     pub(super) async fn take_leased(
         &mut self,
         now: Time,
         deadline: Time,
     ) -> Result<(), StoreError> {
         let mut queued = Vec::new();
+        let mut words = Vec::new();
         for (at, charge) in self.short() {
-            match self.shared.enter(charge, now)? {
-                Entered::Settled(settled) => self.attempts[at] = Some(Attempt::Settled(settled)),
-                Entered::Queued(reply) => {
+            match self.shared.enter(charge, now) {
+                Ok(Entered::Settled(settled)) => words.push((at, charge, Ok(settled))),
+                Ok(Entered::Queued(reply)) => {
                     queued.push((at, Queued { shared: self.shared, charge, reply }));
                 }
+                Ok(Entered::Overdue) => words.push((at, charge, Err(StoreError::Away))),
+                Err(error) => words.push((at, charge, Err(error))),
             }
         }
-        let mut failed = None;
         for (at, place) in queued {
-            match place.wait(deadline).await {
+            let charge = place.charge;
+            words.push((at, charge, place.wait(deadline).await));
+        }
+        let mut failed = None;
+        for (at, charge, word) in words {
+            let settled = word.or_else(|error| self.shared.without_store(charge, now, error));
+            match settled {
                 Ok(settled) => self.attempts[at] = Some(Attempt::Settled(settled)),
                 Err(error) => failed = Some(error),
             }
@@ -137,9 +150,14 @@ impl<'a> Holding<'a> {
             else {
                 continue;
             };
-            if settled.taken.tokens > 0 && !spent.contains(&charge.key) {
+            if spent.contains(&charge.key) {
+                continue;
+            }
+            if settled.taken.tokens > 0 {
                 self.shared.put_back(charge, settled.taken);
                 settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
+            } else if settled.mode.take() == Some(FailureMode::Local) && !settled.over {
+                self.shared.return_own(charge);
             }
         }
     }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::wait::Promise;
 use crate::buffer::Lot;
+use crate::rules::FailureMode;
 use crate::time::Time;
 
 /// What became of a charge, or did not yet.
@@ -24,6 +25,8 @@ pub(super) struct Settled {
     pub(super) taken: Lot,
     /// How the key stands after it.
     pub(super) standing: Standing,
+    /// The failure mode that answered in the store's place; `None` for the store's own tokens.
+    pub(super) mode: Option<FailureMode>,
 }
 
 /// How a key stands.
@@ -41,6 +44,8 @@ pub(super) enum Entered {
     Settled(Settled),
     /// The reply will come here.
     Queued(Promise),
+    /// The ask that is out is overdue: waiting for it would only make the answer late.
+    Overdue,
 }
 
 /// What is to be done about a key that may lie idle.

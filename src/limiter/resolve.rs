@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::key::{Key, KeyHasher, Part};
 use crate::request::{Descriptor, Request};
-use crate::rules::{Allowance, Limit, Lookup, Rule, Rules};
+use crate::rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
 use crate::verdict::Applied;
 
 /// What the rules make of one descriptor.
@@ -105,6 +105,22 @@ fn charge(
 // === impl Charge ===
 
 impl Charge {
+    /// Whether it takes tokens if it passes.
+    pub(super) fn spends(&self) -> bool {
+        self.hits > 0 && !self.refund
+    }
+
+    /// What is answered when the store is away. A rule in shadow mode never stands in the way.
+    pub(super) fn failure_mode(&self) -> FailureMode {
+        match self.applied.rule.as_deref() {
+            Some(rule) if rule.shadow_mode && rule.failure_mode == FailureMode::Error => {
+                FailureMode::Allow
+            }
+            Some(rule) => rule.failure_mode,
+            None => FailureMode::default(),
+        }
+    }
+
     /// Whether a denial spends what is left of the key.
     pub(super) fn charge_denied(&self) -> bool {
         self.applied.rule.as_deref().is_none_or(|rule| rule.charge_denied)

@@ -1,5 +1,7 @@
 //! What the limiter keeps for one key: its buffer, its demand, and the requests that wait.
 
+mod asking;
+
 use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +14,24 @@ use super::shares::Shares;
 use super::wait::{Queue, Wish};
 use crate::buffer::table::Entry;
 use crate::buffer::{Buffer, Kind, Lot, Take};
+use crate::invariant;
 use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::{Demand, Need};
-use crate::rules::{Algorithm, Limit, Rule, Share};
-use crate::store::{Ask, Back, StoreError};
+use crate::rules::{Algorithm, Limit, Rule};
+use crate::store::{Ask, StoreError};
 use crate::time::Time;
 
 /// A key that has lain so long is idle: what it holds above its allowance goes back.
 pub(super) const IDLE_AFTER: Duration = Duration::from_millis(200);
+
+/// An ask that is out for longer is overdue: so many round trips, and at least this long, since
+/// scheduling alone takes a few milliseconds on a busy machine.
+const OVERDUE_TRIPS: u32 = 4;
+const OVERDUE_MIN: Duration = Duration::from_millis(50);
+
+/// What a round trip is taken for before the first was measured.
+const TRIP_FIRST_US: u32 = 1_000;
 
 /// State of one key.
 pub(super) struct Slot {
@@ -33,9 +44,17 @@ pub(super) struct Slot {
     shares: Shares,
     /// Asks on their way: one at a time, or one a share when requests wait.
     asking: u8,
+    /// When the last of them was made.
+    asked: Time,
     /// It is due to be looked at once it has lain idle.
     watched: bool,
     touched: Time,
+    /// A round trip to the store, in microseconds: the last one if it took longer than before,
+    /// else a moving average.
+    trip_us: u32,
+    /// Hits that this pod has admitted by itself since the ask that is out: if its lease comes, it
+    /// pays for them.
+    owed: u32,
     /// What a request waits for a lease at most.
     patience: Duration,
     waiting: Queue,
@@ -52,8 +71,11 @@ impl Slot {
             rule: charge.applied.rule.clone(),
             shares: Shares::from(here.first_share(charge.key)),
             asking: 0,
+            asked: here.now,
             watched: false,
             touched: here.now,
+            trip_us: TRIP_FIRST_US,
+            owed: 0,
             patience: here.patience,
             waiting: Queue::default(),
         }
@@ -79,6 +101,7 @@ impl Slot {
         self.buffer = Buffer::default();
         self.shares = Shares::from(self.shares.next(NonZeroU8::MAX));
         self.limit = limit;
+        self.owed = 0;
     }
 
     /// Charges what is held, if that is enough.
@@ -97,6 +120,9 @@ impl Slot {
         let wish = Wish::of(charge);
         if let Some(settled) = self.settle(wish, here.now) {
             return Entered::Settled(settled);
+        }
+        if self.is_overdue(here.now) {
+            return Entered::Overdue;
         }
         let (promise, queued) = self.waiting.push(wish);
         if queued && self.asking == 0 {
@@ -118,7 +144,7 @@ impl Slot {
         let ahead = manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
         if more && self.asking == 0 && ahead {
             let tokens = self.buffer.tokens(here.now);
-            if self.demand.outruns(tokens, here.round_trip)
+            if self.demand.outruns(tokens, Duration::from_micros(self.trip_us.into()))
                 && self.need(&manner, 0, here).may_hold_ahead()
             {
                 asks.push(self.ask(charge.key, here));
@@ -130,8 +156,12 @@ impl Slot {
     ///
     /// The limit may have changed while the ask was out. Whoever waited for its lease is served
     /// under the limit that it was asked for, and only then the turn is the next one's.
-    pub(super) fn reply(&mut self, reply: &Reply, here: &Here, asks: &mut Vec<Ask>) {
+    ///
+    /// Returns the hits owed that the lease has paid for.
+    pub(super) fn reply(&mut self, reply: &Reply, here: &Here, asks: &mut Vec<Ask>) -> u64 {
         let key = reply.ask.key;
+        let mut paid = 0;
+        invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.asking = self.asking.saturating_sub(1);
         match &reply.outcome {
             Err(_) if self.shares.failed(reply) => {}
@@ -147,9 +177,12 @@ impl Slot {
                 let whole = self.shares.heard(&reply.ask, grant, anew);
                 let refill = manner.refill(reply, grant, whole, here);
                 self.buffer.refill(refill, manner.kind, here.now);
+                self.note_trip(here.now.since(reply.asked_at));
+                paid = self.pay(manner.kind, here.now);
                 self.serve(here.now);
             }
         }
+        self.owed = 0;
         match self.waiting.first() {
             _ if self.asking > 0 => {}
             Some(first) => {
@@ -160,20 +193,32 @@ impl Slot {
             None if !self.manner().is_leased() => self.give_back(key, here.now, asks),
             None => {}
         }
+        paid
     }
 
-    /// Asks for those who go on waiting: of a split key, every share that may have tokens.
-    fn ask_on(&mut self, key: Key, here: &Here, asks: &mut Vec<Ask>) {
-        let first = self.ask(key, here);
-        let others = self.shares.others(first.share.of);
-        let (parts, mut back) = (others.len() as u64, first.back);
-        for at in others {
-            let share = Share { at, ..first.share };
-            asks.push(Ask { share, want: first.want.div_ceil(parts), back, ..first });
-            back = None; // once
-            self.asking += 1;
+    /// Notes hits that this pod has admitted by itself.
+    pub(super) fn owe(&mut self, charge: &Charge) {
+        let spaced = matches!(self.limit.algorithm, Algorithm::LeakyBucket { .. });
+        if self.asking > 0 && self.limit == charge.applied.limit && !spaced {
+            let hits = u32::try_from(charge.hits).unwrap_or(u32::MAX);
+            self.owed = self.owed.saturating_add(hits);
         }
-        self.asking -= 1; // counted by the first
+    }
+
+    /// Spends tokens on what is owed, as far as they go.
+    fn pay(&mut self, kind: Kind, now: Time) -> u64 {
+        let due = u64::from(self.owed).min(self.buffer.tokens(now));
+        let take = if due > 0 { self.buffer.take(due, false, kind, now) } else { Take::Short };
+        if let Take::Taken(lot) = take { lot.tokens } else { 0 }
+    }
+
+    /// How the key stands, if its window is known to have nothing left.
+    pub(super) fn used_up(&self, charge: &Charge, now: Time) -> Option<Standing> {
+        let windowed =
+            matches!(self.limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow);
+        let none_left = self.buffer.left(now) == Some(0) && self.buffer.is_sure();
+        let known = windowed && none_left && self.limit == charge.applied.limit;
+        known.then(|| self.standing(now))
     }
 
     /// Whether the slot holds so much that it has to be watched for idleness, which it is then.
@@ -204,10 +249,6 @@ impl Slot {
             asks.extend(excess.and_then(|lot| self.returning(&manner, key, lot)));
         }
         Watch::Until(here.now + IDLE_AFTER)
-    }
-
-    fn returning(&self, manner: &Manner, key: Key, lot: Lot) -> Option<Ask> {
-        manner.returning(key, self.shares.next(manner.shares), lot)
     }
 
     /// Takes out the unspent tokens; the asks return them to the store.
@@ -260,7 +301,7 @@ impl Slot {
                 Take::Short => return None,
             }
         };
-        Some(Settled { over, taken, standing: self.standing(now) })
+        Some(Settled { over, taken, standing: self.standing(now), mode: None })
     }
 
     fn standing(&self, now: Time) -> Standing {
@@ -268,68 +309,6 @@ impl Slot {
         let reset_after = self.buffer.reset_after(now);
         let remaining = reset_after.map_or(capacity, |_| self.buffer.remaining(now).min(capacity));
         Standing { remaining, reset_after }
-    }
-
-    /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
-    /// not at all. Looks ask for nothing, and neither do those held to another limit. Refunds that
-    /// found no lease here go to the store with it.
-    fn ask(&mut self, key: Key, here: &Here) -> Ask {
-        self.asking += 1;
-        // Nothing is asked, and nothing charged, for a request that has been answered.
-        self.waiting.forget_answered();
-        let refunds = self.waiting.take_refunds(self.limit);
-        let manner = self.manner();
-        // Slots that are held go by while one waits for more: a charge gets its own in one piece.
-        let spaced = matches!(manner.kind, Kind::Spaced { .. });
-        let held = if spaced { 0 } else { self.buffer.tokens(here.now) };
-        let charges = || self.waiting.under(self.limit).filter(Wish::spends);
-        let wanted = charges().fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
-        let missing = wanted.saturating_sub(held);
-        let first = charges().next();
-        let need = first.map_or(0, |wish| wish.hits.saturating_sub(held));
-        let size = || self.need(&manner, missing, here).size();
-        let want = match first {
-            None if !self.waiting.is_empty() => 0,
-            // The slots of one lease follow each other faster than one pod's part of the demand.
-            _ if manner.is_leased() && !spaced => size().max(need),
-            _ => missing,
-        };
-        // One share may have less than a charge needs: it gives what it has, the next one more.
-        let whole = manner.shares.get() == 1;
-        Ask {
-            want,
-            need: if whole { need } else { 0 },
-            charge_denied: whole && first.is_some_and(|wish| wish.charge_denied),
-            back: (refunds > 0).then_some(Back { tokens: refunds, epoch: None }),
-            ..manner.ask(key, self.shares.next(manner.shares))
-        }
-    }
-
-    fn need(&self, manner: &Manner, waiting: u64, here: &Here) -> Need {
-        let limit = self.limit.capacity();
-        let lasts = match manner.kind {
-            Kind::Windowed => self.buffer.reset_after(here.now),
-            Kind::Timed | Kind::Spaced { .. } => Some(manner.ttl()),
-        };
-        Need {
-            demand: self.demand.rate(),
-            waiting,
-            limit,
-            left: self.buffer.left(here.now).unwrap_or(limit),
-            inflow: manner.inflow(),
-            lasts,
-            // Each share is asked by its part of the pods, by one at least.
-            pods: here.pods.max(u32::from(manner.shares.get())),
-            terms: manner.terms(),
-        }
-    }
-
-    fn holds_above_allowance(&self, here: &Here) -> bool {
-        let manner = self.manner();
-        let tokens = self.buffer.tokens(here.now);
-        let spaced = matches!(manner.kind, Kind::Spaced { .. });
-        let allowance = || self.need(&manner, 0, here).unspent_allowance();
-        tokens > 1 && !spaced && tokens as f64 > allowance()
     }
 
     /// Settles whatever wait the tokens and the store's word allow, first come first served.

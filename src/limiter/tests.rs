@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::*;
+use crate::lease::Position;
 use crate::request::{Descriptor, Entry};
 use crate::rules::{self, Limit, Source, Unit};
 use crate::store::memory::MemoryStore;
@@ -10,6 +11,7 @@ use crate::store::{Beat, Beaten, Replies};
 use crate::verdict::Code;
 
 mod algorithms;
+mod away;
 mod leases;
 
 const KEYS_MAX: usize = 10_000;
@@ -21,11 +23,12 @@ const START: Duration = Duration::from_secs(365 * 86_400 * 50 + 30);
 /// The embedded store, a round trip away, that counts its asks and fails or hangs when told to.
 struct Distant {
     memory: MemoryStore,
-    round_trip: Duration,
+    round_trip: Mutex<Duration>,
     asks: AtomicUsize,
     hangs: AtomicBool,
     fails: AtomicBool,
     fails_for_days: AtomicBool,
+    panics: AtomicBool,
 }
 
 impl Store for Distant {
@@ -36,7 +39,9 @@ impl Store for Distant {
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
         Box::pin(async move {
             self.asks.fetch_add(asks.len(), Ordering::Relaxed);
-            tokio::time::sleep(self.round_trip / 2).await;
+            let one_way = *self.round_trip.lock() / 2;
+            tokio::time::sleep(one_way).await;
+            assert!(!self.panics.load(Ordering::Relaxed), "as it was told");
             if self.hangs.load(Ordering::Relaxed) {
                 std::future::pending::<()>().await;
             }
@@ -51,7 +56,7 @@ impl Store for Distant {
                     replies.append(&mut self.memory.exchange(std::slice::from_ref(ask)).await);
                 }
             }
-            tokio::time::sleep(self.round_trip / 2).await;
+            tokio::time::sleep(one_way).await;
             replies
         })
     }
@@ -73,15 +78,21 @@ struct Rig {
 
 impl Rig {
     fn new(yaml: &str) -> Self {
+        Self::slow(yaml, Duration::from_micros(500))
+    }
+
+    /// With this round trip to the store.
+    fn slow(yaml: &str, round_trip: Duration) -> Self {
         let clock = Clock::start();
         let wall = Arc::new(move || START + clock.now().since(Time::default()));
         let store = Distant {
             memory: MemoryStore::new(wall, KEYS_MAX),
-            round_trip: Duration::from_micros(500),
+            round_trip: Mutex::new(round_trip),
             asks: AtomicUsize::new(0),
             hangs: AtomicBool::new(false),
             fails: AtomicBool::new(false),
             fails_for_days: AtomicBool::new(false),
+            panics: AtomicBool::new(false),
         };
         Self { store: Arc::new(store), clock, rules: compile(yaml) }
     }
@@ -95,7 +106,8 @@ impl Rig {
         let store = Arc::clone(&self.store) as Arc<dyn Store>;
         let hasher = KeyHasher::new("");
         let modes = Modes::default();
-        let options = Options { max_wait: MAX_WAIT, keys_max, pod: 0, hasher, modes };
+        let unix_start = Duration::from_secs(1_700_000_000);
+        let options = Options { max_wait: MAX_WAIT, keys_max, pod: 0, hasher, modes, unix_start };
         let pod = Limiter::new(store, self.clock, options);
         pod.shared.pods.store(1, Ordering::Relaxed);
         pod
@@ -121,7 +133,7 @@ fn compile(yaml: &str) -> Rules {
 /// Rules for the keys `a` and `b` of domain `d`.
 fn limits(a: &str, b: &str) -> String {
     format!(
-        "domain: d\ndescriptors:\n- {{key: a, rate_limit: {{{a}}}}}\n\
+        "domain: d\ndefaults: {{failure_mode: error}}\ndescriptors:\n- {{key: a, rate_limit: {{{a}}}}}\n\
          - {{key: b, rate_limit: {{{b}}}}}\n"
     )
 }

@@ -26,6 +26,7 @@ pub(super) enum Field {
     MaxDelay,
     Lease,
     Shards,
+    FailureMode,
     Defaults,
     Fraction,
     Max,
@@ -83,73 +84,46 @@ fn edit_distance(a: &str, b: &str) -> usize {
 // === impl Field ===
 
 impl Field {
-    /// Every name.
-    const ALL: [Field; 27] = [
-        Field::Domain,
-        Field::Descriptors,
-        Field::Key,
-        Field::Value,
-        Field::RateLimit,
-        Field::ShadowMode,
-        Field::QuotaMode,
-        Field::DetailedMetric,
-        Field::ValueToMetric,
-        Field::ShareThreshold,
-        Field::Metadata,
-        Field::Unit,
-        Field::RequestsPerUnit,
-        Field::Unlimited,
-        Field::Name,
-        Field::Replaces,
-        Field::ChargeDenied,
-        Field::UnitMultiplier,
-        Field::Algorithm,
-        Field::Burst,
-        Field::MaxDelay,
-        Field::Lease,
-        Field::Shards,
-        Field::Defaults,
-        Field::Fraction,
-        Field::Max,
-        Field::Ttl,
+    /// Every name as it is written, in the order of the enum.
+    const NAMES: [(Field, &'static str); 28] = [
+        (Field::Domain, "domain"),
+        (Field::Descriptors, "descriptors"),
+        (Field::Key, "key"),
+        (Field::Value, "value"),
+        (Field::RateLimit, "rate_limit"),
+        (Field::ShadowMode, "shadow_mode"),
+        (Field::QuotaMode, "quota_mode"),
+        (Field::DetailedMetric, "detailed_metric"),
+        (Field::ValueToMetric, "value_to_metric"),
+        (Field::ShareThreshold, "share_threshold"),
+        (Field::Metadata, "metadata"),
+        (Field::Unit, "unit"),
+        (Field::RequestsPerUnit, "requests_per_unit"),
+        (Field::Unlimited, "unlimited"),
+        (Field::Name, "name"),
+        (Field::Replaces, "replaces"),
+        (Field::ChargeDenied, "charge_denied"),
+        (Field::UnitMultiplier, "unit_multiplier"),
+        (Field::Algorithm, "algorithm"),
+        (Field::Burst, "burst"),
+        (Field::MaxDelay, "max_delay"),
+        (Field::Lease, "lease"),
+        (Field::Shards, "shards"),
+        (Field::FailureMode, "failure_mode"),
+        (Field::Defaults, "defaults"),
+        (Field::Fraction, "fraction"),
+        (Field::Max, "max"),
+        (Field::Ttl, "ttl"),
     ];
 
     /// As it is written.
     pub(super) const fn name(self) -> &'static str {
-        match self {
-            Field::Domain => "domain",
-            Field::Descriptors => "descriptors",
-            Field::Key => "key",
-            Field::Value => "value",
-            Field::RateLimit => "rate_limit",
-            Field::ShadowMode => "shadow_mode",
-            Field::QuotaMode => "quota_mode",
-            Field::DetailedMetric => "detailed_metric",
-            Field::ValueToMetric => "value_to_metric",
-            Field::ShareThreshold => "share_threshold",
-            Field::Metadata => "metadata",
-            Field::Unit => "unit",
-            Field::RequestsPerUnit => "requests_per_unit",
-            Field::Unlimited => "unlimited",
-            Field::Name => "name",
-            Field::Replaces => "replaces",
-            Field::ChargeDenied => "charge_denied",
-            Field::UnitMultiplier => "unit_multiplier",
-            Field::Algorithm => "algorithm",
-            Field::Burst => "burst",
-            Field::MaxDelay => "max_delay",
-            Field::Lease => "lease",
-            Field::Shards => "shards",
-            Field::Defaults => "defaults",
-            Field::Fraction => "fraction",
-            Field::Max => "max",
-            Field::Ttl => "ttl",
-        }
+        Field::NAMES[self as usize].1
     }
 
     /// The field of this name, in exactly this case.
     pub(super) fn parse(name: &str) -> Option<Field> {
-        Field::ALL.into_iter().find(|field| field.name() == name)
+        Field::NAMES.into_iter().find(|(_, other)| *other == name).map(|(field, _)| field)
     }
 
     /// The map in which it means something.
@@ -169,6 +143,7 @@ impl Field {
                 | Field::MaxDelay
                 | Field::Lease
                 | Field::Shards
+                | Field::FailureMode
                 | Field::Defaults
                 | Field::Fraction
                 | Field::Max
@@ -218,6 +193,7 @@ impl Owner {
                 Field::MaxDelay,
                 Field::Lease,
                 Field::Shards,
+                Field::FailureMode,
             ],
             Owner::Replaced => &[Field::Name],
             Owner::Defaults => &[
@@ -226,6 +202,7 @@ impl Owner {
                 Field::Lease,
                 Field::Shards,
                 Field::ChargeDenied,
+                Field::FailureMode,
             ],
             Owner::Lease => &[Field::Fraction, Field::Max, Field::Ttl],
         }
@@ -257,7 +234,7 @@ impl Owner {
     /// What to say of a name that no map may hold.
     pub(super) fn refusal(self, name: &str) -> String {
         let names: Vec<_> = self.fields().iter().map(|field| field.name()).collect();
-        let all = Field::ALL.map(Field::name);
+        let all = Field::NAMES.map(|(_, name)| name);
         let mut message = format!(
             "unknown key '{}'; expected one of {}",
             super::fault::excerpt(name),
@@ -276,7 +253,7 @@ mod tests {
 
     #[test]
     fn every_field_is_found_by_its_name_and_belongs_somewhere() {
-        for field in Field::ALL {
+        for (field, _) in Field::NAMES {
             assert_eq!(Field::parse(field.name()), Some(field));
             assert!(Owner::ALL.iter().any(|owner| field.belongs_to(*owner)), "{field:?}");
         }
@@ -301,14 +278,14 @@ mod tests {
 
     #[test]
     fn suggests_a_near_name_and_nothing_far() {
-        let names = Field::ALL.map(Field::name);
+        let names = Field::NAMES.map(|(_, name)| name);
         assert_eq!(nearest("ratelimit", &names), Some("rate_limit"));
         assert_eq!(nearest("requestsPerUnit", &names), Some("requests_per_unit"));
         assert_eq!(nearest("kye", &names), Some("key"));
         assert_eq!(nearest("keys", &names), Some("key"));
         assert_eq!(nearest("algoritm", &names), Some("algorithm"));
         assert_eq!(nearest("max_dealy", &names), Some("max_delay"));
-        assert_eq!(nearest("failure_mode", &names), None);
+        assert_eq!(nearest("on_redis_error", &names), None);
         assert_eq!(nearest(&"x".repeat(100_000), &names), None);
     }
 }

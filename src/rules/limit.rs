@@ -138,6 +138,19 @@ impl Limit {
         };
         Self { requests_per_unit: share.part_of(self.requests_per_unit), algorithm, ..self }
     }
+
+    /// ⌈limit / `pods`⌉: what each of so many pods admits by itself.
+    #[must_use]
+    pub fn of_pod(self, pods: u32) -> Self {
+        let pods = pods.max(1);
+        let algorithm = match self.algorithm {
+            Algorithm::TokenBucket { burst } => {
+                Algorithm::TokenBucket { burst: burst.div_ceil(pods) }
+            }
+            other => other,
+        };
+        Self { requests_per_unit: self.requests_per_unit.div_ceil(pods), algorithm, ..self }
+    }
 }
 
 // === impl Algorithm ===

@@ -58,7 +58,7 @@ struct Entry {
 
 impl MemoryStore {
     /// A store that reads `clock` once an ask and holds about `keys_max` keys (exactly so many
-    /// below 2048): an ask that would add one more is [`StoreError::Refused`].
+    /// below 2048): an ask that would add one more is [`StoreError::Full`].
     pub fn new(clock: Clock, keys_max: usize) -> Self {
         let parts = (keys_max / PART_KEYS_MIN).clamp(1, PARTS_MAX);
         Self {
@@ -82,12 +82,17 @@ impl MemoryStore {
         self.parts.iter().map(|part| part.lock().entries.len()).sum()
     }
 
-    fn take(&self, ask: &Ask) -> Result<Grant, StoreError> {
+    /// Takes one ask, at once.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Full`].
+    pub fn take(&self, ask: &Ask) -> Result<Grant, StoreError> {
         // The remainder is below the number of parts, so it fits.
         #[allow(clippy::cast_possible_truncation)]
         let at = (ask.counter().bits() % self.parts.len() as u64) as usize;
         let Some(part) = self.parts.get(at) else {
-            return Err(StoreError::Refused("the store holds no keys".into()));
+            return Err(StoreError::Full("it holds no keys".into()));
         };
         let mut part = part.lock();
         // Read under the lock, so that the steps of one key happen in the order of their times.
@@ -100,8 +105,8 @@ impl MemoryStore {
         let expires_at = state.ends_at(ask.terms()).saturating_add(KEPT_SECONDS);
         if is_new && expires_at > now.as_secs() {
             if part.entries.len() >= self.part_keys_max {
-                return Err(StoreError::Refused(format!(
-                    "the embedded store is full ({} keys)",
+                return Err(StoreError::Full(format!(
+                    "{} keys",
                     self.part_keys_max * self.parts.len()
                 )));
             }

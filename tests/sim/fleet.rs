@@ -1,6 +1,7 @@
 //! The pods: they come, reload their rules, drain or crash.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ratelease::key::KeyHasher;
 use ratelease::limiter::{Limiter, Options};
@@ -129,6 +130,7 @@ impl Pod {
             pod: id,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
+            unix_start: Duration::ZERO,
         };
         let limiter = Limiter::new(Arc::clone(&network) as _, world.clock, options);
         let kept = limiter.clone();

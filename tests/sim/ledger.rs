@@ -64,6 +64,9 @@ pub struct Counts {
 /// some for the leases of those before it in the queue. The defaults are 5 ms for about 0.5 ms.
 const ROUND_TRIPS: u32 = 10;
 
+/// A breaker probes at least so often, and some for the probe.
+const BREAKER_WAIT_MAX: Duration = Duration::from_secs(3);
+
 /// Of a limit that more is asked of, this much is used in each window, but for so many tokens that
 /// each pod may hold when it ends: the last lease was sized by what it knew of the rest.
 const USE_PERCENT_MIN: u64 = 98;
@@ -189,10 +192,14 @@ impl Ledger {
         self.tally.lock().counts.errors += 1;
         let plan = &self.world.plan;
         let crowded = plan.pod_keys_max < 1_000 || plan.store_keys_max < 10_000;
-        let full = crowded && matches!(error, StoreError::Overloaded | StoreError::Refused(_));
+        let full = crowded && matches!(error, StoreError::Overloaded | StoreError::Full(_));
         let hurried = plan.max_wait < ROUND_TRIPS * plan.weather.round_trip_max();
         let confused = self.world.ran_back(call.begun_at);
-        if !(full || hurried || confused || network.was_struck(call.begun_at)) {
+        // A breaker that the weather has opened closes a while after it.
+        let memory = if *error == StoreError::Away { BREAKER_WAIT_MAX } else { Duration::ZERO };
+        let since = call.begun_at.since(Time::default()).saturating_sub(memory);
+        let struck = network.was_struck(Time::default() + since);
+        if !(full || hurried || confused || struck) {
             self.world.fault(format!("{error} on a calm day: {call:?}"));
         }
     }

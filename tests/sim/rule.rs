@@ -147,7 +147,8 @@ impl RulePlan {
 /// Compiles the rules as a pod would.
 pub fn load(plans: &[RulePlan]) -> Rules {
     let rules: String = plans.iter().zip(NAMES).map(|(plan, name)| plan.yaml(name)).collect();
-    let text = format!("domain: {DOMAIN}\ndescriptors:\n{rules}");
+    let text =
+        format!("domain: {DOMAIN}\ndefaults: {{failure_mode: error}}\ndescriptors:\n{rules}");
     let source = Source { name: "simulated.yaml".into(), text: text.clone().into() };
     match rules::load(&[source], rules::Options::default()) {
         Ok(loaded) => loaded.rules,

@@ -8,8 +8,8 @@ use crate::rules::fault::excerpt;
 use crate::rules::field::nearest;
 use crate::rules::file::{Given, RateLimit};
 use crate::rules::{
-    Algorithm, Allowance, FILL_SECONDS_MAX, Leasing, Limit, SLIDING_LOG_MAX, SLIDING_WINDOW_MAX,
-    Unit, WINDOW_SECONDS_MAX,
+    Algorithm, Allowance, FILL_SECONDS_MAX, FailureMode, Leasing, Limit, SLIDING_LOG_MAX,
+    SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
 };
 
 /// What a `rate_limit` and its file's `defaults` say together.
@@ -18,6 +18,7 @@ pub(super) struct Counting {
     pub(super) leasing: Leasing,
     pub(super) shards: NonZeroU8,
     pub(super) charge_denied: bool,
+    pub(super) failure_mode: FailureMode,
 }
 
 // === impl Compiler ===
@@ -37,11 +38,13 @@ impl Compiler {
         let leasing = self.leasing(&own, kind);
         let shards = self.shards(&own, kind, allowed);
         let charge_denied = own.charge_denied.or(&self.defaults.charge_denied);
+        let failure_mode = own.failure_mode.or(&self.defaults.failure_mode);
         Some(Counting {
             allowance: Allowance::Limited(allowed?),
             leasing,
             shards,
             charge_denied: charge_denied.value().copied().unwrap_or(true),
+            failure_mode: failure_mode.value().copied().unwrap_or_default(),
         })
     }
 
@@ -69,6 +72,7 @@ impl Compiler {
             ("max_delay", manner.max_delay.place()),
             ("lease", manner.lease.place()),
             ("shards", manner.shards.place()),
+            ("failure_mode", manner.failure_mode.place()),
         ];
         for (name, place) in idle {
             if let Some(place) = place {
@@ -81,6 +85,7 @@ impl Compiler {
             leasing: Leasing::default(),
             shards: NonZeroU8::MIN,
             charge_denied: charge_denied.value().copied().unwrap_or(true),
+            failure_mode: FailureMode::default(),
         })
     }
 

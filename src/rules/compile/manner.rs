@@ -7,7 +7,7 @@ use super::Compiler;
 use crate::rules::fault::excerpt;
 use crate::rules::field::nearest;
 use crate::rules::file::{self, Given};
-use crate::rules::{Algorithm, Leasing, MAX_DELAY_MAX, SHARES_MAX, Terms};
+use crate::rules::{Algorithm, FailureMode, Leasing, MAX_DELAY_MAX, SHARES_MAX, Terms};
 
 /// How a limit is kept, as a rule or its file's `defaults` say.
 #[derive(Debug, Default)]
@@ -19,6 +19,7 @@ pub(super) struct Manner {
     pub(super) lease: Given<Lease>,
     pub(super) shards: Given<NonZeroU8>,
     pub(super) charge_denied: Given<bool>,
+    pub(super) failure_mode: Given<FailureMode>,
 }
 
 /// What is said of leases. A term that is not named is left to whoever comes next.
@@ -46,6 +47,7 @@ impl Compiler {
             lease: self.lease(&read.lease),
             shards: self.within(&read.shards, shards),
             charge_denied: self.within(&read.charge_denied, Ok),
+            failure_mode: self.within(&read.failure_mode, failure_mode),
         }
     }
 
@@ -88,15 +90,24 @@ impl Compiler {
 /// The algorithm of this name, in any case as units are.
 fn algorithm(name: &str) -> Result<Algorithm, String> {
     let named = |algorithm: &Algorithm| algorithm.name().eq_ignore_ascii_case(name);
-    ALGORITHMS.into_iter().find(named).ok_or_else(|| {
-        let names = ALGORITHMS.map(Algorithm::name);
-        let (shown, all) = (excerpt(name), names.join(", "));
-        let mut message = format!("unknown algorithm '{shown}'; expected one of {all}");
-        if let Some(meant) = nearest(name, &names) {
-            message.push_str(&format!("; did you mean '{meant}'?"));
-        }
-        message
-    })
+    let found = ALGORITHMS.into_iter().find(named);
+    found.ok_or_else(|| unknown("algorithm", name, &ALGORITHMS.map(Algorithm::name)))
+}
+
+/// The failure mode of this name, in any case as units are.
+fn failure_mode(name: &str) -> Result<FailureMode, String> {
+    let named = |mode: &FailureMode| mode.name().eq_ignore_ascii_case(name);
+    let found = FailureMode::ALL.into_iter().find(named);
+    found.ok_or_else(|| unknown("failure mode", name, &FailureMode::ALL.map(FailureMode::name)))
+}
+
+fn unknown(what: &str, name: &str, names: &[&str]) -> String {
+    let (shown, all) = (excerpt(name), names.join(", "));
+    let mut message = format!("unknown {what} '{shown}'; expected one of {all}");
+    if let Some(meant) = nearest(name, names) {
+        message.push_str(&format!("; did you mean '{meant}'?"));
+    }
+    message
 }
 
 fn max_delay(span: Duration) -> Result<u32, String> {

@@ -8,7 +8,7 @@ use super::limit::Counting;
 use super::{Compiler, PATH_BYTES_MAX, Trail};
 use crate::rules::fault::{Place, excerpt};
 use crate::rules::file::{Descriptor, Given, RateLimit};
-use crate::rules::{FailureMode, Level, Matched, Rule};
+use crate::rules::{Level, Matched, Rule};
 
 // === impl Compiler ===
 
@@ -22,7 +22,8 @@ impl Compiler {
     ) -> Option<Arc<Rule>> {
         self.warn_of_name(limit);
         let replaces = self.replaces(limit);
-        let Counting { allowance, leasing, shards, charge_denied } = self.counting(limit)?;
+        let counted = self.counting(limit)?;
+        let Counting { allowance, leasing, shards, charge_denied, failure_mode } = counted;
         let rule = Arc::new(Rule {
             path: self.unique_path(trail, limit.place)?,
             name: limit.name.text().into(),
@@ -33,7 +34,7 @@ impl Compiler {
             detailed_metric: descriptor.detailed_metric.is_true(),
             charge_denied,
             leasing,
-            failure_mode: FailureMode::default(),
+            failure_mode,
             shards,
             metadata: descriptor
                 .metadata

@@ -39,6 +39,7 @@ pub(in crate::rules) struct Manner<'d> {
     pub(in crate::rules) lease: Given<Lease>,
     pub(in crate::rules) shards: Given<u32>,
     pub(in crate::rules) charge_denied: Given<bool>,
+    pub(in crate::rules) failure_mode: Given<&'d str>,
 }
 
 /// A `lease`.
@@ -110,6 +111,7 @@ impl<'d> Reader<'d, '_> {
             Field::Lease => self.lease(value, &mut read.lease),
             Field::Shards => read.shards = self.number(value, field),
             Field::ChargeDenied => read.charge_denied = self.flag(value, field),
+            Field::FailureMode => read.failure_mode = self.text(value, field),
             _ => {}
         }
     }

@@ -178,6 +178,20 @@ fn defaults_fill_in_what_a_rule_leaves_open() {
 }
 
 #[test]
+fn a_failure_mode_is_the_rules_own_or_its_files_or_local() {
+    assert_eq!(rule("").failure_mode, FailureMode::Local);
+    for mode in FailureMode::ALL {
+        let own = format!("failure_mode: {}", mode.name());
+        assert_eq!(rule(&own).failure_mode, mode);
+        assert_eq!(rule(&own.to_uppercase().replace("FAILURE_MODE", "failure_mode")), rule(&own));
+        let top = format!("defaults: {{{own}}}");
+        assert_eq!(with_defaults(&top, "").failure_mode, mode);
+        let kept = with_defaults("defaults: {failure_mode: allow}", &own);
+        assert_eq!(kept.failure_mode, mode);
+    }
+}
+
+#[test]
 fn the_terms_of_a_lease_are_filled_in_one_by_one() {
     let some = "defaults: {lease: {max: 5, ttl: 1s}}";
     let table = [
@@ -293,6 +307,7 @@ descriptors:
       max_delay: 2m
       lease: {max: 0}
       shards: 0
+      failure_mode: none
 ";
     let loaded = compile(text);
     let found: Vec<_> = loaded.warnings.iter().map(ToString::to_string).collect();
@@ -303,6 +318,7 @@ descriptors:
         "9:18: 'max_delay'",
         "10:14: 'lease'",
         "11:15: 'shards'",
+        "12:21: 'failure_mode'",
     ];
     assert_eq!(found, keys.map(|key| format!("a.yaml:{key} has no effect with 'unlimited'")));
     let silent =

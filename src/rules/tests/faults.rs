@@ -46,7 +46,8 @@ fn row_2_unknown_key_with_the_nearest_known_one() {
     let descriptor = "expected one of key, value, rate_limit, descriptors, shadow_mode, \
                       quota_mode, detailed_metric, value_to_metric, share_threshold, metadata";
     let limit = "expected one of unit, requests_per_unit, unlimited, name, replaces, \
-                 charge_denied, unit_multiplier, algorithm, burst, max_delay, lease, shards";
+                 charge_denied, unit_multiplier, algorithm, burst, max_delay, lease, shards, \
+                 failure_mode";
     refuses(
         "unknown_key.yaml",
         &[
@@ -54,7 +55,7 @@ fn row_2_unknown_key_with_the_nearest_known_one() {
             &format!(
                 "8:7: unknown key 'requestsperunit'; {limit}; did you mean 'requests_per_unit'?"
             ),
-            &format!("9:7: unknown key 'failure_mode'; {limit}"),
+            &format!("9:7: unknown key 'on_failure'; {limit}"),
         ],
     );
 }

@@ -25,7 +25,7 @@ fn refuses_one_key_more_than_it_may_hold_until_a_window_has_passed() {
         store.take(&ask(key, Unit::Second)).unwrap();
     }
     let refused = store.take(&ask(3, Unit::Second)).unwrap_err();
-    assert_eq!(refused, StoreError::Refused("the embedded store is full (3 keys)".into()));
+    assert_eq!(refused, StoreError::Full("3 keys".into()));
     store.take(&ask(0, Unit::Second)).expect("a key it holds is served though it is full");
     seconds.fetch_add(1 + KEPT_SECONDS, Ordering::Relaxed);
     store.take(&ask(3, Unit::Second)).unwrap();

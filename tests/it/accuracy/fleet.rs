@@ -137,7 +137,7 @@ fn request<'a>(key: &'a str, value: &'a str) -> Request<'a> {
 }
 
 fn load(rules: &[(String, String)]) -> Rules {
-    let mut text = format!("domain: {DOMAIN}\ndescriptors:\n");
+    let mut text = format!("domain: {DOMAIN}\ndefaults: {{failure_mode: error}}\ndescriptors:\n");
     for (key, limit) in rules {
         text += &format!("- {{key: {key}, rate_limit: {{{limit}}}}}\n");
     }
@@ -166,6 +166,7 @@ impl Pod {
             pod: number,
             hasher: hasher.clone(),
             modes: Modes::default(),
+            unix_start: Duration::ZERO,
         };
         let store = Arc::clone(&told) as Arc<dyn Store>;
         let limiter = Limiter::new(store, Clock::start(), options);

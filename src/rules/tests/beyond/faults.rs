@@ -136,10 +136,11 @@ fn defaults_are_checked_themselves_and_hold_nothing_else() {
             "7:18: error loading config file: 'charge_denied' must be true or false",
             "8:3: 'unit' cannot stand here; it belongs to 'rate_limit'",
             "9:3: 'burst' cannot stand here; it belongs to 'rate_limit'",
-            "10:3: unknown key 'failure_mode'; expected one of algorithm, max_delay, lease, \
-             shards, charge_denied",
-            "13:14: 'algorithm' cannot stand here; it belongs to 'rate_limit' or 'defaults'",
-            "13:39: 'defaults' cannot stand here; it belongs to the file's top level",
+            "10:17: unknown failure mode 'open'; expected one of local, allow, deny, error",
+            "11:3: unknown key 'failuremode'; expected one of algorithm, max_delay, lease, \
+             shards, charge_denied, failure_mode; did you mean 'failure_mode'?",
+            "14:14: 'algorithm' cannot stand here; it belongs to 'rate_limit' or 'defaults'",
+            "14:39: 'defaults' cannot stand here; it belongs to the file's top level",
         ],
     );
     refuses(

@@ -1,0 +1,165 @@
+//! The lane of one shard: its queue, its breaker, and the task that carries one batch at a time.
+
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::breaker::{Breaker, Position};
+use super::{BATCH_MAX, EXCHANGE_MAX, Reply, Shared, nanos};
+use crate::store::{Ask, Grant, StoreError};
+use crate::time::Time;
+
+/// A batch that is out for longer is a stall: so many round trips, and at least this long, since
+/// scheduling alone takes a few milliseconds on a busy machine.
+const STALL_TRIPS: u32 = 4;
+const STALL_MIN: Duration = Duration::from_millis(50);
+
+/// What a round trip is taken for before the first was measured.
+const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);
+
+/// How a shard does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardState {
+    /// [`crate::store::Store::shard`].
+    pub shard: usize,
+    /// Of its breaker.
+    pub breaker: Position,
+    /// How often that has opened.
+    pub opened: u64,
+    /// What a round trip takes at present.
+    pub round_trip: Duration,
+}
+
+/// What the desk and the task of a lane share.
+#[derive(Debug)]
+pub(super) struct Lane {
+    shard: usize,
+    breaker: Mutex<Breaker>,
+    /// In nanoseconds. The last one if that took longer than before, else a moving average.
+    round_trip: AtomicU64,
+}
+
+// === impl Lane ===
+
+impl Lane {
+    pub(super) fn new(shard: usize) -> Arc<Self> {
+        let round_trip = AtomicU64::new(nanos(ROUND_TRIP_FIRST));
+        Arc::new(Self { shard, breaker: Mutex::default(), round_trip })
+    }
+
+    /// Whether an ask may go out.
+    pub(super) fn admits(&self, now: Time) -> bool {
+        self.breaker.lock().admits(now)
+    }
+
+    pub(super) fn state(&self) -> ShardState {
+        let breaker = self.breaker.lock();
+        ShardState {
+            shard: self.shard,
+            breaker: breaker.position(),
+            opened: breaker.opened(),
+            round_trip: self.round_trip(),
+        }
+    }
+
+    pub(super) fn round_trip(&self) -> Duration {
+        Duration::from_nanos(self.round_trip.load(Ordering::Relaxed))
+    }
+
+    /// Carries batches until the desk drops the queue.
+    pub(super) async fn run(self: Arc<Self>, shared: Arc<Shared>, mut asks: mpsc::Receiver<Ask>) {
+        let mut batch = Vec::with_capacity(BATCH_MAX);
+        while asks.recv_many(&mut batch, BATCH_MAX).await > 0 {
+            let asked_at = shared.clock.now();
+            let outcomes = self.carry(&shared, &batch, &mut asks).await;
+            let mut outcomes = outcomes.into_iter();
+            for ask in batch.drain(..) {
+                let outcome = outcomes.next().unwrap_or(Err(StoreError::TimedOut));
+                self.note(&ask, &outcome, shared.clock.now());
+                shared.reply(Reply { ask, asked_at, outcome });
+            }
+        }
+    }
+
+    /// One exchange. If it stalls, whoever queued meanwhile is told at once: waiting would only
+    /// make their answers late.
+    async fn carry(
+        &self,
+        shared: &Shared,
+        batch: &[Ask],
+        queued: &mut mpsc::Receiver<Ask>,
+    ) -> Vec<Result<Grant, StoreError>> {
+        let asked_at = shared.clock.now();
+        let exchange = async { shared.store.exchange(batch).await };
+        let mut exchange = pin!(AssertUnwindSafe(exchange).catch_unwind());
+        let stall = STALL_MIN.max(STALL_TRIPS * self.round_trip()).min(EXCHANGE_MAX);
+        let outcomes = match timeout(stall, &mut exchange).await {
+            Ok(outcomes) => Ok(outcomes),
+            Err(_) => {
+                let now = shared.clock.now();
+                self.breaker.lock().stall(now, dice(batch.first(), now));
+                tracing::warn!(shard = self.shard, "the store stalls; its breaker opens");
+                while let Ok(ask) = queued.try_recv() {
+                    shared.reply(Reply { ask, asked_at: now, outcome: Err(StoreError::Away) });
+                }
+                timeout(EXCHANGE_MAX.saturating_sub(stall), exchange).await
+            }
+        };
+        match outcomes {
+            Ok(Ok(outcomes)) => {
+                if outcomes.iter().any(Result::is_ok) {
+                    self.note_round_trip(shared.clock.now().since(asked_at));
+                }
+                outcomes
+            }
+            Ok(Err(_)) => {
+                shared.panics.fetch_add(1, Ordering::Relaxed);
+                vec![Err(StoreError::Garbled("the store panicked".into())); batch.len()]
+            }
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn note(&self, ask: &Ask, outcome: &Result<Grant, StoreError>, now: Time) {
+        let good = match outcome {
+            Ok(_) => true,
+            // It answers, and others may be served.
+            Err(StoreError::Full(_)) => return,
+            Err(_) => false,
+        };
+        let mut breaker = self.breaker.lock();
+        let before = breaker.position();
+        breaker.note(good, now, dice(Some(ask), now));
+        match (before, breaker.position()) {
+            (Position::Closed, Position::Open) => {
+                tracing::warn!(shard = self.shard, "the store fails; its breaker opens");
+            }
+            (Position::Open | Position::Probing, Position::Closed) => {
+                tracing::info!(shard = self.shard, "the store answers; its breaker closes");
+            }
+            _ => {}
+        }
+    }
+
+    /// Up at once, down by an eighth of the news at a time, as TCP smooths its round trip
+    /// (RFC 6298): a shard that has become slow does not stall each time.
+    fn note_round_trip(&self, measured: Duration) {
+        let average = self.round_trip.load(Ordering::Relaxed);
+        let smooth = average - average / 8 + nanos(measured) / 8;
+        self.round_trip.store(smooth.max(nanos(measured)), Ordering::Relaxed);
+    }
+}
+
+/// Keys are hashes: mixed with the time, they spread the probes of pods and shards.
+fn dice(ask: Option<&Ask>, now: Time) -> u64 {
+    let key = ask.map_or(0, |ask| ask.key.bits());
+    // 2^64 / golden ratio (Knuth 6.4).
+    (key ^ now.nanos()).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}

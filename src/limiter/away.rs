@@ -1,0 +1,142 @@
+//! What is answered when the store cannot be asked, by the rule's failure mode.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::outcome::{Settled, Standing};
+use super::resolve::Charge;
+use crate::buffer::Lot;
+use crate::key::Key;
+use crate::lease::Reply;
+use crate::rules::{Algorithm, FailureMode, Limit};
+use crate::store::memory::MemoryStore;
+use crate::store::{Ask, Back, Count, Grant, StoreError};
+use crate::time::{Clock, Time};
+
+/// Keys that a pod counts by itself at most: some 8 MiB of them. One that finds no room is denied,
+/// since nobody counts it.
+const KEYS_MAX: usize = 1 << 16;
+
+/// Answers in the store's place.
+pub(super) struct Away {
+    /// `local`: what this pod has admitted by itself, each key by its own algorithm.
+    own: MemoryStore,
+    /// The store's time at the start of this pod's clock, in microseconds since the Unix epoch.
+    epoch_us: Arc<AtomicU64>,
+    answers: [AtomicU64; FailureMode::ALL.len()],
+    /// Hits that `allow` let pass: nobody counted them.
+    unmetered: AtomicU64,
+}
+
+// === impl Away ===
+
+impl Away {
+    /// `unix_start` is the time of day when `clock` was started. It serves until the store's own is
+    /// known, which its first grant tells.
+    pub(super) fn new(clock: Clock, unix_start: Duration) -> Self {
+        let micros = u64::try_from(unix_start.as_micros()).unwrap_or(u64::MAX);
+        let epoch_us = Arc::new(AtomicU64::new(micros));
+        let epoch = Arc::clone(&epoch_us);
+        let now = move || {
+            let since_start = clock.now().since(Time::default());
+            since_start.saturating_add(Duration::from_micros(epoch.load(Ordering::Relaxed)))
+        };
+        Self {
+            own: MemoryStore::new(Arc::new(now), KEYS_MAX),
+            epoch_us,
+            answers: Default::default(),
+            unmetered: AtomicU64::new(0),
+        }
+    }
+
+    /// The answer to `charge`, which the store did not give because of `why`. `pods` share the
+    /// limit.
+    pub(super) fn answer(
+        &self,
+        charge: &Charge,
+        pods: u32,
+        now: Time,
+        why: StoreError,
+    ) -> Result<Settled, StoreError> {
+        let mode = charge.failure_mode();
+        self.answers[mode as usize].fetch_add(1, Ordering::Relaxed);
+        match mode {
+            FailureMode::Local => Ok(self.admit(charge, pods, now)),
+            FailureMode::Allow => {
+                let hits = if charge.refund { 0 } else { charge.hits };
+                self.unmetered.fetch_add(hits, Ordering::Relaxed);
+                Ok(settled(mode, false, charge.applied.limit.capacity()))
+            }
+            FailureMode::Deny => Ok(settled(mode, !charge.refund, 0)),
+            FailureMode::Error => Err(why),
+        }
+    }
+
+    /// The key is known to be used up until its window ends: no pod has a part of nothing.
+    pub(super) fn deny(&self, standing: Standing) -> Settled {
+        self.answers[FailureMode::Local as usize].fetch_add(1, Ordering::Relaxed);
+        Settled { standing, ..settled(FailureMode::Local, true, 0) }
+    }
+
+    /// What was admitted here is not spent after all, or has been paid for since.
+    pub(super) fn return_hits(&self, key: Key, limit: Limit, hits: u64, pods: u32) {
+        let back = Some(Back { tokens: hits, epoch: None });
+        // A key without room was denied, and has nothing to return.
+        let _ = self.own.take(&Ask { back, ..Ask::look(key, limit.of_pod(pods)) });
+    }
+
+    /// Takes the store's time from a grant, so that windows here are the store's.
+    pub(super) fn note_time(&self, reply: &Reply, grant: &Grant) {
+        let window_us = u64::try_from(reply.ask.limit.window().as_micros()).unwrap_or(u64::MAX);
+        let store_us = match reply.ask.limit.algorithm {
+            Algorithm::FixedWindow => {
+                let reset_us = u64::try_from(grant.reset_after.as_micros()).unwrap_or(u64::MAX);
+                grant.epoch.saturating_add(1).saturating_mul(window_us).saturating_sub(reset_us)
+            }
+            Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => grant.epoch,
+            // The one corrects its window's end, the other its newest entry's time.
+            Algorithm::SlidingWindow | Algorithm::SlidingLog => return,
+        };
+        let since_start = reply.asked_at.since(Time::default()).as_micros();
+        let since_start = u64::try_from(since_start).unwrap_or(u64::MAX);
+        self.epoch_us.store(store_us.saturating_sub(since_start), Ordering::Relaxed);
+    }
+
+    pub(super) fn counts(&self) -> Vec<Count> {
+        let of = |mode: FailureMode| self.answers[mode as usize].load(Ordering::Relaxed);
+        vec![
+            ("failure_mode_local", of(FailureMode::Local)),
+            ("failure_mode_allow", of(FailureMode::Allow)),
+            ("failure_mode_deny", of(FailureMode::Deny)),
+            ("failure_mode_error", of(FailureMode::Error)),
+            ("unmetered_hits", self.unmetered.load(Ordering::Relaxed)),
+        ]
+    }
+
+    /// `local`: the pod's part of the limit, by the limit's own algorithm.
+    fn admit(&self, charge: &Charge, pods: u32, now: Time) -> Settled {
+        let mode = FailureMode::Local;
+        let hits = charge.hits;
+        let own = Ask::look(charge.key, charge.applied.limit.of_pod(pods));
+        let ask = if charge.refund {
+            Ask { back: Some(Back { tokens: hits, epoch: None }), ..own }
+        } else {
+            Ask { want: hits, need: hits, charge_denied: charge.charge_denied(), ..own }
+        };
+        let Ok(grant) = self.own.take(&ask) else { return settled(mode, !charge.refund, 0) };
+        let over = !charge.refund && if hits == 0 { grant.overdrawn } else { grant.tokens < hits };
+        let reset = if grant.left > 0 { grant.reset_after } else { grant.retry_after };
+        Settled {
+            standing: Standing { remaining: grant.left, reset_after: Some(reset) },
+            // Of a leaky bucket's slot, when it begins.
+            taken: Lot { starts: now + grant.starts_after, ..Lot::default() },
+            ..settled(mode, over, 0)
+        }
+    }
+}
+
+fn settled(mode: FailureMode, over: bool, remaining: u64) -> Settled {
+    let standing = Standing { remaining, reset_after: None };
+    Settled { over, taken: Lot::default(), standing, mode: Some(mode) }
+}

@@ -1,0 +1,190 @@
+//! What is answered when the store cannot be asked.
+
+use super::*;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// `a` in this failure mode, `limit` an hour; `b` denies when the store is away.
+fn mode(limit: u32, mode: &str) -> Rig {
+    let hour = |limit| format!("unit: hour, requests_per_unit: {limit}");
+    let (a, b) = (hour(limit), hour(5));
+    Rig::new(&limits(&format!("{a}, failure_mode: {mode}"), &format!("{b}, failure_mode: deny")))
+}
+
+fn fail(rig: &Rig) {
+    rig.store.fails.store(true, Ordering::Relaxed);
+}
+
+/// Of `requests` for `a`, those that pass.
+async fn passed(pod: &Limiter, rules: &Rules, requests: u32) -> u32 {
+    let mut passed = 0;
+    for _ in 0..requests {
+        let verdict = pod.decide(rules, &request(&["a"])).await.unwrap();
+        passed += u32::from(verdict.code == Code::Ok);
+    }
+    passed
+}
+
+fn count(pod: &Limiter, name: &str) -> u64 {
+    let counts = pod.counts();
+    counts.iter().find(|(other, _)| *other == name).map(|(_, count)| *count).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_failure_mode_gives_its_answer() {
+    for (name, expected) in [("local", 10), ("allow", 30), ("deny", 0)] {
+        let rig = mode(10, name);
+        let pod = rig.pod();
+        fail(&rig);
+        assert_eq!(passed(&pod, &rig.rules, 30).await, expected, "{name}");
+        assert_eq!(count(&pod, &format!("failure_mode_{name}")), 30);
+        let unmetered = if name == "allow" { 30 } else { 0 };
+        assert_eq!(count(&pod, "unmetered_hits"), unmetered, "{name}");
+    }
+    let rig = mode(10, "error");
+    let pod = rig.pod();
+    fail(&rig);
+    assert!(pod.decide(&rig.rules, &request(&["a"])).await.is_err());
+    assert_eq!(count(&pod, "failure_mode_error"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_by_itself_admits_its_part_of_the_limit_each_window() {
+    let rig = mode(10, "local");
+    let pod = rig.pod();
+    pod.shared.pods.store(4, Ordering::Relaxed);
+    fail(&rig);
+    for _ in 0..3 {
+        assert_eq!(passed(&pod, &rig.rules, 20).await, 3, "ceil(10 / 4)");
+        tokio::time::sleep(HOUR).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_algorithm_has_its_part() {
+    for (algorithm, expected) in [
+        ("fixed_window", 5),
+        ("token_bucket, burst: 4", 2),
+        ("sliding_window", 5),
+        ("sliding_log", 5),
+        ("leaky_bucket", 1),
+    ] {
+        let a = "unit: hour, requests_per_unit: 10, failure_mode: local, algorithm: ";
+        let rig = Rig::new(&limits(&format!("{a}{algorithm}"), "unit: hour, requests_per_unit: 1"));
+        let pod = rig.pod();
+        pod.shared.pods.store(2, Ordering::Relaxed);
+        fail(&rig);
+        assert_eq!(passed(&pod, &rig.rules, 20).await, expected, "{algorithm}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tokens_that_are_held_are_spent_before_any_failure_mode_answers() {
+    let rig = mode(4_000, "deny");
+    let pod = rig.pod();
+    assert_eq!(passed(&pod, &rig.rules, 1).await, 1);
+    fail(&rig);
+    assert_eq!(passed(&pod, &rig.rules, 100).await, 19, "of a lease of 0.5 %");
+}
+
+#[tokio::test(start_paused = true)]
+async fn with_the_breaker_open_the_answer_comes_at_once() {
+    let rig = mode(1_000, "local");
+    let pod = rig.pod();
+    rig.store.hangs.store(true, Ordering::Relaxed);
+    let begun = rig.clock.now();
+    assert_eq!(passed(&pod, &rig.rules, 1).await, 1);
+    assert_eq!(rig.clock.now().since(begun), MAX_WAIT, "it waited");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let [shard] = pod.shards()[..] else { panic!("one shard") };
+    assert_eq!((shard.breaker, shard.opened), (Position::Open, 1));
+    let begun = rig.clock.now();
+    assert_eq!(passed(&pod, &rig.rules, 100).await, 100);
+    assert_eq!(rig.clock.now(), begun, "nobody waited");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_used_up_stays_so_when_the_store_goes_away() {
+    let rig = mode(10, "local");
+    let pod = rig.pod();
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 10);
+    fail(&rig);
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 0);
+    tokio::time::sleep(HOUR).await;
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "a new window, counted here");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_admitted_while_its_lease_was_late_is_paid_from_that_lease() {
+    let rig = Rig::slow(&per_hour(40, 5).replace("error", "local"), MAX_WAIT * 4);
+    let pod = rig.pod();
+    let mut admitted = 0;
+    for _ in 0..60 {
+        admitted += passed(&pod, &rig.rules, 1).await;
+        tokio::time::sleep(MAX_WAIT * 10).await;
+    }
+    let late = count(&pod, "failure_mode_local");
+    assert!(late >= 2, "{late}: some would have waited longer than they may");
+    assert_eq!(admitted, 40, "and none was admitted beyond the limit");
+    *rig.store.round_trip.lock() = Duration::ZERO;
+    assert_eq!(rig.left(40).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_lease_is_not_charged_for_what_was_denied() {
+    let rig = Rig::slow(&per_hour(1_000, 5).replace("error", "deny"), MAX_WAIT * 4);
+    let pod = rig.pod();
+    assert_eq!(passed(&pod, &rig.rules, 1).await, 0);
+    tokio::time::sleep(MAX_WAIT * 10).await;
+    pod.close().await;
+    *rig.store.round_trip.lock() = Duration::ZERO;
+    assert_eq!(rig.left(1_000).await, 1_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_another_key_denies_spends_nothing_here() {
+    let rig = mode(3, "local");
+    let pod = rig.pod();
+    fail(&rig);
+    for _ in 0..10 {
+        assert!(!decide(&pod, &rig.rules, &request(&["a", "b"])).await.0);
+    }
+    assert_eq!(passed(&pod, &rig.rules, 10).await, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rule_in_shadow_mode_passes_whatever_its_failure_mode() {
+    let yaml = "domain: d\ndescriptors:\n- {key: a, shadow_mode: true, rate_limit: {unit: hour, \
+                requests_per_unit: 1, failure_mode: MODE}}\n";
+    for mode in FailureMode::ALL {
+        let rig = Rig::new(&yaml.replace("MODE", mode.name()));
+        let pod = rig.pod();
+        fail(&rig);
+        assert_eq!(passed(&pod, &rig.rules, 5).await, 5, "{mode:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_panics_fails_the_asks_that_it_was_given_and_no_more() {
+    let rig = mode(10, "local");
+    let pod = rig.pod();
+    rig.store.panics.store(true, Ordering::Relaxed);
+    assert_eq!(passed(&pod, &rig.rules, 2).await, 2);
+    rig.store.panics.store(false, Ordering::Relaxed);
+    assert_eq!(count(&pod, "lease_panics"), 2);
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "the store's, and no longer its own");
+}
+
+#[tokio::test(start_paused = true)]
+async fn windows_counted_here_end_with_the_stores() {
+    let rig = mode(10, "local");
+    let pod = rig.pod();
+    assert_eq!(passed(&pod, &rig.rules, 1).await, 1);
+    fail(&rig);
+    assert!(passed(&pod, &rig.rules, 20).await >= 9);
+    // By the pod's own time an hour ended in between.
+    tokio::time::sleep(Duration::from_secs(3_000)).await;
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 0);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "a new window");
+}
