@@ -32,3 +32,6 @@ mod moving;
 /// Networks that are slow, silent or broken.
 #[path = "faults/slow.rs"]
 mod slow;
+/// Mixed faults by seed.
+#[path = "faults/soak.rs"]
+mod soak;

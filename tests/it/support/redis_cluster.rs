@@ -117,17 +117,26 @@ impl Cluster {
     /// Waits until every node that runs finds the cluster well and every replica is in step.
     pub fn wait_until_ok(&self) {
         for node in &self.nodes {
-            wait_for("the cluster is well and in step", PATIENCE, || {
-                let replication = node.info("replication");
-                let in_step = replication.get("role")? == "master"
-                    || replication.get("master_link_status")? == "up";
-                let slots: Vec<redis::Value> = node.command(&["CLUSTER", "SLOTS"]);
-                let complete = slots.len() >= self.masters
-                    && slots.iter().all(|range| self.has_replicas(range));
-                let ok = cluster_info(node).get("cluster_state")? == "ok";
-                (ok && in_step && complete).then_some(())
-            });
+            let ok = || self.is_ok_at(node);
+            wait_for("the cluster is well and in step", PATIENCE, ok);
         }
+    }
+
+    /// Whether every node finds so at present.
+    pub fn is_ok(&self) -> bool {
+        self.nodes.iter().all(|node| self.is_ok_at(node).is_some())
+    }
+
+    fn is_ok_at(&self, node: &Server) -> Option<()> {
+        node.try_command::<()>(&["PING"]).ok()?;
+        let replication = node.info("replication");
+        let in_step = replication.get("role")? == "master"
+            || replication.get("master_link_status")? == "up";
+        let slots: Vec<redis::Value> = node.command(&["CLUSTER", "SLOTS"]);
+        let complete =
+            slots.len() >= self.masters && slots.iter().all(|range| self.has_replicas(range));
+        let ok = cluster_info(node).get("cluster_state")? == "ok";
+        (ok && in_step && complete).then_some(())
     }
 
     /// `[first, last, master, replicas…]`
