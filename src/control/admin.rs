@@ -163,8 +163,12 @@ mod tests {
             ),
             ("algorithm: leaky_bucket, max_delay: 1m", ", algorithm: leaky_bucket, max_delay: 60s"),
             (
-                "lease: {fraction: .5, max: 7, ttl: 150ms}, failure_mode: deny, charge_denied: off",
-                ", lease: {fraction: 0.5, max: 7, ttl: 150ms}, failure_mode: deny, charge_denied: false",
+                "lease: {fraction: .5, max: 7, ttl: 150ms}, charge_denied: off",
+                ", lease: {fraction: 0.5, max: 7, ttl: 150ms}, charge_denied: false",
+            ),
+            (
+                "failure_mode: Deny, charge_denied: off",
+                ", failure_mode: deny, charge_denied: false",
             ),
         ];
         for (beside, end) in table {

@@ -58,6 +58,8 @@ pub struct Need {
     pub inflow: f64,
     /// How long a lease may last: until its window ends, if known, or its term.
     pub lasts: Option<Duration>,
+    /// What an ask takes: a lease that lasts no longer is used up before the next one comes.
+    pub round_trip: Duration,
     /// Pods alive, at least 1; too few strands tokens, too many costs trips.
     pub pods: u32,
     /// φ and the ceiling of one lease.
@@ -169,6 +171,7 @@ impl Need {
             left if left > self.limit / 5 => SPAN_MIDDLE,
             _ => SPAN_SHORT,
         };
+        let span = span.max(2 * self.round_trip);
         match self.lasts {
             // Half of its term: what is unspent at the end of one is lost.
             Some(lasts) if self.inflow > 0.0 => span.min(lasts / 2),
@@ -185,7 +188,8 @@ mod tests {
 
     fn need(demand: f64, limit: u64, left: u64) -> Need {
         let (waiting, inflow, lasts, pods) = (0, 0.0, None, 1);
-        Need { demand, waiting, limit, left, inflow, lasts, pods, terms: Terms::default() }
+        let (round_trip, terms) = (Duration::from_micros(500), Terms::default());
+        Need { demand, waiting, limit, left, inflow, lasts, round_trip, pods, terms }
     }
 
     fn demand(hits_per_second: u64, millis: u64) -> Demand {
@@ -233,6 +237,16 @@ mod tests {
         assert_eq!(need(1_000.0, 100_000, 90_000).size(), 2_000);
         assert_eq!(need(4_000.0, 100_000, 40_000).size(), 1_000);
         assert_eq!(need(20_000.0, 100_000, 10_000).size(), 1_000);
+    }
+
+    #[test]
+    fn leases_grow_with_the_round_trip() {
+        let slow = |millis| Need {
+            round_trip: Duration::from_millis(millis),
+            ..need(4_000.0, 100_000, 40_000)
+        };
+        assert_eq!([5, 50, 500].map(|millis| slow(millis).size()), [1_000, 1_000, 4_000]);
+        assert_eq!(slow(50_000).size(), 10_000, "and never above the share of what remains");
     }
 
     #[test]

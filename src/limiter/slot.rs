@@ -144,7 +144,7 @@ impl Slot {
         let ahead = manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
         if more && self.asking == 0 && ahead {
             let tokens = self.buffer.tokens(here.now);
-            if self.demand.outruns(tokens, Duration::from_micros(self.trip_us.into()))
+            if self.demand.outruns(tokens, self.round_trip())
                 && self.need(&manner, 0, here).may_hold_ahead()
             {
                 asks.push(self.ask(charge.key, here));

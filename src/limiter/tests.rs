@@ -133,7 +133,8 @@ fn compile(yaml: &str) -> Rules {
 /// Rules for the keys `a` and `b` of domain `d`.
 fn limits(a: &str, b: &str) -> String {
     format!(
-        "domain: d\ndefaults: {{failure_mode: error}}\ndescriptors:\n- {{key: a, rate_limit: {{{a}}}}}\n\
+        "domain: d\ndefaults: {{failure_mode: error}}\ndescriptors:\n\
+         - {{key: a, rate_limit: {{{a}}}}}\n\
          - {{key: b, rate_limit: {{{b}}}}}\n"
     )
 }

@@ -77,6 +77,7 @@ impl Slot {
             left: self.buffer.left(here.now).unwrap_or(limit),
             inflow: manner.inflow(),
             lasts,
+            round_trip: self.round_trip(),
             // Each share is asked by its part of the pods, by one at least.
             pods: here.pods.max(u32::from(manner.shares.get())),
             terms: manner.terms(),
@@ -97,8 +98,12 @@ impl Slot {
 
     /// Whether the answer to the ask that is out should have been here.
     pub(super) fn is_overdue(&self, now: Time) -> bool {
-        let trips = Duration::from_micros(self.trip_us.into()) * OVERDUE_TRIPS;
+        let trips = self.round_trip() * OVERDUE_TRIPS;
         self.asking > 0 && now.since(self.asked) > trips.max(OVERDUE_MIN)
+    }
+
+    pub(super) fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.trip_us.into())
     }
 
     pub(super) fn note_trip(&mut self, measured: Duration) {

@@ -67,7 +67,8 @@ async fn a_request_beyond_the_bounds_is_refused_and_at_them_served() {
 #[tokio::test]
 async fn without_redis_there_is_an_error_in_time_and_what_needs_none_is_served() {
     let rules = tempfile::tempdir().unwrap();
-    std::fs::write(rules.path().join("d.yaml"), RULES).unwrap();
+    let file = format!("defaults: {{failure_mode: error}}\n{RULES}");
+    std::fs::write(rules.path().join("d.yaml"), file).unwrap();
     let nowhere = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let pod = Ratelease::start(rules.path(), &[nowhere], &[("LEASE_MAX_WAIT", "50ms")]).await;
     let (mut grpc, mut http) = (Door::grpc(&pod).await, Door::http(&pod).await);

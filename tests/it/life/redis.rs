@@ -21,7 +21,7 @@ const ANSWER_MAX: Duration = Duration::from_millis(500);
 /// Serves, says so, and refuses decisions in good time. `why` is in the one line of the log that is
 /// about Redis.
 async fn serves_without_redis(kind: &str, url: &str, why: &[&str]) -> Ratelease {
-    let rules = rules(RULES);
+    let rules = rules(&format!("defaults: {{failure_mode: error}}\n{RULES}"));
     let env = [
         ("REDIS_TYPE", kind),
         ("REDIS_SOCKET_TYPE", "tcp"),
