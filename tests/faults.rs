@@ -23,12 +23,21 @@ mod row;
 #[path = "faults/stage.rs"]
 mod stage;
 
+/// Clocks that step.
+#[path = "faults/clock.rs"]
+mod clock;
+/// Pods that come and go.
+#[path = "faults/fleet.rs"]
+mod fleet;
 /// Masters that are killed or frozen.
 #[path = "faults/masters.rs"]
 mod masters;
 /// Slots that move, restarts in turn, refusals.
 #[path = "faults/moving.rs"]
 mod moving;
+/// Rules that are garbage, or change all the time.
+#[path = "faults/rules.rs"]
+mod rules;
 /// Networks that are slow, silent or broken.
 #[path = "faults/slow.rs"]
 mod slow;

@@ -133,8 +133,7 @@ impl Scene {
         let rules = Rules::new(&rules(0));
         let pods = [pod(&rules, &cluster).await, pod(&rules, &cluster).await];
         let addrs = [pods[0].grpc, pods[1].grpc];
-        let options =
-            EnvoyOptions { timeout: ENVOY_TIMEOUT, ..EnvoyOptions::new("soak", &addrs) };
+        let options = EnvoyOptions { timeout: ENVOY_TIMEOUT, ..EnvoyOptions::new("soak", &addrs) };
         let envoy = Envoy::start(options).await;
         let dice = Dice::seeded(seed.wrapping_add(1));
         let scene = Self { cluster, rules, pods, envoy, losses: 0, dice };
@@ -158,7 +157,9 @@ impl Scene {
 /// The rules, in a version of them: what the load is about stays as it is.
 fn rules(version: u32) -> String {
     let rule = |value: &str, unit: &str, limit: u64| {
-        format!("- {{key: path, {value}rate_limit: {{unit: {unit}, requests_per_unit: {limit}}}}}\n")
+        format!(
+            "- {{key: path, {value}rate_limit: {{unit: {unit}, requests_per_unit: {limit}}}}}\n"
+        )
     };
     let version = rule("value: /version, ", "day", u64::from(version) + 1);
     let rest = [rule("value: /tight, ", "minute", TIGHT), rule("", "hour", 10_000_000), version];

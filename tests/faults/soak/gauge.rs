@@ -70,7 +70,8 @@ impl Gauge {
 
 async fn measure(pod: usize, pid: u32, debug: SocketAddr) -> Point {
     let page = http::get(debug, "/status").await.ok().filter(|page| page.status == 200);
-    let page: Value = page.and_then(|page| serde_json::from_str(&page.body).ok()).unwrap_or_default();
+    let page: Value =
+        page.and_then(|page| serde_json::from_str(&page.body).ok()).unwrap_or_default();
     let violations = page["invariant_violations"].as_u64().unwrap_or(0);
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a running pod").count();
     let point = Point { at: now(), pod, resident: resident(pid), descriptors, violations };

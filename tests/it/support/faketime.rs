@@ -29,7 +29,9 @@ impl FakeClock {
     /// What puts a process under it.
     pub(crate) fn env(&self) -> Vec<(&'static str, String)> {
         vec![
-            ("LD_PRELOAD", library().display().to_string()),
+            // libc behind it: the allocator that Debian's Redis would use in its place asks for
+            // the time before libfaketime can tell it.
+            ("LD_PRELOAD", format!("{} libc.so.6", library().display())),
             ("FAKETIME_TIMESTAMP_FILE", self.file().display().to_string()),
             ("FAKETIME_NO_CACHE", "1".to_owned()),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),

@@ -130,8 +130,8 @@ impl Cluster {
     fn is_ok_at(&self, node: &Server) -> Option<()> {
         node.try_command::<()>(&["PING"]).ok()?;
         let replication = node.info("replication");
-        let in_step = replication.get("role")? == "master"
-            || replication.get("master_link_status")? == "up";
+        let in_step =
+            replication.get("role")? == "master" || replication.get("master_link_status")? == "up";
         let slots: Vec<redis::Value> = node.command(&["CLUSTER", "SLOTS"]);
         let complete =
             slots.len() >= self.masters && slots.iter().all(|range| self.has_replicas(range));
