@@ -35,6 +35,12 @@ mod masters;
 /// Slots that move, restarts in turn, refusals.
 #[path = "faults/moving.rs"]
 mod moving;
+/// Links that are cut, between network namespaces.
+#[path = "faults/partition.rs"]
+mod partition;
+/// Pods that end, are killed, panic, or run short of something.
+#[path = "faults/process.rs"]
+mod process;
 /// Rules that are garbage, or change all the time.
 #[path = "faults/rules.rs"]
 mod rules;

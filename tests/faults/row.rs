@@ -54,7 +54,7 @@ impl Row {
 
     /// Another part of the promise; `broken` says how it is broken, if it is.
     pub fn holds(&mut self, holds: bool, broken: &str) {
-        if !holds {
+        if !holds && !self.broken.iter().any(|told| told == broken) {
             self.broken.push(broken.to_owned());
         }
     }

@@ -113,7 +113,12 @@ impl Scene {
                 let version = u32::try_from(self.dice.below(1_000_000)).expect("small");
                 self.rules.replace(&rules(version));
             }
-            Trouble::BadRules => self.rules.replace("domain: soak\ndescriptors: [{key: path, rate"),
+            Trouble::BadRules => {
+                self.rules.replace("domain: soak\ndescriptors: [{key: path, rate");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                // A pod that starts meanwhile would have none.
+                self.rules.replace(&rules(0));
+            }
             Trouble::Calm(span) => tokio::time::sleep(span).await,
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
