@@ -150,7 +150,7 @@ fn open(settings: StoreSettings) -> Arc<dyn Store> {
 fn limiter(store: Arc<dyn Store>, leases: &Leases, answers: &Answers) -> Limiter {
     let options = Options {
         max_wait: leases.max_wait,
-        keys_max: leases.keys_max,
+        buffer_bytes_max: leases.buffer_bytes_max,
         // Drawn from the system's randomness, as every hash map's seed.
         pod: RandomState::new().hash_one(()),
         hasher: KeyHasher::new(leases.key_secret.reveal()),

@@ -1,5 +1,7 @@
 //! Keeping the table: tokens that nobody will spend go back to the store.
 
+use std::collections::VecDeque;
+use std::mem::size_of;
 use std::time::Duration;
 
 use crate::buffer::table::Entry;
@@ -26,6 +28,14 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Idle keys that are looked at at once: their returns must find room in the desk's queue.
 const WATCH_BATCH: usize = 1024;
+
+/// Keys that wait to be looked at at most, as far as a 32nd of the buffers' budget holds them: more
+/// than three seconds of looking.
+const IDLE_MAX: usize = 1 << 16;
+const IDLE_DIVISOR: usize = 32;
+
+/// Bytes of a key that waits to be looked at.
+pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
 
 /// A pod that has not been heard of for so long is taken for dead: three beats.
 const BEAT_LASTS: Duration = Duration::from_secs(3);
@@ -119,7 +129,7 @@ impl Shared {
         let mut idle = self.idle.lock();
         // A key that was evicted while it stood here may stand here twice. Beyond the ceiling it
         // keeps what it holds until its lease ends.
-        if idle.len() < self.options.keys_max {
+        if idle.len() < idle.capacity() {
             idle.push_back((due, key));
         }
     }
@@ -139,6 +149,11 @@ impl Shared {
         }
         self.send(asks);
     }
+}
+
+/// A queue that never grows, for a limiter whose buffers may take `budget` bytes.
+pub(super) fn idle_queue(budget: usize) -> VecDeque<(Time, Key)> {
+    VecDeque::with_capacity((budget / IDLE_DIVISOR / IDLE_BYTES).min(IDLE_MAX))
 }
 
 /// Whether two rules lend tokens in one manner.
