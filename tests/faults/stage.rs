@@ -29,8 +29,8 @@ pub struct Scale {
     pub rate: u32,
     /// What Envoy waits for an answer.
     pub envoy_timeout: Duration,
-    /// This part of the answers may take so long, at the client and through Envoy.
-    pub judged_part: f64,
+    /// So many percent of the answers take this at most, at the client and through Envoy.
+    pub percent: usize,
     pub latency_max: Duration,
 }
 
@@ -89,7 +89,7 @@ impl Scale {
                 is_full: true,
                 rate: 2000,
                 envoy_timeout: Duration::from_millis(20),
-                judged_part: 0.99,
+                percent: 99,
                 latency_max: Duration::from_millis(5),
             }
         } else {
@@ -99,7 +99,7 @@ impl Scale {
                 is_full: false,
                 rate: 200,
                 envoy_timeout: Duration::from_secs(1),
-                judged_part: 0.95,
+                percent: 95,
                 latency_max: Duration::from_millis(100),
             }
         }
@@ -178,12 +178,12 @@ impl Stage {
 
     /// Judges the answers' latency within a span of time.
     pub fn judge_latency(&self, row: &mut Row, samples: &Samples, from: Instant, to: Instant) {
-        let Scale { judged_part, latency_max, .. } = self.scale;
+        let Scale { percent, latency_max, .. } = self.scale;
         let spell = samples.between(from, to);
-        row.note(&format!("p99 {:.1?}", spell.latency(0.99)));
-        let (part, percent) = (spell.latency(judged_part), judged_part * 100.0);
-        let broken = format!("{percent} % within {part:.1?}, not {latency_max:?}");
-        row.holds(part <= latency_max, &broken);
+        row.note(&format!("p99 {:.1?}", spell.latency(99)));
+        let latency = spell.latency(percent);
+        let broken = format!("{percent} % within {latency:.1?}, not {latency_max:?}");
+        row.holds(latency <= latency_max, &broken);
     }
 
     /// Memory that the largest pod holds, in bytes.

@@ -156,11 +156,11 @@ impl Samples {
         self.tally().passed()
     }
 
-    /// The latency that `part` of the answers do not exceed; 0 without answers.
-    pub(crate) fn latency(&self, part: f64) -> Duration {
+    /// The latency that so many percent of the answers do not exceed; 0 without answers.
+    pub(crate) fn latency(&self, percent: usize) -> Duration {
         let mut latencies: Vec<_> = self.0.iter().map(|sample| sample.latency).collect();
         latencies.sort_unstable();
-        let last = latencies.len().saturating_sub(1);
-        latencies.get((last as f64 * part).ceil() as usize).copied().unwrap_or_default()
+        let at = (latencies.len() * percent).div_ceil(100).saturating_sub(1);
+        latencies.get(at).copied().unwrap_or_default()
     }
 }
