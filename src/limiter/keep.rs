@@ -42,12 +42,14 @@ const BEAT_LASTS: Duration = Duration::from_secs(3);
 
 impl Limiter {
     /// Keeps the table and the count of pods up to date, for ever. One task of each limiter runs
-    /// it.
+    /// it, or three tasks one of its parts each: [`Limiter::keep_beating`], [`Limiter::keep_tidy`]
+    /// and [`Limiter::watch_idle`].
     pub async fn run(&self) {
         tokio::join!(self.keep_beating(), self.keep_tidy(), self.watch_idle());
     }
 
-    async fn keep_beating(&self) {
+    /// Tells the store every second that this pod is alive, for ever.
+    pub async fn keep_beating(&self) {
         let mut ticks = tokio::time::interval(BEAT_INTERVAL);
         loop {
             ticks.tick().await;
@@ -55,7 +57,8 @@ impl Limiter {
         }
     }
 
-    async fn keep_tidy(&self) {
+    /// Forgets keys of which nothing is known any more, every second, for ever.
+    pub async fn keep_tidy(&self) {
         let mut ticks = tokio::time::interval(TIDY_INTERVAL);
         loop {
             ticks.tick().await;
@@ -63,7 +66,8 @@ impl Limiter {
         }
     }
 
-    async fn watch_idle(&self) {
+    /// Gives back what idle keys hold above their allowance, for ever.
+    pub async fn watch_idle(&self) {
         let mut ticks = tokio::time::interval(WATCH_INTERVAL);
         loop {
             ticks.tick().await;

@@ -4,6 +4,7 @@
 mod cardinality;
 mod grpc;
 mod json;
+mod panic;
 mod random;
 
 use std::fs;
