@@ -35,6 +35,9 @@ mod masters;
 /// Slots that move, restarts in turn, refusals.
 #[path = "faults/moving.rs"]
 mod moving;
+/// Parts of the process that panic.
+#[path = "faults/panics.rs"]
+mod panics;
 /// Links that are cut, between network namespaces.
 #[path = "faults/partition.rs"]
 mod partition;

@@ -16,9 +16,10 @@ const PART: Duration = Duration::from_secs(SPAN.as_secs() / PARTS as u64);
 /// Of fewer asks, half says nothing.
 const SPAN_ASKS_MIN: u32 = 20;
 
-/// Waits before a probe: the first, doubled by each that fails, and the last.
+/// Waits before a probe: the first, doubled by each that fails, and the last. Leases are to resume
+/// within a second of the shard's return, the probe's own way included.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
-const WAIT_LAST: Duration = Duration::from_secs(2);
+const WAIT_LAST: Duration = Duration::from_millis(800);
 
 /// A probe that nothing was heard of for so long never went out. Above what an exchange may take.
 const PROBE_MAX: Duration = Duration::from_secs(15);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::row::Row;
 use crate::stage::{Plan, Stage, scripts, time_until};
 use crate::support::now;
+use crate::support::paced::Paced;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
 use crate::support::redis_server::Server;
 
@@ -54,6 +55,16 @@ async fn kill_a_master(mut row: Row, domain: &str, options: &ClusterOptions) {
     row.end();
 }
 
+/// A key of which nobody asks but during the stall, so that nearly nothing is lent of it, and what
+/// one lease of it may hold.
+const COLD: &str = "/cold";
+const LEASE: u64 = 5;
+
+/// Asks that were on their way when the masters froze, and probes since, are debited after the
+/// thaw: of each pod one at a time, until its breaker opens, and some probes. Not the requests,
+/// which the failure mode has answered meanwhile.
+const LATE_MAX: u64 = 2 * 6 * LEASE;
+
 #[tokio::test(flavor = "multi_thread")]
 async fn r4_all_masters_frozen_under_load() {
     let promise = "0 errors; p99 < 5 ms in the stall; nothing that Redis did not lend is charged \
@@ -62,12 +73,20 @@ async fn r4_all_masters_frozen_under_load() {
     // They are not to take each other for dead.
     let options = ClusterOptions { node_timeout_ms: 15_000, ..ClusterOptions::new(3, 0) };
     let cluster = Cluster::start_with(&options);
-    let stage = Plan::new("r4", &cluster).start().await;
+    let more = format!(
+        "- {{key: path, value: {COLD}, \
+            rate_limit: {{unit: day, requests_per_unit: 100000, lease: {{max: {LEASE}}}}}}}\n"
+    );
+    let stage = Plan { more, ..Plan::new("r4", &cluster) }.start().await;
+    row.holds(stage.envoy.get(COLD, &[]).await.status == 200, "the first request was denied");
+    let cold = stage.debited(&cluster).into_keys().next().expect("the cold key");
     let load = stage.load().await;
 
+    let lent = stage.debited(&cluster)[&cold];
     let frozen = now();
     cluster.nodes.iter().for_each(Server::stop);
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    let cold_load = Paced::new(&[COLD.to_owned()], stage.scale.rate / 4);
+    let unlent = cold_load.start(stage.envoy.ingress).stop_after(Duration::from_secs(3)).await;
     let thawed = now();
     cluster.nodes.iter().for_each(Server::cont);
     let asked: u64 = cluster.nodes.iter().map(scripts).sum();
@@ -79,6 +98,12 @@ async fn r4_all_masters_frozen_under_load() {
     stage.judge(&mut row, &samples, 2 * stage.tight).await;
     stage.judge_latency(&mut row, &samples, frozen, thawed);
     stage.stop(&mut row).await;
+    let late = stage.debited(&cluster)[&cold].saturating_sub(lent);
+    let passed = unlent.passed();
+    row.note(&format!("of {passed} passed without a lease, {late} tokens debited after the thaw"));
+    row.holds(passed > 2 * LATE_MAX, "too few to tell a late charge");
+    row.holds(unlent.tally().faults() == 0, "errors on a cold key");
+    row.holds(late <= LATE_MAX, "charged late");
     row.end();
 }
 

@@ -44,6 +44,8 @@ pub struct Plan<'a> {
     pub tight: u64,
     /// More of the `rate_limit` of all other paths, such as `, lease: {max: 5}`.
     pub options: &'a str,
+    /// More rules.
+    pub more: String,
     /// Of each pod.
     pub env: Vec<(&'a str, &'a str)>,
     /// Instead of that of the scale.
@@ -100,7 +102,7 @@ impl Scale {
                 rate: 200,
                 envoy_timeout: Duration::from_secs(1),
                 percent: 95,
-                latency_max: Duration::from_millis(100),
+                latency_max: Duration::from_millis(200),
             }
         }
     }
@@ -117,7 +119,16 @@ impl<'a> Plan<'a> {
     /// Two pods with the default settings.
     pub fn new(domain: &'a str, cluster: &'a Cluster) -> Self {
         let (tight, env) = (Scale::of_env().pick(40, 400), Vec::new());
-        Self { domain, cluster, pods: 2, tight, options: "", env, envoy_timeout: None }
+        Self {
+            domain,
+            cluster,
+            pods: 2,
+            tight,
+            options: "",
+            more: String::new(),
+            env,
+            envoy_timeout: None,
+        }
     }
 
     pub async fn start(self) -> Stage {
@@ -144,7 +155,7 @@ impl<'a> Plan<'a> {
             "- {{key: path, rate_limit: {{unit: day, requests_per_unit: {PLENTY}{}}}}}\n",
             self.options
         );
-        file(self.domain, &[rule("path", Some(TIGHT), self.tight), rest])
+        file(self.domain, &[rule("path", Some(TIGHT), self.tight), self.more.clone(), rest])
     }
 }
 
