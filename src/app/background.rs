@@ -205,7 +205,7 @@ mod tests {
         let store = Arc::new(Faint { memory, beats: AtomicUsize::new(0) });
         let options = Options {
             max_wait: Duration::from_millis(5),
-            keys_max: 10,
+            buffer_bytes_max: 64 * 1024,
             pod: 1,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),

@@ -72,7 +72,7 @@ impl Doors {
         let options = Options {
             // Waiting is not what is tested here, on a machine that also compiles.
             max_wait: Duration::from_secs(5),
-            keys_max: 1_000,
+            buffer_bytes_max: 1024 * 1024,
             pod: 1,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
