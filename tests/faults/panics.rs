@@ -154,7 +154,8 @@ async fn r17_parts_of_the_process_panic() {
     let told = time_until(Duration::from_secs(5), accepted).await;
     row.holds(told.is_some(), "the watcher is gone");
 
-    row.recovered(restarts(&mut row).await, RESTARTED_MAX);
+    let restarted = restarts(&mut row).await;
+    row.recovered(restarted, RESTARTED_MAX);
     row.errors(0);
     row.end();
 }
