@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::row::Row;
-use crate::stage::{PLENTY, Scale, TIGHT, judge_errors, judge_process, paths, scripts, time_until};
+use crate::stage::{Scale, TIGHT, judge_errors, judge_process, paths, plenty, scripts, time_until};
 use crate::stand::{MACHINE, Rules, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::netns::Namespace;
@@ -44,7 +44,7 @@ async fn r8_a_pod_is_cut_off_from_its_shards() {
     let proxies = namespace.as_ref().map_or([127, 0, 0, 1], Namespace::redis);
     let options = ClusterOptions { proxies: Some(proxies), ..ClusterOptions::new(3, 0) };
     let cluster = Cluster::start_with(&options);
-    let rules = [rule("path", Some(TIGHT), tight), rule("path", None, PLENTY)];
+    let rules = [rule("path", Some(TIGHT), tight), rule("path", None, plenty())];
     let rules = Rules::new(&file("r8", &rules));
     let pod = pod(namespace.as_ref().ok(), &rules, &cluster);
     pod.ready().await;

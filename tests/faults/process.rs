@@ -208,13 +208,13 @@ async fn r18_hardly_any_processor() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let ended = now();
-    let errors = stage.errors().await;
     let fast = async || {
         let start = now();
         stage.envoy.get("/warm-0", &[]).await.status == 200
             && start.elapsed() < stage.scale.latency_max
     };
     let recovered = time_until(Duration::from_secs(5), fast).await;
+    let errors = stage.errors().await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let samples = load.stop().await;
     row.note(&format!("{errors} errors at Envoy meanwhile"));

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::row::Row;
-use crate::stage::{PLENTY, Plan, Stage, TIGHT, time_until};
+use crate::stage::{Plan, Stage, TIGHT, plenty, time_until};
 use crate::stand::{Asker, file, rule};
 use crate::support::http;
 use crate::support::now;
@@ -27,7 +27,7 @@ fn version(domain: &str, tight: u64, number: u64) -> String {
         rule("path", Some(TIGHT), tight),
         canary("path", "/canary"),
         canary("generic_key", "all"),
-        rule("path", None, PLENTY),
+        rule("path", None, plenty()),
     ];
     file(domain, &rules)
 }
