@@ -40,12 +40,13 @@ pub trait Accept {
     fn accept(&self) -> impl Future<Output = io::Result<Self::Io>> + Send;
 }
 
-/// Counts the connections of a listener. A handle: clones share the count.
-#[derive(Debug, Clone, Default)]
+/// Counts the connections of a listener, or of some together. A handle: clones share the count.
+#[derive(Debug, Clone)]
 pub struct OpenConnections(Arc<Tally>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Tally {
+    max: usize,
     open: AtomicUsize,
     refused: AtomicU64,
 }
@@ -64,7 +65,7 @@ pub struct Connection<I> {
     _counted: Counted,
 }
 
-/// Every connection of `listener`, for ever; those above [`CONNECTIONS_MAX`] are closed at once.
+/// Every connection of `listener`, for ever; those above the ceiling of `open` are closed at once.
 /// Each is cut off after `life`, if given.
 pub fn connections<L: Accept>(
     listener: L,
@@ -77,9 +78,8 @@ pub fn connections<L: Accept>(
                 Ok(io) => {
                     let Some(counted) = open.count_one() else {
                         if !failing {
-                            error!(
-                                "{CONNECTIONS_MAX} connections are open: more are closed at once"
-                            );
+                            let max = open.0.max;
+                            error!("{max} connections are open: more are closed at once");
                         }
                         failing = true;
                         continue;
@@ -112,6 +112,12 @@ fn is_of_the_client(error: &io::Error) -> bool {
 // === impl OpenConnections ===
 
 impl OpenConnections {
+    /// Takes so many, and [`CONNECTIONS_MAX`] at most.
+    pub fn new(max: usize) -> Self {
+        let (open, refused) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Self(Arc::new(Tally { max: max.min(CONNECTIONS_MAX), open, refused }))
+    }
+
     /// Connections open at present.
     pub fn count(&self) -> usize {
         self.0.open.load(Ordering::Relaxed)
@@ -122,14 +128,20 @@ impl OpenConnections {
         self.0.refused.load(Ordering::Relaxed)
     }
 
-    /// `None` if there are as many as may be. Only the listener's one task adds any.
+    /// `None` if there are as many as may be.
     fn count_one(&self) -> Option<Counted> {
-        if self.count() >= CONNECTIONS_MAX {
+        let counted = Counted(self.clone());
+        if self.0.open.fetch_add(1, Ordering::Relaxed) >= self.0.max {
             self.0.refused.fetch_add(1, Ordering::Relaxed);
-            return None;
+            return None; // and it counts no more
         }
-        self.0.open.fetch_add(1, Ordering::Relaxed);
-        Some(Counted(self.clone()))
+        Some(counted)
+    }
+}
+
+impl Default for OpenConnections {
+    fn default() -> Self {
+        Self::new(CONNECTIONS_MAX)
     }
 }
 
@@ -327,22 +339,23 @@ mod tests {
 
     #[tokio::test]
     async fn connections_above_the_ceiling_are_closed_until_others_end() {
-        let open = OpenConnections::default();
+        const MAX: usize = 10;
+        let open = OpenConnections::new(MAX);
         let mut connections = Box::pin(connections(Endless, None, open.clone()));
         let mut crowd = Vec::new();
-        for _ in 0..CONNECTIONS_MAX {
+        for _ in 0..MAX {
             crowd.push(connections.next().await.unwrap().unwrap());
         }
-        assert_eq!((open.count(), open.refused()), (CONNECTIONS_MAX, 0));
+        assert_eq!((open.count(), open.refused()), (MAX, 0));
         let mut next = connections.next();
-        while open.refused() < 10 {
+        while open.refused() < 100 {
             assert!(futures_util::poll!(&mut next).is_pending());
         }
-        assert_eq!(open.count(), CONNECTIONS_MAX);
+        assert_eq!(open.count(), MAX);
         drop(crowd.pop());
         let accepted = next.await;
         assert!(matches!(accepted, Some(Ok(_))));
-        assert_eq!(open.count(), CONNECTIONS_MAX);
+        assert_eq!(open.count(), MAX);
     }
 
     #[tokio::test(start_paused = true)]

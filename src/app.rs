@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::Router;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
@@ -55,7 +55,7 @@ pub struct App {
 }
 
 /// The connections of each kind of listener.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Open {
     grpc: OpenConnections,
     http: OpenConnections,
@@ -97,7 +97,7 @@ impl App {
         let mut serving = self.start().await?;
         let ended = tokio::select! {
             () = stop => Ok(()),
-            ended = &mut serving.grpc => ended.unwrap_or_else(|error| Err(io::Error::other(error))),
+            ended = &mut serving.grpc => Err(fault(ended)),
         };
         info!("draining: health fails, calls under way finish, leases go back");
         serving.drain(ended.is_ok()).await;
@@ -183,6 +183,15 @@ impl Serving {
             self.grpc.abort();
             self.pages.abort();
         }
+    }
+}
+
+/// Why the gRPC listener has ended, which nobody told it to.
+fn fault(ended: Result<io::Result<()>, JoinError>) -> io::Error {
+    match ended {
+        Ok(Ok(())) => io::Error::other("it ended by itself"),
+        Ok(Err(error)) => error,
+        Err(error) => io::Error::other(error),
     }
 }
 

@@ -7,11 +7,32 @@ use std::path::Path;
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
+use super::Open;
 use super::build::BuildError;
+use crate::accept::{CONNECTIONS_MAX, OpenConnections};
 use crate::settings::HostPort;
 
 /// Anybody in the pod may connect, as to a loopback port: Envoy seldom runs under our user.
 const SOCKET_MODE: u32 = 0o666;
+
+/// Of the files that this process may have open, one in so many may be connections of gRPC, and of
+/// HTTP: a crowd at one port leaves files for the other, for Redis and for the rules.
+const GRPC_PART: usize = 2;
+const HTTP_PART: usize = 4;
+
+/// Room for connections, as far as the limit on open files lets there be.
+pub(super) fn room() -> Open {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let files = files_max(&limits).unwrap_or(usize::MAX);
+    let part = |of: usize| OpenConnections::new((files / of).clamp(1, CONNECTIONS_MAX));
+    Open { grpc: part(GRPC_PART), http: part(HTTP_PART) }
+}
+
+/// The soft limit on open files in the text of proc(5); `None` if there is none.
+fn files_max(limits: &str) -> Option<usize> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
 
 /// Binds a TCP listener. `name` and `variable` tell people which one, and how to move it.
 pub(super) async fn tcp(
@@ -68,4 +89,24 @@ pub(super) fn reachable(mut listener: SocketAddr) -> SocketAddr {
         }
     }
     listener
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_on_open_files_is_read_or_is_none() {
+        let head =
+            "Limit                     Soft Limit           Hard Limit           Units     \n";
+        let line = |soft| format!("{head}Max open files            {soft}    524288    files\n");
+        for (text, expected) in [
+            (line("1024"), Some(1024)),
+            (line("unlimited"), None),
+            (head.to_owned(), None),
+            (String::new(), None),
+        ] {
+            assert_eq!(files_max(&text), expected, "{text}");
+        }
+    }
 }

@@ -92,7 +92,7 @@ impl App {
         let calls_max = listeners.calls_max;
         let intake =
             Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max);
-        let (supervisor, open) = (Supervisor::default(), Open::default());
+        let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
             limiter: limiter.clone(),

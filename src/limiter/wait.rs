@@ -22,9 +22,8 @@ pub(super) const WAITER_BYTES: usize = 4 * size_of::<Waiter>()
     + size_of::<Option<Result<Settled, StoreError>>>()
     + 7 * size_of::<usize>();
 
-/// Requests that wait for leases at most, at all keys together: four times as many as the desk's
-/// queue for a shard holds asks, and twice that, since one that gave up stays until its lease comes.
-/// At most 12 MiB.
+/// Requests that wait for leases at most, at all keys together: eight times as many as the desk's
+/// queue for a shard holds asks, since one that gave up stays until its lease comes. Some 10 MiB.
 pub(super) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
 
 const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 12 << 20);

@@ -53,7 +53,6 @@ pub(super) fn duration_or_never(text: &str) -> Result<Option<Duration>, Expected
 }
 
 /// A whole number within `range`.
-#[allow(dead_code, reason = "the bounds on requests in flight are counts")]
 pub(super) fn count_within(
     range: RangeInclusive<usize>,
     example: &'static str,

@@ -1,11 +1,13 @@
-//! A process that may open no more files: it waits, and serves again once it can.
+//! A process that may open few files: a crowd at one port is kept out, and leaves the others alone.
 
 use std::fs;
 use std::time::Duration;
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{QUICK_END, RULES, SOON, decide, request, rules};
+use super::{QUICK_END, RULES, SOON, decide, request, rules, status};
+use crate::support::http;
 use crate::support::process::{Process, leashed};
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::Connection;
@@ -18,7 +20,7 @@ fn ticks(process: &Process) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_files_left_it_waits_and_serves_again() {
+async fn a_crowd_at_one_port_leaves_files_for_the_others() {
     let rules = rules(RULES);
     let mut command = leashed("/bin/sh");
     command.args(["-c", r#"ulimit -n 64; exec "$0" "$@""#, BINARY, "serve", "--rules"]);
@@ -37,23 +39,38 @@ async fn without_files_left_it_waits_and_serves_again() {
         for _ in 0..100 {
             crowd.push(TcpStream::connect(addr).await.unwrap());
         }
-        tokio::time::sleep(Duration::from_millis(200)).await; // until it has run out
+        let full = || {
+            let log = pod.process.log();
+            log.lines().filter(|it| it.contains("open: more are closed at once")).count()
+        };
+        let told = if addr == pod.grpc { 1 } else { 2 };
+        pod.process.until("full", SOON, async || full() == told).await;
         let before = ticks(&pod.process);
         tokio::time::sleep(Duration::from_secs(1)).await; // the time to measure
         let worked = ticks(&pod.process) - before;
         assert!(worked < 30, "{worked} hundredths of a second of work in one of waiting");
-        pod.logs("cannot accept connections").await;
-        // Who is connected already notices nothing.
+        // Who is connected already notices nothing, nor does who comes to the other port.
         let reply = connection.call(&request("hundred", "open", &[])).await;
         assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
+        if addr == pod.grpc {
+            assert_eq!(status(pod.http, "/readyz").await, 200);
+        } else {
+            assert_eq!(decide(&pod, "hundred", "v").await.is_over_limit(), Some(false));
+        }
         drop(crowd);
-        let served = async || {
-            let asked = TcpStream::connect(pod.grpc).await.is_ok();
-            asked && decide(&pod, "hundred", "v").await.is_over_limit() == Some(false)
-        };
-        pod.process.until("serving again", SOON, served).await;
-        pod.ready().await;
+        pod.process.until("serving again", SOON, async || serves(&pod).await).await;
+        assert!(pod.count("connections_refused") > 0);
     }
     pod.is_unharmed();
     assert_eq!(pod.stop().await, 0);
+}
+
+/// Whether a new connection is served on each port.
+async fn serves(pod: &Ratelease) -> bool {
+    let mut head = [0; 9];
+    let Ok(mut stream) = TcpStream::connect(pod.grpc).await else { return false };
+    // The server speaks first, of its settings.
+    let spoken = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+    let is_open = spoken.is_ok() && stream.read_exact(&mut head).await.is_ok();
+    is_open && http::get(pod.http, "/readyz").await.is_ok_and(|answer| answer.status == 200)
 }

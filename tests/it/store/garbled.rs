@@ -80,10 +80,10 @@ async fn nothing_more_is_believed_on_a_connection_that_gave_an_absurd_reply() {
     let act = move |_| {
         let nth = asked.fetch_add(1, Ordering::Relaxed);
         async move {
-            match nth {
-                0 => return Act::Say(":7\r\n".into()),
-                1 => tokio::time::sleep(Duration::from_millis(100)).await,
-                _ => {}
+            // So that both asks are on their way before the first reply.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            if nth == 0 {
+                return Act::Say(":7\r\n".into());
             }
             Act::Say(grant_of(5))
         }
@@ -93,6 +93,7 @@ async fn nothing_more_is_believed_on_a_connection_that_gave_an_absurd_reply() {
     let replies = store.exchange(&[ask(10, 5, 0), ask(10, 5, 0)]).await;
     assert!(matches!(replies[0], Err(StoreError::Garbled(_))), "{replies:?}");
     assert!(matches!(replies[1], Err(StoreError::Unreachable(_))), "{replies:?}");
+    assert_eq!(count(&*store, "redis_lost"), 1, "it was on its way");
     until_granted(&*store, ask(10, 5, 0), 10).await;
 }
 
