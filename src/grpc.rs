@@ -14,6 +14,7 @@ mod rest;
 pub mod serve;
 mod wire;
 
+pub use call::answer_at_once;
 use tonic::Status;
 
 use crate::intake::Refusal;

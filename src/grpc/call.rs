@@ -11,7 +11,7 @@ use http::{HeaderMap, Method, Request, Response};
 
 use super::rest::Body;
 use super::{status_of, wire};
-use crate::intake::Intake;
+use crate::intake::{Intake, Refusal};
 
 /// The flag for compression, and the length.
 const PREFIX_BYTES: usize = 5;
@@ -50,13 +50,10 @@ impl Call {
         if !self.request.body().is_end_stream() {
             return Some(self.hand_on(Some(read)));
         }
-        let mut message = BytesMut::new();
-        let answered = plain_message(&read)
-            .and_then(|bytes| wire::read(bytes))
-            .and_then(|request| intake.answer_at_once(&request, |a| wire::frame(a, &mut message)));
-        match answered {
+        let mut answer = BytesMut::new();
+        match answer_at_once(intake, &read, &mut answer) {
             None => return Some(self.hand_on(Some(read))),
-            Some(Ok(())) => self.send(message.freeze()),
+            Some(Ok(())) => self.send(answer.freeze()),
             Some(Err(refusal)) => {
                 let (head, _) = status_of(&refusal).into_http::<()>().into_parts();
                 let _ = self.respond.send_response(Response::from_parts(head, ()), true);
@@ -89,6 +86,22 @@ impl Call {
         let Self { request, respond } = self;
         Rest { request: request.map(|body| Body::new(read, body)), respond }
     }
+}
+
+/// Adds the answer to a frame of gRPC to `answer`, as a frame; allocates nothing beside it for a
+/// request of one or two descriptors. `None` for a call that tonic has to see to: one that is not
+/// plain, or has to wait.
+///
+/// # Errors
+///
+/// The request has no verdict, and waiting would not give it one.
+pub fn answer_at_once(
+    intake: &Intake,
+    frame: &[u8],
+    answer: &mut BytesMut,
+) -> Option<Result<(), Refusal>> {
+    let request = wire::read(plain_message(frame)?)?;
+    intake.answer_at_once(&request, |made| wire::frame(made, answer))
 }
 
 /// The message of a frame that holds one, whole and not compressed.
