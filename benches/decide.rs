@@ -53,7 +53,7 @@ fn decide(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("one");
     let options = Options {
         max_wait: Duration::from_secs(1),
-        keys_max: 100_000,
+        buffer_bytes_max: 64 << 20,
         pod: 0,
         hasher: KeyHasher::new("secret"),
         modes: Modes::default(),

@@ -4,7 +4,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -26,6 +26,11 @@ const GREETING_BYTES: usize = 24;
 /// How long it may take over them.
 const GREETING_MAX: Duration = Duration::from_secs(30);
 
+/// Connections of one listener at most. An Envoy opens one or a few for each of its workers, so
+/// that this many serve hundreds of them. One more is closed at once, not left to wait: its client
+/// would take itself for connected, and each of its calls would last until its own timeout.
+pub const CONNECTIONS_MAX: usize = 4096;
+
 /// Something to accept connections from.
 pub trait Accept {
     /// A connection.
@@ -37,7 +42,13 @@ pub trait Accept {
 
 /// Counts the connections of a listener. A handle: clones share the count.
 #[derive(Debug, Clone, Default)]
-pub struct OpenConnections(Arc<AtomicUsize>);
+pub struct OpenConnections(Arc<Tally>);
+
+#[derive(Debug, Default)]
+struct Tally {
+    open: AtomicUsize,
+    refused: AtomicU64,
+}
 
 /// Counts one connection for as long as it lives.
 #[derive(Debug)]
@@ -53,7 +64,8 @@ pub struct Connection<I> {
     _counted: Counted,
 }
 
-/// Every connection of `listener`, for ever. Each is cut off after `life`, if given.
+/// Every connection of `listener`, for ever; those above [`CONNECTIONS_MAX`] are closed at once.
+/// Each is cut off after `life`, if given.
 pub fn connections<L: Accept>(
     listener: L,
     life: Option<Duration>,
@@ -63,10 +75,19 @@ pub fn connections<L: Accept>(
         loop {
             match listener.accept().await {
                 Ok(io) => {
+                    let Some(counted) = open.count_one() else {
+                        if !failing {
+                            error!(
+                                "{CONNECTIONS_MAX} connections are open: more are closed at once"
+                            );
+                        }
+                        failing = true;
+                        continue;
+                    };
                     if failing {
                         info!("accepting connections again");
                     }
-                    let connection = Connection::new(io, life, open.count_one());
+                    let connection = Connection::new(io, life, counted);
                     return Some((Ok(connection), (listener, open, false)));
                 }
                 Err(error) if is_of_the_client(&error) => {}
@@ -93,18 +114,28 @@ fn is_of_the_client(error: &io::Error) -> bool {
 impl OpenConnections {
     /// Connections open at present.
     pub fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
+        self.0.open.load(Ordering::Relaxed)
     }
 
-    fn count_one(&self) -> Counted {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        Counted(self.clone())
+    /// Connections that were closed at once since the process began.
+    pub fn refused(&self) -> u64 {
+        self.0.refused.load(Ordering::Relaxed)
+    }
+
+    /// `None` if there are as many as may be. Only the listener's one task adds any.
+    fn count_one(&self) -> Option<Counted> {
+        if self.count() >= CONNECTIONS_MAX {
+            self.0.refused.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        self.0.open.fetch_add(1, Ordering::Relaxed);
+        Some(Counted(self.clone()))
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.0.open.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -220,7 +251,8 @@ mod tests {
     /// A connection, and its client that sends `bytes` and no more.
     async fn greeted(bytes: usize, life: Option<Duration>) -> (Connection<DuplexStream>, Duration) {
         let (mut client, server) = duplex(1024);
-        let mut connection = Connection::new(server, life, OpenConnections::default().count_one());
+        let mut connection =
+            Connection::new(server, life, OpenConnections::default().count_one().unwrap());
         client.write_all(&vec![b'x'; bytes]).await.unwrap();
         #[allow(clippy::disallowed_methods)] // paused
         let start = Instant::now();
@@ -279,6 +311,38 @@ mod tests {
         assert_eq!(open.count(), 1);
         drop(connection);
         assert_eq!(open.count(), 0);
+    }
+
+    /// Gives connections whose clients wait for nothing.
+    struct Endless;
+
+    impl Accept for Endless {
+        type Io = DuplexStream;
+
+        async fn accept(&self) -> io::Result<DuplexStream> {
+            tokio::task::yield_now().await;
+            Ok(duplex(1).0)
+        }
+    }
+
+    #[tokio::test]
+    async fn connections_above_the_ceiling_are_closed_until_others_end() {
+        let open = OpenConnections::default();
+        let mut connections = Box::pin(connections(Endless, None, open.clone()));
+        let mut crowd = Vec::new();
+        for _ in 0..CONNECTIONS_MAX {
+            crowd.push(connections.next().await.unwrap().unwrap());
+        }
+        assert_eq!((open.count(), open.refused()), (CONNECTIONS_MAX, 0));
+        let mut next = connections.next();
+        while open.refused() < 10 {
+            assert!(futures_util::poll!(&mut next).is_pending());
+        }
+        assert_eq!(open.count(), CONNECTIONS_MAX);
+        drop(crowd.pop());
+        let accepted = next.await;
+        assert!(matches!(accepted, Some(Ok(_))));
+        assert_eq!(open.count(), CONNECTIONS_MAX);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! The composition root: builds the parts, binds early, serves, and drains in order.
 
+mod background;
 mod bind;
 mod build;
 
@@ -10,19 +11,23 @@ use std::time::Duration;
 use axum::Router;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::accept::OpenConnections;
 use crate::control::Published;
 use crate::control::health::Health;
+use crate::control::snapshot::Snapshot;
+use crate::control::status::Start;
 use crate::control::watch::Watcher;
 use crate::grpc::serve::{self, ConnectionAge, HealthHandle};
 use crate::http;
 use crate::intake::Intake;
 use crate::limiter::Limiter;
+use crate::supervise::Supervisor;
 
+use background::{Background, Page};
 pub use build::BuildError;
 
 /// A quarter of the drain is notice: calls are still taken, until whoever checks our health has
@@ -41,16 +46,27 @@ pub struct App {
     published: Arc<Published>,
     health: Health,
     watcher: Watcher,
+    snapshot: Option<Arc<Snapshot>>,
+    supervisor: Supervisor,
+    open: Open,
+    start: Start,
     drain: Duration,
     greeting: String,
+}
+
+/// The connections of each kind of listener.
+#[derive(Clone, Default)]
+struct Open {
+    grpc: OpenConnections,
+    http: OpenConnections,
 }
 
 /// Everything, serving.
 struct Serving {
     grpc: JoinHandle<io::Result<()>>,
     /// The HTTP listeners.
-    pages: JoinSet<()>,
-    side: JoinSet<()>,
+    pages: Background,
+    side: Background,
     /// Sending tells the gRPC listener, and then the HTTP ones, to take no more.
     end_grpc: watch::Sender<bool>,
     end_http: watch::Sender<bool>,
@@ -78,7 +94,7 @@ impl App {
     ///
     /// The gRPC listener failed. Leases have gone back all the same.
     pub async fn run(self, stop: impl Future<Output = ()>) -> io::Result<()> {
-        let mut serving = self.start().await;
+        let mut serving = self.start().await?;
         let ended = tokio::select! {
             () = stop => Ok(()),
             ended = &mut serving.grpc => ended.unwrap_or_else(|error| Err(io::Error::other(error))),
@@ -88,23 +104,31 @@ impl App {
         ended
     }
 
-    async fn start(self) -> Serving {
-        let App { grpc, http, debug, age, admin, intake, limiter, published, health, .. } = self;
+    async fn start(self) -> io::Result<Serving> {
+        let App { published, health, limiter, intake, open, supervisor, .. } = self;
         let (end_grpc, grpc_ended) = watch::channel(false);
         let (end_http, http_ended) = watch::channel(false);
         let (health_service, handle) = serve::health().await;
-        let (mut side, mut pages) = (JoinSet::new(), JoinSet::new());
-        side.spawn(keep_health(published.clone(), health.clone(), handle.clone()));
-        side.spawn(keep_rules(published, limiter.clone()));
-        side.spawn(keep_limiter(limiter.clone()));
+        let mut side = Background::new(&supervisor);
+        side.keep_health(published.clone(), health.clone(), handle.clone());
+        side.keep_limiter(published, limiter.clone());
+        if let Some(snapshot) = self.snapshot {
+            side.keep_snapshot(snapshot);
+        }
+        let mut pages = Background::new(&supervisor);
         let routes = http::routes(intake.clone(), health.clone());
-        pages.spawn(serve_http(http, routes, http_ended.clone()));
-        pages.spawn(serve_http(debug, admin, http_ended));
-        let open = OpenConnections::default();
-        let door = serve::Door { intake, health: health_service, age, open: open.clone() };
-        let grpc = tokio::spawn(serve::serve(grpc, door, told(grpc_ended)));
+        let page = Page { routes, open: open.http, end: http_ended };
+        pages.serve("the debug port", self.debug, Page { routes: self.admin, ..page.clone() })?;
+        pages.serve("the HTTP port", self.http, page)?;
+        let open = open.grpc;
+        let door =
+            serve::Door { intake, health: health_service, age: self.age, open: open.clone() };
+        let stop = async move { told(&mut { grpc_ended }).await };
+        let grpc = tokio::spawn(serve::serve(self.grpc, door, stop));
+        let after = self.start.note_serving().as_millis();
+        info!("serving, {after} ms after the start of the process");
         let Self { watcher, drain: drain_max, .. } = self;
-        Serving {
+        Ok(Serving {
             grpc,
             pages,
             side,
@@ -116,7 +140,7 @@ impl App {
             handle,
             watcher,
             drain_max,
-        }
+        })
     }
 }
 
@@ -139,7 +163,7 @@ impl Serving {
             warn!("not all leases could be given back; they end with their windows");
         }
         drop(self.watcher);
-        self.side.abort_all();
+        drop(self.side);
     }
 
     /// Takes no more calls and lets those under way finish, within `limit`.
@@ -152,51 +176,18 @@ impl Serving {
             let _ = (&mut self.grpc).await;
             // Until here, so that `/healthcheck` says no while calls finish.
             self.end_http.send_replace(true);
-            while self.pages.join_next().await.is_some() {}
+            self.pages.ended().await;
         };
         if timeout(limit, finished).await.is_err() {
             warn!("a client kept its call open; it is cut off");
             self.grpc.abort();
-            self.pages.abort_all();
+            self.pages.abort();
         }
-    }
-}
-
-/// Tells gRPC's health service whatever `/healthcheck` says, whenever that may have changed.
-async fn keep_health(published: Arc<Published>, health: Health, handle: HealthHandle) {
-    let mut changes = published.changes();
-    loop {
-        let healthy = health.is_healthy();
-        handle.set(healthy).await;
-        // A drain that began meanwhile has said no, and the line above may have said yes after it.
-        if healthy == health.is_healthy() && changes.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Gives back the leases of rules that a new version no longer has.
-async fn keep_rules(published: Arc<Published>, limiter: Limiter) {
-    let mut changes = published.changes();
-    while changes.changed().await.is_ok() {
-        if let Some(rules) = published.current() {
-            limiter.adopt(&rules).await;
-        }
-    }
-}
-
-async fn keep_limiter(limiter: Limiter) {
-    limiter.run().await;
-}
-
-async fn serve_http(listener: TcpListener, routes: Router, end: watch::Receiver<bool>) {
-    if let Err(error) = http::serve(listener, routes, told(end)).await {
-        warn!(%error, "an HTTP listener failed");
     }
 }
 
 /// Resolves once `end` is true, or nobody is left to say so.
-async fn told(mut end: watch::Receiver<bool>) {
+async fn told(end: &mut watch::Receiver<bool>) {
     // An error says that the sender is gone.
     let _ = end.wait_for(|end| *end).await;
 }

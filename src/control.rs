@@ -2,10 +2,13 @@
 
 pub mod admin;
 pub mod health;
+pub mod snapshot;
 pub mod source;
+pub mod status;
 pub mod watch;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
@@ -19,7 +22,8 @@ use crate::rules::Rules;
 ///  none ──publish──▶ in force ──publish──▶ in force (newer)
 ///                     └─refuse─▶ in force, with a last fault ─publish or restore─▶ in force
 /// ```
-/// Rules are replaced whole and never withdrawn.
+/// Rules are replaced whole and never withdrawn. The first may be those of a snapshot, while what
+/// the source has is refused.
 #[derive(Debug)]
 pub struct Published {
     rules: ArcSwapOption<Rules>,
@@ -27,6 +31,8 @@ pub struct Published {
     /// How many sets have been published.
     changes: channel::Sender<u64>,
     loads: channel::Sender<Loads>,
+    is_from_snapshot: AtomicBool,
+    panics: AtomicU64,
 }
 
 /// How many loads there have been. A reading that finds what the one before it found is none.
@@ -48,6 +54,8 @@ impl Published {
             last_fault: Mutex::new(None),
             changes: channel::Sender::new(0),
             loads: channel::Sender::new(Loads::default()),
+            is_from_snapshot: AtomicBool::new(false),
+            panics: AtomicU64::new(0),
         }
     }
 
@@ -64,9 +72,17 @@ impl Published {
         self.changes.send_modify(|count| *count += 1);
     }
 
+    /// Puts the `rules` of a snapshot in force: no load has found them.
+    pub fn publish_snapshot(&self, rules: Arc<Rules>) {
+        self.rules.store(Some(rules));
+        self.is_from_snapshot.store(true, Ordering::Relaxed);
+        self.changes.send_modify(|count| *count += 1);
+    }
+
     /// The rules in force are what the directory holds, after something else was refused.
     pub fn restore(&self) {
         *self.last_fault.lock() = None;
+        self.is_from_snapshot.store(false, Ordering::Relaxed);
         self.loads.send_modify(|loads| loads.ok += 1);
     }
 
@@ -95,6 +111,21 @@ impl Published {
     /// Loads that found none to take.
     pub fn loads_failed(&self) -> u64 {
         self.loads.borrow().failed
+    }
+
+    /// Whether the rules in force are those of a snapshot.
+    pub fn is_from_snapshot(&self) -> bool {
+        self.is_from_snapshot.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a load panicked.
+    pub fn note_panic(&self) {
+        self.panics.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Loads that panicked; each counts as failed as well.
+    pub fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
     }
 
     /// Why the last load failed, a line a fault; `None` if it was good.

@@ -19,5 +19,7 @@ fn status_of(refusal: &Refusal) -> Status {
         Refusal::EmptyDomain | Refusal::NoDescriptors | Refusal::NoRules => Status::unknown(reason),
         Refusal::Invalid(_) => Status::invalid_argument(reason),
         Refusal::Store(_) => Status::unavailable(reason),
+        Refusal::Overloaded => Status::resource_exhausted(reason),
+        Refusal::Panicked => Status::internal(reason),
     }
 }

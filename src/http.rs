@@ -19,7 +19,7 @@ use tonic::transport::Server;
 
 use crate::accept::{OpenConnections, connections};
 use crate::control::health::Health;
-use crate::intake::Intake;
+use crate::intake::{Intake, Refusal};
 use crate::verdict::Code;
 
 /// Bytes of a `/json` body at most: as many as of a gRPC message.
@@ -29,10 +29,20 @@ const BODY_BYTES_MAX: usize = 1024 * 1024;
 /// finish their body. Those that never finish their headers, or idle, are hyper's to bound: 30 s.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 
+/// Requests under way on one HTTP/2 connection at most, those that its client reset before they
+/// were handled, and those that were reset here for its faults. tonic would lift hyper's bounds.
+const STREAMS_MAX: u32 = 128;
+const PENDING_RESETS_MAX: usize = 128;
+const LOCAL_RESETS_MAX: usize = 128;
+
+/// Bytes of headers of one HTTP/2 request at most.
+const HEADER_BYTES_MAX: u32 = 16 * 1024;
+
 /// A silent HTTP/2 connection is probed after this and closed when it does not answer in time.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Serves `routes` until `stop` resolves and every request has been answered. Clients that keep
+/// Serves `routes` until `stop` resolves and every request has been answered. `open` counts its
+/// connections. Clients that keep
 /// their connection are told to go; one that leaves a request unfinished is the caller's to bound.
 ///
 /// axum's own server is not used: it gives a client for ever to send its headers, while tonic's
@@ -44,17 +54,19 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 pub async fn serve(
     listener: TcpListener,
     routes: Router,
+    open: OpenConnections,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let routes = routes.layer(middleware::from_fn(bounded));
     let served = Server::builder()
         .accept_http1(true)
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS_MAX))
+        .http2_max_local_error_reset_streams(Some(LOCAL_RESETS_MAX))
+        .http2_max_header_list_size(HEADER_BYTES_MAX)
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .add_routes(Routes::from(routes))
-        .serve_with_incoming_shutdown(
-            connections(listener, None, OpenConnections::default()),
-            stop,
-        );
+        .serve_with_incoming_shutdown(connections(listener, None, open), stop);
     served.await.map_err(io::Error::other)
 }
 
@@ -73,8 +85,21 @@ pub fn routes(intake: Intake, health: Health) -> Router {
         .route("/livez", get(|| async { "OK" }))
         .route("/readyz", get(readyz))
         .with_state(health);
+    let pass = middleware::from_fn_with_state(intake.clone(), pass);
     let json = Router::new().route("/json", any(decide)).with_state(intake);
-    json.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).merge(probes)
+    json.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).layer(pass).merge(probes)
+}
+
+/// Lets a request in, or answers at once: 503 when too many are under way, 500 after a panic.
+async fn pass(State(intake): State<Intake>, request: Request, next: Next) -> Response {
+    let passed = intake.pass(next.run(request)).await;
+    passed.unwrap_or_else(|refusal| {
+        let status = match refusal {
+            Refusal::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, format!("{refusal}\n")).into_response()
+    })
 }
 
 /// The reference's probe: 200 and `OK`, or 500 and nothing.

@@ -1,5 +1,7 @@
 //! What every door, gRPC or HTTP, does with a request: check it, decide it, or say why not.
 
+mod gate;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,8 +11,10 @@ use crate::control::Published;
 use crate::limiter::Limiter;
 use crate::request::Request;
 use crate::settings::HeaderNames;
-use crate::store::StoreError;
+use crate::store::{Count, StoreError};
 use crate::verdict::Verdict;
+
+use gate::Gate;
 
 /// Descriptors of one request at most. Envoy sends as many as the route has actions for, so a
 /// client cannot reach this.
@@ -25,6 +29,7 @@ pub struct Intake {
     limiter: Limiter,
     published: Arc<Published>,
     headers: Option<Arc<HeaderNames>>,
+    gate: Gate,
 }
 
 /// A verdict with the headers that go with it.
@@ -54,6 +59,12 @@ pub enum Refusal {
     /// No verdict without the store.
     #[error("{0}")]
     Store(StoreError),
+    /// As many calls as may be are under way.
+    #[error("too many calls are under way; raise MAX_IN_FLIGHT if they only wait")]
+    Overloaded,
+    /// Nothing was charged that has not gone back.
+    #[error("the call failed here (a fault of the program's own; the log has more)")]
+    Panicked,
 }
 
 /// What is wrong with a request.
@@ -70,9 +81,31 @@ pub enum Fault {
 // === impl Intake ===
 
 impl Intake {
-    /// An intake that decides by whatever rules are published at the time.
-    pub fn new(limiter: Limiter, published: Arc<Published>, headers: Option<HeaderNames>) -> Self {
-        Self { limiter, published, headers: headers.map(Arc::new) }
+    /// An intake that decides by whatever rules are published at the time, `calls_max` calls at
+    /// once.
+    pub fn new(
+        limiter: Limiter,
+        published: Arc<Published>,
+        headers: Option<HeaderNames>,
+        calls_max: usize,
+    ) -> Self {
+        Self { limiter, published, headers: headers.map(Arc::new), gate: Gate::new(calls_max) }
+    }
+
+    /// Sees `call` through: all that a door does between the head of a call and its answer. Its
+    /// message counts as well, so that what is held for half a message is bounded too.
+    ///
+    /// # Errors
+    ///
+    /// Too many calls are under way ([`Refusal::Overloaded`], and `call` was not begun), or it
+    /// panicked ([`Refusal::Panicked`]).
+    pub async fn pass<T>(&self, call: impl Future<Output = T>) -> Result<T, Refusal> {
+        self.gate.pass(call).await
+    }
+
+    /// What has happened here since the process began, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        self.gate.counts()
     }
 
     /// The answer to `request`, computed under one version of the rules.

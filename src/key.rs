@@ -27,6 +27,15 @@ pub enum Part<'a> {
     Shared(&'a str),
 }
 
+/// Whose overflow a key counts: see [`KeyHasher::overflow_key`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner<'a> {
+    /// The rule of this path.
+    Rule(&'a str),
+    /// Overrides in this domain to so many requests.
+    Override(&'a str, u32),
+}
+
 // === impl KeyHasher ===
 
 impl KeyHasher {
@@ -54,10 +63,22 @@ impl KeyHasher {
             }
         }
         encoding.write(&identity.to_le_bytes());
-        let hash = encoding.finish();
-        let mut key = [0; 16];
-        key.copy_from_slice(&hash.as_bytes()[..16]);
-        Key(key)
+        Key::of(&encoding)
+    }
+
+    /// The key under which a pod counts what it has no room to count by key; never that of a
+    /// descriptor, whose encoding begins otherwise.
+    pub fn overflow_key(&self, owner: Owner<'_>, identity: u64) -> Key {
+        let mut encoding = Encoding::new(&self.secret);
+        match owner {
+            Owner::Rule(path) => encoding.part(b'r', path),
+            Owner::Override(domain, requests) => {
+                encoding.part(b'o', domain);
+                encoding.write(&requests.to_le_bytes());
+            }
+        }
+        encoding.write(&identity.to_le_bytes());
+        Key::of(&encoding)
     }
 }
 
@@ -127,6 +148,13 @@ impl fmt::Debug for KeyHasher {
 // === impl Key ===
 
 impl Key {
+    fn of(encoding: &Encoding<'_>) -> Self {
+        let hash = encoding.finish();
+        let mut key = [0; 16];
+        key.copy_from_slice(&hash.as_bytes()[..16]);
+        Self(key)
+    }
+
     /// The key in the store, `rl:{…}` behind `prefix`. The braces make all the hash the slot's tag.
     pub fn in_store(self, prefix: &str) -> String {
         format!("{prefix}rl:{{{self}}}")
@@ -215,6 +243,23 @@ mod tests {
         ];
         let keys: HashSet<_> = cases.iter().map(|(d, i, parts)| key("", d, *i, parts)).collect();
         assert_eq!(keys.len(), cases.len());
+    }
+
+    #[test]
+    fn overflow_keys_are_apart_from_each_other_and_from_those_of_descriptors() {
+        let hasher = KeyHasher::new("");
+        let owners = [
+            (Owner::Rule("d"), 60),
+            (Owner::Rule("d"), 1),
+            (Owner::Rule("d.k"), 60),
+            (Owner::Override("d", 5), 60),
+            (Owner::Override("d", 6), 60),
+            (Owner::Override("d.k", 5), 60),
+        ];
+        let overflows = owners.map(|(owner, identity)| hasher.overflow_key(owner, identity));
+        let own = [key("", "d", 60, &[]), key("", "d", 60, &[("k", Part::Value(""))])];
+        let keys: HashSet<_> = overflows.iter().chain(&own).collect();
+        assert_eq!(keys.len(), owners.len() + own.len());
     }
 
     /// Pods of different versions share counts: a key must not change from one to the next.

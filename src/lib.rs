@@ -46,8 +46,8 @@
 //! [`limiter`] decides on [`buffer`]s and [`verdict`] makes the answer of it. [`lease`] is the desk
 //! that asks the [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds
 //! what may change while running, [`settings`] what may not, [`telemetry`] the log, [`time`] the
-//! clock, [`invariant`] what must hold; [`app`] puts it all together. [`cli`] is what the program
-//! does beside serving.
+//! clock, [`invariant`] what must hold; [`cli`] is what the program does beside serving.
+//! [`supervise`] keeps tasks running, and [`app`] puts it all together.
 
 #![forbid(unsafe_code)]
 
@@ -68,6 +68,7 @@ pub mod request;
 pub mod rules;
 pub mod settings;
 pub mod store;
+pub mod supervise;
 pub mod telemetry;
 pub mod time;
 pub mod verdict;

@@ -7,13 +7,14 @@ mod holding;
 mod keep;
 mod lend;
 mod outcome;
+mod overflow;
 mod resolve;
 mod shares;
 mod slot;
 mod wait;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -35,6 +36,7 @@ use lend::Manner;
 use outcome::{Attempt, Entered, Settled};
 use resolve::Charge;
 use slot::{IDLE_AFTER, Slot};
+use wait::{WAITER_BYTES, WAITING_IN_ALL_MAX};
 
 /// Decides requests. A handle: clones share everything.
 #[derive(Clone)]
@@ -47,8 +49,10 @@ pub struct Limiter {
 pub struct Options {
     /// How long a request waits for a lease at most.
     pub max_wait: Duration,
-    /// Keys held at most.
-    pub keys_max: usize,
+    /// Bytes that the buffers of all keys may take: [`Table`] says what is counted. A 32nd of it,
+    /// 1.5 MiB at most, is for the queue of keys that may lie idle. Requests that wait for a lease
+    /// take up to 12 MiB beside it, and the desk's queues 4352 asks a shard.
+    pub buffer_bytes_max: usize,
     /// This pod among those that share the store: a number of its own drawing.
     pub pod: u64,
     /// Makes keys of descriptors; the same on every pod that shares counts.
@@ -73,7 +77,7 @@ struct Here {
 }
 
 /// Keys that hold more than their allowance, with the time to look whether they lie idle, soonest
-/// first. Holds at most as many as the table.
+/// first. It is full at the capacity that it was made with.
 type IdleQueue = Mutex<VecDeque<(Time, Key)>>;
 
 /// What the handles share.
@@ -82,6 +86,8 @@ struct Shared {
     /// Pods alive, as the store last said; at least 1.
     pods: AtomicU32,
     idle: IdleQueue,
+    /// Charges that went to an overflow key.
+    overflows: AtomicU64,
     desk: Desk,
     away: Away,
     clock: Clock,
@@ -101,9 +107,18 @@ impl Limiter {
                 }
             };
             let desk = Desk::open(store, clock, Box::new(on_reply));
-            let (table, pods) = (Table::new(options.keys_max), AtomicU32::new(keep::PODS_FIRST));
-            let (idle, away) = (IdleQueue::default(), Away::new(clock, options.unix_start));
-            Shared { table, pods, idle, desk, away, clock, options }
+            let idle = keep::idle_queue(options.buffer_bytes_max);
+            let rest = options.buffer_bytes_max.saturating_sub(idle.capacity() * keep::IDLE_BYTES);
+            Shared {
+                table: Table::new(rest, WAITING_IN_ALL_MAX * WAITER_BYTES),
+                pods: AtomicU32::new(keep::PODS_FIRST),
+                idle: Mutex::new(idle),
+                overflows: AtomicU64::new(0),
+                desk,
+                away: Away::new(clock, options.unix_start),
+                clock,
+                options,
+            }
         });
         Self { shared }
     }
@@ -145,8 +160,16 @@ impl Limiter {
 
     /// What has happened here since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
-        let Shared { desk, away, .. } = &*self.shared;
-        let mut counts = vec![("keys", self.keys() as u64)];
+        let Shared { table, idle, overflows, desk, away, options, .. } = &*self.shared;
+        let idle_bytes = idle.lock().capacity() * keep::IDLE_BYTES;
+        let mut counts = vec![
+            ("keys", self.keys() as u64),
+            ("buffer_bytes", (table.bytes() + idle_bytes) as u64),
+            ("buffer_budget_bytes", options.buffer_bytes_max as u64),
+            ("buffer_waiting_bytes", table.heap_bytes() as u64),
+            ("buffer_evictions", table.evictions()),
+            ("buffer_overflows", overflows.load(Ordering::Relaxed)),
+        ];
         counts.extend(away.counts());
         counts.extend(desk.counts());
         counts
@@ -163,29 +186,39 @@ impl Limiter {
 impl Shared {
     /// Charges what is held here, if that is enough.
     fn attempt(&self, charge: &Charge, now: Time) -> Result<Attempt, StoreError> {
-        self.with_slot(charge, now, |slot, here, asks| {
-            let attempt = slot.attempt(charge, here.now);
-            slot.look_ahead(charge, here, asks);
-            attempt
-        })
+        let attempt = || {
+            self.with_slot(charge, now, 0, |slot, here, asks| {
+                let attempt = slot.attempt(charge, here.now);
+                slot.look_ahead(charge, here, asks);
+                attempt
+            })
+        };
+        match attempt() {
+            Err(StoreError::Overloaded) if self.overflow(charge) => attempt(),
+            attempted => attempted,
+        }
     }
 
     /// Charges what is held here or queues for the next lease.
     fn enter(&self, charge: &Charge, now: Time) -> Result<Entered, StoreError> {
-        self.with_slot(charge, now, |slot, here, asks| slot.enter(charge, here, asks))
+        self.with_slot(charge, now, WAITER_BYTES, |slot, here, asks| slot.enter(charge, here, asks))
     }
 
-    /// Runs `visit` on the slot of `charge`, then sends what it wants to ask, without the lock.
+    /// Runs `visit` on the slot of `charge`, then sends what it wants to ask, without the lock. It
+    /// may add `room` bytes to what waits there.
     fn with_slot<R>(
         &self,
         charge: &Charge,
         now: Time,
+        room: usize,
         visit: impl FnOnce(&mut Slot, &Here, &mut Vec<Ask>) -> R,
     ) -> Result<R, StoreError> {
         let here = self.here(now);
         let mut asks = Vec::new();
         let visited = self.table.with(
-            charge.key,
+            charge.seat(),
+            now,
+            room,
             || Slot::new(charge, &here),
             |slot| {
                 slot.adopt(charge, &here, &mut asks);
@@ -209,27 +242,27 @@ impl Shared {
     ) -> Result<Settled, StoreError> {
         let local = charge.failure_mode() == FailureMode::Local && charge.spends();
         if local {
-            let used_up = self.table.with_existing(charge.key, |slot| slot.used_up(charge, now));
+            let used_up = self.table.with_existing(charge.key(), |slot| slot.used_up(charge, now));
             if let Some(standing) = used_up.flatten() {
                 return Ok(self.away.deny(standing));
             }
         }
         let settled = self.away.answer(charge, self.pods(), now, why)?;
         if local && !settled.over {
-            self.table.with_existing(charge.key, |slot| slot.owe(charge));
+            self.table.with_existing(charge.key(), |slot| slot.owe(charge));
         }
         Ok(settled)
     }
 
     /// What this pod admitted by itself is not spent after all.
     fn return_own(&self, charge: &Charge) {
-        self.away.return_hits(charge.key, charge.applied.limit, charge.hits, self.pods());
+        self.away.return_hits(charge.key(), charge.applied.limit, charge.hits, self.pods());
     }
 
     /// Tokens that were taken and are not spent after all.
     fn put_back(&self, charge: &Charge, taken: Lot) {
         let now = self.clock.now();
-        let key = charge.key;
+        let key = charge.key();
         let mut asks = Vec::new();
         let kept = self.table.with_existing(key, |slot| slot.put_back(taken, key, now, &mut asks));
         if kept.is_none() {

@@ -10,6 +10,7 @@ use ratelease::app::App;
 use ratelease::cli;
 use ratelease::settings::{Settings, SettingsError, Task, process_env};
 use ratelease::telemetry::{self, Spool};
+use ratelease::time::Clock;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, warn};
 
@@ -23,6 +24,7 @@ const EXIT_CUT_SHORT: i32 = 130;
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
+    let clock = Clock::start();
     let mut args = std::env::args_os();
     let program = args.next().unwrap_or_default();
     let settings = match Task::parse(&program.to_string_lossy(), args, &process_env) {
@@ -51,18 +53,18 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_BUILD);
         }
     };
-    let code = runtime.block_on(serve(settings, log.clone()));
+    let code = runtime.block_on(serve(settings, clock, log.clone()));
     // Whatever still blocks a thread must not hold up the end.
     runtime.shutdown_background();
     flush(log.as_ref());
     code
 }
 
-async fn serve(settings: Settings, log: Option<Spool>) -> ExitCode {
+async fn serve(settings: Settings, clock: Clock, log: Option<Spool>) -> ExitCode {
     // From here on no signal is lost, not even one that comes before there is something to end.
-    let mut stop = pin!(stop_signal(log));
+    let mut stop = pin!(stop_signal(log.clone()));
     let built = tokio::select! {
-        built = App::build(settings) => built,
+        built = App::build(settings, clock, log) => built,
         () = &mut stop => return ExitCode::SUCCESS,
     };
     let app = match built {

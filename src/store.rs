@@ -36,7 +36,8 @@ pub trait Store: Send + Sync + 'static {
     /// [`SHARDS_MAX`]. Advisory: a stale answer costs time, never correctness.
     fn shard(&self, ask: &Ask) -> usize;
 
-    /// Carries `asks` to their shard. One reply an ask, in order; one that fails fails alone.
+    /// Carries `asks` to their shard. One reply an ask, in order; one that fails fails alone, and
+    /// each within a deadline of the store's own.
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a>;
 
     /// Notes that a pod is alive, or that it leaves, and tells how many are.

@@ -7,9 +7,10 @@ mod format;
 mod spool;
 
 use std::io::{self, IsTerminal};
+use std::panic::{self, PanicHookInfo};
 
 use tracing::level_filters::LevelFilter;
-use tracing::{Subscriber, warn};
+use tracing::{Subscriber, error, warn};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -32,7 +33,8 @@ pub enum SetUpError {
 
 /// Sets up logging for the whole process: to standard error, in colour if that is a terminal and
 /// `NO_COLOR` is not set. Lines are lost rather than waited for if nobody takes them; the spool is
-/// to be flushed before the process ends.
+/// to be flushed before the process ends. Panics are lines of the log from now on: told as they are
+/// by default, right to standard error, one would wait for whoever reads that.
 ///
 /// # Errors
 /// If the process has a log already, or can have no thread for it.
@@ -44,7 +46,18 @@ pub fn init(logging: &Logging) -> Result<Spool, SetUpError> {
     let writer = spool.clone();
     tracing::subscriber::set_global_default(subscriber(logging, ansi, move || writer.clone()))
         .map_err(|_| SetUpError::AlreadySetUp)?;
+    panic::set_hook(Box::new(tell_panic));
     Ok(spool)
+}
+
+fn tell_panic(info: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("without a name");
+    let what = info.payload_as_str().unwrap_or("no message");
+    match info.location() {
+        Some(place) => error!("thread {thread:?} panicked at {place}: {what}"),
+        None => error!("thread {thread:?} panicked at an unknown place: {what}"),
+    }
 }
 
 fn subscriber<W>(logging: &Logging, ansi: bool, writer: W) -> impl Subscriber + Send + Sync

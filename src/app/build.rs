@@ -4,33 +4,49 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tokio::runtime::{Handle, RuntimeMetrics};
 use tracing::error;
 
-use super::{App, bind};
+use super::{App, Open, bind};
 use crate::control::Published;
-use crate::control::admin::{self, Admin};
+use crate::control::admin;
 use crate::control::health::Health;
+use crate::control::snapshot::Snapshot;
 use crate::control::source::Directory;
+use crate::control::status::{Start, Status};
 use crate::control::watch::{WatchPaths, Watcher};
 use crate::grpc::serve::{ConnectionAge, Listener};
 use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
-use crate::rules;
 use crate::settings::{
     Answers, GrpcListen, Leases, Listeners, RulesSource, Settings, StoreSettings,
 };
-use crate::store::Store;
 use crate::store::memory::MemoryStore;
 use crate::store::per_second::PerSecond;
 use crate::store::redis::RedisStore;
-use crate::time::Clock;
+use crate::store::{Count, Store};
+use crate::supervise::Supervisor;
+use crate::telemetry::Spool;
+use crate::time::{Clock, Time};
 use crate::verdict::Modes;
 
 /// Why the application cannot start: one line that says what, and how to mend it.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BuildError(String);
+
+/// Everything that counts something.
+struct Parts {
+    limiter: Limiter,
+    intake: Intake,
+    published: Arc<Published>,
+    supervisor: Supervisor,
+    open: Open,
+    snapshot: Option<Arc<Snapshot>>,
+    log: Option<Spool>,
+    runtime: RuntimeMetrics,
+}
 
 /// The listeners, bound.
 struct Bound {
@@ -52,28 +68,50 @@ impl BuildError {
 
 impl App {
     /// Binds the listeners, loads the rules and starts to connect to the store, in this order: a
-    /// port in use is told before anything else happens. The store need not be there.
+    /// port in use is told before anything else happens. The store need not be there. `clock` was
+    /// started with the process; `log` is where its lines go.
     ///
     /// # Errors
     ///
     /// A port cannot be had, or there is no rules directory and nothing says to start without.
-    pub async fn build(settings: Settings) -> Result<Self, BuildError> {
+    pub async fn build(
+        settings: Settings,
+        clock: Clock,
+        log: Option<Spool>,
+    ) -> Result<Self, BuildError> {
         let Settings { listeners, rules, store, answers, leases, drain, .. } = settings;
         let bound = bound(&listeners).await?;
         let published = Arc::new(Published::new());
-        let watcher = watch(&rules, &published).await?;
+        let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
+        let watcher = watch(&rules, &published, snapshot.clone()).await?;
         let store = open(store);
         let where_counts_live = store.describe();
-        let limiter = limiter(store, &leases, &answers);
+        let limiter = limiter(store, clock, &leases, &answers);
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
-        let keys = limiter.clone();
-        let admin = admin::routes(Admin {
-            published: Arc::clone(&published),
-            keys: Arc::new(move || keys.keys()),
-            store: where_counts_live.clone(),
-        });
         let greeting = greeting(&bound, &where_counts_live, &published)?;
-        let intake = Intake::new(limiter.clone(), Arc::clone(&published), answers.headers);
+        let calls_max = listeners.calls_max;
+        let intake =
+            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max);
+        let (supervisor, open) = (Supervisor::default(), Open::default());
+        let start = Start::new(clock);
+        let parts = Parts {
+            limiter: limiter.clone(),
+            intake: intake.clone(),
+            published: Arc::clone(&published),
+            supervisor: supervisor.clone(),
+            open: open.clone(),
+            snapshot: snapshot.clone(),
+            log,
+            runtime: Handle::current().metrics(),
+        };
+        let asked = limiter.clone();
+        let admin = admin::routes(Status {
+            start: start.clone(),
+            published: Arc::clone(&published),
+            store: where_counts_live,
+            shards: Arc::new(move || asked.shards()),
+            counts: Arc::new(move || parts.counts()),
+        });
         let age = ConnectionAge {
             age: listeners.max_connection_age,
             grace: listeners.max_connection_age_grace,
@@ -90,9 +128,36 @@ impl App {
             published,
             health,
             watcher,
+            snapshot,
+            supervisor,
+            open,
+            start,
             drain,
             greeting,
         })
+    }
+}
+
+// === impl Parts ===
+
+impl Parts {
+    /// What has happened since the process began, and what is under way. Names may come twice.
+    fn counts(&self) -> Vec<Count> {
+        let Open { grpc, http } = &self.open;
+        let mut counts = vec![
+            ("task_restarts", self.supervisor.restarts()),
+            // That wait for the CPU.
+            ("tasks_ready", self.runtime.global_queue_depth() as u64),
+            ("loader_panics", self.published.panics()),
+            ("grpc_connections", grpc.count() as u64),
+            ("http_connections", http.count() as u64),
+            ("connections_refused", grpc.refused() + http.refused()),
+        ];
+        counts.extend(self.limiter.counts());
+        counts.extend(self.intake.counts());
+        counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
+        counts.extend(self.log.iter().flat_map(Spool::counts));
+        counts
     }
 }
 
@@ -114,19 +179,28 @@ async fn bound(listeners: &Listeners) -> Result<Bound, BuildError> {
 
 /// Starts to watch the rules. Bad rules are logged and leave the process without any, as the
 /// reference; what cannot be read at all is more likely a mistake in the settings.
-async fn watch(source: &RulesSource, published: &Arc<Published>) -> Result<Watcher, BuildError> {
+async fn watch(
+    source: &RulesSource,
+    published: &Arc<Published>,
+    snapshot: Option<Arc<Snapshot>>,
+) -> Result<Watcher, BuildError> {
     let paths = WatchPaths { dir: source.dir.clone(), root: source.watch_root.clone() };
     let load = Directory::new(source.clone());
-    let started = Watcher::spawn(paths, load, Arc::clone(published)).await;
+    let started = Watcher::spawn(paths, load, Arc::clone(published), snapshot).await;
     let (watcher, first) =
         started.map_err(|error| BuildError::new(format!("cannot watch the rules: {error}")))?;
     if let Err(failed) = first {
-        if !source.force_start && rules::read_directory(&source.dir, true).is_err() {
+        let has_rules = published.current().is_some();
+        if failed.is_unread && !source.force_start && !has_rules {
             let mend = "name the directory with --rules or RUNTIME_ROOT, or start without rules by \
                         FORCE_START_WITHOUT_INITIAL_CONFIG=true";
             return Err(BuildError::new(format!("{failed}; {mend}")));
         }
-        error!("no rules are in force: every request is refused until these faults are mended");
+        if has_rules {
+            error!("the rules of the snapshot are in force until these faults are mended");
+        } else {
+            error!("no rules are in force: every request is refused until these faults are mended");
+        }
         failed.faults.iter().for_each(|fault| error!("rules: {fault}"));
     }
     Ok(watcher)
@@ -147,10 +221,10 @@ fn open(settings: StoreSettings) -> Arc<dyn Store> {
     }
 }
 
-fn limiter(store: Arc<dyn Store>, leases: &Leases, answers: &Answers) -> Limiter {
+fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answers) -> Limiter {
     let options = Options {
         max_wait: leases.max_wait,
-        keys_max: leases.keys_max,
+        buffer_bytes_max: leases.buffer_bytes_max,
         // Drawn from the system's randomness, as every hash map's seed.
         pod: RandomState::new().hash_one(()),
         hasher: KeyHasher::new(leases.key_secret.reveal()),
@@ -159,9 +233,9 @@ fn limiter(store: Arc<dyn Store>, leases: &Leases, answers: &Answers) -> Limiter
             quota: answers.quota_mode,
             metadata: answers.dynamic_metadata,
         },
-        unix_start: unix_time(),
+        unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
     };
-    Limiter::new(store, Clock::start(), options)
+    Limiter::new(store, clock, options)
 }
 
 /// Read once: a clock that is set later changes nothing.

@@ -37,8 +37,9 @@ pub enum Kind {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Lots {
     newest: Lot,
-    /// Boxed, since windows, the usual kind, never need it.
-    older: Option<Box<Lot>>,
+    /// Without tokens where there is none. In place, so that what a key takes is known when it
+    /// comes, though windows, the usual kind, never need it.
+    older: Lot,
 }
 
 // === impl Lots ===
@@ -46,8 +47,7 @@ pub(super) struct Lots {
 impl Lots {
     /// Tokens that may still be spent.
     pub(super) fn tokens(&self, now: Time) -> u64 {
-        let older = self.older.as_deref().map_or(0, |lot| lot.live(now));
-        older.saturating_add(self.newest.live(now))
+        self.older.live(now).saturating_add(self.newest.live(now))
     }
 
     /// Takes out `hits` of them, or none. What is returned puts them back.
@@ -56,11 +56,10 @@ impl Lots {
         if self.tokens(now) < hits {
             return None;
         }
-        let Some(older) = &mut self.older else { return Some(self.newest.split(hits, kind)) };
-        let first = older.split(hits.min(older.tokens), kind);
-        if older.tokens == 0 {
-            self.older = None;
+        if self.older.tokens == 0 {
+            return Some(self.newest.split(hits, kind));
         }
+        let first = self.older.split(hits.min(self.older.tokens), kind);
         self.newest.split(hits - first.tokens, kind);
         // All of them end with the first: that is early for some and late for none.
         Some(Lot { tokens: hits, ..first })
@@ -79,23 +78,22 @@ impl Lots {
             return;
         }
         let (first, last) = in_order(self.newest, lot);
-        let older = match self.older.take() {
-            None => first,
+        let older = match self.older {
+            Lot { tokens: 0, .. } => first,
             // One too many. Slots cannot be joined: those in the middle go by.
-            Some(older) if matches!(kind, Kind::Spaced { .. }) => in_order(*older, first).0,
-            Some(older) => {
-                let (first, second) = in_order(*older, first);
+            older if matches!(kind, Kind::Spaced { .. }) => in_order(older, first).0,
+            older => {
+                let (first, second) = in_order(older, first);
                 Lot { tokens: first.tokens.saturating_add(second.tokens), ..first }
             }
         };
-        (self.older, self.newest) = (Some(Box::new(older)), last);
+        (self.older, self.newest) = (older, last);
     }
 
     /// Takes out everything, by lease.
     pub(super) fn drain(&mut self, now: Time) -> [Option<Lot>; 2] {
-        let older = self.older.take().map(|lot| *lot);
-        let newest = Some(std::mem::take(&mut self.newest));
-        [older, newest].map(|lot| lot.filter(|lot| lot.live(now) > 0))
+        let Self { older, newest } = std::mem::take(self);
+        [older, newest].map(|lot| Some(lot).filter(|lot| lot.live(now) > 0))
     }
 
     /// Adds `tokens` to a lease that is live, if there is one.
@@ -109,28 +107,23 @@ impl Lots {
 
     /// Adds `lot` to the one that it is part of, if that is here.
     fn joined(&mut self, lot: Lot, kind: Kind) -> bool {
-        let lots = self.older.as_deref_mut().into_iter().chain([&mut self.newest]);
-        { lots }.any(|other| other.join(lot, kind))
+        (self.older.tokens > 0 && self.older.join(lot, kind)) || self.newest.join(lot, kind)
     }
 
     /// Forgets what has ended.
     fn prune(&mut self, kind: Kind, now: Time) {
         if let Kind::Spaced { every, grace } = kind {
             self.newest.lapse(every, grace, now);
-            if let Some(older) = &mut self.older {
-                older.lapse(every, grace, now);
-            }
+            self.older.lapse(every, grace, now);
         }
-        if self.older.as_deref().is_some_and(|lot| lot.live(now) == 0) {
-            self.older = None;
+        if self.older.live(now) == 0 {
+            self.older.tokens = 0;
         }
         if self.newest.live(now) == 0 {
             self.newest.tokens = 0;
         }
-        if self.newest.tokens == 0
-            && let Some(older) = self.older.take()
-        {
-            self.newest = *older;
+        if self.newest.tokens == 0 && self.older.tokens > 0 {
+            self.newest = std::mem::take(&mut self.older);
         }
     }
 }

@@ -1,87 +1,168 @@
-//! A bounded map from keys to whatever is kept for each, split so that threads seldom meet.
+//! A map from keys to whatever is kept for each, within a budget of bytes, split so that threads
+//! seldom meet.
 
-use std::collections::HashMap;
+mod part;
+
+use std::hash::BuildHasher;
+use std::mem::size_of;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 
 use crate::key::Key;
 use crate::time::Time;
+use part::Part;
 
-/// Parts of the table with a lock each. A power of two, well above the cores of a sidecar.
-const PARTS: usize = 64;
+/// Bytes of one part: a thousand entries or so, few enough to be swept under one lock.
+const PART_BYTES: usize = 256 * 1024;
 
-/// Entries that an insertion into a full part looks at to find one to evict.
-const EVICTION_SAMPLE: usize = 8;
+/// Parts at most; of a budget of more than 1 GiB they are larger.
+const PARTS_MAX: usize = 4096;
 
-/// A map from [`Key`] to `V` that never holds more than its ceiling.
+/// The part of the budget for entries aside: a sixteenth, and no more than for so many entries.
+const ASIDE_DIVISOR: usize = 16;
+const ASIDE_MAX: usize = 1024;
+
+/// A map from [`Key`] to `V` that never allocates more than its budget.
+///
+/// Counted are the places of entries, used or not, the links that find them, and this struct with
+/// its locks; not what the allocator rounds up. What entries hold on the heap ([`Entry::heap`]) has
+/// a ceiling of its own beside the budget: it belongs to requests under way, not to keys.
+///
+/// A full table takes the place of an idle entry for a new key. Entries *aside* take no part in
+/// that: they are few, and whoever fills the table cannot push them out.
 pub struct Table<V> {
-    parts: Box<[Mutex<HashMap<Key, V, RandomState>>]>,
-    part_max: usize,
+    parts: Box<[Mutex<Part<V>>]>,
+    aside: Mutex<Part<V>>,
+    heap: Heap,
+    seed: RandomState,
+    evictions: AtomicU64,
 }
 
-/// What the table needs to know of an entry to choose one to evict.
+/// What the table needs to know of an entry.
 pub trait Entry {
     /// When it was last used.
     fn touched(&self) -> Time;
     /// Somebody waits on it: it must stay.
     fn is_busy(&self) -> bool;
+    /// Whether it says anything still: one that does not is the first to go.
+    fn is_live(&self, now: Time) -> bool;
+    /// Bytes that it holds on the heap.
+    fn heap(&self) -> usize;
 }
 
-/// The table is full of busy entries.
+/// Where an entry is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seat {
+    /// With all the others, until somebody needs the place.
+    Common,
+    /// Aside, until it is removed.
+    Aside,
+}
+
+/// There is no room: every entry that was looked at is busy, or too much lies on the heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableFull;
+
+/// What entries hold on the heap, in bytes.
+struct Heap {
+    held: AtomicUsize,
+    max: usize,
+}
 
 // === impl Table ===
 
 impl<V: Entry> Table<V> {
-    /// A table of at most `keys_max` entries, rounded up to a multiple of the parts.
-    pub fn new(keys_max: usize) -> Self {
-        let parts = (0..PARTS).map(|_| Mutex::new(HashMap::default())).collect();
-        Self { parts, part_max: keys_max.div_ceil(PARTS).max(1) }
+    /// A table that allocates `budget` bytes at most, and whose entries hold `heap_max` at most. It
+    /// allocates as it fills. One entry fits in any case, and one aside.
+    pub fn new(budget: usize, heap_max: usize) -> Self {
+        let seed = RandomState::default();
+        let aside = (budget / ASIDE_DIVISOR).min(ASIDE_MAX * Part::<V>::entry_bytes());
+        let rest = budget.saturating_sub(size_of::<Self>() + aside);
+        let count = (rest / PART_BYTES).clamp(1, PARTS_MAX);
+        let part = |bytes| Mutex::new(Part::new(bytes, seed.clone()));
+        Self {
+            parts: (0..count).map(|_| part(rest / count)).collect(),
+            aside: part(aside),
+            heap: Heap { held: AtomicUsize::new(0), max: heap_max },
+            seed,
+            evictions: AtomicU64::new(0),
+        }
     }
 
     /// Runs `visit` on the entry of `key`, made by `make` if there is none. If that took the place
     /// of another, the other is returned so that its tokens can be given back.
     ///
-    /// `visit` runs under the lock of a part: it must be short and must not come back to the table.
+    /// `visit` may add `room` bytes to what the entry holds on the heap. It runs under the lock of
+    /// a part: it must be short and must not come back to the table. The work is bounded: a key is
+    /// found on its chain, of two entries or so, and an eviction looks at 64 entries at most.
+    ///
+    /// # Errors
+    ///
+    /// There is no room; nothing has changed then, and `visit` has not run.
     pub fn with<R>(
         &self,
-        key: Key,
+        (seat, key): (Seat, Key),
+        now: Time,
+        room: usize,
         make: impl FnOnce() -> V,
         visit: impl FnOnce(&mut V) -> R,
     ) -> Result<(R, Option<(Key, V)>), TableFull> {
-        let mut part = self.part(key).lock();
-        if let Some(entry) = part.get_mut(&key) {
-            return Ok((visit(entry), None));
-        }
-        let evicted = if part.len() < self.part_max {
-            None
-        } else {
-            Some(evict(&mut part).ok_or(TableFull)?)
+        let mut part = match seat {
+            Seat::Common => self.part(key).lock(),
+            Seat::Aside => self.aside.lock(),
         };
-        Ok((visit(part.entry(key).or_insert_with(make)), evicted))
+        self.heap.reserve(room)?;
+        let admitted = match part.find(key) {
+            Some(place) => Ok((place, None)),
+            None if seat == Seat::Aside || part.len() < part.len_max() => part.insert(key, make),
+            None => part.replace(key, now, make),
+        };
+        let Ok((place, evicted)) = admitted else {
+            self.heap.settle(room, 0);
+            return Err(TableFull);
+        };
+        let visited = self.visit(part.value_mut(place), room, visit);
+        drop(part);
+        if let Some((_, evicted)) = &evicted {
+            self.heap.settle(evicted.heap(), 0);
+            self.evictions.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok((visited, evicted))
     }
 
-    /// Runs `visit` on the entry of `key` if there is one.
+    /// Runs `visit` on the entry of `key` if there is one, wherever it is kept. It may not add to
+    /// what the entry holds on the heap.
     pub fn with_existing<R>(&self, key: Key, visit: impl FnOnce(&mut V) -> R) -> Option<R> {
-        self.part(key).lock().get_mut(&key).map(visit)
+        for part in [self.part(key), &self.aside] {
+            let mut part = part.lock();
+            if let Some(place) = part.find(key) {
+                return Some(self.visit(part.value_mut(place), 0, visit));
+            }
+        }
+        None
     }
 
-    /// The parts, for [`Table::retain`].
+    /// The parts, for [`Table::retain`]; the last is what is kept aside.
     pub fn parts(&self) -> Range<usize> {
-        0..PARTS
+        0..self.parts.len() + 1
     }
 
     /// Shows every entry of a part to `keep` and removes those it answers `false` for.
     pub fn retain(&self, part: usize, mut keep: impl FnMut(Key, &mut V) -> bool) {
-        self.parts[part & (PARTS - 1)].lock().retain(|key, entry| keep(*key, entry));
+        self.parts.get(part).unwrap_or(&self.aside).lock().retain(|key, entry| {
+            let held = entry.heap();
+            let kept = keep(key, entry);
+            self.heap.settle(held, if kept { entry.heap() } else { 0 });
+            kept
+        });
     }
 
     /// Entries at present.
     pub fn len(&self) -> usize {
-        self.parts.iter().map(|part| part.lock().len()).sum()
+        self.all().map(|part| part.lock().len()).sum()
     }
 
     /// Whether there are none.
@@ -89,82 +170,68 @@ impl<V: Entry> Table<V> {
         self.len() == 0
     }
 
-    #[allow(clippy::cast_possible_truncation, reason = "a remainder of PARTS fits")]
-    fn part(&self, key: Key) -> &Mutex<HashMap<Key, V, RandomState>> {
-        // A key is a uniform hash already; the map inside mixes it again with a secret seed.
-        &self.parts[(key.bits() % PARTS as u64) as usize]
+    /// Entries at most.
+    pub fn len_max(&self) -> usize {
+        self.all().map(|part| part.lock().len_max()).sum()
+    }
+
+    /// Bytes allocated at present, of the budget.
+    pub fn bytes(&self) -> usize {
+        let parts: usize = self.all().map(|part| part.lock().bytes()).sum();
+        size_of::<Self>() + parts
+    }
+
+    /// Bytes that entries hold on the heap at present.
+    pub fn heap_bytes(&self) -> usize {
+        self.heap.held.load(Ordering::Relaxed)
+    }
+
+    /// Entries whose place another took, since the table was made.
+    pub fn evictions(&self) -> u64 {
+        self.evictions.load(Ordering::Relaxed)
+    }
+
+    fn visit<R>(&self, entry: &mut V, room: usize, visit: impl FnOnce(&mut V) -> R) -> R {
+        let held = entry.heap();
+        let visited = visit(entry);
+        self.heap.settle(held.saturating_add(room), entry.heap());
+        visited
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Mutex<Part<V>>> {
+        self.parts.iter().chain([&self.aside])
+    }
+
+    /// The part of `key`, by the high half of its hash. A key is a uniform hash already, but under
+    /// a secret that others may know.
+    #[allow(clippy::cast_possible_truncation, reason = "the product is below the count of parts")]
+    fn part(&self, key: Key) -> &Mutex<Part<V>> {
+        let high = self.seed.hash_one(key) >> 32;
+        &self.parts[((high * self.parts.len() as u64) >> 32) as usize]
     }
 }
 
-/// Takes out the least recently used of a few entries that nobody waits on.
-fn evict<V: Entry>(part: &mut HashMap<Key, V, RandomState>) -> Option<(Key, V)> {
-    let idle = part.iter().filter(|(_, entry)| !entry.is_busy()).take(EVICTION_SAMPLE);
-    let (key, _) = idle.min_by_key(|(_, entry)| entry.touched())?;
-    let key = *key;
-    part.remove_entry(&key)
-}
+// === impl Heap ===
 
-const _: () = assert!(PARTS.is_power_of_two());
+impl Heap {
+    fn reserve(&self, bytes: usize) -> Result<(), TableFull> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (relaxed, grown) = (Ordering::Relaxed, |held: usize| held.saturating_add(bytes));
+        let fits = |held| Some(grown(held)).filter(|grown| *grown <= self.max);
+        self.held.fetch_update(relaxed, relaxed, fits).map_or(Err(TableFull), |_| Ok(()))
+    }
+
+    /// What counted as `before` comes to `after`.
+    fn settle(&self, before: usize, after: usize) {
+        if before > after {
+            self.held.fetch_sub(before - after, Ordering::Relaxed);
+        } else if after > before {
+            self.held.fetch_add(after - before, Ordering::Relaxed);
+        }
+    }
+}
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Thing {
-        touched: Time,
-        busy: bool,
-    }
-
-    impl Entry for Thing {
-        fn touched(&self) -> Time {
-            self.touched
-        }
-
-        fn is_busy(&self) -> bool {
-            self.busy
-        }
-    }
-
-    fn insert(table: &Table<Thing>, n: u64, busy: bool) -> Result<bool, TableFull> {
-        let thing = || Thing { touched: Time::from_nanos(n), busy };
-        table.with(Key::for_test(n), thing, |_| ()).map(|((), evicted)| evicted.is_some())
-    }
-
-    #[test]
-    fn never_holds_more_than_its_ceiling() {
-        let table = Table::new(PARTS * 2);
-        let evicted = (0..10_000).filter(|n| insert(&table, *n, false) == Ok(true)).count();
-        assert!(table.len() <= PARTS * 2, "{} entries", table.len());
-        assert_eq!(evicted + table.len(), 10_000);
-    }
-
-    #[test]
-    fn refuses_a_key_rather_than_evict_a_busy_one() {
-        let table = Table::new(1);
-        let refused = (0..1_000).filter(|n| insert(&table, *n, true) == Err(TableFull)).count();
-        assert_eq!(refused, 1_000 - PARTS);
-    }
-
-    #[test]
-    fn finds_an_entry_again_and_makes_it_once() {
-        let table = Table::new(10);
-        for _ in 0..3 {
-            assert_eq!(insert(&table, 7, false), Ok(false));
-        }
-        assert_eq!(table.len(), 1);
-        assert!(table.with_existing(Key::for_test(7), |_| ()).is_some());
-        assert!(table.with_existing(Key::for_test(8), |_| ()).is_none());
-    }
-
-    #[test]
-    fn retain_removes_what_is_not_kept() {
-        let table = Table::new(1_000);
-        for n in 0..100 {
-            insert(&table, n, false).unwrap();
-        }
-        for part in table.parts() {
-            table.retain(part, |_, thing| thing.touched < Time::from_nanos(10));
-        }
-        assert_eq!(table.len(), 10);
-    }
-}
+mod tests;

@@ -1,7 +1,6 @@
 //! The debug port: what the process holds, for people and for `egctl`.
 
 use std::fmt::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -10,47 +9,36 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
 
-use super::Published;
+use super::status::Status;
 use crate::rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
 
-/// What the debug port shows.
-#[derive(Clone)]
-pub struct Admin {
-    /// The rules and how loading them went.
-    pub published: Arc<Published>,
-    /// Keys held at present.
-    pub keys: Arc<dyn Fn() -> usize + Send + Sync>,
-    /// Where the counts live.
-    pub store: String,
-}
-
 /// The routes of `DEBUG_PORT`.
-pub fn routes(admin: Admin) -> Router {
-    Router::new().route("/", get(index)).route("/rlconfig", get(rlconfig)).with_state(admin)
+pub fn routes(status: Status) -> Router {
+    Router::new()
+        .route("/", get(index))
+        .route("/rlconfig", get(rlconfig))
+        .route("/status", get(in_numbers))
+        .with_state(status)
 }
 
-async fn index(State(admin): State<Admin>) -> impl IntoResponse {
-    let Admin { published, keys, store } = admin;
-    let rules = published.current();
-    let version = rules.as_ref().map_or("none".into(), |rules| format!("{:016x}", rules.version()));
+async fn index(State(status): State<Status>) -> impl IntoResponse {
     let page = format!(
-        "ratelease {}\n\n/          this page\n/rlconfig  the rules in force, one a line\n\n\
-         rules version: {version}\nrules: {}\nloads accepted: {}\nloads refused: {}\n\
-         last fault: {}\nkeys held: {}\nstore: {store}\n",
+        "ratelease {}\n\n/          this page\n/rlconfig  the rules in force, one a line\n\
+         /status    what follows, and more, as JSON\n\n{}",
         env!("CARGO_PKG_VERSION"),
-        rules.map_or(0, |rules| rules.len()),
-        published.loads_ok(),
-        published.loads_failed(),
-        published.last_fault().unwrap_or("none".into()),
-        keys(),
+        status.lines(),
     );
     ([(CONTENT_TYPE, "text/plain; charset=utf-8")], page)
 }
 
+async fn in_numbers(State(status): State<Status>) -> impl IntoResponse {
+    ([(CONTENT_TYPE, "application/json")], format!("{}\n", status.json()))
+}
+
 /// The reference's dump: a line for each rule, which ends with what the reference has not.
-async fn rlconfig(State(admin): State<Admin>) -> impl IntoResponse {
+async fn rlconfig(State(status): State<Status>) -> impl IntoResponse {
     let mut page = String::new();
-    for rule in admin.published.current().iter().flat_map(|rules| rules.iter()) {
+    for rule in status.published.current().iter().flat_map(|rules| rules.iter()) {
         // Writing to a string cannot fail.
         let _ = writeln!(page, "{}", line(rule));
     }

@@ -19,20 +19,14 @@ impl Directory {
 }
 
 impl Load for Directory {
-    type File = Source;
-
     fn read(&mut self) -> Result<Vec<Source>, String> {
         let RulesSource { dir, ignore_dotfiles, .. } = &self.settings;
         rules::read_directory(dir, *ignore_dotfiles).map_err(|error| error.to_string())
     }
 
-    fn parts<'f>(&self, file: &'f Source) -> (&'f str, &'f [u8]) {
-        (&file.name, &file.text)
-    }
-
-    fn compile(&mut self, files: &[Source]) -> Result<Compiled, Vec<String>> {
+    fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
         let options = Options { merge_domains: self.settings.merge_domains };
-        match rules::load(files, options) {
+        match rules::load(sources, options) {
             Ok(loaded) => {
                 let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
                 Ok(Compiled { rules: loaded.rules, warnings })

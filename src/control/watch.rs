@@ -6,6 +6,7 @@
 //!                                                            ├─ good ─▶ publish
 //!                                                            └─ bad ──▶ refuse, log once
 //! ```
+//! Good rules are kept as a snapshot, which a start takes when it finds none to load.
 //! Whatever happens to the directory (files renamed into place, a ConfigMap's `..data` swapped, the
 //! directory or a link on the way to it replaced or gone), the next reading finds it; events only
 //! make that soon. The work has a thread of its own: it blocks, and compiling takes a while.
@@ -17,6 +18,7 @@ mod places;
 mod tests;
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,9 +30,10 @@ use tokio::sync::oneshot;
 use tracing::{dispatcher, error, info, warn};
 
 use super::Published;
+use super::snapshot::{Snapshot, digest};
 use eyes::Eyes;
 pub use load::{Compiled, Load};
-use load::{Digest, Found};
+use load::{Digest, Found, Trouble};
 
 /// A change is over once nothing has happened for so long. Writing a file is several events.
 const QUIET: Duration = Duration::from_millis(200);
@@ -76,6 +79,8 @@ pub struct FirstLoad {
 pub struct FirstLoadFailed {
     /// A line each, with its place.
     pub faults: Vec<String>,
+    /// There was nothing that could be read, which may be a mistake in the settings.
+    pub is_unread: bool,
 }
 
 /// How soon and how often.
@@ -90,6 +95,7 @@ struct Watch<L> {
     paths: WatchPaths,
     load: L,
     published: Arc<Published>,
+    snapshot: Option<Arc<Snapshot>>,
     pace: Pace,
     eyes: Eyes,
     bell: Receiver<()>,
@@ -104,7 +110,8 @@ struct Watch<L> {
 
 impl Watcher {
     /// Loads the rules, then watches them. Returns after that first load, with what it came to; a
-    /// failed one leaves the watch running, so that rules which come later are found.
+    /// failed one leaves the watch running, so that rules which come later are found, and puts
+    /// those of `snapshot` in force, if it has any.
     ///
     /// # Errors
     /// If there can be no thread, or the working directory that a relative path begins at is gone.
@@ -112,15 +119,17 @@ impl Watcher {
         paths: WatchPaths,
         load: L,
         published: Arc<Published>,
+        snapshot: Option<Arc<Snapshot>>,
     ) -> io::Result<(Self, Result<FirstLoad, FirstLoadFailed>)> {
         let pace = Pace { quiet: QUIET, settle_max: SETTLE_MAX, poll: POLL };
-        Self::spawn_with(paths, load, published, pace, Eyes::new).await
+        Self::spawn_with(paths, load, published, snapshot, pace, Eyes::new).await
     }
 
     async fn spawn_with<L: Load>(
         paths: WatchPaths,
         load: L,
         published: Arc<Published>,
+        snapshot: Option<Arc<Snapshot>>,
         pace: Pace,
         eyes: fn(SyncSender<()>) -> Eyes,
     ) -> io::Result<(Self, Result<FirstLoad, FirstLoadFailed>)> {
@@ -134,6 +143,7 @@ impl Watcher {
             paths,
             load,
             published,
+            snapshot,
             pace,
             eyes: eyes(ring.clone()),
             bell,
@@ -164,9 +174,17 @@ impl Drop for Watcher {
 
 impl<L: Load> Watch<L> {
     fn run(mut self, tell: oneshot::Sender<Result<FirstLoad, FirstLoadFailed>>) {
-        let first =
-            self.turn(|_| {}).unwrap_or_else(|| Err(vec!["the rules were not read".to_owned()]));
-        if tell.send(first.map_err(|faults| FirstLoadFailed { faults })).is_err() {
+        let first = self.turn(|_| {}).unwrap_or_else(|| {
+            Err(Trouble::Unread("the rules were not read".to_owned())) // nothing was known before
+        });
+        if first.is_err() {
+            self.take_snapshot();
+        }
+        let first = first.map_err(|trouble| FirstLoadFailed {
+            faults: trouble.lines(),
+            is_unread: matches!(trouble, Trouble::Unread(_)),
+        });
+        if tell.send(first).is_err() {
             return; // the start was given up, and nobody could end the watch later
         }
         loop {
@@ -178,11 +196,12 @@ impl<L: Load> Watch<L> {
             if self.is_stopping.load(Ordering::Relaxed) {
                 return;
             }
-            self.turn(|faults| {
-                let count = faults.len();
-                error!("rules refused, the last good ones stay in force; faults: {count}");
-                log_lines(faults, |fault| error!("rules: {fault}"));
-            });
+            let turned = catch_unwind(AssertUnwindSafe(|| self.turn(tell_faults)));
+            if turned.is_err() {
+                // The loader's panics are caught nearer to it; whatever this one was, rules that
+                // come later are to be found.
+                self.published.note_panic();
+            }
         }
     }
 
@@ -200,20 +219,25 @@ impl<L: Load> Watch<L> {
 
     /// Reads the rules and takes what is new and good. `None` if nothing is new. What is to be told
     /// is told before it is published, so that who waits for that finds it in the log.
-    fn turn(&mut self, tell: impl FnOnce(&[String])) -> Option<Result<FirstLoad, Vec<String>>> {
+    fn turn(&mut self, tell: impl FnOnce(&[String])) -> Option<Result<FirstLoad, Trouble>> {
         self.eyes.arm(&self.paths);
-        let Found::New { digest, files, result } = load::load(&mut self.load, self.known) else {
+        let Found::New { digest, sources, result } = load::load(&mut self.load, self.known) else {
             return None;
         };
         self.known = Some(digest);
         let compiled = match result {
             Ok(compiled) => compiled,
-            Err(faults) => {
+            Err(trouble) => {
+                if matches!(trouble, Trouble::Panicked) {
+                    self.published.note_panic();
+                }
+                let faults = trouble.lines();
                 tell(&faults);
                 self.published.refuse(faults.join("\n"));
-                return Some(Err(faults));
+                return Some(Err(trouble));
             }
         };
+        let files = sources.len();
         let warnings = compiled.warnings.len();
         if self.in_force == Some(digest) {
             info!(files, "the rules are again those in force");
@@ -224,9 +248,40 @@ impl<L: Load> Watch<L> {
             log_lines(&compiled.warnings, |warning| warn!("rules: {warning}"));
             self.in_force = Some(digest);
             self.published.publish(Arc::new(compiled.rules));
+            if let Some(snapshot) = &self.snapshot {
+                snapshot.keep(sources);
+            }
         }
         Some(Ok(FirstLoad { files, warnings }))
     }
+
+    /// Puts the rules of the snapshot in force, if it has any: the source has none to take.
+    fn take_snapshot(&mut self) {
+        let Some(snapshot) = self.snapshot.clone() else { return };
+        let path = snapshot.path().display();
+        let sources = match snapshot.read() {
+            Ok(sources) => sources,
+            Err(error) => return warn!("the snapshot of the rules is not used: {path}: {error}"),
+        };
+        match load::compile(&mut self.load, &sources) {
+            Ok(compiled) => {
+                let version = format_args!("{:016x}", compiled.rules.version());
+                warn!(version, "the rules of the snapshot are in force: {path}");
+                self.in_force = Some(digest(&sources));
+                self.published.publish_snapshot(Arc::new(compiled.rules));
+            }
+            Err(trouble) => {
+                warn!("the snapshot of the rules is not used: {path}: its rules have faults");
+                log_lines(&trouble.lines(), |fault| warn!("rules of the snapshot: {fault}"));
+            }
+        }
+    }
+}
+
+fn tell_faults(faults: &[String]) {
+    let count = faults.len();
+    error!("rules refused, the last good ones stay in force; faults: {count}");
+    log_lines(faults, |fault| error!("rules: {fault}"));
 }
 
 fn log_lines(lines: &[String], log: impl Fn(&str)) {

@@ -57,10 +57,12 @@ impl tonic::codegen::Service<http::Request<Body>> for Door {
             return Box::pin(async { Ok(GrpcStatus::unimplemented("").into_http()) });
         }
         let door = self.clone();
+        let intake = self.intake.clone();
         Box::pin(async move {
             let mut grpc = Grpc::new(ProstCodec::default())
                 .apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
-            Ok(grpc.unary(door, request).await)
+            let answered = intake.pass(grpc.unary(door, request)).await;
+            Ok(answered.unwrap_or_else(|refusal| status_of(&refusal).into_http()))
         })
     }
 }

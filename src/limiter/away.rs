@@ -118,7 +118,7 @@ impl Away {
     fn admit(&self, charge: &Charge, pods: u32, now: Time) -> Settled {
         let mode = FailureMode::Local;
         let hits = charge.hits;
-        let own = Ask::look(charge.key, charge.applied.limit.of_pod(pods));
+        let own = Ask::look(charge.key(), charge.applied.limit.of_pod(pods));
         let ask = if charge.refund {
             Ask { back: Some(Back { tokens: hits, epoch: None }), ..own }
         } else {

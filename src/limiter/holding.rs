@@ -136,7 +136,7 @@ impl<'a> Holding<'a> {
         let pairs = self.resolved.iter().zip(&self.attempts);
         let overdrawn = pairs.filter_map(|pair| match pair {
             (Resolved::Charged(charge), Some(Attempt::Settled(settled))) => {
-                (settled.over && charge.charge_denied()).then_some(charge.key)
+                (settled.over && charge.charge_denied()).then_some(charge.key())
             }
             _ => None,
         });
@@ -150,7 +150,7 @@ impl<'a> Holding<'a> {
             else {
                 continue;
             };
-            if spent.contains(&charge.key) {
+            if spent.contains(&charge.key()) {
                 continue;
             }
             if settled.taken.tokens > 0 {

@@ -1,5 +1,7 @@
 //! Keeping the table: tokens that nobody will spend go back to the store.
 
+use std::collections::VecDeque;
+use std::mem::size_of;
 use std::time::Duration;
 
 use crate::buffer::table::Entry;
@@ -27,17 +29,27 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 /// Idle keys that are looked at at once: their returns must find room in the desk's queue.
 const WATCH_BATCH: usize = 1024;
 
+/// Keys that wait to be looked at at most, as far as a 32nd of the buffers' budget holds them: more
+/// than three seconds of looking.
+const IDLE_MAX: usize = 1 << 16;
+const IDLE_DIVISOR: usize = 32;
+
+/// Bytes of a key that waits to be looked at.
+pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
+
 /// A pod that has not been heard of for so long is taken for dead: three beats.
 const BEAT_LASTS: Duration = Duration::from_secs(3);
 
 impl Limiter {
     /// Keeps the table and the count of pods up to date, for ever. One task of each limiter runs
-    /// it.
+    /// it, or three tasks one of its parts each: [`Limiter::keep_beating`], [`Limiter::keep_tidy`]
+    /// and [`Limiter::watch_idle`].
     pub async fn run(&self) {
         tokio::join!(self.keep_beating(), self.keep_tidy(), self.watch_idle());
     }
 
-    async fn keep_beating(&self) {
+    /// Tells the store every second that this pod is alive, for ever.
+    pub async fn keep_beating(&self) {
         let mut ticks = tokio::time::interval(BEAT_INTERVAL);
         loop {
             ticks.tick().await;
@@ -45,7 +57,8 @@ impl Limiter {
         }
     }
 
-    async fn keep_tidy(&self) {
+    /// Forgets keys of which nothing is known any more, every second, for ever.
+    pub async fn keep_tidy(&self) {
         let mut ticks = tokio::time::interval(TIDY_INTERVAL);
         loop {
             ticks.tick().await;
@@ -53,7 +66,8 @@ impl Limiter {
         }
     }
 
-    async fn watch_idle(&self) {
+    /// Gives back what idle keys hold above their allowance, for ever.
+    pub async fn watch_idle(&self) {
         let mut ticks = tokio::time::interval(WATCH_INTERVAL);
         loop {
             ticks.tick().await;
@@ -119,7 +133,7 @@ impl Shared {
         let mut idle = self.idle.lock();
         // A key that was evicted while it stood here may stand here twice. Beyond the ceiling it
         // keeps what it holds until its lease ends.
-        if idle.len() < self.options.keys_max {
+        if idle.len() < idle.capacity() {
             idle.push_back((due, key));
         }
     }
@@ -139,6 +153,11 @@ impl Shared {
         }
         self.send(asks);
     }
+}
+
+/// A queue that never grows, for a limiter whose buffers may take `budget` bytes.
+pub(super) fn idle_queue(budget: usize) -> VecDeque<(Time, Key)> {
+    VecDeque::with_capacity((budget / IDLE_DIVISOR / IDLE_BYTES).min(IDLE_MAX))
 }
 
 /// Whether two rules lend tokens in one manner.

@@ -1,6 +1,6 @@
 //! From a request to what has to be charged: rules, overrides, replacements and keys.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::key::{Key, KeyHasher, Part};
 use crate::request::{Descriptor, Request};
@@ -21,8 +21,12 @@ pub(super) enum Resolved {
 /// Hits to be charged to a key.
 #[derive(Debug)]
 pub(super) struct Charge {
-    /// Whose tokens.
-    pub(super) key: Key,
+    /// Whose tokens, where there is room for it.
+    pub(super) own: Key,
+    /// Whose tokens instead.
+    pub(super) overflow: OnceLock<Key>,
+    /// Where an override belongs; empty for a rule, whose path says it.
+    pub(super) domain: Box<str>,
     /// The limit and its rule.
     pub(super) applied: Applied,
     /// How many; 0 looks.
@@ -97,14 +101,25 @@ fn charge(
     });
     // Two windows on the same entries count apart; two limits of one window share a count, so that
     // raising or lowering a limit keeps it.
-    let key = hasher.key(request.domain, limit.identity(), parts);
-    let applied = Applied { limit, rule: rule.cloned() };
-    Charge { key, applied, hits: request.hits(descriptor), refund: descriptor.refund }
+    let own = hasher.key(request.domain, limit.identity(), parts);
+    Charge {
+        own,
+        overflow: OnceLock::new(),
+        domain: if rule.is_none() { request.domain.into() } else { Box::default() },
+        applied: Applied { limit, rule: rule.cloned() },
+        hits: request.hits(descriptor),
+        refund: descriptor.refund,
+    }
 }
 
 // === impl Charge ===
 
 impl Charge {
+    /// Whose tokens it takes.
+    pub(super) fn key(&self) -> Key {
+        self.overflow.get().copied().unwrap_or(self.own)
+    }
+
     /// Whether it takes tokens if it passes.
     pub(super) fn spends(&self) -> bool {
         self.hits > 0 && !self.refund

@@ -55,8 +55,8 @@ pub(super) struct Slot {
     /// Hits that this pod has admitted by itself since the ask that is out: if its lease comes, it
     /// pays for them.
     owed: u32,
-    /// What a request waits for a lease at most.
-    patience: Duration,
+    /// What a request waits for a lease at most, in microseconds: half as large as a `Duration`.
+    patience_us: u32,
     waiting: Queue,
 }
 
@@ -69,14 +69,14 @@ impl Slot {
             demand: Demand::default(),
             limit: charge.applied.limit,
             rule: charge.applied.rule.clone(),
-            shares: Shares::from(here.first_share(charge.key)),
+            shares: Shares::from(here.first_share(charge.key())),
             asking: 0,
             asked: here.now,
             watched: false,
             touched: here.now,
             trip_us: TRIP_FIRST_US,
             owed: 0,
-            patience: here.patience,
+            patience_us: u32::try_from(here.patience.as_micros()).unwrap_or(u32::MAX),
             waiting: Queue::default(),
         }
     }
@@ -85,7 +85,7 @@ impl Slot {
     pub(super) fn adopt(&mut self, charge: &Charge, here: &Here, asks: &mut Vec<Ask>) {
         self.touched = here.now;
         if self.limit != charge.applied.limit {
-            self.turn_to(charge.applied.limit, charge.key, here, asks);
+            self.turn_to(charge.applied.limit, charge.key(), here, asks);
         }
         if self.rule.as_ref().map(Arc::as_ptr) != charge.applied.rule.as_ref().map(Arc::as_ptr) {
             self.rule.clone_from(&charge.applied.rule);
@@ -126,7 +126,7 @@ impl Slot {
         }
         let (promise, queued) = self.waiting.push(wish);
         if queued && self.asking == 0 {
-            asks.push(self.ask(charge.key, here));
+            asks.push(self.ask(charge.key(), here));
         }
         Entered::Queued(promise)
     }
@@ -138,7 +138,7 @@ impl Slot {
         if charge.refund {
             let kept = self.need(&manner, 0, here).size();
             let excess = self.buffer.skim(kept, manner.kind, here.now);
-            asks.extend(excess.and_then(|lot| self.returning(&manner, charge.key, lot)));
+            asks.extend(excess.and_then(|lot| self.returning(&manner, charge.key(), lot)));
         }
         let more = self.buffer.left(here.now).is_some_and(|left| left > 0);
         let ahead = manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
@@ -147,7 +147,7 @@ impl Slot {
             if self.demand.outruns(tokens, self.round_trip())
                 && self.need(&manner, 0, here).may_hold_ahead()
             {
-                asks.push(self.ask(charge.key, here));
+                asks.push(self.ask(charge.key(), here));
             }
         }
     }
@@ -277,13 +277,9 @@ impl Slot {
         self.rule = Some(Arc::clone(rule));
     }
 
-    /// Whether anything is known of the key.
-    pub(super) fn is_live(&self, now: Time) -> bool {
-        self.buffer.is_live(now)
-    }
-
     fn manner(&self) -> Manner {
-        Manner::of(self.limit, self.rule.as_deref(), self.patience)
+        let patience = Duration::from_micros(u64::from(self.patience_us));
+        Manner::of(self.limit, self.rule.as_deref(), patience)
     }
 
     fn settle(&mut self, wish: Wish, now: Time) -> Option<Settled> {
@@ -340,5 +336,13 @@ impl Entry for Slot {
 
     fn is_busy(&self) -> bool {
         self.asking > 0 || !self.waiting.is_empty()
+    }
+
+    fn is_live(&self, now: Time) -> bool {
+        self.buffer.is_live(now)
+    }
+
+    fn heap(&self) -> usize {
+        self.waiting.heap()
     }
 }

@@ -13,8 +13,10 @@ use crate::verdict::Code;
 mod algorithms;
 mod away;
 mod leases;
+mod memory;
 
-const KEYS_MAX: usize = 10_000;
+const STORE_KEYS_MAX: usize = 10_000;
+const BUFFER_BYTES_MAX: usize = 8 << 20;
 const MAX_WAIT: Duration = Duration::from_millis(5);
 
 /// Half a minute into a window of every unit above.
@@ -86,7 +88,7 @@ impl Rig {
         let clock = Clock::start();
         let wall = Arc::new(move || START + clock.now().since(Time::default()));
         let store = Distant {
-            memory: MemoryStore::new(wall, KEYS_MAX),
+            memory: MemoryStore::new(wall, STORE_KEYS_MAX),
             round_trip: Mutex::new(round_trip),
             asks: AtomicUsize::new(0),
             hangs: AtomicBool::new(false),
@@ -98,16 +100,21 @@ impl Rig {
     }
 
     fn pod(&self) -> Limiter {
-        self.pod_of(KEYS_MAX)
+        self.pod_of(BUFFER_BYTES_MAX)
     }
 
-    /// A pod that holds `keys_max` keys.
-    fn pod_of(&self, keys_max: usize) -> Limiter {
-        let store = Arc::clone(&self.store) as Arc<dyn Store>;
+    /// A pod whose buffers take so many bytes.
+    fn pod_of(&self, buffer_bytes_max: usize) -> Limiter {
+        self.pod_on(Arc::clone(&self.store) as _, buffer_bytes_max)
+    }
+
+    /// The same on another store.
+    fn pod_on(&self, store: Arc<dyn Store>, buffer_bytes_max: usize) -> Limiter {
         let hasher = KeyHasher::new("");
         let modes = Modes::default();
         let unix_start = Duration::from_secs(1_700_000_000);
-        let options = Options { max_wait: MAX_WAIT, keys_max, pod: 0, hasher, modes, unix_start };
+        let max_wait = MAX_WAIT;
+        let options = Options { max_wait, buffer_bytes_max, pod: 0, hasher, modes, unix_start };
         let pod = Limiter::new(store, self.clock, options);
         pod.shared.pods.store(1, Ordering::Relaxed);
         pod

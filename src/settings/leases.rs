@@ -12,16 +12,18 @@ use super::value;
 const MAX_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Longest drain; Kubernetes' longest usual grace period is far below.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
-/// Most keys one process may be told to hold: memory runs out before.
-const KEYS_MAX_MAX: usize = 100_000_000;
+/// Least memory for buffers: some two hundred keys.
+const BUFFER_MEMORY_MIN: usize = 64 * value::KIB;
+/// Most memory for buffers: a machine's.
+const BUFFER_MEMORY_MAX: usize = 64 * value::GIB;
 
 /// How tokens are leased and keys are held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leases {
     /// What a request waits for a lease at most, 0 to 10 s.
     pub max_wait: Duration,
-    /// Keys held locally at most, from 1.
-    pub keys_max: usize,
+    /// Bytes that the buffers of keys may take, 64 KiB to 64 GiB.
+    pub buffer_bytes_max: usize,
     /// Secret under which keys are hashed; empty for the built-in one.
     pub key_secret: Secret,
 }
@@ -38,9 +40,9 @@ pub(super) struct LeaseFlags {
         default_value = "5ms"
     )]
     lease_max_wait: String,
-    /// Keys held locally at most
-    #[arg(long, env = "KEYS_MAX", value_name = "COUNT", default_value = "500000")]
-    keys_max: String,
+    /// Memory for the buffers of keys, a size; when it is full, idle keys give way
+    #[arg(long, env = "BUFFER_MEMORY", value_name = "SIZE", default_value = "64MiB")]
+    buffer_memory: String,
     /// Secret under which keys are hashed, the same in all pods; better set in the environment
     /// [default: built in]
     #[arg(long, env = "KEY_SECRET", value_name = "SECRET")]
@@ -62,11 +64,11 @@ impl LeaseFlags {
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Leases> {
         let wait = value::duration_within(Duration::ZERO..=MAX_WAIT_MAX, "5ms");
         let max_wait = faults.parse("LEASE_MAX_WAIT", &self.lease_max_wait, wait);
-        let count = value::count_within(1..=KEYS_MAX_MAX, "500000");
-        let keys_max = faults.parse("KEYS_MAX", &self.keys_max, count);
+        let size = value::size_within(BUFFER_MEMORY_MIN..=BUFFER_MEMORY_MAX, "64MiB");
+        let buffer_bytes_max = faults.parse("BUFFER_MEMORY", &self.buffer_memory, size);
         Some(Leases {
             max_wait: max_wait?,
-            keys_max: keys_max?,
+            buffer_bytes_max: buffer_bytes_max?,
             key_secret: self.key_secret.clone().unwrap_or_default(),
         })
     }

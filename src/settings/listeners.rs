@@ -8,6 +8,12 @@ use clap::Args;
 use super::fault::Faults;
 use super::value::{self, HostPort};
 
+/// Most calls under way that one process may be told to take: each that waits holds some 12 KiB.
+///
+/// The default, 4096, is 48 MiB of them. A call waits for a lease, 5 ms at most unless told
+/// otherwise: a pod at which every call waits so long has as many under way at 800 000 a second.
+const MAX_IN_FLIGHT_MAX: usize = 1_000_000;
+
 /// Every address that is listened on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listeners {
@@ -15,12 +21,14 @@ pub struct Listeners {
     pub http: HostPort,
     /// Envoy's rate limit requests.
     pub grpc: GrpcListen,
-    /// `/rlconfig` and its index.
+    /// `/status`, `/rlconfig` and their index.
     pub debug: HostPort,
     /// Age at which a gRPC connection is asked to go; `None` for never.
     pub max_connection_age: Option<Duration>,
     /// What such a connection is left to finish; `None` for as long as it takes.
     pub max_connection_age_grace: Option<Duration>,
+    /// Calls under way at once on all connections, from 1; more are refused.
+    pub calls_max: usize,
 }
 
 /// Where gRPC is served: `GRPC_UDS` goes in place of the port.
@@ -56,10 +64,13 @@ pub(super) struct ListenerFlags {
     /// What such a connection is left to finish, a duration; 0 for as long as it takes
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", value_name = "SPAN", default_value = "1h")]
     grpc_max_connection_age_grace: String,
+    /// Calls under way at once, on all connections together; more are refused at once
+    #[arg(long, env = "MAX_IN_FLIGHT", value_name = "COUNT", default_value = "4096")]
+    max_in_flight: String,
     /// Interface of the debug listener
     #[arg(long, env = "DEBUG_HOST", value_name = "HOST", default_value = "127.0.0.1")]
     debug_host: String,
-    /// Port of the debug listener: /rlconfig and its index
+    /// Port of the debug listener: /status, /rlconfig and their index
     #[arg(long, env = "DEBUG_PORT", value_name = "PORT", default_value = "6070")]
     debug_port: String,
 }
@@ -80,6 +91,8 @@ impl ListenerFlags {
             &self.grpc_max_connection_age_grace,
             never,
         );
+        let count = value::count_within(1..=MAX_IN_FLIGHT_MAX, "4096");
+        let calls_max = faults.parse("MAX_IN_FLIGHT", &self.max_in_flight, count);
         Some(Listeners {
             http: http?,
             grpc: match unix? {
@@ -89,6 +102,7 @@ impl ListenerFlags {
             debug: debug?,
             max_connection_age: age?,
             max_connection_age_grace: grace?,
+            calls_max: calls_max?,
         })
     }
 }

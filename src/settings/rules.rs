@@ -31,6 +31,8 @@ pub struct RulesSource {
     pub healthy_with_config: bool,
     /// Start though the first load failed, and wait for rules.
     pub force_start: bool,
+    /// Where the last good rules are kept, for a start at which there are none to load.
+    pub snapshot: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -75,6 +77,10 @@ pub(super) struct RulesFlags {
         default_value = "false"
     )]
     force_start_without_initial_config: String,
+    /// File to keep the last good rules in, for a start at which there are none to load [default:
+    /// none]
+    #[arg(long, env = "RULES_SNAPSHOT", value_name = "PATH")]
+    rules_snapshot: Option<String>,
 }
 
 // === impl RulesFlags ===
@@ -99,12 +105,12 @@ impl RulesFlags {
             merge_domains: merge_domains?,
             healthy_with_config: healthy_with_config?,
             force_start: force_start?,
+            snapshot: given(&self.rules_snapshot).map(PathBuf::from),
         })
     }
 
     /// The directory, and the `RUNTIME_ROOT` it was found by.
     fn directory(&self, role: Role) -> (PathBuf, Option<PathBuf>) {
-        let given = |value: &Option<String>| value.clone().filter(|value| !value.is_empty());
         if let Some(dir) = given(&self.rules) {
             return (dir.into(), None);
         }
@@ -119,6 +125,11 @@ impl RulesFlags {
         let dir = below(&root, &subdirectory.unwrap_or_default());
         (below(&dir, appdirectory.as_deref().unwrap_or(RUNTIME_APPDIRECTORY)), Some(root))
     }
+}
+
+/// Set to nothing counts as unset.
+fn given(value: &Option<String>) -> Option<String> {
+    value.clone().filter(|value| !value.is_empty())
 }
 
 /// As Go's `filepath.Join`: a second part with a leading slash stays below the first.

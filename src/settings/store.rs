@@ -48,7 +48,8 @@ pub(super) struct StoreFlags {
     /// password, or user:password, of the sentinels; better set in the environment
     #[arg(long, env = "REDIS_SENTINEL_AUTH", value_name = "AUTH")]
     redis_sentinel_auth: Option<Secret>,
-    /// What connecting, and after that each reply, may take at most, a duration
+    /// How long Redis may be silent, at least, before a connection is replaced; more where it is
+    /// measured to be slower, a duration
     #[arg(long, env = "REDIS_TIMEOUT", value_name = "SPAN", default_value = "250ms")]
     redis_timeout: String,
     /// Goes before every key in Redis; no braces [default: none]

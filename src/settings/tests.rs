@@ -12,7 +12,14 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 4] = ["LEASE_MAX_WAIT", "DRAIN_TIMEOUT", "KEY_SECRET", "KEYS_MAX"];
+const OURS: [&str; 6] = [
+    "LEASE_MAX_WAIT",
+    "DRAIN_TIMEOUT",
+    "KEY_SECRET",
+    "BUFFER_MEMORY",
+    "MAX_IN_FLIGHT",
+    "RULES_SNAPSHOT",
+];
 
 type Env<'a> = &'a [(&'a str, &'a str)];
 
@@ -63,11 +70,13 @@ fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
     assert_eq!(settings.listeners.debug.to_string(), "127.0.0.1:6070");
     assert_eq!(settings.rules.dir.to_str(), Some("config/rules"));
     assert_eq!(settings.rules.watch_root, None);
+    assert_eq!(settings.rules.snapshot, None);
+    assert_eq!(settings.listeners.calls_max, 4096);
     assert!(settings.rules.ignore_dotfiles);
     assert_eq!(settings.store, StoreSettings::Memory);
     assert_eq!(settings.logging, Logging { level: LogLevel::Info, format: LogFormat::Text });
     assert_eq!(settings.leases.max_wait, Duration::from_millis(5));
-    assert_eq!(settings.leases.keys_max, 500_000);
+    assert_eq!(settings.leases.buffer_bytes_max, 64 << 20);
     assert!(settings.leases.key_secret.is_empty());
     assert_eq!(settings.drain, Duration::from_secs(10));
     assert_eq!(settings.warnings, [""; 0]);

@@ -53,6 +53,7 @@ pub(super) fn duration_or_never(text: &str) -> Result<Option<Duration>, Expected
 }
 
 /// A whole number within `range`.
+#[allow(dead_code, reason = "the bounds on requests in flight are counts")]
 pub(super) fn count_within(
     range: RangeInclusive<usize>,
     example: &'static str,
@@ -63,6 +64,39 @@ pub(super) fn count_within(
             Expected::new(format!("a whole number from {least} to {most}"), example)
         })
     }
+}
+
+/// Bytes of the units of a size.
+pub(super) const KIB: usize = 1 << 10;
+pub(super) const MIB: usize = 1 << 20;
+pub(super) const GIB: usize = 1 << 30;
+
+/// A number of bytes within `range`, as `65536`, `512KiB`, `64MiB` or `2GiB`. Other units are
+/// refused, since people differ on what 64 MB, or 64 M, is.
+pub(super) fn size_within(
+    range: RangeInclusive<usize>,
+    example: &'static str,
+) -> impl FnOnce(&str) -> Result<usize, Expected> {
+    move |text| {
+        let units = [("KiB", KIB), ("MiB", MIB), ("GiB", GIB)];
+        let named = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)));
+        let (number, unit) = named.unwrap_or((text, 1));
+        // Not `+5`, which `parse` would take.
+        let digits = Some(number).filter(|number| number.bytes().all(|b| b.is_ascii_digit()));
+        let bytes = digits.and_then(|digits| digits.parse::<usize>().ok()?.checked_mul(unit));
+        bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| {
+            let (least, most) = (shown(*range.start()), shown(*range.end()));
+            let what = format!("a size from {least} to {most}, in bytes or with KiB, MiB or GiB");
+            Expected::new(what, example)
+        })
+    }
+}
+
+/// A size in the largest unit that it is a multiple of.
+fn shown(bytes: usize) -> String {
+    let units = [("GiB", GIB), ("MiB", MIB), ("KiB", KIB)];
+    let whole = units.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
+    whole.map_or(bytes.to_string(), |(name, unit)| format!("{}{name}", bytes / unit))
 }
 
 /// A TCP port.

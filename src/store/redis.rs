@@ -12,13 +12,16 @@ mod call;
 mod cluster;
 mod dial;
 mod fault;
+mod gate;
 mod link;
+mod live;
+mod patience;
 mod pulse;
+mod site;
 mod slots;
 mod step;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -28,50 +31,28 @@ use self::backoff::Backoff;
 use self::call::{Call, Scripts};
 use self::cluster::Cluster;
 use self::dial::Dial;
-use self::fault::Fault;
-use self::link::{Link, Live};
+use self::fault::{Fault, Kind, Next};
+use self::link::Link;
+use self::live::Live;
+use self::patience::LEAST_MAX;
+use self::site::{Site, count};
 use self::slots::slot_of;
-use super::{Ask, Beat, Beaten, Grant, Replies, Store, StoreError};
+use super::{Ask, Beat, Beaten, Count, Grant, Replies, Store, StoreError};
 use crate::settings::redis::{Address, RedisKind, RedisSettings};
 
 /// Counts in Redis.
 #[derive(Debug)]
 pub struct RedisStore {
-    settings: Arc<RedisSettings>,
+    site: Arc<Site>,
     key_prefix: String,
     servers: Servers,
     scripts: Scripts,
-    counters: Counters,
-}
-
-/// What a [`RedisStore`] has met since it began; each only grows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RedisCounts {
-    /// Asks carried, or tried to.
-    pub asks: u64,
-    /// Asks that ended in an error.
-    pub errors: u64,
-    /// Replies NOSCRIPT: a server had not seen the script yet.
-    pub noscripts: u64,
-    /// Replies MOVED and ASK: the slot was on another node.
-    pub redirects: u64,
-    /// Replies TRYAGAIN, CLUSTERDOWN, LOADING, MASTERDOWN and READONLY.
-    pub not_nows: u64,
 }
 
 #[derive(Debug)]
 enum Servers {
     One(Arc<Link>),
     Cluster(Cluster),
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    asks: AtomicU64,
-    errors: AtomicU64,
-    noscripts: AtomicU64,
-    redirects: AtomicU64,
-    not_nows: AtomicU64,
 }
 
 /// Where a call goes next.
@@ -81,12 +62,14 @@ enum Route {
     Asking(Address),
 }
 
-/// For one ask, whatever redirects and repeats it takes: so many replies, and the waits between.
-/// Leases are asked for ahead, so that no request waits for all of this.
+/// For one ask, whatever redirects and repeats it takes: so many replies as slow as its server is
+/// known to be, and the waits between. Leases are asked for ahead, so that no request waits for all
+/// of this.
 const ASK_REPLIES: u32 = 3;
 const ASK_WAITS: Duration = Duration::from_millis(50);
-/// Whatever the time-out of a reply is: below what the lease desk allows a batch.
+/// However slow the server is: below what the lease desk allows a batch, above the longest silence.
 const ASK_DEADLINE_MAX: Duration = Duration::from_secs(9);
+const _: () = assert!(LEAST_MAX.as_millis() < ASK_DEADLINE_MAX.as_millis());
 /// Times that one ask is sent at most. The longest way that is not a fault takes four: moved, still
 /// moving on, unknown script there, script in full.
 const SENDS_MAX: u32 = 7;
@@ -103,16 +86,16 @@ impl RedisStore {
     /// trying. Until then asks are [`StoreError::Unreachable`], after waiting for the first attempt
     /// at most.
     pub fn spawn(settings: RedisSettings, key_prefix: &str) -> Arc<Self> {
-        let settings = Arc::new(settings);
-        let servers = match &settings.kind {
-            RedisKind::Single => Servers::One(Link::spawn(Dial::first_server(&settings))),
-            RedisKind::Cluster => Servers::Cluster(Cluster::spawn(Arc::clone(&settings))),
+        let site = Site::new(settings);
+        let servers = match &site.settings.kind {
+            RedisKind::Single => Servers::One(Link::spawn(Dial::first_server(&site))),
+            RedisKind::Cluster => Servers::Cluster(Cluster::spawn(Arc::clone(&site))),
             RedisKind::Sentinel { master } => {
-                Servers::One(Link::spawn(Dial::master(&settings, master)))
+                Servers::One(Link::spawn(Dial::master(&site, master)))
             }
         };
-        let (scripts, counters) = (Scripts::default(), Counters::default());
-        Arc::new(Self { settings, key_prefix: key_prefix.to_owned(), servers, scripts, counters })
+        let key_prefix = key_prefix.to_owned();
+        Arc::new(Self { site, key_prefix, servers, scripts: Scripts::default() })
     }
 
     /// Waits until every server that holds counts is connected; for ever, if one never is.
@@ -123,72 +106,58 @@ impl RedisStore {
         }
     }
 
-    /// What it has met so far.
-    pub fn counts(&self) -> RedisCounts {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        RedisCounts {
-            asks: read(&self.counters.asks),
-            errors: read(&self.counters.errors),
-            noscripts: read(&self.counters.noscripts),
-            redirects: read(&self.counters.redirects),
-            not_nows: read(&self.counters.not_nows),
-        }
-    }
-
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
-        count(&self.counters.asks);
+        count(&self.site.tally.asks);
         let call = step::call(&self.scripts, ask, ask.counter().in_store(&self.key_prefix));
-        let reply = self.answer(&call).await;
-        reply.and_then(|reply| step::grant(ask, &reply)).map_err(|fault| {
-            count(&self.counters.errors);
+        let grant = self.answer(&call, |reply| step::grant(ask, reply)).await;
+        grant.map_err(|fault| {
+            count(&self.site.tally.errors);
             StoreError::from(fault)
         })
     }
 
     async fn beats(&self, beat: Beat) -> Result<u32, StoreError> {
         let call = pulse::call(&self.scripts, beat, format!("{}rl:pods", self.key_prefix));
-        let reply = self.answer(&call).await;
-        Ok(reply.and_then(|reply| pulse::pods(&reply))?)
+        Ok(self.answer(&call, pulse::pods).await?)
     }
 
-    async fn answer(&self, call: &Call<'_>) -> Result<Value, Fault> {
-        let reply = tokio::time::timeout(self.ask_deadline(), self.take(call)).await;
-        reply.unwrap_or(Err(Fault::TimedOut))
+    /// The result of `call`, which `read` makes of its reply, within the deadline.
+    async fn answer<T>(
+        &self,
+        call: &Call<'_>,
+        read: impl Fn(&Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let result = tokio::time::timeout(self.deadline(call), self.take(call, &read)).await;
+        result.unwrap_or_else(|_| {
+            self.site.meet(Kind::TimedOut);
+            self.suspect();
+            Err(Fault::timed_out())
+        })
     }
 
-    /// Sends `call` where it belongs, following the replies, until one has its value.
-    async fn take(&self, call: &Call<'_>) -> Result<Value, Fault> {
+    /// Sends `call` where it belongs, following the replies, until one has its result.
+    async fn take<T>(
+        &self,
+        call: &Call<'_>,
+        read: &impl Fn(&Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
         let mut route = Route::Owner;
         let mut in_full = false;
         let mut repeats = 0;
         let mut wait = Backoff::new(REPEAT_FIRST, REPEAT_LAST);
-        let mut last = Fault::TimedOut;
+        let mut last = Fault::timed_out();
         for _ in 0..SENDS_MAX {
-            let fault = match self.send(call, &route, in_full).await {
-                Ok(reply) => return Ok(reply),
+            last = match self.send(call, &route, in_full, read).await {
+                Ok(result) => return Ok(result),
                 Err(fault) => fault,
             };
-            last = fault.clone();
-            match fault {
+            match (last.kind.meaning().next, &last.to) {
                 // Just to this server: SCRIPT LOAD through redis-rs goes to every node.
-                Fault::NoScript => {
-                    count(&self.counters.noscripts);
-                    in_full = true;
-                }
-                Fault::Moved(to) if self.routes() => {
-                    count(&self.counters.redirects);
-                    route = Route::Moved(to);
-                }
-                Fault::Ask(to) if self.routes() => {
-                    count(&self.counters.redirects);
-                    route = Route::Asking(to);
-                }
-                Fault::NotNow(_) => {
-                    count(&self.counters.not_nows);
+                (Next::InFull, _) => in_full = true,
+                (Next::There, Some(to)) if self.routes() => route = Route::Moved(to.clone()),
+                (Next::ThereAsking, Some(to)) if self.routes() => route = Route::Asking(to.clone()),
+                (Next::Again, _) if repeats < REPEATS_MAX => {
                     repeats += 1;
-                    if repeats > REPEATS_MAX {
-                        break;
-                    }
                     tokio::time::sleep(wait.next()).await;
                     route = Route::Owner;
                 }
@@ -198,41 +167,52 @@ impl RedisStore {
         Err(self.explained(last))
     }
 
-    async fn send(&self, call: &Call<'_>, route: &Route, in_full: bool) -> Result<Value, Fault> {
-        let live = tokio::time::timeout(self.settings.timeout, self.server(call, route)).await;
-        let live = live.unwrap_or_else(|_| Err(Fault::NotSent("still connecting".into())));
-        let live = live.inspect_err(|_| self.suspect())?;
+    async fn send<T>(
+        &self,
+        call: &Call<'_>,
+        route: &Route,
+        in_full: bool,
+        read: &impl Fn(&Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let read = |reply: Value| read(&reply);
         let command = if in_full { call.in_full() } else { call.by_name() };
-        let reply = match route {
-            Route::Asking(_) => live.send_asking(&command).await,
-            Route::Owner | Route::Moved(_) => live.send(&command).await,
+        let result = match (self.connected(call, route).await, route) {
+            (Ok(live), Route::Asking(_)) => live.send_asking(&command, read).await,
+            (Ok(live), Route::Owner | Route::Moved(_)) => live.send(&command, read).await,
+            (Err(fault), _) => Err(fault),
         };
-        match &reply {
-            Ok(_) | Err(Fault::NoScript | Fault::Ask(_) | Fault::Refused(_)) => {}
-            Err(Fault::NotNow(why)) if why.contains("READONLY") => {
-                // It is a replica now.
-                live.give_up();
+        result.inspect_err(|fault| {
+            if fault.kind == Kind::NotSent {
+                self.site.meet(fault.kind);
+            }
+            if fault.kind.meaning().map_is_suspect {
                 self.suspect();
             }
-            Err(_) => self.suspect(),
-        }
-        reply
+        })
+    }
+
+    async fn connected(&self, call: &Call<'_>, route: &Route) -> Result<Arc<Live>, Fault> {
+        let live = tokio::time::timeout(self.site.settings.timeout, self.server(call, route)).await;
+        live.unwrap_or_else(|_| Err(Fault::new(Kind::NotSent, "still connecting")))
     }
 
     async fn server(&self, call: &Call<'_>, route: &Route) -> Result<Arc<Live>, Fault> {
         match (&self.servers, route) {
             (Servers::One(link), _) => link.dialled().await,
-            (Servers::Cluster(cluster), Route::Owner) => {
-                cluster.owner(slot_of(call.key().as_bytes())).await
-            }
+            (Servers::Cluster(cluster), Route::Owner) => cluster.owner(slot(call)).await,
             (Servers::Cluster(cluster), Route::Moved(to) | Route::Asking(to)) => {
                 cluster.node(to).await
             }
         }
     }
 
-    fn ask_deadline(&self) -> Duration {
-        (ASK_REPLIES * self.settings.timeout + ASK_WAITS).min(ASK_DEADLINE_MAX)
+    fn deadline(&self, call: &Call<'_>) -> Duration {
+        let reply = match &self.servers {
+            Servers::One(link) => Some(link.patience()),
+            Servers::Cluster(cluster) => cluster.patience(slot(call)),
+        };
+        let reply = reply.unwrap_or(self.site.settings.timeout);
+        (ASK_REPLIES * reply + ASK_WAITS).min(ASK_DEADLINE_MAX)
     }
 
     fn routes(&self) -> bool {
@@ -246,11 +226,12 @@ impl RedisStore {
     }
 
     fn explained(&self, fault: Fault) -> Fault {
-        match fault {
-            Fault::Moved(_) | Fault::Ask(_) if !self.routes() => Fault::Refused(
-                "the server is a node of a Redis Cluster; set REDIS_TYPE=cluster".into(),
+        match fault.kind {
+            Kind::Moved | Kind::Ask if !self.routes() => Fault::new(
+                Kind::Refused,
+                "the server is a node of a Redis Cluster; set REDIS_TYPE=cluster",
             ),
-            fault => fault,
+            _ => fault,
         }
     }
 }
@@ -275,9 +256,15 @@ impl Store for RedisStore {
         Box::pin(self.beats(beat))
     }
 
+    /// Asks, attempts to connect, and each kind of answer that is no result.
+    fn counts(&self) -> Vec<Count> {
+        self.site.tally.counts()
+    }
+
     fn describe(&self) -> String {
-        let first = self.settings.addresses.first().map(Address::to_string).unwrap_or_default();
-        match &self.settings.kind {
+        let first =
+            self.site.settings.addresses.first().map(Address::to_string).unwrap_or_default();
+        match &self.site.settings.kind {
             RedisKind::Single => format!("redis {first}"),
             RedisKind::Cluster => format!("cluster {first}"),
             RedisKind::Sentinel { master } => format!("master {master} of sentinel {first}"),
@@ -285,6 +272,6 @@ impl Store for RedisStore {
     }
 }
 
-fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
+fn slot(call: &Call<'_>) -> usize {
+    slot_of(call.key().as_bytes())
 }

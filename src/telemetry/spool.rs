@@ -1,20 +1,35 @@
 //! Lines on their way out, written by a thread of their own: who logs never waits for who reads.
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use crate::store::Count;
+
 /// Lines that may wait to be written; more are lost, and counted. Lines are a few hundred bytes.
 const LINES_MAX: usize = 1024;
+
+/// Before the thread goes on after a panic: what it was made to write may make it panic again.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Takes each line at once, or loses it. A handle: clones share everything.
 #[derive(Debug, Clone)]
 pub struct Spool {
     items: SyncSender<Item>,
-    lost: Arc<AtomicU64>,
+    tally: Arc<Tally>,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    /// Lost since that was told last.
+    untold: AtomicU64,
+    /// Lost since the process began.
+    lost: AtomicU64,
+    panics: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -34,12 +49,11 @@ impl Spool {
     /// If there can be no thread.
     pub(super) fn start(to: impl Write + Send + 'static, tell: fn(u64)) -> io::Result<Self> {
         let (items, waiting) = sync_channel(LINES_MAX);
-        let lost = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&lost);
-        thread::Builder::new()
-            .name("log".to_owned())
-            .spawn(move || write_all(to, &waiting, &counted, tell))?;
-        Ok(Self { items, lost })
+        let tally = Arc::<Tally>::default();
+        let counted = Arc::clone(&tally);
+        let write = move || keep_writing(to, &waiting, &counted, tell);
+        thread::Builder::new().name("log".to_owned()).spawn(write)?;
+        Ok(Self { items, tally })
     }
 
     /// Waits until what was logged so far is written, at most `within`.
@@ -50,13 +64,23 @@ impl Spool {
             let _ = written.recv_timeout(within);
         }
     }
+
+    /// What has happened here since the process began, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        let Tally { lost, panics, .. } = &*self.tally;
+        vec![
+            ("log_lines_lost", lost.load(Ordering::Relaxed)),
+            ("task_restarts", panics.load(Ordering::Relaxed)),
+        ]
+    }
 }
 
 /// A call is a line, as tracing-subscriber writes them.
 impl Write for Spool {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.items.try_send(Item::Line(line.to_vec())).is_err() {
-            self.lost.fetch_add(1, Ordering::Relaxed);
+            self.tally.untold.fetch_add(1, Ordering::Relaxed);
+            self.tally.lost.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
     }
@@ -66,7 +90,16 @@ impl Write for Spool {
     }
 }
 
-fn write_all(mut to: impl Write, items: &Receiver<Item>, lost: &AtomicU64, tell: fn(u64)) {
+/// Until nobody is left who logs. A panic costs the line that it came with.
+fn keep_writing(mut to: impl Write, items: &Receiver<Item>, tally: &Tally, tell: fn(u64)) {
+    let mut write = || write_all(&mut to, items, &tally.untold, tell);
+    while catch_unwind(AssertUnwindSafe(&mut write)).is_err() {
+        tally.panics.fetch_add(1, Ordering::Relaxed);
+        thread::sleep(PAUSE);
+    }
+}
+
+fn write_all(to: &mut impl Write, items: &Receiver<Item>, lost: &AtomicU64, tell: fn(u64)) {
     for item in items {
         let Item::Line(line) = item else { continue };
         // A line that cannot be written is lost: there is no other place to tell it.
@@ -110,7 +143,7 @@ mod tests {
         }
         spool.flush(Duration::from_secs(60)); // returns at once: the queue is full
         let reader = thread::spawn(move || written.iter().collect::<Vec<_>>());
-        while !spool.lost.load(Ordering::Relaxed).eq(&0) {
+        while !spool.tally.untold.load(Ordering::Relaxed).eq(&0) {
             thread::yield_now();
         }
         spool.flush(Duration::from_secs(60));
@@ -119,5 +152,33 @@ mod tests {
         assert_eq!(lines.first().map(String::as_str), Some("0\n"));
         assert!(lines.len() >= LINES_MAX && lines.is_sorted_by_key(|line| line.len()));
         assert_eq!(lines.len() + usize::try_from(TOLD.load(Ordering::Relaxed)).unwrap(), LINES);
+    }
+
+    /// Panics at the line `panic`.
+    struct Faulty(SyncSender<Vec<u8>>);
+
+    impl Write for Faulty {
+        fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+            assert!(line != b"panic", "told to");
+            self.0.send(line.to_vec()).map_err(io::Error::other)?;
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_panic_of_the_writer_costs_one_line() {
+        let (faulty, written) = sync_channel(10);
+        let mut spool = Spool::start(Faulty(faulty), |_| {}).expect("a thread");
+        for line in ["a", "panic", "b", "panic", "c"] {
+            spool.write_all(line.as_bytes()).expect("never fails");
+        }
+        spool.flush(Duration::from_secs(60));
+        assert!(spool.counts().contains(&("task_restarts", 2)), "{:?}", spool.counts());
+        drop(spool);
+        assert_eq!(written.iter().collect::<Vec<_>>(), [b"a", b"b", b"c"]);
     }
 }

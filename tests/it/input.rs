@@ -1,8 +1,10 @@
 //! Bad input: each gets its reason, the connection lives on where the protocol lets it, and nobody
 //! else notices. Rule 7: no input can make the process exit.
 
+mod cardinality;
 mod grpc;
 mod json;
+mod panic;
 mod random;
 
 use std::fs;

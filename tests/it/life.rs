@@ -4,8 +4,11 @@
 mod drain;
 mod files;
 mod output;
+mod overload;
+mod quick;
 mod redis;
 mod settings;
+mod snapshot;
 mod start;
 
 use std::fs;

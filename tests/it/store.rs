@@ -2,13 +2,18 @@
 //! own.
 
 mod algorithms;
+mod answers;
 mod at_most_once;
 mod cluster;
 mod contract;
+mod garbled;
 mod heartbeat;
 mod model;
 mod outage;
+mod proxy;
 mod redis;
+mod scripted;
+mod silence;
 
 use ratelease::key::Key;
 use ratelease::rules::{Algorithm, Limit, Unit};
@@ -71,6 +76,14 @@ async fn connected_under(config: RedisSettings, key_prefix: &str) -> Arc<RedisSt
     let store = RedisStore::spawn(config, key_prefix);
     within(10, "the store connects", store.ready()).await;
     store
+}
+
+/// One of the store's counts.
+#[track_caller]
+fn count(store: &dyn Store, name: &str) -> u64 {
+    let counts = store.counts();
+    let found = counts.iter().find(|(other, _)| *other == name);
+    found.unwrap_or_else(|| panic!("no {name} in {counts:?}")).1
 }
 
 async fn within<T>(seconds: u64, what: &str, future: impl Future<Output = T>) -> T {

@@ -44,9 +44,6 @@ pub struct Pod {
 /// Pods at once at most.
 const PODS_MAX: usize = 64;
 
-/// The limiter's table has so many parts, each of which takes one key at least.
-const TABLE_PARTS: usize = 64;
-
 // === impl Fleet ===
 
 impl Fleet {
@@ -105,15 +102,16 @@ impl Fleet {
 
     /// Holds each pod's table to its ceiling, and its tasks to their work.
     pub fn inspect(&mut self) {
-        let ceiling = self.world.plan.pod_keys_max.next_multiple_of(TABLE_PARTS);
+        let ceiling = self.world.plan.pod_bytes_max as u64;
         for pod in &mut self.pods {
             pod.forget_ended(&self.world);
             if pod.upkeep.is_finished() {
                 self.world.fault(format!("the upkeep of pod {} ended", pod.id));
             }
-            let keys = pod.limiter.keys();
-            if keys > ceiling {
-                self.world.fault(format!("pod {} holds {keys} keys of {ceiling}", pod.id));
+            let counts = pod.limiter.counts();
+            let bytes = counts.iter().find(|(name, _)| *name == "buffer_bytes").map(|pair| pair.1);
+            if bytes.is_none_or(|bytes| bytes > ceiling) {
+                self.world.fault(format!("pod {} holds {bytes:?} bytes of {ceiling}", pod.id));
             }
         }
     }
@@ -126,7 +124,7 @@ impl Pod {
         let network = Arc::new(Network::new(world, id));
         let options = Options {
             max_wait: world.plan.max_wait,
-            keys_max: world.plan.pod_keys_max,
+            buffer_bytes_max: world.plan.pod_bytes_max,
             pod: id,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),

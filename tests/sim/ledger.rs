@@ -191,7 +191,7 @@ impl Ledger {
     fn excuse(&self, call: &Call, error: &StoreError, network: &Network) {
         self.tally.lock().counts.errors += 1;
         let plan = &self.world.plan;
-        let crowded = plan.pod_keys_max < 1_000 || plan.store_keys_max < 10_000;
+        let crowded = plan.pod_bytes_max < 1 << 20 || plan.store_keys_max < 10_000;
         let full = crowded && matches!(error, StoreError::Overloaded | StoreError::Full(_));
         let hurried = plan.max_wait < ROUND_TRIPS * plan.weather.round_trip_max();
         let confused = self.world.ran_back(call.begun_at);

@@ -18,8 +18,8 @@ pub struct Plan {
     pub wall_start_us: u64,
     /// [`ratelease::limiter::Options::max_wait`].
     pub max_wait: Duration,
-    /// [`ratelease::limiter::Options::keys_max`].
-    pub pod_keys_max: usize,
+    /// [`ratelease::limiter::Options::buffer_bytes_max`].
+    pub pod_bytes_max: usize,
     pub store_keys_max: usize,
     pub shards: u64,
     pub rules: Vec<RulePlan>,

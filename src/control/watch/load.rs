@@ -2,31 +2,26 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::rules::Rules;
+use crate::control::snapshot::digest;
+use crate::rules::{Rules, Source};
 
 /// Readings of one load at most.
 const READINGS_MAX: usize = 4;
 
-/// How rules are read and compiled: the seam to `rules` and the file system. It may block; it is
-/// called from the watcher's own thread.
+/// How rules are read and compiled: the seam to `rules` and to where they come from. It may block;
+/// it is called from the watcher's own thread.
 pub trait Load: Send + 'static {
-    /// One rule file.
-    type File;
-
-    /// Every rule file, in an order that depends on nothing but their names.
+    /// Every source of rules, in an order that depends on nothing but their names.
     ///
     /// # Errors
     /// A line saying what could not be read, and why.
-    fn read(&mut self) -> Result<Vec<Self::File>, String>;
+    fn read(&mut self) -> Result<Vec<Source>, String>;
 
-    /// A file's name, as faults show it, and its bytes.
-    fn parts<'f>(&self, file: &'f Self::File) -> (&'f str, &'f [u8]);
-
-    /// The rules of `files`.
+    /// The rules of `sources`.
     ///
     /// # Errors
     /// Every fault, each a line with its place; at least one.
-    fn compile(&mut self, files: &[Self::File]) -> Result<Compiled, Vec<String>>;
+    fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>>;
 }
 
 /// Good rules, with what is odd about them.
@@ -45,18 +40,31 @@ pub(super) type Digest = blake3::Hash;
 pub(super) enum Found {
     /// What was known.
     Known,
-    /// Another state, with the rules in it or its faults.
-    New { digest: Digest, files: usize, result: Result<Compiled, Vec<String>> },
+    /// Another state, with the rules in it or what is wrong with it.
+    New { digest: Digest, sources: Vec<Source>, result: Result<Compiled, Trouble> },
+}
+
+/// Why a load found no rules to take.
+pub(super) enum Trouble {
+    /// There was nothing that could be read.
+    Unread(String),
+    /// A line each.
+    Faults(Vec<String>),
+    /// The loader panicked.
+    Panicked,
 }
 
 /// Loads, unless what is there is `known`. A panic is a fault as any other: it must not end the
 /// watch.
 pub(super) fn load<L: Load>(load: &mut L, known: Option<Digest>) -> Found {
-    catch_unwind(AssertUnwindSafe(|| attempt(load, known))).unwrap_or_else(|_| {
-        let fault =
-            "the rules could not be read: the loader panicked (a fault of the program's own)";
-        refused(fault.to_owned(), known)
-    })
+    catch_unwind(AssertUnwindSafe(|| attempt(load, known)))
+        .unwrap_or_else(|_| refused(Trouble::Panicked, known))
+}
+
+/// The rules of `sources`, which no reading has found. A panic is a fault here too.
+pub(super) fn compile<L: Load>(load: &mut L, sources: &[Source]) -> Result<Compiled, Trouble> {
+    let compiled = catch_unwind(AssertUnwindSafe(|| load.compile(sources)));
+    compiled.map_err(|_| Trouble::Panicked)?.map_err(Trouble::Faults)
 }
 
 fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> Found {
@@ -65,41 +73,46 @@ fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> Found {
     // reading counts once another has found the same. Under change without end the last one counts:
     // an event follows it.
     for reading in 1..=READINGS_MAX {
-        let files = match load.read() {
-            Ok(files) => files,
-            Err(fault) => return refused(fault, known),
+        let sources = match load.read() {
+            Ok(sources) => sources,
+            Err(fault) => return refused(Trouble::Unread(fault), known),
         };
-        let digest = digest(load, &files);
+        let digest = digest(&sources);
         if known == Some(digest) {
             return Found::Known;
         }
         if last == Some(digest) || reading == READINGS_MAX {
-            return Found::New { digest, files: files.len(), result: load.compile(&files) };
+            let result = load.compile(&sources).map_err(Trouble::Faults);
+            return Found::New { digest, sources, result };
         }
         last = Some(digest);
     }
     Found::Known
 }
 
-fn refused(fault: String, known: Option<Digest>) -> Found {
-    let digest = blake3::hash(fault.as_bytes());
+fn refused(trouble: Trouble, known: Option<Digest>) -> Found {
+    let digest = blake3::hash(trouble.lines().concat().as_bytes());
     if known == Some(digest) {
         return Found::Known;
     }
-    Found::New { digest, files: 0, result: Err(vec![fault]) }
+    Found::New { digest, sources: Vec::new(), result: Err(trouble) }
 }
 
-/// Of names and bytes with their lengths, so that no two states hash alike.
-fn digest<L: Load>(load: &L, files: &[L::File]) -> Digest {
-    let mut hasher = blake3::Hasher::new();
-    for file in files {
-        let (name, text) = load.parts(file);
-        for part in [name.as_bytes(), text] {
-            hasher.update(&(part.len() as u64).to_le_bytes());
-            hasher.update(part);
+// === impl Trouble ===
+
+impl Trouble {
+    /// For people, a line each; at least one.
+    pub(super) fn lines(&self) -> Vec<String> {
+        match self {
+            Self::Unread(fault) => vec![fault.clone()],
+            Self::Faults(faults) => faults.clone(),
+            Self::Panicked => {
+                let fault = "the rules could not be read: the loader panicked (a fault of the \
+                             program's own)";
+                vec![fault.to_owned()]
+            }
         }
     }
-    hasher.finalize()
 }
 
 #[cfg(test)]
@@ -111,24 +124,23 @@ mod tests {
     /// Finds one text after another in its only file.
     struct Script {
         readings: VecDeque<&'static str>,
-        compiled: Vec<&'static str>,
+        compiled: Vec<String>,
     }
 
     impl Load for Script {
-        type File = &'static str;
-
-        fn read(&mut self) -> Result<Vec<&'static str>, String> {
-            self.readings.pop_front().map(|text| vec![text]).ok_or("gone".to_owned())
+        fn read(&mut self) -> Result<Vec<Source>, String> {
+            self.readings.pop_front().map(|text| vec![source(text)]).ok_or("gone".to_owned())
         }
 
-        fn parts<'f>(&self, file: &'f &'static str) -> (&'f str, &'f [u8]) {
-            ("a.yaml", file.as_bytes())
-        }
-
-        fn compile(&mut self, files: &[&'static str]) -> Result<Compiled, Vec<String>> {
-            self.compiled.extend(files);
+        fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
+            let texts = sources.iter().map(|it| String::from_utf8(it.text.clone()).unwrap());
+            self.compiled.extend(texts);
             Ok(Compiled::default())
         }
+    }
+
+    fn source(text: &str) -> Source {
+        Source { name: "a.yaml".to_owned(), text: text.into() }
     }
 
     /// What was compiled of these readings where `known` was known; `None` if nothing was found
@@ -136,10 +148,10 @@ mod tests {
     fn check(known: Option<&'static str>, readings: &[&'static str], expected: Option<&str>) {
         let mut script =
             Script { readings: readings.iter().copied().collect(), compiled: Vec::new() };
-        let known = known.map(|text| digest(&script, &[text]));
+        let known = known.map(|text| digest(&[source(text)]));
         let found = load(&mut script, known);
         assert_eq!(script.readings.len(), 0, "all of {readings:?} is read");
-        assert_eq!(script.compiled.first().copied(), expected, "{readings:?}");
+        assert_eq!(script.compiled.first().map(String::as_str), expected, "{readings:?}");
         assert_eq!(matches!(found, Found::Known), expected.is_none(), "{readings:?}");
     }
 
@@ -165,7 +177,8 @@ mod tests {
     fn an_error_is_known_once_it_has_been_told() {
         let mut script = Script { readings: VecDeque::new(), compiled: Vec::new() };
         let Found::New { digest, result, .. } = load(&mut script, None) else { panic!("not new") };
-        assert_eq!(result.err(), Some(vec!["gone".to_owned()]));
+        let Err(Trouble::Unread(told)) = result else { panic!("read") };
+        assert_eq!(told, "gone");
         assert!(matches!(load(&mut script, Some(digest)), Found::Known));
     }
 }

@@ -1,6 +1,7 @@
 //! A real directory, real events, real time: what happens to the files and what comes into force.
 
 mod rig;
+mod snapshot;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -348,6 +349,7 @@ async fn a_loader_that_panics_is_a_fault_and_the_watch_goes_on() {
     rig.write("a.yaml", PANIC);
     rig.until_failed(1).await;
     assert!(rig.published.last_fault().is_some_and(|fault| fault.contains("panicked")));
+    assert_eq!(rig.published.panics(), 1);
     rig.write("a.yaml", "2");
     rig.until_in_force("a.yaml=2").await;
 }

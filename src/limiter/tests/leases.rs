@@ -215,7 +215,7 @@ async fn keys_of_a_past_window_are_forgotten() {
 #[tokio::test(start_paused = true)]
 async fn what_a_denied_request_took_of_a_key_that_was_evicted_meanwhile_reaches_the_store() {
     let rig = Rig::new(&per_hour(1_000, 0));
-    let pod = rig.pod_of(1);
+    let pod = rig.pod_of(16 << 10);
     assert!(decide(&pod, &rig.rules, &request(&["a"])).await.0, "it has leased some of a");
     let values: Vec<_> = (0..2_000).map(|n| n.to_string()).collect();
     let other = |value| {

@@ -121,18 +121,24 @@ fn numbers_and_spans_out_of_range_are_faults() {
     for ratio in ["-0.1", "1.01", "NaN", "inf", "0,8"] {
         assert!(fault("NEAR_LIMIT_RATIO", ratio).contains("from 0 to 1"));
     }
-    for count in ["0", "-1", "1e6", "100000001", "99999999999999999999999"] {
-        assert!(fault("KEYS_MAX", count).contains("from 1 to 100000000"));
+    for size in ["", "0", "65535", "63KiB", "65GiB", "64MB", "64 MiB", "+64MiB", "1e9", "MiB"] {
+        let expected = "a size from 64KiB to 64GiB, in bytes or with KiB, MiB or GiB";
+        assert!(fault("BUFFER_MEMORY", size).contains(expected), "{size}");
+    }
+    assert!(fault("BUFFER_MEMORY", "99999999999999999999KiB").contains("a size from"));
+    for (size, bytes) in [("65536", 1 << 16), ("512KiB", 1 << 19), ("64GiB", 1 << 36)] {
+        let settings = good("ratelease serve", &[("BUFFER_MEMORY", size)]);
+        assert_eq!(settings.leases.buffer_bytes_max, bytes);
     }
     for port in ["-1", "65536", "http", "0x50", "8080 "] {
         assert!(fault("GRPC_PORT", port).contains("a port"));
     }
     assert!(fault("LEASE_MAX_WAIT", "11s").contains("from 0ns to 10s"));
     assert!(fault("DRAIN_TIMEOUT", "2h").contains("from 0ns to 3600s"));
-    let settings = good("ratelease serve --max-wait 0 --drain 1m --keys-max 1", &[]);
+    let settings = good("ratelease serve --max-wait 0 --drain 1m --buffer-memory 1MiB", &[]);
     assert_eq!(settings.leases.max_wait, Duration::ZERO);
     assert_eq!(settings.drain, Duration::from_secs(60));
-    assert_eq!(settings.leases.keys_max, 1);
+    assert_eq!(settings.leases.buffer_bytes_max, 1 << 20);
 }
 
 #[test]

@@ -29,10 +29,13 @@ use tokio::task::AbortHandle;
 
 use super::backoff::{Backoff, Outage, jittered};
 use super::dial::Dial;
-use super::fault::Fault;
-use super::link::{Link, Live};
+use super::fault::{Fault, Kind};
+use super::link::Link;
+use super::live::Live;
+use super::patience::Patience;
+use super::site::Site;
 use super::slots::Slots;
-use crate::settings::redis::{Address, RedisSettings};
+use crate::settings::redis::Address;
 use crate::store::SHARDS_MAX;
 
 /// A cluster whose map is kept up to date by a task. Dropping it ends the task.
@@ -44,7 +47,9 @@ pub(super) struct Cluster {
 
 #[derive(Debug)]
 struct Shared {
-    settings: Arc<RedisSettings>,
+    site: Arc<Site>,
+    /// With the configured addresses, while no master on the map answers.
+    patience: Arc<Patience>,
     map: watch::Sender<Known>,
     /// Notified when the map seems to be out of date.
     stale: Notify,
@@ -88,9 +93,10 @@ const ASKED_MAX: usize = 3;
 
 impl Cluster {
     /// Starts looking for the cluster at the configured addresses.
-    pub(super) fn spawn(settings: Arc<RedisSettings>) -> Self {
+    pub(super) fn spawn(site: Arc<Site>) -> Self {
         let shared = Arc::new(Shared {
-            settings,
+            patience: site.patience(),
+            site,
             map: watch::Sender::new(Known::Unknown),
             stale: Notify::new(),
             others: Mutex::default(),
@@ -113,8 +119,18 @@ impl Cluster {
         let link = map.slots.owner(slot).and_then(|owner| map.links.get(owner)?.as_ref());
         match link {
             Some(link) => link.dialled().await,
-            None => Err(Fault::NotSent(format!("no node of the cluster owns slot {slot}"))),
+            None => {
+                let text = format!("no node of the cluster owns slot {slot}");
+                Err(Fault::new(Kind::NotSent, text))
+            }
         }
+    }
+
+    /// How long a reply of the owner of `slot` may take at present; none while that is unknown.
+    pub(super) fn patience(&self, slot: usize) -> Option<Duration> {
+        let Known::Map(map) = &*self.shared.map.borrow() else { return None };
+        let link = map.slots.owner(slot).and_then(|owner| map.links.get(owner)?.as_ref());
+        link.map(|link| link.patience())
     }
 
     /// The connection to the node that a redirect named.
@@ -152,8 +168,8 @@ impl Cluster {
         let known = map.wait_for(|known| !matches!(known, Known::Unknown)).await;
         match known.as_deref() {
             Ok(Known::Map(map)) => Ok(Arc::clone(map)),
-            Ok(Known::Nothing(why)) => Err(Fault::NotSent(why.to_string())),
-            Ok(Known::Unknown) | Err(_) => Err(Fault::NotSent("still connecting".into())),
+            Ok(Known::Nothing(why)) => Err(Fault::new(Kind::NotSent, &**why)),
+            Ok(Known::Unknown) | Err(_) => Err(Fault::new(Kind::NotSent, "still connecting")),
         }
     }
 }
@@ -230,14 +246,14 @@ impl Shared {
         live.sort_by_cached_key(|_| jittered(Duration::from_secs(1)));
         let live = live.into_iter().filter_map(|link| link.live().ok()).take(ASKED_MAX);
         for node in live {
-            if let Ok(reply) = node.send(&cluster_slots()).await
+            if let Ok(reply) = node.send(&cluster_slots(), Ok).await
                 && let Ok(slots) = Slots::parse(&reply, &node.address, slots_before)
             {
                 return Ok(slots);
             }
         }
         let mut why = "no address is configured".to_owned();
-        for address in &self.settings.addresses {
+        for address in &self.site.settings.addresses {
             match self.look_up_at(address, slots_before).await {
                 Ok(slots) => return Ok(slots),
                 Err(error) => why = error,
@@ -247,23 +263,19 @@ impl Shared {
     }
 
     async fn look_up_at(&self, seed: &Address, before: Option<&Slots>) -> Result<Slots, String> {
-        let dial = Dial::server(&self.settings, seed.clone());
-        let ignore = |_| Ok::<(), ()>(());
-        let (address, connection) = dial
-            .open(ignore)
-            .await
-            .map_err(|why| format!("{seed}: {why}; {}", dial.advice(&why)))?;
-        let reply = Live::new(address, connection).send(&cluster_slots()).await;
-        reply
-            .map_err(|fault| match fault {
-                Fault::Refused(why) if why.contains("cluster support disabled") => {
-                    format!("{seed} is no node of a cluster; set REDIS_TYPE=single for one server")
-                }
-                fault => format!("{seed}: {}", crate::store::StoreError::from(fault)),
-            })
-            .and_then(|reply| {
-                Slots::parse(&reply, seed, before).map_err(|why| format!("{seed}: {why}"))
-            })
+        let dial = Dial::server(&self.site, seed.clone());
+        self.site.pass_gate().await;
+        let opened = dial.open(&self.patience).await;
+        let node = opened.map_err(|why| format!("{seed}: {}; {}", why.text, dial.advice(&why)))?;
+        let reply = node.send(&cluster_slots(), Ok).await;
+        let reply = reply.map_err(|fault| {
+            if fault.text.contains("cluster support disabled") {
+                format!("{seed} is no node of a cluster; set REDIS_TYPE=single for one server")
+            } else {
+                format!("{seed}: {}", crate::store::StoreError::from(fault))
+            }
+        })?;
+        Slots::parse(&reply, seed, before).map_err(|why| format!("{seed}: {why}"))
     }
 
     /// No node answers. A map that is known stays in use: its links say for themselves who is up.
@@ -282,13 +294,13 @@ impl Shared {
         if others.len() >= OTHERS_MAX && !others.contains_key(address) {
             others.clear();
         }
-        let dial = || Link::spawn(Dial::server(&self.settings, address.clone()));
+        let dial = || Link::spawn(Dial::server(&self.site, address.clone()));
         Arc::clone(others.entry(address.clone()).or_insert_with(dial))
     }
 
     fn take_other(&self, address: &Address) -> Arc<Link> {
         let known = self.others.lock().remove(address);
-        known.unwrap_or_else(|| Link::spawn(Dial::server(&self.settings, address.clone())))
+        known.unwrap_or_else(|| Link::spawn(Dial::server(&self.site, address.clone())))
     }
 }
 

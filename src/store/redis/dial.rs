@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::{AsyncPushSender, MultiplexedConnection};
 use redis::io::tcp::TcpSettings;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{
@@ -12,12 +11,16 @@ use redis::{
     RedisConnectionInfo, RedisError,
 };
 
-use crate::settings::redis::{Address, RedisSettings};
+use super::fault::{Fault, Kind};
+use super::live::{Live, Stages};
+use super::patience::Patience;
+use super::site::{Site, count};
+use crate::settings::redis::Address;
 
 /// Opens connections to one server.
 #[derive(Debug, Clone)]
 pub(super) struct Dial {
-    settings: Arc<RedisSettings>,
+    site: Arc<Site>,
     to: Target,
 }
 
@@ -38,37 +41,63 @@ const UNWRITTEN_MAX: usize = 256;
 // === impl Dial ===
 
 impl Dial {
-    pub(super) fn server(settings: &Arc<RedisSettings>, address: Address) -> Self {
-        Self { settings: Arc::clone(settings), to: Target::Server(address) }
+    pub(super) fn server(site: &Arc<Site>, address: Address) -> Self {
+        Self { site: Arc::clone(site), to: Target::Server(address) }
     }
 
-    pub(super) fn first_server(settings: &Arc<RedisSettings>) -> Self {
-        let to = settings.addresses.first().cloned().map_or(Target::Nowhere, Target::Server);
-        Self { settings: Arc::clone(settings), to }
+    pub(super) fn first_server(site: &Arc<Site>) -> Self {
+        let to = site.settings.addresses.first().cloned().map_or(Target::Nowhere, Target::Server);
+        Self { site: Arc::clone(site), to }
     }
 
-    pub(super) fn master(settings: &Arc<RedisSettings>, name: &str) -> Self {
-        Self { settings: Arc::clone(settings), to: Target::Master(name.to_owned()) }
+    pub(super) fn master(site: &Arc<Site>, name: &str) -> Self {
+        Self { site: Arc::clone(site), to: Target::Master(name.to_owned()) }
     }
 
-    /// A connection, logged in, and the address it leads to; else why not, in words.
-    pub(super) async fn open(
-        &self,
-        on_push: impl AsyncPushSender,
-    ) -> Result<(Address, MultiplexedConnection), String> {
+    pub(super) fn site(&self) -> &Arc<Site> {
+        &self.site
+    }
+
+    /// A connection, logged in; else why not. It takes no longer than `patience` has for it,
+    /// however many addresses a name has, and tells it what it took.
+    pub(super) async fn open(&self, patience: &Arc<Patience>) -> Result<Live, Fault> {
+        count(&self.site.tally.connects);
+        let opened = self.try_open(patience).await;
+        opened.inspect_err(|fault| {
+            count(&self.site.tally.connect_errors);
+            match fault.kind {
+                // Nobody there: no command was lost.
+                Kind::Lost => {}
+                Kind::TimedOut => patience.dialled_in_vain(),
+                kind => {
+                    self.site.meet(kind);
+                }
+            }
+        })
+    }
+
+    async fn try_open(&self, patience: &Arc<Patience>) -> Result<Live, Fault> {
         let address = match &self.to {
             Target::Server(address) => address.clone(),
             Target::Master(name) => self.find_master(name).await?,
-            Target::Nowhere => return Err("no address is configured".into()),
+            Target::Nowhere => return Err(Fault::new(Kind::Lost, "no address is configured")),
         };
+        let stages = Stages::new();
+        // Replies have deadlines of our own: `Live`.
         let open = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(self.settings.timeout))
-            .set_response_timeout(Some(self.settings.timeout))
+            .set_connection_timeout(Some(patience.of_dial()))
+            .set_response_timeout(None)
             .set_pipeline_buffer_size(UNWRITTEN_MAX)
-            .set_push_sender(on_push);
-        let connection = self.client(&address).map_err(in_words)?;
-        let connection = connection.get_multiplexed_async_connection_with_config(&open).await;
-        connection.map(|connection| (address, connection)).map_err(in_words)
+            .set_push_sender(stages.on_push());
+        let began = self.site.clock.now();
+        // redis-rs never puts a password into an error.
+        let in_words = |error: RedisError| Fault::of(&error, &address);
+        let client = self.client(&address).map_err(in_words)?;
+        let connection = client.get_multiplexed_async_connection_with_config(&open).await;
+        let connection = connection.map_err(in_words)?;
+        patience.connected(self.site.clock.now().since(began));
+        let (site, patience) = (Arc::clone(&self.site), Arc::clone(patience));
+        Ok(Live::new(address, connection, stages, site, patience))
     }
 
     fn client(&self, address: &Address) -> Result<Client, RedisError> {
@@ -89,10 +118,10 @@ impl Dial {
         let mut login = RedisConnectionInfo::default()
             .set_protocol(ProtocolVersion::RESP3)
             .set_skip_set_lib_name();
-        if let Some(username) = &self.settings.username {
+        if let Some(username) = &self.site.settings.username {
             login = login.set_username(username);
         }
-        match (&self.settings.password, &self.settings.username) {
+        match (&self.site.settings.password, &self.site.settings.username) {
             (Some(password), _) => login.set_password(password.reveal()),
             (None, Some(_)) => login.set_password(""),
             (None, None) => login,
@@ -100,14 +129,15 @@ impl Dial {
     }
 
     /// Asks the sentinels, and the server that they name whether it is a master indeed.
-    async fn find_master(&self, name: &str) -> Result<Address, String> {
-        let sentinels = self.settings.addresses.iter().map(connection_addr);
+    async fn find_master(&self, name: &str) -> Result<Address, Fault> {
+        let in_words = |error: RedisError| Fault::of(&error, &Address::Tcp(String::new(), 0));
+        let sentinels = self.site.settings.addresses.iter().map(connection_addr);
         let mut builder = SentinelClientBuilder::new(sentinels, name, SentinelServerType::Master)
             .map_err(in_words)?;
-        if let Some(password) = &self.settings.sentinel_password {
+        if let Some(password) = &self.site.settings.sentinel_password {
             builder = builder.set_client_to_sentinel_password(password.reveal());
         }
-        if let Some(username) = &self.settings.sentinel_username {
+        if let Some(username) = &self.site.settings.sentinel_username {
             builder = builder.set_client_to_sentinel_username(username.as_str());
         }
         if let Some(username) = self.login().username() {
@@ -119,22 +149,25 @@ impl Dial {
         let mut client = builder.build().map_err(in_words)?;
         // redis-rs asks several sentinels at once, each with time-outs of its own; this bounds all.
         let found = tokio::time::timeout(FIND_TIMEOUT, client.async_get_client()).await;
-        let found = found.map_err(|_| "the sentinels did not answer in time".to_owned())?;
+        let silent = |_| Fault::new(Kind::Lost, "the sentinels did not answer in time");
+        let found = found.map_err(silent)?;
         match found.map_err(in_words)?.get_connection_info().addr() {
             ConnectionAddr::Tcp(host, port) => Ok(Address::Tcp(host.clone(), *port)),
-            other => Err(format!("the sentinels named {other}, which is no TCP address")),
+            other => {
+                let text = format!("the sentinels named {other}, which is no TCP address");
+                Err(Fault::new(Kind::Refused, text))
+            }
         }
     }
 
     /// What might mend `why`.
-    pub(super) fn advice(&self, why: &str) -> &'static str {
-        let login = ["WRONGPASS", "NOAUTH", "NOPERM", "AuthenticationFailed"];
-        if login.iter().any(|code| why.contains(code)) {
-            "check the user name and password for Redis (REDIS_AUTH)"
-        } else if matches!(self.to, Target::Master(_)) {
-            "check the sentinels' addresses and the master's name (REDIS_URL); retrying"
-        } else {
-            "check that Redis runs there and can be reached (REDIS_URL); retrying"
+    pub(super) fn advice(&self, why: &Fault) -> &'static str {
+        match (why.kind.meaning().mend, &self.to) {
+            (Some(mend), _) if why.kind != Kind::Refused => mend,
+            (_, Target::Master(_)) => {
+                "check the sentinels' addresses and the master's name (REDIS_URL); retrying"
+            }
+            _ => "check that Redis runs there and can be reached (REDIS_URL); retrying",
         }
     }
 }
@@ -158,9 +191,4 @@ fn connection_addr(address: &Address) -> ConnectionAddr {
         Address::Tcp(host, port) => ConnectionAddr::Tcp(host.clone(), *port),
         Address::Unix(path) => ConnectionAddr::Unix(path.clone()),
     }
-}
-
-/// A closure for `map_err`. redis-rs never puts a password into an error.
-fn in_words(error: RedisError) -> String {
-    if error.is_timeout() { "no answer in time".to_owned() } else { error.to_string() }
 }

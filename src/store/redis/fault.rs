@@ -1,92 +1,220 @@
-//! What went wrong with a command, by what it says of the command's fate.
+//! What went wrong with a command: what the answer was, whether it says that the command changed
+//! nothing, and what follows from it. All of that is one table, [`Kind::meaning`].
 
-use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind};
+mod reading;
 
 use crate::settings::redis::Address;
 use crate::store::StoreError;
 
-/// Why a command that was sent has no result.
+/// Why a command has no result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) kind: Kind,
+    /// In the words of whoever said so.
+    pub(super) text: String,
+    /// Where MOVED and ASK lead.
+    pub(super) to: Option<Address>,
+}
+
+/// The kinds of answers that are no result, and of none.
 ///
 /// A server's error reply means that the command changed nothing: a script that takes an ask writes
-/// last, after all that can fail. Only `Lost` and `TimedOut` leave the fate open.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Fault {
+/// last, after all that can fail. Only `Lost`, `TimedOut` and `Garbled` leave the fate open, and
+/// then nothing is sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
     /// The server has not seen the script yet, or forgot it.
     NoScript,
     /// Another node owns the slot now.
-    Moved(Address),
+    Moved,
     /// Another node is taking over the slot: ask it, just for this command.
-    Ask(Address),
-    /// The server cannot serve the key just now, but may in a moment.
-    NotNow(String),
-    /// The server will not take the command.
-    Refused(String),
+    Ask,
+    /// Some keys of the command have moved on already and some have not.
+    TryAgain,
+    /// The slot has no owner, or the node is cut off from most of the cluster.
+    ClusterDown,
+    /// The server is reading its data.
+    Loading,
+    /// The server is a replica, out of step with its master.
+    MasterDown,
+    /// The server is a replica.
+    ReadOnly,
+    /// The server is full, and evicts nothing.
+    OutOfMemory,
+    /// A script has held the server up for long.
+    Busy,
+    /// We are not logged in, or may not do this.
+    Denied,
+    /// Any other error reply.
+    Refused,
     /// There is no connection: the command was not sent.
-    NotSent(String),
+    NotSent,
     /// The connection broke with the command on its way.
-    Lost(String),
+    Lost,
     /// No reply in time.
     TimedOut,
-    /// The reply is not of this protocol.
-    Garbled(String),
+    /// The reply is not one that this command has.
+    Garbled,
+}
+
+/// What follows from an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Meaning {
+    /// The name under which it is counted.
+    pub(super) count: &'static str,
+    /// What error replies of this kind begin with.
+    codes: &'static [&'static str],
+    pub(super) next: Next,
+    pub(super) connection: Connection,
+    /// Whether the map of the cluster may be out of date.
+    pub(super) map_is_suspect: bool,
+    /// What a person can do, where there is something to do.
+    pub(super) mend: Option<&'static str>,
+}
+
+/// What becomes of the command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Sent again at once, with the script in full.
+    InFull,
+    /// Sent again at once, to the node that was named.
+    There,
+    /// The same, after ASKING.
+    ThereAsking,
+    /// Sent again after a short wait, a few times.
+    Again,
+    /// Over: its fate is unknown, or soon is no better than now.
+    GiveUp,
+}
+
+/// What becomes of the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Connection {
+    Keeps,
+    /// Is replaced; what is under way on it may still be answered.
+    Retires,
+    /// Is replaced, and nothing that still comes on it is believed.
+    IsAbandoned,
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// Each kind, in the order of their numbers.
+    pub(super) const ALL: [Kind; 16] = {
+        use Kind::*;
+        [
+            NoScript,
+            Moved,
+            Ask,
+            TryAgain,
+            ClusterDown,
+            Loading,
+            MasterDown,
+            ReadOnly,
+            OutOfMemory,
+            Busy,
+            Denied,
+            Refused,
+            NotSent,
+            Lost,
+            TimedOut,
+            Garbled,
+        ]
+    };
+
+    #[rustfmt::skip] // a table
+    pub(super) const fn meaning(self) -> Meaning {
+        use Connection::{IsAbandoned, Keeps, Retires};
+        use Next::{Again, GiveUp, InFull, There, ThereAsking};
+        match self {
+            // Not taken, and worth another try.
+            Self::NoScript    => row("redis_noscript", &["NOSCRIPT"], InFull, Keeps),
+            Self::Moved       => row("redis_moved", &["MOVED"], There, Keeps).on_a_suspect_map(),
+            Self::Ask         => row("redis_ask", &["ASK"], ThereAsking, Keeps),
+            Self::TryAgain    => row("redis_tryagain", &["TRYAGAIN"], Again, Keeps),
+            Self::ClusterDown => row("redis_clusterdown", &["CLUSTERDOWN"], Again, Keeps)
+                .on_a_suspect_map().mend(MEND_CLUSTER),
+            Self::Loading     => row("redis_loading", &["LOADING"], Again, Keeps)
+                .on_a_suspect_map().mend(MEND_LOADING),
+            // Replicas: whoever led us here may know better now.
+            Self::MasterDown  => row("redis_masterdown", &["MASTERDOWN"], Again, Retires)
+                .on_a_suspect_map().mend(MEND_REPLICA),
+            Self::ReadOnly    => row("redis_readonly", &["READONLY"], Again, Retires)
+                .on_a_suspect_map().mend(MEND_REPLICA),
+            // Not taken, and soon no better.
+            Self::OutOfMemory => row("redis_oom", &["OOM"], GiveUp, Keeps).mend(MEND_MEMORY),
+            Self::Busy        => row("redis_busy", &["BUSY"], GiveUp, Keeps).mend(MEND_BUSY),
+            Self::Denied      => row("redis_denied", DENIALS, GiveUp, Retires).mend(MEND_LOGIN),
+            Self::Refused     => row("redis_refused", &[], GiveUp, Keeps).mend(MEND_REFUSED),
+            Self::NotSent     => row("redis_not_sent", &[], GiveUp, Keeps).on_a_suspect_map(),
+            // Taken, or not: nobody knows.
+            Self::Lost        => row("redis_lost", &[], GiveUp, Retires).on_a_suspect_map(),
+            Self::TimedOut    => row("redis_timed_out", &[], GiveUp, Keeps).on_a_suspect_map(),
+            Self::Garbled     => row("redis_garbled", &[], GiveUp, IsAbandoned)
+                .on_a_suspect_map().mend(MEND_GARBLED),
+        }
+    }
+}
+
+const DENIALS: &[&str] = &["NOAUTH", "NOPERM", "WRONGPASS"];
+
+const MEND_CLUSTER: &str = "see CLUSTER INFO; slots without an owner need a replica or a new one";
+const MEND_LOADING: &str = "it reads its data after a start, and serves once it has";
+const MEND_REPLICA: &str = "point REDIS_URL at the master, or let a cluster or sentinels name it";
+const MEND_MEMORY: &str = "raise maxmemory, and keep maxmemory-policy at noeviction";
+const MEND_BUSY: &str = "somebody's script holds it up: SCRIPT KILL ends one that has not written";
+const MEND_LOGIN: &str =
+    "check the user's name and password (REDIS_AUTH) and what the user may do (ACL GETUSER)";
+const MEND_REFUSED: &str = "mend there what it says; until then its keys fail";
+const MEND_GARBLED: &str = "check that it is Redis, of version 6 or later, and no other client's";
+
+const fn row(
+    count: &'static str,
+    codes: &'static [&'static str],
+    next: Next,
+    connection: Connection,
+) -> Meaning {
+    Meaning { count, codes, next, connection, map_is_suspect: false, mend: None }
+}
+
+// === impl Meaning ===
+
+impl Meaning {
+    const fn on_a_suspect_map(self) -> Self {
+        Self { map_is_suspect: true, ..self }
+    }
+
+    const fn mend(self, mend: &'static str) -> Self {
+        Self { mend: Some(mend), ..self }
+    }
 }
 
 // === impl Fault ===
 
 impl Fault {
-    /// The one place where errors of the client are read.
-    pub(super) fn of(error: &RedisError, from: &Address) -> Self {
-        let text = error.to_string();
-        let redirect = || {
-            let (node, _) = error.redirect_node()?;
-            Some(Address::parse_redirect(node)?.or_host_of(from))
-        };
-        match error.kind() {
-            ErrorKind::Server(ServerErrorKind::NoScript) => Fault::NoScript,
-            ErrorKind::Server(ServerErrorKind::Moved) => {
-                redirect().map_or(Fault::Garbled(text), Fault::Moved)
-            }
-            ErrorKind::Server(ServerErrorKind::Ask) => {
-                redirect().map_or(Fault::Garbled(text), Fault::Ask)
-            }
-            ErrorKind::Server(
-                ServerErrorKind::TryAgain
-                | ServerErrorKind::ClusterDown
-                | ServerErrorKind::MasterDown
-                | ServerErrorKind::BusyLoading
-                | ServerErrorKind::ReadOnly,
-            ) => Fault::NotNow(text),
-            // Before 7.0 an error inside a script comes wrapped in one of the script.
-            ErrorKind::Server(_) | ErrorKind::Extension if text.contains("-READONLY ") => {
-                Fault::NotNow(text)
-            }
-            ErrorKind::Server(_)
-            | ErrorKind::Extension
-            | ErrorKind::AuthenticationFailed
-            | ErrorKind::InvalidClientConfig
-            | ErrorKind::RESP3NotSupported => Fault::Refused(text),
-            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Fault::Garbled(text),
-            _ if error.is_timeout() => Fault::TimedOut,
-            _ => Fault::Lost(text),
-        }
+    pub(super) fn new(kind: Kind, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into(), to: None }
     }
 
-    pub(super) fn of_reply(error: &ServerError, from: &Address) -> Self {
-        Fault::of(&RedisError::from(error.clone()), from)
+    pub(super) fn timed_out() -> Self {
+        Self::new(Kind::TimedOut, "no answer in time")
+    }
+
+    pub(super) fn garbled(reply: &redis::Value) -> Self {
+        Self::new(Kind::Garbled, format!("{reply:.200?}"))
     }
 }
 
 impl From<Fault> for StoreError {
-    fn from(fault: Fault) -> Self {
-        match fault {
-            Fault::NotSent(text) | Fault::Lost(text) => StoreError::Unreachable(text),
-            Fault::TimedOut => StoreError::TimedOut,
-            Fault::Refused(text) | Fault::NotNow(text) => StoreError::Refused(text),
-            Fault::Garbled(text) => StoreError::Garbled(text),
-            Fault::NoScript => StoreError::Refused("the script was forgotten again".into()),
-            Fault::Moved(to) | Fault::Ask(to) => {
-                StoreError::Refused(format!("redirected once more, to {to}"))
-            }
+    fn from(Fault { kind, text, to }: Fault) -> Self {
+        match (kind, to) {
+            (Kind::NotSent | Kind::Lost, _) => StoreError::Unreachable(text),
+            (Kind::TimedOut, _) => StoreError::TimedOut,
+            (Kind::Garbled, _) => StoreError::Garbled(text),
+            (Kind::NoScript, _) => StoreError::Refused("the script was forgotten again".into()),
+            (_, Some(to)) => StoreError::Refused(format!("redirected once more, to {to}")),
+            (_, None) => StoreError::Refused(text),
         }
     }
 }
@@ -95,48 +223,19 @@ impl From<Fault> for StoreError {
 mod tests {
     use super::*;
 
-    fn fault(reply: &str) -> Fault {
-        let error = redis::parse_redis_value(format!("-{reply}\r\n").as_bytes())
-            .and_then(redis::Value::extract_error)
-            .unwrap_err();
-        Fault::of(&error, &Address::Tcp("10.0.0.1".into(), 7000))
-    }
-
     #[test]
-    fn each_error_reply_has_its_fault() {
-        let node = |host: &str, port| Address::Tcp(host.into(), port);
-        assert_eq!(fault("NOSCRIPT No matching script."), Fault::NoScript);
-        assert_eq!(fault("MOVED 3999 10.0.0.2:7001"), Fault::Moved(node("10.0.0.2", 7001)));
-        assert_eq!(fault("MOVED 3999 :7001"), Fault::Moved(node("10.0.0.1", 7001)));
-        assert_eq!(fault("ASK 3999 10.0.0.2:7001"), Fault::Ask(node("10.0.0.2", 7001)));
-        for not_now in [
-            "TRYAGAIN Multiple keys request during rehashing of slot",
-            "CLUSTERDOWN Hash slot not served",
-            "LOADING Redis is loading the dataset in memory",
-            "MASTERDOWN Link with MASTER is down",
-            "READONLY You can't write against a read only replica.",
-            "ERR Error running script (call to f_1): @user_script:9: -READONLY You can't write",
-        ] {
-            assert!(matches!(fault(not_now), Fault::NotNow(_)), "{not_now}");
-        }
-        for refused in [
-            "OOM command not allowed when used memory > 'maxmemory'.",
-            "NOPERM this user has no permissions to run the 'evalsha' command",
-            "NOAUTH Authentication required.",
-            "BUSY Redis is busy running a script.",
-            "WRONGTYPE Operation against a key holding the wrong kind of value",
-            "ERR unknown command",
-        ] {
-            assert!(matches!(fault(refused), Fault::Refused(_)), "{refused}");
+    fn each_kind_stands_at_its_number_and_is_counted_apart() {
+        let mut names = std::collections::BTreeSet::new();
+        for (at, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, at);
+            assert!(names.insert(kind.meaning().count), "{kind:?} is counted as another");
         }
     }
 
     #[test]
-    fn a_broken_connection_leaves_the_fate_open() {
-        let error = |kind| RedisError::from(std::io::Error::from(kind));
-        let here = Address::Tcp("10.0.0.1".into(), 7000);
-        let broken = error(std::io::ErrorKind::BrokenPipe);
-        assert!(matches!(Fault::of(&broken, &here), Fault::Lost(_)));
-        assert_eq!(Fault::of(&error(std::io::ErrorKind::TimedOut), &here), Fault::TimedOut);
+    fn what_may_have_been_taken_is_never_sent_again() {
+        for kind in [Kind::Lost, Kind::TimedOut, Kind::Garbled] {
+            assert_eq!(kind.meaning().next, Next::GiveUp, "{kind:?}");
+        }
     }
 }

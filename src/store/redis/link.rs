@@ -1,28 +1,27 @@
 //! One connection to one server, kept up by a task of its own: asks never connect, they only look.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{Cmd, PushInfo, PushKind, RedisResult, Value};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::backoff::{Backoff, Outage};
 use super::dial::Dial;
-use super::fault::Fault;
-use crate::settings::redis::Address;
+use super::fault::{Fault, Kind};
+use super::live::Live;
+use super::patience::Patience;
 
 /// A connection that comes back by itself. Dropping it ends its task.
 #[derive(Debug)]
 pub(super) struct Link {
     state: watch::Receiver<State>,
+    patience: Arc<Patience>,
     task: AbortHandle,
 }
 
 /// ```text
-///            open                    broken, or silent for long
+///            open                broken, silent for long, or denied
 /// Dialling ───────▶ Up(Live) ──────────────────────────────────▶ Down
 ///     └──fails──▶ Down ──opens, after a wait──▶ Up
 /// ```
@@ -35,23 +34,9 @@ enum State {
     Down(Arc<str>),
 }
 
-/// An open connection, shared by all asks of its server; redis-rs pipelines them.
-#[derive(Debug)]
-pub(super) struct Live {
-    pub(super) address: Address,
-    connection: MultiplexedConnection,
-    /// Notified once the connection is of no more use.
-    over: Arc<Notify>,
-    /// Replies that failed to come since the last one that did.
-    silent: AtomicU32,
-}
-
 /// Waits between attempts to connect.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(2);
-/// So many commands in a row without a reply, and the connection is given up: a server that is
-/// gone without a word (no RST) would otherwise hold it until TCP gives up, after a quarter hour.
-const SILENT_MAX: u32 = 3;
 
 // === impl Link ===
 
@@ -59,16 +44,17 @@ impl Link {
     /// Starts connecting to the server that `dial` leads to.
     pub(super) fn spawn(dial: Dial) -> Arc<Self> {
         let (publish, state) = watch::channel(State::Dialling);
-        let task = tokio::spawn(keep_up(dial, publish)).abort_handle();
-        Arc::new(Self { state, task })
+        let patience = dial.site().patience();
+        let task = tokio::spawn(keep_up(dial, Arc::clone(&patience), publish)).abort_handle();
+        Arc::new(Self { state, patience, task })
     }
 
     /// The open connection, or at once the reason why there is none.
     pub(super) fn live(&self) -> Result<Arc<Live>, Fault> {
         match &*self.state.borrow() {
             State::Up(live) => Ok(Arc::clone(live)),
-            State::Dialling => Err(Fault::NotSent("still connecting".into())),
-            State::Down(why) => Err(Fault::NotSent(why.to_string())),
+            State::Dialling => Err(Fault::new(Kind::NotSent, "still connecting")),
+            State::Down(why) => Err(Fault::new(Kind::NotSent, &**why)),
         }
     }
 
@@ -78,6 +64,11 @@ impl Link {
         // It fails only once the task is gone, and then the last state stands.
         let _ = state.wait_for(|state| !matches!(state, State::Dialling)).await;
         self.live()
+    }
+
+    /// How long a reply may take at present.
+    pub(super) fn patience(&self) -> Duration {
+        self.patience.of_command()
     }
 
     /// Waits until there is a connection.
@@ -93,88 +84,33 @@ impl Drop for Link {
     }
 }
 
-async fn keep_up(dial: Dial, publish: watch::Sender<State>) {
+async fn keep_up(dial: Dial, patience: Arc<Patience>, publish: watch::Sender<State>) {
+    let site = dial.site();
     let mut backoff = Backoff::new(RETRY_FIRST, RETRY_LAST);
     let mut outage = Outage::default();
     loop {
-        let over = Arc::new(Notify::new());
-        let why = match dial.open(notify_when_closed(&over)).await {
-            Ok((address, connection)) => {
-                if outage.ends() {
-                    tracing::info!(redis = %address, "connected to Redis again");
+        let began = site.clock.now();
+        let (why, spent) = match dial.open(&patience).await {
+            Ok(live) => {
+                let live = Arc::new(live);
+                publish.send_replace(State::Up(Arc::clone(&live)));
+                if live.proves_itself().await {
+                    if outage.ends() {
+                        tracing::info!(redis = %live.address, "connected to Redis again");
+                    }
+                    backoff.reset();
                 }
-                backoff.reset();
-                let live = Live { over: Arc::clone(&over), ..Live::new(address, connection) };
-                publish.send_replace(State::Up(Arc::new(live)));
-                over.notified().await;
-                "the connection broke".into()
+                (live.ends().await, Duration::ZERO)
             }
-            Err(why) => why,
+            Err(fault) => (fault, site.clock.now().since(began)),
         };
         if outage.begins() {
-            tracing::error!(redis = %dial, "no connection to Redis: {why}; {}", dial.advice(&why));
+            let (why, mend) = (&why.text, dial.advice(&why));
+            tracing::error!(redis = %dial, "no connection to Redis: {why}; {mend}");
         }
-        publish.send_replace(State::Down(format!("{dial}: {why}").into()));
-        tokio::time::sleep(backoff.next()).await;
-    }
-}
-
-fn notify_when_closed(over: &Arc<Notify>) -> impl Fn(PushInfo) -> Result<(), ()> + use<> {
-    let over = Arc::clone(over);
-    move |push| {
-        if push.kind == PushKind::Disconnection {
-            over.notify_one();
-        }
-        Ok(())
-    }
-}
-
-// === impl Live ===
-
-impl Live {
-    pub(super) fn new(address: Address, connection: MultiplexedConnection) -> Self {
-        Self { address, connection, over: Arc::default(), silent: AtomicU32::new(0) }
-    }
-
-    /// Sends `command` once and only once: redis-rs repeats nothing on a connection of this kind
-    /// (`aio/multiplexed_connection.rs`, `send_recv`: one message in, one reply or error out).
-    pub(super) async fn send(&self, command: &Cmd) -> Result<Value, Fault> {
-        let reply = self.connection.clone().send_packed_command(command).await;
-        self.read(reply)
-    }
-
-    /// Sends `command` for a slot that is still moving to this server. ASKING holds for the very
-    /// next command of the connection, which others share: both travel in one message.
-    pub(super) async fn send_asking(&self, command: &Cmd) -> Result<Value, Fault> {
-        let mut both = redis::pipe();
-        both.cmd("ASKING").add_command(command.clone());
-        let replies = self.connection.clone().send_packed_commands(&both, 0, 2).await;
-        self.read(replies.map(|mut replies| replies.pop().unwrap_or(Value::Nil)))
-    }
-
-    fn read(&self, reply: RedisResult<Value>) -> Result<Value, Fault> {
-        let fault = match reply {
-            Ok(Value::ServerError(error)) => Fault::of_reply(&error, &self.address),
-            Ok(value) => {
-                self.silent.store(0, Ordering::Relaxed);
-                return Ok(value);
-            }
-            Err(error) => Fault::of(&error, &self.address),
-        };
-        match fault {
-            Fault::TimedOut => {
-                if self.silent.fetch_add(1, Ordering::Relaxed) + 1 >= SILENT_MAX {
-                    self.give_up();
-                }
-            }
-            Fault::Lost(_) | Fault::Garbled(_) => self.give_up(),
-            _ => self.silent.store(0, Ordering::Relaxed),
-        }
-        Err(fault)
-    }
-
-    /// Has the connection replaced, and its server looked up anew.
-    pub(super) fn give_up(&self) {
-        self.over.notify_one();
+        publish.send_replace(State::Down(format!("{dial}: {}", why.text).into()));
+        // An attempt that waited for an answer in vain has been wait enough.
+        tokio::time::sleep(backoff.next().saturating_sub(spent)).await;
+        site.pass_gate().await;
     }
 }

@@ -78,7 +78,7 @@ pub(super) fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
             && (grant.tokens == 0 || grant.tokens >= ask.need)
             && !(grant.overdrawn && grant.left > 0)
     };
-    grant.filter(possible).ok_or_else(|| Fault::Garbled(format!("{reply:.200?}")))
+    grant.filter(possible).ok_or_else(|| Fault::garbled(reply))
 }
 
 fn numbers(reply: &Value) -> Option<Vec<u64>> {

@@ -162,7 +162,7 @@ impl Pod {
         let told = Arc::new(Told { store, asks: Mutex::default(), pods: AtomicU32::new(0) });
         let options = Options {
             max_wait,
-            keys_max: 100_000,
+            buffer_bytes_max: 64 << 20,
             pod: number,
             hasher: hasher.clone(),
             modes: Modes::default(),

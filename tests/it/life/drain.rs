@@ -256,19 +256,23 @@ async fn idle_clients_that_never_close_hold_up_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_signal_ends_it_at_once() {
     let rules = rules(RULES);
-    let pod = Ratelease::start(rules.path(), &[], &[("DRAIN_TIMEOUT", "60s")]).await;
-    let connection = Connection::open(pod.grpc).await;
-    let half = Half::begin(&connection).await;
-    decided(&connection, "v").await;
-    pod.process.signal("TERM");
-    pod.says("/healthcheck", 500).await;
-    let signalled = now();
-    pod.process.signal("INT");
-    assert_eq!(pod.process.exit(SOON).await, 130);
-    assert!(signalled.elapsed() < Duration::from_secs(2), "{:?}", signalled.elapsed());
-    let log = pod.process.log();
-    assert!(log.contains("WARN ratelease: a second signal: ending at once, leases end"), "{log}");
-    drop(half);
+    for (first, second) in [("TERM", "TERM"), ("TERM", "INT"), ("INT", "TERM"), ("INT", "INT")] {
+        let pod = Ratelease::start(rules.path(), &[], &[("DRAIN_TIMEOUT", "60s")]).await;
+        let connection = Connection::open(pod.grpc).await;
+        let half = Half::begin(&connection).await;
+        decided(&connection, "v").await;
+        pod.process.signal(first);
+        pod.says("/healthcheck", 500).await;
+        let signalled = now();
+        pod.process.signal(second);
+        assert_eq!(pod.process.exit(SOON).await, 130, "{first}, {second}");
+        let took = signalled.elapsed();
+        assert!(took < Duration::from_secs(2), "{first}, {second}: {took:?}");
+        let log = pod.process.log();
+        let told = "WARN ratelease: a second signal: ending at once, leases end";
+        assert!(log.contains(told), "{first}, {second}: {log}");
+        drop(half);
+    }
 }
 
 /// As the first process of a container it would not even be killed: the kernel drops signals that
@@ -282,7 +286,8 @@ async fn a_signal_that_comes_while_it_starts_ends_it_in_good_order() {
     // Listeners are bound first, so that it is still reading rules when they are.
     let bound = async || tokio::net::TcpStream::connect(pod.debug).await.is_ok();
     pod.process.until("bound", SOON, bound).await;
-    assert_eq!(pod.stop().await, 0, "{}", pod.process.log());
+    pod.process.signal("TERM");
+    assert_eq!(pod.process.exit(SOON).await, 0, "{}", pod.process.log());
     assert!(!pod.process.log().contains("rules loaded"), "too few rules: {}", pod.process.log());
 }
 

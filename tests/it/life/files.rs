@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use super::{QUICK_END, RULES, SOON, decide, rules};
+use super::{QUICK_END, RULES, SOON, decide, request, rules};
 use crate::support::process::{Process, leashed};
 use crate::support::ratelease::{BINARY, Ratelease};
+use crate::support::raw_grpc::Connection;
 
 /// Clock ticks (100 a second on Linux) that a process has worked: fields 14 and 15 of proc(5).
 fn ticks(process: &Process) -> u64 {
@@ -30,6 +31,7 @@ async fn without_files_left_it_waits_and_serves_again() {
         &[QUICK_END],
     );
     pod.ready().await;
+    let connection = Connection::open(pod.grpc).await;
     for addr in [pod.grpc, pod.http] {
         let mut crowd = Vec::new();
         for _ in 0..100 {
@@ -41,6 +43,9 @@ async fn without_files_left_it_waits_and_serves_again() {
         let worked = ticks(&pod.process) - before;
         assert!(worked < 30, "{worked} hundredths of a second of work in one of waiting");
         pod.logs("cannot accept connections").await;
+        // Who is connected already notices nothing.
+        let reply = connection.call(&request("hundred", "open", &[])).await;
+        assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
         drop(crowd);
         let served = async || {
             let asked = TcpStream::connect(pod.grpc).await.is_ok();

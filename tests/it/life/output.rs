@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::{QUICK_END, RULES, SOON, decide, rules};
+use super::{QUICK_END, RULES, SOON, decide, request, rules};
 use crate::support::process::{Process, leashed};
 use crate::support::ratelease::{BINARY, Ratelease};
+use crate::support::raw_grpc::Connection;
 
 /// `$0` is a fifo; the rest is the program. 8 and 9 are its two ends.
 const FIFO: &str = r#"mkfifo "$0"; exec 8<>"$0" 9>"$0"; "#;
@@ -47,6 +48,27 @@ async fn output_that_nobody_takes_does_not_stop_it() {
         pod.is_unharmed();
         assert_eq!(pod.stop().await, 0, "{name}");
     }
+}
+
+/// A line for each decision, far more than may wait: they are lost and counted, none is waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_nobody_reads_loses_lines_and_holds_up_no_decision() {
+    const DECISIONS: u64 = 3_000;
+    let rules = rules(RULES);
+    let dir = TempDir::new().unwrap();
+    let (_, script) = OUTPUTS[4];
+    let mut command = shell(script, dir.path());
+    command.args(["serve", "--rules"]).arg(rules.path());
+    let pod = Ratelease::run(command, &[], &[QUICK_END, ("LOG_LEVEL", "debug")]);
+    pod.ready().await;
+    let connection = Connection::open(pod.grpc).await;
+    for _ in 0..DECISIONS {
+        let reply = connection.call(&request("plenty", "v", &[])).await;
+        assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
+    }
+    let lost = pod.count("log_lines_lost");
+    assert!((DECISIONS / 3..=DECISIONS * 2).contains(&lost), "{lost} lines were lost");
+    assert_eq!(pod.stop().await, 0);
 }
 
 #[tokio::test]

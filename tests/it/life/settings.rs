@@ -69,12 +69,12 @@ async fn all_faulty_settings_are_told_at_once_with_exit_2() {
         ("DRAIN_TIMEOUT", "-1s"),
         ("GRPC_SERVER_USE_TLS", "true"),
     ];
-    let (status, out, err) = run(Path::new(BINARY), &["serve", "--keys-max", "0"], &env).await;
+    let (status, out, err) = run(Path::new(BINARY), &["serve", "--buffer-memory", "0"], &env).await;
     assert_eq!((status, &*out), (2, ""), "{err}");
     assert!(err.starts_with("9 settings are faulty:\n"), "{err}");
     for line in [
         r#"PORT: expected a port from 0 to 65535, found "65536"; set PORT or --port, as in PORT="#,
-        r#"KEYS_MAX: expected a whole number from 1 to 100000000, found "0"; set KEYS_MAX or"#,
+        r#"BUFFER_MEMORY: expected a size from 64KiB to 64GiB, in bytes or with KiB, MiB or GiB, found "0""#,
         r#"DRAIN_TIMEOUT: expected a duration from 0ns to 3600s with its unit, found "-1s"; set"#,
     ] {
         assert!(err.lines().any(|it| it.trim_start().starts_with(line)), "{line:?} not in {err}");

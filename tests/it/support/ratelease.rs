@@ -1,15 +1,20 @@
 //! The built binary as a process of its own, on free ports of loopback.
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
+use std::thread;
 use std::time::Duration;
+
+use serde_json::Value;
 
 use super::http;
 use super::process::{Process, free_port, leashed};
 
-/// One pod. Dropped, it is killed; [`Ratelease::stop`] ends it as Kubernetes would.
+/// One pod. Dropped, it is killed; [`Ratelease::stop`] ends it as Kubernetes would. A test whose
+/// pod has violated an invariant fails, however the pod ends.
 pub(crate) struct Ratelease {
     pub(crate) process: Process,
     pub(crate) grpc: SocketAddr,
@@ -25,6 +30,9 @@ const START_MAX: Duration = Duration::from_secs(20);
 
 /// The drain's bound of 10 s, and some for a busy machine.
 const STOP_MAX: Duration = Duration::from_secs(15);
+
+/// For a page of the debug port.
+const STATUS_MAX: Duration = Duration::from_secs(10);
 
 /// What a child gets of our own environment. Not a `REDIS_URL` that happens to be set there.
 const INHERITED: [&str; 3] = ["PATH", "LLVM_PROFILE_FILE", "RUST_BACKTRACE"];
@@ -90,17 +98,50 @@ impl Ratelease {
         line().expect("what is logged stays")
     }
 
-    /// Sends SIGTERM, waits for the drain and gives the exit status.
+    /// What `/status` says. Blocks for some milliseconds.
+    pub(crate) fn status(&self) -> Value {
+        self.ask_status().unwrap_or_else(|error| self.process.fail(&format!("/status: {error}")))
+    }
+
+    fn ask_status(&self) -> std::io::Result<Value> {
+        let mut stream = TcpStream::connect_timeout(&self.debug, STATUS_MAX)?;
+        stream.set_read_timeout(Some(STATUS_MAX))?;
+        stream.write_all(b"GET /status HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+        Ok(serde_json::from_str(body)?)
+    }
+
+    /// One of the `counts` of `/status`.
+    #[track_caller]
+    pub(crate) fn count(&self, name: &str) -> u64 {
+        let status = self.status();
+        status["counts"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
+    }
+
+    /// Fails the test if something did not hold in the process that must always hold.
+    fn has_kept_its_invariants(&self) {
+        let status = self.status();
+        if status["invariant_violations"] != 0 {
+            self.process.fail(&format!("has violated invariants: {status}"));
+        }
+    }
+
+    /// Sends SIGTERM, waits for the drain and gives the exit status. The pod has to be serving.
     pub(crate) async fn stop(&self) -> i32 {
+        self.has_kept_its_invariants();
         self.process.signal("TERM");
         self.process.exit(STOP_MAX).await
     }
 
-    /// Fails the test if the process has ended or a thread or task of it has panicked.
+    /// Fails the test if the process has ended, a thread or task of it has panicked, or something
+    /// did not hold that must always hold. The pod has to be serving.
     pub(crate) fn is_unharmed(&self) {
         if let Some(status) = self.process.exited() {
             self.process.fail(&format!("ended with status {status}"));
         }
+        self.has_kept_its_invariants();
         self.has_not_panicked();
     }
 
@@ -108,6 +149,15 @@ impl Ratelease {
     pub(crate) fn has_not_panicked(&self) {
         if self.process.log().contains("panicked at") {
             self.process.fail("panicked");
+        }
+    }
+}
+
+impl Drop for Ratelease {
+    /// The log tells of the first violations, and stays: this does not race the end of the process.
+    fn drop(&mut self) {
+        if !thread::panicking() && self.process.log().contains("invariant violated") {
+            self.process.fail("has violated invariants");
         }
     }
 }

@@ -57,7 +57,8 @@ impl Plan {
             // Somewhere in the last seconds of a minute.
             wall_start_us: WALL_US - dice.below(3_000_000),
             max_wait: Duration::from_millis(if rough { dice.pick(&[5, 20, 50]) } else { 50 }),
-            pod_keys_max: if crowded { 64 } else { 10_000 },
+            // Crowded: some eighty keys.
+            pod_bytes_max: if crowded { 24 << 10 } else { 8 << 20 },
             store_keys_max: if crowded { dice.pick(&[100, 2_000]) } else { 10_000 },
             shards: dice.within(1..4),
             changes: if rough && dice.percent(30) {

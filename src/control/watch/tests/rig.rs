@@ -13,7 +13,7 @@ use tracing::subscriber::DefaultGuard;
 
 use super::super::*;
 use crate::control::Loads;
-use crate::rules::Rules;
+use crate::rules::{Rules, Source};
 
 /// A file of this is refused.
 pub(super) const BAD: &str = "bad";
@@ -28,6 +28,7 @@ pub(super) struct Rig {
     pub(super) root: Option<PathBuf>,
     pub(super) published: Arc<Published>,
     seen: Arc<Mutex<Seen>>,
+    pub(super) snapshot: Option<Arc<Snapshot>>,
     watcher: Option<Watcher>,
     log: Option<DefaultGuard>,
 }
@@ -53,33 +54,28 @@ pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
 // === impl Files ===
 
 impl Load for Files {
-    type File = (String, Vec<u8>);
-
-    fn read(&mut self) -> Result<Vec<Self::File>, String> {
+    fn read(&mut self) -> Result<Vec<Source>, String> {
         self.seen.lock().readings += 1;
         let mut files = Vec::new();
         read_below(&self.dir, "", &mut files)
             .map_err(|error| format!("{}: {error}", self.dir.display()))?;
         files.sort();
-        Ok(files)
+        Ok(files.into_iter().map(|(name, text)| Source { name, text }).collect())
     }
 
-    fn parts<'f>(&self, (name, text): &'f Self::File) -> (&'f str, &'f [u8]) {
-        (name, text)
-    }
-
-    fn compile(&mut self, files: &[Self::File]) -> Result<Compiled, Vec<String>> {
-        let text = |(_, text): &Self::File| String::from_utf8_lossy(text).into_owned();
+    fn compile(&mut self, files: &[Source]) -> Result<Compiled, Vec<String>> {
+        let text = |file: &Source| String::from_utf8_lossy(&file.text).into_owned();
         assert!(!files.iter().any(|file| text(file) == PANIC), "told to panic");
         let is_bad = |text: &str| text == BAD || text.ends_with("trunc");
         let bad = files.iter().filter(|file| is_bad(&text(file)));
-        let faults: Vec<_> = bad.map(|(name, _)| format!("{name}:1:1: bad")).collect();
+        let faults: Vec<_> = bad.map(|file| format!("{}:1:1: bad", file.name)).collect();
         if !faults.is_empty() {
             return Err(faults);
         }
         let odd = files.iter().filter(|file| text(file).ends_with("odd"));
-        let warnings = odd.map(|(name, _)| format!("{name}:1:3: odd")).collect();
-        let all: Vec<_> = files.iter().map(|file| format!("{}={}", file.0, text(file))).collect();
+        let warnings = odd.map(|file| format!("{}:1:3: odd", file.name)).collect();
+        let all: Vec<_> =
+            files.iter().map(|file| format!("{}={}", file.name, text(file))).collect();
         self.seen.lock().compiled.push(all.join(" "));
         Ok(Compiled { rules: Rules::default(), warnings })
     }
@@ -141,6 +137,7 @@ impl Rig {
             root: None,
             published: Arc::default(),
             seen: Arc::default(),
+            snapshot: None,
             watcher: None,
             log: None,
         }
@@ -197,7 +194,8 @@ impl Rig {
         let load = Files { dir: self.path(""), seen: Arc::clone(&self.seen) };
         let pace = Pace { quiet: QUIET, settle_max: SETTLE_MAX, poll };
         let published = Arc::clone(&self.published);
-        let started = Watcher::spawn_with(paths, load, published, pace, eyes).await;
+        let snapshot = self.snapshot.clone();
+        let started = Watcher::spawn_with(paths, load, published, snapshot, pace, eyes).await;
         let (watcher, first) = started.expect("a thread");
         self.watcher = Some(watcher);
         first

@@ -1,0 +1,262 @@
+//! What runs beside the calls. The supervisor keeps each task running: it ends by being dropped,
+//! and an HTTP listener also once it is told to.
+
+use std::io;
+use std::sync::Arc;
+
+use axum::Router;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tracing::warn;
+
+use super::told;
+use crate::accept::OpenConnections;
+use crate::control::Published;
+use crate::control::health::Health;
+use crate::control::snapshot::Snapshot;
+use crate::grpc::serve::HealthHandle;
+use crate::http;
+use crate::limiter::Limiter;
+use crate::supervise::Supervisor;
+
+/// Supervised tasks; dropped, they end.
+pub(super) struct Background {
+    tasks: JoinSet<()>,
+    supervisor: Supervisor,
+}
+
+/// What is served on a port for HTTP.
+#[derive(Clone)]
+pub(super) struct Page {
+    pub(super) routes: Router,
+    pub(super) open: OpenConnections,
+    /// True once no more is to be taken.
+    pub(super) end: watch::Receiver<bool>,
+}
+
+/// A listener that can be had again and again, until it is given up.
+type Source = Arc<Mutex<Option<std::net::TcpListener>>>;
+
+// === impl Background ===
+
+impl Background {
+    pub(super) fn new(supervisor: &Supervisor) -> Self {
+        Self { tasks: JoinSet::new(), supervisor: supervisor.clone() }
+    }
+
+    /// Tells gRPC's health service whatever `/healthcheck` says.
+    pub(super) fn keep_health(
+        &mut self,
+        published: Arc<Published>,
+        health: Health,
+        handle: HealthHandle,
+    ) {
+        self.keep("health", (published, health, handle), keep_health);
+    }
+
+    /// Looks after what `limiter` holds and has asked for.
+    pub(super) fn keep_limiter(&mut self, published: Arc<Published>, limiter: Limiter) {
+        self.keep("rules", (published, limiter.clone()), keep_rules);
+        let keep = |limiter: Limiter| async move { limiter.keep_beating().await };
+        self.keep("heartbeat", limiter.clone(), keep);
+        let keep = |limiter: Limiter| async move { limiter.keep_tidy().await };
+        self.keep("tidy", limiter.clone(), keep);
+        let keep = |limiter: Limiter| async move { limiter.watch_idle().await };
+        self.keep("idle", limiter, keep);
+    }
+
+    /// Writes the rules that come into force.
+    pub(super) fn keep_snapshot(&mut self, snapshot: Arc<Snapshot>) {
+        self.keep("snapshot", snapshot, Snapshot::run);
+    }
+
+    /// Serves `page` until it is told to end and every request has been answered.
+    pub(super) fn serve(
+        &mut self,
+        name: &'static str,
+        listener: TcpListener,
+        page: Page,
+    ) -> io::Result<()> {
+        let source: Source = Arc::new(Mutex::new(Some(listener.into_std()?)));
+        let end = page.end.clone();
+        let serve = move || serve_page(name, Arc::clone(&source), page.clone());
+        let supervisor = self.supervisor.clone();
+        self.tasks.spawn(supervisor.keep_until(name, move || *end.borrow(), serve));
+        Ok(())
+    }
+
+    /// Ends every task where it stands.
+    pub(super) fn abort(&mut self) {
+        self.tasks.abort_all();
+    }
+
+    /// Resolves once every task has ended; those that are only dropped never do.
+    pub(super) async fn ended(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    fn keep<W, F>(&mut self, name: &'static str, ward: W, task: impl Fn(W) -> F + Send + 'static)
+    where
+        W: Clone + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let task = move || task(ward.clone());
+        self.tasks.spawn(self.supervisor.clone().keep(name, task));
+    }
+}
+
+/// Until something ends the changes, which nothing does.
+async fn keep_health((published, health, handle): (Arc<Published>, Health, HealthHandle)) {
+    let mut changes = published.changes();
+    loop {
+        let healthy = health.is_healthy();
+        handle.set(healthy).await;
+        // A drain that began meanwhile has said no, and the line above may have said yes after it.
+        if healthy == health.is_healthy() && changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Gives back the leases of rules that a new version no longer has. Begins with the rules in force:
+/// a version that came while the task was not running may have gone unseen.
+async fn keep_rules((published, limiter): (Arc<Published>, Limiter)) {
+    let mut changes = published.changes();
+    loop {
+        if let Some(rules) = published.current() {
+            limiter.adopt(&rules).await;
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn serve_page(name: &str, source: Source, page: Page) {
+    let Page { routes, open, mut end } = page;
+    let listener = source.lock().as_ref().map(std::net::TcpListener::try_clone);
+    let listener = match listener {
+        Some(listener) => listener.and_then(TcpListener::from_std),
+        None => return, // given up
+    };
+    let stop = async {
+        told(&mut end).await;
+        // With the last of its descriptors the port is closed: nobody is left to wait there.
+        drop(source.lock().take());
+    };
+    let served = async { http::serve(listener?, routes, open, stop).await };
+    if let Err(error) = served.await {
+        warn!(%error, "{name} failed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::key::KeyHasher;
+    use crate::limiter::Options;
+    use crate::store::memory::MemoryStore;
+    use crate::store::{Ask, Beat, Beaten, Replies, Store};
+    use crate::time::Clock;
+    use crate::verdict::Modes;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Its first heartbeats panic.
+    struct Faint {
+        memory: MemoryStore,
+        beats: AtomicUsize,
+    }
+
+    const FAINTS: usize = 2;
+
+    impl Store for Faint {
+        fn shard(&self, ask: &Ask) -> usize {
+            self.memory.shard(ask)
+        }
+
+        fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+            self.memory.exchange(asks)
+        }
+
+        fn beat(&self, beat: Beat) -> Beaten<'_> {
+            assert!(self.beats.fetch_add(1, Ordering::Relaxed) >= FAINTS, "told to");
+            self.memory.beat(beat)
+        }
+
+        fn describe(&self) -> String {
+            "faint".to_owned()
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_heartbeat_that_panics_begins_anew_and_disturbs_no_other_task() {
+        let memory = MemoryStore::system();
+        let store = Arc::new(Faint { memory, beats: AtomicUsize::new(0) });
+        let options = Options {
+            max_wait: Duration::from_millis(5),
+            buffer_bytes_max: 64 * 1024,
+            pod: 1,
+            hasher: KeyHasher::new(""),
+            modes: Modes::default(),
+            unix_start: Duration::ZERO,
+        };
+        let limiter = Limiter::new(store.clone(), Clock::start(), options);
+        let supervisor = Supervisor::default();
+        let mut background = Background::new(&supervisor);
+        background.keep_limiter(Arc::new(Published::new()), limiter);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(supervisor.restarts(), FAINTS as u64);
+        assert!(store.beats.load(Ordering::Relaxed) > FAINTS + 2, "it beats on");
+    }
+
+    /// The status line of the answer to `/`; none if nobody listens.
+    async fn ask(addr: std::net::SocketAddr) -> Option<String> {
+        let mut stream = TcpStream::connect(addr).await.ok()?;
+        stream
+            .write_all(b"GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")
+            .await
+            .ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.ok()?;
+        answer.lines().next().map(str::to_owned)
+    }
+
+    #[tokio::test]
+    async fn a_port_is_served_on_after_a_panic_and_is_closed_once_told_to_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (tell, end) = watch::channel(false);
+        let faults = AtomicUsize::new(0);
+        let is_faulty = move || faults.fetch_add(1, Ordering::Relaxed) == 0;
+        let answer = || async { "OK" };
+        let routes = Router::new().route("/", get(answer));
+        let supervisor = Supervisor::default();
+        let mut background = Background::new(&supervisor);
+        // As `Background::serve`, with a fault before the first time.
+        let source: Source = Arc::new(Mutex::new(Some(listener.into_std().unwrap())));
+        let page = Page { routes, open: OpenConnections::default(), end: end.clone() };
+        let serve = move || {
+            assert!(!is_faulty(), "told to");
+            serve_page("the port", Arc::clone(&source), page.clone())
+        };
+        let kept = supervisor.clone().keep_until("the port", move || *end.borrow(), serve);
+        background.tasks.spawn(kept);
+        assert_eq!(ask(addr).await.as_deref(), Some("HTTP/1.1 200 OK"));
+        assert_eq!(supervisor.restarts(), 1);
+        tell.send_replace(true);
+        timeout(PATIENCE, background.ended()).await.expect("an end");
+        assert_eq!(supervisor.restarts(), 1, "what was told to end stays ended");
+        assert_eq!(ask(addr).await, None, "nobody listens");
+    }
+}

@@ -1,0 +1,197 @@
+//! The last good rules, kept in a file: what a start takes when its source has no rules to give.
+//!
+//! The file is replaced whole, and is taken only if it is whole: a line
+//! `ratelease-rules <format> <BLAKE3>`, then each source as the length of its name, the name, the
+//! length of its text and the text, lengths as eight bytes, the lowest first. It holds sources, not
+//! what was made of them, so that it serves whatever they came from and outlives the program's own
+//! shapes.
+
+mod format;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::spawn_blocking;
+use tracing::{error, info};
+
+use crate::rules::Source;
+use crate::store::Count;
+pub(super) use format::digest;
+
+/// Bytes of a snapshot at most: some 600 000 rules. What is larger is not kept.
+pub const SNAPSHOT_BYTES_MAX: usize = 64 << 20;
+
+/// Between two attempts to write what could not be written.
+const RETRY: Duration = Duration::from_secs(30);
+
+/// Keeps the last good rules in a file.
+#[derive(Debug)]
+pub struct Snapshot {
+    path: PathBuf,
+    /// To be written. What comes later takes its place, so that a disk that hangs holds up nothing.
+    waiting: Mutex<Option<Arc<Vec<Source>>>>,
+    bell: Notify,
+    written: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// Why there is no snapshot to take, or why one was not kept.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// Nothing is there.
+    #[error("there is none yet; it is written once good rules are loaded")]
+    Missing,
+    /// It cannot be read.
+    #[error("it cannot be read: {0}; let the user of this process read it")]
+    Unreadable(io::Error),
+    /// It cannot be written.
+    #[error("it cannot be written: {0}; make room, and let the user of this process write there")]
+    Unwritable(io::Error),
+    /// More than [`SNAPSHOT_BYTES_MAX`].
+    #[error("it is larger than {} MiB; name another file", SNAPSHOT_BYTES_MAX >> 20)]
+    TooLarge,
+    /// Another kind of file.
+    #[error("it is no snapshot of rules; name another file")]
+    Foreign,
+    /// Written by a program that knows more.
+    #[error("it has format {0}, and this version knows format {1} only; remove it")]
+    Unknown(u64, u64),
+    /// What it holds is not what was written.
+    #[error("it is damaged or cut short; remove it")]
+    Damaged,
+}
+
+// === impl Snapshot ===
+
+impl Snapshot {
+    /// A snapshot at `path`, which need not be there yet.
+    pub fn new(path: PathBuf) -> Self {
+        let (written, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { path, waiting: Mutex::default(), bell: Notify::new(), written, failed }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What was kept last. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// There is nothing, or nothing whole.
+    pub fn read(&self) -> Result<Vec<Source>, SnapshotError> {
+        let found = fs::metadata(&self.path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => SnapshotError::Missing,
+            _ => SnapshotError::Unreadable(error),
+        })?;
+        if !found.is_file() {
+            return Err(SnapshotError::Foreign); // to open a pipe might take for ever
+        }
+        let mut bytes = Vec::new();
+        let file = File::open(&self.path).map_err(SnapshotError::Unreadable)?;
+        let mut file = file.take(SNAPSHOT_BYTES_MAX as u64 + 1);
+        file.read_to_end(&mut bytes).map_err(SnapshotError::Unreadable)?;
+        if bytes.len() > SNAPSHOT_BYTES_MAX {
+            return Err(SnapshotError::TooLarge);
+        }
+        format::decode(&bytes)
+    }
+
+    /// Notes `sources` as what is to be kept from now on; [`Snapshot::run`] writes them. Never
+    /// waits.
+    pub fn keep(&self, sources: Vec<Source>) {
+        *self.waiting.lock() = Some(Arc::new(sources));
+        self.bell.notify_one();
+    }
+
+    /// Writes what is to be kept, for ever. What cannot be written is told once, and tried again.
+    pub async fn run(self: Arc<Self>) {
+        let mut told = String::new();
+        loop {
+            let waiting = self.waiting.lock().take();
+            let Some(sources) = waiting else {
+                self.bell.notified().await;
+                continue;
+            };
+            let (writer, writes) = (Arc::clone(&self), Arc::clone(&sources));
+            let written = spawn_blocking(move || writer.write(&writes)).await;
+            let error = match written.map(|written| written.map_err(|error| error.to_string())) {
+                Ok(Ok(())) => String::new(),
+                Ok(Err(error)) => error,
+                Err(error) => error.to_string(),
+            };
+            self.tell(&mut told, &error);
+            if error.is_empty() {
+                self.written.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            self.failed.fetch_add(1, Ordering::Relaxed);
+            self.waiting.lock().get_or_insert(sources);
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// What has happened here since the process began, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        vec![("snapshots_written", read(&self.written)), ("snapshot_failures", read(&self.failed))]
+    }
+
+    /// Says once what is wrong, and once that it is over.
+    fn tell(&self, told: &mut String, error: &str) {
+        let path = self.path.display();
+        if error.is_empty() && !told.is_empty() {
+            info!("the snapshot of the rules is written again: {path}");
+        } else if error != told {
+            error!("the rules are in force, but not kept as a snapshot: {path}: {error}");
+        }
+        error.clone_into(told);
+    }
+
+    /// Puts `sources` in the place of what was kept before, whole or not at all.
+    fn write(&self, sources: &[Source]) -> Result<(), SnapshotError> {
+        let bytes = format::encode(sources)?;
+        let temporary = self.temporary();
+        let replaced = self.replace(&temporary, &bytes);
+        if replaced.is_err() {
+            // It may never have been there; what is left of it is of no use.
+            let _ = fs::remove_file(&temporary);
+        }
+        replaced.map_err(SnapshotError::Unwritable)
+    }
+
+    fn replace(&self, temporary: &Path, bytes: &[u8]) -> io::Result<()> {
+        if let Err(error) = fs::remove_file(temporary)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
+        }
+        // Not through a link that somebody has put there.
+        let mut file = OpenOptions::new().write(true).create_new(true).open(temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(temporary, &self.path)?;
+        // The name is in the directory once that is on the disk too.
+        match self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            Some(parent) => File::open(parent)?.sync_all(),
+            None => File::open(".")?.sync_all(),
+        }
+    }
+
+    /// Beside the snapshot, so that renaming it is one step; of this process alone.
+    fn temporary(&self) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(format!(".{}.tmp", std::process::id()));
+        name.into()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! What is kept comes back whole; what is not whole does not come back.
+
+use std::os::unix::fs::symlink;
+
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn source(name: &str, text: &[u8]) -> Source {
+    Source { name: name.to_owned(), text: text.to_vec() }
+}
+
+/// Sources of any bytes, and none.
+fn sources() -> Vec<Vec<Source>> {
+    vec![
+        vec![],
+        vec![source("", b"")],
+        vec![source("a.yaml", b"domain: a\n"), source("b/\u{fc}.yaml", &[0, 255, b'\n', 7])],
+        vec![source("a", b"bc"), source("", b"")],
+    ]
+}
+
+fn snapshot(dir: &TempDir) -> Snapshot {
+    Snapshot::new(dir.path().join("rules.snapshot"))
+}
+
+#[test]
+fn what_is_kept_comes_back() {
+    let dir = TempDir::new().unwrap();
+    let snapshot = snapshot(&dir);
+    for sources in sources() {
+        snapshot.write(&sources).unwrap();
+        assert_eq!(snapshot.read().unwrap(), sources);
+    }
+    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap()).collect();
+    assert_eq!(names.len(), 1, "no temporary file is left: {names:?}");
+}
+
+#[test]
+fn cut_at_any_byte_it_is_refused() {
+    for sources in sources() {
+        let whole = format::encode(&sources).unwrap();
+        assert_eq!(format::decode(&whole).unwrap(), sources);
+        for end in 0..whole.len() {
+            let cut = format::decode(&whole[..end]).unwrap_err();
+            assert!(matches!(cut, SnapshotError::Damaged), "{end} of {}: {cut:?}", whole.len());
+        }
+        let longer = [&whole[..], b"x"].concat();
+        assert!(matches!(format::decode(&longer), Err(SnapshotError::Damaged)));
+    }
+}
+
+#[test]
+fn with_any_byte_changed_it_is_refused() {
+    for sources in sources() {
+        let whole = format::encode(&sources).unwrap();
+        for at in 0..whole.len() {
+            for bits in [0x01, 0x80, 0xff] {
+                let mut changed = whole.clone();
+                changed[at] ^= bits;
+                assert!(format::decode(&changed).is_err(), "byte {at} of {sources:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_newer_format_and_other_files_are_refused_each_in_its_words() {
+    let whole = format::encode(&[source("a", b"b")]).unwrap();
+    let text = String::from_utf8(whole).unwrap();
+    let newer = text.replacen("rules 1 ", "rules 2 ", 1);
+    let told = format::decode(newer.as_bytes()).unwrap_err().to_string();
+    assert!(told.contains("format 2, and this version knows format 1"), "{told}");
+    for foreign in ["domain: shop\n", "\0", "ratelease"] {
+        let told = format::decode(foreign.as_bytes()).unwrap_err();
+        let is_start = "ratelease-rules ".starts_with(foreign);
+        assert_eq!(matches!(told, SnapshotError::Foreign), !is_start, "{foreign:?}: {told}");
+    }
+    // A length that no file has.
+    let absurd = [text.split_inclusive('\n').next().unwrap().as_bytes(), &[0xff; 16]].concat();
+    assert!(matches!(format::decode(&absurd), Err(SnapshotError::Damaged)));
+}
+
+#[test]
+fn what_is_missing_no_file_or_too_large_is_told() {
+    let dir = TempDir::new().unwrap();
+    let snapshot = snapshot(&dir);
+    assert!(matches!(snapshot.read(), Err(SnapshotError::Missing)));
+    fs::create_dir(snapshot.path()).unwrap();
+    assert!(matches!(snapshot.read(), Err(SnapshotError::Foreign)));
+    assert!(matches!(snapshot.write(&[]), Err(SnapshotError::Unwritable(_))));
+    fs::remove_dir(snapshot.path()).unwrap();
+    symlink("rules.snapshot", snapshot.path()).unwrap();
+    assert!(matches!(snapshot.read(), Err(SnapshotError::Unreadable(_))));
+    fs::remove_file(snapshot.path()).unwrap();
+    // A hole: it takes no room.
+    File::create(snapshot.path()).unwrap().set_len(SNAPSHOT_BYTES_MAX as u64 + 1).unwrap();
+    assert!(matches!(snapshot.read(), Err(SnapshotError::TooLarge)));
+    let large = vec![source("a", &vec![b'a'; SNAPSHOT_BYTES_MAX])];
+    assert!(matches!(snapshot.write(&large), Err(SnapshotError::TooLarge)));
+}
+
+#[test]
+fn a_write_that_fails_leaves_the_last_one() {
+    let dir = TempDir::new().unwrap();
+    let snapshot = snapshot(&dir);
+    snapshot.write(&[source("a", b"1")]).unwrap();
+    // In the place of the temporary file, and not to be removed as one.
+    fs::create_dir(snapshot.temporary()).unwrap();
+    assert!(matches!(snapshot.write(&[source("a", b"2")]), Err(SnapshotError::Unwritable(_))));
+    assert_eq!(snapshot.read().unwrap(), [source("a", b"1")]);
+    fs::remove_dir(snapshot.temporary()).unwrap();
+    // What a process that was killed has left behind is in nobody's way.
+    fs::write(snapshot.temporary(), "half").unwrap();
+    snapshot.write(&[source("a", b"3")]).unwrap();
+    assert_eq!(snapshot.read().unwrap(), [source("a", b"3")]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_written_is_counted_and_does_not_hold_up_the_next() {
+    let nowhere = Arc::new(Snapshot::new("/dev/null/rules".into()));
+    nowhere.keep(vec![source("a", b"1")]);
+    let running = tokio::spawn(Arc::clone(&nowhere).run());
+    let failed = async {
+        while nowhere.failed.load(Ordering::Relaxed) == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, failed).await.expect("a failure that is counted");
+    nowhere.keep(vec![source("a", b"2")]);
+    let waiting = nowhere.waiting.lock().clone();
+    assert_eq!(waiting.as_deref(), Some(&vec![source("a", b"2")]), "the last one is tried next");
+    running.abort();
+}
+
+#[tokio::test]
+async fn what_is_kept_is_written_and_the_last_one_wins() {
+    let dir = TempDir::new().unwrap();
+    let snapshot = Arc::new(snapshot(&dir));
+    for n in 0..100_u8 {
+        snapshot.keep(vec![source("a", &[n])]);
+    }
+    let running = tokio::spawn(Arc::clone(&snapshot).run());
+    let written = async {
+        while !snapshot.read().is_ok_and(|read| read == [source("a", &[99])]) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, written).await.expect("the last one, written");
+    running.abort();
+}

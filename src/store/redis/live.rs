@@ -1,0 +1,235 @@
+//! An open connection, shared by all asks of its server, and when it is of no more use.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, PushInfo, PushKind, RedisResult, Value};
+use tokio::sync::watch;
+
+use super::fault::{Connection, Fault, Kind};
+use super::patience::Patience;
+use super::site::Site;
+use crate::settings::redis::Address;
+use crate::time::Time;
+
+/// An open connection; redis-rs pipelines what its users send.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) address: Address,
+    connection: MultiplexedConnection,
+    site: Arc<Site>,
+    patience: Arc<Patience>,
+    /// When something last came, in nanoseconds of the site's clock.
+    heard: AtomicU64,
+    stage: Stages,
+    /// Why it is replaced.
+    end: OnceLock<Fault>,
+}
+
+/// How far a connection has come, for all who wait for it to come further.
+#[derive(Debug, Clone)]
+pub(super) struct Stages(watch::Sender<Stage>);
+
+/// They only follow each other in this order; any may be left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// Logged in, and no more is known.
+    New,
+    /// A command had its result.
+    Proven,
+    /// To be replaced. What is under way may still be answered.
+    Retired,
+    /// To be replaced, since nothing came for too long, or nothing that made sense. What still
+    /// comes is not read any more.
+    Abandoned,
+}
+
+/// A connection that holds for so long has proven itself too.
+const PROOF: Duration = Duration::from_secs(2);
+/// After too long a silence: if it was the pod that was held up, replies are waiting in the socket,
+/// and are read within this.
+const GRACE: Duration = Duration::from_millis(20);
+
+// === impl Live ===
+
+impl Live {
+    /// `stage` is what redis-rs notes the end of `connection` on.
+    pub(super) fn new(
+        address: Address,
+        connection: MultiplexedConnection,
+        stage: Stages,
+        site: Arc<Site>,
+        patience: Arc<Patience>,
+    ) -> Self {
+        let heard = AtomicU64::new(site.clock.now().nanos());
+        Self { address, connection, site, patience, heard, stage, end: OnceLock::new() }
+    }
+
+    /// Sends `command` once and only once: redis-rs repeats nothing on a connection of this kind
+    /// (`aio/multiplexed_connection.rs`, `send_recv`: one message in, one reply or error out).
+    /// `read` makes the result of the reply, or says that it cannot be one.
+    pub(super) async fn send<T>(
+        &self,
+        command: &Cmd,
+        read: impl FnOnce(Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let mut connection = self.connection.clone();
+        self.reply(async move { connection.send_packed_command(command).await }, read).await
+    }
+
+    /// Sends `command` for a slot that is still moving to this server. ASKING holds for the very
+    /// next command of the connection, which others share: both travel in one message.
+    pub(super) async fn send_asking<T>(
+        &self,
+        command: &Cmd,
+        read: impl FnOnce(Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let mut both = redis::pipe();
+        both.cmd("ASKING").add_command(command.clone());
+        let mut connection = self.connection.clone();
+        let reply = async move {
+            let mut replies = connection.send_packed_commands(&both, 0, 2).await?;
+            Ok(replies.pop().unwrap_or(Value::Nil))
+        };
+        self.reply(reply, read).await
+    }
+
+    /// Waits until the connection has proven itself; false if it ended before.
+    pub(super) async fn proves_itself(&self) -> bool {
+        // An error stands for the time that it has held.
+        let reached = tokio::time::timeout(PROOF, self.stage.reaches(Stage::Proven)).await;
+        reached.map_or(true, |stage| stage == Stage::Proven)
+    }
+
+    /// Waits until it must be replaced, and says why.
+    pub(super) async fn ends(&self) -> Fault {
+        self.stage.reaches(Stage::Retired).await;
+        let broke = || Fault::new(Kind::Lost, "the connection broke");
+        self.end.get().cloned().unwrap_or_else(broke)
+    }
+
+    async fn reply<T>(
+        &self,
+        reply: impl Future<Output = RedisResult<Value>>,
+        read: impl FnOnce(Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        if self.stage.is_at(Stage::Abandoned) {
+            return Err(Fault::new(Kind::NotSent, "the connection was given up"));
+        }
+        let sent = self.site.clock.now();
+        let outcome = tokio::select! {
+            // A reply that comes with the end of the connection comes too late.
+            biased;
+            _ = self.stage.reaches(Stage::Abandoned) => Err(self.abandoned()),
+            reply = reply => self.take(sent, reply, read),
+            () = self.silence(sent) => Err(Fault::timed_out()),
+        };
+        outcome.inspect_err(|fault| self.note(fault))
+    }
+
+    fn take<T>(
+        &self,
+        sent: Time,
+        reply: RedisResult<Value>,
+        read: impl FnOnce(Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let reply = reply.map_err(|error| Fault::of(&error, &self.address))?;
+        let now = self.site.clock.now();
+        self.heard.fetch_max(now.nanos(), Ordering::Relaxed);
+        self.patience.answered(now.since(sent));
+        match reply {
+            Value::ServerError(error) => Err(Fault::of_reply(&error, &self.address)),
+            value => read(value).inspect(|_| self.prove()),
+        }
+    }
+
+    fn prove(&self) {
+        if !self.stage.is_at(Stage::Proven) {
+            self.stage.advance(Stage::Proven);
+        }
+    }
+
+    /// Returns once nothing has come for longer than the server is known to need.
+    async fn silence(&self, sent: Time) {
+        let since = || sent.max(Time::from_nanos(self.heard.load(Ordering::Relaxed)));
+        loop {
+            let before = since();
+            let due = before + self.patience.of_command();
+            tokio::time::sleep_until(self.site.clock.instant(due)).await;
+            tokio::time::sleep(GRACE).await;
+            if since() == before {
+                self.end_by(&Fault::timed_out(), Stage::Abandoned);
+                return;
+            }
+        }
+    }
+
+    /// What an abandoned connection means for the commands on it.
+    fn abandoned(&self) -> Fault {
+        match self.end.get() {
+            Some(end) if end.kind == Kind::TimedOut => Fault::timed_out(),
+            _ => Fault::new(Kind::Lost, "the connection was given up with this on its way"),
+        }
+    }
+
+    fn note(&self, fault: &Fault) {
+        self.site.note(fault, &self.address);
+        match fault.kind.meaning().connection {
+            Connection::Keeps => {}
+            Connection::Retires => self.end_by(fault, Stage::Retired),
+            Connection::IsAbandoned => self.end_by(fault, Stage::Abandoned),
+        }
+    }
+
+    fn end_by(&self, fault: &Fault, stage: Stage) {
+        // Before others can see the stage: they ask for the reason.
+        let _ = self.end.set(fault.clone());
+        if self.stage.advance(stage) && fault.kind == Kind::TimedOut {
+            self.patience.given_up();
+        }
+    }
+}
+
+// === impl Stages ===
+
+impl Stages {
+    pub(super) fn new() -> Self {
+        Self(watch::Sender::new(Stage::New))
+    }
+
+    /// What redis-rs calls with what nobody asked for, and when the connection is closed. Those who
+    /// wait for replies it tells by itself.
+    pub(super) fn on_push(&self) -> impl Fn(PushInfo) -> Result<(), ()> + use<> {
+        let stages = self.clone();
+        move |push| {
+            if push.kind == PushKind::Disconnection {
+                stages.advance(Stage::Retired);
+            }
+            Ok(())
+        }
+    }
+
+    /// Whether it was not there yet.
+    fn advance(&self, stage: Stage) -> bool {
+        self.0.send_if_modified(|present| {
+            let advances = *present < stage;
+            *present = stage.max(*present);
+            advances
+        })
+    }
+
+    fn is_at(&self, stage: Stage) -> bool {
+        *self.0.borrow() >= stage
+    }
+
+    /// Waits for `stage`, or one after it: which, it returns.
+    async fn reaches(&self, stage: Stage) -> Stage {
+        let mut stages = self.0.subscribe();
+        // It fails only once the sender is gone, which we hold.
+        let reached = stages.wait_for(|present| *present >= stage).await;
+        reached.map_or(Stage::Abandoned, |reached| *reached)
+    }
+}

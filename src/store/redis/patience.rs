@@ -1,0 +1,174 @@
+//! How long a server may be silent, by what it was measured to need.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// What is waited for one server, from one connection to the next.
+///
+/// A command's share is the smoothed round trip and four times its deviation, as TCP has it for its
+/// own repeats (RFC 6298), but at least `REDIS_TIMEOUT`. It doubles with each wait in vain until an
+/// answer comes (Karn's rule), so that a server that became slow is learnt within a few
+/// connections.
+#[derive(Debug)]
+pub(super) struct Patience {
+    least: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Of the present connection; none before the first.
+    measured: Option<RoundTrip>,
+    /// Connections given up since the last reply to a command.
+    silences: u32,
+    /// Attempts to connect that got no answer since one did.
+    dials: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct RoundTrip {
+    smoothed: Duration,
+    deviation: Duration,
+}
+
+/// Whatever was measured: with a second of latency each way, TCP's handshake and the login take
+/// four seconds together.
+const PATIENCE_MAX: Duration = Duration::from_secs(4);
+/// Whatever `REDIS_TIMEOUT` is: below what an ask may take in all, which must not end before the
+/// silence of its connection is noticed.
+pub(super) const LEAST_MAX: Duration = Duration::from_secs(8);
+
+// === impl Patience ===
+
+impl Patience {
+    /// Never less than `least`, which is cut at [`LEAST_MAX`].
+    pub(super) fn new(least: Duration) -> Self {
+        Self { least: least.min(LEAST_MAX), state: Mutex::default() }
+    }
+
+    /// For a command, since anything was last heard.
+    pub(super) fn of_command(&self) -> Duration {
+        let state = self.state.lock();
+        self.doubled(&state, state.silences)
+    }
+
+    /// For connecting and logging in, together.
+    pub(super) fn of_dial(&self) -> Duration {
+        let state = self.state.lock();
+        self.doubled(&state, state.silences.saturating_add(state.dials))
+    }
+
+    /// A connection was opened in this time: what was measured before may hold no longer.
+    pub(super) fn connected(&self, took: Duration) {
+        let mut state = self.state.lock();
+        state.dials = 0;
+        state.measured = Some(RoundTrip { smoothed: took, deviation: took / 2 });
+    }
+
+    /// A command was answered in this time.
+    pub(super) fn answered(&self, took: Duration) {
+        let mut state = self.state.lock();
+        state.silences = 0;
+        let first = RoundTrip { smoothed: took, deviation: took / 2 };
+        state.measured = Some(state.measured.map_or(first, |before| before.smooth(took)));
+    }
+
+    /// A connection fell silent and was given up.
+    pub(super) fn given_up(&self) {
+        let mut state = self.state.lock();
+        state.silences = state.silences.saturating_add(1);
+    }
+
+    /// An attempt to connect got no answer.
+    pub(super) fn dialled_in_vain(&self) {
+        let mut state = self.state.lock();
+        state.dials = state.dials.saturating_add(1);
+    }
+
+    fn doubled(&self, state: &State, times: u32) -> Duration {
+        let measured = state.measured.map_or(Duration::ZERO, |it| it.smoothed + it.deviation * 4);
+        let factor = 1_u32.checked_shl(times).unwrap_or(u32::MAX);
+        let most = PATIENCE_MAX.max(self.least);
+        measured.max(self.least).saturating_mul(factor).min(most)
+    }
+}
+
+// === impl RoundTrip ===
+
+impl RoundTrip {
+    /// An eighth and a quarter of the news, as RFC 6298 has it.
+    fn smooth(self, took: Duration) -> Self {
+        let off = self.smoothed.abs_diff(took);
+        Self { smoothed: (self.smoothed * 7 + took) / 8, deviation: (self.deviation * 3 + off) / 4 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: Duration = Duration::from_millis(250);
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn a_fast_server_gets_the_least() {
+        let patience = Patience::new(LEAST);
+        assert_eq!(patience.of_command(), LEAST);
+        patience.connected(ms(1));
+        (0..100).for_each(|_| patience.answered(ms(2)));
+        assert_eq!((patience.of_command(), patience.of_dial()), (LEAST, LEAST));
+    }
+
+    #[test]
+    fn a_server_that_is_slow_from_the_start_is_connected_to_at_the_third_attempt() {
+        let patience = Patience::new(LEAST);
+        let mut dials = 0;
+        while patience.of_dial() <= ms(500) {
+            patience.dialled_in_vain();
+            dials += 1;
+        }
+        assert_eq!(dials, 2);
+        patience.connected(ms(500));
+        assert_eq!(patience.of_command(), ms(1_500));
+        (0..100).for_each(|_| patience.answered(ms(500)));
+        assert!((ms(500)..ms(550)).contains(&patience.of_command()), "{patience:?}");
+    }
+
+    #[test]
+    fn a_silence_doubles_until_a_command_is_answered_not_just_a_handshake() {
+        let patience = Patience::new(LEAST);
+        patience.connected(ms(1));
+        patience.given_up();
+        patience.connected(ms(1));
+        assert_eq!(patience.of_command(), LEAST * 2);
+        patience.given_up();
+        patience.connected(ms(1));
+        assert_eq!(patience.of_command(), LEAST * 4);
+        patience.answered(ms(1));
+        assert_eq!(patience.of_command(), LEAST);
+    }
+
+    #[test]
+    fn attempts_to_connect_in_vain_are_no_reason_to_be_patient_with_the_connection() {
+        let patience = Patience::new(LEAST);
+        (0..100).for_each(|_| patience.dialled_in_vain());
+        assert_eq!(patience.of_dial(), PATIENCE_MAX);
+        patience.connected(ms(1));
+        assert_eq!((patience.of_command(), patience.of_dial()), (LEAST, LEAST));
+    }
+
+    #[test]
+    fn no_patience_is_without_end_and_none_is_below_what_was_set() {
+        for (set, most) in [(1, 4_000), (250, 4_000), (5_000, 5_000), (60_000, 8_000)] {
+            let patience = Patience::new(ms(set));
+            assert_eq!(patience.of_command(), ms(set).min(LEAST_MAX));
+            patience.connected(Duration::MAX / 8);
+            (0..40).for_each(|_| patience.given_up());
+            assert_eq!(patience.of_command(), ms(most), "set to {set} ms");
+        }
+    }
+}

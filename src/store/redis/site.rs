@@ -1,0 +1,131 @@
+//! What all connections of one store share: its settings, its counts, its clock, its gate.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::fault::{Connection, Fault, Kind};
+use super::gate::Gate;
+use super::patience::Patience;
+use crate::settings::redis::{Address, RedisSettings};
+use crate::store::Count;
+use crate::time::{Clock, Time};
+
+/// One for each store.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) settings: RedisSettings,
+    pub(super) clock: Clock,
+    pub(super) gate: Gate,
+    pub(super) tally: Tally,
+}
+
+/// What was met so far; each only grows.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Asks carried, or tried to.
+    pub(super) asks: AtomicU64,
+    /// Asks that ended in an error.
+    pub(super) errors: AtomicU64,
+    /// Attempts to connect.
+    pub(super) connects: AtomicU64,
+    /// Of these, those that failed.
+    pub(super) connect_errors: AtomicU64,
+    /// By kind.
+    faults: [Met; Kind::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct Met {
+    times: AtomicU64,
+    /// When last, in nanoseconds of the site's clock; 0 is never.
+    last: AtomicU64,
+}
+
+/// Faults of one kind that follow each other within this are one outage, and its log one line.
+const OUTAGE_GAP: Duration = Duration::from_secs(30);
+
+// === impl Site ===
+
+impl Site {
+    pub(super) fn new(settings: RedisSettings) -> Arc<Self> {
+        let (clock, gate, tally) = (Clock::start(), Gate::default(), Tally::default());
+        Arc::new(Self { settings, clock, gate, tally })
+    }
+
+    /// What to begin with where nothing was measured yet.
+    pub(super) fn patience(&self) -> Arc<Patience> {
+        Arc::new(Patience::new(self.settings.timeout))
+    }
+
+    /// Waits for its turn to connect.
+    pub(super) async fn pass_gate(&self) {
+        let wait = self.gate.enter(self.clock.now());
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// Counts what a server answered. It is logged here if the connection lives on; else whoever
+    /// keeps the connection up says why it ended.
+    pub(super) fn note(&self, fault: &Fault, from: &Address) {
+        let meaning = fault.kind.meaning();
+        let is_first = self.meet(fault.kind);
+        if let Some(mend) = meaning.mend
+            && is_first
+            && meaning.connection == Connection::Keeps
+        {
+            tracing::error!(redis = %from, "Redis refuses asks: {}; {mend}", fault.text);
+        }
+    }
+
+    /// Counts a fault; whether it begins an outage.
+    pub(super) fn meet(&self, kind: Kind) -> bool {
+        self.tally.meet(kind, self.clock.now())
+    }
+}
+
+// === impl Tally ===
+
+impl Tally {
+    fn meet(&self, kind: Kind, now: Time) -> bool {
+        let Some(met) = self.faults.get(kind as usize) else { return false };
+        count(&met.times);
+        let last = met.last.swap(now.nanos().max(1), Ordering::Relaxed);
+        last == 0 || now.since(Time::from_nanos(last)) > OUTAGE_GAP
+    }
+
+    /// All of it, by name.
+    pub(super) fn counts(&self) -> Vec<Count> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut counts = vec![
+            ("redis_asks", read(&self.asks)),
+            ("redis_errors", read(&self.errors)),
+            ("redis_connects", read(&self.connects)),
+            ("redis_connect_errors", read(&self.connect_errors)),
+        ];
+        let kinds = Kind::ALL.iter().zip(&self.faults);
+        counts.extend(kinds.map(|(kind, met)| (kind.meaning().count, read(&met.times))));
+        counts
+    }
+}
+
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_begins_with_its_first_fault_and_ends_in_silence() {
+        let tally = Tally::default();
+        let at = |seconds| Time::default() + Duration::from_secs(seconds);
+        assert!(tally.meet(Kind::OutOfMemory, at(0)));
+        assert!(tally.meet(Kind::Busy, at(1)), "another kind is another outage");
+        assert!((1..100).all(|seconds| !tally.meet(Kind::OutOfMemory, at(seconds * 10))));
+        assert!(tally.meet(Kind::OutOfMemory, at(990 + 31)));
+        assert!(tally.counts().contains(&("redis_oom", 101)));
+    }
+}

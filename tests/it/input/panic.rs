@@ -1,0 +1,175 @@
+//! A fault of our own in a call: the doors of this very process, before a store that panics.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelease::accept::OpenConnections;
+use ratelease::control::Published;
+use ratelease::control::health::Health;
+use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
+use ratelease::http as pages;
+use ratelease::intake::Intake;
+use ratelease::key::KeyHasher;
+use ratelease::limiter::{Limiter, Options};
+use ratelease::rules::{self, Source};
+use ratelease::store::memory::MemoryStore;
+use ratelease::store::{Ask, Beat, Beaten, Replies, Store};
+use ratelease::time::Clock;
+use ratelease::verdict::Modes;
+use tokio::net::TcpListener;
+use tonic::Code;
+
+use super::{descriptor, hits, request};
+use crate::support::http::Client;
+use crate::support::raw_grpc::{Connection, Reply};
+
+/// A year's window does not end while a test runs.
+const RULES: &str = "
+domain: test
+descriptors:
+  - key: cursed
+    rate_limit: {unit: year, requests_per_unit: 13}
+  - key: five
+    rate_limit: {unit: year, requests_per_unit: 5}
+";
+
+/// Panics when it is asked which shard owns a key of 13 requests: a part of a call's own path.
+struct Cursed(MemoryStore);
+
+impl Store for Cursed {
+    fn shard(&self, ask: &Ask) -> usize {
+        assert_ne!(ask.limit.requests_per_unit, 13, "told to panic");
+        self.0.shard(ask)
+    }
+
+    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+        self.0.exchange(asks)
+    }
+
+    fn beat(&self, beat: Beat) -> Beaten<'_> {
+        self.0.beat(beat)
+    }
+
+    fn describe(&self) -> String {
+        "cursed".to_owned()
+    }
+}
+
+/// Both doors, served by tasks of the test's runtime.
+struct Doors {
+    grpc: SocketAddr,
+    http: SocketAddr,
+    intake: Intake,
+}
+
+impl Doors {
+    async fn open() -> Self {
+        let published = Arc::new(Published::new());
+        let source = Source { name: "test.yaml".to_owned(), text: RULES.into() };
+        let loaded = rules::load(&[source], rules::Options::default()).unwrap();
+        published.publish(Arc::new(loaded.rules));
+        let options = Options {
+            // Waiting is not what is tested here, on a machine that also compiles.
+            max_wait: Duration::from_secs(5),
+            buffer_bytes_max: 1024 * 1024,
+            pod: 1,
+            hasher: KeyHasher::new(""),
+            modes: Modes::default(),
+            unix_start: Duration::ZERO,
+        };
+        let store = Arc::new(Cursed(MemoryStore::system()));
+        let limiter = Limiter::new(store, Clock::start(), options);
+        let intake = Intake::new(limiter, Arc::clone(&published), None, 1_000);
+        let (health, _) = serve::health().await;
+        let (age, open) = (ConnectionAge::default(), OpenConnections::default());
+        let door = Door { intake: intake.clone(), health, age, open: open.clone() };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let grpc = listener.local_addr().unwrap();
+        tokio::spawn(serve::serve(Listener::Tcp(listener), door, std::future::pending()));
+        let routes = pages::routes(intake.clone(), Health::new(published, false));
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let http = listener.local_addr().unwrap();
+        tokio::spawn(pages::serve(listener, routes, open, std::future::pending()));
+        Self { grpc, http, intake }
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        let counts = self.intake.counts();
+        counts.into_iter().find_map(|(it, count)| (it == name).then_some(count)).unwrap()
+    }
+}
+
+async fn call(connection: &Connection, descriptors: &[Vec<u8>]) -> Reply {
+    connection.call(&request("test", descriptors)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_in_a_call_answers_internal_and_its_connection_lives() {
+    let doors = Doors::open().await;
+    let (faulty, neighbour) =
+        (Connection::open(doors.grpc).await, Connection::open(doors.grpc).await);
+    for n in 0..5 {
+        let cursed = descriptor("cursed", n.to_string());
+        let reply = call(&faulty, &[cursed]).await;
+        assert_eq!(reply.code, Code::Internal, "{reply:?}");
+        assert!(reply.reason.contains("a fault of the program's own"), "{reply:?}");
+        for connection in [&faulty, &neighbour] {
+            let reply = call(connection, &[descriptor("five", format!("other {n}"))]).await;
+            assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
+        }
+    }
+    assert_eq!((doors.count("request_panics"), doors.count("calls_under_way")), (5, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_call_held_when_it_panicked_goes_back() {
+    let doors = Doors::open().await;
+    let connection = Connection::open(doors.grpc).await;
+    let five = || descriptor("five", "v");
+    for n in 0..20 {
+        let both = [five(), descriptor("cursed", n.to_string())];
+        assert_eq!(call(&connection, &both).await.code, Code::Internal);
+    }
+    for expected in [false, false, false, false, false, true] {
+        let reply = call(&connection, &[five()]).await;
+        assert_eq!(reply.is_over_limit(), Some(expected), "{reply:?}");
+    }
+    let look = [five(), hits(0)].concat();
+    assert_eq!(call(&connection, &[look]).await.is_over_limit(), Some(true));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_disturbs_none_of_the_calls_beside_it() {
+    let doors = Doors::open().await;
+    let connection = Connection::open(doors.grpc).await;
+    let calls = (0..200).map(|n| {
+        let connection = connection.clone();
+        let key = if n % 2 == 0 { "cursed" } else { "five" };
+        tokio::spawn(
+            async move { (key, call(&connection, &[descriptor(key, n.to_string())]).await) },
+        )
+    });
+    for answered in futures_util::future::join_all(calls).await {
+        match answered.unwrap() {
+            ("cursed", reply) => assert_eq!(reply.code, Code::Internal, "{reply:?}"),
+            (_, reply) => assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}"),
+        }
+    }
+    assert_eq!(doors.count("request_panics"), 100);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_behind_json_answers_500_and_its_connection_lives() {
+    let doors = Doors::open().await;
+    let mut client = Client::connect(doors.http).await.unwrap();
+    for n in 0..3 {
+        for (key, status) in [("cursed", 500), ("five", 200)] {
+            let entry = format!(r#"{{"key":"{key}","value":"{n}"}}"#);
+            let body = format!(r#"{{"domain":"test","descriptors":[{{"entries":[{entry}]}}]}}"#);
+            let answer = client.send("POST", "/json", &[], body).await.unwrap();
+            assert_eq!(answer.status, status, "{answer:?}");
+        }
+    }
+    assert_eq!((doors.count("request_panics"), doors.count("calls_under_way")), (3, 0));
+}

@@ -1,0 +1,170 @@
+//! More than it can do: what is above a ceiling is refused at once, memory stays where it is, and
+//! when the load ends it is as it was before.
+
+mod flood;
+
+use std::fs;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
+
+use super::{QUICK_END, RULES, SOON, request, rules, status};
+use crate::support::http::Client;
+use crate::support::now;
+use crate::support::process::Process;
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::{Connection, SHOULD_RATE_LIMIT, framed, post};
+use flood::{Flood, Pace, Seen};
+
+const MIB: u64 = 1 << 20;
+
+/// Far from what the machine has, and what calls that nothing bounds would take within seconds.
+const RESIDENT_MAX: u64 = 128 * MIB;
+
+/// A call that is answered at once, on a machine that also compiles.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+/// A second, of which a debug build on a machine that also compiles has three.
+const RECOVERED_WITHIN: Duration = Duration::from_secs(3);
+
+/// Resident memory, in bytes.
+fn rss(process: &Process) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// Half calls, which stay under way until this is dropped.
+struct Halves {
+    rests: Vec<mpsc::Sender<Vec<u8>>>,
+}
+
+impl Halves {
+    async fn begin(pod: &Ratelease, connection: &Connection, count: usize) -> Self {
+        let before = pod.count("calls_under_way");
+        let mut rests = Vec::new();
+        for _ in 0..count {
+            let (rest, sent) = mpsc::channel(1);
+            rest.send(framed(&request("plenty", "half", &[]))[..9].to_vec()).await.unwrap();
+            let connection = connection.clone();
+            tokio::spawn(async move {
+                connection.request(post(SHOULD_RATE_LIMIT), ReceiverStream::new(sent)).await
+            });
+            rests.push(rest);
+        }
+        let all = before + count as u64;
+        let begun = async || pod.count("calls_under_way") == all;
+        pod.process.until(&format!("seeing {all} calls under way"), SOON, begun).await;
+        Self { rests }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_above_the_ceiling_are_refused_at_once_on_both_doors_until_others_end() {
+    let rules = rules(RULES);
+    let env = [("MAX_IN_FLIGHT", "10"), ("LEASE_MAX_WAIT", "5s"), QUICK_END];
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    let (slow, quick) = (Connection::open(pod.grpc).await, Connection::open(pod.grpc).await);
+    let mut client = Client::connect(pod.http).await.unwrap();
+    let body = r#"{"domain":"test","descriptors":[{"entries":[{"key":"plenty"}]}]}"#;
+    for round in 1..=2 {
+        let halves = Halves::begin(&pod, &slow, 10).await;
+        for connection in [&quick, &slow] {
+            for _ in 0..20 {
+                let asked = now();
+                let reply = connection.call(&request("plenty", "v", &[])).await;
+                assert_eq!(reply.code, Code::ResourceExhausted, "{reply:?}");
+                assert!(reply.reason.contains("MAX_IN_FLIGHT"), "{reply:?}");
+                assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+            }
+        }
+        let answer = client.send("POST", "/json", &[], body).await.unwrap();
+        assert_eq!(answer.status, 503, "{answer:?}");
+        for probe in ["/livez", "/readyz", "/healthcheck"] {
+            assert_eq!(status(pod.http, probe).await, 200, "{probe}: probes are not calls");
+        }
+        assert_eq!(pod.count("shed"), 41 * round);
+        drop(halves);
+        let idle = async || pod.count("calls_under_way") == 0;
+        pod.process.until("done with the calls", SOON, idle).await;
+        for connection in [&quick, &slow] {
+            let reply = connection.call(&request("plenty", "v", &[])).await;
+            assert_eq!(reply.is_over_limit(), Some(false), "the connection lives: {reply:?}");
+        }
+        let answer = client.send("POST", "/json", &[], body).await.unwrap();
+        assert_eq!(answer.status, 200, "{answer:?}");
+    }
+    let log = pod.process.log();
+    let told = |what: &str| log.lines().filter(|line| line.contains(what)).count();
+    assert_eq!(
+        told("calls are refused: 10 are under way, as many as MAX_IN_FLIGHT says"),
+        2,
+        "{log}"
+    );
+    pod.is_unharmed();
+}
+
+/// The price of a call that waits, by which the default of `MAX_IN_FLIGHT` was chosen.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_wait_take_little_memory() {
+    const CALLS: usize = 2_000;
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &[QUICK_END]).await;
+    let connections = join_all((0..8).map(|_| Connection::open(pod.grpc))).await;
+    let before = rss(&pod.process);
+    let mut halves = Vec::new();
+    for connection in &connections {
+        halves.push(Halves::begin(&pod, connection, CALLS / connections.len()).await);
+    }
+    let each = (rss(&pod.process) - before) / CALLS as u64;
+    println!("{each} bytes for each call under way");
+    assert!(each < 32 * 1024, "{each} bytes for each call under way");
+    assert_eq!(halves.iter().map(|it| it.rests.len()).sum::<usize>(), CALLS);
+}
+
+/// Open loop: calls come at their pace, whatever becomes of those before. As an Envoy does, the
+/// client holds back what is above the streams that a connection may have.
+#[tokio::test(flavor = "multi_thread")]
+async fn at_three_times_the_saturating_load_memory_is_flat_and_the_end_is_the_end() {
+    const CONNECTIONS: usize = 12;
+    const SPAN: Duration = Duration::from_millis(1_500);
+    const SPANS: usize = 6;
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &[QUICK_END]).await;
+    let message = request("plenty", "flood", &[]);
+    let mut flood = Flood::open(pod.grpc, CONNECTIONS, &message).await;
+    flood.run(Pace::Closed(16), SPAN / 2).await; // tables and buffers have their size then
+    let seen = flood.run(Pace::Closed(16), SPAN / 2).await;
+    let saturating = seen.decided as f64 / (SPAN / 2).as_secs_f64();
+    let offered = 3.0 * saturating;
+    let open = Pace::Open(offered / CONNECTIONS as f64);
+    let mut resident = Vec::new();
+    for _ in 0..SPANS {
+        let seen = flood.run(open, SPAN).await;
+        resident.push(rss(&pod.process));
+        println!("{seen:?}, resident {} KiB; {}", rss(&pod.process) / 1024, pod.status()["counts"]);
+        let Seen { sent, held_back, decided, .. } = seen;
+        let offers = (sent + held_back) as f64;
+        assert!(offers > 2.0 * saturating * SPAN.as_secs_f64(), "not an overload: {seen:?}");
+        assert!(decided > 0 && seen.reset == 0, "{seen:?}");
+    }
+    let end = now();
+    println!("saturating: {saturating:.0}/s; offered: {offered:.0}/s; resident: {resident:?}");
+    assert_eq!(flood.gone(), 0, "every connection lives");
+    assert!(resident.iter().all(|bytes| *bytes < RESIDENT_MAX), "{resident:?}");
+    // Allocators take a while to have what they need; what leaked would go on growing.
+    let (half, last) = (resident[SPANS / 2], resident[SPANS - 1]);
+    assert!(last < half + 8 * MIB, "{resident:?}");
+    let served = async || {
+        let reply = Connection::open(pod.grpc).await.call(&request("plenty", "after", &[])).await;
+        reply.is_over_limit() == Some(false)
+    };
+    pod.process.until("serving after the load", SOON, served).await;
+    let took = end.elapsed();
+    println!("served {took:?} after the end");
+    assert!(took < RECOVERED_WITHIN, "{took:?} after the end of the load");
+    pod.is_unharmed();
+}

@@ -1,0 +1,239 @@
+//! A client of HTTP/2 that costs next to nothing: the frames of a call are written as they are, and
+//! of the answers only the heads of the frames are looked at. So it can send far more than the
+//! process under test can take, on the same machine.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::Notify;
+
+use crate::support::now;
+use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
+
+/// Calls under way on one connection at most: below the streams that the server allows.
+const UNDER_WAY_MAX: u64 = 250;
+
+/// How often an open loop sends what is due.
+const TICK: Duration = Duration::from_millis(5);
+
+/// Kinds of frames and their flags (RFC 9113 §6).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
+const ACK: u8 = 1;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+/// Some connections.
+pub(super) struct Flood {
+    pipes: Vec<Pipe>,
+}
+
+/// When to send.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Pace {
+    /// So many calls under way on each connection.
+    Closed(u64),
+    /// So many a second on each connection.
+    Open(f64),
+}
+
+/// What became of calls.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Seen {
+    pub(super) sent: u64,
+    /// Due, and not sent since too many were under way.
+    pub(super) held_back: u64,
+    /// Answered with a message.
+    pub(super) decided: u64,
+    /// Answered without one: an error.
+    pub(super) refused: u64,
+    /// Given up by the server.
+    pub(super) reset: u64,
+}
+
+struct Pipe {
+    write: OwnedWriteHalf,
+    next: u32,
+    /// A call's header block and its message's frame.
+    block: Vec<u8>,
+    message: Vec<u8>,
+    tally: Arc<Tally>,
+}
+
+#[derive(Default)]
+struct Tally {
+    sent: AtomicU64,
+    held_back: AtomicU64,
+    messages: AtomicU64,
+    ended: AtomicU64,
+    reset: AtomicU64,
+    is_gone: AtomicBool,
+    bell: Notify,
+}
+
+// === impl Flood ===
+
+impl Flood {
+    pub(super) async fn open(server: SocketAddr, connections: usize, message: &[u8]) -> Self {
+        let mut pipes = Vec::new();
+        for _ in 0..connections {
+            pipes.push(Pipe::open(server, message).await);
+        }
+        Self { pipes }
+    }
+
+    /// Sends for so long, and tells what was seen meanwhile.
+    pub(super) async fn run(&mut self, pace: Pace, span: Duration) -> Seen {
+        let before = self.seen();
+        join_all(self.pipes.iter_mut().map(|pipe| pipe.run(pace, span))).await;
+        let after = self.seen();
+        Seen {
+            sent: after.sent - before.sent,
+            held_back: after.held_back - before.held_back,
+            decided: after.decided - before.decided,
+            refused: after.refused - before.refused,
+            reset: after.reset - before.reset,
+        }
+    }
+
+    /// Connections that have ended.
+    pub(super) fn gone(&self) -> usize {
+        self.pipes.iter().filter(|pipe| pipe.tally.is_gone.load(Ordering::Relaxed)).count()
+    }
+
+    fn seen(&self) -> Seen {
+        let sum = |of: fn(&Tally) -> &AtomicU64| -> u64 {
+            self.pipes.iter().map(|pipe| of(&pipe.tally).load(Ordering::Relaxed)).sum()
+        };
+        let (decided, ended) = (sum(|it| &it.messages), sum(|it| &it.ended));
+        let (reset, held_back) = (sum(|it| &it.reset), sum(|it| &it.held_back));
+        // A message is seen before the end of its stream.
+        let refused = ended.saturating_sub(decided);
+        Seen { sent: sum(|it| &it.sent), held_back, decided, refused, reset }
+    }
+}
+
+// === impl Pipe ===
+
+impl Pipe {
+    async fn open(server: SocketAddr, message: &[u8]) -> Self {
+        let mut stream = TcpStream::connect(server).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        // All the room there can be for answers.
+        let room = (u32::MAX / 2 - 65_535).to_be_bytes();
+        let greeting = [
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            &frame(SETTINGS, 0, 0, &[])[..],
+            &frame(WINDOW_UPDATE, 0, 0, &room),
+        ];
+        stream.write_all(&greeting.concat()).await.unwrap();
+        // The server's own settings come first.
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.unwrap();
+        assert_eq!(head[3], SETTINGS);
+        let mut rest = vec![0; length(&head)];
+        stream.read_exact(&mut rest).await.unwrap();
+        stream.write_all(&frame(SETTINGS, ACK, 0, &[])).await.unwrap();
+        let (read, write) = stream.into_split();
+        let tally = Arc::new(Tally::default());
+        tokio::spawn(count(read, Arc::clone(&tally)));
+        Self { write, next: 1, block: block(), message: framed(message), tally }
+    }
+
+    async fn run(&mut self, pace: Pace, span: Duration) {
+        let (start, mut due) = (now(), 0.0);
+        while start.elapsed() < span && !self.tally.is_gone.load(Ordering::Relaxed) {
+            let calls = match pace {
+                Pace::Closed(under_way) => under_way.saturating_sub(self.under_way()),
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+                Pace::Open(rate) => {
+                    let calls = (start.elapsed().as_secs_f64() * rate - due) as u64;
+                    due += calls as f64;
+                    calls
+                }
+            };
+            let room = UNDER_WAY_MAX.saturating_sub(self.under_way()).min(calls);
+            self.tally.held_back.fetch_add(calls - room, Ordering::Relaxed);
+            self.send(room).await;
+            match pace {
+                Pace::Open(_) => tokio::time::sleep(TICK).await,
+                Pace::Closed(_) => {
+                    let _ = tokio::time::timeout(TICK, self.tally.bell.notified()).await;
+                }
+            }
+        }
+    }
+
+    fn under_way(&self) -> u64 {
+        let Tally { sent, ended, reset, .. } = &*self.tally;
+        let over = ended.load(Ordering::Relaxed) + reset.load(Ordering::Relaxed);
+        sent.load(Ordering::Relaxed).saturating_sub(over)
+    }
+
+    async fn send(&mut self, calls: u64) {
+        let mut bytes = Vec::new();
+        for _ in 0..calls {
+            bytes.extend(frame(HEADERS, END_HEADERS, self.next, &self.block));
+            bytes.extend(frame(DATA, END_STREAM, self.next, &self.message));
+            self.next += 2;
+        }
+        self.tally.sent.fetch_add(calls, Ordering::Relaxed);
+        // A connection that has ended is noticed by who reads it.
+        let _ = self.write.write_all(&bytes).await;
+    }
+}
+
+/// Counts what comes back until the connection ends.
+async fn count(read: OwnedReadHalf, tally: Arc<Tally>) {
+    let mut read = BufReader::with_capacity(64 * 1024, read);
+    let (mut head, mut payload) = ([0; 9], Vec::new());
+    while read.read_exact(&mut head).await.is_ok() {
+        payload.resize(length(&head), 0);
+        if read.read_exact(&mut payload).await.is_err() {
+            break;
+        }
+        let (kind, flags) = (head[3], head[4]);
+        match kind {
+            DATA => tally.messages.fetch_add(1, Ordering::Relaxed),
+            HEADERS if flags & END_STREAM != 0 => tally.ended.fetch_add(1, Ordering::Relaxed),
+            // Without an error it only says that it needs no more of an answered call.
+            RST_STREAM if payload != [0; 4] => tally.reset.fetch_add(1, Ordering::Relaxed),
+            GOAWAY => break,
+            _ => continue,
+        };
+        tally.bell.notify_one();
+    }
+    tally.is_gone.store(true, Ordering::Relaxed);
+}
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+fn length(head: &[u8; 9]) -> usize {
+    usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])
+}
+
+/// The headers of a call, with nothing for the server to remember (RFC 7541 §6.2.2, appendix A).
+fn block() -> Vec<u8> {
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    [
+        vec![0x83, 0x86],                                 // :method POST, :scheme http
+        [&[0x04][..], &text(SHOULD_RATE_LIMIT)].concat(), // :path
+        [&[0x01][..], &text("test")].concat(),            // :authority
+        [&[0x0f, 0x10][..], &text("application/grpc")].concat(), // content-type
+        [&[0x00][..], &text("te"), &text("trailers")].concat(),
+    ]
+    .concat()
+}

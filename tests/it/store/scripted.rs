@@ -1,0 +1,108 @@
+//! A server that says what a test tells it to: it reads commands as Redis does, logs every client
+//! in, and leaves the rest to the test.
+
+use std::sync::Arc;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use ratelease::rules::Unit;
+use ratelease::settings::redis::{RedisKind, RedisSettings};
+
+use crate::support::redis::tcp;
+
+/// A listening server; its tasks end with the test's runtime.
+pub(super) struct Scripted {
+    port: u16,
+    connections: watch::Receiver<u64>,
+}
+
+/// What it does about a command.
+pub(super) enum Act {
+    Say(String),
+    /// Says this, and hangs up.
+    SayAndLeave(String),
+}
+
+/// All that redis-rs reads of the reply to HELLO is that it is one.
+const HELLO: &str = "%1\r\n+server\r\n+redis\r\n";
+
+// === impl Scripted ===
+
+impl Scripted {
+    /// `act` sees each command but the first of a connection, which logs in.
+    pub(super) async fn start(act: impl AsyncAct) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (count, connections) = watch::channel(0);
+        let act = Arc::new(act);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                count.send_modify(|count| *count += 1);
+                tokio::spawn(serve(client, Arc::clone(&act)));
+            }
+        });
+        Self { port, connections }
+    }
+
+    pub(super) fn config(&self) -> RedisSettings {
+        RedisSettings::new(RedisKind::Single, vec![tcp(self.port)])
+    }
+
+    /// Connections so far.
+    pub(super) fn connections(&self) -> u64 {
+        *self.connections.borrow()
+    }
+}
+
+/// An async function from the words of a command to what is done about it.
+pub(super) trait AsyncAct: Send + Sync + 'static {
+    fn act(&self, words: Vec<String>) -> impl Future<Output = Act> + Send;
+}
+
+impl<F: Fn(Vec<String>) -> R + Send + Sync + 'static, R: Future<Output = Act> + Send> AsyncAct
+    for F
+{
+    fn act(&self, words: Vec<String>) -> impl Future<Output = Act> + Send {
+        self(words)
+    }
+}
+
+async fn serve(client: TcpStream, act: Arc<impl AsyncAct>) -> Option<()> {
+    let mut client = BufReader::new(client);
+    let hello = read_command(&mut client).await?;
+    assert_eq!(hello[0], "HELLO");
+    client.write_all(HELLO.as_bytes()).await.ok()?;
+    loop {
+        match act.act(read_command(&mut client).await?).await {
+            Act::Say(text) => client.write_all(text.as_bytes()).await.ok()?,
+            Act::SayAndLeave(text) => return client.write_all(text.as_bytes()).await.ok(),
+        }
+    }
+}
+
+/// `*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`; none once the client has gone.
+async fn read_command(client: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
+    let mut words = Vec::new();
+    for _ in 0..read_number(client, '*').await? {
+        let mut word = vec![0; read_number(client, '$').await? + 2];
+        client.read_exact(&mut word).await.ok()?;
+        word.truncate(word.len() - 2);
+        words.push(String::from_utf8(word).unwrap());
+    }
+    Some(words)
+}
+
+async fn read_number(client: &mut BufReader<TcpStream>, mark: char) -> Option<usize> {
+    let mut line = String::new();
+    client.read_line(&mut line).await.ok()?;
+    line.trim_end().strip_prefix(mark)?.parse().ok()
+}
+
+/// What the script of a fixed window says to [`super::ask`]: so many granted, as many charged.
+pub(super) fn grant_of(tokens: u64) -> String {
+    let window = 56;
+    let now_us = window * Unit::Year.seconds() * 1_000_000;
+    format!("*4\r\n:{tokens}\r\n:{now_us}\r\n:{window}\r\n:{tokens}\r\n")
+}

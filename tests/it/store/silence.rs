@@ -1,0 +1,245 @@
+//! Redis that says nothing, or says it late: noticed by our own clock, and never waited for without
+//! end.
+
+use std::time::{Duration, Instant};
+
+use ratelease::store::redis::RedisStore;
+use ratelease::store::{Ask, Store, StoreError};
+
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+use super::proxy::{Mood, Proxy};
+use super::scripted::{Act, Scripted, grant_of};
+use super::{ask, connected, count, granted, one, until_granted, within};
+use crate::support::now;
+use crate::support::redis::{Cluster, Single, tcp};
+
+/// From the first command without an answer to the connection that takes its place.
+const REPLACED_WITHIN: Duration = Duration::from_millis(500);
+/// A machine that also compiles may delay us; it never makes us faster.
+const ROUNDS: usize = 5;
+
+async fn behind_proxy(single: &Single) -> (Proxy, std::sync::Arc<RedisStore>) {
+    let proxy = Proxy::start(single.server.port()).await;
+    let mut config = single.config();
+    config.addresses = vec![tcp(proxy.port())];
+    let store = connected(config).await;
+    (proxy, store)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_black_hole_is_replaced_within_half_a_second() {
+    let single = Single::start();
+    let (proxy, store) = behind_proxy(&single).await;
+    let mut took = Vec::new();
+    while took.len() < ROUNDS && took.last().is_none_or(|took| *took > REPLACED_WITHIN) {
+        until_granted(&*store, ask(10, 1, 0), 10).await;
+        let before = proxy.accepted().len();
+        proxy.set(Mood { stuck: before, ..Mood::default() });
+        let sent = now();
+        assert_eq!(one(&*store, ask(10, 1, 0)).await, Err(StoreError::TimedOut));
+        let replaced = within(5, "a new connection", proxy.connection(before)).await;
+        took.push(replaced.duration_since(sent));
+    }
+    println!("replaced after {took:?}");
+    assert!(took.iter().any(|took| *took <= REPLACED_WITHIN), "{took:?}");
+}
+
+/// Both wait on one connection. The second has patience left when the first has none, and then its
+/// reply comes.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_after_the_connection_was_given_up_is_not_used() {
+    let single = Single::start();
+    let (proxy, store) = behind_proxy(&single).await;
+    let lent = ask(100, 10, 0);
+    granted(&*store, lent).await;
+    // The server takes what is sent, and its replies wait.
+    proxy.set(Mood { deaf: proxy.accepted().len(), ..Mood::default() });
+    let first = async {
+        let reply = one(&*store, lent).await;
+        proxy.set(Mood::default());
+        reply
+    };
+    let second = async {
+        tokio::time::sleep(Duration::from_millis(150)).await;
+        one(&*store, lent).await
+    };
+    assert_eq!(tokio::join!(first, second), (Err(StoreError::TimedOut), Err(StoreError::TimedOut)));
+    let look = until_granted(&*store, Ask { want: 0, ..lent }, 10).await;
+    assert_eq!(look.left, 70, "each was taken once, and is lost");
+    assert_eq!(granted(&*store, Ask { want: 5, ..lent }).await.left, 65);
+    assert_eq!(count(&*store, "redis_timed_out"), 2);
+}
+
+/// Row R6: the answers come, late.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_half_a_second_away_lends_steadily() {
+    let single = Single::start();
+    let proxy = Proxy::start(single.server.port()).await;
+    let slow = Mood { latency: Duration::from_millis(500), ..Mood::default() };
+    for is_slow_from_the_start in [true, false] {
+        proxy.set(if is_slow_from_the_start { slow } else { Mood::default() });
+        let mut config = single.config();
+        config.addresses = vec![tcp(proxy.port())];
+        let store = RedisStore::spawn(config, "");
+        until_granted(&*store, ask(10, 1, 0), 10).await;
+        let before = count(&*store, "redis_connects");
+        proxy.set(slow);
+        within(15, "it is learnt", async {
+            // Five in a row: until then a connection or two is given up.
+            let mut in_a_row = 0;
+            while in_a_row < 5 {
+                let is_granted = one(&*store, ask(10, 1, 0)).await.is_ok();
+                in_a_row = if is_granted { in_a_row + 1 } else { 0 };
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+        let learnt = count(&*store, "redis_connects");
+        println!("learnt after {} connections, {:?}", learnt - before, store.counts());
+        assert!(learnt <= before + 4, "{:?}", store.counts());
+        let asks: Vec<_> = (0..20).map(|_| ask(10, 1, 0)).collect();
+        for _ in 0..2 {
+            assert!(store.exchange(&asks).await.iter().all(Result::is_ok));
+        }
+        assert_eq!(count(&*store, "redis_connects"), learnt, "the connection holds");
+    }
+}
+
+/// One reply each 100 ms: the last comes long after the patience with a silent connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_on_which_something_comes_is_not_given_up() {
+    let act = |_| async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Act::Say(grant_of(5))
+    };
+    let server = Scripted::start(act).await;
+    let store = connected(server.config()).await;
+    let asks: Vec<_> = (0..5).map(|_| ask(10, 5, 0)).collect();
+    let sent = now();
+    for reply in store.exchange(&asks).await {
+        reply.unwrap();
+    }
+    assert!(sent.elapsed() >= Duration::from_millis(500), "{:?}", sent.elapsed());
+    assert_eq!(server.connections(), 1);
+}
+
+/// A listener whose queue is full answers no SYN.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_a_server_that_does_not_even_accept() {
+    let single = Single::start();
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut queued = Vec::new();
+    let patience = Duration::from_millis(300);
+    while let Ok(client) = tokio::time::timeout(patience, TcpStream::connect(address)).await {
+        queued.push(client.unwrap());
+        assert!(queued.len() < 100, "the queue never fills");
+    }
+    let mut config = single.config();
+    config.addresses = vec![tcp(address.port())];
+    let store = RedisStore::spawn(config, "");
+    for _ in 0..3 {
+        let sent = now();
+        let refused = one(&*store, ask(10, 1, 0)).await;
+        assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
+        assert!(sent.elapsed() < Duration::from_secs(1), "{:?}", sent.elapsed());
+    }
+    within(10, "it knocks again", async {
+        while count(&*store, "redis_connects") < 3 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    drop(queued);
+    let _proxy = Proxy::on(listener, single.server.port());
+    until_granted(&*store, ask(10, 1, 0), 15).await;
+}
+
+/// Row R3, and worse: a slot gone for good, then all of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_servers_are_knocked_at_ten_times_a_second_at_most() {
+    let cluster = Cluster::start(3, 0);
+    let store = connected(cluster.config()).await;
+    let asks: Vec<_> = (0..30).map(|_| ask(1_000, 1, 0)).collect();
+    assert!(store.exchange(&asks).await.iter().all(Result::is_ok));
+    let (lost, rest) = cluster.nodes.split_last().unwrap();
+    lost.kill();
+    let knocks = Knocks::default();
+    knocks.listen(lost.port()).await;
+    let seen = || rest.iter().map(|node| node.info("stats")["total_connections_received"].clone());
+    let seen = || seen().map(|count| count.parse().unwrap()).collect::<Vec<u64>>();
+    let (before, refreshes) = (seen(), cluster_slots_calls(rest));
+    hammer(&*store, &asks).await;
+    // Each look opens two connections of its own, this one and the look at the commands.
+    let ours = |before: &u64| before + 2;
+    assert_eq!(seen(), before.iter().map(ours).collect::<Vec<_>>(), "the rest is left alone");
+    let refreshes = cluster_slots_calls(rest) - refreshes;
+    println!("{} knocks, {refreshes} refreshes", knocks.times().len());
+    assert!((1..=20).contains(&refreshes), "{refreshes} in four seconds");
+    knocks.assert_seldom();
+
+    for node in rest {
+        node.kill();
+        knocks.listen(node.port()).await;
+    }
+    hammer(&*store, &asks).await;
+    println!("{} knocks in all", knocks.times().len());
+    knocks.assert_seldom();
+}
+
+fn cluster_slots_calls(nodes: &[crate::support::redis::Server]) -> u64 {
+    nodes.iter().map(|node| node.calls("cluster|slots")).sum()
+}
+
+/// Asks for four seconds, as fast as it goes.
+async fn hammer(store: &dyn Store, asks: &[Ask]) {
+    let end = now() + Duration::from_secs(4);
+    while now() < end {
+        store.exchange(asks).await;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Listeners that hang up on everybody, and when somebody came.
+#[derive(Clone, Default)]
+struct Knocks(std::sync::Arc<std::sync::Mutex<Vec<Instant>>>);
+
+// === impl Knocks ===
+
+impl Knocks {
+    async fn listen(&self, port: u16) {
+        let free = async {
+            loop {
+                match TcpListener::bind(("127.0.0.1", port)).await {
+                    Ok(listener) => return listener,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
+            }
+        };
+        let listener = within(10, "the server that was killed has gone", free).await;
+        let knocks = self.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                knocks.0.lock().unwrap().push(now());
+                drop(client);
+            }
+        });
+    }
+
+    fn times(&self) -> Vec<Instant> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn assert_seldom(&self) {
+        let times = self.times();
+        assert!(times.len() >= 3, "it does knock");
+        for eleven in times.windows(11) {
+            let within = eleven[10].duration_since(eleven[0]);
+            // A tenth of a second for what a busy machine sees late.
+            assert!(within >= Duration::from_millis(900), "eleven within {within:?}");
+        }
+    }
+}
