@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 const OK: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
 
 /// The bounds of `src/grpc/serve.rs`.
-const STREAMS_MAX: u32 = 4096;
+const STREAMS_MAX: u32 = 256;
 const RESETS_MAX: usize = 1024;
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
 
