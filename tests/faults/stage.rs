@@ -224,6 +224,21 @@ impl Stage {
         }
     }
 
+    /// Asks once for a path that nobody has asked for yet, and so learns its key in Redis.
+    pub async fn learn(&self, path: &str, cluster: &Cluster) -> String {
+        let known = self.debited(cluster);
+        assert_eq!(self.envoy.get(path, &[]).await.status, 200, "{path} was denied at once");
+        let keys = self.debited(cluster).into_keys();
+        keys.into_iter().find(|key| !known.contains_key(key)).expect("a new key")
+    }
+
+    /// What Redis has debited in all. A denial may mark the count of the tight key with one more
+    /// than its limit.
+    pub fn spent(&self, cluster: &Cluster, tight: &str) -> u64 {
+        let debited = self.debited(cluster).into_iter();
+        debited.map(|(key, count)| if key == tight { count.min(self.tight) } else { count }).sum()
+    }
+
     /// What Redis has debited by key: its name there, and its count in this window. Nodes that do
     /// not answer are left out.
     pub fn debited(&self, cluster: &Cluster) -> BTreeMap<String, u64> {
