@@ -30,6 +30,10 @@ pub(super) const IDLE_AFTER: Duration = Duration::from_millis(200);
 const OVERDUE_TRIPS: u32 = 4;
 const OVERDUE_MIN: Duration = Duration::from_millis(50);
 
+/// An ask that is out for so long was lost here, by a fault of the program's own: the desk answers
+/// each within ten seconds.
+const LOST_AFTER: Duration = Duration::from_secs(15);
+
 /// What a round trip is taken for before the first was measured.
 const TRIP_FIRST_US: u32 = 1_000;
 
@@ -120,6 +124,9 @@ impl Slot {
         let wish = Wish::of(charge);
         if let Some(settled) = self.settle(wish, here.now) {
             return Entered::Settled(settled);
+        }
+        if self.is_lost(here.now) {
+            (self.asking, self.owed) = (0, 0);
         }
         if self.is_overdue(here.now) {
             return Entered::Overdue;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{OVERDUE_MIN, OVERDUE_TRIPS, Slot};
+use super::{LOST_AFTER, OVERDUE_MIN, OVERDUE_TRIPS, Slot};
 use crate::buffer::{Kind, Lot};
 use crate::key::Key;
 use crate::lease::size::Need;
@@ -100,6 +100,11 @@ impl Slot {
     pub(super) fn is_overdue(&self, now: Time) -> bool {
         let trips = self.round_trip() * OVERDUE_TRIPS;
         self.asking > 0 && now.since(self.asked) > trips.max(OVERDUE_MIN)
+    }
+
+    /// Whether the answer to the ask that is out will never come.
+    pub(super) fn is_lost(&self, now: Time) -> bool {
+        self.asking > 0 && now.since(self.asked) > LOST_AFTER
     }
 
     pub(super) fn round_trip(&self) -> Duration {
