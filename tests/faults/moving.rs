@@ -23,6 +23,7 @@ async fn r9_the_hot_slot_moves_to_a_node_without_the_script() {
         options: ", lease: {max: 5}",
         env: PATIENT.to_vec(),
         envoy_timeout: Some(Duration::from_secs(8)),
+        exact: true,
         ..Plan::new("r9", &cluster)
     };
     let stage = stage.start().await;
