@@ -110,7 +110,7 @@ impl Scale {
             Self {
                 is_full: false,
                 rate: 200,
-                envoy_timeout: Duration::from_secs(1),
+                envoy_timeout: Duration::from_secs(5),
                 percent: 95,
                 latency_max: Duration::from_millis(200),
             }
