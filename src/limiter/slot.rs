@@ -25,8 +25,8 @@ use crate::time::Time;
 /// A key that has lain so long is idle: what it holds above its allowance goes back.
 pub(super) const IDLE_AFTER: Duration = Duration::from_millis(200);
 
-/// An ask that is out for longer is overdue: so many round trips, and at least this long, since
-/// scheduling alone takes a few milliseconds on a busy machine.
+/// An ask that is out for longer is overdue: so many round trips, at least this long, since
+/// scheduling alone takes a few milliseconds on a busy machine, and as long as requests may wait.
 const OVERDUE_TRIPS: u32 = 4;
 const OVERDUE_MIN: Duration = Duration::from_millis(50);
 
@@ -141,7 +141,7 @@ impl Slot {
         if self.is_lost(here.now) {
             (self.asking, self.owed) = (0, 0);
         }
-        if self.is_overdue(here.now) {
+        if self.is_overdue(here) {
             return Entered::Overdue;
         }
         let (promise, queued) = self.waiting.push(wish);

@@ -25,7 +25,7 @@ async fn r11_the_clocks_of_the_pods_step() {
     env.extend(fake.iter().map(|(name, value)| (*name, value.as_str())));
     let cluster = crate::support::redis::Cluster::shared();
     let envoy_timeout = Some(Duration::from_secs(8));
-    let plan = Plan { env, envoy_timeout, ..Plan::new("r11", cluster) };
+    let plan = Plan { env, envoy_timeout, exact: true, ..Plan::new("r11", cluster) };
     let stage = plan.start().await;
     let load = stage.load().await;
     for step in STEPS {

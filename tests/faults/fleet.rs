@@ -20,7 +20,13 @@ async fn r22_pods_come_and_go() {
     // Patient: a request that was answered without its lease would not count.
     let timeout = Duration::from_secs(8);
     let env = PATIENT.to_vec();
-    let plan = Plan { pods: 4, env, envoy_timeout: Some(timeout), ..Plan::new("r22", cluster) };
+    let plan = Plan {
+        pods: 4,
+        env,
+        envoy_timeout: Some(timeout),
+        exact: true,
+        ..Plan::new("r22", cluster)
+    };
     let stage = Plan { tight: stage_limit(), ..plan }.start().await;
     let more = stage.scale.pick(8, 36);
     let ports: Vec<_> = (0..more).map(|_| free_port()).collect();

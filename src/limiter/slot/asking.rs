@@ -97,9 +97,9 @@ impl Slot {
     }
 
     /// Whether the answer to the ask that is out should have been here.
-    pub(super) fn is_overdue(&self, now: Time) -> bool {
+    pub(super) fn is_overdue(&self, here: &Here) -> bool {
         let trips = self.round_trip() * OVERDUE_TRIPS;
-        self.asking > 0 && now.since(self.asked) > trips.max(OVERDUE_MIN)
+        self.asking > 0 && here.now.since(self.asked) > trips.max(OVERDUE_MIN).max(here.patience)
     }
 
     /// Whether the answer to the ask that is out will never come.

@@ -137,7 +137,8 @@ impl Samples {
         self.only(|sample| is_of(sample.path))
     }
 
-    fn only(&self, keep: impl Fn(&Sample) -> bool) -> Self {
+    /// Those that are to be kept.
+    pub(crate) fn only(&self, keep: impl Fn(&Sample) -> bool) -> Self {
         Self(self.0.iter().filter(|sample| keep(sample)).copied().collect())
     }
 
