@@ -2,6 +2,7 @@
 
 pub(crate) mod parts;
 
+use std::cell::Cell;
 use std::hint::black_box;
 use std::pin::pin;
 use std::sync::Arc;
@@ -24,6 +25,13 @@ criterion_group!(benches, by_entries, by_keys, by_rules, by_threads);
 
 /// Rules for a value each in one source at most: a source is 16 MiB at most.
 const SOURCE_RULES_MAX: usize = 100_000;
+
+/// Decisions between two turns of the runtime, in which leases come and go.
+const TURN: usize = 1024;
+
+thread_local! {
+    static DECIDED: Cell<usize> = const { Cell::new(0) };
+}
 
 /// What a decision needs, and a runtime for the leases behind it.
 struct Bench {
@@ -102,17 +110,17 @@ fn by_entries(criterion: &mut Criterion) {
 fn by_keys(criterion: &mut Criterion) {
     for count in [1, 10_000, 100_000] {
         let (bench, users) = (Bench::new(&deep(1)), users(count));
-        let mut requests = users.iter().map(|user| two_entries("part_0", "all", user)).cycle();
+        let requests: Vec<_> =
+            users.iter().map(|user| two_entries("part_0", "all", user)).collect();
+        let mut next = requests.iter().cycle();
         criterion.bench_function(&format!("decide/keys/{count}"), |bencher| {
             let _entered = bench.runtime.enter();
-            let next = || requests.next().expect("a cycle");
-            bencher.iter_batched(next, |request| bench.decide(&request), SMALL);
+            // So that every key has its buffer.
+            requests.iter().for_each(|request| bench.decide(request));
+            bencher.iter(|| bench.decide(next.next().expect("a cycle")));
         });
     }
 }
-
-/// The request is made apart from the time that is measured.
-const SMALL: criterion::BatchSize = criterion::BatchSize::SmallInput;
 
 fn by_rules(criterion: &mut Criterion) {
     for count in [10, 10_000, 1_000_000] {
@@ -128,7 +136,8 @@ fn by_rules(criterion: &mut Criterion) {
 /// All threads on the same 10 000 keys, in orders of their own. The time is that of a decision as
 /// everybody sees it: half of one thread's where two do not hinder each other.
 fn by_threads(criterion: &mut Criterion) {
-    let (bench, users) = (Bench::new(&deep(1)), users(10_000));
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let (bench, users) = (Bench::on(builder.worker_threads(1), &deep(1)), users(10_000));
     let requests: Vec<_> = users.iter().map(|user| two_entries("part_0", "all", user)).collect();
     let mut group = criterion.benchmark_group("decide/threads");
     group.throughput(Throughput::Elements(1));
@@ -150,7 +159,12 @@ fn two_entries<'a>(key: &'a str, value: &'a str, user: &'a str) -> Request<'a> {
 // === impl Bench ===
 
 impl Bench {
+    /// On the thread that decides.
     fn new(sources: &[Source]) -> Self {
+        Self::on(&mut tokio::runtime::Builder::new_current_thread(), sources)
+    }
+
+    fn on(runtime: &mut tokio::runtime::Builder, sources: &[Source]) -> Self {
         let options = Options {
             max_wait: Duration::from_secs(1),
             buffer_bytes_max: 64 << 20,
@@ -160,11 +174,7 @@ impl Bench {
             unix_start: Duration::ZERO,
         };
         Self {
-            runtime: tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(1)
-                .enable_all()
-                .build()
-                .expect("a runtime"),
+            runtime: runtime.enable_all().build().expect("a runtime"),
             limiter: Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options),
             rules: compile(sources),
         }
@@ -173,6 +183,10 @@ impl Bench {
     /// One decision. Nearly all are ready at once; the runtime, which has to be entered, waits for
     /// a lease where one is needed.
     fn decide(&self, request: &Request<'_>) {
+        let decided = DECIDED.replace(DECIDED.get().wrapping_add(1));
+        if decided.is_multiple_of(TURN) {
+            self.runtime.block_on(tokio::task::yield_now());
+        }
         let mut decision = pin!(self.limiter.decide(&self.rules, request));
         let decided = match decision.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(decided) => decided,
