@@ -220,7 +220,7 @@ async fn a_denial_by_one_rule_spends_nothing_on_the_others() {
         let pod = rig.pod();
         for hit in 0..15 {
             let verdict = pod.decide(&rig.rules, &request(&keys)).await.unwrap();
-            let a = verdict.statuses[keys.iter().position(|key| *key == "a").unwrap()].clone();
+            let a = verdict.statuses[keys.iter().position(|key| *key == "a").unwrap()];
             let remaining = if hit < 10 { 19 - hit } else { 10 };
             assert_eq!((a.code, a.remaining), (Code::Ok, remaining), "{keys:?}, hit {hit}");
             assert_eq!(verdict.code == Code::Ok, hit < 10);
