@@ -1,8 +1,9 @@
 //! Reads a `RateLimitRequest`: all text is borrowed from the message. Numbers are those of
-//! `envoy/service/ratelimit/v3/rls.proto` and `envoy/extensions/common/ratelimit/v3/ratelimit.proto`.
+//! `envoy/service/ratelimit/v3/rls.proto` and, beneath `envoy/extensions/common/ratelimit`, of
+//! `v3/ratelimit.proto`.
 //!
-//! As protobuf has it, unknown fields are skipped, the last of a repeated number wins, and a message
-//! that comes in parts is put together.
+//! As protobuf has it, unknown fields are skipped, the last of a repeated number wins, and a
+//! message that comes in parts is put together.
 
 use super::proto::{Fields, NotPlain};
 use crate::intake::{DESCRIPTORS_MAX, ENTRIES_MAX};

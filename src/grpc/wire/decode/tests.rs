@@ -76,7 +76,9 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_read_alike_or_left_to_prost(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn any_bytes_are_read_alike_or_left_to_prost(
+        bytes in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
         agree(&bytes);
     }
 

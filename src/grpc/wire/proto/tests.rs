@@ -1,3 +1,5 @@
+//! Fields as they come and go, and what is not plain.
+
 use super::*;
 
 fn all(message: &[u8]) -> Result<Vec<(u32, Value<'_>)>, NotPlain> {
