@@ -77,8 +77,8 @@ async fn stuck(pod: &Ratelease) -> mpsc::Sender<Vec<u8>> {
 async fn r16_a_pod_is_killed_and_restarted() {
     /// Tokens that one lease may hold.
     const LEASE: u64 = 5;
-    let promise = "what the dead pod held of a key is lost, a lease in hand and one on its way; Envoy \
-                   is back within 1 s; at most L";
+    let promise = "what the dead pod held of a key is lost, a lease in hand and one on its way; \
+                   Envoy is back within 1 s; at most L";
     let mut row = Row::new("R16", "kill -9 of a pod, restarted", promise);
     let cluster = Cluster::shared();
     let mut stage = Plan { options: ", lease: {max: 5}", ..patient("r16", cluster) }.start().await;

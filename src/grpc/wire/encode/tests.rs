@@ -15,7 +15,8 @@ use crate::verdict::Verdict;
 
 fn rule(name: &str) -> Arc<Rule> {
     let text = format!(
-        "domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: hour, requests_per_unit: 1, name: {name}}}}}]"
+        "domain: d\ndescriptors:\n\
+         - {{key: k, rate_limit: {{unit: hour, requests_per_unit: 1, name: {name}}}}}"
     );
     let source = crate::rules::Source { name: "a.yaml".into(), text: text.into() };
     let loaded = crate::rules::load(&[source], crate::rules::Options::default()).unwrap();
