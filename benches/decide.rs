@@ -12,6 +12,7 @@ use ratelease::rules::{self, Rules, Source};
 use ratelease::store::memory::MemoryStore;
 use ratelease::time::Clock;
 use ratelease::verdict::Modes;
+use smallvec::smallvec;
 
 criterion_group!(benches, key, decide);
 
@@ -32,8 +33,8 @@ fn compiled() -> Rules {
 fn request(user: &str) -> Request<'_> {
     let tenant = Entry { key: "tenant", value: "shop" };
     let user = Entry { key: "user", value: user };
-    let descriptor = Descriptor { entries: vec![tenant, user], ..Descriptor::default() };
-    Request { domain: "d", descriptors: vec![descriptor], hits_addend: 0 }
+    let descriptor = Descriptor { entries: smallvec![tenant, user], ..Descriptor::default() };
+    Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 }
 }
 
 fn key(criterion: &mut Criterion) {

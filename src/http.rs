@@ -19,7 +19,7 @@ use tonic::transport::Server;
 
 use crate::accept::{OpenConnections, connections};
 use crate::control::health::Health;
-use crate::intake::{Intake, Refusal};
+use crate::intake::{Answer, Intake, Refusal};
 use crate::verdict::Code;
 
 /// Bytes of a `/json` body at most: as many as of a gRPC message.
@@ -120,17 +120,21 @@ async fn readyz(State(health): State<Health>) -> Response {
 /// 200 or 429 with the answer; 400 with the reason when there is none.
 async fn decide(State(intake): State<Intake>, body: Bytes) -> Response {
     let answer = match json::parse(&body) {
-        Ok(request) => intake.answer(&request.borrow()).await.map_err(|e| e.to_string()),
+        Ok(request) => {
+            let printed =
+                |answer: Answer<'_>| (answer.verdict.code, json::print(answer).to_string());
+            intake.answer(&request.borrow(), printed).await.map_err(|e| e.to_string())
+        }
         Err(fault) => Err(fault),
     };
-    let answer = match answer {
+    let (code, text) = match answer {
         Ok(answer) => answer,
         Err(reason) => return (StatusCode::BAD_REQUEST, format!("{reason}\n")).into_response(),
     };
-    let status = match answer.verdict.code {
+    let status = match code {
         Code::Ok => StatusCode::OK,
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
     };
     let content_type = [(header::CONTENT_TYPE, "application/json")];
-    (status, content_type, json::print(answer).to_string()).into_response()
+    (status, content_type, text).into_response()
 }

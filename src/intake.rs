@@ -34,9 +34,9 @@ pub struct Intake {
 
 /// A verdict with the headers that go with it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
+pub struct Answer<'r> {
     /// What was decided.
-    pub verdict: Verdict,
+    pub verdict: Verdict<'r>,
     /// To be added to the response; empty unless they were asked for and a limit applies.
     pub headers: Vec<(String, String)>,
 }
@@ -108,12 +108,17 @@ impl Intake {
         self.gate.counts()
     }
 
-    /// The answer to `request`, computed under one version of the rules.
+    /// What `make` makes of the answer to `request`, which is computed under one version of the
+    /// rules.
     ///
     /// # Errors
     ///
     /// The request is not one that can be decided, or the store could not answer.
-    pub async fn answer(&self, request: &Request<'_>) -> Result<Answer, Refusal> {
+    pub async fn answer<T>(
+        &self,
+        request: &Request<'_>,
+        make: impl FnOnce(Answer<'_>) -> T,
+    ) -> Result<T, Refusal> {
         check(request)?;
         let rules = self.published.current().ok_or(Refusal::NoRules)?;
         let verdict = self.limiter.decide(&rules, request).await.map_err(Refusal::Store)?;
@@ -121,7 +126,7 @@ impl Intake {
             tell(request, &verdict);
         }
         let headers = self.headers.as_deref().and_then(|names| headers(names, &verdict));
-        Ok(Answer { verdict, headers: headers.unwrap_or_default() })
+        Ok(make(Answer { verdict, headers: headers.unwrap_or_default() }))
     }
 }
 
@@ -142,16 +147,16 @@ fn check(request: &Request<'_>) -> Result<(), Refusal> {
 
 /// One line a descriptor, named as the reference names its statistics: values show only where the
 /// rule asks for them.
-fn tell(request: &Request<'_>, verdict: &Verdict) {
+fn tell(request: &Request<'_>, verdict: &Verdict<'_>) {
     for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
-        let rule = status.limit.as_ref().and_then(|applied| applied.rule.as_deref());
+        let rule = status.limit.and_then(|applied| applied.rule);
         let rule = rule.map(|rule| rule.stats_key(request.domain, &descriptor.entries));
         let rule = rule.as_deref().unwrap_or("none or override");
         debug!(rule, code = ?status.code, remaining = status.remaining, "decided");
     }
 }
 
-fn headers(names: &HeaderNames, verdict: &Verdict) -> Option<Vec<(String, String)>> {
+fn headers(names: &HeaderNames, verdict: &Verdict<'_>) -> Option<Vec<(String, String)>> {
     let status = verdict.statuses.get(verdict.tightest?)?;
     let requests = status.limit.as_ref()?.limit.requests_per_unit;
     let reset = status.reset_seconds().unwrap_or_default();

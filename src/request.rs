@@ -1,6 +1,14 @@
 //! A rate limit call as the core sees it: borrowed from the decoded message, free of any wire type.
 
+use smallvec::SmallVec;
+
 use crate::rules::Limit;
+
+/// One for each descriptor of a request. Most requests have one or two: those allocate nothing.
+pub type Few<T> = SmallVec<[T; 2]>;
+
+/// Entries of a descriptor that allocates nothing.
+const ENTRIES: usize = 4;
 
 /// One `ShouldRateLimit` call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -8,7 +16,7 @@ pub struct Request<'a> {
     /// Selects the tree of rules; never empty once it has been accepted.
     pub domain: &'a str,
     /// Each is limited on its own; the answer has one status for each, in this order.
-    pub descriptors: Vec<Descriptor<'a>>,
+    pub descriptors: Few<Descriptor<'a>>,
     /// Hits of each descriptor that names none itself; 0 stands for 1, as in the reference.
     pub hits_addend: u32,
 }
@@ -17,7 +25,7 @@ pub struct Request<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Descriptor<'a> {
     /// Matched one level of the rules each.
-    pub entries: Vec<Entry<'a>>,
+    pub entries: SmallVec<[Entry<'a>; ENTRIES]>,
     /// An override: used instead of whatever the rules say, provided the domain is known.
     pub limit: Option<Limit>,
     /// Hits of this descriptor. 0 looks at the limit and spends nothing.

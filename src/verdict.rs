@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::request::Request;
+use crate::request::{Few, Request};
 use crate::rules::{Limit, Rule};
 
 /// The answer to one request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Verdict {
+pub struct Verdict<'r> {
     /// Whether the request may pass.
     pub code: Code,
     /// One a descriptor, in the order of the request.
-    pub statuses: Vec<Status>,
+    pub statuses: Few<Status<'r>>,
     /// The status that the rate limit headers tell of: an index into `statuses`, if any has a
     /// limit.
     pub tightest: Option<usize>,
@@ -34,12 +34,12 @@ pub enum Code {
 }
 
 /// What is said of one descriptor.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Status {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Status<'r> {
     /// Within its limit or not.
     pub code: Code,
     /// The limit that was applied; `None` if there was none, or none that counts.
-    pub limit: Option<Applied>,
+    pub limit: Option<Applied<'r>>,
     /// Tokens that remain: if over, 0 unless the rule leaves them; `u32::MAX` if unlimited.
     pub remaining: u32,
     /// Until the window ends, where that is known.
@@ -47,30 +47,30 @@ pub struct Status {
 }
 
 /// A limit and where it came from.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Applied {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Applied<'r> {
     /// So many in each window.
     pub limit: Limit,
     /// The rule, or `None` for an override.
-    pub rule: Option<Arc<Rule>>,
+    pub rule: Option<&'r Arc<Rule>>,
 }
 
 /// What became of one descriptor.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Outcome<'r> {
     /// Nothing limits it, or a rule replaced the one that would have.
     Free,
     /// Its rule allows everything.
     Unlimited,
     /// It was counted.
-    Counted(Counted),
+    Counted(Counted<'r>),
 }
 
 /// What became of a charge.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Counted {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Counted<'r> {
     /// The limit and its rule.
-    pub applied: Applied,
+    pub applied: Applied<'r>,
     /// The limit was exceeded.
     pub over: bool,
     /// Tokens that remain.
@@ -92,10 +92,10 @@ pub struct Modes {
 
 // === impl Verdict ===
 
-impl Verdict {
+impl<'r> Verdict<'r> {
     /// The answer that follows from `outcomes`, one for each descriptor of `request`.
-    pub fn new(request: &Request<'_>, outcomes: &[Outcome], modes: Modes) -> Self {
-        let statuses: Vec<_> = outcomes.iter().map(Outcome::status).collect();
+    pub fn new(request: &Request<'_>, outcomes: &[Outcome<'r>], modes: Modes) -> Self {
+        let statuses: Few<_> = outcomes.iter().map(Outcome::status).collect();
         let metadata = modes.metadata.then(|| metadata::of(request, outcomes));
         let tightest = tightest(outcomes, &statuses, modes);
         Self { code: code(outcomes, modes), statuses, tightest, metadata }
@@ -105,7 +105,7 @@ impl Verdict {
 /// Over the limit if one descriptor is, quotas aside, or if there are quotas and each is over.
 /// The global quota mode also counts descriptors without a limit as quotas that pass, as the
 /// reference does; unlimited ones count for neither.
-pub fn code(outcomes: &[Outcome], modes: Modes) -> Code {
+pub fn code(outcomes: &[Outcome<'_>], modes: Modes) -> Code {
     let (mut quotas, mut quotas_over, mut denied) = (0, 0, false);
     for outcome in outcomes.iter().filter(|outcome| **outcome != Outcome::Unlimited) {
         let over = outcome.is_over();
@@ -121,7 +121,7 @@ pub fn code(outcomes: &[Outcome], modes: Modes) -> Code {
 }
 
 /// The last descriptor that is over, quotas aside; else the first of those with fewest remaining.
-fn tightest(outcomes: &[Outcome], statuses: &[Status], modes: Modes) -> Option<usize> {
+fn tightest(outcomes: &[Outcome<'_>], statuses: &[Status<'_>], modes: Modes) -> Option<usize> {
     let over = |at: &usize| outcomes[*at].is_over() && !outcomes[*at].is_quota(modes);
     let limited = |at: &usize| statuses[*at].limit.is_some();
     (0..statuses.len())
@@ -131,7 +131,7 @@ fn tightest(outcomes: &[Outcome], statuses: &[Status], modes: Modes) -> Option<u
 
 // === impl Outcome ===
 
-impl Outcome {
+impl<'r> Outcome<'r> {
     /// Over its limit, and its rule is not in shadow mode.
     pub fn is_over(&self) -> bool {
         matches!(self, Outcome::Counted(counted) if counted.over && !counted.in_shadow())
@@ -139,21 +139,19 @@ impl Outcome {
 
     fn is_quota(&self, modes: Modes) -> bool {
         let by_rule = match self {
-            Outcome::Counted(counted) => {
-                counted.applied.rule.as_deref().is_some_and(|r| r.quota_mode)
-            }
+            Outcome::Counted(counted) => counted.applied.rule.is_some_and(|rule| rule.quota_mode),
             Outcome::Free | Outcome::Unlimited => false,
         };
         by_rule || modes.quota
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> Status<'r> {
         match self {
             Outcome::Free => Status::ok(0),
             Outcome::Unlimited => Status::ok(u32::MAX),
             Outcome::Counted(counted) => Status {
                 code: if self.is_over() { Code::OverLimit } else { Code::Ok },
-                limit: Some(counted.applied.clone()),
+                limit: Some(counted.applied),
                 remaining: u32::try_from(counted.remaining).unwrap_or(u32::MAX),
                 reset_after: counted.reset_after,
             },
@@ -163,15 +161,15 @@ impl Outcome {
 
 // === impl Counted ===
 
-impl Counted {
+impl Counted<'_> {
     fn in_shadow(&self) -> bool {
-        self.applied.rule.as_deref().is_some_and(|rule| rule.shadow_mode)
+        self.applied.rule.is_some_and(|rule| rule.shadow_mode)
     }
 }
 
 // === impl Status ===
 
-impl Status {
+impl Status<'_> {
     fn ok(remaining: u32) -> Self {
         Self { code: Code::Ok, limit: None, remaining, reset_after: None }
     }

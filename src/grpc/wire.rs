@@ -76,9 +76,8 @@ impl UnaryService<pb::RateLimitRequest> for Door {
         Box::pin(async move {
             let request = request.into_inner();
             let decoded = decode(&request).map_err(|refusal| status_of(&refusal))?;
-            let answer = intake.answer(&decoded).await;
-            let answer = answer.map_err(|refusal| status_of(&refusal))?;
-            Ok(Response::new(encode(answer)))
+            let answer = intake.answer(&decoded, encode).await;
+            Ok(Response::new(answer.map_err(|refusal| status_of(&refusal))?))
         })
     }
 }
@@ -107,7 +106,7 @@ fn decode_limit(
     Ok(Limit::fixed_window(limit.requests_per_unit, unit))
 }
 
-fn encode(answer: Answer) -> RateLimitResponse {
+fn encode(answer: Answer<'_>) -> RateLimitResponse {
     let Answer { verdict, headers } = answer;
     RateLimitResponse {
         overall_code: encode_code(verdict.code),
@@ -124,7 +123,7 @@ fn encode_code(code: Code) -> i32 {
     }
 }
 
-fn encode_status(status: &Status) -> DescriptorStatus {
+fn encode_status(status: &Status<'_>) -> DescriptorStatus {
     let reset = status.reset_seconds().and_then(|seconds| i64::try_from(seconds).ok());
     DescriptorStatus {
         code: encode_code(status.code),
@@ -134,13 +133,13 @@ fn encode_status(status: &Status) -> DescriptorStatus {
     }
 }
 
-fn encode_limit(applied: &Applied) -> RateLimit {
+fn encode_limit(applied: &Applied<'_>) -> RateLimit {
     let Applied { limit, rule } = applied;
     let multiplier = Some(limit.unit_multiplier.get()).filter(|units| *units > 1);
     RateLimit {
         requests_per_unit: limit.requests_per_unit,
         unit: limit.unit.number().into(),
-        name: rule.as_deref().map(|rule| rule.name.to_string()).unwrap_or_default(),
+        name: rule.map(|rule| rule.name.to_string()).unwrap_or_default(),
         unit_multiplier: multiplier.map(|value| proto::UInt32Value { value }),
     }
 }

@@ -78,7 +78,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, String> {
 }
 
 /// The response in JSON.
-pub(super) fn print(answer: Answer) -> Value {
+pub(super) fn print(answer: Answer<'_>) -> Value {
     let Answer { verdict, headers } = answer;
     let mut response = json!({
         "overallCode": code(verdict.code),
@@ -101,11 +101,11 @@ fn code(code: Code) -> &'static str {
     }
 }
 
-fn status(status: &Status) -> Value {
+fn status(status: &Status<'_>) -> Value {
     let mut fields = Map::new();
     fields.insert("code".into(), code(status.code).into());
     if let Some(applied) = &status.limit {
-        let name = applied.rule.as_deref().map(|rule| &*rule.name).unwrap_or_default();
+        let name = applied.rule.map(|rule| &*rule.name).unwrap_or_default();
         let mut limit = json!({ "unit": applied.limit.unit.name() });
         if !name.is_empty() {
             limit["name"] = name.into();
@@ -246,7 +246,7 @@ mod tests {
             let request = parsed.borrow();
             assert_eq!((request.domain, request.hits_addend), ("d", 2));
             let descriptor = &request.descriptors[0];
-            assert_eq!(descriptor.entries, [request::Entry { key: "k", value: "v" }]);
+            assert_eq!(descriptor.entries[..], [request::Entry { key: "k", value: "v" }]);
             assert_eq!(descriptor.hits_addend, Some(7));
             assert_eq!(descriptor.limit, Some(Limit::fixed_window(10, Unit::Week)));
             assert!(descriptor.refund);
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!((request.domain, request.hits_addend), ("", 0));
         assert_eq!(request.descriptors[0], request::Descriptor::default());
         let second = &request.descriptors[1];
-        assert_eq!(second.entries, [request::Entry { key: "", value: "" }]);
+        assert_eq!(second.entries[..], [request::Entry { key: "", value: "" }]);
         assert_eq!(second.hits_addend, Some(3));
         assert_eq!(second.limit, Some(Limit::fixed_window(10, Unit::Day)));
     }

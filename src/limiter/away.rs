@@ -54,7 +54,7 @@ impl Away {
     /// limit.
     pub(super) fn answer(
         &self,
-        charge: &Charge,
+        charge: &Charge<'_>,
         pods: u32,
         now: Time,
         why: StoreError,
@@ -115,7 +115,7 @@ impl Away {
     }
 
     /// `local`: the pod's part of the limit, by the limit's own algorithm.
-    fn admit(&self, charge: &Charge, pods: u32, now: Time) -> Settled {
+    fn admit(&self, charge: &Charge<'_>, pods: u32, now: Time) -> Settled {
         let mode = FailureMode::Local;
         let hits = charge.hits;
         let own = Ask::look(charge.key(), charge.applied.limit.of_pod(pods));

@@ -1,5 +1,6 @@
 //! What one request has taken so far. Dropped before its end, it gives everything back.
 
+use smallvec::smallvec;
 use tokio::time::timeout_at;
 
 use super::outcome::{Attempt, Entered, Settled, Standing};
@@ -7,29 +8,30 @@ use super::resolve::{Charge, Resolved};
 use super::wait::Promise;
 use super::{Request, Shared, StoreError, Time, Verdict};
 use crate::key::Key;
+use crate::request::Few;
 use crate::rules::FailureMode;
 use crate::verdict::{self, Code, Counted, Outcome};
 
 /// The state of a request between its first charge and its verdict.
-pub(super) struct Holding<'a> {
+pub(super) struct Holding<'a, 'r> {
     shared: &'a Shared,
-    resolved: &'a [Resolved],
+    resolved: &'a [Resolved<'r>],
     /// One a descriptor; `None` where nothing is charged, or not yet.
-    attempts: Vec<Option<Attempt>>,
+    attempts: Few<Option<Attempt>>,
 }
 
 /// A place in the queue for a key's next lease. Dropped, it gives back what arrives too late.
-struct Queued<'a> {
+struct Queued<'a, 'r> {
     shared: &'a Shared,
-    charge: &'a Charge,
+    charge: &'a Charge<'r>,
     reply: Promise,
 }
 
 // === impl Holding ===
 
-impl<'a> Holding<'a> {
-    pub(super) fn new(shared: &'a Shared, resolved: &'a [Resolved]) -> Self {
-        Self { shared, resolved, attempts: vec![None; resolved.len()] }
+impl<'a, 'r> Holding<'a, 'r> {
+    pub(super) fn new(shared: &'a Shared, resolved: &'a [Resolved<'r>]) -> Self {
+        Self { shared, resolved, attempts: smallvec![None; resolved.len()] }
     }
 
     /// Charges every descriptor from the tokens held here, as far as they go.
@@ -103,7 +105,7 @@ impl<'a> Holding<'a> {
     }
 
     /// The verdict. If it denies, what was taken for the other descriptors goes back.
-    pub(super) fn conclude(mut self, request: &Request<'_>) -> Verdict {
+    pub(super) fn conclude(mut self, request: &Request<'_>) -> Verdict<'r> {
         let modes = self.shared.options.modes;
         let mut outcomes = self.outcomes();
         if verdict::code(&outcomes, modes) == Code::OverLimit {
@@ -116,7 +118,7 @@ impl<'a> Holding<'a> {
         verdict
     }
 
-    fn short(&self) -> Vec<(usize, &'a Charge)> {
+    fn short(&self) -> Vec<(usize, &'a Charge<'r>)> {
         let resolved = self.resolved.iter().zip(&self.attempts).enumerate();
         resolved
             .filter_map(|(at, pair)| match pair {
@@ -126,7 +128,7 @@ impl<'a> Holding<'a> {
             .collect()
     }
 
-    fn outcomes(&self) -> Vec<Outcome> {
+    fn outcomes(&self) -> Few<Outcome<'r>> {
         self.resolved.iter().zip(&self.attempts).map(|(r, a)| outcome(r, a.as_ref())).collect()
     }
 
@@ -163,14 +165,14 @@ impl<'a> Holding<'a> {
     }
 }
 
-impl Drop for Holding<'_> {
+impl Drop for Holding<'_, '_> {
     fn drop(&mut self) {
         self.release(&[]);
     }
 }
 
 /// A descriptor that nobody asked the store about counts as passing, with what is known of it.
-fn outcome(resolved: &Resolved, attempt: Option<&Attempt>) -> Outcome {
+fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Outcome<'r> {
     let charge = match resolved {
         Resolved::Free => return Outcome::Free,
         Resolved::Unlimited => return Outcome::Unlimited,
@@ -183,12 +185,12 @@ fn outcome(resolved: &Resolved, attempt: Option<&Attempt>) -> Outcome {
         None => (false, Standing { remaining: limit, reset_after: None }),
     };
     let Standing { remaining, reset_after } = standing;
-    Outcome::Counted(Counted { applied: charge.applied.clone(), over, remaining, reset_after })
+    Outcome::Counted(Counted { applied: charge.applied, over, remaining, reset_after })
 }
 
 // === impl Queued ===
 
-impl Queued<'_> {
+impl Queued<'_, '_> {
     async fn wait(mut self, deadline: Time) -> Result<Settled, StoreError> {
         let deadline = self.shared.clock.instant(deadline);
         match timeout_at(deadline, &mut self.reply).await {
@@ -202,7 +204,7 @@ impl Queued<'_> {
     }
 }
 
-impl Drop for Queued<'_> {
+impl Drop for Queued<'_, '_> {
     fn drop(&mut self) {
         self.reply.close();
         if let Ok(Ok(settled)) = self.reply.try_recv() {

@@ -18,7 +18,7 @@ use crate::key::{Key, KeyHasher, Owner};
 
 impl Shared {
     /// Turns `charge` to its overflow key. False if it has been already.
-    pub(super) fn overflow(&self, charge: &Charge) -> bool {
+    pub(super) fn overflow(&self, charge: &Charge<'_>) -> bool {
         let turned = charge.overflow.set(charge.overflow_key(&self.options.hasher)).is_ok();
         self.overflows.fetch_add(u64::from(turned), Ordering::Relaxed);
         turned
@@ -27,7 +27,7 @@ impl Shared {
 
 // === impl Charge ===
 
-impl Charge {
+impl Charge<'_> {
     /// Where the slot is that it is charged to.
     pub(super) fn seat(&self) -> (Seat, Key) {
         let seat = if self.overflow.get().is_some() { Seat::Aside } else { Seat::Common };
@@ -36,7 +36,7 @@ impl Charge {
 
     fn overflow_key(&self, hasher: &KeyHasher) -> Key {
         let limit = self.applied.limit;
-        let owner = match &self.applied.rule {
+        let owner = match self.applied.rule {
             Some(rule) => Owner::Rule(&rule.path),
             None => Owner::Override(&self.domain, limit.requests_per_unit),
         };

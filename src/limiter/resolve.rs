@@ -3,24 +3,24 @@
 use std::sync::{Arc, OnceLock};
 
 use crate::key::{Key, KeyHasher, Part};
-use crate::request::{Descriptor, Request};
+use crate::request::{Descriptor, Few, Request};
 use crate::rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
 use crate::verdict::Applied;
 
 /// What the rules make of one descriptor.
 #[derive(Debug)]
-pub(super) enum Resolved {
+pub(super) enum Resolved<'r> {
     /// Nothing limits it.
     Free,
     /// Its rule allows everything.
     Unlimited,
     /// It has to be charged.
-    Charged(Charge),
+    Charged(Charge<'r>),
 }
 
 /// Hits to be charged to a key.
 #[derive(Debug)]
-pub(super) struct Charge {
+pub(super) struct Charge<'r> {
     /// Whose tokens, where there is room for it.
     pub(super) own: Key,
     /// Whose tokens instead.
@@ -28,7 +28,7 @@ pub(super) struct Charge {
     /// Where an override belongs; empty for a rule, whose path says it.
     pub(super) domain: Box<str>,
     /// The limit and its rule.
-    pub(super) applied: Applied,
+    pub(super) applied: Applied<'r>,
     /// How many; 0 looks.
     pub(super) hits: u64,
     /// The hits are given back instead.
@@ -36,8 +36,12 @@ pub(super) struct Charge {
 }
 
 /// Resolves every descriptor of `request`, in order.
-pub(super) fn resolve(rules: &Rules, request: &Request<'_>, hasher: &KeyHasher) -> Vec<Resolved> {
-    let lookups: Vec<_> = request
+pub(super) fn resolve<'r>(
+    rules: &'r Rules,
+    request: &Request<'_>,
+    hasher: &KeyHasher,
+) -> Few<Resolved<'r>> {
+    let lookups: Few<_> = request
         .descriptors
         .iter()
         .map(|descriptor| rules.find(request.domain, &descriptor.entries))
@@ -87,13 +91,13 @@ fn is_replaced(name: &str, request: &Request<'_>, lookups: &[Lookup<'_>]) -> boo
     !name.is_empty() && { matched }.any(|rule| rule.replaces.iter().any(|other| **other == *name))
 }
 
-fn charge(
+fn charge<'r>(
     request: &Request<'_>,
     descriptor: &Descriptor<'_>,
     limit: Limit,
-    rule: Option<&Arc<Rule>>,
+    rule: Option<&'r Arc<Rule>>,
     hasher: &KeyHasher,
-) -> Charge {
+) -> Charge<'r> {
     let levels = rule.map_or(&[][..], |rule| &rule.levels);
     let parts = descriptor.entries.iter().enumerate().map(|(at, entry)| {
         let shared = levels.get(at).and_then(|level| level.shared.as_deref());
@@ -106,7 +110,7 @@ fn charge(
         own,
         overflow: OnceLock::new(),
         domain: if rule.is_none() { request.domain.into() } else { Box::default() },
-        applied: Applied { limit, rule: rule.cloned() },
+        applied: Applied { limit, rule },
         hits: request.hits(descriptor),
         refund: descriptor.refund,
     }
@@ -114,7 +118,7 @@ fn charge(
 
 // === impl Charge ===
 
-impl Charge {
+impl Charge<'_> {
     /// Whose tokens it takes.
     pub(super) fn key(&self) -> Key {
         self.overflow.get().copied().unwrap_or(self.own)
@@ -127,7 +131,7 @@ impl Charge {
 
     /// What is answered when the store is away. A rule in shadow mode never stands in the way.
     pub(super) fn failure_mode(&self) -> FailureMode {
-        match self.applied.rule.as_deref() {
+        match self.applied.rule {
             Some(rule) if rule.shadow_mode && rule.failure_mode == FailureMode::Error => {
                 FailureMode::Allow
             }
@@ -138,6 +142,6 @@ impl Charge {
 
     /// Whether a denial spends what is left of the key.
     pub(super) fn charge_denied(&self) -> bool {
-        self.applied.rule.as_deref().is_none_or(|rule| rule.charge_denied)
+        self.applied.rule.is_none_or(|rule| rule.charge_denied)
     }
 }

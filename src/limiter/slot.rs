@@ -63,12 +63,12 @@ pub(super) struct Slot {
 // === impl Slot ===
 
 impl Slot {
-    pub(super) fn new(charge: &Charge, here: &Here) -> Self {
+    pub(super) fn new(charge: &Charge<'_>, here: &Here) -> Self {
         Self {
             buffer: Buffer::default(),
             demand: Demand::default(),
             limit: charge.applied.limit,
-            rule: charge.applied.rule.clone(),
+            rule: charge.applied.rule.cloned(),
             shares: Shares::from(here.first_share(charge.key())),
             asking: 0,
             asked: here.now,
@@ -82,13 +82,13 @@ impl Slot {
     }
 
     /// Takes the limit that `charge` comes with for its own. Tokens lent under another go back.
-    pub(super) fn adopt(&mut self, charge: &Charge, here: &Here, asks: &mut Vec<Ask>) {
+    pub(super) fn adopt(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
         self.touched = here.now;
         if self.limit != charge.applied.limit {
             self.turn_to(charge.applied.limit, charge.key(), here, asks);
         }
-        if self.rule.as_ref().map(Arc::as_ptr) != charge.applied.rule.as_ref().map(Arc::as_ptr) {
-            self.rule.clone_from(&charge.applied.rule);
+        if self.rule.as_ref().map(Arc::as_ptr) != charge.applied.rule.map(Arc::as_ptr) {
+            self.rule = charge.applied.rule.cloned();
         }
     }
 
@@ -104,20 +104,33 @@ impl Slot {
         self.owed = 0;
     }
 
-    /// Charges what is held, if that is enough.
-    pub(super) fn attempt(&mut self, charge: &Charge, now: Time) -> Attempt {
+    fn note_demand(&mut self, charge: &Charge<'_>, now: Time) {
         if !charge.refund {
             self.demand.note(charge.hits, now);
         }
+    }
+
+    /// Charges what is held, if that is enough. A charge that is short is no demand yet: it comes
+    /// again, to [`Slot::enter`].
+    pub(super) fn attempt(&mut self, charge: &Charge<'_>, now: Time) -> Attempt {
         match self.settle(Wish::of(charge), now) {
-            Some(settled) => Attempt::Settled(settled),
+            Some(settled) => {
+                self.note_demand(charge, now);
+                Attempt::Settled(settled)
+            }
             None => Attempt::Short(self.standing(now)),
         }
     }
 
     /// Charges what is held, or queues and, if nobody has, asks.
-    pub(super) fn enter(&mut self, charge: &Charge, here: &Here, asks: &mut Vec<Ask>) -> Entered {
+    pub(super) fn enter(
+        &mut self,
+        charge: &Charge<'_>,
+        here: &Here,
+        asks: &mut Vec<Ask>,
+    ) -> Entered {
         let wish = Wish::of(charge);
+        self.note_demand(charge, here.now);
         if let Some(settled) = self.settle(wish, here.now) {
             return Entered::Settled(settled);
         }
@@ -133,7 +146,7 @@ impl Slot {
 
     /// After a charge: asks for the next lease while tokens last, if they will not last until it
     /// comes, and sends on what a refund left here above what the pod would ask for.
-    pub(super) fn look_ahead(&mut self, charge: &Charge, here: &Here, asks: &mut Vec<Ask>) {
+    pub(super) fn look_ahead(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
         let manner = self.manner();
         if charge.refund {
             let kept = self.need(&manner, 0, here).size();
@@ -197,7 +210,7 @@ impl Slot {
     }
 
     /// Notes hits that this pod has admitted by itself.
-    pub(super) fn owe(&mut self, charge: &Charge) {
+    pub(super) fn owe(&mut self, charge: &Charge<'_>) {
         let spaced = matches!(self.limit.algorithm, Algorithm::LeakyBucket { .. });
         if self.asking > 0 && self.limit == charge.applied.limit && !spaced {
             let hits = u32::try_from(charge.hits).unwrap_or(u32::MAX);
@@ -213,7 +226,7 @@ impl Slot {
     }
 
     /// How the key stands, if its window is known to have nothing left.
-    pub(super) fn used_up(&self, charge: &Charge, now: Time) -> Option<Standing> {
+    pub(super) fn used_up(&self, charge: &Charge<'_>, now: Time) -> Option<Standing> {
         let windowed =
             matches!(self.limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow);
         let none_left = self.buffer.left(now) == Some(0) && self.buffer.is_sure();

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use smallvec::smallvec;
+
 use super::*;
 use crate::lease::Position;
 use crate::request::{Descriptor, Entry};
@@ -152,7 +154,7 @@ fn per_hour(a: u32, b: u32) -> String {
 }
 
 fn descriptor(key: &str) -> Descriptor<'_> {
-    Descriptor { entries: vec![Entry { key, value: "x" }], ..Descriptor::default() }
+    Descriptor { entries: smallvec![Entry { key, value: "x" }], ..Descriptor::default() }
 }
 
 fn request<'a>(keys: &[&'a str]) -> Request<'a> {
@@ -162,7 +164,7 @@ fn request<'a>(keys: &[&'a str]) -> Request<'a> {
 
 fn charge(key: &str, hits: u64) -> Request<'_> {
     let descriptor = Descriptor { hits_addend: Some(hits), ..descriptor(key) };
-    Request { domain: "d", descriptors: vec![descriptor], hits_addend: 0 }
+    Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 }
 }
 
 fn look(key: &str) -> Request<'_> {

@@ -142,7 +142,7 @@ impl Waiter {
 // === impl Wish ===
 
 impl Wish {
-    pub(super) fn of(charge: &Charge) -> Self {
+    pub(super) fn of(charge: &Charge<'_>) -> Self {
         Self {
             limit: charge.applied.limit,
             hits: charge.hits,

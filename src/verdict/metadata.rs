@@ -6,7 +6,7 @@ use super::Outcome;
 use crate::request::{Descriptor, Request};
 
 /// The fields of the reference: `domain`, `descriptors`, `hitsAddend` and the merged `metadata`.
-pub(super) fn of(request: &Request<'_>, outcomes: &[Outcome]) -> Map<String, Value> {
+pub(super) fn of(request: &Request<'_>, outcomes: &[Outcome<'_>]) -> Map<String, Value> {
     let mut fields = Map::new();
     fields.insert("domain".into(), request.domain.into());
     fields.insert("descriptors".into(), request.descriptors.iter().map(descriptor).collect());
@@ -16,7 +16,7 @@ pub(super) fn of(request: &Request<'_>, outcomes: &[Outcome]) -> Map<String, Val
     let mut merged = Map::new();
     for outcome in outcomes.iter().filter(|outcome| !outcome.is_over()) {
         let Outcome::Counted(counted) = outcome else { continue };
-        if let Some(metadata) = counted.applied.rule.as_deref().and_then(|r| r.metadata.as_ref()) {
+        if let Some(metadata) = counted.applied.rule.and_then(|rule| rule.metadata.as_ref()) {
             merge(&mut merged, metadata);
         }
     }

@@ -3,6 +3,7 @@
 use std::num::NonZeroU8;
 
 use serde_json::json;
+use smallvec::smallvec;
 
 use super::*;
 use crate::request::{Descriptor, Entry};
@@ -28,20 +29,20 @@ fn rule() -> Rule {
     }
 }
 
-fn counted(rule: Rule, over: bool, remaining: u64) -> Outcome {
-    let applied = Applied { limit: MINUTE, rule: Some(Arc::new(rule)) };
+fn counted(rule: Rule, over: bool, remaining: u64) -> Outcome<'static> {
+    let applied = Applied { limit: MINUTE, rule: Some(Box::leak(Box::new(Arc::new(rule)))) };
     Outcome::Counted(Counted { applied, over, remaining, reset_after: None })
 }
 
-fn plain(over: bool) -> Outcome {
+fn plain(over: bool) -> Outcome<'static> {
     counted(rule(), over, u64::from(!over))
 }
 
-fn quota(over: bool) -> Outcome {
+fn quota(over: bool) -> Outcome<'static> {
     counted(Rule { quota_mode: true, ..rule() }, over, u64::from(!over))
 }
 
-fn shadow(over: bool) -> Outcome {
+fn shadow(over: bool) -> Outcome<'static> {
     counted(Rule { shadow_mode: true, ..rule() }, over, u64::from(!over))
 }
 
@@ -76,11 +77,11 @@ fn the_overall_code_follows_from_limits_quotas_and_modes() {
 
 fn request<'a>(descriptors: usize) -> Request<'a> {
     let entries = vec![Entry { key: "k", value: "v" }];
-    let descriptor = Descriptor { entries, ..Descriptor::default() };
-    Request { domain: "d", descriptors: vec![descriptor; descriptors], hits_addend: 0 }
+    let descriptor = Descriptor { entries: entries.into(), ..Descriptor::default() };
+    Request { domain: "d", descriptors: smallvec![descriptor; descriptors], hits_addend: 0 }
 }
 
-fn verdict(outcomes: &[Outcome]) -> Verdict {
+fn verdict<'r>(outcomes: &[Outcome<'r>]) -> Verdict<'r> {
     Verdict::new(&request(outcomes.len()), outcomes, Modes::default())
 }
 
@@ -113,7 +114,7 @@ fn seconds_until_reset_are_rounded_up() {
     }
 }
 
-fn with_metadata(metadata: Value, over: bool) -> Outcome {
+fn with_metadata(metadata: Value, over: bool) -> Outcome<'static> {
     let metadata = metadata.as_object().cloned();
     counted(Rule { metadata, ..rule() }, over, 1)
 }

@@ -132,7 +132,7 @@ impl Callers {
 
 fn request(call: &Call) -> Request<'static> {
     let descriptor = |charge: &Charge| Descriptor {
-        entries: vec![Entry { key: charge.name, value: charge.value }],
+        entries: [Entry { key: charge.name, value: charge.value }].into_iter().collect(),
         limit: None,
         hits_addend: Some(charge.hits),
         refund: charge.refund,

@@ -17,6 +17,7 @@ use ratelease::store::redis::RedisStore;
 use ratelease::store::{Ask, Beat, Beaten, Replies, Store};
 use ratelease::time::Clock;
 use ratelease::verdict::{Code, Modes};
+use smallvec::smallvec;
 use tokio::task::JoinHandle;
 
 use super::drive::Said;
@@ -132,7 +133,8 @@ const VALUE: &str = "x";
 
 fn request<'a>(key: &'a str, value: &'a str) -> Request<'a> {
     let entries = vec![Entry { key, value }];
-    let descriptors = vec![Descriptor { entries, ..Descriptor::default() }];
+    let entries = entries.into();
+    let descriptors = smallvec![Descriptor { entries, ..Descriptor::default() }];
     Request { domain: DOMAIN, descriptors, hits_addend: 0 }
 }
 
