@@ -206,7 +206,7 @@ impl Shared {
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, StoreError> {
         let attempt = || {
             self.with_slot(charge, now, 0, |slot, here, asks| {
-                let attempt = slot.attempt(charge, here.now);
+                let attempt = slot.attempt(charge, here);
                 slot.look_ahead(charge, here, asks);
                 attempt
             })
@@ -279,10 +279,11 @@ impl Shared {
 
     /// Tokens that were taken and are not spent after all.
     fn put_back(&self, charge: &Charge<'_>, taken: Lot) {
-        let now = self.clock.now();
+        let here = self.here(self.clock.now());
         let key = charge.key();
         let mut asks = Vec::new();
-        let kept = self.table.with_existing(key, |slot| slot.put_back(taken, key, now, &mut asks));
+        let put_back = |slot: &mut Slot| slot.put_back(taken, key, &here, &mut asks);
+        let kept = self.table.with_existing(key, put_back);
         if kept.is_none() {
             // The key was evicted meanwhile.
             let Applied { limit, rule } = &charge.applied;
