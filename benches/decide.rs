@@ -1,11 +1,17 @@
-//! A decision in process, on the embedded store: one hot key, and many keys in turn.
+//! A decision in process, on the embedded store: by entries, rules, keys and threads.
 
+pub(crate) mod parts;
+
+use std::cell::Cell;
 use std::hint::black_box;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use criterion::{Criterion, criterion_group};
-use ratelease::key::{KeyHasher, Part};
+use criterion::{Criterion, Throughput, criterion_group};
+use ratelease::key::KeyHasher;
 use ratelease::limiter::{Limiter, Options};
 use ratelease::request::{Descriptor, Entry, Request};
 use ratelease::rules::{self, Rules, Source};
@@ -13,63 +19,196 @@ use ratelease::store::memory::MemoryStore;
 use ratelease::time::Clock;
 use ratelease::verdict::Modes;
 use smallvec::smallvec;
+use tokio::runtime::Runtime;
 
-criterion_group!(benches, key, decide);
+criterion_group!(benches, by_entries, by_keys, by_rules, by_threads);
 
-const RULES: &str = "
-domain: d
-descriptors:
-  - key: tenant
-    descriptors:
-      - key: user
-        rate_limit: {unit: year, requests_per_unit: 4000000000}
-";
+/// Rules for a value each in one source at most: a source is 16 MiB at most.
+const SOURCE_RULES_MAX: usize = 100_000;
 
-fn compiled() -> Rules {
-    let source = Source { name: "bench.yaml".into(), text: RULES.into() };
-    rules::load(&[source], rules::Options { merge_domains: false }).expect("good rules").rules
+/// Decisions between two turns of the runtime, in which leases come and go.
+const TURN: usize = 1024;
+
+thread_local! {
+    static DECIDED: Cell<usize> = const { Cell::new(0) };
 }
 
-fn request(user: &str) -> Request<'_> {
-    let tenant = Entry { key: "tenant", value: "shop" };
-    let user = Entry { key: "user", value: user };
-    let descriptor = Descriptor { entries: smallvec![tenant, user], ..Descriptor::default() };
+/// What a decision needs, and a runtime for the leases behind it.
+struct Bench {
+    runtime: Runtime,
+    limiter: Limiter,
+    rules: Rules,
+}
+
+/// The names of `count` users.
+pub(crate) fn users(count: usize) -> Vec<String> {
+    (0..count).map(|user| format!("user-{user:08}")).collect()
+}
+
+/// A limit that no bench reaches on `user`, below `levels` levels before it.
+fn deep(levels: usize) -> Vec<Source> {
+    let mut text = String::from("domain: d\ndescriptors:\n");
+    for level in 0..levels {
+        let indent = "    ".repeat(level);
+        text += &format!("{indent}- key: part_{level}\n{indent}  descriptors:\n");
+    }
+    let indent = "    ".repeat(levels);
+    text += &format!(
+        "{indent}- key: user\n{indent}  rate_limit: {{unit: year, requests_per_unit: 4000000000}}\n"
+    );
+    vec![source("deep.yaml", text)]
+}
+
+/// The same with `count` rules for a value each beside it, under (tenant, shop-0), (tenant,
+/// shop-1) and so on; all are of user-00000000 and up.
+pub(crate) fn wide(count: usize) -> Vec<Source> {
+    let sources = count.div_ceil(SOURCE_RULES_MAX).max(1);
+    let of_tenant = |tenant: usize| {
+        let mut text = format!(
+            "domain: d\ndescriptors:\n- key: tenant\n  value: shop-{tenant}\n  descriptors:\n"
+        );
+        let first = tenant * SOURCE_RULES_MAX;
+        for user in first..count.min(first + SOURCE_RULES_MAX) {
+            text += &format!(
+                "  - key: user\n    value: user-{user:08}\n    \
+                 rate_limit: {{unit: year, requests_per_unit: 4000000000}}\n"
+            );
+        }
+        source(&format!("wide-{tenant}.yaml"), text)
+    };
+    (0..sources).map(of_tenant).collect()
+}
+
+fn source(name: &str, text: String) -> Source {
+    Source { name: name.into(), text: text.into() }
+}
+
+pub(crate) fn compile(sources: &[Source]) -> Rules {
+    rules::load(sources, rules::Options { merge_domains: true }).expect("good rules").rules
+}
+
+fn request<'a>(entries: &[Entry<'a>]) -> Request<'a> {
+    let descriptor = Descriptor { entries: entries.into(), ..Descriptor::default() };
     Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 }
 }
 
-fn key(criterion: &mut Criterion) {
-    let hasher = KeyHasher::new("secret");
-    let long = "x".repeat(20_000);
-    for (name, value) in [("short", "user-12345678"), ("20 kB", long.as_str())] {
-        criterion.bench_function(&format!("key/{name} value"), |bencher| {
-            bencher.iter(|| {
-                let parts = [("tenant", Part::Value("shop")), ("user", Part::Value(value))];
-                hasher.key("d", 60, black_box(parts).into_iter())
-            });
+fn by_entries(criterion: &mut Criterion) {
+    let names: Vec<String> = (0..8).map(|level| format!("part_{level}")).collect();
+    for count in [1, 2, 4, 8] {
+        let bench = Bench::new(&deep(count - 1));
+        let mut entries: Vec<_> =
+            names[..count - 1].iter().map(|key| Entry { key, value: "all" }).collect();
+        entries.push(Entry { key: "user", value: "user-00000000" });
+        let request = request(&entries);
+        criterion.bench_function(&format!("decide/entries/{count}"), |bencher| {
+            let _entered = bench.runtime.enter();
+            bencher.iter(|| bench.decide(black_box(&request)));
         });
     }
 }
 
-fn decide(criterion: &mut Criterion) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("one");
-    let options = Options {
-        max_wait: Duration::from_secs(1),
-        buffer_bytes_max: 64 << 20,
-        pod: 0,
-        hasher: KeyHasher::new("secret"),
-        modes: Modes::default(),
-        unix_start: Duration::ZERO,
-    };
-    let rules = compiled();
-    let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
-    let users: Vec<_> = (0..10_000).map(|user| format!("user-{user:08}")).collect();
-    for (name, users) in [("one hot key", &users[..1]), ("10 000 keys in turn", &users[..])] {
-        let mut next = users.iter().cycle();
-        criterion.bench_function(&format!("decide/{name}"), |bencher| {
-            bencher.iter(|| {
-                let request = request(next.next().expect("a cycle"));
-                runtime.block_on(limiter.decide(&rules, &request)).expect("the store is here")
+fn by_keys(criterion: &mut Criterion) {
+    for count in [1, 10_000, 100_000] {
+        let (bench, users) = (Bench::new(&deep(1)), users(count));
+        let requests: Vec<_> =
+            users.iter().map(|user| two_entries("part_0", "all", user)).collect();
+        let mut next = requests.iter().cycle();
+        criterion.bench_function(&format!("decide/keys/{count}"), |bencher| {
+            let _entered = bench.runtime.enter();
+            // So that every key has its buffer.
+            requests.iter().for_each(|request| bench.decide(request));
+            bencher.iter(|| bench.decide(next.next().expect("a cycle")));
+        });
+    }
+}
+
+fn by_rules(criterion: &mut Criterion) {
+    for count in [10, 10_000, 1_000_000] {
+        let bench = Bench::new(&wide(count));
+        let request = two_entries("tenant", "shop-0", "user-00000003");
+        criterion.bench_function(&format!("decide/rules/{count}"), |bencher| {
+            let _entered = bench.runtime.enter();
+            bencher.iter(|| bench.decide(black_box(&request)));
+        });
+    }
+}
+
+/// All threads on the same 10 000 keys, in orders of their own. The time is that of a decision as
+/// everybody sees it: half of one thread's where two do not hinder each other.
+fn by_threads(criterion: &mut Criterion) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let (bench, users) = (Bench::on(builder.worker_threads(1), &deep(1)), users(10_000));
+    let requests: Vec<_> = users.iter().map(|user| two_entries("part_0", "all", user)).collect();
+    let mut group = criterion.benchmark_group("decide/threads");
+    group.throughput(Throughput::Elements(1));
+    for threads in [1, 2] {
+        group.bench_function(threads.to_string(), |bencher| {
+            bencher.iter_custom(|iterations| {
+                let each = usize::try_from(iterations).expect("a count").div_ceil(threads);
+                bench.run(&requests, threads, each)
             });
         });
+    }
+    group.finish();
+}
+
+fn two_entries<'a>(key: &'a str, value: &'a str, user: &'a str) -> Request<'a> {
+    request(&[Entry { key, value }, Entry { key: "user", value: user }])
+}
+
+// === impl Bench ===
+
+impl Bench {
+    /// On the thread that decides.
+    fn new(sources: &[Source]) -> Self {
+        Self::on(&mut tokio::runtime::Builder::new_current_thread(), sources)
+    }
+
+    fn on(runtime: &mut tokio::runtime::Builder, sources: &[Source]) -> Self {
+        let options = Options {
+            max_wait: Duration::from_secs(1),
+            buffer_bytes_max: 64 << 20,
+            pod: 0,
+            hasher: KeyHasher::new("secret"),
+            modes: Modes::default(),
+            unix_start: Duration::ZERO,
+        };
+        Self {
+            runtime: runtime.enable_all().build().expect("a runtime"),
+            limiter: Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options),
+            rules: compile(sources),
+        }
+    }
+
+    /// One decision. Nearly all are ready at once; the runtime, which has to be entered, waits for
+    /// a lease where one is needed.
+    fn decide(&self, request: &Request<'_>) {
+        let decided = DECIDED.replace(DECIDED.get().wrapping_add(1));
+        if decided.is_multiple_of(TURN) {
+            self.runtime.block_on(tokio::task::yield_now());
+        }
+        let mut decision = pin!(self.limiter.decide(&self.rules, request));
+        let decided = match decision.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(decided) => decided,
+            Poll::Pending => self.runtime.block_on(decision),
+        };
+        let _ = black_box(decided.expect("the store is here"));
+    }
+
+    /// How long `threads` threads take for `each` decisions apiece.
+    #[allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
+    fn run(&self, requests: &[Request<'_>], threads: usize, each: usize) -> Duration {
+        let start = Instant::now();
+        thread::scope(|scope| {
+            for at in 0..threads {
+                let from = at * requests.len() / threads;
+                let mine = requests.iter().cycle().skip(from).take(each);
+                scope.spawn(move || {
+                    let _entered = self.runtime.enter();
+                    mine.for_each(|request| self.decide(request));
+                });
+            }
+        });
+        start.elapsed()
     }
 }

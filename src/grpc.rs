@@ -1,8 +1,20 @@
 //! The gRPC door: `ShouldRateLimit` and the standard health service on one listener.
+//!
+//! ```text
+//! accept ─▶ connection ─▶ call ──plain, nobody waits──▶ answered in the connection's own task
+//!                           └──────────────────────────▶ rest ─▶ tonic ─▶ wire ─▶ answered
+//! ```
+//! tonic's machinery for a call costs more than the decision (`docs/performance.md`): the plain
+//! call goes beneath it, and everything else is left to it.
 
+mod call;
+mod connection;
+mod cork;
+mod rest;
 pub mod serve;
 mod wire;
 
+pub use call::answer_at_once;
 use tonic::Status;
 
 use crate::intake::Refusal;

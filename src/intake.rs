@@ -122,11 +122,31 @@ impl Intake {
         check(request)?;
         let rules = self.published.current().ok_or(Refusal::NoRules)?;
         let verdict = self.limiter.decide(&rules, request).await.map_err(Refusal::Store)?;
+        Ok(make(self.finish(request, verdict)))
+    }
+
+    /// As [`Intake::pass`] and [`Intake::answer`], if that takes no waiting; else nothing has
+    /// happened, and they have to be asked.
+    pub fn answer_at_once(
+        &self,
+        request: &Request<'_>,
+        make: impl FnOnce(&Answer<'_>),
+    ) -> Option<Result<(), Refusal>> {
+        self.gate.pass_at_once(|| {
+            check(request).ok()?;
+            let rules = self.published.borrow();
+            let verdict = self.limiter.decide_at_once(rules.as_deref()?, request)?;
+            let answer = verdict.map(|verdict| make(&self.finish(request, verdict)));
+            Some(answer.map_err(Refusal::Store))
+        })
+    }
+
+    fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>) -> Answer<'r> {
         if tracing::enabled!(Level::DEBUG) {
             tell(request, &verdict);
         }
         let headers = self.headers.as_deref().and_then(|names| headers(names, &verdict));
-        Ok(make(Answer { verdict, headers: headers.unwrap_or_default() }))
+        Answer { verdict, headers: headers.unwrap_or_default() }
     }
 }
 

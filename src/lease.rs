@@ -70,6 +70,7 @@ struct Shared {
     store: Arc<dyn Store>,
     on_reply: OnReply,
     clock: Clock,
+    patience: Duration,
     /// Of the store and of whoever takes the replies; each failed its own ask alone.
     panics: AtomicU64,
     /// Asks that a breaker kept back.
@@ -80,10 +81,18 @@ struct Shared {
 
 impl Desk {
     /// Opens the desk. Lanes are made when their shard is first asked.
-    pub fn open(store: Arc<dyn Store>, clock: Clock, on_reply: OnReply) -> Self {
+    ///
+    /// `patience` is what a request waits for its reply at most: a shard is not taken for stalled
+    /// before that.
+    pub fn open(
+        store: Arc<dyn Store>,
+        clock: Clock,
+        patience: Duration,
+        on_reply: OnReply,
+    ) -> Self {
         let lanes = Lanes { open: Some(HashMap::new()), ..Lanes::default() };
         let (panics, kept_back) = Default::default();
-        let shared = Shared { store, on_reply, clock, panics, kept_back };
+        let shared = Shared { store, on_reply, clock, patience, panics, kept_back };
         Self { lanes: Mutex::new(lanes), shared: Arc::new(shared) }
     }
 

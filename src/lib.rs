@@ -46,8 +46,8 @@
 //! [`limiter`] decides on [`buffer`]s and [`verdict`] makes the answer of it. [`lease`] is the desk
 //! that asks the [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds
 //! what may change while running, [`settings`] what may not, [`telemetry`] the log, [`time`] the
-//! clock, [`invariant`] what must hold; [`supervise`] keeps tasks running, and [`app`] puts it all
-//! together.
+//! clock, [`invariant`] what must hold; [`cli`] is what the program does beside serving.
+//! [`supervise`] keeps tasks running, and [`app`] puts it all together.
 
 #![forbid(unsafe_code)]
 
@@ -55,6 +55,7 @@ pub mod accept;
 pub mod algorithm;
 pub mod app;
 pub mod buffer;
+pub mod cli;
 pub mod control;
 pub mod grpc;
 pub mod http;

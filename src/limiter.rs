@@ -106,7 +106,7 @@ impl Limiter {
                     shared.on_reply(reply);
                 }
             };
-            let desk = Desk::open(store, clock, Box::new(on_reply));
+            let desk = Desk::open(store, clock, options.max_wait, Box::new(on_reply));
             let idle = keep::idle_queue(options.buffer_bytes_max);
             let rest = options.buffer_bytes_max.saturating_sub(idle.capacity() * keep::IDLE_BYTES);
             Shared {

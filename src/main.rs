@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ratelease::app::App;
-use ratelease::settings::{Settings, SettingsError, process_env};
+use ratelease::cli;
+use ratelease::settings::{Settings, SettingsError, Task, process_env};
 use ratelease::telemetry::{self, Spool};
 use ratelease::time::Clock;
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,8 +27,9 @@ fn main() -> ExitCode {
     let clock = Clock::start();
     let mut args = std::env::args_os();
     let program = args.next().unwrap_or_default();
-    let settings = match Settings::parse(&program.to_string_lossy(), args, &process_env) {
-        Ok(settings) => settings,
+    let settings = match Task::parse(&program.to_string_lossy(), args, &process_env) {
+        Ok(Task::Serve(settings)) => *settings,
+        Ok(Task::Bench(bench)) => return cli::bench::run(bench),
         Err(SettingsError::Help(text)) => {
             tell(io::stdout(), text.trim_end());
             return ExitCode::SUCCESS;

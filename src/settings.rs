@@ -32,6 +32,8 @@ pub use secret::Secret;
 pub use store::StoreSettings;
 pub use value::HostPort;
 
+use crate::cli::bench::Bench;
+
 /// Everything `serve` is told.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
@@ -53,6 +55,15 @@ pub struct Settings {
     pub warnings: Vec<String>,
 }
 
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Task {
+    /// To serve.
+    Serve(Box<Settings>),
+    /// To measure a server.
+    Bench(Bench),
+}
+
 /// Why there are no settings to start with.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
@@ -67,10 +78,10 @@ pub enum SettingsError {
     Faults(Faults),
 }
 
-// === impl Settings ===
+// === impl Task ===
 
-impl Settings {
-    /// The settings from the name the program was run under, the arguments behind it, and `env`.
+impl Task {
+    /// The task from the name the program was run under, the arguments behind it, and `env`.
     ///
     /// # Errors
     /// See [`SettingsError`]; its [`exit_code`](SettingsError::exit_code) is the process's.
@@ -81,10 +92,17 @@ impl Settings {
     ) -> Result<Self, SettingsError> {
         let role = Role::of(program);
         match Cli::read(role, args, env)?.command {
-            Command::Serve(flags) => Self::resolve(role, &flags, env),
+            Command::Serve(flags) => {
+                Ok(Self::Serve(Box::new(Settings::resolve(role, &flags, env)?)))
+            }
+            Command::Bench(bench) => Ok(Self::Bench(bench)),
         }
     }
+}
 
+// === impl Settings ===
+
+impl Settings {
     /// What `flags` mean. `env` is asked only for variables that have no flag.
     ///
     /// # Errors
@@ -123,7 +141,7 @@ impl Settings {
     }
 }
 
-/// A variable of the process's environment, for [`Settings::parse`]. What is not UTF-8 in it is
+/// A variable of the process's environment, for [`Task::parse`]. What is not UTF-8 in it is
 /// replaced, so that it shows as a faulty value and is not taken for unset.
 pub fn process_env(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 
 use crate::request::{Few, Request};
-use crate::rules::{Limit, Rule};
+use crate::rules::{Algorithm, Limit, Rule};
 
 /// The answer to one request.
 #[derive(Debug, Clone, PartialEq)]
@@ -153,7 +153,7 @@ impl<'r> Outcome<'r> {
                 code: if self.is_over() { Code::OverLimit } else { Code::Ok },
                 limit: Some(counted.applied),
                 remaining: u32::try_from(counted.remaining).unwrap_or(u32::MAX),
-                reset_after: counted.reset_after,
+                reset_after: counted.reset_after(),
             },
         }
     }
@@ -162,6 +162,14 @@ impl<'r> Outcome<'r> {
 // === impl Counted ===
 
 impl Counted<'_> {
+    /// A store's clock that has stepped back leaves the count of a window that lies ahead. Its end
+    /// is further off than clients expect of the unit: they hear the unit, and ask again then.
+    fn reset_after(&self) -> Option<Duration> {
+        let limit = self.applied.limit;
+        let aligned = matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow);
+        self.reset_after.map(|after| if aligned { after.min(limit.window()) } else { after })
+    }
+
     fn in_shadow(&self) -> bool {
         self.applied.rule.is_some_and(|rule| rule.shadow_mode)
     }

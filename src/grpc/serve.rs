@@ -1,43 +1,22 @@
-//! Serves gRPC on a listener until told to stop, with every HTTP/2 bound named.
+//! Serves gRPC on a listener until told to stop.
 
 use std::io;
+use std::pin::pin;
 use std::time::Duration;
 
+use futures_util::{Stream, StreamExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tonic::transport::Server;
-use tonic::transport::server::Router;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tonic::service::Routes;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
+use super::connection::{self, Inside};
 use super::wire;
 use crate::accept::{OpenConnections, connections};
 use crate::intake::Intake;
-
-/// Calls under way on one connection at most. A connection's calls are read and get a task each
-/// before any of them runs, so that this bounds what one connection can have waiting for the CPU.
-/// An Envoy opens a connection for each of its workers, and another when one has no stream left.
-/// With each call waiting 5 ms for a lease, this many are 51 000 a second.
-const STREAMS_MAX: u32 = 256;
-
-/// Streams that a client reset before they were handled, at most, before the connection is closed
-/// (CVE-2023-44487). Envoy resets a stream whenever its timeout strikes, so a stall must not look
-/// like an attack: this many is far above h2's own 20.
-const PENDING_RESETS_MAX: usize = 1024;
-
-/// Streams reset here because of the client's faults at most (CVE-2025-8671). hyper's default,
-/// which tonic would lift.
-const LOCAL_RESETS_MAX: usize = 1024;
-
-/// Bytes of headers of one call at most.
-const HEADER_BYTES_MAX: u32 = 16 * 1024;
-
-/// A silent connection is probed after this and closed when it does not answer in time.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// A call ends after this whatever happens; a verdict takes a few milliseconds at most. It bounds
-/// clients that open a call and never finish their message.
-const CALL_MAX: Duration = Duration::from_secs(10);
 
 /// Where to listen.
 pub enum Listener {
@@ -73,42 +52,51 @@ pub struct Door {
 ///
 /// # Errors
 ///
-/// The listener failed.
+/// None at present: no error of accepting ends it.
 pub async fn serve(
     listener: Listener,
     door: Door,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let Door { intake, health, age, open } = door;
-    let router = router(intake, health, age.age);
+    let routes = Routes::new(health.service).add_service(wire::service(intake.clone())).prepare();
     let life = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
-    let served = match listener {
-        Listener::Tcp(listener) => {
-            let incoming = connections(listener, life, open);
-            router.serve_with_incoming_shutdown(incoming, stop).await
-        }
+    let inside = Inside { intake, routes, age: age.age };
+    match listener {
+        Listener::Tcp(listener) => serve_all(connections(listener, life, open), inside, stop).await,
         Listener::Unix(listener) => {
-            let incoming = connections(listener, life, open);
-            router.serve_with_incoming_shutdown(incoming, stop).await
+            serve_all(connections(listener, life, open), inside, stop).await;
         }
-    };
-    served.map_err(io::Error::other)
+    }
+    Ok(())
 }
 
-/// tonic is told the age alone: with a grace as well it waits for both and then cuts connections
-/// off without having asked them to go (0.14.9, `connection_timeout_future`).
-fn router(intake: Intake, health: Health, age: Option<Duration>) -> Router {
-    let mut server = Server::builder()
-        .max_concurrent_streams(STREAMS_MAX)
-        .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS_MAX))
-        .http2_max_local_error_reset_streams(Some(LOCAL_RESETS_MAX))
-        .http2_max_header_list_size(HEADER_BYTES_MAX)
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
-    if let Some(age) = age {
-        server = server.max_connection_age(age);
+/// Each connection has a task of its own. Dropped, this ends all of them.
+async fn serve_all<I>(
+    incoming: impl Stream<Item = io::Result<I>>,
+    inside: Inside,
+    stop: impl Future<Output = ()>,
+) where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (end, ended) = watch::channel(false);
+    let mut open = JoinSet::new();
+    let mut incoming = pin!(incoming);
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => break,
+            Some(accepted) = incoming.next() => {
+                // An error was of that connection alone.
+                if let Ok(io) = accepted {
+                    open.spawn(connection::serve(io, inside.clone(), ended.clone()));
+                }
+            }
+            Some(_) = open.join_next(), if !open.is_empty() => {}
+        }
     }
-    server.timeout(CALL_MAX).add_service(health.service).add_service(wire::service(intake))
+    end.send_replace(true);
+    while open.join_next().await.is_some() {}
 }
 
 /// The standard health service, under the reference's name `ratelimit` and under none.

@@ -1,28 +1,37 @@
 //! Envoy's messages and ours. The only file that names Envoy's types.
 
-mod response;
+mod codec;
+mod decode;
+mod encode;
+mod proto;
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
 
-use envoy_types::pb::envoy::config::core::v3::HeaderValue;
+use bytes::BytesMut;
+use codec::Codec;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
-use envoy_types::pb::google::protobuf as proto;
-use pb::rate_limit_response::Code as PbCode;
 use pb::rate_limit_service_server::SERVICE_NAME;
-use response::{DescriptorStatus, RateLimit, RateLimitResponse};
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Request as GrpcRequest, Response, Status as GrpcStatus};
-use tonic_prost::ProstCodec;
 
 use super::{MESSAGE_BYTES_MAX, status_of};
 use crate::intake::{Answer, Fault, Intake, Refusal};
 use crate::request::{Descriptor, Entry, Request};
 use crate::rules::{Limit, Unit};
-use crate::verdict::{Applied, Code, Status};
+
+/// The request that `message` is, if it is a plain one; all others are for [`service`].
+pub(super) fn read(message: &[u8]) -> Option<Request<'_>> {
+    decode::request(message).ok()
+}
+
+/// Adds `answer` to `bytes`, as one message of gRPC with its prefix.
+pub(super) fn frame(answer: &Answer<'_>, bytes: &mut BytesMut) {
+    encode::framed(answer, bytes);
+}
 
 /// The service as tonic routes to it; its clones share everything.
 pub(super) fn service(intake: Intake) -> Door {
@@ -35,7 +44,9 @@ pub(super) struct Door {
     intake: Intake,
 }
 
-const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// The one call of the service.
+pub(super) const SHOULD_RATE_LIMIT: &str =
+    "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 // === impl Door ===
 
@@ -59,8 +70,8 @@ impl tonic::codegen::Service<http::Request<Body>> for Door {
         let door = self.clone();
         let intake = self.intake.clone();
         Box::pin(async move {
-            let mut grpc = Grpc::new(ProstCodec::default())
-                .apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
+            let mut grpc =
+                Grpc::new(Codec).apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
             let answered = intake.pass(grpc.unary(door, request)).await;
             Ok(answered.unwrap_or_else(|refusal| status_of(&refusal).into_http()))
         })
@@ -68,15 +79,15 @@ impl tonic::codegen::Service<http::Request<Body>> for Door {
 }
 
 impl UnaryService<pb::RateLimitRequest> for Door {
-    type Response = RateLimitResponse;
-    type Future = BoxFuture<Response<RateLimitResponse>, GrpcStatus>;
+    type Response = BytesMut;
+    type Future = BoxFuture<Response<BytesMut>, GrpcStatus>;
 
     fn call(&mut self, request: GrpcRequest<pb::RateLimitRequest>) -> Self::Future {
         let intake = self.intake.clone();
         Box::pin(async move {
             let request = request.into_inner();
             let decoded = decode(&request).map_err(|refusal| status_of(&refusal))?;
-            let answer = intake.answer(&decoded, encode).await;
+            let answer = intake.answer(&decoded, |answer| encode::message(&answer)).await;
             Ok(Response::new(answer.map_err(|refusal| status_of(&refusal))?))
         })
     }
@@ -104,71 +115,6 @@ fn decode_limit(
     let unit = Unit::from_number(limit.unit.into());
     let unit = unit.ok_or(Refusal::Invalid(Fault::Unit(at)))?;
     Ok(Limit::fixed_window(limit.requests_per_unit, unit))
-}
-
-fn encode(answer: Answer<'_>) -> RateLimitResponse {
-    let Answer { verdict, headers } = answer;
-    RateLimitResponse {
-        overall_code: encode_code(verdict.code),
-        statuses: verdict.statuses.iter().map(encode_status).collect(),
-        response_headers_to_add: headers.into_iter().map(encode_header).collect(),
-        dynamic_metadata: verdict.metadata.map(encode_struct),
-    }
-}
-
-fn encode_code(code: Code) -> i32 {
-    match code {
-        Code::Ok => PbCode::Ok.into(),
-        Code::OverLimit => PbCode::OverLimit.into(),
-    }
-}
-
-fn encode_status(status: &Status<'_>) -> DescriptorStatus {
-    let reset = status.reset_seconds().and_then(|seconds| i64::try_from(seconds).ok());
-    DescriptorStatus {
-        code: encode_code(status.code),
-        current_limit: status.limit.as_ref().map(encode_limit),
-        limit_remaining: status.remaining,
-        duration_until_reset: reset.map(|seconds| proto::Duration { seconds, nanos: 0 }),
-    }
-}
-
-fn encode_limit(applied: &Applied<'_>) -> RateLimit {
-    let Applied { limit, rule } = applied;
-    let multiplier = Some(limit.unit_multiplier.get()).filter(|units| *units > 1);
-    RateLimit {
-        requests_per_unit: limit.requests_per_unit,
-        unit: limit.unit.number().into(),
-        name: rule.map(|rule| rule.name.to_string()).unwrap_or_default(),
-        unit_multiplier: multiplier.map(|value| proto::UInt32Value { value }),
-    }
-}
-
-fn encode_header((key, value): (String, String)) -> HeaderValue {
-    HeaderValue { key, value, ..Default::default() }
-}
-
-fn encode_struct(fields: serde_json::Map<String, serde_json::Value>) -> proto::Struct {
-    let fields = fields.into_iter().map(|(name, value)| (name, encode_value(value))).collect();
-    proto::Struct { fields }
-}
-
-/// Numbers become doubles, as JSON's are in protobuf. The depth is bounded where rules are read.
-fn encode_value(value: serde_json::Value) -> proto::Value {
-    use proto::value::Kind;
-    use serde_json::Value;
-    let kind = match value {
-        Value::Null => Kind::NullValue(0),
-        Value::Bool(value) => Kind::BoolValue(value),
-        Value::Number(value) => Kind::NumberValue(value.as_f64().unwrap_or(f64::NAN)),
-        Value::String(value) => Kind::StringValue(value),
-        Value::Array(values) => {
-            let values = values.into_iter().map(encode_value).collect();
-            Kind::ListValue(proto::ListValue { values })
-        }
-        Value::Object(fields) => Kind::StructValue(encode_struct(fields)),
-    };
-    proto::Value { kind: Some(kind) }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! connections. To refuse one of these costs about as much as to decide it: refusing by the length
 //! of their queue left nothing decided at all (tried at three times the load that saturates).
 
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -58,6 +58,21 @@ impl Gate {
         passed.map_err(|_| {
             self.shared.panics.fetch_add(1, Ordering::Relaxed);
             Refusal::Panicked
+        })
+    }
+
+    /// As [`Gate::pass`], for a call that never waits: it takes no place among those that do, and
+    /// touches nothing that calls of other cores touch. A crowd shuts it out all the same.
+    pub(super) fn pass_at_once<T>(
+        &self,
+        call: impl FnOnce() -> Option<Result<T, Refusal>>,
+    ) -> Option<Result<T, Refusal>> {
+        if self.shared.under_way.load(Ordering::Relaxed) >= self.shared.calls_max {
+            return None; // to be refused and counted where it asks next
+        }
+        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+            self.shared.panics.fetch_add(1, Ordering::Relaxed);
+            Some(Err(Refusal::Panicked))
         })
     }
 

@@ -16,8 +16,8 @@ use super::{BATCH_MAX, EXCHANGE_MAX, Reply, Shared, nanos};
 use crate::store::{Ask, Grant, StoreError};
 use crate::time::Time;
 
-/// A batch that is out for longer is a stall: so many round trips, and at least this long, since
-/// scheduling alone takes a few milliseconds on a busy machine.
+/// A batch that is out for longer is a stall: so many round trips, at least this long, since
+/// scheduling alone takes a few milliseconds on a busy machine, and as long as requests may wait.
 const STALL_TRIPS: u32 = 4;
 const STALL_MIN: Duration = Duration::from_millis(50);
 
@@ -99,7 +99,8 @@ impl Lane {
         let asked_at = shared.clock.now();
         let exchange = async { shared.store.exchange(batch).await };
         let mut exchange = pin!(AssertUnwindSafe(exchange).catch_unwind());
-        let stall = STALL_MIN.max(STALL_TRIPS * self.round_trip()).min(EXCHANGE_MAX);
+        let stall = STALL_MIN.max(STALL_TRIPS * self.round_trip());
+        let stall = stall.max(shared.patience).min(EXCHANGE_MAX);
         let outcomes = match timeout(stall, &mut exchange).await {
             Ok(outcomes) => Ok(outcomes),
             Err(_) => {

@@ -55,7 +55,8 @@ fn rig() -> Rig {
     let (reply, replies) = mpsc::unbounded_channel();
     let store = Arc::new(Gated { gate: Semaphore::new(0), batches: Mutex::default(), started });
     let on_reply = Box::new(move |told| reply.send(told).unwrap());
-    let desk = Desk::open(Arc::clone(&store) as Arc<dyn Store>, Clock::start(), on_reply);
+    let desk =
+        Desk::open(Arc::clone(&store) as Arc<dyn Store>, Clock::start(), Duration::ZERO, on_reply);
     Rig { desk, store, started: has_started, replies }
 }
 

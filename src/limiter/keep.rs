@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::mem::size_of;
 use std::time::Duration;
 
+use tokio::time::MissedTickBehavior;
+
 use crate::buffer::table::Entry;
 use crate::key::Key;
 use crate::rules::{Rule, Rules};
@@ -40,6 +42,29 @@ pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
 /// A pod that has not been heard of for so long is taken for dead: three beats.
 const BEAT_LASTS: Duration = Duration::from_secs(3);
 
+/// What the last beats heard of how many pods are alive.
+///
+/// After an outage that outlasts [`BEAT_LASTS`] the first pod that gets through finds itself alone,
+/// until the others do, which their back-off may take two seconds to. Were it to believe that, it
+/// would take the whole limit for its part: so the count falls only once the last beats agree.
+#[derive(Debug, Default)]
+struct Heard([u32; HEARD_BEATS]);
+
+const HEARD_BEATS: usize = 4;
+
+// === impl Heard ===
+
+impl Heard {
+    /// Pods that are taken to be alive, at least 1.
+    fn note(&mut self, pods: u32) -> u32 {
+        self.0.rotate_right(1);
+        if let Some(last) = self.0.first_mut() {
+            *last = pods;
+        }
+        self.0.into_iter().fold(1, u32::max)
+    }
+}
+
 impl Limiter {
     /// Keeps the table and the count of pods up to date, for ever. One task of each limiter runs
     /// it, or three tasks one of its parts each: [`Limiter::keep_beating`], [`Limiter::keep_tidy`]
@@ -51,9 +76,13 @@ impl Limiter {
     /// Tells the store every second that this pod is alive, for ever.
     pub async fn keep_beating(&self) {
         let mut ticks = tokio::time::interval(BEAT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut heard = Heard::default();
         loop {
             ticks.tick().await;
-            self.beat(false).await;
+            if let Some(pods) = self.beat(false).await {
+                self.shared.pods.store(heard.note(pods), Ordering::Relaxed);
+            }
         }
     }
 
@@ -75,14 +104,12 @@ impl Limiter {
         }
     }
 
-    /// Tells the store that this pod is alive, or `leaves`, and learns how many are. Where the
-    /// store does not say, the last number stands.
-    async fn beat(&self, leaves: bool) {
+    /// Tells the store that this pod is alive, or `leaves`, and learns how many are; nothing where
+    /// the store does not say.
+    async fn beat(&self, leaves: bool) -> Option<u32> {
         let Self { shared } = self;
         let beat = Beat { pod: shared.options.pod, lasts: BEAT_LASTS, leaves };
-        if let Ok(pods) = shared.desk.beat(beat).await {
-            shared.pods.store(pods.max(1), Ordering::Relaxed);
-        }
+        shared.desk.beat(beat).await.ok()
     }
 
     /// Gives back the tokens of rules that `rules` no longer has, or has with another limit.
@@ -176,5 +203,20 @@ fn stale(rules: &Rules, slot: &mut Slot) -> bool {
             false
         }
         None => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_count_of_pods_rises_at_once_and_falls_when_the_last_beats_agree() {
+        let mut heard = Heard::default();
+        let told = [0, 2, 2, 1, 1, 2, 3, 1, 1, 1, 1, 1];
+        let believed = [1, 2, 2, 2, 2, 2, 3, 3, 3, 3, 1, 1];
+        for (told, believed) in told.into_iter().zip(believed) {
+            assert_eq!(heard.note(told), believed, "{told} after {heard:?}");
+        }
     }
 }

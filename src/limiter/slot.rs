@@ -30,10 +30,14 @@ use terms::Held;
 /// A key that has lain so long is idle: what it holds above its allowance goes back.
 pub(super) const IDLE_AFTER: Duration = Duration::from_millis(200);
 
-/// An ask that is out for longer is overdue: so many round trips, and at least this long, since
-/// scheduling alone takes a few milliseconds on a busy machine.
+/// An ask that is out for longer is overdue: so many round trips, at least this long, since
+/// scheduling alone takes a few milliseconds on a busy machine, and as long as requests may wait.
 const OVERDUE_TRIPS: u32 = 4;
 const OVERDUE_MIN: Duration = Duration::from_millis(50);
+
+/// An ask that is out for so long was lost here, by a fault of the program's own: the desk answers
+/// each within ten seconds.
+const LOST_AFTER: Duration = Duration::from_secs(15);
 
 /// What a round trip is taken for before the first was measured.
 const TRIP_FIRST_US: u64 = 1_000;
@@ -134,7 +138,11 @@ impl Slot {
         if let Some(settled) = self.settle(wish, here) {
             return Entered::Settled(settled);
         }
-        if self.is_overdue(here.now) {
+        if self.is_lost(here.now) {
+            self.asking = 0;
+            self.set_owed(0);
+        }
+        if self.is_overdue(here) {
             return Entered::Overdue;
         }
         let (promise, queued) = self.buffer.make_aside().waiting.push(wish);

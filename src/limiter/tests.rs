@@ -33,10 +33,12 @@ struct Distant {
     fails: AtomicBool,
     fails_for_days: AtomicBool,
     panics: AtomicBool,
+    panics_in_requests: AtomicBool,
 }
 
 impl Store for Distant {
     fn shard(&self, ask: &Ask) -> usize {
+        assert!(!self.panics_in_requests.load(Ordering::Relaxed), "as it was told");
         self.memory.shard(ask)
     }
 
@@ -97,6 +99,7 @@ impl Rig {
             fails: AtomicBool::new(false),
             fails_for_days: AtomicBool::new(false),
             panics: AtomicBool::new(false),
+            panics_in_requests: AtomicBool::new(false),
         };
         Self { store: Arc::new(store), clock, rules: compile(yaml) }
     }

@@ -18,6 +18,7 @@ use super::listeners::ListenerFlags;
 use super::logging::LoggingFlags;
 use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
+use crate::cli::bench::Bench;
 
 /// What the help text calls a flag's value that is true or false.
 pub(super) const BOOL: &str = "BOOL";
@@ -44,6 +45,9 @@ pub enum Command {
     /// Answer Envoy's rate limit requests until a signal comes
     #[command(after_help = EXAMPLES, next_line_help = true)]
     Serve(Box<ServeFlags>),
+    /// Measure a rate limit server, this or another
+    #[command(subcommand)]
+    Bench(Bench),
 }
 
 /// Flags of `serve`, unchecked, each with what the environment or its default said in its stead.

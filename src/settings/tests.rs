@@ -29,7 +29,10 @@ fn parse(line: &str, env: Env<'_>) -> Result<Settings, SettingsError> {
     let mut words = line.split_whitespace();
     let program = words.next().expect("a program's name");
     let lookup = |name: &str| env.get(name).map(|&value| value.to_owned());
-    Settings::parse(program, words.map(OsString::from), &lookup)
+    match Task::parse(program, words.map(OsString::from), &lookup)? {
+        Task::Serve(settings) => Ok(*settings),
+        task => panic!("{line:?}: not to serve but {task:?}"),
+    }
 }
 
 fn good(line: &str, env: Env<'_>) -> Settings {

@@ -106,6 +106,25 @@ fn headers_tell_of_the_fewest_remaining_unless_one_is_over() {
 }
 
 #[test]
+fn a_window_that_lies_ahead_resets_after_its_unit_at_most() {
+    let reset = |algorithm, after| {
+        let limit = Limit { algorithm, ..MINUTE };
+        let applied = Applied { limit, rule: None };
+        let reset_after = Some(Duration::from_secs(after));
+        Outcome::Counted(Counted { applied, over: false, remaining: 1, reset_after }).status()
+    };
+    for (algorithm, after, told) in [
+        (Algorithm::FixedWindow, 59, 59),
+        (Algorithm::FixedWindow, 90, 60),
+        (Algorithm::SlidingWindow, 90, 60),
+        // A bucket may take longer to fill than its unit.
+        (Algorithm::TokenBucket { burst: 20 }, 90, 90),
+    ] {
+        assert_eq!(reset(algorithm, after).reset_seconds(), Some(told), "{algorithm:?}");
+    }
+}
+
+#[test]
 fn seconds_until_reset_are_rounded_up() {
     for (millis, seconds) in [(1, 1), (1_000, 1), (1_001, 2), (58_000, 58)] {
         let reset_after = Some(Duration::from_millis(millis));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{OVERDUE_MIN, OVERDUE_TRIPS, Slot};
+use super::{LOST_AFTER, OVERDUE_MIN, OVERDUE_TRIPS, Slot};
 use crate::buffer::{Kind, Lot};
 use crate::key::Key;
 use crate::lease::size::Need;
@@ -101,9 +101,15 @@ impl Slot {
     }
 
     /// Whether the answer to the ask that is out should have been here.
-    pub(super) fn is_overdue(&self, now: Time) -> bool {
+    pub(super) fn is_overdue(&self, here: &Here) -> bool {
         let trips = self.round_trip() * OVERDUE_TRIPS;
-        self.asking > 0 && self.buffer.asked_for(now) > trips.max(OVERDUE_MIN)
+        let asked_for = self.buffer.asked_for(here.now);
+        self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(here.patience)
+    }
+
+    /// Whether the answer to the ask that is out will never come.
+    pub(super) fn is_lost(&self, now: Time) -> bool {
+        self.asking > 0 && self.buffer.asked_for(now) > LOST_AFTER
     }
 
     pub(super) fn round_trip(&self) -> Duration {

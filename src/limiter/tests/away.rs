@@ -188,3 +188,20 @@ async fn windows_counted_here_end_with_the_stores() {
     tokio::time::sleep(Duration::from_secs(600)).await;
     assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "a new window");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_key_whose_ask_was_lost_in_a_panic_is_asked_for_again() {
+    let rig = mode(10, "local");
+    let pod = rig.pod();
+    rig.store.panics_in_requests.store(true, Ordering::Relaxed);
+    let asked = pod.clone();
+    let rules = Arc::new(compile(&limits("unit: hour, requests_per_unit: 10", "unlimited: true")));
+    let panicked = tokio::spawn(async move {
+        let _ = asked.decide(&rules, &request(&["a"])).await;
+    });
+    assert!(panicked.await.is_err());
+    rig.store.panics_in_requests.store(false, Ordering::Relaxed);
+    assert_eq!(passed(&pod, &rig.rules, 2).await, 2, "by itself");
+    tokio::time::sleep(Duration::from_secs(16)).await;
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "the store's");
+}

@@ -138,12 +138,12 @@ async fn a_connection_on_which_something_comes_is_not_given_up() {
     };
     let server = Scripted::start(act).await;
     let store = connected(server.config()).await;
-    let asks: Vec<_> = (0..5).map(|_| ask(10, 5, 0)).collect();
+    let asks: Vec<_> = (0..4).map(|_| ask(10, 5, 0)).collect();
     let sent = now();
     for reply in store.exchange(&asks).await {
         reply.unwrap();
     }
-    assert!(sent.elapsed() >= Duration::from_millis(500), "{:?}", sent.elapsed());
+    assert!(sent.elapsed() >= Duration::from_millis(400), "{:?}", sent.elapsed());
     assert_eq!(server.connections(), 1);
 }
 

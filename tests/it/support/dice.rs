@@ -19,6 +19,11 @@ impl Dice {
         Self(seed)
     }
 
+    /// What it goes on from; before the first roll, what makes another one roll the same.
+    pub fn seed(&self) -> u64 {
+        self.0
+    }
+
     pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -6,9 +6,13 @@
 
 pub(crate) mod dice;
 pub(crate) mod envoy;
+pub(crate) mod faketime;
 pub(crate) mod http;
 pub(crate) mod load;
+pub(crate) mod netns;
+pub(crate) mod paced;
 pub(crate) mod process;
+pub(crate) mod proxy;
 pub(crate) mod ratelease;
 pub(crate) mod raw_grpc;
 pub(crate) mod redis;

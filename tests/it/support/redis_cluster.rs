@@ -1,11 +1,13 @@
 //! A Redis Cluster of real processes.
 
+use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
 use ratelease::settings::redis::{Address, RedisKind, RedisSettings};
 
+use super::proxy::Proxy;
 use super::redis::tcp;
 use super::redis_server::Server;
 use super::wait_for;
@@ -13,12 +15,25 @@ use super::wait_for;
 /// Masters first, then replicas: node `masters + i` begins as the replica of node `i % masters`.
 pub struct Cluster {
     pub nodes: Vec<Server>,
+    /// One before each node, by position, if there are any: clients are told to go through them.
+    pub proxies: Vec<Proxy>,
     ids: Vec<String>,
     masters: usize,
 }
 
-/// Short, so that a failover takes some 4 s; real ones have 15 000.
-const NODE_TIMEOUT_MS: &str = "2000";
+/// How a cluster of one's own is made.
+#[derive(Debug, Clone)]
+pub struct ClusterOptions {
+    pub masters: usize,
+    pub replicas_each: usize,
+    /// Short by default, so that a failover takes some 4 s; real ones have 15 000.
+    pub node_timeout_ms: u32,
+    /// `cluster-require-full-coverage`: whether all slots are down when one is.
+    pub full_coverage: bool,
+    /// Where a proxy stands before each node, if any does: on this address of the machine.
+    pub proxies: Option<[u8; 4]>,
+}
+
 /// Joining takes one or two rounds of gossip, and more on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOTS: usize = 16_384;
@@ -35,11 +50,29 @@ impl Cluster {
     /// A cluster of one's own, with every node in agreement and every replica in step: a replica
     /// that was never in step with its master could not be elected.
     pub fn start(masters: usize, replicas_each: usize) -> Self {
-        let size = masters * (1 + replicas_each);
-        let starting: Vec<_> = (0..size).map(|_| thread::spawn(start_node)).collect();
+        Self::start_with(&ClusterOptions::new(masters, replicas_each))
+    }
+
+    /// As [`Cluster::start`], made as the options say.
+    pub fn start_with(options: &ClusterOptions) -> Self {
+        let masters = options.masters;
+        let size = masters * (1 + options.replicas_each);
+        let proxies: Vec<_> =
+            options.proxies.iter().flat_map(|ip| (0..size).map(|_| Proxy::start_at(*ip))).collect();
+        let starting: Vec<_> = (0..size)
+            .map(|at| {
+                let arguments = options.arguments(proxies.get(at));
+                thread::spawn(move || {
+                    Server::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+                })
+            })
+            .collect();
         let nodes: Vec<_> = starting.into_iter().map(|node| node.join().unwrap()).collect();
+        for (proxy, node) in proxies.iter().zip(&nodes) {
+            proxy.lead_to(node.port());
+        }
         let ids = nodes.iter().map(|node| node.command(&["CLUSTER", "MYID"])).collect();
-        let cluster = Self { nodes, ids, masters };
+        let cluster = Self { nodes, proxies, ids, masters };
         cluster.assign_slots();
         cluster.meet();
         cluster.replicate();
@@ -84,17 +117,26 @@ impl Cluster {
     /// Waits until every node that runs finds the cluster well and every replica is in step.
     pub fn wait_until_ok(&self) {
         for node in &self.nodes {
-            wait_for("the cluster is well and in step", PATIENCE, || {
-                let replication = node.info("replication");
-                let in_step = replication.get("role")? == "master"
-                    || replication.get("master_link_status")? == "up";
-                let slots: Vec<redis::Value> = node.command(&["CLUSTER", "SLOTS"]);
-                let complete = slots.len() >= self.masters
-                    && slots.iter().all(|range| self.has_replicas(range));
-                let ok = cluster_info(node).get("cluster_state")? == "ok";
-                (ok && in_step && complete).then_some(())
-            });
+            let ok = || self.is_ok_at(node);
+            wait_for("the cluster is well and in step", PATIENCE, ok);
         }
+    }
+
+    /// Whether every node finds so at present.
+    pub fn is_ok(&self) -> bool {
+        self.nodes.iter().all(|node| self.is_ok_at(node).is_some())
+    }
+
+    fn is_ok_at(&self, node: &Server) -> Option<()> {
+        node.try_command::<()>(&["PING"]).ok()?;
+        let replication = node.info("replication");
+        let in_step =
+            replication.get("role")? == "master" || replication.get("master_link_status")? == "up";
+        let slots: Vec<redis::Value> = node.command(&["CLUSTER", "SLOTS"]);
+        let complete =
+            slots.len() >= self.masters && slots.iter().all(|range| self.has_replicas(range));
+        let ok = cluster_info(node).get("cluster_state")? == "ok";
+        (ok && in_step && complete).then_some(())
     }
 
     /// `[first, last, master, replicas…]`
@@ -105,6 +147,15 @@ impl Cluster {
 
     pub fn addresses(&self) -> Vec<Address> {
         self.nodes.iter().map(|node| tcp(node.port())).collect()
+    }
+
+    /// Where clients are to find the nodes: their proxies, if they have some.
+    pub fn places(&self) -> Vec<SocketAddr> {
+        let place = |(at, node): (usize, &Server)| match self.proxies.get(at) {
+            Some(proxy) => proxy.addr,
+            None => SocketAddr::from(([127, 0, 0, 1], node.port())),
+        };
+        self.nodes.iter().enumerate().map(place).collect()
     }
 
     pub fn config(&self) -> RedisSettings {
@@ -131,7 +182,7 @@ impl Cluster {
         let (_, _, master) = owner.expect("the slot has an owner");
         let redis::Value::Array(master) = master else { panic!("{master:?}") };
         let port: u16 = redis::from_redis_value(master[1].clone()).unwrap();
-        self.nodes.iter().position(|node| node.port() == port).unwrap()
+        self.places().iter().position(|place| place.port() == port).unwrap()
     }
 
     /// The node that holds `key`; it begins with all masters well.
@@ -157,6 +208,16 @@ impl Cluster {
 
     /// Moves the keys of a slot over, and then the slot itself.
     pub fn finish_move(&self, slot: u16, from: usize, to: usize) {
+        self.move_keys(slot, from, to);
+        let slot = slot.to_string();
+        for at in [to, from].into_iter().chain(0..self.masters) {
+            self.nodes[at].command::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &self.ids[to]]);
+        }
+    }
+
+    /// Moves the keys of a slot that is on the move: requests for them are redirected by ASK until
+    /// the slot follows.
+    pub fn move_keys(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         let port = self.nodes[to].port().to_string();
         loop {
@@ -168,9 +229,6 @@ impl Cluster {
             let mut words = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
             words.extend(keys.iter().map(String::as_str));
             self.nodes[from].command::<String>(&words);
-        }
-        for at in [to, from].into_iter().chain(0..self.masters) {
-            self.nodes[at].command::<()>(&["CLUSTER", "SETSLOT", &slot, "NODE", &self.ids[to]]);
         }
     }
 
@@ -186,21 +244,38 @@ impl Cluster {
     }
 }
 
-fn start_node() -> Server {
-    Server::start(&[
-        "--cluster-enabled",
-        "yes",
-        "--cluster-port",
-        "{free}",
-        "--cluster-node-timeout",
-        NODE_TIMEOUT_MS,
-        "--cluster-require-full-coverage",
-        "no",
-        "--repl-diskless-sync-delay",
-        "0",
-        "--repl-ping-replica-period",
-        "1",
-    ])
+// === impl ClusterOptions ===
+
+impl ClusterOptions {
+    pub fn new(masters: usize, replicas_each: usize) -> Self {
+        Self { masters, replicas_each, node_timeout_ms: 2000, full_coverage: false, proxies: None }
+    }
+
+    /// With a proxy before each node.
+    #[must_use]
+    pub fn proxied(self) -> Self {
+        Self { proxies: Some([127, 0, 0, 1]), ..self }
+    }
+
+    /// Of the command line of a node behind `proxy`.
+    fn arguments(&self, proxy: Option<&Proxy>) -> Vec<String> {
+        let coverage = if self.full_coverage { "yes" } else { "no" };
+        let timeout = self.node_timeout_ms.to_string();
+        let mut pairs = vec![
+            ("--cluster-enabled", "yes".to_owned()),
+            ("--cluster-port", "{free}".to_owned()),
+            ("--cluster-node-timeout", timeout),
+            ("--cluster-require-full-coverage", coverage.to_owned()),
+            ("--repl-diskless-sync-delay", "0".to_owned()),
+            ("--repl-ping-replica-period", "1".to_owned()),
+        ];
+        if let Some(proxy) = proxy {
+            pairs.push(("--cluster-announce-port", proxy.port().to_string()));
+            // A client is told no address but the one that it has asked by.
+            pairs.push(("--cluster-preferred-endpoint-type", "unknown-endpoint".to_owned()));
+        }
+        pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
+    }
 }
 
 fn cluster_info(node: &Server) -> std::collections::HashMap<String, String> {

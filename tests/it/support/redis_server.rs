@@ -14,6 +14,7 @@ pub struct Server {
     port: u16,
     dir: PathBuf,
     arguments: Vec<String>,
+    env: Vec<(&'static str, String)>,
     password: Option<String>,
     process: Process,
 }
@@ -30,6 +31,7 @@ struct Start<'a> {
     arguments: &'a [&'a str],
     password: Option<&'a str>,
     file: Option<&'a str>,
+    env: &'a [(&'static str, String)],
 }
 
 const START_PATIENCE: Duration = Duration::from_secs(10);
@@ -59,12 +61,17 @@ impl Server {
 
     /// As [`Server::start`], on a server that wants this password.
     pub fn start_protected(arguments: &[&str], password: &str) -> Self {
-        Self::start_somewhere(&Start { arguments, password: Some(password), file: None })
+        Self::start_somewhere(&Start { arguments, password: Some(password), ..Start::default() })
+    }
+
+    /// As [`Server::start`], with more in its environment.
+    pub fn start_with_env(arguments: &[&str], env: &[(&'static str, String)]) -> Self {
+        Self::start_somewhere(&Start { arguments, env, ..Start::default() })
     }
 
     /// As [`Server::start`], with a configuration file of this content.
     pub fn start_with_file(arguments: &[&str], file: &str) -> Self {
-        Self::start_somewhere(&Start { arguments, password: None, file: Some(file) })
+        Self::start_somewhere(&Start { arguments, file: Some(file), ..Start::default() })
     }
 
     /// Starts a server on this port, which must be free.
@@ -100,9 +107,9 @@ impl Server {
                 *argument = argument.replace("{free}", &free_port().to_string());
             }
         }
-        let process = Process::start(&dir, &all);
-        let password = start.password.map(ToOwned::to_owned);
-        let server = Self { port, dir, arguments: all, password, process };
+        let process = Process::start(&dir, &all, start.env);
+        let (env, password) = (start.env.to_vec(), start.password.map(ToOwned::to_owned));
+        let server = Self { port, dir, arguments: all, env, password, process };
         server.wait_until_up().then_some(server)
     }
 
@@ -201,7 +208,7 @@ impl Server {
     /// Starts the server anew on its port and in its directory, killing it first if it still runs.
     pub fn start_again(&mut self) {
         self.process.end("keep");
-        self.process = Process::start(&self.dir, &self.arguments);
+        self.process = Process::start(&self.dir, &self.arguments, &self.env);
         assert!(self.wait_until_up(), "its port was taken meanwhile");
     }
 }
@@ -215,12 +222,13 @@ impl Drop for Server {
 // === impl Process ===
 
 impl Process {
-    fn start(dir: &Path, arguments: &[String]) -> Self {
+    fn start(dir: &Path, arguments: &[String], env: &[(&'static str, String)]) -> Self {
         let mut shell = Command::new("sh")
             .args(["-c", SHELL, "sh"])
             .arg(dir)
             .arg(redis_server())
             .args(arguments)
+            .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

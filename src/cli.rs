@@ -1,0 +1,3 @@
+//! What the program does beside serving: a subcommand a module.
+
+pub mod bench;

@@ -1,0 +1,80 @@
+//! What happened, counted.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+
+use super::call::{Failure, Outcome};
+
+/// Latencies are told apart from 100 ns up, to three digits; what takes longer than a day counts as
+/// a day.
+const NANOS_MIN: u64 = 100;
+const NANOS_MAX: u64 = 24 * 3600 * 1_000_000_000;
+const DIGITS: u8 = 3;
+
+/// Counts of measured requests.
+#[derive(Debug, Clone)]
+pub(super) struct Tally {
+    pub(super) ok: u64,
+    pub(super) over_limit: u64,
+    pub(super) failures: BTreeMap<Failure, u64>,
+    /// Connections that ended before the run did.
+    pub(super) lost: u64,
+    /// Of every request, in nanoseconds; what was never answered is in with the time that it
+    /// waited.
+    pub(super) latency: Histogram<u64>,
+}
+
+// === impl Tally ===
+
+impl Tally {
+    /// # Errors
+    ///
+    /// The bounds make no histogram, which they do.
+    pub(super) fn new() -> Result<Self, String> {
+        let latency = Histogram::new_with_bounds(NANOS_MIN, NANOS_MAX, DIGITS);
+        Ok(Self {
+            ok: 0,
+            over_limit: 0,
+            failures: BTreeMap::new(),
+            lost: 0,
+            latency: latency.map_err(|error| error.to_string())?,
+        })
+    }
+
+    /// A request that ended so, after this long.
+    pub(super) fn add(&mut self, outcome: Outcome, latency: Duration) {
+        match outcome {
+            Outcome::Ok => self.ok += 1,
+            Outcome::OverLimit => self.over_limit += 1,
+            Outcome::Failed(failure) => *self.failures.entry(failure).or_default() += 1,
+        }
+        self.latency.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Takes in what another connection counted.
+    ///
+    /// # Errors
+    ///
+    /// The histograms do not fit together, which those of one run do.
+    pub(super) fn merge(&mut self, other: &Self) -> Result<(), String> {
+        self.ok += other.ok;
+        self.over_limit += other.over_limit;
+        self.lost += other.lost;
+        for (failure, count) in &other.failures {
+            *self.failures.entry(*failure).or_default() += count;
+        }
+        self.latency.add(&other.latency).map_err(|error| error.to_string())
+    }
+
+    /// Requests without a verdict.
+    pub(super) fn failed(&self) -> u64 {
+        self.failures.values().sum()
+    }
+
+    /// All requests.
+    pub(super) fn requests(&self) -> u64 {
+        self.ok + self.over_limit + self.failed()
+    }
+}

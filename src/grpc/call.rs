@@ -1,0 +1,114 @@
+//! One call on a connection: answered on the spot if it is plain and nobody has to wait, else
+//! handed on to tonic.
+
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Method, Request, Response};
+
+use super::rest::Body;
+use super::{status_of, wire};
+use crate::intake::{Intake, Refusal};
+
+/// The flag for compression, and the length.
+const PREFIX_BYTES: usize = 5;
+
+const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
+const OK: HeaderValue = HeaderValue::from_static("0");
+
+/// A call that has just begun.
+pub(super) struct Call {
+    pub(super) request: Request<RecvStream>,
+    pub(super) respond: SendResponse<Bytes>,
+}
+
+/// A call for tonic: its message may wait, be more than one frame, or be no message at all.
+pub(super) struct Rest {
+    pub(super) request: Request<Body>,
+    pub(super) respond: SendResponse<Bytes>,
+}
+
+// === impl Call ===
+
+impl Call {
+    /// Answers it, if that can be done at once; else returns it.
+    pub(super) fn answer(mut self, intake: &Intake, cx: &mut Context<'_>) -> Option<Rest> {
+        if !self.is_plain() {
+            return Some(self.hand_on(None));
+        }
+        let read = match self.request.body_mut().poll_data(cx) {
+            Poll::Ready(Some(Ok(read))) => read,
+            // Nothing was taken out: whoever comes next finds it.
+            Poll::Pending | Poll::Ready(None) => return Some(self.hand_on(None)),
+            Poll::Ready(Some(Err(_))) => return None, // the client has reset it
+        };
+        // It has been read whole, whatever becomes of it.
+        let _ = self.request.body_mut().flow_control().release_capacity(read.len());
+        if !self.request.body().is_end_stream() {
+            return Some(self.hand_on(Some(read)));
+        }
+        let mut answer = BytesMut::new();
+        match answer_at_once(intake, &read, &mut answer) {
+            None => return Some(self.hand_on(Some(read))),
+            Some(Ok(())) => self.send(answer.freeze()),
+            Some(Err(refusal)) => {
+                let (head, _) = status_of(&refusal).into_http::<()>().into_parts();
+                let _ = self.respond.send_response(Response::from_parts(head, ()), true);
+            }
+        }
+        None
+    }
+
+    fn is_plain(&self) -> bool {
+        let request = &self.request;
+        request.uri().path() == wire::SHOULD_RATE_LIMIT
+            && request.method() == Method::POST
+            && request.headers().get(CONTENT_TYPE) == Some(&GRPC)
+            && !request.headers().contains_key(CONTENT_ENCODING)
+    }
+
+    /// An error here says that the client is gone, or has reset the call.
+    fn send(&mut self, message: Bytes) {
+        let mut response = Response::new(());
+        response.headers_mut().insert(CONTENT_TYPE, GRPC);
+        let Ok(mut stream) = self.respond.send_response(response, false) else { return };
+        let mut trailers = HeaderMap::with_capacity(1);
+        trailers.insert("grpc-status", OK);
+        if stream.send_data(message, false).is_ok() {
+            let _ = stream.send_trailers(trailers);
+        }
+    }
+
+    fn hand_on(self, read: Option<Bytes>) -> Rest {
+        let Self { request, respond } = self;
+        Rest { request: request.map(|body| Body::new(read, body)), respond }
+    }
+}
+
+/// Adds the answer to a frame of gRPC to `answer`, as a frame; allocates nothing beside it for a
+/// request of one or two descriptors. `None` for a call that tonic has to see to: one that is not
+/// plain, or has to wait.
+///
+/// # Errors
+///
+/// The request has no verdict, and waiting would not give it one.
+pub fn answer_at_once(
+    intake: &Intake,
+    frame: &[u8],
+    answer: &mut BytesMut,
+) -> Option<Result<(), Refusal>> {
+    let request = wire::read(plain_message(frame)?)?;
+    intake.answer_at_once(&request, |made| wire::frame(made, answer))
+}
+
+/// The message of a frame that holds one, whole and not compressed.
+fn plain_message(frame: &[u8]) -> Option<&[u8]> {
+    let ([0, length @ ..], message) = frame.split_first_chunk::<PREFIX_BYTES>()? else {
+        return None;
+    };
+    let length = u32::from_be_bytes(*length);
+    (usize::try_from(length) == Ok(message.len())).then_some(message)
+}

@@ -1,0 +1,169 @@
+//! One HTTP/2 connection, straight on `h2`. Plain calls are answered in its own task, one batch of
+//! reads and writes after the other; the rest get a task each.
+
+use std::future::{pending, poll_fn};
+use std::pin::pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::{Builder, Connection, SendResponse};
+use h2::{Ping, PingPong};
+use http::Request;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tonic::service::Routes;
+
+use super::call::{Call, Rest};
+use super::cork::{Cork, Corked};
+use super::rest;
+use crate::intake::Intake;
+
+/// Calls under way on one connection at most. A connection's calls are read and get a task each
+/// before any of them runs, so that this bounds what one connection can have waiting for the CPU.
+/// An Envoy opens a connection for each of its workers, and another when one has no stream left.
+/// With each call waiting 5 ms for a lease, this many are 51 000 a second.
+const STREAMS_MAX: u32 = 256;
+
+/// Streams that a client reset before they were handled, at most, before the connection is closed
+/// (CVE-2023-44487). Envoy resets a stream whenever its timeout strikes, so a stall must not look
+/// like an attack: this many is far above h2's own 20.
+const PENDING_RESETS_MAX: usize = 1024;
+
+/// Streams reset here because of the client's faults at most (CVE-2025-8671), as hyper has it.
+const LOCAL_RESETS_MAX: usize = 1024;
+
+/// Bytes of headers of one call at most.
+const HEADER_BYTES_MAX: u32 = 16 * 1024;
+
+/// Bytes of answers that wait for the client to read them, of one call at most.
+const SEND_BUFFER_MAX: usize = 256 * 1024;
+
+/// Bytes of one frame that a client may send: the least that HTTP/2 allows to offer.
+const FRAME_BYTES_MAX: u32 = 16 * 1024;
+
+/// Bytes of messages on their way to us, of one call and of all of them.
+const CALL_WINDOW: u32 = 64 * 1024;
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
+
+/// A silent connection is probed after this and closed when it does not answer in time.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What serves a connection's calls. Clones share everything.
+#[derive(Clone)]
+pub(super) struct Inside {
+    pub(super) intake: Intake,
+    pub(super) routes: Routes,
+    /// A connection is asked to go away after this.
+    pub(super) age: Option<Duration>,
+}
+
+type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
+
+/// Serves a connection until its client closes it, or until `stop` is true and every call has been
+/// answered.
+pub(super) async fn serve<I>(io: I, inside: Inside, mut stop: watch::Receiver<bool>)
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+{
+    let cork = Cork::default();
+    let Ok(mut connection) = builder().handshake(Corked::new(io, cork.clone())).await else {
+        return; // it does not speak HTTP/2, or is gone
+    };
+    let mut silence = pin!(silence(connection.ping_pong()));
+    let mut told_to_go = pin!(async {
+        tokio::select! {
+            () = old(inside.age) => {}
+            // An error says that the sender is gone, with whoever served.
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+    });
+    let mut is_leaving = false;
+    let mut calls = JoinSet::new();
+    loop {
+        tokio::select! {
+            next = poll_fn(|cx| next(&mut connection, &cork, &inside.intake, cx)) => match next {
+                Some(call) => drop(calls.spawn(rest::serve(call, inside.routes.clone()))),
+                None => return,
+            },
+            Some(_) = calls.join_next(), if !calls.is_empty() => {}
+            () = &mut silence => return,
+            () = &mut told_to_go, if !is_leaving => {
+                is_leaving = true;
+                connection.graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// Answers calls until one comes that takes longer; `None` at the connection's end. Answers are
+/// held back while there are calls that have been read already.
+fn next<I>(
+    connection: &mut Connection<Corked<I>, Bytes>,
+    cork: &Cork,
+    intake: &Intake,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Rest>>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+{
+    loop {
+        cork.hold();
+        let accepted = match connection.poll_accept(cx) {
+            Poll::Ready(accepted) => accepted,
+            Poll::Pending => {
+                cork.release();
+                match connection.poll_accept(cx) {
+                    Poll::Ready(accepted) => accepted,
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        };
+        let Some((request, respond)) = begun(accepted) else { return Poll::Ready(None) };
+        if let Some(rest) = (Call { request, respond }).answer(intake, cx) {
+            return Poll::Ready(Some(rest));
+        }
+    }
+}
+
+/// An error ends the connection: it is the client's, or the network's.
+fn begun(accepted: Accepted) -> Option<(Request<RecvStream>, SendResponse<Bytes>)> {
+    accepted?.inspect_err(|error| tracing::debug!(%error, "a connection broke")).ok()
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
+        .max_local_error_reset_streams(Some(LOCAL_RESETS_MAX))
+        .max_header_list_size(HEADER_BYTES_MAX)
+        .max_frame_size(FRAME_BYTES_MAX)
+        .max_send_buffer_size(SEND_BUFFER_MAX)
+        .initial_window_size(CALL_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW);
+    builder
+}
+
+/// Resolves once the other end no longer answers.
+async fn silence(pings: Option<PingPong>) {
+    let Some(mut pings) = pings else { return pending().await };
+    loop {
+        sleep(KEEPALIVE_INTERVAL).await;
+        if !matches!(timeout(KEEPALIVE_TIMEOUT, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
+            return;
+        }
+    }
+}
+
+/// Resolves once a connection has lived for `age`.
+async fn old(age: Option<Duration>) {
+    match age {
+        Some(age) => sleep(age).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,172 @@
+//! A connection that holds what is written back until told to let it out, so that the answers to
+//! requests that were read together leave together.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Above this, what is held goes out whatever the cork says.
+const HELD_MAX: usize = 16 * 1024;
+
+/// Holds writes back or lets them out. A handle: clones are of one connection.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Cork(Arc<AtomicBool>);
+
+/// A connection under a [`Cork`].
+#[derive(Debug)]
+pub(super) struct Corked<I> {
+    io: I,
+    cork: Cork,
+    held: BytesMut,
+}
+
+// === impl Cork ===
+
+impl Cork {
+    /// Flushes do nothing until [`Cork::release`].
+    pub(super) fn hold(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// The next flush writes all that is held.
+    pub(super) fn release(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    fn holds(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+// === impl Corked ===
+
+impl<I: AsyncWrite + Unpin> Corked<I> {
+    pub(super) fn new(io: I, cork: Cork) -> Self {
+        Self { io, cork, held: BytesMut::new() }
+    }
+
+    fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.held.is_empty() {
+            match ready!(Pin::new(&mut self.io).poll_write(cx, &self.held))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.held.advance(written),
+            }
+        }
+        // Keeps the room that was made, for the next batch.
+        self.held.clear();
+        Poll::Ready(Ok(()))
+    }
+
+    /// Room for more, made by writing what is held if that is much.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.held.len() < HELD_MAX { Poll::Ready(Ok(())) } else { self.poll_drain(cx) }
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Corked<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Corked<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_room(cx))?;
+        self.held.extend_from_slice(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_room(cx))?;
+        parts.iter().for_each(|part| self.held.extend_from_slice(part));
+        Poll::Ready(Ok(parts.iter().map(|part| part.len()).sum()))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.cork.holds() {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(self.poll_drain(cx))?;
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_drain(cx))?;
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_held_goes_out_in_one_piece_and_in_order() {
+        let (io, mut other) = duplex(1024);
+        let cork = Cork::default();
+        let mut corked = Corked::new(io, cork.clone());
+        cork.hold();
+        for part in ["one ", "two ", "three"] {
+            corked.write_all(part.as_bytes()).await.unwrap();
+            corked.flush().await.unwrap();
+        }
+        let mut read = [0; 64];
+        assert!(futures_util::poll!(std::pin::pin!(other.read(&mut read))).is_pending());
+        cork.release();
+        corked.flush().await.unwrap();
+        let len = other.read(&mut read).await.unwrap();
+        assert_eq!(&read[..len], b"one two three");
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_is_slow_holds_the_writer_up() {
+        let (io, mut other) = duplex(HELD_MAX);
+        let cork = Cork::default();
+        let mut corked = Corked::new(io, cork.clone());
+        cork.hold();
+        let block = vec![7_u8; HELD_MAX];
+        corked.write_all(&block).await.unwrap();
+        corked.write_all(&block).await.unwrap(); // the first one lies in the pipe
+        let mut third = Box::pin(corked.write_all(&block));
+        assert!(futures_util::poll!(&mut third).is_pending());
+        let mut read = vec![0; HELD_MAX];
+        other.read_exact(&mut read).await.unwrap();
+        third.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn nothing_is_lost_at_the_end() {
+        let (io, mut other) = duplex(1024);
+        let cork = Cork::default();
+        let mut corked = Corked::new(io, cork.clone());
+        cork.hold();
+        corked.write_all(b"goodbye").await.unwrap();
+        corked.shutdown().await.unwrap();
+        let mut read = String::new();
+        other.read_to_string(&mut read).await.unwrap();
+        assert_eq!(read, "goodbye");
+    }
+}

@@ -1,0 +1,98 @@
+//! Reads a `RateLimitRequest`: all text is borrowed from the message. Numbers are those of
+//! `envoy/service/ratelimit/v3/rls.proto` and `envoy/extensions/common/ratelimit/v3/ratelimit.proto`.
+//!
+//! As protobuf has it, unknown fields are skipped, the last of a repeated number wins, and a message
+//! that comes in parts is put together.
+
+use super::proto::{Fields, NotPlain};
+use crate::intake::{DESCRIPTORS_MAX, ENTRIES_MAX};
+use crate::request::{Descriptor, Entry, Few, Request};
+use crate::rules::{Limit, Unit};
+
+/// `RateLimitOverride` as it stands in the message.
+#[derive(Debug, Clone, Copy, Default)]
+struct Override {
+    requests_per_unit: u32,
+    unit: u32,
+}
+
+/// The request that `message` is, if it is a plain one, within its bounds.
+pub(super) fn request(message: &[u8]) -> Result<Request<'_>, NotPlain> {
+    let mut request = Request { domain: "", descriptors: Few::new(), hits_addend: 0 };
+    let mut fields = Fields::of(message);
+    while let Some((field, value)) = fields.next()? {
+        match field {
+            1 => request.domain = value.text()?,
+            2 if request.descriptors.len() >= DESCRIPTORS_MAX => return Err(NotPlain),
+            2 => request.descriptors.push(descriptor(value.bytes()?)?),
+            3 => request.hits_addend = value.varint32()?,
+            _ => {}
+        }
+    }
+    Ok(request)
+}
+
+fn descriptor(message: &[u8]) -> Result<Descriptor<'_>, NotPlain> {
+    let mut descriptor = Descriptor::default();
+    let mut limit = None;
+    let mut fields = Fields::of(message);
+    while let Some((field, value)) = fields.next()? {
+        match field {
+            1 if descriptor.entries.len() >= ENTRIES_MAX => return Err(NotPlain),
+            1 => descriptor.entries.push(entry(value.bytes()?)?),
+            2 => limit = Some(override_of(limit.unwrap_or_default(), value.bytes()?)?),
+            3 => {
+                let hits = wrapped(descriptor.hits_addend.unwrap_or_default(), value.bytes()?);
+                descriptor.hits_addend = Some(hits?);
+            }
+            4 => descriptor.refund = value.varint()? != 0,
+            _ => {}
+        }
+    }
+    descriptor.limit = limit.map(limit_of).transpose()?;
+    Ok(descriptor)
+}
+
+fn entry(message: &[u8]) -> Result<Entry<'_>, NotPlain> {
+    let mut entry = Entry { key: "", value: "" };
+    let mut fields = Fields::of(message);
+    while let Some((field, value)) = fields.next()? {
+        match field {
+            1 => entry.key = value.text()?,
+            2 => entry.value = value.text()?,
+            _ => {}
+        }
+    }
+    Ok(entry)
+}
+
+fn override_of(mut read: Override, message: &[u8]) -> Result<Override, NotPlain> {
+    let mut fields = Fields::of(message);
+    while let Some((field, value)) = fields.next()? {
+        match field {
+            1 => read.requests_per_unit = value.varint32()?,
+            2 => read.unit = value.varint32()?,
+            _ => {}
+        }
+    }
+    Ok(read)
+}
+
+/// A `UInt64Value`.
+fn wrapped(mut read: u64, message: &[u8]) -> Result<u64, NotPlain> {
+    let mut fields = Fields::of(message);
+    while let Some((field, value)) = fields.next()? {
+        if field == 1 {
+            read = value.varint()?;
+        }
+    }
+    Ok(read)
+}
+
+fn limit_of(limit: Override) -> Result<Limit, NotPlain> {
+    let unit = Unit::from_number(limit.unit.into()).ok_or(NotPlain)?;
+    Ok(Limit::fixed_window(limit.requests_per_unit, unit))
+}
+
+#[cfg(test)]
+mod tests;

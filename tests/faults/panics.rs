@@ -1,0 +1,182 @@
+//! R17: faults of our own. They are put into parts that a process takes as they are given, so the
+//! doors, the limiter and the watch of this row run in the test's own process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ratelease::accept::OpenConnections;
+use ratelease::control::Published;
+use ratelease::control::watch::{Compiled, Load, WatchPaths, Watcher};
+use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
+use ratelease::intake::Intake;
+use ratelease::key::KeyHasher;
+use ratelease::limiter::{Limiter, Options};
+use ratelease::rules::{self, Source};
+use ratelease::store::memory::MemoryStore;
+use ratelease::store::{Ask, Beat, Beaten, Replies, Store};
+use ratelease::supervise::Supervisor;
+use ratelease::time::Clock;
+use ratelease::verdict::Modes;
+use tokio::net::TcpListener;
+
+use crate::row::Row;
+use crate::stage::time_until;
+use crate::stand::{MACHINE, Rules, file, rule};
+use crate::support::now;
+use crate::support::raw_grpc::{Connection, framed, post};
+
+/// On a machine that also compiles; the promise is 100 ms.
+const RESTARTED_MAX: Duration = Duration::from_millis(500);
+
+/// Panics when it is told to, in a request's own path or in the lease task's.
+#[derive(Default)]
+struct Armed {
+    shard: AtomicBool,
+    exchange: AtomicBool,
+}
+
+struct Cursed {
+    inner: MemoryStore,
+    armed: Arc<Armed>,
+}
+
+impl Store for Cursed {
+    fn shard(&self, ask: &Ask) -> usize {
+        assert!(!self.armed.shard.swap(false, Ordering::Relaxed), "told to panic in a request");
+        self.inner.shard(ask)
+    }
+
+    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+        assert!(!self.armed.exchange.swap(false, Ordering::Relaxed), "told to panic in a lease");
+        self.inner.exchange(asks)
+    }
+
+    fn beat(&self, beat: Beat) -> Beaten<'_> {
+        self.inner.beat(beat)
+    }
+
+    fn describe(&self) -> String {
+        "cursed".to_owned()
+    }
+}
+
+/// A door to a limiter on that store.
+async fn open(armed: Arc<Armed>, published: Arc<Published>) -> Connection {
+    let options = Options {
+        max_wait: Duration::from_millis(50),
+        buffer_bytes_max: 1 << 20,
+        pod: 1,
+        hasher: KeyHasher::new(""),
+        modes: Modes::default(),
+        unix_start: Duration::ZERO,
+    };
+    let store = Arc::new(Cursed { inner: MemoryStore::system(), armed });
+    let limiter = Limiter::new(store, Clock::start(), options);
+    let intake = Intake::new(limiter, published, None, 1000);
+    let (health, _) = serve::health().await;
+    let (age, open) = (ConnectionAge::default(), OpenConnections::default());
+    let door = Door { intake, health, age, open };
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let addr = listener.local_addr().expect("an address");
+    tokio::spawn(serve::serve(Listener::Tcp(listener), door, std::future::pending()));
+    Connection::open(addr).await
+}
+
+/// The code of the answer to a question about a key of its own.
+async fn code(connection: &Connection, key: u32) -> tonic::Code {
+    use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as pb;
+    use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+    use prost::Message;
+    let entry = pb::rate_limit_descriptor::Entry { key: "path".into(), value: format!("/{key}") };
+    let descriptor = pb::RateLimitDescriptor { entries: vec![entry], ..Default::default() };
+    let request =
+        RateLimitRequest { domain: "r17".into(), descriptors: vec![descriptor], hits_addend: 1 };
+    let body = futures_util::stream::iter([framed(&request.encode_to_vec())]);
+    let head = post(crate::support::raw_grpc::SHOULD_RATE_LIMIT);
+    connection.request(head, body).await.expect("the connection lives").code
+}
+
+/// Panics at a text that says so.
+struct Reader(std::path::PathBuf);
+
+impl Load for Reader {
+    fn read(&mut self) -> Result<Vec<Source>, String> {
+        let text = std::fs::read(self.0.join("rules.yaml")).map_err(|error| error.to_string())?;
+        Ok(vec![Source { name: "rules.yaml".to_owned(), text }])
+    }
+
+    fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
+        let cursed = sources.iter().any(|source| source.text.starts_with(b"# panic"));
+        assert!(!cursed, "told to panic in the watcher");
+        let loaded = rules::load(sources, rules::Options::default());
+        let rules = loaded.map_err(|_| vec!["faulty".to_owned()])?.rules;
+        Ok(Compiled { rules, warnings: Vec::new() })
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r17_parts_of_the_process_panic() {
+    let _alone = MACHINE.write().await;
+    let promise = "request: one INTERNAL, the next is OK; lease and tasks: restarted within 100 ms \
+                   and counted; watcher: the last good rules stay";
+    let mut row = Row::new("R17", "panic in a request, a lease, a task and the watcher", promise);
+    let good = file("r17", &[rule("path", None, 1000)]);
+    let files = Rules::new(&good);
+    let published = Arc::new(Published::new());
+    let paths = WatchPaths { dir: files.path().to_owned(), root: None };
+    let reader = Reader(files.path().to_owned());
+    let watched = Watcher::spawn(paths, reader, Arc::clone(&published), None).await;
+    let (_watcher, first) = watched.expect("a watch");
+    first.expect("good rules");
+    let armed = Arc::new(Armed::default());
+    let connection = open(Arc::clone(&armed), Arc::clone(&published)).await;
+    row.holds(code(&connection, 0).await == tonic::Code::Ok, "it does not work at all");
+
+    armed.shard.store(true, Ordering::Relaxed);
+    let (panicked, next) = (code(&connection, 1).await, code(&connection, 2).await);
+    row.holds(panicked == tonic::Code::Internal, &format!("the request got {panicked:?}"));
+    row.holds(next == tonic::Code::Ok, &format!("the next request got {next:?}"));
+
+    armed.exchange.store(true, Ordering::Relaxed);
+    // Its lease never comes: the failure mode answers. Further keys are lent to.
+    let (without, next) = (code(&connection, 3).await, code(&connection, 4).await);
+    row.holds(without == tonic::Code::Ok, &format!("without its lease: {without:?}"));
+    row.holds(next == tonic::Code::Ok, &format!("after a panic of the lease task: {next:?}"));
+
+    files.replace("# panic\n");
+    let refused = async || published.loads_failed() > 0;
+    let told = time_until(Duration::from_secs(5), refused).await;
+    row.holds(told.is_some(), "the watcher's panic was not counted");
+    row.holds(code(&connection, 5).await == tonic::Code::Ok, "the last good rules are gone");
+    files.replace(&format!("# again\n{good}"));
+    let accepted = async || published.loads_ok() > 1;
+    let told = time_until(Duration::from_secs(5), accepted).await;
+    row.holds(told.is_some(), "the watcher is gone");
+
+    let restarted = restarts(&mut row).await;
+    row.recovered(restarted, RESTARTED_MAX);
+    row.errors(0);
+    row.end();
+}
+
+/// Time from a task's panic to its next start.
+async fn restarts(row: &mut Row) -> Duration {
+    let (began, mut starts) = tokio::sync::mpsc::channel(8);
+    let is_first = Arc::new(AtomicBool::new(true));
+    let supervisor = Supervisor::default();
+    let kept = supervisor.clone().keep("told to panic", move || {
+        let (began, is_first) = (began.clone(), Arc::clone(&is_first));
+        async move {
+            let _ = began.send(now()).await;
+            assert!(!is_first.swap(false, Ordering::Relaxed), "told to panic in a task");
+            std::future::pending::<()>().await;
+        }
+    });
+    let task = tokio::spawn(kept);
+    let first = starts.recv().await.expect("a first start");
+    let second = tokio::time::timeout(Duration::from_secs(5), starts.recv()).await;
+    row.holds(supervisor.restarts() > 0, "the restart was not counted");
+    task.abort();
+    second.ok().flatten().map_or(Duration::MAX, |second| second.duration_since(first))
+}

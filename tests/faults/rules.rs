@@ -1,0 +1,182 @@
+//! R13 and R14: rules that are garbage, and rules that change all the time.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::row::Row;
+use crate::stage::{Plan, Stage, TIGHT, plenty, time_until};
+use crate::stand::{Asker, file, rule};
+use crate::support::http;
+use crate::support::now;
+use crate::support::ratelease::Ratelease;
+use crate::support::redis::Cluster;
+
+/// From a good file in place to its rules in force, at full scale.
+const LIVE_MAX: Duration = Duration::from_secs(1);
+
+const MIB: u64 = 1 << 20;
+
+/// What garbage, or a flood of good files, may cost in memory.
+const GROWTH_MAX: u64 = 16 * MIB;
+
+/// Good rules of a version, told by the limit of two descriptors.
+fn version(domain: &str, tight: u64, number: u64) -> String {
+    let canary = |key, value| rule(key, Some(value), 1_000_000 + number);
+    let rules = [
+        rule("path", Some(TIGHT), tight),
+        canary("path", "/canary"),
+        canary("generic_key", "all"),
+        rule("path", None, plenty()),
+    ];
+    file(domain, &rules)
+}
+
+/// The version that a pod answers by; both descriptors must say the same.
+async fn version_of(asker: &Asker, domain: &str) -> u64 {
+    let canaries = [("path", "/canary"), ("generic_key", "all")];
+    let answer = asker.ask(domain, &canaries, 1).await;
+    let limits = answer.statuses.iter().map(|status| status.current_limit.as_ref());
+    let versions: Vec<_> = limits
+        .map(|limit| {
+            limit.map_or(0, |limit| u64::from(limit.requests_per_unit).saturating_sub(1_000_000))
+        })
+        .collect();
+    assert!(versions[0] == versions[1], "an answer of two versions: {answer:?}");
+    versions[0]
+}
+
+/// Waits until a version is in force everywhere, and tells how long that took.
+async fn live(stage: &Stage, domain: &str, number: u64) -> Duration {
+    let start = now();
+    for pod in &stage.pods {
+        let asker = Asker::connect(pod).await;
+        let is_live = async || version_of(&asker, domain).await == number;
+        time_until(10 * LIVE_MAX, is_live).await;
+    }
+    start.elapsed()
+}
+
+/// Loads that were refused, as the debug page counts them.
+async fn refused(pod: &Ratelease) -> u64 {
+    let page = http::get(pod.debug, "/").await.expect("the debug page").body;
+    let count = page.lines().find_map(|line| line.strip_prefix("loads refused: "));
+    count.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no count: {page}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r13_rules_are_garbage() {
+    let promise = "0 errors; the last good rules stay; the log names the file; good rules are in \
+                   force 1 s after they are in place; memory + 16 MiB at most; at most L";
+    let mut row = Row::new("R13", "garbage in the place of the rules, 14 kinds", promise);
+    let stage = Plan::new("r13", Cluster::shared()).start().await;
+    let good = version("r13", stage.tight, 1);
+    stage.rules.replace(&good);
+    live(&stage, "r13", 1).await;
+    let (load, memory) = (stage.load().await, stage.resident());
+
+    for (what, bytes) in garbage(&stage) {
+        let before = refused(&stage.pods[0]).await;
+        replace(stage.rules.path(), &bytes);
+        let told = async || refused(&stage.pods[0]).await > before;
+        row.holds(
+            time_until(stage.scale.pick(5, 60) * LIVE_MAX, told).await.is_some(),
+            &format!("{what}: not refused"),
+        );
+    }
+    // Some of these parts are rules, of which nothing that is asked for is missing.
+    let steps = stage.scale.pick(16, good.len());
+    for step in 1..steps {
+        replace(stage.rules.path(), &good.as_bytes()[..good.len() * step / steps]);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    odd_places(&stage).await;
+    let log = stage.pods[0].process.log();
+    row.holds(log.contains("rules.yaml:"), "the log does not name the file and line");
+    stage.rules.replace(&version("r13", stage.tight, 2));
+    let took = live(&stage, "r13", 2).await;
+    let samples = load.stop().await;
+
+    row.recovered(took, stage.scale.pick(5, 1) * LIVE_MAX);
+    let growth = stage.resident().saturating_sub(memory);
+    row.note(&format!("memory {:+} MiB", growth / MIB));
+    row.holds(growth <= GROWTH_MAX, "memory grew");
+    // Answers by the failure mode are possible where a lease is late.
+    stage.judge(&mut row, &samples, 2 * stage.tight).await;
+    stage.stop(&mut row).await;
+    row.end();
+}
+
+/// What no rules can be made of.
+fn garbage(stage: &Stage) -> Vec<(&'static str, Vec<u8>)> {
+    let head = "domain: r13\ndescriptors:\n";
+    let aliases: String =
+        (1..40).map(|at| format!("b{at}: &b{at} [*b{}, *b{}]\n", at - 1, at - 1)).collect();
+    let large = stage.scale.pick(1, 100) << 20;
+    vec![
+        ("an empty file", Vec::new()),
+        ("NUL", b"domain: r13\0\n".to_vec()),
+        ("UTF-16 with its mark", b"\xff\xfed\0o\0m\0".to_vec()),
+        ("Latin-1", b"domain: r13\ndescriptors: [{key: \xe9}]\n".to_vec()),
+        ("cut within a key", format!("{head}- {{key: path, rate_limit: {{unit: da").into()),
+        ("the same rule twice", format!("{head}{0}{0}", rule("path", Some("/a"), 1)).into()),
+        ("an unknown unit", format!("{head}- {{key: a, rate_limit: {{unit: eon}}}}\n").into()),
+        ("aliases of aliases", format!("b0: &b0 [a, a]\n{aliases}domain: *b39\n").into()),
+        ("depth 100 000", format!("domain: {}", "[".repeat(100_000)).into()),
+        ("a large file", vec![b'a'; large]),
+        ("a list for a file", b"- 1\n- 2\n".to_vec()),
+    ]
+}
+
+/// In the place of the present file, atomically.
+fn replace(dir: &Path, bytes: &[u8]) {
+    fs::write(dir.join("next"), bytes).expect("a written file");
+    fs::rename(dir.join("next"), dir.join("rules.yaml")).expect("a renamed file");
+}
+
+/// A link to nowhere, a directory for a file, and no directory at all.
+async fn odd_places(stage: &Stage) {
+    let wait = || tokio::time::sleep(Duration::from_millis(300));
+    let (dir, file) = (stage.rules.path(), stage.rules.path().join("rules.yaml"));
+    fs::remove_file(&file).expect("a removed file");
+    std::os::unix::fs::symlink("nowhere", &file).expect("a link");
+    wait().await;
+    fs::remove_file(&file).expect("a removed link");
+    fs::create_dir(&file).expect("a directory");
+    wait().await;
+    fs::remove_dir(&file).expect("a removed directory");
+    let away = dir.with_extension("away");
+    fs::rename(dir, &away).expect("a renamed directory");
+    wait().await;
+    fs::rename(&away, dir).expect("a renamed directory");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r14_rules_change_all_the_time() {
+    let promise = "0 errors; no answer of two versions; the last version in force after 1 s; \
+                   memory + 16 MiB at most";
+    let mut row = Row::new("R14", "good reloads, 50 a second (200 at full scale)", promise);
+    let stage = Plan::new("r14", Cluster::shared()).start().await;
+    stage.rules.replace(&version("r14", stage.tight, 1));
+    live(&stage, "r14", 1).await;
+    let (load, memory) = (stage.load().await, stage.resident());
+    let (reloads, every) = stage.scale.pick((150, 20), (6000, 5));
+    let asker = Asker::connect(&stage.pods[0]).await;
+    let mut seen = 0;
+    for number in 2..=reloads {
+        stage.rules.replace(&version("r14", stage.tight, number));
+        let next = version_of(&asker, "r14").await;
+        row.holds(next >= seen, "an older version came back");
+        seen = next;
+        tokio::time::sleep(Duration::from_millis(every)).await;
+    }
+    let took = live(&stage, "r14", reloads).await;
+    let samples = load.stop().await;
+    row.recovered(took, stage.scale.pick(5, 1) * LIVE_MAX);
+    let growth = stage.resident().saturating_sub(memory);
+    row.note(&format!("{reloads} versions, memory {:+} MiB", growth / MIB));
+    row.holds(growth <= GROWTH_MAX, "memory grew");
+    stage.judge(&mut row, &samples, 2 * stage.tight).await;
+    stage.stop(&mut row).await;
+    row.end();
+}

@@ -1,0 +1,127 @@
+//! Networks that are slow, silent or broken, by a proxy before each master.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use crate::row::Row;
+use crate::stage::{Plan, Stage, judge_errors, scripts, time_until};
+use crate::support::now;
+use crate::support::paced::Samples;
+use crate::support::proxy::{Fault, Proxy};
+use crate::support::redis_cluster::{Cluster, ClusterOptions};
+
+/// From the end of a fault to leases as before: the longest wait between two attempts to connect,
+/// or two probes of a breaker, is 2 s.
+const RECOVERED_MAX: Duration = Duration::from_secs(3);
+
+const MIB: u64 = 1 << 20;
+
+/// From the beginning of a black hole to a new connection, at full scale.
+const NOTICED_MAX: Duration = Duration::from_millis(500);
+
+/// What a slow Redis may cost a pod in memory.
+const GROWTH_MAX: u64 = 16 * MIB;
+
+/// Three masters behind proxies, for every test that leaves them whole.
+fn proxied() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(|| Cluster::start_with(&ClusterOptions::new(3, 0).proxied()))
+}
+
+fn set_all(cluster: &Cluster, fault: Fault) {
+    cluster.proxies.iter().for_each(|proxy| proxy.set(fault));
+}
+
+/// Time until the nodes have run more scripts than were held up on the way.
+async fn leases_resume(cluster: &Cluster) -> Duration {
+    let all = || cluster.nodes.iter().map(scripts).sum::<u64>();
+    let before = all();
+    let resumed = time_until(2 * RECOVERED_MAX, async || all() > before + 20).await;
+    resumed.unwrap_or(2 * RECOVERED_MAX)
+}
+
+/// A fault that comes and goes under load, one of several in a test.
+struct Spell {
+    row: Row,
+    began: Instant,
+    ended: Instant,
+    errors: u64,
+}
+
+impl Spell {
+    /// Has `fault` last so long at every node, and waits until leases resume.
+    async fn pass(mut row: Row, stage: &Stage, fault: Fault, lasts: Duration) -> Self {
+        let cluster = proxied();
+        let (errors, memory) = (stage.errors().await, stage.resident());
+        let connections = || cluster.proxies.iter().map(Proxy::accepted).sum::<u64>();
+        let before = connections();
+        let began = now();
+        set_all(cluster, fault);
+        if fault == Fault::Hole {
+            let replaced = time_until(lasts, async || connections() > before).await;
+            let took = replaced.unwrap_or(Duration::MAX);
+            row.note(&format!("connection replaced after {} ms", took.as_millis()));
+            let max = stage.scale.pick(2 * NOTICED_MAX, NOTICED_MAX);
+            row.holds(took <= max, "noticed too late");
+        }
+        tokio::time::sleep(lasts.saturating_sub(began.elapsed())).await;
+        set_all(cluster, Fault::None);
+        let ended = now();
+        row.recovered(leases_resume(cluster).await, RECOVERED_MAX);
+        let growth = stage.resident().saturating_sub(memory);
+        row.holds(growth <= GROWTH_MAX, &format!("memory grew by {} MiB", growth / MIB));
+        Self { row, began, ended, errors: stage.errors().await - errors }
+    }
+
+    fn judged(mut self, stage: &Stage, samples: &Samples) -> Row {
+        let spell = samples.between(self.began, self.ended);
+        judge_errors(&mut self.row, &spell, self.errors);
+        stage.judge_latency(&mut self.row, samples, self.began, self.ended);
+        self.row.admitted(samples.of(|path| path == 0).passed(), 2 * stage.tight);
+        self.row
+    }
+}
+
+async fn check(name: &str, promise: &str, spells: &[(&str, Fault)]) {
+    let cluster = proxied();
+    let stage = Plan::new(&name.to_lowercase(), cluster).start().await;
+    let load = stage.load().await;
+    let mut passed = Vec::new();
+    for (what, fault) in spells {
+        let lasts = stage.scale.pick(Duration::from_millis(1500), Duration::from_secs(5));
+        let row = Row::new(name, what, promise);
+        passed.push(Spell::pass(row, &stage, *fault, lasts).await);
+    }
+    let samples = load.stop().await;
+    if let Some(last) = passed.last_mut() {
+        stage.stop(&mut last.row).await;
+    }
+    let rows = passed.into_iter().map(|spell| spell.judged(&stage, &samples));
+    Row::end_all(rows.collect());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r6_redis_is_slow() {
+    let ms = Duration::from_millis;
+    let promise = "0 errors; p99 < 5 ms on warm keys; memory flat; at most 2 L";
+    let spells = [
+        ("replies 5 ± 1 ms late", Fault::Latency { delay: ms(5), jitter: ms(1) }),
+        ("replies 50 ± 10 ms late", Fault::Latency { delay: ms(50), jitter: ms(10) }),
+        ("replies 500 ± 100 ms late", Fault::Latency { delay: ms(500), jitter: ms(100) }),
+        ("replies drip at 8 KB/s", Fault::Drip { bytes_per_second: 8000 }),
+    ];
+    check("R6", promise, &spells).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r7_connections_to_redis_break() {
+    let promise = "0 errors; a black hole noticed within 500 ms; a cut reply never taken for a \
+                   whole one; at most 2 L";
+    let spells = [
+        ("black hole: connections open, nothing comes", Fault::Hole),
+        ("every connection reset", Fault::Reset),
+        ("every connection cut within a reply, after 13 bytes", Fault::Cut { after: 13 }),
+        ("connections refused", Fault::Refuse),
+    ];
+    check("R7", promise, &spells).await;
+}

@@ -1,0 +1,351 @@
+//! Pods behind an Envoy under load, and what is counted there.
+//!
+//! Every test has the machine for itself, since time is part of what it measures; windows are days,
+//! so that none ends meanwhile. The load goes to [`TIGHT`], whose limit is reached; to warm keys,
+//! of which the pods hold tokens; and to new keys all the time, for which they hold none. The limit
+//! of the last two kinds is not reached: their requests must all pass.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::sync::RwLockWriteGuard;
+
+use crate::row::Row;
+use crate::stand::{MACHINE, Rules, clear_of_midnight, file, rule};
+use crate::support::envoy::{Envoy, EnvoyOptions};
+use crate::support::http;
+use crate::support::now;
+use crate::support::paced::{Paced, RunningPaced, Samples};
+use crate::support::ratelease::Ratelease;
+use crate::support::redis::Cluster;
+use crate::support::redis_server::Server;
+
+/// How large the rows are: small by default, for a debug build on a busy machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Scale {
+    pub is_full: bool,
+    /// Requests a second.
+    pub rate: u32,
+    /// What Envoy waits for an answer.
+    pub envoy_timeout: Duration,
+    /// So many percent of the answers take this at most, at the client and through Envoy.
+    pub percent: usize,
+    pub latency_max: Duration,
+}
+
+/// What the stage of a row is made of.
+pub struct Plan<'a> {
+    /// Of the rules, and of the keys in Redis: one for each test.
+    pub domain: &'a str,
+    pub cluster: &'a Cluster,
+    pub pods: usize,
+    /// The limit of [`TIGHT`]: the load offers more than twice as much.
+    pub tight: u64,
+    /// More of the `rate_limit` of all other paths, such as `, lease: {max: 5}`.
+    pub options: &'a str,
+    /// More rules.
+    pub more: String,
+    /// Of each pod.
+    pub env: Vec<(&'a str, &'a str)>,
+    /// Instead of that of the scale.
+    pub envoy_timeout: Option<Duration>,
+    /// Whether what passes is to be what was lent, to the token. Then the failure mode is `deny`: a
+    /// stall of a busy machine, which opens a breaker as one of Redis does, costs a denial.
+    pub exact: bool,
+}
+
+/// All of it, running.
+pub struct Stage {
+    pub rules: Rules,
+    pub pods: Vec<Ratelease>,
+    pub envoy: Envoy,
+    pub scale: Scale,
+    pub tight: u64,
+    exact: bool,
+    prefix: String,
+    _alone: RwLockWriteGuard<'static, ()>,
+}
+
+/// The path whose limit is reached; the first of [`paths`].
+pub const TIGHT: &str = "/tight";
+
+/// Of every other path, a day, by scale: more than a test spends, and so little that a pod does not
+/// hold tokens for minutes.
+pub fn plenty() -> u64 {
+    Scale::of_env().pick(10_000, 100_000)
+}
+
+/// Warm keys: enough for each shard to own some of them.
+const WARM_PATHS: usize = 8;
+
+/// So many of [`paths`] are new ones.
+const NEW_PATHS: usize = 4;
+
+/// What a request waits for a lease at most, by default.
+const LEASE_WAIT: Duration = Duration::from_millis(5);
+
+/// How often [`time_until`] looks.
+const POLL: Duration = Duration::from_millis(20);
+
+/// For leases to come in and the pods to have seen each other.
+const WARM_UP: Duration = Duration::from_millis(2500);
+
+// === impl Scale ===
+
+impl Scale {
+    /// As `RATELEASE_FAULTS` says.
+    pub fn of_env() -> Self {
+        if std::env::var("RATELEASE_FAULTS").is_ok_and(|scale| scale == "full") {
+            Self {
+                is_full: true,
+                rate: 2000,
+                envoy_timeout: Duration::from_millis(20),
+                percent: 99,
+                latency_max: Duration::from_millis(5),
+            }
+        } else {
+            // The machine may be compiling: what is measured is that nothing waits for Redis, whose
+            // own time-out is 250 ms.
+            Self {
+                is_full: false,
+                rate: 200,
+                envoy_timeout: Duration::from_secs(5),
+                percent: 95,
+                latency_max: Duration::from_millis(200),
+            }
+        }
+    }
+
+    /// One of two, by scale.
+    pub fn pick<T>(&self, small: T, full: T) -> T {
+        if self.is_full { full } else { small }
+    }
+}
+
+// === impl Plan ===
+
+impl<'a> Plan<'a> {
+    /// Two pods with the default settings.
+    pub fn new(domain: &'a str, cluster: &'a Cluster) -> Self {
+        let (tight, env) = (Scale::of_env().pick(40, 400), Vec::new());
+        Self {
+            domain,
+            cluster,
+            pods: 2,
+            tight,
+            options: "",
+            more: String::new(),
+            env,
+            envoy_timeout: None,
+            exact: false,
+        }
+    }
+
+    pub async fn start(self) -> Stage {
+        let alone = MACHINE.write().await;
+        let scale = Scale::of_env();
+        clear_of_midnight().await;
+        let rules = Rules::new(&self.rules());
+        let (prefix, exact, tight) = (format!("{}-", self.domain), self.exact, self.tight);
+        let mut pods = Vec::new();
+        for _ in 0..self.pods {
+            let mut env = vec![("CACHE_KEY_PREFIX", prefix.as_str())];
+            env.extend(&self.env);
+            pods.push(Ratelease::start(rules.path(), &self.cluster.places(), &env).await);
+        }
+        let addrs: Vec<_> = pods.iter().map(|pod| pod.grpc).collect();
+        let timeout = self.envoy_timeout.unwrap_or(scale.envoy_timeout);
+        let options = EnvoyOptions { timeout, ..EnvoyOptions::new(self.domain, &addrs) };
+        let envoy = Envoy::start(options).await;
+        Stage { rules, pods, envoy, scale, tight, exact, prefix, _alone: alone }
+    }
+
+    fn rules(&self) -> String {
+        let rest = format!(
+            "- {{key: path, rate_limit: {{unit: day, requests_per_unit: {}{}}}}}\n",
+            plenty(),
+            self.options
+        );
+        let rules =
+            file(self.domain, &[rule("path", Some(TIGHT), self.tight), self.more.clone(), rest]);
+        let defaults = if self.exact { "defaults: {failure_mode: deny}\n" } else { "" };
+        format!("{defaults}{rules}")
+    }
+}
+
+// === impl Stage ===
+
+impl Stage {
+    /// Starts the load and lets it run until every key is warm.
+    pub async fn load(&self) -> RunningPaced {
+        self.load_of(&paths()).await
+    }
+
+    /// As [`Stage::load`], on other paths.
+    pub async fn load_of(&self, paths: &[String]) -> RunningPaced {
+        let load = Paced::new(paths, self.scale.rate).start(self.envoy.ingress);
+        tokio::time::sleep(WARM_UP).await;
+        load
+    }
+
+    /// Errors so far, in the eyes of Envoy.
+    pub async fn errors(&self) -> u64 {
+        let verdicts = self.envoy.verdicts().await;
+        verdicts.error + verdicts.failure_mode_allowed
+    }
+
+    /// Judges what came back of the load: no errors at Envoy nor at the client, what has plenty all
+    /// passed, the tight key within its bound.
+    pub async fn judge(&self, row: &mut Row, samples: &Samples, bound: u64) {
+        if self.exact {
+            row.errors(self.errors().await + samples.tally().faults());
+            let (sent, denied) = (samples.0.len() as u64, denied_of_plenty(samples));
+            row.note(&format!("{sent} requests, {denied} denied in stalls of the machine"));
+            row.holds(denied <= sent / 10, "hardly anything was lent: the row shows nothing");
+        } else {
+            judge_errors(row, samples, self.errors().await);
+        }
+        row.admitted(samples.of(|path| path == 0).passed(), bound);
+    }
+
+    /// Judges the answers' latency within a span of time: on warm keys, and on those that wait for
+    /// a lease, which may take what a request waits for one.
+    pub fn judge_latency(&self, row: &mut Row, samples: &Samples, from: Instant, to: Instant) {
+        let Scale { is_full, percent, mut latency_max, .. } = self.scale;
+        let spell = samples.between(from, to);
+        if !is_full {
+            // What the machine is busy with slows the calm before the fault too.
+            let calm = samples.only(|sample| sample.due < from).latency(percent);
+            latency_max += 4 * calm;
+        }
+        let (warm, others) = (spell.of(is_warm), spell.of(|path| !is_warm(path)));
+        for (name, part, max) in
+            [("warm", warm, latency_max), ("new", others, latency_max + LEASE_WAIT)]
+        {
+            row.note(&format!("{name} p99 {:.1?}", part.latency(99)));
+            let latency = part.latency(percent);
+            let broken = format!("{percent} % of {name} keys within {latency:.1?}, not {max:?}");
+            row.holds(latency <= max, &broken);
+        }
+    }
+
+    /// Memory that the largest pod holds, in bytes.
+    pub fn resident(&self) -> u64 {
+        self.pods.iter().map(|pod| resident(pod.process.pid())).max().unwrap_or(0)
+    }
+
+    /// Ends the pods as Kubernetes would; none has broken what must hold.
+    pub async fn stop(&self, row: &mut Row) {
+        for pod in &self.pods {
+            judge_process(row, pod).await;
+            let status = pod.stop().await;
+            row.holds(status == 0, &format!("a pod ended with status {status}"));
+        }
+    }
+
+    /// Asks once for a path that nobody has asked for yet, and so learns its key in Redis.
+    pub async fn learn(&self, path: &str, cluster: &Cluster) -> String {
+        let known = self.debited(cluster);
+        assert_eq!(self.envoy.get(path, &[]).await.status, 200, "{path} was denied at once");
+        let keys = self.debited(cluster).into_keys();
+        keys.into_iter().find(|key| !known.contains_key(key)).expect("a new key")
+    }
+
+    /// What Redis has debited in all. A denial may mark the count of the tight key with one more
+    /// than its limit.
+    pub fn spent(&self, cluster: &Cluster, tight: &str) -> u64 {
+        let debited = self.debited(cluster).into_iter();
+        debited.map(|(key, count)| if key == tight { count.min(self.tight) } else { count }).sum()
+    }
+
+    /// What Redis has debited by key: its name there, and its count in this window. Nodes that do
+    /// not answer are left out.
+    pub fn debited(&self, cluster: &Cluster) -> BTreeMap<String, u64> {
+        cluster.nodes.iter().flat_map(|node| debited_at(node, &self.prefix)).collect()
+    }
+}
+
+/// All paths of the load.
+pub fn paths() -> Vec<String> {
+    let warm = (0..WARM_PATHS).map(|at| format!("/warm-{at}"));
+    let new = (0..NEW_PATHS).map(|_| "/new-{n}".to_owned());
+    std::iter::once(TIGHT.to_owned()).chain(warm).chain(new).collect()
+}
+
+/// Whether the path at this position is one of the warm ones.
+pub fn is_warm(path: usize) -> bool {
+    (1..=WARM_PATHS).contains(&path)
+}
+
+/// A pod's count of something by its name; 0 where it counts no such thing.
+pub async fn count(pod: &Ratelease, name: &str) -> u64 {
+    let page = status(pod).await.unwrap_or_default();
+    page["counts"][name].as_u64().unwrap_or(0)
+}
+
+/// Scripts that a node has run, which is how it is asked; 0 while it does not answer.
+pub fn scripts(node: &Server) -> u64 {
+    node.try_command::<()>(&["PING"]).map_or(0, |()| node.calls("evalsha") + node.calls("eval"))
+}
+
+/// Memory that a process holds, in bytes.
+pub fn resident(pid: u32) -> u64 {
+    let page = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a running process");
+    let line = page.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    kib * 1024
+}
+
+/// Judges a part of the load, in which Envoy saw so many errors.
+pub fn judge_errors(row: &mut Row, samples: &Samples, errors: u64) {
+    let denied = denied_of_plenty(samples);
+    row.errors(errors + samples.tally().faults());
+    row.holds(denied == 0, &format!("{denied} denied that had plenty"));
+    row.note(&format!("{} requests", samples.0.len()));
+}
+
+fn denied_of_plenty(samples: &Samples) -> u64 {
+    samples.of(|path| path > 0).tally().limited()
+}
+
+/// A pod has neither panicked nor found anything of its own broken.
+pub async fn judge_process(row: &mut Row, pod: &Ratelease) {
+    row.holds(!pod.process.log().contains("panicked at"), "a pod has panicked");
+    let violations = status(pod).await.map(|page| page["invariant_violations"].as_u64());
+    row.holds(matches!(violations, None | Some(Some(0))), &format!("invariants: {violations:?}"));
+}
+
+/// The status page, where the pod has one.
+pub async fn status(pod: &Ratelease) -> Option<Value> {
+    let page = http::get(pod.debug, "/status").await.ok().filter(|page| page.status == 200)?;
+    Some(serde_json::from_str(&page.body).expect("the status page is JSON"))
+}
+
+/// Waits until `done`, and tells how long that took; none after `patience`.
+pub async fn time_until(
+    patience: Duration,
+    mut done: impl AsyncFnMut() -> bool,
+) -> Option<Duration> {
+    let start = now();
+    while start.elapsed() < patience {
+        if done().await {
+            return Some(start.elapsed());
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    None
+}
+
+/// Counts of fixed windows at one node, as `fixed_window.lua` writes them: the window, then ten
+/// digits of count.
+fn debited_at(node: &Server, prefix: &str) -> Vec<(String, u64)> {
+    let pattern = format!("{prefix}*");
+    let keys: Vec<String> = node.try_command(&["KEYS", &pattern]).unwrap_or_default();
+    let count = |key: String| {
+        let value: String = node.try_command(&["GET", &key]).ok()?;
+        let digits = value.get(value.len().checked_sub(10)?..)?;
+        Some((key, digits.parse().ok()?))
+    };
+    keys.into_iter().filter_map(count).collect()
+}

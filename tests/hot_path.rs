@@ -1,0 +1,106 @@
+//! What the hot path does without: allocations. A binary of its own, since it counts all of them.
+#![cfg(test)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
+use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
+use prost::Message;
+use ratelease::control::Published;
+use ratelease::grpc;
+use ratelease::intake::Intake;
+use ratelease::key::KeyHasher;
+use ratelease::limiter::{Limiter, Options};
+use ratelease::rules::{self, Source};
+use ratelease::store::memory::MemoryStore;
+use ratelease::time::Clock;
+use ratelease::verdict::Modes;
+
+#[global_allocator]
+static ALLOCATOR: dhat::Alloc = dhat::Alloc;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: tenant
+    descriptors:
+      - key: user
+        rate_limit: {unit: year, requests_per_unit: 4000000000, name: per_user}
+";
+
+const DECISIONS: u64 = 10_000;
+
+fn intake() -> Intake {
+    let options = Options {
+        max_wait: Duration::from_secs(5),
+        buffer_bytes_max: 1024 * 1024,
+        pod: 0,
+        hasher: KeyHasher::new("secret"),
+        modes: Modes::default(),
+        unix_start: Duration::ZERO,
+    };
+    let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
+    let source = Source { name: "hot.yaml".into(), text: RULES.into() };
+    let loaded = rules::load(&[source], rules::Options::default()).unwrap();
+    let published = Arc::new(Published::new());
+    published.publish(Arc::new(loaded.rules));
+    Intake::new(limiter, published, None, 64)
+}
+
+/// A frame of gRPC: one descriptor of two entries.
+fn frame() -> Vec<u8> {
+    let entry = |key: &str, value: &str| descriptor_pb::rate_limit_descriptor::Entry {
+        key: key.into(),
+        value: value.into(),
+    };
+    let descriptor = descriptor_pb::RateLimitDescriptor {
+        entries: vec![entry("tenant", "shop"), entry("user", "user-12345678")],
+        ..Default::default()
+    };
+    let request =
+        pb::RateLimitRequest { domain: "d".into(), descriptors: vec![descriptor], hits_addend: 0 };
+    let message = request.encode_to_vec();
+    let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+    [&[0], &length[..], &message].concat()
+}
+
+#[tokio::test]
+async fn a_decision_from_frame_to_frame_allocates_nothing() {
+    let (intake, frame) = (intake(), frame());
+    let mut answer = BytesMut::with_capacity(256);
+    // The first asks the store, and some come before its answer.
+    let begun = Clock::start();
+    while grpc::answer_at_once(&intake, &frame, &mut answer).is_none() {
+        assert!(begun.now().nanos() < 5_000_000_000, "no lease came");
+        let request = ratelease::request::Request {
+            domain: "d",
+            descriptors: [descriptor()].into_iter().collect(),
+            hits_addend: 0,
+        };
+        intake.answer(&request, |_| ()).await.unwrap();
+    }
+    let profiler = dhat::Profiler::builder().testing().build();
+    let before = dhat::HeapStats::get();
+    let mut asked = 0;
+    for _ in 0..DECISIONS {
+        answer.clear();
+        // The lease runs out now and then: that request waits, which is not what is looked at.
+        asked += u64::from(grpc::answer_at_once(&intake, &frame, &mut answer).is_none());
+    }
+    let after = dhat::HeapStats::get();
+    drop(profiler);
+    let allocated = after.total_blocks - before.total_blocks;
+    println!("{allocated} allocations for {DECISIONS} decisions, {asked} of which asked");
+    let answered = pb::RateLimitResponse::decode(&answer[5..]).unwrap();
+    assert_eq!(answered.statuses[0].current_limit.as_ref().unwrap().name, "per_user");
+    assert_eq!((asked, allocated), (0, 0));
+}
+
+fn descriptor() -> ratelease::request::Descriptor<'static> {
+    let entry = |key, value| ratelease::request::Entry { key, value };
+    let entries = [entry("tenant", "shop"), entry("user", "user-12345678")];
+    ratelease::request::Descriptor { entries: entries.into_iter().collect(), ..Default::default() }
+}

@@ -1,0 +1,167 @@
+//! An open-loop load: requests leave at a given rate whatever becomes of those before them, and an
+//! answer's latency counts from when its request was due. A closed loop would send less just when
+//! the answers are slow, and not see it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use super::http::Client;
+use super::load::Tally;
+use super::now;
+
+/// What to send, and how often.
+#[derive(Debug, Clone)]
+pub(crate) struct Paced {
+    /// Taken in turn. `{n}` in one stands for the request's number: a new path each time.
+    pub(crate) paths: Vec<String>,
+    /// Requests a second.
+    pub(crate) rate: u32,
+    /// At once at most; beyond it, requests wait, and their latency says so.
+    pub(crate) connections: usize,
+}
+
+/// A load under way; dropped, it is cut off.
+pub(crate) struct RunningPaced {
+    load: Arc<Shared>,
+    connections: JoinSet<Vec<Sample>>,
+}
+
+/// One request and its answer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sample {
+    /// When it was due.
+    pub(crate) due: Instant,
+    /// From then to the end of the answer.
+    pub(crate) latency: Duration,
+    /// 0 if there was no answer.
+    pub(crate) status: u16,
+    /// Position of its path in [`Paced::paths`].
+    pub(crate) path: usize,
+}
+
+/// What came back, in no order.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Samples(pub(crate) Vec<Sample>);
+
+struct Shared {
+    plan: Paced,
+    addr: SocketAddr,
+    start: Instant,
+    next: AtomicU64,
+    is_over: AtomicBool,
+}
+
+// === impl Paced ===
+
+impl Paced {
+    pub(crate) fn new(paths: &[String], rate: u32) -> Self {
+        Self { paths: paths.to_vec(), rate, connections: 32 }
+    }
+
+    /// Starts to send, on the runtime of the caller.
+    pub(crate) fn start(self, addr: SocketAddr) -> RunningPaced {
+        let (next, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let connections = self.connections;
+        let load = Arc::new(Shared { plan: self, addr, start: now(), next, is_over });
+        let mut running = JoinSet::new();
+        for _ in 0..connections {
+            running.spawn(Arc::clone(&load).send());
+        }
+        RunningPaced { load, connections: running }
+    }
+}
+
+// === impl RunningPaced ===
+
+impl RunningPaced {
+    /// Sends no more, and waits for the answers to what is under way.
+    pub(crate) async fn stop(self) -> Samples {
+        self.load.is_over.store(true, Ordering::Relaxed);
+        Samples(self.connections.join_all().await.into_iter().flatten().collect())
+    }
+
+    /// Sends for so long, then as [`RunningPaced::stop`].
+    pub(crate) async fn stop_after(self, span: Duration) -> Samples {
+        tokio::time::sleep(span).await;
+        self.stop().await
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    async fn send(self: Arc<Self>) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        let mut open = None;
+        while !self.is_over.load(Ordering::Relaxed) {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            let due = self.start + Duration::from_secs(number) / self.plan.rate;
+            tokio::time::sleep_until(due.into()).await;
+            let turn = number % self.plan.paths.len() as u64;
+            let path = usize::try_from(turn).expect("below a length");
+            let text = self.plan.paths[path].replace("{n}", &number.to_string());
+            let status = self.ask(&text, &mut open).await;
+            samples.push(Sample { due, latency: now().duration_since(due), status, path });
+        }
+        samples
+    }
+
+    async fn ask(&self, path: &str, open: &mut Option<Client>) -> u16 {
+        let mut client = match open.take() {
+            Some(client) => client,
+            None => match Client::connect(self.addr).await {
+                Ok(client) => client,
+                Err(_) => return 0,
+            },
+        };
+        let Ok(answer) = client.get(path, &[]).await else { return 0 };
+        *open = Some(client);
+        answer.status
+    }
+}
+
+// === impl Samples ===
+
+impl Samples {
+    /// Those that were due within a span of time.
+    pub(crate) fn between(&self, from: Instant, to: Instant) -> Self {
+        self.only(|sample| (from..to).contains(&sample.due))
+    }
+
+    /// Those of some paths, by position.
+    pub(crate) fn of(&self, is_of: impl Fn(usize) -> bool) -> Self {
+        self.only(|sample| is_of(sample.path))
+    }
+
+    /// Those that are to be kept.
+    pub(crate) fn only(&self, keep: impl Fn(&Sample) -> bool) -> Self {
+        Self(self.0.iter().filter(|sample| keep(sample)).copied().collect())
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        let mut tally = Tally::default();
+        for sample in &self.0 {
+            match sample.status {
+                0 => tally.broken += 1,
+                status => *tally.statuses.entry(status).or_default() += 1,
+            }
+        }
+        tally
+    }
+
+    pub(crate) fn passed(&self) -> u64 {
+        self.tally().passed()
+    }
+
+    /// The latency that so many percent of the answers do not exceed; 0 without answers.
+    pub(crate) fn latency(&self, percent: usize) -> Duration {
+        let mut latencies: Vec<_> = self.0.iter().map(|sample| sample.latency).collect();
+        latencies.sort_unstable();
+        let at = (latencies.len() * percent).div_ceil(100).saturating_sub(1);
+        latencies.get(at).copied().unwrap_or_default()
+    }
+}
