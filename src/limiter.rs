@@ -50,8 +50,9 @@ pub struct Options {
     /// How long a request waits for a lease at most.
     pub max_wait: Duration,
     /// Bytes that the buffers of all keys may take: [`Table`] says what is counted. A 32nd of it,
-    /// 1.5 MiB at most, is for the queue of keys that may lie idle. Requests that wait for a lease
-    /// take up to 12 MiB beside it, and the desk's queues 4352 asks a shard.
+    /// 1.5 MiB at most, is for the queue of keys that may lie idle. Requests that wait for a lease,
+    /// and what only few keys have, take up to 12 MiB beside it, and the desk's queues 4352 asks a
+    /// shard.
     pub buffer_bytes_max: usize,
     /// This pod among those that share the store: a number of its own drawing.
     pub pod: u64,

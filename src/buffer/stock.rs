@@ -144,8 +144,8 @@ impl<A: Spare> Stock<A> {
 
     /// Drops the box if nothing is in it.
     pub(super) fn trim(&mut self) {
-        let of_use = |aside: &Box<Aside<A>>| aside.older.tokens > 0 || !aside.owners.is_empty();
-        if !self.aside.as_ref().is_none_or(of_use) {
+        let empty = |aside: &Aside<A>| aside.older.tokens == 0 && aside.owners.is_empty();
+        if self.aside.as_deref().is_some_and(empty) {
             self.aside = None;
         }
     }
@@ -205,3 +205,6 @@ impl<A: Spare> Stock<A> {
 fn is_spaced(kind: Kind) -> bool {
     matches!(kind, Kind::Spaced { .. })
 }
+
+#[cfg(test)]
+mod tests;
