@@ -50,8 +50,9 @@ pub struct Options {
     /// How long a request waits for a lease at most.
     pub max_wait: Duration,
     /// Bytes that the buffers of all keys may take: [`Table`] says what is counted. A 32nd of it,
-    /// 1.5 MiB at most, is for the queue of keys that may lie idle. Requests that wait for a lease
-    /// take up to 12 MiB beside it, and the desk's queues 4352 asks a shard.
+    /// 1.5 MiB at most, is for the queue of keys that may lie idle. Requests that wait for a lease,
+    /// and what only few keys have, take up to 12 MiB beside it, and the desk's queues 4352 asks a
+    /// shard.
     pub buffer_bytes_max: usize,
     /// This pod among those that share the store: a number of its own drawing.
     pub pod: u64,
@@ -206,7 +207,7 @@ impl Shared {
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, StoreError> {
         let attempt = || {
             self.with_slot(charge, now, 0, |slot, here, asks| {
-                let attempt = slot.attempt(charge, here.now);
+                let attempt = slot.attempt(charge, here);
                 slot.look_ahead(charge, here, asks);
                 attempt
             })
@@ -279,10 +280,11 @@ impl Shared {
 
     /// Tokens that were taken and are not spent after all.
     fn put_back(&self, charge: &Charge<'_>, taken: Lot) {
-        let now = self.clock.now();
+        let here = self.here(self.clock.now());
         let key = charge.key();
         let mut asks = Vec::new();
-        let kept = self.table.with_existing(key, |slot| slot.put_back(taken, key, now, &mut asks));
+        let put_back = |slot: &mut Slot| slot.put_back(taken, key, &here, &mut asks);
+        let kept = self.table.with_existing(key, put_back);
         if kept.is_none() {
             // The key was evicted meanwhile.
             let Applied { limit, rule } = &charge.applied;

@@ -36,17 +36,15 @@ pub enum Kind {
 /// Unspent tokens, of two leases at most: the one that is being spent and the one asked ahead.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Lots {
-    newest: Lot,
-    /// Without tokens where there is none. In place, so that what a key takes is known when it
-    /// comes, though windows, the usual kind, never need it.
-    older: Lot,
+    pub(super) newest: Lot,
+    /// Without tokens where there is none. Windows, the usual kind, never need it.
+    pub(super) older: Lot,
 }
 
 // === impl Lots ===
 
 impl Lots {
-    /// Tokens that may still be spent.
-    pub(super) fn tokens(&self, now: Time) -> u64 {
+    fn tokens(&self, now: Time) -> u64 {
         self.older.live(now).saturating_add(self.newest.live(now))
     }
 
@@ -96,15 +94,6 @@ impl Lots {
         [older, newest].map(|lot| Some(lot).filter(|lot| lot.live(now) > 0))
     }
 
-    /// Adds `tokens` to a lease that is live, if there is one.
-    pub(super) fn top_up(&mut self, tokens: u64, now: Time) -> bool {
-        let live = now < self.newest.ends;
-        if live {
-            self.newest.tokens = self.newest.tokens.saturating_add(tokens);
-        }
-        live
-    }
-
     /// Adds `lot` to the one that it is part of, if that is here.
     fn joined(&mut self, lot: Lot, kind: Kind) -> bool {
         (self.older.tokens > 0 && self.older.join(lot, kind)) || self.newest.join(lot, kind)
@@ -135,7 +124,7 @@ fn in_order(a: Lot, b: Lot) -> (Lot, Lot) {
 // === impl Lot ===
 
 impl Lot {
-    fn live(&self, now: Time) -> u64 {
+    pub(super) fn live(&self, now: Time) -> u64 {
         if now < self.ends { self.tokens } else { 0 }
     }
 

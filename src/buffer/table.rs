@@ -7,6 +7,7 @@ use std::hash::BuildHasher;
 use std::mem::size_of;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
@@ -15,10 +16,11 @@ use crate::key::Key;
 use crate::time::Time;
 use part::Part;
 
-/// Bytes of one part: a thousand entries or so, few enough to be swept under one lock.
+/// Bytes of one part: some 2600 entries, few enough to be swept under one lock.
 const PART_BYTES: usize = 256 * 1024;
 
-/// Parts at most; of a budget of more than 1 GiB they are larger.
+/// Parts at most; of a budget of more than 1 GiB they are larger, up to what links can name: some
+/// 25 GiB in all.
 const PARTS_MAX: usize = 4096;
 
 /// The part of the budget for entries aside: a sixteenth, and no more than for so many entries.
@@ -43,15 +45,25 @@ pub struct Table<V> {
 
 /// What the table needs to know of an entry.
 pub trait Entry {
-    /// When it was last used.
-    fn touched(&self) -> Time;
+    /// How long it has not been used.
+    fn idle_for(&self, now: Time) -> Duration;
     /// Somebody waits on it: it must stay.
     fn is_busy(&self) -> bool;
     /// Whether it says anything still: one that does not is the first to go.
     fn is_live(&self, now: Time) -> bool;
     /// Bytes that it holds on the heap.
     fn heap(&self) -> usize;
+    /// Gives up what it holds on the heap and can do without: there is no room for it.
+    fn shed(&mut self);
+    /// The link that was set last; the default one at first.
+    fn next(&self) -> Link;
+    /// Keeps a link of the table's: beside the entry it would take eight bytes, by alignment.
+    fn set_next(&mut self, next: Link);
 }
+
+/// Where the table finds the next entry of a chain. Of no meaning elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Link(u16);
 
 /// Where an entry is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +107,8 @@ impl<V: Entry> Table<V> {
     /// Runs `visit` on the entry of `key`, made by `make` if there is none. If that took the place
     /// of another, the other is returned so that its tokens can be given back.
     ///
-    /// `visit` may add `room` bytes to what the entry holds on the heap. It runs under the lock of
+    /// `visit` may add `room` bytes to what the entry holds on the heap; what it adds beyond that
+    /// may be shed again ([`Entry::shed`]), so that there is always room for others'. It runs under the lock of
     /// a part: it must be short and must not come back to the table. The work is bounded: a key is
     /// found on its chain, of two entries or so, and an eviction looks at 64 entries at most.
     ///
@@ -114,8 +127,9 @@ impl<V: Entry> Table<V> {
             Seat::Common => self.part(key).lock(),
             Seat::Aside => self.aside.lock(),
         };
-        self.heap.reserve(room)?;
-        let admitted = match part.find(key) {
+        self.heap.reserve(room, self.heap.max)?;
+        let found = part.find(key);
+        let admitted = match found {
             Some(place) => Ok((place, None)),
             None if seat == Seat::Aside || part.len() < part.len_max() => part.insert(key, make),
             None => part.replace(key, now, make),
@@ -124,7 +138,9 @@ impl<V: Entry> Table<V> {
             self.heap.settle(room, 0);
             return Err(TableFull);
         };
-        let visited = self.visit(part.value_mut(place), room, visit);
+        let entry = part.value_mut(place);
+        let counted = if found.is_some() { entry.heap() } else { 0 };
+        let visited = self.visit(entry, counted + room, visit);
         drop(part);
         if let Some((_, evicted)) = &evicted {
             self.heap.settle(evicted.heap(), 0);
@@ -133,13 +149,14 @@ impl<V: Entry> Table<V> {
         Ok((visited, evicted))
     }
 
-    /// Runs `visit` on the entry of `key` if there is one, wherever it is kept. It may not add to
-    /// what the entry holds on the heap.
+    /// Runs `visit` on the entry of `key` if there is one, wherever it is kept. What it adds on the
+    /// heap may be shed again ([`Entry::shed`]).
     pub fn with_existing<R>(&self, key: Key, visit: impl FnOnce(&mut V) -> R) -> Option<R> {
         for part in [self.part(key), &self.aside] {
             let mut part = part.lock();
             if let Some(place) = part.find(key) {
-                return Some(self.visit(part.value_mut(place), 0, visit));
+                let entry = part.value_mut(place);
+                return Some(self.visit(entry, entry.heap(), visit));
             }
         }
         None
@@ -191,10 +208,16 @@ impl<V: Entry> Table<V> {
         self.evictions.load(Ordering::Relaxed)
     }
 
-    fn visit<R>(&self, entry: &mut V, room: usize, visit: impl FnOnce(&mut V) -> R) -> R {
-        let held = entry.heap();
+    /// What an entry takes on the heap beyond what was counted for it, it keeps if there is room.
+    fn visit<R>(&self, entry: &mut V, mut counted: usize, visit: impl FnOnce(&mut V) -> R) -> R {
         let visited = visit(entry);
-        self.heap.settle(held.saturating_add(room), entry.heap());
+        if let Some(grown) = entry.heap().checked_sub(counted).filter(|grown| *grown > 0) {
+            match self.heap.reserve(grown, self.heap.max / 2) {
+                Ok(()) => counted += grown,
+                Err(TableFull) => entry.shed(),
+            }
+        }
+        self.heap.settle(counted, entry.heap());
         visited
     }
 
@@ -214,12 +237,13 @@ impl<V: Entry> Table<V> {
 // === impl Heap ===
 
 impl Heap {
-    fn reserve(&self, bytes: usize) -> Result<(), TableFull> {
+    /// Counts `bytes` more as held, unless that makes more than `max`.
+    fn reserve(&self, bytes: usize, max: usize) -> Result<(), TableFull> {
         if bytes == 0 {
             return Ok(());
         }
         let (relaxed, grown) = (Ordering::Relaxed, |held: usize| held.saturating_add(bytes));
-        let fits = |held| Some(grown(held)).filter(|grown| *grown <= self.max);
+        let fits = |held| Some(grown(held)).filter(|grown| *grown <= max);
         self.held.fetch_update(relaxed, relaxed, fits).map_or(Err(TableFull), |_| Ok(()))
     }
 

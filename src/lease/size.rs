@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::rules::Terms;
-use crate::time::Time;
+use crate::time::{Coarse, Time};
 
 /// ε: the part of a limit that may lie unspent in the whole fleet, whatever the demand.
 const UNSPENT_ALLOWANCE: f64 = 0.005;
@@ -32,15 +32,26 @@ const FAST: Duration = Duration::from_millis(50);
 const SLOW: Duration = Duration::from_secs(1);
 
 /// This pod's demand for one key, in hits a second: two moving averages, of which the higher
-/// counts.
+/// counts. Twelve bytes, since each key has one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Demand {
-    fast: f32,
-    slow: f32,
+    fast: Rate,
+    slow: Rate,
     /// Hits since `since`, not yet in the averages.
     hits: u32,
-    since: Time,
+    /// In [`TICK`]s; 0 if nothing was noted yet. It begins again every 13 days: what is measured
+    /// across that is soon averaged away.
+    since: u32,
 }
+
+/// 2^18 nanoseconds, about a quarter of a millisecond.
+const TICK: Duration = Duration::from_nanos(1 << 18);
+
+/// Hits a second, in 64ths.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rate(Coarse);
+
+const RATE_PARTS: f32 = 64.0;
 
 /// What the size of a lease follows from.
 #[derive(Debug, Clone, Copy)]
@@ -72,37 +83,67 @@ impl Demand {
     /// Notes `hits` at `now`.
     pub fn note(&mut self, hits: u64, now: Time) {
         self.hits = self.hits.saturating_add(u32::try_from(hits).unwrap_or(u32::MAX));
-        let span = now.since(self.since);
+        let span = self.span(now);
         if span < SPAN_MIN {
             return;
         }
         // A key's first hits have no span to be divided by: whatever came before is not known.
-        if self.since == Time::default() {
-            (self.hits, self.since) = (0, now);
-            return;
+        if self.since > 0 {
+            let rate = self.hits as f32 / span.as_secs_f32();
+            self.fast.come_nearer(rate, weight(span, FAST));
+            self.slow.come_nearer(rate, weight(span, SLOW));
         }
-        let rate = self.hits as f32 / span.as_secs_f32();
-        self.fast += (rate - self.fast) * weight(span, FAST);
-        self.slow += (rate - self.slow) * weight(span, SLOW);
-        (self.hits, self.since) = (0, now);
+        (self.hits, self.since) = (0, ticks(now));
+    }
+
+    /// How long nothing was noted: up to 10 ms more than that, and never less.
+    pub fn idle_for(&self, now: Time) -> Duration {
+        self.span(now) + TICK
+    }
+
+    fn span(&self, now: Time) -> Duration {
+        TICK * ticks(now).wrapping_sub(self.since)
     }
 
     /// Hits a second.
     pub fn rate(&self) -> f64 {
-        f64::from(self.fast.max(self.slow))
+        f64::from(self.fast.get().max(self.slow.get()))
     }
 
     /// Hits a second, as of late: what has moved elsewhere is soon forgotten.
     pub fn of_late(&self, now: Time) -> f64 {
-        let span = now.since(self.since).max(SPAN_MIN);
+        let span = self.span(now).max(SPAN_MIN);
         let rate = self.hits as f32 / span.as_secs_f32();
-        f64::from(self.fast + (rate - self.fast) * weight(span, FAST))
+        let fast = self.fast.get();
+        f64::from(fast + (rate - fast) * weight(span, FAST))
     }
 
     /// Whether `tokens` will be gone before a lease asked for now could arrive.
     pub fn outruns(&self, tokens: u64, round_trip: Duration) -> bool {
         let horizon = (2 * round_trip + ASK_AHEAD_MARGIN).as_secs_f64();
         self.rate() * IDLE_AFTER.as_secs_f64() >= 1.0 && (tokens as f64) < self.rate() * horizon
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "it is meant to begin again")]
+fn ticks(now: Time) -> u32 {
+    (now.nanos() / TICK.as_nanos() as u64) as u32
+}
+
+// === impl Rate ===
+
+impl Rate {
+    fn get(self) -> f32 {
+        self.0.get() as f32 / RATE_PARTS
+    }
+
+    /// Rounds to the nearest: an average that only ever lost would stay below what it is of.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+    fn come_nearer(&mut self, rate: f32, weight: f32) {
+        let average = self.get() + (rate - self.get()) * weight;
+        let parts = (average * RATE_PARTS).round() as u64;
+        let half = Coarse::floor(parts).get() / 8_192;
+        self.0 = Coarse::floor(parts.saturating_add(half));
     }
 }
 

@@ -31,9 +31,14 @@ const _: () = assert!(SHARES_MAX as u32 == u64::BITS, "a bit for each share");
 // === impl Shares ===
 
 impl Shares {
-    /// Begins at share `at`.
-    pub(super) fn from(at: u8) -> Self {
-        Self { at, dry: 0 }
+    /// Where it stands: at share `at`, with these that had nothing left.
+    pub(super) fn new(at: u8, dry: u64) -> Self {
+        Self { at, dry }
+    }
+
+    /// What [`Shares::new`] takes to stand here again.
+    pub(super) fn parts(self) -> (u8, u64) {
+        (self.at, self.dry)
     }
 
     /// The share to ask when a lease runs low, of a key of `of` shares.

@@ -1,8 +1,12 @@
 //! What the limiter keeps for one key: its buffer, its demand, and the requests that wait.
 
 mod asking;
+mod entry;
+mod rare;
+mod terms;
 
-use std::num::NonZeroU8;
+pub(super) use rare::Rare;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,16 +15,18 @@ use super::lend::Manner;
 use super::outcome::{Attempt, Entered, Settled, Standing, Watch};
 use super::resolve::Charge;
 use super::shares::Shares;
-use super::wait::{Queue, Wish};
-use crate::buffer::table::Entry;
+use super::wait::Wish;
+use crate::buffer::table::{Entry, Link};
 use crate::buffer::{Buffer, Kind, Lot, Take};
 use crate::invariant;
 use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::{Demand, Need};
 use crate::rules::{Algorithm, Limit, Rule};
-use crate::store::{Ask, StoreError};
-use crate::time::Time;
+use crate::store::{Ask, Grant, StoreError};
+use crate::time::{Coarse, Time};
+use crate::verdict::Applied;
+use terms::Held;
 
 /// A key that has lain so long is idle: what it holds above its allowance goes back.
 pub(super) const IDLE_AFTER: Duration = Duration::from_millis(200);
@@ -35,94 +41,89 @@ const OVERDUE_MIN: Duration = Duration::from_millis(50);
 const LOST_AFTER: Duration = Duration::from_secs(15);
 
 /// What a round trip is taken for before the first was measured.
-const TRIP_FIRST_US: u32 = 1_000;
+const TRIP_FIRST_US: u64 = 1_000;
 
-/// State of one key.
+/// State of one key: 80 bytes, since there are many. Whatever only few keys have is in [`Rare`].
 pub(super) struct Slot {
-    buffer: Buffer,
-    demand: Demand,
-    /// The limit that the tokens were lent under.
-    limit: Limit,
+    buffer: Buffer<Rare>,
     /// The rule that it is of; `None` for an override.
     rule: Option<Arc<Rule>>,
-    shares: Shares,
-    /// Asks on their way: one at a time, or one a share when requests wait.
-    asking: u8,
-    /// When the last of them was made.
-    asked: Time,
+    /// Requests in the window of an override.
+    requests: u32,
+    held: Held,
     /// It is due to be looked at once it has lain idle.
     watched: bool,
-    touched: Time,
+    /// Asks on their way: one at a time, or one a share when requests wait.
+    asking: u8,
+    /// The share to ask next, of a split key.
+    share: u8,
+    demand: Demand,
     /// A round trip to the store, in microseconds: the last one if it took longer than before,
     /// else a moving average.
-    trip_us: u32,
-    /// Hits that this pod has admitted by itself since the ask that is out: if its lease comes, it
-    /// pays for them.
-    owed: u32,
-    /// What a request waits for a lease at most, in microseconds: half as large as a `Duration`.
-    patience_us: u32,
-    waiting: Queue,
+    trip_us: Coarse,
+    next: Link,
 }
 
 // === impl Slot ===
 
 impl Slot {
     pub(super) fn new(charge: &Charge<'_>, here: &Here) -> Self {
-        Self {
-            buffer: Buffer::default(),
-            demand: Demand::default(),
-            limit: charge.applied.limit,
+        let mut slot = Self {
+            buffer: Buffer::cold(),
             rule: charge.applied.rule.cloned(),
-            shares: Shares::from(here.first_share(charge.key())),
-            asking: 0,
-            asked: here.now,
+            requests: 0,
+            held: Held::Rule,
             watched: false,
-            touched: here.now,
-            trip_us: TRIP_FIRST_US,
-            owed: 0,
-            patience_us: u32::try_from(here.patience.as_micros()).unwrap_or(u32::MAX),
-            waiting: Queue::default(),
-        }
+            asking: 0,
+            share: here.first_share(charge.key()),
+            demand: Demand::default(),
+            trip_us: Coarse::floor(TRIP_FIRST_US),
+            next: Link::default(),
+        };
+        slot.set_limit(charge.applied.limit);
+        slot
     }
 
     /// Takes the limit that `charge` comes with for its own. Tokens lent under another go back.
     pub(super) fn adopt(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
-        self.touched = here.now;
-        if self.limit != charge.applied.limit {
-            self.turn_to(charge.applied.limit, charge.key(), here, asks);
+        let Applied { limit, rule } = charge.applied;
+        let same = self.rule.as_ref().map(Arc::as_ptr) == rule.map(Arc::as_ptr);
+        // The limit of a charge with a rule is its rule's.
+        if same && rule.is_some() && matches!(self.held, Held::Rule) {
+            return;
         }
-        if self.rule.as_ref().map(Arc::as_ptr) != charge.applied.rule.map(Arc::as_ptr) {
-            self.rule = charge.applied.rule.cloned();
+        self.turn_to(limit, charge.key(), here.now, asks);
+        if !same {
+            self.rule = rule.cloned();
+            self.set_limit(limit);
         }
     }
 
     /// Holds nothing but tokens of `limit` from now on; the others are returned.
-    fn turn_to(&mut self, limit: Limit, key: Key, here: &Here, asks: &mut Vec<Ask>) {
-        if self.limit == limit {
+    fn turn_to(&mut self, limit: Limit, key: Key, now: Time, asks: &mut Vec<Ask>) {
+        if self.limit() == limit {
             return;
         }
-        self.give_back(key, here.now, asks);
-        self.buffer = Buffer::default();
-        self.shares = Shares::from(self.shares.next(NonZeroU8::MAX));
-        self.limit = limit;
-        self.owed = 0;
+        self.give_back(key, now, asks);
+        self.buffer.forget();
+        self.set_shares(Shares::new(self.share, 0));
+        self.set_owed(0);
+        self.set_limit(limit);
     }
 
     fn note_demand(&mut self, charge: &Charge<'_>, now: Time) {
-        if !charge.refund {
-            self.demand.note(charge.hits, now);
-        }
+        self.demand.note(if charge.refund { 0 } else { charge.hits }, now);
     }
 
     /// Charges what is held, if that is enough. A charge that is short is no demand yet: it comes
     /// again, to [`Slot::enter`].
-    pub(super) fn attempt(&mut self, charge: &Charge<'_>, now: Time) -> Attempt {
-        match self.settle(Wish::of(charge), now) {
+    pub(super) fn attempt(&mut self, charge: &Charge<'_>, here: &Here) -> Attempt {
+        match self.settle(Wish::of(charge), here) {
             Some(settled) => {
-                self.note_demand(charge, now);
+                self.note_demand(charge, here.now);
                 Attempt::Settled(settled)
             }
-            None => Attempt::Short(self.standing(now)),
+            None => Attempt::Short(self.standing(self.limit(), here.now)),
         }
     }
 
@@ -135,16 +136,17 @@ impl Slot {
     ) -> Entered {
         let wish = Wish::of(charge);
         self.note_demand(charge, here.now);
-        if let Some(settled) = self.settle(wish, here.now) {
+        if let Some(settled) = self.settle(wish, here) {
             return Entered::Settled(settled);
         }
         if self.is_lost(here.now) {
-            (self.asking, self.owed) = (0, 0);
+            self.asking = 0;
+            self.set_owed(0);
         }
         if self.is_overdue(here) {
             return Entered::Overdue;
         }
-        let (promise, queued) = self.waiting.push(wish);
+        let (promise, queued) = self.buffer.make_aside().waiting.push(wish);
         if queued && self.asking == 0 {
             asks.push(self.ask(charge.key(), here));
         }
@@ -154,7 +156,7 @@ impl Slot {
     /// After a charge: asks for the next lease while tokens last, if they will not last until it
     /// comes, and sends on what a refund left here above what the pod would ask for.
     pub(super) fn look_ahead(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
-        let manner = self.manner();
+        let manner = self.manner(here);
         if charge.refund {
             let kept = self.need(&manner, 0, here).size();
             let excess = self.buffer.skim(kept, manner.kind, here.now);
@@ -179,66 +181,83 @@ impl Slot {
     ///
     /// Returns the hits owed that the lease has paid for.
     pub(super) fn reply(&mut self, reply: &Reply, here: &Here, asks: &mut Vec<Ask>) -> u64 {
-        let key = reply.ask.key;
         let mut paid = 0;
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.asking = self.asking.saturating_sub(1);
         match &reply.outcome {
-            Err(_) if self.shares.failed(reply) => {}
+            Err(_) if self.share_failed(reply) => {}
             Err(error) => self.fail(error),
-            Ok(grant) => {
-                self.turn_to(reply.ask.limit, key, here, asks);
-                let manner = self.manner();
-                let windowed = matches!(
-                    self.limit.algorithm,
-                    Algorithm::FixedWindow | Algorithm::SlidingWindow
-                );
-                let anew = windowed && grant.epoch > self.buffer.epoch();
-                let whole = self.shares.heard(&reply.ask, grant, anew);
-                let refill = manner.refill(reply, grant, whole, here);
-                self.buffer.refill(refill, manner.kind, here.now);
-                self.note_trip(here.now.since(reply.asked_at));
-                paid = self.pay(manner.kind, here.now);
-                self.serve(here.now);
-            }
+            Ok(grant) => paid = self.take_in(reply, grant, here, asks),
         }
-        self.owed = 0;
-        match self.waiting.first() {
-            _ if self.asking > 0 => {}
-            Some(first) => {
-                self.turn_to(first.limit, key, here, asks);
-                self.ask_on(key, here, asks);
-            }
-            // Nobody may spend what was not asked for.
-            None if !self.manner().is_leased() => self.give_back(key, here.now, asks),
-            None => {}
+        self.set_owed(0);
+        if self.asking == 0 {
+            self.ask_for_the_rest(reply.ask.key, here, asks);
         }
+        self.buffer.trim();
         paid
+    }
+
+    /// Takes in a grant. Returns the hits owed that it has paid for.
+    fn take_in(&mut self, reply: &Reply, grant: &Grant, here: &Here, asks: &mut Vec<Ask>) -> u64 {
+        self.turn_to(reply.ask.limit, reply.ask.key, here.now, asks);
+        let manner = self.manner(here);
+        let windowed = is_windowed(manner.limit) && grant.epoch > self.buffer.epoch();
+        let mut shares = self.shares();
+        let whole = shares.heard(&reply.ask, grant, windowed);
+        self.set_shares(shares);
+        let refill = manner.refill(reply, grant, whole, here);
+        self.buffer.refill(refill, manner.kind, here.now);
+        self.note_trip(here.now.since(reply.asked_at));
+        let paid = self.pay(manner.kind, here.now);
+        self.serve(here);
+        paid
+    }
+
+    /// Once no ask is out: asks for those who wait still.
+    fn ask_for_the_rest(&mut self, key: Key, here: &Here, asks: &mut Vec<Ask>) {
+        let first = self.buffer.aside().and_then(|rare| rare.waiting.first());
+        if let Some(first) = first {
+            self.turn_to(first.limit, key, here.now, asks);
+            self.ask_on(key, here, asks);
+        } else if !self.manner(here).is_leased() {
+            // Nobody may spend what was not asked for.
+            self.give_back(key, here.now, asks);
+        } else if let (Held::Apart, Some(limit)) = (self.held, self.limit_of_rule()) {
+            // Kept no longer than the box is there for those who wait.
+            self.turn_to(limit, key, here.now, asks);
+        }
+    }
+
+    fn share_failed(&mut self, reply: &Reply) -> bool {
+        let mut shares = self.shares();
+        let others = shares.failed(reply);
+        self.set_shares(shares);
+        others
     }
 
     /// Notes hits that this pod has admitted by itself.
     pub(super) fn owe(&mut self, charge: &Charge<'_>) {
-        let spaced = matches!(self.limit.algorithm, Algorithm::LeakyBucket { .. });
-        if self.asking > 0 && self.limit == charge.applied.limit && !spaced {
+        let limit = self.limit();
+        let spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
+        if self.asking > 0 && limit == charge.applied.limit && !spaced {
             let hits = u32::try_from(charge.hits).unwrap_or(u32::MAX);
-            self.owed = self.owed.saturating_add(hits);
+            self.set_owed(self.owed().saturating_add(hits));
         }
     }
 
     /// Spends tokens on what is owed, as far as they go.
     fn pay(&mut self, kind: Kind, now: Time) -> u64 {
-        let due = u64::from(self.owed).min(self.buffer.tokens(now));
+        let due = u64::from(self.owed()).min(self.buffer.tokens(now));
         let take = if due > 0 { self.buffer.take(due, false, kind, now) } else { Take::Short };
         if let Take::Taken(lot) = take { lot.tokens } else { 0 }
     }
 
     /// How the key stands, if its window is known to have nothing left.
     pub(super) fn used_up(&self, charge: &Charge<'_>, now: Time) -> Option<Standing> {
-        let windowed =
-            matches!(self.limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow);
+        let limit = self.limit();
         let none_left = self.buffer.left(now) == Some(0) && self.buffer.is_sure();
-        let known = windowed && none_left && self.limit == charge.applied.limit;
-        known.then(|| self.standing(now))
+        let known = is_windowed(limit) && none_left && limit == charge.applied.limit;
+        known.then(|| self.standing(limit, now))
     }
 
     /// Whether the slot holds so much that it has to be watched for idleness, which it is then.
@@ -256,12 +275,12 @@ impl Slot {
         if !self.watched {
             return Watch::Over;
         }
-        if self.touched + IDLE_AFTER <= here.now && !self.is_busy() {
+        if self.demand.idle_for(here.now) >= IDLE_AFTER && !self.is_busy() {
             self.give_back(key, here.now, asks);
             self.watched = false;
             return Watch::Over;
         }
-        let manner = self.manner();
+        let manner = self.manner(here);
         let demand = self.demand.of_late(here.now);
         let need = Need { demand, ..self.need(&manner, 0, here) };
         if self.buffer.tokens(here.now) > 2 * need.in_use() {
@@ -273,17 +292,17 @@ impl Slot {
 
     /// Takes out the unspent tokens; the asks return them to the store.
     pub(super) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
-        let manner = self.manner();
+        let manner = self.manner_of_returns();
         let lots = self.buffer.drain(now).into_iter().flatten();
         asks.extend(lots.filter_map(|lot| self.returning(&manner, key, lot)));
     }
 
     /// Tokens that were taken and are not spent after all.
-    pub(super) fn put_back(&mut self, taken: Lot, key: Key, now: Time, asks: &mut Vec<Ask>) {
-        let manner = self.manner();
-        self.buffer.put_back(taken, manner.kind, now);
-        if !manner.is_leased() && self.waiting.is_empty() {
-            self.give_back(key, now, asks);
+    pub(super) fn put_back(&mut self, taken: Lot, key: Key, here: &Here, asks: &mut Vec<Ask>) {
+        let manner = self.manner(here);
+        self.buffer.put_back(taken, manner.kind, here.now);
+        if !manner.is_leased() && !self.has_waiting() {
+            self.give_back(key, here.now, asks);
         }
     }
 
@@ -297,18 +316,23 @@ impl Slot {
         self.rule = Some(Arc::clone(rule));
     }
 
-    fn manner(&self) -> Manner {
-        let patience = Duration::from_micros(u64::from(self.patience_us));
-        Manner::of(self.limit, self.rule.as_deref(), patience)
+    fn manner(&self, here: &Here) -> Manner {
+        Manner::of(self.limit(), self.rule.as_deref(), here.patience)
     }
 
-    fn settle(&mut self, wish: Wish, now: Time) -> Option<Settled> {
-        if wish.limit != self.limit {
+    /// Slots of a leaky bucket, which alone are taken late, are never returned.
+    fn manner_of_returns(&self) -> Manner {
+        Manner::of(self.limit(), self.rule.as_deref(), Duration::ZERO)
+    }
+
+    fn settle(&mut self, wish: Wish, here: &Here) -> Option<Settled> {
+        let now = here.now;
+        let Manner { limit, kind, .. } = self.manner(here);
+        if wish.limit != limit {
             return None;
         }
-        let kind = self.manner().kind;
         let (over, taken) = if wish.refund {
-            let refunded = self.buffer.refund(wish.hits, self.limit.capacity(), kind, now);
+            let refunded = self.buffer.refund(wish.hits, limit.capacity(), kind, now);
             refunded.then_some((false, Lot::default()))?
         } else {
             match self.buffer.take(wish.hits, wish.charge_denied, kind, now) {
@@ -317,25 +341,26 @@ impl Slot {
                 Take::Short => return None,
             }
         };
-        Some(Settled { over, taken, standing: self.standing(now), mode: None })
+        Some(Settled { over, taken, standing: self.standing(limit, now), mode: None })
     }
 
-    fn standing(&self, now: Time) -> Standing {
-        let capacity = self.limit.capacity();
+    fn standing(&self, limit: Limit, now: Time) -> Standing {
+        let capacity = limit.capacity();
         let reset_after = self.buffer.reset_after(now);
         let remaining = reset_after.map_or(capacity, |_| self.buffer.remaining(now).min(capacity));
         Standing { remaining, reset_after }
     }
 
     /// Settles whatever wait the tokens and the store's word allow, first come first served.
-    fn serve(&mut self, now: Time) {
-        let kind = self.manner().kind;
-        for waiter in self.waiting.take() {
-            match self.settle(waiter.wish, now) {
-                None => self.waiting.keep(waiter),
+    fn serve(&mut self, here: &Here) {
+        let kind = self.manner(here).kind;
+        let Some(rare) = self.buffer.aside_mut() else { return };
+        for waiter in rare.waiting.take() {
+            match self.settle(waiter.wish, here) {
+                None => self.buffer.make_aside().waiting.keep(waiter),
                 Some(settled) => {
                     if let Some(settled) = waiter.tell(Ok(settled)) {
-                        self.buffer.put_back(settled.taken, kind, now);
+                        self.buffer.put_back(settled.taken, kind, here.now);
                     }
                 }
             }
@@ -343,26 +368,17 @@ impl Slot {
     }
 
     fn fail(&mut self, error: &StoreError) {
-        for waiter in self.waiting.take() {
+        let Some(rare) = self.buffer.aside_mut() else { return };
+        for waiter in rare.waiting.take() {
             waiter.tell(Err(error.clone()));
         }
     }
+
+    fn has_waiting(&self) -> bool {
+        self.buffer.aside().is_some_and(|rare| !rare.waiting.is_empty())
+    }
 }
 
-impl Entry for Slot {
-    fn touched(&self) -> Time {
-        self.touched
-    }
-
-    fn is_busy(&self) -> bool {
-        self.asking > 0 || !self.waiting.is_empty()
-    }
-
-    fn is_live(&self, now: Time) -> bool {
-        self.buffer.is_live(now)
-    }
-
-    fn heap(&self) -> usize {
-        self.waiting.heap()
-    }
+fn is_windowed(limit: Limit) -> bool {
+    matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
 }

@@ -7,6 +7,7 @@ use tokio::sync::oneshot;
 
 use super::outcome::Settled;
 use super::resolve::Charge;
+use super::slot::Rare;
 use crate::lease::QUEUE_MAX;
 use crate::rules::Limit;
 use crate::store::StoreError;
@@ -14,11 +15,11 @@ use crate::store::StoreError;
 /// Requests that wait for the lease of one key at most. More are refused at once.
 const WAITING_MAX: usize = 1024;
 
-/// What one that waits counts for, in bytes: the place of a waiter in a deque
-/// that may be half empty and is copied when it grows, the deque itself, and the channel of the
-/// reply, which tokio allocates (the reply, two wakers and three counters).
+/// What one that waits counts for, in bytes: the place of a waiter in a deque that may be half empty
+/// and is copied when it grows, the box that the deque is in, and the channel of the reply, which
+/// tokio allocates (the reply, two wakers and three counters).
 pub(super) const WAITER_BYTES: usize = 4 * size_of::<Waiter>()
-    + size_of::<VecDeque<Waiter>>()
+    + Rare::BYTES
     + size_of::<Option<Result<Settled, StoreError>>>()
     + 7 * size_of::<usize>();
 
@@ -29,17 +30,16 @@ pub(super) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
 const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 12 << 20);
 
 /// First come, first served.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// `None` if nobody waits.
-    #[allow(clippy::box_collection, reason = "most keys have none: 8 bytes in the table, not 32")]
-    waiters: Option<Box<VecDeque<Waiter>>>,
+    waiters: VecDeque<Waiter>,
 }
 
 /// Where the word on a charge that waits arrives.
 pub(super) type Promise = oneshot::Receiver<Result<Settled, StoreError>>;
 
 /// A request that waits.
+#[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) wish: Wish,
     reply: oneshot::Sender<Result<Settled, StoreError>>,
@@ -60,22 +60,20 @@ pub(super) struct Wish {
 
 impl Queue {
     pub(super) fn is_empty(&self) -> bool {
-        self.waiters.is_none()
+        self.waiters.is_empty()
     }
 
-    /// Bytes that those who wait count for.
-    pub(super) fn heap(&self) -> usize {
-        self.waiters.as_ref().map_or(0, |waiters| waiters.len() * WAITER_BYTES)
+    pub(super) fn len(&self) -> usize {
+        self.waiters.len()
     }
 
     pub(super) fn first(&self) -> Option<Wish> {
-        self.waiters.as_ref()?.front().map(|waiter| waiter.wish)
+        self.waiters.front().map(|waiter| waiter.wish)
     }
 
     /// The wishes held to `limit`, in order.
     pub(super) fn under(&self, limit: Limit) -> impl Iterator<Item = Wish> {
-        let waiters = self.waiters.iter().flat_map(|waiters| waiters.iter());
-        waiters.map(|waiter| waiter.wish).filter(move |wish| wish.limit == limit)
+        self.waiters.iter().map(|waiter| waiter.wish).filter(move |wish| wish.limit == limit)
     }
 
     /// Puts `wish` at the end; false if there is no room, which the promise then says.
@@ -97,36 +95,28 @@ impl Queue {
     /// Takes the hits out of the refunds held to `limit`, for the store to have. What is left of
     /// them waits for its word.
     pub(super) fn take_refunds(&mut self, limit: Limit) -> u64 {
-        let waiters = self.waiters.iter_mut().flat_map(|waiters| waiters.iter_mut());
-        let wishes = waiters.map(|waiter| &mut waiter.wish);
+        let wishes = self.waiters.iter_mut().map(|waiter| &mut waiter.wish);
         let refunds = wishes.filter(|wish| wish.refund && wish.limit == limit);
         refunds.fold(0, |sum: u64, wish| sum.saturating_add(std::mem::take(&mut wish.hits)))
     }
 
     /// Drops the requests that have been answered without us.
     pub(super) fn forget_answered(&mut self) {
-        let Some(waiters) = &mut self.waiters else { return };
-        waiters.retain(|waiter| !waiter.reply.is_closed());
-        if waiters.is_empty() {
-            self.waiters = None;
-        } else if waiters.capacity() / 2 > waiters.len() {
+        self.waiters.retain(|waiter| !waiter.reply.is_closed());
+        if self.waiters.capacity() / 2 > self.waiters.len() {
             // No emptier than it is counted for.
-            waiters.shrink_to_fit();
+            self.waiters.shrink_to_fit();
         }
     }
 
     /// Everyone who still waits; those who go on waiting are to be put back with `keep`.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Waiter> + use<> {
-        let waiters = self.waiters.take().map(|waiters| *waiters).unwrap_or_default();
+        let waiters = std::mem::take(&mut self.waiters);
         waiters.into_iter().filter(|waiter| !waiter.reply.is_closed())
     }
 
     pub(super) fn keep(&mut self, waiter: Waiter) {
-        self.waiters.get_or_insert_default().push_back(waiter);
-    }
-
-    fn len(&self) -> usize {
-        self.waiters.as_ref().map_or(0, |waiters| waiters.len())
+        self.waiters.push_back(waiter);
     }
 }
 

@@ -4,20 +4,25 @@
 //! many as there are places. So a part costs what its entries do, to the chunk, and no moment
 //! between two sizes costs both.
 
+use std::cmp::Reverse;
 use std::collections::TryReserveError;
 use std::hash::BuildHasher;
 use std::mem::size_of;
+use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 
-use super::{Entry, TableFull};
+use super::{Entry, Link, TableFull};
 use crate::invariant;
 use crate::key::Key;
 use crate::time::Time;
 
 /// Entries that are allocated together. Few, since the last chunk of each part lies half empty.
 const CHUNK: usize = 32;
+
+/// Entries of one part: a [`Link`] can name no more.
+pub(super) const PART_MAX: usize = u16::MAX as usize;
 
 /// Idle entries that an eviction chooses from.
 const IDLE_SAMPLE: usize = 8;
@@ -28,13 +33,13 @@ pub(super) const LOOKS_MAX: usize = 64;
 /// Entries under one lock.
 ///
 /// ```text
-///   heads   [ 3 | 0 | 1 | … ]     0 ends a chain; n is the place n - 1
+///   heads   [ 3 | 0 | 1 | … ]     0 ends a chain; n is the place n - 1, and is kept in the entry
 ///             │       │
 ///   chunks  [ a → 0 | b → 0 | c → 2 | … ]     c, then b: one bucket
 ///                       ▲ hand: the next eviction looks from here on
 /// ```
 pub(super) struct Part<V> {
-    heads: Vec<u32>,
+    heads: Vec<Link>,
     /// All but the last are full.
     chunks: Vec<Vec<Held<V>>>,
     len: usize,
@@ -45,8 +50,6 @@ pub(super) struct Part<V> {
 
 struct Held<V> {
     key: Key,
-    /// The next of its chain.
-    next: u32,
     value: V,
 }
 
@@ -62,20 +65,20 @@ impl<V: Entry> Part<V> {
         let (chunk, frame) = (CHUNK * Self::entry_bytes(), size_of::<Vec<Held<V>>>());
         let free = bytes.saturating_sub(size_of::<Mutex<Self>>() + frame);
         // Each chunk, the last and partial one too, has a frame.
-        let len_max = (free.saturating_mul(CHUNK) / (chunk + frame)).clamp(1, u32::MAX as usize);
+        let len_max = (free.saturating_mul(CHUNK) / (chunk + frame)).clamp(1, PART_MAX);
         Self { heads: Vec::new(), chunks: Vec::new(), len: 0, len_max, hand: 0, seed }
     }
 
     /// Bytes of an entry: its place, and the head of a chain.
     pub(super) const fn entry_bytes() -> usize {
-        size_of::<Held<V>>() + size_of::<u32>()
+        size_of::<Held<V>>() + size_of::<Link>()
     }
 
     /// Bytes allocated at present, the part itself and its lock included.
     pub(super) fn bytes(&self) -> usize {
         let places: usize = self.chunks.iter().map(Vec::capacity).sum();
         size_of::<Mutex<Self>>()
-            + self.heads.capacity() * size_of::<u32>()
+            + self.heads.capacity() * size_of::<Link>()
             + self.chunks.capacity() * size_of::<Vec<Held<V>>>()
             + places * size_of::<Held<V>>()
     }
@@ -96,7 +99,7 @@ impl<V: Entry> Part<V> {
             if held.key == key {
                 return Some(place);
             }
-            link = held.next;
+            link = held.value.next();
         }
         None
     }
@@ -115,10 +118,10 @@ impl<V: Entry> Part<V> {
             return Err(TableFull);
         }
         self.reserve().map_err(|_| TableFull)?;
-        let (place, value) = (self.len, make());
-        let next = self.swap_head(key, link_to(place));
+        let (place, mut value) = (self.len, make());
+        value.set_next(self.swap_head(key, link_to(place)));
         let Some(chunk) = self.chunks.last_mut() else { return Err(TableFull) };
-        chunk.push(Held { key, next, value });
+        chunk.push(Held { key, value });
         self.len += 1;
         Ok((place, None))
     }
@@ -131,11 +134,12 @@ impl<V: Entry> Part<V> {
         make: impl FnOnce() -> V,
     ) -> Result<Admitted<V>, TableFull> {
         let place = self.idlest(now).ok_or(TableFull)?;
-        let value = make();
-        let Held { key: old, next, .. } = *self.held(place);
+        let mut value = make();
+        let Held { key: old, value: leaving } = self.held(place);
+        let (old, next) = (*old, leaving.next());
         self.repoint(old, link_to(place), next);
-        let next = self.swap_head(key, link_to(place));
-        let held = std::mem::replace(self.held_mut(place), Held { key, next, value });
+        value.set_next(self.swap_head(key, link_to(place)));
+        let held = std::mem::replace(self.held_mut(place), Held { key, value });
         Ok((place, Some((held.key, held.value))))
     }
 
@@ -143,7 +147,7 @@ impl<V: Entry> Part<V> {
     pub(super) fn retain(&mut self, mut keep: impl FnMut(Key, &mut V) -> bool) {
         // From the end: what takes the place of a removed one has been seen.
         for place in (0..self.len).rev() {
-            let Held { key, value, .. } = self.held_mut(place);
+            let Held { key, value } = self.held_mut(place);
             if !keep(*key, value) {
                 self.remove(place);
             }
@@ -154,7 +158,7 @@ impl<V: Entry> Part<V> {
     /// else the one that was used least recently. The hand moves past whatever was looked at, so
     /// that every entry gets its turn and busy ones are not looked at again each time.
     fn idlest(&mut self, now: Time) -> Option<usize> {
-        let mut best: Option<((bool, Time), usize)> = None;
+        let mut best: Option<((bool, Reverse<Duration>), usize)> = None;
         let mut idle = 0;
         for _ in 0..LOOKS_MAX.min(self.len) {
             let place = if self.hand < self.len { self.hand } else { 0 };
@@ -163,7 +167,7 @@ impl<V: Entry> Part<V> {
             if entry.is_busy() {
                 continue;
             }
-            let rank = (entry.is_live(now), entry.touched());
+            let rank = (entry.is_live(now), Reverse(entry.idle_for(now)));
             if best.is_none_or(|(least, _)| rank < least) {
                 best = Some((rank, place));
             }
@@ -177,7 +181,8 @@ impl<V: Entry> Part<V> {
 
     /// The last entry moves to the place that is freed.
     fn remove(&mut self, place: usize) {
-        let Held { key, next, .. } = *self.held(place);
+        let Held { key, value } = self.held(place);
+        let (key, next) = (*key, value.next());
         self.repoint(key, link_to(place), next);
         let last = self.len - 1;
         let moved = self.held(last).key;
@@ -199,7 +204,7 @@ impl<V: Entry> Part<V> {
         if self.heads.is_empty() {
             self.chunks.try_reserve_exact(self.len_max.div_ceil(CHUNK))?;
             self.heads.try_reserve_exact(self.len_max)?;
-            self.heads.resize(self.len_max, 0);
+            self.heads.resize(self.len_max, Link::default());
         }
         if self.len == self.chunks.len() * CHUNK {
             let mut chunk = Vec::new();
@@ -210,7 +215,7 @@ impl<V: Entry> Part<V> {
     }
 
     /// Turns the link to `from`, on the chain of `key`, to `to`.
-    fn repoint(&mut self, key: Key, from: u32, to: u32) {
+    fn repoint(&mut self, key: Key, from: Link, to: Link) {
         let bucket = self.bucket(key);
         let mut link = self.heads[bucket];
         if link == from {
@@ -218,9 +223,9 @@ impl<V: Entry> Part<V> {
             return;
         }
         while let Some(place) = place_of(link) {
-            link = self.held(place).next;
+            link = self.held(place).value.next();
             if link == from {
-                self.held_mut(place).next = to;
+                self.held_mut(place).value.set_next(to);
                 return;
             }
         }
@@ -228,7 +233,7 @@ impl<V: Entry> Part<V> {
     }
 
     /// Begins the chain of `key` with `link`; what it began with comes next.
-    fn swap_head(&mut self, key: Key, link: u32) -> u32 {
+    fn swap_head(&mut self, key: Key, link: Link) -> Link {
         let bucket = self.bucket(key);
         std::mem::replace(&mut self.heads[bucket], link)
     }
@@ -249,12 +254,12 @@ impl<V: Entry> Part<V> {
     }
 }
 
-/// Places fit: there are at most `u32::MAX`.
-#[allow(clippy::cast_possible_truncation, reason = "a part has at most u32::MAX places")]
-fn link_to(place: usize) -> u32 {
-    place as u32 + 1
+/// Places fit: there are at most [`PART_MAX`].
+#[allow(clippy::cast_possible_truncation, reason = "a part has at most PART_MAX places")]
+fn link_to(place: usize) -> Link {
+    Link(place as u16 + 1)
 }
 
-fn place_of(link: u32) -> Option<usize> {
-    (link as usize).checked_sub(1)
+fn place_of(link: Link) -> Option<usize> {
+    usize::from(link.0).checked_sub(1)
 }

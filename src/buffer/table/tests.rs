@@ -14,6 +14,7 @@ struct Thing {
     busy: bool,
     live: bool,
     heap: usize,
+    next: Link,
     _state: [u64; 20],
 }
 
@@ -23,8 +24,8 @@ thread_local! {
 }
 
 impl Entry for Thing {
-    fn touched(&self) -> Time {
-        self.touched
+    fn idle_for(&self, now: Time) -> Duration {
+        now.since(self.touched)
     }
 
     fn is_busy(&self) -> bool {
@@ -39,6 +40,18 @@ impl Entry for Thing {
     fn heap(&self) -> usize {
         self.heap
     }
+
+    fn shed(&mut self) {
+        self.heap = 0;
+    }
+
+    fn next(&self) -> Link {
+        self.next
+    }
+
+    fn set_next(&mut self, next: Link) {
+        self.next = next;
+    }
 }
 
 /// Of one part.
@@ -52,7 +65,8 @@ fn table(budget: usize) -> Table<Thing> {
 
 fn thing(n: u64) -> Thing {
     let touched = Time::from_nanos(n);
-    Thing { n, touched, busy: false, live: true, heap: 0, _state: [0; 20] }
+    let next = Link::default();
+    Thing { n, touched, busy: false, live: true, heap: 0, next, _state: [0; 20] }
 }
 
 /// Uses the entry of `n` at that time and gives the one that was evicted for it.
@@ -246,4 +260,19 @@ fn what_entries_hold_on_the_heap_has_its_own_ceiling() {
     assert_eq!(table.heap_bytes(), 500);
     table.parts().for_each(|part| table.retain(part, |_, thing| thing.n == 1));
     assert_eq!(table.heap_bytes(), 100);
+}
+
+#[test]
+fn what_is_added_without_room_is_shed_above_half_the_ceiling() {
+    let table = table(SMALL);
+    let add = |n, bytes: usize| {
+        let seat = (Seat::Common, Key::for_test(n));
+        let visit = |thing: &mut Thing| thing.heap += bytes;
+        assert!(table.with(seat, Time::from_nanos(n), 0, || thing(n), visit).is_ok());
+        table.with_existing(Key::for_test(n), |thing| thing.heap)
+    };
+    assert_eq!(add(1, 300), Some(300));
+    assert_eq!(add(2, 300), Some(0));
+    assert_eq!(add(3, 200), Some(200));
+    assert_eq!(table.heap_bytes(), 500);
 }

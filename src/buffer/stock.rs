@@ -1,0 +1,210 @@
+//! A buffer's lots as a key keeps them, among a million others: in few bytes.
+
+use std::mem::size_of;
+
+use super::lots::{Kind, Lot, Lots};
+use super::{Spare, narrow};
+use crate::time::{Span, Time};
+
+/// The newest lot in place, and what few keys have in a box: an older lot, and whatever the owner
+/// keeps there too.
+///
+/// Lots that are not spaced may be spent at once, so that only spaced ones have a start; those are
+/// never returned, so that only the others have an epoch.
+#[derive(Debug, Clone)]
+pub(super) struct Stock<A> {
+    /// When the store's last word came. Ends count from here.
+    heard: Time,
+    /// The epoch of the newest lot, kept when that is spent; the start of a spaced one.
+    mark: u64,
+    tokens: u32,
+    /// Empty if there is no lot.
+    ends: Span,
+    aside: Option<Box<Aside<A>>>,
+}
+
+/// What few keys have.
+#[derive(Debug, Clone, Default)]
+struct Aside<A> {
+    /// Without tokens where there is none.
+    older: Lot,
+    owners: A,
+}
+
+// === impl Stock ===
+
+impl<A: Spare> Stock<A> {
+    /// Bytes of the box, where there is one.
+    pub(super) const ASIDE_BYTES: usize = size_of::<Aside<A>>();
+
+    pub(super) const fn empty() -> Self {
+        let (heard, ends) = (Time::from_nanos(0), Span::EMPTY);
+        Self { heard, mark: 0, tokens: 0, ends, aside: None }
+    }
+
+    /// When the store's last word came.
+    pub(super) fn heard(&self) -> Time {
+        self.heard
+    }
+
+    /// The epoch of the store's last word, or of the newest lot that is not spent, if it has one.
+    pub(super) fn epoch(&self) -> u64 {
+        self.mark
+    }
+
+    /// Tokens that may still be spent.
+    pub(super) fn tokens(&self, now: Time) -> u64 {
+        let older = self.aside.as_ref().map_or(0, |aside| aside.older.live(now));
+        older.saturating_add(self.live(now).into())
+    }
+
+    /// Takes out `hits` of them, or none. What is returned puts them back.
+    pub(super) fn spend(&mut self, hits: u64, kind: Kind, now: Time) -> Option<Lot> {
+        if self.has_older() || is_spaced(kind) {
+            let spent = self.edit(kind, |lots| lots.spend(hits, kind, now))?;
+            let starts = if is_spaced(kind) { spent.starts } else { Time::default() };
+            return Some(Lot { starts, ..spent });
+        }
+        self.tokens = self.live(now);
+        let spent = u32::try_from(hits).ok().filter(|hits| *hits <= self.tokens)?;
+        self.tokens -= spent;
+        Some(self.at_once(hits))
+    }
+
+    /// Adds tokens that were taken out.
+    pub(super) fn put_back(&mut self, lot: Lot, kind: Kind, now: Time) {
+        self.edit(kind, |lots| lots.insert(lot, kind, now));
+    }
+
+    /// Adds what the store lent with its word of `now`.
+    pub(super) fn refill(&mut self, lot: Lot, kind: Kind, now: Time) {
+        let mut lots = self.unpacked(kind);
+        if !is_spaced(kind) {
+            lots.newest.starts = Time::default(); // so that its window ends as the store says now
+        }
+        lots.insert(lot, kind, now);
+        if lots.newest.tokens == 0 {
+            lots.newest.epoch = lot.epoch;
+        }
+        self.heard = now;
+        self.pack(lots, kind);
+    }
+
+    /// Takes out everything, by lease. What it says of spaced lots is of no use: they never return.
+    pub(super) fn drain(&mut self, now: Time) -> [Option<Lot>; 2] {
+        let older = self.aside.as_ref().map_or(Lot::default(), |aside| aside.older);
+        let newest = self.at_once(self.tokens.into());
+        self.clear();
+        Lots { newest, older }.drain(now)
+    }
+
+    /// Drops everything.
+    pub(super) fn clear(&mut self) {
+        (self.tokens, self.ends) = (0, Span::EMPTY);
+        self.set_older(Lot::default());
+    }
+
+    /// As new, but for what the owner keeps.
+    pub(super) fn emptied(mut self) -> Self {
+        self.clear();
+        Self { aside: self.aside, ..Self::empty() }
+    }
+
+    /// Adds `tokens` to a lease that is live, if there is one.
+    pub(super) fn top_up(&mut self, tokens: u64, now: Time) -> bool {
+        let live = now < self.ends();
+        if live {
+            self.tokens = narrow(u64::from(self.tokens).saturating_add(tokens));
+        }
+        live
+    }
+
+    /// Makes one lot of two, which ends with the first. Of spaced ones, the second goes by.
+    pub(super) fn join(&mut self, kind: Kind) {
+        if self.has_older() {
+            let Lots { newest, older } = self.unpacked(kind);
+            let more = if is_spaced(kind) { 0 } else { newest.tokens };
+            let tokens = older.tokens.saturating_add(more);
+            self.pack(Lots { newest: Lot { tokens, ..older }, older: Lot::default() }, kind);
+        }
+    }
+
+    /// What the owner keeps in the box.
+    pub(super) fn aside(&self) -> Option<&A> {
+        self.aside.as_ref().map(|aside| &aside.owners)
+    }
+
+    pub(super) fn aside_mut(&mut self) -> Option<&mut A> {
+        self.aside.as_mut().map(|aside| &mut aside.owners)
+    }
+
+    pub(super) fn make_aside(&mut self) -> &mut A {
+        &mut self.aside.get_or_insert_default().owners
+    }
+
+    /// Drops the box if nothing is in it.
+    pub(super) fn trim(&mut self) {
+        let empty = |aside: &Aside<A>| aside.older.tokens == 0 && aside.owners.is_empty();
+        if self.aside.as_deref().is_some_and(empty) {
+            self.aside = None;
+        }
+    }
+
+    fn live(&self, now: Time) -> u32 {
+        if now < self.ends() { self.tokens } else { 0 }
+    }
+
+    fn ends(&self) -> Time {
+        self.ends.after(self.heard)
+    }
+
+    fn has_older(&self) -> bool {
+        self.aside.as_ref().is_some_and(|aside| aside.older.tokens > 0)
+    }
+
+    /// Tokens of the newest lot, which is not spaced.
+    fn at_once(&self, tokens: u64) -> Lot {
+        Lot { tokens, epoch: self.mark, starts: Time::default(), ends: self.ends() }
+    }
+
+    fn edit<R>(&mut self, kind: Kind, edit: impl FnOnce(&mut Lots) -> R) -> R {
+        let mut lots = self.unpacked(kind);
+        let edited = edit(&mut lots);
+        self.pack(lots, kind);
+        edited
+    }
+
+    fn unpacked(&self, kind: Kind) -> Lots {
+        let older = self.aside.as_ref().map_or(Lot::default(), |aside| aside.older);
+        let newest = self.at_once(self.tokens.into());
+        let newest = match kind {
+            Kind::Spaced { .. } => Lot { epoch: 0, starts: Time::from_nanos(self.mark), ..newest },
+            Kind::Windowed | Kind::Timed => Lot { starts: self.heard, ..newest },
+        };
+        Lots { newest, older }
+    }
+
+    fn pack(&mut self, lots: Lots, kind: Kind) {
+        let Lots { newest, older } = lots;
+        self.tokens = narrow(newest.tokens);
+        self.ends = Span::floor(newest.ends.since(self.heard));
+        self.mark = if is_spaced(kind) { newest.starts.nanos() } else { newest.epoch };
+        self.set_older(older);
+    }
+
+    fn set_older(&mut self, older: Lot) {
+        if older.tokens > 0 {
+            self.aside.get_or_insert_default().older = older;
+        } else if let Some(aside) = &mut self.aside {
+            aside.older = older;
+            self.trim();
+        }
+    }
+}
+
+fn is_spaced(kind: Kind) -> bool {
+    matches!(kind, Kind::Spaced { .. })
+}
+
+#[cfg(test)]
+mod tests;

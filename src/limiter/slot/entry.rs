@@ -1,0 +1,43 @@
+//! What the table is told of a slot.
+
+use std::time::Duration;
+
+use super::{Rare, Slot};
+use crate::buffer::table::{Entry, Link};
+use crate::limiter::shares::Shares;
+use crate::time::Time;
+
+impl Entry for Slot {
+    fn idle_for(&self, now: Time) -> Duration {
+        self.demand.idle_for(now)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.asking > 0 || self.has_waiting()
+    }
+
+    fn is_live(&self, now: Time) -> bool {
+        self.buffer.is_live(now)
+    }
+
+    fn heap(&self) -> usize {
+        self.buffer.aside().map_or(0, Rare::heap)
+    }
+
+    /// Dry shares are asked again, hits that are owed are not paid for, and of two leases one ends
+    /// too soon. Those who wait stay.
+    fn shed(&mut self) {
+        self.set_shares(Shares::new(self.share, 0));
+        self.set_owed(0);
+        self.buffer.join_lots(self.manner_of_returns().kind);
+        self.buffer.trim();
+    }
+
+    fn next(&self) -> Link {
+        self.next
+    }
+
+    fn set_next(&mut self, next: Link) {
+        self.next = next;
+    }
+}

@@ -1,0 +1,40 @@
+//! What only few keys have at a time, in the box that a slot may have beside its buffer.
+
+use crate::buffer::{Buffer, Spare};
+use crate::limiter::wait::{Queue, WAITER_BYTES};
+use crate::rules::Limit;
+
+/// Requests that wait, and what a key has only in rare states.
+#[derive(Debug, Default)]
+pub(in crate::limiter) struct Rare {
+    pub(super) waiting: Queue,
+    /// Shares of a split key that had nothing left, a bit each.
+    pub(super) dry: u64,
+    /// Hits that this pod has admitted by itself since the ask that is out: if its lease comes, it
+    /// pays for them.
+    pub(super) owed: u32,
+    /// The limit that the tokens were lent under, if it is neither the rule's nor an override's.
+    pub(super) limit: Option<Limit>,
+}
+
+// === impl Rare ===
+
+impl Rare {
+    /// Bytes of a box.
+    pub(in crate::limiter) const BYTES: usize = Buffer::<Self>::ASIDE_BYTES;
+
+    /// Bytes that the box and those who wait in it count for.
+    pub(super) fn heap(&self) -> usize {
+        match self.waiting.len() {
+            0 => Self::BYTES,
+            waiting => waiting * WAITER_BYTES,
+        }
+    }
+}
+
+impl Spare for Rare {
+    fn is_empty(&self) -> bool {
+        let Self { waiting, dry, owed, limit } = self;
+        waiting.is_empty() && *dry == 0 && *owed == 0 && limit.is_none()
+    }
+}
