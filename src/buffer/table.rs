@@ -108,9 +108,10 @@ impl<V: Entry> Table<V> {
     /// of another, the other is returned so that its tokens can be given back.
     ///
     /// `visit` may add `room` bytes to what the entry holds on the heap; what it adds beyond that
-    /// may be shed again ([`Entry::shed`]), so that there is always room for others'. It runs under the lock of
-    /// a part: it must be short and must not come back to the table. The work is bounded: a key is
-    /// found on its chain, of two entries or so, and an eviction looks at 64 entries at most.
+    /// may be shed again ([`Entry::shed`]), so that there is always room for others'. It runs under
+    /// the lock of a part: it must be short and must not come back to the table. The work is
+    /// bounded: a key is found on its chain, of two entries or so, and an eviction looks at 64
+    /// entries at most.
     ///
     /// # Errors
     ///

@@ -15,9 +15,9 @@ use crate::store::StoreError;
 /// Requests that wait for the lease of one key at most. More are refused at once.
 const WAITING_MAX: usize = 1024;
 
-/// What one that waits counts for, in bytes: the place of a waiter in a deque that may be half empty
-/// and is copied when it grows, the box that the deque is in, and the channel of the reply, which
-/// tokio allocates (the reply, two wakers and three counters).
+/// What one that waits counts for, in bytes: the place of a waiter in a deque that may be half
+/// empty and is copied when it grows, the box that the deque is in, and the channel of the reply,
+/// which tokio allocates (the reply, two wakers and three counters).
 pub(super) const WAITER_BYTES: usize = 4 * size_of::<Waiter>()
     + Rare::BYTES
     + size_of::<Option<Result<Settled, StoreError>>>()

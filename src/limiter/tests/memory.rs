@@ -77,8 +77,8 @@ async fn passed_at_once(pod: &Limiter, rules: &Rules, values: std::ops::Range<u6
     decided.iter().filter(|(passed, _)| *passed).count() as u64
 }
 
-/// A million keys take a hundred million bytes at most: their slots, their names, the heads of their
-/// chains, and their part of the frames.
+/// A million keys take a hundred million bytes at most: their slots, their names, the heads of
+/// their chains, and their part of the frames.
 #[test]
 fn a_key_takes_less_than_100_bytes() {
     assert_eq!(size_of::<Slot>(), 80);
