@@ -251,10 +251,12 @@ impl<A: Spare> Buffer<A> {
         self.asked = asked_units(now);
     }
 
-    /// How long ago more was asked for, to a millisecond or so. It begins again at 69 seconds: for
-    /// asks that are still out.
+    /// How long ago more was asked for, to a millisecond or so. It begins again at 69 seconds, of
+    /// which the second half counts as none: for asks that are still out. Whoever read the clock
+    /// before the ask was made finds none too.
     pub fn asked_for(&self, now: Time) -> Duration {
-        ASKED_UNIT * u32::from(asked_units(now).wrapping_sub(self.asked))
+        let units = asked_units(now).wrapping_sub(self.asked).cast_signed();
+        ASKED_UNIT * u32::try_from(units).unwrap_or(0)
     }
 
     /// Knows nothing any more. What its owner keeps here stays.

@@ -227,3 +227,16 @@ fn the_last_slot_taken_can_be_put_back() {
     buffer.put_back(first, kind, at(90));
     assert_eq!(buffer.take(1, true, kind, at(90)), Take::Taken(first));
 }
+
+#[test]
+fn an_ask_is_out_for_no_time_for_whoever_read_the_clock_before_it() {
+    let mut buffer = live(0, 10);
+    for asked in [0, 5, 40_000, 68_000, 100_000_000] {
+        buffer.note_ask(at(asked));
+        for before in [0, 1, 10, 30_000] {
+            assert_eq!(buffer.asked_for(at(asked.saturating_sub(before))), Duration::ZERO);
+        }
+        let later = buffer.asked_for(at(asked + 20_000));
+        assert!(later.as_millis().abs_diff(20_000) < 5, "{later:?} after {asked} ms");
+    }
+}

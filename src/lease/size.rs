@@ -47,6 +47,9 @@ pub struct Demand {
 /// 2^18 nanoseconds, about a quarter of a millisecond.
 const TICK: Duration = Duration::from_nanos(1 << 18);
 
+/// In [`TICK`]s, some 17 s: no thread that is overtaken comes later.
+const OVERTAKEN: u32 = 1 << 16;
+
 /// Hits a second, in 64ths.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rate(Coarse);
@@ -101,8 +104,11 @@ impl Demand {
         self.span(now) + TICK
     }
 
+    /// None for whoever read the clock before the last note and comes after it: threads overtake
+    /// each other on the way to a key.
     fn span(&self, now: Time) -> Duration {
-        TICK * ticks(now).wrapping_sub(self.since)
+        let span = ticks(now).wrapping_sub(self.since);
+        if span > u32::MAX - OVERTAKEN { Duration::ZERO } else { TICK * span }
     }
 
     /// Hits a second.
@@ -246,6 +252,18 @@ mod tests {
         for rate in [20, 1_000, 50_000] {
             let measured = demand(rate, 3_000).rate();
             assert!((measured / rate as f64 - 1.0).abs() < 0.1, "{measured} of {rate}");
+        }
+    }
+
+    #[test]
+    fn a_note_that_was_overtaken_forgets_no_demand() {
+        let mut demand = demand(1_000, 3_000);
+        let before = demand.rate();
+        for millis in [2_999, 2_950, 2_000, 0] {
+            demand.note(1, Time::from_nanos(millis * 1_000_000));
+            let after = demand.rate();
+            assert!((after / before - 1.0).abs() < 0.1, "{after} after {before}, {millis} ms");
+            assert!(demand.idle_for(Time::from_nanos(millis * 1_000_000)) <= 2 * SPAN_MIN);
         }
     }
 
