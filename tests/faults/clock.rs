@@ -73,7 +73,7 @@ async fn r11_the_clock_of_a_redis_steps() {
     clock.set(middle);
     let redis = Server::start_with_env(&[], &clock.env());
     let rules = Rules::new(&format!(
-        "domain: r11\ndescriptors:\n\
+        "domain: r11\ndefaults: {{failure_mode: deny}}\ndescriptors:\n\
          - {{key: path, rate_limit: {{unit: hour, requests_per_unit: {LIMIT}}}}}\n"
     ));
     let url = format!("127.0.0.1:{}", redis.port());
@@ -81,6 +81,8 @@ async fn r11_the_clock_of_a_redis_steps() {
     env.extend([("REDIS_TYPE", "single"), ("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", &url)]);
     let pod = Ratelease::start(rules.path(), &[], &env).await;
     let asker = Asker::connect(&pod).await;
+    let leases = async || asker.ask("r11", &[("path", "/warm")], 1).await.statuses[0].code == 1;
+    pod.process.until("leasing", Duration::from_secs(20), leases).await;
 
     let mut admitted = ask(&asker, LIMIT / 2, &mut row).await;
     for step in STEPS {

@@ -214,10 +214,11 @@ impl Stage {
     pub fn judge_latency(&self, row: &mut Row, samples: &Samples, from: Instant, to: Instant) {
         let Scale { is_full, percent, mut latency_max, .. } = self.scale;
         let spell = samples.between(from, to);
+        let calm = samples.only(|sample| sample.due < from);
+        row.note(&format!("calm p99 {:.1?}", calm.latency(99)));
         if !is_full {
             // What the machine is busy with slows the calm before the fault too.
-            let calm = samples.only(|sample| sample.due < from).latency(percent);
-            latency_max += 4 * calm;
+            latency_max += 4 * calm.latency(percent);
         }
         let (warm, others) = (spell.of(is_warm), spell.of(|path| !is_warm(path)));
         for (name, part, max) in
