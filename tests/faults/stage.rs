@@ -216,10 +216,12 @@ impl Stage {
         let spell = samples.between(from, to);
         let calm = samples.only(|sample| sample.due < from);
         row.note(&format!("calm p99 {:.1?}", calm.latency(99)));
-        if !is_full {
-            // What the machine is busy with slows the calm before the fault too.
-            latency_max += 4 * calm.latency(percent);
-        }
+        // What the machine is busy with slows the calm before the fault too.
+        latency_max = if is_full {
+            latency_max.max(calm.latency(percent))
+        } else {
+            latency_max + 4 * calm.latency(percent)
+        };
         let (warm, others) = (spell.of(is_warm), spell.of(|path| !is_warm(path)));
         for (name, part, max) in
             [("warm", warm, latency_max), ("new", others, latency_max + LEASE_WAIT)]
