@@ -54,6 +54,7 @@
 pub mod accept;
 pub mod algorithm;
 pub mod app;
+mod backoff;
 pub mod buffer;
 pub mod cli;
 pub mod control;

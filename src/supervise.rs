@@ -4,7 +4,6 @@
 //!  running ──ends or panics──▶ waiting, jittered ──▶ running
 //! ```
 
-use std::hash::{BuildHasher, RandomState};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,6 +12,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tracing::error;
 
+use crate::backoff::Backoff;
 use crate::time::Clock;
 
 /// The wait before a task begins anew, at most; doubled from one end to the next.
@@ -29,12 +29,6 @@ const _: () = assert!(WAIT_FIRST.as_millis() <= WAIT_LAST.as_millis());
 #[derive(Debug, Clone, Default)]
 pub struct Supervisor {
     restarts: Arc<AtomicU64>,
-}
-
-/// How long to wait before the next start.
-#[derive(Debug)]
-struct Backoff {
-    next: Duration,
 }
 
 // === impl Supervisor ===
@@ -59,7 +53,7 @@ impl Supervisor {
         F: Future<Output = ()>,
     {
         let clock = Clock::start();
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(WAIT_FIRST, WAIT_LAST);
         loop {
             let begun = clock.now();
             // Making the future may panic as well as running it. Nothing of it is used again.
@@ -68,7 +62,7 @@ impl Supervisor {
                 return;
             }
             self.restarts.fetch_add(1, Ordering::Relaxed);
-            let wait = backoff.after(clock.now().since(begun));
+            let wait = wait_after(&mut backoff, clock.now().since(begun));
             let how = if ended.is_ok() { "ended" } else { "panicked" };
             error!(
                 "the task {name:?} {how} (a fault of the program's own); it begins anew in {wait:?}"
@@ -83,23 +77,12 @@ impl Supervisor {
     }
 }
 
-// === impl Backoff ===
-
-impl Backoff {
-    fn new() -> Self {
-        Self { next: WAIT_FIRST }
+/// The wait after a run of such a length.
+fn wait_after(backoff: &mut Backoff, ran: Duration) -> Duration {
+    if ran >= WELL_AFTER {
+        backoff.reset();
     }
-
-    /// The wait after a run of such a length: between half and all of the nominal one, so that
-    /// what fails in all pods at once is not tried by all of them in step.
-    fn after(&mut self, ran: Duration) -> Duration {
-        let nominal = if ran >= WELL_AFTER { WAIT_FIRST } else { self.next };
-        self.next = (nominal * 2).min(WAIT_LAST);
-        // Fresh keys for every `RandomState` make its hash of nothing a random number.
-        let random = RandomState::new().hash_one(());
-        let fraction = f64::from(u32::try_from(random >> 32).unwrap_or(0)) / f64::from(u32::MAX);
-        nominal.mul_f64(0.5 + fraction / 2.0)
-    }
+    backoff.next()
 }
 
 #[cfg(test)]
@@ -164,13 +147,13 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_the_last_and_begin_anew_after_a_good_run() {
-        let mut backoff = Backoff::new();
+        let mut backoff = Backoff::new(WAIT_FIRST, WAIT_LAST);
         for nominal in [100, 200, 400, 800, 1_600, 3_200, 5_000, 5_000] {
-            let wait = backoff.after(Duration::ZERO);
+            let wait = wait_after(&mut backoff, Duration::ZERO);
             let nominal = Duration::from_millis(nominal);
             assert!(wait >= nominal / 2 && wait <= nominal, "{wait:?} of {nominal:?}");
         }
-        assert!(backoff.after(WELL_AFTER) <= WAIT_FIRST);
-        assert!(backoff.after(Duration::ZERO) > WAIT_FIRST / 2);
+        assert!(wait_after(&mut backoff, WELL_AFTER) <= WAIT_FIRST);
+        assert!(wait_after(&mut backoff, Duration::ZERO) > WAIT_FIRST / 2);
     }
 }

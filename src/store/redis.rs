@@ -7,7 +7,6 @@
 //! would cost as many again each time, and a credit twice would admit more than the limit.
 
 mod address;
-mod backoff;
 mod call;
 mod cluster;
 mod dial;
@@ -15,6 +14,7 @@ mod fault;
 mod gate;
 mod link;
 mod live;
+mod outage;
 mod patience;
 mod pulse;
 mod site;
@@ -27,7 +27,6 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use redis::Value;
 
-use self::backoff::Backoff;
 use self::call::{Call, Scripts};
 use self::cluster::Cluster;
 use self::dial::Dial;
@@ -38,6 +37,7 @@ use self::patience::LEAST_MAX;
 use self::site::{Site, count};
 use self::slots::slot_of;
 use super::{Ask, Beat, Beaten, Count, Grant, Replies, Store, StoreError};
+use crate::backoff::Backoff;
 use crate::settings::redis::{Address, RedisKind, RedisSettings};
 
 /// Counts in Redis.

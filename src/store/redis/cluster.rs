@@ -27,14 +27,15 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use super::backoff::{Backoff, Outage, jittered};
 use super::dial::Dial;
 use super::fault::{Fault, Kind};
 use super::link::Link;
 use super::live::Live;
+use super::outage::Outage;
 use super::patience::Patience;
 use super::site::Site;
 use super::slots::Slots;
+use crate::backoff::{Backoff, jittered};
 use crate::settings::redis::Address;
 use crate::store::SHARDS_MAX;
 

@@ -6,11 +6,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::backoff::{Backoff, Outage};
 use super::dial::Dial;
 use super::fault::{Fault, Kind};
 use super::live::Live;
+use super::outage::Outage;
 use super::patience::Patience;
+use crate::backoff::Backoff;
 
 /// A connection that comes back by itself. Dropping it ends its task.
 #[derive(Debug)]

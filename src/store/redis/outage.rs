@@ -1,0 +1,36 @@
+//! What is said of an outage: one line when it begins, one when it ends.
+
+/// Whether a part of the store is in an outage, so that only its two ends are logged.
+#[derive(Debug, Default)]
+pub(super) struct Outage {
+    begun: bool,
+}
+
+// === impl Outage ===
+
+impl Outage {
+    /// Whether this failure is the first of an outage.
+    pub(super) fn begins(&mut self) -> bool {
+        !std::mem::replace(&mut self.begun, true)
+    }
+
+    /// Whether this success ends an outage.
+    pub(super) fn ends(&mut self) -> bool {
+        std::mem::replace(&mut self.begun, false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_has_one_beginning_and_one_end() {
+        let mut outage = Outage::default();
+        assert!(!outage.ends());
+        assert!(outage.begins());
+        assert!(!outage.begins());
+        assert!(outage.ends());
+        assert!(!outage.ends());
+    }
+}
