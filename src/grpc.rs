@@ -24,6 +24,9 @@ use crate::intake::Refusal;
 /// one slip past a limit wherever Envoy lets requests pass on errors.
 const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 
+/// Before each message of gRPC: a flag for compression, and the length.
+const PREFIX_BYTES: usize = 5;
+
 /// The one map from refusals to gRPC codes. The first three are the reference's, code and text.
 fn status_of(refusal: &Refusal) -> Status {
     let reason = refusal.to_string();

@@ -1,5 +1,7 @@
 //! The states of a buffer, one by one.
 
+use std::hash::{BuildHasher, RandomState};
+
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;
@@ -238,5 +240,18 @@ fn an_ask_is_out_for_no_time_for_whoever_read_the_clock_before_it() {
         }
         let later = buffer.asked_for(at(asked + 20_000));
         assert!(later.as_millis().abs_diff(20_000) < 5, "{later:?} after {asked} ms");
+    }
+}
+
+/// A generator (splitmix64), seeded anew each time unless `RATELEASE_TEST_SEED` is set.
+pub(super) fn dice() -> impl FnMut(u64) -> u64 {
+    let seed = std::env::var("RATELEASE_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let mut state: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(()));
+    println!("run again with RATELEASE_TEST_SEED={state}");
+    move |end| {
+        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (z ^ (z >> 31)) % end
     }
 }

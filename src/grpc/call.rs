@@ -10,11 +10,8 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, Response};
 
 use super::rest::Body;
-use super::{status_of, wire};
+use super::{PREFIX_BYTES, status_of, wire};
 use crate::intake::{Intake, Refusal};
-
-/// The flag for compression, and the length.
-const PREFIX_BYTES: usize = 5;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const OK: HeaderValue = HeaderValue::from_static("0");

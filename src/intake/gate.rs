@@ -2,8 +2,8 @@
 //!
 //! Calls that wait (for a lease, a slot, the rest of their message) are what may pile up here.
 //! Those that wait for the CPU do so before they come here, and are bounded by the streams of their
-//! connections. To refuse one of these costs about as much as to decide it: refusing by the length
-//! of their queue left nothing decided at all (tried at three times the load that saturates).
+//! connections. Refusing these by the length of their queue left nothing decided at all (tried
+//! once, at three times the load that saturates): a refusal may well cost as much as a decision.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -78,7 +78,7 @@ impl Lane {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while asks.recv_many(&mut batch, BATCH_MAX).await > 0 {
             let asked_at = shared.clock.now();
-            let outcomes = self.carry(&shared, &batch, &mut asks).await;
+            let outcomes = self.carry(&shared, &batch, asked_at, &mut asks).await;
             let mut outcomes = outcomes.into_iter();
             for ask in batch.drain(..) {
                 let outcome = outcomes.next().unwrap_or(Err(StoreError::TimedOut));
@@ -94,9 +94,9 @@ impl Lane {
         &self,
         shared: &Shared,
         batch: &[Ask],
+        asked_at: Time,
         queued: &mut mpsc::Receiver<Ask>,
     ) -> Vec<Result<Grant, StoreError>> {
-        let asked_at = shared.clock.now();
         let exchange = async { shared.store.exchange(batch).await };
         let mut exchange = pin!(AssertUnwindSafe(exchange).catch_unwind());
         let stall = STALL_MIN.max(STALL_TRIPS * self.round_trip());

@@ -1,9 +1,9 @@
 //! The stock beside the lots that it keeps, which are plain numbers.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use super::*;
+use crate::buffer::tests::dice;
 
 fn at(micros: u64) -> Time {
     Time::from_nanos(micros * 1_000)
@@ -13,19 +13,6 @@ fn at(micros: u64) -> Time {
 fn told(lot: Option<Lot>, kind: Kind) -> Option<(u64, u64, Time)> {
     let of = |lot: Lot| if is_spaced(kind) { lot.starts.nanos() } else { lot.epoch };
     lot.map(|lot| (lot.tokens, of(lot), lot.ends))
-}
-
-/// A generator (splitmix64), seeded anew each time unless `RATELEASE_TEST_SEED` is set.
-fn dice() -> impl FnMut(u64) -> u64 {
-    let seed = std::env::var("RATELEASE_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let mut state: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(()));
-    println!("run again with RATELEASE_TEST_SEED={state}");
-    move |end| {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % end
-    }
 }
 
 /// Times in whole microseconds, within what a span keeps exactly.

@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::hash::RandomState;
 
 use super::part::LOOKS_MAX;
 use super::*;
+use crate::buffer::tests::dice;
 
 /// As large as what the limiter keeps for a key.
 struct Thing {
@@ -86,20 +86,6 @@ fn insert_as(
 
 fn holds(table: &Table<Thing>, n: u64) -> bool {
     table.with_existing(Key::for_test(n), |thing| assert_eq!(thing.n, n)).is_some()
-}
-
-/// A generator (splitmix64), seeded anew each time unless `RATELEASE_TEST_SEED` is set.
-fn dice() -> impl FnMut(u64) -> u64 {
-    let seed = std::env::var("RATELEASE_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(()));
-    println!("run again with RATELEASE_TEST_SEED={seed}");
-    let mut state = seed;
-    move |end| {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % end
-    }
 }
 
 #[test]

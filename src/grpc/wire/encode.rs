@@ -5,11 +5,9 @@ use bytes::{BufMut, BytesMut};
 use serde_json::{Map, Value};
 
 use super::proto::{self, Message, Sink};
+use crate::grpc::PREFIX_BYTES;
 use crate::intake::Answer;
 use crate::verdict::{Applied, Code, Status};
-
-/// Before each message of gRPC: a flag for compression, and the length.
-const PREFIX_BYTES: usize = 5;
 
 /// `answer` as one message of gRPC, prefix and all, added to `bytes`.
 pub(super) fn framed(answer: &Answer<'_>, bytes: &mut BytesMut) {
