@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::intake::Refusal;
 use crate::request::Request;
+use crate::time::Time;
 use crate::verdict::Verdict;
 
 /// A request that was decided.
@@ -18,6 +19,8 @@ pub struct Decision<'a, 'q, 'r> {
     pub verdict: &'a Verdict<'r>,
     /// From the decoded request to the verdict, with what it waited for leases and slots.
     pub took: Duration,
+    /// When the verdict was there.
+    pub now: Time,
 }
 
 /// Whoever keeps count. A handle: clones share everything.
