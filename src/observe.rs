@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::hot::HotKeys;
 use crate::intake::Refusal;
 use crate::request::Request;
 use crate::time::Time;
@@ -25,13 +26,18 @@ pub struct Decision<'a, 'q, 'r> {
 
 /// Whoever keeps count. A handle: clones share everything.
 #[derive(Debug, Clone, Default)]
-pub struct Observers {}
+pub struct Observers {
+    /// The hottest keys.
+    pub hot_keys: HotKeys,
+}
 
 // === impl Observers ===
 
 impl Observers {
     /// Takes note of a decision.
-    pub fn note(&self, _decision: &Decision<'_, '_, '_>) {}
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+        self.hot_keys.note(decision);
+    }
 
     /// Takes note of a request that got no verdict.
     pub fn note_refusal(&self, _refusal: &Refusal) {}
