@@ -27,13 +27,20 @@ pub struct Decision<'a, 'q, 'r> {
 /// Whoever keeps count. A handle: clones share everything.
 #[derive(Debug, Clone, Default)]
 pub struct Observers {
-    /// The hottest keys.
-    pub hot_keys: HotKeys,
+    /// Counts the hottest keys.
+    hot_keys: HotKeys,
 }
 
 // === impl Observers ===
 
 impl Observers {
+    /// The same, and `hot_keys` counts.
+    #[must_use]
+    pub fn with_hot_keys(mut self, hot_keys: HotKeys) -> Self {
+        self.hot_keys = hot_keys;
+        self
+    }
+
     /// Takes note of a decision.
     pub fn note(&self, decision: &Decision<'_, '_, '_>) {
         self.hot_keys.note(decision);

@@ -93,7 +93,7 @@ impl App {
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
         let hot_keys = hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
-        let observers = Observers { hot_keys };
+        let observers = Observers::default().with_hot_keys(hot_keys);
         let intake =
             Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
                 .observed_by(observers);
