@@ -8,4 +8,10 @@ mod decide;
 mod hot;
 mod rules;
 
-criterion::criterion_main!(decide::benches, decide::parts::benches, hot::benches, rules::benches);
+criterion::criterion_main!(
+    decide::benches,
+    decide::parts::benches,
+    decide::frame::benches,
+    hot::benches,
+    rules::benches
+);
