@@ -44,8 +44,8 @@
 //! [`accept`] takes connections; [`grpc`] and [`http`] are the doors, [`intake`] what both do.
 //! [`request`] is a call in our types, [`rules`] what limits it, [`key`] the count's name.
 //! [`limiter`] decides on [`buffer`]s and [`verdict`] makes the answer of it;
-//! [`observe`] keeps count of that. [`lease`] is the desk
-//! that asks the [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds
+//! [`observe`] keeps count of that, [`hot`] of the hottest keys, in a [`sketch`].
+//! [`lease`] is the desk that asks the [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds
 //! what may change while running, [`settings`] what may not, [`telemetry`] the log, [`time`] the
 //! clock, [`invariant`] what must hold; [`cli`] is what the program does beside serving.
 //! [`supervise`] keeps tasks running, and [`app`] puts it all together.
@@ -60,6 +60,7 @@ pub mod buffer;
 pub mod cli;
 pub mod control;
 pub mod grpc;
+pub mod hot;
 pub mod http;
 pub mod intake;
 pub mod invariant;
@@ -70,6 +71,7 @@ pub mod observe;
 pub mod request;
 pub mod rules;
 pub mod settings;
+pub mod sketch;
 pub mod store;
 pub mod supervise;
 pub mod telemetry;

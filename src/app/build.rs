@@ -16,9 +16,11 @@ use crate::control::source::Directory;
 use crate::control::status::{Start, Status};
 use crate::control::watch::{WatchPaths, Watcher};
 use crate::grpc::serve::{ConnectionAge, Listener};
+use crate::hot::HotKeys;
 use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
+use crate::observe::Observers;
 use crate::settings::{
     Answers, GrpcListen, Leases, Listeners, RulesSource, Settings, StoreSettings,
 };
@@ -79,7 +81,7 @@ impl App {
         clock: Clock,
         log: Option<Spool>,
     ) -> Result<Self, BuildError> {
-        let Settings { listeners, rules, store, answers, leases, drain, .. } = settings;
+        let Settings { listeners, rules, store, answers, leases, hot_keys, drain, .. } = settings;
         let bound = bound(&listeners).await?;
         let published = Arc::new(Published::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
@@ -90,8 +92,11 @@ impl App {
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
+        let hot_keys = hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
+        let observers = Observers::default().with_hot_keys(hot_keys);
         let intake =
-            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max);
+            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
+                .observed_by(observers);
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {

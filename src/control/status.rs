@@ -153,7 +153,7 @@ mod tests {
             store: "memory".to_owned(),
             shards: Arc::new(|| {
                 let (breaker, round_trip) = (Position::Open, Duration::from_millis(2));
-                vec![ShardState { shard: 3, breaker, opened: 4, round_trip }]
+                vec![ShardState { shard: 3, breaker, opened: 4, round_trip, hot_key: None }]
             }),
             counts: Arc::new(|| vec![("keys", 3), ("task_restarts", 1), ("task_restarts", 4)]),
         }
