@@ -14,6 +14,7 @@ mod reference;
 mod rules;
 mod secret;
 mod store;
+mod summary;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -30,6 +31,7 @@ pub use logging::{LogFormat, LogLevel, Logging};
 pub use rules::RulesSource;
 pub use secret::Secret;
 pub use store::StoreSettings;
+pub use summary::Told;
 pub use value::HostPort;
 
 use crate::cli::bench::Bench;
@@ -53,6 +55,8 @@ pub struct Settings {
     pub drain: Duration,
     /// One line each for what was asked for and is not done; to be logged once logging is set up.
     pub warnings: Vec<String>,
+    /// All of it as flags, for people to see; no secret is in it.
+    pub summary: Vec<Told>,
 }
 
 /// What the command line asks for.
@@ -91,9 +95,11 @@ impl Task {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, SettingsError> {
         let role = Role::of(program);
-        match Cli::read(role, args, env)?.command {
+        let Cli { command, summary } = Cli::read(role, args, env)?;
+        match command {
             Command::Serve(flags) => {
-                Ok(Self::Serve(Box::new(Settings::resolve(role, &flags, env)?)))
+                let settings = Settings::resolve(role, &flags, env)?;
+                Ok(Self::Serve(Box::new(Settings { summary, ..settings })))
             }
             Command::Bench(bench) => Ok(Self::Bench(bench)),
         }
@@ -103,7 +109,8 @@ impl Task {
 // === impl Settings ===
 
 impl Settings {
-    /// What `flags` mean. `env` is asked only for variables that have no flag.
+    /// What `flags` mean, without a summary of them. `env` is asked only for variables that have no
+    /// flag.
     ///
     /// # Errors
     /// [`SettingsError::Faults`], with all of them.
@@ -132,6 +139,7 @@ impl Settings {
                 logging: logging?,
                 drain: drain?,
                 warnings,
+                summary: Vec::new(),
             })
         };
         match settings() {

@@ -7,10 +7,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::runtime::{Handle, RuntimeMetrics};
 use tracing::error;
 
+use super::numbers::Counted;
 use super::{App, Open, bind};
 use crate::control::Published;
 use crate::control::admin;
 use crate::control::health::Health;
+use crate::control::live::Live;
+use crate::control::live::history::History;
 use crate::control::snapshot::Snapshot;
 use crate::control::source::Directory;
 use crate::control::status::{Start, Status};
@@ -79,7 +82,7 @@ impl App {
         clock: Clock,
         log: Option<Spool>,
     ) -> Result<Self, BuildError> {
-        let Settings { listeners, rules, store, answers, leases, drain, .. } = settings;
+        let Settings { listeners, rules, store, answers, leases, drain, summary, .. } = settings;
         let bound = bound(&listeners).await?;
         let published = Arc::new(Published::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
@@ -105,13 +108,18 @@ impl App {
             runtime: Handle::current().metrics(),
         };
         let asked = limiter.clone();
-        let admin = admin::routes(Status {
+        let status = Status {
             start: start.clone(),
             published: Arc::clone(&published),
             store: where_counts_live,
             shards: Arc::new(move || asked.shards()),
             counts: Arc::new(move || parts.counts()),
-        });
+            numbers: Arc::new(Counted {}),
+            history: History::default(),
+            settings: summary.into(),
+        };
+        let live = Live::new(status.clone());
+        let admin = admin::routes(status).merge(live.routes());
         let age = ConnectionAge {
             age: listeners.max_connection_age,
             grace: listeners.max_connection_age_grace,
@@ -123,6 +131,7 @@ impl App {
             debug,
             age,
             admin,
+            live,
             intake,
             limiter,
             published,
