@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use crate::intake::Refusal;
+use crate::metrics::Meters;
 use crate::request::Request;
 use crate::verdict::Verdict;
 
@@ -22,14 +23,31 @@ pub struct Decision<'a, 'q, 'r> {
 
 /// Whoever keeps count. A handle: clones share everything.
 #[derive(Debug, Clone, Default)]
-pub struct Observers {}
+pub struct Observers {
+    meters: Option<Meters>,
+}
 
 // === impl Observers ===
 
 impl Observers {
+    /// The same, and `meters` count.
+    #[must_use]
+    pub fn with_meters(mut self, meters: Meters) -> Self {
+        self.meters = Some(meters);
+        self
+    }
+
     /// Takes note of a decision.
-    pub fn note(&self, _decision: &Decision<'_, '_, '_>) {}
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+        if let Some(meters) = &self.meters {
+            meters.note(decision);
+        }
+    }
 
     /// Takes note of a request that got no verdict.
-    pub fn note_refusal(&self, _refusal: &Refusal) {}
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        if let Some(meters) = &self.meters {
+            meters.note_refusal(refusal);
+        }
+    }
 }
