@@ -162,8 +162,9 @@ impl Intake {
     }
 
     fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>, start: Time) -> Answer<'r> {
-        let took = self.limiter.clock().now().since(start);
-        self.observers.note(&Decision { request, verdict: &verdict, took });
+        let now = self.limiter.clock().now();
+        let took = now.since(start);
+        self.observers.note(&Decision { request, verdict: &verdict, took, now });
         if tracing::enabled!(Level::DEBUG) {
             tell(request, &verdict);
         }

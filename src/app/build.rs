@@ -19,9 +19,12 @@ use crate::control::source::Directory;
 use crate::control::status::{Start, Status};
 use crate::control::watch::{WatchPaths, Watcher};
 use crate::grpc::serve::{ConnectionAge, Listener};
+use crate::hot::{self, HotKeys};
 use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
+use crate::metrics::{self, Meters};
+use crate::observe::Observers;
 use crate::settings::{
     Answers, GrpcListen, Leases, Listeners, RulesSource, Settings, StoreSettings,
 };
@@ -93,8 +96,11 @@ impl App {
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
+        let observers = observers(&answers, clock);
+        let numbers = Counted::by(&observers);
         let intake =
-            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max);
+            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
+                .observed_by(observers);
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
@@ -114,7 +120,7 @@ impl App {
             store: where_counts_live,
             shards: Arc::new(move || asked.shards()),
             counts: Arc::new(move || parts.counts()),
-            numbers: Arc::new(Counted {}),
+            numbers: Arc::new(numbers),
             history: History::default(),
             settings: summary.into(),
         };
@@ -237,14 +243,30 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
         // Drawn from the system's randomness, as every hash map's seed.
         pod: RandomState::new().hash_one(()),
         hasher: KeyHasher::new(leases.key_secret.reveal()),
-        modes: Modes {
-            shadow: answers.shadow_mode,
-            quota: answers.quota_mode,
-            metadata: answers.dynamic_metadata,
-        },
+        modes: modes(answers),
         unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
     };
     Limiter::new(store, clock, options)
+}
+
+/// Whoever keeps count of what is decided.
+fn observers(answers: &Answers, clock: Clock) -> Observers {
+    let options = metrics::Options {
+        near_limit_ratio: answers.near_limit_ratio,
+        modes: modes(answers),
+        ..metrics::Options::default()
+    };
+    let mut observers = Observers::default().with_meters(Meters::new(options));
+    observers.hot_keys = HotKeys::new(hot::Options::default(), clock);
+    observers
+}
+
+fn modes(answers: &Answers) -> Modes {
+    Modes {
+        shadow: answers.shadow_mode,
+        quota: answers.quota_mode,
+        metadata: answers.dynamic_metadata,
+    }
 }
 
 /// Read once: a clock that is set later changes nothing.

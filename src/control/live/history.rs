@@ -7,7 +7,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::control::status::numbers::{Decisions, Took};
+use crate::metrics::Totals;
+use crate::metrics::family::Buckets;
 
 /// Seconds that are kept: five minutes, in some 100 KiB.
 pub const SECONDS_MAX: usize = 300;
@@ -22,7 +23,7 @@ pub struct History(Arc<Mutex<Ring>>);
 #[derive(Debug, Default)]
 struct Ring {
     /// What there was at the last look, and when.
-    last: Option<(Duration, Decisions)>,
+    last: Option<(Duration, Totals)>,
     /// [`SECONDS_MAX`] at most, the newest last.
     seconds: VecDeque<Second>,
 }
@@ -37,18 +38,19 @@ struct Second {
     ok: u64,
     over_limit: u64,
     errors: u64,
+    /// From what was held or known here, denials among them.
     local: u64,
     leased: u64,
     /// By any failure mode.
     failure: u64,
-    took: Took,
+    took: Buckets,
 }
 
 // === impl History ===
 
 impl History {
     /// Takes in what there is `at` a time since the start of the process, all counts since then.
-    pub fn note(&self, at: Duration, decisions: Decisions) {
+    pub fn note(&self, at: Duration, decisions: Totals) {
         let ring = &mut *self.0.lock();
         if let Some((before, earlier)) = &ring.last {
             if ring.seconds.len() >= SECONDS_MAX {
@@ -70,21 +72,24 @@ impl History {
         self.0.lock().seconds.back().map(Second::json)
     }
 
-    /// How long the decisions of the last minute took.
-    pub fn recently(&self) -> Took {
+    /// How long the decisions of the last minute took; `None` before the first second is over.
+    pub fn recently(&self) -> Option<Buckets> {
         let ring = self.0.lock();
-        let mut took = Took::default();
-        ring.seconds.iter().rev().take(RECENT).for_each(|second| took.add(&second.took));
-        took
+        let mut recent = ring.seconds.iter().rev().take(RECENT).map(|second| &second.took);
+        let mut sum = recent.next()?.clone();
+        for took in recent {
+            combine(&mut sum, took, u64::saturating_add, Duration::saturating_add);
+        }
+        Some(sum)
     }
 }
 
 // === impl Second ===
 
 impl Second {
-    fn between(end: Duration, length: Duration, earlier: &Decisions, later: &Decisions) -> Self {
+    fn between(end: Duration, length: Duration, earlier: &Totals, later: &Totals) -> Self {
         let made = |is_meant: fn(&str) -> bool| {
-            let sum = |all: &Decisions| -> u64 {
+            let sum = |all: &Totals| -> u64 {
                 all.by_how.iter().filter(|(name, _)| is_meant(name)).map(|(_, count)| count).sum()
             };
             sum(later).saturating_sub(sum(earlier))
@@ -95,10 +100,10 @@ impl Second {
             ok: later.ok.saturating_sub(earlier.ok),
             over_limit: later.over_limit.saturating_sub(earlier.over_limit),
             errors: later.errors.saturating_sub(earlier.errors),
-            local: made(|name| name == "local"),
+            local: made(|name| name.ends_with("local") && !name.starts_with("failure")),
             leased: made(|name| name == "leased"),
             failure: made(|name| name.starts_with("failure")),
-            took: later.took.since(&earlier.took),
+            took: since(&later.took, &earlier.took),
         }
     }
 
@@ -112,30 +117,60 @@ impl Second {
             "local": self.local,
             "leased": self.leased,
             "failure": self.failure,
-            "p50_us": self.took.quantile_us(0.5),
-            "p99_us": self.took.quantile_us(0.99),
+            "p50_us": micros(&self.took, 0.5),
+            "p99_us": micros(&self.took, 0.99),
         })
     }
+}
+
+/// What a share of them, 0 to 1, did not exceed, in microseconds; `None` if there were none.
+pub fn micros(took: &Buckets, share: f64) -> Option<f64> {
+    took.quantile(share).map(|took| took.as_secs_f64() * 1e6)
+}
+
+/// What came to `later` after `earlier`, which has the same bounds.
+fn since(later: &Buckets, earlier: &Buckets) -> Buckets {
+    let mut difference = later.clone();
+    combine(&mut difference, earlier, u64::saturating_sub, Duration::saturating_sub);
+    difference
+}
+
+fn combine(
+    all: &mut Buckets,
+    other: &Buckets,
+    counts: fn(u64, u64) -> u64,
+    sums: fn(Duration, Duration) -> Duration,
+) {
+    for (count, other) in all.counts.iter_mut().zip(&other.counts) {
+        *count = counts(*count, *other);
+    }
+    all.sum = sums(all.sum, other.sum);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// After `second` seconds of ten requests each: nine pass, one is denied, all within 25 µs.
-    fn after(second: u64) -> Decisions {
-        Decisions {
+    /// Ten requests a second: nine pass, one is denied, all within 20 µs.
+    fn after(second: u64) -> Totals {
+        Totals {
             ok: 9 * second,
             over_limit: second,
             errors: 0,
             by_how: vec![
-                ("local", 7 * second),
+                ("denied_local", second),
+                ("local", 6 * second),
                 ("leased", second),
                 ("failure_local", second),
                 ("failure_deny", second),
             ],
-            took: Took::new([(25.0, 10 * second), (f64::INFINITY, 0)]),
+            took: took(10 * second),
         }
+    }
+
+    fn took(count: u64) -> Buckets {
+        let bounds = vec![Duration::from_micros(20)];
+        Buckets { bounds, counts: vec![count, 0], sum: Duration::from_micros(10 * count) }
     }
 
     #[test]
@@ -147,7 +182,7 @@ mod tests {
         }
         let newest = json!({
             "at": 5.0, "seconds": 1.0, "ok": 9, "over_limit": 1, "errors": 0, "local": 7,
-            "leased": 1, "failure": 2, "p50_us": 12.5, "p99_us": 24.75,
+            "leased": 1, "failure": 2, "p50_us": 10.0, "p99_us": 19.8,
         });
         assert_eq!(history.newest(), Some(newest));
         let all = history.json();
@@ -164,7 +199,7 @@ mod tests {
         let all = history.json();
         assert_eq!(all.as_array().map(Vec::len), Some(SECONDS_MAX));
         assert_eq!(all[0]["at"], 700.0);
-        assert_eq!(history.recently(), Took::new([(25.0, 600), (f64::INFINITY, 0)]));
+        assert_eq!(history.recently(), Some(took(600)));
     }
 
     #[test]
@@ -175,6 +210,6 @@ mod tests {
         }
         let newest = history.newest().unwrap();
         assert_eq!((&newest["ok"], &newest["p99_us"]), (&json!(0), &Value::Null));
-        assert_eq!(history.recently().quantile_us(0.99), None);
+        assert_eq!(history.recently().and_then(|took| micros(&took, 0.99)), None);
     }
 }

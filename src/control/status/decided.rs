@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use super::Status;
-use super::numbers::{Decisions, HotKey, RuleCounts};
+use crate::control::live::history::micros;
+use crate::hot::Hot;
+use crate::metrics::{RuleTotals, Totals};
 use crate::rules::{Allowance, Limit, Rule};
 
 /// Rules that are listed at most. A page shows no more in one view, and they are sent each second.
@@ -20,7 +22,7 @@ impl Status {
     /// How many decisions there were and how they were made; how long those of the last minute
     /// took.
     pub(super) fn decisions(&self) -> Value {
-        let Decisions { ok, over_limit, errors, by_how, .. } = self.numbers.decisions();
+        let Totals { ok, over_limit, errors, by_how, .. } = self.numbers.decisions();
         let by_how = by_how.into_iter().map(|(name, count)| (name.to_owned(), count.into()));
         let recently = self.history.recently();
         json!({
@@ -28,8 +30,8 @@ impl Status {
             "over_limit": over_limit,
             "errors": errors,
             "by_how": Value::Object(by_how.collect()),
-            "p50_us": recently.quantile_us(0.5),
-            "p99_us": recently.quantile_us(0.99),
+            "p50_us": recently.as_ref().and_then(|took| micros(took, 0.5)),
+            "p99_us": recently.as_ref().and_then(|took| micros(took, 0.99)),
         })
     }
 
@@ -37,19 +39,19 @@ impl Status {
     pub(super) fn rules_busiest(&self) -> Value {
         let rules = self.published.current().unwrap_or_default();
         let busiest = self.numbers.rules(RULES_MAX);
-        let listed: HashSet<_> = busiest.iter().map(|counts| counts.path.as_str()).collect();
+        let listed: HashSet<_> = busiest.iter().map(|counts| counts.rule.as_str()).collect();
         let idle = rules.iter().filter(|rule| !listed.contains(&*rule.path));
         let idle = idle.take(RULES_MAX.saturating_sub(busiest.len())).map(|rule| told(rule, None));
-        let seen = busiest.iter().map(|counts| match rules.by_path(&counts.path) {
+        let seen = busiest.iter().map(|counts| match rules.by_path(&counts.rule) {
             Some(rule) => told(rule, Some(counts)),
-            None => counted(&counts.path, Some(counts)),
+            None => counted(&counts.rule, Some(counts)),
         });
         seen.chain(idle).collect()
     }
 
     pub(super) fn hot_keys(&self) -> Value {
         let hot = self.numbers.hot_keys(HOT_KEYS_MAX);
-        let list = |keys: &[HotKey]| keys.iter().map(hot_key).collect::<Value>();
+        let list = |keys: &[Hot]| keys.iter().map(hot_key).collect::<Value>();
         json!({"requested": list(&hot.requested), "denied": list(&hot.denied)})
     }
 
@@ -60,13 +62,13 @@ impl Status {
     }
 }
 
-fn hot_key(hot: &HotKey) -> Value {
-    let HotKey { key, rule, count, share, values } = hot;
+fn hot_key(hot: &Hot) -> Value {
+    let Hot { key, rule, count, share, values } = hot;
     json!({"key": key, "rule": rule, "count": count, "share": share, "values": values})
 }
 
 /// What a rule says, and what it counted.
-fn told(rule: &Rule, counts: Option<&RuleCounts>) -> Value {
+fn told(rule: &Rule, counts: Option<&RuleTotals>) -> Value {
     let mut told = counted(&rule.path, counts);
     told["path"] = rule.steps().collect();
     told["shadow_mode"] = rule.shadow_mode.into();
@@ -78,12 +80,13 @@ fn told(rule: &Rule, counts: Option<&RuleCounts>) -> Value {
 }
 
 /// What was counted under a path that is no rule's, or none that is in force.
-fn counted(path: &str, counts: Option<&RuleCounts>) -> Value {
-    let of = |count: fn(&RuleCounts) -> u64| counts.map_or(0, count);
+fn counted(path: &str, counts: Option<&RuleTotals>) -> Value {
+    let of = |count: fn(&RuleTotals) -> u64| counts.map_or(0, count);
     json!({
         "rule": path,
         "ok": of(|counts| counts.ok),
         "over_limit": of(|counts| counts.over_limit),
+        "near_limit": of(|counts| counts.near_limit),
         "shadow": of(|counts| counts.shadow),
     })
 }
@@ -110,8 +113,8 @@ mod tests {
         Arc::new(load(&[source], Options::default()).unwrap().rules)
     }
 
-    fn counts(path: &str, ok: u64) -> RuleCounts {
-        RuleCounts { path: path.to_owned(), ok, over_limit: 2, shadow: 1 }
+    fn counts(path: &str, ok: u64) -> RuleTotals {
+        RuleTotals { rule: path.to_owned(), ok, over_limit: 2, near_limit: 3, shadow: 1 }
     }
 
     #[test]
@@ -128,13 +131,13 @@ mod tests {
         let expected = json!([
             {
                 "rule": "shop.path_/x.pdf", "path": ["shop", "path_/x.pdf"], "ok": 5,
-                "over_limit": 2, "shadow": 1, "shadow_mode": false, "limit": "unlimited",
+                "over_limit": 2, "near_limit": 3, "shadow": 1, "shadow_mode": false, "limit": "unlimited",
                 "algorithm": null,
             },
-            {"rule": "override", "ok": 4, "over_limit": 2, "shadow": 1},
+            {"rule": "override", "ok": 4, "over_limit": 2, "near_limit": 3, "shadow": 1},
             {
                 "rule": "shop.idle", "path": ["shop", "idle"], "ok": 0, "over_limit": 0,
-                "shadow": 0, "shadow_mode": true, "limit": "100 / 5 minutes",
+                "near_limit": 0, "shadow": 0, "shadow_mode": true, "limit": "100 / 5 minutes",
                 "algorithm": "token_bucket",
             },
         ]);

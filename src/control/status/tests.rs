@@ -1,27 +1,36 @@
 //! What `/status` and the index tell.
 
-use super::numbers::{Decisions, HotKey, HotKeys, RuleCounts, Took};
 use super::*;
+use crate::hot::{Hot, Top};
+use crate::metrics::family::Buckets;
+use crate::metrics::{Meters, RuleTotals, Totals};
 use crate::rules::Rules;
 
 /// Numbers that stay as they are.
-#[derive(Default)]
 pub(in crate::control) struct Fixed {
-    pub(in crate::control) decisions: Decisions,
-    pub(in crate::control) rules: Vec<RuleCounts>,
-    pub(in crate::control) hot_keys: HotKeys,
+    pub(in crate::control) decisions: Totals,
+    pub(in crate::control) rules: Vec<RuleTotals>,
+    pub(in crate::control) hot_keys: Top,
+}
+
+impl Default for Fixed {
+    /// Nothing at all.
+    fn default() -> Self {
+        let decisions = Meters::default().totals();
+        Self { decisions, rules: Vec::new(), hot_keys: Top::default() }
+    }
 }
 
 impl Numbers for Fixed {
-    fn decisions(&self) -> Decisions {
+    fn decisions(&self) -> Totals {
         self.decisions.clone()
     }
 
-    fn rules(&self, max: usize) -> Vec<RuleCounts> {
+    fn rules(&self, max: usize) -> Vec<RuleTotals> {
         self.rules.iter().take(max).cloned().collect()
     }
 
-    fn hot_keys(&self, _max: usize) -> HotKeys {
+    fn hot_keys(&self, _max: usize) -> Top {
         self.hot_keys.clone()
     }
 
@@ -87,27 +96,32 @@ fn counts_of_one_name_add_up_and_nothing_is_left_out() {
 
 #[test]
 fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
-    let took = |count| Took::new([(100.0, count), (f64::INFINITY, 0)]);
-    let by_how = vec![("local", 8), ("failure_deny", 2)];
-    let decisions = Decisions { ok: 7, over_limit: 3, errors: 1, by_how, took: took(10) };
-    let hot = |values: Option<&str>| HotKey {
+    let totals = |ok, over_limit, errors| {
+        let bounds = vec![Duration::from_micros(100)];
+        let counts = vec![ok + over_limit, 0];
+        let took = Buckets { bounds, counts, sum: Duration::ZERO };
+        let by_how = vec![("local", ok), ("failure_deny", over_limit)];
+        Totals { ok, over_limit, errors, by_how, took }
+    };
+    let hot = |values: Option<&str>| Hot {
         key: "1b".to_owned(),
         rule: "shop.user".to_owned(),
         count: 4,
         share: 0.5,
         values: values.map(str::to_owned),
     };
-    let hot_keys = HotKeys { requested: vec![hot(None)], denied: vec![hot(Some("user=7"))] };
-    let status = status_of(Fixed { decisions, hot_keys, ..Fixed::default() });
-    status.history.note(Duration::ZERO, Decisions::default());
-    status.history.note(Duration::from_secs(1), Decisions { took: took(4), ..Default::default() });
+    let hot_keys = Top { requested: vec![hot(None)], denied: vec![hot(Some("user=7"))] };
+    let status = status_of(Fixed { decisions: totals(7, 3, 1), hot_keys, ..Fixed::default() });
+    assert_eq!(status.json()["decisions"]["p50_us"], Value::Null, "no second is over");
+    status.history.note(Duration::ZERO, totals(0, 0, 0));
+    status.history.note(Duration::from_secs(1), totals(4, 0, 0));
     let told = status.json();
     let expected = json!({
-        "ok": 7, "over_limit": 3, "errors": 1, "by_how": {"local": 8, "failure_deny": 2},
+        "ok": 7, "over_limit": 3, "errors": 1, "by_how": {"local": 7, "failure_deny": 3},
         "p50_us": 50.0, "p99_us": 99.0,
     });
     assert_eq!(told["decisions"], expected);
-    let hot = |values| json!({"key": "1b", "rule": "shop.user", "count": 4, "share": 0.5, "values": values});
+    let hot = |values: Value| json!({"key": "1b", "rule": "shop.user", "count": 4, "share": 0.5, "values": values});
     let expected = json!({"requested": [hot(Value::Null)], "denied": [hot("user=7".into())]});
     assert_eq!(told["hot_keys"], expected);
     let setting = json!({"name": "log-level", "value": "info", "default": true});
