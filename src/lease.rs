@@ -6,10 +6,12 @@
 //! until a probe succeeds. Replies go to the function that the desk was opened with.
 
 mod breaker;
+mod heat;
 mod lane;
 pub mod size;
 
 pub use breaker::Position;
+pub use heat::HotKey;
 pub use lane::ShardState;
 
 use std::collections::HashMap;
@@ -130,8 +132,9 @@ impl Desk {
 
     /// How the shards do that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardState> {
+        let now = self.shared.clock.now();
         let lanes = self.lanes.lock();
-        let mut states: Vec<_> = lanes.states.values().map(|lane| lane.state()).collect();
+        let mut states: Vec<_> = lanes.states.values().map(|lane| lane.state(now)).collect();
         states.sort_by_key(|state| state.shard);
         states
     }

@@ -6,6 +6,8 @@
 mod answers;
 mod cli;
 mod fault;
+mod headers;
+mod hot_keys;
 mod leases;
 mod listeners;
 mod logging;
@@ -22,9 +24,10 @@ mod value;
 use std::ffi::OsString;
 use std::time::Duration;
 
-pub use answers::{Answers, HeaderNames};
+pub use answers::Answers;
 pub use cli::{Cli, Command, Role, ServeFlags};
 pub use fault::{Fault, Faults};
+pub use headers::{HeaderNames, Headers};
 pub use leases::Leases;
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
@@ -35,6 +38,7 @@ pub use summary::Told;
 pub use value::HostPort;
 
 use crate::cli::bench::Bench;
+use crate::hot;
 
 /// Everything `serve` is told.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,6 +53,8 @@ pub struct Settings {
     pub answers: Answers,
     /// How tokens are leased and keys held.
     pub leases: Leases,
+    /// How the hottest keys are counted; `None` to do without.
+    pub hot_keys: Option<hot::Options>,
     /// What is logged, and how.
     pub logging: Logging,
     /// What requests in flight and leases to give back may take after a signal, up to an hour.
@@ -126,6 +132,7 @@ impl Settings {
         let answers = flags.answers.resolve(&mut faults);
         let leases = flags.leases.resolve(&mut faults);
         let drain = flags.leases.drain(&mut faults);
+        let hot_keys = flags.hot_keys.resolve(&mut faults);
         let logging = flags.logging.resolve(&mut faults);
         let mut warnings = reference::check(env, &mut faults);
         warnings.extend(flags.store.warning());
@@ -136,6 +143,7 @@ impl Settings {
                 store: store?,
                 answers: answers?,
                 leases: leases?,
+                hot_keys: hot_keys?,
                 logging: logging?,
                 drain: drain?,
                 warnings,

@@ -19,7 +19,7 @@ use crate::control::source::Directory;
 use crate::control::status::{Start, Status};
 use crate::control::watch::{WatchPaths, Watcher};
 use crate::grpc::serve::{ConnectionAge, Listener};
-use crate::hot::{self, HotKeys};
+use crate::hot::HotKeys;
 use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
@@ -85,7 +85,8 @@ impl App {
         clock: Clock,
         log: Option<Spool>,
     ) -> Result<Self, BuildError> {
-        let Settings { listeners, rules, store, answers, leases, drain, summary, .. } = settings;
+        let Settings { listeners, rules, store, answers, leases, hot_keys, drain, summary, .. } =
+            settings;
         let bound = bound(&listeners).await?;
         let published = Arc::new(Published::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
@@ -96,7 +97,9 @@ impl App {
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
-        let observers = observers(&answers, clock);
+        let mut observers = Observers::default().with_meters(meters(&answers));
+        observers.hot_keys =
+            hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
         let numbers = Counted::by(&observers);
         let intake =
             Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
@@ -249,16 +252,12 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
     Limiter::new(store, clock, options)
 }
 
-/// Whoever keeps count of what is decided.
-fn observers(answers: &Answers, clock: Clock) -> Observers {
-    let options = metrics::Options {
+fn meters(answers: &Answers) -> Meters {
+    Meters::new(metrics::Options {
         near_limit_ratio: answers.near_limit_ratio,
         modes: modes(answers),
         ..metrics::Options::default()
-    };
-    let mut observers = Observers::default().with_meters(Meters::new(options));
-    observers.hot_keys = HotKeys::new(hot::Options::default(), clock);
-    observers
+    })
 }
 
 fn modes(answers: &Answers) -> Modes {

@@ -36,10 +36,6 @@ impl Numbers for Counted {
         self.hot_keys.top(max)
     }
 
-    fn hot_key_of(&self, _shard: usize) -> Option<(String, f64)> {
-        None
-    }
-
     fn rules_age(&self) -> Option<Duration> {
         None
     }

@@ -91,7 +91,7 @@ impl Status {
             "decisions": self.decisions(),
             "rules_busiest": self.rules_busiest(),
             "hot_keys": self.hot_keys(),
-            "shards": (self.shards)().iter().map(|state| self.shard(state)).collect::<Value>(),
+            "shards": (self.shards)().iter().map(shard).collect::<Value>(),
             "invariant_violations": invariant::violations(),
             "counts": self.counts(),
             "settings": self.settings_told(),
@@ -132,17 +132,6 @@ impl Status {
         lines
     }
 
-    fn shard(&self, state: &ShardState) -> Value {
-        let hot_key = self.numbers.hot_key_of(state.shard);
-        json!({
-            "shard": state.shard,
-            "breaker": position(state.breaker),
-            "opened": state.opened,
-            "round_trip_ms": state.round_trip.as_secs_f64() * 1e3,
-            "hot_key": hot_key.map(|(key, share)| json!({"key": key, "share": share})),
-        })
-    }
-
     fn counts(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = BTreeMap::new();
         for (name, count) in (self.counts)() {
@@ -151,6 +140,17 @@ impl Status {
         }
         counts
     }
+}
+
+fn shard(state: &ShardState) -> Value {
+    let hot_key = state.hot_key.as_ref();
+    json!({
+        "shard": state.shard,
+        "breaker": position(state.breaker),
+        "opened": state.opened,
+        "round_trip_ms": state.round_trip.as_secs_f64() * 1e3,
+        "hot_key": hot_key.map(|hot| json!({"key": hot.key.to_string(), "share": hot.share})),
+    })
 }
 
 fn position(breaker: Position) -> &'static str {

@@ -13,6 +13,7 @@ use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::SettingsError;
 use super::answers::AnswerFlags;
+use super::hot_keys::HotKeysFlags;
 use super::leases::LeaseFlags;
 use super::listeners::ListenerFlags;
 use super::logging::LoggingFlags;
@@ -69,6 +70,8 @@ pub struct ServeFlags {
     pub(super) answers: AnswerFlags,
     #[command(flatten)]
     pub(super) leases: LeaseFlags,
+    #[command(flatten)]
+    pub(super) hot_keys: HotKeysFlags,
     #[command(flatten)]
     pub(super) logging: LoggingFlags,
 }

@@ -16,9 +16,6 @@ pub trait Numbers: Send + Sync {
     /// The hottest keys of late, `max` of each kind at most.
     fn hot_keys(&self, max: usize) -> Top;
 
-    /// The key that takes more of a shard's asks than one key should, and its share of them.
-    fn hot_key_of(&self, shard: usize) -> Option<(String, f64)>;
-
     /// Since the rules in force were loaded.
     fn rules_age(&self) -> Option<Duration>;
 }

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::hot::{Hot, Top};
+use crate::key::Key;
+use crate::lease::HotKey;
 use crate::metrics::family::Buckets;
 use crate::metrics::{Meters, RuleTotals, Totals};
 use crate::rules::Rules;
@@ -34,10 +36,6 @@ impl Numbers for Fixed {
         self.hot_keys.clone()
     }
 
-    fn hot_key_of(&self, shard: usize) -> Option<(String, f64)> {
-        (shard == 3).then(|| ("7f".to_owned(), 0.25))
-    }
-
     fn rules_age(&self) -> Option<Duration> {
         None
     }
@@ -55,7 +53,8 @@ pub(in crate::control) fn status_of(numbers: Fixed) -> Status {
         store: "memory".to_owned(),
         shards: Arc::new(|| {
             let (breaker, round_trip) = (Position::Open, Duration::from_millis(2));
-            vec![ShardState { shard: 3, breaker, opened: 4, round_trip }]
+            let hot_key = Some(HotKey { key: Key::for_test(7), share: 0.25 });
+            vec![ShardState { shard: 3, breaker, opened: 4, round_trip, hot_key }]
         }),
         counts: Arc::new(|| vec![("keys", 3), ("task_restarts", 1), ("task_restarts", 4)]),
         numbers: Arc::new(numbers),
@@ -77,7 +76,7 @@ fn counts_of_one_name_add_up_and_nothing_is_left_out() {
     assert_eq!(told["store"], "memory");
     let shard = json!({
         "shard": 3, "breaker": "open", "opened": 4, "round_trip_ms": 2.0,
-        "hot_key": {"key": "7f", "share": 0.25},
+        "hot_key": {"key": Key::for_test(7).to_string(), "share": 0.25},
     });
     assert_eq!(told["shards"], json!([shard]));
     assert_eq!(told["started_after_ms"], Value::Null, "not yet");
