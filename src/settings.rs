@@ -11,6 +11,7 @@ mod hot_keys;
 mod leases;
 mod listeners;
 mod logging;
+mod metrics;
 pub mod redis;
 mod reference;
 mod rules;
@@ -31,6 +32,7 @@ pub use headers::{HeaderNames, Headers};
 pub use leases::Leases;
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
+pub use metrics::Metrics;
 pub use rules::RulesSource;
 pub use secret::Secret;
 pub use store::StoreSettings;
@@ -57,6 +59,8 @@ pub struct Settings {
     pub hot_keys: Option<hot::Options>,
     /// What is logged, and how.
     pub logging: Logging,
+    /// What is counted, and where it is shown.
+    pub metrics: Metrics,
     /// What requests in flight and leases to give back may take after a signal, up to an hour.
     pub drain: Duration,
     /// One line each for what was asked for and is not done; to be logged once logging is set up.
@@ -134,6 +138,7 @@ impl Settings {
         let drain = flags.leases.drain(&mut faults);
         let hot_keys = flags.hot_keys.resolve(&mut faults);
         let logging = flags.logging.resolve(&mut faults);
+        let metrics = flags.metrics.resolve(&mut faults);
         let mut warnings = reference::check(env, &mut faults);
         warnings.extend(flags.store.warning());
         let settings = || {
@@ -145,6 +150,7 @@ impl Settings {
                 leases: leases?,
                 hot_keys: hot_keys?,
                 logging: logging?,
+                metrics: metrics?,
                 drain: drain?,
                 warnings,
                 summary: Vec::new(),

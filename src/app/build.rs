@@ -14,6 +14,7 @@ use crate::control::admin;
 use crate::control::health::Health;
 use crate::control::live::Live;
 use crate::control::live::history::History;
+use crate::control::metrics::{self, Exposed};
 use crate::control::snapshot::Snapshot;
 use crate::control::source::Directory;
 use crate::control::status::{Start, Status};
@@ -23,10 +24,10 @@ use crate::hot::HotKeys;
 use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
-use crate::metrics::{self, Meters};
+use crate::metrics::{self as counting, Meters};
 use crate::observe::Observers;
 use crate::settings::{
-    Answers, GrpcListen, Leases, Listeners, RulesSource, Settings, StoreSettings,
+    Answers, GrpcListen, Leases, Listeners, Metrics, RulesSource, Settings, StoreSettings,
 };
 use crate::store::memory::MemoryStore;
 use crate::store::per_second::PerSecond;
@@ -60,6 +61,7 @@ struct Bound {
     grpc_at: String,
     http: tokio::net::TcpListener,
     debug: tokio::net::TcpListener,
+    metrics: Option<tokio::net::TcpListener>,
 }
 
 // === impl BuildError ===
@@ -85,9 +87,19 @@ impl App {
         clock: Clock,
         log: Option<Spool>,
     ) -> Result<Self, BuildError> {
-        let Settings { listeners, rules, store, answers, leases, hot_keys, drain, summary, .. } =
-            settings;
-        let bound = bound(&listeners).await?;
+        let Settings {
+            listeners,
+            rules,
+            store,
+            answers,
+            leases,
+            metrics,
+            hot_keys,
+            drain,
+            summary,
+            ..
+        } = settings;
+        let bound = bound(&listeners, &metrics).await?;
         let published = Arc::new(Published::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let watcher = watch(&rules, &published, snapshot.clone()).await?;
@@ -97,10 +109,18 @@ impl App {
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
-        let mut observers = Observers::default().with_meters(meters(&answers));
-        observers.hot_keys =
-            hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
-        let numbers = Counted::by(&observers);
+        let meters = metrics.counts_decisions.then(|| meters(&answers, &metrics));
+        let hot_keys = hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
+        let numbers = Counted {
+            meters: meters.clone(),
+            hot_keys: hot_keys.clone(),
+            limiter: limiter.clone(),
+        };
+        let mut observers = match &meters {
+            Some(meters) => Observers::default().with_meters(meters.clone()),
+            None => Observers::default(),
+        };
+        observers.hot_keys = hot_keys;
         let intake =
             Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
                 .observed_by(observers);
@@ -128,16 +148,22 @@ impl App {
             settings: summary.into(),
         };
         let live = Live::new(status.clone());
-        let admin = admin::routes(status).merge(live.routes());
+        let asked = limiter.clone();
+        let tallies = Arc::new(move || asked.tallies());
+        let exposed = Exposed { meters, status: status.clone(), tallies, more: Vec::new() };
+        let admin = admin::routes(status)
+            .merge(live.routes())
+            .merge(metrics::routes("/metrics", exposed.clone()));
         let age = ConnectionAge {
             age: listeners.max_connection_age,
             grace: listeners.max_connection_age_grace,
         };
-        let Bound { grpc, http, debug, .. } = bound;
+        let Bound { grpc, http, debug, metrics: listener, .. } = bound;
         Ok(Self {
             grpc,
             http,
             debug,
+            metrics: listener.map(|it| (it, metrics::routes(&metrics.path, exposed))),
             age,
             admin,
             live,
@@ -179,7 +205,7 @@ impl Parts {
     }
 }
 
-async fn bound(listeners: &Listeners) -> Result<Bound, BuildError> {
+async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildError> {
     let (grpc, grpc_at) = match &listeners.grpc {
         GrpcListen::Tcp(address) => {
             let listener = bind::tcp(address, "gRPC", "GRPC_PORT").await?;
@@ -192,7 +218,27 @@ async fn bound(listeners: &Listeners) -> Result<Bound, BuildError> {
     };
     let http = bind::tcp(&listeners.http, "HTTP", "PORT").await?;
     let debug = bind::tcp(&listeners.debug, "the debug page", "DEBUG_PORT").await?;
-    Ok(Bound { grpc, grpc_at, http, debug })
+    let metrics = match &metrics.listen {
+        Some(address) => Some(bind::tcp(address, "metrics", "PROMETHEUS_ADDR").await?),
+        None => None,
+    };
+    Ok(Bound { grpc, grpc_at, http, debug, metrics })
+}
+
+fn meters(answers: &Answers, metrics: &Metrics) -> Meters {
+    Meters::new(counting::Options {
+        near_limit_ratio: answers.near_limit_ratio,
+        series_max: metrics.series_max,
+        modes: modes(answers),
+    })
+}
+
+fn modes(answers: &Answers) -> Modes {
+    Modes {
+        shadow: answers.shadow_mode,
+        quota: answers.quota_mode,
+        metadata: answers.dynamic_metadata,
+    }
 }
 
 /// Starts to watch the rules. Bad rules are logged and leave the process without any, as the
@@ -252,22 +298,6 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
     Limiter::new(store, clock, options)
 }
 
-fn meters(answers: &Answers) -> Meters {
-    Meters::new(metrics::Options {
-        near_limit_ratio: answers.near_limit_ratio,
-        modes: modes(answers),
-        ..metrics::Options::default()
-    })
-}
-
-fn modes(answers: &Answers) -> Modes {
-    Modes {
-        shadow: answers.shadow_mode,
-        quota: answers.quota_mode,
-        metadata: answers.dynamic_metadata,
-    }
-}
-
 /// Read once: a clock that is set later changes nothing.
 fn unix_time() -> Duration {
     #[allow(clippy::disallowed_methods, reason = "the edge where the time of day is read")]
@@ -276,12 +306,16 @@ fn unix_time() -> Duration {
 
 fn greeting(bound: &Bound, store: &str, published: &Published) -> Result<String, BuildError> {
     let (http, debug) = (bind::local(&bound.http)?, bind::local(&bound.debug)?);
+    let metrics = match &bound.metrics {
+        Some(listener) => format!(", metrics on {}", bind::local(listener)?),
+        None => String::new(),
+    };
     let rules = published.current().map_or(0, |rules| rules.len());
     let entry = r#"{"key":"generic_key","value":"hello"}"#;
     let sample = format!(r#"{{"domain":"demo","descriptors":[{{"entries":[{entry}]}}]}}"#);
     Ok(format!(
-        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}; store: {store}; rules: {rules}; \
-         try: curl -d '{sample}' http://{}/json",
+        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}{metrics}; store: {store}; \
+         rules: {rules}; try: curl -d '{sample}' http://{}/json",
         bound.grpc_at,
         bind::reachable(http)
     ))

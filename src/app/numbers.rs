@@ -1,42 +1,32 @@
-//! What observers count, as the debug port tells it.
-
-use std::time::Duration;
+//! What is counted, as the debug port tells it.
 
 use crate::control::status::numbers::Numbers;
 use crate::hot::{HotKeys, Top};
+use crate::lease::ShardTally;
+use crate::limiter::Limiter;
 use crate::metrics::{Meters, RuleTotals, Totals};
-use crate::observe::Observers;
 
-/// What is counted of decisions.
+/// Those who count.
 pub(super) struct Counted {
-    meters: Meters,
-    hot_keys: HotKeys,
-}
-
-// === impl Counted ===
-
-impl Counted {
-    /// What `observers` count.
-    pub(super) fn by(observers: &Observers) -> Self {
-        let meters = observers.meters().cloned().unwrap_or_default();
-        Self { meters, hot_keys: observers.hot_keys.clone() }
-    }
+    pub(super) meters: Option<Meters>,
+    pub(super) hot_keys: HotKeys,
+    pub(super) limiter: Limiter,
 }
 
 impl Numbers for Counted {
-    fn decisions(&self) -> Totals {
-        self.meters.totals()
+    fn decisions(&self) -> Option<Totals> {
+        self.meters.as_ref().map(Meters::totals)
     }
 
     fn rules(&self, max: usize) -> Vec<RuleTotals> {
-        self.meters.by_rule(max)
+        self.meters.as_ref().map(|meters| meters.by_rule(max)).unwrap_or_default()
     }
 
     fn hot_keys(&self, max: usize) -> Top {
         self.hot_keys.top(max)
     }
 
-    fn rules_age(&self) -> Option<Duration> {
-        None
+    fn leases(&self) -> Vec<ShardTally> {
+        self.limiter.tallies()
     }
 }

@@ -24,6 +24,7 @@ pub fn routes(status: Status) -> Router {
 async fn index(State(status): State<Status>) -> impl IntoResponse {
     let page = format!(
         "ratelease {}\n\n/          this page\n/live      all of it as it happens, for a browser\n\
+         /metrics   for Prometheus\n\
          /rlconfig  the rules in force, one a line\n\
          /status    what follows, and more, as JSON\n\n{}",
         env!("CARGO_PKG_VERSION"),

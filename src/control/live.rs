@@ -102,7 +102,9 @@ impl Live {
 
     fn look(&self) {
         let Status { start, numbers, history, .. } = &self.shared.status;
-        history.note(start.uptime(), numbers.decisions());
+        if let Some(decisions) = numbers.decisions() {
+            history.note(start.uptime(), decisions);
+        }
         if !self.shared.is_heard() {
             return;
         }

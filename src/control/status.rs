@@ -86,9 +86,10 @@ impl Status {
                 "loads_failed": self.published.loads_failed(),
                 "last_fault": self.published.last_fault(),
                 "from_snapshot": self.published.is_from_snapshot(),
-                "age_seconds": self.numbers.rules_age().map(|age| age.as_secs_f64()),
+                "age_seconds": self.published.in_force_for().map(|age| age.as_secs_f64()),
             },
             "decisions": self.decisions(),
+            "leases": self.leases(),
             "rules_busiest": self.rules_busiest(),
             "hot_keys": self.hot_keys(),
             "shards": (self.shards)().iter().map(shard).collect::<Value>(),
@@ -132,7 +133,8 @@ impl Status {
         lines
     }
 
-    fn counts(&self) -> BTreeMap<&'static str, u64> {
+    /// What has happened since the process began, by name.
+    pub(super) fn counts(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = BTreeMap::new();
         for (name, count) in (self.counts)() {
             let sum: &mut u64 = counts.entry(name).or_default();

@@ -17,6 +17,7 @@ use super::hot_keys::HotKeysFlags;
 use super::leases::LeaseFlags;
 use super::listeners::ListenerFlags;
 use super::logging::LoggingFlags;
+use super::metrics::MetricsFlags;
 use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
 use super::summary::{self, Told};
@@ -74,6 +75,8 @@ pub struct ServeFlags {
     pub(super) hot_keys: HotKeysFlags,
     #[command(flatten)]
     pub(super) logging: LoggingFlags,
+    #[command(flatten)]
+    pub(super) metrics: MetricsFlags,
 }
 
 /// The name the program was run under; it decides the defaults.

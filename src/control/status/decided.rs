@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::Status;
 use crate::control::live::history::micros;
 use crate::hot::Hot;
+use crate::lease::ShardTally;
 use crate::metrics::{RuleTotals, Totals};
 use crate::rules::{Allowance, Limit, Rule};
 
@@ -22,16 +23,36 @@ impl Status {
     /// How many decisions there were and how they were made; how long those of the last minute
     /// took.
     pub(super) fn decisions(&self) -> Value {
-        let Totals { ok, over_limit, errors, by_how, .. } = self.numbers.decisions();
+        let totals = self.numbers.decisions();
+        let is_counted = totals.is_some();
+        let (ok, over_limit, errors, by_how) = match totals {
+            Some(Totals { ok, over_limit, errors, by_how, .. }) => (ok, over_limit, errors, by_how),
+            None => Default::default(),
+        };
         let by_how = by_how.into_iter().map(|(name, count)| (name.to_owned(), count.into()));
         let recently = self.history.recently();
         json!({
+            "counted": is_counted,
             "ok": ok,
             "over_limit": over_limit,
             "errors": errors,
             "by_how": Value::Object(by_how.collect()),
             "p50_us": recently.as_ref().and_then(|took| micros(took, 0.5)),
             "p99_us": recently.as_ref().and_then(|took| micros(took, 0.99)),
+        })
+    }
+
+    /// What was asked of all shards together, and what came of it.
+    pub(super) fn leases(&self) -> Value {
+        let tallies = self.numbers.leases();
+        let sum = |of: fn(&ShardTally) -> u64| tallies.iter().map(of).sum::<u64>();
+        json!({
+            "asks": sum(|tally| tally.asks),
+            "grants": sum(|tally| tally.grants),
+            "returns": sum(|tally| tally.returns),
+            "failures": sum(|tally| tally.failures),
+            "tokens_granted": sum(|tally| tally.tokens_granted),
+            "tokens_returned": sum(|tally| tally.tokens_returned),
         })
     }
 

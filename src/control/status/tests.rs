@@ -3,7 +3,7 @@
 use super::*;
 use crate::hot::{Hot, Top};
 use crate::key::Key;
-use crate::lease::HotKey;
+use crate::lease::{HotKey, ShardTally};
 use crate::metrics::family::Buckets;
 use crate::metrics::{Meters, RuleTotals, Totals};
 use crate::rules::Rules;
@@ -24,8 +24,8 @@ impl Default for Fixed {
 }
 
 impl Numbers for Fixed {
-    fn decisions(&self) -> Totals {
-        self.decisions.clone()
+    fn decisions(&self) -> Option<Totals> {
+        Some(self.decisions.clone())
     }
 
     fn rules(&self, max: usize) -> Vec<RuleTotals> {
@@ -36,8 +36,19 @@ impl Numbers for Fixed {
         self.hot_keys.clone()
     }
 
-    fn rules_age(&self) -> Option<Duration> {
-        None
+    fn leases(&self) -> Vec<ShardTally> {
+        let took = self.decisions.took.clone();
+        let tally = |shard, asks| ShardTally {
+            shard,
+            asks,
+            grants: 1,
+            returns: 2,
+            failures: 0,
+            tokens_granted: 100,
+            tokens_returned: 40,
+            took: took.clone(),
+        };
+        vec![tally(0, 5), tally(3, 6)]
     }
 }
 
@@ -116,11 +127,19 @@ fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
     status.history.note(Duration::from_secs(1), totals(4, 0, 0));
     let told = status.json();
     let expected = json!({
-        "ok": 7, "over_limit": 3, "errors": 1, "by_how": {"local": 7, "failure_deny": 3},
+        "counted": true, "ok": 7, "over_limit": 3, "errors": 1, "by_how": {"local": 7, "failure_deny": 3},
         "p50_us": 50.0, "p99_us": 99.0,
     });
     assert_eq!(told["decisions"], expected);
-    let hot = |values: Value| json!({"key": "1b", "rule": "shop.user", "count": 4, "share": 0.5, "values": values});
+    let hot = |values: Value| {
+        let rule = "shop.user";
+        json!({"key": "1b", "rule": rule, "count": 4, "share": 0.5, "values": values})
+    };
+    let expected = json!({
+        "asks": 11, "grants": 2, "returns": 4, "failures": 0, "tokens_granted": 200,
+        "tokens_returned": 80,
+    });
+    assert_eq!(told["leases"], expected);
     let expected = json!({"requested": [hot(Value::Null)], "denied": [hot("user=7".into())]});
     assert_eq!(told["hot_keys"], expected);
     let setting = json!({"name": "log-level", "value": "info", "default": true});
