@@ -25,9 +25,8 @@ use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
 use crate::metrics::{self as counting, Meters};
-use crate::observe::Observers;
 use crate::settings::{
-    Answers, GrpcListen, Leases, Listeners, Metrics, RulesSource, Settings, StoreSettings,
+    Answers, GrpcListen, Leases, Listeners, Metrics, RulesSource, Settings, StoreSettings, Told,
 };
 use crate::store::memory::MemoryStore;
 use crate::store::per_second::PerSecond;
@@ -87,18 +86,8 @@ impl App {
         clock: Clock,
         log: Option<Spool>,
     ) -> Result<Self, BuildError> {
-        let Settings {
-            listeners,
-            rules,
-            store,
-            answers,
-            leases,
-            metrics,
-            hot_keys,
-            drain,
-            summary,
-            ..
-        } = settings;
+        let Settings { listeners, rules, store, answers, leases, metrics, drain, .. } = settings;
+        let Settings { hot_keys, summary, .. } = settings;
         let bound = bound(&listeners, &metrics).await?;
         let published = Arc::new(Published::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
@@ -109,21 +98,14 @@ impl App {
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
-        let meters = metrics.counts_decisions.then(|| meters(&answers, &metrics));
-        let hot_keys = hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
-        let numbers = Counted {
-            meters: meters.clone(),
-            hot_keys: hot_keys.clone(),
+        let counted = Counted {
+            meters: metrics.counts_decisions.then(|| meters(&answers, &metrics)),
+            hot_keys: hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default(),
             limiter: limiter.clone(),
         };
-        let mut observers = match &meters {
-            Some(meters) => Observers::default().with_meters(meters.clone()),
-            None => Observers::default(),
-        };
-        observers.hot_keys = hot_keys;
         let intake =
             Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
-                .observed_by(observers);
+                .observed_by(counted.observers());
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
@@ -136,22 +118,9 @@ impl App {
             log,
             runtime: Handle::current().metrics(),
         };
-        let asked = limiter.clone();
-        let status = Status {
-            start: start.clone(),
-            published: Arc::clone(&published),
-            store: where_counts_live,
-            shards: Arc::new(move || asked.shards()),
-            counts: Arc::new(move || parts.counts()),
-            numbers: Arc::new(numbers),
-            history: History::default(),
-            settings: summary.into(),
-        };
-        let live = Live::new(status.clone());
-        let asked = limiter.clone();
-        let tallies = Arc::new(move || asked.tallies());
-        let exposed = Exposed { meters, status: status.clone(), tallies, more: Vec::new() };
-        let admin = admin::routes(status)
+        let exposed = parts.exposed(counted, start.clone(), where_counts_live, summary);
+        let live = Live::new(exposed.status.clone());
+        let admin = admin::routes(exposed.status.clone())
             .merge(live.routes())
             .merge(metrics::routes("/metrics", exposed.clone()));
         let age = ConnectionAge {
@@ -202,6 +171,29 @@ impl Parts {
         counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
         counts.extend(self.log.iter().flat_map(Spool::counts));
         counts
+    }
+
+    /// All that the debug port tells.
+    fn exposed(
+        self,
+        counted: Counted,
+        start: Start,
+        store: String,
+        settings: Vec<Told>,
+    ) -> Exposed {
+        let meters = counted.meters.clone();
+        let (asked, tallied) = (self.limiter.clone(), self.limiter.clone());
+        let status = Status {
+            start,
+            published: Arc::clone(&self.published),
+            store,
+            shards: Arc::new(move || asked.shards()),
+            counts: Arc::new(move || self.counts()),
+            numbers: Arc::new(counted),
+            history: History::default(),
+            settings: settings.into(),
+        };
+        Exposed { meters, status, tallies: Arc::new(move || tallied.tallies()), more: Vec::new() }
     }
 }
 

@@ -5,12 +5,27 @@ use crate::hot::{HotKeys, Top};
 use crate::lease::ShardTally;
 use crate::limiter::Limiter;
 use crate::metrics::{Meters, RuleTotals, Totals};
+use crate::observe::Observers;
 
 /// Those who count.
 pub(super) struct Counted {
     pub(super) meters: Option<Meters>,
     pub(super) hot_keys: HotKeys,
     pub(super) limiter: Limiter,
+}
+
+// === impl Counted ===
+
+impl Counted {
+    /// They, to be told of each decision.
+    pub(super) fn observers(&self) -> Observers {
+        let mut observers = match &self.meters {
+            Some(meters) => Observers::default().with_meters(meters.clone()),
+            None => Observers::default(),
+        };
+        observers.hot_keys = self.hot_keys.clone();
+        observers
+    }
 }
 
 impl Numbers for Counted {

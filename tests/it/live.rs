@@ -15,14 +15,24 @@ const HOSTILE: &str = "<script>alert(1)</script>";
 const VALUE: &str = "\"><img src=x onerror=alert(2)>";
 
 /// A year's window does not end while a test runs.
+const RULES: &str = "
+domain: test
+descriptors:
+  - key: 'HOSTILE'
+    value: 'VALUE'
+    rate_limit: {unit: year, requests_per_unit: 3}
+  - key: a.b
+    descriptors:
+      - key: deep
+        rate_limit: {unit: year, requests_per_unit: 1000}
+  - key: user
+    shadow_mode: true
+    rate_limit: {unit: year, requests_per_unit: 2}
+";
+
 fn rules() -> TempDir {
     let dir = TempDir::new().unwrap();
-    let text = format!(
-        "domain: test\ndescriptors:\n  - key: '{HOSTILE}'\n    value: '{VALUE}'\n    rate_limit: \
-         {{unit: year, requests_per_unit: 3}}\n  - key: a.b\n    descriptors:\n      - key: deep\n        \
-         rate_limit: {{unit: year, requests_per_unit: 1000}}\n  - key: user\n    shadow_mode: true\n    \
-         rate_limit: {{unit: year, requests_per_unit: 2}}\n"
-    );
+    let text = RULES.replace("HOSTILE", HOSTILE).replace("VALUE", VALUE);
     fs::write(dir.path().join("test.yaml"), text).unwrap();
     dir
 }

@@ -152,8 +152,8 @@ mod tests {
         let expected = json!([
             {
                 "rule": "shop.path_/x.pdf", "path": ["shop", "path_/x.pdf"], "ok": 5,
-                "over_limit": 2, "near_limit": 3, "shadow": 1, "shadow_mode": false, "limit": "unlimited",
-                "algorithm": null,
+                "over_limit": 2, "near_limit": 3, "shadow": 1, "shadow_mode": false,
+                "limit": "unlimited", "algorithm": null,
             },
             {"rule": "override", "ok": 4, "over_limit": 2, "near_limit": 3, "shadow": 1},
             {

@@ -26,8 +26,8 @@ async fn opened(pod: &Ratelease, scheme: &'static str) -> Browser {
 /// The cells of a rule's line, as text.
 fn line(rule: &str) -> String {
     format!(
-        "[...document.querySelectorAll('#tree th')].filter((th) => th.dataset.id === {}).map((th) => \
-         [...th.parentElement.cells].slice(0, 4).map((cell) => cell.textContent))",
+        "[...document.querySelectorAll('#tree th')].filter((th) => th.dataset.id === {})\
+         .map((th) => [...th.parentElement.cells].slice(0, 4).map((cell) => cell.textContent))",
         json!(rule)
     )
 }
@@ -123,8 +123,8 @@ async fn the_page_is_readable_in_light_in_dark_and_on_a_phone() {
     browser.view(View { scheme: "light", width: PHONE }).await;
     let overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
     assert_eq!(browser.evaluate(overflow).await, 0, "nothing is cut off, whatever scrolls inside");
-    let unnamed = "[...document.querySelectorAll('[role=img], section, th[scope], input')].filter((it) => \
-                   !(it.ariaLabel || it.getAttribute('aria-labelledby') || it.labels?.length || \
+    let unnamed = "[...document.querySelectorAll('[role=img], section, th[scope], input')]\
+                   .filter((it) => !(it.ariaLabel || it.getAttribute('aria-labelledby') || it.labels?.length || \
                    it.textContent.trim())).length";
     assert_eq!(browser.evaluate(unnamed).await, 0);
     browser.close().await;
