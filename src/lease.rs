@@ -9,10 +9,12 @@ mod breaker;
 mod heat;
 mod lane;
 pub mod size;
+mod tally;
 
 pub use breaker::Position;
 pub use heat::HotKey;
 pub use lane::ShardState;
+pub use tally::ShardTally;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -137,6 +139,14 @@ impl Desk {
         let mut states: Vec<_> = lanes.states.values().map(|lane| lane.state(now)).collect();
         states.sort_by_key(|state| state.shard);
         states
+    }
+
+    /// What the asks of each shard have come to, in order of their numbers.
+    pub fn tallies(&self) -> Vec<ShardTally> {
+        let lanes: Vec<_> = self.lanes.lock().states.values().cloned().collect();
+        let mut tallies: Vec<_> = lanes.iter().map(|lane| lane.tally()).collect();
+        tallies.sort_by_key(|tally| tally.shard);
+        tallies
     }
 
     /// What has happened here and at the store, by name.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::hot::HotKeys;
 use crate::intake::Refusal;
+use crate::metrics::Meters;
 use crate::request::Request;
 use crate::time::Time;
 use crate::verdict::Verdict;
@@ -27,7 +28,7 @@ pub struct Decision<'a, 'q, 'r> {
 /// Whoever keeps count. A handle: clones share everything.
 #[derive(Debug, Clone, Default)]
 pub struct Observers {
-    /// Counts the hottest keys.
+    meters: Option<Meters>,
     hot_keys: HotKeys,
 }
 
@@ -41,11 +42,30 @@ impl Observers {
         self
     }
 
+    /// The same, and `meters` count.
+    #[must_use]
+    pub fn with_meters(mut self, meters: Meters) -> Self {
+        self.meters = Some(meters);
+        self
+    }
+
+    /// What counts decisions, if anything does.
+    pub fn meters(&self) -> Option<&Meters> {
+        self.meters.as_ref()
+    }
+
     /// Takes note of a decision.
     pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+        if let Some(meters) = &self.meters {
+            meters.note(decision);
+        }
         self.hot_keys.note(decision);
     }
 
     /// Takes note of a request that got no verdict.
-    pub fn note_refusal(&self, _refusal: &Refusal) {}
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        if let Some(meters) = &self.meters {
+            meters.note_refusal(refusal);
+        }
+    }
 }

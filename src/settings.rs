@@ -11,11 +11,13 @@ mod hot_keys;
 mod leases;
 mod listeners;
 mod logging;
+mod metrics;
 pub mod redis;
 mod reference;
 mod rules;
 mod secret;
 mod store;
+mod summary;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -30,9 +32,11 @@ pub use headers::{HeaderNames, Headers};
 pub use leases::Leases;
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
+pub use metrics::Metrics;
 pub use rules::RulesSource;
 pub use secret::Secret;
 pub use store::StoreSettings;
+pub use summary::Told;
 pub use value::HostPort;
 
 use crate::cli::bench::Bench;
@@ -55,10 +59,14 @@ pub struct Settings {
     pub hot_keys: Option<hot::Options>,
     /// What is logged, and how.
     pub logging: Logging,
+    /// What is counted, and where it is shown.
+    pub metrics: Metrics,
     /// What requests in flight and leases to give back may take after a signal, up to an hour.
     pub drain: Duration,
     /// One line each for what was asked for and is not done; to be logged once logging is set up.
     pub warnings: Vec<String>,
+    /// All of it as flags, for people to see; no secret is in it.
+    pub summary: Vec<Told>,
 }
 
 /// What the command line asks for.
@@ -97,9 +105,11 @@ impl Task {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, SettingsError> {
         let role = Role::of(program);
-        match Cli::read(role, args, env)?.command {
+        let Cli { command, summary } = Cli::read(role, args, env)?;
+        match command {
             Command::Serve(flags) => {
-                Ok(Self::Serve(Box::new(Settings::resolve(role, &flags, env)?)))
+                let settings = Settings::resolve(role, &flags, env)?;
+                Ok(Self::Serve(Box::new(Settings { summary, ..settings })))
             }
             Command::Bench(bench) => Ok(Self::Bench(bench)),
         }
@@ -109,7 +119,8 @@ impl Task {
 // === impl Settings ===
 
 impl Settings {
-    /// What `flags` mean. `env` is asked only for variables that have no flag.
+    /// What `flags` mean, without a summary of them. `env` is asked only for variables that have no
+    /// flag.
     ///
     /// # Errors
     /// [`SettingsError::Faults`], with all of them.
@@ -127,6 +138,7 @@ impl Settings {
         let drain = flags.leases.drain(&mut faults);
         let hot_keys = flags.hot_keys.resolve(&mut faults);
         let logging = flags.logging.resolve(&mut faults);
+        let metrics = flags.metrics.resolve(&mut faults);
         let mut warnings = reference::check(env, &mut faults);
         warnings.extend(flags.store.warning());
         let settings = || {
@@ -138,8 +150,10 @@ impl Settings {
                 leases: leases?,
                 hot_keys: hot_keys?,
                 logging: logging?,
+                metrics: metrics?,
                 drain: drain?,
                 warnings,
+                summary: Vec::new(),
             })
         };
         match settings() {

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::breaker::{Breaker, Position};
 use super::heat::{Heat, HotKey};
+use super::tally::{ShardTally, Tally};
 use super::{BATCH_MAX, EXCHANGE_MAX, Reply, Shared, nanos};
 use crate::store::{Ask, Grant, StoreError};
 use crate::time::Time;
@@ -48,6 +49,7 @@ pub(super) struct Lane {
     /// In nanoseconds. The last one if that took longer than before, else a moving average.
     round_trip: AtomicU64,
     heat: Mutex<Heat>,
+    tally: Tally,
 }
 
 // === impl Lane ===
@@ -55,8 +57,8 @@ pub(super) struct Lane {
 impl Lane {
     pub(super) fn new(shard: usize) -> Arc<Self> {
         let round_trip = AtomicU64::new(nanos(ROUND_TRIP_FIRST));
-        let (breaker, heat) = Default::default();
-        Arc::new(Self { shard, breaker, round_trip, heat })
+        let (breaker, heat, tally) = Default::default();
+        Arc::new(Self { shard, breaker, round_trip, heat, tally })
     }
 
     /// Whether an ask may go out.
@@ -75,6 +77,10 @@ impl Lane {
         }
     }
 
+    pub(super) fn tally(&self) -> ShardTally {
+        self.tally.of(self.shard)
+    }
+
     pub(super) fn round_trip(&self) -> Duration {
         Duration::from_nanos(self.round_trip.load(Ordering::Relaxed))
     }
@@ -86,6 +92,7 @@ impl Lane {
             let asked_at = shared.clock.now();
             self.note_heat(&batch, asked_at);
             let outcomes = self.carry(&shared, &batch, asked_at, &mut asks).await;
+            self.tally.note_took(shared.clock.now().since(asked_at), batch.len());
             let mut outcomes = outcomes.into_iter();
             for ask in batch.drain(..) {
                 let outcome = outcomes.next().unwrap_or(Err(StoreError::TimedOut));
@@ -136,6 +143,7 @@ impl Lane {
     }
 
     fn note(&self, ask: &Ask, outcome: &Result<Grant, StoreError>, now: Time) {
+        self.tally.note(ask, outcome);
         let good = match outcome {
             Ok(_) => true,
             // It answers, and others may be served.

@@ -198,3 +198,26 @@ fn log_levels_are_those_of_the_reference_in_any_case() {
     assert_eq!(good("ratelimit", &[("LOG_FORMAT", "JSON")]).logging.format, LogFormat::Json);
     assert!(fault("LOG_FORMAT", "xml").contains("text or json"));
 }
+
+#[test]
+fn the_summary_has_every_flag_and_no_secret() {
+    let line = "ratelease serve --drain 3s --redis-auth tiger:hunter1 --redis-persecond-url \
+                redis://:hunter2@redis";
+    let env = [("KEY_SECRET", "hunter3"), ("REDIS_URL", "hunter4"), ("LOG_LEVEL", "info")];
+    let summary = good(line, &env).summary;
+    assert!(!format!("{summary:?}").contains("hunter"), "{summary:?}");
+    let told = |name: &str| {
+        let line = summary.iter().find(|told| told.name == name);
+        let Told { value, is_default, .. } = line.unwrap_or_else(|| panic!("no {name}"));
+        (value.as_str(), *is_default)
+    };
+    for name in ["redis-auth", "redis-persecond-url", "key-secret", "redis-url"] {
+        assert_eq!(told(name), ("***", false), "{name}");
+    }
+    assert_eq!(told("drain-timeout"), ("3s", false));
+    assert_eq!(told("log-level"), ("info", true), "set to what it is anyway");
+    assert_eq!(told("grpc-port"), ("8081", true));
+    assert_eq!(told("grpc-uds"), ("", true));
+    let flags = Cli::command().find_subcommand("serve").unwrap().get_arguments().count();
+    assert_eq!(summary.len(), flags, "each has a long name");
+}
