@@ -1,9 +1,10 @@
 //! The hottest keys: those that were requested, and denied, most often of late.
 //!
 //! A sample of the decisions, one in [`Options::sample`] on average, is counted in a [`Sketch`] for
-//! each of eight stripes; each thread has a stripe of its own. Stripes are merged when somebody looks.
-//! Counts reach back one to two minutes: every minute ([`AGE`]) the counts become those of before,
-//! and those of the minute before are dropped. Nothing here ever grows.
+//! each of eight stripes. Each thread has a stripe of its own, and shares it if there are more than
+//! eight; they are merged when somebody looks. Counts reach back one to two minutes: every minute
+//! ([`AGE`]) the counts become those of before, and those of before are dropped. Nothing here ever
+//! grows.
 //!
 //! # How far the counts are off
 //!
@@ -148,8 +149,8 @@ impl HotKeys {
         self.hottest(n, |_| true)
     }
 
-    /// The `n` hottest keys of the rule of this path, of those that are among the hottest of all. It
-    /// may be [`OVERRIDE`]. Shares are of all requests.
+    /// The `n` hottest keys of the rule of this path, which may be [`OVERRIDE`]: of those that are
+    /// among the hottest of all. Shares are of all requests.
     pub fn of_rule(&self, path: &str, n: usize) -> Top {
         self.hottest(n, |rule| rule == path)
     }

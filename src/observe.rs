@@ -29,8 +29,8 @@ pub struct Decision<'a, 'q, 'r> {
 #[derive(Debug, Clone, Default)]
 pub struct Observers {
     meters: Option<Meters>,
-    /// The hottest keys.
-    pub hot_keys: HotKeys,
+    /// Counts the hottest keys.
+    hot_keys: HotKeys,
 }
 
 // === impl Observers ===
@@ -43,9 +43,11 @@ impl Observers {
         self
     }
 
-    /// What counts decisions, if anything does.
-    pub fn meters(&self) -> Option<&Meters> {
-        self.meters.as_ref()
+    /// The same, and `hot_keys` counts.
+    #[must_use]
+    pub fn with_hot_keys(mut self, hot_keys: HotKeys) -> Self {
+        self.hot_keys = hot_keys;
+        self
     }
 
     /// Takes note of a decision.

@@ -19,12 +19,11 @@ pub(super) struct Counted {
 impl Counted {
     /// They, to be told of each decision.
     pub(super) fn observers(&self) -> Observers {
-        let mut observers = match &self.meters {
-            Some(meters) => Observers::default().with_meters(meters.clone()),
-            None => Observers::default(),
-        };
-        observers.hot_keys = self.hot_keys.clone();
-        observers
+        let observers = Observers::default().with_hot_keys(self.hot_keys.clone());
+        match &self.meters {
+            Some(meters) => observers.with_meters(meters.clone()),
+            None => observers,
+        }
     }
 }
 

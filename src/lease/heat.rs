@@ -1,5 +1,5 @@
-//! The key that a shard is asked for most: one key lives on one shard, so a hot one is all load that
-//! cannot be spread. Pure: time comes in as an argument.
+//! The key that a shard is asked for most. A key lives on one shard, so a hot one is load that cannot
+//! be spread. Pure: time comes in as an argument.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ struct Part {
 // === impl Heat ===
 
 impl Heat {
-    /// Takes note of an ask. Returns the key if it has become hot with it: once, until it has cooled
-    /// down.
+    /// Takes note of an ask. Returns the key if it has become hot with it: once, until it has
+    /// cooled down.
     pub(super) fn note(&mut self, key: Key, now: Time) -> Option<HotKey> {
         // One that has cooled down is told again should it become hot again.
         let flagged = self.hot_key(now);

@@ -169,8 +169,8 @@ impl Lane {
         for ask in batch {
             let become_hot = self.heat.lock().note(ask.key, now);
             if let Some(HotKey { key, share }) = become_hot {
-                let (shard, percent) = (self.shard, (share * 100.0).round());
-                tracing::warn!(shard, %key, percent, "one key makes up much of a shard's asks");
+                let (shard, percent) = (self.shard, format_args!("{:.0}", share * 100.0));
+                tracing::warn!(shard, %key, %percent, "one key makes up much of a shard's asks");
             }
         }
     }
