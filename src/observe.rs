@@ -29,19 +29,13 @@ pub struct Decision<'a, 'q, 'r> {
 #[derive(Debug, Clone, Default)]
 pub struct Observers {
     meters: Option<Meters>,
+    /// Counts the hottest keys.
     hot_keys: HotKeys,
 }
 
 // === impl Observers ===
 
 impl Observers {
-    /// The same, and `hot_keys` counts.
-    #[must_use]
-    pub fn with_hot_keys(mut self, hot_keys: HotKeys) -> Self {
-        self.hot_keys = hot_keys;
-        self
-    }
-
     /// The same, and `meters` count.
     #[must_use]
     pub fn with_meters(mut self, meters: Meters) -> Self {
@@ -49,9 +43,11 @@ impl Observers {
         self
     }
 
-    /// What counts decisions, if anything does.
-    pub fn meters(&self) -> Option<&Meters> {
-        self.meters.as_ref()
+    /// The same, and `hot_keys` counts.
+    #[must_use]
+    pub fn with_hot_keys(mut self, hot_keys: HotKeys) -> Self {
+        self.hot_keys = hot_keys;
+        self
     }
 
     /// Takes note of a decision.
