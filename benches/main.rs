@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, reason = "a bench that cannot be set up has nothing to measure")]
 
 mod decide;
+mod note;
 mod rules;
 
-criterion::criterion_main!(decide::benches, decide::parts::benches, rules::benches);
+criterion::criterion_main!(decide::benches, decide::parts::benches, note::benches, rules::benches);

@@ -14,6 +14,8 @@ use ratelease::grpc;
 use ratelease::intake::Intake;
 use ratelease::key::KeyHasher;
 use ratelease::limiter::{Limiter, Options};
+use ratelease::metrics::Meters;
+use ratelease::observe::Observers;
 use ratelease::rules::{self, Source};
 use ratelease::store::memory::MemoryStore;
 use ratelease::time::Clock;
@@ -48,7 +50,8 @@ fn intake() -> Intake {
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
     let published = Arc::new(Published::new());
     published.publish(Arc::new(loaded.rules));
-    Intake::new(limiter, published, None, 64)
+    let observers = Observers::default().with_meters(Meters::default());
+    Intake::new(limiter, published, None, 64).observed_by(observers)
 }
 
 /// A frame of gRPC: one descriptor of two entries.

@@ -95,13 +95,9 @@ impl App {
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
         let meters = metrics.counts_decisions.then(|| meters(&answers, &metrics));
-        let observers = match &meters {
-            Some(meters) => Observers::default().with_meters(meters.clone()),
-            None => Observers::default(),
-        };
         let intake =
             Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
-                .observed_by(observers);
+                .observed_by(observers(meters.as_ref()));
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
@@ -114,17 +110,8 @@ impl App {
             log,
             runtime: Handle::current().metrics(),
         };
-        let asked = limiter.clone();
-        let status = Status {
-            start: start.clone(),
-            published: Arc::clone(&published),
-            store: where_counts_live,
-            shards: Arc::new(move || asked.shards()),
-            counts: Arc::new(move || parts.counts()),
-        };
-        let asked = limiter.clone();
-        let tallies = Arc::new(move || asked.tallies());
-        let exposed = Exposed { meters, status: status.clone(), tallies, more: Vec::new() };
+        let status = parts.status(&start, where_counts_live);
+        let exposed = exposed(meters, status.clone(), &limiter);
         let admin = admin::routes(status).merge(metrics::routes("/metrics", exposed.clone()));
         let age = ConnectionAge {
             age: listeners.max_connection_age,
@@ -156,6 +143,18 @@ impl App {
 // === impl Parts ===
 
 impl Parts {
+    /// What the debug port tells.
+    fn status(self, start: &Start, store: String) -> Status {
+        let limiter = self.limiter.clone();
+        Status {
+            start: start.clone(),
+            published: Arc::clone(&self.published),
+            store,
+            shards: Arc::new(move || limiter.shards()),
+            counts: Arc::new(move || self.counts()),
+        }
+    }
+
     /// What has happened since the process began, and what is under way. Names may come twice.
     fn counts(&self) -> Vec<Count> {
         let Open { grpc, http } = &self.open;
@@ -194,6 +193,20 @@ async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildE
         None => None,
     };
     Ok(Bound { grpc, grpc_at, http, debug, metrics })
+}
+
+/// All that `/metrics` shows.
+fn exposed(meters: Option<Meters>, status: Status, limiter: &Limiter) -> Exposed {
+    let limiter = limiter.clone();
+    Exposed { meters, status, tallies: Arc::new(move || limiter.tallies()), more: Vec::new() }
+}
+
+fn observers(meters: Option<&Meters>) -> Observers {
+    let observers = Observers::default();
+    match meters {
+        Some(meters) => observers.with_meters(meters.clone()),
+        None => observers,
+    }
 }
 
 fn meters(answers: &Answers, metrics: &Metrics) -> Meters {

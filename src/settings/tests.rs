@@ -12,12 +12,13 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 6] = [
+const OURS: [&str; 7] = [
     "LEASE_MAX_WAIT",
     "DRAIN_TIMEOUT",
     "KEY_SECRET",
     "BUFFER_MEMORY",
     "MAX_IN_FLIGHT",
+    "METRICS_SERIES_MAX",
     "RULES_SNAPSHOT",
 ];
 
