@@ -8,4 +8,10 @@ mod decide;
 mod note;
 mod rules;
 
-criterion::criterion_main!(decide::benches, decide::parts::benches, note::benches, rules::benches);
+criterion::criterion_main!(
+    decide::benches,
+    decide::parts::benches,
+    decide::frame::benches,
+    note::benches,
+    rules::benches
+);
