@@ -26,6 +26,7 @@ use crate::http;
 use crate::intake::Intake;
 use crate::limiter::Limiter;
 use crate::supervise::Supervisor;
+use crate::telemetry::trace::Tracer;
 
 use background::{Background, Page};
 pub use build::BuildError;
@@ -47,6 +48,7 @@ pub struct App {
     health: Health,
     watcher: Watcher,
     snapshot: Option<Arc<Snapshot>>,
+    tracer: Tracer,
     supervisor: Supervisor,
     open: Open,
     start: Start,
@@ -75,6 +77,7 @@ struct Serving {
     health: Health,
     handle: HealthHandle,
     watcher: Watcher,
+    tracer: Tracer,
     drain_max: Duration,
 }
 
@@ -115,6 +118,9 @@ impl App {
         if let Some(snapshot) = self.snapshot {
             side.keep_snapshot(snapshot);
         }
+        if self.tracer.is_on() {
+            side.keep_tracer(self.tracer.clone());
+        }
         let mut pages = Background::new(&supervisor);
         let routes = http::routes(intake.clone(), health.clone());
         let page = Page { routes, open: open.http, end: http_ended };
@@ -127,7 +133,7 @@ impl App {
         let grpc = tokio::spawn(serve::serve(self.grpc, door, stop));
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
-        let Self { watcher, drain: drain_max, .. } = self;
+        let Self { watcher, tracer, drain: drain_max, .. } = self;
         Ok(Serving {
             grpc,
             pages,
@@ -139,6 +145,7 @@ impl App {
             health,
             handle,
             watcher,
+            tracer,
             drain_max,
         })
     }
@@ -159,8 +166,13 @@ impl Serving {
             }
             self.finish(self.drain_max - 2 * part).await;
         }
-        if timeout(part, self.limiter.close()).await.is_err() {
+        let (closed, sent) =
+            tokio::join!(timeout(part, self.limiter.close()), timeout(part, self.tracer.flush()));
+        if closed.is_err() {
             warn!("not all leases could be given back; they end with their windows");
+        }
+        if sent.is_err() {
+            warn!("not all spans could be sent");
         }
         drop(self.watcher);
         drop(self.side);

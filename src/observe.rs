@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use crate::intake::Refusal;
 use crate::request::Request;
+use crate::store::Count;
+use crate::telemetry::Samples;
+use crate::telemetry::trace::Tracer;
 use crate::verdict::Verdict;
 
 /// A request that was decided.
@@ -22,13 +25,26 @@ pub struct Decision<'a, 'q, 'r> {
 
 /// Whoever keeps count. A handle: clones share everything.
 #[derive(Debug, Clone, Default)]
-pub struct Observers {}
+pub struct Observers {
+    /// Logs a share of the decisions.
+    pub samples: Samples,
+    /// Begins spans; the doors note in them what was decided.
+    pub tracer: Tracer,
+}
 
 // === impl Observers ===
 
 impl Observers {
     /// Takes note of a decision.
-    pub fn note(&self, _decision: &Decision<'_, '_, '_>) {}
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+        self.samples.note(decision);
+    }
+
+    /// What has happened here since the process began, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        let Self { samples, tracer } = self;
+        samples.counts().into_iter().chain(tracer.counts()).collect()
+    }
 
     /// Takes note of a request that got no verdict.
     pub fn note_refusal(&self, _refusal: &Refusal) {}

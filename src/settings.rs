@@ -9,6 +9,7 @@ mod fault;
 mod leases;
 mod listeners;
 mod logging;
+mod otlp;
 pub mod redis;
 mod reference;
 mod rules;
@@ -16,6 +17,7 @@ mod secret;
 mod store;
 #[cfg(test)]
 mod tests;
+mod tracing;
 mod value;
 
 use std::ffi::OsString;
@@ -27,9 +29,11 @@ pub use fault::{Fault, Faults};
 pub use leases::Leases;
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
+pub use otlp::{Otlp, OtlpProtocol, Signal};
 pub use rules::RulesSource;
 pub use secret::Secret;
 pub use store::StoreSettings;
+pub use tracing::{Identity, Push, Telemetry, Tracing};
 pub use value::HostPort;
 
 use crate::cli::bench::Bench;
@@ -49,6 +53,8 @@ pub struct Settings {
     pub leases: Leases,
     /// What is logged, and how.
     pub logging: Logging,
+    /// What is told to an OpenTelemetry collector.
+    pub telemetry: Telemetry,
     /// What requests in flight and leases to give back may take after a signal, up to an hour.
     pub drain: Duration,
     /// One line each for what was asked for and is not done; to be logged once logging is set up.
@@ -121,6 +127,7 @@ impl Settings {
         let drain = flags.leases.drain(&mut faults);
         let logging = flags.logging.resolve(&mut faults);
         let mut warnings = reference::check(env, &mut faults);
+        let telemetry = flags.tracing.resolve(env, &mut faults, &mut warnings);
         warnings.extend(flags.store.warning());
         let settings = || {
             Some(Self {
@@ -130,6 +137,7 @@ impl Settings {
                 answers: answers?,
                 leases: leases?,
                 logging: logging?,
+                telemetry: telemetry?,
                 drain: drain?,
                 warnings,
             })

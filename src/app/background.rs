@@ -20,6 +20,7 @@ use crate::grpc::serve::HealthHandle;
 use crate::http;
 use crate::limiter::Limiter;
 use crate::supervise::Supervisor;
+use crate::telemetry::trace::Tracer;
 
 /// Supervised tasks; dropped, they end.
 pub(super) struct Background {
@@ -65,6 +66,11 @@ impl Background {
         self.keep("tidy", limiter.clone(), keep);
         let keep = |limiter: Limiter| async move { limiter.watch_idle().await };
         self.keep("idle", limiter, keep);
+    }
+
+    /// Sends spans to their collector.
+    pub(super) fn keep_tracer(&mut self, tracer: Tracer) {
+        self.keep("traces", tracer, Tracer::run);
     }
 
     /// Writes the rules that come into force.

@@ -19,15 +19,18 @@ use crate::grpc::serve::{ConnectionAge, Listener};
 use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
+use crate::observe::Observers;
 use crate::settings::{
-    Answers, GrpcListen, Leases, Listeners, RulesSource, Settings, StoreSettings,
+    Answers, GrpcListen, Leases, Listeners, RulesSource, Settings, StoreSettings, Telemetry,
 };
 use crate::store::memory::MemoryStore;
 use crate::store::per_second::PerSecond;
 use crate::store::redis::RedisStore;
+use crate::store::traced::Traced;
 use crate::store::{Count, Store};
 use crate::supervise::Supervisor;
-use crate::telemetry::Spool;
+use crate::telemetry::trace::Tracer;
+use crate::telemetry::{Samples, Spool};
 use crate::time::{Clock, Time};
 use crate::verdict::Modes;
 
@@ -45,6 +48,7 @@ struct Parts {
     open: Open,
     snapshot: Option<Arc<Snapshot>>,
     log: Option<Spool>,
+    observers: Observers,
     runtime: RuntimeMetrics,
 }
 
@@ -79,19 +83,25 @@ impl App {
         clock: Clock,
         log: Option<Spool>,
     ) -> Result<Self, BuildError> {
-        let Settings { listeners, rules, store, answers, leases, drain, .. } = settings;
+        let Settings { listeners, rules, store, answers, leases, logging, drain, .. } = settings;
         let bound = bound(&listeners).await?;
         let published = Arc::new(Published::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let watcher = watch(&rules, &published, snapshot.clone()).await?;
-        let store = open(store);
+        let Telemetry { identity, tracing, .. } = settings.telemetry;
+        let tracer = tracing.map(|tracing| Tracer::new(&identity, tracing, clock));
+        let tracer = tracer.unwrap_or_default();
+        let samples = Samples::new(logging.decision_sample_rate, logging.values, clock);
+        let observers = Observers { samples, tracer: tracer.clone() };
+        let store = open(store, &tracer);
         let where_counts_live = store.describe();
         let limiter = limiter(store, clock, &leases, &answers);
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
         let intake =
-            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max);
+            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
+                .observed_by(observers.clone());
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
@@ -102,6 +112,7 @@ impl App {
             open: open.clone(),
             snapshot: snapshot.clone(),
             log,
+            observers,
             runtime: Handle::current().metrics(),
         };
         let asked = limiter.clone();
@@ -129,6 +140,7 @@ impl App {
             health,
             watcher,
             snapshot,
+            tracer,
             supervisor,
             open,
             start,
@@ -157,6 +169,7 @@ impl Parts {
         counts.extend(self.intake.counts());
         counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
         counts.extend(self.log.iter().flat_map(Spool::counts));
+        counts.extend(self.observers.counts());
         counts
     }
 }
@@ -206,17 +219,18 @@ async fn watch(
     Ok(watcher)
 }
 
-fn open(settings: StoreSettings) -> Arc<dyn Store> {
+fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
     match settings {
         StoreSettings::Memory => Arc::new(MemoryStore::system()),
         StoreSettings::Redis { main, per_second, key_prefix } => {
             let main = RedisStore::spawn(main, &key_prefix);
-            match per_second {
+            let store: Arc<dyn Store> = match per_second {
                 None => main,
                 Some(second) => {
                     Arc::new(PerSecond::new(main, RedisStore::spawn(second, &key_prefix)))
                 }
-            }
+            };
+            if tracer.is_on() { Arc::new(Traced::new(store, tracer.clone())) } else { store }
         }
     }
 }

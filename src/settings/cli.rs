@@ -18,6 +18,7 @@ use super::listeners::ListenerFlags;
 use super::logging::LoggingFlags;
 use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
+use super::tracing::TracingFlags;
 use crate::cli::bench::Bench;
 
 /// What the help text calls a flag's value that is true or false.
@@ -67,6 +68,8 @@ pub struct ServeFlags {
     pub(super) leases: LeaseFlags,
     #[command(flatten)]
     pub(super) logging: LoggingFlags,
+    #[command(flatten)]
+    pub(super) tracing: TracingFlags,
 }
 
 /// The name the program was run under; it decides the defaults.

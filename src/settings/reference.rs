@@ -31,7 +31,6 @@ const REDIS_TLS: Support = Unsupported("TLS to Redis is not supported yet");
 const XDS: Support = Unsupported("rules over xDS are not supported yet");
 const STATSD: Support = Unsupported("statsd is not supported; Prometheus metrics come later");
 const PROMETHEUS: Support = Unsupported("Prometheus metrics are not supported yet");
-const TRACING: Support = Unsupported("tracing is not supported yet");
 const MEMCACHE: Support = Unsupported("only Redis is supported");
 const ONE_CONNECTION: Support =
     Unsupported("there is no pool: one multiplexed connection a node carries every ask");
@@ -150,12 +149,12 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("QUOTA_MODE", Flag),
     ("RESPONSE_DYNAMIC_METADATA", Flag),
     ("MERGE_DOMAIN_CONFIG", Flag),
-    ("TRACING_ENABLED", TRACING),
-    ("TRACING_SERVICE_NAME", TRACING),
-    ("TRACING_SERVICE_NAMESPACE", TRACING),
-    ("TRACING_SERVICE_INSTANCE_ID", TRACING),
-    ("TRACING_EXPORTER_PROTOCOL", TRACING),
-    ("TRACING_SAMPLING_RATE", TRACING),
+    ("TRACING_ENABLED", Flag),
+    ("TRACING_SERVICE_NAME", Flag),
+    ("TRACING_SERVICE_NAMESPACE", Flag),
+    ("TRACING_SERVICE_INSTANCE_ID", Flag),
+    ("TRACING_EXPORTER_PROTOCOL", Flag),
+    ("TRACING_SAMPLING_RATE", Flag),
 ];
 
 /// Variables that deployments of the reference set though it does not read them.
