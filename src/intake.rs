@@ -106,7 +106,7 @@ impl Intake {
 
     /// The span of a request that comes in at `door` with these headers, if it is to be traced.
     pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
-        self.observers.tracer.begin(door, headers)
+        self.observers.begin(door, headers)
     }
 
     /// Sees `call` through: all that a door does between the head of a call and its answer. Its
@@ -117,7 +117,7 @@ impl Intake {
     /// Too many calls are under way ([`Refusal::Overloaded`], and `call` was not begun), or it
     /// panicked ([`Refusal::Panicked`]).
     pub async fn pass<T>(&self, call: impl Future<Output = T>) -> Result<T, Refusal> {
-        self.gate.pass(call).await
+        self.gate.pass(call).await.inspect_err(|refusal| self.observers.note_refusal(refusal))
     }
 
     /// What has happened here since the process began, by name.
@@ -154,15 +154,18 @@ impl Intake {
         request: &Request<'_>,
         make: impl FnOnce(&Answer<'_>),
     ) -> Option<Result<(), Refusal>> {
-        self.gate.pass_at_once(|| {
+        let passed = self.gate.pass_at_once(|| {
             check(request).ok()?;
             let rules = self.published.borrow();
             let start = self.limiter.clock().now();
             let verdict = self.limiter.decide_at_once(rules.as_deref()?, request, start)?;
             let answer = verdict.map(|verdict| make(&self.finish(request, verdict, start)));
-            let answer = answer.map_err(Refusal::Store);
-            Some(answer.inspect_err(|refusal| self.observers.note_refusal(refusal)))
-        })
+            Some(answer.map_err(Refusal::Store))
+        });
+        if let Some(Err(refusal)) = &passed {
+            self.observers.note_refusal(refusal);
+        }
+        passed
     }
 
     fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>, start: Time) -> Answer<'r> {

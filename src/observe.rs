@@ -5,11 +5,14 @@
 
 use std::time::Duration;
 
+use http::HeaderMap;
+
 use crate::intake::Refusal;
+use crate::metrics::Meters;
 use crate::request::Request;
 use crate::store::Count;
 use crate::telemetry::Samples;
-use crate::telemetry::trace::Tracer;
+use crate::telemetry::trace::{Door, Span, Tracer};
 use crate::verdict::Verdict;
 
 /// A request that was decided.
@@ -26,26 +29,59 @@ pub struct Decision<'a, 'q, 'r> {
 /// Whoever keeps count. A handle: clones share everything.
 #[derive(Debug, Clone, Default)]
 pub struct Observers {
+    meters: Option<Meters>,
     /// Logs a share of the decisions.
-    pub samples: Samples,
+    samples: Samples,
     /// Begins spans; the doors note in them what was decided.
-    pub tracer: Tracer,
+    tracer: Tracer,
 }
 
 // === impl Observers ===
 
 impl Observers {
+    /// The same, and `meters` count.
+    #[must_use]
+    pub fn with_meters(mut self, meters: Meters) -> Self {
+        self.meters = Some(meters);
+        self
+    }
+
+    /// The same, and `samples` log some of the decisions.
+    #[must_use]
+    pub fn with_samples(mut self, samples: Samples) -> Self {
+        self.samples = samples;
+        self
+    }
+
+    /// The same, and `tracer` traces some of the requests.
+    #[must_use]
+    pub fn with_tracer(mut self, tracer: Tracer) -> Self {
+        self.tracer = tracer;
+        self
+    }
+
+    /// The span of a request that comes in at `door` with these headers, if it is to be traced.
+    pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
+        self.tracer.begin(door, headers)
+    }
+
     /// Takes note of a decision.
     pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+        if let Some(meters) = &self.meters {
+            meters.note(decision);
+        }
         self.samples.note(decision);
     }
 
-    /// What has happened here since the process began, by name.
+    /// What has happened to samples and spans since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
-        let Self { samples, tracer } = self;
-        samples.counts().into_iter().chain(tracer.counts()).collect()
+        self.samples.counts().into_iter().chain(self.tracer.counts()).collect()
     }
 
     /// Takes note of a request that got no verdict.
-    pub fn note_refusal(&self, _refusal: &Refusal) {}
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        if let Some(meters) = &self.meters {
+            meters.note_refusal(refusal);
+        }
+    }
 }

@@ -7,6 +7,7 @@ mod calm;
 mod dice;
 mod format;
 mod otlp;
+pub mod push;
 mod samples;
 mod spool;
 pub mod trace;

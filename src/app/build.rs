@@ -92,7 +92,7 @@ impl App {
         let tracer = tracing.map(|tracing| Tracer::new(&identity, tracing, clock));
         let tracer = tracer.unwrap_or_default();
         let samples = Samples::new(logging.decision_sample_rate, logging.values, clock);
-        let observers = Observers { samples, tracer: tracer.clone() };
+        let observers = Observers::default().with_samples(samples).with_tracer(tracer.clone());
         let store = open(store, &tracer);
         let where_counts_live = store.describe();
         let limiter = limiter(store, clock, &leases, &answers);

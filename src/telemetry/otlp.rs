@@ -11,6 +11,8 @@ pub(super) mod message;
 pub(super) use client::{Client, Told};
 use message::{KeyValue, Resource, Scope};
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use super::dice;
 use crate::settings::Identity;
 
@@ -36,4 +38,14 @@ pub(super) fn resource(identity: &Identity) -> Resource {
 /// What part of a process telemetry comes from: all of it.
 pub(super) fn scope() -> Scope {
     Scope { name: env!("CARGO_PKG_NAME").to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
+}
+
+/// The time of day, in nanoseconds since the Unix epoch; nobody's count hangs on it.
+pub(super) fn unix_nanos() -> u64 {
+    #[allow(clippy::disallowed_methods, reason = "the edge where telemetry is dated")]
+    nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+pub(super) fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }

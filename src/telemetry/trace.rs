@@ -12,12 +12,12 @@ mod export;
 mod span;
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderMap;
 
 use super::dice;
 use super::otlp::message::{KeyValue, Span as Message, SpanKind};
+use super::otlp::unix_nanos;
 use crate::settings::{Identity, Tracing};
 use crate::store::Count;
 use crate::time::Clock;
@@ -178,17 +178,7 @@ impl Shared {
 
     fn start(&self, mut message: Message, given_up: Outcome) -> Span {
         message.span_id = context::fresh_id::<8>().to_vec();
-        message.start_time_unix_nano = nanos(unix_time());
+        message.start_time_unix_nano = unix_nanos();
         Span::new(message, given_up, self.clock, self.queue.clone())
     }
-}
-
-/// The time of day; nobody's count hangs on it.
-fn unix_time() -> Duration {
-    #[allow(clippy::disallowed_methods, reason = "the edge where spans are dated")]
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
-fn nanos(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -76,6 +76,120 @@ pub(crate) enum StatusCode {
     Error = 2,
 }
 
+/// `ExportMetricsServiceRequest`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ExportMetrics {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) resource_metrics: Vec<ResourceMetrics>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ResourceMetrics {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) resource: Option<Resource>,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) scope_metrics: Vec<ScopeMetrics>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ScopeMetrics {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) scope: Option<Scope>,
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) metrics: Vec<Metric>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Metric {
+    #[prost(string, tag = "1")]
+    pub(crate) name: String,
+    #[prost(string, tag = "2")]
+    pub(crate) description: String,
+    #[prost(string, tag = "3")]
+    pub(crate) unit: String,
+    #[prost(oneof = "Data", tags = "5, 7, 9")]
+    pub(crate) data: Option<Data>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(crate) enum Data {
+    #[prost(message, tag = "5")]
+    Gauge(Gauge),
+    #[prost(message, tag = "7")]
+    Sum(Sum),
+    #[prost(message, tag = "9")]
+    Histogram(Histogram),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Gauge {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) data_points: Vec<NumberPoint>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Sum {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) data_points: Vec<NumberPoint>,
+    #[prost(enumeration = "Temporality", tag = "2")]
+    pub(crate) temporality: i32,
+    #[prost(bool, tag = "3")]
+    pub(crate) is_monotonic: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Histogram {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) data_points: Vec<HistogramPoint>,
+    #[prost(enumeration = "Temporality", tag = "2")]
+    pub(crate) temporality: i32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Enumeration)]
+#[repr(i32)]
+pub(crate) enum Temporality {
+    Unspecified = 0,
+    Cumulative = 2,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct NumberPoint {
+    #[prost(fixed64, tag = "2")]
+    pub(crate) start_time_unix_nano: u64,
+    #[prost(fixed64, tag = "3")]
+    pub(crate) time_unix_nano: u64,
+    #[prost(oneof = "Number", tags = "4, 6")]
+    pub(crate) value: Option<Number>,
+    #[prost(message, repeated, tag = "7")]
+    pub(crate) attributes: Vec<KeyValue>,
+}
+
+#[derive(Clone, Copy, PartialEq, Oneof)]
+pub(crate) enum Number {
+    #[prost(double, tag = "4")]
+    Double(f64),
+    #[prost(sfixed64, tag = "6")]
+    Int(i64),
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct HistogramPoint {
+    #[prost(fixed64, tag = "2")]
+    pub(crate) start_time_unix_nano: u64,
+    #[prost(fixed64, tag = "3")]
+    pub(crate) time_unix_nano: u64,
+    #[prost(fixed64, tag = "4")]
+    pub(crate) count: u64,
+    #[prost(double, optional, tag = "5")]
+    pub(crate) sum: Option<f64>,
+    #[prost(fixed64, repeated, tag = "6")]
+    pub(crate) bucket_counts: Vec<u64>,
+    #[prost(double, repeated, tag = "7")]
+    pub(crate) explicit_bounds: Vec<f64>,
+    #[prost(message, repeated, tag = "9")]
+    pub(crate) attributes: Vec<KeyValue>,
+}
+
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Resource {
     #[prost(message, repeated, tag = "1")]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::export::Queue;
-use super::nanos;
 use crate::request::Request;
 use crate::telemetry::otlp::message::{KeyValue, Span as Message, Status, StatusCode};
+use crate::telemetry::otlp::nanos;
 use crate::telemetry::samples::{code, rule_of};
 use crate::time::{Clock, Time};
 use crate::verdict::Verdict;
