@@ -26,6 +26,7 @@ use crate::http;
 use crate::intake::Intake;
 use crate::limiter::Limiter;
 use crate::supervise::Supervisor;
+use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
 
 use background::{Background, Page};
@@ -40,6 +41,8 @@ pub struct App {
     grpc: serve::Listener,
     http: TcpListener,
     debug: TcpListener,
+    /// With the page that it shows.
+    metrics: Option<(TcpListener, Router)>,
     age: ConnectionAge,
     admin: Router,
     intake: Intake,
@@ -49,6 +52,7 @@ pub struct App {
     watcher: Watcher,
     snapshot: Option<Arc<Snapshot>>,
     tracer: Tracer,
+    push: Option<Push>,
     supervisor: Supervisor,
     open: Open,
     start: Start,
@@ -78,6 +82,7 @@ struct Serving {
     handle: HealthHandle,
     watcher: Watcher,
     tracer: Tracer,
+    push: Option<Push>,
     drain_max: Duration,
 }
 
@@ -121,10 +126,16 @@ impl App {
         if self.tracer.is_on() {
             side.keep_tracer(self.tracer.clone());
         }
+        if let Some(push) = &self.push {
+            side.keep_push(push.clone());
+        }
         let mut pages = Background::new(&supervisor);
         let routes = http::routes(intake.clone(), health.clone());
         let page = Page { routes, open: open.http, end: http_ended };
         pages.serve("the debug port", self.debug, Page { routes: self.admin, ..page.clone() })?;
+        if let Some((listener, routes)) = self.metrics {
+            pages.serve("the metrics port", listener, Page { routes, ..page.clone() })?;
+        }
         pages.serve("the HTTP port", self.http, page)?;
         let open = open.grpc;
         let door =
@@ -133,7 +144,7 @@ impl App {
         let grpc = tokio::spawn(serve::serve(self.grpc, door, stop));
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
-        let Self { watcher, tracer, drain: drain_max, .. } = self;
+        let Self { watcher, tracer, push, drain: drain_max, .. } = self;
         Ok(Serving {
             grpc,
             pages,
@@ -146,6 +157,7 @@ impl App {
             handle,
             watcher,
             tracer,
+            push,
             drain_max,
         })
     }
@@ -166,16 +178,26 @@ impl Serving {
             }
             self.finish(self.drain_max - 2 * part).await;
         }
-        let (closed, sent) =
-            tokio::join!(timeout(part, self.limiter.close()), timeout(part, self.tracer.flush()));
+        let (closed, told) =
+            tokio::join!(timeout(part, self.limiter.close()), timeout(part, self.tell()));
         if closed.is_err() {
             warn!("not all leases could be given back; they end with their windows");
         }
-        if sent.is_err() {
-            warn!("not all spans could be sent");
+        if told.is_err() {
+            warn!("the collector did not take the last spans and metrics in time");
         }
         drop(self.watcher);
         drop(self.side);
+    }
+
+    /// Sends what the collector has not been told.
+    async fn tell(&self) {
+        let push = async {
+            if let Some(push) = &self.push {
+                push.push().await;
+            }
+        };
+        tokio::join!(self.tracer.flush(), push);
     }
 
     /// Takes no more calls and lets those under way finish, within `limit`.

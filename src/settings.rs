@@ -9,6 +9,7 @@ mod fault;
 mod leases;
 mod listeners;
 mod logging;
+mod metrics;
 mod otlp;
 pub mod redis;
 mod reference;
@@ -29,6 +30,7 @@ pub use fault::{Fault, Faults};
 pub use leases::Leases;
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
+pub use metrics::Metrics;
 pub use otlp::{Otlp, OtlpProtocol, Signal};
 pub use rules::RulesSource;
 pub use secret::Secret;
@@ -55,6 +57,8 @@ pub struct Settings {
     pub logging: Logging,
     /// What is told to an OpenTelemetry collector.
     pub telemetry: Telemetry,
+    /// What is counted, and where it is shown.
+    pub metrics: Metrics,
     /// What requests in flight and leases to give back may take after a signal, up to an hour.
     pub drain: Duration,
     /// One line each for what was asked for and is not done; to be logged once logging is set up.
@@ -126,6 +130,7 @@ impl Settings {
         let leases = flags.leases.resolve(&mut faults);
         let drain = flags.leases.drain(&mut faults);
         let logging = flags.logging.resolve(&mut faults);
+        let metrics = flags.metrics.resolve(&mut faults);
         let mut warnings = reference::check(env, &mut faults);
         let telemetry = flags.tracing.resolve(env, &mut faults, &mut warnings);
         warnings.extend(flags.store.warning());
@@ -138,6 +143,7 @@ impl Settings {
                 leases: leases?,
                 logging: logging?,
                 telemetry: telemetry?,
+                metrics: metrics?,
                 drain: drain?,
                 warnings,
             })

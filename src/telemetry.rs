@@ -26,6 +26,7 @@ use crate::settings::{LogFormat, LogLevel, Logging};
 use crate::time::Clock;
 use calm::{Calm, Calmed};
 use format::{Json, OneLine};
+pub use otlp::Origin;
 pub use samples::Samples;
 pub use spool::Spool;
 

@@ -16,23 +16,37 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::dice;
 use crate::settings::Identity;
 
-/// Who sends: every push says so anew.
-pub(super) fn resource(identity: &Identity) -> Resource {
-    let Identity { name, namespace, instance, attributes } = identity;
-    let random = format!("{:016x}{:016x}", dice::roll(), dice::roll());
-    let instance = if instance.is_empty() { &random } else { instance };
-    let own = [
-        ("service.name", name.as_str()),
-        ("service.namespace", namespace),
-        ("service.instance.id", instance),
-        ("service.version", env!("CARGO_PKG_VERSION")),
-    ];
-    let own = own.into_iter().filter(|(_, value)| !value.is_empty());
-    // What has a setting of its own wins over the list, as OpenTelemetry has it.
-    let given = attributes.iter().map(|(key, value)| (key.as_str(), value.as_str()));
-    let given = given.filter(|(key, _)| !own.clone().any(|(name, _)| name == *key));
-    let all = own.clone().chain(given);
-    Resource { attributes: all.map(|(key, value)| KeyValue::text(key, value)).collect() }
+/// Who sends: one for all that a process sends.
+#[derive(Debug, Clone)]
+pub struct Origin(Resource);
+
+// === impl Origin ===
+
+impl Origin {
+    /// What `identity` says, with a random instance where it names none.
+    pub fn new(identity: Identity) -> Self {
+        let Identity { name, namespace, mut instance, attributes } = identity;
+        if instance.is_empty() {
+            instance = format!("{:016x}{:016x}", dice::roll(), dice::roll());
+        }
+        let own = [
+            ("service.name", name),
+            ("service.namespace", namespace),
+            ("service.instance.id", instance),
+            ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
+        ];
+        // What has a setting of its own wins over the list, as OpenTelemetry has it.
+        let is_other = |key: &str| own.iter().all(|(name, _)| *name != key);
+        let others: Vec<_> = attributes.into_iter().filter(|(key, _)| is_other(key)).collect();
+        let own = own.into_iter().filter(|(_, value)| !value.is_empty());
+        let own = own.map(|(key, value)| KeyValue::text(key, value));
+        let others = others.iter().map(|(key, value)| KeyValue::text(key, value.as_str()));
+        Self(Resource { attributes: own.chain(others).collect() })
+    }
+
+    pub(super) fn resource(&self) -> Resource {
+        self.0.clone()
+    }
 }
 
 /// What part of a process telemetry comes from: all of it.

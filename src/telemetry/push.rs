@@ -3,17 +3,15 @@
 mod points;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-use super::otlp::message::{ExportMetrics, Metric, Resource, ResourceMetrics, ScopeMetrics};
-use super::otlp::{self, Client, Told, nanos, unix_nanos};
+use super::otlp::message::{ExportMetrics, Metric, ResourceMetrics, ScopeMetrics};
+use super::otlp::{self, Client, Origin, Told, nanos, unix_nanos};
 use crate::metrics::family::Family;
-use crate::settings::{self, Identity};
-use crate::store::Count;
+use crate::settings;
 use crate::time::{Clock, Time};
 
 /// Reads everything that is measured, at this moment. It may take some milliseconds.
@@ -35,9 +33,7 @@ struct Shared {
     begun: u64,
     client: Client,
     told: Told,
-    resource: Resource,
-    pushed: AtomicU64,
-    lost: AtomicU64,
+    origin: Origin,
 }
 
 // === impl Push ===
@@ -45,7 +41,7 @@ struct Shared {
 impl Push {
     /// Pushes what `read` gives as `settings` say, once [`Push::run`] runs. Counters began when
     /// `clock` was started.
-    pub fn new(identity: &Identity, settings: settings::Push, clock: Clock, read: Read) -> Self {
+    pub fn new(origin: &Origin, settings: settings::Push, clock: Clock, read: Read) -> Self {
         let settings::Push { interval, otlp } = settings;
         let shared = Shared {
             read,
@@ -53,9 +49,7 @@ impl Push {
             begun: unix_nanos().saturating_sub(nanos(clock.now().since(Time::default()))),
             client: Client::new(otlp),
             told: Told::new("metrics", clock),
-            resource: otlp::resource(identity),
-            pushed: AtomicU64::new(0),
-            lost: AtomicU64::new(0),
+            origin: origin.clone(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -77,15 +71,6 @@ impl Push {
             self.shared.send(metrics).await;
         }
     }
-
-    /// What has happened here since the process began, by name: series, each time one was sent.
-    pub fn counts(&self) -> Vec<Count> {
-        let Shared { pushed, lost, .. } = &*self.shared;
-        vec![
-            ("metrics_pushed", pushed.load(Ordering::Relaxed)),
-            ("metrics_push_failed", lost.load(Ordering::Relaxed)),
-        ]
-    }
 }
 
 // === impl Shared ===
@@ -94,11 +79,9 @@ impl Shared {
     async fn send(&self, metrics: Vec<Metric>) {
         let points = metrics.iter().map(points::count).sum::<usize>() as u64;
         let scope_metrics = vec![ScopeMetrics { scope: Some(otlp::scope()), metrics }];
-        let resource = Some(self.resource.clone());
+        let resource = Some(self.origin.resource());
         let resource_metrics = vec![ResourceMetrics { resource, scope_metrics }];
         let sent = self.client.send(&ExportMetrics { resource_metrics }).await;
-        let lost = self.told.note(points, &sent).min(points);
-        self.lost.fetch_add(lost, Ordering::Relaxed);
-        self.pushed.fetch_add(points - lost, Ordering::Relaxed);
+        self.told.note(points, &sent);
     }
 }

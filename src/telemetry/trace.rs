@@ -17,8 +17,8 @@ use http::HeaderMap;
 
 use super::dice;
 use super::otlp::message::{KeyValue, Span as Message, SpanKind};
-use super::otlp::unix_nanos;
-use crate::settings::{Identity, Tracing};
+use super::otlp::{Origin, unix_nanos};
+use crate::settings::Tracing;
 use crate::store::Count;
 use crate::time::Clock;
 
@@ -62,11 +62,14 @@ const PARENT_IS_NOT: u32 = 1 << 8;
 // === impl Tracer ===
 
 impl Tracer {
-    /// A tracer that sends spans as `settings` say, once [`Tracer::run`] runs.
-    pub fn new(identity: &Identity, settings: Tracing, clock: Clock) -> Self {
-        let Tracing { rate, otlp } = settings;
-        let (queue, export) = export::open(identity, otlp, clock);
-        Self { shared: Some(Arc::new(Shared { rate, clock, queue, export })) }
+    /// A tracer that sends spans as `settings` say, once [`Tracer::run`] runs; one that traces
+    /// nothing without.
+    pub fn new(origin: &Origin, settings: Option<Tracing>, clock: Clock) -> Self {
+        let shared = settings.map(|Tracing { rate, otlp }| {
+            let (queue, export) = export::open(origin, otlp, clock);
+            Arc::new(Shared { rate, clock, queue, export })
+        });
+        Self { shared }
     }
 
     /// The span of a request that comes in at `door` with these headers, if it is to be traced.

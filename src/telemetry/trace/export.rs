@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use crate::settings::{Identity, Otlp};
+use crate::settings::Otlp;
 use crate::store::Count;
-use crate::telemetry::otlp::message::{ExportTraces, Resource, ResourceSpans, ScopeSpans, Span};
-use crate::telemetry::otlp::{self, Client, Told};
+use crate::telemetry::otlp::message::{ExportTraces, ResourceSpans, ScopeSpans, Span};
+use crate::telemetry::otlp::{self, Client, Origin, Told};
 use crate::time::Clock;
 
 /// Spans that may wait to be sent, those that travel together, and how long the first of these
@@ -36,7 +36,7 @@ pub(super) struct Export {
     tally: Arc<Tally>,
     client: Client,
     told: Told,
-    resource: Resource,
+    origin: Origin,
 }
 
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ enum Item {
 }
 
 /// Both ends of a new queue.
-pub(super) fn open(identity: &Identity, otlp: Otlp, clock: Clock) -> (Queue, Export) {
+pub(super) fn open(origin: &Origin, otlp: Otlp, clock: Clock) -> (Queue, Export) {
     let (items, waiting) = mpsc::channel(QUEUE_MAX);
     let tally = Arc::<Tally>::default();
     let export = Export {
@@ -64,7 +64,7 @@ pub(super) fn open(identity: &Identity, otlp: Otlp, clock: Clock) -> (Queue, Exp
         tally: Arc::clone(&tally),
         client: Client::new(otlp),
         told: Told::new("spans", clock),
-        resource: otlp::resource(identity),
+        origin: origin.clone(),
     };
     (Queue { items, tally }, export)
 }
@@ -114,7 +114,7 @@ impl Export {
     async fn send(&self, spans: Vec<Span>) {
         let count = spans.len() as u64;
         let scope_spans = vec![ScopeSpans { scope: Some(otlp::scope()), spans }];
-        let resource = Some(self.resource.clone());
+        let resource = Some(self.origin.resource());
         let message =
             ExportTraces { resource_spans: vec![ResourceSpans { resource, scope_spans }] };
         let pushed = self.client.send(&message).await;
