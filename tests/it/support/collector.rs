@@ -122,7 +122,7 @@ impl traces_pb::trace_service_server::TraceService for Collector {
         let mut kept = self.kept.lock();
         kept.heads.push(head.into_headers());
         kept.spans.extend(message.resource_spans);
-        Ok(Response::default())
+        Ok(Response::new(Default::default()))
     }
 }
 
@@ -136,7 +136,7 @@ impl metrics_pb::metrics_service_server::MetricsService for Collector {
         let mut kept = self.kept.lock();
         kept.heads.push(head.into_headers());
         kept.metrics.extend(message.resource_metrics);
-        Ok(Response::default())
+        Ok(Response::new(Default::default()))
     }
 }
 
