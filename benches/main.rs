@@ -7,4 +7,9 @@
 mod decide;
 mod rules;
 
-criterion::criterion_main!(decide::benches, decide::parts::benches, rules::benches);
+criterion::criterion_main!(
+    decide::benches,
+    decide::parts::benches,
+    decide::frame::benches,
+    rules::benches
+);

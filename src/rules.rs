@@ -11,6 +11,7 @@ mod failure;
 mod fault;
 mod field;
 mod file;
+mod handful;
 mod lease;
 mod limit;
 mod metadata;
@@ -42,7 +43,7 @@ use crate::request::Entry;
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,
-    domains: tree::TextMap<tree::Branch>,
+    domains: handful::Handful<tree::Branch>,
     /// In order of their paths.
     rules: Vec<Arc<Rule>>,
 }
@@ -197,7 +198,7 @@ impl Rules {
 
     /// The domains, in order of their names.
     pub fn domains(&self) -> impl Iterator<Item = &str> {
-        let mut names: Vec<&str> = self.domains.keys().map(AsRef::as_ref).collect();
+        let mut names: Vec<&str> = self.domains.keys().collect();
         names.sort_unstable();
         names.into_iter()
     }

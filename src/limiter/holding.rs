@@ -108,13 +108,12 @@ impl<'a, 'r> Holding<'a, 'r> {
     /// The verdict. If it denies, what was taken for the other descriptors goes back.
     pub(super) fn conclude(mut self, request: &Request<'_>) -> Verdict<'r> {
         let modes = self.shared.options.modes;
-        let mut outcomes = self.outcomes();
-        if verdict::code(&outcomes, modes) == Code::OverLimit {
+        let mut verdict = Verdict::new(request, &self.outcomes(), modes);
+        if verdict.code == Code::OverLimit {
             let overdrawn = self.overdrawn();
             self.release(&overdrawn);
-            outcomes = self.outcomes();
+            verdict = Verdict::new(request, &self.outcomes(), modes);
         }
-        let verdict = Verdict::new(request, &outcomes, modes);
         self.attempts.clear(); // what is still held is spent
         verdict
     }
