@@ -1,9 +1,7 @@
 //! OTLP, OpenTelemetry's protocol: what both kinds of telemetry share.
 //!
-//! Not by OpenTelemetry's SDK (0.33): it says how many spans it dropped only when it is shut down,
-//! takes no metrics that something else has counted, and would bring an executor and a generator of
-//! random numbers of its own into the image. What is left to do without it is a few messages, and
-//! to send them.
+//! Not by OpenTelemetry's SDK: `docs/decisions/0017` says why. What is left to do without it is a
+//! few messages, and to send them.
 
 mod client;
 pub(super) mod message;

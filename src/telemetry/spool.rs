@@ -66,10 +66,13 @@ impl Spool {
 
     /// Waits until what was logged so far is written, at most `within`.
     pub fn flush(&self, within: Duration) {
-        let (mark, written) = sync_channel(1);
-        // With the queue full there is nobody who reads.
-        if self.items.try_send(Item::Mark(mark)).is_ok() {
-            let _ = written.recv_timeout(within);
+        // What was left out is told at the first mark, which the second is behind.
+        for _ in 0..2 {
+            let (mark, written) = sync_channel(1);
+            // With the queue full there is nobody who reads.
+            if self.items.try_send(Item::Mark(mark)).is_ok() {
+                let _ = written.recv_timeout(within / 2);
+            }
         }
     }
 
@@ -132,7 +135,8 @@ fn write_all(
                     count => tell(count),
                 }
             }
-            Ok(Item::Mark(_)) | Err(RecvTimeoutError::Timeout) => {}
+            Ok(Item::Mark(_mark)) => each_second(),
+            Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         let now = clock.now();

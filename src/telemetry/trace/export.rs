@@ -144,3 +144,81 @@ async fn gather(items: &mut mpsc::Receiver<Item>) -> (Vec<Span>, Option<oneshot:
     }
     (spans, None)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Identity, OtlpProtocol};
+    use crate::telemetry::trace::{Outcome, span};
+
+    fn ends() -> (Queue, Export) {
+        let endpoint = "http://127.0.0.1:1/v1/traces".parse().expect("a URL");
+        let (protocol, timeout) = (OtlpProtocol::Http, LINGER);
+        let otlp = Otlp { protocol, endpoint, headers: http::HeaderMap::new(), timeout };
+        let (name, namespace, instance, attributes) = Default::default();
+        let origin = Origin::new(Identity { name, namespace, instance, attributes });
+        open(&origin, otlp, Clock::start())
+    }
+
+    fn named(n: usize) -> Span {
+        Span { name: n.to_string(), ..Span::default() }
+    }
+
+    fn count(queue: &Queue, name: &str) -> u64 {
+        let found = queue.counts().into_iter().find(|(it, _)| *it == name);
+        found.expect("a count").1
+    }
+
+    #[test]
+    fn what_finds_the_queue_full_is_dropped_and_counted() {
+        let (queue, _export) = ends();
+        (0..QUEUE_MAX + 7).for_each(|n| queue.push(named(n)));
+        assert_eq!(count(&queue, "spans_dropped"), 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_is_full_or_has_lingered_or_ends_at_a_mark() {
+        let (queue, export) = ends();
+        let mut items = export.items.lock().await;
+        (0..BATCH_MAX + 1).for_each(|n| queue.push(named(n)));
+        let (full, _) = gather(&mut items).await;
+        assert_eq!((full.len(), full[0].name.as_str()), (BATCH_MAX, "0"));
+        let begun = Clock::start();
+        let (lingered, mark) = gather(&mut items).await;
+        assert_eq!((lingered.len(), mark.is_some()), (1, false));
+        assert!(begun.now().since(Default::default()) >= LINGER);
+        queue.push(named(0));
+        let (flushed, (marked, mark)) = tokio::join!(queue.flush(), async {
+            let (batch, mark) = gather(&mut items).await;
+            drop(mark);
+            (batch.len(), begun.now())
+        });
+        assert_eq!((flushed, marked), ((), 1));
+        assert!(mark.since(Default::default()) < LINGER * 2, "it did not linger");
+    }
+
+    #[test]
+    fn a_span_ends_once_and_one_that_is_dropped_was_given_up() {
+        let (queue, export) = ends();
+        let begin = || span::Span::new(named(0), Outcome::Grpc(1), Clock::start(), queue.clone());
+        let shown = |span: &Span| format!("{:?}", span.attributes.last().expect("a status").value);
+        let mut items = export.items.try_lock().expect("nobody else");
+        let mut next = || match items.try_recv() {
+            Ok(Item::Span(span)) => Some(shown(&span)),
+            _ => None,
+        };
+        begin().discard();
+        assert_eq!(next(), None);
+        let ended = begin();
+        ended.end(Outcome::Grpc(0));
+        ended.end(Outcome::Grpc(2));
+        drop(ended);
+        assert!(next().is_some_and(|status| status.contains("\"OK\"")));
+        assert_eq!(next(), None);
+        let dropped = begin();
+        drop(dropped.clone());
+        assert_eq!(next(), None, "a handle is left");
+        drop(dropped);
+        assert!(next().is_some_and(|status| status.contains("\"CANCELLED\"")));
+    }
+}
