@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tracing::callsite::Identifier;
-use tracing::{Event, Metadata, Subscriber, warn};
+use tracing::{Event, Level, Metadata, Subscriber, error, warn};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
@@ -66,7 +66,13 @@ impl Calm {
     pub(super) fn tell(&self) {
         for (place, lines) in self.untold() {
             let at = format_args!("{}:{}", place.file().unwrap_or("?"), place.line().unwrap_or(0));
-            warn!(lines, level = %place.level(), %at, "lines like those before were left out");
+            let level = place.level();
+            // As severe as they were, so that it shows where they did.
+            if *level == Level::ERROR {
+                error!(lines, %level, %at, "lines like those before were left out");
+            } else {
+                warn!(lines, %level, %at, "lines like those before were left out");
+            }
         }
     }
 
