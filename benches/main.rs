@@ -5,11 +5,13 @@
 #![allow(clippy::expect_used, reason = "a bench that cannot be set up has nothing to measure")]
 
 mod decide;
+mod note;
 mod rules;
 
 criterion::criterion_main!(
     decide::benches,
     decide::parts::benches,
     decide::frame::benches,
+    note::benches,
     rules::benches
 );

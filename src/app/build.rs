@@ -122,17 +122,8 @@ impl App {
             observers,
             runtime: Handle::current().metrics(),
         };
-        let asked = limiter.clone();
-        let status = Status {
-            start: start.clone(),
-            published: Arc::clone(&published),
-            store: where_counts_live,
-            shards: Arc::new(move || asked.shards()),
-            counts: Arc::new(move || parts.counts()),
-        };
-        let asked = limiter.clone();
-        let tallies = Arc::new(move || asked.tallies());
-        let exposed = Exposed { meters, status: status.clone(), tallies, more: Vec::new() };
+        let status = parts.status(&start, where_counts_live);
+        let exposed = exposed(meters, status.clone(), &limiter);
         let admin = admin::routes(status).merge(metrics::routes("/metrics", exposed.clone()));
         let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &exposed));
         let Bound { grpc, http, debug, metrics: listener, .. } = bound;
@@ -163,6 +154,18 @@ impl App {
 // === impl Parts ===
 
 impl Parts {
+    /// What the debug port tells.
+    fn status(self, start: &Start, store: String) -> Status {
+        let limiter = self.limiter.clone();
+        Status {
+            start: start.clone(),
+            published: Arc::clone(&self.published),
+            store,
+            shards: Arc::new(move || limiter.shards()),
+            counts: Arc::new(move || self.counts()),
+        }
+    }
+
     /// What has happened since the process began, and what is under way. Names may come twice.
     fn counts(&self) -> Vec<Count> {
         let Open { grpc, http } = &self.open;
@@ -207,6 +210,12 @@ async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildE
 fn age(listeners: &Listeners) -> ConnectionAge {
     let Listeners { max_connection_age: age, max_connection_age_grace: grace, .. } = *listeners;
     ConnectionAge { age, grace }
+}
+
+/// All that `/metrics` shows.
+fn exposed(meters: Option<Meters>, status: Status, limiter: &Limiter) -> Exposed {
+    let limiter = limiter.clone();
+    Exposed { meters, status, tallies: Arc::new(move || limiter.tallies()), more: Vec::new() }
 }
 
 fn observers(

@@ -13,12 +13,13 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 11] = [
+const OURS: [&str; 12] = [
     "LEASE_MAX_WAIT",
     "DRAIN_TIMEOUT",
     "KEY_SECRET",
     "BUFFER_MEMORY",
     "MAX_IN_FLIGHT",
+    "METRICS_SERIES_MAX",
     "RULES_SNAPSHOT",
     "LOG_LINES_PER_SECOND",
     "LOG_VALUES",
