@@ -3,6 +3,7 @@
 //! The only place where buffers and the lease desk meet.
 
 mod away;
+mod exact;
 mod holding;
 mod keep;
 mod lend;
@@ -31,6 +32,7 @@ use crate::time::{Clock, Time};
 use crate::verdict::{Applied, Modes, Verdict};
 
 use away::Away;
+pub use exact::Exact;
 use holding::Holding;
 use lend::Manner;
 use outcome::{Attempt, Entered, Settled};
