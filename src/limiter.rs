@@ -154,15 +154,15 @@ impl Limiter {
         Ok(holding.conclude(request))
     }
 
-    /// As [`Limiter::decide`], if that takes no waiting; else nothing has happened, and `decide`
-    /// has to be asked. Allocates nothing for requests of two descriptors of four entries.
+    /// As [`Limiter::decide`] at `now`, if that takes no waiting; else nothing has happened, and
+    /// `decide` has to be asked. Allocates nothing for requests of two descriptors of four entries.
     pub fn decide_at_once<'r>(
         &self,
         rules: &'r Rules,
         request: &Request<'_>,
+        now: Time,
     ) -> Option<Result<Verdict<'r>, StoreError>> {
         let resolved = resolve::resolve(rules, request, &self.shared.options.hasher);
-        let now = self.shared.clock.now();
         let mut holding = Holding::new(&self.shared, &resolved);
         if let Err(error) = holding.take_local(now) {
             return Some(Err(error));
@@ -170,6 +170,11 @@ impl Limiter {
         let waits =
             (holding.is_short() && !holding.is_denied()) || holding.slot_after(now).is_some();
         (!waits).then(|| Ok(holding.conclude(request)))
+    }
+
+    /// The clock that everything here goes by.
+    pub fn clock(&self) -> Clock {
+        self.shared.clock
     }
 
     /// Keys held at present.
