@@ -1,3 +1,42 @@
 //! What the program does beside serving: a subcommand a module.
+//!
+//! They all end with one of three statuses: 0 good, 1 a finding, 2 usage or input and output.
 
 pub mod bench;
+mod manual;
+mod out;
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use crate::settings::Role;
+use bench::Bench;
+use manual::{CompletionsFlags, ManFlags};
+use out::Out;
+
+/// A subcommand that does not serve, with its flags as they were typed.
+#[derive(Debug, Subcommand)]
+pub enum Tool {
+    /// Measure a rate limit server, this or another
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Print the completions of a shell
+    #[command(after_help = manual::COMPLETIONS_NOTES)]
+    Completions(CompletionsFlags),
+    /// Print a page of the manual, in roff
+    #[command(after_help = manual::MAN_NOTES)]
+    Man(ManFlags),
+}
+
+/// Runs `tool` with the defaults of `role`. Results go to standard output, and why there are none
+/// to standard error.
+pub fn run(tool: Tool, _role: Role) -> ExitCode {
+    let mut out = Out::stdout();
+    let (name, ended) = match tool {
+        Tool::Bench(bench) => ("bench", bench::run(bench, &mut out)),
+        Tool::Completions(flags) => ("completions", manual::completions(&flags, &mut out)),
+        Tool::Man(flags) => ("man", manual::man(&flags, &mut out)),
+    };
+    out::end(name, out, ended)
+}

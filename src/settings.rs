@@ -22,17 +22,18 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 pub use answers::{Answers, HeaderNames};
+pub(crate) use cli::grammar;
 pub use cli::{Cli, Command, Role, ServeFlags};
 pub use fault::{Fault, Faults};
-pub use leases::Leases;
+pub use leases::{KeyFlags, Leases};
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
-pub use rules::RulesSource;
+pub use rules::{RulesDir, RulesDirFlags, RulesSource};
 pub use secret::Secret;
-pub use store::StoreSettings;
+pub use store::{PerSecondFlags, StoreFlags, StoreSettings};
 pub use value::HostPort;
 
-use crate::cli::bench::Bench;
+use crate::cli::Tool;
 
 /// Everything `serve` is told.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,8 +61,8 @@ pub struct Settings {
 pub enum Task {
     /// To serve.
     Serve(Box<Settings>),
-    /// To measure a server.
-    Bench(Bench),
+    /// To run a tool. Its flags are resolved by the tool itself, with the defaults of the role.
+    Tool(Tool, Role),
 }
 
 /// Why there are no settings to start with.
@@ -95,7 +96,7 @@ impl Task {
             Command::Serve(flags) => {
                 Ok(Self::Serve(Box::new(Settings::resolve(role, &flags, env)?)))
             }
-            Command::Bench(bench) => Ok(Self::Bench(bench)),
+            Command::Tool(tool) => Ok(Self::Tool(tool, role)),
         }
     }
 }
