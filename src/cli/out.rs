@@ -191,6 +191,11 @@ impl Paint {
         Self { is_on: stream.is_terminal() && !no_color }
     }
 
+    /// Whether there is colour.
+    pub(super) fn is_on(self) -> bool {
+        self.is_on
+    }
+
     /// `text`, in `ink` where there is colour.
     pub(super) fn dye<T: Display>(self, ink: Ink, text: T) -> Dyed<T> {
         Dyed { text, code: self.is_on.then(|| ink.code()) }

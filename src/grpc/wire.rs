@@ -1,5 +1,6 @@
 //! Envoy's messages and ours. The only file that names Envoy's types.
 
+pub(crate) mod client;
 mod codec;
 mod decode;
 mod encode;

@@ -76,7 +76,9 @@ impl Exact {
         let mut outcomes = Few::new();
         for (one, outcome) in resolved.iter().zip(looked) {
             outcomes.push(match (one, outcome) {
-                (Resolved::Charged(charge), Outcome::Counted(seen)) if !denies || seen.trace.over => {
+                (Resolved::Charged(charge), Outcome::Counted(seen))
+                    if !denies || seen.trace.over =>
+                {
                     Outcome::Counted(self.charge(charge, seen)?)
                 }
                 (_, outcome) => outcome,

@@ -13,9 +13,10 @@ use serde_json::Value;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 
-use super::link::{Socket, Target};
+use super::link::Socket;
 use super::*;
 use crate::cli::Tool;
+use crate::cli::target::Target;
 use crate::settings::{SettingsError, Task};
 
 /// What a server does with the request of this number, counted from 0 for the trial.
