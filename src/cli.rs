@@ -3,8 +3,11 @@
 //! They all end with one of three statuses: 0 good, 1 a finding, 2 usage or input and output.
 
 pub mod bench;
+pub mod check;
 mod manual;
 mod out;
+mod safe;
+mod source;
 
 use std::process::ExitCode;
 
@@ -12,12 +15,16 @@ use clap::Subcommand;
 
 use crate::settings::Role;
 use bench::Bench;
+use check::CheckFlags;
 use manual::{CompletionsFlags, ManFlags};
 use out::Out;
 
 /// A subcommand that does not serve, with its flags as they were typed.
 #[derive(Debug, Subcommand)]
 pub enum Tool {
+    /// Find every fault of rule files
+    #[command(after_help = check::NOTES)]
+    Check(Box<CheckFlags>),
     /// Measure a rate limit server, this or another
     #[command(subcommand)]
     Bench(Bench),
@@ -31,9 +38,10 @@ pub enum Tool {
 
 /// Runs `tool` with the defaults of `role`. Results go to standard output, and why there are none
 /// to standard error.
-pub fn run(tool: Tool, _role: Role) -> ExitCode {
+pub fn run(tool: Tool, role: Role) -> ExitCode {
     let mut out = Out::stdout();
     let (name, ended) = match tool {
+        Tool::Check(flags) => ("check", check::run(&flags, role, &mut out)),
         Tool::Bench(bench) => ("bench", bench::run(bench, &mut out)),
         Tool::Completions(flags) => ("completions", manual::completions(&flags, &mut out)),
         Tool::Man(flags) => ("man", manual::man(&flags, &mut out)),
