@@ -4,8 +4,12 @@
 
 pub mod bench;
 pub mod check;
+mod descriptor;
+pub mod diff;
+pub mod explain;
 mod manual;
 mod out;
+mod rule;
 mod safe;
 mod source;
 
@@ -16,6 +20,8 @@ use clap::Subcommand;
 use crate::settings::Role;
 use bench::Bench;
 use check::CheckFlags;
+use diff::DiffFlags;
+use explain::ExplainFlags;
 use manual::{CompletionsFlags, ManFlags};
 use out::Out;
 
@@ -25,6 +31,12 @@ pub enum Tool {
     /// Find every fault of rule files
     #[command(after_help = check::NOTES)]
     Check(Box<CheckFlags>),
+    /// Say what the rules make of a request, and where it is counted
+    #[command(after_help = explain::NOTES)]
+    Explain(Box<ExplainFlags>),
+    /// Say what new rules change, and which counts they restart
+    #[command(after_help = diff::NOTES)]
+    Diff(Box<DiffFlags>),
     /// Measure a rate limit server, this or another
     #[command(subcommand)]
     Bench(Bench),
@@ -42,6 +54,8 @@ pub fn run(tool: Tool, role: Role) -> ExitCode {
     let mut out = Out::stdout();
     let (name, ended) = match tool {
         Tool::Check(flags) => ("check", check::run(&flags, role, &mut out)),
+        Tool::Explain(flags) => ("explain", explain::run(&flags, role, &mut out)),
+        Tool::Diff(flags) => ("diff", diff::run(&flags, &mut out)),
         Tool::Bench(bench) => ("bench", bench::run(bench, &mut out)),
         Tool::Completions(flags) => ("completions", manual::completions(&flags, &mut out)),
         Tool::Man(flags) => ("man", manual::man(&flags, &mut out)),

@@ -173,6 +173,17 @@ impl Rules {
         Some(self.domains.get(domain)?.trace(entries))
     }
 
+    /// The patterns of each level that has some, in the order in which they are tried, under the
+    /// path of the level: `domain`, `domain.key_value`. Levels are in order of their paths.
+    pub fn patterns(&self) -> Vec<(String, Vec<String>)> {
+        let mut found = Vec::new();
+        for (domain, branch) in &self.domains {
+            branch.patterns(domain, &mut found);
+        }
+        found.sort();
+        found
+    }
+
     /// Tells two sets of rules apart: a hash of their sources, equal on every pod that reads the
     /// same.
     pub fn version(&self) -> u64 {

@@ -55,8 +55,10 @@ enum Format {
 
 /// Reads, loads and tells.
 pub(super) fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> Ended {
-    let dir = source::resolve(&flags.rules, role)?;
-    let sources = source::read(&flags.paths, &dir)?;
+    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
+    let default = [dir.dir.clone()];
+    let paths = if flags.paths.is_empty() { &default } else { &flags.paths[..] };
+    let sources = source::read(paths, dir.reading())?;
     let report = check(&sources, Options { merge_domains: dir.merge_domains });
     match flags.format {
         _ if flags.out.json => out.json(&report.json())?,
@@ -68,7 +70,16 @@ pub(super) fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> Ended {
 }
 
 fn check(sources: &[Source], options: Options) -> Report {
-    let finding = |severity| move |fault: &Fault| Finding { severity, fault: fault.clone() };
+    let finding = |severity| {
+        move |fault: &Fault| {
+            let mut fault = fault.clone();
+            // It goes without saying here.
+            if let Some(message) = fault.message.strip_prefix("error loading config file: ") {
+                fault.message = message.to_owned();
+            }
+            Finding { severity, fault }
+        }
+    };
     let (mut findings, unlisted, rules) = match rules::load(sources, options) {
         Ok(loaded) => {
             let warnings = loaded.warnings.iter().map(finding(Severity::Warning)).collect();

@@ -1,29 +1,26 @@
 //! Rule files as the tools read them: all that the user named, as one set of rules.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::out::Trouble;
 use super::safe::Safe;
 use crate::rules::{self, Loaded, Options, ReadError, Source};
-use crate::settings::{Faults, Role, RulesDir, RulesDirFlags};
+use crate::settings::{Faults, Reading};
 
-/// Where the rules lie, as the flags say.
-pub(super) fn resolve(flags: &RulesDirFlags, role: Role) -> Result<RulesDir, Trouble> {
+/// What `resolve` makes of flags, or all that is wrong with them.
+pub(super) fn resolved<T>(resolve: impl FnOnce(&mut Faults) -> Option<T>) -> Result<T, Trouble> {
     let mut faults = Faults::default();
-    match flags.resolve(role, &mut faults) {
-        Some(dir) if faults.is_empty() => Ok(dir),
+    match resolve(&mut faults) {
+        Some(resolved) if faults.is_empty() => Ok(resolved),
         _ => Err(faults.into()),
     }
 }
 
-/// The files of all `paths`, or of the directory of `dir` where there are none. Their names lead
-/// to them from here.
-pub(super) fn read(paths: &[PathBuf], dir: &RulesDir) -> Result<Vec<Source>, Trouble> {
-    let only = [dir.dir.clone()];
-    let paths = if paths.is_empty() { &only } else { paths };
+/// The rule files of all `paths`, directories among them. Their names lead to them from here.
+pub(super) fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, Trouble> {
     let mut sources = Vec::new();
     for path in paths {
-        sources.extend(rules::read_path(path, dir.ignore_dotfiles)?);
+        sources.extend(rules::read_path(path, reading.ignore_dotfiles)?);
     }
     // A file that was named twice is one file.
     sources.sort_by(|a, b| a.name.cmp(&b.name));
@@ -38,10 +35,10 @@ pub(super) fn read(paths: &[PathBuf], dir: &RulesDir) -> Result<Vec<Source>, Tro
     Ok(sources)
 }
 
-/// Rules that have to be good, of a file or directory.
-pub(super) fn load(path: &Path, dir: &RulesDir) -> Result<Loaded, Trouble> {
-    let sources = read(&[path.to_owned()], dir)?;
-    rules::load(&sources, Options { merge_domains: dir.merge_domains }).map_err(|faults| {
+/// Rules that have to be good.
+pub(super) fn load(paths: &[PathBuf], reading: Reading) -> Result<Loaded, Trouble> {
+    let sources = read(paths, reading)?;
+    rules::load(&sources, Options { merge_domains: reading.merge_domains }).map_err(|faults| {
         Trouble::new(format_args!(
             "the rules are faulty; `ratelease check` shows the places\n{}",
             Safe(faults)

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Branch, Slot, Wild};
+use super::{Branch, Slot, Wild, composite};
 use crate::request::Entry;
 use crate::rules::Rule;
 
@@ -82,6 +82,30 @@ impl Branch {
         let arrived = steps.len() == entries.len();
         let rule = steps.last().filter(|_| arrived).and_then(|step| step.rule);
         Trace { steps, rule }
+    }
+
+    /// Adds the patterns of this level, whose path is `path`, and of those below it. Levels are at
+    /// most as deep as a file.
+    pub(in crate::rules) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
+        let texts = self.keys.iter().flat_map(|(key, slot)| {
+            let values = slot.values.iter().map(|(value, index)| (*index, &**key, &**value));
+            values.chain(slot.alone.map(|index| (index, &**key, "")))
+        });
+        let mut texts: Vec<(u32, &str, &str)> = texts.collect();
+        texts.sort_unstable();
+        let is_pattern =
+            |(_, key, value): &&(u32, &str, &str)| (*key).contains('*') || value.contains('*');
+        let patterns = texts.iter().filter(is_pattern).map(|(_, key, value)| composite(key, value));
+        let patterns: Vec<String> = patterns.collect();
+        if !patterns.is_empty() {
+            found.push((path.to_owned(), patterns));
+        }
+        for (index, key, value) in texts {
+            let node = self.nodes.get(index as usize);
+            if let Some(children) = node.and_then(|node| node.children.as_deref()) {
+                children.patterns(&format!("{path}.{}", composite(key, value)), found);
+            }
+        }
     }
 
     fn step(&self, entry: &Entry<'_>) -> Step<'_> {
