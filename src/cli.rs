@@ -4,6 +4,10 @@
 
 pub mod bench;
 mod channel;
+pub mod check;
+mod descriptor;
+pub mod diff;
+pub mod explain;
 mod fetch;
 mod health;
 mod manual;
@@ -12,7 +16,9 @@ mod out;
 mod pod;
 mod query;
 mod replay;
-mod ruleset;
+mod rule;
+mod safe;
+mod source;
 mod status;
 mod target;
 mod top;
@@ -23,6 +29,9 @@ use clap::Subcommand;
 
 use crate::settings::Role;
 use bench::Bench;
+use check::CheckFlags;
+use diff::DiffFlags;
+use explain::ExplainFlags;
 use health::HealthFlags;
 use manual::{CompletionsFlags, ManFlags};
 use out::Out;
@@ -34,6 +43,15 @@ use top::TopFlags;
 /// A subcommand that does not serve, with its flags as they were typed.
 #[derive(Debug, Subcommand)]
 pub enum Tool {
+    /// Find every fault of rule files
+    #[command(after_help = check::NOTES)]
+    Check(Box<CheckFlags>),
+    /// Say what the rules make of a request, and where it is counted
+    #[command(after_help = explain::NOTES)]
+    Explain(Box<ExplainFlags>),
+    /// Say what new rules change, and which counts they restart
+    #[command(after_help = diff::NOTES)]
+    Diff(Box<DiffFlags>),
     /// Measure a rate limit server, this or another
     #[command(subcommand)]
     Bench(Bench),
@@ -65,6 +83,9 @@ pub enum Tool {
 pub fn run(tool: Tool, role: Role) -> ExitCode {
     let mut out = Out::stdout();
     let (name, ended) = match tool {
+        Tool::Check(flags) => ("check", check::run(&flags, role, &mut out)),
+        Tool::Explain(flags) => ("explain", explain::run(&flags, role, &mut out)),
+        Tool::Diff(flags) => ("diff", diff::run(&flags, &mut out)),
         Tool::Bench(bench) => ("bench", bench::run(bench, &mut out)),
         Tool::Query(flags) => ("query", query::run(&flags, &mut out)),
         Tool::Status(flags) => ("status", status::run(&flags, &mut out)),

@@ -36,7 +36,7 @@ pub use exact::Exact;
 use holding::Holding;
 use lend::Manner;
 use outcome::{Attempt, Entered, Settled};
-use resolve::Charge;
+pub(crate) use resolve::{Charge, Resolved, resolve};
 use slot::{IDLE_AFTER, Slot};
 use wait::{WAITER_BYTES, WAITING_IN_ALL_MAX};
 
@@ -143,7 +143,7 @@ impl Limiter {
         rules: &'r Rules,
         request: &Request<'_>,
     ) -> Result<Verdict<'r>, StoreError> {
-        let resolved = resolve::resolve(rules, request, &self.shared.options.hasher);
+        let resolved = resolve(rules, request, &self.shared.options.hasher);
         let now = self.shared.clock.now();
         let mut holding = Holding::new(&self.shared, &resolved);
         holding.take_local(now)?;
@@ -164,7 +164,7 @@ impl Limiter {
         request: &Request<'_>,
         now: Time,
     ) -> Option<Result<Verdict<'r>, StoreError>> {
-        let resolved = resolve::resolve(rules, request, &self.shared.options.hasher);
+        let resolved = resolve(rules, request, &self.shared.options.hasher);
         let mut holding = Holding::new(&self.shared, &resolved);
         if let Err(error) = holding.take_local(now) {
             return Some(Err(error));

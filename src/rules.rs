@@ -23,7 +23,7 @@ mod tree;
 mod wildcard;
 
 pub use compile::load;
-pub use directory::{ReadError, read_directory};
+pub use directory::{ReadError, read_directory, read_path};
 pub use failure::FailureMode;
 pub use fault::{Fault, Faults};
 pub use lease::{Leasing, Terms};
@@ -31,6 +31,8 @@ pub use limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, SHARES_MAX, SLIDING_LOG_MAX,
     SLIDING_WINDOW_MAX, Share, Unit, WINDOW_SECONDS_MAX,
 };
+
+pub use tree::{Candidate, Fit, Step, Trace};
 
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -163,6 +165,23 @@ impl Rules {
             Some(rule) => Lookup::Rule(rule),
             None => Lookup::NoRule,
         }
+    }
+
+    /// What [`Rules::find`] met on its way, level by level; `None` if no rule file names the domain.
+    /// Allocates, and looks at every pattern of a level: for people, not for requests.
+    pub fn trace(&self, domain: &str, entries: &[Entry<'_>]) -> Option<Trace<'_>> {
+        Some(self.domains.get(domain)?.trace(entries))
+    }
+
+    /// The patterns of each level that has some, in the order in which they are tried, under the
+    /// path of the level: `domain`, `domain.key_value`. Levels are in order of their paths.
+    pub fn patterns(&self) -> Vec<(String, Vec<String>)> {
+        let mut found = Vec::new();
+        for (domain, branch) in &self.domains {
+            branch.patterns(domain, &mut found);
+        }
+        found.sort();
+        found
     }
 
     /// Tells two sets of rules apart: a hash of their sources, equal on every pod that reads the

@@ -28,7 +28,7 @@ pub use fault::{Fault, Faults};
 pub use leases::{KeyFlags, Leases};
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
-pub use rules::{RulesDir, RulesDirFlags, RulesSource};
+pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
 pub use secret::Secret;
 pub use store::{PerSecondFlags, StoreFlags, StoreSettings};
 pub use value::HostPort;

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 
 use super::meter::{Meter, bar};
 use super::out::{Ended, Out, OutFlags, Outcome, Trouble};
-use super::ruleset;
+use super::source;
 use crate::key::KeyHasher;
 use crate::limiter::Exact;
 use crate::request::{Descriptor, Entry, Request};
@@ -122,7 +122,8 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> Ended {
         let count = flags.descriptors.len();
         return Err(Trouble::new(format_args!("{count} descriptors, more than {DESCRIPTORS_MAX}")));
     }
-    let rules = ruleset::load(&flags.rules, role)?;
+    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
+    let rules = source::load(&[dir.dir.clone()], dir.reading())?.rules;
     let mut replay = Replay {
         flags,
         rules: &rules,

@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::out::{Ended, Ink, Out, OutFlags, Outcome, Paint};
 use super::pod::{BusyRule, Decisions, HotKey, Pod, PodFlags};
+use super::safe::{self, Safe};
 
 pub(super) const NOTES: &str = "\
 Exit status: 0 all is well, 1 something is wrong (the last load of the rules was refused, or there
@@ -45,10 +46,15 @@ pub(super) fn table(pod: &Pod, paint: Paint) -> String {
     // Writing to a string cannot fail, here and below.
     let wrongs = pod.wrongs();
     for wrong in &wrongs {
-        let _ = writeln!(text, "{} {wrong}", paint.dye(Ink::Bad, "wrong:"));
+        let _ = writeln!(text, "{} {}", paint.dye(Ink::Bad, "wrong:"), Safe(wrong));
     }
     let uptime = pod.uptime.as_secs();
-    let _ = writeln!(text, "ratelease   {}, up for {uptime} s, store {}", pod.version, pod.store);
+    let _ = writeln!(
+        text,
+        "ratelease   {}, up for {uptime} s, store {}",
+        pod.version,
+        Safe(&pod.store)
+    );
     text.push_str(&rules(pod));
     if let Some(of) = &pod.decisions {
         text.push_str(&decisions(of));
@@ -106,7 +112,7 @@ fn busiest(rules: &[BusyRule], paint: Paint) -> String {
     }
     for BusyRule { rule, ok, over_limit, shadow } in rules.iter().take(SHOWN_MAX) {
         let shadow = if *shadow > 0 { format!(" ({shadow} in shadow)") } else { String::new() };
-        let _ = writeln!(text, "{ok:>12} {over_limit:>12}  {rule}{shadow}");
+        let _ = writeln!(text, "{ok:>12} {over_limit:>12}  {}{shadow}", Safe(rule));
     }
     text
 }
@@ -127,7 +133,7 @@ fn keys(heading: &str, keys: &[HotKey], paint: Paint) -> String {
 /// A key by its values, where they may be shown, or its hash; and its rule.
 pub(super) fn key(hot: &HotKey) -> String {
     let name = hot.values.as_deref().unwrap_or(&hot.key);
-    let name: String = name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    let name: String = name.chars().map(|character| safe::cell(character).0).collect();
     if hot.rule.is_empty() { name } else { format!("{name} ({})", hot.rule) }
 }
 

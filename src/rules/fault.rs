@@ -20,6 +20,7 @@ pub struct Fault {
 pub struct Faults {
     kept: Vec<Fault>,
     dropped: usize,
+    warnings: Vec<Fault>,
 }
 
 /// Where something starts in a file.
@@ -89,6 +90,12 @@ impl Faults {
     pub fn count(&self) -> usize {
         self.kept.len() + self.dropped
     }
+
+    /// What would not have refused the load, found on the way; in order of file and place, at most
+    /// 10 000.
+    pub fn warnings(&self) -> &[Fault] {
+        &self.warnings
+    }
 }
 
 /// One a line; past the first hundred, how many more.
@@ -139,19 +146,15 @@ impl Findings {
         self.warnings.push(&self.file, place, message.into());
     }
 
-    /// Whether the load has to be refused.
-    pub(super) fn is_faulty(&self) -> bool {
-        !self.faults.kept.is_empty()
-    }
-
     /// The faults if there are any, else the warnings; in order of file and place.
     pub(super) fn finish(mut self) -> Result<Vec<Fault>, Faults> {
-        if self.is_faulty() {
-            self.faults.put_in_order();
-            return Err(Faults { kept: self.faults.kept, dropped: self.faults.dropped });
-        }
         self.warnings.put_in_order();
-        Ok(self.warnings.kept)
+        let warnings = self.warnings.kept;
+        if self.faults.kept.is_empty() {
+            return Ok(warnings);
+        }
+        self.faults.put_in_order();
+        Err(Faults { kept: self.faults.kept, dropped: self.faults.dropped, warnings })
     }
 }
 

@@ -48,6 +48,33 @@ pub struct RulesDir {
     pub merge_domains: bool,
 }
 
+/// How rule files are read, wherever they lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// Leave out files and directories whose name begins with a dot.
+    pub ignore_dotfiles: bool,
+    /// Several files may add rules to one domain.
+    pub merge_domains: bool,
+}
+
+/// Flags that say how rule files are read.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Rules")]
+pub struct ReadingFlags {
+    /// Leave out names that begin with a dot, such as a ConfigMap's ..data
+    #[arg(long, env = "RUNTIME_IGNOREDOTFILES", value_name = BOOL, default_value = "true")]
+    runtime_ignoredotfiles: String,
+    /// Let several files add rules to one domain
+    #[arg(
+        long,
+        alias = "merge-domain-configs",
+        env = "MERGE_DOMAIN_CONFIG",
+        value_name = BOOL,
+        default_value = "false"
+    )]
+    merge_domain_config: String,
+}
+
 /// Flags that say where the rules lie: those of everything that reads rules.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Rules")]
@@ -66,18 +93,8 @@ pub struct RulesDirFlags {
     /// Last part of the rules directory [default: config]
     #[arg(long, env = "RUNTIME_APPDIRECTORY", value_name = "DIR")]
     runtime_appdirectory: Option<String>,
-    /// Leave out names that begin with a dot, such as a ConfigMap's ..data
-    #[arg(long, env = "RUNTIME_IGNOREDOTFILES", value_name = BOOL, default_value = "true")]
-    runtime_ignoredotfiles: String,
-    /// Let several files add rules to one domain
-    #[arg(
-        long,
-        alias = "merge-domain-configs",
-        env = "MERGE_DOMAIN_CONFIG",
-        value_name = BOOL,
-        default_value = "false"
-    )]
-    merge_domain_config: String,
+    #[command(flatten)]
+    reading: ReadingFlags,
 }
 
 #[derive(Debug, Args)]
@@ -136,21 +153,36 @@ impl RulesFlags {
     }
 }
 
+// === impl ReadingFlags ===
+
+impl ReadingFlags {
+    /// What they come to.
+    pub(crate) fn resolve(&self, faults: &mut Faults) -> Option<Reading> {
+        let mut yes = |name, value: &str| faults.parse(name, value, value::boolean);
+        let ignore_dotfiles = yes("RUNTIME_IGNOREDOTFILES", &self.runtime_ignoredotfiles);
+        let merge_domains = yes("MERGE_DOMAIN_CONFIG", &self.merge_domain_config);
+        Some(Reading { ignore_dotfiles: ignore_dotfiles?, merge_domains: merge_domains? })
+    }
+}
+
+// === impl RulesDir ===
+
+impl RulesDir {
+    /// How the files are read.
+    pub fn reading(&self) -> Reading {
+        let Self { ignore_dotfiles, merge_domains, .. } = *self;
+        Reading { ignore_dotfiles, merge_domains }
+    }
+}
+
 // === impl RulesDirFlags ===
 
 impl RulesDirFlags {
     /// What they come to under the name that the program was run by.
     pub(crate) fn resolve(&self, role: Role, faults: &mut Faults) -> Option<RulesDir> {
-        let mut yes = |name, value: &str| faults.parse(name, value, value::boolean);
-        let ignore_dotfiles = yes("RUNTIME_IGNOREDOTFILES", &self.runtime_ignoredotfiles);
-        let merge_domains = yes("MERGE_DOMAIN_CONFIG", &self.merge_domain_config);
+        let Reading { ignore_dotfiles, merge_domains } = self.reading.resolve(faults)?;
         let (dir, root) = self.directory(role);
-        Some(RulesDir {
-            dir,
-            root,
-            ignore_dotfiles: ignore_dotfiles?,
-            merge_domains: merge_domains?,
-        })
+        Some(RulesDir { dir, root, ignore_dotfiles, merge_domains })
     }
 
     /// The directory, and the `RUNTIME_ROOT` it was found by.

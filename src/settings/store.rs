@@ -119,6 +119,11 @@ impl StoreFlags {
         }
     }
 
+    /// `CACHE_KEY_PREFIX` as given, for where there is no Redis to resolve it for.
+    pub(crate) fn key_prefix(&self) -> &str {
+        self.cache_key_prefix.as_deref().unwrap_or_default()
+    }
+
     /// A warning, where settings of Redis are given but no Redis.
     pub(super) fn warning(&self) -> Option<String> {
         let has_url = self.redis_url.as_ref().is_some_and(|url| !url.is_empty());

@@ -5,9 +5,10 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::cli::channel::TlsFlags;
+use crate::cli::descriptor::Typed;
 use crate::cli::out::OutFlags;
 use crate::cli::target::Target;
-use crate::request::{Descriptor, Entry, Request};
+use crate::request::{Descriptor, Request};
 use crate::rules::{Limit, Unit};
 use crate::time::parse_duration;
 
@@ -18,8 +19,8 @@ const REPEAT_MAX: i64 = 1_000_000;
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
 pub(in crate::cli) const NOTES: &str = "\
-Each argument is one descriptor of the request: entries, separated by commas, each a key and a
-value. Write \\, for a comma in a value.
+Each argument is one descriptor: key=value, further entries behind commas. A backslash takes the
+meaning off a comma, an equals sign or a backslash: path=/a\\,b.
 
 Exit status: 0 the server answered OK, 1 OVER_LIMIT (of several calls: at least once), 2 it could
 not be asked, or answered with an error.
@@ -39,9 +40,9 @@ pub struct QueryFlags {
     /// Domain of the request
     #[arg(long, value_name = "NAME")]
     domain: String,
-    /// The descriptors: entries of each, separated by commas
-    #[arg(required = true, value_name = "KEY=VALUE,…", value_parser = Entries::parse)]
-    pub(super) descriptors: Vec<Entries>,
+    /// The request's descriptors: key=value,key=value
+    #[arg(required = true, value_name = "DESCRIPTOR", value_parser = Typed::parse)]
+    pub(super) descriptors: Vec<Typed>,
     /// Hits to charge
     #[arg(long, value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -62,50 +63,16 @@ pub struct QueryFlags {
     pub(super) tls: TlsFlags,
 }
 
-/// The entries of one descriptor.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entries {
-    /// As typed.
-    pub(super) text: String,
-    entries: Vec<(String, String)>,
-}
-
 // === impl QueryFlags ===
 
 impl QueryFlags {
     /// What to send.
     pub(super) fn request(&self) -> Request<'_> {
-        let descriptors = self.descriptors.iter().map(|typed| {
-            let entries = typed.entries.iter().map(|(key, value)| Entry { key, value });
-            Descriptor { entries: entries.collect(), limit: self.limit, ..Descriptor::default() }
-        });
+        let descriptors = self
+            .descriptors
+            .iter()
+            .map(|typed| Descriptor { limit: self.limit, ..typed.descriptor() });
         Request { domain: &self.domain, descriptors: descriptors.collect(), hits_addend: self.hits }
-    }
-}
-
-// === impl Entries ===
-
-impl Entries {
-    fn parse(text: &str) -> Result<Self, String> {
-        let mut parts = vec![String::new()];
-        let mut characters = text.chars().peekable();
-        while let Some(character) = characters.next() {
-            match (character, characters.peek(), parts.last_mut()) {
-                ('\\', Some(','), Some(part)) => {
-                    part.push(',');
-                    characters.next();
-                }
-                (',', ..) => parts.push(String::new()),
-                (other, _, Some(part)) => part.push(other),
-                (_, _, None) => {}
-            }
-        }
-        let entry = |part: &String| match part.split_once('=') {
-            Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-            _ => Err(format!("expected KEY=VALUE, as in user_id=alice, not {part:?}")),
-        };
-        let entries = parts.iter().map(entry).collect::<Result<_, _>>()?;
-        Ok(Self { text: text.to_owned(), entries })
     }
 }
 
@@ -127,23 +94,6 @@ fn timeout(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn entries_are_keys_and_values_between_commas() {
-        for (text, expected) in [
-            ("a=b", &[("a", "b")][..]),
-            ("a=b,c=", &[("a", "b"), ("c", "")]),
-            (r"a=b\,c,d=e=f", &[("a", "b,c"), ("d", "e=f")]),
-            (r"a=\b\", &[("a", r"\b\")]),
-        ] {
-            let entries = Entries::parse(text).unwrap().entries;
-            let entries: Vec<_> = entries.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-            assert_eq!(entries, expected, "{text}");
-        }
-        for bad in ["", "a", "=b", "a=b,", "a=b,c"] {
-            assert!(Entries::parse(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn a_limit_is_a_count_and_a_unit() {

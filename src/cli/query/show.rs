@@ -4,8 +4,9 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::OVER_LIMIT;
-use super::flags::Entries;
+use crate::cli::descriptor::Typed;
 use crate::cli::out::{Ink, Paint};
+use crate::cli::safe::Safe;
 use crate::grpc::wire::client::{Answered, Told};
 
 /// One call of several: a line.
@@ -20,7 +21,7 @@ pub(super) fn brief(number: u32, answered: &Answered, paint: Paint) -> String {
 
 /// All that there is to an answer.
 pub(super) fn full(
-    descriptors: &[Entries],
+    descriptors: &[Typed],
     answered: &Answered,
     took: Duration,
     paint: Paint,
@@ -28,7 +29,7 @@ pub(super) fn full(
     let mut text =
         format!("{}  in {:.1} ms", dyed(&answered.code, paint), took.as_secs_f64() * 1e3);
     for (at, told) in answered.statuses.iter().enumerate() {
-        let of = descriptors.get(at).map_or("?", |entries| entries.text.as_str());
+        let of = descriptors.get(at).map_or_else(|| "?".to_owned(), name);
         // Writing to a string cannot fail.
         let _ = write!(text, "\n  {of}: {}", status(told, paint));
     }
@@ -40,16 +41,22 @@ pub(super) fn full(
         [("response", &answered.response_headers), ("request", &answered.request_headers)]
     {
         for (name, value) in headers {
-            let _ = write!(text, "\n  {what} header {name}: {value}");
+            let _ = write!(text, "\n  {what} header {}: {}", Safe(name), Safe(value));
         }
     }
     if let Some(metadata) = &answered.metadata {
-        let _ = write!(text, "\n  metadata {metadata}");
+        let _ = write!(text, "\n  metadata {}", Safe(metadata));
     }
     if !answered.body.is_empty() {
         let _ = write!(text, "\n  body {:?}", answered.body);
     }
     text
+}
+
+fn name(typed: &Typed) -> String {
+    let entries = typed.descriptor().entries;
+    let entries: Vec<_> = entries.iter().map(|e| format!("{}={}", e.key, e.value)).collect();
+    entries.join(",")
 }
 
 fn status(told: &Told, paint: Paint) -> String {
@@ -66,7 +73,7 @@ fn status(told: &Told, paint: Paint) -> String {
         let _ = write!(text, ", as new in {reset} s");
     }
     if !limit.name.is_empty() {
-        let _ = write!(text, " (rule {})", limit.name);
+        let _ = write!(text, " (rule {})", Safe(&limit.name));
     }
     text
 }

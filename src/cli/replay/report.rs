@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::stamp;
 use super::tally::{RuleTally, Tally};
 use crate::cli::out::{Ink, Out, Trouble};
+use crate::cli::safe;
 
 /// Rules and keys that are shown.
 #[derive(Debug, Clone, Copy)]
@@ -86,7 +87,7 @@ impl Report<'_> {
         }
         for unreadable in &tally.first_unreadable {
             let (file, line, why) = (&unreadable.file, unreadable.line, &unreadable.why);
-            out.line(format_args!("  {file}:{line}: {why}"))?;
+            out.line(format_args!("  {file}:{line}: {}", shown(why)))?;
         }
         Ok(())
     }
@@ -112,7 +113,7 @@ impl Report<'_> {
         let heading = format!("\n{:>10}  key", "denied");
         out.line(out.paint().dye(Ink::Strong, heading))?;
         for key in keys.iter().take(self.top) {
-            let (count, entries, rule) = (key.over_limit, printable(&key.entries), &key.rule);
+            let (count, entries, rule) = (key.over_limit, shown(&key.entries), &key.rule);
             out.line(format_args!("{count:>10}  {entries}  ({rule})"))?;
         }
         if self.tally.key_counts_low_by > 0 {
@@ -130,15 +131,15 @@ impl Report<'_> {
     }
 }
 
+/// A log's text on one line, safe for a terminal.
+fn shown(text: &str) -> String {
+    text.chars().map(|character| safe::cell(character).0).collect()
+}
+
 /// `part` of `all` in per cent, behind two blanks; nothing where there is nothing.
 fn share(part: u64, all: u64) -> String {
     match all {
         0 => String::new(),
         all => format!("  {:.1} %", part as f64 / all as f64 * 100.0),
     }
-}
-
-/// A log's text, safe for a terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

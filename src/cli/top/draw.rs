@@ -10,7 +10,7 @@ use ratatui::widgets::{
 
 use super::view::View;
 use crate::cli::pod::{HotKey, Pod};
-use crate::cli::status;
+use crate::cli::{safe, status};
 
 /// Lines of what is wrong.
 const WRONGS_MAX: usize = 3;
@@ -238,9 +238,9 @@ fn span(seconds: u64) -> String {
     }
 }
 
-/// Text of a pod, safe for a terminal.
+/// Text of a pod on one line, safe for a terminal.
 fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    text.chars().map(|character| safe::cell(character).0).collect()
 }
 
 #[cfg(test)]

@@ -97,7 +97,7 @@ fn control_characters_do_not_reach_the_terminal() {
     let mut view = View::of("a:1".into());
     view.take(Pod::read(&json!({"store": "x\u{1b}[2Jy", "rules": {"last_fault": "a\u{7}b"}})));
     let text = text(&view, 80, 24);
-    assert!(!text.contains(['\u{1b}', '\u{7}']) && text.contains("x [2Jy"), "{text}");
+    assert!(!text.contains(['\u{1b}', '\u{7}']) && text.contains("x␛[2Jy"), "{text}");
 }
 
 #[test]
