@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::resolve::{Charge, Resolved, resolve};
 use crate::key::{Key, KeyHasher};
 use crate::request::{Few, Request};
-use crate::rules::Rules;
+use crate::rules::{Algorithm, Rules};
 use crate::store::memory::MemoryStore;
 use crate::store::{Ask, Back, Grant, StoreError};
 use crate::verdict::{self, Code, Counted, How, Modes, Outcome, Trace, Verdict};
@@ -127,8 +127,13 @@ fn spent_before(resolved: &[Resolved<'_>], key: Key) -> u64 {
 
 fn counted<'r>(charge: &Charge<'r>, over: bool, grant: &Grant) -> Counted<'r> {
     let trace = Trace { key: charge.own, hits: charge.hits, over, how: How::Leased };
-    let wait = if over { grant.retry_after } else { Duration::ZERO };
-    let reset_after = Some(if wait.is_zero() { grant.reset_after } else { wait });
+    // As a lease's: windows end, the others have a token again.
+    let reset_after = match charge.applied.limit.algorithm {
+        Algorithm::FixedWindow | Algorithm::SlidingWindow => grant.reset_after,
+        _ if grant.left > 0 => grant.reset_after,
+        _ => grant.retry_after,
+    };
+    let reset_after = Some(reset_after);
     Counted { applied: charge.applied, trace, remaining: grant.left, reset_after }
 }
 

@@ -18,6 +18,8 @@ mod contract;
 mod input;
 /// Start and end of the process: what it says when it cannot start, signals, the drain.
 mod life;
+/// The subcommands that ask a server or read a log: what they print, and how they end.
+mod ops;
 /// The tests' own tools: children end with the test, loads count what came back.
 mod rig;
 /// The contract of `Store`, kept by every implementation.

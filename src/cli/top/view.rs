@@ -128,7 +128,9 @@ mod tests {
     #[test]
     fn a_pod_that_began_anew_has_no_rates_yet() {
         let mut view = View::default();
-        [(10, 1000), (11, 2000), (1, 10)].map(|(at, ok)| view.take(pod(at, ok, 0)));
+        for (at, ok) in [(10, 1000), (11, 2000), (1, 10)] {
+            view.take(pod(at, ok, 0));
+        }
         assert_eq!(view.rates.len(), 0);
         assert_eq!(view.rules[0].passed, 0.0);
         view.take(pod(2, 30, 0));
