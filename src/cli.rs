@@ -3,6 +3,7 @@
 //! They all end with one of three statuses: 0 good, 1 a finding, 2 usage or input and output.
 
 pub mod bench;
+pub mod cases;
 mod channel;
 pub mod check;
 mod descriptor;
@@ -29,6 +30,7 @@ use clap::Subcommand;
 
 use crate::settings::Role;
 use bench::Bench;
+use cases::CasesFlags;
 use check::CheckFlags;
 use diff::DiffFlags;
 use explain::ExplainFlags;
@@ -52,6 +54,9 @@ pub enum Tool {
     /// Say what new rules change, and which counts they restart
     #[command(after_help = diff::NOTES)]
     Diff(Box<DiffFlags>),
+    /// Hold rules to cases of requests over virtual time
+    #[command(after_help = cases::NOTES)]
+    Test(Box<CasesFlags>),
     /// Measure a rate limit server, this or another
     #[command(subcommand)]
     Bench(Bench),
@@ -86,6 +91,7 @@ pub fn run(tool: Tool, role: Role) -> ExitCode {
         Tool::Check(flags) => ("check", check::run(&flags, role, &mut out)),
         Tool::Explain(flags) => ("explain", explain::run(&flags, role, &mut out)),
         Tool::Diff(flags) => ("diff", diff::run(&flags, &mut out)),
+        Tool::Test(flags) => ("test", cases::run(&flags, &mut out)),
         Tool::Bench(bench) => ("bench", bench::run(bench, &mut out)),
         Tool::Query(flags) => ("query", query::run(&flags, &mut out)),
         Tool::Status(flags) => ("status", status::run(&flags, &mut out)),

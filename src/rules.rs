@@ -21,11 +21,14 @@ mod stats;
 mod text;
 mod tree;
 mod wildcard;
+pub(crate) mod yaml;
 
 pub use compile::load;
 pub use directory::{ReadError, read_directory, read_path};
 pub use failure::FailureMode;
 pub use fault::{Fault, Faults};
+pub(crate) use fault::{Place, excerpt};
+pub(crate) use field::nearest;
 pub use lease::{Leasing, Terms};
 pub use limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, SHARES_MAX, SLIDING_LOG_MAX,

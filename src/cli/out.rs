@@ -182,9 +182,6 @@ impl Out {
 // === impl Paint ===
 
 impl Paint {
-    /// No colour.
-    pub(super) const OFF: Self = Self { is_on: false };
-
     /// Colour where `stream` is a terminal and `NO_COLOR` is not set (<https://no-color.org>).
     pub(super) fn of(stream: &impl IsTerminal) -> Self {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -261,7 +258,7 @@ mod tests {
 
     fn out(fails: Option<ErrorKind>) -> (Out, Sink) {
         let sink = Sink { fails, ..Sink::default() };
-        (Out::new(Box::new(sink.clone()), Paint::OFF), sink)
+        (Out::new(Box::new(sink.clone()), Paint { is_on: false }), sink)
     }
 
     #[test]
@@ -293,8 +290,8 @@ mod tests {
 
     #[test]
     fn colour_is_an_escape_and_its_end_or_nothing() {
-        let on = Paint { is_on: true };
+        let (on, off) = (Paint { is_on: true }, Paint { is_on: false });
         assert_eq!(on.dye(Ink::Bad, "wrong").to_string(), "\u{1b}[1;31mwrong\u{1b}[0m");
-        assert_eq!(Paint::OFF.dye(Ink::Bad, "wrong").to_string(), "wrong");
+        assert_eq!(off.dye(Ink::Bad, "wrong").to_string(), "wrong");
     }
 }

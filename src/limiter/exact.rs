@@ -108,8 +108,10 @@ impl Exact {
         let ask = if charge.refund {
             Ask { back: Some(Back { tokens: charge.hits, epoch: None }), ..look }
         } else {
-            let (hits, charge_denied) = (charge.hits, charge.charge_denied());
-            Ask { want: hits, need: hits, charge_denied, ..look }
+            // What is over stays so, though alone it might pass: another descriptor of the request
+            // has the same key, and goes first.
+            let need = if seen.trace.over && charge.hits > 0 { u64::MAX } else { charge.hits };
+            Ask { need, charge_denied: charge.charge_denied(), ..look }
         };
         let grant = self.store.take(&ask)?;
         Ok(counted(charge, seen.trace.over, &grant))
@@ -208,7 +210,9 @@ descriptors:
         let twice = request(&[("b", "1"), ("b", "1")]);
         let mut exact = exact();
         assert_eq!(exact.decide(&rules, &twice).unwrap().code, Code::Ok);
-        assert_eq!(exact.decide(&rules, &twice).unwrap().code, Code::OverLimit);
+        let denied = exact.decide(&rules, &twice).unwrap();
+        assert_eq!((denied.code, denied.statuses[1].remaining), (Code::OverLimit, 0));
+        assert_eq!(exact.decide(&rules, &request(&[("b", "1")])).unwrap().code, Code::OverLimit);
     }
 
     #[test]

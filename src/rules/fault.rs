@@ -25,11 +25,11 @@ pub struct Faults {
 
 /// Where something starts in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// From 1.
-    pub(super) line: u32,
+    pub(crate) line: u32,
     /// From 1, in characters.
-    pub(super) column: u32,
+    pub(crate) column: u32,
 }
 
 /// Collects what is found in the sources, one source after another.
@@ -54,7 +54,7 @@ const FINDINGS_KEPT_MAX: usize = 10_000;
 const EXCERPT_CHARS_MAX: usize = 64;
 
 /// The user's text, fit for a message: no control characters, and not too long.
-pub(super) fn excerpt(text: &str) -> String {
+pub(crate) fn excerpt(text: &str) -> String {
     let mut characters = text.chars();
     let mut out = String::new();
     for character in characters.by_ref().take(EXCERPT_CHARS_MAX) {
@@ -120,7 +120,7 @@ impl std::error::Error for Faults {}
 
 impl Place {
     /// The first character of a file.
-    pub(super) const START: Place = Place { line: 1, column: 1 };
+    pub(crate) const START: Place = Place { line: 1, column: 1 };
 }
 
 // === impl Findings ===
