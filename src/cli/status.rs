@@ -159,7 +159,7 @@ mod tests {
              ratelease   1.2.3, up for 61 s, store memory\n\
              rules       version 00ab, 7 rules, loads: 2 accepted, 1 refused\n\
              shard 0     breaker open, opened 3 times, 0.50 ms away\n\
-             counts\n            9  keys\n"
+             counts\n             9  keys\n"
         );
     }
 
