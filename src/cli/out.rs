@@ -182,6 +182,10 @@ impl Out {
 // === impl Paint ===
 
 impl Paint {
+    /// No colour.
+    #[cfg(test)]
+    pub(super) const OFF: Self = Self { is_on: false };
+
     /// Colour where `stream` is a terminal and `NO_COLOR` is not set (<https://no-color.org>).
     pub(super) fn of(stream: &impl IsTerminal) -> Self {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());

@@ -135,8 +135,8 @@ fn without_port(address: &str) -> &str {
 mod tests {
     use super::*;
 
-    const OLD: &str = "[2016-04-15T20:17:00.310Z] \"POST /api/v1/locations?a=b HTTP/2\" 204 - 154 0 \
-        226 100 \"10.0.35.28, 10.1.0.9\" \"nsq\"2inch\" \"cc21d9b0\" \"locations\" \
+    const OLD: &str = "[2016-04-15T20:17:00.310Z] \"POST /api/v1/locations?a=b HTTP/2\" 204 - 154 \
+        0 226 100 \"10.0.35.28, 10.1.0.9\" \"nsq\"2inch\" \"cc21d9b0\" \"locations\" \
         \"tcp://10.0.2.1:80\"";
     const NEW: &str = "[2026-11-21T10:00:00.001Z] \"GET / HTTP/1.1\" 429 RL \
         request_rate_limited - \"-\" 0 18 1 - \"-\" \"curl/8.5.0\" \"id\" \"shop.test\" \"-\" \

@@ -74,7 +74,7 @@ impl Report<'_> {
         if tally.out_of_order > 0 {
             let (count, late) = (tally.out_of_order, Duration::from_micros(tally.late_us_max));
             out.line(format_args!(
-                "out of order  {count:>10}  at most {late:?} late; decided at the newest time before"
+                "out of order  {count:>10}  at most {late:?} late; decided at the newest so far"
             ))?;
         }
         if tally.uncounted > 0 {

@@ -105,9 +105,10 @@ fn draw_graphs(view: &View, colours: Colours, area: Rect, buffer: &mut Buffer) {
     let rate = view.rate();
     let passed: Vec<_> = view.rates.iter().rev().map(|rate| whole(rate.passed)).collect();
     let denied: Vec<_> = view.rates.iter().rev().map(|rate| whole(rate.denied)).collect();
-    let title = format!(" passed {}/s ", number(rate.passed));
+    let shown = |rate: Option<f64>| rate.map_or("-".to_owned(), number);
+    let title = format!(" passed {}/s ", shown(rate.map(|rate| rate.passed)));
     graph(title, &passed, colours.good()).render(left, buffer);
-    let title = format!(" denied {}/s ", number(rate.denied));
+    let title = format!(" denied {}/s ", shown(rate.map(|rate| rate.denied)));
     graph(title, &denied, colours.bad()).render(right, buffer);
 }
 
@@ -232,6 +233,7 @@ fn bytes(count: u64) -> String {
 fn span(seconds: u64) -> String {
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     match hours {
+        0 if minutes == 0 => format!("{seconds}s"),
         0 => format!("{minutes}m{:02}s", seconds % 60),
         1..48 => format!("{hours}h{minutes:02}m"),
         _ => format!("{}d{:02}h", hours / 24, hours % 24),

@@ -18,7 +18,7 @@ async fn a_good_pod_is_shown_and_a_refused_load_is_a_finding() {
     pod.process.until("telling of the fault", super::RUN_MAX, refused).await;
     let ran = run(&["status", "--debug", &debug]).await.ended(1);
     assert!(ran.out.starts_with("wrong: the last load of the rules was refused: "), "{ran:?}");
-    assert!(ran.out.contains("bad.yaml:1:"), "{ran:?}");
+    assert!(ran.out.contains(" bad.yaml:2:1: "), "{ran:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -88,7 +88,7 @@ async fn serve(papers: &Papers) -> String {
     let tls = ServerTlsConfig::new().identity(identity).client_ca_root(Pem::from_pem(&papers.root));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap().to_string();
-    let server = Server::builder().tls_config(tls).unwrap();
+    let mut server = Server::builder().tls_config(tls).unwrap();
     let server = server.add_service(RateLimitServiceServer::new(Always));
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     target
