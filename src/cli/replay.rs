@@ -123,7 +123,7 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> Ended {
         return Err(Trouble::new(format_args!("{count} descriptors, more than {DESCRIPTORS_MAX}")));
     }
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
-    let rules = source::load(&[dir.dir.clone()], dir.reading())?.rules;
+    let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?.rules;
     let mut replay = Replay {
         flags,
         rules: &rules,
@@ -171,7 +171,8 @@ impl Replay<'_> {
                 Next::Line(line) if line.trim().is_empty() => {}
                 Next::Line(line) => self.line(shown, number, line.trim())?,
                 Next::TooLong => {
-                    self.unreadable(shown, number, || format!("longer than {LINE_BYTES_MAX} bytes"))
+                    let why = || format!("longer than {LINE_BYTES_MAX} bytes");
+                    self.unreadable(shown, number, why);
                 }
             }
             if number % LOOK_LINES == 0 {
