@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
-# The sidecar's image: the binary and glibc, no shell, not root. Probes are HTTP (`/readyz` on 8080)
-# or gRPC health on 8081, since there is nothing in it to run a check with.
+# The sidecar's image: the binary and glibc, no shell, not root. Probes are HTTP (`/readyz` on 8080),
+# gRPC health on 8081, or `ratelease health`, which asks `/healthcheck` at the environment's PORT.
 
 # The compiler of rust-toolchain.toml.
 FROM rust:1.95.0-bookworm AS build
@@ -20,4 +20,5 @@ COPY --from=build /ratelease /bin/ratelimit
 USER 65534:65534
 # HTTP, gRPC, debug
 EXPOSE 8080 8081 6070
+HEALTHCHECK --interval=5s --timeout=2s --start-period=30s --retries=3 CMD ["/bin/ratelease", "health"]
 CMD ["/bin/ratelimit"]

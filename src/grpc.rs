@@ -12,7 +12,7 @@ mod connection;
 mod cork;
 mod rest;
 pub mod serve;
-mod wire;
+pub(crate) mod wire;
 
 pub use call::answer_at_once;
 use tonic::Status;

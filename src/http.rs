@@ -1,6 +1,6 @@
 //! The HTTP door: `/json` decides, `/healthcheck`, `/livez` and `/readyz` answer probes.
 
-mod json;
+pub(crate) mod json;
 
 use std::io;
 use std::time::Duration;

@@ -3,6 +3,7 @@
 //! The only place where buffers and the lease desk meet.
 
 mod away;
+mod exact;
 mod holding;
 mod keep;
 mod lend;
@@ -32,10 +33,11 @@ use crate::time::{Clock, Time};
 use crate::verdict::{Applied, Modes, Verdict};
 
 use away::Away;
+pub use exact::Exact;
 use holding::Holding;
 use lend::Manner;
 use outcome::{Attempt, Entered, Settled};
-use resolve::Charge;
+pub(crate) use resolve::{Charge, Resolved, resolve};
 use slot::{IDLE_AFTER, Slot};
 use wait::{WAITER_BYTES, WAITING_IN_ALL_MAX};
 
@@ -142,7 +144,7 @@ impl Limiter {
         rules: &'r Rules,
         request: &Request<'_>,
     ) -> Result<Verdict<'r>, StoreError> {
-        let resolved = resolve::resolve(rules, request, &self.shared.options.hasher);
+        let resolved = resolve(rules, request, &self.shared.options.hasher);
         let now = self.shared.clock.now();
         let mut holding = Holding::new(&self.shared, &resolved);
         holding.take_local(now)?;
@@ -166,7 +168,7 @@ impl Limiter {
         if let [descriptor] = &*request.descriptors {
             return self.shared.decide_one(rules, request, descriptor, now);
         }
-        let resolved = resolve::resolve(rules, request, &self.shared.options.hasher);
+        let resolved = resolve(rules, request, &self.shared.options.hasher);
         let mut holding = Holding::new(&self.shared, &resolved);
         if let Err(error) = holding.take_local(now) {
             return Some(Err(error));

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     let program = args.next().unwrap_or_default();
     let settings = match Task::parse(&program.to_string_lossy(), args, &process_env) {
         Ok(Task::Serve(settings)) => *settings,
-        Ok(Task::Bench(bench)) => return cli::bench::run(bench),
+        Ok(Task::Tool(tool, role)) => return cli::run(tool, role),
         Err(SettingsError::Help(text)) => {
             tell(io::stdout(), text.trim_end());
             return ExitCode::SUCCESS;

@@ -22,16 +22,21 @@ mod stats;
 mod text;
 mod tree;
 mod wildcard;
+pub(crate) mod yaml;
 
 pub use compile::load;
-pub use directory::{ReadError, read_directory};
+pub use directory::{ReadError, read_directory, read_path};
 pub use failure::FailureMode;
 pub use fault::{Fault, Faults};
+pub(crate) use fault::{Place, excerpt};
+pub(crate) use field::nearest;
 pub use lease::{Leasing, Terms};
 pub use limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, SHARES_MAX, SLIDING_LOG_MAX,
     SLIDING_WINDOW_MAX, Share, Unit, WINDOW_SECONDS_MAX,
 };
+
+pub use tree::{Candidate, Fit, Step, Trace};
 
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -183,6 +188,23 @@ impl Rules {
         }
     }
 
+    /// What [`Rules::find`] met on its way, level by level; `None` if no rule file names the domain.
+    /// Allocates, and looks at every pattern of a level: for people, not for requests.
+    pub fn trace(&self, domain: &str, entries: &[Entry<'_>]) -> Option<Trace<'_>> {
+        Some(self.domains.get(domain)?.trace(entries))
+    }
+
+    /// The patterns of each level that has some, in the order in which they are tried, under the
+    /// path of the level: `domain`, `domain.key_value`. Levels are in order of their paths.
+    pub fn patterns(&self) -> Vec<(String, Vec<String>)> {
+        let mut found = Vec::new();
+        for (domain, branch) in self.domains.iter() {
+            branch.patterns(domain, &mut found);
+        }
+        found.sort();
+        found
+    }
+
     /// Tells two sets of rules apart: a hash of their sources, equal on every pod that reads the
     /// same.
     pub fn version(&self) -> u64 {
@@ -212,7 +234,7 @@ impl Rules {
 
     /// The domains, in order of their names.
     pub fn domains(&self) -> impl Iterator<Item = &str> {
-        let mut names: Vec<&str> = self.domains.keys().collect();
+        let mut names: Vec<&str> = self.domains.iter().map(|(name, _)| name).collect();
         names.sort_unstable();
         names.into_iter()
     }

@@ -28,22 +28,23 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 pub use answers::Answers;
+pub(crate) use cli::grammar;
 pub use cli::{Cli, Command, Role, ServeFlags};
 pub use fault::{Fault, Faults};
 pub use headers::{HeaderNames, Headers};
-pub use leases::Leases;
+pub use leases::{KeyFlags, Leases};
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
 pub use otlp::{Otlp, OtlpProtocol, Signal};
-pub use rules::RulesSource;
+pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
 pub use secret::Secret;
-pub use store::StoreSettings;
+pub use store::{PerSecondFlags, StoreFlags, StoreSettings};
 pub use summary::Told;
 pub use tracing::{Identity, Push, Telemetry, Tracing};
 pub use value::HostPort;
 
-use crate::cli::bench::Bench;
+use crate::cli::Tool;
 use crate::hot;
 
 /// Everything `serve` is told.
@@ -80,8 +81,8 @@ pub struct Settings {
 pub enum Task {
     /// To serve.
     Serve(Box<Settings>),
-    /// To measure a server.
-    Bench(Bench),
+    /// To run a tool. Its flags are resolved by the tool itself, with the defaults of the role.
+    Tool(Tool, Role),
 }
 
 /// Why there are no settings to start with.
@@ -117,7 +118,7 @@ impl Task {
                 let settings = Settings::resolve(role, &flags, env)?;
                 Ok(Self::Serve(Box::new(Settings { summary, ..settings })))
             }
-            Command::Bench(bench) => Ok(Self::Bench(bench)),
+            Command::Tool(tool) => Ok(Self::Tool(tool, role)),
         }
     }
 }

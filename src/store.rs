@@ -49,6 +49,12 @@ pub trait Store: Send + Sync + 'static {
         Vec::new()
     }
 
+    /// The server that owns the count of `ask`, for people; `None` where that is not known at
+    /// present.
+    fn owner(&self, _ask: &Ask) -> Option<String> {
+        None
+    }
+
     /// One word for people: where the counts live, such as `memory` or `cluster 127.0.0.1:7000`.
     /// Never a password.
     fn describe(&self) -> String;

@@ -292,7 +292,8 @@ async fn watch(
     Ok(watcher)
 }
 
-fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
+/// The store of these settings; one on Redis starts to connect, on the present runtime.
+pub(crate) fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
     match settings {
         StoreSettings::Memory => Arc::new(MemoryStore::system()),
         StoreSettings::Redis { main, per_second, key_prefix } => {

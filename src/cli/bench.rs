@@ -21,19 +21,10 @@ mod tally;
 mod tests;
 mod trial;
 
-use std::fmt::Display;
-use std::io::{self, Write};
-use std::process::ExitCode;
-
 use clap::Subcommand;
 
+use super::out::{Ended, Out, Outcome, Trouble};
 pub use flags::LoadFlags;
-
-/// Errors were answered, or not every request was.
-const EXIT_ERRORS: u8 = 1;
-
-/// The run could not begin: a flag that cannot be, or nobody there.
-const EXIT_USAGE: u8 = 2;
 
 /// What can be measured.
 #[derive(Debug, Subcommand)]
@@ -43,24 +34,16 @@ pub enum Bench {
     Load(Box<LoadFlags>),
 }
 
-/// Runs the bench and prints its report to standard output. The exit code is 0 where every request
-/// was answered with a verdict, 1 where one was not, 2 where the run could not begin.
-pub fn run(bench: Bench) -> ExitCode {
+/// Runs the bench and prints its report. Good where every request was answered with a verdict;
+/// trouble where the run could not begin.
+pub(super) fn run(bench: Bench, out: &mut Out) -> Ended {
     let Bench::Load(flags) = bench;
     let json = flags.json;
-    let report = match flags.plan().and_then(run::run) {
-        Ok(report) => report,
-        Err(reason) => {
-            tell(io::stderr(), format_args!("ratelease bench: {reason}"));
-            return ExitCode::from(EXIT_USAGE);
-        }
-    };
-    let text = if json { report.json() } else { report.to_string() };
-    tell(io::stdout(), text);
-    if report.is_good() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_ERRORS) }
-}
-
-/// Writes a line for people. One that cannot be written is lost, as in any pipe.
-fn tell(mut to: impl Write, line: impl Display) {
-    let _ = to.write_all(format!("{line}\n").as_bytes());
+    let report = flags.plan().and_then(run::run).map_err(Trouble::new)?;
+    if json {
+        out.line(report.json())?;
+    } else {
+        out.line(&report)?;
+    }
+    Ok(Outcome::good_if(report.is_good()))
 }

@@ -1,6 +1,7 @@
 //! Envoy's messages and ours. The only file that names Envoy's types.
 
 mod backwards;
+pub(crate) mod client;
 mod codec;
 mod decode;
 mod encode;

@@ -19,7 +19,7 @@ use crate::verdict::{Code, Status};
 /// A request that owns its text.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "camelCase")]
-pub(super) struct Request {
+pub(crate) struct Request {
     #[serde(deserialize_with = "nullable")]
     domain: String,
     #[serde(deserialize_with = "nullable")]
@@ -77,6 +77,12 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, String> {
     })
 }
 
+/// The request in an object that was read, or what is wrong with it.
+pub(crate) fn from_object(object: Map<String, Value>) -> Result<Request, String> {
+    let request = serde_json::from_value(object.into());
+    request.map_err(|error| format!("not a RateLimitRequest: {error}"))
+}
+
 /// The response in JSON.
 pub(super) fn print(answer: Answer<'_>) -> Value {
     let Answer { verdict, headers } = answer;
@@ -130,7 +136,7 @@ fn status(status: &Status<'_>) -> Value {
 // === impl Request ===
 
 impl Request {
-    pub(super) fn borrow(&self) -> request::Request<'_> {
+    pub(crate) fn borrow(&self) -> request::Request<'_> {
         request::Request {
             domain: &self.domain,
             descriptors: self.descriptors.iter().map(|Object(it)| it.borrow()).collect(),

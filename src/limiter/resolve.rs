@@ -9,7 +9,7 @@ use crate::verdict::Applied;
 
 /// What the rules make of one descriptor.
 #[derive(Debug)]
-pub(super) enum Resolved<'r> {
+pub(crate) enum Resolved<'r> {
     /// Nothing limits it.
     Free,
     /// Its rule allows everything.
@@ -20,23 +20,23 @@ pub(super) enum Resolved<'r> {
 
 /// Hits to be charged to a key.
 #[derive(Debug)]
-pub(super) struct Charge<'r> {
+pub(crate) struct Charge<'r> {
     /// Whose tokens, where there is room for it.
-    pub(super) own: Key,
+    pub(crate) own: Key,
     /// Whose tokens instead.
     pub(super) overflow: OnceLock<Key>,
     /// Where an override belongs; empty for a rule, whose path says it.
     pub(super) domain: Box<str>,
     /// The limit and its rule.
-    pub(super) applied: Applied<'r>,
+    pub(crate) applied: Applied<'r>,
     /// How many; 0 looks.
-    pub(super) hits: u64,
+    pub(crate) hits: u64,
     /// The hits are given back instead.
-    pub(super) refund: bool,
+    pub(crate) refund: bool,
 }
 
 /// Resolves every descriptor of `request`, in order.
-pub(super) fn resolve<'r>(
+pub(crate) fn resolve<'r>(
     rules: &'r Rules,
     request: &Request<'_>,
     hasher: &KeyHasher,
@@ -157,7 +157,7 @@ impl Charge<'_> {
     }
 
     /// Whether a denial spends what is left of the key.
-    pub(super) fn charge_denied(&self) -> bool {
+    pub(crate) fn charge_denied(&self) -> bool {
         self.applied.rule.is_none_or(|rule| rule.charge_denied)
     }
 }

@@ -81,6 +81,24 @@ pub fn read_directory(dir: &Path, ignore_dotfiles: bool) -> Result<Vec<Source>, 
     Ok(sources)
 }
 
+/// What a user named: the rule files of a directory as [`read_directory`] finds them, or one file
+/// of any name. Names are paths that lead to the files from here.
+///
+/// # Errors
+/// As [`read_directory`].
+pub fn read_path(path: &Path, ignore_dotfiles: bool) -> Result<Vec<Source>, ReadError> {
+    let metadata = fs::metadata(path).map_err(|error| ReadError::at(path, error))?;
+    if metadata.is_dir() {
+        let mut sources = read_directory(path, ignore_dotfiles)?;
+        for source in &mut sources {
+            source.name = path.join(&source.name).to_string_lossy().into_owned();
+        }
+        return Ok(sources);
+    }
+    let text = read_file(path).map_err(|error| ReadError::at(path, error))?;
+    Ok(vec![Source { name: path.to_string_lossy().into_owned(), text }])
+}
+
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     File::open(path)?.take(SOURCE_BYTES_MAX as u64 + 1).read_to_end(&mut text)?;

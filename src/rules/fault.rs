@@ -20,15 +20,16 @@ pub struct Fault {
 pub struct Faults {
     kept: Vec<Fault>,
     dropped: usize,
+    warnings: Vec<Fault>,
 }
 
 /// Where something starts in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// From 1.
-    pub(super) line: u32,
+    pub(crate) line: u32,
     /// From 1, in characters.
-    pub(super) column: u32,
+    pub(crate) column: u32,
 }
 
 /// Collects what is found in the sources, one source after another.
@@ -53,7 +54,7 @@ const FINDINGS_KEPT_MAX: usize = 10_000;
 const EXCERPT_CHARS_MAX: usize = 64;
 
 /// The user's text, fit for a message: no control characters, and not too long.
-pub(super) fn excerpt(text: &str) -> String {
+pub(crate) fn excerpt(text: &str) -> String {
     let mut characters = text.chars();
     let mut out = String::new();
     for character in characters.by_ref().take(EXCERPT_CHARS_MAX) {
@@ -89,6 +90,12 @@ impl Faults {
     pub fn count(&self) -> usize {
         self.kept.len() + self.dropped
     }
+
+    /// What would not have refused the load, found on the way; in order of file and place, at most
+    /// 10 000.
+    pub fn warnings(&self) -> &[Fault] {
+        &self.warnings
+    }
 }
 
 /// One a line; past the first hundred, how many more.
@@ -113,7 +120,7 @@ impl std::error::Error for Faults {}
 
 impl Place {
     /// The first character of a file.
-    pub(super) const START: Place = Place { line: 1, column: 1 };
+    pub(crate) const START: Place = Place { line: 1, column: 1 };
 }
 
 // === impl Findings ===
@@ -139,19 +146,15 @@ impl Findings {
         self.warnings.push(&self.file, place, message.into());
     }
 
-    /// Whether the load has to be refused.
-    pub(super) fn is_faulty(&self) -> bool {
-        !self.faults.kept.is_empty()
-    }
-
     /// The faults if there are any, else the warnings; in order of file and place.
     pub(super) fn finish(mut self) -> Result<Vec<Fault>, Faults> {
-        if self.is_faulty() {
-            self.faults.put_in_order();
-            return Err(Faults { kept: self.faults.kept, dropped: self.faults.dropped });
-        }
         self.warnings.put_in_order();
-        Ok(self.warnings.kept)
+        let warnings = self.warnings.kept;
+        if self.faults.kept.is_empty() {
+            return Ok(warnings);
+        }
+        self.faults.put_in_order();
+        Err(Faults { kept: self.faults.kept, dropped: self.faults.dropped, warnings })
     }
 }
 

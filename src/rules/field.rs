@@ -49,7 +49,7 @@ const NAME_CHARS_MAX: usize = 32;
 
 /// The candidate nearest to `name`, if it is near enough to be what was meant: one slip in three
 /// characters, counting an exchange of case as none.
-pub(super) fn nearest<'c>(name: &str, candidates: &[&'c str]) -> Option<&'c str> {
+pub(crate) fn nearest<'c>(name: &str, candidates: &[&'c str]) -> Option<&'c str> {
     if name.chars().count() > NAME_CHARS_MAX {
         return None;
     }

@@ -10,6 +10,7 @@ mod hostile;
 mod lookup;
 mod oracle;
 mod stats;
+mod trace;
 mod version;
 mod warnings;
 

@@ -5,6 +5,8 @@
 //! after the other and never joined, so a lookup allocates nothing, takes as long among ten
 //! children as among a million, and no two pairs of key and value can be taken for one another.
 
+mod trace;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -14,6 +16,7 @@ use super::Rule;
 use super::handful::Handful;
 use super::wildcard::Pattern;
 use crate::request::Entry;
+pub use trace::{Candidate, Fit, Step, Trace};
 
 /// A map from text, hashed with a seed of its own process.
 pub(super) type TextMap<T> = HashMap<Box<str>, T, RandomState>;
@@ -64,14 +67,16 @@ impl Branch {
         branch.child(last)
     }
 
-    /// The value itself, else the first wildcard that matches, else the key alone.
     fn child(&self, entry: &Entry<'_>) -> Option<&Node> {
+        self.nodes.get(self.choose(entry)? as usize)
+    }
+
+    /// The value itself, else the first wildcard that matches, else the key alone.
+    fn choose(&self, entry: &Entry<'_>) -> Option<u32> {
         let slot = self.keys.get(entry.key);
-        let index = slot
-            .and_then(|slot| slot.values.get(entry.value).copied())
+        slot.and_then(|slot| slot.values.get(entry.value).copied())
             .or_else(|| self.first_wild(slot, entry))
-            .or_else(|| slot?.alone)?;
-        self.nodes.get(index as usize)
+            .or_else(|| slot?.alone)
     }
 
     fn first_wild(&self, slot: Option<&Slot>, entry: &Entry<'_>) -> Option<u32> {

@@ -22,7 +22,7 @@ use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
 use super::summary::{self, Told};
 use super::tracing::TracingFlags;
-use crate::cli::bench::Bench;
+use crate::cli::Tool;
 
 /// What the help text calls a flag's value that is true or false.
 pub(super) const BOOL: &str = "BOOL";
@@ -52,9 +52,9 @@ pub enum Command {
     /// Answer Envoy's rate limit requests until a signal comes
     #[command(after_help = EXAMPLES, next_line_help = true)]
     Serve(Box<ServeFlags>),
-    /// Measure a rate limit server, this or another
-    #[command(subcommand)]
-    Bench(Bench),
+    /// Whatever does not serve.
+    #[command(flatten)]
+    Tool(Tool),
 }
 
 /// Flags of `serve`, unchecked, each with what the environment or its default said in its stead.
@@ -158,6 +158,12 @@ fn arguments(role: Role, args: impl Iterator<Item = OsString>) -> Vec<OsString> 
         args.insert(1, "serve".into());
     }
     args
+}
+
+/// The command line's grammar as `ratelease` documents it: nothing of the environment is in it but
+/// the names.
+pub(crate) fn grammar() -> clap::Command {
+    command(Role::Ratelease, &|_| None)
 }
 
 /// The command line's grammar with the defaults of `role` and what `env` puts in their place.

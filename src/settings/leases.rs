@@ -28,6 +28,16 @@ pub struct Leases {
     pub key_secret: Secret,
 }
 
+/// How keys are hashed: the flag of everything that has to name the same counts as the pods.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Leases")]
+pub struct KeyFlags {
+    /// Secret under which keys are hashed, the same in all pods; better set in the environment
+    /// [default: built in]
+    #[arg(long, env = "KEY_SECRET", value_name = "SECRET")]
+    key_secret: Option<Secret>,
+}
+
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Leases")]
 pub(super) struct LeaseFlags {
@@ -43,10 +53,8 @@ pub(super) struct LeaseFlags {
     /// Memory for the buffers of keys, a size; when it is full, idle keys give way
     #[arg(long, env = "BUFFER_MEMORY", value_name = "SIZE", default_value = "64MiB")]
     buffer_memory: String,
-    /// Secret under which keys are hashed, the same in all pods; better set in the environment
-    /// [default: built in]
-    #[arg(long, env = "KEY_SECRET", value_name = "SECRET")]
-    key_secret: Option<Secret>,
+    #[command(flatten)]
+    key: KeyFlags,
     /// On a signal, what requests in flight and leases to give back may take, a duration
     #[arg(
         long,
@@ -56,6 +64,15 @@ pub(super) struct LeaseFlags {
         default_value = "10s"
     )]
     drain_timeout: String,
+}
+
+// === impl KeyFlags ===
+
+impl KeyFlags {
+    /// The secret; empty for the built-in one.
+    pub(crate) fn secret(&self) -> Secret {
+        self.key_secret.clone().unwrap_or_default()
+    }
 }
 
 // === impl LeaseFlags ===
@@ -69,7 +86,7 @@ impl LeaseFlags {
         Some(Leases {
             max_wait: max_wait?,
             buffer_bytes_max: buffer_bytes_max?,
-            key_secret: self.key_secret.clone().unwrap_or_default(),
+            key_secret: self.key.secret(),
         })
     }
 

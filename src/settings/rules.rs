@@ -35,9 +35,50 @@ pub struct RulesSource {
     pub snapshot: Option<PathBuf>,
 }
 
+/// Where the rules lie, and how they are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RulesDir {
+    /// The directory with the rule files, as given: it may be relative.
+    pub dir: PathBuf,
+    /// The `RUNTIME_ROOT` that it was found by, if it was.
+    pub root: Option<PathBuf>,
+    /// Leave out files and directories whose name begins with a dot.
+    pub ignore_dotfiles: bool,
+    /// Several files may add rules to one domain.
+    pub merge_domains: bool,
+}
+
+/// How rule files are read, wherever they lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reading {
+    /// Leave out files and directories whose name begins with a dot.
+    pub ignore_dotfiles: bool,
+    /// Several files may add rules to one domain.
+    pub merge_domains: bool,
+}
+
+/// Flags that say how rule files are read.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Rules")]
-pub(super) struct RulesFlags {
+pub struct ReadingFlags {
+    /// Leave out names that begin with a dot, such as a ConfigMap's ..data
+    #[arg(long, env = "RUNTIME_IGNOREDOTFILES", value_name = BOOL, default_value = "true")]
+    runtime_ignoredotfiles: String,
+    /// Let several files add rules to one domain
+    #[arg(
+        long,
+        alias = "merge-domain-configs",
+        env = "MERGE_DOMAIN_CONFIG",
+        value_name = BOOL,
+        default_value = "false"
+    )]
+    merge_domain_config: String,
+}
+
+/// Flags that say where the rules lie: those of everything that reads rules.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Rules")]
+pub struct RulesDirFlags {
     /// Directory with the rule files; beats the RUNTIME_ names [default: config/rules, if none of
     /// those is set]
     #[arg(long, value_name = "DIR")]
@@ -52,15 +93,18 @@ pub(super) struct RulesFlags {
     /// Last part of the rules directory [default: config]
     #[arg(long, env = "RUNTIME_APPDIRECTORY", value_name = "DIR")]
     runtime_appdirectory: Option<String>,
-    /// Leave out names that begin with a dot, such as a ConfigMap's ..data
-    #[arg(long, env = "RUNTIME_IGNOREDOTFILES", value_name = BOOL, default_value = "true")]
-    runtime_ignoredotfiles: String,
+    #[command(flatten)]
+    reading: ReadingFlags,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Rules")]
+pub(super) struct RulesFlags {
+    #[command(flatten)]
+    dir: RulesDirFlags,
     /// Also watch for RUNTIME_ROOT itself to be replaced; files are watched either way
     #[arg(long, env = "RUNTIME_WATCH_ROOT", value_name = BOOL, default_value = "true")]
     runtime_watch_root: String,
-    /// Let several files add rules to one domain
-    #[arg(long, env = "MERGE_DOMAIN_CONFIG", value_name = BOOL, default_value = "false")]
-    merge_domain_config: String,
     /// Healthy only while rules of at least one domain are loaded
     #[arg(
         long,
@@ -87,26 +131,58 @@ pub(super) struct RulesFlags {
 
 impl RulesFlags {
     pub(super) fn resolve(&self, role: Role, faults: &mut Faults) -> Option<RulesSource> {
+        let dir = self.dir.resolve(role, faults);
         let mut yes = |name, value: &str| faults.parse(name, value, value::boolean);
-        let ignore_dotfiles = yes("RUNTIME_IGNOREDOTFILES", &self.runtime_ignoredotfiles);
         let watch_root = yes("RUNTIME_WATCH_ROOT", &self.runtime_watch_root);
-        let merge_domains = yes("MERGE_DOMAIN_CONFIG", &self.merge_domain_config);
         let healthy_with_config = yes(
             "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
             &self.healthy_with_at_least_one_config_loaded,
         );
         let force_start =
             yes("FORCE_START_WITHOUT_INITIAL_CONFIG", &self.force_start_without_initial_config);
-        let (dir, root) = self.directory(role);
+        let RulesDir { dir, root, ignore_dotfiles, merge_domains } = dir?;
         Some(RulesSource {
             dir,
             watch_root: root.filter(|_| watch_root == Some(true)),
-            ignore_dotfiles: ignore_dotfiles?,
-            merge_domains: merge_domains?,
+            ignore_dotfiles,
+            merge_domains,
             healthy_with_config: healthy_with_config?,
             force_start: force_start?,
             snapshot: given(&self.rules_snapshot).map(PathBuf::from),
         })
+    }
+}
+
+// === impl ReadingFlags ===
+
+impl ReadingFlags {
+    /// What they come to.
+    pub(crate) fn resolve(&self, faults: &mut Faults) -> Option<Reading> {
+        let mut yes = |name, value: &str| faults.parse(name, value, value::boolean);
+        let ignore_dotfiles = yes("RUNTIME_IGNOREDOTFILES", &self.runtime_ignoredotfiles);
+        let merge_domains = yes("MERGE_DOMAIN_CONFIG", &self.merge_domain_config);
+        Some(Reading { ignore_dotfiles: ignore_dotfiles?, merge_domains: merge_domains? })
+    }
+}
+
+// === impl RulesDir ===
+
+impl RulesDir {
+    /// How the files are read.
+    pub fn reading(&self) -> Reading {
+        let Self { ignore_dotfiles, merge_domains, .. } = *self;
+        Reading { ignore_dotfiles, merge_domains }
+    }
+}
+
+// === impl RulesDirFlags ===
+
+impl RulesDirFlags {
+    /// What they come to under the name that the program was run by.
+    pub(crate) fn resolve(&self, role: Role, faults: &mut Faults) -> Option<RulesDir> {
+        let Reading { ignore_dotfiles, merge_domains } = self.reading.resolve(faults)?;
+        let (dir, root) = self.directory(role);
+        Some(RulesDir { dir, root, ignore_dotfiles, merge_domains })
     }
 
     /// The directory, and the `RUNTIME_ROOT` it was found by.

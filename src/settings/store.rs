@@ -28,9 +28,10 @@ pub enum StoreSettings {
     },
 }
 
+/// Flags of the Redis that owns the counts: those of everything that looks at counts.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Redis")]
-pub(super) struct StoreFlags {
+pub struct StoreFlags {
     /// host:port, or a socket's path; for a cluster a comma list; for sentinels the master's name,
     /// then theirs. redis://user:password@host:port is taken too [default: none, counts live in
     /// this process]
@@ -57,9 +58,10 @@ pub(super) struct StoreFlags {
     cache_key_prefix: Option<String>,
 }
 
+/// Flags of the Redis that owns the counts of limits per second, beside [`StoreFlags`].
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Redis of limits per second")]
-pub(super) struct PerSecondFlags {
+pub struct PerSecondFlags {
     /// Limits with unit SECOND have a Redis of their own, given by the flags below
     #[arg(long, env = "REDIS_PERSECOND", value_name = BOOL, default_value = "false")]
     redis_persecond: String,
@@ -86,7 +88,8 @@ pub(super) struct PerSecondFlags {
 // === impl StoreFlags ===
 
 impl StoreFlags {
-    pub(super) fn resolve(
+    /// What they come to; without a URL, [`StoreSettings::Memory`].
+    pub(crate) fn resolve(
         &self,
         per_second: &PerSecondFlags,
         faults: &mut Faults,
@@ -114,6 +117,11 @@ impl StoreFlags {
                 key_prefix: prefix.unwrap_or_default(),
             }),
         }
+    }
+
+    /// `CACHE_KEY_PREFIX` as given, for where there is no Redis to resolve it for.
+    pub(crate) fn key_prefix(&self) -> &str {
+        self.cache_key_prefix.as_deref().unwrap_or_default()
     }
 
     /// A warning, where settings of Redis are given but no Redis.

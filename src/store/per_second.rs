@@ -70,6 +70,10 @@ impl Store for PerSecond {
         counts
     }
 
+    fn owner(&self, ask: &Ask) -> Option<String> {
+        if is_by_second(ask) { self.second.owner(ask) } else { self.main.owner(ask) }
+    }
+
     fn describe(&self) -> String {
         format!("{}, by the second {}", self.main.describe(), self.second.describe())
     }

@@ -35,7 +35,7 @@ use self::link::Link;
 use self::live::Live;
 use self::patience::LEAST_MAX;
 use self::site::{Site, count};
-use self::slots::slot_of;
+pub(crate) use self::slots::slot_of;
 use super::{Ask, Beat, Beaten, Count, Grant, Replies, Store, StoreError};
 use crate::backoff::Backoff;
 use crate::settings::redis::{Address, RedisKind, RedisSettings};
@@ -254,6 +254,16 @@ impl Store for RedisStore {
 
     fn beat(&self, beat: Beat) -> Beaten<'_> {
         Box::pin(self.beats(beat))
+    }
+
+    fn owner(&self, ask: &Ask) -> Option<String> {
+        match &self.servers {
+            Servers::One(link) => link.live().ok().map(|live| live.address.to_string()),
+            Servers::Cluster(cluster) => {
+                let key = ask.counter().in_store(&self.key_prefix);
+                cluster.master(slot_of(key.as_bytes())).map(|master| master.to_string())
+            }
+        }
     }
 
     /// Asks, attempts to connect, and each kind of answer that is no result.

@@ -22,6 +22,8 @@ mod life;
 mod live;
 /// What `/metrics` shows, and that the docs name all of it.
 mod metrics;
+/// The subcommands that ask a server or read a log: what they print, and how they end.
+mod ops;
 /// The tests' own tools: children end with the test, loads count what came back.
 mod rig;
 /// The contract of `Store`, kept by every implementation.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::link::Target;
 use super::request::Shape;
+use crate::cli::target::Target;
 use crate::time::parse_duration;
 
 /// The most of each that one run has. Each is far above what a machine can make use of.

@@ -1,12 +1,12 @@
 //! How far a run has come: one line on a terminal, nothing elsewhere.
 
-use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use super::client::{DRAIN_MAX, Seat, Shared};
 use super::schedule::Span;
+use crate::cli::meter::{Meter, bar};
 
 /// Between two looks at whether it is over.
 const LOOK: Duration = Duration::from_millis(20);
@@ -14,27 +14,24 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Looks that the line is drawn at.
 const DRAWN_EACH: u32 = 10;
 
-/// Characters of the bar.
-const BAR: usize = 30;
-
 /// The line of one run.
 pub(super) struct Progress<'a> {
     shared: &'a Shared,
     span: Span,
-    is_seen: bool,
+    meter: Meter,
 }
 
 // === impl Progress ===
 
 impl<'a> Progress<'a> {
     pub(super) fn new(shared: &'a Shared, span: Span) -> Self {
-        Self { shared, span, is_seen: io::stderr().is_terminal() }
+        Self { shared, span, meter: Meter::stderr() }
     }
 
     /// Returns once `is_over` says so.
     pub(super) fn follow(self, is_over: impl Fn() -> bool) {
         // Nothing to draw and nothing to end before that.
-        if !self.is_seen {
+        if !self.meter.is_seen() {
             thread::sleep(self.span.end.since(self.shared.clock.now()));
         }
         let mut answered = 0;
@@ -42,16 +39,14 @@ impl<'a> Progress<'a> {
             if is_over() {
                 break;
             }
-            if self.is_seen && look.is_multiple_of(DRAWN_EACH) {
+            if self.meter.is_seen() && look.is_multiple_of(DRAWN_EACH) {
                 let before = answered;
                 answered = self.sum(|seat| &seat.answered);
                 self.draw(answered, answered - before);
             }
             thread::sleep(LOOK);
         }
-        if self.is_seen {
-            write("\r\u{1b}[K");
-        }
+        self.meter.clear();
     }
 
     fn sum(&self, count: impl Fn(&Seat) -> &AtomicU64) -> u64 {
@@ -62,8 +57,7 @@ impl<'a> Progress<'a> {
         let now = self.shared.clock.now();
         let (done, all) = (now.since(self.span.start), self.span.end.since(self.span.start));
         let share = (done.as_secs_f64() / all.as_secs_f64()).min(1.0);
-        let full = (1..=BAR).take_while(|at| *at as f64 <= share * BAR as f64).count();
-        let bar = format!("{}{}", "=".repeat(full), " ".repeat(BAR - full));
+        let bar = bar(share);
         let rate = since as f64 / (LOOK * DRAWN_EACH).as_secs_f64();
         let failed = self.sum(|seat| &seat.failed);
         let stage = if now < self.span.warm {
@@ -73,14 +67,8 @@ impl<'a> Progress<'a> {
         } else {
             format!("last answers, {DRAIN_MAX:?} at most")
         };
-        write(&format!(
-            "\r\u{1b}[K[{bar}] {stage}, {answered} answered, {rate:.0}/s, {failed} without verdict"
+        self.meter.draw(&format!(
+            "{bar} {stage}, {answered} answered, {rate:.0}/s, {failed} without verdict"
         ));
     }
-}
-
-/// What cannot be written is not missed.
-fn write(text: &str) {
-    let mut stderr = io::stderr();
-    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }

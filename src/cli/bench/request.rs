@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Uri, Version, header};
 
-use super::link::Target;
+use crate::cli::target::Target;
 
 const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 

@@ -1,6 +1,6 @@
 //! Whole runs against servers of a few lines on free ports.
 
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +13,10 @@ use serde_json::Value;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::Runtime;
 
-use super::link::{Socket, Target};
+use super::link::Socket;
 use super::*;
+use crate::cli::Tool;
+use crate::cli::target::Target;
 use crate::settings::{SettingsError, Task};
 
 /// What a server does with the request of this number, counted from 0 for the trial.
@@ -124,7 +126,7 @@ fn parse(flags: &str) -> Result<LoadFlags, String> {
         words.push(word);
     }
     match Task::parse("ratelease", words.into_iter().map(Into::into), &|_| None) {
-        Ok(Task::Bench(Bench::Load(flags))) => Ok(*flags),
+        Ok(Task::Tool(Tool::Bench(Bench::Load(flags)), _)) => Ok(*flags),
         Ok(task) => panic!("{task:?}"),
         Err(SettingsError::Usage(text) | SettingsError::Help(text)) => Err(text),
         Err(error) => panic!("{error}"),

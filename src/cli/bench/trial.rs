@@ -6,7 +6,7 @@ use tokio::time::timeout;
 
 use super::call::{Call, Failure, Outcome};
 use super::client::Shared;
-use super::link::Target;
+use crate::cli::target::Target;
 use crate::time::Time;
 
 /// To connect and be answered in.

@@ -133,6 +133,19 @@ proptest! {
                 _ => None,
             };
             prop_assert_eq!(found, reference(&root, &request), "{:?} in\n{}", request, text);
+            let trace = rules.trace("d", &request).expect("the domain is there");
+            let traced = trace.rule.map(|rule| &rule.path);
+            let by_find = match rules.find("d", &request) {
+                Lookup::Rule(rule) => Some(&rule.path),
+                _ => None,
+            };
+            prop_assert_eq!(traced, by_find, "{:?} in\n{}", request, text);
+            for step in &trace.steps {
+                // What is listed as fitting first is what is taken, and nothing is taken unlisted.
+                let fitting = step.candidates.iter().position(|candidate| candidate.fits);
+                prop_assert_eq!(step.taken, fitting, "{:?} in\n{}", request, text);
+                prop_assert!(step.taken.is_some() || step.rule.is_none());
+            }
         }
     }
 }

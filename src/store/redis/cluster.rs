@@ -114,6 +114,12 @@ impl Cluster {
         }
     }
 
+    /// The master that owns `slot`; none while that is unknown.
+    pub(super) fn master(&self, slot: usize) -> Option<Address> {
+        let Known::Map(map) = &*self.shared.map.borrow() else { return None };
+        map.slots.masters().get(map.slots.owner(slot)?)?.clone()
+    }
+
     /// The connection to the owner of `slot`.
     pub(super) async fn owner(&self, slot: usize) -> Result<Arc<Live>, Fault> {
         let map = self.map().await?;

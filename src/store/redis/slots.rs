@@ -19,7 +19,7 @@ pub(super) struct Slots {
 const NOBODY: u16 = u16::MAX;
 
 /// The slot of a key: CRC-16 (XMODEM) of its tag, the part in the first braces if there is one.
-pub(super) fn slot_of(key: &[u8]) -> usize {
+pub(crate) fn slot_of(key: &[u8]) -> usize {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')? + 1;
         let rest = key.get(open..)?;

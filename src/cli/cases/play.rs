@@ -1,0 +1,107 @@
+//! Plays a case and holds the answers to what it expects.
+
+use super::server::Server;
+use super::{Case, NO_RULE, Status, Step};
+use crate::request::{Descriptor, Entry, Request};
+use crate::rules::{Lookup, Place, Rules};
+use crate::verdict::{Code, Verdict};
+
+/// An answer that was not as expected.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    pub(super) case: String,
+    /// Of the expectation.
+    pub(super) place: Place,
+    /// What was looked at: `code`, `rule of descriptor 2`.
+    pub(super) what: String,
+    pub(super) expected: String,
+    pub(super) got: String,
+    /// Which of the step's times, from 1, where it has several.
+    pub(super) time: Option<u32>,
+}
+
+/// All failures of `case`, in order. Of a step's times only the first failure of each kind counts.
+pub(super) fn case(rules: &Rules, case: &Case) -> Vec<Failure> {
+    let mut server = Server::new(rules);
+    let mut failures = Vec::new();
+    for step in &case.steps {
+        let request = request(step);
+        let from = failures.len();
+        for time in 1..=step.times {
+            let verdict = server.decide(&request, step.at_us);
+            let mut note = |place: Place, what: String, expected: String, got: String| {
+                let fresh = failures.iter().skip(from).all(|other: &Failure| other.what != what);
+                if fresh && expected != got {
+                    let time = (step.times > 1).then_some(time);
+                    let case = case.name.clone();
+                    failures.push(Failure { case, place, what, expected, got, time });
+                }
+            };
+            check(rules, step, &request, &verdict, time == step.times, &mut note);
+        }
+    }
+    failures
+}
+
+fn request(step: &Step) -> Request<'_> {
+    Request {
+        domain: &step.domain,
+        descriptors: step
+            .descriptors
+            .iter()
+            .map(|pairs| Descriptor {
+                entries: pairs.iter().map(|(key, value)| Entry { key, value }).collect(),
+                hits_addend: Some(step.hits),
+                ..Descriptor::default()
+            })
+            .collect(),
+        hits_addend: 0,
+    }
+}
+
+fn check(
+    rules: &Rules,
+    step: &Step,
+    request: &Request<'_>,
+    verdict: &Verdict<'_>,
+    is_last: bool,
+    note: &mut impl FnMut(Place, String, String, String),
+) {
+    if let Some((place, code)) = step.expect.code {
+        note(place, "code".to_owned(), name(code).to_owned(), name(verdict.code).to_owned());
+    }
+    let several = step.descriptors.len() > 1;
+    let each = step.expect.statuses.iter().zip(&verdict.statuses).zip(&request.descriptors);
+    for (at, ((expected, status), descriptor)) in (1..).zip(each) {
+        let of = if several { format!(" of descriptor {at}") } else { String::new() };
+        let Status { code, rule, remaining } = expected;
+        if let Some((place, code)) = code {
+            let (expected, got) = (name(*code).to_owned(), name(status.code).to_owned());
+            note(*place, format!("code{of}"), expected, got);
+        }
+        if let Some((place, rule)) = rule {
+            let counted = status.limit.and_then(|applied| applied.rule).map(|rule| &rule.path);
+            // A rule without a limit counts nothing, and is not named by the status.
+            let unlimited = match rules.find(request.domain, &descriptor.entries) {
+                Lookup::Rule(rule) if status.remaining == u32::MAX => Some(&rule.path),
+                _ => None,
+            };
+            let got = counted.or(unlimited).map_or(NO_RULE, |path| path);
+            note(*place, format!("rule{of}"), rule.clone(), got.to_owned());
+        }
+        if let Some((place, remaining)) = remaining
+            && is_last
+        {
+            let got = status.remaining.to_string();
+            note(*place, format!("remaining{of}"), remaining.to_string(), got);
+        }
+    }
+}
+
+/// As files say it.
+pub(super) fn name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "ok",
+        Code::OverLimit => "over_limit",
+    }
+}

@@ -1,0 +1,178 @@
+//! `ratelease diff`: what new rules change, and which counts they restart.
+
+mod report;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use serde_json::Value;
+
+use super::out::{Ended, Out, OutFlags, Outcome};
+use super::{rule, source};
+use crate::rules::{Allowance, Rule, Rules};
+use crate::settings::ReadingFlags;
+
+pub(super) const NOTES: &str = "\
+A count belongs to the domain, the entries as they were matched, the window and the algorithm. So
+a limit may be raised and lowered and keeps its count; another unit, unit_multiplier or algorithm
+begins a new one.
+
+Exit status: 0 the same rules, 1 they differ, 2 one of the two is faulty or could not be read.
+
+Examples:
+  ratelease diff config/rules new/rules
+  git show HEAD:config/rules/shop.yaml > /tmp/shop.yaml
+  ratelease diff /tmp/shop.yaml config/rules/shop.yaml";
+
+/// Flags of `diff`.
+#[derive(Debug, Args)]
+pub struct DiffFlags {
+    /// The rules in force: a file, or a directory
+    #[arg(value_name = "OLD")]
+    old: PathBuf,
+    /// Those to come
+    #[arg(value_name = "NEW")]
+    new: PathBuf,
+    #[command(flatten)]
+    out: OutFlags,
+    #[command(flatten)]
+    reading: ReadingFlags,
+}
+
+/// What differs. Rules are told apart by their paths, and are in order of these.
+#[derive(Debug, Default)]
+struct Diff<'r> {
+    removed: Vec<&'r Rule>,
+    added: Vec<&'r Rule>,
+    changed: Vec<Change<'r>>,
+    same: usize,
+    /// Levels whose patterns are tried in another order: the new order of those that stayed.
+    reordered: Vec<(String, Vec<String>)>,
+}
+
+/// A rule that both have, and that differs.
+#[derive(Debug)]
+struct Change<'r> {
+    path: &'r str,
+    /// Each setting that differs: its name in rule files, what it was and what it will be. Null
+    /// where it does not apply.
+    settings: Vec<(&'static str, Value, Value)>,
+    counts: Counts,
+}
+
+/// What becomes of the counts of a rule that changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counts {
+    Kept,
+    /// What was counted is not known any more.
+    Restart,
+    /// Of the first shares only, so many.
+    KeptOf(u8),
+    /// Nothing was counted before.
+    Begin,
+    /// Nothing is counted any more.
+    End,
+    /// Neither counts.
+    None,
+}
+
+/// Loads both and compares them.
+pub(super) fn run(flags: &DiffFlags, out: &mut Out) -> Ended {
+    let reading = source::resolved(|faults| flags.reading.resolve(faults))?;
+    let old = source::load(std::slice::from_ref(&flags.old), reading)?.rules;
+    let new = source::load(std::slice::from_ref(&flags.new), reading)?.rules;
+    let diff = compare(&old, &new);
+    if flags.out.json {
+        out.json(&report::json(&diff))?;
+    } else {
+        report::text(&diff, out)?;
+    }
+    Ok(Outcome::good_if(diff.is_empty()))
+}
+
+fn compare<'r>(old: &'r Rules, new: &'r Rules) -> Diff<'r> {
+    let mut diff = Diff { reordered: reordered(old, new), ..Diff::default() };
+    let by_path = |rule: &'r Arc<Rule>| (&*rule.path, &**rule);
+    let mut before: BTreeMap<&str, &Rule> = old.iter().map(by_path).collect();
+    for (path, rule) in new.iter().map(by_path) {
+        match before.remove(path) {
+            None => diff.added.push(rule),
+            Some(earlier) if earlier == rule => diff.same += 1,
+            Some(earlier) => diff.changed.push(Change::new(earlier, rule)),
+        }
+    }
+    diff.removed = before.into_values().collect();
+    diff
+}
+
+/// Of patterns that match one text the first is taken, so that their order is a setting too.
+fn reordered(old: &Rules, new: &Rules) -> Vec<(String, Vec<String>)> {
+    let before: BTreeMap<_, _> = old.patterns().into_iter().collect();
+    let common = |of: &[String], with: &[String]| -> Vec<String> {
+        let with: std::collections::HashSet<&String> = with.iter().collect();
+        of.iter().filter(|pattern| with.contains(pattern)).cloned().collect()
+    };
+    let levels = new.patterns().into_iter().filter_map(|(level, now)| {
+        let then = before.get(&level)?;
+        let (then, now) = (common(then, &now), common(&now, then));
+        (then != now).then_some((level, now))
+    });
+    levels.collect()
+}
+
+// === impl Diff ===
+
+impl Diff<'_> {
+    fn is_empty(&self) -> bool {
+        self.removed.is_empty()
+            && self.added.is_empty()
+            && self.changed.is_empty()
+            && self.reordered.is_empty()
+    }
+}
+
+// === impl Change ===
+
+impl<'r> Change<'r> {
+    fn new(old: &'r Rule, new: &'r Rule) -> Self {
+        let (before, after) = (rule::settings(old), rule::settings(new));
+        let of = |settings: &[(&str, Value)], name: &str| {
+            let found = settings.iter().find(|(other, _)| *other == name);
+            found.map_or(Value::Null, |(_, value)| value.clone())
+        };
+        let gone = before.iter().filter(|(name, _)| after.iter().all(|(other, _)| other != name));
+        let names = after.iter().chain(gone).map(|(name, _)| *name);
+        let each = names.map(|name| (name, of(&before, name), of(&after, name)));
+        let settings = each.filter(|(_, before, after)| before != after).collect();
+        Self { path: &new.path, settings, counts: Counts::of(old, new) }
+    }
+}
+
+// === impl Counts ===
+
+impl Counts {
+    fn of(old: &Rule, new: &Rule) -> Self {
+        let (before, after) = match (old.allowance, new.allowance) {
+            (Allowance::Limited(before), Allowance::Limited(after)) => (before, after),
+            (Allowance::Limited(_), Allowance::Unlimited) => return Self::End,
+            (Allowance::Unlimited, Allowance::Limited(_)) => return Self::Begin,
+            (Allowance::Unlimited, Allowance::Unlimited) => return Self::None,
+        };
+        // A key is made of the entries, those of shared levels by their pattern, and the identity.
+        let shared = |rule: &Rule| rule.levels.iter().map(|level| level.shared.clone()).collect();
+        let (shared_before, shared_after): (Vec<_>, Vec<_>) = (shared(old), shared(new));
+        if before.identity() != after.identity() || shared_before != shared_after {
+            return Self::Restart;
+        }
+        if old.shards == new.shards {
+            Self::Kept
+        } else {
+            Self::KeptOf(old.shards.min(new.shards).get())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,115 @@
+//! A difference, for people and for programs.
+
+use serde_json::{Value, json};
+
+use super::{Change, Counts, Diff};
+use crate::cli::out::{Ink, Out, Trouble};
+use crate::cli::rule;
+use crate::cli::safe::Safe;
+use crate::rules::{Allowance, Rule};
+
+/// Prints what goes, what comes, what changes, and a summary.
+pub(super) fn text(diff: &Diff<'_>, out: &mut Out) -> Result<(), Trouble> {
+    let paint = out.paint();
+    for rule in &diff.removed {
+        out.line(paint.dye(Ink::Bad, Safe(format!("- {}", rule.path))))?;
+        out.line(format_args!("    allowed {}", allows(rule)))?;
+    }
+    for rule in &diff.added {
+        out.line(paint.dye(Ink::Good, Safe(format!("+ {}", rule.path))))?;
+        out.line(format_args!("    allows {}", allows(rule)))?;
+    }
+    for Change { path, settings, counts } in &diff.changed {
+        out.line(paint.dye(Ink::Doubtful, Safe(format!("~ {path}"))))?;
+        for (name, before, after) in settings {
+            let line = format!("    {name}: {} → {}", shown(before), shown(after));
+            out.line(Safe(line))?;
+        }
+        let ink = if *counts == Counts::Restart { Ink::Bad } else { Ink::Faint };
+        out.line(format_args!("    {}", paint.dye(ink, words(*counts))))?;
+    }
+    for (level, patterns) in &diff.reordered {
+        out.line(paint.dye(Ink::Doubtful, Safe(format!("~ patterns below {level}"))))?;
+        out.line(Safe(format!("    are tried in another order: {}", patterns.join(", "))))?;
+    }
+    out.line(summary(diff))
+}
+
+fn summary(diff: &Diff<'_>) -> String {
+    let restart = |change: &&Change<'_>| change.counts == Counts::Restart;
+    let restarts = match diff.changed.iter().filter(restart).count() {
+        0 => String::new(),
+        1 => " (1 restarts its counts)".to_owned(),
+        more => format!(" ({more} restart their counts)"),
+    };
+    format!(
+        "{} removed, {} added, {} changed{restarts}, {} the same",
+        diff.removed.len(),
+        diff.added.len(),
+        diff.changed.len(),
+        diff.same
+    )
+}
+
+fn allows(rule: &Rule) -> String {
+    match rule.allowance {
+        Allowance::Limited(limit) => rule::allows(limit),
+        Allowance::Unlimited => "everything".to_owned(),
+    }
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_owned(),
+        Value::String(text) if !text.is_empty() => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn words(counts: Counts) -> String {
+    match counts {
+        Counts::Kept => "counts are kept".to_owned(),
+        Counts::Restart => "counts restart: what was spent is forgotten".to_owned(),
+        Counts::KeptOf(1) => "counts are kept by the first share alone".to_owned(),
+        Counts::KeptOf(shares) => format!("counts are kept by the first {shares} shares alone"),
+        Counts::Begin => "counting begins".to_owned(),
+        Counts::End => "counting ends".to_owned(),
+        Counts::None => "nothing is counted".to_owned(),
+    }
+}
+
+pub(super) fn json(diff: &Diff<'_>) -> Value {
+    let whole = |rule: &&Rule| json!({ "rule": rule.path, "settings": rule::object(rule) });
+    let changed = |change: &Change<'_>| {
+        let settings = change
+            .settings
+            .iter()
+            .map(|(name, before, after)| json!({ "name": name, "from": before, "to": after }));
+        json!({
+            "rule": change.path,
+            "settings": settings.collect::<Vec<_>>(),
+            "counts": name(change.counts),
+        })
+    };
+    let reordered =
+        |(level, patterns): &(String, Vec<String>)| json!({ "level": level, "patterns": patterns });
+    json!({
+        "equal": diff.is_empty(),
+        "removed": diff.removed.iter().map(whole).collect::<Vec<_>>(),
+        "added": diff.added.iter().map(whole).collect::<Vec<_>>(),
+        "changed": diff.changed.iter().map(changed).collect::<Vec<_>>(),
+        "reordered": diff.reordered.iter().map(reordered).collect::<Vec<_>>(),
+        "same": diff.same,
+    })
+}
+
+fn name(counts: Counts) -> &'static str {
+    match counts {
+        Counts::Kept => "kept",
+        Counts::Restart => "restart",
+        Counts::KeptOf(_) => "kept_in_part",
+        Counts::Begin => "begin",
+        Counts::End => "end",
+        Counts::None => "none",
+    }
+}

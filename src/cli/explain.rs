@@ -1,0 +1,138 @@
+//! `ratelease explain`: what the rules make of a request, level by level, and where it is counted.
+
+mod count;
+mod report;
+
+use clap::Args;
+
+use super::descriptor::{self, Typed};
+use super::out::{Ended, Out, OutFlags, Outcome};
+use super::source;
+use crate::key::KeyHasher;
+use crate::limiter::{Resolved, resolve};
+use crate::request::Request;
+use crate::rules::{Lookup, Rule, Rules, Trace};
+use crate::settings::{KeyFlags, PerSecondFlags, Role, RulesDirFlags, StoreFlags};
+use count::Count;
+
+pub(super) const NOTES: &str = "\
+The descriptors are those of one request, so that a rule of one may replace that of another.
+Where a Redis is given, the store is looked at: what it holds now is shown, and nothing is taken.
+
+Exit status: 0 a rule applies, 1 none does, 2 the rules are faulty or could not be read.
+
+Examples:
+  ratelease explain --domain shop user_id=alice
+  ratelease explain --domain shop path=/checkout campaign=summer --json
+  ratelease explain --domain shop plan=free,user_id=7 --redis-type cluster --redis-url redis-0:6379";
+
+/// Flags of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainFlags {
+    /// The request's domain
+    #[arg(long, value_name = "NAME")]
+    domain: String,
+    /// The request's descriptors: key=value,key=value
+    #[arg(value_name = "DESCRIPTOR", required = true, value_parser = Typed::parse)]
+    #[arg(help_heading = None, long_help = descriptor::NOTES)]
+    descriptors: Vec<Typed>,
+    #[command(flatten)]
+    out: OutFlags,
+    #[command(flatten)]
+    rules: RulesDirFlags,
+    #[command(flatten)]
+    store: StoreFlags,
+    #[command(flatten)]
+    per_second: PerSecondFlags,
+    #[command(flatten)]
+    key: KeyFlags,
+}
+
+/// What the rules make of one descriptor.
+struct Explained<'r> {
+    typed: &'r Typed,
+    /// `None` where the domain has no rules.
+    trace: Option<Trace<'r>>,
+    end: End<'r>,
+}
+
+/// What becomes of a descriptor.
+enum End<'r> {
+    UnknownDomain,
+    NoRule,
+    /// By the rule of another descriptor.
+    Replaced {
+        rule: &'r Rule,
+        by: &'r Rule,
+    },
+    Unlimited(&'r Rule),
+    Counted {
+        rule: &'r Rule,
+        counts: Vec<Count>,
+    },
+}
+
+/// Loads the rules, follows each descriptor, and looks at the counts if there is a Redis.
+pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
+    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
+    let store = source::resolved(|faults| flags.store.resolve(&flags.per_second, faults))?;
+    let rules = source::load(&[dir.dir.clone()], dir.reading())?.rules;
+    let request = Request {
+        domain: &flags.domain,
+        descriptors: flags.descriptors.iter().map(Typed::descriptor).collect(),
+        hits_addend: 1,
+    };
+    let hasher = KeyHasher::new(flags.key.secret().reveal());
+    let mut explained = explain(&rules, &request, &flags.descriptors, &hasher);
+    let counts = explained.iter_mut().filter_map(|one| match &mut one.end {
+        End::Counted { counts, .. } => Some(counts),
+        _ => None,
+    });
+    let mut counts: Vec<&mut Count> = counts.flatten().collect();
+    count::look(store, flags.store.key_prefix(), &mut counts)?;
+    if flags.out.json {
+        out.json(&report::json(&request, &explained))?;
+    } else {
+        report::text(&request, &explained, out)?;
+    }
+    let applies = |one: &Explained<'_>| !matches!(one.end, End::UnknownDomain | End::NoRule);
+    Ok(Outcome::good_if(explained.iter().any(applies)))
+}
+
+/// Resolves the request as the limiter does, and lists what was met on the way.
+fn explain<'r>(
+    rules: &'r Rules,
+    request: &Request<'_>,
+    typed: &'r [Typed],
+    hasher: &KeyHasher,
+) -> Vec<Explained<'r>> {
+    let resolved = resolve(rules, request, hasher);
+    let each = request.descriptors.iter().zip(&resolved).zip(typed);
+    each.map(|((descriptor, resolved), typed)| {
+        let found = rules.find(request.domain, &descriptor.entries);
+        let end = match (found, resolved) {
+            (Lookup::UnknownDomain, _) => End::UnknownDomain,
+            (Lookup::NoRule, _) => End::NoRule,
+            (Lookup::Rule(rule), Resolved::Charged(charge)) => {
+                End::Counted { rule, counts: Count::of(charge) }
+            }
+            (Lookup::Rule(rule), Resolved::Unlimited) => End::Unlimited(rule),
+            // A rule that was found and limits nothing has been replaced.
+            (Lookup::Rule(rule), Resolved::Free) => {
+                let by = replacer(rules, request, rule).unwrap_or(rule);
+                End::Replaced { rule, by }
+            }
+        };
+        let trace = rules.trace(request.domain, &descriptor.entries);
+        Explained { typed, trace, end }
+    })
+    .collect()
+}
+
+/// The first rule of the request that names `rule` among those that it replaces.
+fn replacer<'r>(rules: &'r Rules, request: &Request<'_>, rule: &Rule) -> Option<&'r Rule> {
+    request.descriptors.iter().find_map(|other| match rules.find(request.domain, &other.entries) {
+        Lookup::Rule(other) if other.replaces.contains(&rule.name) => Some(&**other),
+        _ => None,
+    })
+}

@@ -1,0 +1,280 @@
+//! An explanation, for people and for programs.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::count::Count;
+use super::{End, Explained};
+use crate::cli::out::{Ink, Out, Trouble};
+use crate::cli::rule;
+use crate::cli::safe::Safe;
+use crate::request::{Entry, Request};
+use crate::rules::{Allowance, Candidate, Fit, Rule, Step};
+use crate::store::Grant;
+
+/// Prints each descriptor's way, what it came to, and its counts.
+pub(super) fn text(
+    request: &Request<'_>,
+    explained: &[Explained<'_>],
+    out: &mut Out,
+) -> Result<(), Trouble> {
+    for (at, one) in explained.iter().enumerate() {
+        let descriptor = one.typed.descriptor();
+        let gap = if at > 0 { "\n" } else { "" };
+        let heading = format!("{}: {}", request.domain, shown(&descriptor.entries));
+        out.line(format_args!("{gap}{}", out.paint().dye(Ink::Strong, Safe(heading))))?;
+        for (number, (entry, step)) in
+            (1..).zip(descriptor.entries.iter().zip(one.trace.iter().flat_map(|t| &t.steps)))
+        {
+            level(number, entry, step, out)?;
+        }
+        out.line("")?;
+        end(request, &descriptor.entries, one, out)?;
+    }
+    Ok(())
+}
+
+fn level(number: usize, entry: &Entry<'_>, step: &Step<'_>, out: &mut Out) -> Result<(), Trouble> {
+    out.line(format_args!("  level {number}: {}", Safe(shown(&[*entry]))))?;
+    for (at, candidate) in step.candidates.iter().enumerate() {
+        let (what, ink) = match step.taken {
+            Some(taken) if taken == at => ("taken", Ink::Good),
+            _ if !candidate.fits => ("does not match", Ink::Faint),
+            _ => ("matches, but what was taken comes first", Ink::Faint),
+        };
+        let node = format!("{:<9}{:<30}", fit(candidate.fit), node(candidate));
+        out.line(format_args!("    {} {}", Safe(node), out.paint().dye(ink, what)))?;
+    }
+    if step.unlisted > 0 {
+        out.line(format_args!("    and {} more patterns that do not match", step.unlisted))?;
+    }
+    if step.taken.is_none() {
+        let (names, count, what) = match &step.values {
+            (values, count) if *count > 0 => (values, *count, "values of this key"),
+            _ => (&step.keys.0, step.keys.1, "keys"),
+        };
+        let line = format!("nothing matches; {what} here: {}", some(names, count));
+        out.line(format_args!("    {}", out.paint().dye(Ink::Doubtful, Safe(line))))?;
+    }
+    Ok(())
+}
+
+/// Names, and how many are left out.
+fn some(names: &[&str], count: usize) -> String {
+    let mut text = names.join(", ");
+    match count - names.len() {
+        0 if names.is_empty() => text.push_str("none"),
+        0 => {}
+        more => {
+            let _ = write!(text, " and {more} more");
+        }
+    }
+    text
+}
+
+fn end(
+    request: &Request<'_>,
+    entries: &[Entry<'_>],
+    one: &Explained<'_>,
+    out: &mut Out,
+) -> Result<(), Trouble> {
+    match &one.end {
+        End::UnknownDomain => field("result", "no rule file names this domain; it passes", out),
+        End::NoRule => {
+            let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
+            field("result", &why_no_rule(entries, steps), out)
+        }
+        End::Replaced { rule, by } => {
+            let by = format!("replaced by {} in this request; it passes", by.path);
+            field("rule", &rule.path, out)?;
+            field("result", &by, out)
+        }
+        End::Unlimited(rule) => {
+            field("rule", &rule.path, out)?;
+            field("allows", "everything; nothing is counted", out)
+        }
+        End::Counted { rule, counts } => {
+            let stats = rule.stats_key(request.domain, entries);
+            counted(rule, &stats, out)?;
+            counts.iter().try_for_each(|each| count(each, out))
+        }
+    }
+}
+
+/// Why the way led to no rule.
+fn why_no_rule(entries: &[Entry<'_>], steps: &[Step<'_>]) -> String {
+    let why = match steps.last() {
+        Some(step) if step.taken.is_none() => "no node matches",
+        Some(_) if steps.len() < entries.len() => "the last node has nothing below it",
+        Some(step) if step.leads_on => {
+            "the node that matches has no rate_limit, only descriptors below it"
+        }
+        Some(_) => "the node that matches has no rate_limit",
+        None => "it has no entries",
+    };
+    format!("no rule: {why}; it passes")
+}
+
+fn counted(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), Trouble> {
+    field("rule", &rule.path, out)?;
+    if !rule.name.is_empty() {
+        field("name", &rule.name, out)?;
+    }
+    let Allowance::Limited(limit) = rule.allowance else { return Ok(()) };
+    field("allows", &rule::allows(limit), out)?;
+    field("algorithm", limit.algorithm.name(), out)?;
+    field("lease", &rule::lent(limit, &rule.leasing), out)?;
+    field("store away", rule::failure(rule.failure_mode), out)?;
+    if !rule.charge_denied {
+        field("denied", "a denied charge leaves what is left of the count", out)?;
+    }
+    if rule.shards.get() > 1 {
+        field("shards", &format!("the count is split into {}", rule.shards), out)?;
+    }
+    if rule.shadow_mode {
+        field("shadow", "counted and reported, never denied", out)?;
+    }
+    if rule.quota_mode {
+        field("quota", "denies only together with the request's other quota rules", out)?;
+    }
+    if !rule.replaces.is_empty() {
+        field("replaces", &rule.replaces.join(", "), out)?;
+    }
+    for (level, number) in rule.levels.iter().zip(1..) {
+        if let Some(pattern) = &level.shared {
+            let text = format!("level {number}: all values that match {pattern} share one count");
+            field("shared", &text, out)?;
+        }
+    }
+    if let Some(metadata) = &rule.metadata {
+        field("metadata", &Value::Object(metadata.clone()).to_string(), out)?;
+    }
+    field("stats key", stats, out)
+}
+
+fn count(count: &Count, out: &mut Out) -> Result<(), Trouble> {
+    let share = match count.share.of.get() {
+        1 => String::new(),
+        of => format!("share {} of {of}: ", count.share.at + 1),
+    };
+    field("key", &format!("{share}{}", count.key), out)?;
+    let server = count.server.as_ref().map(|server| format!(", on {server}")).unwrap_or_default();
+    field("redis", &format!("{}, slot {}{server}", count.in_store, count.slot), out)?;
+    match &count.now {
+        None => Ok(()),
+        Some(Ok(grant)) => field("now", &standing(count, grant), out),
+        Some(Err(error)) => field("now", &format!("unknown: {error}"), out),
+    }
+}
+
+fn standing(count: &Count, grant: &Grant) -> String {
+    let mut text = format!("{} of {} left", grant.left, count.terms().capacity());
+    if grant.overdrawn {
+        text.push_str(", over the limit");
+    }
+    if grant.reset_after > Duration::ZERO {
+        let _ = write!(text, "; as new in {}", seconds(grant.reset_after));
+    }
+    if grant.retry_after > Duration::ZERO {
+        let _ = write!(text, "; the next token in {}", seconds(grant.retry_after));
+    }
+    text
+}
+
+fn seconds(span: Duration) -> String {
+    format!("{:.3} s", span.as_secs_f64())
+}
+
+fn field(name: &str, value: &str, out: &mut Out) -> Result<(), Trouble> {
+    out.line(format_args!("  {name:<11} {}", Safe(value)))
+}
+
+/// `(key, value)(key, value)`
+fn shown(entries: &[Entry<'_>]) -> String {
+    entries.iter().map(|Entry { key, value }| format!("({key}, {value})")).collect()
+}
+
+fn node(candidate: &Candidate<'_>) -> String {
+    match candidate.fit {
+        Fit::Key => format!("{}: any value", candidate.key),
+        Fit::Value | Fit::Pattern if candidate.value.is_empty() => candidate.key.to_owned(),
+        Fit::Value | Fit::Pattern => format!("{}: {}", candidate.key, candidate.value),
+    }
+}
+
+fn fit(fit: Fit) -> &'static str {
+    match fit {
+        Fit::Value => "value",
+        Fit::Pattern => "pattern",
+        Fit::Key => "key",
+    }
+}
+
+pub(super) fn json(request: &Request<'_>, explained: &[Explained<'_>]) -> Value {
+    let each = explained.iter().map(|one| {
+        let descriptor = one.typed.descriptor();
+        let entries = &descriptor.entries;
+        let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
+        let levels: Vec<Value> = entries.iter().zip(steps).map(level_json).collect();
+        let (result, rule, by, counts) = match &one.end {
+            End::UnknownDomain => ("unknown_domain", None, None, &[][..]),
+            End::NoRule => ("no_rule", None, None, &[][..]),
+            End::Replaced { rule, by } => ("replaced", Some(rule), Some(&by.path), &[][..]),
+            End::Unlimited(rule) => ("unlimited", Some(rule), None, &[][..]),
+            End::Counted { rule, counts } => ("counted", Some(rule), None, &counts[..]),
+        };
+        json!({
+            "entries": entries.iter().map(entry_json).collect::<Vec<_>>(),
+            "levels": levels,
+            "result": result,
+            "rule": rule.map(|rule| &rule.path),
+            "settings": rule.map(|rule| rule::object(rule)),
+            "stats_key": rule.map(|rule| rule.stats_key(request.domain, entries)),
+            "replaced_by": by,
+            "counts": counts.iter().map(count_json).collect::<Vec<_>>(),
+        })
+    });
+    json!({ "domain": request.domain, "descriptors": each.collect::<Vec<_>>() })
+}
+
+fn entry_json(entry: &Entry<'_>) -> Value {
+    json!({ "key": entry.key, "value": entry.value })
+}
+
+fn level_json((entry, step): (&Entry<'_>, &Step<'_>)) -> Value {
+    let candidates = step.candidates.iter().enumerate().map(|(at, candidate)| {
+        let Candidate { key, value, fits, .. } = candidate;
+        json!({ "by": fit(candidate.fit), "key": key, "value": value, "matches": fits,
+            "taken": step.taken == Some(at) })
+    });
+    json!({
+        "entry": entry_json(entry),
+        "candidates": candidates.collect::<Vec<_>>(),
+        "patterns_not_listed": step.unlisted,
+        "leads_on": step.leads_on,
+    })
+}
+
+fn count_json(count: &Count) -> Value {
+    let now = match &count.now {
+        Some(Ok(grant)) => json!({
+            "left": grant.left,
+            "of": count.terms().capacity(),
+            "overdrawn": grant.overdrawn,
+            "reset_after_seconds": grant.reset_after.as_secs_f64(),
+            "retry_after_seconds": grant.retry_after.as_secs_f64(),
+        }),
+        Some(Err(error)) => json!({ "error": error.to_string() }),
+        None => Value::Null,
+    };
+    json!({
+        "share": count.share.at,
+        "key": count.key.to_string(),
+        "redis_key": count.in_store,
+        "slot": count.slot,
+        "server": count.server,
+        "now": now,
+    })
+}
