@@ -8,6 +8,7 @@ use std::process::Command;
 
 const RULES: &str = "deploy/prometheus/rules.yaml";
 const RULE_TESTS: &str = "deploy/prometheus/tests.yaml";
+const DASHBOARD: &str = "deploy/grafana/ratelease.json";
 
 /// The host that [`RULES`] gives for the runbooks. No name that ends so can exist (RFC 2606).
 const PLACEHOLDER: &str = "https://ratelease.invalid/docs/runbooks.md#";
@@ -65,6 +66,17 @@ fn each_alert_says_what_it_is_and_where_to_read_on() {
         assert!(headings.contains(name), "docs/runbooks.md has no `## {alert}`");
     }
     assert_eq!(headings.len(), alerts.len(), "a runbook of no alert: {headings:?}");
+}
+
+/// Panels stand in double quotes there, and nothing else does.
+#[test]
+fn the_runbooks_name_panels_of_the_dashboard() {
+    let (runbooks, board) = (read("docs/runbooks.md"), read(DASHBOARD));
+    let named: Vec<_> = runbooks.split('"').skip(1).step_by(2).collect();
+    assert!(named.len() > 5, "{named:?}");
+    for title in named {
+        assert!(board.contains(&format!("\"title\": \"{title}\"")), "there is no panel {title:?}");
+    }
 }
 
 #[test]
