@@ -39,6 +39,8 @@ pub struct App {
     grpc: serve::Listener,
     http: TcpListener,
     debug: TcpListener,
+    /// With the page that it shows.
+    metrics: Option<(TcpListener, Router)>,
     age: ConnectionAge,
     admin: Router,
     intake: Intake,
@@ -119,6 +121,9 @@ impl App {
         let routes = http::routes(intake.clone(), health.clone());
         let page = Page { routes, open: open.http, end: http_ended };
         pages.serve("the debug port", self.debug, Page { routes: self.admin, ..page.clone() })?;
+        if let Some((listener, routes)) = self.metrics {
+            pages.serve("the metrics port", listener, Page { routes, ..page.clone() })?;
+        }
         pages.serve("the HTTP port", self.http, page)?;
         let open = open.grpc;
         let door =

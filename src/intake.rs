@@ -9,9 +9,11 @@ use tracing::{Level, debug};
 
 use crate::control::Published;
 use crate::limiter::Limiter;
+use crate::observe::{Decision, Observers};
 use crate::request::Request;
 use crate::settings::HeaderNames;
 use crate::store::{Count, StoreError};
+use crate::time::Time;
 use crate::verdict::Verdict;
 
 use gate::Gate;
@@ -30,6 +32,7 @@ pub struct Intake {
     published: Arc<Published>,
     headers: Option<Arc<HeaderNames>>,
     gate: Gate,
+    observers: Observers,
 }
 
 /// A verdict with the headers that go with it.
@@ -89,7 +92,14 @@ impl Intake {
         headers: Option<HeaderNames>,
         calls_max: usize,
     ) -> Self {
-        Self { limiter, published, headers: headers.map(Arc::new), gate: Gate::new(calls_max) }
+        let (headers, gate) = (headers.map(Arc::new), Gate::new(calls_max));
+        Self { limiter, published, headers, gate, observers: Observers::default() }
+    }
+
+    /// The same, and `observers` are told of every request that gets as far as this.
+    #[must_use]
+    pub fn observed_by(self, observers: Observers) -> Self {
+        Self { observers, ..self }
     }
 
     /// Sees `call` through: all that a door does between the head of a call and its answer. Its
@@ -100,7 +110,7 @@ impl Intake {
     /// Too many calls are under way ([`Refusal::Overloaded`], and `call` was not begun), or it
     /// panicked ([`Refusal::Panicked`]).
     pub async fn pass<T>(&self, call: impl Future<Output = T>) -> Result<T, Refusal> {
-        self.gate.pass(call).await
+        self.gate.pass(call).await.inspect_err(|refusal| self.observers.note_refusal(refusal))
     }
 
     /// What has happened here since the process began, by name.
@@ -119,10 +129,15 @@ impl Intake {
         request: &Request<'_>,
         make: impl FnOnce(Answer<'_>) -> T,
     ) -> Result<T, Refusal> {
-        check(request)?;
-        let rules = self.published.current().ok_or(Refusal::NoRules)?;
-        let verdict = self.limiter.decide(&rules, request).await.map_err(Refusal::Store)?;
-        Ok(make(self.finish(request, verdict)))
+        let start = self.limiter.clock().now();
+        let answered = async {
+            check(request)?;
+            let rules = self.published.current().ok_or(Refusal::NoRules)?;
+            let verdict = self.limiter.decide(&rules, request).await.map_err(Refusal::Store)?;
+            Ok(make(self.finish(request, verdict, start)))
+        };
+        let answered = answered.await;
+        answered.inspect_err(|refusal| self.observers.note_refusal(refusal))
     }
 
     /// As [`Intake::pass`] and [`Intake::answer`], if that takes no waiting; else nothing has
@@ -132,16 +147,23 @@ impl Intake {
         request: &Request<'_>,
         make: impl FnOnce(&Answer<'_>),
     ) -> Option<Result<(), Refusal>> {
-        self.gate.pass_at_once(|| {
+        let passed = self.gate.pass_at_once(|| {
             check(request).ok()?;
             let rules = self.published.borrow();
-            let verdict = self.limiter.decide_at_once(rules.as_deref()?, request)?;
-            let answer = verdict.map(|verdict| make(&self.finish(request, verdict)));
+            let start = self.limiter.clock().now();
+            let verdict = self.limiter.decide_at_once(rules.as_deref()?, request, start)?;
+            let answer = verdict.map(|verdict| make(&self.finish(request, verdict, start)));
             Some(answer.map_err(Refusal::Store))
-        })
+        });
+        if let Some(Err(refusal)) = &passed {
+            self.observers.note_refusal(refusal);
+        }
+        passed
     }
 
-    fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>) -> Answer<'r> {
+    fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>, start: Time) -> Answer<'r> {
+        let took = self.limiter.clock().now().since(start);
+        self.observers.note(&Decision { request, verdict: &verdict, took });
         if tracing::enabled!(Level::DEBUG) {
             tell(request, &verdict);
         }

@@ -8,9 +8,11 @@
 mod breaker;
 mod lane;
 pub mod size;
+mod tally;
 
 pub use breaker::Position;
 pub use lane::ShardState;
+pub use tally::ShardTally;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -134,6 +136,14 @@ impl Desk {
         let mut states: Vec<_> = lanes.states.values().map(|lane| lane.state()).collect();
         states.sort_by_key(|state| state.shard);
         states
+    }
+
+    /// What the asks of each shard have come to, in order of their numbers.
+    pub fn tallies(&self) -> Vec<ShardTally> {
+        let lanes: Vec<_> = self.lanes.lock().states.values().cloned().collect();
+        let mut tallies: Vec<_> = lanes.iter().map(|lane| lane.tally()).collect();
+        tallies.sort_by_key(|tally| tally.shard);
+        tallies
     }
 
     /// What has happened here and at the store, by name.

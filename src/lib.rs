@@ -43,7 +43,8 @@
 //!
 //! [`accept`] takes connections; [`grpc`] and [`http`] are the doors, [`intake`] what both do.
 //! [`request`] is a call in our types, [`rules`] what limits it, [`key`] the count's name.
-//! [`limiter`] decides on [`buffer`]s and [`verdict`] makes the answer of it. [`lease`] is the desk
+//! [`limiter`] decides on [`buffer`]s and [`verdict`] makes the answer of it;
+//! [`observe`] tells who keeps count of that, such as [`metrics`]. [`lease`] is the desk
 //! that asks the [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds
 //! what may change while running, [`settings`] what may not, [`telemetry`] the log, [`time`] the
 //! clock, [`invariant`] what must hold; [`cli`] is what the program does beside serving.
@@ -65,6 +66,8 @@ pub mod invariant;
 pub mod key;
 pub mod lease;
 pub mod limiter;
+pub mod metrics;
+pub mod observe;
 pub mod request;
 pub mod rules;
 pub mod settings;

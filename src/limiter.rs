@@ -18,12 +18,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::buffer::Lot;
 use crate::buffer::table::{Table, TableFull};
+use crate::buffer::{Lot, expired};
 use parking_lot::Mutex;
 
 use crate::key::{Key, KeyHasher};
-use crate::lease::{Desk, Reply, ShardState};
+use crate::lease::{Desk, Reply, ShardState, ShardTally};
 use crate::request::Request;
 use crate::rules::{FailureMode, Rules};
 use crate::store::{Ask, Count, Store, StoreError};
@@ -154,15 +154,15 @@ impl Limiter {
         Ok(holding.conclude(request))
     }
 
-    /// As [`Limiter::decide`], if that takes no waiting; else nothing has happened, and `decide`
-    /// has to be asked. Allocates nothing for requests of two descriptors of four entries.
+    /// As [`Limiter::decide`] at `now`, if that takes no waiting; else nothing has happened, and
+    /// `decide` has to be asked. Allocates nothing for requests of two descriptors of four entries.
     pub fn decide_at_once<'r>(
         &self,
         rules: &'r Rules,
         request: &Request<'_>,
+        now: Time,
     ) -> Option<Result<Verdict<'r>, StoreError>> {
         let resolved = resolve::resolve(rules, request, &self.shared.options.hasher);
-        let now = self.shared.clock.now();
         let mut holding = Holding::new(&self.shared, &resolved);
         if let Err(error) = holding.take_local(now) {
             return Some(Err(error));
@@ -170,6 +170,11 @@ impl Limiter {
         let waits =
             (holding.is_short() && !holding.is_denied()) || holding.slot_after(now).is_some();
         (!waits).then(|| Ok(holding.conclude(request)))
+    }
+
+    /// The clock that everything here goes by.
+    pub fn clock(&self) -> Clock {
+        self.shared.clock
     }
 
     /// Keys held at present.
@@ -188,6 +193,7 @@ impl Limiter {
             ("buffer_waiting_bytes", table.heap_bytes() as u64),
             ("buffer_evictions", table.evictions()),
             ("buffer_overflows", overflows.load(Ordering::Relaxed)),
+            ("tokens_expired", expired()),
         ];
         counts.extend(away.counts());
         counts.extend(desk.counts());
@@ -197,6 +203,11 @@ impl Limiter {
     /// How the shards do that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardState> {
         self.shared.desk.shards()
+    }
+
+    /// What the asks of each shard have come to, in order of their numbers.
+    pub fn tallies(&self) -> Vec<ShardTally> {
+        self.shared.desk.tallies()
     }
 }
 

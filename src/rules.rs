@@ -35,6 +35,7 @@ pub use limit::{
 use std::num::NonZeroU8;
 use std::sync::Arc;
 
+use crate::metrics::Anchor;
 use crate::request::Entry;
 
 /// All rules of one version. Lookups never allocate.
@@ -76,6 +77,8 @@ pub struct Rule {
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
     /// One a level of the path, in order.
     pub levels: Box<[Level]>,
+    /// Where its decisions are counted.
+    pub meter: Anchor,
 }
 
 /// What a rule holds about one level of its path.

@@ -9,6 +9,7 @@ mod fault;
 mod leases;
 mod listeners;
 mod logging;
+mod metrics;
 pub mod redis;
 mod reference;
 mod rules;
@@ -27,6 +28,7 @@ pub use fault::{Fault, Faults};
 pub use leases::Leases;
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
+pub use metrics::Metrics;
 pub use rules::RulesSource;
 pub use secret::Secret;
 pub use store::StoreSettings;
@@ -49,6 +51,8 @@ pub struct Settings {
     pub leases: Leases,
     /// What is logged, and how.
     pub logging: Logging,
+    /// What is counted, and where it is shown.
+    pub metrics: Metrics,
     /// What requests in flight and leases to give back may take after a signal, up to an hour.
     pub drain: Duration,
     /// One line each for what was asked for and is not done; to be logged once logging is set up.
@@ -120,6 +124,7 @@ impl Settings {
         let leases = flags.leases.resolve(&mut faults);
         let drain = flags.leases.drain(&mut faults);
         let logging = flags.logging.resolve(&mut faults);
+        let metrics = flags.metrics.resolve(&mut faults);
         let mut warnings = reference::check(env, &mut faults);
         warnings.extend(flags.store.warning());
         let settings = || {
@@ -130,6 +135,7 @@ impl Settings {
                 answers: answers?,
                 leases: leases?,
                 logging: logging?,
+                metrics: metrics?,
                 drain: drain?,
                 warnings,
             })

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use crate::key::Key;
 use crate::request::{Few, Request};
-use crate::rules::{Algorithm, Limit, Rule};
+use crate::rules::{Algorithm, FailureMode, Limit, Rule};
 
 /// The answer to one request.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,6 +45,32 @@ pub struct Status<'r> {
     pub remaining: u32,
     /// Until the window ends, where that is known.
     pub reset_after: Option<Duration>,
+    /// What was counted, and how it was decided; `None` where nothing was.
+    pub counted: Option<Trace>,
+}
+
+/// How one descriptor's answer came about: for whoever observes decisions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trace {
+    /// Whose tokens were charged.
+    pub key: Key,
+    /// Hits that were charged, or would have been; 0 looks.
+    pub hits: u64,
+    /// The limit was exceeded, whether or not the rule's mode lets the request pass all the same.
+    pub over: bool,
+    /// Who decided.
+    pub how: How,
+}
+
+/// Who decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// This pod, from what it held or knew.
+    Local,
+    /// The store, while the request waited.
+    Leased,
+    /// The rule's failure mode, since the store did not answer.
+    Failure(FailureMode),
 }
 
 /// A limit and where it came from.
@@ -71,8 +98,8 @@ pub enum Outcome<'r> {
 pub struct Counted<'r> {
     /// The limit and its rule.
     pub applied: Applied<'r>,
-    /// The limit was exceeded.
-    pub over: bool,
+    /// What was charged, and how that was decided.
+    pub trace: Trace,
     /// Tokens that remain.
     pub remaining: u64,
     /// Until the window ends, where that is known.
@@ -134,7 +161,7 @@ fn tightest(outcomes: &[Outcome<'_>], statuses: &[Status<'_>], modes: Modes) -> 
 impl<'r> Outcome<'r> {
     /// Over its limit, and its rule is not in shadow mode.
     pub fn is_over(&self) -> bool {
-        matches!(self, Outcome::Counted(counted) if counted.over && !counted.in_shadow())
+        matches!(self, Outcome::Counted(counted) if counted.trace.over && !counted.in_shadow())
     }
 
     fn is_quota(&self, modes: Modes) -> bool {
@@ -154,6 +181,7 @@ impl<'r> Outcome<'r> {
                 limit: Some(counted.applied),
                 remaining: u32::try_from(counted.remaining).unwrap_or(u32::MAX),
                 reset_after: counted.reset_after(),
+                counted: Some(counted.trace),
             },
         }
     }
@@ -175,11 +203,27 @@ impl Counted<'_> {
     }
 }
 
+// === impl How ===
+
+impl How {
+    /// In a word, as metrics and logs say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            How::Local => "local",
+            How::Leased => "leased",
+            How::Failure(FailureMode::Local) => "failure_local",
+            How::Failure(FailureMode::Allow) => "failure_allow",
+            How::Failure(FailureMode::Deny) => "failure_deny",
+            How::Failure(FailureMode::Error) => "failure_error",
+        }
+    }
+}
+
 // === impl Status ===
 
 impl Status<'_> {
     fn ok(remaining: u32) -> Self {
-        Self { code: Code::Ok, limit: None, remaining, reset_after: None }
+        Self { code: Code::Ok, limit: None, remaining, reset_after: None, counted: None }
     }
 
     /// Whole seconds until the window ends, rounded up: a client that waits as long as it is told

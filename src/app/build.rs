@@ -11,6 +11,7 @@ use super::{App, Open, bind};
 use crate::control::Published;
 use crate::control::admin;
 use crate::control::health::Health;
+use crate::control::metrics::{self, Exposed};
 use crate::control::snapshot::Snapshot;
 use crate::control::source::Directory;
 use crate::control::status::{Start, Status};
@@ -19,8 +20,10 @@ use crate::grpc::serve::{ConnectionAge, Listener};
 use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
+use crate::metrics::{self as counting, Meters};
+use crate::observe::Observers;
 use crate::settings::{
-    Answers, GrpcListen, Leases, Listeners, RulesSource, Settings, StoreSettings,
+    Answers, GrpcListen, Leases, Listeners, Metrics, RulesSource, Settings, StoreSettings,
 };
 use crate::store::memory::MemoryStore;
 use crate::store::per_second::PerSecond;
@@ -54,6 +57,7 @@ struct Bound {
     grpc_at: String,
     http: tokio::net::TcpListener,
     debug: tokio::net::TcpListener,
+    metrics: Option<tokio::net::TcpListener>,
 }
 
 // === impl BuildError ===
@@ -79,8 +83,8 @@ impl App {
         clock: Clock,
         log: Option<Spool>,
     ) -> Result<Self, BuildError> {
-        let Settings { listeners, rules, store, answers, leases, drain, .. } = settings;
-        let bound = bound(&listeners).await?;
+        let Settings { listeners, rules, store, answers, leases, metrics, drain, .. } = settings;
+        let bound = bound(&listeners, &metrics).await?;
         let published = Arc::new(Published::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let watcher = watch(&rules, &published, snapshot.clone()).await?;
@@ -90,8 +94,14 @@ impl App {
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
+        let meters = metrics.counts_decisions.then(|| meters(&answers, &metrics));
+        let observers = match &meters {
+            Some(meters) => Observers::default().with_meters(meters.clone()),
+            None => Observers::default(),
+        };
         let intake =
-            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max);
+            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
+                .observed_by(observers);
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
@@ -105,22 +115,27 @@ impl App {
             runtime: Handle::current().metrics(),
         };
         let asked = limiter.clone();
-        let admin = admin::routes(Status {
+        let status = Status {
             start: start.clone(),
             published: Arc::clone(&published),
             store: where_counts_live,
             shards: Arc::new(move || asked.shards()),
             counts: Arc::new(move || parts.counts()),
-        });
+        };
+        let asked = limiter.clone();
+        let tallies = Arc::new(move || asked.tallies());
+        let exposed = Exposed { meters, status: status.clone(), tallies, more: Vec::new() };
+        let admin = admin::routes(status).merge(metrics::routes("/metrics", exposed.clone()));
         let age = ConnectionAge {
             age: listeners.max_connection_age,
             grace: listeners.max_connection_age_grace,
         };
-        let Bound { grpc, http, debug, .. } = bound;
+        let Bound { grpc, http, debug, metrics: listener, .. } = bound;
         Ok(Self {
             grpc,
             http,
             debug,
+            metrics: listener.map(|it| (it, metrics::routes(&metrics.path, exposed))),
             age,
             admin,
             intake,
@@ -161,7 +176,7 @@ impl Parts {
     }
 }
 
-async fn bound(listeners: &Listeners) -> Result<Bound, BuildError> {
+async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildError> {
     let (grpc, grpc_at) = match &listeners.grpc {
         GrpcListen::Tcp(address) => {
             let listener = bind::tcp(address, "gRPC", "GRPC_PORT").await?;
@@ -174,7 +189,27 @@ async fn bound(listeners: &Listeners) -> Result<Bound, BuildError> {
     };
     let http = bind::tcp(&listeners.http, "HTTP", "PORT").await?;
     let debug = bind::tcp(&listeners.debug, "the debug page", "DEBUG_PORT").await?;
-    Ok(Bound { grpc, grpc_at, http, debug })
+    let metrics = match &metrics.listen {
+        Some(address) => Some(bind::tcp(address, "metrics", "PROMETHEUS_ADDR").await?),
+        None => None,
+    };
+    Ok(Bound { grpc, grpc_at, http, debug, metrics })
+}
+
+fn meters(answers: &Answers, metrics: &Metrics) -> Meters {
+    Meters::new(counting::Options {
+        near_limit_ratio: answers.near_limit_ratio,
+        series_max: metrics.series_max,
+        modes: modes(answers),
+    })
+}
+
+fn modes(answers: &Answers) -> Modes {
+    Modes {
+        shadow: answers.shadow_mode,
+        quota: answers.quota_mode,
+        metadata: answers.dynamic_metadata,
+    }
 }
 
 /// Starts to watch the rules. Bad rules are logged and leave the process without any, as the
@@ -228,11 +263,7 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
         // Drawn from the system's randomness, as every hash map's seed.
         pod: RandomState::new().hash_one(()),
         hasher: KeyHasher::new(leases.key_secret.reveal()),
-        modes: Modes {
-            shadow: answers.shadow_mode,
-            quota: answers.quota_mode,
-            metadata: answers.dynamic_metadata,
-        },
+        modes: modes(answers),
         unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
     };
     Limiter::new(store, clock, options)
@@ -246,12 +277,16 @@ fn unix_time() -> Duration {
 
 fn greeting(bound: &Bound, store: &str, published: &Published) -> Result<String, BuildError> {
     let (http, debug) = (bind::local(&bound.http)?, bind::local(&bound.debug)?);
+    let metrics = match &bound.metrics {
+        Some(listener) => format!(", metrics on {}", bind::local(listener)?),
+        None => String::new(),
+    };
     let rules = published.current().map_or(0, |rules| rules.len());
     let entry = r#"{"key":"generic_key","value":"hello"}"#;
     let sample = format!(r#"{{"domain":"demo","descriptors":[{{"entries":[{entry}]}}]}}"#);
     Ok(format!(
-        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}; store: {store}; rules: {rules}; \
-         try: curl -d '{sample}' http://{}/json",
+        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}{metrics}; store: {store}; \
+         rules: {rules}; try: curl -d '{sample}' http://{}/json",
         bound.grpc_at,
         bind::reachable(http)
     ))

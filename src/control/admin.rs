@@ -23,7 +23,8 @@ pub fn routes(status: Status) -> Router {
 
 async fn index(State(status): State<Status>) -> impl IntoResponse {
     let page = format!(
-        "ratelease {}\n\n/          this page\n/rlconfig  the rules in force, one a line\n\
+        "ratelease {}\n\n/          this page\n/metrics   for Prometheus\n\
+         /rlconfig  the rules in force, one a line\n\
          /status    what follows, and more, as JSON\n\n{}",
         env!("CARGO_PKG_VERSION"),
         status.lines(),

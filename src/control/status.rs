@@ -114,7 +114,8 @@ impl Status {
         lines
     }
 
-    fn counts(&self) -> BTreeMap<&'static str, u64> {
+    /// What has happened since the process began, by name.
+    pub(super) fn counts(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = BTreeMap::new();
         for (name, count) in (self.counts)() {
             let sum: &mut u64 = counts.entry(name).or_default();

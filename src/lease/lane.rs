@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::breaker::{Breaker, Position};
+use super::tally::{ShardTally, Tally};
 use super::{BATCH_MAX, EXCHANGE_MAX, Reply, Shared, nanos};
 use crate::store::{Ask, Grant, StoreError};
 use crate::time::Time;
@@ -44,6 +45,7 @@ pub(super) struct Lane {
     breaker: Mutex<Breaker>,
     /// In nanoseconds. The last one if that took longer than before, else a moving average.
     round_trip: AtomicU64,
+    tally: Tally,
 }
 
 // === impl Lane ===
@@ -51,7 +53,7 @@ pub(super) struct Lane {
 impl Lane {
     pub(super) fn new(shard: usize) -> Arc<Self> {
         let round_trip = AtomicU64::new(nanos(ROUND_TRIP_FIRST));
-        Arc::new(Self { shard, breaker: Mutex::default(), round_trip })
+        Arc::new(Self { shard, breaker: Mutex::default(), round_trip, tally: Tally::default() })
     }
 
     /// Whether an ask may go out.
@@ -69,6 +71,10 @@ impl Lane {
         }
     }
 
+    pub(super) fn tally(&self) -> ShardTally {
+        self.tally.of(self.shard)
+    }
+
     pub(super) fn round_trip(&self) -> Duration {
         Duration::from_nanos(self.round_trip.load(Ordering::Relaxed))
     }
@@ -79,6 +85,7 @@ impl Lane {
         while asks.recv_many(&mut batch, BATCH_MAX).await > 0 {
             let asked_at = shared.clock.now();
             let outcomes = self.carry(&shared, &batch, asked_at, &mut asks).await;
+            self.tally.note_took(shared.clock.now().since(asked_at), batch.len());
             let mut outcomes = outcomes.into_iter();
             for ask in batch.drain(..) {
                 let outcome = outcomes.next().unwrap_or(Err(StoreError::TimedOut));
@@ -129,6 +136,7 @@ impl Lane {
     }
 
     fn note(&self, ask: &Ask, outcome: &Result<Grant, StoreError>, now: Time) {
+        self.tally.note(ask, outcome);
         let good = match outcome {
             Ok(_) => true,
             // It answers, and others may be served.

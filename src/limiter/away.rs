@@ -13,6 +13,7 @@ use crate::rules::{Algorithm, FailureMode, Limit};
 use crate::store::memory::MemoryStore;
 use crate::store::{Ask, Back, Count, Grant, StoreError};
 use crate::time::{Clock, Time};
+use crate::verdict::How;
 
 /// Keys that a pod counts by itself at most: some 8 MiB of them. One that finds no room is denied,
 /// since nobody counts it.
@@ -138,5 +139,5 @@ impl Away {
 
 fn settled(mode: FailureMode, over: bool, remaining: u64) -> Settled {
     let standing = Standing { remaining, reset_after: None };
-    Settled { over, taken: Lot::default(), standing, mode: Some(mode) }
+    Settled { over, taken: Lot::default(), standing, how: How::Failure(mode) }
 }

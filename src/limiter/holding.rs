@@ -10,7 +10,7 @@ use super::{Request, Shared, StoreError, Time, Verdict};
 use crate::key::Key;
 use crate::request::Few;
 use crate::rules::FailureMode;
-use crate::verdict::{self, Code, Counted, Outcome};
+use crate::verdict::{self, Code, Counted, How, Outcome, Trace};
 
 /// The state of a request between its first charge and its verdict.
 pub(super) struct Holding<'a, 'r> {
@@ -79,7 +79,8 @@ impl<'a, 'r> Holding<'a, 'r> {
         }
         for (at, place) in queued {
             let charge = place.charge;
-            words.push((at, charge, place.wait(deadline).await));
+            let word = place.wait(deadline).await;
+            words.push((at, charge, word.map(|settled| Settled { how: How::Leased, ..settled })));
         }
         let mut failed = None;
         for (at, charge, word) in words {
@@ -158,7 +159,8 @@ impl<'a, 'r> Holding<'a, 'r> {
             if settled.taken.tokens > 0 {
                 self.shared.put_back(charge, settled.taken);
                 settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
-            } else if settled.mode.take() == Some(FailureMode::Local) && !settled.over {
+            } else if settled.how == How::Failure(FailureMode::Local) && !settled.over {
+                settled.how = How::Local; // once
                 self.shared.return_own(charge);
             }
         }
@@ -178,14 +180,15 @@ fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Outcome<'r
         Resolved::Unlimited => return Outcome::Unlimited,
         Resolved::Charged(charge) => charge,
     };
-    let limit = charge.applied.limit.capacity();
-    let (over, standing) = match attempt {
-        Some(Attempt::Settled(settled)) => (settled.over, settled.standing),
-        Some(Attempt::Short(standing)) => (false, *standing),
-        None => (false, Standing { remaining: limit, reset_after: None }),
+    let capacity = charge.applied.limit.capacity();
+    let (over, how, standing) = match attempt {
+        Some(Attempt::Settled(settled)) => (settled.over, settled.how, settled.standing),
+        Some(Attempt::Short(standing)) => (false, How::Local, *standing),
+        None => (false, How::Local, Standing { remaining: capacity, reset_after: None }),
     };
+    let trace = Trace { key: charge.key(), hits: charge.hits, over, how };
     let Standing { remaining, reset_after } = standing;
-    Outcome::Counted(Counted { applied: charge.applied, over, remaining, reset_after })
+    Outcome::Counted(Counted { applied: charge.applied, trace, remaining, reset_after })
 }
 
 // === impl Queued ===

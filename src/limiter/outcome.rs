@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::wait::Promise;
 use crate::buffer::Lot;
-use crate::rules::FailureMode;
 use crate::time::Time;
+use crate::verdict::How;
 
 /// What became of a charge, or did not yet.
 #[derive(Debug, Clone, Copy)]
@@ -25,8 +25,8 @@ pub(super) struct Settled {
     pub(super) taken: Lot,
     /// How the key stands after it.
     pub(super) standing: Standing,
-    /// The failure mode that answered in the store's place; `None` for the store's own tokens.
-    pub(super) mode: Option<FailureMode>,
+    /// Who decided.
+    pub(super) how: How,
 }
 
 /// How a key stands.

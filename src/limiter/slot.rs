@@ -25,7 +25,7 @@ use crate::lease::size::{Demand, Need};
 use crate::rules::{Algorithm, Limit, Rule};
 use crate::store::{Ask, Grant, StoreError};
 use crate::time::{Coarse, Time};
-use crate::verdict::Applied;
+use crate::verdict::{Applied, How};
 use terms::Held;
 
 /// A key that has lain so long is idle: what it holds above its allowance goes back.
@@ -341,7 +341,7 @@ impl Slot {
                 Take::Short => return None,
             }
         };
-        Some(Settled { over, taken, standing: self.standing(limit, now), mode: None })
+        Some(Settled { over, taken, standing: self.standing(limit, now), how: How::Local })
     }
 
     fn standing(&self, limit: Limit, now: Time) -> Standing {

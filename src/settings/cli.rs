@@ -16,6 +16,7 @@ use super::answers::AnswerFlags;
 use super::leases::LeaseFlags;
 use super::listeners::ListenerFlags;
 use super::logging::LoggingFlags;
+use super::metrics::MetricsFlags;
 use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
 use crate::cli::bench::Bench;
@@ -67,6 +68,8 @@ pub struct ServeFlags {
     pub(super) leases: LeaseFlags,
     #[command(flatten)]
     pub(super) logging: LoggingFlags,
+    #[command(flatten)]
+    pub(super) metrics: MetricsFlags,
 }
 
 /// The name the program was run under; it decides the defaults.

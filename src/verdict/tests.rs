@@ -6,6 +6,7 @@ use serde_json::json;
 use smallvec::smallvec;
 
 use super::*;
+use crate::metrics::Anchor;
 use crate::request::{Descriptor, Entry};
 use crate::rules::{Allowance, FailureMode, Leasing, Unit};
 
@@ -26,12 +27,17 @@ fn rule() -> Rule {
         shards: NonZeroU8::MIN,
         metadata: None,
         levels: Box::default(),
+        meter: Anchor::default(),
     }
 }
 
 fn counted(rule: Rule, over: bool, remaining: u64) -> Outcome<'static> {
     let applied = Applied { limit: MINUTE, rule: Some(Box::leak(Box::new(Arc::new(rule)))) };
-    Outcome::Counted(Counted { applied, over, remaining, reset_after: None })
+    Outcome::Counted(Counted { applied, trace: trace(over), remaining, reset_after: None })
+}
+
+fn trace(over: bool) -> Trace {
+    Trace { key: Key::for_test(1), hits: 1, over, how: How::Local }
 }
 
 fn plain(over: bool) -> Outcome<'static> {
@@ -111,7 +117,8 @@ fn a_window_that_lies_ahead_resets_after_its_unit_at_most() {
         let limit = Limit { algorithm, ..MINUTE };
         let applied = Applied { limit, rule: None };
         let reset_after = Some(Duration::from_secs(after));
-        Outcome::Counted(Counted { applied, over: false, remaining: 1, reset_after }).status()
+        Outcome::Counted(Counted { applied, trace: trace(false), remaining: 1, reset_after })
+            .status()
     };
     for (algorithm, after, told) in [
         (Algorithm::FixedWindow, 59, 59),
@@ -128,7 +135,8 @@ fn a_window_that_lies_ahead_resets_after_its_unit_at_most() {
 fn seconds_until_reset_are_rounded_up() {
     for (millis, seconds) in [(1, 1), (1_000, 1), (1_001, 2), (58_000, 58)] {
         let reset_after = Some(Duration::from_millis(millis));
-        let status = Status { code: Code::Ok, limit: None, remaining: 0, reset_after };
+        let status =
+            Status { code: Code::Ok, limit: None, remaining: 0, reset_after, counted: None };
         assert_eq!(status.reset_seconds(), Some(seconds));
     }
 }

@@ -20,6 +20,8 @@ mod deploy;
 mod input;
 /// Start and end of the process: what it says when it cannot start, signals, the drain.
 mod life;
+/// What `/metrics` shows, and that the docs name all of it.
+mod metrics;
 /// The tests' own tools: children end with the test, loads count what came back.
 mod rig;
 /// The contract of `Store`, kept by every implementation.

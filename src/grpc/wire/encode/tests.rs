@@ -31,8 +31,10 @@ fn answer<'r>(rule: &'r Arc<Rule>, units: u32) -> Answer<'r> {
         limit: Some(Applied { limit, rule: Some(rule) }),
         remaining: 7,
         reset_after: Some(Duration::from_millis(8_500)),
+        counted: None,
     };
-    let free = Status { code: Code::Ok, limit: None, remaining: 0, reset_after: None };
+    let (limit, reset_after) = (None, None);
+    let free = Status { code: Code::Ok, limit, remaining: 0, reset_after, counted: None };
     let now = Status { reset_after: Some(Duration::ZERO), ..free };
     let metadata = json!({
         "domain": "d", "none": null, "is": true, "not": false, "zero": 0, "many": [1, -2.5, "", {}],

@@ -1,0 +1,53 @@
+//! What is told of each decision, to whoever keeps count of them.
+//!
+//! Runs on the way of every request: what is done here takes no lock and touches no counter that
+//! all cores share, and allocates nothing for a request of the common kind.
+
+use std::time::Duration;
+
+use crate::intake::Refusal;
+use crate::metrics::Meters;
+use crate::request::Request;
+use crate::verdict::Verdict;
+
+/// A request that was decided.
+#[derive(Debug, Clone, Copy)]
+pub struct Decision<'a, 'q, 'r> {
+    /// What was asked.
+    pub request: &'a Request<'q>,
+    /// What was answered.
+    pub verdict: &'a Verdict<'r>,
+    /// From the decoded request to the verdict, with what it waited for leases and slots.
+    pub took: Duration,
+}
+
+/// Whoever keeps count. A handle: clones share everything.
+#[derive(Debug, Clone, Default)]
+pub struct Observers {
+    meters: Option<Meters>,
+}
+
+// === impl Observers ===
+
+impl Observers {
+    /// The same, and `meters` count.
+    #[must_use]
+    pub fn with_meters(mut self, meters: Meters) -> Self {
+        self.meters = Some(meters);
+        self
+    }
+
+    /// Takes note of a decision.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+        if let Some(meters) = &self.meters {
+            meters.note(decision);
+        }
+    }
+
+    /// Takes note of a request that got no verdict.
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        if let Some(meters) = &self.meters {
+            meters.note_refusal(refusal);
+        }
+    }
+}
