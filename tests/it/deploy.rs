@@ -4,6 +4,7 @@
 mod board;
 mod live;
 mod prometheus;
+mod scene;
 
 use std::collections::BTreeSet;
 use std::fs;
