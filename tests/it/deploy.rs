@@ -1,5 +1,5 @@
-//! What `deploy/` ships: rules that promtool accepts and tests, a runbook for each alert, files that
-//! are not stale, and a dashboard whose every query a real Prometheus answers from a real pod.
+//! What `deploy/` ships: rules that promtool accepts and tests, a runbook for each alert, files
+//! that are not stale, and a dashboard whose every query a real Prometheus answers from a real pod.
 
 mod board;
 mod live;

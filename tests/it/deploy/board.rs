@@ -50,8 +50,8 @@ fn a_query_is_asked_with_its_variables_replaced() {
             {"name": "job", "type": "query", "allValue": ".*", "definition": "label_values(a, b)"},
         ]},
         "panels": [
-            {"title": "row"},
-            {"title": "two", "targets": [{"expr": "a{b=~\"$job\"}[$__rate_interval]"}, {"expr": "c"}]},
+            {"type": "row"},
+            {"targets": [{"expr": "a{b=~\"$job\"}[$__rate_interval]"}, {"expr": "c"}]},
         ],
     });
     assert_eq!(queries(&board), ["a{b=~\".*\"}[10s]", "c"]);

@@ -53,8 +53,8 @@ const CLIENTS: usize = 2;
 // === impl Scene ===
 
 impl Scene {
-    /// Starts all of it, with a pod on the nodes of a Redis Cluster, or on whatever `env` says; waits
-    /// until some samples are there.
+    /// Starts all of it, with a pod on the nodes of a Redis Cluster, or on whatever `env` says;
+    /// waits until some samples are there.
     pub(super) async fn set(redis: &[SocketAddr], env: &[(&str, &str)]) -> Self {
         let rules = rules();
         let metrics = format!("127.0.0.1:{}", free_port());
