@@ -11,6 +11,7 @@ mod failure;
 mod fault;
 mod field;
 mod file;
+mod handful;
 mod lease;
 mod limit;
 mod metadata;
@@ -42,7 +43,7 @@ use crate::request::Entry;
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,
-    domains: tree::TextMap<tree::Branch>,
+    domains: handful::Handful<tree::Branch>,
     /// In order of their paths.
     rules: Vec<Arc<Rule>>,
 }
@@ -91,6 +92,8 @@ pub struct Level {
     pub value_to_metric: bool,
     /// How the level was configured, which decides how the stats key shows it.
     pub matched: Matched,
+    /// Where the level's text begins in the rule's path, in bytes.
+    pub start: u32,
 }
 
 /// How a level of a rule's path was configured.
@@ -152,6 +155,18 @@ pub struct Loaded {
     pub warnings: Vec<Fault>,
 }
 
+// === impl Rule ===
+
+impl Rule {
+    /// The path taken apart: the domain, then each level. A dot may be a part of any of them.
+    pub fn steps(&self) -> impl Iterator<Item = &str> {
+        let starts = self.levels.iter().map(|level| level.start as usize);
+        let ends = starts.clone().map(|start| start.saturating_sub(1)).chain([self.path.len()]);
+        let steps = std::iter::once(0).chain(starts).zip(ends);
+        steps.map(|(start, end)| self.path.get(start..end).unwrap_or_default())
+    }
+}
+
 // === impl Rules ===
 
 impl Rules {
@@ -197,7 +212,7 @@ impl Rules {
 
     /// The domains, in order of their names.
     pub fn domains(&self) -> impl Iterator<Item = &str> {
-        let mut names: Vec<&str> = self.domains.keys().map(AsRef::as_ref).collect();
+        let mut names: Vec<&str> = self.domains.keys().collect();
         names.sort_unstable();
         names.into_iter()
     }
