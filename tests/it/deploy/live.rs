@@ -76,8 +76,8 @@ async fn envoy_gateways(scene: &Scene) {
         queries.push(format!("(process_{size}_memory_bytes{of_pods})/1000000"));
     }
     scene.finds_each(queries.clone()).await;
-    // Three pass in an hour, of which the third is near the limit.
-    scene.finds(&format!("{} > 3", queries[0])).await;
+    // Fifty pass in an hour, of which the last ten are near the limit.
+    scene.finds(&format!("{} > 50", queries[0])).await;
     scene.finds(&format!("{} > 0", queries[2])).await;
 }
 
