@@ -14,6 +14,8 @@ mod support;
 mod accuracy;
 /// The reference's contract, row by row, on every store.
 mod contract;
+/// What operators get in `deploy/`: alerts, their runbooks, a dashboard.
+mod deploy;
 /// Bad requests, over gRPC and over `/json`: each gets its reason and disturbs nobody.
 mod input;
 /// Start and end of the process: what it says when it cannot start, signals, the drain.
