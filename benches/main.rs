@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, reason = "a bench that cannot be set up has nothing to measure")]
 
 mod decide;
+mod hot;
 mod note;
 mod rules;
 
@@ -12,6 +13,7 @@ criterion::criterion_main!(
     decide::benches,
     decide::parts::benches,
     decide::frame::benches,
+    hot::benches,
     note::benches,
     rules::benches
 );

@@ -10,6 +10,7 @@ use ratelease::metrics::Meters;
 use ratelease::observe::Decision;
 use ratelease::request::{Descriptor, Entry, Request};
 use ratelease::rules::{self, Allowance, Lookup, Rules, Source};
+use ratelease::time::Time;
 use ratelease::verdict::{Applied, Counted, How, Modes, Outcome, Trace, Verdict};
 use smallvec::smallvec;
 
@@ -56,7 +57,8 @@ fn by_rule(c: &mut Criterion) {
         let request = request(key);
         let verdict = verdict(&rules, &request);
         let took = Duration::from_micros(2);
-        let decision = Decision { request: &request, verdict: &verdict, took };
+        let decision =
+            Decision { request: &request, verdict: &verdict, took, now: Time::default() };
         group.bench_function(key, |b| b.iter(|| meters.note(black_box(&decision))));
     }
     group.finish();
@@ -70,7 +72,7 @@ fn by_threads(c: &mut Criterion) {
     let request = request("plain");
     let verdict = verdict(&rules, &request);
     let took = Duration::from_micros(2);
-    let decision = Decision { request: &request, verdict: &verdict, took };
+    let decision = Decision { request: &request, verdict: &verdict, took, now: Time::default() };
     let mut group = c.benchmark_group("note_by_threads");
     for threads in [1, 2] {
         group.bench_function(threads.to_string(), |b| {

@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod health;
+pub mod live;
 pub mod metrics;
 pub mod snapshot;
 pub mod source;

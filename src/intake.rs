@@ -1,6 +1,7 @@
 //! What every door, gRPC or HTTP, does with a request: check it, decide it, or say why not.
 
 mod gate;
+mod headers;
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::control::Published;
 use crate::limiter::Limiter;
 use crate::observe::{Decision, Observers};
 use crate::request::Request;
-use crate::settings::HeaderNames;
+use crate::settings::Headers;
 use crate::store::{Count, StoreError};
 use crate::time::Time;
 use crate::verdict::Verdict;
@@ -30,7 +31,7 @@ pub const ENTRIES_MAX: usize = 64;
 pub struct Intake {
     limiter: Limiter,
     published: Arc<Published>,
-    headers: Option<Arc<HeaderNames>>,
+    headers: Option<Arc<Headers>>,
     gate: Gate,
     observers: Observers,
 }
@@ -89,7 +90,7 @@ impl Intake {
     pub fn new(
         limiter: Limiter,
         published: Arc<Published>,
-        headers: Option<HeaderNames>,
+        headers: Option<Headers>,
         calls_max: usize,
     ) -> Self {
         let (headers, gate) = (headers.map(Arc::new), Gate::new(calls_max));
@@ -162,12 +163,13 @@ impl Intake {
     }
 
     fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>, start: Time) -> Answer<'r> {
-        let took = self.limiter.clock().now().since(start);
-        self.observers.note(&Decision { request, verdict: &verdict, took });
+        let now = self.limiter.clock().now();
+        let took = now.since(start);
+        self.observers.note(&Decision { request, verdict: &verdict, took, now });
         if tracing::enabled!(Level::DEBUG) {
             tell(request, &verdict);
         }
-        let headers = self.headers.as_deref().and_then(|names| headers(names, &verdict));
+        let headers = self.headers.as_deref().map(|headers| headers::of(headers, &verdict));
         Answer { verdict, headers: headers.unwrap_or_default() }
     }
 }
@@ -196,17 +198,6 @@ fn tell(request: &Request<'_>, verdict: &Verdict<'_>) {
         let rule = rule.as_deref().unwrap_or("none or override");
         debug!(rule, code = ?status.code, remaining = status.remaining, "decided");
     }
-}
-
-fn headers(names: &HeaderNames, verdict: &Verdict<'_>) -> Option<Vec<(String, String)>> {
-    let status = verdict.statuses.get(verdict.tightest?)?;
-    let requests = status.limit.as_ref()?.limit.requests_per_unit;
-    let reset = status.reset_seconds().unwrap_or_default();
-    Some(vec![
-        (names.limit.clone(), requests.to_string()),
-        (names.remaining.clone(), status.remaining.to_string()),
-        (names.reset.clone(), reset.to_string()),
-    ])
 }
 
 impl fmt::Display for Fault {

@@ -6,11 +6,13 @@
 //! until a probe succeeds. Replies go to the function that the desk was opened with.
 
 mod breaker;
+mod heat;
 mod lane;
 pub mod size;
 mod tally;
 
 pub use breaker::Position;
+pub use heat::HotKey;
 pub use lane::ShardState;
 pub use tally::ShardTally;
 
@@ -132,8 +134,9 @@ impl Desk {
 
     /// How the shards do that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardState> {
+        let now = self.shared.clock.now();
         let lanes = self.lanes.lock();
-        let mut states: Vec<_> = lanes.states.values().map(|lane| lane.state()).collect();
+        let mut states: Vec<_> = lanes.states.values().map(|lane| lane.state(now)).collect();
         states.sort_by_key(|state| state.shard);
         states
     }

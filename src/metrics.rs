@@ -131,7 +131,7 @@ impl Meters {
 
     /// Counts a decision.
     pub fn note(&self, decision: &Decision<'_, '_, '_>) {
-        let Decision { request, verdict, took } = *decision;
+        let Decision { request, verdict, took, .. } = *decision;
         let shared = &*self.shared;
         shared.took.note(took);
         if verdict.code == Code::OverLimit {

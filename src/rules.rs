@@ -92,6 +92,8 @@ pub struct Level {
     pub value_to_metric: bool,
     /// How the level was configured, which decides how the stats key shows it.
     pub matched: Matched,
+    /// Where the level's text begins in the rule's path, in bytes.
+    pub start: u32,
 }
 
 /// How a level of a rule's path was configured.
@@ -151,6 +153,18 @@ pub struct Loaded {
     /// What loads, and may not do what its author meant; in order of file and place, at most 10
     /// 000.
     pub warnings: Vec<Fault>,
+}
+
+// === impl Rule ===
+
+impl Rule {
+    /// The path taken apart: the domain, then each level. A dot may be a part of any of them.
+    pub fn steps(&self) -> impl Iterator<Item = &str> {
+        let starts = self.levels.iter().map(|level| level.start as usize);
+        let ends = starts.clone().map(|start| start.saturating_sub(1)).chain([self.path.len()]);
+        let steps = std::iter::once(0).chain(starts).zip(ends);
+        steps.map(|(start, end)| self.path.get(start..end).unwrap_or_default())
+    }
 }
 
 // === impl Rules ===

@@ -6,6 +6,8 @@
 mod answers;
 mod cli;
 mod fault;
+mod headers;
+mod hot_keys;
 mod leases;
 mod listeners;
 mod logging;
@@ -15,6 +17,7 @@ mod reference;
 mod rules;
 mod secret;
 mod store;
+mod summary;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -22,9 +25,10 @@ mod value;
 use std::ffi::OsString;
 use std::time::Duration;
 
-pub use answers::{Answers, HeaderNames};
+pub use answers::Answers;
 pub use cli::{Cli, Command, Role, ServeFlags};
 pub use fault::{Fault, Faults};
+pub use headers::{HeaderNames, Headers};
 pub use leases::Leases;
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
@@ -32,9 +36,11 @@ pub use metrics::Metrics;
 pub use rules::RulesSource;
 pub use secret::Secret;
 pub use store::StoreSettings;
+pub use summary::Told;
 pub use value::HostPort;
 
 use crate::cli::bench::Bench;
+use crate::hot;
 
 /// Everything `serve` is told.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,6 +55,8 @@ pub struct Settings {
     pub answers: Answers,
     /// How tokens are leased and keys held.
     pub leases: Leases,
+    /// How the hottest keys are counted; `None` to do without.
+    pub hot_keys: Option<hot::Options>,
     /// What is logged, and how.
     pub logging: Logging,
     /// What is counted, and where it is shown.
@@ -57,6 +65,8 @@ pub struct Settings {
     pub drain: Duration,
     /// One line each for what was asked for and is not done; to be logged once logging is set up.
     pub warnings: Vec<String>,
+    /// All of it as flags, for people to see; no secret is in it.
+    pub summary: Vec<Told>,
 }
 
 /// What the command line asks for.
@@ -95,9 +105,11 @@ impl Task {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, SettingsError> {
         let role = Role::of(program);
-        match Cli::read(role, args, env)?.command {
+        let Cli { command, summary } = Cli::read(role, args, env)?;
+        match command {
             Command::Serve(flags) => {
-                Ok(Self::Serve(Box::new(Settings::resolve(role, &flags, env)?)))
+                let settings = Settings::resolve(role, &flags, env)?;
+                Ok(Self::Serve(Box::new(Settings { summary, ..settings })))
             }
             Command::Bench(bench) => Ok(Self::Bench(bench)),
         }
@@ -107,7 +119,8 @@ impl Task {
 // === impl Settings ===
 
 impl Settings {
-    /// What `flags` mean. `env` is asked only for variables that have no flag.
+    /// What `flags` mean, without a summary of them. `env` is asked only for variables that have no
+    /// flag.
     ///
     /// # Errors
     /// [`SettingsError::Faults`], with all of them.
@@ -123,6 +136,7 @@ impl Settings {
         let answers = flags.answers.resolve(&mut faults);
         let leases = flags.leases.resolve(&mut faults);
         let drain = flags.leases.drain(&mut faults);
+        let hot_keys = flags.hot_keys.resolve(&mut faults);
         let logging = flags.logging.resolve(&mut faults);
         let metrics = flags.metrics.resolve(&mut faults);
         let mut warnings = reference::check(env, &mut faults);
@@ -134,10 +148,12 @@ impl Settings {
                 store: store?,
                 answers: answers?,
                 leases: leases?,
+                hot_keys: hot_keys?,
                 logging: logging?,
                 metrics: metrics?,
                 drain: drain?,
                 warnings,
+                summary: Vec::new(),
             })
         };
         match settings() {

@@ -11,6 +11,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use prost::Message;
 use ratelease::control::Published;
 use ratelease::grpc;
+use ratelease::hot::{self, HotKeys};
 use ratelease::intake::Intake;
 use ratelease::key::KeyHasher;
 use ratelease::limiter::{Limiter, Options};
@@ -50,7 +51,8 @@ fn intake() -> Intake {
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
     let published = Arc::new(Published::new());
     published.publish(Arc::new(loaded.rules));
-    let observers = Observers::default().with_meters(Meters::default());
+    let hot_keys = HotKeys::new(hot::Options::default(), limiter.clock());
+    let observers = Observers::default().with_hot_keys(hot_keys).with_meters(Meters::default());
     Intake::new(limiter, published, None, 64).observed_by(observers)
 }
 

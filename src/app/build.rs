@@ -7,23 +7,26 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::runtime::{Handle, RuntimeMetrics};
 use tracing::error;
 
+use super::numbers::Counted;
 use super::{App, Open, bind};
 use crate::control::Published;
 use crate::control::admin;
 use crate::control::health::Health;
+use crate::control::live::Live;
+use crate::control::live::history::History;
 use crate::control::metrics::{self, Exposed};
 use crate::control::snapshot::Snapshot;
 use crate::control::source::Directory;
 use crate::control::status::{Start, Status};
 use crate::control::watch::{WatchPaths, Watcher};
 use crate::grpc::serve::{ConnectionAge, Listener};
+use crate::hot::HotKeys;
 use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
 use crate::metrics::{self as counting, Meters};
-use crate::observe::Observers;
 use crate::settings::{
-    Answers, GrpcListen, Leases, Listeners, Metrics, RulesSource, Settings, StoreSettings,
+    Answers, GrpcListen, Leases, Listeners, Metrics, RulesSource, Settings, StoreSettings, Told,
 };
 use crate::store::memory::MemoryStore;
 use crate::store::per_second::PerSecond;
@@ -84,6 +87,7 @@ impl App {
         log: Option<Spool>,
     ) -> Result<Self, BuildError> {
         let Settings { listeners, rules, store, answers, leases, metrics, drain, .. } = settings;
+        let Settings { hot_keys, summary, .. } = settings;
         let bound = bound(&listeners, &metrics).await?;
         let published = Arc::new(Published::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
@@ -94,10 +98,14 @@ impl App {
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
-        let meters = metrics.counts_decisions.then(|| meters(&answers, &metrics));
+        let counted = Counted {
+            meters: metrics.counts_decisions.then(|| meters(&answers, &metrics)),
+            hot_keys: hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default(),
+            limiter: limiter.clone(),
+        };
         let intake =
             Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
-                .observed_by(observers(meters.as_ref()));
+                .observed_by(counted.observers());
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
@@ -110,9 +118,11 @@ impl App {
             log,
             runtime: Handle::current().metrics(),
         };
-        let status = parts.status(&start, where_counts_live);
-        let exposed = exposed(meters, status.clone(), &limiter);
-        let admin = admin::routes(status).merge(metrics::routes("/metrics", exposed.clone()));
+        let exposed = parts.exposed(counted, start.clone(), where_counts_live, summary);
+        let live = Live::new(exposed.status.clone());
+        let admin = admin::routes(exposed.status.clone())
+            .merge(live.routes())
+            .merge(metrics::routes("/metrics", exposed.clone()));
         let age = ConnectionAge {
             age: listeners.max_connection_age,
             grace: listeners.max_connection_age_grace,
@@ -125,6 +135,7 @@ impl App {
             metrics: listener.map(|it| (it, metrics::routes(&metrics.path, exposed))),
             age,
             admin,
+            live,
             intake,
             limiter,
             published,
@@ -143,18 +154,6 @@ impl App {
 // === impl Parts ===
 
 impl Parts {
-    /// What the debug port tells.
-    fn status(self, start: &Start, store: String) -> Status {
-        let limiter = self.limiter.clone();
-        Status {
-            start: start.clone(),
-            published: Arc::clone(&self.published),
-            store,
-            shards: Arc::new(move || limiter.shards()),
-            counts: Arc::new(move || self.counts()),
-        }
-    }
-
     /// What has happened since the process began, and what is under way. Names may come twice.
     fn counts(&self) -> Vec<Count> {
         let Open { grpc, http } = &self.open;
@@ -172,6 +171,29 @@ impl Parts {
         counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
         counts.extend(self.log.iter().flat_map(Spool::counts));
         counts
+    }
+
+    /// All that the debug port tells.
+    fn exposed(
+        self,
+        counted: Counted,
+        start: Start,
+        store: String,
+        settings: Vec<Told>,
+    ) -> Exposed {
+        let meters = counted.meters.clone();
+        let (asked, tallied) = (self.limiter.clone(), self.limiter.clone());
+        let status = Status {
+            start,
+            published: Arc::clone(&self.published),
+            store,
+            shards: Arc::new(move || asked.shards()),
+            counts: Arc::new(move || self.counts()),
+            numbers: Arc::new(counted),
+            history: History::default(),
+            settings: settings.into(),
+        };
+        Exposed { meters, status, tallies: Arc::new(move || tallied.tallies()), more: Vec::new() }
     }
 }
 
@@ -193,20 +215,6 @@ async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildE
         None => None,
     };
     Ok(Bound { grpc, grpc_at, http, debug, metrics })
-}
-
-/// All that `/metrics` shows.
-fn exposed(meters: Option<Meters>, status: Status, limiter: &Limiter) -> Exposed {
-    let limiter = limiter.clone();
-    Exposed { meters, status, tallies: Arc::new(move || limiter.tallies()), more: Vec::new() }
-}
-
-fn observers(meters: Option<&Meters>) -> Observers {
-    let observers = Observers::default();
-    match meters {
-        Some(meters) => observers.with_meters(meters.clone()),
-        None => observers,
-    }
 }
 
 fn meters(answers: &Answers, metrics: &Metrics) -> Meters {

@@ -9,6 +9,7 @@ use super::*;
 use crate::key::Key;
 use crate::request::{Descriptor, Entry};
 use crate::rules::{self, Limit, Lookup, Rules, Source, Unit};
+use crate::time::Time;
 use crate::verdict::{Counted, How, Outcome};
 
 const RULES: &str = "
@@ -75,7 +76,7 @@ fn note_descriptor(
     };
     let verdict = Verdict::new(&request, &[outcome], modes);
     let took = Duration::from_micros(30);
-    meters.note(&Decision { request: &request, verdict: &verdict, took });
+    meters.note(&Decision { request: &request, verdict: &verdict, took, now: Time::default() });
 }
 
 /// The series of this name, each as its labels in one text, with its count.

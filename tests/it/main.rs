@@ -18,6 +18,8 @@ mod contract;
 mod input;
 /// Start and end of the process: what it says when it cannot start, signals, the drain.
 mod life;
+/// The live page of the debug port, in a headless Chromium.
+mod live;
 /// What `/metrics` shows, and that the docs name all of it.
 mod metrics;
 /// The tests' own tools: children end with the test, loads count what came back.
