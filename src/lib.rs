@@ -45,10 +45,10 @@
 //! [`request`] is a call in our types, [`rules`] what limits it, [`key`] the count's name.
 //! [`limiter`] decides on [`buffer`]s and [`verdict`] makes the answer of it;
 //! [`observe`] keeps count of that, [`hot`] of the hottest keys, in a [`sketch`].
-//! [`lease`] is the desk that asks the [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds
-//! what may change while running, [`settings`] what may not, [`telemetry`] the log, [`time`] the
-//! clock, [`invariant`] what must hold; [`cli`] is what the program does beside serving.
-//! [`supervise`] keeps tasks running, and [`app`] puts it all together.
+//! [`lease`] is the desk that asks the [`store`], whose arithmetic is [`algorithm`]'s. Beside them,
+//! [`control`] holds what may change while running, [`settings`] what may not, [`telemetry`] the
+//! log, [`time`] the clock, [`invariant`] what must hold; [`cli`] is what the program does beside
+//! serving. [`supervise`] keeps tasks running, and [`app`] puts it all together.
 
 #![forbid(unsafe_code)]
 
