@@ -1,10 +1,10 @@
 //! The most frequent keys of a stream, in memory that never grows.
 //!
 //! Space-Saving (Metwally, Agrawal, El Abbadi: "Efficient Computation of Frequent and Top-k
-//! Elements in Data Streams", ICDT 2005), in sets. A key belongs to one set of [`WAYS`] counters, which its
-//! hash chooses. A key that has a counter there counts on it. One that has none takes the smallest
-//! counter of the set over, with its count: so often may the key have been seen before it had a
-//! counter, and that is kept as its error.
+//! Elements in Data Streams", ICDT 2005), in sets. A key belongs to one set of [`WAYS`] counters,
+//! which its hash chooses. A key that has a counter there counts on it. One that has none takes the
+//! smallest counter of the set over, with its count: so often may the key have been seen before it
+//! had a counter, and that is kept as its error.
 //!
 //! Hence, of every key that has a counter, `at_least` ≤ true count ≤ `at_most`; and every key that
 //! makes up more than one part in [`WAYS`] of what its set has seen has a counter. Sets make a note

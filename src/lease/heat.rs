@@ -1,5 +1,5 @@
-//! The key that a shard is asked for most. A key lives on one shard, so a hot one is load that cannot
-//! be spread. Pure: time comes in as an argument.
+//! The key that a shard is asked for most. A key lives on one shard, so a hot one is load that
+//! cannot be spread. Pure: time comes in as an argument.
 
 use std::time::Duration;
 
