@@ -57,7 +57,11 @@ fn a_way_that_ends_early_says_what_there_was() {
 #[test]
 fn patterns_that_do_not_match_are_listed_up_to_a_number() {
     let many: String = (0..100)
-        .map(|n| format!("  - {{key: k, value: \"{n}*\", rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"))
+        .map(|n| {
+            format!(
+                "  - {{key: k, value: \"{n}*\", rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"
+            )
+        })
         .collect();
     let rules = compile(&format!("domain: d\ndescriptors:\n{many}")).rules;
     let trace = rules.trace("d", &entries("k=99z")).unwrap();
