@@ -46,7 +46,7 @@ pub(super) enum Severity {
 impl Report {
     /// Whether there is nothing to mend.
     pub(super) fn is_good(&self, is_strict: bool) -> bool {
-        self.rules.is_some() && !(is_strict && !self.findings.is_empty())
+        self.rules.is_some() && (!is_strict || self.findings.is_empty())
     }
 
     /// Prints each finding with its line of the source, and a summary.
