@@ -5,6 +5,15 @@
 #![allow(clippy::expect_used, reason = "a bench that cannot be set up has nothing to measure")]
 
 mod decide;
+mod hot;
+mod note;
 mod rules;
 
-criterion::criterion_main!(decide::benches, decide::parts::benches, rules::benches);
+criterion::criterion_main!(
+    decide::benches,
+    decide::parts::benches,
+    decide::frame::benches,
+    hot::benches,
+    note::benches,
+    rules::benches
+);

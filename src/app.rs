@@ -3,6 +3,7 @@
 mod background;
 mod bind;
 mod build;
+mod numbers;
 
 use std::io;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tracing::{info, warn};
 use crate::accept::OpenConnections;
 use crate::control::Published;
 use crate::control::health::Health;
+use crate::control::live::Live;
 use crate::control::snapshot::Snapshot;
 use crate::control::status::Start;
 use crate::control::watch::Watcher;
@@ -26,6 +28,8 @@ use crate::http;
 use crate::intake::Intake;
 use crate::limiter::Limiter;
 use crate::supervise::Supervisor;
+use crate::telemetry::push::Push;
+use crate::telemetry::trace::Tracer;
 
 use background::{Background, Page};
 pub use build::BuildError;
@@ -40,14 +44,19 @@ pub struct App {
     grpc: serve::Listener,
     http: TcpListener,
     debug: TcpListener,
+    /// With the page that it shows.
+    metrics: Option<(TcpListener, Router)>,
     age: ConnectionAge,
     admin: Router,
+    live: Live,
     intake: Intake,
     limiter: Limiter,
     published: Arc<Published>,
     health: Health,
     watcher: Watcher,
     snapshot: Option<Arc<Snapshot>>,
+    tracer: Tracer,
+    push: Option<Push>,
     supervisor: Supervisor,
     open: Open,
     start: Start,
@@ -71,11 +80,14 @@ struct Serving {
     /// Sending tells the gRPC listener, and then the HTTP ones, to take no more.
     end_grpc: watch::Sender<bool>,
     end_http: watch::Sender<bool>,
+    live: Live,
     open: OpenConnections,
     limiter: Limiter,
     health: Health,
     handle: HealthHandle,
     watcher: Watcher,
+    tracer: Tracer,
+    push: Option<Push>,
     drain_max: Duration,
 }
 
@@ -113,13 +125,23 @@ impl App {
         let mut side = Background::new(&supervisor);
         side.keep_health(published.clone(), health.clone(), handle.clone());
         side.keep_limiter(published, limiter.clone());
+        side.keep_live(self.live.clone());
         if let Some(snapshot) = self.snapshot {
             side.keep_snapshot(snapshot);
+        }
+        if self.tracer.is_on() {
+            side.keep_tracer(self.tracer.clone());
+        }
+        if let Some(push) = &self.push {
+            side.keep_push(push.clone());
         }
         let mut pages = Background::new(&supervisor);
         let routes = http::routes(intake.clone(), health.clone());
         let page = Page { routes, open: open.http, end: http_ended };
         pages.serve("the debug port", self.debug, Page { routes: self.admin, ..page.clone() })?;
+        if let Some((listener, routes)) = self.metrics {
+            pages.serve("the metrics port", listener, Page { routes, ..page.clone() })?;
+        }
         pages.serve("the HTTP port", self.http, page)?;
         let open = open.grpc;
         let door =
@@ -128,18 +150,21 @@ impl App {
         let grpc = tokio::spawn(serve::serve(self.grpc, door, stop));
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
-        let Self { watcher, drain: drain_max, .. } = self;
+        let Self { watcher, live, tracer, push, drain: drain_max, .. } = self;
         Ok(Serving {
             grpc,
             pages,
             side,
             end_grpc,
             end_http,
+            live,
             open,
             limiter,
             health,
             handle,
             watcher,
+            tracer,
+            push,
             drain_max,
         })
     }
@@ -160,11 +185,26 @@ impl Serving {
             }
             self.finish(self.drain_max - 2 * part).await;
         }
-        if timeout(part, self.limiter.close()).await.is_err() {
+        let (closed, told) =
+            tokio::join!(timeout(part, self.limiter.close()), timeout(part, self.tell()));
+        if closed.is_err() {
             warn!("not all leases could be given back; they end with their windows");
+        }
+        if told.is_err() {
+            warn!("the collector did not take the last spans and metrics in time");
         }
         drop(self.watcher);
         drop(self.side);
+    }
+
+    /// Sends what the collector has not been told.
+    async fn tell(&self) {
+        let push = async {
+            if let Some(push) = &self.push {
+                push.push().await;
+            }
+        };
+        tokio::join!(self.tracer.flush(), push);
     }
 
     /// Takes no more calls and lets those under way finish, within `limit`.
@@ -177,6 +217,7 @@ impl Serving {
             let _ = (&mut self.grpc).await;
             // Until here, so that `/healthcheck` says no while calls finish.
             self.end_http.send_replace(true);
+            self.live.end();
             self.pages.ended().await;
         };
         if timeout(limit, finished).await.is_err() {

@@ -15,11 +15,14 @@ use super::told;
 use crate::accept::OpenConnections;
 use crate::control::Published;
 use crate::control::health::Health;
+use crate::control::live::Live;
 use crate::control::snapshot::Snapshot;
 use crate::grpc::serve::HealthHandle;
 use crate::http;
 use crate::limiter::Limiter;
 use crate::supervise::Supervisor;
+use crate::telemetry::push::Push;
+use crate::telemetry::trace::Tracer;
 
 /// Supervised tasks; dropped, they end.
 pub(super) struct Background {
@@ -65,6 +68,21 @@ impl Background {
         self.keep("tidy", limiter.clone(), keep);
         let keep = |limiter: Limiter| async move { limiter.watch_idle().await };
         self.keep("idle", limiter, keep);
+    }
+
+    /// Counts each second for the live page.
+    pub(super) fn keep_live(&mut self, live: Live) {
+        self.keep("live", live, Live::run);
+    }
+
+    /// Sends spans to their collector.
+    pub(super) fn keep_tracer(&mut self, tracer: Tracer) {
+        self.keep("traces", tracer, Tracer::run);
+    }
+
+    /// Sends metrics to their collector.
+    pub(super) fn keep_push(&mut self, push: Push) {
+        self.keep("metrics", push, Push::run);
     }
 
     /// Writes the rules that come into force.

@@ -20,9 +20,15 @@ mod contract;
 mod input;
 /// Start and end of the process: what it says when it cannot start, signals, the drain.
 mod life;
+/// The live page of the debug port, in a headless Chromium.
+mod live;
+/// What `/metrics` shows, and that the docs name all of it.
+mod metrics;
 /// The tests' own tools: children end with the test, loads count what came back.
 mod rig;
 /// The contract of `Store`, kept by every implementation.
 mod store;
+/// Spans and metrics for a collector, samples in the log.
+mod telemetry;
 /// The text of the source: sizes, names, stray words, who may name whom.
 mod tidy;

@@ -8,6 +8,7 @@ use crate::rules::{Limit, Share};
 use crate::settings::StoreSettings;
 use crate::store::redis::slot_of;
 use crate::store::{Ask, Grant, StoreError};
+use crate::telemetry::trace::Tracer;
 
 /// One count.
 pub(super) struct Count {
@@ -76,7 +77,7 @@ pub(super) fn look(
     let runtime =
         runtime.map_err(|error| Trouble::new(format_args!("cannot look at Redis: {error}")))?;
     let (replies, servers): (Vec<_>, Vec<_>) = runtime.block_on(async {
-        let store = app::open(store);
+        let store = app::open(store, &Tracer::default());
         let replies = store.exchange(&asks).await;
         (replies, asks.iter().map(|ask| store.owner(ask)).collect())
     });

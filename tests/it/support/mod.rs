@@ -4,6 +4,8 @@
 // Each module uses its part.
 #![allow(dead_code, unused_imports)]
 
+pub(crate) mod chromium;
+pub(crate) mod collector;
 pub(crate) mod dice;
 pub(crate) mod envoy;
 pub(crate) mod faketime;
