@@ -56,8 +56,8 @@ enum Format {
 /// Reads, loads and tells.
 pub(super) fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> Ended {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
-    let default = [dir.dir.clone()];
-    let paths = if flags.paths.is_empty() { &default } else { &flags.paths[..] };
+    let default = std::slice::from_ref(&dir.dir);
+    let paths = if flags.paths.is_empty() { default } else { &flags.paths };
     let sources = source::read(paths, dir.reading())?;
     let report = check(&sources, Options { merge_domains: dir.merge_domains });
     match flags.format {

@@ -33,8 +33,12 @@ pub struct ExplainFlags {
     #[arg(long, value_name = "NAME")]
     domain: String,
     /// The request's descriptors: key=value,key=value
-    #[arg(value_name = "DESCRIPTOR", required = true, value_parser = Typed::parse)]
-    #[arg(help_heading = None, long_help = descriptor::NOTES)]
+    #[arg(
+        value_name = "DESCRIPTOR",
+        required = true,
+        value_parser = Typed::parse,
+        long_help = descriptor::NOTES
+    )]
     descriptors: Vec<Typed>,
     #[command(flatten)]
     out: OutFlags,
@@ -76,7 +80,7 @@ enum End<'r> {
 pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let store = source::resolved(|faults| flags.store.resolve(&flags.per_second, faults))?;
-    let rules = source::load(&[dir.dir.clone()], dir.reading())?.rules;
+    let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?.rules;
     let request = Request {
         domain: &flags.domain,
         descriptors: flags.descriptors.iter().map(Typed::descriptor).collect(),

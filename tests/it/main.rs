@@ -12,6 +12,8 @@ mod support;
 
 /// How near a fleet comes to one exact server, on real sockets.
 mod accuracy;
+/// The tools of the command line, as people run them.
+mod cli;
 /// The reference's contract, row by row, on every store.
 mod contract;
 /// What operators get in `deploy/`: alerts, their runbooks, a dashboard.

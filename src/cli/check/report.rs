@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use serde_json::{Value, json};
 
-use super::snippet::Snippet;
+use super::snippet::Cursor;
 use crate::cli::out::{Ink, Out, Trouble};
 use crate::cli::safe::Safe;
 use crate::rules::{Fault, Source};
@@ -46,12 +46,13 @@ pub(super) enum Severity {
 impl Report {
     /// Whether there is nothing to mend.
     pub(super) fn is_good(&self, is_strict: bool) -> bool {
-        self.rules.is_some() && !(is_strict && !self.findings.is_empty())
+        self.rules.is_some() && (!is_strict || self.findings.is_empty())
     }
 
     /// Prints each finding with its line of the source, and a summary.
     pub(super) fn text(&self, sources: &[Source], out: &mut Out) -> Result<(), Trouble> {
         let paint = out.paint();
+        let mut open: Option<(&str, Cursor<'_>)> = None;
         for Finding { severity, fault } in &self.findings {
             let Fault { file, line, column, message } = fault;
             let name = format!("{}:", severity.name());
@@ -61,10 +62,12 @@ impl Report {
                 paint.dye(severity.ink(), name),
                 Safe(message)
             ))?;
-            let source = sources.iter().find(|source| source.name == *file);
-            if let Some(snippet) =
-                source.and_then(|source| Snippet::new(&source.text, *line, *column))
-            {
+            if open.as_ref().is_none_or(|(name, _)| name != file) {
+                let source = sources.iter().find(|source| source.name == *file);
+                open = source.map(|source| (&*source.name, Cursor::new(&source.text)));
+            }
+            let snippet = open.as_mut().and_then(|(_, cursor)| cursor.snippet(*line, *column));
+            if let Some(snippet) = snippet {
                 out.line(snippet)?;
             }
             if out.is_closed() {

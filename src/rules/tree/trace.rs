@@ -1,6 +1,7 @@
 //! A lookup that tells what it met. What is taken is what `find` takes, by the same code; the rest
 //! is only listed beside it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Branch, Slot, Wild, composite};
@@ -87,10 +88,7 @@ impl Branch {
     /// Adds the patterns of this level, whose path is `path`, and of those below it. Levels are at
     /// most as deep as a file.
     pub(in crate::rules) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
-        let texts = self.keys.iter().flat_map(|(key, slot)| {
-            let values = slot.values.iter().map(move |(value, index)| (*index, key, &**value));
-            values.chain(slot.alone.map(|index| (index, key, "")))
-        });
+        let texts = self.keys.iter().flat_map(|(key, slot)| slot.nodes(key));
         let mut texts: Vec<(u32, &str, &str)> = texts.collect();
         texts.sort_unstable();
         let is_pattern =
@@ -124,7 +122,7 @@ impl Branch {
             taken: listed.iter().position(|(index, _)| Some(*index) == chosen),
             candidates: listed.into_iter().map(|(_, candidate)| candidate).collect(),
             unlisted,
-            keys: first_of(self.keys.iter().map(|(key, _)| key)),
+            keys: first_of(self.keys.keys()),
             values: self.keys.get(entry.key).map_or_else(Default::default, Slot::shown),
             rule: node.and_then(|node| node.rule.as_ref()),
             leads_on: node.is_some_and(|node| node.children.is_some()),
@@ -133,23 +131,25 @@ impl Branch {
 
     /// Every node that could match, with its index, in the order in which they are tried.
     fn listed(&self, entry: &Entry<'_>) -> Vec<(u32, Candidate<'_>)> {
-        let slot = self.keys.get_pair(entry.key);
+        let slot = self.keys.iter().find(|(key, _)| *key == entry.key);
         let exact = slot.and_then(|(key, slot)| {
             let (value, index) = slot.values.get_key_value(entry.value)?;
             Some((*index, Candidate { key, value, fit: Fit::Value, fits: true }))
         });
-        let by_value = slot.into_iter().flat_map(|(key, slot)| {
-            slot.wild_values.iter().map(move |wild| {
-                let fits = wild.pattern.matches(entry.value);
-                (wild.node, Candidate { key, value: slot.value_of(wild), fit: Fit::Pattern, fits })
-            })
-        });
-        let by_key = self.wild_keys.iter().filter_map(|wild| {
-            let (key, value) = self.text_of(wild)?;
-            let fits = wild.pattern.matches_joined(entry.key, entry.value);
+        let wild_values = slot.into_iter().flat_map(|(_, slot)| &slot.wild_values);
+        let by_value = wild_values.map(|wild| (wild, wild.pattern.matches(entry.value)));
+        let matches = |wild: &Wild| wild.pattern.matches_joined(entry.key, entry.value);
+        let by_key = self.wild_keys.iter().map(|wild| (wild, matches(wild)));
+        // As they were written, by their index.
+        let wild_slots = self.keys.iter().filter(|(key, _)| key.contains('*'));
+        let nodes = slot.into_iter().chain(wild_slots).flat_map(|(key, slot)| slot.nodes(key));
+        let written: HashMap<u32, (&str, &str)> =
+            nodes.map(|(index, key, value)| (index, (key, value))).collect();
+        let by_value_or_key = by_value.chain(by_key).filter_map(|(wild, fits)| {
+            let (key, value) = *written.get(&wild.node)?;
             Some((wild.node, Candidate { key, value, fit: Fit::Pattern, fits }))
         });
-        let mut patterns: Vec<_> = by_value.chain(by_key).collect();
+        let mut patterns: Vec<_> = by_value_or_key.collect();
         patterns.sort_by_key(|(index, _)| *index);
         // The value may be a pattern's own text.
         patterns.retain(|(index, _)| exact.is_none_or(|(exact, _)| exact != *index));
@@ -163,22 +163,15 @@ impl Branch {
         patterns.retain(|(index, _)| alone.is_none_or(|(alone, _)| alone != *index));
         exact.into_iter().chain(patterns).chain(alone).collect()
     }
-
-    /// Key and value that a pattern over both was written as.
-    fn text_of(&self, wild: &Wild) -> Option<(&str, &str)> {
-        self.keys.iter().filter(|(key, _)| key.contains('*')).find_map(|(key, slot)| {
-            let alone = (slot.alone == Some(wild.node)).then_some("");
-            let value = slot.values.iter().find(|(_, index)| **index == wild.node);
-            Some((key, alone.or_else(|| value.map(|(value, _)| &**value))?))
-        })
-    }
 }
 
 // === impl Slot ===
 
 impl Slot {
-    fn value_of(&self, wild: &Wild) -> &str {
-        self.values.iter().find(|(_, index)| **index == wild.node).map_or("", |(value, _)| value)
+    /// Its nodes: index, `key` and value.
+    fn nodes<'b>(&'b self, key: &'b str) -> impl Iterator<Item = (u32, &'b str, &'b str)> {
+        let values = self.values.iter().map(move |(value, index)| (*index, key, &**value));
+        values.chain(self.alone.map(|index| (index, key, "")))
     }
 
     fn shown(&self) -> (Vec<&str>, usize) {

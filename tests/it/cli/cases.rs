@@ -1,0 +1,82 @@
+//! `ratelease test`.
+
+use serde_json::json;
+
+use super::{files, root, run_in};
+
+const RULES: &str = "\
+domain: d
+descriptors:
+  - {key: k, rate_limit: {unit: hour, requests_per_unit: 2}}
+";
+
+const CASES: &str = "\
+rules: rules
+domain: d
+cases:
+  - name: two an hour
+    steps:
+      - request: {descriptors: [{k: a}]}
+        times: 2
+        expect: {code: ok, rule: d.k, remaining: 0}
+      - at: 59m59s
+        request: {descriptors: [{k: a}]}
+        expect: {code: over_limit}
+      - at: 1h
+        request: {descriptors: [{k: a}]}
+        expect: {code: ok, remaining: 1}
+";
+
+#[test]
+fn the_cases_of_the_repository_hold() {
+    let ran = run_in(root(), &["test", "tests/rules/cases/shop.yaml"], &[]);
+    assert!(ran.ended(0).out.ends_with(" in 1 file: 0 failed\n"), "{}", ran.out);
+}
+
+#[test]
+fn rules_are_found_from_the_file_of_cases() {
+    let dir = files(&[("x/rules/d.yaml", RULES), ("x/cases.yaml", CASES)]);
+    let ran = run_in(dir.path(), &["test", "x/cases.yaml"], &[]);
+    assert_eq!((&*ran.out, ran.status), ("1 case in 1 file: 0 failed\n", 0));
+}
+
+#[test]
+fn what_does_not_hold_is_told_with_its_place() {
+    let wrong = CASES.replace("59m59s", "1h").replace("remaining: 0", "remaining: 1");
+    let dir = files(&[("rules/d.yaml", RULES), ("cases.yaml", &wrong)]);
+    let ran = run_in(dir.path(), &["test", "cases.yaml"], &[]);
+    let expected = "\
+cases.yaml:8:50: failed: two an hour, time 2: expected remaining 1, got 0
+cases.yaml:11:24: failed: two an hour: expected code over_limit, got ok
+cases.yaml:14:39: failed: two an hour: expected remaining 1, got 0
+1 case in 1 file: 1 failed
+";
+    assert_eq!(ran.ended(1).out, expected);
+    let report = run_in(dir.path(), &["test", "--json", "cases.yaml"], &[]).ended(1).json();
+    let failure = &report["files"][0]["failures"][1];
+    assert_eq!((&failure["line"], &failure["got"]), (&json!(11), &json!("ok")));
+    assert_eq!(report["passed"], false);
+}
+
+#[test]
+fn a_faulty_file_of_cases_or_rules_ends_with_2_and_all_its_places() {
+    let wrong = CASES.replace("times:", "tims:").replace("code: ok, rule", "cod: ok, rule");
+    let dir = files(&[
+        ("rules/d.yaml", RULES),
+        ("cases.yaml", &wrong),
+        ("bad/d.yaml", "domain: d\nx: y\n"),
+        ("norules.yaml", &CASES.replace("rules: rules", "rules: bad")),
+        ("good.yaml", CASES),
+    ]);
+    let ran = run_in(dir.path(), &["test", "cases.yaml", "good.yaml"], &[]);
+    assert!(
+        ran.ended(2).err.contains("cases.yaml:7:9: a step has no 'tims'; did you mean 'times'?")
+    );
+    assert!(ran.err.contains("cases.yaml:8:18: an expectation has no 'cod'"), "{}", ran.err);
+    assert_eq!(ran.out, "1 case in 1 file: 0 failed\n", "the other file was played");
+    let ran = run_in(dir.path(), &["test", "norules.yaml"], &[]);
+    assert!(ran.ended(2).err.contains("norules.yaml: the rules are faulty"), "{}", ran.err);
+    run_in(dir.path(), &["test", "gone.yaml"], &[]).ended(2);
+    run_in(dir.path(), &["test", "rules"], &[]).ended(2);
+    run_in(dir.path(), &["test"], &[]).ended(2);
+}

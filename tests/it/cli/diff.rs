@@ -1,0 +1,65 @@
+//! `ratelease diff`.
+
+use serde_json::json;
+
+use super::{files, root, run_in};
+
+const OLD: &str = "\
+domain: d
+descriptors:
+  - {key: a, rate_limit: {unit: minute, requests_per_unit: 10}}
+  - {key: b, rate_limit: {unit: minute, requests_per_unit: 10}}
+  - {key: c, rate_limit: {unit: minute, requests_per_unit: 10}}
+";
+
+const NEW: &str = "\
+domain: d
+descriptors:
+  - {key: a, rate_limit: {unit: minute, requests_per_unit: 20}}
+  - {key: b, rate_limit: {unit: hour, requests_per_unit: 10}}
+  - {key: e, rate_limit: {unit: minute, requests_per_unit: 10}}
+";
+
+#[test]
+fn each_change_is_told_with_what_becomes_of_its_counts() {
+    let dir = files(&[("old.yaml", OLD), ("new.yaml", NEW)]);
+    let ran = run_in(dir.path(), &["diff", "old.yaml", "new.yaml"], &[]);
+    let expected = "\
+- d.c
+    allowed 10 requests in each window of one minute, aligned to the Unix epoch
++ d.e
+    allows 10 requests in each window of one minute, aligned to the Unix epoch
+~ d.a
+    requests_per_unit: 10 → 20
+    counts are kept
+~ d.b
+    unit: minute → hour
+    counts restart: what was spent is forgotten
+1 removed, 1 added, 2 changed (1 restarts its counts), 0 the same
+";
+    assert_eq!(ran.ended(1).out, expected);
+    let report = run_in(dir.path(), &["diff", "--json", "old.yaml", "new.yaml"], &[]).json();
+    assert_eq!(report["changed"][1]["counts"], "restart");
+    let setting = json!({ "name": "unit", "from": "minute", "to": "hour" });
+    assert_eq!(report["changed"][1]["settings"], json!([setting]));
+    assert_eq!(report["equal"], false);
+}
+
+#[test]
+fn the_same_rules_in_other_files_are_no_difference() {
+    let copy = std::fs::read_to_string(root().join("config/rules/shop.yaml")).unwrap();
+    let dir = files(&[("rules/other.yaml", &format!("# a remark\n{copy}"))]);
+    let old = root().join("config/rules/shop.yaml");
+    let args = ["diff".as_ref(), old.as_os_str(), "rules".as_ref()];
+    let ran = run_in(dir.path(), &args, &[]);
+    assert_eq!(ran.ended(0).out, "0 removed, 0 added, 0 changed, 9 the same\n");
+}
+
+#[test]
+fn faulty_or_missing_rules_end_with_2() {
+    let dir = files(&[("old.yaml", OLD), ("bad.yaml", "domain: d\nx: y\n")]);
+    let ran = run_in(dir.path(), &["diff", "old.yaml", "bad.yaml"], &[]);
+    assert!(ran.ended(2).err.contains("bad.yaml:2:1: "), "{}", ran.err);
+    run_in(dir.path(), &["diff", "old.yaml", "gone.yaml"], &[]).ended(2);
+    run_in(dir.path(), &["diff", "old.yaml"], &[]).ended(2);
+}

@@ -1,0 +1,147 @@
+//! `ratelease explain`, with and without a Redis Cluster.
+
+use std::net::SocketAddr;
+
+use ratelease::key::{KeyHasher, Part};
+use ratelease::rules::{Limit, Unit};
+use ratelease::store::redis::RedisStore;
+use ratelease::store::{Ask, Store};
+use serde_json::{Value, json};
+
+use super::{files, root, run_in};
+use crate::support::redis_cluster::Cluster;
+
+fn taken(descriptor: &Value) -> Vec<&Value> {
+    let levels = descriptor["levels"].as_array().unwrap().iter();
+    let candidates = levels.flat_map(|level| level["candidates"].as_array().unwrap());
+    candidates.filter(|candidate| candidate["taken"] == true).collect()
+}
+
+#[test]
+fn each_level_says_what_was_taken_and_why_not_the_rest() {
+    let args = ["explain", "--domain", "shop", "path=/api/v1/search"];
+    let ran = run_in(root(), &args, &[]);
+    for line in [
+        "shop: (path, /api/v1/search)",
+        "    pattern  path: /api/*/search            taken",
+        "    pattern  path: *.pdf                    does not match",
+        "  rule        shop.path_/api/*/search",
+        "  allows      20 requests in each window of one second, aligned to the Unix epoch",
+        "  stats key   shop.path_/api/*/search",
+    ] {
+        assert!(ran.ended(0).out.lines().any(|it| it == line), "{line:?} not in\n{}", ran.out);
+    }
+}
+
+#[test]
+fn json_tells_levels_settings_and_key() {
+    let args = ["explain", "--json", "--domain", "shop", "plan=free,user_id=7", "user_id=x"];
+    let report = run_in(root(), &args, &[]).ended(0).json();
+    let first = &report["descriptors"][0];
+    assert_eq!(first["rule"], "shop.plan_free.user_id");
+    assert_eq!(first["settings"]["requests_per_unit"], 1000);
+    let taken: Vec<_> = taken(first).iter().map(|taken| taken["by"].clone()).collect();
+    assert_eq!(taken, ["value", "key"]);
+    let key = KeyHasher::new("").key(
+        "shop",
+        Limit::fixed_window(1000, Unit::Day).identity(),
+        [("plan", Part::Value("free")), ("user_id", Part::Value("7"))].into_iter(),
+    );
+    assert_eq!(first["counts"][0]["redis_key"], key.in_store(""));
+    assert_eq!(report["descriptors"][1]["rule"], "shop.user_id");
+}
+
+#[test]
+fn secret_and_prefix_make_the_key_that_the_pods_make() {
+    let args = ["explain", "--json", "--domain", "shop", "user_id=x"];
+    let key = |env: &[(&str, &str)]| {
+        let report = run_in(root(), &args, env).ended(0).json();
+        report["descriptors"][0]["counts"][0]["redis_key"].as_str().unwrap().to_owned()
+    };
+    let env = [("KEY_SECRET", "sesame"), ("CACHE_KEY_PREFIX", "p:")];
+    let limit = Limit::fixed_window(100, Unit::Minute);
+    let parts = [("user_id", Part::Value("x"))].into_iter();
+    let expected = KeyHasher::new("sesame").key("shop", limit.identity(), parts).in_store("p:");
+    assert_eq!(key(&env), expected);
+    assert_ne!(key(&[]), expected);
+}
+
+#[test]
+fn a_rule_that_another_replaces_says_by_which() {
+    let args = ["explain", "--json", "--domain", "shop", "path=/checkout", "campaign=summer"];
+    let report = run_in(root(), &args, &[]).ended(0).json();
+    let first = &report["descriptors"][0];
+    assert_eq!(
+        (&first["result"], &first["rule"]),
+        (&json!("replaced"), &json!("shop.path_/checkout"))
+    );
+    assert_eq!(first["replaced_by"], "shop.campaign_summer");
+    assert_eq!(report["descriptors"][1]["result"], "counted");
+}
+
+#[test]
+fn what_finds_no_rule_ends_with_1_and_says_what_there_is() {
+    let ran = run_in(root(), &["explain", "--domain", "shop", "nope=1", "plan=free"], &[]);
+    let keys = "nothing matches; keys here: campaign, country, path, plan, user_id";
+    assert!(ran.ended(1).out.contains(keys), "{}", ran.out);
+    let ran = run_in(root(), &["explain", "--domain", "other", "a=b"], &[]);
+    assert!(ran.ended(1).out.contains("no rule file names this domain"), "{}", ran.out);
+}
+
+#[test]
+fn what_cannot_be_explained_ends_with_2() {
+    let ran = run_in(root(), &["explain", "--domain", "shop", "user_id"], &[]);
+    assert!(ran.ended(2).err.contains("no '=' in \"user_id\""), "{}", ran.err);
+    let dir = files(&[("a.yaml", "domain: d\nx: y\n")]);
+    let ran = run_in(dir.path(), &["explain", "--rules", ".", "--domain", "d", "a=b"], &[]);
+    assert!(ran.ended(2).err.contains("the rules are faulty"), "{}", ran.err);
+    let args =
+        ["explain", "--domain", "shop", "--redis-url", "redis:1", "--redis-type", "ring", "a=b"];
+    assert!(run_in(root(), &args, &[]).ended(2).err.contains("REDIS_TYPE: expected"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_store_is_looked_at_and_nothing_is_taken() {
+    let cluster = Cluster::shared();
+    let rule = "rate_limit: {unit: year, requests_per_unit: 100";
+    let split = "{key: split, rate_limit: {unit: year, requests_per_unit: 10, shards: 3}}";
+    let text = format!("domain: looked\ndescriptors:\n  - {{key: k, {rule}}}}}\n  - {split}\n");
+    let dir = files(&[("a.yaml", &text)]);
+    let limit = Limit::fixed_window(100, Unit::Year);
+    let parts = [("k", Part::Value("v"))].into_iter();
+    let key = KeyHasher::new("").key("looked", limit.identity(), parts);
+    let store = RedisStore::spawn(cluster.config(), "");
+    store.ready().await;
+    let taken = store.exchange(&[Ask { want: 3, need: 3, ..Ask::look(key, limit) }]).await;
+    assert_eq!(taken[0].as_ref().map(|grant| grant.tokens), Ok(3));
+
+    let places: Vec<String> = cluster.places().iter().map(SocketAddr::to_string).collect();
+    let nodes = places.join(",");
+    let args = ["explain", "--rules", ".", "--domain", "looked", "--redis-type", "cluster"];
+    let args = [&args[..], &["--redis-url", &nodes, "--json", "k=v", "split=v"]].concat();
+    for _ in 0..2 {
+        let report = run_in(dir.path(), &args, &[]).ended(0).json();
+        let count = &report["descriptors"][0]["counts"][0];
+        assert_eq!((&count["now"]["left"], &count["now"]["of"]), (&json!(97), &json!(100)));
+        let name = count["redis_key"].as_str().unwrap();
+        assert_eq!(count["slot"], cluster.slot(name));
+        let port = count["server"].as_str().unwrap().rsplit_once(':').unwrap().1;
+        assert_eq!(port, cluster.owner(name).port().to_string());
+        let shares = report["descriptors"][1]["counts"].as_array().unwrap();
+        let left: Vec<_> = shares.iter().map(|share| share["now"]["left"].clone()).collect();
+        assert_eq!(left, [4, 3, 3]);
+    }
+}
+
+#[test]
+fn a_store_that_is_away_is_told_and_the_rest_explained() {
+    // A port that nobody has: one that was free a moment ago.
+    let port = crate::support::process::free_port();
+    let url = format!("127.0.0.1:{port}");
+    let args = ["explain", "--json", "--domain", "shop", "--redis-url", &url, "user_id=x"];
+    let report = run_in(root(), &args, &[]).ended(0).json();
+    let count = &report["descriptors"][0]["counts"][0];
+    let error = count["now"]["error"].as_str().unwrap();
+    assert!(error.contains("cannot be reached"), "{error}");
+    assert_eq!(report["descriptors"][0]["rule"], "shop.user_id");
+}

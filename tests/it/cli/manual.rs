@@ -1,0 +1,55 @@
+//! `ratelease completions` and `ratelease man`.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use super::{root, run_in};
+
+/// A password in the environment, and a port that is not the default.
+const ENV: [(&str, &str); 2] = [("REDIS_AUTH", "sesame"), ("PORT", "4711")];
+
+#[test]
+fn each_shell_gets_completions_of_every_command_and_flag() {
+    for shell in ["bash", "zsh", "fish"] {
+        let ran = run_in(root(), &["completions", shell], &ENV);
+        for name in ["serve", "check", "explain", "diff", "merge-domain-config", "redis-url"] {
+            assert!(ran.ended(0).out.contains(name), "{shell}: {name}");
+        }
+        assert!(!ran.out.contains("sesame") && !ran.out.contains("4711"), "{shell}");
+    }
+    run_in(root(), &["completions", "tcsh"], &[]).ended(2);
+}
+
+#[test]
+fn bash_takes_its_completions_and_offers_a_flag() {
+    let script = run_in(root(), &["completions", "bash"], &[]).out;
+    let ask = "
+COMP_WORDS=(ratelease check --str) COMP_CWORD=2
+_ratelease ratelease --str check && echo \"${COMPREPLY[@]}\"";
+    let mut bash = Command::new("bash");
+    let mut bash = bash.args(["--norc", "-s"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let bash = bash.as_mut().expect("bash");
+    let mut stdin = bash.stdin.take().unwrap();
+    stdin.write_all(format!("{script}{ask}\n").as_bytes()).unwrap();
+    drop(stdin);
+    let mut out = String::new();
+    std::io::Read::read_to_string(&mut bash.stdout.take().unwrap(), &mut out).unwrap();
+    assert!(bash.wait().unwrap().success());
+    assert_eq!(out.trim(), "--strict");
+}
+
+#[test]
+fn the_manual_has_a_page_of_each_command_without_values_of_the_environment() {
+    for (args, title) in [
+        (&["man"][..], ".TH ratelease 1"),
+        (&["man", "check"], ".TH ratelease-check 1"),
+        (&["man", "serve"], ".TH ratelease-serve 1"),
+        (&["man", "bench", "load"], ".TH ratelease-bench-load 1"),
+    ] {
+        let ran = run_in(root(), args, &ENV);
+        assert!(ran.ended(0).out.lines().any(|line| line.starts_with(title)), "{args:?}");
+        assert!(!ran.out.contains("sesame") && !ran.out.contains("4711"), "{args:?}");
+    }
+    let ran = run_in(root(), &["man", "nope"], &[]);
+    assert!(ran.ended(2).err.contains("there is no subcommand \"nope\"; expected one of "));
+}
