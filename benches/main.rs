@@ -6,6 +6,7 @@
 
 mod decide;
 mod hot;
+mod note;
 mod rules;
 
 criterion::criterion_main!(
@@ -13,5 +14,6 @@ criterion::criterion_main!(
     decide::parts::benches,
     decide::frame::benches,
     hot::benches,
+    note::benches,
     rules::benches
 );

@@ -6,6 +6,7 @@ mod away;
 mod holding;
 mod keep;
 mod lend;
+mod one;
 mod outcome;
 mod overflow;
 mod resolve;
@@ -162,6 +163,9 @@ impl Limiter {
         request: &Request<'_>,
         now: Time,
     ) -> Option<Result<Verdict<'r>, StoreError>> {
+        if let [descriptor] = &*request.descriptors {
+            return self.shared.decide_one(rules, request, descriptor, now);
+        }
         let resolved = resolve::resolve(rules, request, &self.shared.options.hasher);
         let mut holding = Holding::new(&self.shared, &resolved);
         if let Err(error) = holding.take_local(now) {

@@ -36,7 +36,7 @@ use crate::verdict::{Applied, Code, Modes, Status, Trace, Verdict};
 use hits::Hits;
 use latency::Latency;
 pub use registry::Anchor;
-use registry::{Bound, Registry};
+use registry::Registry;
 pub use report::{RuleTotals, Totals};
 use series::{Keys, RuleMeter, ValueMeter};
 use striped::Striped;
@@ -207,21 +207,20 @@ impl Shared {
         trace: &Trace,
         hits: Hits,
     ) {
-        let bound = rule.meter.get_or_init(|| self.bind(rule, request.domain, descriptor));
-        bound.meter.note(trace.how, status.code == Code::OverLimit, hits, rule.shadow_mode);
-        if bound.is_folded {
+        let meter = rule.meter.get_or_init(|| self.bind(rule, request.domain, descriptor));
+        meter.note(trace.how, status.code == Code::OverLimit, hits, rule.shadow_mode);
+        if self.rules.is_folded(meter) {
             self.calls.mine().add(calls::FOLDED_RULES, 1);
-        }
-        if bound.varies() {
-            self.values_of(bound, rule, request, descriptor).note(hits, rule.shadow_mode);
+        } else if meter.is_split() {
+            self.values_of(rule, request, descriptor).note(hits, rule.shadow_mode);
         }
     }
 
     /// Finds the meter of a rule that was hit for the first time since it was loaded.
     #[cold]
-    fn bind(&self, rule: &Rule, domain: &str, descriptor: &Descriptor<'_>) -> Bound {
-        let varies = [rule.varies_at(0), rule.varies_at(1)];
-        let is_split = varies.contains(&true);
+    fn bind(&self, rule: &Rule, domain: &str, descriptor: &Descriptor<'_>) -> Arc<RuleMeter> {
+        // Deeper levels are on no label.
+        let is_split = rule.varies_at(0) || rule.varies_at(1);
         let make = || {
             let keys = match is_split {
                 true => Keys::of(&rule.path),
@@ -230,11 +229,10 @@ impl Shared {
             RuleMeter::new(&rule.path, domain, keys)
         };
         let meter = self.rules.meter(&rule.path, make);
-        let is_folded = self.rules.is_folded(&meter);
-        if !is_folded {
+        if !self.rules.is_folded(&meter) {
             meter.set_split(is_split);
         }
-        Bound { meter, varies, seed: self.hasher.hash_one(&*rule.path), is_folded }
+        meter
     }
 
     fn overrides_of(&self, domain: &str) -> &RuleMeter {
@@ -250,16 +248,15 @@ impl Shared {
     /// The meter of the values on the request, as far as labels show them.
     fn values_of(
         &self,
-        bound: &Bound,
         rule: &Rule,
         request: &Request<'_>,
         descriptor: &Descriptor<'_>,
     ) -> &ValueMeter {
         let value = |at: usize| {
-            let entry = descriptor.entries.get(at).filter(|_| bound.varies[at]);
+            let entry = descriptor.entries.get(at).filter(|_| rule.varies_at(at));
             entry.map_or("", |entry| entry.value)
         };
-        let hash = self.hasher.hash_one((bound.seed, value(0), value(1)));
+        let hash = self.hasher.hash_one((&*rule.path, value(0), value(1)));
         let make = || {
             let stats_key = rule.stats_key(request.domain, &descriptor.entries);
             ValueMeter::new(Keys::of(&stats_key))

@@ -15,6 +15,7 @@ use ratelease::hot::{self, HotKeys};
 use ratelease::intake::Intake;
 use ratelease::key::KeyHasher;
 use ratelease::limiter::{Limiter, Options};
+use ratelease::metrics::Meters;
 use ratelease::observe::Observers;
 use ratelease::rules::{self, Source};
 use ratelease::store::memory::MemoryStore;
@@ -51,7 +52,7 @@ fn intake() -> Intake {
     let published = Arc::new(Published::new());
     published.publish(Arc::new(loaded.rules));
     let hot_keys = HotKeys::new(hot::Options::default(), limiter.clock());
-    let observers = Observers::default().with_hot_keys(hot_keys);
+    let observers = Observers::default().with_meters(Meters::default()).with_hot_keys(hot_keys);
     Intake::new(limiter, published, None, 64).observed_by(observers)
 }
 

@@ -173,7 +173,7 @@ impl Drop for Holding<'_, '_> {
 }
 
 /// A descriptor that nobody asked the store about counts as passing, with what is known of it.
-fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Outcome<'r> {
+pub(super) fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Outcome<'r> {
     let charge = match resolved {
         Resolved::Free => return Outcome::Free,
         Resolved::Unlimited => return Outcome::Unlimited,

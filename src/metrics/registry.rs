@@ -16,19 +16,7 @@ const READ_AT_ONCE: usize = 256;
 
 /// Where a rule keeps its meter, once it has been hit. Rules are compared, and copied, without it.
 #[derive(Default)]
-pub struct Anchor(OnceLock<Bound>);
-
-/// A rule's meter, with what the rule says of how to count.
-#[derive(Debug)]
-pub(super) struct Bound {
-    pub(super) meter: Arc<RuleMeter>,
-    /// Levels, of those that labels show, whose values the series are split by.
-    pub(super) varies: [bool; 2],
-    /// Tells rules apart where their values are told apart.
-    pub(super) seed: u64,
-    /// The meter is the one of all rules that found no room.
-    pub(super) is_folded: bool,
-}
+pub struct Anchor(OnceLock<Arc<RuleMeter>>);
 
 /// A meter for each rule that was hit, up to a ceiling. The rest share one.
 #[derive(Debug)]
@@ -52,7 +40,7 @@ struct Held {
 
 impl Anchor {
     #[inline]
-    pub(super) fn get_or_init(&self, bind: impl FnOnce() -> Bound) -> &Bound {
+    pub(super) fn get_or_init(&self, bind: impl FnOnce() -> Arc<RuleMeter>) -> &RuleMeter {
         self.0.get_or_init(bind)
     }
 }
@@ -72,16 +60,6 @@ impl Clone for Anchor {
 impl PartialEq for Anchor {
     fn eq(&self, _: &Self) -> bool {
         true
-    }
-}
-
-// === impl Bound ===
-
-impl Bound {
-    /// Whether the rule's series are split by values.
-    #[inline]
-    pub(super) fn varies(&self) -> bool {
-        self.varies[0] || self.varies[1]
     }
 }
 
@@ -113,8 +91,9 @@ impl Registry {
     }
 
     /// Whether `meter` is the one of all rules that found no room.
-    pub(super) fn is_folded(&self, meter: &Arc<RuleMeter>) -> bool {
-        Arc::ptr_eq(meter, &self.folded)
+    #[inline]
+    pub(super) fn is_folded(&self, meter: &RuleMeter) -> bool {
+        std::ptr::eq(meter, &*self.folded)
     }
 
     /// Every meter, that of the folded rules last. Whoever waits to come in meanwhile waits for few
@@ -225,9 +204,9 @@ mod tests {
     #[test]
     fn anchors_make_no_difference_between_rules() {
         let anchor = Anchor::default();
-        let meter = Arc::new(RuleMeter::folded());
-        anchor.get_or_init(|| Bound { meter, varies: [false; 2], seed: 0, is_folded: true });
-        assert!(anchor == Anchor::default());
-        assert!(anchor.clone().0.get().is_none());
+        anchor.get_or_init(|| Arc::new(RuleMeter::folded()));
+        let copy = anchor.clone();
+        assert!(anchor == copy);
+        assert!(anchor.0.get().is_some() && copy.0.get().is_none());
     }
 }

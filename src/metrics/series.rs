@@ -209,12 +209,13 @@ impl HitSums {
         Self { total, within, over, near, shadow }
     }
 
+    /// Hits are whatever clients say: their sum may begin again at 0, and must not end the scrape.
     pub(super) fn add(&mut self, other: &Self) {
-        self.total += other.total;
-        self.within += other.within;
-        self.over += other.over;
-        self.near += other.near;
-        self.shadow += other.shadow;
+        self.total = self.total.wrapping_add(other.total);
+        self.within = self.within.wrapping_add(other.within);
+        self.over = self.over.wrapping_add(other.over);
+        self.near = self.near.wrapping_add(other.near);
+        self.shadow = self.shadow.wrapping_add(other.shadow);
     }
 }
 

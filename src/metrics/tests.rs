@@ -200,24 +200,24 @@ fn rules_that_find_no_room_are_counted_together() {
     is(&told, "ratelease_decisions_total", &expected);
     let expected = [("ratelease_decisions", 2), ("ratelimit_service_rate_limit", 0)];
     is(&told, "ratelease_series_folded_total", &expected);
+    let hits = "ratelimit_service_rate_limit_total_hits";
+    is(&told, hits, &[("d plain", 1), ("folded folded", 2)]);
 }
 
 #[test]
-fn calls_that_only_the_global_shadow_mode_lets_pass_are_counted() {
-    let rules = rules();
-    for (quota, entries, over, expected) in [
-        (false, [("plain", "a")], true, 1),
-        (false, [("plain", "a")], false, 0),
-        (false, [("dark", "a")], true, 0),
-        (true, [("plain", "a")], true, 1),
-        (true, [("unknown", "a")], false, 0),
-    ] {
-        let modes = Modes { shadow: true, quota, metadata: false };
-        let meters = Meters::new(Options { modes, ..Options::default() });
-        note(&meters, &rules, &entries, 0, over);
-        let told = meters.families();
-        is(&told, "ratelimit_service_global_shadow_mode", &[("", expected)]);
+fn hits_beyond_all_counting_end_nothing() {
+    let (meters, rules) = (meters(100), rules());
+    for key in ["plain", "dark", "detailed"] {
+        for _ in 0..2 {
+            let entries = smallvec![Entry { key, value: "a" }];
+            let sent = Descriptor { entries, hits_addend: Some(u64::MAX), ..Descriptor::default() };
+            note_descriptor(&meters, &rules, sent, 0, true);
+        }
     }
+    // Adding up what they came to must not overflow.
+    assert_eq!(meters.totals().over_limit, 4);
+    assert_eq!(meters.by_rule(9).len(), 3);
+    assert!(text::write(&meters.families()).contains("key1=\"dark\""));
 }
 
 /// Hashes of five million values are noted where each has its own series in the reference. The

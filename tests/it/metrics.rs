@@ -94,29 +94,34 @@ fn promtool_finds_nothing(page: &str) {
     assert!(output.status.success() && said.is_empty(), "{said}\nof\n{page}");
 }
 
+/// Seventeen calls, the last of which is refused.
+async fn a_known_sequence(pod: &Ratelease) {
+    for expected in [200, 200, 200, 200, 429] {
+        assert_eq!(ask(pod, "shop", &[("plain", "v")], "{}").await, expected);
+    }
+    for expected in [200, 429] {
+        assert_eq!(ask(pod, "shop", &[("many", "v")], r#"{"hitsAddend": 7}"#).await, expected);
+    }
+    for _ in 0..3 {
+        assert_eq!(ask(pod, "shop", &[("dark", "v")], "{}").await, 200);
+    }
+    for (user, deep) in [("a", "x"), ("a", "y"), ("b", "x")] {
+        let entries = [("each", "1.2.3.4"), ("user", user), ("deep", deep)];
+        assert_eq!(ask(pod, "shop", &entries, "{}").await, 200);
+    }
+    let limit = r#"{"limit": {"requestsPerUnit": 5, "unit": "YEAR"}}"#;
+    for value in ["a", "b"] {
+        assert_eq!(ask(pod, "shop", &[("free", value)], limit).await, 200);
+    }
+    assert_eq!(ask(pod, "unheard-of", &[("plain", "v")], "{}").await, 200);
+    assert_eq!(ask(pod, "", &[("plain", "v")], "{}").await, 400);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_known_sequence_of_requests_is_told_to_the_last_label() {
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &[("NEAR_LIMIT_RATIO", "0.5")]).await;
-    for expected in [200, 200, 200, 200, 429] {
-        assert_eq!(ask(&pod, "shop", &[("plain", "v")], "{}").await, expected);
-    }
-    for expected in [200, 429] {
-        assert_eq!(ask(&pod, "shop", &[("many", "v")], r#"{"hitsAddend": 7}"#).await, expected);
-    }
-    for _ in 0..3 {
-        assert_eq!(ask(&pod, "shop", &[("dark", "v")], "{}").await, 200);
-    }
-    for (user, deep) in [("a", "x"), ("a", "y"), ("b", "x")] {
-        let entries = [("each", "1.2.3.4"), ("user", user), ("deep", deep)];
-        assert_eq!(ask(&pod, "shop", &entries, "{}").await, 200);
-    }
-    let limit = r#"{"limit": {"requestsPerUnit": 5, "unit": "YEAR"}}"#;
-    for value in ["a", "b"] {
-        assert_eq!(ask(&pod, "shop", &[("free", value)], limit).await, 200);
-    }
-    assert_eq!(ask(&pod, "unheard-of", &[("plain", "v")], "{}").await, 200);
-    assert_eq!(ask(&pod, "", &[("plain", "v")], "{}").await, 400);
+    a_known_sequence(&pod).await;
     let page = page(pod.debug, "/metrics").await;
     let expected = [
         r#"total_hits{domain="shop",key1="dark"} 3"#,
@@ -228,6 +233,36 @@ async fn a_change_of_the_rules_is_told_with_how_long_it_took() {
     let refused = shows("\nratelease_rules_stale 1\n").await;
     assert_eq!(sum(&refused, r#"ratelease_rules_loads_total{result="refused"} "#), 1.0);
     assert_eq!(info(&refused), info(&changed), "the good ones stay");
+    pod.is_unharmed();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_token_lent_is_spent_given_back_or_expired() {
+    let limit = "rate_limit: {unit: second, requests_per_unit: 1000}";
+    let rules = rules(&format!("domain: shop\ndescriptors:\n- key: fast\n  {limit}\n"));
+    let pod = Ratelease::start(rules.path(), &[], &[]).await;
+    for _ in 0..2 {
+        for _ in 0..20 {
+            assert_eq!(ask(&pod, "shop", &[("fast", "v")], "{}").await, 200);
+        }
+        let forgotten =
+            async || page(pod.debug, "/metrics").await.contains("\nratelease_buffer_keys 0\n");
+        pod.process.until("forgetting the key", SOON, forgotten).await;
+    }
+    let told = async || {
+        let page = page(pod.debug, "/metrics").await;
+        let [granted, returned, expired] = ["granted", "returned", "expired"]
+            .map(|what| sum(&page, &format!("ratelease_tokens_{what}_total ")));
+        let spent = sum(&page, "ratelimit_service_rate_limit_within_limit{");
+        (granted, spent + returned + expired, expired)
+    };
+    let adds_up = async || {
+        let (granted, accounted, _) = told().await;
+        granted == accounted
+    };
+    pod.process.until("every token accounted for", SOON, adds_up).await;
+    let (granted, _, expired) = told().await;
+    assert!(granted > 40.0 && expired > 0.0, "{granted} lent, {expired} expired");
     pod.is_unharmed();
 }
 

@@ -1,0 +1,90 @@
+//! What it costs to count a decision: by the kind of its rule, and by threads.
+
+use std::hint::black_box;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, criterion_group};
+use ratelease::key::{KeyHasher, Part};
+use ratelease::metrics::Meters;
+use ratelease::observe::Decision;
+use ratelease::request::{Descriptor, Entry, Request};
+use ratelease::rules::{self, Allowance, Lookup, Rules, Source};
+use ratelease::time::Time;
+use ratelease::verdict::{Applied, Counted, How, Modes, Outcome, Trace, Verdict};
+use smallvec::smallvec;
+
+criterion_group!(benches, by_rule, by_threads);
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: plain
+    rate_limit: {unit: minute, requests_per_unit: 1000}
+  - key: detailed
+    detailed_metric: true
+    rate_limit: {unit: minute, requests_per_unit: 1000}
+";
+
+fn load() -> Rules {
+    let source = Source { name: "d.yaml".to_owned(), text: RULES.into() };
+    rules::load(&[source], rules::Options::default()).expect("good rules").rules
+}
+
+fn request(key: &'static str) -> Request<'static> {
+    let entries = smallvec![Entry { key, value: "user-12345678" }];
+    let descriptor = Descriptor { entries, ..Descriptor::default() };
+    Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 }
+}
+
+/// That the request passed, from tokens held here.
+fn verdict<'r>(rules: &'r Rules, request: &Request<'_>) -> Verdict<'r> {
+    let entries = &request.descriptors[0].entries;
+    let Lookup::Rule(rule) = rules.find("d", entries) else { unreachable!("there is a rule") };
+    let Allowance::Limited(limit) = rule.allowance else { unreachable!("it has a limit") };
+    let parts = entries.iter().map(|entry| (entry.key, Part::Value(entry.value)));
+    let key = KeyHasher::new("").key("d", limit.identity(), parts);
+    let trace = Trace { key, hits: 1, over: false, how: How::Local };
+    let applied = Applied { limit, rule: Some(rule) };
+    let counted = Counted { applied, trace, remaining: 500, reset_after: None };
+    Verdict::new(request, &[Outcome::Counted(counted)], Modes::default())
+}
+
+fn by_rule(c: &mut Criterion) {
+    let (rules, meters) = (load(), Meters::default());
+    let mut group = c.benchmark_group("note");
+    for key in ["plain", "detailed"] {
+        let request = request(key);
+        let verdict = verdict(&rules, &request);
+        let (took, now) = (Duration::from_micros(2), Time::default());
+        let decision = Decision { request: &request, verdict: &verdict, took, now };
+        group.bench_function(key, |b| b.iter(|| meters.note(black_box(&decision))));
+    }
+    group.finish();
+}
+
+/// All threads count decisions of one rule. The time is that of one thread's decisions: it stays as
+/// it is with one, where threads have cores of their own.
+#[allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
+fn by_threads(c: &mut Criterion) {
+    let (rules, meters) = (load(), Meters::default());
+    let request = request("plain");
+    let verdict = verdict(&rules, &request);
+    let (took, now) = (Duration::from_micros(2), Time::default());
+    let decision = Decision { request: &request, verdict: &verdict, took, now };
+    let mut group = c.benchmark_group("note_by_threads");
+    for threads in [1, 2] {
+        group.bench_function(threads.to_string(), |b| {
+            b.iter_custom(|times| {
+                let start = Instant::now();
+                thread::scope(|scope| {
+                    for _ in 0..threads {
+                        scope.spawn(|| (0..times).for_each(|_| meters.note(black_box(&decision))));
+                    }
+                });
+                start.elapsed()
+            });
+        });
+    }
+    group.finish();
+}
