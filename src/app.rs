@@ -28,6 +28,8 @@ use crate::http;
 use crate::intake::Intake;
 use crate::limiter::Limiter;
 use crate::supervise::Supervisor;
+use crate::telemetry::push::Push;
+use crate::telemetry::trace::Tracer;
 
 use background::{Background, Page};
 pub use build::BuildError;
@@ -52,6 +54,8 @@ pub struct App {
     health: Health,
     watcher: Watcher,
     snapshot: Option<Arc<Snapshot>>,
+    tracer: Tracer,
+    push: Option<Push>,
     supervisor: Supervisor,
     open: Open,
     start: Start,
@@ -81,6 +85,8 @@ struct Serving {
     health: Health,
     handle: HealthHandle,
     watcher: Watcher,
+    tracer: Tracer,
+    push: Option<Push>,
     drain_max: Duration,
 }
 
@@ -122,6 +128,12 @@ impl App {
         if let Some(snapshot) = self.snapshot {
             side.keep_snapshot(snapshot);
         }
+        if self.tracer.is_on() {
+            side.keep_tracer(self.tracer.clone());
+        }
+        if let Some(push) = &self.push {
+            side.keep_push(push.clone());
+        }
         let mut pages = Background::new(&supervisor);
         let routes = http::routes(intake.clone(), health.clone());
         let page = Page { routes, open: open.http, end: http_ended };
@@ -137,7 +149,7 @@ impl App {
         let grpc = tokio::spawn(serve::serve(self.grpc, door, stop));
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
-        let Self { watcher, live, drain: drain_max, .. } = self;
+        let Self { watcher, live, tracer, push, drain: drain_max, .. } = self;
         Ok(Serving {
             grpc,
             pages,
@@ -150,6 +162,8 @@ impl App {
             health,
             handle,
             watcher,
+            tracer,
+            push,
             drain_max,
         })
     }
@@ -170,11 +184,26 @@ impl Serving {
             }
             self.finish(self.drain_max - 2 * part).await;
         }
-        if timeout(part, self.limiter.close()).await.is_err() {
+        let (closed, told) =
+            tokio::join!(timeout(part, self.limiter.close()), timeout(part, self.tell()));
+        if closed.is_err() {
             warn!("not all leases could be given back; they end with their windows");
+        }
+        if told.is_err() {
+            warn!("the collector did not take the last spans and metrics in time");
         }
         drop(self.watcher);
         drop(self.side);
+    }
+
+    /// Sends what the collector has not been told.
+    async fn tell(&self) {
+        let push = async {
+            if let Some(push) = &self.push {
+                push.push().await;
+            }
+        };
+        tokio::join!(self.tracer.flush(), push);
     }
 
     /// Takes no more calls and lets those under way finish, within `limit`.

@@ -6,12 +6,12 @@ use std::io;
 use std::time::Duration;
 
 use ::http::{StatusCode, header};
-use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
+use axum::{Extension, Router};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tonic::service::Routes;
@@ -20,6 +20,7 @@ use tonic::transport::Server;
 use crate::accept::{OpenConnections, connections};
 use crate::control::health::Health;
 use crate::intake::{Answer, Intake, Refusal};
+use crate::telemetry::trace::{Door, Outcome, Span};
 use crate::verdict::Code;
 
 /// Bytes of a `/json` body at most: as many as of a gRPC message.
@@ -91,15 +92,23 @@ pub fn routes(intake: Intake, health: Health) -> Router {
 }
 
 /// Lets a request in, or answers at once: 503 when too many are under way, 500 after a panic.
-async fn pass(State(intake): State<Intake>, request: Request, next: Next) -> Response {
+async fn pass(State(intake): State<Intake>, mut request: Request, next: Next) -> Response {
+    let span = intake.begin(Door::Json, request.headers());
+    if let Some(span) = &span {
+        request.extensions_mut().insert(span.clone());
+    }
     let passed = intake.pass(next.run(request)).await;
-    passed.unwrap_or_else(|refusal| {
+    let response = passed.unwrap_or_else(|refusal| {
         let status = match refusal {
             Refusal::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, format!("{refusal}\n")).into_response()
-    })
+    });
+    if let Some(span) = span {
+        span.end(Outcome::Http(response.status().as_u16()));
+    }
+    response
 }
 
 /// The reference's probe: 200 and `OK`, or 500 and nothing.
@@ -118,12 +127,21 @@ async fn readyz(State(health): State<Health>) -> Response {
 }
 
 /// 200 or 429 with the answer; 400 with the reason when there is none.
-async fn decide(State(intake): State<Intake>, body: Bytes) -> Response {
+async fn decide(
+    State(intake): State<Intake>,
+    span: Option<Extension<Span>>,
+    body: Bytes,
+) -> Response {
     let answer = match json::parse(&body) {
         Ok(request) => {
-            let printed =
-                |answer: Answer<'_>| (answer.verdict.code, json::print(answer).to_string());
-            intake.answer(&request.borrow(), printed).await.map_err(|e| e.to_string())
+            let request = request.borrow();
+            let printed = |answer: Answer<'_>| {
+                if let Some(Extension(span)) = &span {
+                    span.note(&request, &answer.verdict);
+                }
+                (answer.verdict.code, json::print(answer).to_string())
+            };
+            intake.answer(&request, printed).await.map_err(|e| e.to_string())
         }
         Err(fault) => Err(fault),
     };

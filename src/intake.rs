@@ -6,6 +6,7 @@ mod headers;
 use std::fmt;
 use std::sync::Arc;
 
+use http::HeaderMap;
 use tracing::{Level, debug};
 
 use crate::control::Published;
@@ -14,6 +15,7 @@ use crate::observe::{Decision, Observers};
 use crate::request::Request;
 use crate::settings::Headers;
 use crate::store::{Count, StoreError};
+use crate::telemetry::trace::{Door, Span};
 use crate::time::Time;
 use crate::verdict::Verdict;
 
@@ -101,6 +103,11 @@ impl Intake {
     #[must_use]
     pub fn observed_by(self, observers: Observers) -> Self {
         Self { observers, ..self }
+    }
+
+    /// The span of a request that comes in at `door` with these headers, if it is to be traced.
+    pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
+        self.observers.begin(door, headers)
     }
 
     /// Sees `call` through: all that a door does between the head of a call and its answer. Its

@@ -39,7 +39,7 @@ fn main() -> ExitCode {
             return ExitCode::from(error.exit_code());
         }
     };
-    let log = telemetry::init(&settings.logging)
+    let log = telemetry::init(&settings.logging, clock)
         .inspect_err(|error| tell(io::stderr(), format_args!("ratelease: {error}")))
         .ok();
     for warning in &settings.warnings {

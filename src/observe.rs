@@ -5,10 +5,15 @@
 
 use std::time::Duration;
 
+use http::HeaderMap;
+
 use crate::hot::HotKeys;
 use crate::intake::Refusal;
 use crate::metrics::Meters;
 use crate::request::Request;
+use crate::store::Count;
+use crate::telemetry::Samples;
+use crate::telemetry::trace::{Door, Span, Tracer};
 use crate::time::Time;
 use crate::verdict::Verdict;
 
@@ -31,6 +36,10 @@ pub struct Observers {
     meters: Option<Meters>,
     /// Counts the hottest keys.
     hot_keys: HotKeys,
+    /// Logs a share of the decisions.
+    samples: Samples,
+    /// Begins spans; the doors note in them what was decided.
+    tracer: Tracer,
 }
 
 // === impl Observers ===
@@ -50,12 +59,37 @@ impl Observers {
         self
     }
 
+    /// The same, and `samples` log some of the decisions.
+    #[must_use]
+    pub fn with_samples(mut self, samples: Samples) -> Self {
+        self.samples = samples;
+        self
+    }
+
+    /// The same, and `tracer` traces some of the requests.
+    #[must_use]
+    pub fn with_tracer(mut self, tracer: Tracer) -> Self {
+        self.tracer = tracer;
+        self
+    }
+
+    /// The span of a request that comes in at `door` with these headers, if it is to be traced.
+    pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
+        self.tracer.begin(door, headers)
+    }
+
     /// Takes note of a decision.
     pub fn note(&self, decision: &Decision<'_, '_, '_>) {
         if let Some(meters) = &self.meters {
             meters.note(decision);
         }
         self.hot_keys.note(decision);
+        self.samples.note(decision);
+    }
+
+    /// What has happened to samples and spans since the process began, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        self.samples.counts().into_iter().chain(self.tracer.counts()).collect()
     }
 
     /// Takes note of a request that got no verdict.

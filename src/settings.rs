@@ -12,6 +12,7 @@ mod leases;
 mod listeners;
 mod logging;
 mod metrics;
+mod otlp;
 pub mod redis;
 mod reference;
 mod rules;
@@ -20,6 +21,7 @@ mod store;
 mod summary;
 #[cfg(test)]
 mod tests;
+mod tracing;
 mod value;
 
 use std::ffi::OsString;
@@ -33,10 +35,12 @@ pub use leases::Leases;
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
+pub use otlp::{Otlp, OtlpProtocol, Signal};
 pub use rules::RulesSource;
 pub use secret::Secret;
 pub use store::StoreSettings;
 pub use summary::Told;
+pub use tracing::{Identity, Push, Telemetry, Tracing};
 pub use value::HostPort;
 
 use crate::cli::bench::Bench;
@@ -59,6 +63,8 @@ pub struct Settings {
     pub hot_keys: Option<hot::Options>,
     /// What is logged, and how.
     pub logging: Logging,
+    /// What is told to an OpenTelemetry collector.
+    pub telemetry: Telemetry,
     /// What is counted, and where it is shown.
     pub metrics: Metrics,
     /// What requests in flight and leases to give back may take after a signal, up to an hour.
@@ -140,6 +146,7 @@ impl Settings {
         let logging = flags.logging.resolve(&mut faults);
         let metrics = flags.metrics.resolve(&mut faults);
         let mut warnings = reference::check(env, &mut faults);
+        let telemetry = flags.tracing.resolve(env, &mut faults, &mut warnings);
         warnings.extend(flags.store.warning());
         let settings = || {
             Some(Self {
@@ -150,6 +157,7 @@ impl Settings {
                 leases: leases?,
                 hot_keys: hot_keys?,
                 logging: logging?,
+                telemetry: telemetry?,
                 metrics: metrics?,
                 drain: drain?,
                 warnings,

@@ -3,6 +3,7 @@
 pub mod memory;
 pub mod per_second;
 pub mod redis;
+pub mod traced;
 
 use std::future::Future;
 use std::pin::Pin;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message;
 use ratelease::control::Published;
 use ratelease::grpc;
@@ -18,7 +19,10 @@ use ratelease::limiter::{Limiter, Options};
 use ratelease::metrics::Meters;
 use ratelease::observe::Observers;
 use ratelease::rules::{self, Source};
+use ratelease::settings::{Identity, Otlp, OtlpProtocol, Tracing};
 use ratelease::store::memory::MemoryStore;
+use ratelease::telemetry::trace::{Door, Tracer};
+use ratelease::telemetry::{Origin, Samples};
 use ratelease::time::Clock;
 use ratelease::verdict::Modes;
 
@@ -75,7 +79,29 @@ fn frame() -> Vec<u8> {
 
 #[tokio::test]
 async fn a_decision_from_frame_to_frame_allocates_nothing() {
-    let (intake, frame) = (intake(), frame());
+    let profiler = dhat::Profiler::builder().testing().build();
+    allocates_nothing(intake()).await;
+    // Samples and spans are on, but of none of these decisions.
+    allocates_nothing(intake().observed_by(rare())).await;
+    drop(profiler);
+}
+
+/// Observers of next to no decision.
+fn rare() -> Observers {
+    let clock = Clock::start();
+    let endpoint = "http://127.0.0.1:1/v1/traces".parse().unwrap();
+    let (protocol, timeout) = (OtlpProtocol::Http, Duration::from_secs(1));
+    let otlp = Otlp { protocol, endpoint, headers: HeaderMap::new(), timeout };
+    let (name, namespace, instance) = Default::default();
+    let origin = Origin::new(Identity { name, namespace, instance, attributes: Vec::new() });
+    let tracer = Tracer::new(&origin, Some(Tracing { rate: f32::MIN_POSITIVE, otlp }), clock);
+    let samples = Samples::new(f32::MIN_POSITIVE, false, clock);
+    let meters = Meters::default();
+    Observers::default().with_meters(meters).with_tracer(tracer).with_samples(samples)
+}
+
+async fn allocates_nothing(intake: Intake) {
+    let frame = frame();
     let mut answer = BytesMut::with_capacity(256);
     // The first asks the store, and some come before its answer.
     let begun = Clock::start();
@@ -88,11 +114,9 @@ async fn a_decision_from_frame_to_frame_allocates_nothing() {
         };
         intake.answer(&request, |_| ()).await.unwrap();
     }
-    let profiler = dhat::Profiler::builder().testing().build();
     // A decision may ask ahead for the next lease, and asking allocates: not what is looked at. By
     // far most rounds are without.
     let allocated = (0..ROUNDS).map(|_| allocated_in_a_round(&intake, &frame, &mut answer)).min();
-    drop(profiler);
     let answered = pb::RateLimitResponse::decode(&answer[5..]).unwrap();
     assert_eq!(answered.statuses[0].current_limit.as_ref().unwrap().name, "per_user");
     assert_eq!(allocated, Some(0));
@@ -100,9 +124,17 @@ async fn a_decision_from_frame_to_frame_allocates_nothing() {
 
 /// Allocations of a round of decisions that are all made at once; `u64::MAX` if one is not.
 fn allocated_in_a_round(intake: &Intake, frame: &[u8], answer: &mut BytesMut) -> u64 {
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
+    let headers = HeaderMap::from_iter([(
+        HeaderName::from_static("traceparent"),
+        HeaderValue::from_static(parent),
+    )]);
     let before = dhat::HeapStats::get();
     for _ in 0..DECISIONS {
         answer.clear();
+        assert!(intake.begin(Door::Grpc, &headers).is_none());
+        // The dice may pick one, in a round of many.
+        drop(intake.begin(Door::Grpc, &HeaderMap::new()));
         if grpc::answer_at_once(intake, frame, answer).is_none() {
             return u64::MAX;
         }

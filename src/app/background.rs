@@ -21,6 +21,8 @@ use crate::grpc::serve::HealthHandle;
 use crate::http;
 use crate::limiter::Limiter;
 use crate::supervise::Supervisor;
+use crate::telemetry::push::Push;
+use crate::telemetry::trace::Tracer;
 
 /// Supervised tasks; dropped, they end.
 pub(super) struct Background {
@@ -71,6 +73,16 @@ impl Background {
     /// Counts each second for the live page.
     pub(super) fn keep_live(&mut self, live: Live) {
         self.keep("live", live, Live::run);
+    }
+
+    /// Sends spans to their collector.
+    pub(super) fn keep_tracer(&mut self, tracer: Tracer) {
+        self.keep("traces", tracer, Tracer::run);
+    }
+
+    /// Sends metrics to their collector.
+    pub(super) fn keep_push(&mut self, push: Push) {
+        self.keep("metrics", push, Push::run);
     }
 
     /// Writes the rules that come into force.

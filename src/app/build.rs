@@ -25,15 +25,20 @@ use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
 use crate::metrics::{self as counting, Meters};
+use crate::observe::Observers;
 use crate::settings::{
-    Answers, GrpcListen, Leases, Listeners, Metrics, RulesSource, Settings, StoreSettings, Told,
+    self, Answers, GrpcListen, Leases, Listeners, Logging, Metrics, RulesSource, Settings,
+    StoreSettings, Told,
 };
 use crate::store::memory::MemoryStore;
 use crate::store::per_second::PerSecond;
 use crate::store::redis::RedisStore;
+use crate::store::traced::Traced;
 use crate::store::{Count, Store};
 use crate::supervise::Supervisor;
-use crate::telemetry::Spool;
+use crate::telemetry::push::Push;
+use crate::telemetry::trace::Tracer;
+use crate::telemetry::{Origin, Samples, Spool};
 use crate::time::{Clock, Time};
 use crate::verdict::Modes;
 
@@ -51,6 +56,7 @@ struct Parts {
     open: Open,
     snapshot: Option<Arc<Snapshot>>,
     log: Option<Spool>,
+    observers: Observers,
     runtime: RuntimeMetrics,
 }
 
@@ -92,20 +98,29 @@ impl App {
         let published = Arc::new(Published::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let watcher = watch(&rules, &published, snapshot.clone()).await?;
-        let store = open(store);
+        let origin = Origin::new(settings.telemetry.identity);
+        let tracer = Tracer::new(&origin, settings.telemetry.tracing, clock);
+        let store = open(store, &tracer);
         let where_counts_live = store.describe();
         let limiter = limiter(store, clock, &leases, &answers);
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
-        let calls_max = listeners.calls_max;
         let counted = Counted {
             meters: metrics.counts_decisions.then(|| meters(&answers, &metrics)),
             hot_keys: hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default(),
             limiter: limiter.clone(),
         };
-        let intake =
-            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
-                .observed_by(counted.observers());
+        let observers = counted
+            .observers()
+            .with_samples(samples(&settings.logging, clock))
+            .with_tracer(tracer.clone());
+        let intake = Intake::new(
+            limiter.clone(),
+            Arc::clone(&published),
+            answers.headers,
+            listeners.calls_max,
+        )
+        .observed_by(observers.clone());
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
@@ -116,6 +131,7 @@ impl App {
             open: open.clone(),
             snapshot: snapshot.clone(),
             log,
+            observers,
             runtime: Handle::current().metrics(),
         };
         let exposed = parts.exposed(counted, start.clone(), where_counts_live, summary);
@@ -123,17 +139,14 @@ impl App {
         let admin = admin::routes(exposed.status.clone())
             .merge(live.routes())
             .merge(metrics::routes("/metrics", exposed.clone()));
-        let age = ConnectionAge {
-            age: listeners.max_connection_age,
-            grace: listeners.max_connection_age_grace,
-        };
+        let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &exposed));
         let Bound { grpc, http, debug, metrics: listener, .. } = bound;
         Ok(Self {
             grpc,
             http,
             debug,
             metrics: listener.map(|it| (it, metrics::routes(&metrics.path, exposed))),
-            age,
+            age: age(&listeners),
             admin,
             live,
             intake,
@@ -142,6 +155,8 @@ impl App {
             health,
             watcher,
             snapshot,
+            tracer,
+            push,
             supervisor,
             open,
             start,
@@ -170,6 +185,7 @@ impl Parts {
         counts.extend(self.intake.counts());
         counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
         counts.extend(self.log.iter().flat_map(Spool::counts));
+        counts.extend(self.observers.counts());
         counts
     }
 
@@ -217,6 +233,20 @@ async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildE
     Ok(Bound { grpc, grpc_at, http, debug, metrics })
 }
 
+fn age(listeners: &Listeners) -> ConnectionAge {
+    let Listeners { max_connection_age: age, max_connection_age_grace: grace, .. } = *listeners;
+    ConnectionAge { age, grace }
+}
+
+fn samples(logging: &Logging, clock: Clock) -> Samples {
+    Samples::new(logging.decision_sample_rate, logging.values, clock)
+}
+
+fn pusher(settings: settings::Push, origin: &Origin, clock: Clock, exposed: &Exposed) -> Push {
+    let exposed = exposed.clone();
+    Push::new(origin, settings, clock, Arc::new(move || exposed.families()))
+}
+
 fn meters(answers: &Answers, metrics: &Metrics) -> Meters {
     Meters::new(counting::Options {
         near_limit_ratio: answers.near_limit_ratio,
@@ -262,17 +292,18 @@ async fn watch(
     Ok(watcher)
 }
 
-fn open(settings: StoreSettings) -> Arc<dyn Store> {
+fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
     match settings {
         StoreSettings::Memory => Arc::new(MemoryStore::system()),
         StoreSettings::Redis { main, per_second, key_prefix } => {
             let main = RedisStore::spawn(main, &key_prefix);
-            match per_second {
+            let store: Arc<dyn Store> = match per_second {
                 None => main,
                 Some(second) => {
                     Arc::new(PerSecond::new(main, RedisStore::spawn(second, &key_prefix)))
                 }
-            }
+            };
+            if tracer.is_on() { Arc::new(Traced::new(store, tracer.clone())) } else { store }
         }
     }
 }

@@ -8,10 +8,12 @@ use h2::RecvStream;
 use h2::server::SendResponse;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, Response};
+use tonic::Code;
 
 use super::rest::Body;
 use super::{PREFIX_BYTES, status_of, wire};
 use crate::intake::{Intake, Refusal};
+use crate::telemetry::trace::{Door, Outcome, Span};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const OK: HeaderValue = HeaderValue::from_static("0");
@@ -48,13 +50,28 @@ impl Call {
             return Some(self.hand_on(Some(read)));
         }
         let mut answer = BytesMut::new();
-        match answer_at_once(intake, &read, &mut answer) {
-            None => return Some(self.hand_on(Some(read))),
-            Some(Ok(())) => self.send(answer.freeze()),
-            Some(Err(refusal)) => {
-                let (head, _) = status_of(&refusal).into_http::<()>().into_parts();
-                let _ = self.respond.send_response(Response::from_parts(head, ()), true);
+        let span = intake.begin(Door::Grpc, self.request.headers());
+        let answered = answer_frame(intake, &read, &mut answer, span.as_ref());
+        let code = match answered {
+            None => {
+                // Whoever sees to it begins another.
+                span.inspect(Span::discard);
+                return Some(self.hand_on(Some(read)));
             }
+            Some(Ok(())) => {
+                self.send(answer.freeze());
+                Code::Ok
+            }
+            Some(Err(refusal)) => {
+                let status = status_of(&refusal);
+                let code = status.code();
+                let (head, _) = status.into_http::<()>().into_parts();
+                let _ = self.respond.send_response(Response::from_parts(head, ()), true);
+                code
+            }
+        };
+        if let Some(span) = span {
+            span.end(Outcome::Grpc(code.into()));
         }
         None
     }
@@ -97,8 +114,23 @@ pub fn answer_at_once(
     frame: &[u8],
     answer: &mut BytesMut,
 ) -> Option<Result<(), Refusal>> {
+    answer_frame(intake, frame, answer, None)
+}
+
+/// As [`answer_at_once`]; notes in `span` what was decided.
+fn answer_frame(
+    intake: &Intake,
+    frame: &[u8],
+    answer: &mut BytesMut,
+    span: Option<&Span>,
+) -> Option<Result<(), Refusal>> {
     let request = wire::read(plain_message(frame)?)?;
-    intake.answer_at_once(&request, |made| wire::frame(made, answer))
+    intake.answer_at_once(&request, |made| {
+        wire::frame(made, answer);
+        if let Some(span) = span {
+            span.note(&request, &made.verdict);
+        }
+    })
 }
 
 /// The message of a frame that holds one, whole and not compressed.

@@ -17,12 +17,13 @@ use pb::rate_limit_service_server::SERVICE_NAME;
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, NamedService, UnaryService};
-use tonic::{Request as GrpcRequest, Response, Status as GrpcStatus};
+use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
 
 use super::{MESSAGE_BYTES_MAX, status_of};
 use crate::intake::{Answer, Fault, Intake, Refusal};
 use crate::request::{Descriptor, Entry, Request};
 use crate::rules::{Limit, Unit};
+use crate::telemetry::trace::{self, Outcome, Span};
 
 /// The request that a message of protobuf is, if it is a plain one, within the bounds of
 /// [`crate::intake`]; its text is borrowed. All others are for tonic.
@@ -37,13 +38,15 @@ pub fn frame(answer: &Answer<'_>, bytes: &mut BytesMut) {
 
 /// The service as tonic routes to it; its clones share everything.
 pub(super) fn service(intake: Intake) -> Door {
-    Door { intake }
+    Door { intake, span: None }
 }
 
 /// `RateLimitService`. Not the generated server, which would answer in Envoy's messages.
 #[derive(Clone)]
 pub(super) struct Door {
     intake: Intake,
+    /// Of the call that this clone is for, if it is traced.
+    span: Option<Span>,
 }
 
 /// The one call of the service.
@@ -69,13 +72,21 @@ impl tonic::codegen::Service<http::Request<Body>> for Door {
         if request.uri().path() != SHOULD_RATE_LIMIT {
             return Box::pin(async { Ok(GrpcStatus::unimplemented("").into_http()) });
         }
-        let door = self.clone();
         let intake = self.intake.clone();
         Box::pin(async move {
+            let span = intake.begin(trace::Door::Grpc, request.headers());
+            let door = Self { intake: intake.clone(), span: span.clone() };
             let mut grpc =
                 Grpc::new(Codec).apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
             let answered = intake.pass(grpc.unary(door, request)).await;
-            Ok(answered.unwrap_or_else(|refusal| status_of(&refusal).into_http()))
+            let response = answered.unwrap_or_else(|refusal| status_of(&refusal).into_http());
+            if let Some(span) = span {
+                // Only what has no message says its status this early.
+                let status = GrpcStatus::from_header_map(response.headers());
+                let code = status.map_or(Code::Ok, |status| status.code());
+                span.end(Outcome::Grpc(code.into()));
+            }
+            Ok(response)
         })
     }
 }
@@ -85,11 +96,17 @@ impl UnaryService<pb::RateLimitRequest> for Door {
     type Future = BoxFuture<Response<BytesMut>, GrpcStatus>;
 
     fn call(&mut self, request: GrpcRequest<pb::RateLimitRequest>) -> Self::Future {
-        let intake = self.intake.clone();
+        let Self { intake, span } = self.clone();
         Box::pin(async move {
             let request = request.into_inner();
             let decoded = decode(&request).map_err(|refusal| status_of(&refusal))?;
-            let answer = intake.answer(&decoded, |answer| encode::message(&answer)).await;
+            let made = |answer: Answer<'_>| {
+                if let Some(span) = &span {
+                    span.note(&decoded, &answer.verdict);
+                }
+                encode::message(&answer)
+            };
+            let answer = intake.answer(&decoded, made).await;
             Ok(Response::new(answer.map_err(|refusal| status_of(&refusal))?))
         })
     }

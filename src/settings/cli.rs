@@ -21,6 +21,7 @@ use super::metrics::MetricsFlags;
 use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
 use super::summary::{self, Told};
+use super::tracing::TracingFlags;
 use crate::cli::bench::Bench;
 
 /// What the help text calls a flag's value that is true or false.
@@ -75,6 +76,8 @@ pub struct ServeFlags {
     pub(super) hot_keys: HotKeysFlags,
     #[command(flatten)]
     pub(super) logging: LoggingFlags,
+    #[command(flatten)]
+    pub(super) tracing: TracingFlags,
     #[command(flatten)]
     pub(super) metrics: MetricsFlags,
 }

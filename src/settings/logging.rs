@@ -2,15 +2,23 @@
 
 use clap::Args;
 
+use super::cli::BOOL;
 use super::fault::{Expected, Faults};
+use super::value;
 
 /// What is logged, and how.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Logging {
     /// The least severe level that is logged.
     pub level: LogLevel,
     /// How a line looks.
     pub format: LogFormat,
+    /// Lines a second from one place in the code at most; 0 for no bound.
+    pub lines_per_second: u32,
+    /// Lines may hold values of descriptors.
+    pub values: bool,
+    /// Share of the decisions that are logged, 0 to 1.
+    pub decision_sample_rate: f32,
 }
 
 /// The reference's levels; its `fatal` and `panic` are `Error` here.
@@ -46,7 +54,20 @@ pub(super) struct LoggingFlags {
     /// How a line looks: text or json
     #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
     log_format: String,
+    /// Lines a second from one place in the code at most, and a line that counts the others; 0 for
+    /// no bound
+    #[arg(long, env = "LOG_LINES_PER_SECOND", value_name = "LINES", default_value = "100")]
+    log_lines_per_second: String,
+    /// Let values of descriptors show in the log
+    #[arg(long, env = "LOG_VALUES", value_name = BOOL, default_value = "false")]
+    log_values: String,
+    /// Share of the decisions that are logged, 0 to 1: 0.01 shows what goes on
+    #[arg(long, env = "DECISION_SAMPLE_RATE", value_name = "SHARE", default_value = "0")]
+    decision_sample_rate: String,
 }
+
+/// Lines a second from one place: more than this is no bound.
+const LINES_PER_SECOND_MAX: usize = 1_000_000;
 
 // === impl LoggingFlags ===
 
@@ -54,7 +75,18 @@ impl LoggingFlags {
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Logging> {
         let level = faults.parse("LOG_LEVEL", &self.log_level, level);
         let format = faults.parse("LOG_FORMAT", &self.log_format, format);
-        Some(Logging { level: level?, format: format? })
+        let lines = &self.log_lines_per_second;
+        let in_range = value::count_within(0..=LINES_PER_SECOND_MAX, "100");
+        let lines = faults.parse("LOG_LINES_PER_SECOND", lines, in_range);
+        let values = faults.parse("LOG_VALUES", &self.log_values, value::boolean);
+        let rate = faults.parse("DECISION_SAMPLE_RATE", &self.decision_sample_rate, value::ratio);
+        Some(Logging {
+            level: level?,
+            format: format?,
+            lines_per_second: u32::try_from(lines?).ok()?,
+            values: values?,
+            decision_sample_rate: rate?,
+        })
     }
 }
 

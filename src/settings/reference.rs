@@ -33,7 +33,6 @@ const STATSD: Support = Unsupported("statsd is not supported; metrics are served
 const MAPPER: Support =
     Unsupported("metrics have the names and labels of the reference's default mapper");
 const MILLISECONDS: Support = Unsupported("response times are in seconds, as their name says");
-const TRACING: Support = Unsupported("tracing is not supported yet");
 const MEMCACHE: Support = Unsupported("only Redis is supported");
 const ONE_CONNECTION: Support =
     Unsupported("there is no pool: one multiplexed connection a node carries every ask");
@@ -152,12 +151,12 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("QUOTA_MODE", Flag),
     ("RESPONSE_DYNAMIC_METADATA", Flag),
     ("MERGE_DOMAIN_CONFIG", Flag),
-    ("TRACING_ENABLED", TRACING),
-    ("TRACING_SERVICE_NAME", TRACING),
-    ("TRACING_SERVICE_NAMESPACE", TRACING),
-    ("TRACING_SERVICE_INSTANCE_ID", TRACING),
-    ("TRACING_EXPORTER_PROTOCOL", TRACING),
-    ("TRACING_SAMPLING_RATE", TRACING),
+    ("TRACING_ENABLED", Flag),
+    ("TRACING_SERVICE_NAME", Flag),
+    ("TRACING_SERVICE_NAMESPACE", Flag),
+    ("TRACING_SERVICE_INSTANCE_ID", Flag),
+    ("TRACING_EXPORTER_PROTOCOL", Flag),
+    ("TRACING_SAMPLING_RATE", Flag),
 ];
 
 /// Variables that deployments of the reference set though it does not read them.

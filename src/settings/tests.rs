@@ -2,6 +2,7 @@
 
 mod parts;
 mod redis;
+mod telemetry;
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -12,7 +13,7 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 11] = [
+const OURS: [&str; 16] = [
     "LEASE_MAX_WAIT",
     "DRAIN_TIMEOUT",
     "KEY_SECRET",
@@ -24,6 +25,11 @@ const OURS: [&str; 11] = [
     "HOT_KEYS",
     "HOT_KEYS_SAMPLE",
     "HOT_KEYS_VALUES",
+    "LOG_LINES_PER_SECOND",
+    "LOG_VALUES",
+    "DECISION_SAMPLE_RATE",
+    "OTEL_METRICS_EXPORTER",
+    "OTEL_METRIC_EXPORT_INTERVAL",
 ];
 
 type Env<'a> = &'a [(&'a str, &'a str)];
@@ -79,7 +85,12 @@ fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
     assert_eq!(settings.listeners.calls_max, 4096);
     assert!(settings.rules.ignore_dotfiles);
     assert_eq!(settings.store, StoreSettings::Memory);
-    assert_eq!(settings.logging, Logging { level: LogLevel::Info, format: LogFormat::Text });
+    assert_eq!(
+        (settings.logging.level, settings.logging.format),
+        (LogLevel::Info, LogFormat::Text)
+    );
+    assert!(!settings.logging.values && settings.logging.decision_sample_rate == 0.0);
+    assert!(settings.telemetry.tracing.is_none() && settings.telemetry.push.is_none());
     assert_eq!(settings.leases.max_wait, Duration::from_millis(5));
     assert_eq!(settings.leases.buffer_bytes_max, 64 << 20);
     assert!(settings.leases.key_secret.is_empty());

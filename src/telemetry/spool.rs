@@ -4,17 +4,21 @@ use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
 use crate::store::Count;
+use crate::time::Clock;
 
 /// Lines that may wait to be written; more are lost, and counted. Lines are a few hundred bytes.
 const LINES_MAX: usize = 1024;
 
 /// Before the thread goes on after a panic: what it was made to write may make it panic again.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// From one look at what was left out of the log to the next.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Takes each line at once, or loses it. A handle: clones share everything.
 #[derive(Debug, Clone)]
@@ -42,26 +46,33 @@ enum Item {
 // === impl Spool ===
 
 impl Spool {
-    /// Starts the thread that writes to `to`, and calls `tell` with the number of lines that were
-    /// lost once lines go out again.
+    /// Starts the thread that writes to `to`, calls `tell` with the number of lines that were lost
+    /// once lines go out again, and `each_second` about once a second.
     ///
     /// # Errors
     /// If there can be no thread.
-    pub(super) fn start(to: impl Write + Send + 'static, tell: fn(u64)) -> io::Result<Self> {
+    pub(super) fn start(
+        to: impl Write + Send + 'static,
+        tell: fn(u64),
+        each_second: impl Fn() + Send + 'static,
+    ) -> io::Result<Self> {
         let (items, waiting) = sync_channel(LINES_MAX);
         let tally = Arc::<Tally>::default();
         let counted = Arc::clone(&tally);
-        let write = move || keep_writing(to, &waiting, &counted, tell);
+        let write = move || keep_writing(to, &waiting, &counted, tell, each_second);
         thread::Builder::new().name("log".to_owned()).spawn(write)?;
         Ok(Self { items, tally })
     }
 
     /// Waits until what was logged so far is written, at most `within`.
     pub fn flush(&self, within: Duration) {
-        let (mark, written) = sync_channel(1);
-        // With the queue full there is nobody who reads.
-        if self.items.try_send(Item::Mark(mark)).is_ok() {
-            let _ = written.recv_timeout(within);
+        // What was left out is told at the first mark, which the second is behind.
+        for _ in 0..2 {
+            let (mark, written) = sync_channel(1);
+            // With the queue full there is nobody who reads.
+            if self.items.try_send(Item::Mark(mark)).is_ok() {
+                let _ = written.recv_timeout(within / 2);
+            }
         }
     }
 
@@ -91,22 +102,47 @@ impl Write for Spool {
 }
 
 /// Until nobody is left who logs. A panic costs the line that it came with.
-fn keep_writing(mut to: impl Write, items: &Receiver<Item>, tally: &Tally, tell: fn(u64)) {
-    let mut write = || write_all(&mut to, items, &tally.untold, tell);
+fn keep_writing(
+    mut to: impl Write,
+    items: &Receiver<Item>,
+    tally: &Tally,
+    tell: fn(u64),
+    each_second: impl Fn(),
+) {
+    let mut write = || write_all(&mut to, items, &tally.untold, tell, &each_second);
     while catch_unwind(AssertUnwindSafe(&mut write)).is_err() {
         tally.panics.fetch_add(1, Ordering::Relaxed);
         thread::sleep(PAUSE);
     }
 }
 
-fn write_all(to: &mut impl Write, items: &Receiver<Item>, lost: &AtomicU64, tell: fn(u64)) {
-    for item in items {
-        let Item::Line(line) = item else { continue };
-        // A line that cannot be written is lost: there is no other place to tell it.
-        let _ = to.write_all(&line);
-        match lost.swap(0, Ordering::Relaxed) {
-            0 => {}
-            count => tell(count),
+fn write_all(
+    to: &mut impl Write,
+    items: &Receiver<Item>,
+    lost: &AtomicU64,
+    tell: fn(u64),
+    each_second: &impl Fn(),
+) {
+    let clock = Clock::start();
+    let mut last = clock.now();
+    loop {
+        match items.recv_timeout(SECOND) {
+            Ok(Item::Line(line)) => {
+                // A line that cannot be written is lost: there is no other place to tell it.
+                let _ = to.write_all(&line);
+                match lost.swap(0, Ordering::Relaxed) {
+                    0 => {}
+                    count => tell(count),
+                }
+            }
+            Ok(Item::Mark(_mark)) => each_second(),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let now = clock.now();
+        if now.since(last) >= SECOND {
+            last = now;
+            each_second();
         }
     }
 }
@@ -134,9 +170,13 @@ mod tests {
         static TOLD: AtomicU64 = AtomicU64::new(0);
         const LINES: usize = LINES_MAX * 2;
         let (slow, written) = sync_channel(0);
-        let mut spool = Spool::start(Slow(slow), |lost| {
-            TOLD.fetch_add(lost, Ordering::Relaxed);
-        })
+        let mut spool = Spool::start(
+            Slow(slow),
+            |lost| {
+                TOLD.fetch_add(lost, Ordering::Relaxed);
+            },
+            || {},
+        )
         .expect("a thread");
         for n in 0..LINES {
             spool.write_all(format!("{n}\n").as_bytes()).expect("never fails");
@@ -172,7 +212,7 @@ mod tests {
     #[test]
     fn a_panic_of_the_writer_costs_one_line() {
         let (faulty, written) = sync_channel(10);
-        let mut spool = Spool::start(Faulty(faulty), |_| {}).expect("a thread");
+        let mut spool = Spool::start(Faulty(faulty), |_| {}, || {}).expect("a thread");
         for line in ["a", "panic", "b", "panic", "c"] {
             spool.write_all(line.as_bytes()).expect("never fails");
         }

@@ -26,5 +26,7 @@ mod metrics;
 mod rig;
 /// The contract of `Store`, kept by every implementation.
 mod store;
+/// Spans and metrics for a collector, samples in the log.
+mod telemetry;
 /// The text of the source: sizes, names, stray words, who may name whom.
 mod tidy;

@@ -5,6 +5,7 @@
 #![allow(dead_code, unused_imports)]
 
 pub(crate) mod chromium;
+pub(crate) mod collector;
 pub(crate) mod dice;
 pub(crate) mod envoy;
 pub(crate) mod faketime;

@@ -27,7 +27,7 @@ enum Name {
 }
 
 /// Tests may name anything.
-const EDGES: [Edge; 8] = [
+const EDGES: [Edge; 9] = [
     Edge {
         within: Modules::AllBut(&["lease", "store"]),
         never: &[Name::Method("exchange")],
@@ -52,6 +52,11 @@ const EDGES: [Edge; 8] = [
         within: Modules::AllBut(&["store/redis"]),
         never: &[Name::Crate("redis")],
         reason: "only store/redis names the Redis client (if you mean our module, import its item)",
+    },
+    Edge {
+        within: Modules::AllBut(&["telemetry"]),
+        never: &[Name::Crate("hyper_util")],
+        reason: "only telemetry sends to a collector; nothing else is anybody's client but of Redis",
     },
     Edge {
         within: Modules::These(&[

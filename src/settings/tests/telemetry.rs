@@ -1,0 +1,105 @@
+//! What goes to a collector, and what of it is faulty.
+
+use super::*;
+
+const ON: (&str, &str) = ("TRACING_ENABLED", "true");
+
+fn telemetry(env: Env<'_>) -> Telemetry {
+    good("ratelease serve", env).telemetry
+}
+
+fn traces(env: Env<'_>) -> Otlp {
+    let env: Vec<_> = env.iter().copied().chain([ON]).collect();
+    telemetry(&env).tracing.expect("tracing").otlp
+}
+
+#[test]
+fn spans_have_the_defaults_of_the_reference_and_of_opentelemetry() {
+    let Telemetry { identity, tracing, push } = telemetry(&[ON]);
+    assert_eq!((identity.name.as_str(), push), ("RateLimit", None));
+    let Tracing { rate, otlp } = tracing.expect("tracing");
+    assert_eq!((rate, otlp.protocol), (1.0, OtlpProtocol::Http));
+    assert_eq!(otlp.endpoint, "http://localhost:4318/v1/traces");
+    assert_eq!((otlp.timeout, otlp.headers.len()), (Duration::from_secs(10), 0));
+    let grpc = traces(&[("TRACING_EXPORTER_PROTOCOL", "grpc")]);
+    let path = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+    assert_eq!(grpc.endpoint, *format!("http://localhost:4317{path}"));
+}
+
+#[test]
+fn a_variable_of_the_signal_beats_the_common_one() {
+    let common = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:1/base/");
+    let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://b:2/as/it/is");
+    assert_eq!(traces(&[common]).endpoint, "http://a:1/base/v1/traces");
+    assert_eq!(traces(&[common, own]).endpoint, "http://b:2/as/it/is");
+    let metrics = ("OTEL_METRICS_EXPORTER", "otlp");
+    let push = telemetry(&[common, own, metrics]).push.expect("a push");
+    assert_eq!(push.otlp.endpoint, "http://a:1/base/v1/metrics");
+    assert_eq!(push.interval, Duration::from_secs(60));
+    let grpc = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "grpc");
+    let push = telemetry(&[common, metrics, grpc]).push.expect("a push");
+    let path = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
+    assert_eq!(push.otlp.endpoint, *format!("http://a:1{path}"));
+}
+
+#[test]
+fn headers_are_decoded_and_never_shown() {
+    let headers = ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret, x-team=a");
+    let otlp = traces(&[headers]);
+    assert_eq!(otlp.headers["authorization"], "Bearer s3cret");
+    assert_eq!(otlp.headers["x-team"], "a");
+    assert!(!format!("{otlp:?}").contains("s3cret"), "{otlp:?}");
+    let env = [ON, ("OTEL_EXPORTER_OTLP_HEADERS", "Bearer s3cret")];
+    let faults = faults("ratelease serve", &env);
+    assert!(!faults[0].contains("s3cret"), "{faults:?}");
+}
+
+#[test]
+fn the_service_is_named_by_the_first_that_names_it() {
+    let common = ("OTEL_SERVICE_NAME", "common");
+    assert_eq!(telemetry(&[common]).identity.name, "common");
+    assert_eq!(telemetry(&[common, ("TRACING_SERVICE_NAME", "own")]).identity.name, "own");
+    let attributes = ("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=shop-0, a=b%2Cc");
+    let given = telemetry(&[attributes]).identity.attributes;
+    let expected = [("k8s.pod.name", "shop-0"), ("a", "b,c")];
+    assert_eq!(given, expected.map(|(key, value)| (key.to_owned(), value.to_owned())));
+}
+
+#[test]
+fn faults_of_a_collector_are_told_where_it_is_used() {
+    for (name, value, expected) in [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://a:4318", "TLS to the collector is not supported"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "a:4318", "expected a URL"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "expected milliseconds from 1 to 60000"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "0", "expected milliseconds from 1 to 60000"),
+        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "=", "expected at most 32 headers"),
+        ("TRACING_EXPORTER_PROTOCOL", "thrift", "expected http or grpc"),
+        ("TRACING_SAMPLING_RATE", "2", "expected a number from 0 to 1"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "a", "expected at most 64 pairs"),
+        ("OTEL_METRICS_EXPORTER", "statsd", "expected otlp or none"),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "1", "expected a whole number from 1000 to 3600000"),
+    ] {
+        let told = faults("ratelease serve", &[ON, (name, value)]);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].starts_with(&format!("{name}: {expected}")), "{}", told[0]);
+        if name.starts_with("OTEL_EXPORTER") {
+            assert!(telemetry(&[(name, value)]).tracing.is_none(), "nobody uses it");
+        }
+    }
+    let protocol =
+        [("OTEL_METRICS_EXPORTER", "otlp"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")];
+    let told = faults("ratelease serve", &protocol);
+    assert!(told[0].contains("expected grpc or http/protobuf, found"), "{told:?}");
+    let settings = good("ratelease serve", &[ON, ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")]);
+    assert!(settings.warnings[0].contains("uncompressed"), "{:?}", settings.warnings);
+}
+
+#[test]
+fn metrics_are_pushed_where_otlp_is_among_the_exporters() {
+    for (list, expected) in
+        [("otlp", true), ("prometheus, otlp", true), ("none", false), ("prometheus", false)]
+    {
+        let push = telemetry(&[("OTEL_METRICS_EXPORTER", list)]).push;
+        assert_eq!(push.is_some(), expected, "{list}");
+    }
+}

@@ -1,0 +1,51 @@
+//! A store whose exchanges are spans: each a batch on its way to a shard.
+
+use std::sync::Arc;
+
+use super::{Ask, Beat, Beaten, Count, Replies, Store};
+use crate::telemetry::trace::{Outcome, Tracer};
+
+/// Passes everything on, and times the exchanges that the dice pick.
+pub struct Traced {
+    inner: Arc<dyn Store>,
+    tracer: Tracer,
+}
+
+// === impl Traced ===
+
+impl Traced {
+    /// `inner`, with its exchanges as spans of `tracer`.
+    pub fn new(inner: Arc<dyn Store>, tracer: Tracer) -> Self {
+        Self { inner, tracer }
+    }
+}
+
+impl Store for Traced {
+    fn shard(&self, ask: &Ask) -> usize {
+        self.inner.shard(ask)
+    }
+
+    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+        let shard = asks.first().map_or(0, |first| self.inner.shard(first));
+        let Some(span) = self.tracer.begin_exchange(shard, asks.len()) else {
+            return self.inner.exchange(asks);
+        };
+        Box::pin(async move {
+            let replies = self.inner.exchange(asks).await;
+            span.end(Outcome::Failed(replies.iter().filter(|reply| reply.is_err()).count()));
+            replies
+        })
+    }
+
+    fn beat(&self, beat: Beat) -> Beaten<'_> {
+        self.inner.beat(beat)
+    }
+
+    fn counts(&self) -> Vec<Count> {
+        self.inner.counts()
+    }
+
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}

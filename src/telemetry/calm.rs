@@ -1,0 +1,139 @@
+//! Lines that repeat: so many a second from one place in the code and no more. Those left out are
+//! counted, and the count is a line of its own, once a second.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tracing::callsite::Identifier;
+use tracing::{Event, Level, Metadata, Subscriber, error, warn};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+use super::samples;
+use crate::time::Clock;
+
+/// Places that are watched at most. A place is a line of source, so that there are only so many;
+/// one more would be logged without a bound.
+const PLACES_MAX: usize = 4096;
+
+/// Leaves lines out. A handle: clones share everything.
+#[derive(Debug, Clone)]
+pub(super) struct Calm {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// 0 for no bound.
+    lines_per_second: u32,
+    places: Mutex<HashMap<Identifier, Place>>,
+    clock: Clock,
+}
+
+/// A form of lines that fails for those that are left out: what fails is not written. Not a filter
+/// of tracing-subscriber: 0.3.23 forgets to take back what a filter of events has said, and the
+/// next event pays for it.
+#[derive(Debug)]
+pub(super) struct Calmed<F> {
+    pub(super) inner: F,
+    pub(super) calm: Calm,
+}
+
+/// What came from one place.
+#[derive(Debug)]
+struct Place {
+    meta: &'static Metadata<'static>,
+    /// Since the clock was started.
+    second: u64,
+    /// Lines of that second that were let through.
+    lines: u32,
+    /// Lines that were not, and have not been told.
+    left_out: u64,
+}
+
+// === impl Calm ===
+
+impl Calm {
+    pub(super) fn new(lines_per_second: u32, clock: Clock) -> Self {
+        let shared = Shared { lines_per_second, places: Mutex::default(), clock };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Logs how many lines were left out since this was called last, a line for each place.
+    pub(super) fn tell(&self) {
+        for (place, lines) in self.untold() {
+            let at = format_args!("{}:{}", place.file().unwrap_or("?"), place.line().unwrap_or(0));
+            let level = place.level();
+            // As severe as they were, so that it shows where they did.
+            if *level == Level::ERROR {
+                error!(lines, %level, %at, "lines like those before were left out");
+            } else {
+                warn!(lines, %level, %at, "lines like those before were left out");
+            }
+        }
+    }
+
+    fn untold(&self) -> Vec<(&'static Metadata<'static>, u64)> {
+        let mut places = self.shared.places.lock();
+        let left_out = places.values_mut().filter(|place| place.left_out > 0);
+        left_out.map(|place| (place.meta, std::mem::take(&mut place.left_out))).collect()
+    }
+
+    fn admits(&self, meta: &'static Metadata<'static>) -> bool {
+        let Shared { lines_per_second, places, clock } = &*self.shared;
+        // Samples have a bound of their own.
+        if *lines_per_second == 0 || [module_path!(), samples::TARGET].contains(&meta.target()) {
+            return true;
+        }
+        let second = clock.now().nanos() / 1_000_000_000;
+        let mut places = places.lock();
+        if places.len() >= PLACES_MAX && !places.contains_key(&meta.callsite()) {
+            return true;
+        }
+        let place = places.entry(meta.callsite()).or_insert_with(|| Place::new(meta, second));
+        place.admit(second, *lines_per_second)
+    }
+}
+
+// === impl Calmed ===
+
+impl<S, N, F> FormatEvent<S, N> for Calmed<F>
+where
+    S: Subscriber + for<'lookup> LookupSpan<'lookup>,
+    N: for<'w> FormatFields<'w> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        if self.calm.admits(event.metadata()) {
+            self.inner.format_event(context, writer, event)
+        } else {
+            Err(fmt::Error)
+        }
+    }
+}
+
+// === impl Place ===
+
+impl Place {
+    fn new(meta: &'static Metadata<'static>, second: u64) -> Self {
+        Self { meta, second, lines: 0, left_out: 0 }
+    }
+
+    fn admit(&mut self, second: u64, lines_max: u32) -> bool {
+        if second != self.second {
+            (self.second, self.lines) = (second, 0);
+        }
+        let admitted = self.lines < lines_max;
+        self.lines += u32::from(admitted);
+        self.left_out += u64::from(!admitted);
+        admitted
+    }
+}

@@ -1,0 +1,87 @@
+//! Metrics that are pushed: the same that are there to be scraped, under the same names.
+
+mod points;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+
+use super::otlp::message::{ExportMetrics, Metric, ResourceMetrics, ScopeMetrics};
+use super::otlp::{self, Client, Origin, Told, nanos, unix_nanos};
+use crate::metrics::family::Family;
+use crate::settings;
+use crate::time::{Clock, Time};
+
+/// Reads everything that is measured, at this moment. It may take some milliseconds.
+pub type Read = Arc<dyn Fn() -> Vec<Family> + Send + Sync>;
+
+/// Series that travel together at most: some hundred bytes each, where collectors take 4 MiB.
+const POINTS_MAX: usize = 5_000;
+
+/// Pushes metrics. A handle: clones share everything.
+#[derive(Clone)]
+pub struct Push {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    read: Read,
+    interval: Duration,
+    /// When the counters began, in nanoseconds since the Unix epoch.
+    begun: u64,
+    client: Client,
+    told: Told,
+    origin: Origin,
+}
+
+// === impl Push ===
+
+impl Push {
+    /// Pushes what `read` gives as `settings` say, once [`Push::run`] runs. Counters began when
+    /// `clock` was started.
+    pub fn new(origin: &Origin, settings: settings::Push, clock: Clock, read: Read) -> Self {
+        let settings::Push { interval, otlp } = settings;
+        let shared = Shared {
+            read,
+            interval,
+            begun: unix_nanos().saturating_sub(nanos(clock.now().since(Time::default()))),
+            client: Client::new(otlp),
+            told: Told::new("metrics", clock),
+            origin: origin.clone(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Pushes at each interval; never ends.
+    pub async fn run(self) {
+        loop {
+            sleep(self.shared.interval).await;
+            self.push().await;
+        }
+    }
+
+    /// Pushes once, now.
+    pub async fn push(&self) {
+        let read = Arc::clone(&self.shared.read);
+        // A panic there is told by its hook; the next push tries again.
+        let Ok(families) = spawn_blocking(move || read()).await else { return };
+        for metrics in points::batches(&families, self.shared.begun, unix_nanos(), POINTS_MAX) {
+            self.shared.send(metrics).await;
+        }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    async fn send(&self, metrics: Vec<Metric>) {
+        let points = metrics.iter().map(points::count).sum::<usize>() as u64;
+        let scope_metrics = vec![ScopeMetrics { scope: Some(otlp::scope()), metrics }];
+        let resource = Some(self.origin.resource());
+        let resource_metrics = vec![ResourceMetrics { resource, scope_metrics }];
+        let sent = self.client.send(&ExportMetrics { resource_metrics }).await;
+        self.told.note(points, &sent);
+    }
+}

@@ -1,0 +1,163 @@
+//! From what is measured to the messages of OTLP.
+
+use crate::metrics::family::{Buckets, Family, Kind, Labels, Sample, Value};
+use crate::telemetry::otlp::message::{
+    Data, Gauge, Histogram, HistogramPoint, KeyValue, Metric, Number, NumberPoint, Sum, Temporality,
+};
+
+/// When a point's count began, and when it was read; nanoseconds since the Unix epoch.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    begun: u64,
+    now: u64,
+}
+
+/// All of `families`, in batches of `points_max` series at most.
+pub(super) fn batches(
+    families: &[Family],
+    begun: u64,
+    now: u64,
+    points_max: usize,
+) -> Vec<Vec<Metric>> {
+    let span = Span { begun, now };
+    let (mut batches, mut batch, mut room) = (Vec::new(), Vec::new(), points_max);
+    for family in families {
+        let mut samples = family.samples.as_slice();
+        while !samples.is_empty() {
+            if room == 0 {
+                batches.push(std::mem::take(&mut batch));
+                room = points_max;
+            }
+            let (taken, rest) = samples.split_at(room.min(samples.len()));
+            batch.push(metric(family, taken, span));
+            room -= taken.len();
+            samples = rest;
+        }
+    }
+    if !batch.is_empty() {
+        batches.push(batch);
+    }
+    batches
+}
+
+/// Series of a metric.
+pub(super) fn count(metric: &Metric) -> usize {
+    match &metric.data {
+        Some(Data::Gauge(gauge)) => gauge.data_points.len(),
+        Some(Data::Sum(sum)) => sum.data_points.len(),
+        Some(Data::Histogram(histogram)) => histogram.data_points.len(),
+        None => 0,
+    }
+}
+
+fn metric(family: &Family, samples: &[Sample], span: Span) -> Metric {
+    let numbers = || samples.iter().filter_map(|sample| number_point(sample, span)).collect();
+    let temporality = Temporality::Cumulative.into();
+    let (data, unit) = match family.kind {
+        Kind::Counter | Kind::Unsuffixed => {
+            (Data::Sum(Sum { data_points: numbers(), temporality, is_monotonic: true }), "")
+        }
+        Kind::Gauge => (Data::Gauge(Gauge { data_points: numbers() }), ""),
+        Kind::Histogram => {
+            let points = samples.iter().filter_map(|sample| histogram_point(sample, span));
+            (Data::Histogram(Histogram { data_points: points.collect(), temporality }), "s")
+        }
+    };
+    Metric {
+        name: family.name.clone().into_owned(),
+        description: family.help.clone().into_owned(),
+        unit: unit.to_owned(),
+        data: Some(data),
+    }
+}
+
+/// `None` for a distribution, which no family of numbers has.
+fn number_point(sample: &Sample, span: Span) -> Option<NumberPoint> {
+    let value = match &sample.value {
+        Value::Count(count) => Number::Int(i64::try_from(*count).unwrap_or(i64::MAX)),
+        Value::Number(number) => Number::Double(*number),
+        Value::Buckets(_) => return None,
+    };
+    Some(NumberPoint {
+        start_time_unix_nano: span.begun,
+        time_unix_nano: span.now,
+        value: Some(value),
+        attributes: attributes(&sample.labels),
+    })
+}
+
+/// `None` for a number, which no family of distributions has.
+fn histogram_point(sample: &Sample, span: Span) -> Option<HistogramPoint> {
+    let Value::Buckets(buckets) = &sample.value else { return None };
+    let Buckets { bounds, counts, sum } = buckets;
+    Some(HistogramPoint {
+        start_time_unix_nano: span.begun,
+        time_unix_nano: span.now,
+        count: buckets.count(),
+        sum: Some(sum.as_secs_f64()),
+        bucket_counts: counts.clone(),
+        explicit_bounds: bounds.iter().map(|bound| bound.as_secs_f64()).collect(),
+        attributes: attributes(&sample.labels),
+    })
+}
+
+fn attributes(labels: &Labels) -> Vec<KeyValue> {
+    labels.iter().map(|(name, value)| KeyValue::text(name, value.as_ref())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn family(name: &'static str, kind: Kind, samples: u64) -> Family {
+        let mut family = Family::new(name, kind, "help");
+        (0..samples).for_each(|n| family.push(vec![("n", n.to_string().into())], Value::Count(n)));
+        family
+    }
+
+    #[test]
+    fn every_series_is_in_one_batch_and_none_is_too_large() {
+        let families = [
+            family("a", Kind::Counter, 7),
+            family("b", Kind::Gauge, 0),
+            family("c", Kind::Gauge, 5),
+        ];
+        let batches = batches(&families, 1, 2, 4);
+        let sizes = |batch: &Vec<Metric>| batch.iter().map(count).collect::<Vec<_>>();
+        assert_eq!(batches.iter().map(sizes).collect::<Vec<_>>(), [vec![4], vec![3, 1], vec![4]]);
+        assert_eq!(batches[1][1].name, "c");
+    }
+
+    #[test]
+    fn a_counter_is_a_growing_sum_and_a_gauge_is_not() {
+        let [counter, gauge] = [Kind::Unsuffixed, Kind::Gauge].map(|kind| {
+            let family = family("a", kind, 1);
+            metric(&family, &family.samples, Span { begun: 1, now: 2 })
+        });
+        let Some(Data::Sum(sum)) = counter.data else { panic!("{counter:?}") };
+        assert!(sum.is_monotonic && sum.temporality == i32::from(Temporality::Cumulative));
+        let point = &sum.data_points[0];
+        assert_eq!((point.start_time_unix_nano, point.time_unix_nano), (1, 2));
+        assert_eq!(point.attributes, [KeyValue::text("n", "0")]);
+        assert!(matches!(gauge.data, Some(Data::Gauge(_))), "{gauge:?}");
+    }
+
+    #[test]
+    fn a_distribution_keeps_its_buckets_in_seconds() {
+        let buckets = Buckets {
+            bounds: vec![Duration::from_micros(25), Duration::from_secs(1)],
+            counts: vec![3, 2, 1],
+            sum: Duration::from_millis(1500),
+        };
+        let family = Family::single("a_seconds", Kind::Histogram, "help", Value::Buckets(buckets));
+        let metric = metric(&family, &family.samples, Span { begun: 1, now: 2 });
+        assert_eq!(metric.unit, "s");
+        let Some(Data::Histogram(histogram)) = metric.data else { panic!("{metric:?}") };
+        let point = &histogram.data_points[0];
+        assert_eq!((point.count, point.sum), (6, Some(1.5)));
+        assert_eq!(point.bucket_counts, [3, 2, 1]);
+        assert_eq!(point.explicit_bounds, [0.000_025, 1.0]);
+    }
+}

@@ -1,0 +1,191 @@
+//! Decision samples: a share of the decisions as structured lines of the log.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tracing::info;
+
+use super::dice;
+use crate::observe::Decision;
+use crate::request::Descriptor;
+use crate::store::Count;
+use crate::time::Clock;
+use crate::verdict::{Code, Status};
+
+/// The target of their lines; they are logged whatever the level is, since they were asked for.
+pub(super) const TARGET: &str = "ratelease::decision";
+
+/// Lines of samples a second at most; what is above is counted.
+const LINES_PER_SECOND_MAX: u32 = 1000;
+
+/// Bytes of a descriptor that a line shows, where values may show.
+const VALUES_BYTES_MAX: usize = 512;
+
+/// Logs a share of the decisions. A handle: clones share everything; by default there is none.
+#[derive(Debug, Clone, Default)]
+pub struct Samples {
+    shared: Option<Arc<Shared>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    share: f32,
+    shows_values: bool,
+    clock: Clock,
+    /// The second since the clock was started, and the lines of it so far.
+    present: Mutex<(u64, u32)>,
+    left_out: AtomicU64,
+}
+
+/// The entries of a descriptor as `key=value`, cut.
+struct Values<'a, 'q>(&'a Descriptor<'q>);
+
+// === impl Samples ===
+
+impl Samples {
+    /// Samples of a `share` of the decisions, 0 to 1; with the values of descriptors if
+    /// `shows_values`.
+    pub fn new(share: f32, shows_values: bool, clock: Clock) -> Self {
+        let shared = (share > 0.0).then(|| {
+            let (present, left_out) = Default::default();
+            Arc::new(Shared { share, shows_values, clock, present, left_out })
+        });
+        Self { shared }
+    }
+
+    /// Rolls the dice on `decision`.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+        if let Some(shared) = &self.shared
+            && dice::lands(shared.share)
+        {
+            shared.tell(decision);
+        }
+    }
+
+    /// What has happened here since the process began, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        let left_out = |shared: &Arc<Shared>| shared.left_out.load(Ordering::Relaxed);
+        vec![("decision_samples_left_out", self.shared.as_ref().map_or(0, left_out))]
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// A line for each descriptor.
+    #[cold]
+    fn tell(&self, decision: &Decision<'_, '_, '_>) {
+        let Decision { request, verdict, .. } = decision;
+        for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
+            if self.has_room() {
+                self.tell_one(decision, descriptor, status);
+            } else {
+                self.left_out.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn tell_one(
+        &self,
+        decision: &Decision<'_, '_, '_>,
+        descriptor: &Descriptor<'_>,
+        status: &Status<'_>,
+    ) {
+        let counted = status.counted;
+        info!(
+            target: TARGET,
+            domain = decision.request.domain,
+            rule = rule_of(status),
+            key = counted.map(|it| tracing::field::display(it.key)),
+            verdict = code(status.code),
+            request = code(decision.verdict.code),
+            remaining = status.remaining,
+            hits = counted.map(|it| it.hits),
+            how = counted.map(|it| it.how.name()),
+            took_us = u64::try_from(decision.took.as_micros()).unwrap_or(u64::MAX),
+            values = self.shows_values.then(|| tracing::field::display(Values(descriptor))),
+            "decided",
+        );
+    }
+
+    fn has_room(&self) -> bool {
+        let second = self.clock.now().nanos() / 1_000_000_000;
+        let mut present = self.present.lock();
+        if present.0 != second {
+            *present = (second, 0);
+        }
+        present.1 += 1;
+        present.1 <= LINES_PER_SECOND_MAX
+    }
+}
+
+/// The path of the rule behind `status`, or what stood in its place.
+pub(super) fn rule_of<'r>(status: &Status<'r>) -> &'r str {
+    match status.limit.map(|applied| applied.rule) {
+        Some(Some(rule)) => &rule.path,
+        Some(None) => "override",
+        None => "none",
+    }
+}
+
+/// A verdict as lines and spans name it.
+pub(super) fn code(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "ok",
+        Code::OverLimit => "over_limit",
+    }
+}
+
+// === impl Values ===
+
+impl fmt::Display for Values<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut room = VALUES_BYTES_MAX;
+        for (at, entry) in self.0.entries.iter().enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            for text in [comma, entry.key, "=", entry.value] {
+                let end = text.floor_char_boundary(room.min(text.len()));
+                f.write_str(&text[..end])?;
+                if end < text.len() {
+                    return f.write_str("…");
+                }
+                room -= end;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Entry;
+
+    #[test]
+    fn values_show_as_pairs_and_long_ones_are_cut_between_characters() {
+        let long = "é".repeat(400);
+        let shown = |values: [&str; 2]| {
+            let entries = values.map(|value| Entry { key: "k", value });
+            let entries = entries.into_iter().collect();
+            Values(&Descriptor { entries, ..Descriptor::default() }).to_string()
+        };
+        assert_eq!(shown(["a", "b c"]), "k=a,k=b c");
+        let cut = shown([&long, "never seen"]);
+        assert!(cut.len() <= VALUES_BYTES_MAX + "…".len(), "{}", cut.len());
+        assert_eq!(cut, format!("k={}…", "é".repeat(255)));
+    }
+
+    #[test]
+    fn a_second_has_room_for_so_many_lines_and_the_rest_is_counted() {
+        let samples = Samples::new(1.0, false, Clock::start());
+        let shared = samples.shared.as_deref().expect("a share");
+        let begun = shared.clock.now().nanos() / 1_000_000_000;
+        let lines = 3 * LINES_PER_SECOND_MAX;
+        let room = (0..lines).filter(|_| shared.has_room()).count();
+        let seconds = shared.clock.now().nanos() / 1_000_000_000 - begun + 1;
+        assert!(room as u64 <= seconds * u64::from(LINES_PER_SECOND_MAX), "{room} in {seconds} s");
+        assert!(room >= LINES_PER_SECOND_MAX as usize);
+    }
+}

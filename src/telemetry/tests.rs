@@ -1,0 +1,145 @@
+//! Lines as they come out.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tracing::{debug, error, info};
+
+use super::*;
+
+/// What `events` leave on a log of this format and level.
+fn logged(format: LogFormat, level: LogLevel, ansi: bool, events: impl FnOnce()) -> String {
+    logged_calmly(&logging(format, level, 0), ansi, |_| events())
+}
+
+fn logging(format: LogFormat, level: LogLevel, lines_per_second: u32) -> Logging {
+    Logging { level, format, lines_per_second, values: false, decision_sample_rate: 0.0 }
+}
+
+/// As [`logged`], of events that may have the left out lines told.
+fn logged_calmly(logging: &Logging, ansi: bool, events: impl FnOnce(&Calm)) -> String {
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+    impl io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let sink = Sink::default();
+    let writer = sink.clone();
+    let calm = Calm::new(logging.lines_per_second, Clock::start());
+    let subscriber = subscriber(logging, ansi, calm.clone(), move || writer.clone());
+    tracing::subscriber::with_default(subscriber, || events(&calm));
+    let bytes = sink.0.lock().clone();
+    String::from_utf8(bytes).expect("UTF-8")
+}
+
+#[test]
+fn text_is_a_line_an_event_with_level_target_message_and_fields() {
+    let text = logged(LogFormat::Text, LogLevel::Info, false, || {
+        warn!(port = 8080, path = %"/a b", name = "x y", "cannot listen");
+    });
+    let (time, rest) = text.split_once(' ').expect("a timestamp");
+    assert!(time.ends_with('Z') && time.contains('T'), "{time}");
+    let expected =
+        " WARN ratelease::telemetry::tests: cannot listen port=8080 path=/a b name=\"x y\"\n";
+    assert_eq!(rest, expected);
+}
+
+#[test]
+fn no_value_can_end_a_line_or_steer_a_terminal() {
+    let evil = "a\nERROR forged\r\u{1b}[2J\u{9b}31m\u{7}\0\u{202e}\u{2028}z";
+    let shown = r"a\nERROR forged\r\u{1b}[2J\u{9b}31m\u{7}\u{0}\u{202e}\u{2028}z";
+    for ansi in [false, true] {
+        let text = logged(LogFormat::Text, LogLevel::Info, ansi, || {
+            warn!(display = %evil, debug = evil, "{evil}");
+        });
+        assert_eq!(text.lines().count(), 1, "{text:?}");
+        assert_eq!(text.matches(shown).count(), 2, "message and display: {text}");
+        for hidden in ["\u{1b}[2J", "\u{9b}", "\u{7}", "\0", "\r", "\u{202e}", "\u{2028}"] {
+            assert!(!text.contains(hidden), "{hidden:?} in {text:?}");
+        }
+        assert_eq!(text.contains("\u{1b}["), ansi, "colour only where asked for: {text:?}");
+    }
+}
+
+#[test]
+fn json_is_an_object_an_event_with_the_names_of_the_reference() {
+    let text = logged(LogFormat::Json, LogLevel::Info, true, || {
+        warn!(port = 8080, ok = true, level = "mine", why = %"a\nb", "it {}", "happened");
+    });
+    assert_eq!(text.lines().count(), 1, "{text:?}");
+    let mut line: Value = serde_json::from_str(&text).expect("JSON");
+    let time = line["@timestamp"].take();
+    assert!(time.as_str().is_some_and(|time| time.ends_with('Z')), "{time}");
+    let expected = json!({
+        "@timestamp": null, "@message": "it happened", "level": "warning",
+        "target": "ratelease::telemetry::tests", "port": 8080, "ok": true,
+        "fields.level": "mine", "why": "a\nb",
+    });
+    assert_eq!(line, expected);
+}
+
+#[test]
+fn the_level_is_for_this_crate_and_libraries_only_warn() {
+    let events = || {
+        error!("E");
+        info!("I");
+        debug!("D");
+        warn!(target: "h2::codec", "lib W");
+        debug!(target: "h2::codec", "lib D");
+    };
+    let messages = |level| {
+        let text = logged(LogFormat::Text, level, false, events);
+        let lines = text.lines().filter_map(|line| line.split_once(": "));
+        lines.map(|(_, message)| message.to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(messages(LogLevel::Error), ["E"]);
+    assert_eq!(messages(LogLevel::Warn), ["E", "lib W"]);
+    assert_eq!(messages(LogLevel::Info), ["E", "I", "lib W"]);
+    assert_eq!(messages(LogLevel::Debug), ["E", "I", "D", "lib W"]);
+    assert_eq!(messages(LogLevel::Trace), ["E", "I", "D", "lib W", "lib D"]);
+}
+
+#[test]
+fn a_place_that_repeats_itself_is_cut_short_and_the_rest_is_counted() {
+    const LINES: usize = 1000;
+    const MOST: usize = 10;
+    let begun = Clock::start();
+    let text = logged_calmly(&logging(LogFormat::Json, LogLevel::Info, 10), false, |calm| {
+        for n in 0..LINES {
+            warn!(n, "again");
+            debug!("unseen, so that it is not counted");
+        }
+        info!("elsewhere");
+        calm.tell();
+        calm.tell();
+    });
+    let seconds = usize::try_from(begun.now().nanos() / 1_000_000_000).unwrap() + 2;
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |message: &str| lines.iter().filter(|line| line["@message"] == message).count();
+    assert!(of("again") >= MOST && of("again") <= MOST * seconds, "{}", of("again"));
+    assert_eq!(of("elsewhere"), 1, "another place has a bound of its own");
+    let told: Vec<_> = lines.iter().filter(|line| !line["lines"].is_null()).collect();
+    assert_eq!(told.len(), 1, "told once: {text}");
+    assert_eq!(told[0]["lines"], LINES - of("again"));
+    let at = told[0]["at"].as_str().unwrap();
+    assert!(at.starts_with("src/telemetry/tests.rs:"), "{at}");
+}
+
+#[test]
+fn a_sample_is_logged_at_any_level() {
+    for level in [LogLevel::Error, LogLevel::Warn, LogLevel::Trace] {
+        let text = logged(LogFormat::Text, level, false, || {
+            info!(target: samples::TARGET, "S");
+            debug!(target: samples::TARGET, "D");
+        });
+        assert_eq!(text.contains(" S\n"), true, "{level:?}: {text}");
+        assert_eq!(text.contains(" D\n"), level == LogLevel::Trace, "{level:?}: {text}");
+    }
+}

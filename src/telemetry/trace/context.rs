@@ -1,0 +1,153 @@
+//! Where a trace comes from: W3C's Trace Context (<https://www.w3.org/TR/trace-context/>).
+
+use http::HeaderMap;
+
+use crate::telemetry::dice;
+
+/// Bytes of `tracestate` that are passed on at most: what W3C asks to be passed. More is dropped.
+const STATE_BYTES_MAX: usize = 512;
+
+/// What `traceparent` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Parent {
+    pub(super) trace: [u8; 16],
+    pub(super) span: [u8; 8],
+    pub(super) is_sampled: bool,
+}
+
+// === impl Parent ===
+
+impl Parent {
+    /// The parent that `headers` name; `None` if they name none, or none that is well-formed: the
+    /// request begins a trace of its own then.
+    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+        let mut sent = headers.get_all("traceparent").iter();
+        let (first, second) = (sent.next()?, sent.next());
+        if second.is_some() { None } else { Self::parse(first.as_bytes()) }
+    }
+
+    /// `00-<32 hex digits>-<16 hex digits>-<2 hex digits>`. Later versions may have more behind.
+    fn parse(text: &[u8]) -> Option<Self> {
+        let (text, more) = text.split_first_chunk::<55>()?;
+        let version: [u8; 1] = hex(text.get(..2)?)?;
+        let is_known = match version {
+            [0] => more.is_empty(),
+            [0xff] => false,
+            _ => more.first().is_none_or(|next| *next == b'-'),
+        };
+        let dashes = [2, 35, 52].iter().all(|at| text.get(*at) == Some(&b'-'));
+        let trace: [u8; 16] = hex(text.get(3..35)?)?;
+        let span: [u8; 8] = hex(text.get(36..52)?)?;
+        let [flags] = hex(text.get(53..55)?)?;
+        let is_good = is_known && dashes && trace != [0; 16] && span != [0; 8];
+        is_good.then_some(Self { trace, span, is_sampled: flags & 1 == 1 })
+    }
+}
+
+/// `tracestate`, its headers joined; empty if there is none, or it is not to be passed on.
+pub(super) fn state(headers: &HeaderMap) -> String {
+    let parts: Option<Vec<_>> =
+        headers.get_all("tracestate").iter().map(|part| part.to_str().ok()).collect();
+    let state = parts.unwrap_or_default().join(",");
+    if state.len() <= STATE_BYTES_MAX { state } else { String::new() }
+}
+
+/// Random bytes, not all of them zero. For 16 at most.
+pub(super) fn fresh_id<const N: usize>() -> [u8; N] {
+    let mut id = [0; N];
+    for part in id.chunks_mut(8) {
+        let random = dice::roll().max(1).to_le_bytes();
+        part.iter_mut().zip(random).for_each(|(byte, random)| *byte = random);
+    }
+    id
+}
+
+/// Digits in lower case, as the standard has them.
+fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
+    let digit = |digit: u8| match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, odd) = digits.as_chunks::<2>();
+    if pairs.len() != N || !odd.is_empty() {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        *byte = digit(*high)? << 4 | digit(*low)?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    const GOOD: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+    #[test]
+    fn a_parent_is_read_with_its_flag() {
+        let parent = Parent::parse(GOOD.as_bytes()).expect("a parent");
+        assert_eq!((parent.trace[0], parent.trace[15]), (0x0a, 0x9c));
+        assert_eq!((parent.span[0], parent.span[7]), (0xb7, 0x31));
+        assert!(parent.is_sampled);
+        let parsed = |from: &str, to: &str| Parent::parse(GOOD.replace(from, to).as_bytes());
+        assert_eq!(parsed("31-01", "31-00").map(|it| it.is_sampled), Some(false));
+        assert_eq!(parsed("31-01", "31-fe").map(|it| it.is_sampled), Some(false));
+        assert_eq!(parsed("31-01", "31-03").map(|it| it.is_sampled), Some(true));
+    }
+
+    #[test]
+    fn a_later_version_may_say_more_and_the_first_may_not() {
+        let parsed = |text: String| Parent::parse(text.as_bytes()).is_some();
+        assert!(parsed(GOOD.replacen("00", "01", 1)));
+        assert!(parsed(GOOD.replacen("00", "cc", 1) + "-what.comes"));
+        assert!(!parsed(GOOD.replacen("00", "cc", 1) + "what.comes"));
+        assert!(!parsed(GOOD.to_owned() + "-what.comes"));
+        assert!(!parsed(GOOD.replacen("00", "ff", 1)));
+    }
+
+    #[test]
+    fn what_is_malformed_is_no_parent() {
+        for bad in [
+            "",
+            "00",
+            &GOOD[..54],
+            &GOOD.to_ascii_uppercase(),
+            &GOOD.replace('-', "_"),
+            &GOOD.replace("0af7651916cd43dd8448eb211c80319c", &"0".repeat(32)),
+            &GOOD.replace("b7ad6b7169203331", &"0".repeat(16)),
+            &GOOD.replace("b7", "g7"),
+        ] {
+            assert_eq!(Parent::parse(bad.as_bytes()), None, "{bad:?}");
+        }
+        let mut headers = HeaderMap::new();
+        assert_eq!(Parent::of(&headers), None);
+        headers.append("traceparent", HeaderValue::from_static(GOOD));
+        assert!(Parent::of(&headers).is_some());
+        headers.append("traceparent", HeaderValue::from_static(GOOD));
+        assert_eq!(Parent::of(&headers), None, "two are none");
+    }
+
+    #[test]
+    fn a_state_is_joined_and_a_long_one_dropped() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(state(&headers), "");
+        headers.append("tracestate", HeaderValue::from_static("a=1"));
+        headers.append("tracestate", HeaderValue::from_static("b=2"));
+        assert_eq!(state(&headers), "a=1,b=2");
+        let long = format!("c={}", "x".repeat(STATE_BYTES_MAX));
+        headers.append("tracestate", HeaderValue::from_str(&long).expect("a value"));
+        assert_eq!(state(&headers), "");
+    }
+
+    #[test]
+    fn ids_are_random_and_never_zero() {
+        let ids: std::collections::HashSet<[u8; 16]> = (0..1000).map(|_| fresh_id()).collect();
+        assert_eq!(ids.len(), 1000);
+        assert!(!ids.contains(&[0; 16]));
+    }
+}

@@ -1,0 +1,224 @@
+//! From the queue to the collector: who ends a span never waits, and what finds no room is lost and
+//! counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use crate::settings::Otlp;
+use crate::store::Count;
+use crate::telemetry::otlp::message::{ExportTraces, ResourceSpans, ScopeSpans, Span};
+use crate::telemetry::otlp::{self, Client, Origin, Told};
+use crate::time::Clock;
+
+/// Spans that may wait to be sent, those that travel together, and how long the first of these
+/// waits for company: the defaults of OpenTelemetry's batches.
+const QUEUE_MAX: usize = 2048;
+const BATCH_MAX: usize = 512;
+const LINGER: Duration = Duration::from_secs(5);
+
+const _: () = assert!(BATCH_MAX <= QUEUE_MAX);
+
+/// Where spans go when they end. A handle: clones share everything.
+#[derive(Debug, Clone)]
+pub(super) struct Queue {
+    items: mpsc::Sender<Item>,
+    tally: Arc<Tally>,
+}
+
+/// What takes them out of the queue.
+#[derive(Debug)]
+pub(super) struct Export {
+    items: Mutex<mpsc::Receiver<Item>>,
+    tally: Arc<Tally>,
+    client: Client,
+    told: Told,
+    origin: Origin,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    sent: AtomicU64,
+    /// They found the queue full.
+    dropped: AtomicU64,
+    /// The collector did not take them.
+    failed: AtomicU64,
+}
+
+#[derive(Debug)]
+enum Item {
+    Span(Box<Span>),
+    /// Dropped once everything before it has been sent, or lost.
+    Mark(#[allow(dead_code, reason = "its end is the message")] oneshot::Sender<()>),
+}
+
+/// Both ends of a new queue.
+pub(super) fn open(origin: &Origin, otlp: Otlp, clock: Clock) -> (Queue, Export) {
+    let (items, waiting) = mpsc::channel(QUEUE_MAX);
+    let tally = Arc::<Tally>::default();
+    let export = Export {
+        items: Mutex::new(waiting),
+        tally: Arc::clone(&tally),
+        client: Client::new(otlp),
+        told: Told::new("spans", clock),
+        origin: origin.clone(),
+    };
+    (Queue { items, tally }, export)
+}
+
+// === impl Queue ===
+
+impl Queue {
+    pub(super) fn push(&self, span: Span) {
+        if self.items.try_send(Item::Span(Box::new(span))).is_err() {
+            self.tally.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) async fn flush(&self) {
+        let (mark, passed) = oneshot::channel();
+        if self.items.send(Item::Mark(mark)).await.is_ok() {
+            // An error is what it waits for: the mark was dropped.
+            let _ = passed.await;
+        }
+    }
+
+    pub(super) fn counts(&self) -> Vec<Count> {
+        let Tally { sent, dropped, failed } = &*self.tally;
+        vec![
+            ("spans_sent", sent.load(Ordering::Relaxed)),
+            ("spans_dropped", dropped.load(Ordering::Relaxed)),
+            ("spans_failed", failed.load(Ordering::Relaxed)),
+        ]
+    }
+}
+
+// === impl Export ===
+
+impl Export {
+    /// Sends what comes, a batch after the other; never ends.
+    pub(super) async fn run(&self) {
+        let mut items = self.items.lock().await;
+        loop {
+            let (spans, marks) = gather(&mut items).await;
+            if !spans.is_empty() {
+                self.send(spans).await;
+            }
+            drop(marks);
+        }
+    }
+
+    async fn send(&self, spans: Vec<Span>) {
+        let count = spans.len() as u64;
+        let scope_spans = vec![ScopeSpans { scope: Some(otlp::scope()), spans }];
+        let resource = Some(self.origin.resource());
+        let message =
+            ExportTraces { resource_spans: vec![ResourceSpans { resource, scope_spans }] };
+        let pushed = self.client.send(&message).await;
+        let lost = self.told.note(count, &pushed).min(count);
+        self.tally.failed.fetch_add(lost, Ordering::Relaxed);
+        self.tally.sent.fetch_add(count - lost, Ordering::Relaxed);
+    }
+}
+
+/// The next batch: full, or what came within [`LINGER`] of the first, or before a mark.
+async fn gather(items: &mut mpsc::Receiver<Item>) -> (Vec<Span>, Option<oneshot::Sender<()>>) {
+    let mut spans = Vec::new();
+    let mut end = None;
+    while spans.len() < BATCH_MAX {
+        let next = match end {
+            None => items.recv().await,
+            Some(end) => timeout_at(end, items.recv()).await.unwrap_or_default(),
+        };
+        match next {
+            Some(Item::Span(span)) => spans.push(*span),
+            Some(Item::Mark(mark)) => return (spans, Some(mark)),
+            // It lingered long enough; the queue itself stays open for as long as its other end.
+            None => break,
+        }
+        #[allow(clippy::disallowed_methods, reason = "the edge where batches are timed")]
+        end.get_or_insert_with(|| Instant::now() + LINGER);
+    }
+    (spans, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::{Identity, OtlpProtocol};
+    use crate::telemetry::trace::{Outcome, span};
+
+    fn ends() -> (Queue, Export) {
+        let endpoint = "http://127.0.0.1:1/v1/traces".parse().expect("a URL");
+        let (protocol, timeout) = (OtlpProtocol::Http, LINGER);
+        let otlp = Otlp { protocol, endpoint, headers: http::HeaderMap::new(), timeout };
+        let (name, namespace, instance, attributes) = Default::default();
+        let origin = Origin::new(Identity { name, namespace, instance, attributes });
+        open(&origin, otlp, Clock::start())
+    }
+
+    fn named(n: usize) -> Span {
+        Span { name: n.to_string(), ..Span::default() }
+    }
+
+    fn count(queue: &Queue, name: &str) -> u64 {
+        let found = queue.counts().into_iter().find(|(it, _)| *it == name);
+        found.expect("a count").1
+    }
+
+    #[test]
+    fn what_finds_the_queue_full_is_dropped_and_counted() {
+        let (queue, _export) = ends();
+        (0..QUEUE_MAX + 7).for_each(|n| queue.push(named(n)));
+        assert_eq!(count(&queue, "spans_dropped"), 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_is_full_or_has_lingered_or_ends_at_a_mark() {
+        let (queue, export) = ends();
+        let mut items = export.items.lock().await;
+        (0..BATCH_MAX + 1).for_each(|n| queue.push(named(n)));
+        let (full, _) = gather(&mut items).await;
+        assert_eq!((full.len(), full[0].name.as_str()), (BATCH_MAX, "0"));
+        let begun = Clock::start();
+        let (lingered, mark) = gather(&mut items).await;
+        assert_eq!((lingered.len(), mark.is_some()), (1, false));
+        assert!(begun.now().since(Default::default()) >= LINGER);
+        queue.push(named(0));
+        let (flushed, (marked, mark)) = tokio::join!(queue.flush(), async {
+            let (batch, mark) = gather(&mut items).await;
+            drop(mark);
+            (batch.len(), begun.now())
+        });
+        assert_eq!((flushed, marked), ((), 1));
+        assert!(mark.since(Default::default()) < LINGER * 2, "it did not linger");
+    }
+
+    #[test]
+    fn a_span_ends_once_and_one_that_is_dropped_was_given_up() {
+        let (queue, export) = ends();
+        let begin = || span::Span::new(named(0), Outcome::Grpc(1), Clock::start(), queue.clone());
+        let shown = |span: &Span| format!("{:?}", span.attributes.last().expect("a status").value);
+        let mut items = export.items.try_lock().expect("nobody else");
+        let mut next = || match items.try_recv() {
+            Ok(Item::Span(span)) => Some(shown(&span)),
+            _ => None,
+        };
+        begin().discard();
+        assert_eq!(next(), None);
+        let ended = begin();
+        ended.end(Outcome::Grpc(0));
+        ended.end(Outcome::Grpc(2));
+        drop(ended);
+        assert!(next().is_some_and(|status| status.contains("\"OK\"")));
+        assert_eq!(next(), None);
+        let dropped = begin();
+        drop(dropped.clone());
+        assert_eq!(next(), None, "a handle is left");
+        drop(dropped);
+        assert!(next().is_some_and(|status| status.contains("\"CANCELLED\"")));
+    }
+}

@@ -1,0 +1,162 @@
+//! One span: what is noted of a request between its beginning and its end.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::export::Queue;
+use crate::request::Request;
+use crate::telemetry::otlp::message::{KeyValue, Span as Message, Status, StatusCode};
+use crate::telemetry::otlp::nanos;
+use crate::telemetry::samples::{code, rule_of};
+use crate::time::{Clock, Time};
+use crate::verdict::Verdict;
+
+/// A span that has begun. A handle: clones are of one span. It ends by [`Span::end`]; one whose
+/// last handle is dropped before was given up, by its client or for its deadline.
+#[derive(Debug, Clone)]
+pub struct Span(Arc<Open>);
+
+/// How a span ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// With this status of gRPC, by its number.
+    Grpc(i32),
+    /// With this status of HTTP.
+    Http(u16),
+    /// An exchange with the store, in which so many asks failed.
+    Failed(usize),
+}
+
+/// Names of gRPC's codes, by number.
+const GRPC_CODES: [&str; 17] = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+];
+
+/// Of gRPC's codes those that are a server's error, as the conventions have it. The others are the
+/// client's.
+const SERVER_ERRORS: [&str; 6] =
+    ["UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"];
+
+/// Bytes of a domain that are shown: it is the client's to choose.
+const DOMAIN_BYTES_MAX: usize = 256;
+
+#[derive(Debug)]
+struct Open {
+    /// `None` once it has ended.
+    message: Mutex<Option<Message>>,
+    begun: Time,
+    /// How it ends if it is given up.
+    given_up: Outcome,
+    clock: Clock,
+    queue: Queue,
+}
+
+// === impl Span ===
+
+impl Span {
+    pub(super) fn new(message: Message, given_up: Outcome, clock: Clock, queue: Queue) -> Self {
+        let message = Mutex::new(Some(message));
+        Self(Arc::new(Open { message, begun: clock.now(), given_up, clock, queue }))
+    }
+
+    /// Notes what was decided. Of several descriptors the one that bounds the request is told of;
+    /// values of descriptors are not.
+    pub fn note(&self, request: &Request<'_>, verdict: &Verdict<'_>) {
+        let end = request.domain.floor_char_boundary(DOMAIN_BYTES_MAX);
+        let mut noted = vec![
+            KeyValue::text("ratelease.domain", &request.domain[..end]),
+            KeyValue::text("ratelease.verdict", code(verdict.code)),
+            KeyValue::number("ratelease.descriptors", request.descriptors.len()),
+        ];
+        if let Some(status) = verdict.tightest.and_then(|at| verdict.statuses.get(at)) {
+            noted.push(KeyValue::text("ratelease.rule", rule_of(status)));
+            noted.push(KeyValue::number("ratelease.remaining", status.remaining));
+            if let Some(counted) = status.counted {
+                noted.push(KeyValue::text("ratelease.how", counted.how.name()));
+            }
+        }
+        if let Some(message) = self.0.message.lock().as_mut() {
+            message.attributes.extend(noted);
+        }
+    }
+
+    /// Ends it now; a second end changes nothing.
+    pub fn end(&self, outcome: Outcome) {
+        self.0.end(outcome);
+    }
+
+    /// It is as if it had not begun.
+    pub fn discard(&self) {
+        self.0.message.lock().take();
+    }
+}
+
+// === impl Open ===
+
+impl Open {
+    fn end(&self, outcome: Outcome) {
+        let Some(mut message) = self.message.lock().take() else { return };
+        let took = self.clock.now().since(self.begun);
+        message.end_time_unix_nano = message.start_time_unix_nano.saturating_add(nanos(took));
+        outcome.describe(&mut message);
+        self.queue.push(message);
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.end(self.given_up);
+    }
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    fn describe(self, message: &mut Message) {
+        let mut fail = |why: String| {
+            message.attributes.push(KeyValue::text("error.type", why));
+            message.status =
+                Some(Status { code: StatusCode::Error.into(), message: String::new() });
+        };
+        let shown = match self {
+            Self::Grpc(code) => {
+                let known = usize::try_from(code).ok().and_then(|code| GRPC_CODES.get(code));
+                let name = known.map_or_else(|| code.to_string(), |&name| name.to_owned());
+                if SERVER_ERRORS.contains(&name.as_str()) {
+                    fail(name.clone());
+                }
+                KeyValue::text("rpc.response.status_code", name)
+            }
+            Self::Http(status) => {
+                if status >= 500 {
+                    fail(status.to_string());
+                }
+                KeyValue::number("http.response.status_code", status)
+            }
+            Self::Failed(asks) => {
+                if asks > 0 {
+                    fail("_OTHER".to_owned());
+                }
+                KeyValue::number("ratelease.asks_failed", asks)
+            }
+        };
+        message.attributes.push(shown);
+    }
+}

@@ -1,0 +1,61 @@
+//! What leaves the process beside answers: spans and metrics for a collector, samples in the log.
+
+mod lost;
+mod metrics;
+mod samples;
+mod spans;
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use crate::support::http::Client;
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, bytes_field, framed, post};
+
+/// A year's window does not end while a test runs.
+const RULES: &str = "
+domain: test
+descriptors:
+  - key: once
+    rate_limit: {unit: year, requests_per_unit: 1}
+  - key: plenty
+    rate_limit: {unit: year, requests_per_unit: 4000000000}
+";
+
+/// What no span, and no line that was not asked to, may show.
+const SECRET: &str = "4111-1111-1111-1111";
+
+/// For what takes milliseconds, on a machine that also compiles.
+const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+
+fn rules() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("test.yaml"), RULES).unwrap();
+    dir
+}
+
+/// A `RateLimitRequest` of one entry of the domain `test`, or of another one.
+fn request(domain: &str, key: &str) -> Vec<u8> {
+    let entry = [bytes_field(1, key), bytes_field(2, SECRET)].concat();
+    [bytes_field(1, domain), bytes_field(2, bytes_field(1, entry))].concat()
+}
+
+/// One decision over gRPC, with these headers.
+async fn decide(pod: &Ratelease, message: Vec<u8>, headers: &[(&str, &str)]) -> Reply {
+    let mut head = post(SHOULD_RATE_LIMIT);
+    for (name, value) in headers {
+        head = head.header(*name, *value);
+    }
+    let body = futures_util::stream::iter([framed(&message)]);
+    Connection::open(pod.grpc).await.request(head, body).await.unwrap()
+}
+
+/// One decision over HTTP; its status.
+async fn decide_json(pod: &Ratelease, key: &str, headers: &[(&str, &str)]) -> u16 {
+    let body = format!(
+        r#"{{"domain":"test","descriptors":[{{"entries":[{{"key":"{key}","value":"{SECRET}"}}]}}]}}"#
+    );
+    let mut client = Client::connect(pod.http).await.unwrap();
+    client.send("POST", "/json", headers, body).await.unwrap().status
+}

@@ -1,0 +1,70 @@
+//! A collector that is not there, or never answers, harms nothing.
+
+use std::time::Duration;
+
+use super::{decide, request, rules};
+use crate::support::now;
+use crate::support::process::free_port;
+use crate::support::ratelease::Ratelease;
+
+/// For the whole drain, on a machine that also compiles.
+const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
+const STOP_MAX: Duration = Duration::from_secs(8);
+
+async fn does_no_harm(endpoint: &str, protocol: &str) -> Ratelease {
+    let rules = rules();
+    let env = [
+        ("TRACING_ENABLED", "true"),
+        ("TRACING_EXPORTER_PROTOCOL", protocol),
+        ("OTEL_METRICS_EXPORTER", "otlp"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "1000"),
+        DRAIN,
+    ];
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    for _ in 0..100 {
+        let reply = decide(&pod, request("test", "plenty"), &[]).await;
+        assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
+    }
+    pod
+}
+
+async fn ends_in_time(pod: &Ratelease) {
+    let told = now();
+    assert_eq!(pod.stop().await, 0);
+    assert!(told.elapsed() < STOP_MAX, "{:?}", told.elapsed());
+}
+
+#[tokio::test]
+async fn a_collector_that_is_down_is_told_of_once_and_costs_nothing_else() {
+    for protocol in ["grpc", "http"] {
+        // Handed out once, and nobody listens on it.
+        let pod = does_no_harm(&format!("http://127.0.0.1:{}", free_port()), protocol).await;
+        let line = pod.logs("spans cannot be pushed").await;
+        assert!(line.contains("; see OTEL_EXPORTER_OTLP_ENDPOINT"), "{line}");
+        assert!(line.to_lowercase().contains("connection refused"), "why: {line}");
+        pod.logs("metrics cannot be pushed").await;
+        assert!(pod.count("spans_failed") > 0);
+        assert_eq!(pod.count("spans_sent"), 0);
+        ends_in_time(&pod).await;
+        let log = pod.process.log();
+        for what in ["spans", "metrics"] {
+            let lines = log.matches(&format!("{what} cannot be pushed")).count();
+            assert_eq!(lines, 1, "{what}: {log}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_collector_that_never_answers_does_not_hold_up_the_end() {
+    // The kernel takes the connection; nobody ever reads.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", silent.local_addr().unwrap());
+    for protocol in ["grpc", "http"] {
+        let pod = does_no_harm(&endpoint, protocol).await;
+        ends_in_time(&pod).await;
+        let log = pod.process.log();
+        assert!(log.contains("the collector did not take the last spans"), "{log}");
+    }
+}

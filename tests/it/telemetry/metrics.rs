@@ -1,0 +1,95 @@
+//! Metrics as a collector receives them: what `/metrics` shows, under the same names.
+
+use opentelemetry_proto::tonic::metrics::v1::metric::Data;
+use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
+use opentelemetry_proto::tonic::metrics::v1::{AggregationTemporality, Metric, NumberDataPoint};
+
+use super::{SECRET, decide, request, rules};
+use crate::support::collector::{Collector, shown};
+use crate::support::http;
+use crate::support::ratelease::Ratelease;
+
+const INTERVAL: (&str, &str) = ("OTEL_METRIC_EXPORT_INTERVAL", "1000");
+
+/// The last push: the one at the end of the process.
+fn last(collector: &Collector) -> Vec<Metric> {
+    let pushed = collector.metrics();
+    let scopes = &pushed.last().expect("a push").scope_metrics;
+    assert_eq!(scopes[0].scope.as_ref().unwrap().name, "ratelease");
+    scopes[0].metrics.clone()
+}
+
+#[track_caller]
+fn metric<'a>(metrics: &'a [Metric], name: &str) -> &'a Metric {
+    let names = || metrics.iter().map(|metric| &metric.name).collect::<Vec<_>>();
+    metrics.iter().find(|it| it.name == name).unwrap_or_else(|| panic!("{name}: {:?}", names()))
+}
+
+/// The point with all of these attributes.
+#[track_caller]
+fn point<'a>(points: &'a [NumberDataPoint], attributes: &[&str]) -> &'a NumberDataPoint {
+    let has_all = |point: &&NumberDataPoint| {
+        let shown = shown(&point.attributes);
+        attributes.iter().all(|attribute| shown.iter().any(|it| it == attribute))
+    };
+    points.iter().find(has_all).unwrap_or_else(|| panic!("{attributes:?} in {points:#?}"))
+}
+
+async fn pushes_what_is_scraped(protocol: &str, (collector, endpoint): (Collector, String)) {
+    let env = [
+        ("OTEL_METRICS_EXPORTER", "otlp"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
+        ("OTEL_SERVICE_NAME", "shop-limits"),
+        INTERVAL,
+    ];
+    let rules = rules();
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    pod.process.until("pushing", super::SOON, async || !collector.metrics().is_empty()).await;
+    for _ in 0..3 {
+        decide(&pod, request("test", "once"), &[]).await;
+    }
+    let scraped = http::get(pod.debug, "/metrics").await.unwrap().body;
+    assert_eq!(pod.stop().await, 0);
+
+    let metrics = last(&collector);
+    let decisions = metric(&metrics, "ratelease_decisions_total");
+    let Some(Data::Sum(sum)) = &decisions.data else { panic!("{decisions:?}") };
+    assert!(sum.is_monotonic);
+    assert_eq!(sum.aggregation_temporality(), AggregationTemporality::Cumulative);
+    let over = ["domain=test", "rule=test.once", "verdict=over_limit", "how=local"];
+    let point = point(&sum.data_points, &over);
+    // The store denied one, and the pod remembered it for the other.
+    assert_eq!(point.value, Some(Value::AsInt(1)));
+    assert!(point.start_time_unix_nano > 0 && point.start_time_unix_nano < point.time_unix_nano);
+    let took = metric(&metrics, "ratelease_decision_duration_seconds");
+    let Some(Data::Histogram(histogram)) = &took.data else { panic!("{took:?}") };
+    let took = &histogram.data_points[0];
+    assert_eq!((took.count, took.bucket_counts.iter().sum::<u64>()), (3, 3));
+    assert_eq!(took.bucket_counts.len(), took.explicit_bounds.len() + 1);
+    assert!(took.sum.unwrap() > 0.0);
+    let info = metric(&metrics, "ratelease_build_info");
+    assert!(matches!(info.data, Some(Data::Gauge(_))), "{info:?}");
+    // Families without a series have nothing to push.
+    let shown = scraped.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    for name in shown.filter_map(|line| line.split(' ').next()) {
+        let has_series = scraped.lines().any(|line| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ', '_']))
+        });
+        assert!(!has_series || metrics.iter().any(|it| it.name == name), "{name} is not pushed");
+    }
+    assert!(collector.resources().contains(&"service.name=shop-limits".to_owned()));
+    assert!(!format!("{metrics:?}").contains(SECRET));
+}
+
+#[tokio::test]
+async fn metrics_are_pushed_over_grpc() {
+    let (collector, addr) = Collector::grpc().await;
+    pushes_what_is_scraped("grpc", (collector, format!("http://{addr}"))).await;
+}
+
+#[tokio::test]
+async fn metrics_are_pushed_over_http() {
+    let (collector, addr) = Collector::http().await;
+    pushes_what_is_scraped("http/protobuf", (collector, format!("http://{addr}/base"))).await;
+}
