@@ -47,9 +47,9 @@
 //! [`observe`] tells who keeps count of that: [`metrics`] of all decisions, [`hot`] of the hottest
 //! keys, in a [`sketch`]. [`lease`] is the desk that asks the [`store`], whose arithmetic is
 //! [`algorithm`]'s. Beside them, [`control`] holds what may change while running, [`settings`] what
-//! may not, [`telemetry`] the log, [`time`] the clock, [`invariant`] what must hold; [`cli`] is what
-//! the program does beside serving.
-//! [`supervise`] keeps tasks running, and [`app`] puts it all together.
+//! may not, [`telemetry`] the log, [`time`] the clock, [`invariant`] what must hold; [`cli`] is
+//! what the program does beside serving. [`supervise`] keeps tasks running, and [`app`] puts it all
+//! together.
 
 #![forbid(unsafe_code)]
 

@@ -124,8 +124,8 @@ async fn the_page_is_readable_in_light_in_dark_and_on_a_phone() {
     let overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
     assert_eq!(browser.evaluate(overflow).await, 0, "nothing is cut off, whatever scrolls inside");
     let unnamed = "[...document.querySelectorAll('[role=img], section, th[scope], input')]\
-                   .filter((it) => !(it.ariaLabel || it.getAttribute('aria-labelledby') || it.labels?.length || \
-                   it.textContent.trim())).length";
+                   .filter((it) => !(it.ariaLabel || it.getAttribute('aria-labelledby') || \
+                   it.labels?.length || it.textContent.trim())).length";
     assert_eq!(browser.evaluate(unnamed).await, 0);
     browser.close().await;
 }
