@@ -31,7 +31,7 @@ pub use leases::Leases;
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
-pub use otlp::{Otlp, OtlpProtocol, Signal};
+pub use otlp::{Otlp, OtlpProtocol};
 pub use rules::RulesSource;
 pub use secret::Secret;
 pub use store::StoreSettings;
