@@ -1,4 +1,5 @@
-//! Set-up of the log: lines on standard error, as text or JSON.
+//! Set-up of the log: lines on standard error, as text or JSON. Below it, what else is told of the
+//! process: [`Samples`] of its decisions in the log, [`trace`] and [`push`] to a collector.
 //!
 //! One event is one line whatever is in it: control characters are escaped, so that no value that
 //! came from outside can end a line, forge another or steer a terminal.

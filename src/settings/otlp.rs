@@ -11,7 +11,7 @@ use super::fault::{Fault, Faults};
 
 /// One of OpenTelemetry's kinds of telemetry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Signal {
+pub(super) enum Signal {
     /// Spans.
     Traces,
     /// Counters, gauges, histograms.

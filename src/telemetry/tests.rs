@@ -139,7 +139,7 @@ fn a_sample_is_logged_at_any_level() {
             info!(target: samples::TARGET, "S");
             debug!(target: samples::TARGET, "D");
         });
-        assert_eq!(text.contains(" S\n"), true, "{level:?}: {text}");
+        assert!(text.contains(" S\n"), "{level:?}: {text}");
         assert_eq!(text.contains(" D\n"), level == LogLevel::Trace, "{level:?}: {text}");
     }
 }

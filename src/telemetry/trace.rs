@@ -108,9 +108,9 @@ impl Tracer {
         }
     }
 
-    /// What has happened here since the process began, by name; empty if tracing is off.
+    /// What has happened here since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
-        self.shared.as_ref().map_or_else(Vec::new, |shared| shared.queue.counts())
+        self.shared.as_ref().map_or_else(export::no_counts, |shared| shared.queue.counts())
     }
 }
 

@@ -29,7 +29,7 @@ const fn listener(count: &'static str, name: &'static str) -> Named {
 /// Told by shard.
 const ELSEWHERE: [&str; 1] = ["breaker_opened"];
 
-const NAMED: [Named; 24] = [
+const NAMED: [Named; 28] = [
     gauge("keys", "ratelease_buffer_keys", "Keys held."),
     gauge("buffer_bytes", "ratelease_buffer_bytes", "Memory that keys take."),
     gauge("buffer_budget_bytes", "ratelease_buffer_budget_bytes", "Memory that keys may take."),
@@ -79,6 +79,18 @@ const NAMED: [Named; 24] = [
         "log_lines_lost",
         "ratelease_log_lines_lost_total",
         "Log lines that nobody read in time.",
+    ),
+    counter(
+        "decision_samples_left_out",
+        "ratelease_decision_samples_left_out_total",
+        "Decision samples above what the log takes in a second.",
+    ),
+    counter("spans_sent", "ratelease_spans_sent_total", "Spans that the collector took."),
+    counter("spans_dropped", "ratelease_spans_dropped_total", "Spans that found the queue full."),
+    counter(
+        "spans_failed",
+        "ratelease_spans_failed_total",
+        "Spans that the collector did not take.",
     ),
     gauge("tasks_ready", "ratelease_tasks_ready", "Tasks that wait for a core."),
     gauge("calls_under_way", "ratelease_calls_under_way", "Calls that wait."),

@@ -87,13 +87,26 @@ impl Queue {
     }
 
     pub(super) fn counts(&self) -> Vec<Count> {
-        let Tally { sent, dropped, failed } = &*self.tally;
+        self.tally.counts()
+    }
+}
+
+// === impl Tally ===
+
+impl Tally {
+    fn counts(&self) -> Vec<Count> {
+        let Self { sent, dropped, failed } = self;
         vec![
             ("spans_sent", sent.load(Ordering::Relaxed)),
             ("spans_dropped", dropped.load(Ordering::Relaxed)),
             ("spans_failed", failed.load(Ordering::Relaxed)),
         ]
     }
+}
+
+/// The counts of no span, for whom nothing traces.
+pub(super) fn no_counts() -> Vec<Count> {
+    Tally::default().counts()
 }
 
 // === impl Export ===
