@@ -5,6 +5,13 @@
 #![allow(clippy::expect_used, reason = "a bench that cannot be set up has nothing to measure")]
 
 mod decide;
+mod hot;
 mod rules;
 
-criterion::criterion_main!(decide::benches, decide::parts::benches, rules::benches);
+criterion::criterion_main!(
+    decide::benches,
+    decide::parts::benches,
+    decide::frame::benches,
+    hot::benches,
+    rules::benches
+);

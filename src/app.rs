@@ -3,6 +3,7 @@
 mod background;
 mod bind;
 mod build;
+mod numbers;
 
 use std::io;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tracing::{info, warn};
 use crate::accept::OpenConnections;
 use crate::control::Published;
 use crate::control::health::Health;
+use crate::control::live::Live;
 use crate::control::snapshot::Snapshot;
 use crate::control::status::Start;
 use crate::control::watch::Watcher;
@@ -40,8 +42,11 @@ pub struct App {
     grpc: serve::Listener,
     http: TcpListener,
     debug: TcpListener,
+    /// With the page that it shows.
+    metrics: Option<(TcpListener, Router)>,
     age: ConnectionAge,
     admin: Router,
+    live: Live,
     intake: Intake,
     limiter: Limiter,
     published: Arc<Published>,
@@ -71,6 +76,7 @@ struct Serving {
     /// Sending tells the gRPC listener, and then the HTTP ones, to take no more.
     end_grpc: watch::Sender<bool>,
     end_http: watch::Sender<bool>,
+    live: Live,
     open: OpenConnections,
     limiter: Limiter,
     health: Health,
@@ -113,6 +119,7 @@ impl App {
         let mut side = Background::new(&supervisor);
         side.keep_health(published.clone(), health.clone(), handle.clone());
         side.keep_limiter(published, limiter.clone());
+        side.keep_live(self.live.clone());
         if let Some(snapshot) = self.snapshot {
             side.keep_snapshot(snapshot);
         }
@@ -120,6 +127,9 @@ impl App {
         let routes = http::routes(intake.clone(), health.clone());
         let page = Page { routes, open: open.http, end: http_ended };
         pages.serve("the debug port", self.debug, Page { routes: self.admin, ..page.clone() })?;
+        if let Some((listener, routes)) = self.metrics {
+            pages.serve("the metrics port", listener, Page { routes, ..page.clone() })?;
+        }
         pages.serve("the HTTP port", self.http, page)?;
         let open = open.grpc;
         let door =
@@ -128,13 +138,14 @@ impl App {
         let grpc = tokio::spawn(serve::serve(self.grpc, door, stop));
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
-        let Self { watcher, drain: drain_max, .. } = self;
+        let Self { watcher, live, drain: drain_max, .. } = self;
         Ok(Serving {
             grpc,
             pages,
             side,
             end_grpc,
             end_http,
+            live,
             open,
             limiter,
             health,
@@ -177,6 +188,7 @@ impl Serving {
             let _ = (&mut self.grpc).await;
             // Until here, so that `/healthcheck` says no while calls finish.
             self.end_http.send_replace(true);
+            self.live.end();
             self.pages.ended().await;
         };
         if timeout(limit, finished).await.is_err() {

@@ -1,11 +1,13 @@
 //! One key's local tokens: take, refill, expire. Pure: `now` is an argument.
 
+mod expired;
 mod lots;
 mod stock;
 pub mod table;
 
 use std::time::Duration;
 
+pub use expired::expired;
 pub use lots::{Kind, Lot};
 
 use crate::time::{Coarse, Span, Time};

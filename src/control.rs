@@ -2,6 +2,8 @@
 
 pub mod admin;
 pub mod health;
+pub mod live;
+pub mod metrics;
 pub mod snapshot;
 pub mod source;
 pub mod status;
@@ -9,6 +11,7 @@ pub mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
@@ -33,6 +36,14 @@ pub struct Published {
     loads: channel::Sender<Loads>,
     is_from_snapshot: AtomicBool,
     panics: AtomicU64,
+    ages: Mutex<Ages>,
+}
+
+/// When rules came into force.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ages {
+    since: Option<Instant>,
+    propagation: Option<Duration>,
 }
 
 /// How many loads there have been. A reading that finds what the one before it found is none.
@@ -56,6 +67,7 @@ impl Published {
             loads: channel::Sender::new(Loads::default()),
             is_from_snapshot: AtomicBool::new(false),
             panics: AtomicU64::new(0),
+            ages: Mutex::default(),
         }
     }
 
@@ -73,14 +85,14 @@ impl Published {
 
     /// Puts `rules` in force, then tells those who wait for it.
     pub fn publish(&self, rules: Arc<Rules>) {
-        self.rules.store(Some(rules));
+        self.replace(rules);
         self.restore();
         self.changes.send_modify(|count| *count += 1);
     }
 
     /// Puts the `rules` of a snapshot in force: no load has found them.
     pub fn publish_snapshot(&self, rules: Arc<Rules>) {
-        self.rules.store(Some(rules));
+        self.replace(rules);
         self.is_from_snapshot.store(true, Ordering::Relaxed);
         self.changes.send_modify(|count| *count += 1);
     }
@@ -122,6 +134,27 @@ impl Published {
     /// Whether the rules in force are those of a snapshot.
     pub fn is_from_snapshot(&self) -> bool {
         self.is_from_snapshot.load(Ordering::Relaxed)
+    }
+
+    /// Notes how long it took from a change of the source to its rules being in force.
+    pub fn note_propagation(&self, took: Duration) {
+        self.ages.lock().propagation = Some(took);
+    }
+
+    /// That, of the last change; `None` before the first.
+    pub fn propagation(&self) -> Option<Duration> {
+        self.ages.lock().propagation
+    }
+
+    /// How long the rules have been in force; `None` if there are none.
+    pub fn in_force_for(&self) -> Option<Duration> {
+        Some(self.ages.lock().since?.elapsed())
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "an age to be told; nothing is decided by it")]
+    fn replace(&self, rules: Arc<Rules>) {
+        self.rules.store(Some(rules));
+        self.ages.lock().since = Some(Instant::now());
     }
 
     /// Notes that a load panicked.

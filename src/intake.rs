@@ -1,6 +1,7 @@
 //! What every door, gRPC or HTTP, does with a request: check it, decide it, or say why not.
 
 mod gate;
+mod headers;
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::control::Published;
 use crate::limiter::Limiter;
 use crate::observe::{Decision, Observers};
 use crate::request::Request;
-use crate::settings::HeaderNames;
+use crate::settings::Headers;
 use crate::store::{Count, StoreError};
 use crate::time::Time;
 use crate::verdict::Verdict;
@@ -30,7 +31,7 @@ pub const ENTRIES_MAX: usize = 64;
 pub struct Intake {
     limiter: Limiter,
     published: Arc<Published>,
-    headers: Option<Arc<HeaderNames>>,
+    headers: Option<Arc<Headers>>,
     gate: Gate,
     observers: Observers,
 }
@@ -89,7 +90,7 @@ impl Intake {
     pub fn new(
         limiter: Limiter,
         published: Arc<Published>,
-        headers: Option<HeaderNames>,
+        headers: Option<Headers>,
         calls_max: usize,
     ) -> Self {
         let (headers, gate) = (headers.map(Arc::new), Gate::new(calls_max));
@@ -110,7 +111,7 @@ impl Intake {
     /// Too many calls are under way ([`Refusal::Overloaded`], and `call` was not begun), or it
     /// panicked ([`Refusal::Panicked`]).
     pub async fn pass<T>(&self, call: impl Future<Output = T>) -> Result<T, Refusal> {
-        self.gate.pass(call).await
+        self.gate.pass(call).await.inspect_err(|refusal| self.observers.note_refusal(refusal))
     }
 
     /// What has happened here since the process began, by name.
@@ -147,24 +148,28 @@ impl Intake {
         request: &Request<'_>,
         make: impl FnOnce(&Answer<'_>),
     ) -> Option<Result<(), Refusal>> {
-        self.gate.pass_at_once(|| {
+        let passed = self.gate.pass_at_once(|| {
             check(request).ok()?;
             let rules = self.published.borrow();
             let start = self.limiter.clock().now();
             let verdict = self.limiter.decide_at_once(rules.as_deref()?, request, start)?;
             let answer = verdict.map(|verdict| make(&self.finish(request, verdict, start)));
-            let answer = answer.map_err(Refusal::Store);
-            Some(answer.inspect_err(|refusal| self.observers.note_refusal(refusal)))
-        })
+            Some(answer.map_err(Refusal::Store))
+        });
+        if let Some(Err(refusal)) = &passed {
+            self.observers.note_refusal(refusal);
+        }
+        passed
     }
 
     fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>, start: Time) -> Answer<'r> {
-        let took = self.limiter.clock().now().since(start);
-        self.observers.note(&Decision { request, verdict: &verdict, took });
+        let now = self.limiter.clock().now();
+        let took = now.since(start);
+        self.observers.note(&Decision { request, verdict: &verdict, took, now });
         if tracing::enabled!(Level::DEBUG) {
             tell(request, &verdict);
         }
-        let headers = self.headers.as_deref().and_then(|names| headers(names, &verdict));
+        let headers = self.headers.as_deref().map(|headers| headers::of(headers, &verdict));
         Answer { verdict, headers: headers.unwrap_or_default() }
     }
 }
@@ -193,17 +198,6 @@ fn tell(request: &Request<'_>, verdict: &Verdict<'_>) {
         let rule = rule.as_deref().unwrap_or("none or override");
         debug!(rule, code = ?status.code, remaining = status.remaining, "decided");
     }
-}
-
-fn headers(names: &HeaderNames, verdict: &Verdict<'_>) -> Option<Vec<(String, String)>> {
-    let status = verdict.statuses.get(verdict.tightest?)?;
-    let requests = status.limit.as_ref()?.limit.requests_per_unit;
-    let reset = status.reset_seconds().unwrap_or_default();
-    Some(vec![
-        (names.limit.clone(), requests.to_string()),
-        (names.remaining.clone(), status.remaining.to_string()),
-        (names.reset.clone(), reset.to_string()),
-    ])
 }
 
 impl fmt::Display for Fault {

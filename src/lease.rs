@@ -6,11 +6,15 @@
 //! until a probe succeeds. Replies go to the function that the desk was opened with.
 
 mod breaker;
+mod heat;
 mod lane;
 pub mod size;
+mod tally;
 
 pub use breaker::Position;
+pub use heat::HotKey;
 pub use lane::ShardState;
+pub use tally::ShardTally;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -130,10 +134,19 @@ impl Desk {
 
     /// How the shards do that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardState> {
+        let now = self.shared.clock.now();
         let lanes = self.lanes.lock();
-        let mut states: Vec<_> = lanes.states.values().map(|lane| lane.state()).collect();
+        let mut states: Vec<_> = lanes.states.values().map(|lane| lane.state(now)).collect();
         states.sort_by_key(|state| state.shard);
         states
+    }
+
+    /// What the asks of each shard have come to, in order of their numbers.
+    pub fn tallies(&self) -> Vec<ShardTally> {
+        let lanes: Vec<_> = self.lanes.lock().states.values().cloned().collect();
+        let mut tallies: Vec<_> = lanes.iter().map(|lane| lane.tally()).collect();
+        tallies.sort_by_key(|tally| tally.shard);
+        tallies
     }
 
     /// What has happened here and at the store, by name.

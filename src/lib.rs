@@ -44,10 +44,11 @@
 //! [`accept`] takes connections; [`grpc`] and [`http`] are the doors, [`intake`] what both do.
 //! [`request`] is a call in our types, [`rules`] what limits it, [`key`] the count's name.
 //! [`limiter`] decides on [`buffer`]s and [`verdict`] makes the answer of it;
-//! [`observe`] keeps count of that. [`lease`] is the desk
-//! that asks the [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds
-//! what may change while running, [`settings`] what may not, [`telemetry`] the log, [`time`] the
-//! clock, [`invariant`] what must hold; [`cli`] is what the program does beside serving.
+//! [`observe`] tells who keeps count of that: [`metrics`] of all decisions, [`hot`] of the hottest
+//! keys, in a [`sketch`]. [`lease`] is the desk that asks the [`store`], whose arithmetic is
+//! [`algorithm`]'s. Beside them, [`control`] holds what may change while running, [`settings`] what
+//! may not, [`telemetry`] the log, [`time`] the clock, [`invariant`] what must hold; [`cli`] is what
+//! the program does beside serving.
 //! [`supervise`] keeps tasks running, and [`app`] puts it all together.
 
 #![forbid(unsafe_code)]
@@ -60,16 +61,19 @@ pub mod buffer;
 pub mod cli;
 pub mod control;
 pub mod grpc;
+pub mod hot;
 pub mod http;
 pub mod intake;
 pub mod invariant;
 pub mod key;
 pub mod lease;
 pub mod limiter;
+pub mod metrics;
 pub mod observe;
 pub mod request;
 pub mod rules;
 pub mod settings;
+pub mod sketch;
 pub mod store;
 pub mod supervise;
 pub mod telemetry;

@@ -7,6 +7,7 @@ mod exact;
 mod holding;
 mod keep;
 mod lend;
+mod one;
 mod outcome;
 mod overflow;
 mod resolve;
@@ -19,12 +20,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::buffer::Lot;
 use crate::buffer::table::{Table, TableFull};
+use crate::buffer::{Lot, expired};
 use parking_lot::Mutex;
 
 use crate::key::{Key, KeyHasher};
-use crate::lease::{Desk, Reply, ShardState};
+use crate::lease::{Desk, Reply, ShardState, ShardTally};
 use crate::request::Request;
 use crate::rules::{FailureMode, Rules};
 use crate::store::{Ask, Count, Store, StoreError};
@@ -164,6 +165,9 @@ impl Limiter {
         request: &Request<'_>,
         now: Time,
     ) -> Option<Result<Verdict<'r>, StoreError>> {
+        if let [descriptor] = &*request.descriptors {
+            return self.shared.decide_one(rules, request, descriptor, now);
+        }
         let resolved = resolve(rules, request, &self.shared.options.hasher);
         let mut holding = Holding::new(&self.shared, &resolved);
         if let Err(error) = holding.take_local(now) {
@@ -195,6 +199,7 @@ impl Limiter {
             ("buffer_waiting_bytes", table.heap_bytes() as u64),
             ("buffer_evictions", table.evictions()),
             ("buffer_overflows", overflows.load(Ordering::Relaxed)),
+            ("tokens_expired", expired()),
         ];
         counts.extend(away.counts());
         counts.extend(desk.counts());
@@ -204,6 +209,11 @@ impl Limiter {
     /// How the shards do that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardState> {
         self.shared.desk.shards()
+    }
+
+    /// What the asks of each shard have come to, in order of their numbers.
+    pub fn tallies(&self) -> Vec<ShardTally> {
+        self.shared.desk.tallies()
     }
 }
 

@@ -5,8 +5,11 @@
 
 use std::time::Duration;
 
+use crate::hot::HotKeys;
 use crate::intake::Refusal;
+use crate::metrics::Meters;
 use crate::request::Request;
+use crate::time::Time;
 use crate::verdict::Verdict;
 
 /// A request that was decided.
@@ -18,18 +21,47 @@ pub struct Decision<'a, 'q, 'r> {
     pub verdict: &'a Verdict<'r>,
     /// From the decoded request to the verdict, with what it waited for leases and slots.
     pub took: Duration,
+    /// When the verdict was there.
+    pub now: Time,
 }
 
 /// Whoever keeps count. A handle: clones share everything.
 #[derive(Debug, Clone, Default)]
-pub struct Observers {}
+pub struct Observers {
+    meters: Option<Meters>,
+    /// Counts the hottest keys.
+    hot_keys: HotKeys,
+}
 
 // === impl Observers ===
 
 impl Observers {
+    /// The same, and `meters` count.
+    #[must_use]
+    pub fn with_meters(mut self, meters: Meters) -> Self {
+        self.meters = Some(meters);
+        self
+    }
+
+    /// The same, and `hot_keys` counts.
+    #[must_use]
+    pub fn with_hot_keys(mut self, hot_keys: HotKeys) -> Self {
+        self.hot_keys = hot_keys;
+        self
+    }
+
     /// Takes note of a decision.
-    pub fn note(&self, _decision: &Decision<'_, '_, '_>) {}
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+        if let Some(meters) = &self.meters {
+            meters.note(decision);
+        }
+        self.hot_keys.note(decision);
+    }
 
     /// Takes note of a request that got no verdict.
-    pub fn note_refusal(&self, _refusal: &Refusal) {}
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        if let Some(meters) = &self.meters {
+            meters.note_refusal(refusal);
+        }
+    }
 }

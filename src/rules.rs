@@ -11,6 +11,7 @@ mod failure;
 mod fault;
 mod field;
 mod file;
+mod handful;
 mod lease;
 mod limit;
 mod metadata;
@@ -40,13 +41,14 @@ pub use tree::{Candidate, Fit, Step, Trace};
 use std::num::NonZeroU8;
 use std::sync::Arc;
 
+use crate::metrics::Anchor;
 use crate::request::Entry;
 
 /// All rules of one version. Lookups never allocate.
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,
-    domains: tree::TextMap<tree::Branch>,
+    domains: handful::Handful<tree::Branch>,
     /// In order of their paths.
     rules: Vec<Arc<Rule>>,
 }
@@ -81,6 +83,8 @@ pub struct Rule {
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
     /// One a level of the path, in order.
     pub levels: Box<[Level]>,
+    /// Where its decisions are counted.
+    pub meter: Anchor,
 }
 
 /// What a rule holds about one level of its path.
@@ -93,6 +97,8 @@ pub struct Level {
     pub value_to_metric: bool,
     /// How the level was configured, which decides how the stats key shows it.
     pub matched: Matched,
+    /// Where the level's text begins in the rule's path, in bytes.
+    pub start: u32,
 }
 
 /// How a level of a rule's path was configured.
@@ -154,6 +160,18 @@ pub struct Loaded {
     pub warnings: Vec<Fault>,
 }
 
+// === impl Rule ===
+
+impl Rule {
+    /// The path taken apart: the domain, then each level. A dot may be a part of any of them.
+    pub fn steps(&self) -> impl Iterator<Item = &str> {
+        let starts = self.levels.iter().map(|level| level.start as usize);
+        let ends = starts.clone().map(|start| start.saturating_sub(1)).chain([self.path.len()]);
+        let steps = std::iter::once(0).chain(starts).zip(ends);
+        steps.map(|(start, end)| self.path.get(start..end).unwrap_or_default())
+    }
+}
+
 // === impl Rules ===
 
 impl Rules {
@@ -180,7 +198,7 @@ impl Rules {
     /// path of the level: `domain`, `domain.key_value`. Levels are in order of their paths.
     pub fn patterns(&self) -> Vec<(String, Vec<String>)> {
         let mut found = Vec::new();
-        for (domain, branch) in &self.domains {
+        for (domain, branch) in self.domains.iter() {
             branch.patterns(domain, &mut found);
         }
         found.sort();
@@ -216,7 +234,7 @@ impl Rules {
 
     /// The domains, in order of their names.
     pub fn domains(&self) -> impl Iterator<Item = &str> {
-        let mut names: Vec<&str> = self.domains.keys().map(AsRef::as_ref).collect();
+        let mut names: Vec<&str> = self.domains.keys().collect();
         names.sort_unstable();
         names.into_iter()
     }

@@ -6,14 +6,18 @@
 mod answers;
 mod cli;
 mod fault;
+mod headers;
+mod hot_keys;
 mod leases;
 mod listeners;
 mod logging;
+mod metrics;
 pub mod redis;
 mod reference;
 mod rules;
 mod secret;
 mod store;
+mod summary;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -21,19 +25,23 @@ mod value;
 use std::ffi::OsString;
 use std::time::Duration;
 
-pub use answers::{Answers, HeaderNames};
+pub use answers::Answers;
 pub(crate) use cli::grammar;
 pub use cli::{Cli, Command, Role, ServeFlags};
 pub use fault::{Fault, Faults};
+pub use headers::{HeaderNames, Headers};
 pub use leases::{KeyFlags, Leases};
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
+pub use metrics::Metrics;
 pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
 pub use secret::Secret;
 pub use store::{PerSecondFlags, StoreFlags, StoreSettings};
+pub use summary::Told;
 pub use value::HostPort;
 
 use crate::cli::Tool;
+use crate::hot;
 
 /// Everything `serve` is told.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,12 +56,18 @@ pub struct Settings {
     pub answers: Answers,
     /// How tokens are leased and keys held.
     pub leases: Leases,
+    /// How the hottest keys are counted; `None` to do without.
+    pub hot_keys: Option<hot::Options>,
     /// What is logged, and how.
     pub logging: Logging,
+    /// What is counted, and where it is shown.
+    pub metrics: Metrics,
     /// What requests in flight and leases to give back may take after a signal, up to an hour.
     pub drain: Duration,
     /// One line each for what was asked for and is not done; to be logged once logging is set up.
     pub warnings: Vec<String>,
+    /// All of it as flags, for people to see; no secret is in it.
+    pub summary: Vec<Told>,
 }
 
 /// What the command line asks for.
@@ -92,9 +106,11 @@ impl Task {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, SettingsError> {
         let role = Role::of(program);
-        match Cli::read(role, args, env)?.command {
+        let Cli { command, summary } = Cli::read(role, args, env)?;
+        match command {
             Command::Serve(flags) => {
-                Ok(Self::Serve(Box::new(Settings::resolve(role, &flags, env)?)))
+                let settings = Settings::resolve(role, &flags, env)?;
+                Ok(Self::Serve(Box::new(Settings { summary, ..settings })))
             }
             Command::Tool(tool) => Ok(Self::Tool(tool, role)),
         }
@@ -104,7 +120,8 @@ impl Task {
 // === impl Settings ===
 
 impl Settings {
-    /// What `flags` mean. `env` is asked only for variables that have no flag.
+    /// What `flags` mean, without a summary of them. `env` is asked only for variables that have no
+    /// flag.
     ///
     /// # Errors
     /// [`SettingsError::Faults`], with all of them.
@@ -120,7 +137,9 @@ impl Settings {
         let answers = flags.answers.resolve(&mut faults);
         let leases = flags.leases.resolve(&mut faults);
         let drain = flags.leases.drain(&mut faults);
+        let hot_keys = flags.hot_keys.resolve(&mut faults);
         let logging = flags.logging.resolve(&mut faults);
+        let metrics = flags.metrics.resolve(&mut faults);
         let mut warnings = reference::check(env, &mut faults);
         warnings.extend(flags.store.warning());
         let settings = || {
@@ -130,9 +149,12 @@ impl Settings {
                 store: store?,
                 answers: answers?,
                 leases: leases?,
+                hot_keys: hot_keys?,
                 logging: logging?,
+                metrics: metrics?,
                 drain: drain?,
                 warnings,
+                summary: Vec::new(),
             })
         };
         match settings() {

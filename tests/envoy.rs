@@ -21,6 +21,9 @@ mod asks;
 /// A pod that ends under load.
 #[path = "envoy/ending.rs"]
 mod ending;
+/// The headers as a client sees them.
+#[path = "envoy/headers.rs"]
+mod headers;
 /// One pod and two: as many pass as the limit says.
 #[path = "envoy/limits.rs"]
 mod limits;

@@ -11,9 +11,11 @@ use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use prost::Message;
 use ratelease::control::Published;
 use ratelease::grpc;
+use ratelease::hot::{self, HotKeys};
 use ratelease::intake::Intake;
 use ratelease::key::KeyHasher;
 use ratelease::limiter::{Limiter, Options};
+use ratelease::observe::Observers;
 use ratelease::rules::{self, Source};
 use ratelease::store::memory::MemoryStore;
 use ratelease::time::Clock;
@@ -48,7 +50,9 @@ fn intake() -> Intake {
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
     let published = Arc::new(Published::new());
     published.publish(Arc::new(loaded.rules));
-    Intake::new(limiter, published, None, 64)
+    let hot_keys = HotKeys::new(hot::Options::default(), limiter.clock());
+    let observers = Observers::default().with_hot_keys(hot_keys);
+    Intake::new(limiter, published, None, 64).observed_by(observers)
 }
 
 /// A frame of gRPC: one descriptor of two entries.

@@ -1,5 +1,6 @@
 //! What a decision is made of: match, key, take.
 
+use std::cell::LazyCell;
 use std::hint::black_box;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ criterion_group!(benches, find, key, take);
 
 fn find(criterion: &mut Criterion) {
     for count in [10, 10_000, 1_000_000] {
-        let rules = compile(&wide(count));
+        let rules = LazyCell::new(|| compile(&wide(count)));
         for (name, user) in [("the first", "user-00000003"), ("none", "user-99999999")] {
             let entries =
                 [Entry { key: "tenant", value: "shop-0" }, Entry { key: "user", value: user }];

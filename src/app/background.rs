@@ -15,6 +15,7 @@ use super::told;
 use crate::accept::OpenConnections;
 use crate::control::Published;
 use crate::control::health::Health;
+use crate::control::live::Live;
 use crate::control::snapshot::Snapshot;
 use crate::grpc::serve::HealthHandle;
 use crate::http;
@@ -65,6 +66,11 @@ impl Background {
         self.keep("tidy", limiter.clone(), keep);
         let keep = |limiter: Limiter| async move { limiter.watch_idle().await };
         self.keep("idle", limiter, keep);
+    }
+
+    /// Counts each second for the live page.
+    pub(super) fn keep_live(&mut self, live: Live) {
+        self.keep("live", live, Live::run);
     }
 
     /// Writes the rules that come into force.

@@ -7,20 +7,26 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::runtime::{Handle, RuntimeMetrics};
 use tracing::error;
 
+use super::numbers::Counted;
 use super::{App, Open, bind};
 use crate::control::Published;
 use crate::control::admin;
 use crate::control::health::Health;
+use crate::control::live::Live;
+use crate::control::live::history::History;
+use crate::control::metrics::{self, Exposed};
 use crate::control::snapshot::Snapshot;
 use crate::control::source::Directory;
 use crate::control::status::{Start, Status};
 use crate::control::watch::{WatchPaths, Watcher};
 use crate::grpc::serve::{ConnectionAge, Listener};
+use crate::hot::HotKeys;
 use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
+use crate::metrics::{self as counting, Meters};
 use crate::settings::{
-    Answers, GrpcListen, Leases, Listeners, RulesSource, Settings, StoreSettings,
+    Answers, GrpcListen, Leases, Listeners, Metrics, RulesSource, Settings, StoreSettings, Told,
 };
 use crate::store::memory::MemoryStore;
 use crate::store::per_second::PerSecond;
@@ -54,6 +60,7 @@ struct Bound {
     grpc_at: String,
     http: tokio::net::TcpListener,
     debug: tokio::net::TcpListener,
+    metrics: Option<tokio::net::TcpListener>,
 }
 
 // === impl BuildError ===
@@ -79,8 +86,9 @@ impl App {
         clock: Clock,
         log: Option<Spool>,
     ) -> Result<Self, BuildError> {
-        let Settings { listeners, rules, store, answers, leases, drain, .. } = settings;
-        let bound = bound(&listeners).await?;
+        let Settings { listeners, rules, store, answers, leases, metrics, drain, .. } = settings;
+        let Settings { hot_keys, summary, .. } = settings;
+        let bound = bound(&listeners, &metrics).await?;
         let published = Arc::new(Published::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let watcher = watch(&rules, &published, snapshot.clone()).await?;
@@ -90,8 +98,14 @@ impl App {
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let calls_max = listeners.calls_max;
+        let counted = Counted {
+            meters: metrics.counts_decisions.then(|| meters(&answers, &metrics)),
+            hot_keys: hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default(),
+            limiter: limiter.clone(),
+        };
         let intake =
-            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max);
+            Intake::new(limiter.clone(), Arc::clone(&published), answers.headers, calls_max)
+                .observed_by(counted.observers());
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
@@ -104,25 +118,24 @@ impl App {
             log,
             runtime: Handle::current().metrics(),
         };
-        let asked = limiter.clone();
-        let admin = admin::routes(Status {
-            start: start.clone(),
-            published: Arc::clone(&published),
-            store: where_counts_live,
-            shards: Arc::new(move || asked.shards()),
-            counts: Arc::new(move || parts.counts()),
-        });
+        let exposed = parts.exposed(counted, start.clone(), where_counts_live, summary);
+        let live = Live::new(exposed.status.clone());
+        let admin = admin::routes(exposed.status.clone())
+            .merge(live.routes())
+            .merge(metrics::routes("/metrics", exposed.clone()));
         let age = ConnectionAge {
             age: listeners.max_connection_age,
             grace: listeners.max_connection_age_grace,
         };
-        let Bound { grpc, http, debug, .. } = bound;
+        let Bound { grpc, http, debug, metrics: listener, .. } = bound;
         Ok(Self {
             grpc,
             http,
             debug,
+            metrics: listener.map(|it| (it, metrics::routes(&metrics.path, exposed))),
             age,
             admin,
+            live,
             intake,
             limiter,
             published,
@@ -159,9 +172,32 @@ impl Parts {
         counts.extend(self.log.iter().flat_map(Spool::counts));
         counts
     }
+
+    /// All that the debug port tells.
+    fn exposed(
+        self,
+        counted: Counted,
+        start: Start,
+        store: String,
+        settings: Vec<Told>,
+    ) -> Exposed {
+        let meters = counted.meters.clone();
+        let (asked, tallied) = (self.limiter.clone(), self.limiter.clone());
+        let status = Status {
+            start,
+            published: Arc::clone(&self.published),
+            store,
+            shards: Arc::new(move || asked.shards()),
+            counts: Arc::new(move || self.counts()),
+            numbers: Arc::new(counted),
+            history: History::default(),
+            settings: settings.into(),
+        };
+        Exposed { meters, status, tallies: Arc::new(move || tallied.tallies()), more: Vec::new() }
+    }
 }
 
-async fn bound(listeners: &Listeners) -> Result<Bound, BuildError> {
+async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildError> {
     let (grpc, grpc_at) = match &listeners.grpc {
         GrpcListen::Tcp(address) => {
             let listener = bind::tcp(address, "gRPC", "GRPC_PORT").await?;
@@ -174,7 +210,27 @@ async fn bound(listeners: &Listeners) -> Result<Bound, BuildError> {
     };
     let http = bind::tcp(&listeners.http, "HTTP", "PORT").await?;
     let debug = bind::tcp(&listeners.debug, "the debug page", "DEBUG_PORT").await?;
-    Ok(Bound { grpc, grpc_at, http, debug })
+    let metrics = match &metrics.listen {
+        Some(address) => Some(bind::tcp(address, "metrics", "PROMETHEUS_ADDR").await?),
+        None => None,
+    };
+    Ok(Bound { grpc, grpc_at, http, debug, metrics })
+}
+
+fn meters(answers: &Answers, metrics: &Metrics) -> Meters {
+    Meters::new(counting::Options {
+        near_limit_ratio: answers.near_limit_ratio,
+        series_max: metrics.series_max,
+        modes: modes(answers),
+    })
+}
+
+fn modes(answers: &Answers) -> Modes {
+    Modes {
+        shadow: answers.shadow_mode,
+        quota: answers.quota_mode,
+        metadata: answers.dynamic_metadata,
+    }
 }
 
 /// Starts to watch the rules. Bad rules are logged and leave the process without any, as the
@@ -229,11 +285,7 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
         // Drawn from the system's randomness, as every hash map's seed.
         pod: RandomState::new().hash_one(()),
         hasher: KeyHasher::new(leases.key_secret.reveal()),
-        modes: Modes {
-            shadow: answers.shadow_mode,
-            quota: answers.quota_mode,
-            metadata: answers.dynamic_metadata,
-        },
+        modes: modes(answers),
         unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
     };
     Limiter::new(store, clock, options)
@@ -247,12 +299,16 @@ fn unix_time() -> Duration {
 
 fn greeting(bound: &Bound, store: &str, published: &Published) -> Result<String, BuildError> {
     let (http, debug) = (bind::local(&bound.http)?, bind::local(&bound.debug)?);
+    let metrics = match &bound.metrics {
+        Some(listener) => format!(", metrics on {}", bind::local(listener)?),
+        None => String::new(),
+    };
     let rules = published.current().map_or(0, |rules| rules.len());
     let entry = r#"{"key":"generic_key","value":"hello"}"#;
     let sample = format!(r#"{{"domain":"demo","descriptors":[{{"entries":[{entry}]}}]}}"#);
     Ok(format!(
-        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}; store: {store}; rules: {rules}; \
-         try: curl -d '{sample}' http://{}/json",
+        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}{metrics}; store: {store}; \
+         rules: {rules}; try: curl -d '{sample}' http://{}/json",
         bound.grpc_at,
         bind::reachable(http)
     ))

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::expired;
 use crate::time::Time;
 
 /// Tokens that share a lease's end and its return.
@@ -68,7 +69,11 @@ impl Lots {
         self.prune(kind, now);
         // A window is worth noting even without tokens: refunds may come to it.
         let of_use = lot.tokens > 0 || kind == Kind::Windowed;
-        if now >= lot.ends || !of_use || self.joined(lot, kind) {
+        if now >= lot.ends {
+            expired::note(lot.tokens);
+            return;
+        }
+        if !of_use || self.joined(lot, kind) {
             return;
         }
         if self.newest.tokens == 0 {
@@ -91,7 +96,10 @@ impl Lots {
     /// Takes out everything, by lease.
     pub(super) fn drain(&mut self, now: Time) -> [Option<Lot>; 2] {
         let Self { older, newest } = std::mem::take(self);
-        [older, newest].map(|lot| Some(lot).filter(|lot| lot.live(now) > 0))
+        [older, newest].map(|lot| {
+            expired::note(lot.ended(now));
+            Some(lot).filter(|lot| lot.live(now) > 0)
+        })
     }
 
     /// Adds `lot` to the one that it is part of, if that is here.
@@ -105,11 +113,9 @@ impl Lots {
             self.newest.lapse(every, grace, now);
             self.older.lapse(every, grace, now);
         }
-        if self.older.live(now) == 0 {
-            self.older.tokens = 0;
-        }
-        if self.newest.live(now) == 0 {
-            self.newest.tokens = 0;
+        for lot in [&mut self.older, &mut self.newest] {
+            expired::note(lot.ended(now));
+            lot.tokens = lot.live(now);
         }
         if self.newest.tokens == 0 && self.older.tokens > 0 {
             self.newest = std::mem::take(&mut self.older);
@@ -126,6 +132,10 @@ fn in_order(a: Lot, b: Lot) -> (Lot, Lot) {
 impl Lot {
     pub(super) fn live(&self, now: Time) -> u64 {
         if now < self.ends { self.tokens } else { 0 }
+    }
+
+    fn ended(&self, now: Time) -> u64 {
+        self.tokens - self.live(now)
     }
 
     /// Takes out the first `tokens`, of which there are enough.
@@ -167,6 +177,7 @@ impl Lot {
         }
         let gone = late.as_nanos() / every.as_nanos().max(1) + 1;
         let gone = u64::try_from(gone).unwrap_or(u64::MAX).min(self.tokens);
+        expired::note(gone);
         self.tokens -= gone;
         self.starts = self.starts + times(every, gone);
     }

@@ -3,7 +3,7 @@
 use std::mem::size_of;
 
 use super::lots::{Kind, Lot, Lots};
-use super::{Spare, narrow};
+use super::{Spare, expired, narrow};
 use crate::time::{Span, Time};
 
 /// The newest lot in place, and what few keys have in a box: an older lot, and whatever the owner
@@ -65,7 +65,9 @@ impl<A: Spare> Stock<A> {
             let starts = if is_spaced(kind) { spent.starts } else { Time::default() };
             return Some(Lot { starts, ..spent });
         }
-        self.tokens = self.live(now);
+        let live = self.live(now);
+        expired::note(u64::from(self.tokens - live));
+        self.tokens = live;
         let spent = u32::try_from(hits).ok().filter(|hits| *hits <= self.tokens)?;
         self.tokens -= spent;
         Some(self.at_once(hits))

@@ -78,6 +78,13 @@ pub enum Seat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableFull;
 
+/// A key with its hash under the table's seed.
+#[derive(Clone, Copy)]
+struct Hashed {
+    key: Key,
+    hash: u64,
+}
+
 /// What entries hold on the heap, in bytes.
 struct Heap {
     held: AtomicUsize,
@@ -124,16 +131,17 @@ impl<V: Entry> Table<V> {
         make: impl FnOnce() -> V,
         visit: impl FnOnce(&mut V) -> R,
     ) -> Result<(R, Option<(Key, V)>), TableFull> {
+        let hashed = Hashed { key, hash: self.hash(key) };
         let mut part = match seat {
-            Seat::Common => self.part(key).lock(),
+            Seat::Common => self.part(hashed).lock(),
             Seat::Aside => self.aside.lock(),
         };
         self.heap.reserve(room, self.heap.max)?;
-        let found = part.find(key);
+        let found = part.find(hashed);
         let admitted = match found {
             Some(place) => Ok((place, None)),
-            None if seat == Seat::Aside || part.len() < part.len_max() => part.insert(key, make),
-            None => part.replace(key, now, make),
+            None if seat == Seat::Aside || part.len() < part.len_max() => part.insert(hashed, make),
+            None => part.replace(hashed, now, make),
         };
         let Ok((place, evicted)) = admitted else {
             self.heap.settle(room, 0);
@@ -153,9 +161,10 @@ impl<V: Entry> Table<V> {
     /// Runs `visit` on the entry of `key` if there is one, wherever it is kept. What it adds on the
     /// heap may be shed again ([`Entry::shed`]).
     pub fn with_existing<R>(&self, key: Key, visit: impl FnOnce(&mut V) -> R) -> Option<R> {
-        for part in [self.part(key), &self.aside] {
+        let hashed = Hashed { key, hash: self.hash(key) };
+        for part in [self.part(hashed), &self.aside] {
             let mut part = part.lock();
-            if let Some(place) = part.find(key) {
+            if let Some(place) = part.find(hashed) {
                 let entry = part.value_mut(place);
                 return Some(self.visit(entry, entry.heap(), visit));
             }
@@ -226,13 +235,23 @@ impl<V: Entry> Table<V> {
         self.parts.iter().chain([&self.aside])
     }
 
-    /// The part of `key`, by the high half of its hash. A key is a uniform hash already, but under
-    /// a secret that others may know.
+    fn hash(&self, key: Key) -> u64 {
+        hash(&self.seed, key)
+    }
+
+    /// The part of a key, by the high half of its hash.
     #[allow(clippy::cast_possible_truncation, reason = "the product is below the count of parts")]
-    fn part(&self, key: Key) -> &Mutex<Part<V>> {
-        let high = self.seed.hash_one(key) >> 32;
+    fn part(&self, hashed: Hashed) -> &Mutex<Part<V>> {
+        let high = hashed.hash >> 32;
         &self.parts[((high * self.parts.len() as u64) >> 32) as usize]
     }
+}
+
+/// A key is a uniform hash already, but under a secret that others may know: whoever does could
+/// choose the high bits of many. Half of it is enough to spread keys, and keys that share that half
+/// cost 2^32 trials a pair.
+fn hash(seed: &RandomState, key: Key) -> u64 {
+    seed.hash_one(key.bits())
 }
 
 // === impl Heap ===

@@ -12,7 +12,7 @@ use http::header::CONTENT_TYPE;
 use super::status::Status;
 use crate::rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
 
-/// The routes of `DEBUG_PORT`.
+/// The routes of `DEBUG_PORT`, but for those of the live page.
 pub fn routes(status: Status) -> Router {
     Router::new()
         .route("/", get(index))
@@ -23,7 +23,9 @@ pub fn routes(status: Status) -> Router {
 
 async fn index(State(status): State<Status>) -> impl IntoResponse {
     let page = format!(
-        "ratelease {}\n\n/          this page\n/rlconfig  the rules in force, one a line\n\
+        "ratelease {}\n\n/          this page\n/live      all of it as it happens, for a browser\n\
+         /metrics   for Prometheus\n\
+         /rlconfig  the rules in force, one a line\n\
          /status    what follows, and more, as JSON\n\n{}",
         env!("CARGO_PKG_VERSION"),
         status.lines(),

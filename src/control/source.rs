@@ -1,5 +1,8 @@
 //! The rules directory as the watcher reads it.
 
+use std::fs;
+use std::time::SystemTime;
+
 use crate::control::watch::{Compiled, Load};
 use crate::rules::{self, Options, Source};
 use crate::settings::RulesSource;
@@ -33,5 +36,9 @@ impl Load for Directory {
             }
             Err(faults) => Err(faults.to_string().lines().map(str::to_owned).collect()),
         }
+    }
+
+    fn changed_at(&mut self, source: &Source) -> Option<SystemTime> {
+        fs::metadata(self.settings.dir.join(&source.name)).ok()?.modified().ok()
     }
 }

@@ -1,5 +1,8 @@
 //! How the process is doing, in numbers: `/status`, and in words on the index of the debug port.
 
+mod decided;
+pub mod numbers;
+
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Arc, OnceLock};
@@ -8,10 +11,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::Published;
+use super::live::history::History;
 use crate::invariant;
 use crate::lease::{Position, ShardState};
+use crate::settings::Told;
 use crate::store::Count;
 use crate::time::Clock;
+use numbers::Numbers;
 
 /// What there is to tell. A handle: clones share everything.
 #[derive(Clone)]
@@ -26,6 +32,12 @@ pub struct Status {
     pub shards: Arc<dyn Fn() -> Vec<ShardState> + Send + Sync>,
     /// What has happened since the process began, by name; those of one name add up.
     pub counts: Arc<dyn Fn() -> Vec<Count> + Send + Sync>,
+    /// What was decided since the process began.
+    pub numbers: Arc<dyn Numbers>,
+    /// And in each of the last seconds.
+    pub history: History,
+    /// What the process was told at its start.
+    pub settings: Arc<[Told]>,
 }
 
 /// When the process began, and how long it took until it served. A handle: clones share it.
@@ -48,7 +60,8 @@ impl Start {
         *self.served_after.get_or_init(|| self.uptime())
     }
 
-    fn uptime(&self) -> Duration {
+    /// How long the process has run.
+    pub fn uptime(&self) -> Duration {
         self.clock.now().since(Default::default())
     }
 }
@@ -73,10 +86,16 @@ impl Status {
                 "loads_failed": self.published.loads_failed(),
                 "last_fault": self.published.last_fault(),
                 "from_snapshot": self.published.is_from_snapshot(),
+                "age_seconds": self.published.in_force_for().map(|age| age.as_secs_f64()),
             },
-            "shards": (self.shards)().iter().map(shard).collect::<Vec<_>>(),
+            "decisions": self.decisions(),
+            "leases": self.leases(),
+            "rules_busiest": self.rules_busiest(),
+            "hot_keys": self.hot_keys(),
+            "shards": (self.shards)().iter().map(shard).collect::<Value>(),
             "invariant_violations": invariant::violations(),
             "counts": self.counts(),
+            "settings": self.settings_told(),
         })
     }
 
@@ -114,7 +133,8 @@ impl Status {
         lines
     }
 
-    fn counts(&self) -> BTreeMap<&'static str, u64> {
+    /// What has happened since the process began, by name.
+    pub(super) fn counts(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = BTreeMap::new();
         for (name, count) in (self.counts)() {
             let sum: &mut u64 = counts.entry(name).or_default();
@@ -125,11 +145,13 @@ impl Status {
 }
 
 fn shard(state: &ShardState) -> Value {
+    let hot_key = state.hot_key.as_ref();
     json!({
         "shard": state.shard,
         "breaker": position(state.breaker),
         "opened": state.opened,
         "round_trip_ms": state.round_trip.as_secs_f64() * 1e3,
+        "hot_key": hot_key.map(|hot| json!({"key": hot.key.to_string(), "share": hot.share})),
     })
 }
 
@@ -142,62 +164,4 @@ fn position(breaker: Position) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rules::Rules;
-
-    fn status() -> Status {
-        Status {
-            start: Start::new(Clock::start()),
-            published: Arc::default(),
-            store: "memory".to_owned(),
-            shards: Arc::new(|| {
-                let (breaker, round_trip) = (Position::Open, Duration::from_millis(2));
-                vec![ShardState { shard: 3, breaker, opened: 4, round_trip }]
-            }),
-            counts: Arc::new(|| vec![("keys", 3), ("task_restarts", 1), ("task_restarts", 4)]),
-        }
-    }
-
-    #[test]
-    fn counts_of_one_name_add_up_and_nothing_is_left_out() {
-        let status = status();
-        let told = status.json();
-        assert_eq!(told["counts"], json!({"keys": 3, "task_restarts": 5}));
-        assert_eq!(told["version"], env!("CARGO_PKG_VERSION"));
-        assert_eq!(told["store"], "memory");
-        let shard = json!({"shard": 3, "breaker": "open", "opened": 4, "round_trip_ms": 2.0});
-        assert_eq!(told["shards"], json!([shard]));
-        assert_eq!(told["started_after_ms"], Value::Null, "not yet");
-        assert!(told["invariant_violations"].is_u64() && told["uptime_seconds"].is_f64());
-        let after = status.start.note_serving();
-        assert_eq!(status.start.note_serving(), after, "only once");
-        assert_eq!(
-            u128::from(status.json()["started_after_ms"].as_u64().unwrap()),
-            after.as_millis()
-        );
-        let lines = status.lines();
-        let shard = "shard 3: breaker open, opened 4 times; 2ms away";
-        for line in
-            [shard, "keys held: 3", "task restarts: 5", "rules version: none", "store: memory"]
-        {
-            assert!(lines.lines().any(|it| it == line), "{line} in {lines}");
-        }
-    }
-
-    #[test]
-    fn rules_of_a_snapshot_are_told_as_such_until_others_are_loaded() {
-        let status = status();
-        status.published.refuse("no such directory".to_owned());
-        status.published.publish_snapshot(Arc::new(Rules::default()));
-        let rules = status.json()["rules"].clone();
-        assert_eq!(rules["from_snapshot"], true);
-        assert_eq!(rules["last_fault"], "no such directory");
-        assert_eq!((&rules["loads_ok"], &rules["loads_failed"]), (&json!(0), &json!(1)));
-        assert!(status.lines().contains(" (of the snapshot)\n"), "{}", status.lines());
-        status.published.publish(Arc::default());
-        let rules = status.json()["rules"].clone();
-        assert_eq!((&rules["from_snapshot"], &rules["last_fault"]), (&json!(false), &Value::Null));
-        assert!(!status.lines().contains("snapshot"), "{}", status.lines());
-    }
-}
+pub(super) mod tests;

@@ -16,6 +16,7 @@ mod load;
 mod places;
 #[cfg(test)]
 mod tests;
+mod times;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,6 +35,7 @@ use super::snapshot::{Snapshot, digest};
 use eyes::Eyes;
 pub use load::{Compiled, Load};
 use load::{Digest, Found, Trouble};
+use times::Times;
 
 /// A change is over once nothing has happened for so long. Writing a file is several events.
 const QUIET: Duration = Duration::from_millis(200);
@@ -104,6 +106,7 @@ struct Watch<L> {
     known: Option<Digest>,
     /// What the rules in force were read from.
     in_force: Option<Digest>,
+    times: Times,
 }
 
 // === impl Watcher ===
@@ -150,6 +153,7 @@ impl Watcher {
             is_stopping: Arc::clone(&is_stopping),
             known: None,
             in_force: None,
+            times: Times::default(),
         };
         let (tell, first) = oneshot::channel();
         // The thread logs where its starter does.
@@ -248,6 +252,9 @@ impl<L: Load> Watch<L> {
             log_lines(&compiled.warnings, |warning| warn!("rules: {warning}"));
             self.in_force = Some(digest);
             self.published.publish(Arc::new(compiled.rules));
+            if let Some(took) = self.times.note(&mut self.load, &sources) {
+                self.published.note_propagation(took);
+            }
             if let Some(snapshot) = &self.snapshot {
                 snapshot.keep(sources);
             }

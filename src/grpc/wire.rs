@@ -1,5 +1,6 @@
 //! Envoy's messages and ours. The only file that names Envoy's types.
 
+mod backwards;
 pub(crate) mod client;
 mod codec;
 mod decode;
@@ -24,13 +25,14 @@ use crate::intake::{Answer, Fault, Intake, Refusal};
 use crate::request::{Descriptor, Entry, Request};
 use crate::rules::{Limit, Unit};
 
-/// The request that `message` is, if it is a plain one; all others are for [`service`].
-pub(super) fn read(message: &[u8]) -> Option<Request<'_>> {
+/// The request that a message of protobuf is, if it is a plain one, within the bounds of
+/// [`crate::intake`]; its text is borrowed. All others are for tonic.
+pub fn read(message: &[u8]) -> Option<Request<'_>> {
     decode::request(message).ok()
 }
 
 /// Adds `answer` to `bytes`, as one message of gRPC with its prefix.
-pub(super) fn frame(answer: &Answer<'_>, bytes: &mut BytesMut) {
+pub fn frame(answer: &Answer<'_>, bytes: &mut BytesMut) {
     encode::framed(answer, bytes);
 }
 

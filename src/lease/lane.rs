@@ -12,6 +12,8 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::breaker::{Breaker, Position};
+use super::heat::{Heat, HotKey};
+use super::tally::{ShardTally, Tally};
 use super::{BATCH_MAX, EXCHANGE_MAX, Reply, Shared, nanos};
 use crate::store::{Ask, Grant, StoreError};
 use crate::time::Time;
@@ -25,7 +27,7 @@ const STALL_MIN: Duration = Duration::from_millis(50);
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);
 
 /// How a shard does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShardState {
     /// [`crate::store::Store::shard`].
     pub shard: usize,
@@ -35,6 +37,8 @@ pub struct ShardState {
     pub opened: u64,
     /// What a round trip takes at present.
     pub round_trip: Duration,
+    /// The key that makes up more than 5 % of its asks, if one does.
+    pub hot_key: Option<HotKey>,
 }
 
 /// What the desk and the task of a lane share.
@@ -44,6 +48,8 @@ pub(super) struct Lane {
     breaker: Mutex<Breaker>,
     /// In nanoseconds. The last one if that took longer than before, else a moving average.
     round_trip: AtomicU64,
+    heat: Mutex<Heat>,
+    tally: Tally,
 }
 
 // === impl Lane ===
@@ -51,7 +57,8 @@ pub(super) struct Lane {
 impl Lane {
     pub(super) fn new(shard: usize) -> Arc<Self> {
         let round_trip = AtomicU64::new(nanos(ROUND_TRIP_FIRST));
-        Arc::new(Self { shard, breaker: Mutex::default(), round_trip })
+        let (breaker, heat, tally) = Default::default();
+        Arc::new(Self { shard, breaker, round_trip, heat, tally })
     }
 
     /// Whether an ask may go out.
@@ -59,14 +66,19 @@ impl Lane {
         self.breaker.lock().admits(now)
     }
 
-    pub(super) fn state(&self) -> ShardState {
+    pub(super) fn state(&self, now: Time) -> ShardState {
         let breaker = self.breaker.lock();
         ShardState {
             shard: self.shard,
             breaker: breaker.position(),
             opened: breaker.opened(),
             round_trip: self.round_trip(),
+            hot_key: self.heat.lock().hot_key(now),
         }
+    }
+
+    pub(super) fn tally(&self) -> ShardTally {
+        self.tally.of(self.shard)
     }
 
     pub(super) fn round_trip(&self) -> Duration {
@@ -78,7 +90,9 @@ impl Lane {
         let mut batch = Vec::with_capacity(BATCH_MAX);
         while asks.recv_many(&mut batch, BATCH_MAX).await > 0 {
             let asked_at = shared.clock.now();
+            self.note_heat(&batch, asked_at);
             let outcomes = self.carry(&shared, &batch, asked_at, &mut asks).await;
+            self.tally.note_took(shared.clock.now().since(asked_at), batch.len());
             let mut outcomes = outcomes.into_iter();
             for ask in batch.drain(..) {
                 let outcome = outcomes.next().unwrap_or(Err(StoreError::TimedOut));
@@ -129,6 +143,7 @@ impl Lane {
     }
 
     fn note(&self, ask: &Ask, outcome: &Result<Grant, StoreError>, now: Time) {
+        self.tally.note(ask, outcome);
         let good = match outcome {
             Ok(_) => true,
             // It answers, and others may be served.
@@ -146,6 +161,17 @@ impl Lane {
                 tracing::info!(shard = self.shard, "the store answers; its breaker closes");
             }
             _ => {}
+        }
+    }
+
+    /// Says which key has become hot, once.
+    fn note_heat(&self, batch: &[Ask], now: Time) {
+        for ask in batch {
+            let become_hot = self.heat.lock().note(ask.key, now);
+            if let Some(HotKey { key, share }) = become_hot {
+                let (shard, percent) = (self.shard, format_args!("{:.0}", share * 100.0));
+                tracing::warn!(shard, %key, %percent, "one key makes up much of a shard's asks");
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::*;
 use crate::key::Key;
 use crate::rules::{Limit, Unit};
+use crate::store::memory::MemoryStore;
 use crate::store::{Beat, Beaten, Replies};
 
 /// A store whose exchanges wait for permission, and that notes the size of each batch by shard.
@@ -122,4 +123,20 @@ async fn an_exchange_that_never_ends_is_given_up() {
     let mut rig = rig();
     rig.desk.ask(ask(0, 0));
     assert_eq!(rig.replies.recv().await.unwrap().outcome, Err(StoreError::TimedOut));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_with_much_of_a_shards_asks_is_flagged_until_they_end() {
+    let (reply, mut replies) = mpsc::unbounded_channel();
+    let on_reply = Box::new(move |told| reply.send(told).unwrap());
+    let store = Arc::new(MemoryStore::system());
+    let desk = Desk::open(store, Clock::start(), Duration::ZERO, on_reply);
+    for n in 0..300 {
+        desk.ask(ask(if n % 2 == 0 { 1_000 } else { n }, 0));
+        replies.recv().await.unwrap();
+    }
+    let hot_keys = || desk.shards().into_iter().map(|it| it.hot_key).collect::<Vec<_>>();
+    assert_eq!(hot_keys(), [Some(HotKey { key: Key::for_test(1_000), share: 0.5 })]);
+    tokio::time::advance(Duration::from_secs(11)).await;
+    assert_eq!(hot_keys(), [None]);
 }

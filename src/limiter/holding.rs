@@ -108,13 +108,12 @@ impl<'a, 'r> Holding<'a, 'r> {
     /// The verdict. If it denies, what was taken for the other descriptors goes back.
     pub(super) fn conclude(mut self, request: &Request<'_>) -> Verdict<'r> {
         let modes = self.shared.options.modes;
-        let mut outcomes = self.outcomes();
-        if verdict::code(&outcomes, modes) == Code::OverLimit {
+        let mut verdict = Verdict::new(request, &self.outcomes(), modes);
+        if verdict.code == Code::OverLimit {
             let overdrawn = self.overdrawn();
             self.release(&overdrawn);
-            outcomes = self.outcomes();
+            verdict = Verdict::new(request, &self.outcomes(), modes);
         }
-        let verdict = Verdict::new(request, &outcomes, modes);
         self.attempts.clear(); // what is still held is spent
         verdict
     }
@@ -174,7 +173,7 @@ impl Drop for Holding<'_, '_> {
 }
 
 /// A descriptor that nobody asked the store about counts as passing, with what is known of it.
-fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Outcome<'r> {
+pub(super) fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Outcome<'r> {
     let charge = match resolved {
         Resolved::Free => return Outcome::Free,
         Resolved::Unlimited => return Outcome::Unlimited,

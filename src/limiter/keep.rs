@@ -145,7 +145,11 @@ impl Limiter {
             let mut returned = Vec::new();
             shared.table.retain(part, |key, slot| {
                 visit(key, slot, now, &mut returned);
-                slot.is_busy() || slot.is_live(now)
+                let stays = slot.is_busy() || slot.is_live(now);
+                if !stays {
+                    slot.give_back(key, now, &mut returned); // and what has ended is counted
+                }
+                stays
             });
             for ask in returned {
                 shared.desk.ask_patiently(ask).await;

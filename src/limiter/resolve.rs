@@ -46,20 +46,36 @@ pub(crate) fn resolve<'r>(
         .iter()
         .map(|descriptor| rules.find(request.domain, &descriptor.entries))
         .collect();
-    request
-        .descriptors
-        .iter()
-        .zip(&lookups)
-        .map(|(descriptor, lookup)| {
-            match limit_of(descriptor, *lookup, |name| is_replaced(name, request, &lookups)) {
-                None => Resolved::Free,
-                Some((Allowance::Unlimited, _)) => Resolved::Unlimited,
-                Some((Allowance::Limited(limit), applied)) => {
-                    Resolved::Charged(charge(request, descriptor, limit, applied, hasher))
-                }
-            }
-        })
-        .collect()
+    let pairs = request.descriptors.iter().zip(&lookups);
+    pairs.map(|(descriptor, it)| resolved(request, descriptor, *it, &lookups, hasher)).collect()
+}
+
+/// Resolves the only descriptor of `request`.
+pub(super) fn resolve_one<'r>(
+    rules: &'r Rules,
+    request: &Request<'_>,
+    descriptor: &Descriptor<'_>,
+    hasher: &KeyHasher,
+) -> Resolved<'r> {
+    let lookup = rules.find(request.domain, &descriptor.entries);
+    resolved(request, descriptor, lookup, &[lookup], hasher)
+}
+
+#[inline]
+fn resolved<'r>(
+    request: &Request<'_>,
+    descriptor: &Descriptor<'_>,
+    lookup: Lookup<'r>,
+    lookups: &[Lookup<'r>],
+    hasher: &KeyHasher,
+) -> Resolved<'r> {
+    match limit_of(descriptor, lookup, |name| is_replaced(name, request, lookups)) {
+        None => Resolved::Free,
+        Some((Allowance::Unlimited, _)) => Resolved::Unlimited,
+        Some((Allowance::Limited(limit), applied)) => {
+            Resolved::Charged(charge(request, descriptor, limit, applied, hasher))
+        }
+    }
 }
 
 /// The limit in force for a descriptor. An override goes before the rules, if the domain is known.

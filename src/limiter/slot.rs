@@ -156,21 +156,22 @@ impl Slot {
     /// After a charge: asks for the next lease while tokens last, if they will not last until it
     /// comes, and sends on what a refund left here above what the pod would ask for.
     pub(super) fn look_ahead(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
-        let manner = self.manner(here);
         if charge.refund {
+            let manner = self.manner(here);
             let kept = self.need(&manner, 0, here).size();
             let excess = self.buffer.skim(kept, manner.kind, here.now);
             asks.extend(excess.and_then(|lot| self.returning(&manner, charge.key(), lot)));
         }
-        let more = self.buffer.left(here.now).is_some_and(|left| left > 0);
+        // Of nearly all charges there is no more to say than that tokens last.
+        let tokens = self.buffer.tokens(here.now);
+        if self.asking > 0 || !self.demand.outruns(tokens, self.round_trip()) {
+            return;
+        }
+        let manner = self.manner(here);
         let ahead = manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
-        if more && self.asking == 0 && ahead {
-            let tokens = self.buffer.tokens(here.now);
-            if self.demand.outruns(tokens, self.round_trip())
-                && self.need(&manner, 0, here).may_hold_ahead()
-            {
-                asks.push(self.ask(charge.key(), here));
-            }
+        let more = self.buffer.left(here.now).is_some_and(|left| left > 0);
+        if ahead && more && self.need(&manner, 0, here).may_hold_ahead() {
+            asks.push(self.ask(charge.key(), here));
         }
     }
 

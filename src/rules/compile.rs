@@ -177,10 +177,12 @@ impl Compiler {
         let (key, value) = (descriptor.key.text(), descriptor.value.text());
         let up = trail.path.len();
         trail.path.push('.');
+        // `PATH_BYTES_MAX` keeps paths of rules far below 4 GiB.
+        let start = u32::try_from(trail.path.len()).unwrap_or(u32::MAX);
         trail.path.push_str(&composite(key, value));
         let mut detached = Node::default();
         let node = self.insert(branch, descriptor, &trail.path).unwrap_or(&mut detached);
-        trail.levels.push(self.level(descriptor));
+        trail.levels.push(self.level(descriptor, start));
         if let Some(limit) = &descriptor.rate_limit {
             node.rule = self.rule(descriptor, limit, trail);
         } else {
@@ -223,7 +225,7 @@ impl Compiler {
         node
     }
 
-    fn level(&mut self, descriptor: &Descriptor<'_>) -> Level {
+    fn level(&mut self, descriptor: &Descriptor<'_>, start: u32) -> Level {
         let (key, value) = (descriptor.key.text(), descriptor.value.text());
         let has_pattern = key.contains('*') || value.contains('*');
         let is_shared = descriptor.share_threshold.is_true();
@@ -245,6 +247,7 @@ impl Compiler {
                 "" => Matched::Key,
                 _ => Matched::Value,
             },
+            start,
         }
     }
 

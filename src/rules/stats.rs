@@ -35,6 +35,16 @@ impl Rule {
             Cow::Owned(name) => name,
         }
     }
+
+    /// Whether the stats key shows, at this level, what was on the request, so that there are as
+    /// many keys as values.
+    pub fn varies_at(&self, level: usize) -> bool {
+        self.levels.get(level).is_some_and(|level| match level.matched {
+            Matched::Value => false,
+            Matched::Wildcard(_) if level.shared.is_some() => false,
+            Matched::Wildcard(_) | Matched::Key => self.detailed_metric || level.value_to_metric,
+        })
+    }
 }
 
 // === impl Level ===

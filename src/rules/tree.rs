@@ -13,6 +13,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 
 use super::Rule;
+use super::handful::Handful;
 use super::wildcard::Pattern;
 use crate::request::Entry;
 pub use trace::{Candidate, Fit, Step, Trace};
@@ -32,7 +33,7 @@ pub(super) struct Node {
 /// The children of a node, or of a domain.
 #[derive(Debug, Default)]
 pub(super) struct Branch {
-    keys: TextMap<Slot>,
+    keys: Handful<Slot>,
     /// Keys with a `*` in them: patterns over the text `key_value`.
     wild_keys: Vec<Wild>,
     /// In the order of the file, so that of two wildcards the one with the smaller index wins.
@@ -97,10 +98,10 @@ impl Branch {
     pub(super) fn insert(&mut self, key: &str, value: &str) -> Option<&mut Node> {
         // `DESCRIPTORS_MAX` keeps this far from failing.
         let index = u32::try_from(self.nodes.len()).ok()?;
-        let slot = match self.keys.get_mut(key) {
-            Some(slot) => slot,
-            None => self.keys.entry(key.into()).or_default(),
-        };
+        if self.keys.get(key).is_none() {
+            self.keys.insert(key.into(), Slot::default());
+        }
+        let slot = self.keys.get_mut(key)?;
         match value {
             "" if slot.alone.is_some() => return None,
             "" => slot.alone = Some(index),

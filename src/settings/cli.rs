@@ -13,11 +13,14 @@ use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::SettingsError;
 use super::answers::AnswerFlags;
+use super::hot_keys::HotKeysFlags;
 use super::leases::LeaseFlags;
 use super::listeners::ListenerFlags;
 use super::logging::LoggingFlags;
+use super::metrics::MetricsFlags;
 use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
+use super::summary::{self, Told};
 use crate::cli::Tool;
 
 /// What the help text calls a flag's value that is true or false.
@@ -37,6 +40,9 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+    /// Its flags, for people to see.
+    #[arg(skip)]
+    pub summary: Vec<Told>,
 }
 
 /// What the program can do.
@@ -66,7 +72,11 @@ pub struct ServeFlags {
     #[command(flatten)]
     pub(super) leases: LeaseFlags,
     #[command(flatten)]
+    pub(super) hot_keys: HotKeysFlags,
+    #[command(flatten)]
     pub(super) logging: LoggingFlags,
+    #[command(flatten)]
+    pub(super) metrics: MetricsFlags,
 }
 
 /// The name the program was run under; it decides the defaults.
@@ -127,8 +137,11 @@ impl Cli {
         let args = arguments(role, args);
         // Without the environment first: whatever clap has to say then, it says without its values.
         command(role, &|_| None).try_get_matches_from(&args)?;
-        let matches = command(role, env).try_get_matches_from(&args)?;
-        Ok(Self::from_arg_matches(&matches)?)
+        let grammar = command(role, env);
+        let matches = grammar.clone().try_get_matches_from(&args)?;
+        let bare = command(role, &|_| None).try_get_matches_from(args.iter().take(2));
+        let summary = summary::of(&grammar, &matches, bare.ok().as_ref());
+        Ok(Self { summary, ..Self::from_arg_matches(&matches)? })
     }
 }
 

@@ -29,8 +29,10 @@ const SPARED: &str = "not needed: a denied request spends nothing on its other r
 const HEALTH: &str = "health does not hang on Redis: leased tokens go on being spent without it";
 const REDIS_TLS: Support = Unsupported("TLS to Redis is not supported yet");
 const XDS: Support = Unsupported("rules over xDS are not supported yet");
-const STATSD: Support = Unsupported("statsd is not supported; Prometheus metrics come later");
-const PROMETHEUS: Support = Unsupported("Prometheus metrics are not supported yet");
+const STATSD: Support = Unsupported("statsd is not supported; metrics are served for Prometheus");
+const MAPPER: Support =
+    Unsupported("metrics have the names and labels of the reference's default mapper");
+const MILLISECONDS: Support = Unsupported("response times are in seconds, as their name says");
 const TRACING: Support = Unsupported("tracing is not supported yet");
 const MEMCACHE: Support = Unsupported("only Redis is supported");
 const ONE_CONNECTION: Support =
@@ -82,12 +84,12 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("STATSD_PORT", STATSD),
     ("EXTRA_TAGS", STATSD),
     ("STATS_FLUSH_INTERVAL", STATSD),
-    ("DISABLE_STATS", Unsupported("there are no statistics yet to disable")),
-    ("USE_PROMETHEUS", PROMETHEUS),
-    ("PROMETHEUS_ADDR", PROMETHEUS),
-    ("PROMETHEUS_PATH", PROMETHEUS),
-    ("PROMETHEUS_MAPPER_YAML", PROMETHEUS),
-    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", PROMETHEUS),
+    ("DISABLE_STATS", Flag),
+    ("USE_PROMETHEUS", Flag),
+    ("PROMETHEUS_ADDR", Flag),
+    ("PROMETHEUS_PATH", Flag),
+    ("PROMETHEUS_MAPPER_YAML", MAPPER),
+    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", MILLISECONDS),
     ("RUNTIME_ROOT", Flag),
     ("RUNTIME_SUBDIRECTORY", Flag),
     ("RUNTIME_APPDIRECTORY", Flag),

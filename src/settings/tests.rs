@@ -12,13 +12,17 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 6] = [
+const OURS: [&str; 10] = [
     "LEASE_MAX_WAIT",
     "DRAIN_TIMEOUT",
     "KEY_SECRET",
     "BUFFER_MEMORY",
     "MAX_IN_FLIGHT",
     "RULES_SNAPSHOT",
+    "RESPONSE_HEADERS",
+    "HOT_KEYS",
+    "HOT_KEYS_SAMPLE",
+    "HOT_KEYS_VALUES",
 ];
 
 type Env<'a> = &'a [(&'a str, &'a str)];
@@ -79,6 +83,7 @@ fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
     assert_eq!(settings.leases.buffer_bytes_max, 64 << 20);
     assert!(settings.leases.key_secret.is_empty());
     assert_eq!(settings.drain, Duration::from_secs(10));
+    assert_eq!(settings.hot_keys, Some(hot::Options::default()));
     assert_eq!(settings.warnings, [""; 0]);
 }
 
@@ -235,9 +240,16 @@ fn help_names_each_variable_and_default_and_nothing_of_the_environment() {
     for (name, _) in variables() {
         assert!(text.contains(&format!("[env: {name}]")), "{name} in {text}");
     }
-    for heading in
-        ["Listeners:", "Rules:", "Redis:", "Answers:", "Leases:", "Logging:", "Examples:"]
-    {
+    for heading in [
+        "Listeners:",
+        "Rules:",
+        "Redis:",
+        "Answers:",
+        "Leases:",
+        "Hot keys:",
+        "Logging:",
+        "Examples:",
+    ] {
         assert!(text.contains(&format!("\n{heading}\n")), "{heading} in {text}");
     }
     assert!(!text.contains("4711"), "{text}");

@@ -6,6 +6,7 @@ use serde_json::json;
 use smallvec::smallvec;
 
 use super::*;
+use crate::metrics::Anchor;
 use crate::request::{Descriptor, Entry};
 use crate::rules::{Allowance, FailureMode, Leasing, Unit};
 
@@ -26,6 +27,7 @@ fn rule() -> Rule {
         shards: NonZeroU8::MIN,
         metadata: None,
         levels: Box::default(),
+        meter: Anchor::default(),
     }
 }
 

@@ -18,6 +18,10 @@ mod contract;
 mod input;
 /// Start and end of the process: what it says when it cannot start, signals, the drain.
 mod life;
+/// The live page of the debug port, in a headless Chromium.
+mod live;
+/// What `/metrics` shows, and that the docs name all of it.
+mod metrics;
 /// The subcommands that ask a server or read a log: what they print, and how they end.
 mod ops;
 /// The tests' own tools: children end with the test, loads count what came back.

@@ -6,14 +6,13 @@
 
 use std::cmp::Reverse;
 use std::collections::TryReserveError;
-use std::hash::BuildHasher;
 use std::mem::size_of;
 use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
 
-use super::{Entry, Link, TableFull};
+use super::{Entry, Hashed, Link, TableFull, hash};
 use crate::invariant;
 use crate::key::Key;
 use crate::time::Time;
@@ -91,9 +90,9 @@ impl<V: Entry> Part<V> {
         self.len_max
     }
 
-    /// The place of `key`.
-    pub(super) fn find(&self, key: Key) -> Option<usize> {
-        let mut link = *self.heads.get(self.bucket(key))?;
+    /// The place of a key.
+    pub(super) fn find(&self, Hashed { key, hash }: Hashed) -> Option<usize> {
+        let mut link = *self.heads.get(self.bucket(hash))?;
         while let Some(place) = place_of(link) {
             let held = self.held(place);
             if held.key == key {
@@ -111,7 +110,7 @@ impl<V: Entry> Part<V> {
     /// Puts a key that is not here on a free place.
     pub(super) fn insert(
         &mut self,
-        key: Key,
+        Hashed { key, hash }: Hashed,
         make: impl FnOnce() -> V,
     ) -> Result<Admitted<V>, TableFull> {
         if self.len >= self.len_max {
@@ -119,7 +118,7 @@ impl<V: Entry> Part<V> {
         }
         self.reserve().map_err(|_| TableFull)?;
         let (place, mut value) = (self.len, make());
-        value.set_next(self.swap_head(key, link_to(place)));
+        value.set_next(self.swap_head(hash, link_to(place)));
         let Some(chunk) = self.chunks.last_mut() else { return Err(TableFull) };
         chunk.push(Held { key, value });
         self.len += 1;
@@ -129,7 +128,7 @@ impl<V: Entry> Part<V> {
     /// Puts a key that is not here on the place of an idle one.
     pub(super) fn replace(
         &mut self,
-        key: Key,
+        Hashed { key, hash }: Hashed,
         now: Time,
         make: impl FnOnce() -> V,
     ) -> Result<Admitted<V>, TableFull> {
@@ -138,7 +137,7 @@ impl<V: Entry> Part<V> {
         let Held { key: old, value: leaving } = self.held(place);
         let (old, next) = (*old, leaving.next());
         self.repoint(old, link_to(place), next);
-        value.set_next(self.swap_head(key, link_to(place)));
+        value.set_next(self.swap_head(hash, link_to(place)));
         let held = std::mem::replace(self.held_mut(place), Held { key, value });
         Ok((place, Some((held.key, held.value))))
     }
@@ -216,7 +215,7 @@ impl<V: Entry> Part<V> {
 
     /// Turns the link to `from`, on the chain of `key`, to `to`.
     fn repoint(&mut self, key: Key, from: Link, to: Link) {
-        let bucket = self.bucket(key);
+        let bucket = self.bucket(hash(&self.seed, key));
         let mut link = self.heads[bucket];
         if link == from {
             self.heads[bucket] = to;
@@ -232,16 +231,16 @@ impl<V: Entry> Part<V> {
         invariant::check(false, "every entry of the buffer table is on the chain of its key");
     }
 
-    /// Begins the chain of `key` with `link`; what it began with comes next.
-    fn swap_head(&mut self, key: Key, link: Link) -> Link {
-        let bucket = self.bucket(key);
+    /// Begins the chain of a key with `link`; what it began with comes next.
+    fn swap_head(&mut self, hash: u64, link: Link) -> Link {
+        let bucket = self.bucket(hash);
         std::mem::replace(&mut self.heads[bucket], link)
     }
 
-    /// The chain that `key` is on, by the low half of its hash: the high one chose the part.
+    /// The chain that a key is on, by the low half of its hash: the high one chose the part.
     #[allow(clippy::cast_possible_truncation, reason = "the product is below the count of heads")]
-    fn bucket(&self, key: Key) -> usize {
-        let low = self.seed.hash_one(key) & u64::from(u32::MAX);
+    fn bucket(&self, hash: u64) -> usize {
+        let low = hash & u64::from(u32::MAX);
         ((low * self.heads.len() as u64) >> 32) as usize
     }
 

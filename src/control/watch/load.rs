@@ -1,6 +1,7 @@
 //! One load: read, see whether anything is new, compile.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::SystemTime;
 
 use crate::control::snapshot::digest;
 use crate::rules::{Rules, Source};
@@ -22,6 +23,11 @@ pub trait Load: Send + 'static {
     /// # Errors
     /// Every fault, each a line with its place; at least one.
     fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>>;
+
+    /// When `source` was last changed, where that is known.
+    fn changed_at(&mut self, _source: &Source) -> Option<SystemTime> {
+        None
+    }
 }
 
 /// Good rules, with what is odd about them.

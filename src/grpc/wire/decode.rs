@@ -25,7 +25,7 @@ pub(super) fn request(message: &[u8]) -> Result<Request<'_>, NotPlain> {
         match field {
             1 => request.domain = value.text()?,
             2 if request.descriptors.len() >= DESCRIPTORS_MAX => return Err(NotPlain),
-            2 => request.descriptors.push(descriptor(value.bytes()?)?),
+            2 => descriptor(value.bytes()?, push(&mut request.descriptors))?,
             3 => request.hits_addend = value.varint32()?,
             _ => {}
         }
@@ -33,8 +33,14 @@ pub(super) fn request(message: &[u8]) -> Result<Request<'_>, NotPlain> {
     Ok(request)
 }
 
-fn descriptor(message: &[u8]) -> Result<Descriptor<'_>, NotPlain> {
-    let mut descriptor = Descriptor::default();
+/// A new element at the end, to be filled where it is: descriptors are large.
+fn push<'v, 'a>(descriptors: &'v mut Few<Descriptor<'a>>) -> &'v mut Descriptor<'a> {
+    let at = descriptors.len();
+    descriptors.push(Descriptor::default());
+    &mut descriptors[at]
+}
+
+fn descriptor<'a>(message: &'a [u8], descriptor: &mut Descriptor<'a>) -> Result<(), NotPlain> {
     let mut limit = None;
     let mut fields = Fields::of(message);
     while let Some((field, value)) = fields.next()? {
@@ -51,7 +57,7 @@ fn descriptor(message: &[u8]) -> Result<Descriptor<'_>, NotPlain> {
         }
     }
     descriptor.limit = limit.map(limit_of).transpose()?;
-    Ok(descriptor)
+    Ok(())
 }
 
 fn entry(message: &[u8]) -> Result<Entry<'_>, NotPlain> {

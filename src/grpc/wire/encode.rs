@@ -1,45 +1,48 @@
 //! Writes a `RateLimitResponse`, straight from the verdict. Numbers are those of
 //! `envoy/service/ratelimit/v3/rls.proto`, `google/protobuf/struct.proto` and `duration.proto`.
+//!
+//! Each message is written from its last field to its first: see [`Backwards`].
 
-use bytes::{BufMut, BytesMut};
+use bytes::BytesMut;
 use serde_json::{Map, Value};
 
-use super::proto::{self, Message, Sink};
-use crate::grpc::PREFIX_BYTES;
+use super::backwards::Backwards;
 use crate::intake::Answer;
 use crate::verdict::{Applied, Code, Status};
 
 /// `answer` as one message of gRPC, prefix and all, added to `bytes`.
 pub(super) fn framed(answer: &Answer<'_>, bytes: &mut BytesMut) {
-    let len = proto::measure(answer);
-    bytes.reserve(PREFIX_BYTES + len);
-    bytes.put_u8(0);
+    let mut sink = Backwards::new();
+    response(&mut sink, answer);
     // Metadata is what rules hold, and they are bounded far below.
-    bytes.put_u32(u32::try_from(len).unwrap_or(u32::MAX));
-    answer.write(bytes);
+    let length = u32::try_from(sink.written().len()).unwrap_or(u32::MAX);
+    sink.put(&length.to_be_bytes());
+    sink.put(&[0]);
+    bytes.extend_from_slice(sink.written());
 }
 
 /// `answer` alone.
 pub(super) fn message(answer: &Answer<'_>) -> BytesMut {
-    let mut bytes = BytesMut::with_capacity(proto::measure(answer));
-    answer.write(&mut bytes);
-    bytes
+    let mut sink = Backwards::new();
+    response(&mut sink, answer);
+    BytesMut::from(sink.written())
 }
 
-impl Message for Answer<'_> {
-    fn write(&self, sink: &mut impl Sink) {
-        let Answer { verdict, headers } = self;
-        proto::number(sink, 1, number_of(verdict.code));
-        for status in &verdict.statuses {
-            proto::message(sink, 2, status);
-        }
-        for header in headers {
-            proto::message(sink, 3, header);
-        }
-        if let Some(metadata) = &verdict.metadata {
-            proto::message(sink, 6, metadata);
-        }
+fn response(sink: &mut Backwards, answer: &Answer<'_>) {
+    let Answer { verdict, headers } = answer;
+    if let Some(metadata) = &verdict.metadata {
+        sink.message(6, |sink| fields(sink, metadata));
     }
+    for (name, value) in headers.iter().rev() {
+        sink.message(3, |sink| {
+            sink.text(2, value);
+            sink.text(1, name);
+        });
+    }
+    for one in verdict.statuses.iter().rev() {
+        sink.message(2, |sink| status(sink, one));
+    }
+    sink.number(1, number_of(verdict.code));
 }
 
 fn number_of(code: Code) -> u64 {
@@ -49,89 +52,52 @@ fn number_of(code: Code) -> u64 {
     }
 }
 
-impl Message for Status<'_> {
-    fn write(&self, sink: &mut impl Sink) {
-        proto::number(sink, 1, number_of(self.code));
-        if let Some(applied) = &self.limit {
-            proto::message(sink, 2, applied);
-        }
-        proto::number(sink, 3, self.remaining.into());
-        if let Some(seconds) = self.reset_seconds() {
-            proto::message(sink, 4, &Only(seconds));
-        }
+fn status(sink: &mut Backwards, status: &Status<'_>) {
+    if let Some(seconds) = status.reset_seconds() {
+        sink.message(4, |sink| sink.number(1, seconds));
     }
+    sink.number(3, status.remaining.into());
+    if let Some(applied) = &status.limit {
+        sink.message(2, |sink| limit(sink, applied));
+    }
+    sink.number(1, number_of(status.code));
 }
 
-impl Message for Applied<'_> {
-    fn write(&self, sink: &mut impl Sink) {
-        let Applied { limit, rule } = self;
-        proto::number(sink, 1, limit.requests_per_unit.into());
-        proto::number(sink, 2, limit.unit.number().into());
-        proto::text(sink, 3, rule.map_or("", |rule| &rule.name));
-        // Field 4 of Envoy's pull request 47307. An Envoy that does not know it (1.40) skips it.
-        if limit.unit_multiplier.get() > 1 {
-            proto::message(sink, 4, &Only(limit.unit_multiplier.get().into()));
-        }
+fn limit(sink: &mut Backwards, applied: &Applied<'_>) {
+    let Applied { limit, rule } = applied;
+    // Field 4 of Envoy's pull request 47307. An Envoy that does not know it (1.40) skips it.
+    if limit.unit_multiplier.get() > 1 {
+        sink.message(4, |sink| sink.number(1, limit.unit_multiplier.get().into()));
     }
-}
-
-/// A message of one number: `Duration` in seconds, `UInt32Value`.
-struct Only(u64);
-
-impl Message for Only {
-    fn write(&self, sink: &mut impl Sink) {
-        proto::number(sink, 1, self.0);
-    }
-}
-
-/// `HeaderValue`.
-impl Message for (String, String) {
-    fn write(&self, sink: &mut impl Sink) {
-        proto::text(sink, 1, &self.0);
-        proto::text(sink, 2, &self.1);
-    }
+    sink.text(3, rule.map_or("", |rule| &rule.name));
+    sink.number(2, limit.unit.number().into());
+    sink.number(1, limit.requests_per_unit.into());
 }
 
 /// `Struct`.
-impl Message for Map<String, Value> {
-    fn write(&self, sink: &mut impl Sink) {
-        for field in self {
-            proto::message(sink, 1, &field);
-        }
-    }
-}
-
-/// `FieldsEntry`.
-impl Message for (&String, &Value) {
-    fn write(&self, sink: &mut impl Sink) {
-        proto::text(sink, 1, self.0);
-        proto::message(sink, 2, self.1);
+fn fields(sink: &mut Backwards, map: &Map<String, Value>) {
+    for (name, value) in map.iter().rev() {
+        sink.message(1, |sink| {
+            sink.message(2, |sink| dynamic(sink, value));
+            sink.text(1, name);
+        });
     }
 }
 
 /// `Value`, of whose kinds one is there even if it is a default. Numbers become doubles, as JSON's
 /// are in protobuf. The depth is bounded where rules are read.
-impl Message for Value {
-    fn write(&self, sink: &mut impl Sink) {
-        match self {
-            Value::Null => proto::varint_field(sink, 1, 0),
-            Value::Number(number) => {
-                proto::double(sink, 2, number.as_f64().unwrap_or(f64::NAN));
+fn dynamic(sink: &mut Backwards, value: &Value) {
+    match value {
+        Value::Null => sink.varint_field(1, 0),
+        Value::Number(number) => sink.double(2, number.as_f64().unwrap_or(f64::NAN)),
+        Value::String(text) => sink.text_field(3, text),
+        Value::Bool(is) => sink.varint_field(4, u64::from(*is)),
+        Value::Object(map) => sink.message(5, |sink| fields(sink, map)),
+        Value::Array(values) => sink.message(6, |sink| {
+            for value in values.iter().rev() {
+                sink.message(1, |sink| dynamic(sink, value));
             }
-            Value::String(text) => proto::text_field(sink, 3, text),
-            Value::Bool(is) => proto::varint_field(sink, 4, u64::from(*is)),
-            Value::Object(fields) => proto::message(sink, 5, fields),
-            Value::Array(values) => proto::message(sink, 6, values),
-        }
-    }
-}
-
-/// `ListValue`.
-impl Message for Vec<Value> {
-    fn write(&self, sink: &mut impl Sink) {
-        for value in self {
-            proto::message(sink, 1, value);
-        }
+        }),
     }
 }
 

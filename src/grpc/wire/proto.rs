@@ -1,10 +1,8 @@
-//! Protobuf's wire format, by hand: what is read is borrowed from the message, and what is written
-//! goes into one buffer. The format is <https://protobuf.dev/programming-guides/encoding/>.
-
-use bytes::BytesMut;
+//! Reads protobuf's wire format, by hand: what is read is borrowed from the message. The format is
+//! <https://protobuf.dev/programming-guides/encoding/>.
 
 /// A varint of 64 bits takes at most so many bytes.
-const VARINT_BYTES_MAX: usize = 10;
+pub(super) const VARINT_BYTES_MAX: usize = 10;
 
 /// Reads the fields of one message.
 #[derive(Debug, Clone, Copy)]
@@ -26,21 +24,6 @@ pub(super) enum Value<'a> {
 /// of any kind has to look at it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NotPlain;
-
-/// Something that has a form in protobuf.
-pub(super) trait Message {
-    /// Writes the fields.
-    fn write(&self, sink: &mut impl Sink);
-}
-
-/// Where a message is written. Written to a [`Length`], it is only measured.
-pub(super) trait Sink {
-    fn put(&mut self, bytes: &[u8]);
-}
-
-/// Counts what would be written.
-#[derive(Debug, Default)]
-pub(super) struct Length(usize);
 
 // === impl Fields ===
 
@@ -133,86 +116,6 @@ impl<'a> Value<'a> {
 
     pub(super) fn text(self) -> Result<&'a str, NotPlain> {
         std::str::from_utf8(self.bytes()?).map_err(|_| NotPlain)
-    }
-}
-
-// === Writing ===
-
-/// A number, left out if it is 0, as proto3 has it.
-pub(super) fn number(sink: &mut impl Sink, field: u32, value: u64) {
-    if value != 0 {
-        varint_field(sink, field, value);
-    }
-}
-
-/// A number, whatever it is.
-pub(super) fn varint_field(sink: &mut impl Sink, field: u32, value: u64) {
-    varint(sink, u64::from(field) << 3);
-    varint(sink, value);
-}
-
-/// A double, whatever it is.
-pub(super) fn double(sink: &mut impl Sink, field: u32, value: f64) {
-    varint(sink, u64::from(field) << 3 | 1);
-    sink.put(&value.to_le_bytes());
-}
-
-/// Text, left out if it is empty.
-pub(super) fn text(sink: &mut impl Sink, field: u32, text: &str) {
-    if !text.is_empty() {
-        text_field(sink, field, text);
-    }
-}
-
-/// Text, whatever it is.
-pub(super) fn text_field(sink: &mut impl Sink, field: u32, text: &str) {
-    length(sink, field, text.len());
-    sink.put(text.as_bytes());
-}
-
-/// A message, which is there even if it is empty. It is measured, then written.
-pub(super) fn message(sink: &mut impl Sink, field: u32, message: &impl Message) {
-    length(sink, field, measure(message));
-    message.write(sink);
-}
-
-/// The bytes that `message` takes.
-pub(super) fn measure(message: &impl Message) -> usize {
-    let mut length = Length::default();
-    message.write(&mut length);
-    length.0
-}
-
-fn length(sink: &mut impl Sink, field: u32, bytes: usize) {
-    varint(sink, u64::from(field) << 3 | 2);
-    varint(sink, bytes as u64);
-}
-
-fn varint(sink: &mut impl Sink, mut value: u64) {
-    let mut bytes = [0; VARINT_BYTES_MAX];
-    let mut len = 0;
-    for byte in &mut bytes {
-        len += 1;
-        #[allow(clippy::cast_possible_truncation, reason = "seven bits")]
-        let low = (value & 0x7f) as u8;
-        value >>= 7;
-        *byte = if value == 0 { low } else { low | 0x80 };
-        if value == 0 {
-            break;
-        }
-    }
-    sink.put(bytes.get(..len).unwrap_or_default());
-}
-
-impl Sink for Length {
-    fn put(&mut self, bytes: &[u8]) {
-        self.0 += bytes.len();
-    }
-}
-
-impl Sink for BytesMut {
-    fn put(&mut self, bytes: &[u8]) {
-        self.extend_from_slice(bytes);
     }
 }
 

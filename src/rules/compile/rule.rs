@@ -6,6 +6,7 @@ use serde_json::Map;
 
 use super::limit::Counting;
 use super::{Compiler, PATH_BYTES_MAX, Trail};
+use crate::metrics::Anchor;
 use crate::rules::fault::{Place, excerpt};
 use crate::rules::file::{Descriptor, Given, RateLimit};
 use crate::rules::{Level, Matched, Rule};
@@ -42,6 +43,7 @@ impl Compiler {
                 .filter(|map: &&Map<_, _>| !map.is_empty())
                 .cloned(),
             levels: trail.levels.as_slice().into(),
+            meter: Anchor::default(),
         });
         self.rules.push(Arc::clone(&rule));
         Some(rule)

@@ -328,3 +328,13 @@ descriptors:
     assert_eq!(loaded.warnings, []);
     assert_eq!(find(&loaded.rules, "a", "k=1").unwrap().leasing, Leasing::default());
 }
+
+#[test]
+fn a_path_is_taken_apart_wherever_its_dots_are() {
+    let text = "domain: a.b\ndescriptors:\n- key: path\n  value: /x.pdf\n  descriptors:\n  - key: \
+                user.id\n    rate_limit: {unit: day, requests_per_unit: 1}\n";
+    let rules = compile(text).rules;
+    let rule = rules.iter().next().unwrap();
+    assert_eq!(&*rule.path, "a.b.path_/x.pdf.user.id");
+    assert_eq!(rule.steps().collect::<Vec<_>>(), ["a.b", "path_/x.pdf", "user.id"]);
+}

@@ -88,8 +88,8 @@ impl Branch {
     /// most as deep as a file.
     pub(in crate::rules) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
         let texts = self.keys.iter().flat_map(|(key, slot)| {
-            let values = slot.values.iter().map(|(value, index)| (*index, &**key, &**value));
-            values.chain(slot.alone.map(|index| (index, &**key, "")))
+            let values = slot.values.iter().map(move |(value, index)| (*index, key, &**value));
+            values.chain(slot.alone.map(|index| (index, key, "")))
         });
         let mut texts: Vec<(u32, &str, &str)> = texts.collect();
         texts.sort_unstable();
@@ -133,7 +133,7 @@ impl Branch {
 
     /// Every node that could match, with its index, in the order in which they are tried.
     fn listed(&self, entry: &Entry<'_>) -> Vec<(u32, Candidate<'_>)> {
-        let slot = self.keys.get_key_value(entry.key);
+        let slot = self.keys.iter().find(|(key, _)| *key == entry.key);
         let exact = slot.and_then(|(key, slot)| {
             let (value, index) = slot.values.get_key_value(entry.value)?;
             Some((*index, Candidate { key, value, fit: Fit::Value, fits: true }))
@@ -169,7 +169,7 @@ impl Branch {
         self.keys.iter().filter(|(key, _)| key.contains('*')).find_map(|(key, slot)| {
             let alone = (slot.alone == Some(wild.node)).then_some("");
             let value = slot.values.iter().find(|(_, index)| **index == wild.node);
-            Some((&**key, alone.or_else(|| value.map(|(value, _)| &**value))?))
+            Some((key, alone.or_else(|| value.map(|(value, _)| &**value))?))
         })
     }
 }
@@ -182,13 +182,13 @@ impl Slot {
     }
 
     fn shown(&self) -> (Vec<&str>, usize) {
-        first_of(self.values.keys())
+        first_of(self.values.keys().map(AsRef::as_ref))
     }
 }
 
 /// The first names in order, and how many there are in all.
-fn first_of<'r>(names: impl Iterator<Item = &'r Box<str>>) -> (Vec<&'r str>, usize) {
-    let mut names: Vec<&str> = names.map(AsRef::as_ref).collect();
+fn first_of<'r>(names: impl Iterator<Item = &'r str>) -> (Vec<&'r str>, usize) {
+    let mut names: Vec<&str> = names.collect();
     let count = names.len();
     names.sort_unstable();
     names.truncate(Step::SHOWN_MAX);

@@ -107,13 +107,53 @@ fn switches_of_the_rules_are_read() {
 #[test]
 fn header_names_are_kept_in_their_case_and_looked_at_even_when_off() {
     let env = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("LIMIT_RESET_HEADER", "X-Reset")];
-    let names = good("ratelimit", &env).answers.headers.expect("headers");
+    let headers = good("ratelimit", &env).answers.headers.expect("headers");
+    assert!(!headers.x_ratelimit && !headers.retry_after && !headers.ietf, "{headers:?}");
+    let names = headers.reference.expect("the reference's");
     assert_eq!(names.limit, "RateLimit-Limit");
     assert_eq!(names.remaining, "RateLimit-Remaining");
     assert_eq!(names.reset, "X-Reset");
     assert_eq!(good("ratelimit", &[]).answers.headers, None);
     assert!(fault("LIMIT_LIMIT_HEADER", "a b").contains("an HTTP header name"));
     assert!(fault("LIMIT_REMAINING_HEADER", "a:b\r\nc").contains("an HTTP header name"));
+}
+
+#[test]
+fn headers_are_those_of_the_list_and_those_of_the_references_own_variable() {
+    let headers = |env: &[(&str, &str)]| good("ratelease serve", env).answers.headers;
+    let on = ("LIMIT_RESPONSE_HEADERS_ENABLED", "true");
+    let list = |list| ("RESPONSE_HEADERS", list);
+    let both = headers(&[on, list("ietf")]).expect("headers");
+    assert_eq!((both.reference.is_some(), both.ietf, both.x_ratelimit), (true, true, false));
+    assert_eq!(headers(&[list("reference")]), headers(&[on]));
+    assert_eq!(headers(&[list("x-ratelimit,retry-after")]).expect("headers").reference, None);
+    assert!(fault("RESPONSE_HEADERS", "x-ratelimit,all").contains("some of reference, x-rate"));
+}
+
+#[test]
+fn no_header_may_be_sent_with_two_meanings() {
+    let list = ("RESPONSE_HEADERS", "reference,x-ratelimit,ietf,retry-after");
+    for name in ["x-ratelimit-reset", "RateLimit", "RATELIMIT-POLICY", "retry-after"] {
+        let found = faults("ratelease serve", &[list, ("LIMIT_RESET_HEADER", name)]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with("LIMIT_RESET_HEADER: RESPONSE_HEADERS has "), "{found:?}");
+    }
+    // It is not sent.
+    let list = ("RESPONSE_HEADERS", "x-ratelimit");
+    good("ratelease serve", &[list, ("LIMIT_RESET_HEADER", "X-RateLimit-Reset")]);
+    good("ratelease serve", &[list, ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")]);
+}
+
+#[test]
+fn hot_keys_are_counted_by_hash_unless_told_otherwise() {
+    let settings = |env: &[(&str, &str)]| good("ratelease serve", env).hot_keys;
+    assert_eq!(settings(&[("HOT_KEYS", "false"), ("HOT_KEYS_VALUES", "true")]), None);
+    let env = [("HOT_KEYS_SAMPLE", "100"), ("HOT_KEYS_VALUES", "true")];
+    let hot = settings(&env).expect("counted");
+    assert_eq!((hot.sample.get(), hot.values), (100, true));
+    for sample in ["0", "10001", "-1", "4.5"] {
+        assert!(fault("HOT_KEYS_SAMPLE", sample).contains("a whole number from 1 to 10000"));
+    }
 }
 
 #[test]
@@ -157,4 +197,27 @@ fn log_levels_are_those_of_the_reference_in_any_case() {
     }
     assert_eq!(good("ratelimit", &[("LOG_FORMAT", "JSON")]).logging.format, LogFormat::Json);
     assert!(fault("LOG_FORMAT", "xml").contains("text or json"));
+}
+
+#[test]
+fn the_summary_has_every_flag_and_no_secret() {
+    let line = "ratelease serve --drain 3s --redis-auth tiger:hunter1 --redis-persecond-url \
+                redis://:hunter2@redis";
+    let env = [("KEY_SECRET", "hunter3"), ("REDIS_URL", "hunter4"), ("LOG_LEVEL", "info")];
+    let summary = good(line, &env).summary;
+    assert!(!format!("{summary:?}").contains("hunter"), "{summary:?}");
+    let told = |name: &str| {
+        let line = summary.iter().find(|told| told.name == name);
+        let Told { value, is_default, .. } = line.unwrap_or_else(|| panic!("no {name}"));
+        (value.as_str(), *is_default)
+    };
+    for name in ["redis-auth", "redis-persecond-url", "key-secret", "redis-url"] {
+        assert_eq!(told(name), ("***", false), "{name}");
+    }
+    assert_eq!(told("drain-timeout"), ("3s", false));
+    assert_eq!(told("log-level"), ("info", true), "set to what it is anyway");
+    assert_eq!(told("grpc-port"), ("8081", true));
+    assert_eq!(told("grpc-uds"), ("", true));
+    let flags = Cli::command().find_subcommand("serve").unwrap().get_arguments().count();
+    assert_eq!(summary.len(), flags, "each has a long name");
 }

@@ -1,4 +1,4 @@
-//! V4: the three headers, and of which descriptor they tell.
+//! V4: the three headers, and of which descriptor they tell. And those of ours.
 
 use super::{Pod, World, in_every_world};
 
@@ -15,7 +15,11 @@ descriptors:
 
 const ENABLED: (&str, &str) = ("LIMIT_RESPONSE_HEADERS_ENABLED", "true");
 
-in_every_world!(headers_tell_of_the_tightest_descriptor, headers_take_their_names_from_settings);
+in_every_world!(
+    headers_tell_of_the_tightest_descriptor,
+    headers_take_their_names_from_settings,
+    more_headers_are_told_where_they_are_asked_for,
+);
 
 /// Asks, and expects the headers to tell of the descriptor of this index, or to be none.
 async fn check(pod: &mut Pod, names: [&str; 3], request: &str, of: Option<usize>) {
@@ -67,4 +71,40 @@ async fn headers_take_their_names_from_settings(world: World) {
 
     let mut pod = Pod::start(world, &[("d.yaml", RULES)], &env[1..]).await;
     check(&mut pod, names, "(k10,c)+11", None).await;
+}
+
+/// Ours, asked for by name: what they say is what the statuses say.
+async fn more_headers_are_told_where_they_are_asked_for(world: World) {
+    let env = [("RESPONSE_HEADERS", "x-ratelimit,retry-after,ietf")];
+    let mut pod = Pod::start(world, &[("d.yaml", RULES)], &env).await;
+    for (request, tightest, over) in
+        [("(k10,a); (k20,a)", 0, false), ("(k20,b); (k10,b)+11", 1, true)]
+    {
+        let response = pod.ask("d", request).await.unwrap().response;
+        let value = |name: &str| {
+            let mut headers = response.response_headers_to_add.iter();
+            headers.find(|header| header.key == name).map(|header| header.value.clone())
+        };
+        let seconds = |at: usize| {
+            let reset = response.statuses[at].duration_until_reset.as_ref();
+            reset.map(|span| span.seconds.to_string())
+        };
+        let remaining = |at: usize| response.statuses[at].limit_remaining;
+        let (first, second) = if tightest == 0 { (10, 60) } else { (20, 3600) };
+        let (then, last) = if tightest == 0 { (20, 3600) } else { (10, 60) };
+        let limits = format!("10, {first};w={second}, {then};w={last}");
+        assert_eq!(value("X-RateLimit-Limit"), Some(limits));
+        assert_eq!(value("X-RateLimit-Remaining"), Some(remaining(tightest).to_string()));
+        assert_eq!(value("X-RateLimit-Reset"), seconds(tightest));
+        let policy = r#""d.k10";q=10;w=60, "d.k20";q=20;w=3600"#;
+        assert_eq!(value("RateLimit-Policy").as_deref(), Some(policy));
+        let item = |name: &str, at: usize| match seconds(at) {
+            Some(seconds) => format!("{name:?};r={};t={seconds}", remaining(at)),
+            None => format!("{name:?};r={}", remaining(at)),
+        };
+        let standing = format!("{}, {}", item("d.k10", tightest), item("d.k20", 1 - tightest));
+        assert_eq!(value("RateLimit"), Some(standing));
+        assert_eq!(value("Retry-After"), seconds(tightest).filter(|_| over));
+        assert_eq!(value("RateLimit-Limit"), None, "the reference's were not asked for");
+    }
 }

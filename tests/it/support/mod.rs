@@ -4,6 +4,7 @@
 // Each module uses its part.
 #![allow(dead_code, unused_imports)]
 
+pub(crate) mod chromium;
 pub(crate) mod dice;
 pub(crate) mod envoy;
 pub(crate) mod faketime;

@@ -34,32 +34,3 @@ fn whatever_is_cut_off_or_unusual_is_not_plain() {
         assert_eq!(all(message), Err(NotPlain), "{message:?}");
     }
 }
-
-#[test]
-fn numbers_of_every_length_come_back() {
-    for shift in 0..64 {
-        for value in [1_u64 << shift, (1 << shift) - 1, u64::MAX >> shift] {
-            let mut bytes = BytesMut::new();
-            varint_field(&mut bytes, 7, value);
-            assert_eq!(all(&bytes), Ok(vec![(7, Value::Varint(value))]));
-        }
-    }
-}
-
-struct Pair(&'static str, u64);
-
-impl Message for Pair {
-    fn write(&self, sink: &mut impl Sink) {
-        text(sink, 1, self.0);
-        number(sink, 2, self.1);
-    }
-}
-
-#[test]
-fn a_message_within_another_carries_its_length_and_defaults_are_left_out() {
-    let mut bytes = BytesMut::new();
-    message(&mut bytes, 3, &Pair("ab", 300));
-    message(&mut bytes, 3, &Pair("", 0));
-    assert_eq!(&bytes[..], [0x1a, 7, 0x0a, 2, b'a', b'b', 0x10, 0xac, 0x02, 0x1a, 0]);
-    assert_eq!(measure(&Pair("ab", 300)), 7);
-}

@@ -1,0 +1,92 @@
+//! A decision as a connection makes it, from frame to frame, and what the protocol's part of it is.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use criterion::{Criterion, criterion_group};
+use ratelease::control::Published;
+use ratelease::grpc;
+use ratelease::intake::{Answer, Intake};
+
+use super::{Bench, TURN, compile, deep, users};
+
+criterion_group!(benches, frame);
+
+/// Calls under way at once, none of which waits here.
+const CALLS_MAX: usize = 64;
+
+/// In a frame of gRPC, before the message.
+const PREFIX_BYTES: usize = 5;
+
+/// One descriptor of two entries.
+fn frame(criterion: &mut Criterion) {
+    let frames: Vec<_> = users(1).iter().map(|user| framed(user)).collect();
+    let bench = Bench::new(&deep(1));
+    let intake = intake(&bench);
+    let _entered = bench.runtime.enter();
+    criterion.bench_function("frame/decode", |bencher| {
+        bencher.iter(|| black_box(grpc::read(black_box(&frames[0][PREFIX_BYTES..]))));
+    });
+    encode(criterion, &bench, &frames[0]);
+    let mut bytes = BytesMut::with_capacity(1024);
+    let mut answer = |at: usize| {
+        bytes.clear();
+        if at.is_multiple_of(TURN) {
+            bench.runtime.block_on(tokio::task::yield_now());
+        }
+        // The lease runs out now and then.
+        let frame = black_box(&frames[at % frames.len()]);
+        while grpc::answer_at_once(&intake, frame, &mut bytes).is_none() {
+            let request = grpc::read(&frame[PREFIX_BYTES..]).expect("a plain request");
+            let answered = bench.runtime.block_on(intake.answer(&request, |_| ()));
+            answered.expect("the store is here");
+        }
+    };
+    criterion.bench_function("frame/decode, decide, encode", |bencher| {
+        let mut at = 0_usize;
+        bencher.iter(|| {
+            answer(at);
+            at = at.wrapping_add(1);
+        });
+    });
+}
+
+fn encode(criterion: &mut Criterion, bench: &Bench, frame: &[u8]) {
+    let request = grpc::read(&frame[PREFIX_BYTES..]).expect("a plain request");
+    let verdict = bench.runtime.block_on(bench.limiter.decide(&bench.rules, &request));
+    let answer = Answer { verdict: verdict.expect("the store is here"), headers: Vec::new() };
+    let mut bytes = BytesMut::with_capacity(1024);
+    criterion.bench_function("frame/encode", |bencher| {
+        bencher.iter(|| {
+            bytes.clear();
+            grpc::frame(black_box(&answer), &mut bytes);
+            black_box(bytes.len())
+        });
+    });
+}
+
+fn intake(bench: &Bench) -> Intake {
+    let published = Arc::new(Published::new());
+    published.publish(Arc::new(compile(&deep(1))));
+    Intake::new(bench.limiter.clone(), published, None, CALLS_MAX)
+}
+
+/// A frame that asks about `user`: field by field, as `rls.proto` numbers them.
+fn framed(user: &str) -> Vec<u8> {
+    let entries = [entry("part_0", "all"), entry("user", user)];
+    let descriptor: Vec<u8> = entries.iter().flat_map(|entry| field(1, entry)).collect();
+    let message = [field(1, b"d"), field(2, &descriptor)].concat();
+    let length = u32::try_from(message.len()).expect("a short message").to_be_bytes();
+    [&[0], &length[..], &message].concat()
+}
+
+fn entry(key: &str, value: &str) -> Vec<u8> {
+    [field(1, key.as_bytes()), field(2, value.as_bytes())].concat()
+}
+
+/// A field of bytes, fewer than 128 of them.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(bytes.len()).expect("few bytes");
+    [&[number << 3 | 2, length], bytes].concat()
+}

@@ -1,0 +1,75 @@
+//! What counting the hottest keys adds to a decision.
+
+use std::hint::black_box;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use criterion::{Criterion, Throughput, criterion_group};
+use ratelease::hot::{HotKeys, Options};
+use ratelease::key::{Key, KeyHasher};
+use ratelease::observe::Decision;
+use ratelease::request::{Descriptor, Entry, Request};
+use ratelease::rules::{Limit, Unit};
+use ratelease::time::{Clock, Time};
+use ratelease::verdict::{Applied, Code, How, Status, Trace, Verdict};
+use smallvec::smallvec;
+
+criterion_group!(benches, note);
+
+/// Keys that come in turn: one, those that all have a counter, and far more than that.
+const KEYS: [usize; 3] = [1, 100, 100_000];
+
+fn note(criterion: &mut Criterion) {
+    let options = |sample, values| Options { sample, values };
+    let every = NonZeroU32::MIN;
+    let Options { sample, .. } = Options::default();
+    let mut group = criterion.benchmark_group("hot/note");
+    group.throughput(Throughput::Elements(1));
+    for (name, options) in [
+        ("off", None),
+        ("sampled", Some(options(sample, false))),
+        ("sampled_values", Some(options(sample, true))),
+        ("every", Some(options(every, false))),
+    ] {
+        let make = |options| HotKeys::new(options, Clock::start());
+        let hot = options.map(make).unwrap_or_default();
+        for count in KEYS {
+            let verdicts = verdicts(count);
+            let mut turn = verdicts.iter().cycle();
+            let request = request();
+            group.bench_function(format!("{name}/{count}"), |bencher| {
+                bencher.iter(|| {
+                    let verdict = turn.next().expect("a cycle");
+                    let (took, now) = (Duration::ZERO, Time::default());
+                    hot.note(black_box(&Decision { request: &request, verdict, took, now }));
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+fn request() -> Request<'static> {
+    let entries = smallvec![Entry { key: "user", value: "user-00000001" }];
+    let descriptor = Descriptor { entries, ..Descriptor::default() };
+    Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 1 }
+}
+
+/// One of each key; every fourth is a denial.
+fn verdicts(count: usize) -> Vec<Verdict<'static>> {
+    let hasher = KeyHasher::new("bench");
+    let verdict = |n: u64| {
+        let key: Key = hasher.key("d", n, std::iter::empty());
+        let over = n.is_multiple_of(4);
+        let code = if over { Code::OverLimit } else { Code::Ok };
+        let status = Status {
+            code,
+            limit: Some(Applied { limit: Limit::fixed_window(1, Unit::Minute), rule: None }),
+            remaining: 0,
+            reset_after: None,
+            counted: Some(Trace { key, hits: 1, over, how: How::Local }),
+        };
+        Verdict { code, statuses: smallvec![status], tightest: Some(0), metadata: None }
+    };
+    (0..count as u64).map(verdict).collect()
+}

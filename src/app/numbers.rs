@@ -1,0 +1,46 @@
+//! What is counted, as the debug port tells it.
+
+use crate::control::status::numbers::Numbers;
+use crate::hot::{HotKeys, Top};
+use crate::lease::ShardTally;
+use crate::limiter::Limiter;
+use crate::metrics::{Meters, RuleTotals, Totals};
+use crate::observe::Observers;
+
+/// Those who count.
+pub(super) struct Counted {
+    pub(super) meters: Option<Meters>,
+    pub(super) hot_keys: HotKeys,
+    pub(super) limiter: Limiter,
+}
+
+// === impl Counted ===
+
+impl Counted {
+    /// They, to be told of each decision.
+    pub(super) fn observers(&self) -> Observers {
+        let observers = Observers::default().with_hot_keys(self.hot_keys.clone());
+        match &self.meters {
+            Some(meters) => observers.with_meters(meters.clone()),
+            None => observers,
+        }
+    }
+}
+
+impl Numbers for Counted {
+    fn decisions(&self) -> Option<Totals> {
+        self.meters.as_ref().map(Meters::totals)
+    }
+
+    fn rules(&self, max: usize) -> Vec<RuleTotals> {
+        self.meters.as_ref().map(|meters| meters.by_rule(max)).unwrap_or_default()
+    }
+
+    fn hot_keys(&self, max: usize) -> Top {
+        self.hot_keys.top(max)
+    }
+
+    fn leases(&self) -> Vec<ShardTally> {
+        self.limiter.tallies()
+    }
+}

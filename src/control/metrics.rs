@@ -1,0 +1,209 @@
+//! `/metrics`: the numbers of every part, as Prometheus reads them. What each means is in
+//! `docs/metrics.md`.
+
+mod counts;
+mod process;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use tokio::task::spawn_blocking;
+
+use super::status::Status;
+use crate::invariant;
+use crate::lease::{Position, ShardState, ShardTally};
+use crate::metrics::family::{Family, Kind, Labels, Value};
+use crate::metrics::{Meters, text};
+
+/// Reads further families when asked.
+pub type Source = Arc<dyn Fn() -> Vec<Family> + Send + Sync>;
+
+/// All there is to measure. A handle: clones share everything.
+#[derive(Clone)]
+pub struct Exposed {
+    /// What counts decisions; `None` where nothing does.
+    pub meters: Option<Meters>,
+    /// Rules, breakers and counts, as the status page tells them.
+    pub status: Status,
+    /// What the asks of each shard have come to.
+    pub tallies: Arc<dyn Fn() -> Vec<ShardTally> + Send + Sync>,
+    /// Whatever else there is; each family is of one source.
+    pub more: Vec<Source>,
+}
+
+/// The route of `path`, which shows `exposed`.
+pub fn routes(path: &str, exposed: Exposed) -> Router {
+    Router::new().route(path, get(show)).with_state(exposed)
+}
+
+/// Ten thousand series take milliseconds to write: that is not done where requests are decided.
+async fn show(State(exposed): State<Exposed>) -> impl IntoResponse {
+    match spawn_blocking(move || text::write(&exposed.families())).await {
+        Ok(page) => Ok(([(CONTENT_TYPE, text::CONTENT_TYPE)], page)),
+        Err(_) => Err((StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be read\n")),
+    }
+}
+
+// === impl Exposed ===
+
+impl Exposed {
+    /// Everything, at this moment.
+    pub fn families(&self) -> Vec<Family> {
+        let mut families: Vec<_> = self.meters.iter().flat_map(Meters::families).collect();
+        families.extend(self.loads());
+        families.extend(self.rules());
+        families.extend(leases(&(self.tallies)()));
+        families.extend(breakers(&(self.status.shards)()));
+        families.extend(counts::families(&self.status.counts()));
+        families.push(single(
+            "ratelease_invariant_violations_total",
+            Kind::Counter,
+            "Faults of the program's own that it has found; none is expected.",
+            Value::Count(invariant::violations()),
+        ));
+        families.push(build_info());
+        families.extend(process::families());
+        families.extend(self.more.iter().flat_map(|source| source()));
+        families
+    }
+
+    /// Loads of rules, under the reference's names and ours.
+    fn loads(&self) -> Vec<Family> {
+        let published = &self.status.published;
+        let (ok, refused) = (published.loads_ok(), published.loads_failed());
+        let help = "Loads of the rules, by what came of them.";
+        let mut loads = Family::new("ratelease_rules_loads_total", Kind::Counter, help);
+        loads.push(vec![("result", "ok".into())], Value::Count(ok));
+        loads.push(vec![("result", "refused".into())], Value::Count(refused));
+        let reference = |name, help, count| single(name, Kind::Unsuffixed, help, count);
+        vec![
+            reference(
+                "ratelimit_service_config_load_success",
+                "Loads of the rules that found good ones.",
+                Value::Count(ok),
+            ),
+            reference(
+                "ratelimit_service_config_load_error",
+                "Loads of the rules that found none to take.",
+                Value::Count(refused),
+            ),
+            loads,
+        ]
+    }
+
+    /// The rules in force.
+    fn rules(&self) -> Vec<Family> {
+        let published = &self.status.published;
+        let rules = published.current();
+        let count = rules.as_ref().map_or(0, |rules| rules.len() as u64);
+        let help = "1; the version of the rules in force, and where they came from.";
+        let mut info = Family::new("ratelease_rules_info", Kind::Gauge, help);
+        if let Some(rules) = &rules {
+            let source = if published.is_from_snapshot() { "snapshot" } else { "files" };
+            let version = format!("{:016x}", rules.version());
+            let labels = vec![("version", version.into()), ("source", source.into())];
+            info.push(labels, Value::Count(1));
+        }
+        let stale = u64::from(published.last_fault().is_some());
+        let seconds = |name, help, span: Option<std::time::Duration>| {
+            let mut family = Family::new(name, Kind::Gauge, help);
+            if let Some(span) = span {
+                family.push(Vec::new(), Value::Number(span.as_secs_f64()));
+            }
+            family
+        };
+        vec![
+            single("ratelease_rules", Kind::Gauge, "Rules in force.", Value::Count(count)),
+            info,
+            seconds(
+                "ratelease_rules_age_seconds",
+                "How long the rules in force have been so.",
+                published.in_force_for(),
+            ),
+            single(
+                "ratelease_rules_stale",
+                Kind::Gauge,
+                "1 while the last load was refused, and older rules are in force.",
+                Value::Count(stale),
+            ),
+            seconds(
+                "ratelease_rules_propagation_seconds",
+                "From the last change of a rule file to its rules being in force.",
+                published.propagation(),
+            ),
+        ]
+    }
+}
+
+fn single(name: &'static str, kind: Kind, help: &'static str, value: Value) -> Family {
+    Family::single(name, kind, help, value)
+}
+
+fn build_info() -> Family {
+    let help = "1; the version of the program.";
+    let mut info = Family::new("ratelease_build_info", Kind::Gauge, help);
+    info.push(vec![("version", env!("CARGO_PKG_VERSION").into())], Value::Count(1));
+    info
+}
+
+fn of_shard(shard: usize) -> Labels {
+    vec![("shard", shard.to_string().into())]
+}
+
+/// Asks, by shard, and tokens in all.
+fn leases(tallies: &[ShardTally]) -> Vec<Family> {
+    type Read = fn(&ShardTally) -> u64;
+    let by_shard: [(&str, &str, Read); 4] = [
+        ("ratelease_lease_asks_total", "Asks for tokens that were sent.", |tally| tally.asks),
+        ("ratelease_lease_grants_total", "Asks for tokens that were answered.", |tally| {
+            tally.grants
+        }),
+        ("ratelease_lease_returns_total", "Returns of unspent tokens that were sent.", |tally| {
+            tally.returns
+        }),
+        ("ratelease_lease_failures_total", "Asks and returns that failed.", |tally| tally.failures),
+    ];
+    let in_all: [(&str, &str, Read); 2] = [
+        ("ratelease_tokens_granted_total", "Tokens lent.", |tally| tally.tokens_granted),
+        ("ratelease_tokens_returned_total", "Unspent tokens given back.", |tally| {
+            tally.tokens_returned
+        }),
+    ];
+    let mut families = Vec::new();
+    for (name, help, read) in by_shard {
+        let mut family = Family::new(name, Kind::Counter, help);
+        tallies.iter().for_each(|it| family.push(of_shard(it.shard), Value::Count(read(it))));
+        families.push(family);
+    }
+    families.extend(in_all.map(|(name, help, read)| {
+        single(name, Kind::Counter, help, Value::Count(tallies.iter().map(read).sum()))
+    }));
+    let help = "How long an ask was out, whatever came of it.";
+    let mut took = Family::new("ratelease_ask_duration_seconds", Kind::Histogram, help);
+    for tally in tallies {
+        took.push(of_shard(tally.shard), Value::Buckets(tally.took.clone()));
+    }
+    families.push(took);
+    families
+}
+
+fn breakers(shards: &[ShardState]) -> [Family; 3] {
+    let help = "1 while asks to the shard are kept back, or one is on its way to find out.";
+    let mut open = Family::new("ratelease_breaker_open", Kind::Gauge, help);
+    let help = "How often the shard's breaker has opened.";
+    let mut opened = Family::new("ratelease_breaker_opened_total", Kind::Counter, help);
+    let help = "What a round trip to the shard takes at present.";
+    let mut trip = Family::new("ratelease_shard_round_trip_seconds", Kind::Gauge, help);
+    for state in shards {
+        let ShardState { shard, breaker, round_trip, .. } = *state;
+        open.push(of_shard(shard), Value::Count(u64::from(breaker != Position::Closed)));
+        opened.push(of_shard(shard), Value::Count(state.opened));
+        trip.push(of_shard(shard), Value::Number(round_trip.as_secs_f64()));
+    }
+    [open, opened, trip]
+}

@@ -1,0 +1,183 @@
+//! What was decided, as `/status` shows it.
+
+use std::collections::HashSet;
+
+use serde_json::{Value, json};
+
+use super::Status;
+use crate::control::live::history::micros;
+use crate::hot::Hot;
+use crate::lease::ShardTally;
+use crate::metrics::{RuleTotals, Totals};
+use crate::rules::{Allowance, Limit, Rule};
+
+/// Rules that are listed at most. A page shows no more in one view, and they are sent each second.
+const RULES_MAX: usize = 200;
+
+/// Keys of each list of hot ones.
+const HOT_KEYS_MAX: usize = 10;
+
+// === impl Status ===
+
+impl Status {
+    /// How many decisions there were and how they were made; how long those of the last minute
+    /// took.
+    pub(super) fn decisions(&self) -> Value {
+        let totals = self.numbers.decisions();
+        let is_counted = totals.is_some();
+        let (ok, over_limit, errors, by_how) = match totals {
+            Some(Totals { ok, over_limit, errors, by_how, .. }) => (ok, over_limit, errors, by_how),
+            None => Default::default(),
+        };
+        let by_how = by_how.into_iter().map(|(name, count)| (name.to_owned(), count.into()));
+        let recently = self.history.recently();
+        json!({
+            "counted": is_counted,
+            "ok": ok,
+            "over_limit": over_limit,
+            "errors": errors,
+            "by_how": Value::Object(by_how.collect()),
+            "p50_us": recently.as_ref().and_then(|took| micros(took, 0.5)),
+            "p99_us": recently.as_ref().and_then(|took| micros(took, 0.99)),
+        })
+    }
+
+    /// What was asked of all shards together, and what came of it.
+    pub(super) fn leases(&self) -> Value {
+        let tallies = self.numbers.leases();
+        let sum = |of: fn(&ShardTally) -> u64| tallies.iter().map(of).sum::<u64>();
+        json!({
+            "asks": sum(|tally| tally.asks),
+            "grants": sum(|tally| tally.grants),
+            "returns": sum(|tally| tally.returns),
+            "failures": sum(|tally| tally.failures),
+            "tokens_granted": sum(|tally| tally.tokens_granted),
+            "tokens_returned": sum(|tally| tally.tokens_returned),
+        })
+    }
+
+    /// The rules that decided most; where there is room, those that decided nothing yet.
+    pub(super) fn rules_busiest(&self) -> Value {
+        let rules = self.published.current().unwrap_or_default();
+        let busiest = self.numbers.rules(RULES_MAX);
+        let listed: HashSet<_> = busiest.iter().map(|counts| counts.rule.as_str()).collect();
+        let idle = rules.iter().filter(|rule| !listed.contains(&*rule.path));
+        let idle = idle.take(RULES_MAX.saturating_sub(busiest.len())).map(|rule| told(rule, None));
+        let seen = busiest.iter().map(|counts| match rules.by_path(&counts.rule) {
+            Some(rule) => told(rule, Some(counts)),
+            None => counted(&counts.rule, Some(counts)),
+        });
+        seen.chain(idle).collect()
+    }
+
+    pub(super) fn hot_keys(&self) -> Value {
+        let hot = self.numbers.hot_keys(HOT_KEYS_MAX);
+        let list = |keys: &[Hot]| keys.iter().map(hot_key).collect::<Value>();
+        json!({"requested": list(&hot.requested), "denied": list(&hot.denied)})
+    }
+
+    pub(super) fn settings_told(&self) -> Value {
+        let told = self.settings.iter();
+        told.map(|it| json!({"name": it.name, "value": it.value, "default": it.is_default}))
+            .collect()
+    }
+}
+
+fn hot_key(hot: &Hot) -> Value {
+    let Hot { key, rule, count, share, values } = hot;
+    json!({"key": key, "rule": rule, "count": count, "share": share, "values": values})
+}
+
+/// What a rule says, and what it counted.
+fn told(rule: &Rule, counts: Option<&RuleTotals>) -> Value {
+    let mut told = counted(&rule.path, counts);
+    told["path"] = rule.steps().collect();
+    told["shadow_mode"] = rule.shadow_mode.into();
+    (told["limit"], told["algorithm"]) = match rule.allowance {
+        Allowance::Limited(limit) => (words(limit).into(), limit.algorithm.name().into()),
+        Allowance::Unlimited => ("unlimited".into(), Value::Null),
+    };
+    told
+}
+
+/// What was counted under a path that is no rule's, or none that is in force.
+fn counted(path: &str, counts: Option<&RuleTotals>) -> Value {
+    let of = |count: fn(&RuleTotals) -> u64| counts.map_or(0, count);
+    json!({
+        "rule": path,
+        "ok": of(|counts| counts.ok),
+        "over_limit": of(|counts| counts.over_limit),
+        "near_limit": of(|counts| counts.near_limit),
+        "shadow": of(|counts| counts.shadow),
+    })
+}
+
+/// Such as `100 / 5 minutes`.
+fn words(limit: Limit) -> String {
+    let unit = limit.unit.name().to_ascii_lowercase();
+    match limit.unit_multiplier.get() {
+        1 => format!("{} / {unit}", limit.requests_per_unit),
+        many => format!("{} / {many} {unit}s", limit.requests_per_unit),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::tests::{Fixed, status_of};
+    use super::*;
+    use crate::rules::{Options, Rules, Source, load};
+
+    fn rules(text: &str) -> Arc<Rules> {
+        let source = Source { name: "a.yaml".to_owned(), text: text.as_bytes().to_vec() };
+        Arc::new(load(&[source], Options::default()).unwrap().rules)
+    }
+
+    fn counts(path: &str, ok: u64) -> RuleTotals {
+        RuleTotals { rule: path.to_owned(), ok, over_limit: 2, near_limit: 3, shadow: 1 }
+    }
+
+    #[test]
+    fn rules_come_busiest_first_and_those_that_decided_nothing_last() {
+        let status = status_of(Fixed {
+            rules: vec![counts("shop.path_/x.pdf", 5), counts("override", 4)],
+            ..Fixed::default()
+        });
+        let text = "domain: shop\ndescriptors:\n  - key: idle\n    shadow_mode: true\n    \
+                    rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 100, \
+                    algorithm: token_bucket}\n  - key: path\n    value: /x.pdf\n    rate_limit: \
+                    {unlimited: true}\n";
+        status.published.publish(rules(text));
+        let expected = json!([
+            {
+                "rule": "shop.path_/x.pdf", "path": ["shop", "path_/x.pdf"], "ok": 5,
+                "over_limit": 2, "near_limit": 3, "shadow": 1, "shadow_mode": false,
+                "limit": "unlimited", "algorithm": null,
+            },
+            {"rule": "override", "ok": 4, "over_limit": 2, "near_limit": 3, "shadow": 1},
+            {
+                "rule": "shop.idle", "path": ["shop", "idle"], "ok": 0, "over_limit": 0,
+                "near_limit": 0, "shadow": 0, "shadow_mode": true, "limit": "100 / 5 minutes",
+                "algorithm": "token_bucket",
+            },
+        ]);
+        assert_eq!(status.json()["rules_busiest"], expected);
+    }
+
+    #[test]
+    fn no_more_rules_are_listed_than_may_be() {
+        let text: String = (0..=RULES_MAX)
+            .map(|n| {
+                format!("  - key: k{n}\n    rate_limit: {{unit: day, requests_per_unit: 1}}\n")
+            })
+            .collect();
+        let busiest = |count| (0..count).map(|n| counts(&format!("shop.k{n}"), 1)).collect();
+        for count in [0, 7, RULES_MAX] {
+            let status = status_of(Fixed { rules: busiest(count), ..Fixed::default() });
+            status.published.publish(rules(&format!("domain: shop\ndescriptors:\n{text}")));
+            let listed = status.json()["rules_busiest"].clone();
+            assert_eq!(listed.as_array().map(Vec::len), Some(RULES_MAX), "{count} busy");
+        }
+    }
+}

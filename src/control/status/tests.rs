@@ -1,0 +1,163 @@
+//! What `/status` and the index tell.
+
+use super::*;
+use crate::hot::{Hot, Top};
+use crate::key::Key;
+use crate::lease::{HotKey, ShardTally};
+use crate::metrics::family::Buckets;
+use crate::metrics::{Meters, RuleTotals, Totals};
+use crate::rules::Rules;
+
+/// Numbers that stay as they are.
+pub(in crate::control) struct Fixed {
+    pub(in crate::control) decisions: Totals,
+    pub(in crate::control) rules: Vec<RuleTotals>,
+    pub(in crate::control) hot_keys: Top,
+}
+
+impl Default for Fixed {
+    /// Nothing at all.
+    fn default() -> Self {
+        let decisions = Meters::default().totals();
+        Self { decisions, rules: Vec::new(), hot_keys: Top::default() }
+    }
+}
+
+impl Numbers for Fixed {
+    fn decisions(&self) -> Option<Totals> {
+        Some(self.decisions.clone())
+    }
+
+    fn rules(&self, max: usize) -> Vec<RuleTotals> {
+        self.rules.iter().take(max).cloned().collect()
+    }
+
+    fn hot_keys(&self, _max: usize) -> Top {
+        self.hot_keys.clone()
+    }
+
+    fn leases(&self) -> Vec<ShardTally> {
+        let took = self.decisions.took.clone();
+        let tally = |shard, asks| ShardTally {
+            shard,
+            asks,
+            grants: 1,
+            returns: 2,
+            failures: 0,
+            tokens_granted: 100,
+            tokens_returned: 40,
+            took: took.clone(),
+        };
+        vec![tally(0, 5), tally(3, 6)]
+    }
+}
+
+pub(in crate::control) fn status_of(numbers: Fixed) -> Status {
+    let told = |name: &str, value: &str, is_default| Told {
+        name: name.to_owned(),
+        value: value.to_owned(),
+        is_default,
+    };
+    Status {
+        start: Start::new(Clock::start()),
+        published: Arc::default(),
+        store: "memory".to_owned(),
+        shards: Arc::new(|| {
+            let (breaker, round_trip) = (Position::Open, Duration::from_millis(2));
+            let hot_key = Some(HotKey { key: Key::for_test(7), share: 0.25 });
+            vec![ShardState { shard: 3, breaker, opened: 4, round_trip, hot_key }]
+        }),
+        counts: Arc::new(|| vec![("keys", 3), ("task_restarts", 1), ("task_restarts", 4)]),
+        numbers: Arc::new(numbers),
+        history: History::default(),
+        settings: Arc::new([told("log-level", "info", true)]),
+    }
+}
+
+fn status() -> Status {
+    status_of(Fixed::default())
+}
+
+#[test]
+fn counts_of_one_name_add_up_and_nothing_is_left_out() {
+    let status = status();
+    let told = status.json();
+    assert_eq!(told["counts"], json!({"keys": 3, "task_restarts": 5}));
+    assert_eq!(told["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(told["store"], "memory");
+    let shard = json!({
+        "shard": 3, "breaker": "open", "opened": 4, "round_trip_ms": 2.0,
+        "hot_key": {"key": Key::for_test(7).to_string(), "share": 0.25},
+    });
+    assert_eq!(told["shards"], json!([shard]));
+    assert_eq!(told["started_after_ms"], Value::Null, "not yet");
+    assert!(told["invariant_violations"].is_u64() && told["uptime_seconds"].is_f64());
+    let after = status.start.note_serving();
+    assert_eq!(status.start.note_serving(), after, "only once");
+    let millis = status.json()["started_after_ms"].as_u64().unwrap();
+    assert_eq!(u128::from(millis), after.as_millis());
+    let lines = status.lines();
+    let shard = "shard 3: breaker open, opened 4 times; 2ms away";
+    for line in [shard, "keys held: 3", "task restarts: 5", "rules version: none", "store: memory"]
+    {
+        assert!(lines.lines().any(|it| it == line), "{line} in {lines}");
+    }
+}
+
+#[test]
+fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
+    let totals = |ok, over_limit, errors| {
+        let bounds = vec![Duration::from_micros(100)];
+        let counts = vec![ok + over_limit, 0];
+        let took = Buckets { bounds, counts, sum: Duration::ZERO };
+        let by_how = vec![("local", ok), ("failure_deny", over_limit)];
+        Totals { ok, over_limit, errors, by_how, took }
+    };
+    let hot = |values: Option<&str>| Hot {
+        key: "1b".to_owned(),
+        rule: "shop.user".to_owned(),
+        count: 4,
+        share: 0.5,
+        values: values.map(str::to_owned),
+    };
+    let hot_keys = Top { requested: vec![hot(None)], denied: vec![hot(Some("user=7"))] };
+    let status = status_of(Fixed { decisions: totals(7, 3, 1), hot_keys, ..Fixed::default() });
+    assert_eq!(status.json()["decisions"]["p50_us"], Value::Null, "no second is over");
+    status.history.note(Duration::ZERO, totals(0, 0, 0));
+    status.history.note(Duration::from_secs(1), totals(4, 0, 0));
+    let told = status.json();
+    let expected = json!({
+        "counted": true, "ok": 7, "over_limit": 3, "errors": 1,
+        "by_how": {"local": 7, "failure_deny": 3}, "p50_us": 50.0, "p99_us": 99.0,
+    });
+    assert_eq!(told["decisions"], expected);
+    let hot = |values: Value| {
+        let rule = "shop.user";
+        json!({"key": "1b", "rule": rule, "count": 4, "share": 0.5, "values": values})
+    };
+    let expected = json!({
+        "asks": 11, "grants": 2, "returns": 4, "failures": 0, "tokens_granted": 200,
+        "tokens_returned": 80,
+    });
+    assert_eq!(told["leases"], expected);
+    let expected = json!({"requested": [hot(Value::Null)], "denied": [hot("user=7".into())]});
+    assert_eq!(told["hot_keys"], expected);
+    let setting = json!({"name": "log-level", "value": "info", "default": true});
+    assert_eq!(told["settings"], json!([setting]));
+}
+
+#[test]
+fn rules_of_a_snapshot_are_told_as_such_until_others_are_loaded() {
+    let status = status();
+    status.published.refuse("no such directory".to_owned());
+    status.published.publish_snapshot(Arc::new(Rules::default()));
+    let rules = status.json()["rules"].clone();
+    assert_eq!(rules["from_snapshot"], true);
+    assert_eq!(rules["last_fault"], "no such directory");
+    assert_eq!((&rules["loads_ok"], &rules["loads_failed"]), (&json!(0), &json!(1)));
+    assert!(status.lines().contains(" (of the snapshot)\n"), "{}", status.lines());
+    status.published.publish(Arc::default());
+    let rules = status.json()["rules"].clone();
+    assert_eq!((&rules["from_snapshot"], &rules["last_fault"]), (&json!(false), &Value::Null));
+    assert!(!status.lines().contains("snapshot"), "{}", status.lines());
+}

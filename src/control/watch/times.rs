@@ -1,0 +1,73 @@
+//! When rule files were changed, and how long it took until that was in force.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime};
+
+use super::load::Load;
+use crate::rules::Source;
+
+/// When each source was changed that the rules in force were read from; as many as those may be.
+#[derive(Debug, Default)]
+pub(super) struct Times {
+    known: Option<HashMap<String, SystemTime>>,
+}
+
+// === impl Times ===
+
+impl Times {
+    /// Notes that the rules of `sources` are in force. Returns how long ago the newest of the
+    /// changes that this put in force was made; `None` at the start, which follows no change, and
+    /// where no file tells.
+    #[allow(clippy::disallowed_methods, reason = "files tell the time of day; only to be shown")]
+    pub(super) fn note<L: Load>(&mut self, load: &mut L, sources: &[Source]) -> Option<Duration> {
+        let times = sources.iter().filter_map(|source| {
+            let changed = load.changed_at(source)?;
+            Some((source.name.clone(), changed))
+        });
+        let times: HashMap<_, _> = times.collect();
+        let before = self.known.replace(times)?;
+        let changed =
+            self.known.iter().flatten().filter(|(name, at)| before.get(*name) != Some(at));
+        let newest = changed.map(|(_, at)| *at).max()?;
+        // A clock that was set back meanwhile leaves nothing to tell.
+        SystemTime::now().duration_since(newest).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::watch::Compiled;
+
+    /// Files that were changed so many seconds ago, by their names.
+    struct Files(HashMap<String, u64>);
+
+    impl Load for Files {
+        fn read(&mut self) -> Result<Vec<Source>, String> {
+            Ok(Vec::new())
+        }
+
+        fn compile(&mut self, _: &[Source]) -> Result<Compiled, Vec<String>> {
+            Ok(Compiled::default())
+        }
+
+        fn changed_at(&mut self, source: &Source) -> Option<SystemTime> {
+            let ago = self.0.get(&source.name)?;
+            Some(SystemTime::UNIX_EPOCH + Duration::from_secs(10_000 - ago))
+        }
+    }
+
+    #[test]
+    fn only_what_was_changed_since_counts_and_nothing_at_the_start() {
+        let source = |name: &str| Source { name: name.to_owned(), text: Vec::new() };
+        let sources = [source("a.yaml"), source("b.yaml")];
+        let mut times = Times::default();
+        let files = |a, b| Files([("a.yaml".into(), a), ("b.yaml".into(), b)].into());
+        assert_eq!(times.note(&mut files(50, 10), &sources), None, "the start");
+        assert_eq!(times.note(&mut files(50, 10), &sources), None, "no file has changed");
+        let took = times.note(&mut files(20, 10), &sources).expect("a.yaml has changed");
+        let since_epoch = SystemTime::UNIX_EPOCH.elapsed().unwrap();
+        let expected = since_epoch - Duration::from_secs(10_000 - 20);
+        assert!(expected.abs_diff(took) < Duration::from_secs(60), "{took:?}, not {expected:?}");
+    }
+}

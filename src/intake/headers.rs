@@ -1,0 +1,162 @@
+//! The headers that tell of limits, of a verdict.
+//!
+//! Those of one limit tell of the tightest ([`Verdict::tightest`]). Lists have one item for each
+//! name of a policy: rules of one name are one policy, told by the tightest of them.
+
+use std::fmt::Write;
+
+use crate::hot::OVERRIDE;
+use crate::settings::Headers;
+use crate::verdict::{Applied, Code, Status, Verdict};
+
+/// Bytes of a header's value at most: Envoy refuses responses whose headers come to 60 KiB. Items
+/// that find no room are left out.
+const VALUE_BYTES_MAX: usize = 4096;
+
+/// Bytes of a policy's name in a header at most, less its quotes; longer ones are cut.
+const NAME_BYTES_MAX: usize = 128;
+
+/// What a list tells of one limit.
+struct Item<'a> {
+    status: &'a Status<'a>,
+    applied: Applied<'a>,
+    /// In quotes.
+    name: String,
+}
+
+/// The headers of `verdict`; none where no limit applies.
+pub(super) fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, String)> {
+    let mut told = Vec::new();
+    let tightest = verdict.tightest.and_then(|at| verdict.statuses.get(at));
+    let Some((status, applied)) = tightest.and_then(|it| Some((it, it.limit?))) else {
+        return told;
+    };
+    let requests = applied.limit.requests_per_unit;
+    let reset = status.reset_seconds().unwrap_or_default();
+    let mut tell = |name: &str, value: String| told.push((name.to_owned(), value));
+    if let Some(names) = &headers.reference {
+        tell(&names.limit, requests.to_string());
+        tell(&names.remaining, status.remaining.to_string());
+        tell(&names.reset, reset.to_string());
+    }
+    if headers.x_ratelimit {
+        tell("X-RateLimit-Limit", x_ratelimit_limit(requests, verdict));
+        tell("X-RateLimit-Remaining", status.remaining.to_string());
+        tell("X-RateLimit-Reset", reset.to_string());
+    }
+    if headers.ietf {
+        let items = items(status, verdict);
+        tell("RateLimit-Policy", list(items.iter().map(Item::policy)));
+        tell("RateLimit", list(items.iter().map(Item::standing)));
+    }
+    if headers.retry_after && verdict.code == Code::OverLimit {
+        tell("Retry-After", retry_after(reset, verdict).to_string());
+    }
+    told
+}
+
+/// As Envoy writes it: the limit that bounds, then each limit with its window and, if it has one,
+/// its name. Envoy takes the name as it is; here it is escaped.
+fn x_ratelimit_limit(requests: u32, verdict: &Verdict<'_>) -> String {
+    let limits = verdict.statuses.iter().filter_map(|status| status.limit).map(|applied| {
+        let (requests, window) = (applied.limit.requests_per_unit, applied.limit.window_seconds());
+        match applied.rule.map(|rule| &*rule.name).filter(|name| !name.is_empty()) {
+            Some(name) => format!("{requests};w={window};name={}", quoted(name)),
+            None => format!("{requests};w={window}"),
+        }
+    });
+    list(std::iter::once(requests.to_string()).chain(limits))
+}
+
+/// Seconds, at least one, after which no limit that was exceeded stands as it does; never sooner
+/// than `reset`, which is told beside it.
+fn retry_after(reset: u64, verdict: &Verdict<'_>) -> u64 {
+    let over = verdict.statuses.iter().filter(|status| status.code == Code::OverLimit);
+    over.filter_map(Status::reset_seconds).fold(reset.max(1), u64::max)
+}
+
+/// One for each policy, the tightest first, then those with the fewest remaining.
+fn items<'a>(tightest: &'a Status<'a>, verdict: &'a Verdict<'_>) -> Vec<Item<'a>> {
+    let mut others: Vec<_> =
+        verdict.statuses.iter().filter(|other| !std::ptr::eq(*other, tightest)).collect();
+    others.sort_by_key(|status| status.remaining);
+    let mut items = Vec::<Item<'_>>::new();
+    for status in std::iter::once(tightest).chain(others) {
+        let Some(applied) = status.limit else { continue };
+        let name = quoted(policy(applied));
+        if !items.iter().any(|item| item.name == name) {
+            items.push(Item { status, applied, name });
+        }
+    }
+    items
+}
+
+/// What the rule is called, or where it stands among the rules: never what a client has sent.
+fn policy(applied: Applied<'_>) -> &str {
+    match applied.rule {
+        Some(rule) if rule.name.is_empty() => &rule.path,
+        Some(rule) => &rule.name,
+        None => OVERRIDE,
+    }
+}
+
+/// Items with commas between them, as many as there is room for.
+fn list(items: impl Iterator<Item = String>) -> String {
+    let mut list = String::new();
+    for item in items {
+        let comma = if list.is_empty() { "" } else { ", " };
+        if list.len() + comma.len() + item.len() <= VALUE_BYTES_MAX {
+            list += comma;
+            list += &item;
+        }
+    }
+    list
+}
+
+/// `text` as a String of RFC 9651 §3.3.3, which holds ASCII alone: all else is written as in its
+/// Display Strings (§3.3.8), `%` and two hexadecimal digits a byte; `%` itself too, so that no two
+/// texts are written alike. Cut to [`NAME_BYTES_MAX`].
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for c in text.chars() {
+        let before = quoted.len();
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            ' '..='~' if c != '%' => quoted.push(c),
+            _ => {
+                for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                    // Writing to a string cannot fail.
+                    let _ = write!(quoted, "%{byte:02x}");
+                }
+            }
+        }
+        if quoted.len() > 1 + NAME_BYTES_MAX {
+            quoted.truncate(before);
+            break;
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+// === impl Item ===
+
+impl Item<'_> {
+    /// Quota and window, in seconds, of the policy.
+    fn policy(&self) -> String {
+        let Self { name, applied: Applied { limit, .. }, .. } = self;
+        format!("{name};q={};w={}", limit.requests_per_unit, limit.window_seconds())
+    }
+
+    /// What remains of it, and the seconds until it is whole again, where they are known.
+    fn standing(&self) -> String {
+        let Self { name, status, .. } = self;
+        match status.reset_seconds() {
+            Some(seconds) => format!("{name};r={};t={seconds}", status.remaining),
+            None => format!("{name};r={}", status.remaining),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

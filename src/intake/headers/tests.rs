@@ -1,0 +1,166 @@
+//! What each kind of header says of a verdict.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::request::Few;
+use crate::rules::{self, Limit, Rule, Rules, Source, Unit};
+
+const RULES: &str = r#"
+domain: d
+descriptors:
+  - key: user
+    rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 100}
+  - key: named
+    rate_limit: {unit: hour, requests_per_unit: 20, name: 'per "user"'}
+  - key: twin
+    rate_limit: {unit: day, requests_per_unit: 7, name: 'per "user"'}
+"#;
+
+const ALL: Headers = Headers { reference: None, x_ratelimit: true, retry_after: true, ietf: true };
+
+fn rules() -> Rules {
+    let source = Source { name: "d.yaml".into(), text: RULES.into() };
+    rules::load(&[source], rules::Options::default()).unwrap().rules
+}
+
+fn status(rule: &Arc<Rule>, remaining: u32, reset: Option<u64>) -> Status<'_> {
+    let rules::Allowance::Limited(limit) = rule.allowance else { panic!("{rule:?}") };
+    Status {
+        code: if remaining == 0 { Code::OverLimit } else { Code::Ok },
+        limit: Some(Applied { limit, rule: Some(rule) }),
+        remaining,
+        reset_after: reset.map(Duration::from_millis),
+        counted: None,
+    }
+}
+
+fn free<'r>() -> Status<'r> {
+    let (limit, reset_after) = (None, None);
+    Status { code: Code::Ok, limit, remaining: 0, reset_after, counted: None }
+}
+
+fn told(headers: &Headers, code: Code, tightest: usize, all: &[Status<'_>]) -> Vec<String> {
+    let statuses: Few<_> = all.iter().copied().collect();
+    let verdict = Verdict { code, statuses, tightest: Some(tightest), metadata: None };
+    of(headers, &verdict).into_iter().map(|(name, value)| format!("{name}: {value}")).collect()
+}
+
+#[test]
+fn each_list_has_every_limit_and_the_rest_tell_of_the_tightest() {
+    let rules = rules();
+    let [user, named] = ["d.user", "d.named"].map(|path| rules.by_path(path).unwrap());
+    let all = [free(), status(user, 50, Some(29_001)), status(named, 3, Some(1_800_000))];
+    assert_eq!(
+        told(&ALL, Code::Ok, 2, &all),
+        [
+            r#"X-RateLimit-Limit: 20, 100;w=300, 20;w=3600;name="per \"user\"""#,
+            "X-RateLimit-Remaining: 3",
+            "X-RateLimit-Reset: 1800",
+            r#"RateLimit-Policy: "per \"user\"";q=20;w=3600, "d.user";q=100;w=300"#,
+            r#"RateLimit: "per \"user\"";r=3;t=1800, "d.user";r=50;t=30"#,
+        ]
+    );
+    let ietf = Headers { x_ratelimit: false, retry_after: false, ..ALL };
+    let [policy, standing] = &told(&ietf, Code::Ok, 0, &[status(user, 1, None)])[..] else {
+        panic!("not two")
+    };
+    assert_eq!(policy, r#"RateLimit-Policy: "d.user";q=100;w=300"#);
+    assert_eq!(standing, r#"RateLimit: "d.user";r=1"#, "no reset is known");
+}
+
+#[test]
+fn nothing_is_told_where_no_limit_applies() {
+    let verdict = Verdict {
+        code: Code::Ok,
+        statuses: [free()].into_iter().collect(),
+        tightest: None,
+        metadata: None,
+    };
+    assert_eq!(of(&ALL, &verdict), []);
+}
+
+#[test]
+fn rules_of_one_name_are_one_policy_told_by_the_tightest() {
+    let rules = rules();
+    let [named, twin] = ["d.named", "d.twin"].map(|path| rules.by_path(path).unwrap());
+    let over = Limit::fixed_window(5, Unit::Second);
+    let limit = Some(Applied { limit: over, rule: None });
+    let all = [
+        status(named, 9, None),
+        status(twin, 2, None),
+        Status { limit, remaining: 4, ..free() },
+        status(twin, 1, None),
+        Status { limit, remaining: 3, ..free() },
+    ];
+    let ietf = Headers { x_ratelimit: false, ..ALL };
+    let expected = [
+        r#"RateLimit-Policy: "per \"user\"";q=7;w=86400, "override";q=5;w=1"#,
+        r#"RateLimit: "per \"user\"";r=1, "override";r=3"#,
+    ];
+    assert_eq!(told(&ietf, Code::Ok, 3, &all), expected);
+}
+
+#[test]
+fn a_denied_client_is_to_wait_for_every_limit_it_exceeded_and_never_less_than_a_second() {
+    let rules = rules();
+    let [user, named] = ["d.user", "d.named"].map(|path| rules.by_path(path).unwrap());
+    let retry = Headers { x_ratelimit: false, ietf: false, ..ALL };
+    let (minute, day) = (status(user, 0, Some(59_001)), status(named, 5, Some(86_400_000)));
+    let hour = status(named, 0, Some(3_000_000));
+    let unknown = status(named, 0, None);
+    let short = status(user, 0, Some(1));
+    for (all, tightest, expected) in [
+        (&[minute, day][..], 0, "60"),
+        (&[minute, hour], 0, "3000"),
+        (&[hour, minute], 1, "3000"),
+        (&[unknown], 0, "1"),
+        (&[short], 0, "1"),
+        // Not over itself, as among quotas: still not before the reset that is told.
+        (&[minute, day], 1, "86400"),
+    ] {
+        let expected = format!("Retry-After: {expected}");
+        assert_eq!(told(&retry, Code::OverLimit, tightest, all), [expected]);
+        assert_eq!(told(&retry, Code::Ok, tightest, all), [""; 0], "passed, by a mode");
+    }
+}
+
+#[test]
+fn names_are_written_as_strings_of_structured_fields() {
+    for (name, expected) in [
+        ("per-user", r#""per-user""#),
+        (r#"a"b\c"#, r#""a\"b\\c""#),
+        ("", r#""""#),
+        ("größe 50%", r#""gr%c3%b6%c3%9fe 50%25""#),
+        ("a\r\nb\u{7f}", r#""a%0d%0ab%7f""#),
+        ("日", r#""%e6%97%a5""#),
+    ] {
+        assert_eq!(quoted(name), expected);
+    }
+    assert_eq!(quoted(&"x".repeat(500)), format!("\"{}\"", "x".repeat(NAME_BYTES_MAX)));
+    // No character is cut apart.
+    assert_eq!(quoted(&"é".repeat(500)), format!("\"{}\"", "%c3%a9".repeat(21)));
+}
+
+#[test]
+fn a_list_without_end_is_cut_between_items_and_has_the_tightest_still() {
+    let mut rule = Arc::clone(rules().by_path("d.user").unwrap());
+    let unit_multiplier = NonZeroU32::new(2).unwrap();
+    let limit = Limit { unit_multiplier, ..Limit::fixed_window(u32::MAX, Unit::Year) };
+    Arc::make_mut(&mut rule).allowance = rules::Allowance::Limited(limit);
+    let rules: Vec<_> = (0..256)
+        .map(|n| {
+            Arc::new(Rule { name: format!("{n:03}{}", "n".repeat(200)).into(), ..(*rule).clone() })
+        })
+        .collect();
+    let all: Vec<_> = rules.iter().map(|rule| status(rule, 9, None)).collect();
+    for header in told(&ALL, Code::Ok, 255, &all) {
+        assert!(header.len() <= VALUE_BYTES_MAX + 30, "{} bytes", header.len());
+        if header.starts_with("RateLimit") {
+            assert!(header.contains(": \"255n") && header.len() > VALUE_BYTES_MAX / 2, "{header}");
+            assert!(header.ends_with(";r=9") || header.ends_with(";w=63072000"), "{header}");
+        }
+    }
+}

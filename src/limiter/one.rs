@@ -1,0 +1,53 @@
+//! The request of one descriptor, as most are: by the steps that several take, without the lists
+//! that they need.
+
+use super::holding::outcome;
+use super::outcome::{Attempt, Settled};
+use super::resolve::{self, Charge, Resolved};
+use super::{Request, Shared, StoreError, Time, Verdict};
+use crate::request::Descriptor;
+use crate::rules::{FailureMode, Rules};
+use crate::verdict::How;
+
+impl Shared {
+    /// As [`super::Limiter::decide_at_once`], for the only descriptor of `request`. Nothing has
+    /// happened where there is no answer.
+    pub(super) fn decide_one<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+        descriptor: &Descriptor<'_>,
+        now: Time,
+    ) -> Option<Result<Verdict<'r>, StoreError>> {
+        let resolved = resolve::resolve_one(rules, request, descriptor, &self.options.hasher);
+        let attempt = match &resolved {
+            Resolved::Free | Resolved::Unlimited => None,
+            Resolved::Charged(charge) => {
+                let settled = match self.attempt(charge, now) {
+                    Ok(Attempt::Settled(settled)) => settled,
+                    Ok(Attempt::Short(_)) => return None,
+                    Err(error) => match self.without_store(charge, now, error) {
+                        Ok(settled) => settled,
+                        Err(error) => return Some(Err(error)),
+                    },
+                };
+                if settled.taken.starts > now && !settled.over {
+                    self.undo(charge, settled); // the slot has to be waited for
+                    return None;
+                }
+                Some(Attempt::Settled(settled))
+            }
+        };
+        let outcomes = [outcome(&resolved, attempt.as_ref())];
+        Some(Ok(Verdict::new(request, &outcomes, self.options.modes)))
+    }
+
+    /// What was charged is not spent after all.
+    fn undo(&self, charge: &Charge<'_>, settled: Settled) {
+        if settled.taken.tokens > 0 {
+            self.put_back(charge, settled.taken);
+        } else if settled.how == How::Failure(FailureMode::Local) {
+            self.return_own(charge);
+        }
+    }
+}

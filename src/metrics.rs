@@ -1,0 +1,295 @@
+//! Counts decisions, by rule and in all, and tells what has come of them.
+//!
+//! ```text
+//! intake ─▶ Meters::note ─▶ the rule's meter (Anchor) ─▶ this thread's stripe of counters
+//!                       └─▶ of rules that ask for it, the meter of the values on the request
+//! a scrape ─▶ Meters::families ─▶ Vec<Family> ─▶ text (Prometheus), or whoever else sends them
+//! ```
+//! A decision touches no counter that all cores share, waits for no lock, and allocates only when a
+//! rule or a value is seen for the first time. Every map has a ceiling: what finds no room is
+//! counted as `folded`. What each metric means is in `docs/metrics.md`.
+
+pub mod family;
+mod hits;
+pub mod latency;
+mod registry;
+mod report;
+mod series;
+mod striped;
+mod table;
+#[cfg(test)]
+mod tests;
+pub mod text;
+
+use std::hash::BuildHasher;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use foldhash::quality::RandomState;
+
+use crate::intake::Refusal;
+use crate::observe::Decision;
+use crate::request::{Descriptor, Request};
+use crate::rules::Rule;
+use crate::verdict::{Applied, Code, Modes, Status, Trace, Verdict};
+
+use hits::Hits;
+use latency::Latency;
+pub use registry::Anchor;
+use registry::{Bound, Registry};
+pub use report::{RuleTotals, Totals};
+use series::{Keys, RuleMeter, ValueMeter};
+use striped::Striped;
+use table::Table;
+
+/// Series that are kept of one kind unless told otherwise: rules, and again values of rules that
+/// ask for series by value. A full pod of two cores keeps some 5 MB of each.
+pub const SERIES_MAX_DEFAULT: usize = 10_000;
+
+/// Domains whose overrides are counted apart.
+const OVERRIDES_MAX: usize = 1024;
+
+/// The name of whatever an override in the request limits.
+const OVERRIDE: &str = "override";
+
+/// Counts decisions. A handle: clones share everything.
+#[derive(Debug, Clone)]
+pub struct Meters {
+    shared: Arc<Shared>,
+}
+
+/// How decisions are counted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Options {
+    /// Share of a limit, 0 to 1, above which hits count as near it.
+    pub near_limit_ratio: f32,
+    /// Rules that are counted apart at most, and values.
+    pub series_max: usize,
+    /// How answers are made.
+    pub modes: Modes,
+}
+
+#[derive(Debug)]
+struct Shared {
+    options: Options,
+    took: Latency,
+    calls: Striped<{ calls::COUNTERS }>,
+    rules: Registry,
+    overrides: Table<RuleMeter>,
+    overrides_folded: RuleMeter,
+    values: Table<ValueMeter>,
+    values_folded: ValueMeter,
+    hasher: RandomState,
+}
+
+/// Counters of whole calls, and of what no rule counts.
+mod calls {
+    /// Denied; the others of those that took their time passed.
+    pub(super) const OVER: usize = 0;
+    /// That the global shadow mode let pass.
+    pub(super) const SHADOWED: usize = 1;
+    /// Descriptors that nothing limits.
+    pub(super) const FREE: usize = 2;
+    /// Descriptors whose rule allows everything.
+    pub(super) const UNLIMITED: usize = 3;
+    /// Decisions that went to a folded series of rules, or of values.
+    pub(super) const FOLDED_RULES: usize = 4;
+    pub(super) const FOLDED_VALUES: usize = 5;
+    /// The first of those without a verdict, in the order of [`REASONS`].
+    pub(super) const REFUSED: usize = 6;
+    pub(super) const REASONS: [&str; 7] = [
+        "empty_domain",
+        "no_descriptors",
+        "no_rules",
+        "invalid",
+        "store",
+        "overloaded",
+        "panicked",
+    ];
+    pub(super) const COUNTERS: usize = REFUSED + REASONS.len();
+}
+
+// === impl Meters ===
+
+impl Meters {
+    /// Meters that have counted nothing yet.
+    pub fn new(options: Options) -> Self {
+        let Options { series_max, .. } = options;
+        let shared = Shared {
+            options,
+            took: Latency::default(),
+            calls: Striped::new(),
+            rules: Registry::new(series_max),
+            overrides: Table::new(series_max.min(OVERRIDES_MAX)),
+            overrides_folded: RuleMeter::folded(),
+            values: Table::new(series_max),
+            values_folded: ValueMeter::new(Keys::folded()),
+            hasher: RandomState::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Counts a decision.
+    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+        let Decision { request, verdict, took, .. } = *decision;
+        let shared = &*self.shared;
+        shared.took.note(took);
+        if verdict.code == Code::OverLimit {
+            shared.calls.mine().add(calls::OVER, 1);
+        } else if shared.options.modes.shadow && would_deny(verdict, shared.options.modes) {
+            shared.calls.mine().add(calls::SHADOWED, 1);
+        }
+        for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
+            shared.note_status(request, descriptor, status);
+        }
+    }
+
+    /// Counts a call without a verdict.
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        let reason = match refusal {
+            Refusal::EmptyDomain => 0,
+            Refusal::NoDescriptors => 1,
+            Refusal::NoRules => 2,
+            Refusal::Invalid(_) => 3,
+            Refusal::Store(_) => 4,
+            Refusal::Overloaded => 5,
+            Refusal::Panicked => 6,
+        };
+        self.shared.calls.mine().add(calls::REFUSED + reason, 1);
+    }
+}
+
+impl Default for Meters {
+    fn default() -> Self {
+        Self::new(Options::default())
+    }
+}
+
+impl Default for Options {
+    /// As without settings; the ratio is the reference's.
+    fn default() -> Self {
+        Self { near_limit_ratio: 0.8, series_max: SERIES_MAX_DEFAULT, modes: Modes::default() }
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    #[inline]
+    fn note_status(&self, request: &Request<'_>, descriptor: &Descriptor<'_>, status: &Status<'_>) {
+        let (Some(applied), Some(trace)) = (status.limit, status.counted) else {
+            let unlimited = status.remaining == u32::MAX;
+            let counter = if unlimited { calls::UNLIMITED } else { calls::FREE };
+            self.calls.mine().add(counter, 1);
+            return;
+        };
+        // Hits that are given back are none of the reference's.
+        let hits = match descriptor.refund {
+            true => Hits::default(),
+            false => Hits::of(status, &trace, self.options.near_limit_ratio),
+        };
+        match applied.rule {
+            Some(rule) => self.note_rule(rule, request, descriptor, status, &trace, hits),
+            None => {
+                let is_over = status.code == Code::OverLimit;
+                self.overrides_of(request.domain).note(trace.how, is_over, hits, false);
+            }
+        }
+    }
+
+    #[inline]
+    fn note_rule(
+        &self,
+        rule: &Rule,
+        request: &Request<'_>,
+        descriptor: &Descriptor<'_>,
+        status: &Status<'_>,
+        trace: &Trace,
+        hits: Hits,
+    ) {
+        let bound = rule.meter.get_or_init(|| self.bind(rule, request.domain, descriptor));
+        bound.meter.note(trace.how, status.code == Code::OverLimit, hits, rule.shadow_mode);
+        if bound.is_folded {
+            self.calls.mine().add(calls::FOLDED_RULES, 1);
+        }
+        if bound.varies() {
+            self.values_of(bound, rule, request, descriptor).note(hits, rule.shadow_mode);
+        }
+    }
+
+    /// Finds the meter of a rule that was hit for the first time since it was loaded.
+    #[cold]
+    fn bind(&self, rule: &Rule, domain: &str, descriptor: &Descriptor<'_>) -> Bound {
+        let varies = [rule.varies_at(0), rule.varies_at(1)];
+        let is_split = varies.contains(&true);
+        let make = || {
+            let keys = match is_split {
+                true => Keys::of(&rule.path),
+                false => Keys::of(&rule.stats_key(domain, &descriptor.entries)),
+            };
+            RuleMeter::new(&rule.path, domain, keys)
+        };
+        let meter = self.rules.meter(&rule.path, make);
+        let is_folded = self.rules.is_folded(&meter);
+        if !is_folded {
+            meter.set_split(is_split);
+        }
+        Bound { meter, varies, seed: self.hasher.hash_one(&*rule.path), is_folded }
+    }
+
+    fn overrides_of(&self, domain: &str) -> &RuleMeter {
+        // The domain is one that the rules name: another's override is ignored.
+        let make = || RuleMeter::new(OVERRIDE, domain, Keys::overrides(domain));
+        let found = self.overrides.get_or_insert(non_zero(self.hasher.hash_one(domain)), make);
+        found.unwrap_or_else(|| {
+            self.calls.mine().add(calls::FOLDED_RULES, 1);
+            &self.overrides_folded
+        })
+    }
+
+    /// The meter of the values on the request, as far as labels show them.
+    fn values_of(
+        &self,
+        bound: &Bound,
+        rule: &Rule,
+        request: &Request<'_>,
+        descriptor: &Descriptor<'_>,
+    ) -> &ValueMeter {
+        let value = |at: usize| {
+            let entry = descriptor.entries.get(at).filter(|_| bound.varies[at]);
+            entry.map_or("", |entry| entry.value)
+        };
+        let hash = self.hasher.hash_one((bound.seed, value(0), value(1)));
+        let make = || {
+            let stats_key = rule.stats_key(request.domain, &descriptor.entries);
+            ValueMeter::new(Keys::of(&stats_key))
+        };
+        self.values.get_or_insert(non_zero(hash), make).unwrap_or_else(|| {
+            self.calls.mine().add(calls::FOLDED_VALUES, 1);
+            &self.values_folded
+        })
+    }
+}
+
+fn non_zero(hash: u64) -> NonZeroU64 {
+    NonZeroU64::new(hash).unwrap_or(NonZeroU64::MIN)
+}
+
+/// Whether the verdict would deny but for the global shadow mode: [`crate::verdict::code`], read
+/// off the statuses.
+fn would_deny(verdict: &Verdict<'_>, modes: Modes) -> bool {
+    let (mut quotas, mut quotas_over, mut denied) = (0, 0, false);
+    let is_unlimited =
+        |status: &&Status<'_>| status.limit.is_none() && status.remaining == u32::MAX;
+    for status in verdict.statuses.iter().filter(|status| !is_unlimited(status)) {
+        let rule = status.limit.and_then(|Applied { rule, .. }| rule);
+        let over = status.code == Code::OverLimit;
+        if modes.quota || rule.is_some_and(|rule| rule.quota_mode) {
+            quotas += 1;
+            quotas_over += u32::from(over);
+        } else {
+            denied |= over;
+        }
+    }
+    denied || (quotas > 0 && quotas == quotas_over)
+}

@@ -1,0 +1,109 @@
+//! How the hits of a decision are counted: as the reference does (`src/limiter/base_limiter.go` at
+//! f2fb157). Pure.
+
+use crate::verdict::{Status, Trace};
+
+/// What becomes of the hits of one descriptor.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Hits {
+    /// All of them.
+    pub(super) total: u64,
+    /// Those of a charge that passed.
+    pub(super) within: u64,
+    /// Those that exceeded the limit.
+    pub(super) over: u64,
+    /// Those between the near limit and the limit, whether or not their charge passed.
+    pub(super) near: u64,
+}
+
+// === impl Hits ===
+
+impl Hits {
+    /// The hits of `trace`, whose descriptor's `status` is told. Near is what lies above `ratio` of
+    /// the limit.
+    ///
+    /// What was used before is reckoned from what remains, which is an estimate while tokens are
+    /// lent. Of a denied charge that spent what was left nothing remains to reckon from: all its
+    /// hits count as over, where the reference counts those that still fitted as near.
+    pub(super) fn of(status: &Status<'_>, trace: &Trace, ratio: f32) -> Self {
+        let Some(applied) = status.limit else { return Self::default() };
+        let limit = applied.limit.capacity();
+        let left = u64::from(status.remaining).min(limit);
+        let hits = trace.hits;
+        let threshold = threshold(limit, ratio);
+        if trace.over {
+            let before = limit - left;
+            let over = hits.saturating_sub(left);
+            let near = if left > 0 && over > 0 { limit - threshold.max(before) } else { 0 };
+            return Self { total: hits, within: 0, over, near };
+        }
+        let after = limit - left;
+        let near = after.saturating_sub(threshold).min(hits);
+        Self { total: hits, within: hits, over: 0, near }
+    }
+}
+
+/// What may be used before it counts as near; the reference multiplies in 32 bits too.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "limits are 32 bits wide, and the ratio lies from 0 to 1"
+)]
+fn threshold(limit: u64, ratio: f32) -> u64 {
+    f64::from(limit as f32 * ratio).floor() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::KeyHasher;
+    use crate::rules::{Limit, Unit};
+    use crate::verdict::{Applied, Code, How};
+
+    /// Of a limit of 10 and a ratio of 0.8.
+    fn hits(hits: u64, remaining: u32, over: bool) -> (u64, u64, u64, u64) {
+        let key = KeyHasher::new("").key("d", 0, std::iter::empty());
+        let trace = Trace { key, hits, over, how: How::Local };
+        let limit = Limit::fixed_window(10, Unit::Minute);
+        let status = Status {
+            code: if over { Code::OverLimit } else { Code::Ok },
+            limit: Some(Applied { limit, rule: None }),
+            remaining,
+            reset_after: None,
+            counted: Some(trace),
+        };
+        let Hits { total, within, over, near } = Hits::of(&status, &trace, 0.8);
+        (total, within, over, near)
+    }
+
+    #[test]
+    fn hits_are_split_as_the_reference_splits_them() {
+        for ((count, remaining, over), expected) in [
+            ((1, 9, false), (1, 1, 0, 0)),
+            ((1, 2, false), (1, 1, 0, 0)),
+            ((1, 1, false), (1, 1, 0, 1)),
+            ((1, 0, false), (1, 1, 0, 1)),
+            ((3, 1, false), (3, 3, 0, 1)),
+            ((3, 0, false), (3, 3, 0, 2)),
+            ((10, 0, false), (10, 10, 0, 2)),
+            ((0, 0, false), (0, 0, 0, 0)),
+            ((1, 0, true), (1, 0, 1, 0)),
+            ((4, 0, true), (4, 0, 4, 0)),
+            // Of a rule that leaves what a denied charge did not get: 7 used, then 9.
+            ((5, 3, true), (5, 0, 2, 2)),
+            ((5, 1, true), (5, 0, 4, 1)),
+        ] {
+            assert_eq!(hits(count, remaining, over), expected, "{count} {remaining} {over}");
+        }
+    }
+
+    #[test]
+    fn the_threshold_is_reckoned_in_32_bits() {
+        for (limit, ratio, expected) in
+            [(10, 0.8, 8), (20, 0.8, 16), (4, 0.8, 3), (1, 0.8, 0), (7, 0.0, 0), (7, 1.0, 7)]
+        {
+            assert_eq!(threshold(limit, ratio), expected, "{limit} {ratio}");
+        }
+        assert_eq!(threshold(u64::from(u32::MAX), 1.0), 1 << 32, "one above, as there");
+    }
+}

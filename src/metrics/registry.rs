@@ -1,0 +1,233 @@
+//! The meters of rules: one a path, so that counts go on when rules are loaded anew.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use super::series::{RuleMeter, RuleSums};
+
+/// Meters that are looked at, for one whose rule is gone, before a rule is folded.
+const LOOKS_MAX: usize = 64;
+
+/// Meters that are read between two chances for others to come in.
+const READ_AT_ONCE: usize = 256;
+
+/// Where a rule keeps its meter, once it has been hit. Rules are compared, and copied, without it.
+#[derive(Default)]
+pub struct Anchor(OnceLock<Bound>);
+
+/// A rule's meter, with what the rule says of how to count.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) meter: Arc<RuleMeter>,
+    /// Levels, of those that labels show, whose values the series are split by.
+    pub(super) varies: [bool; 2],
+    /// Tells rules apart where their values are told apart.
+    pub(super) seed: u64,
+    /// The meter is the one of all rules that found no room.
+    pub(super) is_folded: bool,
+}
+
+/// A meter for each rule that was hit, up to a ceiling. The rest share one.
+#[derive(Debug)]
+pub(super) struct Registry {
+    max: usize,
+    held: Mutex<Held>,
+    folded: Arc<RuleMeter>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    by_path: HashMap<Box<str>, usize>,
+    meters: Vec<Arc<RuleMeter>>,
+    /// Where to look next for one whose rule is gone.
+    hand: usize,
+    /// Of meters that gave their place to others.
+    retired: RuleSums,
+}
+
+// === impl Anchor ===
+
+impl Anchor {
+    #[inline]
+    pub(super) fn get_or_init(&self, bind: impl FnOnce() -> Bound) -> &Bound {
+        self.0.get_or_init(bind)
+    }
+}
+
+impl fmt::Debug for Anchor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Anchor")
+    }
+}
+
+impl Clone for Anchor {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for Anchor {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+// === impl Bound ===
+
+impl Bound {
+    /// Whether the rule's series are split by values.
+    #[inline]
+    pub(super) fn varies(&self) -> bool {
+        self.varies[0] || self.varies[1]
+    }
+}
+
+// === impl Registry ===
+
+impl Registry {
+    /// For `max` rules.
+    pub(super) fn new(max: usize) -> Self {
+        Self { max, held: Mutex::default(), folded: Arc::new(RuleMeter::folded()) }
+    }
+
+    /// The meter of the rule of `path`; `make` makes it if it is new.
+    pub(super) fn meter(&self, path: &str, make: impl FnOnce() -> RuleMeter) -> Arc<RuleMeter> {
+        let mut held = self.held.lock();
+        if let Some(meter) = held.by_path.get(path).and_then(|at| held.meters.get(*at)) {
+            return Arc::clone(meter);
+        }
+        if held.meters.len() < self.max {
+            let at = held.meters.len();
+            let meter = Arc::new(make());
+            held.by_path.insert(path.into(), at);
+            held.meters.push(Arc::clone(&meter));
+            return meter;
+        }
+        match held.abandoned() {
+            Some(at) => held.replace(at, Arc::new(make())),
+            None => Arc::clone(&self.folded),
+        }
+    }
+
+    /// Whether `meter` is the one of all rules that found no room.
+    pub(super) fn is_folded(&self, meter: &Arc<RuleMeter>) -> bool {
+        Arc::ptr_eq(meter, &self.folded)
+    }
+
+    /// Every meter, that of the folded rules last. Whoever waits to come in meanwhile waits for few
+    /// of them.
+    pub(super) fn meters(&self) -> Vec<Arc<RuleMeter>> {
+        let mut meters = Vec::new();
+        loop {
+            let held = self.held.lock();
+            let rest = held.meters.get(meters.len()..).unwrap_or_default();
+            if rest.is_empty() {
+                break;
+            }
+            meters.extend(rest.iter().take(READ_AT_ONCE).cloned());
+        }
+        meters.push(Arc::clone(&self.folded));
+        meters
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.held.lock().meters.len()
+    }
+
+    /// What rules came to whose meters gave their place to others.
+    pub(super) fn retired(&self) -> RuleSums {
+        self.held.lock().retired
+    }
+}
+
+// === impl Held ===
+
+impl Held {
+    /// A meter that no rule in force has: none has anchored it since the rules were loaded.
+    fn abandoned(&mut self) -> Option<usize> {
+        for _ in 0..LOOKS_MAX.min(self.meters.len()) {
+            let at = self.hand % self.meters.len();
+            self.hand = at + 1;
+            if self.meters.get(at).is_some_and(|meter| Arc::strong_count(meter) == 1) {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    fn replace(&mut self, at: usize, meter: Arc<RuleMeter>) -> Arc<RuleMeter> {
+        if let Some(place) = self.meters.get_mut(at) {
+            let gone = std::mem::replace(place, Arc::clone(&meter));
+            self.by_path.remove(&gone.path);
+            self.retired.add(&gone.sums());
+        }
+        self.by_path.insert(meter.path.clone(), at);
+        meter
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hits::Hits;
+    use super::super::series::Keys;
+    use super::*;
+    use crate::verdict::How;
+
+    fn meter(registry: &Registry, path: &str) -> Arc<RuleMeter> {
+        registry.meter(path, || RuleMeter::new(path, "d", Keys::of(path)))
+    }
+
+    fn note(meter: &RuleMeter) {
+        meter.note(How::Local, false, Hits::default(), false);
+    }
+
+    #[test]
+    fn a_path_keeps_its_meter_and_one_too_many_is_folded() {
+        let registry = Registry::new(2);
+        let (a, b) = (meter(&registry, "d.a"), meter(&registry, "d.b"));
+        assert!(Arc::ptr_eq(&a, &meter(&registry, "d.a")));
+        let (c, d) = (meter(&registry, "d.c"), meter(&registry, "d.d"));
+        assert!(registry.is_folded(&c) && registry.is_folded(&d));
+        assert!(!registry.is_folded(&a) && !registry.is_folded(&b));
+        let paths =
+            registry.meters().iter().map(|meter| meter.path.to_string()).collect::<Vec<_>>();
+        assert_eq!(paths, ["d.a", "d.b", "folded"]);
+    }
+
+    #[test]
+    fn a_rule_that_is_gone_gives_its_place_and_what_it_came_to_is_kept() {
+        let registry = Registry::new(2);
+        let (a, b) = (meter(&registry, "d.a"), meter(&registry, "d.b"));
+        note(&b);
+        drop(b);
+        let c = meter(&registry, "d.c");
+        assert!(!registry.is_folded(&c), "it has b's place");
+        assert_eq!(registry.retired().by_verdict(), [1, 0]);
+        note(&a);
+        drop((a, c));
+        let again = meter(&registry, "d.a");
+        assert_eq!(again.sums().by_verdict(), [1, 0], "a rule that comes back counts on");
+        assert_eq!(registry.len(), 2);
+    }
+
+    #[test]
+    fn all_meters_are_read_however_many() {
+        let registry = Registry::new(3 * READ_AT_ONCE + 1);
+        for at in 0..=3 * READ_AT_ONCE {
+            meter(&registry, &format!("d.{at}"));
+        }
+        assert_eq!(registry.meters().len(), 3 * READ_AT_ONCE + 2);
+    }
+
+    #[test]
+    fn anchors_make_no_difference_between_rules() {
+        let anchor = Anchor::default();
+        let meter = Arc::new(RuleMeter::folded());
+        anchor.get_or_init(|| Bound { meter, varies: [false; 2], seed: 0, is_folded: true });
+        assert!(anchor == Anchor::default());
+        assert!(anchor.clone().0.get().is_none());
+    }
+}

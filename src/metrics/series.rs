@@ -1,0 +1,258 @@
+//! What is counted for one rule, and for one of the values that a rule sees.
+
+use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::family::Labels;
+use super::hits::Hits;
+use super::striped::Striped;
+use crate::rules::FailureMode;
+use crate::verdict::How;
+
+/// The name of whatever found no room of its own.
+pub(super) const FOLDED: &str = "folded";
+
+/// Ways to decide that a verdict can come of, in the order of their counters.
+pub(super) const HOWS: [How; 5] = [
+    How::Local,
+    How::Leased,
+    How::Failure(FailureMode::Local),
+    How::Failure(FailureMode::Allow),
+    How::Failure(FailureMode::Deny),
+];
+
+/// Counters of decisions: for each of [`HOWS`] those that passed, then those over the limit.
+const DECISIONS: usize = 2 * HOWS.len();
+const HITS: usize = 5;
+
+/// What is counted of one rule.
+#[derive(Debug)]
+pub(super) struct RuleMeter {
+    /// `Rule::path`.
+    pub(super) path: Box<str>,
+    pub(super) domain: Box<str>,
+    pub(super) keys: Keys,
+    /// Its hits are shown by the values on the requests, and not here.
+    is_split: AtomicBool,
+    counters: Striped<{ DECISIONS + HITS }>,
+}
+
+/// What is counted of some of the values that a rule sees.
+#[derive(Debug)]
+pub(super) struct ValueMeter {
+    pub(super) keys: Keys,
+    counters: Striped<HITS>,
+}
+
+/// Labels of the reference's series: what its mapper makes of a stats key.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Keys {
+    pub(super) domain: Box<str>,
+    pub(super) key1: Box<str>,
+    pub(super) key2: Option<Box<str>>,
+}
+
+/// What one rule has come to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct RuleSums {
+    /// As [`HOWS`]: passed, and over the limit.
+    pub(super) decisions: [[u64; 2]; HOWS.len()],
+    pub(super) hits: HitSums,
+}
+
+/// What the reference counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct HitSums {
+    pub(super) total: u64,
+    pub(super) within: u64,
+    pub(super) over: u64,
+    pub(super) near: u64,
+    pub(super) shadow: u64,
+}
+
+// === impl RuleMeter ===
+
+impl RuleMeter {
+    pub(super) fn new(path: &str, domain: &str, keys: Keys) -> Self {
+        let is_split = AtomicBool::new(false);
+        Self { path: path.into(), domain: domain.into(), keys, is_split, counters: Striped::new() }
+    }
+
+    /// For rules that find no room.
+    pub(super) fn folded() -> Self {
+        Self::new(FOLDED, FOLDED, Keys::folded())
+    }
+
+    /// Notes a decision. `is_over` is of the verdict, after shadow mode.
+    #[inline]
+    pub(super) fn note(&self, how: How, is_over: bool, hits: Hits, in_shadow: bool) {
+        let stripe = self.counters.mine();
+        stripe.add(2 * index(how) + usize::from(is_over), 1);
+        note_hits(hits, in_shadow, |at, more| stripe.add(DECISIONS + at, more));
+    }
+
+    pub(super) fn set_split(&self, is_split: bool) {
+        self.is_split.store(is_split, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_split(&self) -> bool {
+        self.is_split.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn sums(&self) -> RuleSums {
+        let sums = self.counters.sums();
+        let (decisions, hits) = sums.split_at(DECISIONS);
+        let mut told = RuleSums { hits: HitSums::of(hits), ..RuleSums::default() };
+        for (pair, counts) in told.decisions.iter_mut().zip(decisions.chunks_exact(2)) {
+            pair.copy_from_slice(counts);
+        }
+        told
+    }
+}
+
+// === impl ValueMeter ===
+
+impl ValueMeter {
+    pub(super) fn new(keys: Keys) -> Self {
+        Self { keys, counters: Striped::new() }
+    }
+
+    #[inline]
+    pub(super) fn note(&self, hits: Hits, in_shadow: bool) {
+        let stripe = self.counters.mine();
+        note_hits(hits, in_shadow, |at, more| stripe.add(at, more));
+    }
+
+    pub(super) fn sums(&self) -> HitSums {
+        HitSums::of(&self.counters.sums())
+    }
+}
+
+/// All hits are not counted: they are those within, those over, and those of a charge that was
+/// denied though they still fitted, which are few.
+#[inline]
+fn note_hits(hits: Hits, in_shadow: bool, add: impl Fn(usize, u64)) {
+    let Hits { total, within, over, near } = hits;
+    let fitted = total.saturating_sub(within).saturating_sub(over);
+    let shadow = if in_shadow { over } else { 0 };
+    for (at, more) in [within, over, near, shadow, fitted].into_iter().enumerate() {
+        if more > 0 {
+            add(at, more);
+        }
+    }
+}
+
+/// A failure mode of `error` has no verdict.
+fn index(how: How) -> usize {
+    match how {
+        How::Local => 0,
+        How::Leased => 1,
+        How::Failure(FailureMode::Local) => 2,
+        How::Failure(FailureMode::Allow) => 3,
+        How::Failure(FailureMode::Deny | FailureMode::Error) => 4,
+    }
+}
+
+// === impl Keys ===
+
+impl Keys {
+    /// What the reference's default mapper makes of a stats key: the first three parts between
+    /// dots. Dots in a domain shift them, there and here.
+    pub(super) fn of(stats_key: &str) -> Self {
+        let mut parts = stats_key.split('.');
+        let domain = parts.next().unwrap_or_default().into();
+        let key1 = parts.next().unwrap_or_default().into();
+        Self { domain, key1, key2: parts.next().map(Into::into) }
+    }
+
+    /// For overrides, of which the reference makes a series for each value.
+    pub(super) fn overrides(domain: &str) -> Self {
+        Self { domain: domain.into(), key1: super::OVERRIDE.into(), key2: None }
+    }
+
+    pub(super) fn folded() -> Self {
+        Self { domain: FOLDED.into(), key1: FOLDED.into(), key2: None }
+    }
+
+    pub(super) fn labels(&self) -> Labels {
+        let mut labels: Labels = vec![
+            ("domain", Cow::Owned(self.domain.to_string())),
+            ("key1", Cow::Owned(self.key1.to_string())),
+        ];
+        labels.extend(self.key2.as_ref().map(|key| ("key2", Cow::Owned(key.to_string()))));
+        labels
+    }
+}
+
+// === impl RuleSums ===
+
+impl RuleSums {
+    /// Decisions: passed, and over the limit.
+    pub(super) fn by_verdict(&self) -> [u64; 2] {
+        let column = |at: usize| self.decisions.iter().map(|pair| pair[at]).sum();
+        [column(0), column(1)]
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        let pairs = self.decisions.as_flattened_mut().iter_mut();
+        pairs.zip(other.decisions.as_flattened()).for_each(|(sum, more)| *sum += more);
+        self.hits.add(&other.hits);
+    }
+}
+
+// === impl HitSums ===
+
+impl HitSums {
+    fn of(counters: &[u64]) -> Self {
+        let [within, over, near, shadow, fitted] = *counters else { return Self::default() };
+        let total = within.wrapping_add(over).wrapping_add(fitted);
+        Self { total, within, over, near, shadow }
+    }
+
+    pub(super) fn add(&mut self, other: &Self) {
+        self.total += other.total;
+        self.within += other.within;
+        self.over += other.over;
+        self.near += other.near;
+        self.shadow += other.shadow;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_what_the_reference_s_mapper_makes_of_a_stats_key() {
+        let keys = |key: &str| {
+            let Keys { domain, key1, key2 } = Keys::of(key);
+            (domain.into_string(), key1.into_string(), key2.map(String::from))
+        };
+        let owned = |domain: &str, key1: &str, key2: Option<&str>| {
+            (domain.to_owned(), key1.to_owned(), key2.map(str::to_owned))
+        };
+        for (key, expected) in [
+            ("d.k", owned("d", "k", None)),
+            ("d.k_v.k2", owned("d", "k_v", Some("k2"))),
+            ("d.k.k2.k3.k4", owned("d", "k", Some("k2"))),
+            ("shop.example.k", owned("shop", "example", Some("k"))),
+        ] {
+            assert_eq!(keys(key), expected, "{key}");
+        }
+    }
+
+    #[test]
+    fn every_way_to_decide_has_counters_of_its_own() {
+        let meter = RuleMeter::folded();
+        let hits = Hits { total: 2, within: 2, over: 0, near: 1 };
+        HOWS.into_iter().for_each(|how| meter.note(how, false, hits, false));
+        let over = Hits { total: 5, within: 0, over: 3, near: 2 };
+        meter.note(How::Leased, true, over, false);
+        meter.note(How::Leased, false, over, true);
+        let sums = meter.sums();
+        assert_eq!(sums.decisions, [[1, 0], [2, 1], [1, 0], [1, 0], [1, 0]]);
+        assert_eq!(sums.by_verdict(), [6, 1]);
+        let expected = HitSums { total: 20, within: 10, over: 6, near: 9, shadow: 3 };
+        assert_eq!(sums.hits, expected);
+    }
+}

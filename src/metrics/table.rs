@@ -1,0 +1,145 @@
+//! A map that only grows, up to a ceiling, and that readers never wait for.
+
+use std::num::NonZeroU64;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Values by a hash of 64 bits, which is taken for what it is a hash of: among ten thousand, the
+/// chance that two of them meet is one in 10^11.
+///
+/// Open addressing over a fixed number of places, at most half of them taken, so that a search
+/// ends soon. The places are made when the first value comes.
+#[derive(Debug)]
+pub(super) struct Table<V> {
+    max: usize,
+    taken: AtomicUsize,
+    places: OnceLock<Box<[Place<V>]>>,
+}
+
+#[derive(Debug)]
+struct Place<V> {
+    /// 0 while it is free. Never changes again.
+    hash: AtomicU64,
+    value: OnceLock<Box<V>>,
+}
+
+const FREE: u64 = 0;
+
+// === impl Table ===
+
+impl<V> Table<V> {
+    /// For `max` values.
+    pub(super) fn new(max: usize) -> Self {
+        Self { max, taken: AtomicUsize::new(0), places: OnceLock::new() }
+    }
+
+    /// The value of `hash`, which `make` makes if there is none; `None` if there is no room for it.
+    pub(super) fn get_or_insert(&self, hash: NonZeroU64, make: impl FnOnce() -> V) -> Option<&V> {
+        let places = self.places.get_or_init(|| self.empty());
+        let mask = places.len() - 1;
+        let mut at = first(hash, mask);
+        loop {
+            let place = places.get(at)?;
+            let found = match place.hash.load(Ordering::Acquire) {
+                FREE => self.claim(place, hash)?,
+                found => found,
+            };
+            if found == hash.get() {
+                return Some(place.value.get_or_init(|| Box::new(make())));
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    /// Every value there is.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &V> {
+        let places = self.places.get().into_iter().flatten();
+        places.filter_map(|place| place.value.get().map(AsRef::as_ref))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Takes a free place for `hash`, unless all that may be taken are. Returns whose it is now:
+    /// another thread may have been there first.
+    fn claim(&self, place: &Place<V>, hash: NonZeroU64) -> Option<u64> {
+        // A table that is full is only read.
+        if self.len() >= self.max {
+            return None;
+        }
+        if self.taken.fetch_add(1, Ordering::Relaxed) >= self.max {
+            self.taken.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let (hash, orders) = (hash.get(), (Ordering::AcqRel, Ordering::Acquire));
+        match place.hash.compare_exchange(FREE, hash, orders.0, orders.1) {
+            Ok(_) => Some(hash),
+            Err(other) => {
+                self.taken.fetch_sub(1, Ordering::Relaxed);
+                Some(other)
+            }
+        }
+    }
+
+    fn empty(&self) -> Box<[Place<V>]> {
+        let places = (2 * self.max).next_power_of_two().max(2);
+        let free = || Place { hash: AtomicU64::new(FREE), value: OnceLock::new() };
+        (0..places).map(|_| free()).collect()
+    }
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the lower bits are what is meant")]
+fn first(hash: NonZeroU64, mask: usize) -> usize {
+    hash.get() as usize & mask
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(number: u64) -> NonZeroU64 {
+        NonZeroU64::new(number).unwrap()
+    }
+
+    #[test]
+    fn a_hash_keeps_its_value_and_one_too_many_finds_none() {
+        let table = Table::new(2);
+        assert_eq!(table.iter().count(), 0);
+        // All three begin at the same place.
+        assert_eq!(table.get_or_insert(hash(4), || "a"), Some(&"a"));
+        assert_eq!(table.get_or_insert(hash(8), || "b"), Some(&"b"));
+        assert_eq!(table.get_or_insert(hash(12), || "c"), None);
+        assert_eq!(table.get_or_insert(hash(4), || "d"), Some(&"a"));
+        assert_eq!(table.get_or_insert(hash(8), || "d"), Some(&"b"));
+        assert_eq!((table.iter().count(), table.len()), (2, 2));
+    }
+
+    #[test]
+    fn a_table_for_nothing_takes_nothing() {
+        assert_eq!(Table::new(0).get_or_insert(hash(1), || "a"), None);
+    }
+
+    #[test]
+    fn threads_that_race_for_the_same_values_find_the_same_ones() {
+        const VALUES: u64 = 1000;
+        const MAX: usize = 500;
+        let table = Table::new(MAX);
+        let made = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for number in 1..=VALUES {
+                        let make = || {
+                            made.fetch_add(1, Ordering::Relaxed);
+                            number
+                        };
+                        let found = table.get_or_insert(hash(number), make);
+                        assert!(found.is_none_or(|found| *found == number));
+                    }
+                });
+            }
+        });
+        assert_eq!((table.iter().count(), table.len(), made.into_inner()), (MAX, MAX, MAX));
+    }
+}

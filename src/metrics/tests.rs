@@ -1,0 +1,253 @@
+//! What a known sequence of decisions comes to.
+
+use std::time::Duration;
+
+use smallvec::smallvec;
+
+use super::family::{Family, Value};
+use super::*;
+use crate::key::Key;
+use crate::request::{Descriptor, Entry};
+use crate::rules::{self, Limit, Lookup, Rules, Source, Unit};
+use crate::time::Time;
+use crate::verdict::{Counted, How, Outcome};
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: plain
+    rate_limit: {unit: minute, requests_per_unit: 10}
+  - key: dark
+    shadow_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 10}
+  - key: open
+    rate_limit: {unlimited: true}
+  - key: by_value
+    value_to_metric: true
+    descriptors:
+      - key: deep
+        value_to_metric: true
+        rate_limit: {unit: minute, requests_per_unit: 10}
+  - key: detailed
+    detailed_metric: true
+    rate_limit: {unit: minute, requests_per_unit: 10}
+";
+
+fn rules() -> Rules {
+    let source = Source { name: "d.yaml".into(), text: RULES.into() };
+    rules::load(&[source], rules::Options::default()).unwrap().rules
+}
+
+fn meters(series_max: usize) -> Meters {
+    Meters::new(Options { series_max, ..Options::default() })
+}
+
+/// Notes that a descriptor of `entries` of the domain d was decided so.
+fn note(meters: &Meters, rules: &Rules, entries: &[(&str, &str)], remaining: u64, over: bool) {
+    let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+    let descriptor = Descriptor { entries, ..Descriptor::default() };
+    note_descriptor(meters, rules, descriptor, remaining, over);
+}
+
+fn note_descriptor(
+    meters: &Meters,
+    rules: &Rules,
+    descriptor: Descriptor<'_>,
+    remaining: u64,
+    over: bool,
+) {
+    let modes = meters.shared.options.modes;
+    let request = Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 };
+    let [descriptor] = &request.descriptors[..] else { unreachable!() };
+    let applied = match (rules.find("d", &descriptor.entries), descriptor.limit) {
+        (_, Some(limit)) => Some(Applied { limit, rule: None }),
+        (Lookup::Rule(rule), None) => match rule.allowance {
+            rules::Allowance::Limited(limit) => Some(Applied { limit, rule: Some(rule) }),
+            rules::Allowance::Unlimited => None,
+        },
+        _ => None,
+    };
+    let hits = request.hits(descriptor);
+    let trace = Trace { key: Key::for_test(1), hits, over, how: How::Local };
+    let outcome = match applied {
+        Some(applied) => Outcome::Counted(Counted { applied, trace, remaining, reset_after: None }),
+        None if remaining > 0 => Outcome::Unlimited,
+        None => Outcome::Free,
+    };
+    let verdict = Verdict::new(&request, &[outcome], modes);
+    let took = Duration::from_micros(30);
+    meters.note(&Decision { request: &request, verdict: &verdict, took, now: Time::default() });
+}
+
+/// The series of this name, each as its labels in one text, with its count.
+fn series(families: &[Family], name: &str) -> Vec<(String, u64)> {
+    let family = families.iter().find(|family| family.name == name).expect(name);
+    let told = family.samples.iter().map(|sample| {
+        let labels: Vec<_> = sample.labels.iter().map(|(_, value)| value.as_ref()).collect();
+        let Value::Count(count) = &sample.value else { panic!("{name} is no count") };
+        (labels.join(" "), *count)
+    });
+    told.collect()
+}
+
+fn is(families: &[Family], name: &str, expected: &[(&str, u64)]) {
+    let expected: Vec<_> = expected.iter().map(|(labels, n)| ((*labels).to_owned(), *n)).collect();
+    assert_eq!(series(families, name), expected, "{name}");
+}
+
+#[test]
+fn a_known_sequence_comes_to_the_reference_s_numbers_and_ours() {
+    let (meters, rules) = (meters(100), rules());
+    let plain = [("plain", "a")];
+    for (remaining, over) in [(9, false), (1, false), (0, false), (0, true)] {
+        note(&meters, &rules, &plain, remaining, over);
+    }
+    note(&meters, &rules, &[("dark", "a")], 0, true);
+    note(&meters, &rules, &[("open", "a")], 1, false);
+    note(&meters, &rules, &[("unknown", "a")], 0, false);
+    meters.note_refusal(&Refusal::NoRules);
+    meters.note_refusal(&Refusal::Store(crate::store::StoreError::TimedOut));
+    let told = meters.families();
+    let of = |name: &str| format!("ratelimit_service_rate_limit_{name}");
+    is(&told, &of("total_hits"), &[("d dark", 1), ("d plain", 4)]);
+    is(&told, &of("within_limit"), &[("d plain", 3)]);
+    is(&told, &of("near_limit"), &[("d plain", 2)]);
+    is(&told, &of("over_limit"), &[("d dark", 1), ("d plain", 1)]);
+    is(&told, &of("shadow_mode"), &[("d dark", 1)]);
+    let expected = [("redis_error", 1), ("service_error", 1)];
+    is(&told, "ratelimit_service_should_rate_limit_error", &expected);
+    is(&told, "ratelimit_service_total_requests", &[("ShouldRateLimit", 9)]);
+    is(&told, "ratelimit_service_global_shadow_mode", &[("", 0)]);
+    let expected = [
+        ("d d.plain ok local", 3),
+        ("d d.plain over_limit local", 1),
+        ("d d.dark ok local", 1),
+        ("none none ok none", 1),
+        ("none none ok unlimited", 1),
+    ];
+    is(&told, "ratelease_decisions_total", &expected);
+    let totals = meters.totals();
+    assert_eq!((totals.ok, totals.over_limit, totals.errors), (6, 1, 2));
+    assert_eq!(totals.by_how[..3], [("denied_local", 1), ("local", 4), ("leased", 0)]);
+    assert_eq!(totals.took.count(), 7);
+    let rule = |rule: &str, ok, over_limit, near_limit, shadow| RuleTotals {
+        rule: rule.to_owned(),
+        ok,
+        over_limit,
+        near_limit,
+        shadow,
+    };
+    assert_eq!(meters.by_rule(9), [rule("d.plain", 3, 1, 2, 0), rule("d.dark", 1, 0, 0, 1)]);
+    assert_eq!(meters.by_rule(1).len(), 1);
+}
+
+#[test]
+fn hits_given_back_are_none_and_overrides_of_a_domain_are_one_series() {
+    let (meters, rules) = (meters(100), rules());
+    for value in ["a", "b", "c"] {
+        let entries = smallvec![Entry { key: "any", value }];
+        let limit = Some(Limit::fixed_window(5, Unit::Hour));
+        let sent = Descriptor { entries, limit, hits_addend: Some(2), refund: value == "c" };
+        note_descriptor(&meters, &rules, sent, 1, false);
+    }
+    let told = meters.families();
+    is(&told, "ratelimit_service_rate_limit_total_hits", &[("d override", 4)]);
+    is(&told, "ratelease_decisions_total", &[("d override ok local", 3)]);
+}
+
+#[test]
+fn values_are_series_where_the_rule_asks_and_the_label_shows_them() {
+    let (meters, rules) = (meters(3), rules());
+    for (value, deep) in [("a", "x"), ("a", "x"), ("a", "y")] {
+        note(&meters, &rules, &[("by_value", value), ("deep", deep)], 9, false);
+    }
+    for value in ["1.2.3.4", "1.2.3.4", "5.6.7.8"] {
+        note(&meters, &rules, &[("detailed", value)], 9, false);
+    }
+    let told = meters.families();
+    let expected = [
+        ("d by_value_a deep_x", 2),
+        ("d by_value_a deep_y", 1),
+        ("d detailed_1_2_3_4", 2),
+        ("folded folded", 1),
+    ];
+    is(&told, "ratelimit_service_rate_limit_total_hits", &expected);
+    let expected = [("d d.by_value.deep ok local", 3), ("d d.detailed ok local", 3)];
+    is(&told, "ratelease_decisions_total", &expected);
+    let expected = [("ratelease_decisions", 0), ("ratelimit_service_rate_limit", 1)];
+    is(&told, "ratelease_series_folded_total", &expected);
+    let expected = [("ratelease_decisions", 2), ("ratelimit_service_rate_limit", 3)];
+    is(&told, "ratelease_series", &expected);
+}
+
+#[test]
+fn counts_go_on_when_the_rules_are_loaded_anew() {
+    let meters = meters(100);
+    for _ in 0..3 {
+        note(&meters, &rules(), &[("plain", "a")], 9, false);
+    }
+    is(&meters.families(), "ratelease_decisions_total", &[("d d.plain ok local", 3)]);
+}
+
+#[test]
+fn rules_that_find_no_room_are_counted_together() {
+    let (meters, rules) = (meters(1), rules());
+    note(&meters, &rules, &[("plain", "a")], 9, false);
+    note(&meters, &rules, &[("dark", "a")], 9, false);
+    note(&meters, &rules, &[("detailed", "a")], 9, false);
+    let told = meters.families();
+    let expected = [("d d.plain ok local", 1), ("folded folded ok local", 2)];
+    is(&told, "ratelease_decisions_total", &expected);
+    let expected = [("ratelease_decisions", 2), ("ratelimit_service_rate_limit", 0)];
+    is(&told, "ratelease_series_folded_total", &expected);
+}
+
+#[test]
+fn calls_that_only_the_global_shadow_mode_lets_pass_are_counted() {
+    let rules = rules();
+    for (quota, entries, over, expected) in [
+        (false, [("plain", "a")], true, 1),
+        (false, [("plain", "a")], false, 0),
+        (false, [("dark", "a")], true, 0),
+        (true, [("plain", "a")], true, 1),
+        (true, [("unknown", "a")], false, 0),
+    ] {
+        let modes = Modes { shadow: true, quota, metadata: false };
+        let meters = Meters::new(Options { modes, ..Options::default() });
+        note(&meters, &rules, &entries, 0, over);
+        let told = meters.families();
+        is(&told, "ratelimit_service_global_shadow_mode", &[("", expected)]);
+    }
+}
+
+/// Hashes of five million values are noted where each has its own series in the reference. The
+/// number is smaller in debug builds only for the time it takes; RATELEASE_VALUES sets it.
+#[test]
+fn series_stay_bounded_however_many_values_come() {
+    let values = std::env::var("RATELEASE_VALUES").ok().and_then(|count| count.parse().ok());
+    let values: u64 = values.unwrap_or(if cfg!(debug_assertions) { 50_000 } else { 5_000_000 });
+    const MAX: usize = 1000;
+    let (meters, rules) = (meters(MAX), rules());
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+        status.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+    };
+    let lines = |meters: &Meters| text::write(&meters.families()).lines().count();
+    let note = |number: u64| {
+        note(&meters, &rules, &[("detailed", &format!("user-{number}"))], 9, false);
+    };
+    (0..2 * MAX as u64).for_each(note);
+    let (before, lines_before) = (resident(), lines(&meters));
+    (2 * MAX as u64..values).for_each(note);
+    assert_eq!(lines(&meters), lines_before, "no series more");
+    let grown = resident().saturating_sub(before);
+    println!("{values} values: {grown} bytes more, {lines_before} lines");
+    // Other tests run in this process at the same time.
+    assert!(grown < 64 << 20, "{grown} bytes more");
+    let told = meters.families();
+    let hits = series(&told, "ratelimit_service_rate_limit_total_hits");
+    assert_eq!(hits.len(), MAX + 1);
+    assert_eq!(hits.iter().map(|(_, count)| count).sum::<u64>(), values, "none is lost");
+    let folded = ("folded folded".to_owned(), values - MAX as u64);
+    assert!(hits.contains(&folded), "{:?}", hits.last());
+}

@@ -1,0 +1,127 @@
+//! The stream of events: who may listen, and how it ends.
+
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::{pod, rules};
+use crate::support::http;
+use crate::support::ratelease::Ratelease;
+
+/// [`ratelease::control::live::LISTENERS_MAX`].
+const LISTENERS_MAX: usize = ratelease::control::live::LISTENERS_MAX;
+
+/// For what takes a second or two, on a machine that also compiles.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A connection that listens: what it has heard so far ends with `until`.
+struct Listener {
+    stream: TcpStream,
+    heard: String,
+}
+
+impl Listener {
+    async fn open(pod: &Ratelease) -> Self {
+        let mut stream = TcpStream::connect(pod.debug).await.unwrap();
+        let request =
+            "GET /live/events HTTP/1.1\r\nhost: test\r\naccept: text/event-stream\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut listener = Self { stream, heard: String::new() };
+        listener.hears("event: status", 1).await;
+        listener
+    }
+
+    /// Reads until it has heard `what` so often.
+    async fn hears(&mut self, what: &str, times: usize) {
+        let heard = async {
+            while self.heard.matches(what).count() < times {
+                assert!(self.read().await > 0, "the stream ended before {what}: {}", self.heard);
+            }
+        };
+        timeout(SOON, heard).await.expect(what);
+    }
+
+    /// How many bytes have come; none at the end.
+    async fn read(&mut self) -> usize {
+        let mut bytes = vec![0; 1 << 16];
+        let read = self.stream.read(&mut bytes).await.unwrap_or(0);
+        self.heard += &String::from_utf8_lossy(&bytes[..read]);
+        read
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_come_each_second_after_the_last_minutes() {
+    let rules = rules();
+    let pod = pod(&rules).await;
+    let mut listener = Listener::open(&pod).await;
+    listener.hears("event: status", 3).await;
+    let heard = &listener.heard;
+    assert!(heard.starts_with("HTTP/1.1 200 OK\r\n"), "{heard}");
+    assert!(heard.contains("content-type: text/event-stream\r\n"), "{heard}");
+    assert!(heard.contains("cache-control: no-store\r\n"), "{heard}");
+    let (history, status) = (heard.find("event: history"), heard.find("event: status"));
+    assert!(history.is_some() && history < status, "{heard}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_listener_too_many_is_told_so_until_another_has_gone() {
+    let rules = rules();
+    let pod = pod(&rules).await;
+    let mut crowd = Vec::new();
+    for _ in 0..LISTENERS_MAX {
+        crowd.push(Listener::open(&pod).await);
+    }
+    let refused = http::get(pod.debug, "/live/events").await.unwrap();
+    assert_eq!(refused.status, 503);
+    assert!(refused.body.contains("close one of them"), "{}", refused.body);
+    assert!(refused.header("retry-after").is_some());
+    assert_eq!(http::get(pod.debug, "/live").await.unwrap().status, 200, "other pages go on");
+    drop(crowd.pop());
+    // The server hears of it when it next has something to say.
+    let room = async || {
+        let mut stream = TcpStream::connect(pod.debug).await.unwrap();
+        let request = "GET /live/events HTTP/1.1\r\nhost: test\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        &answer == b"HTTP/1.1 200"
+    };
+    pod.process.until("taking another listener", SOON, room).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_end_with_the_drain_and_do_not_hold_it_up() {
+    let rules = rules();
+    let pod = pod(&rules).await;
+    let mut listener = Listener::open(&pod).await;
+    // It reads no more.
+    let _stuck = Listener::open(&pod).await;
+    pod.process.signal("TERM");
+    let ended = async { while listener.read().await > 0 {} };
+    timeout(SOON, ended).await.expect("an end of the stream");
+    // The last piece of a chunked body: it was ended, not cut off.
+    assert!(listener.heard.ends_with("\r\n0\r\n\r\n"), "{}", listener.heard);
+    assert_eq!(pod.process.exit(SOON).await, 0);
+    let log = pod.process.log();
+    assert!(!log.contains("cut off"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_says_what_it_may_do_and_the_index_names_it() {
+    let rules = rules();
+    let pod = pod(&rules).await;
+    let page = http::get(pod.debug, "/live").await.unwrap();
+    let policy = page.header("content-security-policy").expect("a policy");
+    assert!(policy.starts_with("default-src 'none'; script-src 'nonce-"), "{policy}");
+    assert!(!policy.contains("unsafe"), "{policy}");
+    let (_, rest) = policy.split_once("nonce-").unwrap();
+    let (nonce, _) = rest.split_once('\'').unwrap();
+    assert_eq!(page.body.matches(&format!("nonce=\"{nonce}\"")).count(), 2);
+    let again = http::get(pod.debug, "/live").await.unwrap();
+    assert!(!again.body.contains(nonce), "each time another");
+    let index = http::get(pod.debug, "/").await.unwrap().body;
+    assert!(index.contains("\n/live "), "{index}");
+}

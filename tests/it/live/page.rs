@@ -1,0 +1,176 @@
+//! What the page shows, how it looks, and what it may not do.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::{HOSTILE, VALUE, ask, pod, rules};
+use crate::support::chromium::{Browser, View};
+use crate::support::ratelease::Ratelease;
+
+const WIDE: u32 = 1200;
+const PHONE: u32 = 360;
+
+/// The least contrast of text that WCAG 2 asks for at level AA.
+const CONTRAST_MIN: f64 = 4.5;
+
+async fn opened(pod: &Ratelease, scheme: &'static str) -> Browser {
+    let mut browser = Browser::start().await;
+    browser.open(&format!("http://{}/live", pod.debug), View { scheme, width: WIDE }).await;
+    // Two events and two seconds: enough for rates and for a line.
+    let drawn = "document.querySelector('#chart-rate .pass-line')?.getAttribute('d').includes('L')";
+    browser.until(drawn, &true.into()).await;
+    browser
+}
+
+/// The cells of a rule's line, as text.
+fn line(rule: &str) -> String {
+    format!(
+        "[...document.querySelectorAll('#tree th')].filter((th) => th.dataset.id === {})\
+         .map((th) => [...th.parentElement.cells].slice(0, 4).map((cell) => cell.textContent))",
+        json!(rule)
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_shows_what_status_says_and_every_name_as_text() {
+    let rules = rules();
+    let pod = pod(&rules).await;
+    ask(&pod, 5, &[(HOSTILE, VALUE)]).await;
+    ask(&pod, 40, &[("a.b", "x"), ("deep", VALUE)]).await;
+    ask(&pod, 3, &[("user", "7")]).await;
+    let status = pod.status();
+    let decisions = &status["decisions"];
+    assert_eq!((&decisions["ok"], &decisions["over_limit"]), (&json!(46), &json!(2)), "{status}");
+
+    let mut browser = opened(&pod, "light").await;
+    let totals = json!({"ok": "46", "over": "2", "errors": "0"});
+    browser.until("({...document.getElementById('totals').dataset})", &totals).await;
+    let hostile = format!("{HOSTILE}_{VALUE}");
+    let shown = json!([[hostile, "3 / year", "3", "2"]]);
+    browser.until(&line(&format!("test.{hostile}")), &shown).await;
+    browser.until(&line("test.a.b.deep"), &json!([["deep", "1000 / year", "40", "0"]])).await;
+    let shown = json!([["usershadow: 1 let through", "2 / year", "3", "0"]]);
+    browser.until(&line("test.user"), &shown).await;
+    let levels = "[...document.querySelectorAll('#tree th')].map((th) => th.ariaLabel)\
+                  .filter((label) => label.includes('a.b'))";
+    let expected = json!(["test › a.b, level 1", "test › a.b › deep, level 2"]);
+    assert_eq!(browser.evaluate(levels).await, expected);
+
+    let hottest = "document.querySelector('#requested th').textContent";
+    let values = browser.evaluate(hottest).await;
+    assert!(values.as_str().is_some_and(|text| text.contains(VALUE)), "{values}");
+    let settings = "[...document.querySelectorAll('#settings tr')].map((row) => row.textContent)";
+    let settings = browser.evaluate(settings).await.to_string();
+    assert!(settings.contains("--hot-keys-valuessettrue"), "{settings}");
+    assert!(settings.contains("--log-levelinfo"), "{settings}");
+    assert_eq!(browser.evaluate("document.querySelectorAll('img, main script').length").await, 0);
+
+    assert_eq!(browser.complaints(), Vec::<&Value>::new());
+    let own = format!("http://{}/live", pod.debug);
+    let is_own = |url: &&str| *url == own || *url == format!("{own}/events");
+    let others: Vec<_> = browser.requests().into_iter().filter(|url| !is_own(url)).collect();
+    assert!(others.iter().all(|url| url.starts_with("data:")), "{others:?}");
+    browser.close().await;
+    assert_eq!(pod.stop().await, 0);
+}
+
+/// Of all text on the page, the least contrast with what is behind it, and that text.
+const LEAST_CONTRAST: &str = r#"(() => {
+    const parts = (colour) => colour.match(/[\d.]+/g).map(Number);
+    const light = ([r, g, b]) => [r, g, b].map((part) => part / 255)
+        .map((part) => part <= .04045 ? part / 12.92 : ((part + .055) / 1.055) ** 2.4)
+        .reduce((sum, part, at) => sum + part * [.2126, .7152, .0722][at], 0);
+    const behind = (element) => {
+        for (let at = element; at; at = at.parentElement) {
+            const colour = parts(getComputedStyle(at).backgroundColor);
+            if (colour[3] === undefined || colour[3] === 1) return colour;
+        }
+        return [255, 255, 255];
+    };
+    document.querySelectorAll('details').forEach((details) => { details.open = true; });
+    let least = [21, "no text"];
+    for (const element of document.querySelectorAll('body *:not(script)')) {
+        const own = [...element.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE);
+        const words = own.map((node) => node.textContent.trim()).join(' ');
+        if (!words.trim() || !element.getClientRects().length) continue;
+        const [a, b] = [light(parts(getComputedStyle(element).color)), light(behind(element))];
+        const contrast = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+        if (contrast < least[0]) least = [contrast, words];
+    }
+    return least;
+})()"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_page_is_readable_in_light_in_dark_and_on_a_phone() {
+    let rules = rules();
+    let pod = pod(&rules).await;
+    ask(&pod, 5, &[(HOSTILE, VALUE)]).await;
+    // What is wrong is shown in colours of its own.
+    fs::write(rules.path().join("wrong.yaml"), "domain: [").unwrap();
+    pod.logs("rules refused").await;
+    let mut browser = opened(&pod, "light").await;
+    browser.until("document.getElementById('faulty').hidden", &false.into()).await;
+    let mut backgrounds = Vec::new();
+    for scheme in ["light", "dark"] {
+        browser.view(View { scheme, width: WIDE }).await;
+        let least = browser.evaluate(LEAST_CONTRAST).await;
+        let (contrast, words) = (&least[0], &least[1]);
+        assert!(contrast.as_f64().unwrap() >= CONTRAST_MIN, "{scheme}: {contrast} of {words}");
+        backgrounds.push(browser.evaluate("getComputedStyle(document.body).backgroundColor").await);
+    }
+    assert_ne!(backgrounds[0], backgrounds[1]);
+    browser.view(View { scheme: "light", width: PHONE }).await;
+    let overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth";
+    assert_eq!(browser.evaluate(overflow).await, 0, "nothing is cut off, whatever scrolls inside");
+    let unnamed = "[...document.querySelectorAll('[role=img], section, th[scope], input')]\
+                   .filter((it) => !(it.ariaLabel || it.getAttribute('aria-labelledby') || it.labels?.length || \
+                   it.textContent.trim())).length";
+    assert_eq!(browser.evaluate(unnamed).await, 0);
+    browser.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refused_load_is_shown_with_its_place_and_a_pod_that_is_gone_too() {
+    let rules = rules();
+    let pod = pod(&rules).await;
+    let mut browser = opened(&pod, "dark").await;
+    let state = "document.getElementById('state').textContent";
+    browser.until(state, &"● live".into()).await;
+    let attention = "document.getElementById('attention').hidden";
+    browser.until(attention, &true.into()).await;
+    fs::write(rules.path().join("wrong.yaml"), "domain: other\nlimits: 3\n").unwrap();
+    let place = "document.querySelector('#faults strong')?.textContent";
+    browser.until(place, &"wrong.yaml:2:1".into()).await;
+    browser.until(attention, &false.into()).await;
+    fs::remove_file(rules.path().join("wrong.yaml")).unwrap();
+    browser.until(attention, &true.into()).await;
+
+    assert_eq!(pod.stop().await, 0);
+    browser.until(&format!("{state}.startsWith('▲ no connection since')"), &true.into()).await;
+    browser.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_filter_shows_what_it_names_and_the_page_runs_no_script_but_its_own() {
+    let rules = rules();
+    let pod = pod(&rules).await;
+    let mut browser = opened(&pod, "light").await;
+    let names = "[...document.querySelectorAll('#tree th')].map((th) => th.textContent)";
+    browser
+        .evaluate(
+            "(() => { const box = document.getElementById('filter'); box.value = 'DEEP'; \
+             box.dispatchEvent(new Event('input')); })()",
+        )
+        .await;
+    assert_eq!(browser.evaluate(names).await, json!(["test", "a.b", "deep"]));
+
+    // Last, since Chromium complains of each of these in the console.
+    let ran = "(() => { const made = document.createElement('script'); made.textContent = \
+               'window.ran = 1'; document.body.append(made); return window.ran === undefined; })()";
+    assert_eq!(browser.evaluate(ran).await, true, "no script without the nonce");
+    let elsewhere = format!("fetch('http://{}/livez', {{mode: 'no-cors'}})", pod.http);
+    let asked = format!("{elsewhere}.then(() => 'answered', () => 'refused')");
+    assert_eq!(browser.evaluate(&asked).await, "refused", "it asks nobody but its pod");
+    browser.close().await;
+}

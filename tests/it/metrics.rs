@@ -1,0 +1,259 @@
+//! What `/metrics` shows of a server under requests, and that the docs name all of it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use crate::support::http;
+use crate::support::process::free_port;
+use crate::support::ratelease::Ratelease;
+use crate::support::redis::Cluster;
+
+/// For what takes milliseconds, on a machine that also compiles.
+const SOON: Duration = Duration::from_secs(10);
+
+/// A year's window does not end while a test runs.
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: plain
+    rate_limit: {unit: year, requests_per_unit: 4}
+  - key: many
+    rate_limit: {unit: year, requests_per_unit: 10}
+  - key: dark
+    shadow_mode: true
+    rate_limit: {unit: year, requests_per_unit: 1}
+  - key: each
+    detailed_metric: true
+    descriptors:
+      - key: user
+        detailed_metric: true
+        descriptors:
+          - key: deep
+            detailed_metric: true
+            rate_limit: {unit: year, requests_per_unit: 100}
+";
+
+fn rules(text: &str) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    fs::write(dir.path().join("shop.yaml"), text).unwrap();
+    dir
+}
+
+/// Asks for one descriptor, with more fields of it; returns the status of HTTP.
+async fn ask(pod: &Ratelease, domain: &str, entries: &[(&str, &str)], more: &str) -> u16 {
+    let entries: Vec<_> =
+        entries.iter().map(|(key, value)| json!({"key": key, "value": value})).collect();
+    let mut descriptor = json!({ "entries": entries });
+    let more: serde_json::Value = serde_json::from_str(more).unwrap();
+    descriptor.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let body = json!({"domain": domain, "descriptors": [descriptor]}).to_string();
+    let mut client = http::Client::connect(pod.http).await.unwrap();
+    client.send("POST", "/json", &[], body).await.unwrap().status
+}
+
+async fn page(addr: SocketAddr, path: &str) -> String {
+    let answer = http::get(addr, path).await.unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    answer.body
+}
+
+/// The sum of the samples whose line begins with `start`.
+#[track_caller]
+fn sum(page: &str, start: &str) -> f64 {
+    let values = page.lines().filter_map(|line| line.strip_prefix(start)?.rsplit(' ').next());
+    values.map(|value| value.parse::<f64>().unwrap()).sum()
+}
+
+/// The lines of the reference's families of hits, without what comes before the kind of hit.
+fn hits(page: &str) -> Vec<&str> {
+    let lines = page.lines();
+    lines.filter_map(|line| line.strip_prefix("ratelimit_service_rate_limit_")).collect()
+}
+
+fn promtool_finds_nothing(page: &str) {
+    let mut child = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool, of Debian's package prometheus");
+    child.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(output.status.success() && said.is_empty(), "{said}\nof\n{page}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_known_sequence_of_requests_is_told_to_the_last_label() {
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &[("NEAR_LIMIT_RATIO", "0.5")]).await;
+    for expected in [200, 200, 200, 200, 429] {
+        assert_eq!(ask(&pod, "shop", &[("plain", "v")], "{}").await, expected);
+    }
+    for expected in [200, 429] {
+        assert_eq!(ask(&pod, "shop", &[("many", "v")], r#"{"hitsAddend": 7}"#).await, expected);
+    }
+    for _ in 0..3 {
+        assert_eq!(ask(&pod, "shop", &[("dark", "v")], "{}").await, 200);
+    }
+    for (user, deep) in [("a", "x"), ("a", "y"), ("b", "x")] {
+        let entries = [("each", "1.2.3.4"), ("user", user), ("deep", deep)];
+        assert_eq!(ask(&pod, "shop", &entries, "{}").await, 200);
+    }
+    let limit = r#"{"limit": {"requestsPerUnit": 5, "unit": "YEAR"}}"#;
+    for value in ["a", "b"] {
+        assert_eq!(ask(&pod, "shop", &[("free", value)], limit).await, 200);
+    }
+    assert_eq!(ask(&pod, "unheard-of", &[("plain", "v")], "{}").await, 200);
+    assert_eq!(ask(&pod, "", &[("plain", "v")], "{}").await, 400);
+    let page = page(pod.debug, "/metrics").await;
+    let expected = [
+        r#"total_hits{domain="shop",key1="dark"} 3"#,
+        r#"total_hits{domain="shop",key1="each_1_2_3_4",key2="user_a"} 2"#,
+        r#"total_hits{domain="shop",key1="each_1_2_3_4",key2="user_b"} 1"#,
+        r#"total_hits{domain="shop",key1="many"} 14"#,
+        r#"total_hits{domain="shop",key1="override"} 2"#,
+        r#"total_hits{domain="shop",key1="plain"} 5"#,
+        r#"over_limit{domain="shop",key1="dark"} 2"#,
+        r#"over_limit{domain="shop",key1="many"} 7"#,
+        r#"over_limit{domain="shop",key1="plain"} 1"#,
+        r#"near_limit{domain="shop",key1="dark"} 1"#,
+        r#"near_limit{domain="shop",key1="many"} 2"#,
+        r#"near_limit{domain="shop",key1="plain"} 2"#,
+        r#"within_limit{domain="shop",key1="dark"} 1"#,
+        r#"within_limit{domain="shop",key1="each_1_2_3_4",key2="user_a"} 2"#,
+        r#"within_limit{domain="shop",key1="each_1_2_3_4",key2="user_b"} 1"#,
+        r#"within_limit{domain="shop",key1="many"} 7"#,
+        r#"within_limit{domain="shop",key1="override"} 2"#,
+        r#"within_limit{domain="shop",key1="plain"} 4"#,
+        r#"shadow_mode{domain="shop",key1="dark"} 2"#,
+    ];
+    assert_eq!(hits(&page), expected, "{page}");
+    let decided = |rule: &str, verdict: &str| {
+        let start = format!("ratelease_decisions_total{{domain=\"shop\",rule=\"{rule}\",");
+        sum(&page, &format!("{start}verdict=\"{verdict}\","))
+    };
+    for (rule, ok, over) in [
+        ("shop.plain", 4.0, 1.0),
+        ("shop.many", 1.0, 1.0),
+        ("shop.dark", 3.0, 0.0),
+        ("shop.each.user.deep", 3.0, 0.0),
+        ("override", 2.0, 0.0),
+    ] {
+        let told = (decided(rule, "ok"), decided(rule, "over_limit"));
+        assert_eq!(told, (ok, over), "{rule} in\n{page}");
+    }
+    for (line, value) in [
+        (r#"ratelease_decisions_total{domain="none",rule="none",verdict="ok",how="none"} "#, 1.0),
+        (r#"ratelimit_service_should_rate_limit_error{err_type="service_error"} "#, 1.0),
+        (r#"ratelimit_service_total_requests{grpc_method="ShouldRateLimit"} "#, 17.0),
+        (r#"ratelimit_service_response_time_seconds_count{grpc_method="ShouldRateLimit"} "#, 16.0),
+        ("ratelease_decision_duration_seconds_count ", 16.0),
+        (r#"ratelease_refusals_total{reason="empty_domain"} "#, 1.0),
+        ("ratelimit_service_config_load_success ", 1.0),
+        ("ratelease_rules ", 4.0),
+        ("ratelease_invariant_violations_total ", 0.0),
+        (r#"ratelease_breaker_open{shard="0"} "#, 0.0),
+    ] {
+        assert_eq!(sum(&page, line), value, "{line} in\n{page}");
+    }
+    let asks = sum(&page, "ratelease_lease_asks_total{");
+    assert!(asks >= 1.0, "{page}");
+    assert_eq!(sum(&page, "ratelease_lease_grants_total{"), asks, "{page}");
+    assert!(!page.contains("unheard-of"), "no label is the client's text: {page}");
+    promtool_finds_nothing(&page);
+    pod.is_unharmed();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_have_a_port_of_their_own_if_asked_and_decisions_are_counted_unless_not() {
+    let rules = rules(RULES);
+    let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    let env = [
+        ("USE_PROMETHEUS", "true"),
+        ("PROMETHEUS_ADDR", &addr.to_string()),
+        ("PROMETHEUS_PATH", "/numbers"),
+        ("DISABLE_STATS", "true"),
+        ("PROMETHEUS_MAPPER_YAML", "/mapper.yaml"),
+    ];
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    assert_eq!(ask(&pod, "shop", &[("plain", "v")], "{}").await, 200);
+    for (addr, path) in [(addr, "/numbers"), (pod.debug, "/metrics")] {
+        let page = page(addr, path).await;
+        assert!(page.contains("\nratelease_build_info{version="), "{page}");
+        assert!(!page.contains("ratelease_decisions_total"), "{page}");
+        promtool_finds_nothing(&page);
+    }
+    for (addr, path) in [(addr, "/metrics"), (addr, "/status"), (pod.debug, "/numbers")] {
+        assert_eq!(http::get(addr, path).await.unwrap().status, 404, "{addr} {path}");
+    }
+    pod.logs("PROMETHEUS_MAPPER_YAML: ignored; ").await;
+    pod.logs(&format!("metrics on {addr}")).await;
+    assert_eq!(pod.stop().await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_of_the_rules_is_told_with_how_long_it_took() {
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &[]).await;
+    let file = rules.path().join("shop.yaml");
+    let info =
+        |page: &str| page.lines().find(|line| line.contains("rules_info{")).map(str::to_owned);
+    let first = page(pod.debug, "/metrics").await;
+    assert!(!first.contains("\nratelease_rules_propagation_seconds "), "{first}");
+    assert_eq!(sum(&first, "ratelease_rules_stale "), 0.0);
+    fs::write(&file, format!("{RULES}  - key: more\n")).unwrap();
+    let shows = async |what: &str| {
+        let told = async || page(pod.debug, "/metrics").await.contains(what);
+        pod.process.until(&format!("showing {what}"), SOON, told).await;
+        page(pod.debug, "/metrics").await
+    };
+    let changed = shows("\nratelease_rules_propagation_seconds ").await;
+    let took = sum(&changed, "ratelease_rules_propagation_seconds ");
+    assert!((0.0..SOON.as_secs_f64()).contains(&took), "{took}");
+    assert!(sum(&changed, "ratelease_rules_age_seconds ") < SOON.as_secs_f64(), "{changed}");
+    assert!(info(&changed).is_some() && info(&changed) != info(&first), "{changed}");
+    fs::write(&file, "domain: [").unwrap();
+    let refused = shows("\nratelease_rules_stale 1\n").await;
+    assert_eq!(sum(&refused, r#"ratelease_rules_loads_total{result="refused"} "#), 1.0);
+    assert_eq!(info(&refused), info(&changed), "the good ones stay");
+    pod.is_unharmed();
+}
+
+/// The names in the first column of the tables of metrics.
+fn documented() -> BTreeSet<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
+    let text = fs::read_to_string(path).unwrap();
+    let names = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    names.filter(|name| name.chars().any(char::is_lowercase)).map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_docs_name_every_metric_and_no_other() {
+    let (rules, kept) = (rules(RULES), TempDir::new().unwrap());
+    let snapshot = kept.path().join("rules.snapshot");
+    let env = [("RULES_SNAPSHOT", snapshot.to_str().unwrap())];
+    let pod = Ratelease::start(rules.path(), &Cluster::shared().places(), &env).await;
+    ask(&pod, "shop", &[("plain", "v")], "{}").await;
+    let page = page(pod.debug, "/metrics").await;
+    promtool_finds_nothing(&page);
+    let told = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let told: BTreeSet<_> = told.map(str::to_owned).collect();
+    let documented = documented();
+    let missing: Vec<_> = told.difference(&documented).collect();
+    let surplus: Vec<_> = documented.difference(&told).collect();
+    assert!(missing.is_empty(), "not in docs/metrics.md: {missing:?}");
+    assert!(surplus.is_empty(), "only in docs/metrics.md: {surplus:?}");
+    pod.is_unharmed();
+}

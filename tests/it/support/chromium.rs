@@ -1,0 +1,194 @@
+//! A headless Chromium with one page, driven by its DevTools protocol over a pair of named pipes.
+//!
+//! It reads commands from descriptor 3 and writes answers to descriptor 4, JSON with a zero byte
+//! behind each; so no port is opened and no other process can join in.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::pipe;
+use tokio::time::timeout;
+
+use super::process::{Process, leashed};
+
+/// A browser. Dropped, it is killed; [`Browser::close`] lets it end by itself.
+pub(crate) struct Browser {
+    process: Process,
+    commands: pipe::Sender,
+    answers: BufReader<pipe::Receiver>,
+    last: u64,
+    session: Option<String>,
+    /// What the page has done, as the protocol tells it.
+    events: Vec<Value>,
+    _home: TempDir,
+}
+
+/// How the page is to look.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct View {
+    /// `light` or `dark`.
+    pub(crate) scheme: &'static str,
+    /// In CSS pixels.
+    pub(crate) width: u32,
+}
+
+/// For each step, on a machine that also compiles: a start alone takes some seconds of CPU.
+const STEP_MAX: Duration = Duration::from_secs(60);
+
+const POLL: Duration = Duration::from_millis(50);
+
+/// A root user has no sandbox; a container often has no `/dev/shm` to speak of.
+const FLAGS: [&str; 9] = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-breakpad",
+    "--no-first-run",
+    "--remote-debugging-pipe",
+    "about:blank",
+];
+
+// === impl Browser ===
+
+impl Browser {
+    pub(crate) async fn start() -> Self {
+        let home = TempDir::new().unwrap();
+        let (to, from) = (fifo(home.path(), "commands"), fifo(home.path(), "answers"));
+        let (mut writing, mut reading) = (pipe::OpenOptions::new(), pipe::OpenOptions::new());
+        // For both ways, so that neither end waits for the other.
+        let commands = writing.read_write(true).open_sender(&to).unwrap();
+        let answers = reading.read_write(true).open_receiver(&from).unwrap();
+        let mut command = leashed("/bin/sh");
+        command.arg("-c").arg(r#"to=$0 from=$1; shift; exec "$@" 3<"$to" 4>"$from""#);
+        command.arg(&to).arg(&from).arg("chromium").args(FLAGS);
+        command.arg(format!("--user-data-dir={}", home.path().join("profile").display()));
+        command.env("HOME", home.path());
+        let process = Process::spawn("chromium", command);
+        let (answers, events) = (BufReader::new(answers), Vec::new());
+        let (last, session) = (0, None);
+        let mut browser = Self { process, commands, answers, last, session, events, _home: home };
+        browser.attach().await;
+        browser
+    }
+
+    async fn attach(&mut self) {
+        let target = self.ask("Target.createTarget", json!({"url": "about:blank"})).await;
+        let to = json!({"targetId": target["targetId"], "flatten": true});
+        let attached = self.ask("Target.attachToTarget", to).await;
+        self.session = attached["sessionId"].as_str().map(str::to_owned);
+        for domain in ["Page", "Runtime", "Log", "Network"] {
+            self.ask(&format!("{domain}.enable"), json!({})).await;
+        }
+    }
+
+    /// Opens a page.
+    pub(crate) async fn open(&mut self, url: &str, view: View) {
+        self.view(view).await;
+        self.ask("Page.navigate", json!({"url": url})).await;
+    }
+
+    /// Shows the page that is open in another way.
+    pub(crate) async fn view(&mut self, View { scheme, width }: View) {
+        let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
+        self.ask("Emulation.setEmulatedMedia", json!({"features": features})).await;
+        let size = json!({"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false});
+        self.ask("Emulation.setDeviceMetricsOverride", size).await;
+    }
+
+    /// The value of an expression in the page; of a promise, once it is kept.
+    pub(crate) async fn evaluate(&mut self, script: &str) -> Value {
+        let params = json!({"expression": script, "returnByValue": true, "awaitPromise": true});
+        let mut answer = self.ask("Runtime.evaluate", params).await;
+        if !answer["exceptionDetails"].is_null() {
+            self.process.fail(&format!("{script}: {}", answer["exceptionDetails"]));
+        }
+        answer["result"]["value"].take()
+    }
+
+    /// Evaluates until the value is `wanted`.
+    pub(crate) async fn until(&mut self, script: &str, wanted: &Value) {
+        let mut found = Value::Null;
+        let asked = async {
+            loop {
+                found = self.evaluate(script).await;
+                if found == *wanted {
+                    return;
+                }
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        if timeout(STEP_MAX, asked).await.is_err() {
+            self.process.fail(&format!("{script} is {found}, not {wanted}, after {STEP_MAX:?}"));
+        }
+    }
+
+    /// What the page has asked for, by address.
+    pub(crate) fn requests(&self) -> Vec<&str> {
+        let sent =
+            self.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");
+        sent.filter_map(|event| event["params"]["request"]["url"].as_str()).collect()
+    }
+
+    /// What has gone wrong in the page: exceptions, and whatever is written to its console.
+    pub(crate) fn complaints(&self) -> Vec<&Value> {
+        let complains = ["Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"];
+        let is_one = |event: &&Value| complains.iter().any(|method| event["method"] == *method);
+        self.events.iter().filter(is_one).collect()
+    }
+
+    /// Ends the browser, and all that it has started, and waits for it.
+    pub(crate) async fn close(mut self) {
+        self.session = None;
+        self.send("Browser.close", json!({})).await;
+        self.process.exit(STEP_MAX).await;
+    }
+
+    /// One command and its result. What happens meanwhile is noted.
+    async fn ask(&mut self, method: &str, params: Value) -> Value {
+        let id = self.send(method, params).await;
+        let answered = async {
+            loop {
+                let mut message = self.next().await;
+                if message["id"] != id {
+                    self.events.push(message);
+                } else if message["error"].is_null() {
+                    return message["result"].take();
+                } else {
+                    self.process.fail(&format!("{method}: {}", message["error"]));
+                }
+            }
+        };
+        let answer = timeout(STEP_MAX, answered).await;
+        answer.unwrap_or_else(|_| self.process.fail(&format!("{method}: no answer")))
+    }
+
+    async fn send(&mut self, method: &str, params: Value) -> u64 {
+        self.last += 1;
+        let mut message = json!({"id": self.last, "method": method, "params": params});
+        if let Some(session) = &self.session {
+            message["sessionId"] = session.as_str().into();
+        }
+        self.commands.write_all(format!("{message}\0").as_bytes()).await.unwrap();
+        self.last
+    }
+
+    async fn next(&mut self) -> Value {
+        let mut message = Vec::new();
+        self.answers.read_until(0, &mut message).await.unwrap();
+        message.pop();
+        serde_json::from_slice(&message).unwrap()
+    }
+}
+
+/// A named pipe.
+fn fifo(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    let made = std::process::Command::new("mkfifo").arg("-m600").arg(&path).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo {}", path.display());
+    path
+}
