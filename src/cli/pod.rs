@@ -182,6 +182,14 @@ impl Pod {
     }
 }
 
+impl Decisions {
+    /// The ways of deciding that were used, with how often.
+    pub(super) fn used(&self) -> impl Iterator<Item = (&str, u64)> {
+        let used = self.by_how.iter().filter(|(_, count)| **count > 0);
+        used.map(|(how, count)| (how.as_str(), *count))
+    }
+}
+
 impl Shard {
     /// Whether asks are kept from it, or only let through to try.
     pub(super) fn is_open(&self) -> bool {

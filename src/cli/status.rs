@@ -97,7 +97,7 @@ fn decisions(of: &Decisions) -> String {
     if let (Some(p50), Some(p99)) = (of.p50_us, of.p99_us) {
         let _ = write!(text, "; p50 {p50:.0} µs, p99 {p99:.0} µs");
     }
-    let how: Vec<_> = of.by_how.iter().map(|(how, count)| format!("{how} {count}")).collect();
+    let how: Vec<_> = of.used().map(|(how, count)| format!("{how} {count}")).collect();
     if !how.is_empty() {
         let _ = write!(text, "\n            by how: {}", how.join(", "));
     }

@@ -132,8 +132,7 @@ fn figures(pod: &Pod, colours: Colours) -> Paragraph<'static> {
                 (Some(p50), Some(p99)) => format!("p50 {p50:.0} µs, p99 {p99:.0} µs; "),
                 _ => String::new(),
             };
-            let how: Vec<_> =
-                of.by_how.iter().map(|(how, count)| format!("{how} {count}")).collect();
+            let how: Vec<_> = of.used().map(|(how, count)| format!("{how} {count}")).collect();
             format!("{latency}{} errors; {}", of.errors, how.join(", "))
         }
         None => "this pod tells of no decisions".to_owned(),

@@ -7,8 +7,8 @@ use ratatui::style::{Color, Modifier};
 
 /// Pixels of a cell, and where in it the text stands.
 const WIDTH: f64 = 8.4;
-const HEIGHT: f64 = 18.0;
-const BASELINE: f64 = 13.5;
+const HEIGHT: f64 = 16.5;
+const BASELINE: f64 = 13.0;
 
 /// Pixels around the screen.
 const MARGIN: f64 = 12.0;
@@ -27,7 +27,7 @@ pub(super) fn svg(buffer: &Buffer) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
          font-family=\"ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace\" \
-         font-size=\"14\" xml:space=\"preserve\">\n\
+         font-size=\"14\">\n\
          <rect width=\"100%\" height=\"100%\" rx=\"8\" fill=\"{BACKGROUND}\"/>\n"
     );
     for (row, cells) in buffer.content.chunks(usize::from(area.width).max(1)).enumerate() {
@@ -66,8 +66,10 @@ fn fill(colour: Color) -> &'static str {
     }
 }
 
+/// Blanks that do not run together: browsers differ on how others are kept.
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    text.replace(' ', "\u{a0}")
 }
 
 #[cfg(test)]
@@ -87,6 +89,6 @@ mod tests {
         let [plain, red] = texts[..] else { panic!("{svg}") };
         assert!(plain.contains(">a&lt;b<") && plain.contains(FOREGROUND), "{plain}");
         assert!(red.contains("x=\"37.2\"") && red.contains("#e06c75"), "{red}");
-        assert!(svg.ends_with("</svg>\n") && svg.contains("viewBox=\"0 0 74 60\""), "{svg}");
+        assert!(svg.ends_with("</svg>\n") && svg.contains("viewBox=\"0 0 74 57\""), "{svg}");
     }
 }
