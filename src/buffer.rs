@@ -161,11 +161,12 @@ impl<A: Spare> Buffer<A> {
         let epoch = self.epoch();
         if kind == Kind::Windowed && refill.lot.epoch != epoch {
             if self.is_live(now) && refill.lot.epoch < epoch && now >= refill.known_until {
+                expired::note(refill.lot.tokens);
                 return;
             }
             // A window that is not over yet is the present one, even if a later one was before: the
             // store's clock has been set back.
-            self.lots.clear();
+            self.lots.expire();
         }
         self.lots.refill(refill.lot, kind, now);
         self.left = narrow(refill.left);

@@ -100,6 +100,13 @@ impl<A: Spare> Stock<A> {
         Lots { newest, older }.drain(now)
     }
 
+    /// Drops everything, since its window is over.
+    pub(super) fn expire(&mut self) {
+        let older = self.aside.as_ref().map_or(0, |aside| aside.older.tokens);
+        expired::note(older.saturating_add(self.tokens.into()));
+        self.clear();
+    }
+
     /// Drops everything.
     pub(super) fn clear(&mut self) {
         (self.tokens, self.ends) = (0, Span::EMPTY);

@@ -58,7 +58,7 @@ impl Exposed {
         families.extend(self.loads());
         families.extend(self.rules());
         families.extend(leases(&(self.tallies)()));
-        families.extend(breakers(&(self.status.shards)()));
+        families.extend(shards(&(self.status.shards)()));
         families.extend(counts::families(&self.status.counts()));
         families.push(single(
             "ratelease_invariant_violations_total",
@@ -192,17 +192,18 @@ fn leases(tallies: &[ShardTally]) -> Vec<Family> {
     families
 }
 
-fn breakers(shards: &[ShardState]) -> [Family; 4] {
+fn shards(shards: &[ShardState]) -> [Family; 4] {
     let help = "1 while asks to the shard are kept back, or one is on its way to find out.";
     let mut open = Family::new("ratelease_breaker_open", Kind::Gauge, help);
     let help = "How often the shard's breaker has opened.";
     let mut opened = Family::new("ratelease_breaker_opened_total", Kind::Counter, help);
     let help = "What a round trip to the shard takes at present.";
     let mut trip = Family::new("ratelease_shard_round_trip_seconds", Kind::Gauge, help);
-    let help = "1 while one key takes more than a twentieth of the shard's asks.";
+    let help = "1 while one key has more than 5 % of the shard's asks.";
     let mut hot = Family::new("ratelease_shard_hot_key", Kind::Gauge, help);
     for state in shards {
         let ShardState { shard, breaker, round_trip, .. } = *state;
+        hot.push(of_shard(shard), Value::Count(u64::from(state.hot_key.is_some())));
         open.push(of_shard(shard), Value::Count(u64::from(breaker != Position::Closed)));
         opened.push(of_shard(shard), Value::Count(state.opened));
         trip.push(of_shard(shard), Value::Number(round_trip.as_secs_f64()));

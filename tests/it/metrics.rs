@@ -41,6 +41,9 @@ descriptors:
             rate_limit: {unit: year, requests_per_unit: 100}
 ";
 
+/// Long enough for the store on any machine: no failure mode answers in its place.
+const PATIENT: (&str, &str) = ("LEASE_MAX_WAIT", "5s");
+
 fn rules(text: &str) -> TempDir {
     let dir = TempDir::new().unwrap();
     fs::write(dir.path().join("shop.yaml"), text).unwrap();
@@ -120,7 +123,7 @@ async fn a_known_sequence(pod: &Ratelease) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_known_sequence_of_requests_is_told_to_the_last_label() {
     let rules = rules(RULES);
-    let pod = Ratelease::start(rules.path(), &[], &[("NEAR_LIMIT_RATIO", "0.5")]).await;
+    let pod = Ratelease::start(rules.path(), &[], &[PATIENT, ("NEAR_LIMIT_RATIO", "0.5")]).await;
     a_known_sequence(&pod).await;
     let page = page(pod.debug, "/metrics").await;
     let expected = [
@@ -238,11 +241,14 @@ async fn a_change_of_the_rules_is_told_with_how_long_it_took() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_token_lent_is_spent_given_back_or_expired() {
-    let limit = "rate_limit: {unit: second, requests_per_unit: 1000}";
+    let limit = "rate_limit: {unit: second, requests_per_unit: 100000}";
     let rules = rules(&format!("domain: shop\ndescriptors:\n- key: fast\n  {limit}\n"));
-    let pod = Ratelease::start(rules.path(), &[], &[]).await;
+    let pod = Ratelease::start(rules.path(), &[], &[PATIENT]).await;
+    let grants = async || sum(&page(pod.debug, "/metrics").await, "ratelease_lease_grants_total{");
     for _ in 0..2 {
-        for _ in 0..20 {
+        // Until a window has followed another, so that tokens of the older are left.
+        let first = grants().await;
+        while grants().await < first + 3.0 {
             assert_eq!(ask(&pod, "shop", &[("fast", "v")], "{}").await, 200);
         }
         let forgotten =
@@ -257,12 +263,13 @@ async fn every_token_lent_is_spent_given_back_or_expired() {
         (granted, spent + returned + expired, expired)
     };
     let adds_up = async || {
-        let (granted, accounted, _) = told().await;
+        let (granted, accounted, expired) = told().await;
+        println!("{granted} lent, {accounted} accounted for, {expired} of them expired");
         granted == accounted
     };
     pod.process.until("every token accounted for", SOON, adds_up).await;
     let (granted, _, expired) = told().await;
-    assert!(granted > 40.0 && expired > 0.0, "{granted} lent, {expired} expired");
+    assert!(granted > 0.0 && expired > 0.0, "{granted} lent, {expired} expired");
     pod.is_unharmed();
 }
 
