@@ -53,9 +53,8 @@ async fn decide(pod: &Ratelease, message: Vec<u8>, headers: &[(&str, &str)]) -> 
 
 /// One decision over HTTP; its status.
 async fn decide_json(pod: &Ratelease, key: &str, headers: &[(&str, &str)]) -> u16 {
-    let body = format!(
-        r#"{{"domain":"test","descriptors":[{{"entries":[{{"key":"{key}","value":"{SECRET}"}}]}}]}}"#
-    );
+    let entry = format!(r#"{{"key":"{key}","value":"{SECRET}"}}"#);
+    let body = format!(r#"{{"domain":"test","descriptors":[{{"entries":[{entry}]}}]}}"#);
     let mut client = Client::connect(pod.http).await.unwrap();
     client.send("POST", "/json", headers, body).await.unwrap().status
 }

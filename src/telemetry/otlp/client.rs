@@ -63,11 +63,11 @@ impl Client {
     /// Why it did not arrive, or was refused as a whole; never what the headers hold.
     pub(crate) async fn send(&self, message: &impl Message) -> Result<u64, String> {
         let limit = self.otlp.timeout;
-        let sent = timeout(limit, self.exchange(message)).await;
+        let sent = timeout(limit, self.carry(message)).await;
         sent.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
     }
 
-    async fn exchange(&self, message: &impl Message) -> Result<u64, String> {
+    async fn carry(&self, message: &impl Message) -> Result<u64, String> {
         let sent = self.http.request(self.request(message)).await;
         let (head, body) = sent.map_err(|error| causes(&error))?.into_parts();
         let body =

@@ -57,7 +57,7 @@ const EDGES: [Edge; 9] = [
     Edge {
         within: Modules::AllBut(&["telemetry"]),
         never: &[Name::Crate("hyper_util")],
-        reason: "only telemetry sends to a collector; nothing else is anybody's client but of Redis",
+        reason: "only telemetry sends to a collector: have it send what you need sent",
     },
     Edge {
         within: Modules::These(&[
