@@ -105,22 +105,16 @@ impl App {
         let limiter = limiter(store, clock, &leases, &answers);
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
-        let counted = Counted {
-            meters: metrics.counts_decisions.then(|| meters(&answers, &metrics)),
-            hot_keys: hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default(),
-            limiter: limiter.clone(),
-        };
+        let hot_keys = hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
+        let meters = metrics.counts_decisions.then(|| meters(&answers, &metrics));
+        let counted = Counted { meters, hot_keys, limiter: limiter.clone() };
         let observers = counted
             .observers()
             .with_samples(samples(&settings.logging, clock))
             .with_tracer(tracer.clone());
-        let intake = Intake::new(
-            limiter.clone(),
-            Arc::clone(&published),
-            answers.headers,
-            listeners.calls_max,
-        )
-        .observed_by(observers.clone());
+        let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
+        let intake = Intake::new(limiter.clone(), rules, answers.headers, calls_max)
+            .observed_by(observers.clone());
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
@@ -136,9 +130,8 @@ impl App {
         };
         let exposed = parts.exposed(counted, start.clone(), where_counts_live, summary);
         let live = Live::new(exposed.status.clone());
-        let admin = admin::routes(exposed.status.clone())
-            .merge(live.routes())
-            .merge(metrics::routes("/metrics", exposed.clone()));
+        let pages = admin::routes(exposed.status.clone()).merge(live.routes());
+        let admin = pages.merge(metrics::routes("/metrics", exposed.clone()));
         let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &exposed));
         let Bound { grpc, http, debug, metrics: listener, .. } = bound;
         Ok(Self {
