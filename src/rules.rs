@@ -188,8 +188,8 @@ impl Rules {
         }
     }
 
-    /// What [`Rules::find`] met on its way, level by level; `None` if no rule file names the domain.
-    /// Allocates, and looks at every pattern of a level: for people, not for requests.
+    /// What [`Rules::find`] met on its way, level by level; `None` if no rule file names the
+    /// domain. Allocates, and looks at every pattern of a level: for people, not for requests.
     pub fn trace(&self, domain: &str, entries: &[Entry<'_>]) -> Option<Trace<'_>> {
         Some(self.domains.get(domain)?.trace(entries))
     }

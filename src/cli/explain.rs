@@ -24,7 +24,7 @@ Exit status: 0 a rule applies, 1 none does, 2 the rules are faulty or could not 
 Examples:
   ratelease explain --domain shop user_id=alice
   ratelease explain --domain shop path=/checkout campaign=summer --json
-  ratelease explain --domain shop plan=free,user_id=7 --redis-type cluster --redis-url redis-0:6379";
+  ratelease explain --domain shop user_id=7 --redis-type cluster --redis-url redis-0:6379";
 
 /// Flags of `explain`.
 #[derive(Debug, Args)]

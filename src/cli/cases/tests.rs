@@ -8,10 +8,12 @@ domain: d
 descriptors:
   - {key: k, rate_limit: {unit: minute, requests_per_unit: 3}}
   - {key: k, value: free, rate_limit: {unlimited: true}}
-  - {key: bucket, rate_limit: {unit: minute, requests_per_unit: 60, burst: 2, algorithm: token_bucket}}
+  - key: bucket
+    rate_limit: {unit: minute, requests_per_unit: 60, burst: 2, algorithm: token_bucket}
   - {key: log, rate_limit: {unit: minute, requests_per_unit: 2, algorithm: sliding_log}}
   - {key: slide, rate_limit: {unit: minute, requests_per_unit: 10, algorithm: sliding_window}}
-  - {key: leak, rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, max_delay: 150ms}}
+  - key: leak
+    rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, max_delay: 150ms}
   - {key: one, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
 ";
@@ -77,7 +79,8 @@ fn each_algorithm_counts_as_its_own_arithmetic_does() {
 fn a_denied_request_spends_nothing_of_its_other_rules() {
     holds(
         "request: {descriptors: [{one: a}]}, expect: {code: ok, remaining: 0}
-         request: {descriptors: [{k: a}, {one: a}]}, times: 5, expect: {code: over_limit, descriptors: [{code: ok, remaining: 3}, {code: over_limit, rule: d.one}]}
+         request: {descriptors: [{k: a}, {one: a}]}, times: 5, expect: {code: over_limit, \
+         descriptors: [{code: ok, remaining: 3}, {code: over_limit, rule: d.one}]}
          request: {descriptors: [{leak: a}, {one: a}]}, times: 50, expect: {code: over_limit}
          request: {descriptors: [{leak: a}]}, expect: {code: ok}
          request: {descriptors: [{k: a}]}, times: 3, expect: {code: ok}",

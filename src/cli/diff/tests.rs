@@ -95,11 +95,8 @@ fn rules_come_and_go_by_their_paths() {
 #[test]
 fn the_order_of_patterns_is_a_difference_and_that_of_other_nodes_is_none() {
     let write = |values: &[&str]| {
-        let node = |value: &&str| {
-            format!(
-                "  - {{key: k, value: \"{value}\", rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"
-            )
-        };
+        let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
+        let node = |value: &&str| format!("  - {{key: k, value: \"{value}\", {limit}}}\n");
         rules(&values.iter().map(node).collect::<String>())
     };
     let old = write(&["a*", "*b", "x", "y"]);
