@@ -6,6 +6,8 @@
 //! built-in secret, which anybody can read, collisions still cost 2^64 hashes. Nothing of a
 //! client's value reaches Redis, and a long value costs no memory there.
 
+mod recent;
+
 use std::fmt;
 
 /// Name of one count, in local tables and in the store.
@@ -148,6 +150,12 @@ impl<'a> Encoding<'a> {
         hasher.update(bytes);
     }
 
+    /// What is hashed, and what stands for the secret, if it is all held here.
+    fn short(&self) -> Option<(u64, &[u8])> {
+        let secret = u64::from_le_bytes(*self.secret.first_chunk()?);
+        self.spilled.is_none().then_some((secret, self.held.get(..self.len)?))
+    }
+
     fn finish(&self) -> blake3::Hash {
         match &self.spilled {
             None => blake3::keyed_hash(self.secret, &self.held[..self.len]),
@@ -188,10 +196,16 @@ impl fmt::Debug for KeyHasher {
 
 impl Key {
     fn of(encoding: &Encoding<'_>) -> Self {
-        let hash = encoding.finish();
-        let mut key = [0; 16];
-        key.copy_from_slice(&hash.as_bytes()[..16]);
-        Self(key)
+        let make = || {
+            let hash = encoding.finish();
+            let mut key = [0; 16];
+            key.copy_from_slice(&hash.as_bytes()[..16]);
+            Self(key)
+        };
+        match encoding.short() {
+            Some((secret, bytes)) => recent::key(secret, bytes, make),
+            None => make(),
+        }
     }
 
     /// The key in the store, `rl:{…}` behind `prefix`. The braces make all the hash the slot's tag.

@@ -44,6 +44,9 @@ const SETTLE_MAX: Duration = Duration::from_millis(600);
 /// The rules are read at least so often: network file systems send no events, and a kernel whose
 /// queue overflows loses some.
 const POLL: Duration = Duration::from_secs(30);
+/// How far the watcher's thread stands back for those that answer requests: some tenth of a core
+/// is left to it where they want all of them.
+const NICE: i32 = 10;
 /// Faults or warnings of one load that are logged, a line each.
 const LINES_LOGGED_MAX: usize = 20;
 
@@ -158,9 +161,11 @@ impl Watcher {
         let (tell, first) = oneshot::channel();
         // The thread logs where its starter does.
         let log = dispatcher::get_default(Clone::clone);
-        thread::Builder::new()
-            .name("rules-watch".to_owned())
-            .spawn(move || dispatcher::with_default(&log, || watch.run(tell)))?;
+        thread::Builder::new().name("rules-watch".to_owned()).spawn(move || {
+            // Where that is not allowed, loading may show in the answers' tail.
+            let _ = rustix::process::nice(NICE);
+            dispatcher::with_default(&log, || watch.run(tell));
+        })?;
         let first = first.await.map_err(|_| io::Error::other("the rules watcher ended"))?;
         Ok((Self { bell: ring, is_stopping }, first))
     }
