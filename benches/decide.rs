@@ -135,19 +135,21 @@ fn by_rules(criterion: &mut Criterion) {
     }
 }
 
-/// All threads on the same 10 000 keys, in orders of their own. The time is that of a decision as
-/// everybody sees it: half of one thread's where two do not hinder each other.
+/// All threads on the same keys, in orders of their own; on one key, they meet at its lock. The
+/// time is that of a decision as everybody sees it: half of one thread's where two do not hinder
+/// each other.
 fn by_threads(criterion: &mut Criterion) {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let (bench, users) = (Bench::on(builder.worker_threads(1), &deep(1)), users(10_000));
+    let users = users(10_000);
     let requests: Vec<_> = users.iter().map(|user| two_entries("part_0", "all", user)).collect();
     let mut group = criterion.benchmark_group("decide/threads");
     group.throughput(Throughput::Elements(1));
-    for threads in [1, 2] {
-        group.bench_function(threads.to_string(), |bencher| {
+    for (keys, threads) in [(10_000, 1), (10_000, 2), (1, 1), (1, 2)] {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let bench = LazyCell::new(|| Bench::on(builder.worker_threads(1), &deep(1)));
+        group.bench_function(format!("{threads}, keys {keys}"), |bencher| {
             bencher.iter_custom(|iterations| {
                 let each = usize::try_from(iterations).expect("a count").div_ceil(threads);
-                bench.run(&requests, threads, each)
+                bench.run(&requests[..keys], threads, each)
             });
         });
     }

@@ -59,7 +59,8 @@ async fn a_log_that_nobody_reads_loses_lines_and_holds_up_no_decision() {
     let (_, script) = OUTPUTS[4];
     let mut command = shell(script, dir.path());
     command.args(["serve", "--rules"]).arg(rules.path());
-    let pod = Ratelease::run(command, &[], &[QUICK_END, ("LOG_LEVEL", "debug")]);
+    let all = [QUICK_END, ("LOG_LEVEL", "debug"), ("LOG_LINES_PER_SECOND", "0")];
+    let pod = Ratelease::run(command, &[], &all);
     pod.ready().await;
     let connection = Connection::open(pod.grpc).await;
     for _ in 0..DECISIONS {
