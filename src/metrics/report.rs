@@ -66,11 +66,14 @@ const METHOD: (&str, Cow<'static, str>) = ("grpc_method", Cow::Borrowed("ShouldR
 impl Meters {
     /// What all decisions have come to.
     pub fn totals(&self) -> Totals {
-        let Shared { took, calls, rules, .. } = &*self.shared;
+        let Shared { took, calls, rules, overrides, overrides_folded, .. } = &*self.shared;
         let counts = calls.sums();
         let took = took.fine();
         let mut sums = rules.retired();
-        self.all_rules().iter().for_each(|(_, more)| sums.add(more));
+        // Once a second for the live page: without the paths, which would have to be copied.
+        rules.meters().iter().for_each(|meter| sums.add(&meter.sums()));
+        let overrides = overrides.iter().chain([overrides_folded]);
+        overrides.for_each(|meter| sums.add(&meter.sums()));
         let over_limit = counts[calls::OVER];
         let mut by_how = vec![("denied_local", sums.decisions[0][1])];
         by_how.extend(HOWS.iter().zip(&sums.decisions).enumerate().map(|(at, (how, pair))| {
