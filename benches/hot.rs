@@ -69,7 +69,13 @@ fn verdicts(count: usize) -> Vec<Verdict<'static>> {
             reset_after: None,
             counted: Some(Trace { key, hits: 1, over, how: How::Local }),
         };
-        Verdict { code, statuses: smallvec![status], tightest: Some(0), metadata: None }
+        Verdict {
+            code,
+            statuses: smallvec![status],
+            tightest: Some(0),
+            shadowed: false,
+            metadata: None,
+        }
     };
     (0..count as u64).map(verdict).collect()
 }

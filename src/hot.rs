@@ -35,15 +35,14 @@ use board::{Board, Merged};
 
 #[cfg(doc)]
 use crate::sketch::Sketch;
+#[cfg(doc)]
+use crate::verdict::OVERRIDE;
 
 /// After so long counts become those of before, and after twice as long they are dropped.
 pub const AGE: Duration = Duration::from_secs(60);
 
 /// Bytes of an entry's text that are kept, with [`Options::values`].
 pub const TEXT_BYTES_MAX: usize = 128;
-
-/// What stands in the place of a rule where the request itself named the limit.
-pub const OVERRIDE: &str = "override";
 
 /// Sketches are kept apart for so many threads; more threads share them.
 const STRIPES: usize = 8;

@@ -30,7 +30,7 @@ use crate::request::Request;
 use crate::rules::{FailureMode, Rules};
 use crate::store::{Ask, Count, Store, StoreError};
 use crate::time::{Clock, Time};
-use crate::verdict::{Applied, Modes, Verdict};
+use crate::verdict::{Applied, How, Modes, Verdict};
 
 use away::Away;
 pub use exact::Exact;
@@ -288,6 +288,17 @@ impl Shared {
             self.table.with_existing(charge.key(), |slot| slot.owe(charge));
         }
         Ok(settled)
+    }
+
+    /// What was charged is not spent after all.
+    fn undo(&self, charge: &Charge<'_>, settled: &mut Settled) {
+        if settled.taken.tokens > 0 {
+            self.put_back(charge, settled.taken);
+            settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
+        } else if settled.how == How::Failure(FailureMode::Local) && !settled.over {
+            settled.how = How::Local; // once
+            self.return_own(charge);
+        }
     }
 
     /// What this pod admitted by itself is not spent after all.

@@ -31,7 +31,7 @@ use crate::intake::Refusal;
 use crate::observe::Decision;
 use crate::request::{Descriptor, Request};
 use crate::rules::Rule;
-use crate::verdict::{Applied, Code, Modes, Status, Trace, Verdict};
+use crate::verdict::{Code, OVERRIDE, Status, Trace};
 
 use hits::Hits;
 use latency::Latency;
@@ -49,9 +49,6 @@ pub const SERIES_MAX_DEFAULT: usize = 10_000;
 /// Domains whose overrides are counted apart.
 const OVERRIDES_MAX: usize = 1024;
 
-/// The name of whatever an override in the request limits.
-const OVERRIDE: &str = "override";
-
 /// Counts decisions. A handle: clones share everything.
 #[derive(Debug, Clone)]
 pub struct Meters {
@@ -65,8 +62,6 @@ pub struct Options {
     pub near_limit_ratio: f32,
     /// Rules that are counted apart at most, and values.
     pub series_max: usize,
-    /// How answers are made.
-    pub modes: Modes,
 }
 
 #[derive(Debug)]
@@ -136,7 +131,7 @@ impl Meters {
         shared.took.note(took);
         if verdict.code == Code::OverLimit {
             shared.calls.mine().add(calls::OVER, 1);
-        } else if shared.options.modes.shadow && would_deny(verdict, shared.options.modes) {
+        } else if verdict.shadowed {
             shared.calls.mine().add(calls::SHADOWED, 1);
         }
         for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
@@ -168,7 +163,7 @@ impl Default for Meters {
 impl Default for Options {
     /// As without settings; the ratio is the reference's.
     fn default() -> Self {
-        Self { near_limit_ratio: 0.8, series_max: SERIES_MAX_DEFAULT, modes: Modes::default() }
+        Self { near_limit_ratio: 0.8, series_max: SERIES_MAX_DEFAULT }
     }
 }
 
@@ -270,23 +265,4 @@ impl Shared {
 
 fn non_zero(hash: u64) -> NonZeroU64 {
     NonZeroU64::new(hash).unwrap_or(NonZeroU64::MIN)
-}
-
-/// Whether the verdict would deny but for the global shadow mode: [`crate::verdict::code`], read
-/// off the statuses.
-fn would_deny(verdict: &Verdict<'_>, modes: Modes) -> bool {
-    let (mut quotas, mut quotas_over, mut denied) = (0, 0, false);
-    let is_unlimited =
-        |status: &&Status<'_>| status.limit.is_none() && status.remaining == u32::MAX;
-    for status in verdict.statuses.iter().filter(|status| !is_unlimited(status)) {
-        let rule = status.limit.and_then(|Applied { rule, .. }| rule);
-        let over = status.code == Code::OverLimit;
-        if modes.quota || rule.is_some_and(|rule| rule.quota_mode) {
-            quotas += 1;
-            quotas_over += u32::from(over);
-        } else {
-            denied |= over;
-        }
-    }
-    denied || (quotas > 0 && quotas == quotas_over)
 }

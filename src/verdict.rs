@@ -11,6 +11,9 @@ use crate::key::Key;
 use crate::request::{Few, Request};
 use crate::rules::{Algorithm, FailureMode, Limit, Rule};
 
+/// What stands in the place of a rule's path where the request itself named the limit.
+pub const OVERRIDE: &str = "override";
+
 /// The answer to one request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Verdict<'r> {
@@ -21,6 +24,8 @@ pub struct Verdict<'r> {
     /// The status that the rate limit headers tell of: an index into `statuses`, if any has a
     /// limit.
     pub tightest: Option<usize>,
+    /// It would deny, but for the global shadow mode.
+    pub shadowed: bool,
     /// What Envoy is to know of the request, if asked for.
     pub metadata: Option<Map<String, Value>>,
 }
@@ -125,14 +130,20 @@ impl<'r> Verdict<'r> {
         let statuses: Few<_> = outcomes.iter().map(Outcome::status).collect();
         let metadata = modes.metadata.then(|| metadata::of(request, outcomes));
         let tightest = tightest(outcomes, &statuses, modes);
-        Self { code: code(outcomes, modes), statuses, tightest, metadata }
+        let shadowed = modes.shadow && denies(outcomes, modes);
+        Self { code: code(outcomes, modes), statuses, tightest, shadowed, metadata }
     }
 }
 
-/// Over the limit if one descriptor is, quotas aside, or if there are quotas and each is over.
-/// The global quota mode also counts descriptors without a limit as quotas that pass, as the
-/// reference does; unlimited ones count for neither.
+/// Over the limit if the outcomes deny, but for the global shadow mode.
 pub fn code(outcomes: &[Outcome<'_>], modes: Modes) -> Code {
+    if !modes.shadow && denies(outcomes, modes) { Code::OverLimit } else { Code::Ok }
+}
+
+/// They do if one descriptor is over its limit, quotas aside, or if there are quotas and each is
+/// over. The global quota mode also counts descriptors without a limit as quotas that pass, as the
+/// reference does; unlimited ones count for neither.
+fn denies(outcomes: &[Outcome<'_>], modes: Modes) -> bool {
     let (mut quotas, mut quotas_over, mut denied) = (0, 0, false);
     for outcome in outcomes.iter().filter(|outcome| **outcome != Outcome::Unlimited) {
         let over = outcome.is_over();
@@ -143,8 +154,7 @@ pub fn code(outcomes: &[Outcome<'_>], modes: Modes) -> Code {
             denied |= over;
         }
     }
-    let over = denied || (quotas > 0 && quotas == quotas_over);
-    if over && !modes.shadow { Code::OverLimit } else { Code::Ok }
+    denied || (quotas > 0 && quotas == quotas_over)
 }
 
 /// The last descriptor that is over, quotas aside; else the first of those with fewest remaining.
@@ -200,6 +210,27 @@ impl Counted<'_> {
 
     fn in_shadow(&self) -> bool {
         self.applied.rule.is_some_and(|rule| rule.shadow_mode)
+    }
+}
+
+// === impl Code ===
+
+impl Code {
+    /// In a word, as metrics, logs and files say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Code::Ok => "ok",
+            Code::OverLimit => "over_limit",
+        }
+    }
+}
+
+// === impl Applied ===
+
+impl<'r> Applied<'r> {
+    /// Path of the rule, or [`OVERRIDE`].
+    pub fn rule_path(&self) -> &'r str {
+        self.rule.map_or(OVERRIDE, |rule| &rule.path)
     }
 }
 

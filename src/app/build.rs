@@ -244,7 +244,6 @@ fn meters(answers: &Answers, metrics: &Metrics) -> Meters {
     Meters::new(counting::Options {
         near_limit_ratio: answers.near_limit_ratio,
         series_max: metrics.series_max,
-        modes: modes(answers),
     })
 }
 

@@ -8,7 +8,6 @@
 mod play;
 mod read;
 mod report;
-mod server;
 
 use std::path::{Path, PathBuf};
 
@@ -100,6 +99,22 @@ struct Status {
     /// Its path; [`NO_RULE`] where none may apply.
     rule: Option<(Place, String)>,
     remaining: Option<(Place, u32)>,
+}
+
+// === impl Expect ===
+
+impl Expect {
+    /// Where it begins; `None` if anything may be answered.
+    fn place(&self) -> Option<Place> {
+        let of_status = |status: &Status| {
+            let Status { code, rule, remaining } = status;
+            let code = code.map(|(place, _)| place);
+            let rule = rule.as_ref().map(|(place, _)| *place);
+            code.or(rule).or(remaining.map(|(place, _)| place))
+        };
+        let code = self.code.map(|(place, _)| place);
+        code.or_else(|| self.statuses.iter().find_map(of_status))
+    }
 }
 
 /// What stands for "no rule" in a file. No path is that: one begins with a domain and a dot.

@@ -5,11 +5,12 @@ use std::fmt::Write;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::{Hot, OVERRIDE, TEXT_BYTES_MAX};
+use super::{Hot, TEXT_BYTES_MAX};
 use crate::key::Key;
 use crate::request::Descriptor;
 use crate::rules::Rule;
 use crate::sketch::{Sketch, WAYS};
+use crate::verdict::OVERRIDE;
 
 /// Sets of each sketch: 256 counters.
 const SETS: usize = 32;

@@ -7,7 +7,7 @@ use super::*;
 use crate::key::{Key, KeyHasher};
 use crate::request::{Descriptor, Entry, Request};
 use crate::rules::{self, Limit, Lookup, Rule, Rules, Source, Unit};
-use crate::verdict::{Applied, How, Status, Trace, Verdict};
+use crate::verdict::{Applied, How, OVERRIDE, Status, Trace, Verdict};
 
 const RULES: &str = "
 domain: d
@@ -46,7 +46,7 @@ fn verdict(rule: Option<&Arc<Rule>>, key: Key, over: bool) -> Verdict<'_> {
         counted: Some(Trace { key, hits: 1, over, how: How::Local }),
     };
     let statuses = [status].into_iter().collect();
-    Verdict { code, statuses, tightest: Some(0), metadata: None }
+    Verdict { code, statuses, tightest: Some(0), shadowed: false, metadata: None }
 }
 
 fn at(request: &Request<'_>, verdict: &Verdict<'_>, second: u64, hot: &HotKeys) {

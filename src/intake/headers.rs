@@ -5,9 +5,8 @@
 
 use std::fmt::Write;
 
-use crate::hot::OVERRIDE;
 use crate::settings::Headers;
-use crate::verdict::{Applied, Code, Status, Verdict};
+use crate::verdict::{Applied, Code, OVERRIDE, Status, Verdict};
 
 /// Bytes of a header's value at most: Envoy refuses responses whose headers come to 60 KiB. Items
 /// that find no room are left out.

@@ -9,7 +9,6 @@ use super::wait::Promise;
 use super::{Request, Shared, StoreError, Time, Verdict};
 use crate::key::Key;
 use crate::request::Few;
-use crate::rules::FailureMode;
 use crate::verdict::{self, Code, Counted, How, Outcome, Trace};
 
 /// The state of a request between its first charge and its verdict.
@@ -155,13 +154,7 @@ impl<'a, 'r> Holding<'a, 'r> {
             if spent.contains(&charge.key()) {
                 continue;
             }
-            if settled.taken.tokens > 0 {
-                self.shared.put_back(charge, settled.taken);
-                settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
-            } else if settled.how == How::Failure(FailureMode::Local) && !settled.over {
-                settled.how = How::Local; // once
-                self.shared.return_own(charge);
-            }
+            self.shared.undo(charge, settled);
         }
     }
 }

@@ -2,12 +2,11 @@
 //! that they need.
 
 use super::holding::outcome;
-use super::outcome::{Attempt, Settled};
-use super::resolve::{self, Charge, Resolved};
+use super::outcome::Attempt;
+use super::resolve::{self, Resolved};
 use super::{Request, Shared, StoreError, Time, Verdict};
 use crate::request::Descriptor;
-use crate::rules::{FailureMode, Rules};
-use crate::verdict::How;
+use crate::rules::Rules;
 
 impl Shared {
     /// As [`super::Limiter::decide_at_once`], for the only descriptor of `request`. Nothing has
@@ -23,7 +22,7 @@ impl Shared {
         let attempt = match &resolved {
             Resolved::Free | Resolved::Unlimited => None,
             Resolved::Charged(charge) => {
-                let settled = match self.attempt(charge, now) {
+                let mut settled = match self.attempt(charge, now) {
                     Ok(Attempt::Settled(settled)) => settled,
                     Ok(Attempt::Short(_)) => return None,
                     Err(error) => match self.without_store(charge, now, error) {
@@ -32,7 +31,7 @@ impl Shared {
                     },
                 };
                 if settled.taken.starts > now && !settled.over {
-                    self.undo(charge, settled); // the slot has to be waited for
+                    self.undo(charge, &mut settled); // the slot has to be waited for
                     return None;
                 }
                 Some(Attempt::Settled(settled))
@@ -40,14 +39,5 @@ impl Shared {
         };
         let outcomes = [outcome(&resolved, attempt.as_ref())];
         Some(Ok(Verdict::new(request, &outcomes, self.options.modes)))
-    }
-
-    /// What was charged is not spent after all.
-    fn undo(&self, charge: &Charge<'_>, settled: Settled) {
-        if settled.taken.tokens > 0 {
-            self.put_back(charge, settled.taken);
-        } else if settled.how == How::Failure(FailureMode::Local) {
-            self.return_own(charge);
-        }
     }
 }

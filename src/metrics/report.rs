@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::family::{Buckets, Family, Kind, Labels, Value};
 use super::series::{HOWS, HitSums, Keys, RuleMeter, RuleSums};
-use super::{Meters, OVERRIDE, Shared, calls};
+use super::{Meters, Shared, calls};
+use crate::verdict::OVERRIDE;
 
 /// What all decisions have come to.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,7 +7,7 @@ use super::family::Labels;
 use super::hits::Hits;
 use super::striped::Striped;
 use crate::rules::FailureMode;
-use crate::verdict::How;
+use crate::verdict::{How, OVERRIDE};
 
 /// The name of whatever found no room of its own.
 pub(super) const FOLDED: &str = "folded";
@@ -167,7 +167,7 @@ impl Keys {
 
     /// For overrides, of which the reference makes a series for each value.
     pub(super) fn overrides(domain: &str) -> Self {
-        Self { domain: domain.into(), key1: super::OVERRIDE.into(), key2: None }
+        Self { domain: domain.into(), key1: OVERRIDE.into(), key2: None }
     }
 
     pub(super) fn folded() -> Self {

@@ -10,7 +10,7 @@ use crate::key::Key;
 use crate::request::{Descriptor, Entry};
 use crate::rules::{self, Limit, Lookup, Rules, Source, Unit};
 use crate::time::Time;
-use crate::verdict::{Counted, How, Outcome};
+use crate::verdict::{Applied, Counted, How, Modes, Outcome, Verdict};
 
 const RULES: &str = "
 domain: d
@@ -56,7 +56,6 @@ fn note_descriptor(
     remaining: u64,
     over: bool,
 ) {
-    let modes = meters.shared.options.modes;
     let request = Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 };
     let [descriptor] = &request.descriptors[..] else { unreachable!() };
     let applied = match (rules.find("d", &descriptor.entries), descriptor.limit) {
@@ -74,7 +73,7 @@ fn note_descriptor(
         None if remaining > 0 => Outcome::Unlimited,
         None => Outcome::Free,
     };
-    let verdict = Verdict::new(&request, &[outcome], modes);
+    let verdict = Verdict::new(&request, &[outcome], Modes::default());
     let took = Duration::from_micros(30);
     meters.note(&Decision { request: &request, verdict: &verdict, took, now: Time::default() });
 }

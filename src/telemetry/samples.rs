@@ -12,7 +12,7 @@ use crate::observe::Decision;
 use crate::request::Descriptor;
 use crate::store::Count;
 use crate::time::Clock;
-use crate::verdict::{Code, Status};
+use crate::verdict::Status;
 
 /// The target of their lines; they are logged whatever the level is, since they were asked for.
 pub(super) const TARGET: &str = "ratelease::decision";
@@ -99,8 +99,8 @@ impl Shared {
             domain = decision.request.domain,
             rule = rule_of(status),
             key = counted.map(|it| tracing::field::display(it.key)),
-            verdict = code(status.code),
-            request = code(decision.verdict.code),
+            verdict = status.code.name(),
+            request = decision.verdict.code.name(),
             remaining = status.remaining,
             hits = counted.map(|it| it.hits),
             how = counted.map(|it| it.how.name()),
@@ -123,19 +123,7 @@ impl Shared {
 
 /// The path of the rule behind `status`, or what stood in its place.
 pub(super) fn rule_of<'r>(status: &Status<'r>) -> &'r str {
-    match status.limit.map(|applied| applied.rule) {
-        Some(Some(rule)) => &rule.path,
-        Some(None) => "override",
-        None => "none",
-    }
-}
-
-/// A verdict as lines and spans name it.
-pub(super) fn code(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "ok",
-        Code::OverLimit => "over_limit",
-    }
+    status.limit.map_or("none", |applied| applied.rule_path())
 }
 
 // === impl Values ===

@@ -24,6 +24,7 @@ use crate::time::Clock;
 
 use context::Parent;
 use export::{Export, Queue};
+pub(crate) use span::GRPC_CODES;
 pub use span::{Outcome, Span};
 
 /// Begins spans. A handle: clones share everything; by default it traces nothing.

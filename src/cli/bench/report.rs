@@ -8,27 +8,7 @@ use serde::Serialize;
 use super::call::Failure;
 use super::flags::Plan;
 use super::tally::Tally;
-
-/// gRPC's codes by number.
-const GRPC_CODES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
+use crate::telemetry::trace::GRPC_CODES;
 
 /// The figures of a run with what was asked for. Its fields are those of the JSON.
 #[derive(Debug, Clone, Serialize)]

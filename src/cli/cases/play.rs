@@ -1,10 +1,14 @@
 //! Plays a case and holds the answers to what it expects.
 
-use super::server::Server;
 use super::{Case, NO_RULE, Status, Step};
+use crate::key::KeyHasher;
+use crate::limiter::Exact;
 use crate::request::{Descriptor, Entry, Request};
 use crate::rules::{Lookup, Place, Rules};
-use crate::verdict::{Code, Verdict};
+use crate::verdict::{Modes, Verdict};
+
+/// Keys of a case at most: a file cannot name more descriptors.
+const KEYS_MAX: usize = 1 << 22;
 
 /// An answer that was not as expected.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,13 +26,15 @@ pub(super) struct Failure {
 
 /// All failures of `case`, in order. Of a step's times only the first failure of each kind counts.
 pub(super) fn case(rules: &Rules, case: &Case) -> Vec<Failure> {
-    let mut server = Server::new(rules);
+    let mut server = Exact::new(KEYS_MAX, KeyHasher::new(""), Modes::default());
     let mut failures = Vec::new();
     for step in &case.steps {
         let request = request(step);
         let from = failures.len();
+        // Windows begin at the Unix epoch, and so does the case.
+        server.advance(step.at_us);
         for time in 1..=step.times {
-            let verdict = server.decide(&request, step.at_us);
+            let answered = server.decide(rules, &request);
             let mut note = |place: Place, what: String, expected: String, got: String| {
                 let fresh = failures.iter().skip(from).all(|other: &Failure| other.what != what);
                 if fresh && expected != got {
@@ -37,7 +43,17 @@ pub(super) fn case(rules: &Rules, case: &Case) -> Vec<Failure> {
                     failures.push(Failure { case, place, what, expected, got, time });
                 }
             };
-            check(rules, step, &request, &verdict, time == step.times, &mut note);
+            match answered {
+                Ok(verdict) => {
+                    check(rules, step, &request, &verdict, time == step.times, &mut note);
+                }
+                Err(error) => {
+                    let (what, expected) = ("answer".to_owned(), "a verdict".to_owned());
+                    if let Some(place) = step.expect.place() {
+                        note(place, what, expected, error.to_string());
+                    }
+                }
+            }
         }
     }
     failures
@@ -68,7 +84,7 @@ fn check(
     note: &mut impl FnMut(Place, String, String, String),
 ) {
     if let Some((place, code)) = step.expect.code {
-        note(place, "code".to_owned(), name(code).to_owned(), name(verdict.code).to_owned());
+        note(place, "code".to_owned(), code.name().to_owned(), verdict.code.name().to_owned());
     }
     let several = step.descriptors.len() > 1;
     let each = step.expect.statuses.iter().zip(&verdict.statuses).zip(&request.descriptors);
@@ -76,7 +92,7 @@ fn check(
         let of = if several { format!(" of descriptor {at}") } else { String::new() };
         let Status { code, rule, remaining } = expected;
         if let Some((place, code)) = code {
-            let (expected, got) = (name(*code).to_owned(), name(status.code).to_owned());
+            let (expected, got) = (code.name().to_owned(), status.code.name().to_owned());
             note(*place, format!("code{of}"), expected, got);
         }
         if let Some((place, rule)) = rule {
@@ -95,13 +111,5 @@ fn check(
             let got = status.remaining.to_string();
             note(*place, format!("remaining{of}"), remaining.to_string(), got);
         }
-    }
-}
-
-/// As files say it.
-pub(super) fn name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "ok",
-        Code::OverLimit => "over_limit",
     }
 }

@@ -71,9 +71,6 @@ pub(super) struct KeyTally {
     pub(super) over_limit: u64,
 }
 
-/// How overrides are called, as in the metrics.
-const OVERRIDE: &str = "override";
-
 // === impl Tally ===
 
 impl Tally {
@@ -107,7 +104,7 @@ impl Tally {
         self.unlimited += u64::from(verdict.statuses.iter().all(|status| status.limit.is_none()));
         for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
             let (Some(applied), Some(trace)) = (status.limit, status.counted) else { continue };
-            let rule = applied.rule.map_or(OVERRIDE, |rule| &rule.path);
+            let rule = applied.rule_path();
             self.count(rule, |tally| match (trace.over, status.code) {
                 (false, _) => tally.ok += 1,
                 (true, Code::Ok) => tally.shadow += 1,

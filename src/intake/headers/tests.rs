@@ -44,7 +44,8 @@ fn free<'r>() -> Status<'r> {
 
 fn told(headers: &Headers, code: Code, tightest: usize, all: &[Status<'_>]) -> Vec<String> {
     let statuses: Few<_> = all.iter().copied().collect();
-    let verdict = Verdict { code, statuses, tightest: Some(tightest), metadata: None };
+    let verdict =
+        Verdict { code, statuses, tightest: Some(tightest), shadowed: false, metadata: None };
     of(headers, &verdict).into_iter().map(|(name, value)| format!("{name}: {value}")).collect()
 }
 
@@ -77,6 +78,7 @@ fn nothing_is_told_where_no_limit_applies() {
         code: Code::Ok,
         statuses: [free()].into_iter().collect(),
         tightest: None,
+        shadowed: false,
         metadata: None,
     };
     assert_eq!(of(&ALL, &verdict), []);

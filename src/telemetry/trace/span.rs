@@ -8,7 +8,7 @@ use super::export::Queue;
 use crate::request::Request;
 use crate::telemetry::otlp::message::{KeyValue, Span as Message, Status, StatusCode};
 use crate::telemetry::otlp::nanos;
-use crate::telemetry::samples::{code, rule_of};
+use crate::telemetry::samples::rule_of;
 use crate::time::{Clock, Time};
 use crate::verdict::Verdict;
 
@@ -29,7 +29,7 @@ pub enum Outcome {
 }
 
 /// Names of gRPC's codes, by number.
-const GRPC_CODES: [&str; 17] = [
+pub(crate) const GRPC_CODES: [&str; 17] = [
     "OK",
     "CANCELLED",
     "UNKNOWN",
@@ -82,7 +82,7 @@ impl Span {
         let end = request.domain.floor_char_boundary(DOMAIN_BYTES_MAX);
         let mut noted = vec![
             KeyValue::text("ratelease.domain", &request.domain[..end]),
-            KeyValue::text("ratelease.verdict", code(verdict.code)),
+            KeyValue::text("ratelease.verdict", verdict.code.name()),
             KeyValue::number("ratelease.descriptors", request.descriptors.len()),
         ];
         if let Some(status) = verdict.tightest.and_then(|at| verdict.statuses.get(at)) {

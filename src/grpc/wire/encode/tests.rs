@@ -44,6 +44,7 @@ fn answer<'r>(rule: &'r Arc<Rule>, units: u32) -> Answer<'r> {
         code: Code::OverLimit,
         statuses: [counted, free, now].into_iter().collect::<Few<_>>(),
         tightest: Some(0),
+        shadowed: false,
         metadata: metadata.as_object().cloned(),
     };
     Answer { verdict, headers: vec![("k".into(), "v".into()), ("x-y".into(), String::new())] }
