@@ -46,7 +46,7 @@ pub(crate) struct Reply {
 impl Connection {
     /// Connects to a port.
     pub(crate) async fn open(server: SocketAddr) -> Self {
-        Self::through(async move {
+        Self::through(async {
             let stream = TcpStream::connect(server).await?;
             stream.set_nodelay(true).map(|()| stream)
         })
@@ -55,20 +55,22 @@ impl Connection {
 
     /// Connects to a Unix socket.
     pub(crate) async fn open_unix(server: &Path) -> Self {
-        Self::through(UnixStream::connect(server.to_owned())).await
+        Self::through(UnixStream::connect(server)).await
     }
 
-    /// Goes by way of a relay that takes one connection and no other.
-    async fn through<S>(server: impl Future<Output = Result<S>> + Send + 'static) -> Self
+    /// Goes by way of a relay that takes one connection and no other. The server is connected to
+    /// first, so that whoever comes after the return comes after this connection.
+    async fn through<S>(server: impl Future<Output = Result<S>>) -> Self
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
+        let mut server = server.await.expect("the server takes a connection");
         let relay = TcpListener::bind("127.0.0.1:0").await.expect("a port for the relay");
         let addr = relay.local_addr().expect("the relay's address");
         tokio::spawn(async move {
             let (mut client, _) = relay.accept().await?;
             drop(relay);
-            tokio::io::copy_bidirectional(&mut client, &mut server.await?).await
+            tokio::io::copy_bidirectional(&mut client, &mut server).await
         });
         let endpoint = Endpoint::from_shared(format!("http://{addr}")).expect("an address");
         Self { channel: endpoint.connect().await.expect("the relay takes a connection") }
