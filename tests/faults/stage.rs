@@ -63,7 +63,7 @@ pub struct Stage {
     pub scale: Scale,
     pub tight: u64,
     exact: bool,
-    prefix: String,
+    pub prefix: String,
     _alone: RwLockWriteGuard<'static, ()>,
 }
 
@@ -342,7 +342,7 @@ pub async fn time_until(
 
 /// Counts of fixed windows at one node, as `fixed_window.lua` writes them: the window, then ten
 /// digits of count.
-fn debited_at(node: &Server, prefix: &str) -> Vec<(String, u64)> {
+pub fn debited_at(node: &Server, prefix: &str) -> Vec<(String, u64)> {
     let pattern = format!("{prefix}*");
     let keys: Vec<String> = node.try_command(&["KEYS", &pattern]).unwrap_or_default();
     let count = |key: String| {
