@@ -125,7 +125,7 @@ async fn r13_files_may_not_be_read_or_written() {
     fs::write(&next, version(2, 0)).expect("a written file");
     fs::set_permissions(&next, Permissions::from_mode(0)).expect("a mode");
     fs::rename(&next, place.rules.path().join("rules.yaml")).expect("a renamed file");
-    let told = async || place.told("rules.yaml: cannot be read: Permission denied") > 0;
+    let told = async || place.told("rules.yaml: permission denied; let the user") > 0;
     row.holds(time_until(SOON, told).await.is_some(), "what may not be read is not told");
     row.holds(place.answers_by(1).await, "the last good rules are gone");
 

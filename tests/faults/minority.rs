@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::masters::{FAILOVER_MAX, RESUME_MAX, is_writable, judge_failover};
 use crate::row::Row;
-use crate::stage::{Plan, debited_at, scripts, time_until};
+use crate::stage::{Plan, count_at, scripts, time_until};
 use crate::support::now;
 use crate::support::paced::Paced;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
@@ -29,7 +29,12 @@ async fn r8_a_master_is_alone_with_the_pods() {
             rate_limit: {{unit: day, requests_per_unit: {limit}, failure_mode: deny}}}}\n"
     );
     let stage = Plan { more, ..Plan::new("r8-lone", &cluster) }.start().await;
-    let key = stage.learn(SPLIT, &cluster).await;
+    let known = stage.debited(&cluster);
+    // Denied while its lease is late.
+    let passes = async || stage.envoy.get(SPLIT, &[]).await.status == 200;
+    time_until(FAILOVER_MAX, passes).await.expect("a first lease");
+    let keys = stage.debited(&cluster).into_keys();
+    let key = { keys }.find(|key| !known.contains_key(key)).expect("a new key");
     let load = stage.load().await;
     let alone = cluster.slot_owner(0, &key);
     let (lone, heir) = (&cluster.nodes[alone], &cluster.nodes[alone + 3]);
@@ -40,10 +45,7 @@ async fn r8_a_master_is_alone_with_the_pods() {
     // It tells no more once it has given up.
     let mut forgotten = 0;
     let heir_writes = async || {
-        forgotten = debited_at(lone, &stage.prefix)
-            .into_iter()
-            .find(|(of, _)| *of == key)
-            .map_or(forgotten, |(_, count)| count);
+        forgotten = count_at(lone, &key).unwrap_or(forgotten);
         is_writable(heir, &key)
     };
     let writable = time_until(FAILOVER_MAX, heir_writes).await;

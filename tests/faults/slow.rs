@@ -124,7 +124,7 @@ async fn lent(stage: &Stage) -> (u64, u64) {
 
 /// The mean lease of the next few.
 async fn lease_size(stage: &Stage) -> f64 {
-    const GRANTS: u64 = 5;
+    const GRANTS: u64 = 3;
     let before = lent(stage).await;
     let come = async || lent(stage).await.1 >= before.1 + GRANTS;
     assert!(time_until(Duration::from_secs(30), come).await.is_some(), "no leases come");
@@ -156,7 +156,7 @@ async fn r6_leases_grow_with_the_round_trip() {
     set_all(proxied(), Fault::Latency { delay, jitter: Duration::ZERO });
     // Until it is learnt, by a connection or two that are given up and the first replies.
     let (_, grants) = lent(&stage).await;
-    let learnt = async || lent(&stage).await.1 >= grants + 3;
+    let learnt = async || lent(&stage).await.1 >= grants + 2;
     row.holds(time_until(Duration::from_secs(30), learnt).await.is_some(), "no leases come");
     let far = lease_size(&stage).await;
     set_all(proxied(), Fault::None);

@@ -109,6 +109,7 @@ impl Proxy {
         let accepting = runtime().spawn(async move {
             let listener = TcpListener::from_std(listener).expect("a listener for tokio");
             taking.take_from(&listener).await;
+            drop(listener); // its place is to be empty
             taking.accept(addr).await;
         });
         Self { addr, shared, accepting }
