@@ -127,7 +127,7 @@ async fn r13_files_may_not_be_read_or_written() {
     // With its mode before it is in its place.
     let next = place.rules.path().join("next");
     fs::write(&next, version(2, 0)).expect("a written file");
-    fs::set_permissions(&next, Permissions::from_mode(0)).expect("a mode");
+    fs::set_permissions(&next, Permissions::from_mode(0o000)).expect("a mode");
     fs::rename(&next, place.rules.path().join("rules.yaml")).expect("a renamed file");
     let told = async || place.told("rules.yaml: permission denied; let the user") > 0;
     row.holds(time_until(SOON, told).await.is_some(), "what may not be read is not told");

@@ -9,7 +9,6 @@ use std::time::Duration;
 use crate::masters::{FAILOVER_MAX, RESUME_MAX, is_writable, judge_failover};
 use crate::row::Row;
 use crate::stage::{Plan, count_at, scripts, time_until};
-use crate::support::now;
 use crate::support::paced::Paced;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
 
@@ -40,8 +39,7 @@ async fn r8_a_master_is_alone_with_the_pods() {
     let (lone, heir) = (&cluster.nodes[alone], &cluster.nodes[alone + 3]);
 
     cluster.part(alone);
-    let parted = now();
-    let split = Paced::new(&[SPLIT.to_owned()], stage.scale.rate / 2).start(stage.envoy.ingress);
+    let split = Paced::new(&[SPLIT.to_owned()], stage.scale.rate / 4).start(stage.envoy.ingress);
     // It tells no more once it has given up.
     let mut forgotten = 0;
     let heir_writes = async || {
@@ -53,7 +51,6 @@ async fn r8_a_master_is_alone_with_the_pods() {
     let resumed = time_until(FAILOVER_MAX, async || scripts(heir) > at_first).await;
     let gave_up = time_until(FAILOVER_MAX, async || !is_writable(lone, &key)).await;
     let split = split.stop_after(Duration::from_secs(1)).await;
-    let last = now();
     cluster.join();
     let follows = async || lone.info("replication").get("role").is_some_and(|it| it == "slave");
     let demoted = time_until(FAILOVER_MAX, follows).await;
@@ -64,7 +61,6 @@ async fn r8_a_master_is_alone_with_the_pods() {
     row.holds(gave_up.is_some(), "the lone master goes on lending");
     row.holds(demoted.is_some(), "the lone master does not follow its heir after it");
     stage.judge(&mut row, &samples, 2 * stage.tight).await;
-    stage.judge_latency(&mut row, &samples, parted, last);
     row.note(&format!("{forgotten} lent by the lone master of the key that counts here"));
     row.holds(forgotten > 1, "the lone master lent nothing: the row shows nothing");
     row.holds(split.tally().faults() == 0, "errors on the key of two masters");
