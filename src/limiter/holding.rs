@@ -72,8 +72,7 @@ impl<'a, 'r> Holding<'a, 'r> {
                 Ok(Entered::Queued(reply)) => {
                     queued.push((at, Queued { shared: self.shared, charge, reply }));
                 }
-                Ok(Entered::Overdue) => words.push((at, charge, Err(StoreError::Away))),
-                Err(error) => words.push((at, charge, Err(error))),
+                Ok(Entered::Refused(error)) | Err(error) => words.push((at, charge, Err(error))),
             }
         }
         for (at, place) in queued {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::wait::Promise;
 use crate::buffer::Lot;
+use crate::store::StoreError;
 use crate::time::Time;
 use crate::verdict::How;
 
@@ -44,8 +45,9 @@ pub(super) enum Entered {
     Settled(Settled),
     /// The reply will come here.
     Queued(Promise),
-    /// The ask that is out is overdue: waiting for it would only make the answer late.
-    Overdue,
+    /// The ask that is out is overdue, so that waiting for it would only make the answer late; or
+    /// the store refused the key a moment ago.
+    Refused(StoreError),
 }
 
 /// What is to be done about a key that may lie idle.
