@@ -19,6 +19,7 @@ use tonic::service::Routes;
 
 use super::call::{Call, Rest};
 use super::cork::{Cork, Corked};
+use super::greeting::{self, GREETING, Strangers};
 use super::rest;
 use crate::intake::Intake;
 
@@ -27,6 +28,11 @@ use crate::intake::Intake;
 /// An Envoy opens a connection for each of its workers, and another when one has no stream left.
 /// With each call waiting 5 ms for a lease, this many are 51 000 a second.
 const STREAMS_MAX: u32 = 256;
+
+/// Calls that are answered at once before other connections have their turn. A client that waits for
+/// its answers has no more under way; one that resets its calls without waiting could go on until
+/// tokio's own budget for a task is used up, which is thousands of calls.
+const TURN_CALLS_MAX: u32 = STREAMS_MAX;
 
 /// Streams that a client reset before they were handled, at most, before the connection is closed
 /// (CVE-2023-44487). Envoy resets a stream whenever its timeout strikes, so a stall must not look
@@ -58,6 +64,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) struct Inside {
     pub(super) intake: Intake,
     pub(super) routes: Routes,
+    pub(super) strangers: Strangers,
     /// A connection is asked to go away after this.
     pub(super) age: Option<Duration>,
 }
@@ -66,14 +73,21 @@ type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Er
 
 /// Serves a connection until its client closes it, or until `stop` is true and every call has been
 /// answered.
-pub(super) async fn serve<I>(io: I, inside: Inside, mut stop: watch::Receiver<bool>)
+pub(super) async fn serve<I>(mut io: I, inside: Inside, mut stop: watch::Receiver<bool>)
 where
     I: AsyncRead + AsyncWrite + Unpin,
 {
-    let cork = Cork::default();
-    let Ok(mut connection) = builder().handshake(Corked::new(io, cork.clone())).await else {
-        return; // it does not speak HTTP/2, or is gone
+    let greeted = tokio::select! {
+        greeted = greeting::read(&mut io, &inside.strangers) => greeted,
+        // Who has not said what it wants is owed nothing.
+        _ = stop.wait_for(|stop| *stop) => None,
     };
+    if greeted.is_none() {
+        return;
+    }
+    let cork = Cork::default();
+    let io = Corked::new(io, cork.clone(), GREETING);
+    let Ok(mut connection) = builder().handshake(io).await else { return };
     let mut silence = pin!(silence(connection.ping_pong()));
     let mut told_to_go = pin!(async {
         tokio::select! {
@@ -100,8 +114,8 @@ where
     }
 }
 
-/// Answers calls until one comes that takes longer; `None` at the connection's end. Answers are
-/// held back while there are calls that have been read already.
+/// Answers calls until one comes that takes longer, or others have to have their turn; `None` at
+/// the connection's end. Answers are held back while there are calls that have been read already.
 fn next<I>(
     connection: &mut Connection<Corked<I>, Bytes>,
     cork: &Cork,
@@ -111,7 +125,7 @@ fn next<I>(
 where
     I: AsyncRead + AsyncWrite + Unpin,
 {
-    loop {
+    for _ in 0..TURN_CALLS_MAX {
         cork.hold();
         let accepted = match connection.poll_accept(cx) {
             Poll::Ready(accepted) => accepted,
@@ -128,6 +142,10 @@ where
             return Poll::Ready(Some(rest));
         }
     }
+    // What was answered goes out, and the rest is read once others have had their turn.
+    cork.release();
+    cx.waker().wake_by_ref();
+    connection.poll_closed(cx).map(|_| None)
 }
 
 /// An error ends the connection: it is the client's, or the network's.
@@ -167,3 +185,6 @@ async fn old(age: Option<Duration>) {
         None => pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -23,6 +23,8 @@ pub(super) struct Corked<I> {
     io: I,
     cork: Cork,
     held: BytesMut,
+    /// Read before all that is still to come: someone has looked at it already.
+    read: &'static [u8],
 }
 
 // === impl Cork ===
@@ -46,8 +48,9 @@ impl Cork {
 // === impl Corked ===
 
 impl<I: AsyncWrite + Unpin> Corked<I> {
-    pub(super) fn new(io: I, cork: Cork) -> Self {
-        Self { io, cork, held: BytesMut::new() }
+    /// `read` has been read from `io` already; whoever reads this finds it first.
+    pub(super) fn new(io: I, cork: Cork, read: &'static [u8]) -> Self {
+        Self { io, cork, held: BytesMut::new(), read }
     }
 
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -74,6 +77,12 @@ impl<I: AsyncRead + Unpin> AsyncRead for Corked<I> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.read.is_empty() {
+            let (read, later) = self.read.split_at(self.read.len().min(buf.remaining()));
+            buf.put_slice(read);
+            self.read = later;
+            return Poll::Ready(Ok(()));
+        }
         Pin::new(&mut self.io).poll_read(cx, buf)
     }
 }
@@ -127,7 +136,7 @@ mod tests {
     async fn what_is_held_goes_out_in_one_piece_and_in_order() {
         let (io, mut other) = duplex(1024);
         let cork = Cork::default();
-        let mut corked = Corked::new(io, cork.clone());
+        let mut corked = Corked::new(io, cork.clone(), b"");
         cork.hold();
         for part in ["one ", "two ", "three"] {
             corked.write_all(part.as_bytes()).await.unwrap();
@@ -145,7 +154,7 @@ mod tests {
     async fn a_reader_that_is_slow_holds_the_writer_up() {
         let (io, mut other) = duplex(HELD_MAX);
         let cork = Cork::default();
-        let mut corked = Corked::new(io, cork.clone());
+        let mut corked = Corked::new(io, cork.clone(), b"");
         cork.hold();
         let block = vec![7_u8; HELD_MAX];
         corked.write_all(&block).await.unwrap();
@@ -158,10 +167,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_was_read_before_is_read_first() {
+        let (io, mut other) = duplex(1024);
+        let mut corked = Corked::new(io, Cork::default(), b"once upon");
+        other.write_all(b" a time").await.unwrap();
+        drop(other);
+        let mut read = [0; 4];
+        corked.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"once");
+        let mut rest = String::new();
+        corked.read_to_string(&mut rest).await.unwrap();
+        assert_eq!(rest, " upon a time");
+    }
+
+    #[tokio::test]
     async fn nothing_is_lost_at_the_end() {
         let (io, mut other) = duplex(1024);
         let cork = Cork::default();
-        let mut corked = Corked::new(io, cork.clone());
+        let mut corked = Corked::new(io, cork.clone(), b"");
         cork.hold();
         corked.write_all(b"goodbye").await.unwrap();
         corked.shutdown().await.unwrap();

@@ -96,7 +96,7 @@ async fn a_message_that_cannot_be_decoded_gets_its_reason() {
         ("field 0", vec![0], Code::Internal, "tag"),
         ("a number without end", endless, Code::Internal, "varint"),
         ("a length past the end", vec![0x0A, 200, 1, b'x'], Code::Internal, "underflow"),
-        ("more than 1 MiB", long, Code::OutOfRange, "the limit is: 1048576 bytes"),
+        ("more than 1 MiB", long, Code::ResourceExhausted, "the limit is: 1048576 bytes"),
     ])
     .await;
 }
@@ -192,11 +192,11 @@ async fn a_call_that_is_no_call_of_ours_gets_a_grpc_error() {
         ),
         (ours(), vec![], Code::Internal, "Missing request message"),
         (ours(), cut, Code::Internal, "Unexpected EOF"),
-        (ours(), of_4_gib, Code::OutOfRange, "4294967295 bytes, the limit is: 1048576"),
+        (ours(), of_4_gib, Code::ResourceExhausted, "4294967295 bytes, the limit is: 1048576"),
         (ours(), flagged(1), Code::Internal, "compressed-flag but no grpc-encoding"),
         (ours(), flagged(7), Code::Internal, "invalid compression flag: 7"),
         (ours().header("grpc-encoding", "zip"), flagged(1), Code::Unimplemented, "`zip`"),
-        (html, b"<html></html>".to_vec(), Code::Internal, "invalid compression flag: 60"),
+        (html, b"<html></html>".to_vec(), Code::Internal, "has to be application/grpc"),
         (long_header, framed(&good()), Code::Unknown, "HTTP 431"),
     ];
     for (head, body, code, reason) in cases {
