@@ -29,11 +29,6 @@ use crate::intake::Intake;
 /// With each call waiting 5 ms for a lease, this many are 51 000 a second.
 const STREAMS_MAX: u32 = 256;
 
-/// Calls that are answered at once before other connections have their turn. A client that waits for
-/// its answers has no more under way; one that resets its calls without waiting could go on until
-/// tokio's own budget for a task is used up, which is thousands of calls.
-const TURN_CALLS_MAX: u32 = STREAMS_MAX;
-
 /// Streams that a client reset before they were handled, at most, before the connection is closed
 /// (CVE-2023-44487). Envoy resets a stream whenever its timeout strikes, so a stall must not look
 /// like an attack: this many is far above h2's own 20.
@@ -114,8 +109,11 @@ where
     }
 }
 
-/// Answers calls until one comes that takes longer, or others have to have their turn; `None` at
-/// the connection's end. Answers are held back while there are calls that have been read already.
+/// Answers calls until one comes that takes longer; `None` at the connection's end. Answers are
+/// held back while there are calls that have been read already.
+///
+/// It does not go on for ever: a client that waits for its answers has no more calls than streams,
+/// and what is read before others have their turn is bounded (`cork.rs`).
 fn next<I>(
     connection: &mut Connection<Corked<I>, Bytes>,
     cork: &Cork,
@@ -125,7 +123,7 @@ fn next<I>(
 where
     I: AsyncRead + AsyncWrite + Unpin,
 {
-    for _ in 0..TURN_CALLS_MAX {
+    loop {
         cork.hold();
         let accepted = match connection.poll_accept(cx) {
             Poll::Ready(accepted) => accepted,
@@ -142,10 +140,6 @@ where
             return Poll::Ready(Some(rest));
         }
     }
-    // What was answered goes out, and the rest is read once others have had their turn.
-    cork.release();
-    cx.waker().wake_by_ref();
-    connection.poll_closed(cx).map(|_| None)
 }
 
 /// An error ends the connection: it is the client's, or the network's.

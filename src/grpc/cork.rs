@@ -1,5 +1,5 @@
 //! A connection that holds what is written back until told to let it out, so that the answers to
-//! requests that were read together leave together.
+//! requests that were read together leave together; and that is not read for ever while others wait.
 
 use std::io;
 use std::pin::Pin;
@@ -13,6 +13,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Above this, what is held goes out whatever the cork says.
 const HELD_MAX: usize = 16 * 1024;
 
+/// Bytes that are read one after the other before other tasks have their turn: some hundred calls.
+/// tokio would let a task go on for 128 reads, which is a mebibyte of frames; a client that has them
+/// do as much as possible (a new window for all its streams) held a thread for seconds that way.
+const TURN_BYTES: usize = 32 * 1024;
+
 /// Holds writes back or lets them out. A handle: clones are of one connection.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cork(Arc<AtomicBool>);
@@ -25,6 +30,8 @@ pub(super) struct Corked<I> {
     held: BytesMut,
     /// Read before all that is still to come: someone has looked at it already.
     read: &'static [u8],
+    /// Bytes read since there was last nothing to be read.
+    turn: usize,
 }
 
 // === impl Cork ===
@@ -50,7 +57,7 @@ impl Cork {
 impl<I: AsyncWrite + Unpin> Corked<I> {
     /// `read` has been read from `io` already; whoever reads this finds it first.
     pub(super) fn new(io: I, cork: Cork, read: &'static [u8]) -> Self {
-        Self { io, cork, held: BytesMut::new(), read }
+        Self { io, cork, held: BytesMut::new(), read, turn: 0 }
     }
 
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -83,7 +90,18 @@ impl<I: AsyncRead + Unpin> AsyncRead for Corked<I> {
             self.read = later;
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut self.io).poll_read(cx, buf)
+        if self.turn >= TURN_BYTES {
+            self.turn = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.io).poll_read(cx, buf);
+        self.turn = match polled {
+            Poll::Ready(_) => self.turn + buf.filled().len() - before,
+            Poll::Pending => 0,
+        };
+        polled
     }
 }
 
@@ -128,6 +146,8 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Corked<I> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::*;
@@ -178,6 +198,22 @@ mod tests {
         let mut rest = String::new();
         corked.read_to_string(&mut rest).await.unwrap();
         assert_eq!(rest, " upon a time");
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_always_finds_something_lets_others_have_their_turn() {
+        let (io, mut other) = duplex(8 * TURN_BYTES);
+        other.write_all(&vec![7; 4 * TURN_BYTES]).await.unwrap();
+        let mut corked = Corked::new(io, Cork::default(), b"");
+        let (mut read, mut turns) = (0, 0);
+        while read < 4 * TURN_BYTES {
+            let mut part = [0; TURN_BYTES / 4];
+            match futures_util::poll!(pin!(corked.read(&mut part))) {
+                Poll::Ready(part) => read += part.unwrap(),
+                Poll::Pending => turns += 1,
+            }
+        }
+        assert_eq!(turns, 3);
     }
 
     #[tokio::test]

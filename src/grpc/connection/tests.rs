@@ -1,7 +1,6 @@
 //! Connections in virtual time, over pipes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
@@ -10,7 +9,6 @@ use crate::control::Published;
 use crate::grpc::wire;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
-use crate::rules::{self, Source};
 use crate::store::memory::MemoryStore;
 use crate::time::Clock;
 use crate::verdict::Modes;
@@ -20,7 +18,7 @@ const PIPE_BYTES: usize = 64;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Serves, without a rule for anything.
+/// Serves, without any rules.
 fn inside(age: Option<Duration>) -> Inside {
     let options = Options {
         max_wait: Duration::from_millis(5),
@@ -31,11 +29,7 @@ fn inside(age: Option<Duration>) -> Inside {
         unix_start: Duration::ZERO,
     };
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
-    let published = Arc::new(Published::new());
-    let source = Source { name: "d.yaml".to_owned(), text: "domain: d".into() };
-    let loaded = rules::load(&[source], rules::Options::default()).unwrap();
-    published.publish(Arc::new(loaded.rules));
-    let intake = Intake::new(limiter, published, None, 10);
+    let intake = Intake::new(limiter, Arc::new(Published::new()), None, 10);
     let routes = Routes::new(wire::service(intake.clone())).prepare();
     Inside { intake, routes, strangers: Strangers::default(), age }
 }
@@ -114,40 +108,4 @@ async fn at_the_end_a_connection_without_calls_goes_at_once() {
         assert!(timeout(Duration::from_secs(1), served).await.is_ok(), "greets: {greets}");
         client.abort();
     }
-}
-
-/// A frame of HTTP/2 (RFC 9113 §4.1).
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-}
-
-/// A whole call that nobody has to wait for, and its reset.
-fn call_and_reset(stream: u32) -> Vec<u8> {
-    const MESSAGE: &[u8] = b"\x0a\x01d\x12\x08\x0a\x06\x0a\x01k\x12\x01v";
-    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    let path = [&[0x83, 0x86, 0x04][..], &text(wire::SHOULD_RATE_LIMIT)].concat();
-    let block = [path, [&[0x0f, 0x10][..], &text("application/grpc")].concat()].concat();
-    let message = [&[0, 0, 0, 0, u8::try_from(MESSAGE.len()).unwrap()], MESSAGE].concat();
-    let head = frame(1, 4, stream, &block);
-    [head, frame(0, 1, stream, &message), frame(3, 0, stream, &[0, 0, 0, 8])].concat()
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_connection_that_always_has_calls_lets_others_have_their_turn() {
-    const CALLS: u32 = 4 * TURN_CALLS_MAX;
-    let calls = (0..CALLS).flat_map(|n| call_and_reset(2 * n + 1)).collect::<Vec<_>>();
-    let (near, mut far) = duplex(4 << 20);
-    far.write_all(&[GREETING, &frame(4, 0, 0, &[]), &calls].concat()).await.unwrap();
-    far.shutdown().await.unwrap();
-    let (_end, ended) = watch::channel(false);
-    let (turns, inside) = (AtomicU32::new(0), inside(None));
-    let mut serving = pin!(serve(near, inside, ended));
-    poll_fn(|cx| {
-        turns.fetch_add(1, Ordering::Relaxed);
-        serving.as_mut().poll(cx)
-    })
-    .await;
-    let turns = turns.into_inner();
-    assert!(turns >= CALLS / TURN_CALLS_MAX, "{CALLS} calls in {turns} turns");
 }

@@ -224,7 +224,7 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
         &[PREFACE, &[0, 0, 1, 0, 0, 0, 0, 0, 0, 7]].concat(),
         &[PREFACE, &[0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 1, 5, 0, 0, 0, 1], &[0xFF; 4]].concat(),
     ];
-    for bytes in cases {
+    for bytes in cases.into_iter().chain(cases) {
         let mut stream = TcpStream::connect(pod.grpc).await.unwrap();
         stream.write_all(bytes).await.unwrap();
         let mut told = Vec::new();
@@ -234,6 +234,10 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
         assert!(closed.is_ok(), "still open after {name:?}");
         let reply = neighbour.call(&good()).await;
         assert_eq!(reply.is_over_limit(), Some(false), "after {name:?}: {reply:?}");
+    }
+    let log = pod.process.log();
+    for told in ["a client speaks TLS to the gRPC port", "a client speaks HTTP/1 to the gRPC port"] {
+        assert_eq!(log.matches(told).count(), 1, "{told}: {log}");
     }
     pod.is_unharmed();
 }
