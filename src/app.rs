@@ -121,7 +121,7 @@ impl App {
         let App { published, health, limiter, intake, open, supervisor, .. } = self;
         let (end_grpc, grpc_ended) = watch::channel(false);
         let (end_http, http_ended) = watch::channel(false);
-        let (health_service, handle) = serve::health().await;
+        let (health_service, handle) = serve::health();
         let mut side = Background::new(&supervisor);
         side.keep_health(published.clone(), health.clone(), handle.clone());
         side.keep_limiter(published, limiter.clone());
@@ -175,7 +175,7 @@ impl App {
 impl Serving {
     async fn drain(mut self, is_serving: bool) {
         self.health.drain();
-        self.handle.set(false).await;
+        self.handle.set(false);
         let part = self.drain_max / DRAIN_PARTS;
         if is_serving {
             if self.open.count() > 0 {
@@ -210,7 +210,7 @@ impl Serving {
     /// Takes no more calls and lets those under way finish, within `limit`.
     async fn finish(&mut self, limit: Duration) {
         // Not before: a watcher whose call ends while calls are taken begins another.
-        self.handle.end().await;
+        self.handle.end();
         self.end_grpc.send_replace(true);
         let finished = async {
             // It logs its own fault.

@@ -10,6 +10,8 @@
 mod call;
 mod connection;
 mod cork;
+mod greeting;
+mod health;
 mod rest;
 pub mod serve;
 pub(crate) mod wire;
@@ -35,7 +37,7 @@ fn status_of(refusal: &Refusal) -> Status {
         Refusal::EmptyDomain | Refusal::NoDescriptors | Refusal::NoRules => Status::unknown(reason),
         Refusal::Invalid(_) => Status::invalid_argument(reason),
         Refusal::Store(_) => Status::unavailable(reason),
-        Refusal::Overloaded => Status::resource_exhausted(reason),
+        Refusal::Overloaded | Refusal::NoRoom => Status::resource_exhausted(reason),
         Refusal::Panicked => Status::internal(reason),
     }
 }

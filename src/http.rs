@@ -6,12 +6,13 @@ use std::io;
 use std::time::Duration;
 
 use ::http::{StatusCode, header};
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
-use axum::{Extension, Router};
+use axum::{BoxError, Extension, Router};
+use futures_util::StreamExt;
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tonic::service::Routes;
@@ -19,7 +20,7 @@ use tonic::transport::Server;
 
 use crate::accept::{OpenConnections, connections};
 use crate::control::health::Health;
-use crate::intake::{Answer, Intake, Refusal};
+use crate::intake::{Answer, Held, Intake, Refusal};
 use crate::telemetry::trace::{Door, Outcome, Span};
 use crate::verdict::Code;
 
@@ -43,8 +44,8 @@ const HEADER_BYTES_MAX: u32 = 16 * 1024;
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Serves `routes` until `stop` resolves and every request has been answered. `open` counts its
-/// connections. Clients that keep
-/// their connection are told to go; one that leaves a request unfinished is the caller's to bound.
+/// connections. Clients that keep their connection are told to go; one that leaves a request
+/// unfinished is the caller's to bound.
 ///
 /// axum's own server is not used: it gives a client for ever to send its headers, while tonic's
 /// sets hyper's timer.
@@ -92,7 +93,8 @@ pub fn routes(intake: Intake, health: Health) -> Router {
 }
 
 /// Lets a request in, or answers at once: 503 when too many are under way, 500 after a panic.
-async fn pass(State(intake): State<Intake>, mut request: Request, next: Next) -> Response {
+async fn pass(State(intake): State<Intake>, request: Request, next: Next) -> Response {
+    let mut request = request.map(|body| counted(body, intake.hold()));
     let span = intake.begin(Door::Json, request.headers());
     if let Some(span) = &span {
         request.extensions_mut().insert(span.clone());
@@ -100,7 +102,7 @@ async fn pass(State(intake): State<Intake>, mut request: Request, next: Next) ->
     let passed = intake.pass(next.run(request)).await;
     let response = passed.unwrap_or_else(|refusal| {
         let status = match refusal {
-            Refusal::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Refusal::Overloaded | Refusal::NoRoom => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, format!("{refusal}\n")).into_response()
@@ -109,6 +111,15 @@ async fn pass(State(intake): State<Intake>, mut request: Request, next: Next) ->
         span.end(Outcome::Http(response.status().as_u16()));
     }
     response
+}
+
+/// The same body, whose bytes count as `held` until all of it has been read.
+fn counted(body: Body, mut held: Held) -> Body {
+    let pieces = body.into_data_stream().map(move |piece| match piece {
+        Ok(piece) => held.take(piece.len()).map(|()| piece).map_err(BoxError::from),
+        Err(error) => Err(error.into()),
+    });
+    Body::from_stream(pieces)
 }
 
 /// The reference's probe: 200 and `OK`, or 500 and nothing.

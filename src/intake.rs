@@ -20,6 +20,7 @@ use crate::time::Time;
 use crate::verdict::Verdict;
 
 use gate::Gate;
+pub use gate::Held;
 
 /// Descriptors of one request at most. Envoy sends as many as the route has actions for, so a
 /// client cannot reach this.
@@ -68,6 +69,9 @@ pub enum Refusal {
     /// As many calls as may be are under way.
     #[error("too many calls are under way; raise MAX_IN_FLIGHT if they only wait")]
     Overloaded,
+    /// The messages that are being read take all the room there is for them.
+    #[error("no room for the message: too much of others is under way; send it again")]
+    NoRoom,
     /// Nothing was charged that has not gone back.
     #[error("the call failed here (a fault of the program's own; the log has more)")]
     Panicked,
@@ -119,6 +123,11 @@ impl Intake {
     /// panicked ([`Refusal::Panicked`]).
     pub async fn pass<T>(&self, call: impl Future<Output = T>) -> Result<T, Refusal> {
         self.gate.pass(call).await.inspect_err(|refusal| self.observers.note_refusal(refusal))
+    }
+
+    /// To count what is read of a message that is not whole yet.
+    pub fn hold(&self) -> Held {
+        self.gate.hold()
     }
 
     /// What has happened here since the process began, by name.

@@ -147,7 +147,7 @@ impl Meters {
             Refusal::NoRules => 2,
             Refusal::Invalid(_) => 3,
             Refusal::Store(_) => 4,
-            Refusal::Overloaded => 5,
+            Refusal::Overloaded | Refusal::NoRoom => 5,
             Refusal::Panicked => 6,
         };
         self.shared.calls.mine().add(calls::REFUSED + reason, 1);

@@ -130,7 +130,7 @@ async fn keep_health((published, health, handle): (Arc<Published>, Health, Healt
     let mut changes = published.changes();
     loop {
         let healthy = health.is_healthy();
-        handle.set(healthy).await;
+        handle.set(healthy);
         // A drain that began meanwhile has said no, and the line above may have said yes after it.
         if healthy == health.is_healthy() && changes.changed().await.is_err() {
             return;

@@ -36,18 +36,18 @@ impl Call {
     /// Answers it, if that can be done at once; else returns it.
     pub(super) fn answer(mut self, intake: &Intake, cx: &mut Context<'_>) -> Option<Rest> {
         if !self.is_plain() {
-            return Some(self.hand_on(None));
+            return Some(self.hand_on(intake, None));
         }
         let read = match self.request.body_mut().poll_data(cx) {
             Poll::Ready(Some(Ok(read))) => read,
             // Nothing was taken out: whoever comes next finds it.
-            Poll::Pending | Poll::Ready(None) => return Some(self.hand_on(None)),
+            Poll::Pending | Poll::Ready(None) => return Some(self.hand_on(intake, None)),
             Poll::Ready(Some(Err(_))) => return None, // the client has reset it
         };
         // It has been read whole, whatever becomes of it.
         let _ = self.request.body_mut().flow_control().release_capacity(read.len());
         if !self.request.body().is_end_stream() {
-            return Some(self.hand_on(Some(read)));
+            return Some(self.hand_on(intake, Some(read)));
         }
         let mut answer = BytesMut::new();
         let span = intake.begin(Door::Grpc, self.request.headers());
@@ -56,7 +56,7 @@ impl Call {
             None => {
                 // Whoever sees to it begins another.
                 span.inspect(Span::discard);
-                return Some(self.hand_on(Some(read)));
+                return Some(self.hand_on(intake, Some(read)));
             }
             Some(Ok(())) => {
                 self.send(answer.freeze());
@@ -96,9 +96,9 @@ impl Call {
         }
     }
 
-    fn hand_on(self, read: Option<Bytes>) -> Rest {
+    fn hand_on(self, intake: &Intake, read: Option<Bytes>) -> Rest {
         let Self { request, respond } = self;
-        Rest { request: request.map(|body| Body::new(read, body)), respond }
+        Rest { request: request.map(|body| Body::new(read, body, intake.hold())), respond }
     }
 }
 

@@ -19,6 +19,7 @@ use tonic::service::Routes;
 
 use super::call::{Call, Rest};
 use super::cork::{Cork, Corked};
+use super::greeting::{self, GREETING, Strangers};
 use super::rest;
 use crate::intake::Intake;
 
@@ -58,6 +59,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) struct Inside {
     pub(super) intake: Intake,
     pub(super) routes: Routes,
+    pub(super) strangers: Strangers,
     /// A connection is asked to go away after this.
     pub(super) age: Option<Duration>,
 }
@@ -66,14 +68,21 @@ type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Er
 
 /// Serves a connection until its client closes it, or until `stop` is true and every call has been
 /// answered.
-pub(super) async fn serve<I>(io: I, inside: Inside, mut stop: watch::Receiver<bool>)
+pub(super) async fn serve<I>(mut io: I, inside: Inside, mut stop: watch::Receiver<bool>)
 where
     I: AsyncRead + AsyncWrite + Unpin,
 {
-    let cork = Cork::default();
-    let Ok(mut connection) = builder().handshake(Corked::new(io, cork.clone())).await else {
-        return; // it does not speak HTTP/2, or is gone
+    let greeted = tokio::select! {
+        greeted = greeting::read(&mut io, &inside.strangers) => greeted,
+        // Who has not said what it wants is owed nothing.
+        _ = stop.wait_for(|stop| *stop) => None,
     };
+    if greeted.is_none() {
+        return;
+    }
+    let cork = Cork::default();
+    let io = Corked::new(io, cork.clone(), GREETING);
+    let Ok(mut connection) = builder().handshake(io).await else { return };
     let mut silence = pin!(silence(connection.ping_pong()));
     let mut told_to_go = pin!(async {
         tokio::select! {
@@ -102,6 +111,9 @@ where
 
 /// Answers calls until one comes that takes longer; `None` at the connection's end. Answers are
 /// held back while there are calls that have been read already.
+///
+/// It does not go on for ever: a client that waits for its answers has no more calls than streams,
+/// and what is read before others have their turn is bounded (`cork.rs`).
 fn next<I>(
     connection: &mut Connection<Corked<I>, Bytes>,
     cork: &Cork,
@@ -167,3 +179,6 @@ async fn old(age: Option<Duration>) {
         None => pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

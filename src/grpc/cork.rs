@@ -1,5 +1,5 @@
 //! A connection that holds what is written back until told to let it out, so that the answers to
-//! requests that were read together leave together.
+//! requests that were read together leave together; and that is not read for ever while others wait.
 
 use std::io;
 use std::pin::Pin;
@@ -13,6 +13,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Above this, what is held goes out whatever the cork says.
 const HELD_MAX: usize = 16 * 1024;
 
+/// Bytes that are read one after the other before other tasks have their turn: some hundred calls.
+/// tokio would let a task go on for 128 reads, which is a mebibyte of frames; a client that has them
+/// do as much as possible (a new window for all its streams) held a thread for seconds that way.
+const TURN_BYTES: usize = 32 * 1024;
+
 /// Holds writes back or lets them out. A handle: clones are of one connection.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cork(Arc<AtomicBool>);
@@ -23,6 +28,10 @@ pub(super) struct Corked<I> {
     io: I,
     cork: Cork,
     held: BytesMut,
+    /// Read before all that is still to come: someone has looked at it already.
+    read: &'static [u8],
+    /// Bytes read since there was last nothing to be read.
+    turn: usize,
 }
 
 // === impl Cork ===
@@ -46,8 +55,9 @@ impl Cork {
 // === impl Corked ===
 
 impl<I: AsyncWrite + Unpin> Corked<I> {
-    pub(super) fn new(io: I, cork: Cork) -> Self {
-        Self { io, cork, held: BytesMut::new() }
+    /// `read` has been read from `io` already; whoever reads this finds it first.
+    pub(super) fn new(io: I, cork: Cork, read: &'static [u8]) -> Self {
+        Self { io, cork, held: BytesMut::new(), read, turn: 0 }
     }
 
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -74,7 +84,24 @@ impl<I: AsyncRead + Unpin> AsyncRead for Corked<I> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
+        if !self.read.is_empty() {
+            let (read, later) = self.read.split_at(self.read.len().min(buf.remaining()));
+            buf.put_slice(read);
+            self.read = later;
+            return Poll::Ready(Ok(()));
+        }
+        if self.turn >= TURN_BYTES {
+            self.turn = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.io).poll_read(cx, buf);
+        self.turn = match polled {
+            Poll::Ready(_) => self.turn + buf.filled().len() - before,
+            Poll::Pending => 0,
+        };
+        polled
     }
 }
 
@@ -119,6 +146,8 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Corked<I> {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::*;
@@ -127,7 +156,7 @@ mod tests {
     async fn what_is_held_goes_out_in_one_piece_and_in_order() {
         let (io, mut other) = duplex(1024);
         let cork = Cork::default();
-        let mut corked = Corked::new(io, cork.clone());
+        let mut corked = Corked::new(io, cork.clone(), b"");
         cork.hold();
         for part in ["one ", "two ", "three"] {
             corked.write_all(part.as_bytes()).await.unwrap();
@@ -145,7 +174,7 @@ mod tests {
     async fn a_reader_that_is_slow_holds_the_writer_up() {
         let (io, mut other) = duplex(HELD_MAX);
         let cork = Cork::default();
-        let mut corked = Corked::new(io, cork.clone());
+        let mut corked = Corked::new(io, cork.clone(), b"");
         cork.hold();
         let block = vec![7_u8; HELD_MAX];
         corked.write_all(&block).await.unwrap();
@@ -158,10 +187,40 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_was_read_before_is_read_first() {
+        let (io, mut other) = duplex(1024);
+        let mut corked = Corked::new(io, Cork::default(), b"once upon");
+        other.write_all(b" a time").await.unwrap();
+        drop(other);
+        let mut read = [0; 4];
+        corked.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"once");
+        let mut rest = String::new();
+        corked.read_to_string(&mut rest).await.unwrap();
+        assert_eq!(rest, " upon a time");
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_always_finds_something_lets_others_have_their_turn() {
+        let (io, mut other) = duplex(8 * TURN_BYTES);
+        other.write_all(&vec![7; 4 * TURN_BYTES]).await.unwrap();
+        let mut corked = Corked::new(io, Cork::default(), b"");
+        let (mut read, mut turns) = (0, 0);
+        while read < 4 * TURN_BYTES {
+            let mut part = [0; TURN_BYTES / 4];
+            match futures_util::poll!(pin!(corked.read(&mut part))) {
+                Poll::Ready(part) => read += part.unwrap(),
+                Poll::Pending => turns += 1,
+            }
+        }
+        assert_eq!(turns, 3);
+    }
+
+    #[tokio::test]
     async fn nothing_is_lost_at_the_end() {
         let (io, mut other) = duplex(1024);
         let cork = Cork::default();
-        let mut corked = Corked::new(io, cork.clone());
+        let mut corked = Corked::new(io, cork.clone(), b"");
         cork.hold();
         corked.write_all(b"goodbye").await.unwrap();
         corked.shutdown().await.unwrap();

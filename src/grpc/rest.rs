@@ -8,14 +8,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
-use http::{HeaderMap, Response};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::timeout;
-use tonic::Status;
+use tonic::body::Body as TonicBody;
+use tonic::codegen::StdError;
+use tonic::{Code, Status};
 use tonic::service::Routes;
 use tower_service::Service;
 
 use super::call::Rest;
+use super::status_of;
+use crate::intake::Held;
 
 /// A call's answer begins within this whatever happens; a verdict takes a few milliseconds at most.
 /// It bounds clients that open a call and never finish their message.
@@ -26,26 +31,65 @@ pub(super) struct Body {
     /// What was read of it already.
     read: Option<Bytes>,
     rest: RecvStream,
+    held: Held,
 }
 
 /// Sees `call` through, until its client gives it up.
 pub(super) async fn serve(call: Rest, mut routes: Routes) {
     let Rest { request, mut respond } = call;
     let limit = deadline(request.headers()).map_or(CALL_MAX, |asked| asked.min(CALL_MAX));
+    let answered = async {
+        match refused(&request) {
+            Some(response) => Ok(Ok(response)),
+            None => timeout(limit, routes.call(request)).await,
+        }
+    };
     let answered = tokio::select! {
-        answered = timeout(limit, routes.call(request)) => answered,
+        answered = answered => answered,
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
     };
     let response = match answered {
-        Ok(Ok(response)) => response,
+        Ok(Ok(response)) => mended(response),
         Ok(Err(never)) => match never {},
         Err(_) => Status::deadline_exceeded("Timeout expired").into_http(),
     };
     send(response, respond).await;
 }
 
+/// The answer to what is no call of gRPC at all, which tonic would take for one. The status of HTTP
+/// says so as well, for clients that know no other (gRPC over HTTP/2, Requests).
+fn refused<B>(request: &Request<B>) -> Option<Response<TonicBody>> {
+    let is_post = request.method() == Method::POST;
+    let content_type = request.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    let is_grpc = content_type
+        .strip_prefix(b"application/grpc")
+        .is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')));
+    let (code, reason) = match (is_post, is_grpc) {
+        (true, true) => return None,
+        (false, _) => (StatusCode::METHOD_NOT_ALLOWED, "calls of gRPC are made with POST"),
+        _ => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type has to be application/grpc"),
+    };
+    let mut response = Status::internal(reason).into_http();
+    *response.status_mut() = code;
+    if !is_post {
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+    }
+    Some(response)
+}
+
+/// tonic says OUT_OF_RANGE of a message that is too long, where gRPC's own table of statuses has
+/// RESOURCE_EXHAUSTED, as the reference does. Nothing else here says the former.
+fn mended(mut response: Response<TonicBody>) -> Response<TonicBody> {
+    if let Some(status) = response.headers_mut().get_mut("grpc-status")
+        && Code::from_bytes(status.as_bytes()) == Code::OutOfRange
+    {
+        *status = HeaderValue::from(i32::from(Code::ResourceExhausted));
+    }
+    response
+}
+
 /// Sends `response` as far as its client takes it.
-async fn send(response: Response<tonic::body::Body>, mut respond: SendResponse<Bytes>) {
+async fn send(response: Response<TonicBody>, mut respond: SendResponse<Bytes>) {
     let (head, mut body) = response.into_parts();
     let is_over = body.is_end_stream();
     let Ok(mut stream) = respond.send_response(Response::from_parts(head, ()), is_over) else {
@@ -109,29 +153,38 @@ fn deadline(headers: &HeaderMap) -> Option<Duration> {
 // === impl Body ===
 
 impl Body {
-    pub(super) fn new(read: Option<Bytes>, rest: RecvStream) -> Self {
-        Self { read, rest }
+    /// What is read of it counts as `held` for as long as it lives.
+    pub(super) fn new(read: Option<Bytes>, rest: RecvStream, held: Held) -> Self {
+        Self { read, rest, held }
+    }
+
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
+        if let Some(read) = self.read.take() {
+            return Poll::Ready(Some(Ok(read)));
+        }
+        let polled = ready!(self.rest.poll_data(cx));
+        if let Some(Ok(data)) = &polled {
+            // Fails only on a stream that is over, which the next read tells.
+            let _ = self.rest.flow_control().release_capacity(data.len());
+        }
+        Poll::Ready(polled)
     }
 }
 
 impl http_body::Body for Body {
     type Data = Bytes;
-    type Error = h2::Error;
+    type Error = StdError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
-        if let Some(read) = self.read.take() {
-            return Poll::Ready(Some(Ok(Frame::data(read))));
-        }
-        match ready!(self.rest.poll_data(cx)) {
+    ) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
+        match ready!(self.poll_data(cx)) {
             Some(Ok(data)) => {
-                // Fails only on a stream that is over, which the next read tells.
-                let _ = self.rest.flow_control().release_capacity(data.len());
-                Poll::Ready(Some(Ok(Frame::data(data))))
+                let held = self.held.take(data.len()).map_err(|refusal| status_of(&refusal));
+                Poll::Ready(Some(held.map(|()| Frame::data(data)).map_err(StdError::from)))
             }
-            Some(Err(error)) => Poll::Ready(Some(Err(error))),
+            Some(Err(error)) => Poll::Ready(Some(Err(error.into()))),
             None => {
                 let trailers = ready!(self.rest.poll_trailers(cx))?;
                 Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
@@ -157,7 +210,7 @@ mod tests {
         let read = |text: &'static str| {
             deadline(&HeaderMap::from_iter([(
                 http::HeaderName::from_static("grpc-timeout"),
-                http::HeaderValue::from_static(text),
+                HeaderValue::from_static(text),
             )]))
         };
         assert_eq!(read("20m"), Some(Duration::from_millis(20)));

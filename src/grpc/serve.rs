@@ -10,11 +10,12 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
+use tonic_health::pb::health_server::HealthServer;
 
 use super::connection::{self, Inside};
-use super::wire;
+use super::greeting::Strangers;
+pub use super::health::{Health, HealthHandle, health};
+use super::{MESSAGE_BYTES_MAX, wire};
 use crate::accept::{OpenConnections, connections};
 use crate::intake::Intake;
 
@@ -47,8 +48,8 @@ pub struct Door {
     pub open: OpenConnections,
 }
 
-/// Serves until `stop` resolves and every call has finished. Connections are told to go away
-/// first; one that does not is the caller's to bound.
+/// Serves until `stop` resolves and every call has finished. No connection is taken any more then,
+/// and those that there are are told to go away; one that does not is the caller's to bound.
 ///
 /// # Errors
 ///
@@ -59,9 +60,10 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let Door { intake, health, age, open } = door;
-    let routes = Routes::new(health.service).add_service(wire::service(intake.clone())).prepare();
+    let health = HealthServer::new(health).max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let routes = Routes::new(health).add_service(wire::service(intake.clone())).prepare();
     let life = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
-    let inside = Inside { intake, routes, age: age.age };
+    let inside = Inside { intake, routes, strangers: Strangers::default(), age: age.age };
     match listener {
         Listener::Tcp(listener) => serve_all(connections(listener, life, open), inside, stop).await,
         Listener::Unix(listener) => {
@@ -81,7 +83,7 @@ async fn serve_all<I>(
 {
     let (end, ended) = watch::channel(false);
     let mut open = JoinSet::new();
-    let mut incoming = pin!(incoming);
+    let mut incoming = Box::pin(incoming);
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
@@ -95,47 +97,9 @@ async fn serve_all<I>(
             Some(_) = open.join_next(), if !open.is_empty() => {}
         }
     }
+    // Closed, not left open until the last call has finished: whoever comes now is refused at once
+    // and can go elsewhere, where it would wait in the queue for somebody to accept it.
+    drop(incoming);
     end.send_replace(true);
     while open.join_next().await.is_some() {}
-}
-
-/// The standard health service, under the reference's name `ratelimit` and under none.
-pub struct Health {
-    service: tonic_health::pb::health_server::HealthServer<tonic_health::server::HealthService>,
-}
-
-/// Says whether this process is healthy.
-#[derive(Clone)]
-pub struct HealthHandle {
-    reporter: HealthReporter,
-}
-
-/// A health service that says no until told otherwise, and the handle to tell it.
-pub async fn health() -> (Health, HealthHandle) {
-    let reporter = HealthReporter::new();
-    let service = tonic_health::server::HealthService::from_health_reporter(reporter.clone());
-    let service = tonic_health::pb::health_server::HealthServer::new(service);
-    let handle = HealthHandle { reporter };
-    handle.set(false).await;
-    (Health { service }, handle)
-}
-
-impl HealthHandle {
-    /// Says no from now on, and ends the calls of watchers once they have read what they were told:
-    /// none holds up the end of the process.
-    pub async fn end(&self) {
-        for service in ["", "ratelimit"] {
-            self.reporter.clone().clear_service_status(service).await;
-        }
-        // For those who ask once more.
-        self.set(false).await;
-    }
-
-    /// Every later check, and every watcher, is told.
-    pub async fn set(&self, healthy: bool) {
-        let status = if healthy { ServingStatus::Serving } else { ServingStatus::NotServing };
-        for service in ["", "ratelimit"] {
-            self.reporter.set_service_status(service, status).await;
-        }
-    }
 }

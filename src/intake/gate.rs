@@ -1,9 +1,13 @@
 //! The way in: so many calls at once and no more, and a panic in one ends that one alone.
 //!
+//! What unfinished messages take is bounded beside it (`gate/held.rs`).
+//!
 //! Calls that wait (for a lease, a slot, the rest of their message) are what may pile up here.
 //! Those that wait for the CPU do so before they come here, and are bounded by the streams of their
 //! connections. Refusing these by the length of their queue left nothing decided at all (tried
 //! once, at three times the load that saturates): a refusal may well cost as much as a decision.
+
+mod held;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -11,6 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use futures_util::FutureExt;
 use tracing::{info, warn};
+
+pub use held::Held;
 
 use super::Refusal;
 use crate::store::Count;
@@ -25,6 +31,8 @@ pub(super) struct Gate {
 struct Shared {
     calls_max: usize,
     under_way: AtomicUsize,
+    /// Bytes of messages that are not whole yet.
+    held: AtomicUsize,
     shed: AtomicU64,
     panics: AtomicU64,
     /// Calls were refused, and not yet few since: so that an overload is told once.
@@ -42,6 +50,7 @@ impl Gate {
         let shared = Shared {
             calls_max,
             under_way: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
             shed: AtomicU64::new(0),
             panics: AtomicU64::new(0),
             is_crowded: AtomicBool::new(false),

@@ -74,7 +74,7 @@ async fn open(armed: Arc<Armed>, published: Arc<Published>) -> Connection {
     let store = Arc::new(Cursed { inner: MemoryStore::system(), armed });
     let limiter = Limiter::new(store, Clock::start(), options);
     let intake = Intake::new(limiter, published, None, 1000);
-    let (health, _) = serve::health().await;
+    let (health, _) = serve::health();
     let (age, open) = (ConnectionAge::default(), OpenConnections::default());
     let door = Door { intake, health, age, open };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

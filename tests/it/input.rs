@@ -2,7 +2,11 @@
 //! else notices. Rule 7: no input can make the process exit.
 
 mod cardinality;
+mod conformance;
+mod flood;
+mod frames;
 mod grpc;
+mod http1;
 mod json;
 mod panic;
 mod random;

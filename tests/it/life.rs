@@ -3,6 +3,7 @@
 
 mod drain;
 mod files;
+mod goaway;
 mod output;
 mod overload;
 mod quick;

@@ -4,7 +4,7 @@ use bytes::BytesMut;
 use prost::Message;
 use prost::bytes::BufMut;
 use tonic::Status;
-use tonic::codec::{DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codec::{BufferSettings, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
 use super::pb::RateLimitRequest;
 
@@ -12,18 +12,30 @@ use super::pb::RateLimitRequest;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Codec;
 
+/// Reads the one message of a call.
+#[derive(Debug, Default)]
+pub(super) struct Once {
+    has_read: bool,
+}
+
+/// What tonic sets aside for a message before it knows how long it is, and its own measure of when
+/// to let others go first. By itself it would set 8 KiB aside, twice for each call that waits.
+fn buffers() -> BufferSettings {
+    BufferSettings::new(512, 32 * 1024)
+}
+
 impl tonic::codec::Codec for Codec {
     type Encode = BytesMut;
     type Decode = RateLimitRequest;
     type Encoder = Codec;
-    type Decoder = Codec;
+    type Decoder = Once;
 
     fn encoder(&mut self) -> Codec {
         Codec
     }
 
-    fn decoder(&mut self) -> Codec {
-        Codec
+    fn decoder(&mut self) -> Once {
+        Once::default()
     }
 }
 
@@ -35,14 +47,25 @@ impl Encoder for Codec {
         buffer.put(message);
         Ok(())
     }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        buffers()
+    }
 }
 
-impl Decoder for Codec {
+impl Decoder for Once {
     type Item = RateLimitRequest;
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
+        if std::mem::replace(&mut self.has_read, true) {
+            return Err(Status::unimplemented("more than one message in a call that takes one"));
+        }
         let read = RateLimitRequest::decode(buffer);
         read.map(Some).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        buffers()
     }
 }

@@ -59,7 +59,7 @@ async fn a_request_beyond_the_bounds_is_refused_and_at_them_served() {
     pod.check("d", &rows).await;
     let too_long = format!("(k,{long}{long})");
     let error = pod.ask("d", &too_long).await.unwrap_err();
-    assert!(error.starts_with("OutOfRange "), "{error}");
+    assert!(error.starts_with("ResourceExhausted "), "{error}");
     pod.check("d", &[Case("the connection lives", "(k,$)", "OK 9/10 HOUR")]).await;
 }
 

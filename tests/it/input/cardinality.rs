@@ -57,8 +57,8 @@ async fn a_flood_of_keys_leaves_memory_bounded_and_a_hot_key_exact() {
         });
     }
     let admitted: u64 = callers.join_all().await.into_iter().sum();
-    let most = memory(&pod, "VmHWM:");
-    let (now, mib) = (memory(&pod, "VmRSS:"), |bytes: u64| bytes as f64 / MIB as f64);
+    let most = pod.process.memory("VmHWM");
+    let (now, mib) = (pod.process.memory("VmRSS"), |bytes: u64| bytes as f64 / MIB as f64);
     println!(
         "{keys} keys, buffers of {:.0} MiB: process {:.1} MiB at most, {:.1} MiB at the end; \
          hot key: {admitted} of {limit} admitted",
@@ -123,11 +123,4 @@ async fn hot(connection: &Connection) -> bool {
         }
         assert_eq!(reply.code, Code::Unavailable, "{reply:?}");
     }
-}
-
-/// A line of `/proc/PID/status`, in bytes.
-fn memory(pod: &Ratelease, line: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", pod.process.pid())).unwrap();
-    let kib = status.lines().find_map(|text| text.strip_prefix(line)?.strip_suffix("kB"));
-    kib.unwrap().trim().parse::<u64>().unwrap() * 1024
 }

@@ -96,7 +96,7 @@ async fn a_message_that_cannot_be_decoded_gets_its_reason() {
         ("field 0", vec![0], Code::Internal, "tag"),
         ("a number without end", endless, Code::Internal, "varint"),
         ("a length past the end", vec![0x0A, 200, 1, b'x'], Code::Internal, "underflow"),
-        ("more than 1 MiB", long, Code::OutOfRange, "the limit is: 1048576 bytes"),
+        ("more than 1 MiB", long, Code::ResourceExhausted, "the limit is: 1048576 bytes"),
     ])
     .await;
 }
@@ -192,11 +192,11 @@ async fn a_call_that_is_no_call_of_ours_gets_a_grpc_error() {
         ),
         (ours(), vec![], Code::Internal, "Missing request message"),
         (ours(), cut, Code::Internal, "Unexpected EOF"),
-        (ours(), of_4_gib, Code::OutOfRange, "4294967295 bytes, the limit is: 1048576"),
+        (ours(), of_4_gib, Code::ResourceExhausted, "4294967295 bytes, the limit is: 1048576"),
         (ours(), flagged(1), Code::Internal, "compressed-flag but no grpc-encoding"),
         (ours(), flagged(7), Code::Internal, "invalid compression flag: 7"),
         (ours().header("grpc-encoding", "zip"), flagged(1), Code::Unimplemented, "`zip`"),
-        (html, b"<html></html>".to_vec(), Code::Internal, "invalid compression flag: 60"),
+        (html, b"<html></html>".to_vec(), Code::Internal, "has to be application/grpc"),
         (long_header, framed(&good()), Code::Unknown, "HTTP 431"),
     ];
     for (head, body, code, reason) in cases {
@@ -224,7 +224,7 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
         &[PREFACE, &[0, 0, 1, 0, 0, 0, 0, 0, 0, 7]].concat(),
         &[PREFACE, &[0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 1, 5, 0, 0, 0, 1], &[0xFF; 4]].concat(),
     ];
-    for bytes in cases {
+    for bytes in cases.into_iter().chain(cases) {
         let mut stream = TcpStream::connect(pod.grpc).await.unwrap();
         stream.write_all(bytes).await.unwrap();
         let mut told = Vec::new();
@@ -234,6 +234,10 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
         assert!(closed.is_ok(), "still open after {name:?}");
         let reply = neighbour.call(&good()).await;
         assert_eq!(reply.is_over_limit(), Some(false), "after {name:?}: {reply:?}");
+    }
+    let log = pod.process.log();
+    for told in ["a client speaks TLS to the gRPC port", "a client speaks HTTP/1 to the gRPC port"] {
+        assert_eq!(log.matches(told).count(), 1, "{told}: {log}");
     }
     pod.is_unharmed();
 }

@@ -81,7 +81,7 @@ impl Doors {
         let store = Arc::new(Cursed(MemoryStore::system()));
         let limiter = Limiter::new(store, Clock::start(), options);
         let intake = Intake::new(limiter, Arc::clone(&published), None, 1_000);
-        let (health, _) = serve::health().await;
+        let (health, _) = serve::health();
         let (age, open) = (ConnectionAge::default(), OpenConnections::default());
         let door = Door { intake: intake.clone(), health, age, open: open.clone() };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

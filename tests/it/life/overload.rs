@@ -3,7 +3,6 @@
 
 mod flood;
 
-use std::fs;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -32,9 +31,7 @@ const RECOVERED_WITHIN: Duration = Duration::from_secs(3);
 
 /// Resident memory, in bytes.
 fn rss(process: &Process) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    process.memory("VmRSS")
 }
 
 /// Half calls, which stay under way until this is dropped.

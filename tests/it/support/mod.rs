@@ -9,6 +9,7 @@ pub(crate) mod collector;
 pub(crate) mod dice;
 pub(crate) mod envoy;
 pub(crate) mod faketime;
+pub(crate) mod frames;
 pub(crate) mod http;
 pub(crate) mod load;
 pub(crate) mod netns;

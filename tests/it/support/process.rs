@@ -112,6 +112,15 @@ impl Process {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// A line of `/proc/PID/status`, in bytes: `VmRSS`, or `VmHWM`, the most there was of it.
+    pub(crate) fn memory(&self, line: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
+        let kib = status.lines().find_map(|text| {
+            text.strip_prefix(line)?.strip_prefix(':')?.strip_suffix("kB")?.trim().parse::<u64>().ok()
+        });
+        1024 * kib.unwrap_or_else(|| self.fail(&format!("no {line} in {status}")))
+    }
+
     /// Its exit status, or 128 + n after signal n; none while it runs.
     pub(crate) fn exited(&self) -> Option<i32> {
         *self.exit.borrow()

@@ -39,6 +39,10 @@ pub(crate) struct Reply {
     pub(crate) reason: String,
     /// The answer's message without its frame.
     pub(crate) message: Vec<u8>,
+    /// Of HTTP.
+    pub(crate) status: u16,
+    /// Without the trailers.
+    pub(crate) headers: HeaderMap,
 }
 
 // === impl Connection ===
@@ -113,7 +117,8 @@ impl Connection {
             Status::unknown(format!("HTTP {} without a gRPC status", head.status.as_u16()))
         });
         let message = collected.to_bytes().get(FRAME..).unwrap_or_default().to_vec();
-        Ok(Reply { code: status.code(), reason: status.message().to_owned(), message })
+        let (code, reason) = (status.code(), status.message().to_owned());
+        Ok(Reply { code, reason, message, status: head.status.as_u16(), headers: head.headers })
     }
 
     /// For typed clients.

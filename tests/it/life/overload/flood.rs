@@ -9,10 +9,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 
+use crate::support::frames::{
+    DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, RST_STREAM, Raw, WINDOW_UPDATE, block, frame,
+    length,
+};
 use crate::support::now;
 use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
 
@@ -21,17 +24,6 @@ const UNDER_WAY_MAX: u64 = 250;
 
 /// How often an open loop sends what is due.
 const TICK: Duration = Duration::from_millis(5);
-
-/// Kinds of frames and their flags (RFC 9113 §6).
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const GOAWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
-const ACK: u8 = 1;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
 
 /// Some connections.
 pub(super) struct Flood {
@@ -127,27 +119,14 @@ impl Flood {
 
 impl Pipe {
     async fn open(server: SocketAddr, message: &[u8]) -> Self {
-        let mut stream = TcpStream::connect(server).await.unwrap();
-        stream.set_nodelay(true).unwrap();
+        let mut raw = Raw::open(server, &[]).await;
         // All the room there can be for answers.
         let room = (u32::MAX / 2 - 65_535).to_be_bytes();
-        let greeting = [
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-            &frame(SETTINGS, 0, 0, &[])[..],
-            &frame(WINDOW_UPDATE, 0, 0, &room),
-        ];
-        stream.write_all(&greeting.concat()).await.unwrap();
-        // The server's own settings come first.
-        let mut head = [0; 9];
-        stream.read_exact(&mut head).await.unwrap();
-        assert_eq!(head[3], SETTINGS);
-        let mut rest = vec![0; length(&head)];
-        stream.read_exact(&mut rest).await.unwrap();
-        stream.write_all(&frame(SETTINGS, ACK, 0, &[])).await.unwrap();
-        let (read, write) = stream.into_split();
+        raw.send(&frame(WINDOW_UPDATE, 0, 0, &room)).await;
+        let (read, write) = raw.stream.into_split();
         let tally = Arc::new(Tally::default());
         tokio::spawn(count(read, Arc::clone(&tally)));
-        Self { write, next: 1, block: block(), message: framed(message), tally }
+        Self { write, next: 1, block: block(SHOULD_RATE_LIMIT), message: framed(message), tally }
     }
 
     async fn run(&mut self, pace: Pace, span: Duration) {
@@ -214,26 +193,4 @@ async fn count(read: OwnedReadHalf, tally: Arc<Tally>) {
         tally.bell.notify_one();
     }
     tally.is_gone.store(true, Ordering::Relaxed);
-}
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-}
-
-fn length(head: &[u8; 9]) -> usize {
-    usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])
-}
-
-/// The headers of a call, with nothing for the server to remember (RFC 7541 §6.2.2, appendix A).
-fn block() -> Vec<u8> {
-    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
-    [
-        vec![0x83, 0x86],                                 // :method POST, :scheme http
-        [&[0x04][..], &text(SHOULD_RATE_LIMIT)].concat(), // :path
-        [&[0x01][..], &text("test")].concat(),            // :authority
-        [&[0x0f, 0x10][..], &text("application/grpc")].concat(), // content-type
-        [&[0x00][..], &text("te"), &text("trailers")].concat(),
-    ]
-    .concat()
 }

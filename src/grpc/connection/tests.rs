@@ -1,0 +1,111 @@
+//! Connections in virtual time, over pipes.
+
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+use super::*;
+use crate::control::Published;
+use crate::grpc::wire;
+use crate::key::KeyHasher;
+use crate::limiter::{Limiter, Options};
+use crate::store::memory::MemoryStore;
+use crate::time::Clock;
+use crate::verdict::Modes;
+
+/// What a pipe holds: less than the answers to a few frames.
+const PIPE_BYTES: usize = 64;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Serves, without any rules.
+fn inside(age: Option<Duration>) -> Inside {
+    let options = Options {
+        max_wait: Duration::from_millis(5),
+        buffer_bytes_max: 1 << 20,
+        pod: 1,
+        hasher: KeyHasher::new(""),
+        modes: Modes::default(),
+        unix_start: Duration::ZERO,
+    };
+    let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
+    let intake = Intake::new(limiter, Arc::new(Published::new()), None, 10);
+    let routes = Routes::new(wire::service(intake.clone())).prepare();
+    Inside { intake, routes, strangers: Strangers::default(), age }
+}
+
+/// How long a connection lasts that `client` has the other end of.
+async fn lasts<C>(age: Option<Duration>, client: impl FnOnce(DuplexStream) -> C) -> Duration
+where
+    C: Future<Output = ()>,
+{
+    let (near, far) = duplex(PIPE_BYTES);
+    let (_end, ended) = watch::channel(false);
+    #[allow(clippy::disallowed_methods)] // paused
+    let start = tokio::time::Instant::now();
+    let serving = timeout(HOUR, serve(near, inside(age), ended));
+    tokio::select! {
+        _ = serving => {}
+        () = client(far) => unreachable!("a client stays"),
+    }
+    start.elapsed()
+}
+
+/// A client that answers pings, as every client of HTTP/2 does.
+async fn polite(far: DuplexStream) {
+    let (_sender, connection) = h2::client::handshake(far).await.unwrap();
+    let _ = connection.await;
+    pending::<()>().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_answers_stays_as_long_as_it_likes() {
+    assert!(lasts(None, polite).await >= HOUR);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_answers_no_more_is_given_up() {
+    let silent = |mut far: DuplexStream| async move {
+        far.write_all(GREETING).await.unwrap();
+        let mut read = [0; 1024];
+        while far.read(&mut read).await.is_ok_and(|read| read > 0) {}
+        pending::<()>().await;
+    };
+    // Its settings, and pings whose answers it never reads.
+    let deaf = |mut far: DuplexStream| async move {
+        far.write_all(&[GREETING, &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat()).await.unwrap();
+        while far.write_all(&[0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]).await.is_ok() {}
+        pending::<()>().await;
+    };
+    let given_up = KEEPALIVE_INTERVAL + KEEPALIVE_TIMEOUT;
+    for lasted in [lasts(None, silent).await, lasts(None, deaf).await] {
+        assert!((given_up..given_up * 2).contains(&lasted), "{lasted:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_old_connection_is_told_to_go_and_goes() {
+    for age in [Duration::from_secs(1), HOUR / 2] {
+        let lasted = lasts(Some(age), polite).await;
+        assert!((age..age + KEEPALIVE_TIMEOUT).contains(&lasted), "{lasted:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_end_a_connection_without_calls_goes_at_once() {
+    for greets in [true, false] {
+        let (near, far) = duplex(PIPE_BYTES);
+        let (end, ended) = watch::channel(false);
+        let served = tokio::spawn(serve(near, inside(None), ended));
+        let client = tokio::spawn(async move {
+            match greets {
+                true => polite(far).await,
+                false => (far, pending::<()>().await).1,
+            }
+        });
+        sleep(Duration::from_secs(1)).await;
+        end.send_replace(true);
+        assert!(timeout(Duration::from_secs(1), served).await.is_ok(), "greets: {greets}");
+        client.abort();
+    }
+}

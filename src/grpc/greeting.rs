@@ -1,0 +1,140 @@
+//! What a client says first. It is read before any of HTTP/2 is set up, so that those who came to
+//! the wrong port are told apart, and whoever runs them is told how to mend it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tracing::{debug, warn};
+
+/// The first bytes of every HTTP/2 connection (RFC 9113 §3.4).
+pub(super) const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Remembers which kinds of strangers came, so that each is told of once: they come again and again.
+/// A handle: clones share it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Strangers(Arc<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    tls: AtomicBool,
+    http1: AtomicBool,
+}
+
+/// Who does not speak HTTP/2, by the first bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stranger {
+    Tls,
+    Http1,
+    Other,
+}
+
+/// The type of a TLS record that holds a handshake (RFC 8446 §5.1): every client's first byte.
+const TLS_HANDSHAKE: u8 = 22;
+
+/// Reads the greeting and no more. `None` if something else comes, which `strangers` is told, or
+/// nothing any more.
+pub(super) async fn read<I>(io: &mut I, strangers: &Strangers) -> Option<()>
+where
+    I: AsyncRead + Unpin,
+{
+    let mut said = [0; GREETING.len()];
+    let mut length = 0;
+    while length < GREETING.len() {
+        length += match io.read(said.get_mut(length..)?).await {
+            Ok(0) | Err(_) => return None,
+            Ok(more) => more,
+        };
+        let said = said.get(..length)?;
+        if !GREETING.starts_with(said) {
+            strangers.tell(Stranger::of(said));
+            return None;
+        }
+    }
+    Some(())
+}
+
+// === impl Strangers ===
+
+impl Strangers {
+    fn tell(&self, stranger: Stranger) {
+        let is_first = |seen: &AtomicBool| !seen.swap(true, Ordering::Relaxed);
+        match stranger {
+            Stranger::Tls if is_first(&self.0.tls) => warn!(
+                "a client speaks TLS to the gRPC port, which has none: remove the transport_socket \
+                 of Envoy's cluster for it; such connections are closed, and this is told once"
+            ),
+            Stranger::Http1 if is_first(&self.0.http1) => warn!(
+                "a client speaks HTTP/1 to the gRPC port: set http2_protocol_options on Envoy's \
+                 cluster for it; /json and the probes of HTTP are on PORT; such connections are \
+                 closed, and this is told once"
+            ),
+            other => debug!(?other, "a client of the gRPC port does not speak HTTP/2"),
+        }
+    }
+}
+
+// === impl Stranger ===
+
+impl Stranger {
+    fn of(said: &[u8]) -> Self {
+        match said {
+            [TLS_HANDSHAKE, ..] => Self::Tls,
+            // A request of HTTP/1 begins with its method.
+            [b'A'..=b'Z', ..] => Self::Http1,
+            _ => Self::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    /// What becomes of a client that sends `pieces`, and the bytes that are left to read.
+    async fn hears(pieces: &[&[u8]]) -> (Option<()>, Strangers, Vec<u8>) {
+        let (mut client, mut server) = tokio::io::duplex(1024);
+        let strangers = Strangers::default();
+        let sent = async move {
+            for piece in pieces {
+                client.write_all(piece).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        };
+        let (heard, ()) = tokio::join!(read(&mut server, &strangers), sent);
+        let mut rest = Vec::new();
+        server.read_to_end(&mut rest).await.unwrap();
+        (heard, strangers, rest)
+    }
+
+    #[tokio::test]
+    async fn a_greeting_is_read_in_pieces_and_nothing_after_it() {
+        let (first, last) = GREETING.split_at(1);
+        for pieces in [&[GREETING, b"more"][..], &[first, last, b"more"]] {
+            let (heard, _, rest) = hears(pieces).await;
+            assert_eq!((heard, &rest[..]), (Some(()), &b"more"[..]));
+        }
+        let (heard, ..) = hears(&[&GREETING[..23]]).await;
+        assert_eq!(heard, None, "the client is gone");
+    }
+
+    #[tokio::test]
+    async fn strangers_are_told_apart_by_their_first_bytes() {
+        for (pieces, expected) in [
+            (&[&b"\x16\x03\x01\x02\x00\x01"[..]][..], (true, false)),
+            (&[b"\x16"], (true, false)),
+            (&[b"GET / HTTP/1.1\r\n\r\n"], (false, true)),
+            (&[b"P", b"OST /json HTTP/1.1\r\n"], (false, true)),
+            (&[b"PRI * HTTP/2.0\r\n\r\nxx"], (false, true)),
+            (&[b"*1\r\n$4\r\nPING\r\n"], (false, false)),
+            (&[&[0; 100]], (false, false)),
+        ] {
+            let (heard, strangers, _) = hears(pieces).await;
+            let Seen { tls, http1 } = &*strangers.0;
+            let seen = (tls.load(Ordering::Relaxed), http1.load(Ordering::Relaxed));
+            assert_eq!((heard, seen), (None, expected), "{pieces:?}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The standard health service, `grpc.health.v1`: one standing, under the reference's name and
+//! under none.
+
+use futures_util::stream::{self, BoxStream, Stream, StreamExt};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_server;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+
+/// The whole process by the protocol's name for it, and by the reference's.
+const NAMES: [&str; 2] = ["", "ratelimit"];
+
+/// Answers checks, and tells watchers of every change.
+#[derive(Debug, Clone)]
+pub struct Health(watch::Receiver<Standing>);
+
+/// Says whether this process is healthy. A handle: clones share what is said.
+#[derive(Debug, Clone)]
+pub struct HealthHandle(watch::Sender<Standing>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Serving,
+    NotServing,
+    /// Not serving, and never again.
+    Over,
+}
+
+/// A health service that says no until told otherwise, and the handle to tell it.
+pub fn health() -> (Health, HealthHandle) {
+    let (said, heard) = watch::channel(Standing::NotServing);
+    (Health(heard), HealthHandle(said))
+}
+
+/// What a watcher of `name` is told: the standing now, and each change of it. It ends when no
+/// change can come any more, so that no watcher holds up the end of the process.
+///
+/// Of a name that nobody has it is told so, as the protocol wants it, and nothing else.
+fn told(
+    name: &str,
+    standing: watch::Receiver<Standing>,
+) -> impl Stream<Item = Result<HealthCheckResponse, Status>> + Send + use<> {
+    let is_known = NAMES.contains(&name);
+    stream::unfold((standing, None), move |(mut standing, last)| async move {
+        loop {
+            let now = *standing.borrow_and_update();
+            let status = if is_known { now.status() } else { ServingStatus::ServiceUnknown };
+            if last != Some(status) {
+                return Some((Ok(response(status)), (standing, Some(status))));
+            }
+            if now == Standing::Over || standing.changed().await.is_err() {
+                return None;
+            }
+        }
+    })
+}
+
+fn response(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse { status: status.into() }
+}
+
+// === impl Standing ===
+
+impl Standing {
+    fn status(self) -> ServingStatus {
+        match self {
+            Self::Serving => ServingStatus::Serving,
+            Self::NotServing | Self::Over => ServingStatus::NotServing,
+        }
+    }
+}
+
+// === impl HealthHandle ===
+
+impl HealthHandle {
+    /// Every later check, and every watcher, is told. After [`HealthHandle::end`] nothing changes.
+    pub fn set(&self, healthy: bool) {
+        let standing = if healthy { Standing::Serving } else { Standing::NotServing };
+        self.0.send_if_modified(|now| {
+            let is_new = !matches!(*now, Standing::Over) && *now != standing;
+            if is_new {
+                *now = standing;
+            }
+            is_new
+        });
+    }
+
+    /// Says no from now on, and ends the calls of watchers once they have read that.
+    pub fn end(&self) {
+        self.0.send_replace(Standing::Over);
+    }
+}
+
+// === impl Health ===
+
+#[tonic::async_trait]
+impl health_server::Health for Health {
+    type WatchStream = BoxStream<'static, Result<HealthCheckResponse, Status>>;
+
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        if !NAMES.contains(&&*request.get_ref().service) {
+            return Err(Status::not_found("unknown service")); // the reference's words
+        }
+        let standing = *self.0.borrow();
+        Ok(Response::new(response(standing.status())))
+    }
+
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        Ok(Response::new(told(&request.get_ref().service, self.0.clone()).boxed()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn next(
+        told: &mut (impl Stream<Item = Result<HealthCheckResponse, Status>> + Unpin),
+    ) -> Option<ServingStatus> {
+        told.next().await.map(|told| told.unwrap().status())
+    }
+
+    #[tokio::test]
+    async fn watchers_are_told_each_change_and_let_go_at_the_end() {
+        let (Health(standing), handle) = health();
+        let mut watched = told("ratelimit", standing.clone()).boxed();
+        assert_eq!(next(&mut watched).await, Some(ServingStatus::NotServing));
+        handle.set(true);
+        assert_eq!(next(&mut watched).await, Some(ServingStatus::Serving));
+        handle.set(true);
+        assert!(futures_util::poll!(watched.next()).is_pending(), "nothing has changed");
+        handle.end();
+        handle.set(true);
+        for watched in [&mut watched, &mut told("", standing).boxed()] {
+            assert_eq!(next(watched).await, Some(ServingStatus::NotServing));
+            assert_eq!(next(watched).await, None);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_name_that_nobody_has_is_watched_for_the_time_it_may_have_one() {
+        let (Health(standing), handle) = health();
+        let mut watched = told("nobody", standing).boxed();
+        assert_eq!(next(&mut watched).await, Some(ServingStatus::ServiceUnknown));
+        handle.set(true);
+        assert!(futures_util::poll!(watched.next()).is_pending());
+        handle.end();
+        assert_eq!(next(&mut watched).await, None);
+    }
+}

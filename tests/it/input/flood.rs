@@ -1,0 +1,224 @@
+//! Clients that do one thing without end, each on a connection of its own: it is ended or absorbed,
+//! memory stays where it is, and a neighbour is served meanwhile.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::time::timeout;
+
+use super::{good, pod};
+use crate::support::frames::*;
+use crate::support::now;
+use crate::support::raw_grpc::{Connection, SHOULD_RATE_LIMIT};
+
+const MIB: u64 = 1 << 20;
+
+/// How long each of them goes on.
+const SPAN: Duration = Duration::from_millis(700);
+
+/// A client that sees no progress for so long has met its bound: nothing of it is read any more.
+const STUCK: Duration = Duration::from_millis(100);
+
+/// What one of them may leave behind, in a build with debug assertions. Allocators keep some.
+const LEFT_MAX: u64 = 12 * MIB;
+
+/// An answer beside a flood, on a machine that also compiles; milliseconds are usual.
+const NEIGHBOUR_MAX: Duration = Duration::from_secs(5);
+
+/// Calls of the neighbour beside each flood, at least.
+const CALLS_MIN: u32 = 20;
+
+/// A flood by its name, what goes before it, and its `n`th part.
+struct Flood {
+    name: &'static str,
+    settings: Vec<(u16, u32)>,
+    first: Vec<u8>,
+    part: Box<dyn Fn(u32) -> Vec<u8> + Send>,
+    /// Whether the connection is closed, where that does not depend on how quick both ends are.
+    is_closed: Option<bool>,
+}
+
+impl Flood {
+    fn of(name: &'static str, part: impl Fn(u32) -> Vec<u8> + Send + 'static) -> Self {
+        let part = Box::new(part);
+        Self { name, settings: vec![], first: vec![], part, is_closed: Some(false) }
+    }
+
+    fn after(self, first: Vec<u8>) -> Self {
+        Self { first, ..self }
+    }
+
+    fn closed(self) -> Self {
+        Self { is_closed: Some(true), ..self }
+    }
+
+    fn closed_or_not(self) -> Self {
+        Self { is_closed: None, ..self }
+    }
+
+    /// Sends without reading, until the time is over, the connection is closed, or nobody reads.
+    async fn run(&self, server: std::net::SocketAddr) -> Raw {
+        let mut raw = Raw::open(server, &self.settings).await;
+        raw.send(&self.first).await;
+        let (end, mut n) = (now() + SPAN, 0);
+        while now() < end {
+            // Some at a time, so that what is measured is not this client.
+            let parts: Vec<_> = (n..n + 64).flat_map(&self.part).collect();
+            n += 64;
+            match timeout(STUCK, raw.stream.write_all(&parts)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) | Err(_) => break,
+            }
+        }
+        raw
+    }
+}
+
+/// The identifier of the `n`th stream, after the first few.
+fn stream(n: u32) -> u32 {
+    2 * n + 11
+}
+
+fn reset(n: u32) -> Vec<u8> {
+    frame(RST_STREAM, 0, stream(n), &[0, 0, 0, 8])
+}
+
+fn floods() -> Vec<Flood> {
+    let ping = |n: u32| frame(PING, 0, 0, &u64::from(n).to_be_bytes());
+    let whole = |n: u32| call(stream(n), &good());
+    let no_room = |n: u32| frame(WINDOW_UPDATE, 0, stream(n), &[0; 4]);
+    let continued = |payload: Vec<u8>| move |_| frame(CONTINUATION, 0, 1, &payload);
+    let half = || frame(HEADERS, 0, 1, &block(SHOULD_RATE_LIMIT));
+    // Into the table once, and then a byte for each time that it is meant again.
+    let large = [&[0x40, 1, b'x', 0x7f, 0x81, 0x1e][..], &[b'v'; 4_000]].concat();
+    let bomb = move |n| {
+        let block = [&block(SHOULD_RATE_LIMIT)[..], &large, &[0xbe; 8_000]].concat();
+        frame(HEADERS, END_HEADERS | END_STREAM, stream(n), &block)
+    };
+    let windows = |n: u32| settings(&[(INITIAL_WINDOW_SIZE, 60_000 + n % 2)]);
+    let hundred: Vec<_> = (1..200).step_by(2).flat_map(begun).collect();
+    let unread = Flood::of("answers that have no room", whole).closed();
+    vec![
+        Flood::of("pings", ping),
+        Flood::of("settings", |_| settings(&[])),
+        Flood::of("settings of windows", windows).after(hundred.clone()),
+        Flood::of("priorities", |n| frame(PRIORITY, 0, stream(n), &[0; 5])),
+        Flood::of("kinds that nobody knows", |_| frame(0xbe, 0, 0, &[0; 16_384])),
+        Flood::of("empty data", |_| frame(DATA, 0, 1, &[]))
+            .after(begun(1))
+            .closed(),
+        Flood::of("data byte by byte", |_| frame(DATA, 0, 1, &[0]))
+            .after(begun(1))
+            .closed(),
+        Flood::of("more room", |_| frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1])).after(begun(1)),
+        Flood::of("empty continuations", continued(vec![])).after(half()).closed(),
+        Flood::of("continuations", continued(field("x-any", &"v".repeat(100)).repeat(100)))
+            .after(half())
+            .closed(),
+        Flood::of("headers that grow", bomb).closed(),
+        Flood::of("calls that are reset", move |n| [begun(stream(n)), reset(n)].concat())
+            .closed_or_not(),
+        Flood::of("whole calls that are reset", move |n| [whole(n), reset(n)].concat())
+            .closed_or_not(),
+        Flood::of("faults that have us reset", move |n| [begun(stream(n)), no_room(n)].concat())
+            .closed(),
+        Flood::of("calls above the ceiling", |n| begun(stream(n))).closed(),
+        Flood { settings: vec![(INITIAL_WINDOW_SIZE, 0)], ..unread },
+    ]
+}
+
+/// The reason for which the connection was closed; none if nothing more comes back on it.
+async fn reason(raw: &mut Raw) -> Option<u32> {
+    loop {
+        match timeout(STUCK * 10, raw.next()).await {
+            Ok(Some(frame)) if frame.kind == GOAWAY => return Some(frame.reason()),
+            Ok(Some(_)) => {}
+            Ok(None) => panic!("closed without a reason"),
+            Err(_) => return None,
+        }
+    }
+}
+
+/// Calls one after the other until `flood` is over and some have been answered: how long the
+/// slowest took.
+async fn beside(neighbour: &Connection, flood: impl Future<Output = Raw>) -> (Raw, Duration) {
+    let is_over = AtomicBool::new(false);
+    let flood = async {
+        let raw = flood.await;
+        is_over.store(true, Ordering::Relaxed);
+        raw
+    };
+    let served = async {
+        let (mut slowest, mut calls) = (Duration::ZERO, 0);
+        while calls < CALLS_MIN || !is_over.load(Ordering::Relaxed) {
+            let asked = now();
+            let reply = neighbour.call(&good()).await;
+            assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
+            slowest = slowest.max(asked.elapsed());
+            calls += 1;
+        }
+        slowest
+    };
+    tokio::join!(flood, served)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_ends_its_own_connection_or_nothing_at_all() {
+    let (pod, _rules) = pod().await;
+    let neighbour = Connection::open(pod.grpc).await;
+    for _ in 0..100 {
+        neighbour.call(&good()).await;
+    }
+    for flood in floods() {
+        let before = pod.process.memory("VmRSS");
+        let (mut raw, slowest) = beside(&neighbour, flood.run(pod.grpc)).await;
+        let after = pod.process.memory("VmRSS");
+        let name = flood.name;
+        let more = after.saturating_sub(before) / 1024;
+        println!("{name}: slowest answer {slowest:?}, {more} KiB more");
+        match reason(&mut raw).await {
+            Some(reason) => {
+                assert_eq!(reason, ENHANCE_YOUR_CALM, "{name}");
+                assert_ne!(flood.is_closed, Some(false), "{name}: closed");
+            }
+            None => assert_ne!(flood.is_closed, Some(true), "{name}: goes on"),
+        }
+        assert!(after < before + LEFT_MAX, "{name}: {before} to {after} bytes");
+        assert!(slowest < NEIGHBOUR_MAX, "{name}: {slowest:?}");
+        pod.is_unharmed();
+    }
+}
+
+/// Each call may take a MiB, and each connection have 256: what all of them take is bounded.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_never_end_take_no_more_room_than_there_is_for_them() {
+    const CALLS: u32 = 200;
+    const ROOM: u64 = 32 * MIB;
+    let (pod, _rules) = pod().await;
+    let neighbour = Connection::open(pod.grpc).await;
+    neighbour.call(&good()).await;
+    let before = pod.process.memory("VmRSS");
+    let length = u32::try_from(MIB).unwrap().to_be_bytes();
+    let prefix = [&[0], &length[..]].concat();
+    let mut raw = Raw::open(pod.grpc, &[]).await;
+    let began: Vec<_> = (0..CALLS)
+        .flat_map(|n| [begun(stream(n)), frame(DATA, 0, stream(n), &prefix)].concat())
+        .collect();
+    raw.send(&began).await;
+    let part = vec![b'x'; 16_000];
+    for _ in 0..40 {
+        for n in 0..CALLS {
+            raw.send(&frame(DATA, 0, stream(n), &part)).await;
+        }
+        // Read what has come back, so that room for more is made.
+        raw.send(&frame(PING, 0, 0, &[7; 8])).await;
+        raw.next_of(PING).await;
+    }
+    let grown = pod.process.memory("VmHWM") - before;
+    println!("{} MiB more for {CALLS} calls of 640 KiB so far", grown / MIB);
+    assert!(grown < ROOM + ROOM / 2, "{grown} bytes");
+    assert_eq!(neighbour.call(&good()).await.is_over_limit(), Some(false));
+    drop(raw);
+    pod.is_unharmed();
+}

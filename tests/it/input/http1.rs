@@ -1,0 +1,167 @@
+//! `/json` and the probes as HTTP/1.1 has it (RFC 9110, RFC 9112), beyond what one polite client
+//! does: pipelines, bodies in chunks, bodies announced, and heads that cannot be trusted.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::pod;
+use crate::support::frames::{DATA, END_HEADERS, END_STREAM, HEADERS, Raw, field, frame};
+
+/// No answer of ours takes this long: a test fails instead of hanging.
+const ANSWER_MAX: Duration = Duration::from_secs(15);
+
+const BODY: &str =
+    r#"{"domain":"test","descriptors":[{"entries":[{"key":"plenty","value":"good"}]}]}"#;
+
+/// All that comes back for `bytes` until the server ends the connection.
+async fn told(server: SocketAddr, bytes: &str) -> String {
+    let mut stream = TcpStream::connect(server).await.unwrap();
+    stream.write_all(bytes.as_bytes()).await.unwrap();
+    let mut told = Vec::new();
+    let read = async {
+        // A reset after the answer is an end as well.
+        let _ = stream.read_to_end(&mut told).await;
+    };
+    timeout(ANSWER_MAX, read).await.unwrap_or_else(|_| panic!("no end after {bytes:?}"));
+    String::from_utf8(told).unwrap()
+}
+
+/// A request after which others may come.
+fn kept(headers: &str, body: &str) -> String {
+    format!("POST /json HTTP/1.1\r\nhost: test\r\n{headers}\r\n{body}")
+}
+
+/// The last request of a connection.
+fn posted(headers: &str, body: &str) -> String {
+    kept(&format!("{headers}connection: close\r\n"), body)
+}
+
+fn length() -> String {
+    format!("content-length: {}\r\n", BODY.len())
+}
+
+#[track_caller]
+fn assert_served(told: &str, times: usize) {
+    assert_eq!(told.matches("HTTP/1.1 200 OK\r\n").count(), times, "{told}");
+    assert_eq!(told.matches(r#""overallCode":"OK""#).count(), times, "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_may_come_in_any_form() {
+    let (pod, _rules) = pod().await;
+    let (first, second) = BODY.split_at(20);
+    let chunk = |part: &str| format!("{:x}\r\n{part}\r\n", part.len());
+    let chunks = [chunk(first), chunk(second), "0\r\n\r\n".to_owned()].concat();
+    let trailed = [chunk(BODY), "0\r\nx-any: x\r\n\r\n".to_owned()].concat();
+    let chunked = "transfer-encoding: chunked\r\n";
+    for (headers, body) in [
+        (&length()[..], BODY),
+        (chunked, &chunks),
+        (chunked, &trailed),
+        // Any type, or none, as for the reference.
+        (&(length() + "content-type: text/html\r\n"), BODY),
+        // To go on in HTTP/2 is offered, and not taken up.
+        (&(length() + "connection: upgrade\r\nupgrade: h2c\r\n"), BODY),
+    ] {
+        assert_served(&told(pod.http, &posted(headers, body)).await, 1);
+    }
+    let pipeline = kept(&length(), BODY) + &kept(chunked, &chunks) + &posted(&length(), BODY);
+    assert_served(&told(pod.http, &pipeline).await, 3);
+    let old = posted(&length(), BODY).replace("HTTP/1.1", "HTTP/1.0");
+    let told = told(pod.http, &old).await;
+    assert!(told.starts_with("HTTP/1.0 200 OK\r\n"), "{told}");
+    pod.is_unharmed();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_is_announced_is_asked_for() {
+    let (pod, _rules) = pod().await;
+    let mut stream = TcpStream::connect(pod.http).await.unwrap();
+    let headers = length() + "expect: 100-continue\r\n";
+    stream.write_all(posted(&headers, "").as_bytes()).await.unwrap();
+    let mut told = vec![0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
+    timeout(ANSWER_MAX, stream.read_exact(&mut told)).await.unwrap().unwrap();
+    assert_eq!(told, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(BODY.as_bytes()).await.unwrap();
+    let mut told = String::new();
+    timeout(ANSWER_MAX, stream.read_to_string(&mut told)).await.unwrap().unwrap();
+    assert_served(&told, 1);
+    pod.is_unharmed();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_is_answered_without_a_body() {
+    let (pod, _rules) = pod().await;
+    for (request, status) in [
+        ("HEAD /healthcheck", 200),
+        ("HEAD /livez", 200),
+        ("HEAD /readyz", 200),
+        ("HEAD /json", 400), // as for any method: there is no body to decide
+        ("HEAD /nothing", 404),
+    ] {
+        let asked = format!("{request} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n");
+        let told = told(pod.http, &asked).await;
+        assert!(told.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {told}");
+        assert!(told.ends_with("\r\n\r\n"), "{request}: {told}");
+    }
+    let asked = "POST /livez HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";
+    let told = told(pod.http, asked).await;
+    assert!(told.starts_with("HTTP/1.1 405 ") && told.contains("allow: GET,HEAD"), "{told}");
+    pod.is_unharmed();
+}
+
+/// Two readings of one head are two requests to whoever stands before us.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_head_that_can_be_read_in_two_ways_is_not_served_twice() {
+    let (pod, _rules) = pod().await;
+    let smuggled = posted(&length(), BODY);
+    let chunked = "transfer-encoding: chunked\r\n";
+    for headers in [
+        "content-length: 3\r\ncontent-length: 4\r\n".to_owned(),
+        "content-length: +3\r\n".to_owned(),
+        "content-length: -3\r\n".to_owned(),
+        "content-length: 18446744073709551616\r\n".to_owned(),
+        "transfer-encoding: chunked, identity\r\n".to_owned(),
+        "transfer-encoding: gzip\r\n".to_owned(),
+        format!("{chunked}host : x\r\n"),
+        "x-any: x\ny: z\r\0\n".to_owned(),
+        format!("x-long: {}\r\n", "v".repeat(1 << 20)),
+        "x: y\r\n".repeat(10_000),
+    ] {
+        let told = told(pod.http, &posted(&headers, &smuggled)).await;
+        let name = &headers[..headers.len().min(60)];
+        let status = told.split(' ').nth(1).unwrap_or_default();
+        assert!(["400", "431", "501", ""].contains(&status), "{name:?}: {told}");
+        assert_eq!(told.matches("HTTP/1.1 ").count(), usize::from(!status.is_empty()), "{name:?}");
+    }
+    // Both at once: the chunks count (RFC 9112 §6.3), and the connection ends with them.
+    let both = kept(&format!("{}{chunked}", length()), &format!("0\r\n\r\n{smuggled}"));
+    let told = told(pod.http, &both).await;
+    assert!(told.starts_with("HTTP/1.1 400 "), "{told}");
+    for chunk in ["x\r\n", "-1\r\n", "ffffffffffffffffff\r\n", "3\r\nabcd\r\n"] {
+        let told = self::told(pod.http, &posted(chunked, chunk)).await;
+        assert!(!told.contains("200 OK"), "{chunk:?}: {told}");
+    }
+    assert_served(&self::told(pod.http, &posted(&length(), BODY)).await, 1);
+    pod.is_unharmed();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn json_is_served_over_http_2_as_well() {
+    let (pod, _rules) = pod().await;
+    let mut raw = Raw::open(pod.http, &[]).await;
+    let head = [&[0x83, 0x86][..], &field(":path", "/json"), &field(":authority", "test")].concat();
+    let request = [
+        frame(HEADERS, END_HEADERS, 1, &head),
+        frame(DATA, END_STREAM, 1, BODY.as_bytes()),
+    ];
+    raw.send(&request.concat()).await;
+    let answer = raw.next_of(DATA).await.expect("an answer");
+    let text = String::from_utf8(answer.payload).unwrap();
+    assert!(text.contains(r#""overallCode":"OK""#), "{text}");
+    pod.is_unharmed();
+}

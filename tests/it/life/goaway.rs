@@ -1,0 +1,97 @@
+//! The end as a client of HTTP/2 sees it, frame by frame: what it has sent is answered or is told
+//! to be tried elsewhere (RFC 9113 §6.8), and nobody is let in who would not be served.
+
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use super::{RULES, SOON, request, rules};
+use crate::support::frames::{
+    ACK, DATA, END_STREAM, Frame, GOAWAY, HEADERS, NO_ERROR, PING, Raw, begun, call, frame,
+};
+use crate::support::now;
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::framed;
+
+/// Of this a quarter is notice, and half is for calls under way: time for a test to act.
+const LONG_DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "20s");
+
+/// Every stream that there can be.
+const ANY_STREAM: u32 = u32::MAX >> 1;
+
+fn message() -> Vec<u8> {
+    request("plenty", "goaway", &[])
+}
+
+/// Reads until a call on `stream` has its answer, trailers and all.
+async fn answer(raw: &mut Raw, stream: u32) {
+    let mut has_message = false;
+    loop {
+        match raw.next().await.expect("the connection lives until the answer is there") {
+            Frame { kind: DATA, stream: it, .. } if it == stream => has_message = true,
+            Frame { kind: HEADERS, flags, stream: it, .. }
+                if it == stream && flags & END_STREAM != 0 =>
+            {
+                assert!(has_message, "an error");
+                return;
+            }
+            other => assert_ne!(other.kind, GOAWAY, "{other:?}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_call_is_lost_and_the_last_one_is_named() {
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN]).await;
+    let mut raw = Raw::open(pod.grpc, &[]).await;
+    let whole = framed(&message());
+    let (first, rest) = whole.split_at(9);
+    raw.send(&[begun(1), frame(DATA, 0, 1, first)].concat()).await;
+    raw.send(&call(3, &message())).await;
+    answer(&mut raw, 3).await;
+
+    pod.process.signal("TERM");
+    let notice = raw.next_of(GOAWAY).await.expect("told to go away");
+    assert_eq!((notice.last_stream(), notice.reason()), (ANY_STREAM, NO_ERROR));
+    // Nobody is let in any more, while there are calls under way.
+    let refused = async || TcpStream::connect(pod.grpc).await.is_err();
+    pod.process.until("refusing connections", SOON, refused).await;
+    // What was on its way when the client heard of it is served.
+    raw.send(&call(5, &message())).await;
+    let probe = raw.next_of(PING).await.expect("asked whether it has heard");
+    answer(&mut raw, 5).await;
+    raw.send(&frame(PING, ACK, 0, &probe.payload)).await;
+    let last = raw.next_of(GOAWAY).await.expect("told which is the last");
+    assert_eq!((last.last_stream(), last.reason()), (5, NO_ERROR));
+    // Above the last one nothing is begun: the client may try it elsewhere.
+    raw.send(&call(7, &message())).await;
+    raw.send(&frame(DATA, END_STREAM, 1, rest)).await;
+    answer(&mut raw, 1).await;
+    while let Some(frame) = raw.next().await {
+        assert_ne!(frame.stream, 7, "{frame:?}");
+    }
+    assert_eq!(pod.process.exit(SOON).await, 0);
+    pod.has_not_panicked();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_said_nothing_yet_holds_up_nothing() {
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN]).await;
+    let mut silent = Vec::new();
+    for said in [&b""[..], b"PRI * HTTP/2"] {
+        let mut stream = TcpStream::connect(pod.grpc).await.unwrap();
+        stream.write_all(said).await.unwrap();
+        silent.push(stream);
+    }
+    let accepted = async || pod.count("grpc_connections") == 2;
+    pod.process.until("serving both", SOON, accepted).await;
+    pod.process.signal("TERM");
+    let signalled = now();
+    assert_eq!(pod.process.exit(Duration::from_secs(18)).await, 0);
+    let took = signalled.elapsed();
+    assert!(took < Duration::from_secs(11), "{took:?}");
+    assert!(!pod.process.log().contains("cut off"), "{}", pod.process.log());
+}
