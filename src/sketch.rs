@@ -8,9 +8,9 @@
 //!
 //! Hence, of every key that has a counter, `at_least` ≤ true count ≤ `at_most`; and every key that
 //! makes up more than one part in [`WAYS`] of what its set has seen has a counter. Sets make a note
-//! cost the same whatever the size: one set is looked through. Whoever notes may let newcomers in by
-//! chance instead ([`Sketch::note_if`]), which keeps the many that come once from the counters of
-//! those that come often. Pure.
+//! cost the same whatever the size: one set is looked through. Whoever notes may let newcomers in
+//! by chance instead ([`Sketch::note_if`]), which keeps the many that come once from the counters
+//! of those that come often. Pure.
 
 use crate::key::Key;
 
