@@ -1,7 +1,7 @@
 //! What is counted, as the debug port tells it.
 
 use crate::control::status::numbers::Numbers;
-use crate::hot::{HotKeys, Top};
+use crate::hot::{HotKeys, OfRule, Top};
 use crate::lease::ShardTally;
 use crate::limiter::Limiter;
 use crate::metrics::{Meters, RuleTotals, Totals};
@@ -38,6 +38,10 @@ impl Numbers for Counted {
 
     fn hot_keys(&self, max: usize) -> Top {
         self.hot_keys.top(max)
+    }
+
+    fn hot_keys_by_rule(&self, max: usize) -> Vec<OfRule> {
+        self.hot_keys.by_rule(max)
     }
 
     fn leases(&self) -> Vec<ShardTally> {

@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
+use serde_json::Value;
 
 use super::status::Status;
 use crate::rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
@@ -16,6 +17,7 @@ use crate::rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
 pub fn routes(status: Status) -> Router {
     Router::new()
         .route("/", get(index))
+        .route("/hotkeys", get(hot_keys))
         .route("/rlconfig", get(rlconfig))
         .route("/status", get(in_numbers))
         .with_state(status)
@@ -23,7 +25,9 @@ pub fn routes(status: Status) -> Router {
 
 async fn index(State(status): State<Status>) -> impl IntoResponse {
     let page = format!(
-        "ratelease {}\n\n/          this page\n/live      all of it as it happens, for a browser\n\
+        "ratelease {}\n\n/          this page\n\
+         /hotkeys   the keys requested and denied most, of all rules and of each, as JSON\n\
+         /live      all of it as it happens, for a browser\n\
          /metrics   for Prometheus\n\
          /rlconfig  the rules in force, one a line\n\
          /status    what follows, and more, as JSON\n\n{}",
@@ -34,7 +38,15 @@ async fn index(State(status): State<Status>) -> impl IntoResponse {
 }
 
 async fn in_numbers(State(status): State<Status>) -> impl IntoResponse {
-    ([(CONTENT_TYPE, "application/json")], format!("{}\n", status.json()))
+    json(&status.json())
+}
+
+async fn hot_keys(State(status): State<Status>) -> impl IntoResponse {
+    json(&status.hot_keys_by_rule())
+}
+
+fn json(told: &Value) -> impl IntoResponse + use<> {
+    ([(CONTENT_TYPE, "application/json")], format!("{told}\n"))
 }
 
 /// The reference's dump: a line for each rule, which ends with what the reference has not.

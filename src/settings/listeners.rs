@@ -21,7 +21,7 @@ pub struct Listeners {
     pub http: HostPort,
     /// Envoy's rate limit requests.
     pub grpc: GrpcListen,
-    /// `/status`, `/metrics`, `/rlconfig` and their index.
+    /// `/status`, `/metrics`, `/rlconfig`, `/hotkeys` and their index.
     pub debug: HostPort,
     /// Age at which a gRPC connection is asked to go; `None` for never.
     pub max_connection_age: Option<Duration>,
@@ -70,7 +70,7 @@ pub(super) struct ListenerFlags {
     /// Interface of the debug listener
     #[arg(long, env = "DEBUG_HOST", value_name = "HOST", default_value = "127.0.0.1")]
     debug_host: String,
-    /// Port of the debug listener: /status, /metrics, /rlconfig and their index
+    /// Port of the debug listener: /status, /metrics, /rlconfig, /hotkeys and their index
     #[arg(long, env = "DEBUG_PORT", value_name = "PORT", default_value = "6070")]
     debug_port: String,
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::Status;
 use crate::control::live::history::micros;
-use crate::hot::Hot;
+use crate::hot::{Hot, OfRule, Top};
 use crate::lease::ShardTally;
 use crate::metrics::{RuleTotals, Totals};
 use crate::rules::{Allowance, Limit, Rule};
@@ -71,9 +71,23 @@ impl Status {
     }
 
     pub(super) fn hot_keys(&self) -> Value {
-        let hot = self.numbers.hot_keys(HOT_KEYS_MAX);
-        let list = |keys: &[Hot]| keys.iter().map(hot_key).collect::<Value>();
-        json!({"requested": list(&hot.requested), "denied": list(&hot.denied)})
+        let Top { requested, denied } = self.numbers.hot_keys(HOT_KEYS_MAX);
+        json!({"requested": hot_keys(&requested), "denied": hot_keys(&denied)})
+    }
+
+    /// As `/hotkeys` shows it: an object. Apart from `/status`, which is sent each second.
+    pub(in crate::control) fn hot_keys_by_rule(&self) -> Value {
+        let rules = self.numbers.hot_keys_by_rule(HOT_KEYS_MAX);
+        let of_rule = |OfRule { rule, requests, denials, top }: &OfRule| {
+            json!({
+                "rule": rule,
+                "requests": requests,
+                "denials": denials,
+                "requested": hot_keys(&top.requested),
+                "denied": hot_keys(&top.denied),
+            })
+        };
+        json!({"all": self.hot_keys(), "rules": rules.iter().map(of_rule).collect::<Value>()})
     }
 
     pub(super) fn settings_told(&self) -> Value {
@@ -81,6 +95,10 @@ impl Status {
         told.map(|it| json!({"name": it.name, "value": it.value, "default": it.is_default}))
             .collect()
     }
+}
+
+fn hot_keys(hot: &[Hot]) -> Value {
+    hot.iter().map(hot_key).collect()
 }
 
 fn hot_key(hot: &Hot) -> Value {

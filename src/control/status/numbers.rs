@@ -1,6 +1,6 @@
 //! Where the numbers of `/status` and the live page come from.
 
-use crate::hot::Top;
+use crate::hot::{OfRule, Top};
 use crate::lease::ShardTally;
 use crate::metrics::{RuleTotals, Totals};
 
@@ -15,6 +15,9 @@ pub trait Numbers: Send + Sync {
 
     /// The hottest keys of late, `max` of each kind at most.
     fn hot_keys(&self, max: usize) -> Top;
+
+    /// And those of each of the busiest rules.
+    fn hot_keys_by_rule(&self, max: usize) -> Vec<OfRule>;
 
     /// What the asks of each shard have come to.
     fn leases(&self) -> Vec<ShardTally>;

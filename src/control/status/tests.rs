@@ -1,7 +1,7 @@
 //! What `/status` and the index tell.
 
 use super::*;
-use crate::hot::{Hot, Top};
+use crate::hot::{Hot, OfRule, Top};
 use crate::key::Key;
 use crate::lease::{HotKey, ShardTally};
 use crate::metrics::family::Buckets;
@@ -13,13 +13,15 @@ pub(in crate::control) struct Fixed {
     pub(in crate::control) decisions: Totals,
     pub(in crate::control) rules: Vec<RuleTotals>,
     pub(in crate::control) hot_keys: Top,
+    pub(in crate::control) hot_keys_by_rule: Vec<OfRule>,
 }
 
 impl Default for Fixed {
     /// Nothing at all.
     fn default() -> Self {
         let decisions = Meters::default().totals();
-        Self { decisions, rules: Vec::new(), hot_keys: Top::default() }
+        let (rules, hot_keys, hot_keys_by_rule) = Default::default();
+        Self { decisions, rules, hot_keys, hot_keys_by_rule }
     }
 }
 
@@ -34,6 +36,10 @@ impl Numbers for Fixed {
 
     fn hot_keys(&self, _max: usize) -> Top {
         self.hot_keys.clone()
+    }
+
+    fn hot_keys_by_rule(&self, _max: usize) -> Vec<OfRule> {
+        self.hot_keys_by_rule.clone()
     }
 
     fn leases(&self) -> Vec<ShardTally> {
@@ -144,6 +150,35 @@ fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
     assert_eq!(told["hot_keys"], expected);
     let setting = json!({"name": "log-level", "value": "info", "default": true});
     assert_eq!(told["settings"], json!([setting]));
+}
+
+#[test]
+fn hot_keys_are_told_of_all_rules_and_of_each() {
+    let hot = |key: &str, share| Hot {
+        key: key.to_owned(),
+        rule: "shop.user".to_owned(),
+        count: 4,
+        share,
+        values: None,
+    };
+    let top = |share| Top { requested: vec![hot("1b", share)], denied: Vec::new() };
+    let rule = "shop.user".to_owned();
+    let of_rule = OfRule { rule, requests: 8, denials: 0, top: top(0.5) };
+    let hot_keys_by_rule = vec![of_rule];
+    let status = status_of(Fixed { hot_keys: top(0.01), hot_keys_by_rule, ..Fixed::default() });
+    let hot = |share| {
+        let rule = "shop.user";
+        json!({"key": "1b", "rule": rule, "count": 4, "share": share, "values": null})
+    };
+    let expected = json!({
+        "all": {"requested": [hot(0.01)], "denied": []},
+        "rules": [{
+            "rule": "shop.user", "requests": 8, "denials": 0,
+            "requested": [hot(0.5)], "denied": [],
+        }],
+    });
+    assert_eq!(status.hot_keys_by_rule(), expected);
+    assert_eq!(status.json()["hot_keys"], expected["all"]);
 }
 
 #[test]

@@ -138,6 +138,12 @@ fn no_header_may_be_sent_with_two_meanings() {
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].starts_with("LIMIT_RESET_HEADER: RESPONSE_HEADERS has "), "{found:?}");
     }
+    let twice = [("LIMIT_LIMIT_HEADER", "X-Left"), ("LIMIT_REMAINING_HEADER", "x-left")];
+    let found = faults("ratelease serve", &[&[list][..], &twice].concat());
+    assert_eq!(found.len(), 1, "{found:?}");
+    let twice_told = "LIMIT_REMAINING_HEADER: LIMIT_LIMIT_HEADER names this header too";
+    assert!(found[0].starts_with(twice_told), "{found:?}");
+    good("ratelease serve", &twice);
     // It is not sent.
     let list = ("RESPONSE_HEADERS", "x-ratelimit");
     good("ratelease serve", &[list, ("LIMIT_RESET_HEADER", "X-RateLimit-Reset")]);
