@@ -4,6 +4,7 @@ pub mod admin;
 pub mod health;
 pub mod live;
 pub mod metrics;
+mod page;
 pub mod snapshot;
 pub mod source;
 pub mod status;

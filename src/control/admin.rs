@@ -9,8 +9,11 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
 
+use super::page;
 use super::status::Status;
 use crate::rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
+
+const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// The routes of `DEBUG_PORT`, but for those of the live page.
 pub fn routes(status: Status) -> Router {
@@ -22,29 +25,39 @@ pub fn routes(status: Status) -> Router {
 }
 
 async fn index(State(status): State<Status>) -> impl IntoResponse {
-    let page = format!(
+    let page = page::made(move || index_of(&status)).await;
+    page.map(|page| ([(CONTENT_TYPE, PLAIN)], page))
+}
+
+fn index_of(status: &Status) -> String {
+    format!(
         "ratelease {}\n\n/          this page\n/live      all of it as it happens, for a browser\n\
          /metrics   for Prometheus\n\
          /rlconfig  the rules in force, one a line\n\
          /status    what follows, and more, as JSON\n\n{}",
         env!("CARGO_PKG_VERSION"),
         status.lines(),
-    );
-    ([(CONTENT_TYPE, "text/plain; charset=utf-8")], page)
+    )
 }
 
 async fn in_numbers(State(status): State<Status>) -> impl IntoResponse {
-    ([(CONTENT_TYPE, "application/json")], format!("{}\n", status.json()))
+    let page = page::made(move || format!("{}\n", status.json())).await;
+    page.map(|page| ([(CONTENT_TYPE, "application/json")], page))
+}
+
+async fn rlconfig(State(status): State<Status>) -> impl IntoResponse {
+    let page = page::made(move || dump(&status)).await;
+    page.map(|page| ([(CONTENT_TYPE, PLAIN)], page))
 }
 
 /// The reference's dump: a line for each rule, which ends with what the reference has not.
-async fn rlconfig(State(status): State<Status>) -> impl IntoResponse {
+fn dump(status: &Status) -> String {
     let mut page = String::new();
     for rule in status.published.current().iter().flat_map(|rules| rules.iter()) {
         // Writing to a string cannot fail.
         let _ = writeln!(page, "{}", line(rule));
     }
-    ([(CONTENT_TYPE, "text/plain; charset=utf-8")], page)
+    page
 }
 
 fn line(rule: &Rule) -> String {
