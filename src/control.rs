@@ -1,6 +1,7 @@
 //! What may change while the program runs: the rules in force, and how the process is doing.
 
 pub mod admin;
+pub mod guard;
 pub mod health;
 pub mod live;
 pub mod metrics;

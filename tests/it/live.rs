@@ -1,6 +1,7 @@
 //! The live page, in a real browser, of a real pod.
 
 mod events;
+mod guard;
 mod page;
 
 use crate::support::shop::Shop;
