@@ -11,6 +11,7 @@ use super::numbers::Counted;
 use super::{App, Open, bind};
 use crate::control::Published;
 use crate::control::admin;
+use crate::control::guard::{self, Guard};
 use crate::control::health::Health;
 use crate::control::live::Live;
 use crate::control::live::history::History;
@@ -130,8 +131,10 @@ impl App {
         };
         let exposed = parts.exposed(counted, start.clone(), where_counts_live, summary);
         let live = Live::new(exposed.status.clone());
+        let guard = Guard::new(&listeners.debug_allowed_hosts);
         let pages = admin::routes(exposed.status.clone()).merge(live.routes());
-        let admin = pages.merge(metrics::routes("/metrics", exposed.clone()));
+        let pages = guard.before(pages).merge(metrics::routes("/metrics", exposed.clone()));
+        let admin = guard::with_headers(pages);
         let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &exposed));
         let Bound { grpc, http, debug, metrics: listener, .. } = bound;
         Ok(Self {

@@ -4,7 +4,7 @@ use crate::control::status::numbers::Numbers;
 use crate::hot::{HotKeys, OfRule, Top};
 use crate::lease::ShardTally;
 use crate::limiter::Limiter;
-use crate::metrics::{Meters, RuleTotals, Totals};
+use crate::metrics::{Calls, Meters, RuleTotals};
 use crate::observe::Observers;
 
 /// Those who count.
@@ -28,8 +28,12 @@ impl Counted {
 }
 
 impl Numbers for Counted {
-    fn decisions(&self) -> Option<Totals> {
-        self.meters.as_ref().map(Meters::totals)
+    fn calls(&self) -> Option<Calls> {
+        self.meters.as_ref().map(Meters::calls)
+    }
+
+    fn by_how(&self) -> Vec<(&'static str, u64)> {
+        self.meters.as_ref().map(Meters::by_how).unwrap_or_default()
     }
 
     fn rules(&self, max: usize) -> Vec<RuleTotals> {

@@ -46,7 +46,7 @@ fn verdict(rule: Option<&Arc<Rule>>, key: Key, over: bool) -> Verdict<'_> {
         limit: Some(Applied { limit, rule }),
         remaining: 0,
         reset_after: None,
-        counted: Some(Trace { key, hits: 1, over, how: How::Local }),
+        counted: Some(Trace { key, hits: 1, fitted: 0, over, how: How::Local }),
     };
     let statuses = [status].into_iter().collect();
     Verdict { code, statuses, tightest: Some(0), shadowed: false, metadata: None }

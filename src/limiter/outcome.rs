@@ -22,6 +22,8 @@ pub(super) enum Attempt {
 pub(super) struct Settled {
     /// The limit was exceeded.
     pub(super) over: bool,
+    /// Of a denied charge that spends what was left, how many hits that was, as far as is known.
+    pub(super) fitted: u32,
     /// Tokens taken, to be put back if the request is denied elsewhere.
     pub(super) taken: Lot,
     /// How the key stands after it.

@@ -347,7 +347,8 @@ impl Slot {
                 Take::Short => return None,
             }
         };
-        Some(Settled { over, taken, standing: self.standing(limit, now), how: How::Local })
+        let standing = self.standing(limit, now);
+        Some(Settled { over, fitted: 0, taken, standing, how: How::Local })
     }
 
     fn standing(&self, limit: Limit, now: Time) -> Standing {

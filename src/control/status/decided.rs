@@ -8,7 +8,7 @@ use super::Status;
 use crate::control::live::history::micros;
 use crate::hot::{Hot, OfRule, Top};
 use crate::lease::ShardTally;
-use crate::metrics::{RuleTotals, Totals};
+use crate::metrics::{Calls, RuleTotals};
 use crate::rules::{Allowance, Limit, Rule};
 
 /// Rules that are listed at most. A page shows no more in one view, and they are sent each second.
@@ -23,13 +23,14 @@ impl Status {
     /// How many decisions there were and how they were made; how long those of the last minute
     /// took.
     pub(super) fn decisions(&self) -> Value {
-        let totals = self.numbers.decisions();
-        let is_counted = totals.is_some();
-        let (ok, over_limit, errors, by_how) = match totals {
-            Some(Totals { ok, over_limit, errors, by_how, .. }) => (ok, over_limit, errors, by_how),
+        let calls = self.numbers.calls();
+        let is_counted = calls.is_some();
+        let (ok, over_limit, errors) = match calls {
+            Some(Calls { ok, over_limit, errors, .. }) => (ok, over_limit, errors),
             None => Default::default(),
         };
-        let by_how = by_how.into_iter().map(|(name, count)| (name.to_owned(), count.into()));
+        let by_how =
+            self.numbers.by_how().into_iter().map(|(name, count)| (name.to_owned(), count.into()));
         let recently = self.history.recently();
         json!({
             "counted": is_counted,

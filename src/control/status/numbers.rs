@@ -2,13 +2,16 @@
 
 use crate::hot::{OfRule, Top};
 use crate::lease::ShardTally;
-use crate::metrics::{RuleTotals, Totals};
+use crate::metrics::{Calls, RuleTotals};
 
 /// What is counted of decisions and leases.
 pub trait Numbers: Send + Sync {
-    /// Every decision since the process began. Asked once a second. `None` where decisions are not
-    /// counted.
-    fn decisions(&self) -> Option<Totals>;
+    /// Every call since the process began; `None` where decisions are not counted. Asked once a
+    /// second, whether or not somebody watches; the others only when somebody does.
+    fn calls(&self) -> Option<Calls>;
+
+    /// Descriptors, by how they were decided.
+    fn by_how(&self) -> Vec<(&'static str, u64)>;
 
     /// The rules that decided most, busiest first, `max` at most.
     fn rules(&self, max: usize) -> Vec<RuleTotals>;

@@ -105,12 +105,8 @@ fn floods() -> Vec<Flood> {
         Flood::of("settings of windows", windows).after(hundred.clone()),
         Flood::of("priorities", |n| frame(PRIORITY, 0, stream(n), &[0; 5])),
         Flood::of("kinds that nobody knows", |_| frame(0xbe, 0, 0, &[0; 16_384])),
-        Flood::of("empty data", |_| frame(DATA, 0, 1, &[]))
-            .after(begun(1))
-            .closed(),
-        Flood::of("data byte by byte", |_| frame(DATA, 0, 1, &[0]))
-            .after(begun(1))
-            .closed(),
+        Flood::of("empty data", |_| frame(DATA, 0, 1, &[])).after(begun(1)).closed(),
+        Flood::of("data byte by byte", |_| frame(DATA, 0, 1, &[0])).after(begun(1)).closed(),
         Flood::of("more room", |_| frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1])).after(begun(1)),
         Flood::of("empty continuations", continued(vec![])).after(half()).closed(),
         Flood::of("continuations", continued(field("x-any", &"v".repeat(100)).repeat(100)))
