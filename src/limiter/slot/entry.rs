@@ -24,8 +24,8 @@ impl Entry for Slot {
         self.buffer.aside().map_or(0, Rare::heap)
     }
 
-    /// Dry shares are asked again, and so is a key that was refused; hits that are owed are not paid
-    /// for, and of two leases one ends too soon. Those who wait stay.
+    /// Dry shares are asked again, and so is a key that was refused; hits that are owed are not
+    /// paid for, and of two leases one ends too soon. Those who wait stay.
     fn shed(&mut self) {
         self.set_shares(Shares::new(self.share, 0));
         self.set_owed(0);

@@ -1,5 +1,5 @@
-//! What a slot's tokens are held to, and what it keeps of shares, debts and refusals: in place where
-//! every key has it, else in the box.
+//! What a slot's tokens are held to, and what it keeps of shares, debts and refusals: in place
+//! where every key has it, else in the box.
 
 use std::time::Duration;
 
