@@ -56,7 +56,7 @@ async fn r8_a_master_is_alone_with_the_pods() {
     let demoted = time_until(FAILOVER_MAX, follows).await;
     let samples = load.stop().await;
 
-    row.recovered(resumed.unwrap_or(FAILOVER_MAX), stage.scale.pick(5, 1) * RESUME_MAX);
+    row.recovered(resumed.unwrap_or(FAILOVER_MAX), stage.scale.pick(15, 1) * RESUME_MAX);
     judge_failover(&mut row, writable);
     row.holds(gave_up.is_some(), "the lone master goes on lending");
     row.holds(demoted.is_some(), "the lone master does not follow its heir after it");
