@@ -154,7 +154,7 @@ fn is_own(name: &str) -> bool {
         ends.is_some_and(|(rest, end)| end.eq_ignore_ascii_case(inner) && rest.ends_with('.'))
     };
     let is_plain = !name.is_empty() && !name.contains('.');
-    is_plain || name.parse::<Ipv4Addr>().is_ok() || INNER.iter().any(|inner| is_inner(&inner))
+    is_plain || name.parse::<Ipv4Addr>().is_ok() || INNER.iter().any(is_inner)
 }
 
 #[cfg(test)]

@@ -177,7 +177,7 @@ impl Listener {
             let event = heard.recv().await.ok()?;
             Some((event, heard))
         });
-        stream::iter(first).chain(rest).map(Ok)
+        stream::iter(first).chain(rest).map(Ok).fuse()
     }
 }
 
