@@ -83,6 +83,13 @@ pub enum Tool {
     Man(ManFlags),
 }
 
+/// Prints the help or version text that was asked for.
+pub fn help(text: &str) -> ExitCode {
+    let mut out = Out::stdout();
+    let ended = out.line(text.trim_end()).map(|()| out::Outcome::Good);
+    out::end("help", out, ended)
+}
+
 /// Runs `tool` with the defaults of `role`. Results go to standard output, and why there are none
 /// to standard error.
 pub fn run(tool: Tool, role: Role) -> ExitCode {

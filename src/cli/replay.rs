@@ -123,7 +123,7 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> Ended {
         return Err(Trouble::new(format_args!("{count} descriptors, more than {DESCRIPTORS_MAX}")));
     }
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
-    let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?.rules;
+    let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?;
     let mut replay = Replay {
         flags,
         rules: &rules,
