@@ -1,6 +1,7 @@
 //! What the program does beside serving: a subcommand a module.
 //!
-//! They all end with one of three statuses: 0 good, 1 a finding, 2 usage or input and output.
+//! They all end with one of three statuses: 0 good, 1 a finding, 2 usage or input and output; or,
+//! where a signal has ended them, with 128 and its number.
 
 pub mod bench;
 pub mod cases;
@@ -19,6 +20,7 @@ mod query;
 mod replay;
 mod rule;
 mod safe;
+mod signals;
 mod source;
 mod status;
 mod target;
