@@ -131,7 +131,7 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> Ended {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?;
     knows(&rules, flags.domain.as_deref())?;
-    let signals = Signals::listen(|| Meter::stderr().clear())?;
+    let signals = Signals::listen(|| Meter::stderr().clear(), None)?;
     let mut replay = Replay {
         flags,
         rules: &rules,

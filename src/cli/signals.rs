@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::fs;
+use std::future::pending;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::out::{Interrupt, Trouble};
 
@@ -29,12 +31,12 @@ const STATUS: &str = "/proc/self/status";
 // === impl Signals ===
 
 impl Signals {
-    /// Listens. `at_once` tidies up the terminal when a second signal ends the process; it runs
-    /// beside whatever the process is at.
+    /// Listens. A second signal, or the end of `patience` after the first, ends the process at
+    /// once: `at_once` tidies up the terminal then, beside whatever the process is at.
     ///
     /// # Errors
     /// The system has no thread or file descriptor left.
-    pub(super) fn listen(at_once: fn()) -> Result<Self, Trouble> {
+    pub(super) fn listen(at_once: fn(), patience: Option<Duration>) -> Result<Self, Trouble> {
         let failed = |error| {
             Trouble::new(format_args!("cannot start: {error}; raise the limit on open files"))
         };
@@ -42,7 +44,11 @@ impl Signals {
         let runtime = runtime.map_err(failed)?;
         let signals = all(&runtime).map_err(failed)?;
         let (tell, heard) = sync_channel(1);
-        let listener = move || runtime.block_on(listen(signals, &tell, at_once));
+        let listener = move || {
+            let last = runtime.block_on(last(signals, &tell, patience));
+            at_once();
+            std::process::exit(last.status().into());
+        };
         thread::Builder::new().name("signals".to_owned()).spawn(listener).map_err(failed)?;
         Ok(Self { heard, first: Cell::new(None) })
     }
@@ -77,7 +83,13 @@ fn is_ignored(status: &str, kind: SignalKind) -> bool {
     mask.zip(bit).is_some_and(|(mask, bit)| mask.checked_shr(bit).is_some_and(|at| at & 1 == 1))
 }
 
-async fn listen(signals: Vec<(Interrupt, Signal)>, tell: &SyncSender<Interrupt>, at_once: fn()) {
+/// The signal that ends the process, when it is time for that. The first is for the work, unless
+/// that is done and only its result is printed.
+async fn last(
+    signals: Vec<(Interrupt, Signal)>,
+    tell: &SyncSender<Interrupt>,
+    patience: Option<Duration>,
+) -> Interrupt {
     let (told, mut heard) = mpsc::channel(KINDS.len());
     for (interrupt, mut signal) in signals {
         let told = told.clone();
@@ -85,14 +97,18 @@ async fn listen(signals: Vec<(Interrupt, Signal)>, tell: &SyncSender<Interrupt>,
             while signal.recv().await.is_some() && told.send(interrupt).await.is_ok() {}
         });
     }
-    drop(told);
-    let mut is_told = false;
-    while let Some(interrupt) = heard.recv().await {
-        // The first is for the work, unless that is done and only its result is printed.
-        if std::mem::replace(&mut is_told, true) || tell.send(interrupt).is_err() {
-            at_once();
-            std::process::exit(interrupt.status().into());
-        }
+    // Where all are ignored there is never one.
+    let mut next = async || match heard.recv().await {
+        Some(interrupt) => interrupt,
+        None => pending().await,
+    };
+    let first = next().await;
+    if tell.send(first).is_err() {
+        return first;
+    }
+    match patience {
+        Some(patience) => timeout(patience, next()).await.unwrap_or(first),
+        None => next().await,
     }
 }
 

@@ -42,6 +42,9 @@ Examples:
 /// What the keyboard is listened to at once: a new look is drawn so much late at most.
 const LISTEN: Duration = Duration::from_millis(50);
 
+/// From a signal to the end. Whoever reads a terminal that has gone away reads for ever.
+const END_MAX: Duration = Duration::from_secs(1);
+
 /// What the terminal's restoring may take when a second signal ends the process.
 const RESTORE_MAX: Duration = Duration::from_millis(500);
 
@@ -85,7 +88,7 @@ pub(super) fn run(flags: TopFlags, out: &mut Out) -> Ended {
     if flags.out.json {
         print_looks(&flags, view, out)
     } else if is_live {
-        let signals = Signals::listen(restore_at_once)?;
+        let signals = Signals::listen(restore_at_once, Some(END_MAX))?;
         Screen::open()?.show(flags, view, &signals)
     } else {
         print_once(&flags, view, out)
@@ -181,7 +184,7 @@ impl Screen {
     }
 }
 
-/// What a second signal does, while this program may hang in a terminal that takes nothing.
+/// What ends the process when it hangs in a terminal that takes or gives nothing any more.
 fn restore_at_once() {
     let (restored, wait) = sync_channel(1);
     thread::spawn(move || {

@@ -55,6 +55,15 @@ async fn top_leaves_the_terminal_as_it_was_however_it_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn top_ends_with_its_terminal() {
+    let rules = rules(RULES);
+    let pod = pod(&rules).await;
+    let top = Terminal::ratelease(&["top", "--debug", &pod.debug.to_string()], 100);
+    top.shows("busiest");
+    assert_eq!(top.hung_up(), 129);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_replay_that_is_interrupted_tells_of_the_lines_so_far() {
     let rules = rules(RULES);
     let fifo = rules.path().join("log");

@@ -4,11 +4,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -18,14 +20,19 @@ use super::{ratelease, wait_for};
 /// A program on a terminal of its own. When this process ends, the kernel hangs the terminal up,
 /// and that ends the program.
 pub(crate) struct Terminal {
-    child: Child,
+    child: Leashed,
     /// This side: the keyboard.
     keyboard: File,
     /// The program's side, open so that its modes can be seen when the program has ended.
     line: OwnedFd,
     shown: Arc<Mutex<Vec<u8>>>,
+    /// Nobody looks at the screen any more.
+    is_gone: Arc<AtomicBool>,
     screen: JoinHandle<()>,
 }
+
+/// A child that is killed where the test fails before its end.
+struct Leashed(Child);
 
 /// How a program ended.
 #[derive(Debug)]
@@ -61,15 +68,11 @@ impl Terminal {
         let child = command.spawn().expect("setsid of util-linux");
         let keyboard = File::from(keyboard);
         let shown = Arc::new(Mutex::new(Vec::new()));
-        let (mut from, into) = (keyboard.try_clone().unwrap(), Arc::clone(&shown));
-        let screen = thread::spawn(move || {
-            let mut piece = [0; 4096];
-            // An error: nobody has the program's side open any more.
-            while let Ok(read @ 1..) = from.read(&mut piece) {
-                into.lock().unwrap().extend_from_slice(&piece[..read]);
-            }
-        });
-        Self { child, keyboard, line, shown, screen }
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let (from, into, gone) =
+            (keyboard.try_clone().unwrap(), Arc::clone(&shown), Arc::clone(&is_gone));
+        let screen = thread::spawn(move || look(from, &into, &gone));
+        Self { child: Leashed(child), keyboard, line, shown, is_gone, screen }
     }
 
     /// Waits until it has written `text`.
@@ -92,19 +95,55 @@ impl Terminal {
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.child.id().try_into().unwrap()).unwrap();
+        let pid = Pid::from_raw(self.child.0.id().try_into().unwrap()).unwrap();
         kill_process(pid, signal).unwrap();
+    }
+
+    /// Hangs up, as when the terminal's window is closed, and gives the program's exit status.
+    #[track_caller]
+    pub(crate) fn hung_up(mut self) -> i32 {
+        self.is_gone.store(true, Ordering::Relaxed);
+        self.screen.join().unwrap();
+        drop(self.keyboard);
+        let ended = wait_for("the program's end", PATIENCE, || self.child.0.try_wait().unwrap());
+        status(ended)
     }
 
     /// Waits for the program's end.
     #[track_caller]
     pub(crate) fn ended(mut self) -> Ended {
-        let ended = wait_for("the program's end", PATIENCE, || self.child.try_wait().unwrap());
+        let ended = wait_for("the program's end", PATIENCE, || self.child.0.try_wait().unwrap());
         let is_sane = self.is_sane();
         drop(self.line);
         self.screen.join().unwrap();
         let shown = String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned();
-        let status = ended.code().or_else(|| ended.signal().map(|signal| 128 + signal));
-        Ended { status: status.unwrap(), shown, is_sane }
+        Ended { status: status(ended), shown, is_sane }
+    }
+}
+
+fn status(ended: ExitStatus) -> i32 {
+    ended.code().or_else(|| ended.signal().map(|signal| 128 + signal)).unwrap()
+}
+
+/// Takes what the program writes until nobody has its side open any more, or `gone`.
+fn look(mut from: File, into: &Mutex<Vec<u8>>, gone: &AtomicBool) {
+    let mut piece = [0; 4096];
+    while !gone.load(Ordering::Relaxed) {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        let ready = poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&timeout));
+        if ready.is_ok_and(|ready| ready == 0) {
+            continue;
+        }
+        match from.read(&mut piece) {
+            Ok(read @ 1..) => into.lock().unwrap().extend_from_slice(&piece[..read]),
+            _ => return,
+        }
+    }
+}
+
+impl Drop for Leashed {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }
