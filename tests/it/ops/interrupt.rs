@@ -20,6 +20,9 @@ const CURSOR: &str = "\u{1b}[?25h";
 /// An empty line in place of the progress.
 const CLEARED: &str = "\r\u{1b}[K";
 
+/// What a person does to end a program.
+type End = fn(&mut Terminal);
+
 /// Requests of one user, all within a year: three pass.
 fn log(lines: usize) -> String {
     "{\"ts\": 1763719200, \"domain\": \"shop\", \"descriptors\": [{\"entries\": \
@@ -32,13 +35,13 @@ async fn top_leaves_the_terminal_as_it_was_however_it_ends() {
     let rules = rules(RULES);
     let pod = pod(&rules).await;
     let debug = pod.debug.to_string();
-    let ends: [(&dyn Fn(&mut Terminal), i32); 6] = [
-        (&|top| top.signal(Signal::TERM), 143),
-        (&|top| top.signal(Signal::HUP), 129),
-        (&|top| top.signal(Signal::INT), 130),
-        (&|top| top.types("q"), 0),
-        (&|top| top.types("\u{1b}"), 0),
-        (&|top| top.types(INTERRUPT), 0),
+    let ends: [(End, i32); 6] = [
+        (|top| top.signal(Signal::TERM), 143),
+        (|top| top.signal(Signal::HUP), 129),
+        (|top| top.signal(Signal::INT), 130),
+        (|top| top.types("q"), 0),
+        (|top| top.types("\u{1b}"), 0),
+        (|top| top.types(INTERRUPT), 0),
     ];
     for (at, (end, status)) in ends.into_iter().enumerate() {
         let mut top = Terminal::ratelease(&["top", "--debug", &debug], 100);
