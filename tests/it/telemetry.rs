@@ -1,5 +1,6 @@
 //! What leaves the process beside answers: spans and metrics for a collector, samples in the log.
 
+mod lines;
 mod lost;
 mod metrics;
 mod samples;
@@ -28,6 +29,9 @@ const SECRET: &str = "4111-1111-1111-1111";
 
 /// For what takes milliseconds, on a machine that also compiles.
 const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// A pod that does without the store's word on no request: that may be late, on such a machine.
+const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "8s"), ("REDIS_TIMEOUT", "8s")];
 
 fn rules() -> TempDir {
     let dir = TempDir::new().unwrap();
