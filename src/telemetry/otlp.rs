@@ -4,10 +4,13 @@
 //! few messages, and to send them.
 
 mod client;
+mod connect;
 pub(super) mod message;
+mod retry;
 
 pub(super) use client::{Client, Told};
 use message::{KeyValue, Resource, Scope};
+pub(super) use retry::{Again, Unsent, insist};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

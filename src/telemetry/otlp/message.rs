@@ -255,6 +255,38 @@ pub(crate) struct PartialSuccess {
     pub(crate) error_message: String,
 }
 
+/// `google.rpc.Status`, of which only the details are read: what gRPC sends beside a status.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Details {
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) details: Vec<Detail>,
+}
+
+/// `google.protobuf.Any`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Detail {
+    #[prost(string, tag = "1")]
+    pub(crate) type_url: String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) value: Vec<u8>,
+}
+
+/// `google.rpc.RetryInfo`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) retry_delay: Option<Delay>,
+}
+
+/// `google.protobuf.Duration`.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct Delay {
+    #[prost(int64, tag = "1")]
+    pub(crate) seconds: i64,
+    #[prost(int32, tag = "2")]
+    pub(crate) nanos: i32,
+}
+
 // === impl KeyValue ===
 
 impl KeyValue {
