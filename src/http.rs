@@ -92,25 +92,27 @@ pub fn routes(intake: Intake, health: Health) -> Router {
     json.layer(DefaultBodyLimit::max(BODY_BYTES_MAX)).layer(pass).merge(probes)
 }
 
-/// Lets a request in, or answers at once: 503 when too many are under way, 500 after a panic.
 async fn pass(State(intake): State<Intake>, request: Request, next: Next) -> Response {
     let mut request = request.map(|body| counted(body, intake.hold()));
-    let span = intake.begin(Door::Json, request.headers());
-    if let Some(span) = &span {
-        request.extensions_mut().insert(span.clone());
-    }
+    let Some(span) = intake.begin(Door::Json, request.headers()) else {
+        return admit(&intake, request, next).await;
+    };
+    request.extensions_mut().insert(span.clone());
+    let response = span.around(admit(&intake, request, next)).await;
+    span.end(Outcome::Http(response.status().as_u16()));
+    response
+}
+
+/// Lets a request in, or answers at once: 503 when too many are under way, 500 after a panic.
+async fn admit(intake: &Intake, request: Request, next: Next) -> Response {
     let passed = intake.pass(next.run(request)).await;
-    let response = passed.unwrap_or_else(|refusal| {
+    passed.unwrap_or_else(|refusal| {
         let status = match refusal {
             Refusal::Overloaded | Refusal::NoRoom => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, format!("{refusal}\n")).into_response()
-    });
-    if let Some(span) = span {
-        span.end(Outcome::Http(response.status().as_u16()));
-    }
-    response
+    })
 }
 
 /// The same body, whose bytes count as `held` until all of it has been read.

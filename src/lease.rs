@@ -29,6 +29,7 @@ use tokio::task::JoinSet;
 use lane::Lane;
 
 use crate::store::{Ask, Beat, Count, Grant, SHARDS_MAX, Store, StoreError};
+use crate::telemetry::trace;
 use crate::time::{Clock, Time};
 
 /// Asks that travel together at most (`design.md`, Leases).
@@ -101,8 +102,10 @@ impl Desk {
     }
 
     /// Queues `ask` for its shard; never waits. An ask that finds the breaker open, the queue full
-    /// or the desk closed gets its reply at once.
+    /// or the desk closed gets its reply at once. Where a request that is traced sends it, it bears
+    /// that one's span.
     pub fn ask(&self, ask: Ask) {
+        let ask = Ask { cause: trace::current(), ..ask };
         let refused = match self.lane(&ask) {
             Ok(lane) => lane.try_send(ask).err().map(|_| StoreError::Overloaded),
             Err(refused) => Some(refused),

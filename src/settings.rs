@@ -36,7 +36,7 @@ pub use leases::{KeyFlags, Leases};
 pub use listeners::{GrpcListen, Listeners};
 pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
-pub use otlp::{Otlp, OtlpProtocol};
+pub use otlp::{Otlp, OtlpProtocol, OtlpTls};
 pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
 pub use secret::Secret;
 pub use store::{PerSecondFlags, StoreFlags, StoreSettings};

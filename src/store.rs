@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::key::Key;
 use crate::rules::{Limit, Share};
+use crate::telemetry::trace::Context;
 
 /// Owner of every key's count.
 ///
@@ -105,6 +106,8 @@ pub struct Ask {
     pub ttl: Duration,
     /// Tokens to credit before the rest.
     pub back: Option<Back>,
+    /// The span of the request that sent it, if that is traced: nothing is decided by it.
+    pub cause: Option<Context>,
 }
 
 /// Tokens that return to the store.
@@ -158,6 +161,7 @@ impl Ask {
             charge_denied: false,
             ttl: Duration::MAX,
             back: None,
+            cause: None,
         }
     }
 

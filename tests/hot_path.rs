@@ -91,7 +91,7 @@ fn rare() -> Observers {
     let clock = Clock::start();
     let endpoint = "http://127.0.0.1:1/v1/traces".parse().unwrap();
     let (protocol, timeout) = (OtlpProtocol::Http, Duration::from_secs(1));
-    let otlp = Otlp { protocol, endpoint, headers: HeaderMap::new(), timeout };
+    let otlp = Otlp { protocol, endpoint, tls: None, headers: HeaderMap::new(), timeout };
     let (name, namespace, instance) = Default::default();
     let origin = Origin::new(Identity { name, namespace, instance, attributes: Vec::new() });
     let tracer = Tracer::new(&origin, Some(Tracing { rate: f32::MIN_POSITIVE, otlp }), clock);

@@ -51,7 +51,11 @@ impl Call {
         }
         let mut answer = BytesMut::new();
         let span = intake.begin(Door::Grpc, self.request.headers());
-        let answered = answer_frame(intake, &read, &mut answer, span.as_ref());
+        let mut answered = || answer_frame(intake, &read, &mut answer, span.as_ref());
+        let answered = match &span {
+            None => answered(),
+            Some(span) => span.within(answered),
+        };
         let code = match answered {
             None => {
                 // Whoever sees to it begins another.

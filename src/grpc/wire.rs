@@ -74,22 +74,32 @@ impl tonic::codegen::Service<http::Request<Body>> for Door {
             return Box::pin(async { Ok(GrpcStatus::unimplemented("").into_http()) });
         }
         let intake = self.intake.clone();
-        Box::pin(async move {
-            let span = intake.begin(trace::Door::Grpc, request.headers());
-            let door = Self { intake: intake.clone(), span: span.clone() };
+        let span = intake.begin(trace::Door::Grpc, request.headers());
+        let door = Self { intake: intake.clone(), span: span.clone() };
+        let answered = async move {
             let mut grpc =
                 Grpc::new(Codec).apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
             let answered = intake.pass(grpc.unary(door, request)).await;
-            let response = answered.unwrap_or_else(|refusal| status_of(&refusal).into_http());
-            if let Some(span) = span {
-                // Only what has no message says its status this early.
-                let status = GrpcStatus::from_header_map(response.headers());
-                let code = status.map_or(Code::Ok, |status| status.code());
-                span.end(Outcome::Grpc(code.into()));
-            }
-            Ok(response)
-        })
+            Ok(answered.unwrap_or_else(|refusal| status_of(&refusal).into_http()))
+        };
+        match span {
+            None => Box::pin(answered),
+            Some(span) => Box::pin(traced(span, answered)),
+        }
     }
+}
+
+/// Ends `span` as it is answered.
+async fn traced(
+    span: Span,
+    answered: impl Future<Output = Result<http::Response<Body>, Infallible>>,
+) -> Result<http::Response<Body>, Infallible> {
+    let response = span.around(answered).await?;
+    // Only what has no message says its status this early.
+    let status = GrpcStatus::from_header_map(response.headers());
+    let code = status.map_or(Code::Ok, |status| status.code());
+    span.end(Outcome::Grpc(code.into()));
+    Ok(response)
 }
 
 impl UnaryService<pb::RateLimitRequest> for Door {

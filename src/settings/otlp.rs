@@ -3,11 +3,14 @@
 //! Names, defaults and which of two wins are those of OpenTelemetry's "OTLP Exporter
 //! Configuration".
 
+mod tls;
+
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use super::fault::{Fault, Faults};
+pub use tls::OtlpTls;
 
 /// One of OpenTelemetry's kinds of telemetry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +37,8 @@ pub struct Otlp {
     pub protocol: OtlpProtocol,
     /// Where to: scheme, authority and the whole path.
     pub endpoint: Uri,
+    /// How connections are secured, to an endpoint of `https`.
+    pub tls: Option<OtlpTls>,
     /// Sent along, such as a token of the collector's; values are marked sensitive, so that their
     /// debug form does not show them.
     pub headers: HeaderMap,
@@ -77,7 +82,8 @@ impl Otlp {
             warnings.push(format!("{name}: ignored; telemetry is pushed uncompressed"));
         }
         let (protocol, endpoint) = (protocol?, endpoint?);
-        Some(Self { protocol, endpoint, headers: headers?, timeout: timeout? })
+        let tls = lookup.tls(protocol, &endpoint, faults, warnings)?;
+        Some(Self { protocol, endpoint, tls, headers: headers?, timeout: timeout? })
     }
 }
 
@@ -133,19 +139,32 @@ impl Lookup<'_> {
             OtlpProtocol::Http => format!("{}{path}", found.trim_end_matches('/')),
             OtlpProtocol::Grpc => format!("{}{path}", origin(&found)),
         };
-        let (problem, mend) = match text.parse::<Uri>() {
-            Ok(uri) if uri.scheme_str() == Some("http") && uri.authority().is_some() => {
-                return Some(uri);
-            }
-            Ok(uri) if uri.scheme_str() == Some("https") => (
-                "TLS to the collector is not supported yet, and plaintext is not what was asked \
-                 for",
-                "name a collector of the pod's own, which forwards it".to_owned(),
-            ),
-            _ => ("expected a URL", format!("as in {name}=http://otel-collector:{port}")),
-        };
-        faults.add(Fault::new(name, problem, mend).with_found(&found));
-        None
+        let uri = text.parse::<Uri>().ok().filter(|uri| {
+            [Some("http"), Some("https")].contains(&uri.scheme_str()) && uri.authority().is_some()
+        });
+        if uri.is_none() {
+            let mend = format!("as in {name}=http://otel-collector:{port}");
+            let problem = "expected a URL of http or https";
+            faults.add(Fault::new(name, problem, mend).with_found(&found));
+        }
+        uri
+    }
+
+    /// TLS where the endpoint has it; `Some(None)` where it has not.
+    fn tls(
+        &self,
+        protocol: OtlpProtocol,
+        endpoint: &Uri,
+        faults: &mut Faults,
+        warnings: &mut Vec<String>,
+    ) -> Option<Option<OtlpTls>> {
+        if endpoint.scheme_str() == Some("https") {
+            return OtlpTls::resolve(self, protocol, faults).map(Some);
+        }
+        for (name, _) in tls::ALL.iter().filter_map(|name| self.find(name)) {
+            warnings.push(format!("{name}: ignored; the endpoint is http, not https"));
+        }
+        Some(None)
     }
 
     /// `name=value,name=value`, values percent-encoded: secrets, so no fault shows them.

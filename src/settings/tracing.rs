@@ -25,11 +25,11 @@ pub struct Telemetry {
 pub struct Identity {
     /// `service.name`.
     pub name: String,
-    /// `service.namespace`; empty for none.
+    /// `service.namespace`; empty for what `attributes` say.
     pub namespace: String,
-    /// `service.instance.id`; empty for a random one.
+    /// `service.instance.id`; empty for what `attributes` say, or a random one.
     pub instance: String,
-    /// Other attributes of the resource, such as `k8s.pod.name`.
+    /// Other attributes of the resource, such as `k8s.pod.name`; the three above win over them.
     pub attributes: Vec<(String, String)>,
 }
 
@@ -60,6 +60,7 @@ const ATTRIBUTES_MAX: usize = 64;
 
 /// The reference's `service.name`.
 const SERVICE: &str = "RateLimit";
+const NAME: &str = "service.name";
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Traces and pushed metrics")]
@@ -111,7 +112,11 @@ impl TracingFlags {
         let sent = &self.tracing_exporter_protocol;
         let protocol = faults.parse("TRACING_EXPORTER_PROTOCOL", sent, protocol);
         let rate = &self.tracing_sampling_rate;
-        let rate = faults.parse("TRACING_SAMPLING_RATE", rate, value::ratio);
+        let rate = faults.parse("TRACING_SAMPLING_RATE", rate, rate_of);
+        let rate = rate.map(|(rate, warning)| {
+            warnings.extend(warning);
+            rate
+        });
         let exporter = &self.otel_metrics_exporter;
         let pushes = faults.parse("OTEL_METRICS_EXPORTER", exporter, pushes);
         let interval = &self.otel_metric_export_interval;
@@ -141,14 +146,30 @@ impl TracingFlags {
     ) -> Option<Identity> {
         let given = |value: &Option<String>| value.clone().unwrap_or_default();
         let known = |name| env(name).filter(|value| !value.is_empty());
+        let attributes =
+            attributes(&known("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default(), faults)?;
+        let listed = || attributes.iter().find(|(key, value)| key == NAME && !value.is_empty());
         let name = Some(given(&self.tracing_service_name)).filter(|name| !name.is_empty());
+        let name = name.or_else(|| known("OTEL_SERVICE_NAME"));
+        let name = name.or_else(|| listed().map(|(_, name)| name.clone()));
         Some(Identity {
-            name: name.or_else(|| known("OTEL_SERVICE_NAME")).unwrap_or(SERVICE.to_owned()),
+            name: name.unwrap_or_else(|| SERVICE.to_owned()),
             namespace: given(&self.tracing_service_namespace),
             instance: given(&self.tracing_service_instance_id),
-            attributes: attributes(&known("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default(), faults)?,
+            attributes,
         })
     }
+}
+
+/// A share, with a warning where it is out of its range: the reference's sampler takes what is
+/// above 1 for 1, and what is below 0 for 0.
+fn rate_of(text: &str) -> Result<(f32, Option<String>), Expected> {
+    let given = text.parse().ok().filter(|rate: &f32| !rate.is_nan());
+    let given = given.ok_or_else(|| Expected::new("a number from 0 to 1", "0.01"))?;
+    let rate = given.clamp(0.0, 1.0);
+    let warning =
+        format!("TRACING_SAMPLING_RATE: {given} is taken for {rate}; it is a share, from 0 to 1");
+    Ok((rate, (rate != given).then_some(warning)))
 }
 
 fn protocol(text: &str) -> Result<OtlpProtocol, Expected> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Ask, Beat, Beaten, Count, Replies, Store};
 use crate::telemetry::trace::{Outcome, Tracer};
 
-/// Passes everything on, and times the exchanges that the dice pick.
+/// Passes everything on, and times the exchanges that are to be traced.
 pub struct Traced {
     inner: Arc<dyn Store>,
     tracer: Tracer,
@@ -27,7 +27,7 @@ impl Store for Traced {
 
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
         let shard = asks.first().map_or(0, |first| self.inner.shard(first));
-        let Some(span) = self.tracer.begin_exchange(shard, asks.len()) else {
+        let Some(span) = self.tracer.begin_exchange(shard, asks) else {
             return self.inner.exchange(asks);
         };
         Box::pin(async move {

@@ -14,8 +14,15 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use super::trace;
+
 /// The name under which tracing keeps an event's message.
 const MESSAGE: &str = "message";
+
+/// What a line says of the request that it was written for, if that is traced: the names of
+/// OpenTelemetry's "Trace Context in non-OTLP Log Formats".
+const TRACE_ID: &str = "trace_id";
+const SPAN_ID: &str = "span_id";
 
 /// Fields of a text line: the message, then `name=value`, control characters escaped.
 pub(super) struct OneLine;
@@ -40,7 +47,11 @@ impl<'w> FormatFields<'w> for OneLine {
     fn format_fields<R: RecordFields>(&self, writer: Writer<'w>, fields: R) -> fmt::Result {
         let mut visitor = TextFields { writer, result: Ok(()), is_first: true };
         fields.record(&mut visitor);
-        visitor.result
+        visitor.result?;
+        trace::current().map_or(Ok(()), |context| {
+            let (trace, span) = (context.trace_id(), context.span_id());
+            write!(visitor.writer, " {TRACE_ID}={trace} {SPAN_ID}={span}")
+        })
     }
 }
 
@@ -111,6 +122,10 @@ where
         line.0.insert("@timestamp".to_owned(), time.into());
         line.0.insert("level".to_owned(), level(*meta.level()).into());
         line.0.insert("target".to_owned(), meta.target().into());
+        if let Some(context) = trace::current() {
+            line.0.insert(TRACE_ID.to_owned(), context.trace_id().to_string().into());
+            line.0.insert(SPAN_ID.to_owned(), context.span_id().to_string().into());
+        }
         writeln!(writer, "{}", Value::Object(line.0))
     }
 }
@@ -131,7 +146,9 @@ impl JsonFields {
         let name = match field.name() {
             MESSAGE => "@message".to_owned(),
             // As in the reference's log, where a field has the name of a part of the line.
-            name @ ("level" | "target" | "@timestamp" | "@message") => format!("fields.{name}"),
+            name @ ("level" | "target" | "@timestamp" | "@message" | TRACE_ID | SPAN_ID) => {
+                format!("fields.{name}")
+            }
             name => name.to_owned(),
         };
         self.0.insert(name, value.into());

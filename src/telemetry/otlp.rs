@@ -4,10 +4,13 @@
 //! few messages, and to send them.
 
 mod client;
+mod connect;
 pub(super) mod message;
+mod retry;
 
 pub(super) use client::{Client, Told};
 use message::{KeyValue, Resource, Scope};
+pub(super) use retry::{Again, Unsent, insist};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,30 +24,42 @@ pub struct Origin(Resource);
 // === impl Origin ===
 
 impl Origin {
-    /// What `identity` says, with a random instance where it names none.
+    /// What `identity` says; where it does not, this version and a random instance.
     pub fn new(identity: Identity) -> Self {
-        let Identity { name, namespace, mut instance, attributes } = identity;
-        if instance.is_empty() {
-            instance = format!("{:016x}{:016x}", dice::roll(), dice::roll());
-        }
-        let own = [
+        let Identity { name, namespace, instance, attributes } = identity;
+        let set = [
             ("service.name", name),
             ("service.namespace", namespace),
             ("service.instance.id", instance),
+        ];
+        let unset = [
+            ("service.instance.id", random_instance()),
             ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
         ];
-        // What has a setting of its own wins over the list, as OpenTelemetry has it.
-        let is_other = |key: &str| own.iter().all(|(name, _)| *name != key);
-        let others: Vec<_> = attributes.into_iter().filter(|(key, _)| is_other(key)).collect();
-        let own = own.into_iter().filter(|(_, value)| !value.is_empty());
-        let own = own.map(|(key, value)| KeyValue::text(key, value));
-        let others = others.iter().map(|(key, value)| KeyValue::text(key, value.as_str()));
-        Self(Resource { attributes: own.chain(others).collect() })
+        let owned = |(key, value): (&str, String)| (key.to_owned(), value);
+        let set = set.into_iter().filter(|(_, value)| !value.is_empty()).map(owned);
+        let mut all: Vec<KeyValue> = Vec::new();
+        // The first that says it wins: a setting, then the list, as OpenTelemetry has it.
+        for (key, value) in set.chain(attributes).chain(unset.into_iter().map(owned)) {
+            if all.iter().all(|said| said.key != key) {
+                all.push(KeyValue::text(&key, value));
+            }
+        }
+        Self(Resource { attributes: all })
     }
 
     pub(super) fn resource(&self) -> Resource {
         self.0.clone()
     }
+}
+
+/// A UUID of version 4 (RFC 9562), as OpenTelemetry recommends for instances.
+fn random_instance() -> String {
+    let [high, low] = [dice::roll(), dice::roll()];
+    let (first, second) = (high >> 32, high >> 16 & 0xffff);
+    let (version, variant) = (0x4000 | high & 0x0fff, 0x8000 | low >> 48 & 0x3fff);
+    let node = low & 0xffff_ffff_ffff;
+    format!("{first:08x}-{second:04x}-{version:04x}-{variant:04x}-{node:012x}")
 }
 
 /// What part of a process telemetry comes from: all of it.
@@ -60,4 +75,48 @@ pub(super) fn unix_nanos() -> u64 {
 
 pub(super) fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(identity: Identity) -> Vec<(String, String)> {
+        let shown = |said: &KeyValue| match said.value.as_ref().and_then(|it| it.value.as_ref()) {
+            Some(message::Any::Text(text)) => (said.key.clone(), text.clone()),
+            other => panic!("{other:?}"),
+        };
+        Origin::new(identity).resource().attributes.iter().map(shown).collect()
+    }
+
+    #[test]
+    fn a_setting_wins_over_the_list_and_the_list_over_what_is_made_up() {
+        let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        let listed = pairs(&[
+            ("service.name", "never"),
+            ("service.namespace", "shop"),
+            ("service.instance.id", "pod-7"),
+            ("service.version", "7.7"),
+            ("k8s.pod.name", "shop-0"),
+        ]);
+        let own = |instance: &str, attributes| Identity {
+            name: "limits".to_owned(),
+            namespace: String::new(),
+            instance: instance.to_owned(),
+            attributes,
+        };
+        let mut expected = listed.clone();
+        expected[0].1 = "limits".to_owned();
+        assert_eq!(said(own("", listed)), expected);
+        let alone = said(own("", Vec::new()));
+        let version = env!("CARGO_PKG_VERSION");
+        let expected = [("service.name", "limits"), ("service.version", version)];
+        assert_eq!([alone[0].clone(), alone[2].clone()], *pairs(&expected));
+        assert_eq!(said(own("pod-8", Vec::new()))[1].1, "pod-8");
+        let (key, id) = &alone[1];
+        assert_eq!((key.as_str(), id.len()), ("service.instance.id", 36));
+        assert_eq!((&id[14..15], id[19..20].find(['8', '9', 'a', 'b'])), ("4", Some(0)), "{id}");
+    }
 }

@@ -9,7 +9,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::otlp::message::{ExportMetrics, Metric, ResourceMetrics, ScopeMetrics};
-use super::otlp::{self, Client, Origin, Told, nanos, unix_nanos};
+use super::otlp::{self, Again, Client, Origin, Told, Unsent, nanos, unix_nanos};
 use crate::metrics::family::Family;
 use crate::settings;
 use crate::time::{Clock, Time};
@@ -54,34 +54,41 @@ impl Push {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Pushes at each interval; never ends.
+    /// Pushes at each interval, or when a collector that asked for time has had it; never ends.
     pub async fn run(self) {
+        let mut asked = Duration::ZERO;
         loop {
-            sleep(self.shared.interval).await;
-            self.push().await;
+            sleep(self.shared.interval.max(asked)).await;
+            asked = self.push().await;
         }
     }
 
-    /// Pushes once, now.
-    pub async fn push(&self) {
+    /// Pushes once, now, and returns how long the collector asks to be left alone. What it did not
+    /// take is not tried again by itself: counts are cumulative, so that the next push says it all.
+    pub async fn push(&self) -> Duration {
         let read = Arc::clone(&self.shared.read);
         // A panic there is told by its hook; the next push tries again.
-        let Ok(families) = spawn_blocking(move || read()).await else { return };
+        let Ok(families) = spawn_blocking(move || read()).await else { return Duration::ZERO };
         for metrics in points::batches(&families, self.shared.begun, unix_nanos(), POINTS_MAX) {
-            self.shared.send(metrics).await;
+            if let Err(unsent) = self.shared.send(metrics).await {
+                // The others would fare no better.
+                return if let Again::After(asked) = unsent.again { asked } else { Duration::ZERO };
+            }
         }
+        Duration::ZERO
     }
 }
 
 // === impl Shared ===
 
 impl Shared {
-    async fn send(&self, metrics: Vec<Metric>) {
+    async fn send(&self, metrics: Vec<Metric>) -> Result<u64, Unsent> {
         let points = metrics.iter().map(points::count).sum::<usize>() as u64;
         let scope_metrics = vec![ScopeMetrics { scope: Some(otlp::scope()), metrics }];
         let resource = Some(self.origin.resource());
         let resource_metrics = vec![ResourceMetrics { resource, scope_metrics }];
         let sent = self.client.send(&ExportMetrics { resource_metrics }).await;
         self.told.note(points, &sent);
+        sent
     }
 }

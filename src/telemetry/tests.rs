@@ -86,6 +86,28 @@ fn json_is_an_object_an_event_with_the_names_of_the_reference() {
 }
 
 #[test]
+fn a_line_names_the_span_that_it_was_written_for() {
+    let context = trace::Context::for_test(0x0a, 0xb7);
+    let events = || {
+        context.within(|| warn!(trace_id = "mine", "in"));
+        warn!("out");
+    };
+    let text = logged(LogFormat::Text, LogLevel::Info, false, events);
+    let lines: Vec<_> = text.lines().collect();
+    let ids = format!("trace_id={} span_id={}", "0a".repeat(16), "b7".repeat(8));
+    assert!(lines[0].ends_with(&format!(r#": in trace_id="mine" {ids}"#)), "{text}");
+    assert!(lines[1].ends_with(": out"), "{text}");
+    let text = logged(LogFormat::Json, LogLevel::Info, false, events);
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines[0]["trace_id"], "0a".repeat(16));
+    assert_eq!(
+        (&lines[0]["span_id"], &lines[0]["fields.trace_id"]),
+        (&"b7".repeat(8).into(), &"mine".into())
+    );
+    assert!(lines[1]["trace_id"].is_null() && lines[1]["span_id"].is_null(), "{text}");
+}
+
+#[test]
 fn the_level_is_for_this_crate_and_libraries_only_warn() {
     let events = || {
         error!("E");

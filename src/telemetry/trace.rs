@@ -4,10 +4,13 @@
 //! door ─begin─▶ Span ─note, end─▶ queue, bounded ─▶ export, a batch at a time ─▶ collector
 //!    └─ not sampled: nothing
 //! ```
-//! A request is traced where its parent is, by W3C's `traceparent`; one without a parent is traced
-//! by the dice. That is decided before anything is allocated, and with tracing off not at all.
+//! A request is traced where its parent is, by W3C's `traceparent` or B3's headers; one without a
+//! parent is traced by the dice. That is decided before anything is allocated, and with tracing off
+//! not at all.
 
+mod b3;
 mod context;
+mod current;
 mod export;
 mod span;
 
@@ -15,14 +18,15 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use super::otlp::message::{KeyValue, Span as Message, SpanKind};
+use super::otlp::message::{KeyValue, Link, Span as Message, SpanKind};
 use super::otlp::{Origin, unix_nanos};
 use crate::dice;
 use crate::settings::Tracing;
-use crate::store::Count;
+use crate::store::{Ask, Count};
 use crate::time::Clock;
 
 use context::Parent;
+pub use current::{Context, current};
 use export::{Export, Queue};
 pub(crate) use span::GRPC_CODES;
 pub use span::{Outcome, Span};
@@ -60,6 +64,9 @@ const SAMPLED: u32 = 1;
 const PARENT_IS_REMOTE: u32 = 1 << 8 | 1 << 9;
 const PARENT_IS_NOT: u32 = 1 << 8;
 
+/// Requests that one exchange is linked to at most: OpenTelemetry's default.
+const LINKS_MAX: usize = 128;
+
 // === impl Tracer ===
 
 impl Tracer {
@@ -77,16 +84,18 @@ impl Tracer {
     pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
         let shared = self.shared.as_deref()?;
         let parent = Parent::of(headers);
-        let is_sampled =
-            parent.map_or_else(|| dice::lands(shared.rate), |parent| parent.is_sampled);
+        let is_sampled = parent.and_then(|parent| parent.is_sampled);
+        let is_sampled = is_sampled.unwrap_or_else(|| dice::lands(shared.rate));
         is_sampled.then(|| shared.begin_request(door, parent, headers))
     }
 
-    /// The span of a batch of `asks` on its way to a shard of Redis, if the dice say so. It has no
-    /// parent: a batch is of many requests, most of which do not wait for it.
-    pub fn begin_exchange(&self, shard: usize, asks: usize) -> Option<Span> {
+    /// The span of a batch of `asks` on its way to a shard of Redis, if a request that is traced
+    /// sent one of them; else, if the dice say so. Sent by one request, it is that one's child; a
+    /// batch of several begins a trace of its own, with a link to each.
+    pub fn begin_exchange(&self, shard: usize, asks: &[Ask]) -> Option<Span> {
         let shared = self.shared.as_deref()?;
-        dice::lands(shared.rate).then(|| shared.begin_exchange(shard, asks))
+        let is_sampled = asks.iter().any(|ask| ask.cause.is_some()) || dice::lands(shared.rate);
+        is_sampled.then(|| shared.begin_exchange(shard, asks))
     }
 
     /// Whether anything may be traced.
@@ -134,55 +143,124 @@ impl Shared {
                 attributes: vec![
                     KeyValue::text("http.request.method", "POST"),
                     KeyValue::text("http.route", "/json"),
+                    KeyValue::text("url.path", "/json"),
+                    KeyValue::text("url.scheme", "http"),
                 ],
                 ..Message::default()
             },
         };
         message.kind = SpanKind::Server.into();
-        match parent {
-            Some(parent) => {
-                message.trace_id = parent.trace.to_vec();
-                message.parent_span_id = parent.span.to_vec();
-                message.trace_state = context::state(headers);
-                message.flags = SAMPLED | PARENT_IS_REMOTE;
-            }
-            None => self.make_root(&mut message),
+        message.flags = SAMPLED | PARENT_IS_NOT;
+        if let Some(parent) = parent {
+            message.parent_span_id = parent.span.to_vec();
+            message.trace_state = context::state(headers);
+            message.flags = SAMPLED | PARENT_IS_REMOTE;
         }
+        let trace = parent.map_or_else(context::fresh_id, |parent| parent.trace);
         let given_up = match door {
             // CANCELLED.
             Door::Grpc => Outcome::Grpc(1),
             // Nobody hears it; nginx has it so in its log.
             Door::Json => Outcome::Http(499),
         };
-        self.start(message, given_up)
+        self.start(message, trace, given_up)
     }
 
     #[cold]
-    fn begin_exchange(&self, shard: usize, asks: usize) -> Span {
-        let mut attributes = vec![
-            KeyValue::text("db.system.name", "redis"),
-            KeyValue::text("db.operation.name", "EVALSHA"),
-            KeyValue::number("ratelease.shard", shard),
-        ];
-        if asks > 1 {
-            // One is no batch, as the conventions have it.
-            attributes.push(KeyValue::number("db.operation.batch.size", asks));
-        }
-        let name = "EVALSHA".to_owned();
-        let kind = SpanKind::Client.into();
-        let mut message = Message { name, kind, attributes, ..Message::default() };
-        self.make_root(&mut message);
-        self.start(message, Outcome::Failed(asks))
+    fn begin_exchange(&self, shard: usize, asks: &[Ask]) -> Span {
+        let (message, trace) = exchange(shard, asks);
+        self.start(message, trace, Outcome::Failed(asks.len()))
     }
 
-    fn make_root(&self, message: &mut Message) {
-        message.trace_id = context::fresh_id::<16>().to_vec();
-        message.flags = SAMPLED | PARENT_IS_NOT;
-    }
-
-    fn start(&self, mut message: Message, given_up: Outcome) -> Span {
-        message.span_id = context::fresh_id::<8>().to_vec();
+    fn start(&self, mut message: Message, trace: [u8; 16], given_up: Outcome) -> Span {
         message.start_time_unix_nano = unix_nanos();
-        Span::new(message, given_up, self.clock, self.queue.clone())
+        Span::new(message, Context::fresh(trace), given_up, self.clock, self.queue.clone())
+    }
+}
+
+/// A span of `asks` on their way, and its trace.
+fn exchange(shard: usize, asks: &[Ask]) -> (Message, [u8; 16]) {
+    // One is no batch, as the conventions have it.
+    let is_batch = asks.len() > 1;
+    let operation = if is_batch { "PIPELINE EVALSHA" } else { "EVALSHA" };
+    let mut attributes = vec![
+        KeyValue::text("db.system.name", "redis"),
+        KeyValue::text("db.operation.name", operation),
+        KeyValue::number("ratelease.shard", shard),
+    ];
+    if is_batch {
+        attributes.push(KeyValue::number("db.operation.batch.size", asks.len()));
+    }
+    let (name, kind) = (operation.to_owned(), SpanKind::Client.into());
+    let flags = SAMPLED | PARENT_IS_NOT;
+    let mut message = Message { name, kind, attributes, flags, ..Message::default() };
+    match causes(asks).as_slice() {
+        [only] => {
+            message.parent_span_id = only.span.to_vec();
+            (message, only.trace)
+        }
+        several => {
+            message.links = several.iter().map(link).collect();
+            (message, context::fresh_id())
+        }
+    }
+}
+
+/// The requests that sent `asks`, each once.
+fn causes(asks: &[Ask]) -> Vec<Context> {
+    let mut causes: Vec<_> = asks.iter().filter_map(|ask| ask.cause).collect();
+    causes.sort_unstable();
+    causes.dedup();
+    causes.truncate(LINKS_MAX);
+    causes
+}
+
+fn link(cause: &Context) -> Link {
+    let (trace_id, span_id) = (cause.trace.to_vec(), cause.span.to_vec());
+    Link { trace_id, span_id, flags: SAMPLED | PARENT_IS_NOT }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::rules::{Limit, Unit};
+
+    /// The span of asks that these requests have sent.
+    fn sent_by(causes: &[Option<Context>]) -> (Message, [u8; 16]) {
+        let look = Ask::look(Key::for_test(7), Limit::fixed_window(1, Unit::Hour));
+        let asks: Vec<_> = causes.iter().map(|cause| Ask { cause: *cause, ..look }).collect();
+        exchange(3, &asks)
+    }
+
+    fn attributes(message: &Message) -> Vec<&str> {
+        message.attributes.iter().map(|it| it.key.as_str()).collect()
+    }
+
+    #[test]
+    fn what_one_request_asks_for_is_its_child() {
+        let request = Some(Context::for_test(1, 2));
+        let (message, trace) = sent_by(&[request, None, request]);
+        assert_eq!((trace, message.parent_span_id.as_slice()), ([1; 16], &[2; 8][..]));
+        assert_eq!((message.links.len(), message.name.as_str()), (0, "PIPELINE EVALSHA"));
+        assert!(attributes(&message).contains(&"db.operation.batch.size"), "{message:?}");
+    }
+
+    #[test]
+    fn what_several_ask_for_is_linked_to_each() {
+        let [first, second] = [(1, 2), (3, 4)].map(|(n, m)| Context::for_test(n, m));
+        let (message, trace) = sent_by(&[Some(second), Some(first), None, Some(second)]);
+        assert!(trace != [1; 16] && trace != [3; 16] && message.parent_span_id.is_empty());
+        assert_eq!(message.links, [first, second].map(|it| link(&it)));
+        assert_eq!((&message.links[0].trace_id[..], message.links[0].flags), (&[1; 16][..], 0x101));
+        let many: Vec<_> = (0..=u8::MAX).map(|n| Some(Context::for_test(1, n))).collect();
+        assert_eq!(sent_by(&many).0.links.len(), LINKS_MAX);
+    }
+
+    #[test]
+    fn what_nobody_who_is_traced_asks_for_is_a_root() {
+        let (message, _) = sent_by(&[None]);
+        assert!(message.parent_span_id.is_empty() && message.links.is_empty(), "{message:?}");
+        assert!(!attributes(&message).contains(&"db.operation.batch.size"), "one is no batch");
     }
 }

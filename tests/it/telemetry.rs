@@ -1,9 +1,11 @@
 //! What leaves the process beside answers: spans and metrics for a collector, samples in the log.
 
+mod lines;
 mod lost;
 mod metrics;
 mod samples;
 mod spans;
+mod tls;
 
 use std::fs;
 
@@ -28,6 +30,12 @@ const SECRET: &str = "4111-1111-1111-1111";
 
 /// For what takes milliseconds, on a machine that also compiles.
 const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// For spans that linger for 5 s and are tried three times, with 3 s between at most.
+const ARRIVED_MAX: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// A pod that does without the store's word on no request: that may be late, on such a machine.
+const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "8s"), ("REDIS_TIMEOUT", "8s")];
 
 fn rules() -> TempDir {
     let dir = TempDir::new().unwrap();

@@ -59,6 +59,9 @@ fn the_service_is_named_by_the_first_that_names_it() {
     let common = ("OTEL_SERVICE_NAME", "common");
     assert_eq!(telemetry(&[common]).identity.name, "common");
     assert_eq!(telemetry(&[common, ("TRACING_SERVICE_NAME", "own")]).identity.name, "own");
+    let listed = ("OTEL_RESOURCE_ATTRIBUTES", "service.name=listed");
+    assert_eq!(telemetry(&[listed]).identity.name, "listed");
+    assert_eq!(telemetry(&[listed, common]).identity.name, "common");
     let attributes = ("OTEL_RESOURCE_ATTRIBUTES", "k8s.pod.name=shop-0, a=b%2Cc");
     let given = telemetry(&[attributes]).identity.attributes;
     let expected = [("k8s.pod.name", "shop-0"), ("a", "b,c")];
@@ -68,13 +71,14 @@ fn the_service_is_named_by_the_first_that_names_it() {
 #[test]
 fn faults_of_a_collector_are_told_where_it_is_used() {
     for (name, value, expected) in [
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://a:4318", "TLS to the collector is not supported"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "a:4318", "expected a URL"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "a:4318", "expected a URL of http or https"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "ftp://a:4318", "expected a URL of http or https"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "expected milliseconds from 1 to 60000"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "0", "expected milliseconds from 1 to 60000"),
         ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "=", "expected at most 32 headers"),
         ("TRACING_EXPORTER_PROTOCOL", "thrift", "expected http or grpc"),
-        ("TRACING_SAMPLING_RATE", "2", "expected a number from 0 to 1"),
+        ("TRACING_SAMPLING_RATE", "half", "expected a number from 0 to 1"),
+        ("TRACING_SAMPLING_RATE", "NaN", "expected a number from 0 to 1"),
         ("OTEL_RESOURCE_ATTRIBUTES", "a", "expected at most 64 pairs"),
         ("OTEL_METRICS_EXPORTER", "statsd", "expected otlp or none"),
         ("OTEL_METRIC_EXPORT_INTERVAL", "1", "expected a whole number from 1000 to 3600000"),
@@ -92,6 +96,55 @@ fn faults_of_a_collector_are_told_where_it_is_used() {
     assert!(told[0].contains("expected grpc or http/protobuf, found"), "{told:?}");
     let settings = good("ratelease serve", &[ON, ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")]);
     assert!(settings.warnings[0].contains("uncompressed"), "{:?}", settings.warnings);
+}
+
+#[test]
+fn a_rate_out_of_its_range_is_what_the_reference_takes_it_for() {
+    for (given, taken) in [("2", 1.0), ("+Inf", 1.0), ("-0.5", 0.0)] {
+        let settings = good("ratelease serve", &[ON, ("TRACING_SAMPLING_RATE", given)]);
+        assert_eq!(settings.telemetry.tracing.expect("tracing").rate, taken, "{given}");
+        let expected = format!("is taken for {taken}; it is a share, from 0 to 1");
+        assert!(settings.warnings[0].ends_with(&expected), "{:?}", settings.warnings);
+    }
+    let settings = good("ratelease serve", &[ON, ("TRACING_SAMPLING_RATE", "0.25")]);
+    assert!(settings.warnings.is_empty(), "{:?}", settings.warnings);
+}
+
+#[test]
+fn tls_is_for_an_endpoint_that_has_it() {
+    let roots = ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/root.pem");
+    let settings = good("ratelease serve", &[ON, roots]);
+    assert_eq!(settings.telemetry.tracing.expect("tracing").otlp.tls, None);
+    let expected = "OTEL_EXPORTER_OTLP_CERTIFICATE: ignored; the endpoint is http, not https";
+    assert_eq!(settings.warnings, [expected]);
+}
+
+#[test]
+fn faulty_files_of_tls_are_told_all_at_once() {
+    let dir = tempfile::TempDir::new().expect("a directory");
+    let empty = dir.path().join("empty.pem");
+    std::fs::write(&empty, "nothing\n").expect("a file");
+    let empty = empty.to_str().expect("UTF-8");
+    let env = [
+        ON,
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://a:4318"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/root.pem"),
+        ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", empty),
+        ("OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY", empty),
+    ];
+    let told = faults("ratelease serve", &env);
+    let expected = [
+        "OTEL_EXPORTER_OTLP_CERTIFICATE: the file cannot be read: No such file or directory",
+        "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE: the file holds no certificate in PEM",
+        "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY: the file holds no private key in PEM",
+    ];
+    assert_eq!(told.len(), expected.len(), "{told:?}");
+    for (told, expected) in told.iter().zip(expected) {
+        assert!(told.starts_with(expected), "{told}");
+    }
+    let told = faults("ratelease serve", &[env[0], env[1], env[3]]);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("CLIENT_CERTIFICATE and CLIENT_KEY go together"), "{told:?}");
 }
 
 #[test]

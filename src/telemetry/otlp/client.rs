@@ -3,18 +3,19 @@
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use http::header::{CONTENT_TYPE, HeaderValue, TE};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::header::{CONTENT_TYPE, HeaderValue, TE, USER_AGENT};
+use http::{HeaderMap, Method, Request, Response};
 use http_body_util::{BodyExt, Collected, Full, LengthLimitError, Limited};
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
+use super::connect::Connector;
 use super::message::Exported;
+use super::retry::{Again, Unsent};
 use crate::settings::{Otlp, OtlpProtocol};
 use crate::time::{Clock, Time};
 
@@ -27,12 +28,18 @@ const TOLD_EVERY: Duration = Duration::from_secs(60);
 /// Characters of a collector's own words that are logged.
 const WORDS_MAX: usize = 200;
 
+/// Who sends, where the headers of the settings do not say.
+const AGENT: &str = concat!(env!("CARGO_PKG_NAME"), "/", env!("CARGO_PKG_VERSION"));
+
 /// A connection for each kind of telemetry, made when it is needed.
 #[derive(Debug)]
 pub(crate) struct Client {
-    http: legacy::Client<HttpConnector, Full<Bytes>>,
+    http: Mutex<Http>,
     otlp: Otlp,
 }
+
+/// Its clones share the connection.
+type Http = legacy::Client<Connector, Full<Bytes>>;
 
 /// Tells people of pushes that fail, once in a while.
 #[derive(Debug)]
@@ -48,12 +55,7 @@ pub(crate) struct Told {
 
 impl Client {
     pub(crate) fn new(otlp: Otlp) -> Self {
-        let mut builder = legacy::Client::builder(TokioExecutor::new());
-        builder
-            .pool_timer(TokioTimer::new())
-            .pool_max_idle_per_host(1)
-            .http2_only(otlp.protocol == OtlpProtocol::Grpc);
-        Self { http: builder.build_http(), otlp }
+        Self { http: Mutex::new(unconnected(&otlp)), otlp }
     }
 
     /// Sends `message` and waits for the answer: how many of its items were refused.
@@ -61,25 +63,35 @@ impl Client {
     /// # Errors
     ///
     /// Why it did not arrive, or was refused as a whole; never what the headers hold.
-    pub(crate) async fn send(&self, message: &impl Message) -> Result<u64, String> {
+    pub(crate) async fn send(&self, message: &impl Message) -> Result<u64, Unsent> {
         let limit = self.otlp.timeout;
         let sent = timeout(limit, self.carry(message)).await;
-        sent.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
+        sent.unwrap_or_else(|_| {
+            // HTTP/2 would try the same connection again, and if its other end is gone without a
+            // word, go on with that until the kernel gives it up: a quarter of an hour.
+            *self.http.lock() = unconnected(&self.otlp);
+            Err(Unsent { why: format!("no answer within {limit:?}"), again: Again::Later })
+        })
     }
 
-    async fn carry(&self, message: &impl Message) -> Result<u64, String> {
-        let sent = self.http.request(self.request(message)).await;
-        let (head, body) = sent.map_err(|error| causes(&error))?.into_parts();
+    async fn carry(&self, message: &impl Message) -> Result<u64, Unsent> {
+        let http = self.http.lock().clone();
+        let sent = http.request(self.request(message)).await;
+        let (head, body) = sent.map_err(|error| broken(&error))?.into_parts();
         let body =
             Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(|error| {
                 match error.downcast::<LengthLimitError>() {
-                    Ok(_) => format!("an answer of more than {ANSWER_BYTES_MAX} bytes"),
-                    Err(error) => causes(&*error),
+                    Ok(_) => {
+                        let why = format!("an answer of more than {ANSWER_BYTES_MAX} bytes");
+                        Unsent { why, again: Again::Never }
+                    }
+                    Err(error) => broken(&*error),
                 }
             })?;
+        let head = Response::from_parts(head, ());
         let answer = match self.otlp.protocol {
-            OtlpProtocol::Http => answer(head.status, body)?,
-            OtlpProtocol::Grpc => grpc_answer(&Response::from_parts(head, ()), body)?,
+            OtlpProtocol::Http => answer(&head, body)?,
+            OtlpProtocol::Grpc => grpc_answer(&head, body)?,
         };
         // What cannot be read says nothing against the items.
         let partial = Exported::decode(answer).unwrap_or_default().partial_success;
@@ -101,10 +113,21 @@ impl Client {
                 "application/grpc"
             }
         };
+        request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
         request.headers_mut().extend(headers.clone());
         request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         request
     }
+}
+
+/// A client without a connection; it makes one when it is needed.
+fn unconnected(otlp: &Otlp) -> Http {
+    let mut builder = legacy::Client::builder(TokioExecutor::new());
+    builder
+        .pool_timer(TokioTimer::new())
+        .pool_max_idle_per_host(1)
+        .http2_only(otlp.protocol == OtlpProtocol::Grpc);
+    builder.build(Connector::new(otlp.tls.as_ref()))
 }
 
 /// One message of gRPC: not compressed, its length, itself.
@@ -121,11 +144,15 @@ fn framed(message: &impl Message) -> Bytes {
 /// A flag for compression, and the length.
 const GRPC_PREFIX_BYTES: usize = 5;
 
-fn answer(status: StatusCode, body: Collected<Bytes>) -> Result<Bytes, String> {
-    if status.is_success() { Ok(body.to_bytes()) } else { Err(format!("it answered {status}")) }
+fn answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, Unsent> {
+    let status = head.status();
+    if status.is_success() {
+        return Ok(body.to_bytes());
+    }
+    Err(Unsent { why: format!("it answered {status}"), again: Again::of_http(head) })
 }
 
-fn grpc_answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, String> {
+fn grpc_answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, Unsent> {
     let no_trailers = HeaderMap::new();
     let trailers = body.trailers().unwrap_or(&no_trailers);
     // An answer without a message has its status among the headers.
@@ -139,10 +166,20 @@ fn grpc_answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, Str
         Some(status) => {
             let words = of("grpc-message").and_then(|words| words.to_str().ok());
             let words: String = words.unwrap_or_default().chars().take(WORDS_MAX).collect();
-            Err(format!("it answered with the gRPC status {status}: {words}"))
+            let why = format!("it answered with the gRPC status {status}: {words}");
+            let details = of("grpc-status-details-bin").map_or(&[][..], HeaderValue::as_bytes);
+            Err(Unsent { why, again: Again::of_grpc(status, details) })
         }
-        None => Err(format!("it does not speak gRPC: it answered {}", head.status())),
+        None => {
+            let why = format!("it does not speak gRPC: it answered {}", head.status());
+            Err(Unsent { why, again: Again::of_http(head) })
+        }
     }
+}
+
+/// The connection could not be made, or broke.
+fn broken(error: &(dyn std::error::Error + 'static)) -> Unsent {
+    Unsent { why: causes(error), again: Again::Later }
 }
 
 /// An error with those behind it: the first alone says little.
@@ -163,8 +200,8 @@ impl Told {
         Self { what, clock, last: Mutex::new(None) }
     }
 
-    /// After a push of `items`; how many of them are lost.
-    pub(crate) fn note(&self, items: u64, pushed: &Result<u64, String>) -> u64 {
+    /// After a push of `items`, the last try; how many of them are lost.
+    pub(crate) fn note(&self, items: u64, pushed: &Result<u64, Unsent>) -> u64 {
         let what = self.what;
         match pushed {
             Ok(0) => {
@@ -179,13 +216,18 @@ impl Told {
                 }
                 *refused
             }
-            Err(why) => {
-                if self.is_due() {
-                    let mend = "see OTEL_EXPORTER_OTLP_ENDPOINT";
-                    warn!(items, "{what} cannot be pushed and are lost: {why}; {mend}");
-                }
+            Err(unsent) => {
+                self.note_try(unsent);
                 items
             }
+        }
+    }
+
+    /// After a try that failed; there may be another.
+    pub(crate) fn note_try(&self, unsent: &Unsent) {
+        if self.is_due() {
+            let (what, why) = (self.what, &unsent.why);
+            warn!("{what} cannot be pushed: {why}; see OTEL_EXPORTER_OTLP_ENDPOINT");
         }
     }
 

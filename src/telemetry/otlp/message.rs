@@ -47,9 +47,21 @@ pub(crate) struct Span {
     pub(crate) end_time_unix_nano: u64,
     #[prost(message, repeated, tag = "9")]
     pub(crate) attributes: Vec<KeyValue>,
+    #[prost(message, repeated, tag = "13")]
+    pub(crate) links: Vec<Link>,
     #[prost(message, optional, tag = "15")]
     pub(crate) status: Option<Status>,
     #[prost(fixed32, tag = "16")]
+    pub(crate) flags: u32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Link {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) trace_id: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) span_id: Vec<u8>,
+    #[prost(fixed32, tag = "6")]
     pub(crate) flags: u32,
 }
 
@@ -241,6 +253,38 @@ pub(crate) struct PartialSuccess {
     pub(crate) rejected: i64,
     #[prost(string, tag = "2")]
     pub(crate) error_message: String,
+}
+
+/// `google.rpc.Status`, of which only the details are read: what gRPC sends beside a status.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Details {
+    #[prost(message, repeated, tag = "3")]
+    pub(crate) details: Vec<Detail>,
+}
+
+/// `google.protobuf.Any`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Detail {
+    #[prost(string, tag = "1")]
+    pub(crate) type_url: String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) value: Vec<u8>,
+}
+
+/// `google.rpc.RetryInfo`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) retry_delay: Option<Delay>,
+}
+
+/// `google.protobuf.Duration`.
+#[derive(Clone, Copy, PartialEq, Message)]
+pub(crate) struct Delay {
+    #[prost(int64, tag = "1")]
+    pub(crate) seconds: i64,
+    #[prost(int32, tag = "2")]
+    pub(crate) nanos: i32,
 }
 
 // === impl KeyValue ===

@@ -2,17 +2,19 @@
 
 use http::HeaderMap;
 
+use super::b3;
 use crate::dice;
 
 /// Bytes of `tracestate` that are passed on at most: what W3C asks to be passed. More is dropped.
 const STATE_BYTES_MAX: usize = 512;
 
-/// What `traceparent` says.
+/// What `traceparent` says, or B3's headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Parent {
     pub(super) trace: [u8; 16],
     pub(super) span: [u8; 8],
-    pub(super) is_sampled: bool,
+    /// `None` where that is left to us, as B3 may.
+    pub(super) is_sampled: Option<bool>,
 }
 
 // === impl Parent ===
@@ -21,6 +23,10 @@ impl Parent {
     /// The parent that `headers` name; `None` if they name none, or none that is well-formed: the
     /// request begins a trace of its own then.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+        Self::of_w3c(headers).or_else(|| b3::parent(headers))
+    }
+
+    fn of_w3c(headers: &HeaderMap) -> Option<Self> {
         let mut sent = headers.get_all("traceparent").iter();
         let (first, second) = (sent.next()?, sent.next());
         if second.is_some() { None } else { Self::parse(first.as_bytes()) }
@@ -40,7 +46,7 @@ impl Parent {
         let span: [u8; 8] = hex(text.get(36..52)?)?;
         let [flags] = hex(text.get(53..55)?)?;
         let is_good = is_known && dashes && trace != [0; 16] && span != [0; 8];
-        is_good.then_some(Self { trace, span, is_sampled: flags & 1 == 1 })
+        is_good.then_some(Self { trace, span, is_sampled: Some(flags & 1 == 1) })
     }
 }
 
@@ -63,7 +69,7 @@ pub(super) fn fresh_id<const N: usize>() -> [u8; N] {
 }
 
 /// Digits in lower case, as the standard has them.
-fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
+pub(super) fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
     let digit = |digit: u8| match digit {
         b'0'..=b'9' => Some(digit - b'0'),
         b'a'..=b'f' => Some(digit - b'a' + 10),
@@ -93,11 +99,12 @@ mod tests {
         let parent = Parent::parse(GOOD.as_bytes()).expect("a parent");
         assert_eq!((parent.trace[0], parent.trace[15]), (0x0a, 0x9c));
         assert_eq!((parent.span[0], parent.span[7]), (0xb7, 0x31));
-        assert!(parent.is_sampled);
+        assert_eq!(parent.is_sampled, Some(true));
         let parsed = |from: &str, to: &str| Parent::parse(GOOD.replace(from, to).as_bytes());
-        assert_eq!(parsed("31-01", "31-00").map(|it| it.is_sampled), Some(false));
-        assert_eq!(parsed("31-01", "31-fe").map(|it| it.is_sampled), Some(false));
-        assert_eq!(parsed("31-01", "31-03").map(|it| it.is_sampled), Some(true));
+        for (flags, is_sampled) in [("31-00", false), ("31-fe", false), ("31-03", true)] {
+            let parent = parsed("31-01", flags).expect("a parent");
+            assert_eq!(parent.is_sampled, Some(is_sampled), "{flags}");
+        }
     }
 
     #[test]
@@ -130,6 +137,12 @@ mod tests {
         assert!(Parent::of(&headers).is_some());
         headers.append("traceparent", HeaderValue::from_static(GOOD));
         assert_eq!(Parent::of(&headers), None, "two are none");
+        let b3 = "80f198ee56343ba864fe8b2a57d3eff7-e457b5a2e4d86bd1-0";
+        headers.append("b3", HeaderValue::from_static(b3));
+        let of_b3 = Parent::of(&headers).expect("B3's");
+        assert_eq!((of_b3.trace[0], of_b3.is_sampled), (0x80, Some(false)));
+        headers.insert("traceparent", HeaderValue::from_static(GOOD));
+        assert_eq!(Parent::of(&headers), Parent::parse(GOOD.as_bytes()), "W3C's wins");
     }
 
     #[test]

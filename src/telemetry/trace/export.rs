@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 use crate::settings::Otlp;
@@ -26,6 +26,8 @@ const _: () = assert!(BATCH_MAX <= QUEUE_MAX);
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     items: mpsc::Sender<Item>,
+    /// Whether somebody waits for what is in it to be sent.
+    hurry: Arc<watch::Sender<bool>>,
     tally: Arc<Tally>,
 }
 
@@ -33,6 +35,7 @@ pub(super) struct Queue {
 #[derive(Debug)]
 pub(super) struct Export {
     items: Mutex<mpsc::Receiver<Item>>,
+    hurry: watch::Receiver<bool>,
     tally: Arc<Tally>,
     client: Client,
     told: Told,
@@ -44,7 +47,7 @@ struct Tally {
     sent: AtomicU64,
     /// They found the queue full.
     dropped: AtomicU64,
-    /// The collector did not take them.
+    /// The collector did not take them, on several tries where that may help.
     failed: AtomicU64,
 }
 
@@ -58,15 +61,17 @@ enum Item {
 /// Both ends of a new queue.
 pub(super) fn open(origin: &Origin, otlp: Otlp, clock: Clock) -> (Queue, Export) {
     let (items, waiting) = mpsc::channel(QUEUE_MAX);
+    let (hurry, hurried) = watch::channel(false);
     let tally = Arc::<Tally>::default();
     let export = Export {
         items: Mutex::new(waiting),
+        hurry: hurried,
         tally: Arc::clone(&tally),
         client: Client::new(otlp),
         told: Told::new("spans", clock),
         origin: origin.clone(),
     };
-    (Queue { items, tally }, export)
+    (Queue { items, hurry: Arc::new(hurry), tally }, export)
 }
 
 // === impl Queue ===
@@ -79,11 +84,13 @@ impl Queue {
     }
 
     pub(super) async fn flush(&self) {
+        self.hurry.send_replace(true);
         let (mark, passed) = oneshot::channel();
         if self.items.send(Item::Mark(mark)).await.is_ok() {
             // An error is what it waits for: the mark was dropped.
             let _ = passed.await;
         }
+        self.hurry.send_replace(false);
     }
 
     pub(super) fn counts(&self) -> Vec<Count> {
@@ -130,7 +137,9 @@ impl Export {
         let resource = Some(self.origin.resource());
         let message =
             ExportTraces { resource_spans: vec![ResourceSpans { resource, scope_spans }] };
-        let pushed = self.client.send(&message).await;
+        let send = || self.client.send(&message);
+        let failed = |unsent: &_| self.told.note_try(unsent);
+        let pushed = otlp::insist(send, failed, &mut self.hurry.clone()).await;
         let lost = self.told.note(count, &pushed).min(count);
         self.tally.failed.fetch_add(lost, Ordering::Relaxed);
         self.tally.sent.fetch_add(count - lost, Ordering::Relaxed);
@@ -162,12 +171,13 @@ async fn gather(items: &mut mpsc::Receiver<Item>) -> (Vec<Span>, Option<oneshot:
 mod tests {
     use super::*;
     use crate::settings::{Identity, OtlpProtocol};
-    use crate::telemetry::trace::{Outcome, span};
+    use crate::telemetry::trace::{Context, Outcome, span};
 
     fn ends() -> (Queue, Export) {
         let endpoint = "http://127.0.0.1:1/v1/traces".parse().expect("a URL");
         let (protocol, timeout) = (OtlpProtocol::Http, LINGER);
-        let otlp = Otlp { protocol, endpoint, headers: http::HeaderMap::new(), timeout };
+        let headers = http::HeaderMap::new();
+        let otlp = Otlp { protocol, endpoint, tls: None, headers, timeout };
         let (name, namespace, instance, attributes) = Default::default();
         let origin = Origin::new(Identity { name, namespace, instance, attributes });
         open(&origin, otlp, Clock::start())
@@ -213,7 +223,9 @@ mod tests {
     #[test]
     fn a_span_ends_once_and_one_that_is_dropped_was_given_up() {
         let (queue, export) = ends();
-        let begin = || span::Span::new(named(0), Outcome::Grpc(1), Clock::start(), queue.clone());
+        let context = Context::fresh([7; 16]);
+        let given_up = Outcome::Grpc(1);
+        let begin = || span::Span::new(named(0), context, given_up, Clock::start(), queue.clone());
         let shown = |span: &Span| format!("{:?}", span.attributes.last().expect("a status").value);
         let mut items = export.items.try_lock().expect("nobody else");
         let mut next = || match items.try_recv() {

@@ -1,9 +1,12 @@
 //! One span: what is noted of a request between its beginning and its end.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::current::Context;
 use super::export::Queue;
 use crate::request::Request;
 use crate::telemetry::otlp::message::{KeyValue, Span as Message, Status, StatusCode};
@@ -61,6 +64,7 @@ const DOMAIN_BYTES_MAX: usize = 256;
 struct Open {
     /// `None` once it has ended.
     message: Mutex<Option<Message>>,
+    context: Context,
     begun: Time,
     /// How it ends if it is given up.
     given_up: Outcome,
@@ -71,9 +75,29 @@ struct Open {
 // === impl Span ===
 
 impl Span {
-    pub(super) fn new(message: Message, given_up: Outcome, clock: Clock, queue: Queue) -> Self {
+    pub(super) fn new(
+        mut message: Message,
+        context: Context,
+        given_up: Outcome,
+        clock: Clock,
+        queue: Queue,
+    ) -> Self {
+        message.trace_id = context.trace.to_vec();
+        message.span_id = context.span.to_vec();
         let message = Mutex::new(Some(message));
-        Self(Arc::new(Open { message, begun: clock.now(), given_up, clock, queue }))
+        Self(Arc::new(Open { message, context, begun: clock.now(), given_up, clock, queue }))
+    }
+
+    /// What `call` comes to. Lines of the log that are written meanwhile, and asks that are sent,
+    /// name the span.
+    pub fn within<T>(&self, call: impl FnOnce() -> T) -> T {
+        self.0.context.within(call)
+    }
+
+    /// As [`Span::within`], of a call that may wait.
+    pub async fn around<F: Future>(&self, call: F) -> F::Output {
+        let mut call = pin!(call);
+        poll_fn(|cx| self.within(|| call.as_mut().poll(cx))).await
     }
 
     /// Notes what was decided. Of several descriptors the one that bounds the request is told of;

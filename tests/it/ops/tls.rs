@@ -8,7 +8,6 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::{
     RateLimitService, RateLimitServiceServer,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use rcgen::{BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -16,6 +15,7 @@ use tonic::transport::{Certificate as Pem, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 
 use super::{Ran, run};
+use crate::support::papers::Papers;
 
 /// Answers OK to all.
 struct Always;
@@ -30,58 +30,8 @@ impl RateLimitService for Always {
     }
 }
 
-/// A certificate and its key, in PEM.
-struct Paper {
-    cert: String,
-    key: String,
-}
-
-/// A root with what it has signed for a server and a client.
-struct Papers {
-    root: String,
-    server: Paper,
-    client: Paper,
-}
-
 /// The name in the server's certificate; what is asked is an address.
 const NAME: &str = "ratelimit.test";
-
-// === impl Papers ===
-
-impl Papers {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        let root = params.self_signed(&key).unwrap();
-        let issuer = Issuer::new(params, key);
-        let sign = |name: &str| {
-            let key = KeyPair::generate().unwrap();
-            let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-            let cert = params.signed_by(&key, &issuer).unwrap();
-            Paper { cert: pem_of(&cert), key: pem("PRIVATE KEY", &key.serialize_der()) }
-        };
-        Self { root: pem_of(&root), server: sign(NAME), client: sign("client.test") }
-    }
-}
-
-fn pem_of(cert: &Certificate) -> String {
-    pem("CERTIFICATE", cert.der())
-}
-
-/// RFC 7468, by hand: rcgen's own would bring a second base64 crate.
-fn pem(label: &str, der: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let four = |bytes: &[u8]| {
-        let bits = (0..3).fold(0, |bits, at| bits << 8 | usize::from(*bytes.get(at).unwrap_or(&0)));
-        let sign = |at: usize| char::from(ALPHABET[bits >> (18 - 6 * at) & 63]);
-        (0..4).map(move |at| if at > bytes.len() { '=' } else { sign(at) }).collect::<String>()
-    };
-    // 48 bytes are a line of 64 characters.
-    let lines = der.chunks(48).map(|line| line.chunks(3).map(four).collect::<String>());
-    let body = lines.collect::<Vec<_>>().join("\n");
-    format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n")
-}
 
 /// Starts the server, which wants a certificate of its clients too, and gives its address.
 async fn serve(papers: &Papers) -> String {
@@ -109,7 +59,7 @@ async fn health(target: &str, flags: &[&str]) -> Ran {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn both_sides_show_certificates_and_whoever_has_none_is_turned_away() {
-    let papers = Papers::new();
+    let papers = Papers::new(NAME);
     let target = serve(&papers).await;
     let dir = TempDir::new().unwrap();
     let write = |name: &str, text: &str| -> PathBuf {

@@ -1,13 +1,16 @@
 //! A stand-in for an OpenTelemetry collector: takes what is exported, over gRPC or HTTP, with the
 //! types that OpenTelemetry generates, and keeps it.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::routing::post;
+use axum::serve::Listener;
 use http::{HeaderMap, StatusCode};
 use opentelemetry_proto::tonic::collector::metrics::v1 as metrics_pb;
 use opentelemetry_proto::tonic::collector::trace::v1 as traces_pb;
@@ -17,15 +20,25 @@ use opentelemetry_proto::tonic::metrics::v1::ResourceMetrics;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span};
 use parking_lot::Mutex;
 use prost::Message;
-use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::transport::Server;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::server::TlsStream;
+use tonic::service::Routes;
 use tonic::{Request, Response, Status};
+
+use super::papers::Papers;
 
 /// Listens until the test's runtime ends.
 #[derive(Clone, Default)]
 pub(crate) struct Collector {
     kept: Arc<Mutex<Kept>>,
+    /// Exports that it refuses before it takes any, as one that is for a while away.
+    refusals: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -42,26 +55,47 @@ impl Collector {
     /// Starts one that speaks gRPC.
     pub(crate) async fn grpc() -> (Self, SocketAddr) {
         let (collector, listener, addr) = Self::bound().await;
-        let routes = Server::builder()
-            .add_service(traces_pb::trace_service_server::TraceServiceServer::new(
-                collector.clone(),
-            ))
-            .add_service(metrics_pb::metrics_service_server::MetricsServiceServer::new(
-                collector.clone(),
-            ));
-        tokio::spawn(routes.serve_with_incoming(TcpListenerStream::new(listener)));
+        serve(listener, collector.grpc_routes());
         (collector, addr)
     }
 
     /// Starts one that takes protobuf over HTTP/1.1, below `/base`.
     pub(crate) async fn http() -> (Self, SocketAddr) {
         let (collector, listener, addr) = Self::bound().await;
-        let routes = Router::new()
+        serve(listener, collector.http_routes());
+        (collector, addr)
+    }
+
+    /// Starts one that speaks both, over TLS with these papers, and wants some of its clients.
+    pub(crate) async fn tls(papers: &Papers) -> (Self, SocketAddr) {
+        let (collector, tcp, addr) = Self::bound().await;
+        let routes = collector.grpc_routes().merge(collector.http_routes());
+        serve(Tls { tcp, acceptor: acceptor(papers) }, routes);
+        (collector, addr)
+    }
+
+    /// Refuses so many exports, and takes those after them.
+    pub(crate) fn refuse(&self, exports: usize) {
+        self.refusals.store(exports, Ordering::SeqCst);
+    }
+
+    /// Whether this export is one to refuse.
+    fn refuses(&self) -> bool {
+        let one_less = |left: usize| left.checked_sub(1);
+        self.refusals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok()
+    }
+
+    fn grpc_routes(&self) -> Router {
+        let traces = traces_pb::trace_service_server::TraceServiceServer::new(self.clone());
+        let metrics = metrics_pb::metrics_service_server::MetricsServiceServer::new(self.clone());
+        Routes::new(traces).add_service(metrics).into_axum_router()
+    }
+
+    fn http_routes(&self) -> Router {
+        Router::new()
             .route("/base/v1/traces", post(take_traces))
             .route("/base/v1/metrics", post(take_metrics))
-            .with_state(collector.clone());
-        tokio::spawn(async move { axum::serve(listener, routes).await });
-        (collector, addr)
+            .with_state(self.clone())
     }
 
     async fn bound() -> (Self, TcpListener, SocketAddr) {
@@ -102,6 +136,54 @@ impl Collector {
     }
 }
 
+fn serve<L>(listener: L, routes: Router)
+where
+    L: Listener<Addr = SocketAddr>,
+{
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+}
+
+/// Takes connections whose client has shown a certificate.
+struct Tls {
+    tcp: TcpListener,
+    acceptor: TlsAcceptor,
+}
+
+impl Listener for Tls {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        loop {
+            let (tcp, addr) = self.tcp.accept().await.unwrap();
+            if let Ok(tls) = self.acceptor.accept(tcp).await {
+                return (tls, addr);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+}
+
+fn acceptor(papers: &Papers) -> TlsAcceptor {
+    let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate(&papers.root)).unwrap();
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone());
+    let key = PrivateKeyDer::from_pem_slice(papers.server.key.as_bytes()).unwrap();
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(clients.build().unwrap())
+        .with_single_cert(vec![certificate(&papers.server.cert)], key)
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    TlsAcceptor::from(Arc::new(config))
+}
+
 /// Attributes as `key=value`.
 pub(crate) fn shown(attributes: &[KeyValue]) -> Vec<String> {
     let value = |value: &Option<AnyValue>| match value.as_ref().and_then(|it| it.value.as_ref()) {
@@ -118,6 +200,9 @@ impl traces_pb::trace_service_server::TraceService for Collector {
         &self,
         request: Request<traces_pb::ExportTraceServiceRequest>,
     ) -> Result<Response<traces_pb::ExportTraceServiceResponse>, Status> {
+        if self.refuses() {
+            return Err(Status::unavailable("for a while"));
+        }
         let (head, _, message) = request.into_parts();
         let mut kept = self.kept.lock();
         kept.heads.push(head.into_headers());
@@ -145,6 +230,9 @@ async fn take_traces(
     head: HeaderMap,
     body: Bytes,
 ) -> (StatusCode, Vec<u8>) {
+    if collector.refuses() {
+        return (StatusCode::SERVICE_UNAVAILABLE, Vec::new());
+    }
     let Ok(message) = traces_pb::ExportTraceServiceRequest::decode(body) else {
         return (StatusCode::BAD_REQUEST, Vec::new());
     };

@@ -14,6 +14,7 @@ pub(crate) mod http;
 pub(crate) mod load;
 pub(crate) mod netns;
 pub(crate) mod paced;
+pub(crate) mod papers;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod ratelease;

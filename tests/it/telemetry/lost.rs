@@ -1,10 +1,13 @@
-//! A collector that is not there, or never answers, harms nothing.
+//! A collector that is not there, or never answers, harms nothing; one that is away for a while
+//! misses nothing.
 
 use std::time::Duration;
 
-use super::{decide, request, rules};
+use super::{ARRIVED_MAX, decide, request, rules};
+use crate::support::collector::Collector;
 use crate::support::now;
 use crate::support::process::free_port;
+use crate::support::proxy::{Fault, Proxy};
 use crate::support::ratelease::Ratelease;
 
 /// For the whole drain, on a machine that also compiles.
@@ -45,8 +48,8 @@ async fn a_collector_that_is_down_is_told_of_once_and_costs_nothing_else() {
         assert!(line.contains("; see OTEL_EXPORTER_OTLP_ENDPOINT"), "{line}");
         assert!(line.to_lowercase().contains("connection refused"), "why: {line}");
         pod.logs("metrics cannot be pushed").await;
-        assert!(pod.count("spans_failed") > 0);
         assert_eq!(pod.count("spans_sent"), 0);
+        // Spans are tried again, and the end of the process does not wait for that.
         ends_in_time(&pod).await;
         let log = pod.process.log();
         for what in ["spans", "metrics"] {
@@ -54,6 +57,60 @@ async fn a_collector_that_is_down_is_told_of_once_and_costs_nothing_else() {
             assert_eq!(lines, 1, "{what}: {log}");
         }
     }
+}
+
+#[tokio::test]
+async fn what_a_collector_refuses_for_a_while_is_sent_again_and_arrives_once() {
+    let (grpc, at) = Collector::grpc().await;
+    let grpc = (grpc, "grpc", format!("http://{at}"));
+    let (http, at) = Collector::http().await;
+    let http = (http, "http", format!("http://{at}/base"));
+    for (collector, protocol, endpoint) in [grpc, http] {
+        collector.refuse(2);
+        let rules = rules();
+        let env = [
+            ("TRACING_ENABLED", "true"),
+            ("TRACING_EXPORTER_PROTOCOL", protocol),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),
+        ];
+        let pod = Ratelease::start(rules.path(), &[], &env).await;
+        for _ in 0..3 {
+            decide(&pod, request("test", "plenty"), &[]).await;
+        }
+        let sent = async || pod.count("spans_sent") == 3;
+        pod.process.until("told of by its spans", ARRIVED_MAX, sent).await;
+        assert_eq!((pod.count("spans_failed"), collector.spans().len()), (0, 3), "{protocol}");
+        pod.logs("spans cannot be pushed: it answered").await;
+        pod.logs("spans are pushed again").await;
+        assert_eq!(pod.stop().await, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_whose_other_end_is_gone_is_left_for_a_new_one() {
+    let (collector, at) = Collector::grpc().await;
+    let proxy = Proxy::start();
+    proxy.lead_to(at.port());
+    let rules = rules();
+    let env = [
+        ("TRACING_ENABLED", "true"),
+        ("TRACING_EXPORTER_PROTOCOL", "grpc"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &format!("http://{}", proxy.addr)),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "1000"),
+    ];
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    decide(&pod, request("test", "plenty"), &[]).await;
+    let sent = async || !collector.spans().is_empty();
+    pod.process.until("heard of", ARRIVED_MAX, sent).await;
+    let before = proxy.accepted();
+    proxy.set(Fault::Hole);
+    decide(&pod, request("test", "plenty"), &[]).await;
+    let anew = async || proxy.accepted() > before;
+    pod.process.until("connecting anew", ARRIVED_MAX, anew).await;
+    proxy.set(Fault::None);
+    let sent = async || collector.spans().len() > 1;
+    pod.process.until("heard of again", ARRIVED_MAX, sent).await;
+    assert_eq!(pod.stop().await, 0);
 }
 
 #[tokio::test]

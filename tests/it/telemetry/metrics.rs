@@ -4,7 +4,7 @@ use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
 use opentelemetry_proto::tonic::metrics::v1::{AggregationTemporality, Metric, NumberDataPoint};
 
-use super::{SECRET, decide, request, rules};
+use super::{PATIENT, SECRET, decide, request, rules};
 use crate::support::collector::{Collector, shown};
 use crate::support::http;
 use crate::support::ratelease::Ratelease;
@@ -36,7 +36,10 @@ fn point<'a>(points: &'a [NumberDataPoint], attributes: &[&str]) -> &'a NumberDa
 }
 
 async fn pushes_what_is_scraped(protocol: &str, (collector, endpoint): (Collector, String)) {
+    let [wait, timeout] = PATIENT;
     let env = [
+        wait,
+        timeout,
         ("OTEL_METRICS_EXPORTER", "otlp"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint),

@@ -2,13 +2,14 @@
 
 use serde_json::Value;
 
-use super::{SECRET, decide, decide_json, request, rules};
+use super::{PATIENT, SECRET, decide, decide_json, request, rules};
 use crate::support::ratelease::Ratelease;
 
 /// The samples in the log of a pod that has let one request pass, denied two of the same key, the
 /// store's word first, and let pass one that nothing limits.
 async fn samples(env: &[(&str, &str)]) -> Vec<Value> {
     let mut all = vec![("LOG_FORMAT", "json"), ("LOG_LEVEL", "error")];
+    all.extend(PATIENT);
     all.extend(env);
     let rules = rules();
     let pod = Ratelease::start(rules.path(), &[], &all).await;

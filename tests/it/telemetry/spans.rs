@@ -6,7 +6,7 @@ use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use tempfile::TempDir;
 use tonic::Code;
 
-use super::{SECRET, decide, decide_json, request, rules};
+use super::{PATIENT, SECRET, decide, decide_json, request, rules};
 use crate::support::collector::{Collector, shown};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
@@ -32,6 +32,7 @@ async fn traced(
         ("TRACING_EXPORTER_PROTOCOL", protocol),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
     ];
+    all.extend(PATIENT);
     all.extend(env);
     (Ratelease::start(rules.path(), redis, &all).await, rules)
 }
@@ -102,6 +103,7 @@ async fn a_request_is_a_child(protocol: &str, (collector, endpoint): (Collector,
     assert_eq!(refused.status.as_ref().unwrap().code(), StatusCode::Error);
     assert_eq!((json.name.as_str(), json.kind()), ("POST /json", SpanKind::Server));
     has(json, &["http.route=/json", "http.response.status_code=429", "ratelease.how=local"]);
+    has(json, &["http.request.method=POST", "url.path=/json", "url.scheme=http"]);
     has(json, &decided);
     assert!(!format!("{spans:?}").contains(SECRET), "{spans:?}");
     let resources = collector.resources();
@@ -159,17 +161,42 @@ async fn the_rate_is_for_roots_and_a_parent_decides_for_its_own() {
 async fn an_exchange_with_redis_is_a_span_of_a_client() {
     let (collector, addr) = Collector::grpc().await;
     let redis = Cluster::shared().places();
-    let (pod, _rules) = traced("grpc", &format!("http://{addr}"), &redis, &[]).await;
-    let reply = decide(&pod, request("test", "plenty"), &[]).await;
+    // Traces none but those of a traced parent: nothing else may have asked.
+    let env = [("TRACING_SAMPLING_RATE", "0")];
+    let (pod, _rules) = traced("grpc", &format!("http://{addr}"), &redis, &env).await;
+    let reply = decide(&pod, request("test", "plenty"), &[("traceparent", &parent("01"))]).await;
     assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
     assert_eq!(pod.stop().await, 0);
     let spans = collector.spans();
-    let exchange = spans.iter().find(|span| span.kind() == SpanKind::Client).expect("an exchange");
+    let of_kind = |kind| spans.iter().find(move |span| span.kind() == kind).expect("a span");
+    let (exchange, request) = (of_kind(SpanKind::Client), of_kind(SpanKind::Server));
     assert_eq!(exchange.name, "EVALSHA");
     has(
         exchange,
         &["db.system.name=redis", "db.operation.name=EVALSHA", "ratelease.asks_failed=0"],
     );
-    assert!(exchange.parent_span_id.is_empty());
+    assert_eq!(hex(&exchange.trace_id), TRACE, "of the trace of the request that asked");
+    assert_eq!(exchange.parent_span_id, request.span_id);
+    assert_eq!(exchange.flags, 0x101, "its parent is not remote");
     assert!(!format!("{spans:?}").contains(SECRET), "{spans:?}");
+}
+
+#[tokio::test]
+async fn an_exchange_that_no_traced_request_asked_for_is_traced_by_the_rate() {
+    let redis = Cluster::shared().places();
+    for (rate, exchanges) in [("0", false), ("1", true)] {
+        let (collector, addr) = Collector::grpc().await;
+        let env = [("TRACING_SAMPLING_RATE", rate)];
+        let (pod, _rules) = traced("grpc", &format!("http://{addr}"), &redis, &env).await;
+        let unsampled = parent("00");
+        let reply = decide(&pod, request("test", "plenty"), &[("traceparent", &unsampled)]).await;
+        assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
+        assert_eq!(pod.stop().await, 0);
+        let spans = collector.spans();
+        assert_eq!(!spans.is_empty(), exchanges, "at the rate {rate}: {spans:?}");
+        for span in &spans {
+            assert_eq!((span.kind(), span.parent_span_id.len()), (SpanKind::Client, 0));
+            assert_ne!(hex(&span.trace_id), TRACE);
+        }
+    }
 }
