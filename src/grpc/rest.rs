@@ -14,8 +14,8 @@ use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::timeout;
 use tonic::body::Body as TonicBody;
 use tonic::codegen::StdError;
-use tonic::{Code, Status};
 use tonic::service::Routes;
+use tonic::{Code, Status};
 use tower_service::Service;
 
 use super::call::Rest;

@@ -150,7 +150,10 @@ async fn an_answer_is_whole_whatever_is_asked() {
     assert!(reply.message.len() > 256 * 8, "{} bytes", reply.message.len());
     let reply = connection.call(&request("", &many)).await;
     assert_eq!((reply.status, reply.code), (200, Code::Unknown));
-    assert_eq!(header(&reply, "grpc-message"), Some("rate%20limit%20domain%20must%20not%20be%20empty"));
+    assert_eq!(
+        header(&reply, "grpc-message"),
+        Some("rate%20limit%20domain%20must%20not%20be%20empty")
+    );
     assert_eq!(reply.reason, "rate limit domain must not be empty");
     pod.is_unharmed();
 }

@@ -79,11 +79,7 @@ async fn frames_of_a_connection() {
         ("headers of the server's", begun(2), Closes),
         ("a reset of a stream to come", frame(RST_STREAM, 0, 5, &[0; 4]), Closes),
         ("no more room", frame(WINDOW_UPDATE, 0, 0, &[0; 4]), Closes),
-        (
-            "too much room",
-            frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0xff, 0xff, 0xff]),
-            Closes,
-        ),
+        ("too much room", frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0xff, 0xff, 0xff]), Closes),
         ("settings of 5 bytes", frame(SETTINGS, 0, 0, &[0; 5]), Closes),
         ("settings of a stream", frame(SETTINGS, 0, 1, &[]), Closes),
         ("a long acknowledgement", frame(SETTINGS, ACK, 0, &[0; 6]), Closes),
@@ -130,11 +126,7 @@ async fn headers_of_a_call() {
         ("a reference to nothing", head(&[&[0xff, 0x7f]]), Closes),
         ("a string past the end", head(&[&[0x00, 0x7e, b'x']]), Closes),
         ("a table above the setting", head(&[&[0x3f, 0xe1, 0xff, 0x03]]), Closes),
-        (
-            "padding past the end",
-            frame(HEADERS, END_HEADERS | PADDED, 1, &[200, 0x83]),
-            Closes,
-        ),
+        ("padding past the end", frame(HEADERS, END_HEADERS | PADDED, 1, &[200, 0x83]), Closes),
         ("a continuation of nothing", frame(CONTINUATION, 0, 1, &ours), Closes),
         (
             "a ping amid a header block",

@@ -236,7 +236,8 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
         assert_eq!(reply.is_over_limit(), Some(false), "after {name:?}: {reply:?}");
     }
     let log = pod.process.log();
-    for told in ["a client speaks TLS to the gRPC port", "a client speaks HTTP/1 to the gRPC port"] {
+    for told in ["a client speaks TLS to the gRPC port", "a client speaks HTTP/1 to the gRPC port"]
+    {
         assert_eq!(log.matches(told).count(), 1, "{told}: {log}");
     }
     pod.is_unharmed();

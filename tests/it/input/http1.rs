@@ -155,10 +155,8 @@ async fn json_is_served_over_http_2_as_well() {
     let (pod, _rules) = pod().await;
     let mut raw = Raw::open(pod.http, &[]).await;
     let head = [&[0x83, 0x86][..], &field(":path", "/json"), &field(":authority", "test")].concat();
-    let request = [
-        frame(HEADERS, END_HEADERS, 1, &head),
-        frame(DATA, END_STREAM, 1, BODY.as_bytes()),
-    ];
+    let request =
+        [frame(HEADERS, END_HEADERS, 1, &head), frame(DATA, END_STREAM, 1, BODY.as_bytes())];
     raw.send(&request.concat()).await;
     let answer = raw.next_of(DATA).await.expect("an answer");
     let text = String::from_utf8(answer.payload).unwrap();

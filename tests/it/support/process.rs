@@ -116,7 +116,12 @@ impl Process {
     pub(crate) fn memory(&self, line: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
         let kib = status.lines().find_map(|text| {
-            text.strip_prefix(line)?.strip_prefix(':')?.strip_suffix("kB")?.trim().parse::<u64>().ok()
+            text.strip_prefix(line)?
+                .strip_prefix(':')?
+                .strip_suffix("kB")?
+                .trim()
+                .parse::<u64>()
+                .ok()
         });
         1024 * kib.unwrap_or_else(|| self.fail(&format!("no {line} in {status}")))
     }
