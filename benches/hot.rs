@@ -67,7 +67,7 @@ fn verdicts(count: usize) -> Vec<Verdict<'static>> {
             limit: Some(Applied { limit: Limit::fixed_window(1, Unit::Minute), rule: None }),
             remaining: 0,
             reset_after: None,
-            counted: Some(Trace { key, hits: 1, over, how: How::Local }),
+            counted: Some(Trace { key, hits: 1, fitted: 0, over, how: How::Local }),
         };
         Verdict {
             code,

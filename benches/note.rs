@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group};
 use ratelease::key::{KeyHasher, Part};
-use ratelease::metrics::Meters;
+use ratelease::metrics::{Meters, text};
 use ratelease::observe::Decision;
 use ratelease::request::{Descriptor, Entry, Request};
 use ratelease::rules::{self, Allowance, Lookup, Rules, Source};
@@ -14,7 +14,7 @@ use ratelease::time::Time;
 use ratelease::verdict::{Applied, Counted, How, Modes, Outcome, Trace, Verdict};
 use smallvec::smallvec;
 
-criterion_group!(benches, by_rule, by_threads);
+criterion_group!(benches, by_rule, by_threads, told);
 
 const RULES: &str = "
 domain: d
@@ -44,7 +44,7 @@ fn verdict<'r>(rules: &'r Rules, request: &Request<'_>) -> Verdict<'r> {
     let Allowance::Limited(limit) = rule.allowance else { unreachable!("it has a limit") };
     let parts = entries.iter().map(|entry| (entry.key, Part::Value(entry.value)));
     let key = KeyHasher::new("").key("d", limit.identity(), parts);
-    let trace = Trace { key, hits: 1, over: false, how: How::Local };
+    let trace = Trace { key, hits: 1, fitted: 0, over: false, how: How::Local };
     let applied = Applied { limit, rule: Some(rule) };
     let counted = Counted { applied, trace, remaining: 500, reset_after: None };
     Verdict::new(request, &[Outcome::Counted(counted)], Modes::default())
@@ -61,6 +61,40 @@ fn by_rule(c: &mut Criterion) {
         group.bench_function(key, |b| b.iter(|| meters.note(black_box(&decision))));
     }
     group.finish();
+}
+
+/// What a second of the live page costs, and a scrape: by rules that were hit. `calls` alone is
+/// asked while nobody watches.
+fn told(c: &mut Criterion) {
+    let mut group = c.benchmark_group("told");
+    for count in [10, 1000, 10_000] {
+        let (rules, meters) = (many(count), Meters::default());
+        for rule in rules.iter() {
+            let key = rule.steps().nth(1).expect("its key");
+            let entries = smallvec![Entry { key, value: "v" }];
+            let descriptor = Descriptor { entries, ..Descriptor::default() };
+            let request =
+                Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 };
+            let verdict = verdict(&rules, &request);
+            let (took, now) = (Duration::from_micros(2), Time::default());
+            meters.note(&Decision { request: &request, verdict: &verdict, took, now });
+        }
+        group.bench_function(format!("calls/{count}"), |b| b.iter(|| meters.calls()));
+        group.bench_function(format!("by_how/{count}"), |b| b.iter(|| meters.by_how()));
+        group.bench_function(format!("by_rule/{count}"), |b| b.iter(|| meters.by_rule(200)));
+        let scrape = || text::write(&meters.families(Some(&rules)));
+        println!("a scrape of {count} rules: {} bytes", scrape().len());
+        group.bench_function(format!("scrape/{count}"), |b| b.iter(scrape));
+    }
+    group.finish();
+}
+
+fn many(count: usize) -> Rules {
+    let rule = |n| format!("- {{key: rule{n}, rate_limit: {{unit: day, requests_per_unit: 9}}}}\n");
+    let rules: String = (0..count).map(rule).collect();
+    let text = format!("domain: d\ndescriptors:\n{rules}").into_bytes();
+    let source = Source { name: "d.yaml".to_owned(), text };
+    rules::load(&[source], rules::Options::default()).expect("good rules").rules
 }
 
 /// All threads count decisions of one rule. The time is that of one thread's decisions: it stays as

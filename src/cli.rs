@@ -1,6 +1,7 @@
 //! What the program does beside serving: a subcommand a module.
 //!
-//! They all end with one of three statuses: 0 good, 1 a finding, 2 usage or input and output.
+//! They all end with one of three statuses: 0 good, 1 a finding, 2 usage or input and output; or,
+//! where a signal has ended them, with 128 and its number.
 
 pub mod bench;
 pub mod cases;
@@ -19,6 +20,7 @@ mod query;
 mod replay;
 mod rule;
 mod safe;
+mod signals;
 mod source;
 mod status;
 mod target;
@@ -81,6 +83,13 @@ pub enum Tool {
     /// Print a page of the manual, in roff
     #[command(after_help = manual::MAN_NOTES)]
     Man(ManFlags),
+}
+
+/// Prints the help or version text that was asked for.
+pub fn help(text: &str) -> ExitCode {
+    let mut out = Out::stdout();
+    let ended = out.line(text.trim_end()).map(|()| out::Outcome::Good);
+    out::end("help", out, ended)
 }
 
 /// Runs `tool` with the defaults of `role`. Results go to standard output, and why there are none

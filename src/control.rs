@@ -1,9 +1,11 @@
 //! What may change while the program runs: the rules in force, and how the process is doing.
 
 pub mod admin;
+pub mod guard;
 pub mod health;
 pub mod live;
 pub mod metrics;
+mod page;
 pub mod snapshot;
 pub mod source;
 pub mod status;

@@ -1,42 +1,53 @@
-//! The hottest keys: those that were requested, and denied, most often of late.
+//! The hottest keys: those that were requested, and denied, most often of late, of all and of each
+//! busy rule.
 //!
-//! A sample of the decisions, one in [`Options::sample`] on average, is counted in a [`Sketch`] for
-//! each of eight stripes. Each thread has a stripe of its own, and shares it if there are more than
+//! A sample of the decisions, one in [`Options::sample`] on average, is counted for each of eight
+//! stripes: in a [`Sketch`] of all keys, and in one of its rule, if that is among the
+//! [`RULES_MAX`] busiest. Each thread has a stripe of its own, and shares it if there are more than
 //! eight; they are merged when somebody looks. Counts reach back one to two minutes: every minute
-//! ([`AGE`]) the counts become those of before, and those of before are dropped. Nothing here ever
-//! grows.
+//! ([`AGE`]) the counts become those of before, and those of before are dropped. Nothing here grows
+//! beyond [`HotKeys::bytes_max`].
 //!
 //! # How far the counts are off
 //!
 //! A key that was requested f times is told with a standard deviation of √(f · (sample − 1)), since
 //! it was sampled: 170 of 10 000 by the default of 4. It is also told too low by what it was
-//! requested before it had a counter in a stripe: at most the smallest count in its set, which is
-//! less than what the set has seen over 8, or some 1 / 256 of all requests. A key that is hot all
-//! the time gets its counter while counts are small, and loses next to nothing. No key is told too
-//! high but for the sampling. Samples that find every stripe taken are left out.
+//! requested before it had a counter in a stripe, or its rule a place: on average about as often as
+//! the smallest counter of its set had counted then, or the rule of the lowest standing. A key that
+//! is hot all the time gets its counter while counts are small, and loses next to nothing. No key
+//! is told too high but for the sampling. Samples that find every stripe taken are left out.
 
 mod board;
-mod seat;
+mod keys;
+mod merged;
+mod places;
+mod sample;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
+use std::hash::BuildHasher;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::key::Key;
 use crate::observe::Decision;
+use crate::request::Descriptor;
+use crate::rules::Rule;
+use crate::stripe;
 use crate::time::{Clock, Time};
-use crate::verdict::Code;
+use crate::verdict::{Code, OVERRIDE};
 
-use board::{Board, Merged};
+use board::Board;
+use merged::{Merged, MergedRules};
+pub use places::RULES_MAX;
 
 #[cfg(doc)]
 use crate::sketch::Sketch;
-#[cfg(doc)]
-use crate::verdict::OVERRIDE;
 
 /// After so long counts become those of before, and after twice as long they are dropped.
 pub const AGE: Duration = Duration::from_secs(60);
@@ -80,16 +91,42 @@ pub struct Hot {
     pub rule: String,
     /// Requests, or denials, of the last one to two minutes, as far as the sample tells.
     pub count: u64,
-    /// That by all requests, or denials, of that time: 0 to 1.
+    /// That by all requests, or denials, of that time, or by those of the rule: 0 to 1.
     pub share: f64,
     /// The entries as `key=value, key=value`, cut and with control characters escaped; `None`
     /// without [`Options::values`].
     pub values: Option<String>,
 }
 
+/// The hottest keys of a rule.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct OfRule {
+    /// Its path, or [`OVERRIDE`].
+    pub rule: String,
+    /// Its requests of the last one to two minutes, since it has a place, as far as the sample
+    /// tells; 0 if it has none among those that are requested most.
+    pub requests: u64,
+    /// And its denials; 0 if it has no place among those that deny most.
+    pub denials: u64,
+    /// Its keys; their shares are of these requests, and denials.
+    pub top: Top,
+}
+
+/// What a decision tells of one descriptor.
+struct Seen<'a, 'q> {
+    key: Key,
+    /// What limits it; `None` for an override.
+    rule: Option<&'a Arc<Rule>>,
+    /// Of the rule's path, which stays when rules are loaded anew; taken for the path, as there are
+    /// far too few of them for two to meet.
+    rule_hash: u64,
+    descriptor: &'a Descriptor<'q>,
+}
+
 struct Shared {
     options: Options,
     clock: Clock,
+    hasher: RandomState,
     stripes: [Stripe; STRIPES],
 }
 
@@ -126,10 +163,13 @@ impl HotKeys {
     /// Counts by `clock`, by which [`Decision::now`] goes as well.
     pub fn new(options: Options, clock: Clock) -> Self {
         let stripes = std::array::from_fn(|_| Stripe(Mutex::new(Ages::new(options.values))));
-        Self { shared: Some(Arc::new(Shared { options, clock, stripes })) }
+        let hasher = RandomState::default();
+        Self { shared: Some(Arc::new(Shared { options, clock, hasher, stripes })) }
     }
 
-    /// What all of it takes, in bytes: less than a third of a MiB, and 1.5 MiB with texts.
+    /// What all of it takes at most, in bytes: 1.3 MiB, and 7.2 MiB with texts. That is with eight
+    /// threads and [`RULES_MAX`] rules that are requested, and denied; a rule's sketch is made when
+    /// it is first needed in a stripe.
     pub const fn bytes_max(values: bool) -> usize {
         // Two ages of two boards.
         STRIPES * (size_of::<Stripe>() + 4 * Board::bytes_max(values))
@@ -138,39 +178,30 @@ impl HotKeys {
     /// Takes note of a decision.
     pub fn note(&self, decision: &Decision<'_, '_, '_>) {
         let Some(shared) = self.shared.as_deref() else { return };
-        if let Some(seat) = seat::sampled(shared.options.sample) {
-            shared.note(seat, decision);
+        if sample::is_due(shared.options.sample) {
+            shared.note(decision);
         }
     }
 
     /// The `n` hottest keys of all.
     pub fn top(&self, n: usize) -> Top {
-        self.hottest(n, |_| true)
-    }
-
-    /// The `n` hottest keys of the rule of this path, which may be [`OVERRIDE`]: of those that are
-    /// among the hottest of all. Shares are of all requests.
-    pub fn of_rule(&self, path: &str, n: usize) -> Top {
-        self.hottest(n, |rule| rule == path)
-    }
-
-    fn hottest(&self, n: usize, wanted: impl Fn(&str) -> bool) -> Top {
         let Some(shared) = self.shared.as_deref() else { return Top::default() };
         let (mut requested, mut denied) = (Merged::default(), Merged::default());
-        let now = shared.clock.now();
-        for Stripe(ages) in &shared.stripes {
-            let mut ages = ages.lock();
-            ages.turn(now);
-            for boards in [&ages.present, &ages.before] {
-                requested.add(&boards.requested);
-                denied.add(&boards.denied);
-            }
-        }
+        shared.read(|boards| {
+            requested.add_all(&boards.requested);
+            denied.add_all(&boards.denied);
+        });
         let sample = shared.options.sample;
-        Top {
-            requested: requested.hottest(n, sample, &wanted),
-            denied: denied.hottest(n, sample, &wanted),
-        }
+        Top { requested: requested.hottest(n, sample), denied: denied.hottest(n, sample) }
+    }
+
+    /// The `n` hottest keys of each of the busiest rules, those first: of twice [`RULES_MAX`] at
+    /// most.
+    pub fn by_rule(&self, n: usize) -> Vec<OfRule> {
+        let Some(shared) = self.shared.as_deref() else { return Vec::new() };
+        let mut rules = MergedRules::default();
+        shared.read(|boards| rules.add(&boards.requested, &boards.denied));
+        rules.hottest(n, shared.options.sample)
     }
 }
 
@@ -186,27 +217,41 @@ impl Shared {
     /// Out of line: most decisions are not sampled.
     #[cold]
     #[inline(never)]
-    fn note(&self, seat: usize, decision: &Decision<'_, '_, '_>) {
-        let Some(mut ages) = self.free_stripe(seat) else { return };
+    fn note(&self, decision: &Decision<'_, '_, '_>) {
+        let Some(mut ages) = self.free_stripe() else { return };
         ages.turn(decision.now);
         let Boards { requested, denied } = &mut ages.present;
         let request = decision.request;
         for (descriptor, status) in request.descriptors.iter().zip(&decision.verdict.statuses) {
             let Some(trace) = status.counted else { continue };
             let rule = status.limit.and_then(|applied| applied.rule);
-            requested.note(trace.key, rule, descriptor);
+            let path = rule.map_or(OVERRIDE, |rule| &rule.path);
+            let rule_hash = self.hasher.hash_one(path);
+            let seen = Seen { key: trace.key, rule, rule_hash, descriptor };
+            requested.note(&seen);
             if status.code == Code::OverLimit {
-                denied.note(trace.key, rule, descriptor);
+                denied.note(&seen);
             }
         }
     }
 
-    /// The stripe of this seat, or the next that nobody has: a request never waits for whoever
-    /// reads, nor for a thread that shares its seat and was put to sleep.
-    fn free_stripe(&self, seat: usize) -> Option<MutexGuard<'_, Ages>> {
-        let from = seat % STRIPES;
-        let (before, from_seat) = self.stripes.split_at(from);
-        from_seat.iter().chain(before).find_map(|stripe| stripe.0.try_lock())
+    /// This thread's stripe, or the next that nobody has: a request never waits for whoever reads,
+    /// nor for a thread that shares its stripe and was put to sleep.
+    fn free_stripe(&self) -> Option<MutexGuard<'_, Ages>> {
+        let from = stripe::mine() % STRIPES;
+        let (before, from_mine) = self.stripes.split_at(from);
+        from_mine.iter().chain(before).find_map(|stripe| stripe.0.try_lock())
+    }
+
+    /// Shows the boards of all stripes, present and before.
+    fn read(&self, mut look: impl FnMut(&Boards)) {
+        let now = self.clock.now();
+        for Stripe(ages) in &self.stripes {
+            let mut ages = ages.lock();
+            ages.turn(now);
+            look(&ages.present);
+            look(&ages.before);
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use crate::control::Published;
 use crate::limiter::Limiter;
 use crate::observe::{Decision, Observers};
 use crate::request::Request;
+use crate::rules::Rules;
 use crate::settings::Headers;
 use crate::store::{Count, StoreError};
 use crate::telemetry::trace::{Door, Span};
@@ -150,7 +151,8 @@ impl Intake {
         let answered = async {
             check(request)?;
             let rules = self.published.current().ok_or(Refusal::NoRules)?;
-            let verdict = self.limiter.decide(&rules, request).await.map_err(Refusal::Store)?;
+            let decided = self.limiter.decide(&rules, request).await;
+            let verdict = decided.map_err(|error| self.unanswered(&rules, request, error))?;
             Ok(make(self.finish(request, verdict, start)))
         };
         let answered = answered.await;
@@ -168,14 +170,21 @@ impl Intake {
             check(request).ok()?;
             let rules = self.published.borrow();
             let start = self.limiter.clock().now();
-            let verdict = self.limiter.decide_at_once(rules.as_deref()?, request, start)?;
+            let rules = rules.as_deref()?;
+            let verdict = self.limiter.decide_at_once(rules, request, start)?;
             let answer = verdict.map(|verdict| make(&self.finish(request, verdict, start)));
-            Some(answer.map_err(Refusal::Store))
+            Some(answer.map_err(|error| self.unanswered(rules, request, error)))
         });
         if let Some(Err(refusal)) = &passed {
             self.observers.note_refusal(refusal);
         }
         passed
+    }
+
+    #[cold]
+    fn unanswered(&self, rules: &Rules, request: &Request<'_>, error: StoreError) -> Refusal {
+        self.observers.note_unanswered(rules, request);
+        Refusal::Store(error)
     }
 
     fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>, start: Time) -> Answer<'r> {

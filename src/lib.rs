@@ -45,9 +45,10 @@
 //! [`request`] is a call in our types, [`rules`] what limits it, [`key`] the count's name.
 //! [`limiter`] decides on [`buffer`]s and [`verdict`] makes the answer of it;
 //! [`observe`] tells who keeps count of that: [`metrics`] of all decisions, [`hot`] of the hottest
-//! keys, in a [`sketch`]. [`lease`] is the desk that asks the [`store`], whose arithmetic is
-//! [`algorithm`]'s. Beside them, [`control`] holds what may change while running, [`settings`] what
-//! may not, [`telemetry`] the log, [`time`] the clock, [`invariant`] what must hold; [`cli`] is
+//! keys, in a [`sketch`] of all and one of each busy rule. [`lease`] is the desk that asks the
+//! [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds what may change
+//! while running, [`settings`] what may not, [`telemetry`] the log, [`time`] the clock,
+//! [`invariant`] what must hold, and `dice` and `stripe` what threads have of their own; [`cli`] is
 //! what the program does beside serving. [`supervise`] keeps tasks running, and [`app`] puts it all
 //! together.
 
@@ -60,6 +61,7 @@ mod backoff;
 pub mod buffer;
 pub mod cli;
 pub mod control;
+mod dice;
 pub mod grpc;
 pub mod hot;
 pub mod http;
@@ -75,6 +77,7 @@ pub mod rules;
 pub mod settings;
 pub mod sketch;
 pub mod store;
+mod stripe;
 pub mod supervise;
 pub mod telemetry;
 pub mod time;

@@ -37,7 +37,7 @@ pub use exact::Exact;
 use holding::Holding;
 use lend::Manner;
 use outcome::{Attempt, Entered, Settled};
-pub(crate) use resolve::{Charge, Resolved, resolve};
+pub(crate) use resolve::{Charge, Resolved, limits, resolve};
 use slot::{IDLE_AFTER, Slot};
 use wait::{WAITER_BYTES, WAITING_IN_ALL_MAX};
 

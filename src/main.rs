@@ -30,10 +30,7 @@ fn main() -> ExitCode {
     let settings = match Task::parse(&program.to_string_lossy(), args, &process_env) {
         Ok(Task::Serve(settings)) => *settings,
         Ok(Task::Tool(tool, role)) => return cli::run(tool, role),
-        Err(SettingsError::Help(text)) => {
-            tell(io::stdout(), text.trim_end());
-            return ExitCode::SUCCESS;
-        }
+        Err(SettingsError::Help(text)) => return cli::help(&text),
         Err(error) => {
             tell(io::stderr(), &error);
             return ExitCode::from(error.exit_code());

@@ -20,6 +20,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 pub mod text;
+mod told;
 
 use std::hash::BuildHasher;
 use std::num::NonZeroU64;
@@ -28,17 +29,18 @@ use std::sync::Arc;
 use foldhash::quality::RandomState;
 
 use crate::intake::Refusal;
+use crate::limiter::limits;
 use crate::observe::Decision;
 use crate::request::{Descriptor, Request};
-use crate::rules::Rule;
-use crate::verdict::{Code, OVERRIDE, Status, Trace};
+use crate::rules::{Rule, Rules};
+use crate::verdict::{Applied, Code, OVERRIDE, Status, Trace};
 
 use hits::Hits;
 use latency::Latency;
 pub use registry::Anchor;
 use registry::Registry;
-pub use report::{RuleTotals, Totals};
-use series::{Keys, RuleMeter, ValueMeter};
+pub use report::{Calls, RuleTotals};
+use series::{Keys, RuleMeter, ValueMeter, is_split};
 use striped::Striped;
 use table::Table;
 
@@ -71,7 +73,6 @@ struct Shared {
     calls: Striped<{ calls::COUNTERS }>,
     rules: Registry,
     overrides: Table<RuleMeter>,
-    overrides_folded: RuleMeter,
     values: Table<ValueMeter>,
     values_folded: ValueMeter,
     hasher: RandomState,
@@ -116,7 +117,6 @@ impl Meters {
             calls: Striped::new(),
             rules: Registry::new(series_max),
             overrides: Table::new(series_max.min(OVERRIDES_MAX)),
-            overrides_folded: RuleMeter::folded(),
             values: Table::new(series_max),
             values_folded: ValueMeter::new(Keys::folded()),
             hasher: RandomState::default(),
@@ -136,6 +136,27 @@ impl Meters {
         }
         for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
             shared.note_status(request, descriptor, status);
+        }
+    }
+
+    /// Counts the hits of a call that the store gave no verdict on, among all hits alone: as the
+    /// reference, which counts them before it asks.
+    pub fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
+        let shared = &*self.shared;
+        for (descriptor, applied) in request.descriptors.iter().zip(limits(rules, request)) {
+            let Some(Applied { rule, .. }) = applied.filter(|_| !descriptor.refund) else {
+                continue;
+            };
+            let hits = Hits { total: request.hits(descriptor), ..Hits::default() };
+            let Some(rule) = rule else {
+                shared.overrides_of(request.domain).note_hits(hits);
+                continue;
+            };
+            let meter = rule.meter.get_or_init(|| shared.bind(rule, request.domain, descriptor));
+            meter.note_hits(hits);
+            if meter.is_split() {
+                shared.values_of(rule, request, descriptor).note(hits, false);
+            }
         }
     }
 
@@ -214,8 +235,7 @@ impl Shared {
     /// Finds the meter of a rule that was hit for the first time since it was loaded.
     #[cold]
     fn bind(&self, rule: &Rule, domain: &str, descriptor: &Descriptor<'_>) -> Arc<RuleMeter> {
-        // Deeper levels are on no label.
-        let is_split = rule.varies_at(0) || rule.varies_at(1);
+        let is_split = is_split(rule);
         let make = || {
             let keys = match is_split {
                 true => Keys::of(&rule.path),
@@ -236,7 +256,7 @@ impl Shared {
         let found = self.overrides.get_or_insert(non_zero(self.hasher.hash_one(domain)), make);
         found.unwrap_or_else(|| {
             self.calls.mine().add(calls::FOLDED_RULES, 1);
-            &self.overrides_folded
+            self.rules.folded()
         })
     }
 

@@ -11,6 +11,7 @@ use crate::hot::HotKeys;
 use crate::intake::Refusal;
 use crate::metrics::Meters;
 use crate::request::Request;
+use crate::rules::Rules;
 use crate::store::Count;
 use crate::telemetry::Samples;
 use crate::telemetry::trace::{Door, Span, Tracer};
@@ -90,6 +91,13 @@ impl Observers {
     /// What has happened to samples and spans since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
         self.samples.counts().into_iter().chain(self.tracer.counts()).collect()
+    }
+
+    /// Takes note of a request that the store gave no verdict on, beside the refusal.
+    pub fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
+        if let Some(meters) = &self.meters {
+            meters.note_unanswered(rules, request);
+        }
     }
 
     /// Takes note of a request that got no verdict.

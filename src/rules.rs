@@ -16,6 +16,7 @@ mod lease;
 mod limit;
 mod metadata;
 mod node;
+mod places;
 mod reader;
 mod scalar;
 mod stats;
@@ -25,7 +26,8 @@ mod wildcard;
 pub(crate) mod yaml;
 
 pub use compile::load;
-pub use directory::{ReadError, read_directory, read_path};
+pub(crate) use compile::load_with_places;
+pub use directory::{ReadError, read_directory, read_from, read_path};
 pub use failure::FailureMode;
 pub use fault::{Fault, Faults};
 pub(crate) use fault::{Place, excerpt};
@@ -35,6 +37,7 @@ pub use limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, SHARES_MAX, SLIDING_LOG_MAX,
     SLIDING_WINDOW_MAX, Share, Unit, WINDOW_SECONDS_MAX,
 };
+pub(crate) use places::{Places, Written};
 
 pub use tree::{Candidate, Fit, Step, Trace};
 

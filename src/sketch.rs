@@ -8,7 +8,9 @@
 //!
 //! Hence, of every key that has a counter, `at_least` ≤ true count ≤ `at_most`; and every key that
 //! makes up more than one part in [`WAYS`] of what its set has seen has a counter. Sets make a note
-//! cost the same whatever the size: one set is looked through. Pure.
+//! cost the same whatever the size: one set is looked through. Whoever notes may let newcomers in
+//! by chance instead ([`Sketch::note_if`]), which keeps the many that come once from the counters
+//! of those that come often. Pure.
 
 use crate::key::Key;
 
@@ -73,17 +75,26 @@ impl Sketch {
 
     /// Counts `key` once. Returns the counter that it has taken over, if it had none.
     pub fn note(&mut self, key: Key) -> Option<usize> {
+        self.note_if(key, |_| true)
+    }
+
+    /// As [`Sketch::note`], but that a key without a counter takes the smallest over only where
+    /// `takes_over` says so, of its count; 0 is one that is free. Then only `at_least` is a bound,
+    /// and who has a counter is up to `takes_over`.
+    pub fn note_if(&mut self, key: Key, takes_over: impl FnOnce(u32) -> bool) -> Option<usize> {
         self.noted = self.noted.saturating_add(1);
         let at = self.set_of(key);
         let set = &mut self.sets[at];
-        let held = set.iter().position(|counter| counter.key == Some(key));
-        let way = held.unwrap_or_else(|| smallest(set));
-        let counter = &mut set[way];
-        if held.is_none() {
-            *counter = Counter { key: Some(key), count: counter.count, error: counter.count };
+        if let Some(counter) = set.iter_mut().find(|counter| counter.key == Some(key)) {
+            counter.count = counter.count.saturating_add(1);
+            return None;
         }
-        counter.count = counter.count.saturating_add(1);
-        held.is_none().then_some(at * WAYS + way)
+        let way = smallest(set);
+        let Counter { count, .. } = set[way];
+        takes_over(count).then(|| {
+            set[way] = Counter { key: Some(key), count: count.saturating_add(1), error: count };
+            at * WAYS + way
+        })
     }
 
     /// How often `key` was noted at least: 0 if it has no counter.
@@ -107,8 +118,10 @@ impl Sketch {
     }
 
     fn set_of(&self, key: Key) -> usize {
-        // The remainder is below a length, which is a `usize`.
-        usize::try_from(key.bits() % self.sets.len() as u64).unwrap_or_default()
+        // As evenly as the remainder would, but without a division: the upper half of the product
+        // is below the length.
+        let scaled = u128::from(key.bits()) * self.sets.len() as u128;
+        usize::try_from(scaled >> 64).unwrap_or_default()
     }
 }
 

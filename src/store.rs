@@ -192,6 +192,10 @@ pub enum StoreError {
     /// Too many asks are waiting for this shard (not taken).
     #[error("too many asks are waiting for the store")]
     Overloaded,
+    /// Under the key lies a value of somebody else's, which stays; other keys are served (not
+    /// taken).
+    #[error("the store holds another program's value under this key")]
+    Foreign,
     /// The store holds as many keys as it may; those that it holds it serves (not taken).
     #[error("the store is full: {0}")]
     Full(String),
@@ -201,4 +205,13 @@ pub enum StoreError {
     /// The reply is not one that the script can give.
     #[error("the store gave an unexpected reply: {0}")]
     Garbled(String),
+}
+
+// === impl StoreError ===
+
+impl StoreError {
+    /// Whether it is of the key alone: the store answers, and serves other keys.
+    pub fn is_of_key(&self) -> bool {
+        matches!(self, Self::Foreign | Self::Full(_))
+    }
 }

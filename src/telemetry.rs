@@ -5,7 +5,6 @@
 //! came from outside can end a line, forge another or steer a terminal.
 
 mod calm;
-mod dice;
 mod format;
 mod otlp;
 pub mod push;

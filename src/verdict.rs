@@ -61,6 +61,8 @@ pub struct Trace {
     pub key: Key,
     /// Hits that were charged, or would have been; 0 looks.
     pub hits: u64,
+    /// Of a charge over the limit that spends what was left, how many that was, as far as is known.
+    pub fitted: u32,
     /// The limit was exceeded, whether or not the rule's mode lets the request pass all the same.
     pub over: bool,
     /// Who decided.

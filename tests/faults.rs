@@ -23,6 +23,10 @@ mod row;
 #[path = "faults/stage.rs"]
 mod stage;
 
+/// Files that may not be read or written, and disks without room.
+#[path = "faults/disk.rs"]
+mod disk;
+
 /// Clocks that step.
 #[path = "faults/clock.rs"]
 mod clock;
@@ -32,6 +36,9 @@ mod fleet;
 /// Masters that are killed or frozen.
 #[path = "faults/masters.rs"]
 mod masters;
+/// A master that is left alone.
+#[path = "faults/minority.rs"]
+mod minority;
 /// Slots that move, restarts in turn, refusals.
 #[path = "faults/moving.rs"]
 mod moving;

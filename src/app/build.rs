@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::Router;
 use tokio::runtime::{Handle, RuntimeMetrics};
 use tracing::error;
 
@@ -11,6 +12,7 @@ use super::numbers::Counted;
 use super::{App, Open, bind};
 use crate::control::Published;
 use crate::control::admin;
+use crate::control::guard::{self, Guard};
 use crate::control::health::Health;
 use crate::control::live::Live;
 use crate::control::live::history::History;
@@ -130,8 +132,7 @@ impl App {
         };
         let exposed = parts.exposed(counted, start.clone(), where_counts_live, summary);
         let live = Live::new(exposed.status.clone());
-        let pages = admin::routes(exposed.status.clone()).merge(live.routes());
-        let admin = pages.merge(metrics::routes("/metrics", exposed.clone()));
+        let admin = debug_pages(&listeners, &exposed, &live);
         let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &exposed));
         let Bound { grpc, http, debug, metrics: listener, .. } = bound;
         Ok(Self {
@@ -224,6 +225,13 @@ async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildE
         None => None,
     };
     Ok(Bound { grpc, grpc_at, http, debug, metrics })
+}
+
+/// What the debug port shows.
+fn debug_pages(listeners: &Listeners, exposed: &Exposed, live: &Live) -> Router {
+    let guard = Guard::new(&listeners.debug_allowed_hosts);
+    let pages = guard.before(admin::routes(exposed.status.clone()).merge(live.routes()));
+    guard::with_headers(pages.merge(metrics::routes("/metrics", exposed.clone())))
 }
 
 fn age(listeners: &Listeners) -> ConnectionAge {

@@ -1,10 +1,10 @@
 //! What is counted, as the debug port tells it.
 
 use crate::control::status::numbers::Numbers;
-use crate::hot::{HotKeys, Top};
+use crate::hot::{HotKeys, OfRule, Top};
 use crate::lease::ShardTally;
 use crate::limiter::Limiter;
-use crate::metrics::{Meters, RuleTotals, Totals};
+use crate::metrics::{Calls, Meters, RuleTotals};
 use crate::observe::Observers;
 
 /// Those who count.
@@ -28,8 +28,12 @@ impl Counted {
 }
 
 impl Numbers for Counted {
-    fn decisions(&self) -> Option<Totals> {
-        self.meters.as_ref().map(Meters::totals)
+    fn calls(&self) -> Option<Calls> {
+        self.meters.as_ref().map(Meters::calls)
+    }
+
+    fn by_how(&self) -> Vec<(&'static str, u64)> {
+        self.meters.as_ref().map(Meters::by_how).unwrap_or_default()
     }
 
     fn rules(&self, max: usize) -> Vec<RuleTotals> {
@@ -38,6 +42,10 @@ impl Numbers for Counted {
 
     fn hot_keys(&self, max: usize) -> Top {
         self.hot_keys.top(max)
+    }
+
+    fn hot_keys_by_rule(&self, max: usize) -> Vec<OfRule> {
+        self.hot_keys.by_rule(max)
     }
 
     fn leases(&self) -> Vec<ShardTally> {

@@ -23,7 +23,7 @@ mod trial;
 
 use clap::Subcommand;
 
-use super::out::{Ended, Out, Outcome, Trouble};
+use super::out::{Ended, Out, Trouble};
 pub use flags::LoadFlags;
 
 /// What can be measured.
@@ -38,12 +38,12 @@ pub enum Bench {
 /// trouble where the run could not begin.
 pub(super) fn run(bench: Bench, out: &mut Out) -> Ended {
     let Bench::Load(flags) = bench;
-    let json = flags.json;
+    let json = flags.out.json;
     let report = flags.plan().and_then(run::run).map_err(Trouble::new)?;
     if json {
         out.line(report.json())?;
     } else {
         out.line(&report)?;
     }
-    Ok(Outcome::good_if(report.is_good()))
+    Ok(report.outcome())
 }

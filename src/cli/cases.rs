@@ -16,7 +16,7 @@ use clap::Args;
 use super::out::{Ended, Out, OutFlags, Outcome, Trouble};
 use super::safe::Safe;
 use super::source;
-use crate::rules::{self, Fault, Place};
+use crate::rules::{Fault, Place};
 use crate::settings::{Reading, ReadingFlags};
 use crate::verdict::Code;
 use play::Failure;
@@ -46,7 +46,7 @@ Exit status: 0 all cases hold, 1 one does not, 2 a file is faulty or could not b
 /// Flags of `test`.
 #[derive(Debug, Args)]
 pub struct CasesFlags {
-    /// Files of cases
+    /// Files of cases; - for standard input
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
     #[command(flatten)]
@@ -139,8 +139,8 @@ pub(super) fn run(flags: &CasesFlags, out: &mut Out) -> Ended {
         }
     }
     if flags.out.json {
-        out.json(&report::json(&played))?;
-    } else {
+        out.json(&report::json(&played, &troubles))?;
+    } else if !played.is_empty() {
         report::text(&played, out)?;
     }
     if !troubles.is_empty() {
@@ -150,19 +150,13 @@ pub(super) fn run(flags: &CasesFlags, out: &mut Out) -> Ended {
 }
 
 fn run_file(file: &Path, reading: Reading) -> Result<Played, Trouble> {
-    let name = file.display().to_string();
-    let mut sources = rules::read_path(file, false)?;
-    let (Some(source), true) = (sources.pop(), sources.is_empty() && !file.is_dir()) else {
-        let text = format_args!("{}: is a directory; name the files of cases", Safe(&name));
-        return Err(Trouble::new(text));
-    };
+    let source = source::read_file(file)?;
     let suite = read::suite(&source).map_err(|faults| listed(&faults))?;
     let at = file.parent().unwrap_or(Path::new("")).join(&suite.rules);
     let rules = source::load(&[at], reading)
-        .map_err(|trouble| Trouble::new(format_args!("{}: {trouble}", Safe(&name))))?
-        .rules;
+        .map_err(|trouble| Trouble::new(format_args!("{}: {trouble}", Safe(&source.name))))?;
     let failures = suite.cases.iter().flat_map(|case| play::case(&rules, case)).collect();
-    Ok(Played { file: name, cases: suite.cases.len(), failures })
+    Ok(Played { file: source.name, cases: suite.cases.len(), failures })
 }
 
 fn listed(faults: &[Fault]) -> Trouble {

@@ -98,13 +98,19 @@ fn root(error: &dyn Error) -> String {
 // === impl TlsFlags ===
 
 impl TlsFlags {
+    /// Whether they ask for TLS.
+    pub(super) fn is_on(&self) -> bool {
+        let Self { tls, ca, cert, key: _, server_name } = self;
+        *tls || ca.is_some() || cert.is_some() || server_name.is_some()
+    }
+
     /// What they come to; `None` for no TLS.
     ///
     /// # Errors
     /// A file cannot be read.
     pub(super) fn config(&self) -> Result<Option<ClientTlsConfig>, Trouble> {
-        let Self { tls, ca, cert, key, server_name } = self;
-        if !tls && ca.is_none() && cert.is_none() && server_name.is_none() {
+        let Self { ca, cert, key, server_name, .. } = self;
+        if !self.is_on() {
             return Ok(None);
         }
         let mut config = ClientTlsConfig::new();

@@ -28,7 +28,7 @@ Examples:
 /// Flags of `check`.
 #[derive(Debug, Args)]
 pub struct CheckFlags {
-    /// Rule files, or directories with some [default: as serve, see below]
+    /// Rule files, directories with some, or - for standard input [default: as serve, see below]
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// Warnings are findings too

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use clap::Args;
 use serde_json::Value;
 
-use super::out::{Ended, Out, OutFlags, Outcome};
+use super::out::{Ended, Out, OutFlags, Outcome, Trouble};
 use super::{rule, source};
-use crate::rules::{Allowance, Rule, Rules};
+use crate::rules::{Allowance, Places, Rule, Rules};
 use crate::settings::ReadingFlags;
 
 pub(super) const NOTES: &str = "\
@@ -23,13 +23,12 @@ Exit status: 0 the same rules, 1 they differ, 2 one of the two is faulty or coul
 
 Examples:
   ratelease diff config/rules new/rules
-  git show HEAD:config/rules/shop.yaml > /tmp/shop.yaml
-  ratelease diff /tmp/shop.yaml config/rules/shop.yaml";
+  git show HEAD:config/rules/shop.yaml | ratelease diff - config/rules/shop.yaml";
 
 /// Flags of `diff`.
 #[derive(Debug, Args)]
 pub struct DiffFlags {
-    /// The rules in force: a file, or a directory
+    /// The rules in force: a file, a directory, or - for standard input
     #[arg(value_name = "OLD")]
     old: PathBuf,
     /// Those to come
@@ -62,6 +61,13 @@ struct Change<'r> {
     counts: Counts,
 }
 
+/// Where the rules of both sides are written.
+#[derive(Debug, Clone, Copy)]
+struct Sides<'p> {
+    was: &'p Places,
+    is: &'p Places,
+}
+
 /// What becomes of the counts of a rule that changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Counts {
@@ -81,13 +87,17 @@ enum Counts {
 /// Loads both and compares them.
 pub(super) fn run(flags: &DiffFlags, out: &mut Out) -> Ended {
     let reading = source::resolved(|faults| flags.reading.resolve(faults))?;
-    let old = source::load(std::slice::from_ref(&flags.old), reading)?.rules;
-    let new = source::load(std::slice::from_ref(&flags.new), reading)?.rules;
+    if [&flags.old, &flags.new].into_iter().all(|path| source::is_stdin(path)) {
+        return Err(Trouble::new("OLD and NEW cannot both be standard input"));
+    }
+    let (old, was) = source::load_with_places(std::slice::from_ref(&flags.old), reading)?;
+    let (new, is) = source::load_with_places(std::slice::from_ref(&flags.new), reading)?;
     let diff = compare(&old, &new);
+    let places = Sides { was: &was, is: &is };
     if flags.out.json {
-        out.json(&report::json(&diff))?;
+        out.json(&report::json(&diff, places))?;
     } else {
-        report::text(&diff, out)?;
+        report::text(&diff, places, out)?;
     }
     Ok(Outcome::good_if(diff.is_empty()))
 }

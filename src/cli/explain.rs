@@ -4,6 +4,7 @@ mod count;
 mod report;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 
 use super::descriptor::{self, Typed};
 use super::out::{Ended, Out, OutFlags, Outcome};
@@ -11,7 +12,7 @@ use super::source;
 use crate::key::KeyHasher;
 use crate::limiter::{Resolved, resolve};
 use crate::request::Request;
-use crate::rules::{Lookup, Rule, Rules, Trace};
+use crate::rules::{Lookup, Places, Rule, Rules, Trace, Written};
 use crate::settings::{KeyFlags, PerSecondFlags, Role, RulesDirFlags, StoreFlags};
 use count::Count;
 
@@ -30,7 +31,7 @@ Examples:
 #[derive(Debug, Args)]
 pub struct ExplainFlags {
     /// The request's domain
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     domain: String,
     /// The request's descriptors: key=value,key=value
     #[arg(
@@ -58,6 +59,8 @@ struct Explained<'r> {
     /// `None` where the domain has no rules.
     trace: Option<Trace<'r>>,
     end: End<'r>,
+    /// Where the rule is written, if one was found.
+    written: Option<Written<'r>>,
 }
 
 /// What becomes of a descriptor.
@@ -76,18 +79,32 @@ enum End<'r> {
     },
 }
 
+// === impl End ===
+
+impl<'r> End<'r> {
+    fn rule(&self) -> Option<&'r Rule> {
+        match self {
+            Self::UnknownDomain | Self::NoRule => None,
+            Self::Replaced { rule, .. } | Self::Unlimited(rule) | Self::Counted { rule, .. } => {
+                Some(rule)
+            }
+        }
+    }
+}
+
 /// Loads the rules, follows each descriptor, and looks at the counts if there is a Redis.
 pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let store = source::resolved(|faults| flags.store.resolve(&flags.per_second, faults))?;
-    let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?.rules;
+    let dirs = std::slice::from_ref(&dir.dir);
+    let (rules, places) = source::load_with_places(dirs, dir.reading())?;
     let request = Request {
         domain: &flags.domain,
         descriptors: flags.descriptors.iter().map(Typed::descriptor).collect(),
         hits_addend: 1,
     };
     let hasher = KeyHasher::new(flags.key.secret().reveal());
-    let mut explained = explain(&rules, &request, &flags.descriptors, &hasher);
+    let mut explained = explain((&rules, &places), &request, &flags.descriptors, &hasher);
     let counts = explained.iter_mut().filter_map(|one| match &mut one.end {
         End::Counted { counts, .. } => Some(counts),
         _ => None,
@@ -105,7 +122,7 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
 
 /// Resolves the request as the limiter does, and lists what was met on the way.
 fn explain<'r>(
-    rules: &'r Rules,
+    (rules, places): (&'r Rules, &'r Places),
     request: &Request<'_>,
     typed: &'r [Typed],
     hasher: &KeyHasher,
@@ -128,7 +145,8 @@ fn explain<'r>(
             }
         };
         let trace = rules.trace(request.domain, &descriptor.entries);
-        Explained { typed, trace, end }
+        let written = end.rule().and_then(|rule| places.of(&rule.path));
+        Explained { typed, trace, end, written }
     })
     .collect()
 }

@@ -42,8 +42,10 @@ fn exchange(server: &HostPort, path: &str, within: Duration) -> io::Result<Page>
     let mut stream = connect(server, &clock, end)?;
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(left(&clock, end)?))?;
-    // Of HTTP/1.0, so that the answer comes in one piece and ends with the connection.
-    let request = format!("GET {path} HTTP/1.0\r\nhost: {server}\r\naccept: */*\r\n\r\n");
+    // Of HTTP/1.0, so that the answer comes in one piece and ends with the connection. By address:
+    // the debug port does not answer to all names.
+    let host = stream.peer_addr()?;
+    let request = format!("GET {path} HTTP/1.0\r\nhost: {host}\r\naccept: */*\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     let mut piece = vec![0; PIECE_BYTES];

@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use clap::Args;
+use tonic::transport::ClientTlsConfig;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use super::channel::TlsFlags;
 use super::fetch;
 use super::out::{Ended, Out, OutFlags, Outcome, Trouble, tell};
 use super::pod;
+use super::safe;
 use super::target::Target;
 use crate::settings::HostPort;
 
@@ -22,12 +25,17 @@ Exit status: 0 healthy, 1 not, 2 it cannot be asked.
 Examples:
   ratelease health
   ratelease health --grpc --timeout 200ms
+  ratelease health --grpc 10.0.0.7:8081
+  ratelease health --grpc --ca /certs/ca.crt --server-name ratelimit
   HEALTHCHECK CMD [\"/bin/ratelease\", \"health\"]";
 
 /// The page that says it, as in the reference.
 const PATH: &str = "/healthcheck";
 
 const HTTP_OK: u16 = 200;
+
+/// Characters of an answer that are told.
+const WORD_CHARS_MAX: usize = 200;
 
 /// Flags of `health`.
 #[derive(Debug, Args)]
@@ -37,8 +45,7 @@ pub struct HealthFlags {
     http: Option<HostPort>,
     /// Ask grpc.health.v1 instead, at this address [default: GRPC_UDS, or else GRPC_HOST and
     /// GRPC_PORT]
-    #[arg(long, value_name = "TARGET", num_args = 0..=1, require_equals = true,
-          value_parser = Target::parse)]
+    #[arg(long, value_name = "TARGET", num_args = 0..=1, value_parser = Target::parse)]
     grpc: Option<Option<Target>>,
     /// What the answer may take, a duration
     #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = pod::span_above_zero)]
@@ -47,6 +54,8 @@ pub struct HealthFlags {
     out: OutFlags,
     #[command(flatten)]
     listeners: Listening,
+    #[command(flatten)]
+    tls: TlsFlags,
 }
 
 /// Where `serve` listens in the same environment.
@@ -77,9 +86,14 @@ struct Health {
 
 /// Asks, and says nothing if all is well.
 pub(super) fn run(flags: HealthFlags, out: &mut Out) -> Ended {
-    let HealthFlags { http, grpc, timeout, out: OutFlags { json }, listeners } = flags;
+    let HealthFlags { http, grpc, timeout, out: OutFlags { json }, listeners, tls } = flags;
     let Health { is_healthy, target, word } = match grpc {
-        Some(target) => ask_grpc(target.unwrap_or_else(|| listeners.grpc()), timeout)?,
+        Some(target) => {
+            ask_grpc(target.unwrap_or_else(|| listeners.grpc()), tls.config()?, timeout)?
+        }
+        None if tls.is_on() => {
+            return Err(Trouble::new("the flags for TLS go with --grpc: the HTTP port has none"));
+        }
         None => ask_http(&http.unwrap_or_else(|| listeners.http()), timeout)?,
     };
     if json {
@@ -93,18 +107,23 @@ pub(super) fn run(flags: HealthFlags, out: &mut Out) -> Ended {
 
 fn ask_http(target: &HostPort, within: Duration) -> Result<Health, Trouble> {
     let page = fetch::get(target, PATH, within)?;
-    let word = String::from_utf8_lossy(&page.body);
+    let word = safe::line(String::from_utf8_lossy(&page.body).trim());
+    let word: String = word.chars().take(WORD_CHARS_MAX).collect();
     let word = format!("{} {word}", page.status);
     Ok(Health { is_healthy: page.status == HTTP_OK, target: target.to_string(), word })
 }
 
-fn ask_grpc(target: Target, within: Duration) -> Result<Health, Trouble> {
+fn ask_grpc(
+    target: Target,
+    tls: Option<ClientTlsConfig>,
+    within: Duration,
+) -> Result<Health, Trouble> {
     // One thread: there is one thing to wait for.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Trouble::new(format_args!("cannot start: {error}")))?;
     runtime.block_on(async {
         let asked = async {
-            let channel = target.connect(None, within).await?;
+            let channel = target.connect(tls, within).await?;
             // No name: the server as a whole.
             let answer = HealthClient::new(channel).check(HealthCheckRequest::default()).await;
             answer.map_err(|status| target.refused(&status))

@@ -2,8 +2,13 @@
 
 use std::io::{self, IsTerminal, Write};
 
+use rustix::termios::tcgetwinsize;
+
 /// Characters of a bar.
 const BAR: usize = 30;
+
+/// Cells of a terminal that does not say how wide it is.
+const CELLS: usize = 80;
 
 /// The line.
 #[derive(Debug, Clone, Copy)]
@@ -24,17 +29,32 @@ impl Meter {
         self.is_seen
     }
 
-    /// Puts `text` in place of what the line said.
-    pub(super) fn draw(self, text: &str) {
+    /// Puts `bar` and `text`, a cell each character, in place of what the line said.
+    pub(super) fn draw(self, bar: &str, text: &str) {
         if self.is_seen {
-            write(&format!("\r\u{1b}[K{text}"));
+            write(&format!("\r\u{1b}[K{}", fitting(bar, text, cells())));
         }
     }
 
     /// Leaves the line empty.
     pub(super) fn clear(self) {
-        self.draw("");
+        self.draw("", "");
     }
+}
+
+/// Cells of a line of the terminal, which may have changed since the last one.
+fn cells() -> usize {
+    let size = tcgetwinsize(io::stderr()).ok();
+    size.map(|size| usize::from(size.ws_col)).filter(|cells| *cells > 0).unwrap_or(CELLS)
+}
+
+/// What fits into so many cells less one: a line that wraps is two, of which the next drawing would
+/// replace one. Where both do not fit, the bar is left out.
+fn fitting(bar: &str, text: &str, cells: usize) -> String {
+    let room = cells.saturating_sub(1);
+    let both = format!("{bar} {text}");
+    let fits = !bar.is_empty() && both.chars().count() <= room;
+    if fits { both } else { text.chars().take(room).collect() }
 }
 
 /// What cannot be written is not missed.
@@ -58,6 +78,16 @@ mod tests {
         for (share, full) in [(0.0, 0), (0.5, 15), (1.0, 30), (7.0, 30), (-1.0, 0), (f64::NAN, 0)] {
             assert_eq!(bar(share).matches('=').count(), full, "{share}");
             assert_eq!(bar(share).len(), BAR + 2, "{share}");
+        }
+    }
+
+    #[test]
+    fn a_line_stays_off_the_last_cell_of_the_terminal() {
+        for (cells, shown) in [(0, ""), (1, ""), (2, "é"), (5, "éabc"), (99, "éabc")] {
+            assert_eq!(fitting("", "éabc", cells), shown, "{cells}");
+        }
+        for (cells, shown) in [(4, "éab"), (8, "éabc"), (9, "[=] éabc")] {
+            assert_eq!(fitting("[=]", "éabc", cells), shown, "{cells}");
         }
     }
 }

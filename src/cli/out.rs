@@ -10,7 +10,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
+use tokio::signal::unix::SignalKind;
 
+use super::safe::Safe;
 use crate::settings;
 
 /// How a subcommand ended that could do its work.
@@ -20,6 +22,14 @@ pub(super) enum Outcome {
     Good,
     /// Status 1: what was asked for was found out, and it is not good.
     Finding,
+    /// Stopped before its end, with what there was by then told.
+    Interrupted(Interrupt),
+}
+
+/// A signal that asked the process to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Interrupt {
+    signal: u8,
 }
 
 /// Why a subcommand could not do its work (status 2): what is wrong with what it was told, or what
@@ -71,14 +81,19 @@ pub(super) enum Ink {
 const EXIT_FINDING: u8 = 1;
 const EXIT_TROUBLE: u8 = 2;
 
+/// Status of a process that a signal has ended, above the number of that: as shells have it.
+const EXIT_SIGNAL: u8 = 128;
+
 /// Writes out what is left, tells why `name` could not do its work if it could not, and gives the
 /// exit status.
 pub(super) fn end(name: &str, mut out: Out, ended: Ended) -> ExitCode {
     match out.flush().and(ended) {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Finding) => ExitCode::from(EXIT_FINDING),
+        Ok(Outcome::Interrupted(interrupt)) => ExitCode::from(interrupt.status()),
         Err(trouble) => {
-            tell(format_args!("ratelease {name}: {trouble}"));
+            // It may repeat what a server or a file said.
+            tell(format_args!("ratelease {name}: {}", Safe(trouble)));
             ExitCode::from(EXIT_TROUBLE)
         }
     }
@@ -95,6 +110,21 @@ impl Outcome {
     /// Good, or else a finding.
     pub(super) fn good_if(is_good: bool) -> Self {
         if is_good { Self::Good } else { Self::Finding }
+    }
+}
+
+// === impl Interrupt ===
+
+impl Interrupt {
+    /// The signal of this kind.
+    pub(super) fn of(kind: SignalKind) -> Self {
+        // There are 64.
+        Self { signal: u8::try_from(kind.as_raw_value()).unwrap_or_default() }
+    }
+
+    /// The process's exit status, 130 of Ctrl-C.
+    pub(super) fn status(self) -> u8 {
+        EXIT_SIGNAL.saturating_add(self.signal)
     }
 }
 

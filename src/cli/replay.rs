@@ -14,12 +14,14 @@ mod tally;
 use std::fs;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueHint};
 use smallvec::SmallVec;
 
 use super::meter::{Meter, bar};
 use super::out::{Ended, Out, OutFlags, Outcome, Trouble};
-use super::source;
+use super::safe::Safe;
+use super::signals::Signals;
+use super::source::{self, STDIN, STDIN_NAME};
 use crate::key::KeyHasher;
 use crate::limiter::Exact;
 use crate::request::{Descriptor, Entry, Request};
@@ -27,7 +29,7 @@ use crate::rules::Rules;
 use crate::settings::{Role, RulesDirFlags};
 use crate::time::{Clock, Time};
 use crate::verdict::Modes;
-use lines::{LINE_BYTES_MAX, Lines, Next, STDIN};
+use lines::{LINE_BYTES_MAX, Lines, Next};
 use mapping::{Entries, Mapping};
 use record::Record;
 use report::Report;
@@ -63,7 +65,10 @@ Each line is decided at its own time. Logs are written when requests end, so tha
 older than one before them: those are decided at the newest time so far. Counts are those of one
 exact server; a fleet admits a little less, by what lies unspent in leases.
 
-Exit status: 0 nothing would have been denied, 1 something would, 2 it could not be done.
+A signal, such as Ctrl-C, ends the reading and what was read by then is reported.
+
+Exit status: 0 nothing would have been denied, 1 something would, 2 it could not be done, or 128 and
+the number of the signal that ended it.
 
 Examples:
   ratelease replay access.log --rules config/rules --domain demo \\
@@ -75,7 +80,7 @@ Examples:
 #[derive(Debug, Args)]
 pub struct ReplayFlags {
     /// Logs, in order of their times; - for standard input
-    #[arg(required = true, value_name = "LOG")]
+    #[arg(required = true, value_name = "LOG", value_hint = ValueHint::FilePath)]
     logs: Vec<String>,
     /// Domain of the requests; that of a line in JSON goes before it
     #[arg(long, value_name = "NAME")]
@@ -104,6 +109,7 @@ struct Replay<'a> {
     exact: Exact,
     tally: Tally,
     progress: Progress,
+    signals: &'a Signals,
 }
 
 struct Progress {
@@ -123,32 +129,56 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> Ended {
         return Err(Trouble::new(format_args!("{count} descriptors, more than {DESCRIPTORS_MAX}")));
     }
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
-    let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?.rules;
+    let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?;
+    knows(&rules, flags.domain.as_deref())?;
+    let signals = Signals::listen(|| Meter::stderr().clear(), None)?;
     let mut replay = Replay {
         flags,
         rules: &rules,
         exact: Exact::new(KEYS_MAX, KeyHasher::new(""), Modes::default()),
         tally: Tally::default(),
         progress: Progress::new(&flags.logs),
+        signals: &signals,
     };
     let read = flags.logs.iter().try_for_each(|log| replay.log(log));
     replay.progress.meter.clear();
     read?;
     let Replay { tally, .. } = replay;
-    if tally.lines == tally.unreadable {
-        return Err(nothing_read(&tally));
+    let interrupted = signals.heard();
+    drop(signals);
+    if interrupted.is_none() && tally.requests == 0 {
+        return Err(nothing_replayed(&tally));
     }
-    let report = Report { tally: &tally, top: usize::try_from(flags.top).unwrap_or(usize::MAX) };
+    let top = usize::try_from(flags.top).unwrap_or(usize::MAX);
+    let report = Report { tally: &tally, top, is_interrupted: interrupted.is_some() };
     if flags.out.json {
         out.json(&report.json())?;
     } else {
         report.print(out)?;
     }
-    Ok(Outcome::good_if(tally.over_limit == 0))
+    Ok(interrupted.map_or(Outcome::good_if(tally.over_limit == 0), Outcome::Interrupted))
 }
 
-fn nothing_read(tally: &Tally) -> Trouble {
+/// Refuses a domain without rules: all would pass, which is seldom what was to be found out.
+fn knows(rules: &Rules, domain: Option<&str>) -> Result<(), Trouble> {
+    let known: Vec<&str> = rules.domains().collect();
+    match domain.filter(|domain| !domain.is_empty() && !known.contains(domain)) {
+        None => Ok(()),
+        Some(domain) => Err(Trouble::new(format_args!(
+            "--domain {}: no rule file names it; they have {}",
+            Safe(domain),
+            Safe(known.join(", "))
+        ))),
+    }
+}
+
+fn nothing_replayed(tally: &Tally) -> Trouble {
+    let count = tally.without_descriptor;
     match tally.first_unreadable.first() {
+        _ if count > 0 => Trouble::new(format_args!(
+            "no line has all the fields of a --descriptor, of {count} that can be read; correct \
+             their names"
+        )),
         Some(first) => Trouble::new(format_args!(
             "no line can be read; the first, {}:{}, is {}",
             first.file, first.line, first.why
@@ -161,9 +191,9 @@ fn nothing_read(tally: &Tally) -> Trouble {
 
 impl Replay<'_> {
     fn log(&mut self, name: &str) -> Result<(), Trouble> {
-        let shown = if name == STDIN { "standard input" } else { name };
+        let shown = if name == STDIN { STDIN_NAME } else { name };
         let failed = |error| Trouble::new(format_args!("{shown}: cannot be read: {error}"));
-        let mut lines = Lines::open(name).map_err(failed)?;
+        let mut lines = Lines::open(name, self.signals).map_err(failed)?;
         let mut number = 0;
         while let Some(line) = lines.next().map_err(failed)? {
             number += 1;
@@ -308,11 +338,8 @@ impl Progress {
         }
         self.drawn_at = now;
         let done = (self.bytes_before + bytes) as f64;
-        let bar = match self.bytes_all {
-            Some(all) => format!("{} ", bar(done / all as f64)),
-            None => String::new(),
-        };
+        let bar = self.bytes_all.map(|all| bar(done / all as f64)).unwrap_or_default();
         let (lines, denied) = (tally.lines, tally.over_limit);
-        self.meter.draw(&format!("{bar}{lines} lines, {denied} denied"));
+        self.meter.draw(&bar, &format!("{lines} lines, {denied} denied"));
     }
 }

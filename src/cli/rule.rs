@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::rules::{Algorithm, Allowance, FailureMode, Leasing, Level, Limit, Rule, Terms};
+use crate::rules::{
+    Algorithm, Allowance, FailureMode, Leasing, Level, Limit, Rule, Terms, Written,
+};
 
 /// Every setting of `rule` under its name in rule files, whether it was written or is a default.
 /// Those that do not apply to its algorithm are left out.
@@ -33,6 +35,13 @@ pub(super) fn settings(rule: &Rule) -> Vec<(&'static str, Value)> {
 /// As [`settings`], for a JSON object.
 pub(super) fn object(rule: &Rule) -> Map<String, Value> {
     settings(rule).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Where a rule is written, for a JSON object; null where nobody knows.
+pub(super) fn place(written: Option<Written<'_>>) -> Value {
+    written.map_or(Value::Null, |Written { file, place }| {
+        json!({ "file": file, "line": place.line, "column": place.column })
+    })
 }
 
 fn of_limit(limit: Limit) -> Vec<(&'static str, Value)> {

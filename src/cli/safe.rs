@@ -22,6 +22,11 @@ pub(super) fn cell(character: char) -> (char, usize) {
     }
 }
 
+/// `text` on one line, each character that cannot be shown by its stand-in.
+pub(super) fn line(text: &str) -> String {
+    text.chars().map(|character| cell(character).0).collect()
+}
+
 /// Control characters, Unicode's line ends, what turns the direction of text, and what cannot be
 /// seen at all.
 fn steers(character: char) -> bool {

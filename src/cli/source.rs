@@ -1,10 +1,11 @@
 //! Rule files as the tools read them: all that the user named, as one set of rules.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use super::out::Trouble;
 use super::safe::Safe;
-use crate::rules::{self, Loaded, Options, ReadError, Source};
+use crate::rules::{self, Faults as RuleFaults, Options, Places, ReadError, Rules, Source};
 use crate::settings::{Faults, Reading};
 
 /// What `resolve` makes of flags, or all that is wrong with them.
@@ -16,11 +17,36 @@ pub(super) fn resolved<T>(resolve: impl FnOnce(&mut Faults) -> Option<T>) -> Res
     }
 }
 
-/// The rule files of all `paths`, directories among them. Their names lead to them from here.
+/// Standard input, as an argument and in messages.
+pub(super) const STDIN: &str = "-";
+pub(super) const STDIN_NAME: &str = "standard input";
+
+/// Whether `path` stands for standard input. A file of that name is `./-`.
+pub(super) fn is_stdin(path: &Path) -> bool {
+    path.as_os_str() == STDIN
+}
+
+/// One file, or standard input.
+pub(super) fn read_file(path: &Path) -> Result<Source, Trouble> {
+    if is_stdin(path) {
+        return Ok(rules::read_from(STDIN_NAME, io::stdin().lock())?);
+    }
+    let only = if path.is_dir() { None } else { rules::read_path(path, false)?.pop() };
+    only.ok_or_else(|| {
+        Trouble::new(format_args!("{}: is a directory; name the files in it", Safe(path.display())))
+    })
+}
+
+/// The rule files of all `paths`, directories and standard input among them. Their names lead to
+/// them from here.
 pub(super) fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, Trouble> {
     let mut sources = Vec::new();
     for path in paths {
-        sources.extend(rules::read_path(path, reading.ignore_dotfiles)?);
+        if is_stdin(path) {
+            sources.push(read_file(path)?);
+        } else {
+            sources.extend(rules::read_path(path, reading.ignore_dotfiles)?);
+        }
     }
     // A file that was named twice is one file.
     sources.sort_by(|a, b| a.name.cmp(&b.name));
@@ -36,9 +62,26 @@ pub(super) fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, T
 }
 
 /// Rules that have to be good.
-pub(super) fn load(paths: &[PathBuf], reading: Reading) -> Result<Loaded, Trouble> {
+pub(super) fn load(paths: &[PathBuf], reading: Reading) -> Result<Rules, Trouble> {
+    good(paths, reading, rules::load).map(|loaded| loaded.rules)
+}
+
+/// As [`load`], and where each rule is written.
+pub(super) fn load_with_places(
+    paths: &[PathBuf],
+    reading: Reading,
+) -> Result<(Rules, Places), Trouble> {
+    let (loaded, places) = good(paths, reading, rules::load_with_places)?;
+    Ok((loaded.rules, places))
+}
+
+fn good<T>(
+    paths: &[PathBuf],
+    reading: Reading,
+    load: impl FnOnce(&[Source], Options) -> Result<T, RuleFaults>,
+) -> Result<T, Trouble> {
     let sources = read(paths, reading)?;
-    rules::load(&sources, Options { merge_domains: reading.merge_domains }).map_err(|faults| {
+    load(&sources, Options { merge_domains: reading.merge_domains }).map_err(|faults| {
         Trouble::new(format_args!(
             "the rules are faulty; `ratelease check` shows the places\n{}",
             Safe(faults)
@@ -50,6 +93,13 @@ pub(super) fn load(paths: &[PathBuf], reading: Reading) -> Result<Loaded, Troubl
 
 impl From<ReadError> for Trouble {
     fn from(error: ReadError) -> Self {
-        Self::new(Safe(error))
+        match error {
+            // What a server lacks should be made; what a user typed may be wrong.
+            ReadError::Missing(path) => Self::new(format_args!(
+                "{}: does not exist, or is a link to nothing; name another path",
+                Safe(path.display())
+            )),
+            other => Self::new(Safe(other)),
+        }
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn table(pod: &Pod, paint: Paint) -> String {
     let _ = writeln!(
         text,
         "ratelease   {}, up for {uptime} s, store {}",
-        pod.version,
+        Safe(&pod.version),
         Safe(&pod.store)
     );
     text.push_str(&rules(pod));
@@ -61,7 +61,7 @@ pub(super) fn table(pod: &Pod, paint: Paint) -> String {
     }
     for shard in &pod.shards {
         let ink = if shard.is_open() { Ink::Bad } else { Ink::Good };
-        let breaker = paint.dye(ink, &shard.breaker);
+        let breaker = paint.dye(ink, Safe(&shard.breaker));
         let (number, away, opened) = (shard.shard, shard.round_trip_ms, shard.opened);
         let hot = shard.hot_key.as_ref().map(|hot| format!(", hot key {}", key(hot)));
         let _ = writeln!(
@@ -75,14 +75,14 @@ pub(super) fn table(pod: &Pod, paint: Paint) -> String {
     text.push_str(&keys("most denied", &pod.hot_keys.denied, paint));
     let _ = writeln!(text, "{}", paint.dye(Ink::Strong, "counts"));
     for (name, count) in pod.counts.iter().filter(|(_, count)| **count > 0) {
-        let _ = writeln!(text, "  {count:>12}  {}", name.replace('_', " "));
+        let _ = writeln!(text, "  {count:>12}  {}", Safe(name.replace('_', " ")));
     }
     text
 }
 
 fn rules(pod: &Pod) -> String {
     let of = &pod.rules;
-    let version = of.version.as_deref().unwrap_or("none");
+    let version = Safe(of.version.as_deref().unwrap_or("none"));
     let origin = if of.from_snapshot { " of the snapshot" } else { "" };
     let (count, ok, refused) = (of.count, of.loads_ok, of.loads_failed);
     format!(
@@ -97,7 +97,7 @@ fn decisions(of: &Decisions) -> String {
     if let (Some(p50), Some(p99)) = (of.p50_us, of.p99_us) {
         let _ = write!(text, "; p50 {p50:.0} µs, p99 {p99:.0} µs");
     }
-    let how: Vec<_> = of.used().map(|(how, count)| format!("{how} {count}")).collect();
+    let how: Vec<_> = of.used().map(|(how, count)| format!("{} {count}", Safe(how))).collect();
     if !how.is_empty() {
         let _ = write!(text, "\n            by how: {}", how.join(", "));
     }
@@ -132,9 +132,8 @@ fn keys(heading: &str, keys: &[HotKey], paint: Paint) -> String {
 
 /// A key by its values, where they may be shown, or its hash; and its rule.
 pub(super) fn key(hot: &HotKey) -> String {
-    let name = hot.values.as_deref().unwrap_or(&hot.key);
-    let name: String = name.chars().map(|character| safe::cell(character).0).collect();
-    if hot.rule.is_empty() { name } else { format!("{name} ({})", hot.rule) }
+    let name = safe::line(hot.values.as_deref().unwrap_or(&hot.key));
+    if hot.rule.is_empty() { name } else { format!("{name} ({})", safe::line(&hot.rule)) }
 }
 
 #[cfg(test)]
@@ -161,6 +160,20 @@ mod tests {
              shard 0     breaker open, opened 3 times, 0.50 ms away\n\
              counts\n             9  keys\n"
         );
+    }
+
+    #[test]
+    fn what_a_server_says_steers_no_terminal() {
+        let evil = "\u{1b}[2J\u{9b}";
+        let hot = json!([{"key": evil, "rule": evil, "values": evil}]);
+        let pod = Pod::read(&json!({
+            "version": evil, "store": evil, "rules": {"version": evil, "last_fault": evil},
+            "decisions": {"by_how": {evil: 1}}, "counts": {evil: 1},
+            "rules_busiest": [{"rule": evil}], "hot_keys": {"requested": hot, "denied": hot},
+            "shards": [{"breaker": evil, "hot_key": hot[0]}],
+        }));
+        let text = table(&pod, Paint::OFF);
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
     }
 
     #[test]

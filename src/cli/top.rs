@@ -16,12 +16,15 @@ use std::time::Duration;
 use clap::Args;
 use ratatui::DefaultTerminal;
 use ratatui::buffer::Buffer;
+use ratatui::crossterm::cursor::Show;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::execute;
 use ratatui::layout::Rect;
 use serde_json::{Value, json};
 
 use super::out::{Ended, Out, OutFlags, Outcome, Paint, Trouble};
 use super::pod::{Pod, PodFlags, span_above_zero};
+use super::signals::Signals;
 use draw::{Colours, draw};
 use view::View;
 
@@ -29,7 +32,7 @@ pub(super) const NOTES: &str = "\
 q, Esc and Ctrl-C end it. Without a terminal, and with --once, two looks at the pod are printed as
 one screen of text. With --json each look is a line of JSON: rates, and the status they are from.
 
-Exit status: 0, or 2 where the pod cannot be asked.
+Exit status: 0, 2 where the pod cannot be asked, or 128 and the number of the signal that ended it.
 
 Examples:
   ratelease top
@@ -38,6 +41,12 @@ Examples:
 
 /// What the keyboard is listened to at once: a new look is drawn so much late at most.
 const LISTEN: Duration = Duration::from_millis(50);
+
+/// From a signal to the end. Whoever reads a terminal that has gone away reads for ever.
+const END_MAX: Duration = Duration::from_secs(1);
+
+/// What the terminal's restoring may take when a second signal ends the process.
+const RESTORE_MAX: Duration = Duration::from_millis(500);
 
 /// The screen where there is no terminal.
 const PAPER: Rect = Rect { x: 0, y: 0, width: 110, height: 34 };
@@ -79,8 +88,8 @@ pub(super) fn run(flags: TopFlags, out: &mut Out) -> Ended {
     if flags.out.json {
         print_looks(&flags, view, out)
     } else if is_live {
-        let screen = Screen::open()?;
-        screen.show(flags, view)
+        let signals = Signals::listen(restore_at_once, Some(END_MAX))?;
+        Screen::open()?.show(flags, view, &signals)
     } else {
         print_once(&flags, view, out)
     }
@@ -135,7 +144,7 @@ fn look_on(pod: &PodFlags, interval: Duration, looks: &SyncSender<Look>) {
     }
 }
 
-/// The terminal, ours until it is dropped: it is as it was then, also after a panic.
+/// The terminal, ours until it is dropped: it is as it was then, also after a panic or a signal.
 struct Screen {
     terminal: DefaultTerminal,
 }
@@ -148,7 +157,7 @@ impl Screen {
         Ok(Self { terminal })
     }
 
-    fn show(mut self, flags: TopFlags, mut view: View) -> Ended {
+    fn show(mut self, flags: TopFlags, mut view: View, signals: &Signals) -> Ended {
         let TopFlags { pod, interval, .. } = flags;
         let colours = Colours { are_on: Paint::of(&io::stdout()).is_on() };
         let (sender, looks) = sync_channel(1);
@@ -161,6 +170,9 @@ impl Screen {
                 };
                 self.terminal.draw(frame).map_err(failed)?;
             }
+            if let Some(interrupt) = signals.heard() {
+                return Ok(Outcome::Interrupted(interrupt));
+            }
             match heard()? {
                 Heard::Enough => return Ok(Outcome::Good),
                 Heard::Nothing => is_stale = false,
@@ -170,6 +182,16 @@ impl Screen {
             is_stale |= take_looks(&looks, &mut view);
         }
     }
+}
+
+/// What ends the process when it hangs in a terminal that takes or gives nothing any more.
+fn restore_at_once() {
+    let (restored, wait) = sync_channel(1);
+    thread::spawn(move || {
+        let _ = ratatui::try_restore().and_then(|()| execute!(io::stdout(), Show));
+        restored.send(())
+    });
+    let _ = wait.recv_timeout(RESTORE_MAX);
 }
 
 impl Drop for Screen {

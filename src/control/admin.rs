@@ -8,43 +8,68 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
+use serde_json::Value;
 
+use super::page;
 use super::status::Status;
 use crate::rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
+
+const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// The routes of `DEBUG_PORT`, but for those of the live page.
 pub fn routes(status: Status) -> Router {
     Router::new()
         .route("/", get(index))
+        .route("/hotkeys", get(hot_keys))
         .route("/rlconfig", get(rlconfig))
         .route("/status", get(in_numbers))
         .with_state(status)
 }
 
 async fn index(State(status): State<Status>) -> impl IntoResponse {
-    let page = format!(
-        "ratelease {}\n\n/          this page\n/live      all of it as it happens, for a browser\n\
+    let page = page::made(move || index_of(&status)).await;
+    page.map(|page| ([(CONTENT_TYPE, PLAIN)], page))
+}
+
+fn index_of(status: &Status) -> String {
+    format!(
+        "ratelease {}\n\n/          this page\n\
+         /hotkeys   the keys requested and denied most, of all rules and of each, as JSON\n\
+         /live      all of it as it happens, for a browser\n\
          /metrics   for Prometheus\n\
          /rlconfig  the rules in force, one a line\n\
          /status    what follows, and more, as JSON\n\n{}",
         env!("CARGO_PKG_VERSION"),
         status.lines(),
-    );
-    ([(CONTENT_TYPE, "text/plain; charset=utf-8")], page)
+    )
 }
 
 async fn in_numbers(State(status): State<Status>) -> impl IntoResponse {
-    ([(CONTENT_TYPE, "application/json")], format!("{}\n", status.json()))
+    json(move || status.json()).await
+}
+
+async fn hot_keys(State(status): State<Status>) -> impl IntoResponse {
+    json(move || status.hot_keys_by_rule()).await
+}
+
+async fn json(told: impl FnOnce() -> Value + Send + 'static) -> impl IntoResponse {
+    let page = page::made(move || format!("{}\n", told())).await;
+    page.map(|page| ([(CONTENT_TYPE, "application/json")], page))
+}
+
+async fn rlconfig(State(status): State<Status>) -> impl IntoResponse {
+    let page = page::made(move || dump(&status)).await;
+    page.map(|page| ([(CONTENT_TYPE, PLAIN)], page))
 }
 
 /// The reference's dump: a line for each rule, which ends with what the reference has not.
-async fn rlconfig(State(status): State<Status>) -> impl IntoResponse {
+fn dump(status: &Status) -> String {
     let mut page = String::new();
     for rule in status.published.current().iter().flat_map(|rules| rules.iter()) {
         // Writing to a string cannot fail.
         let _ = writeln!(page, "{}", line(rule));
     }
-    ([(CONTENT_TYPE, "text/plain; charset=utf-8")], page)
+    page
 }
 
 fn line(rule: &Rule) -> String {

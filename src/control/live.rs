@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!  each second: count ─▶ History ─┐ only while somebody listens:
-//!                                 └▶ one event ─▶ a short queue for each listener ─▶ its page
+//!                                 └▶ one event ─▶ the queue of all listeners ─▶ their pages
 //! ```
-//! A listener that does not keep up is let go; its browser comes back by itself.
+//! A listener that does not keep up is let go; its browser comes back by itself. One that is stuck
+//! holds nothing but its place: events wait in one queue, however many listen.
 
 pub mod history;
 
 use std::convert::Infallible;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,23 +18,21 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use futures_util::stream::poll_fn;
-use http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, RETRY_AFTER,
-    X_CONTENT_TYPE_OPTIONS,
-};
-use http::{HeaderName, StatusCode};
+use futures_util::stream::{self, Stream, StreamExt};
+use http::StatusCode;
+use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_AFTER};
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::broadcast;
 use tokio::time::{MissedTickBehavior, interval};
 
+use super::page;
 use super::status::Status;
 
-/// Pages that may listen at once: each costs the making of an event a second, and its queue.
+/// Pages that may listen at once: each costs an event a second on the network.
 pub const LISTENERS_MAX: usize = 16;
 
-/// Events that wait for one listener at most: so many seconds may its network stall.
+/// Events that wait at most, for all listeners: so many seconds may the network of one stall.
 const QUEUE_MAX: usize = 8;
 
 /// Between two looks.
@@ -43,9 +41,14 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// What a browser waits before it comes back, in milliseconds.
 const RETRY: &str = "retry: 2000\n\n";
 
-/// The page, with [`NONCE`] wherever it vouches for its own script and style.
+/// The page, and what it may do: run the script and the style that are in it, which are known by
+/// their SHA-256; listen here, and load nothing from anywhere.
 const PAGE: &str = include_str!("live/page.html");
-const NONCE: &str = "%NONCE%";
+const POLICY: &str = "default-src 'none'; \
+     script-src 'sha256-A/FH+caNMQ0hKkKRi+ZR9gb6arWRhOFhRS0Ye+CJGjc='; \
+     style-src 'sha256-vqD0SQapTgRgiFl3TxYt2u94THAp0sDsjvTQIcujvUY='; \
+     img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+     frame-ancestors 'none'";
 
 /// Feeds the page. A handle: clones share everything.
 #[derive(Clone)]
@@ -55,8 +58,15 @@ pub struct Live {
 
 struct Shared {
     status: Status,
-    /// [`LISTENERS_MAX`] at most; `None` once no more is told.
-    listeners: Mutex<Option<Vec<mpsc::Sender<Bytes>>>>,
+    /// To [`LISTENERS_MAX`] at most; `None` once no more is told.
+    told: Mutex<Option<broadcast::Sender<Bytes>>>,
+}
+
+/// Somebody's place.
+struct Listener {
+    /// The last minutes, and how things stand.
+    first: [Bytes; 3],
+    heard: broadcast::Receiver<Bytes>,
 }
 
 /// Why somebody cannot listen.
@@ -73,7 +83,8 @@ enum Full {
 impl Live {
     /// Tells what `status` does.
     pub fn new(status: Status) -> Self {
-        Self { shared: Arc::new(Shared { status, listeners: Mutex::new(Some(Vec::new())) }) }
+        let told = Mutex::new(Some(broadcast::Sender::new(QUEUE_MAX)));
+        Self { shared: Arc::new(Shared { status, told }) }
     }
 
     /// `/live` and `/live/events`.
@@ -91,55 +102,61 @@ impl Live {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            self.look();
+            self.note();
+            if self.shared.is_heard() {
+                let live = self.clone();
+                // What could not be made is made a second later.
+                let _ = page::made(move || live.tell()).await;
+            }
         }
     }
 
     /// From now on nothing is told. Whoever listens has heard all there is.
     pub fn end(&self) {
-        *self.shared.listeners.lock() = None;
+        *self.shared.told.lock() = None;
     }
 
-    fn look(&self) {
+    /// All that is done while nobody listens.
+    fn note(&self) {
         let Status { start, numbers, history, .. } = &self.shared.status;
-        if let Some(decisions) = numbers.decisions() {
-            history.note(start.uptime(), decisions);
-        }
-        if !self.shared.is_heard() {
-            return;
-        }
-        let event = self.shared.now();
-        if let Some(listeners) = &mut *self.shared.listeners.lock() {
-            listeners.retain(|listener| listener.try_send(event.clone()).is_ok());
+        if let Some(calls) = numbers.calls() {
+            history.note(start.uptime(), calls);
         }
     }
 
-    /// A queue that begins with the last minutes and how things stand.
-    fn listen(&self) -> Result<mpsc::Receiver<Bytes>, Full> {
+    /// Sends everybody an event.
+    fn tell(&self) {
+        let event = self.shared.now();
+        if let Some(told) = &*self.shared.told.lock() {
+            // All may have gone meanwhile.
+            let _ = told.send(event);
+        }
+    }
+
+    fn listen(&self) -> Result<Listener, Full> {
+        // First: nothing is made for whoever finds no room.
+        let heard = self.shared.subscribe()?;
         let history = event("history", &self.shared.status.history.json());
         let first = [Bytes::from_static(RETRY.as_bytes()), history, self.shared.now()];
-        let (told, heard) = mpsc::channel(QUEUE_MAX);
-        for event in first {
-            // There is room for them.
-            let _ = told.try_send(event);
-        }
-        let mut listeners = self.shared.listeners.lock();
-        let listeners = listeners.as_mut().ok_or(Full::Ending)?;
-        listeners.retain(|listener| !listener.is_closed());
-        if listeners.len() >= LISTENERS_MAX {
-            return Err(Full::Listeners);
-        }
-        listeners.push(told);
-        Ok(heard)
+        Ok(Listener { first, heard })
     }
 }
 
 // === impl Shared ===
 
 impl Shared {
+    fn subscribe(&self) -> Result<broadcast::Receiver<Bytes>, Full> {
+        let told = self.told.lock();
+        let told = told.as_ref().ok_or(Full::Ending)?;
+        if told.receiver_count() < LISTENERS_MAX {
+            Ok(told.subscribe())
+        } else {
+            Err(Full::Listeners)
+        }
+    }
+
     fn is_heard(&self) -> bool {
-        let listeners = self.listeners.lock();
-        listeners.iter().flatten().any(|listener| !listener.is_closed())
+        self.told.lock().as_ref().is_some_and(|told| told.receiver_count() > 0)
     }
 
     /// All of `/status`, and the last second.
@@ -150,44 +167,37 @@ impl Shared {
     }
 }
 
+// === impl Listener ===
+
+impl Listener {
+    /// Ends once no more is told, or events were missed.
+    fn events(self) -> impl Stream<Item = Result<Bytes, Infallible>> {
+        let Self { first, heard } = self;
+        let rest = stream::unfold(heard, |mut heard| async {
+            let event = heard.recv().await.ok()?;
+            Some((event, heard))
+        });
+        stream::iter(first).chain(rest).map(Ok).fuse()
+    }
+}
+
 /// As server-sent events have it. JSON has no line breaks of its own.
 fn event(name: &str, data: &Value) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
-/// The page may run its own script and listen here, and load nothing from anywhere.
 async fn page() -> impl IntoResponse {
-    let nonce = nonce();
-    let policy = format!(
-        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; \
-         img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
-         frame-ancestors 'none'"
-    );
-    let headers: [(HeaderName, &str); 4] = [
-        (CONTENT_TYPE, "text/html; charset=utf-8"),
-        (CACHE_CONTROL, "no-store"),
-        (REFERRER_POLICY, "no-referrer"),
-        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-    ];
-    (headers, [(CONTENT_SECURITY_POLICY, policy)], PAGE.replace(NONCE, &nonce))
-}
-
-/// Of no use to whoever has not seen the page: 128 bits out of the system's randomness.
-fn nonce() -> String {
-    let dice = RandomState::new();
-    format!("{:016x}{:016x}", dice.hash_one(0_u8), dice.hash_one(1_u8))
+    ([(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, POLICY)], PAGE)
 }
 
 async fn events(State(live): State<Live>) -> Response {
-    let mut queue = match live.listen() {
-        Ok(queue) => queue,
-        Err(full) => return refusal(full),
-    };
-    let next = move |cx: &mut std::task::Context<'_>| {
-        queue.poll_recv(cx).map(|event| event.map(Ok::<_, Infallible>))
+    let listener = match page::made(move || live.listen()).await {
+        Ok(Ok(listener)) => listener,
+        Ok(Err(full)) => return refusal(full),
+        Err(unmade) => return unmade.into_response(),
     };
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
-    (headers, Body::from_stream(poll_fn(next))).into_response()
+    (headers, Body::from_stream(listener.events())).into_response()
 }
 
 fn refusal(full: Full) -> Response {
@@ -202,6 +212,10 @@ fn refusal(full: Full) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
+    use futures_util::FutureExt;
+
     use super::super::status::tests::{Fixed, status_of};
     use super::*;
 
@@ -209,20 +223,36 @@ mod tests {
         Live::new(status_of(Fixed::default()))
     }
 
-    /// What waits in a queue, as text.
-    fn drained(queue: &mut mpsc::Receiver<Bytes>) -> Vec<String> {
-        let next = || queue.try_recv().ok();
+    /// One second.
+    fn look(live: &Live) {
+        live.note();
+        live.tell();
+    }
+
+    fn listener(live: &Live) -> Pin<Box<dyn Stream<Item = Result<Bytes, Infallible>>>> {
+        Box::pin(live.listen().map_err(|_| ()).expect("a place").events())
+    }
+
+    /// What a listener can hear by now, as text.
+    fn drained(
+        events: &mut (impl Stream<Item = Result<Bytes, Infallible>> + Unpin),
+    ) -> Vec<String> {
+        let next = || events.next().now_or_never()??.ok();
         std::iter::from_fn(next).map(|event| String::from_utf8_lossy(&event).into_owned()).collect()
+    }
+
+    fn is_ended(events: &mut (impl Stream<Item = Result<Bytes, Infallible>> + Unpin)) -> bool {
+        events.next().now_or_never() == Some(None)
     }
 
     #[test]
     fn a_listener_hears_the_last_minutes_and_then_each_second() {
         let live = live();
-        live.look();
-        live.look();
-        let mut queue = live.listen().unwrap();
-        live.look();
-        let heard = drained(&mut queue);
+        look(&live);
+        look(&live);
+        let mut events = listener(&live);
+        look(&live);
+        let heard = drained(&mut events);
         let starts =
             ["retry: ", "event: history\ndata: [{", "event: status\ndata: {", "event: status"];
         assert_eq!(heard.len(), starts.len(), "{heard:?}");
@@ -238,7 +268,7 @@ mod tests {
     #[test]
     fn there_are_so_many_listeners_and_room_again_once_one_has_gone() {
         let live = live();
-        let mut crowd: Vec<_> = (0..LISTENERS_MAX).map(|_| live.listen().unwrap()).collect();
+        let mut crowd: Vec<_> = (0..LISTENERS_MAX).map(|_| listener(&live)).collect();
         assert_eq!(live.listen().err(), Some(Full::Listeners));
         crowd.pop();
         assert!(live.listen().is_ok());
@@ -247,42 +277,49 @@ mod tests {
     #[test]
     fn who_does_not_keep_up_is_let_go() {
         let live = live();
-        let mut slow = live.listen().unwrap();
-        let mut quick = live.listen().unwrap();
+        let (mut slow, mut quick) = (listener(&live), listener(&live));
         for _ in 0..2 * QUEUE_MAX {
-            live.look();
+            look(&live);
             assert!(!drained(&mut quick).is_empty());
         }
-        assert_eq!(drained(&mut slow).len(), QUEUE_MAX);
-        assert!(slow.is_closed(), "and it hears of it");
-        assert!(!quick.is_closed());
+        let queued = live.shared.told.lock().as_ref().map(broadcast::Sender::len);
+        assert_eq!(queued, Some(QUEUE_MAX), "for the slow one");
+        assert_eq!(drained(&mut slow).len(), 3, "what it began with");
+        assert!(is_ended(&mut slow) && !is_ended(&mut quick));
     }
 
     #[test]
     fn at_the_end_every_stream_ends_and_none_begins() {
         let live = live();
-        let mut queue = live.listen().unwrap();
+        let mut events = listener(&live);
         live.end();
-        assert_eq!(drained(&mut queue).len(), 3);
-        assert!(queue.is_closed());
+        assert_eq!(drained(&mut events).len(), 3);
+        assert!(is_ended(&mut events));
         assert_eq!(live.listen().err(), Some(Full::Ending));
-        live.look();
+        look(&live);
+    }
+
+    /// What `sha256sum`, of coreutils, makes of `text`, in base 64.
+    fn sha256(text: &str) -> String {
+        let script = "printf %s \"$0\" | sha256sum | cut -c-64 | tr a-f A-F | basenc -d --base16 \
+                      | base64";
+        let ran = std::process::Command::new("sh").args(["-c", script, text]).output().unwrap();
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8(ran.stdout).unwrap().trim().to_owned()
     }
 
     #[test]
-    fn a_nonce_is_never_used_again() {
-        let nonces: std::collections::HashSet<_> = (0..1000).map(|_| nonce()).collect();
-        assert_eq!(nonces.len(), 1000);
-        assert!(nonces.iter().all(|nonce| nonce.len() == 32));
-    }
-
-    #[test]
-    fn the_page_vouches_for_what_it_runs_and_loads_nothing() {
-        for tag in ["<script", "<style"] {
-            let tags: Vec<_> = PAGE.match_indices(tag).collect();
-            assert_eq!(tags.len(), 1, "{tag}");
+    fn the_policy_knows_what_the_page_runs_and_the_page_loads_nothing() {
+        for tag in ["script", "style"] {
+            let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
+            let (before, rest) = PAGE.split_once(&open).expect("one without attributes");
+            let (text, after) = rest.split_once(&close).expect("its end");
+            assert!(![before, after].iter().any(|part| part.contains(&format!("<{tag}"))), "{tag}");
+            let source = format!("{tag}-src 'sha256-{}'", sha256(text));
+            assert!(POLICY.contains(&source), "since the page has changed: {source}");
         }
-        assert_eq!(PAGE.matches(NONCE).count(), 2);
+        let has_handlers = PAGE.contains(" onclick=") || PAGE.contains(" onload=");
+        assert!(!PAGE.contains(" style=") && !has_handlers, "no policy lets these run");
         for never in ["http://", "https://", "//cdn", "innerHTML", "insertAdjacentHTML", "eval("] {
             // The one name of SVG's elements is no address that is asked.
             let found = PAGE.replace("http://www.w3.org/2000/svg", "");

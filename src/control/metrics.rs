@@ -10,10 +10,9 @@ use axum::Router;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use http::StatusCode;
 use http::header::CONTENT_TYPE;
-use tokio::task::spawn_blocking;
 
+use super::page;
 use super::status::Status;
 use crate::invariant;
 use crate::lease::{Position, ShardState, ShardTally};
@@ -41,12 +40,9 @@ pub fn routes(path: &str, exposed: Exposed) -> Router {
     Router::new().route(path, get(show)).with_state(exposed)
 }
 
-/// Ten thousand series take milliseconds to write: that is not done where requests are decided.
 async fn show(State(exposed): State<Exposed>) -> impl IntoResponse {
-    match spawn_blocking(move || text::write(&exposed.families())).await {
-        Ok(page) => Ok(([(CONTENT_TYPE, text::CONTENT_TYPE)], page)),
-        Err(_) => Err((StatusCode::INTERNAL_SERVER_ERROR, "the metrics could not be read\n")),
-    }
+    let page = page::made(move || text::write(&exposed.families())).await;
+    page.map(|page| ([(CONTENT_TYPE, text::CONTENT_TYPE)], page))
 }
 
 // === impl Exposed ===
@@ -54,7 +50,9 @@ async fn show(State(exposed): State<Exposed>) -> impl IntoResponse {
 impl Exposed {
     /// Everything, at this moment.
     pub fn families(&self) -> Vec<Family> {
-        let mut families: Vec<_> = self.meters.iter().flat_map(Meters::families).collect();
+        let in_force = self.status.published.current();
+        let mut families: Vec<_> =
+            self.meters.iter().flat_map(|it| it.families(in_force.as_deref())).collect();
         families.extend(self.loads());
         families.extend(self.rules());
         families.extend(leases(&(self.tallies)()));
@@ -203,7 +201,6 @@ fn shards(shards: &[ShardState]) -> [Family; 4] {
     let mut hot = Family::new("ratelease_shard_hot_key", Kind::Gauge, help);
     for state in shards {
         let ShardState { shard, breaker, round_trip, .. } = *state;
-        hot.push(of_shard(shard), Value::Count(u64::from(state.hot_key.is_some())));
         open.push(of_shard(shard), Value::Count(u64::from(breaker != Position::Closed)));
         opened.push(of_shard(shard), Value::Count(state.opened));
         trip.push(of_shard(shard), Value::Number(round_trip.as_secs_f64()));

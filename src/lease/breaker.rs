@@ -100,7 +100,7 @@ impl Breaker {
         if good {
             self.in_a_row = 0;
             if self.position() != Position::Closed {
-                *self = Self { opened: self.opened, ..Self::default() };
+                self.close();
             }
             return;
         }
@@ -111,6 +111,14 @@ impl Breaker {
             }
             State::Probing { .. } => self.open(now, dice),
             State::Closed | State::Open { .. } => {}
+        }
+    }
+
+    /// Takes note of an answer that refuses one key, whatever the others may have: the shard
+    /// answers, which ends an outage, and no more is to be learnt from it.
+    pub(super) fn note_of_key(&mut self) {
+        if self.position() != Position::Closed {
+            self.close();
         }
     }
 
@@ -132,6 +140,10 @@ impl Breaker {
     /// How often it has opened, from closed.
     pub(super) fn opened(&self) -> u64 {
         self.opened
+    }
+
+    fn close(&mut self) {
+        *self = Self { opened: self.opened, ..Self::default() };
     }
 
     fn open(&mut self, now: Time, dice: u64) {
@@ -263,6 +275,20 @@ mod tests {
         assert!(breaker.admits(probed));
         assert!(!breaker.admits(probed + (PROBE_MAX - Duration::from_nanos(1))));
         assert!(breaker.admits(probed + PROBE_MAX));
+    }
+
+    #[test]
+    fn a_refusal_of_one_key_neither_opens_it_nor_hides_a_failure_and_ends_an_outage() {
+        let mut breaker = Breaker::default();
+        (0..1_000).for_each(|_| breaker.note_of_key());
+        failed(4, &mut breaker, START);
+        breaker.note_of_key();
+        assert_eq!(breaker.position(), Position::Closed);
+        failed(1, &mut breaker, START);
+        assert_eq!(breaker.position(), Position::Open, "five in a row, of those that count");
+        assert!(breaker.admits(START + WAIT_FIRST));
+        breaker.note_of_key();
+        assert_eq!((breaker.position(), breaker.opened()), (Position::Closed, 1), "it answers");
     }
 
     #[test]

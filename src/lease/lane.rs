@@ -23,6 +23,11 @@ use crate::time::Time;
 const STALL_TRIPS: u32 = 4;
 const STALL_MIN: Duration = Duration::from_millis(50);
 
+/// A timer that is late by more tells that this process was held up, by a throttle or a stop; what
+/// came meanwhile is read within the grace.
+const HELD_UP: Duration = Duration::from_millis(10);
+const GRACE: Duration = Duration::from_millis(20);
+
 /// What a round trip is taken for before the first was measured.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);
 
@@ -115,16 +120,17 @@ impl Lane {
         let mut exchange = pin!(AssertUnwindSafe(exchange).catch_unwind());
         let stall = STALL_MIN.max(STALL_TRIPS * self.round_trip());
         let stall = stall.max(shared.patience).min(EXCHANGE_MAX);
-        let outcomes = match timeout(stall, &mut exchange).await {
-            Ok(outcomes) => Ok(outcomes),
-            Err(_) => {
+        let outcomes = tokio::select! {
+            biased;
+            outcomes = &mut exchange => Ok(outcomes),
+            () = overdue(shared, asked_at, stall) => {
                 let now = shared.clock.now();
                 self.breaker.lock().stall(now, dice(batch.first(), now));
                 tracing::warn!(shard = self.shard, "the store stalls; its breaker opens");
                 while let Ok(ask) = queued.try_recv() {
                     shared.reply(Reply { ask, asked_at: now, outcome: Err(StoreError::Away) });
                 }
-                timeout(EXCHANGE_MAX.saturating_sub(stall), exchange).await
+                timeout(EXCHANGE_MAX.saturating_sub(now.since(asked_at)), exchange).await
             }
         };
         match outcomes {
@@ -144,15 +150,12 @@ impl Lane {
 
     fn note(&self, ask: &Ask, outcome: &Result<Grant, StoreError>, now: Time) {
         self.tally.note(ask, outcome);
-        let good = match outcome {
-            Ok(_) => true,
-            // It answers, and others may be served.
-            Err(StoreError::Full(_)) => return,
-            Err(_) => false,
-        };
         let mut breaker = self.breaker.lock();
         let before = breaker.position();
-        breaker.note(good, now, dice(Some(ask), now));
+        match outcome {
+            Err(error) if error.is_of_key() => breaker.note_of_key(),
+            _ => breaker.note(outcome.is_ok(), now, dice(Some(ask), now)),
+        }
         match (before, breaker.position()) {
             (Position::Closed, Position::Open) => {
                 tracing::warn!(shard = self.shard, "the store fails; its breaker opens");
@@ -181,6 +184,21 @@ impl Lane {
         let average = self.round_trip.load(Ordering::Relaxed);
         let smooth = average - average / 8 + nanos(measured) / 8;
         self.round_trip.store(smooth.max(nanos(measured)), Ordering::Relaxed);
+    }
+}
+
+/// Returns once a batch that was sent at `asked_at` is out for longer than `stall`, and not merely
+/// because this process was held up: then the reply may lie in the socket.
+async fn overdue(shared: &Shared, asked_at: Time, stall: Duration) {
+    let mut due = asked_at + stall;
+    loop {
+        tokio::time::sleep_until(shared.clock.instant(due)).await;
+        let now = shared.clock.now();
+        let was_held_up = now.since(due) > HELD_UP;
+        if !was_held_up || now.since(asked_at) >= EXCHANGE_MAX {
+            return;
+        }
+        due = now + GRACE;
     }
 }
 

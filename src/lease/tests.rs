@@ -140,3 +140,19 @@ async fn a_key_with_much_of_a_shards_asks_is_flagged_until_they_end() {
     tokio::time::advance(Duration::from_secs(11)).await;
     assert_eq!(hot_keys(), [None]);
 }
+
+/// A process that was stopped finds its timers due and its replies unread, in any order.
+#[tokio::test(start_paused = true)]
+async fn a_reply_that_this_process_was_too_late_to_read_is_no_stall() {
+    let mut rig = rig();
+    for (held_up, opened) in [(true, 0), (false, 1)] {
+        rig.desk.ask(ask(0, 0));
+        rig.started.recv().await.unwrap();
+        let span = if held_up { 1_000 } else { 51 };
+        tokio::time::advance(Duration::from_millis(span)).await;
+        tokio::task::yield_now().await;
+        rig.store.gate.add_permits(1);
+        rig.replies.recv().await.unwrap();
+        assert_eq!(rig.desk.shards()[0].opened, opened, "held up: {held_up}");
+    }
+}

@@ -139,5 +139,5 @@ impl Away {
 
 fn settled(mode: FailureMode, over: bool, remaining: u64) -> Settled {
     let standing = Standing { remaining, reset_after: None };
-    Settled { over, taken: Lot::default(), standing, how: How::Failure(mode) }
+    Settled { over, fitted: 0, taken: Lot::default(), standing, how: How::Failure(mode) }
 }

@@ -128,7 +128,7 @@ fn spent_before(resolved: &[Resolved<'_>], key: Key) -> u64 {
 }
 
 fn counted<'r>(charge: &Charge<'r>, over: bool, grant: &Grant) -> Counted<'r> {
-    let trace = Trace { key: charge.own, hits: charge.hits, over, how: How::Leased };
+    let trace = Trace { key: charge.own, hits: charge.hits, fitted: 0, over, how: How::Leased };
     // As a lease's: windows end, the others have a token again.
     let reset_after = match charge.applied.limit.algorithm {
         Algorithm::FixedWindow | Algorithm::SlidingWindow => grant.reset_after,

@@ -72,8 +72,7 @@ impl<'a, 'r> Holding<'a, 'r> {
                 Ok(Entered::Queued(reply)) => {
                     queued.push((at, Queued { shared: self.shared, charge, reply }));
                 }
-                Ok(Entered::Overdue) => words.push((at, charge, Err(StoreError::Away))),
-                Err(error) => words.push((at, charge, Err(error))),
+                Ok(Entered::Refused(error)) | Err(error) => words.push((at, charge, Err(error))),
             }
         }
         for (at, place) in queued {
@@ -83,7 +82,11 @@ impl<'a, 'r> Holding<'a, 'r> {
         }
         let mut failed = None;
         for (at, charge, word) in words {
-            let settled = word.or_else(|error| self.shared.without_store(charge, now, error));
+            let before = self.attempts[at];
+            let settled = match word {
+                Ok(settled) => Ok(settled.with_fitted(charge, before)),
+                Err(error) => self.shared.without_store(charge, now, error),
+            };
             match settled {
                 Ok(settled) => self.attempts[at] = Some(Attempt::Settled(settled)),
                 Err(error) => failed = Some(error),
@@ -173,14 +176,29 @@ pub(super) fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) ->
         Resolved::Charged(charge) => charge,
     };
     let capacity = charge.applied.limit.capacity();
-    let (over, how, standing) = match attempt {
-        Some(Attempt::Settled(settled)) => (settled.over, settled.how, settled.standing),
-        Some(Attempt::Short(standing)) => (false, How::Local, *standing),
-        None => (false, How::Local, Standing { remaining: capacity, reset_after: None }),
+    let (over, fitted, how, standing) = match attempt {
+        Some(Attempt::Settled(settled)) => {
+            (settled.over, settled.fitted, settled.how, settled.standing)
+        }
+        Some(Attempt::Short(standing)) => (false, 0, How::Local, *standing),
+        None => (false, 0, How::Local, Standing { remaining: capacity, reset_after: None }),
     };
-    let trace = Trace { key: charge.key(), hits: charge.hits, over, how };
+    let trace = Trace { key: charge.key(), hits: charge.hits, fitted, over, how };
     let Standing { remaining, reset_after } = standing;
     Outcome::Counted(Counted { applied: charge.applied, trace, remaining, reset_after })
+}
+
+// === impl Settled ===
+
+impl Settled {
+    /// With what a denial by the store has spent: what was known `before` to remain. Where that
+    /// was enough for the charge, others had spent it meanwhile, and nobody knows how much.
+    fn with_fitted(self, charge: &Charge<'_>, before: Option<Attempt>) -> Self {
+        let Some(Attempt::Short(Standing { remaining, .. })) = before else { return self };
+        let spends = self.over && charge.charge_denied() && remaining < charge.hits;
+        let fitted = if spends { u32::try_from(remaining).unwrap_or(u32::MAX) } else { 0 };
+        Self { fitted, ..self }
+    }
 }
 
 // === impl Queued ===

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::wait::Promise;
 use crate::buffer::Lot;
+use crate::store::StoreError;
 use crate::time::Time;
 use crate::verdict::How;
 
@@ -21,6 +22,8 @@ pub(super) enum Attempt {
 pub(super) struct Settled {
     /// The limit was exceeded.
     pub(super) over: bool,
+    /// Of a denied charge that spends what was left, how many hits that was, as far as is known.
+    pub(super) fitted: u32,
     /// Tokens taken, to be put back if the request is denied elsewhere.
     pub(super) taken: Lot,
     /// How the key stands after it.
@@ -44,8 +47,9 @@ pub(super) enum Entered {
     Settled(Settled),
     /// The reply will come here.
     Queued(Promise),
-    /// The ask that is out is overdue: waiting for it would only make the answer late.
-    Overdue,
+    /// The ask that is out is overdue, so that waiting for it would only make the answer late; or
+    /// the store refused the key a moment ago.
+    Refused(StoreError),
 }
 
 /// What is to be done about a key that may lie idle.

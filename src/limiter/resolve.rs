@@ -50,6 +50,20 @@ pub(crate) fn resolve<'r>(
     pairs.map(|(descriptor, it)| resolved(request, descriptor, *it, &lookups, hasher)).collect()
 }
 
+/// The limit that each descriptor of `request` is held to; `None` where nothing is counted.
+pub(crate) fn limits<'r>(rules: &'r Rules, request: &Request<'_>) -> Few<Option<Applied<'r>>> {
+    let find = |descriptor: &Descriptor<'_>| rules.find(request.domain, &descriptor.entries);
+    let lookups: Few<_> = request.descriptors.iter().map(find).collect();
+    let limits =
+        request.descriptors.iter().zip(&lookups).map(|(descriptor, lookup)| {
+            match limit_of(descriptor, *lookup, |name| is_replaced(name, request, &lookups))? {
+                (Allowance::Limited(limit), rule) => Some(Applied { limit, rule }),
+                (Allowance::Unlimited, _) => None,
+            }
+        });
+    limits.collect()
+}
+
 /// Resolves the only descriptor of `request`.
 pub(super) fn resolve_one<'r>(
     rules: &'r Rules,

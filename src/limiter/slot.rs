@@ -144,7 +144,10 @@ impl Slot {
             self.set_owed(0);
         }
         if self.is_overdue(here) {
-            return Entered::Overdue;
+            return Entered::Refused(StoreError::Away);
+        }
+        if self.asking == 0 && self.is_barred(here.now) {
+            return Entered::Refused(StoreError::Foreign);
         }
         let (promise, queued) = self.buffer.make_aside().waiting.push(wish);
         if queued && self.asking == 0 {
@@ -169,7 +172,8 @@ impl Slot {
         }
         let manner = self.manner(here);
         let ahead = manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
-        let more = self.buffer.left(here.now).is_some_and(|left| left > 0);
+        let left = self.buffer.left(here.now).is_some_and(|left| left > 0);
+        let more = left && !self.is_barred(here.now);
         if ahead && more && self.need(&manner, 0, here).may_hold_ahead() {
             asks.push(self.ask(charge.key(), here));
         }
@@ -187,7 +191,7 @@ impl Slot {
         self.asking = self.asking.saturating_sub(1);
         match &reply.outcome {
             Err(_) if self.share_failed(reply) => {}
-            Err(error) => self.fail(error),
+            Err(error) => self.fail(error, here.now),
             Ok(grant) => paid = self.take_in(reply, grant, here, asks),
         }
         self.set_owed(0);
@@ -200,6 +204,7 @@ impl Slot {
 
     /// Takes in a grant. Returns the hits owed that it has paid for.
     fn take_in(&mut self, reply: &Reply, grant: &Grant, here: &Here, asks: &mut Vec<Ask>) -> u64 {
+        self.unbar();
         self.turn_to(reply.ask.limit, reply.ask.key, here.now, asks);
         let manner = self.manner(here);
         let windowed = is_windowed(manner.limit) && grant.epoch > self.buffer.epoch();
@@ -342,7 +347,8 @@ impl Slot {
                 Take::Short => return None,
             }
         };
-        Some(Settled { over, taken, standing: self.standing(limit, now), how: How::Local })
+        let standing = self.standing(limit, now);
+        Some(Settled { over, fitted: 0, taken, standing, how: How::Local })
     }
 
     fn standing(&self, limit: Limit, now: Time) -> Standing {
@@ -368,7 +374,8 @@ impl Slot {
         }
     }
 
-    fn fail(&mut self, error: &StoreError) {
+    fn fail(&mut self, error: &StoreError, now: Time) {
+        self.bar(error, now);
         let Some(rare) = self.buffer.aside_mut() else { return };
         for waiter in rare.waiting.take() {
             waiter.tell(Err(error.clone()));

@@ -32,6 +32,8 @@ struct Distant {
     hangs: AtomicBool,
     fails: AtomicBool,
     fails_for_days: AtomicBool,
+    /// Limits of a day count under keys that are somebody else's.
+    has_foreign_days: AtomicBool,
     panics: AtomicBool,
     panics_in_requests: AtomicBool,
 }
@@ -58,6 +60,10 @@ impl Store for Distant {
             for ask in asks {
                 if ask.limit.unit == Unit::Day && self.fails_for_days.load(Ordering::Relaxed) {
                     replies.push(Err(StoreError::Unreachable("half of it is gone".into())));
+                } else if ask.limit.unit == Unit::Day
+                    && self.has_foreign_days.load(Ordering::Relaxed)
+                {
+                    replies.push(Err(StoreError::Foreign));
                 } else {
                     replies.append(&mut self.memory.exchange(std::slice::from_ref(ask)).await);
                 }
@@ -98,6 +104,7 @@ impl Rig {
             hangs: AtomicBool::new(false),
             fails: AtomicBool::new(false),
             fails_for_days: AtomicBool::new(false),
+            has_foreign_days: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             panics_in_requests: AtomicBool::new(false),
         };

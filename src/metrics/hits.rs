@@ -22,9 +22,8 @@ impl Hits {
     /// The hits of `trace`, whose descriptor's `status` is told. Near is what lies above `ratio` of
     /// the limit.
     ///
-    /// What was used before is reckoned from what remains, which is an estimate while tokens are
-    /// lent. Of a denied charge that spent what was left nothing remains to reckon from: all its
-    /// hits count as over, where the reference counts those that still fitted as near.
+    /// What was used before is reckoned from what remains, or remained before a denied charge spent
+    /// it: an estimate while several pods hold tokens.
     pub(super) fn of(status: &Status<'_>, trace: &Trace, ratio: f32) -> Self {
         let Some(applied) = status.limit else { return Self::default() };
         let limit = applied.limit.capacity();
@@ -32,6 +31,7 @@ impl Hits {
         let hits = trace.hits;
         let threshold = threshold(limit, ratio);
         if trace.over {
+            let left = left.max(trace.fitted.into()).min(limit);
             let before = limit - left;
             let over = hits.saturating_sub(left);
             let near = if left > 0 && over > 0 { limit - threshold.max(before) } else { 0 };
@@ -62,8 +62,12 @@ mod tests {
 
     /// Of a limit of 10 and a ratio of 0.8.
     fn hits(hits: u64, remaining: u32, over: bool) -> (u64, u64, u64, u64) {
+        split(hits, remaining, 0, over)
+    }
+
+    fn split(hits: u64, remaining: u32, fitted: u32, over: bool) -> (u64, u64, u64, u64) {
         let key = KeyHasher::new("").key("d", 0, std::iter::empty());
-        let trace = Trace { key, hits, over, how: How::Local };
+        let trace = Trace { key, hits, fitted, over, how: How::Local };
         let limit = Limit::fixed_window(10, Unit::Minute);
         let status = Status {
             code: if over { Code::OverLimit } else { Code::Ok },
@@ -94,6 +98,19 @@ mod tests {
             ((5, 1, true), (5, 0, 4, 1)),
         ] {
             assert_eq!(hits(count, remaining, over), expected, "{count} {remaining} {over}");
+        }
+    }
+
+    /// The reference's counter after 7 hits of a limit of 10, and after 5 more, and again.
+    #[test]
+    fn a_denied_charge_that_spends_what_was_left_counts_that_as_near() {
+        for ((count, fitted), expected) in [
+            ((5, 3), (5, 0, 2, 2)),
+            ((5, 0), (5, 0, 5, 0)),
+            ((15, 10), (15, 0, 5, 2)),
+            ((u64::MAX, u32::MAX), (u64::MAX, 0, u64::MAX - 10, 2)),
+        ] {
+            assert_eq!(split(count, 0, fitted, true), expected, "{count} {fitted}");
         }
     }
 

@@ -90,6 +90,11 @@ impl Registry {
         }
     }
 
+    /// The meter of whatever finds no room.
+    pub(super) fn folded(&self) -> &RuleMeter {
+        &self.folded
+    }
+
     /// Whether `meter` is the one of all rules that found no room.
     #[inline]
     pub(super) fn is_folded(&self, meter: &RuleMeter) -> bool {

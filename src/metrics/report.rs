@@ -1,26 +1,25 @@
 //! What has been counted: as families, and in a few numbers.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use super::family::{Buckets, Family, Kind, Labels, Value};
-use super::series::{HOWS, HitSums, Keys, RuleMeter, RuleSums};
+use super::series::{Decisions, HOWS, HitSums, RuleMeter, RuleSums};
+use super::told::{HitSeries, Told};
 use super::{Meters, Shared, calls};
-use crate::verdict::OVERRIDE;
+use crate::rules::Rules;
+use crate::verdict::{How, OVERRIDE};
 
-/// What all decisions have come to.
+/// What all calls have come to.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Totals {
-    /// Calls that passed.
+pub struct Calls {
+    /// That passed.
     pub ok: u64,
-    /// Calls that were denied.
+    /// That were denied.
     pub over_limit: u64,
-    /// Calls without a verdict.
+    /// That got no verdict.
     pub errors: u64,
-    /// Descriptors, by how they were decided; each is in one of them alone. `denied_local` are
-    /// those over their limit that this pod knew of by itself, and are not in `local`.
-    pub by_how: Vec<(&'static str, u64)>,
     /// From a decoded request to its verdict, in buckets from 1 us.
     pub took: Buckets,
 }
@@ -65,44 +64,54 @@ const METHOD: (&str, Cow<'static, str>) = ("grpc_method", Cow::Borrowed("ShouldR
 // === impl Meters ===
 
 impl Meters {
-    /// What all decisions have come to.
-    pub fn totals(&self) -> Totals {
-        let Shared { took, calls, rules, overrides, overrides_folded, .. } = &*self.shared;
-        let counts = calls.sums();
-        let took = took.fine();
-        let mut sums = rules.retired();
-        // Once a second for the live page: without the paths, which would have to be copied.
-        rules.meters().iter().for_each(|meter| sums.add(&meter.sums()));
-        let overrides = overrides.iter().chain([overrides_folded]);
-        overrides.for_each(|meter| sums.add(&meter.sums()));
+    /// What all calls have come to. Reads a few counters, however many series there are: this is
+    /// asked once a second for as long as the process runs.
+    pub fn calls(&self) -> Calls {
+        let Shared { took, calls, .. } = &*self.shared;
+        let (counts, took) = (calls.sums(), took.fine());
         let over_limit = counts[calls::OVER];
+        let errors = counts[calls::REFUSED..].iter().sum();
+        Calls { ok: took.count().saturating_sub(over_limit), over_limit, errors, took }
+    }
+
+    /// Descriptors, by how they were decided; each is in one of them alone. `denied_local` are
+    /// those over their limit that this pod knew of by itself, and are not in `local`. Reads every
+    /// series.
+    pub fn by_how(&self) -> Vec<(&'static str, u64)> {
+        let Shared { rules, overrides, .. } = &*self.shared;
+        let mut sums = rules.retired();
+        rules.meters().iter().for_each(|meter| sums.add(&meter.sums()));
+        overrides.iter().for_each(|meter| sums.add(&meter.sums()));
         let mut by_how = vec![("denied_local", sums.decisions[0][1])];
         by_how.extend(HOWS.iter().zip(&sums.decisions).enumerate().map(|(at, (how, pair))| {
             let denied = if at == 0 { 0 } else { pair[1] };
             (how.name(), pair[0] + denied)
         }));
-        let errors = counts[calls::REFUSED..].iter().sum();
-        Totals { ok: took.count().saturating_sub(over_limit), over_limit, errors, by_how, took }
+        by_how
     }
 
-    /// What the busiest rules have come to, `max` of them at most, busiest first.
+    /// What the busiest rules have come to, `max` of them at most, busiest first. Reads every
+    /// series, and copies the paths of those that it tells.
     pub fn by_rule(&self, max: usize) -> Vec<RuleTotals> {
-        let mut sums = BTreeMap::<String, RuleSums>::new();
-        for (path, more) in self.all_rules() {
-            sums.entry(path).or_default().add(&more);
-        }
-        let mut totals: Vec<_> = sums.into_iter().map(RuleTotals::of).collect();
-        totals.retain(|rule| rule.ok + rule.over_limit > 0);
-        totals.sort_by_key(|rule| std::cmp::Reverse(rule.ok + rule.over_limit));
-        totals.truncate(max);
-        totals
+        let Shared { rules, overrides, .. } = &*self.shared;
+        let meters = rules.meters();
+        let mut all_overrides = RuleSums::default();
+        overrides.iter().for_each(|meter| all_overrides.add(&meter.sums()));
+        let rules = meters.iter().map(|meter| (&*meter.path, meter.sums()));
+        let mut busy: Vec<_> = rules.chain([(OVERRIDE, all_overrides)]).collect();
+        busy.retain(|(_, sums)| sums.count() > 0);
+        busy.sort_unstable_by_key(|(path, sums)| (Reverse(sums.count()), *path));
+        busy.truncate(max);
+        busy.into_iter().map(RuleTotals::of).collect()
     }
 
-    /// Every number that is kept of decisions. Holds up no decision.
-    pub fn families(&self) -> Vec<Family> {
+    /// Every number that is kept of decisions. Holds up no decision. Series of the rules in force
+    /// are told at 0 too, unless there are more than a thousand.
+    pub fn families(&self, in_force: Option<&Rules>) -> Vec<Family> {
         let meters = self.shared.rules.meters();
-        let mut families = self.reference(&meters);
-        families.push(self.decisions(&meters));
+        let told = Told::of(in_force, self.shared.options.series_max);
+        let mut families = self.reference(&meters, told);
+        families.push(self.decisions(&meters, told));
         families.push(self.durations(
             "ratelease_decision_duration_seconds",
             "From a decoded request to its verdict, with what it waited for leases and slots.",
@@ -113,22 +122,14 @@ impl Meters {
         families
     }
 
-    /// Paths of rules and what they came to, overrides among them.
-    fn all_rules(&self) -> Vec<(String, RuleSums)> {
-        let Shared { rules, overrides, overrides_folded, .. } = &*self.shared;
-        let rules = rules.meters().into_iter().map(|meter| (meter.path.to_string(), meter.sums()));
-        let overrides = overrides.iter().chain([overrides_folded]);
-        rules.chain(overrides.map(|meter| (OVERRIDE.to_owned(), meter.sums()))).collect()
-    }
-
-    fn reference(&self, meters: &[Arc<RuleMeter>]) -> Vec<Family> {
-        let series = self.hits(meters);
+    fn reference(&self, meters: &[Arc<RuleMeter>], told: Told<'_>) -> Vec<Family> {
+        let series = self.hits(meters, told);
         let mut families: Vec<_> = REFERENCE_HITS
             .iter()
             .map(|(name, help, of)| {
                 let mut family = Family::new(*name, Kind::Unsuffixed, *help);
-                let counts = series.iter().map(|(keys, hits)| (keys, of(hits)));
-                for (keys, count) in counts.filter(|(_, count)| *count > 0) {
+                let counts = series.iter().map(|(keys, (hits, told))| (keys, of(hits), *told));
+                for (keys, count, _) in counts.filter(|(_, count, told)| *count > 0 || *told) {
                     family.push(keys.labels(), Value::Count(count));
                 }
                 family
@@ -162,44 +163,38 @@ impl Meters {
     }
 
     /// What the reference counts, by its labels. Several rules may come to the same.
-    fn hits(&self, meters: &[Arc<RuleMeter>]) -> BTreeMap<Keys, HitSums> {
-        let Shared { overrides, overrides_folded, values, values_folded, .. } = &*self.shared;
+    fn hits(&self, meters: &[Arc<RuleMeter>], told: Told<'_>) -> HitSeries {
+        let Shared { overrides, values, values_folded, .. } = &*self.shared;
         let whole = meters.iter().map(AsRef::as_ref).filter(|meter| !meter.is_split());
-        let whole = whole.chain(overrides.iter()).chain([overrides_folded]);
-        let whole = whole.map(|meter| (&meter.keys, meter.sums().hits));
+        let whole = whole.chain(overrides.iter()).map(|meter| (&meter.keys, meter.sums().hits));
         let parts = values.iter().chain([values_folded]).map(|meter| (&meter.keys, meter.sums()));
-        let mut series = BTreeMap::<Keys, HitSums>::new();
+        let mut series = HitSeries::new();
         for (keys, hits) in whole.chain(parts) {
-            series.entry(keys.clone()).or_default().add(&hits);
+            series.entry(keys.clone()).or_default().0.add(&hits);
         }
+        told.mark(&mut series);
         series
     }
 
-    fn decisions(&self, meters: &[Arc<RuleMeter>]) -> Family {
+    fn decisions(&self, meters: &[Arc<RuleMeter>], told: Told<'_>) -> Family {
         let help = "Descriptors that were decided, by rule, verdict and who decided.";
         let mut family = Family::new("ratelease_decisions_total", Kind::Counter, help);
-        let mut push = |domain: &str, rule: &str, verdict: &'static str, how, count| {
-            if count > 0 {
-                let labels: Labels = vec![
-                    ("domain", Cow::Owned(domain.to_owned())),
-                    ("rule", Cow::Owned(rule.to_owned())),
-                    ("verdict", verdict.into()),
-                    ("how", Cow::Borrowed(how)),
-                ];
-                family.push(labels, Value::Count(count));
-            }
-        };
-        let Shared { overrides, overrides_folded, calls, .. } = &*self.shared;
-        let overrides = overrides.iter().chain([overrides_folded]);
-        for meter in meters.iter().map(AsRef::as_ref).chain(overrides) {
-            for (how, [ok, over]) in HOWS.iter().zip(meter.sums().decisions) {
-                push(&meter.domain, &meter.path, "ok", how.name(), ok);
-                push(&meter.domain, &meter.path, "over_limit", how.name(), over);
-            }
+        let Shared { overrides, calls, .. } = &*self.shared;
+        let meters = || meters.iter().map(AsRef::as_ref);
+        for meter in meters().chain(overrides.iter()) {
+            let sums = meter.sums().decisions;
+            push(&mut family, (&meter.domain, &meter.path), &sums, told.has(&meter.path));
+        }
+        for rule in told.without(meters()) {
+            let domain = rule.steps().next().unwrap_or_default();
+            push(&mut family, (domain, &rule.path), &Default::default(), true);
         }
         let counts = calls.sums();
-        push("none", "none", "ok", "none", counts[calls::FREE]);
-        push("none", "none", "ok", "unlimited", counts[calls::UNLIMITED]);
+        for (how, count) in [("none", calls::FREE), ("unlimited", calls::UNLIMITED)] {
+            if counts[count] > 0 {
+                family.push(decided(("none", "none"), "ok", how), Value::Count(counts[count]));
+            }
+        }
         family
     }
 
@@ -246,6 +241,29 @@ impl Meters {
     }
 }
 
+/// The decisions of one rule. Those that pods with tokens and a store make are told at 0 too, if
+/// they are to be told: a failure mode's are seen for long enough if it matters.
+fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, is_told: bool) {
+    for (how, [ok, over]) in HOWS.iter().zip(sums) {
+        let is_told = is_told && matches!(how, How::Local | How::Leased);
+        for (verdict, count) in [("ok", *ok), ("over_limit", *over)] {
+            if count > 0 || is_told {
+                family.push(decided(of, verdict, how.name()), Value::Count(count));
+            }
+        }
+    }
+}
+
+fn decided(of: (&str, &str), verdict: &'static str, how: &'static str) -> Labels {
+    let (domain, rule) = of;
+    vec![
+        ("domain", Cow::Owned(domain.to_owned())),
+        ("rule", Cow::Owned(rule.to_owned())),
+        ("verdict", verdict.into()),
+        ("how", how.into()),
+    ]
+}
+
 /// Errors as the reference tells them apart: those of the service, then those of the store.
 fn errors(counts: &[u64]) -> [u64; 2] {
     let reasons = calls::REASONS.iter().zip(counts.iter().skip(calls::REFUSED));
@@ -258,9 +276,9 @@ fn errors(counts: &[u64]) -> [u64; 2] {
 // === impl RuleTotals ===
 
 impl RuleTotals {
-    fn of((rule, sums): (String, RuleSums)) -> Self {
+    fn of((path, sums): (&str, RuleSums)) -> Self {
         let [ok, over_limit] = sums.by_verdict();
         let HitSums { near, shadow, .. } = sums.hits;
-        Self { rule, ok, over_limit, near_limit: near, shadow }
+        Self { rule: path.to_owned(), ok, over_limit, near_limit: near, shadow }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::family::Labels;
 use super::hits::Hits;
 use super::striped::Striped;
-use crate::rules::FailureMode;
+use crate::rules::{FailureMode, Level, Matched, Rule};
 use crate::verdict::{How, OVERRIDE};
 
 /// The name of whatever found no room of its own.
@@ -55,10 +55,12 @@ pub(super) struct Keys {
 /// What one rule has come to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct RuleSums {
-    /// As [`HOWS`]: passed, and over the limit.
-    pub(super) decisions: [[u64; 2]; HOWS.len()],
+    pub(super) decisions: Decisions,
     pub(super) hits: HitSums,
 }
+
+/// As [`HOWS`]: passed, and over the limit.
+pub(super) type Decisions = [[u64; 2]; HOWS.len()];
 
 /// What the reference counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -89,6 +91,12 @@ impl RuleMeter {
         let stripe = self.counters.mine();
         stripe.add(2 * index(how) + usize::from(is_over), 1);
         note_hits(hits, in_shadow, |at, more| stripe.add(DECISIONS + at, more));
+    }
+
+    /// Notes the hits of a charge that came to no decision.
+    pub(super) fn note_hits(&self, hits: Hits) {
+        let stripe = self.counters.mine();
+        note_hits(hits, false, |at, more| stripe.add(DECISIONS + at, more));
     }
 
     pub(super) fn set_split(&self, is_split: bool) {
@@ -128,6 +136,11 @@ impl ValueMeter {
     }
 }
 
+/// Whether hits of `rule` are shown by the values on the requests. Deeper levels are on no label.
+pub(super) fn is_split(rule: &Rule) -> bool {
+    rule.varies_at(0) || rule.varies_at(1)
+}
+
 /// All hits are not counted: they are those within, those over, and those of a charge that was
 /// denied though they still fitted, which are few.
 #[inline]
@@ -165,6 +178,14 @@ impl Keys {
         Self { domain, key1, key2: parts.next().map(Into::into) }
     }
 
+    /// For a rule that was not hit yet; `None` if they show what is on the requests, as the key
+    /// that a pattern has met.
+    pub(super) fn beforehand(rule: &Rule) -> Option<Self> {
+        let is_pattern = |level: &Level| matches!(level.matched, Matched::Wildcard(_));
+        let varies = is_split(rule) || rule.levels.iter().take(2).any(is_pattern);
+        (!varies).then(|| Self::of(&rule.stats_name()))
+    }
+
     /// For overrides, of which the reference makes a series for each value.
     pub(super) fn overrides(domain: &str) -> Self {
         Self { domain: domain.into(), key1: OVERRIDE.into(), key2: None }
@@ -187,6 +208,11 @@ impl Keys {
 // === impl RuleSums ===
 
 impl RuleSums {
+    /// Decisions in all.
+    pub(super) fn count(&self) -> u64 {
+        self.by_verdict().iter().sum()
+    }
+
     /// Decisions: passed, and over the limit.
     pub(super) fn by_verdict(&self) -> [u64; 2] {
         let column = |at: usize| self.decisions.iter().map(|pair| pair[at]).sum();

@@ -1,10 +1,11 @@
 //! Counters that cores do not share: each thread adds to a stripe of its own, and readers add the
 //! stripes up.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, OnceLock};
 use std::thread::available_parallelism;
+
+use crate::stripe;
 
 /// Stripes at most. Threads beyond that share them, which costs time and no count.
 const STRIPES_MAX: usize = 16;
@@ -13,15 +14,6 @@ const STRIPES_MAX: usize = 16;
 static STRIPES: LazyLock<usize> = LazyLock::new(|| {
     available_parallelism().map_or(1, usize::from).clamp(1, STRIPES_MAX).next_power_of_two()
 });
-
-/// The next thread's.
-static NEXT: AtomicUsize = AtomicUsize::new(0);
-
-const UNKNOWN: usize = usize::MAX;
-
-thread_local! {
-    static MINE: Cell<usize> = const { Cell::new(UNKNOWN) };
-}
 
 /// `N` counters that go together. A stripe is made when its first thread comes, since most series
 /// are seen by few of them.
@@ -45,10 +37,8 @@ impl<const N: usize> Striped<N> {
     /// This thread's stripe.
     #[inline]
     pub(super) fn mine(&self) -> &Stripe<N> {
-        let mine = MINE.get();
-        let mine = if mine == UNKNOWN { number() } else { mine };
         // There is a power of two of them, so that this is the remainder.
-        let stripe = &self.stripes[mine & (self.stripes.len() - 1)];
+        let stripe = &self.stripes[stripe::mine() & (self.stripes.len() - 1)];
         stripe.get_or_init(|| Box::new(Stripe(std::array::from_fn(|_| AtomicU64::new(0)))))
     }
 
@@ -69,13 +59,6 @@ impl<const N: usize> Default for Striped<N> {
     fn default() -> Self {
         Self::new()
     }
-}
-
-#[cold]
-fn number() -> usize {
-    let mine = NEXT.fetch_add(1, Ordering::Relaxed) % STRIPES_MAX;
-    MINE.set(mine);
-    mine
 }
 
 // === impl Stripe ===

@@ -67,7 +67,7 @@ fn note_descriptor(
         _ => None,
     };
     let hits = request.hits(descriptor);
-    let trace = Trace { key: Key::for_test(1), hits, over, how: How::Local };
+    let trace = Trace { key: Key::for_test(1), hits, fitted: 0, over, how: How::Local };
     let outcome = match applied {
         Some(applied) => Outcome::Counted(Counted { applied, trace, remaining, reset_after: None }),
         None if remaining > 0 => Outcome::Unlimited,
@@ -106,7 +106,7 @@ fn a_known_sequence_comes_to_the_reference_s_numbers_and_ours() {
     note(&meters, &rules, &[("unknown", "a")], 0, false);
     meters.note_refusal(&Refusal::NoRules);
     meters.note_refusal(&Refusal::Store(crate::store::StoreError::TimedOut));
-    let told = meters.families();
+    let told = meters.families(None);
     let of = |name: &str| format!("ratelimit_service_rate_limit_{name}");
     is(&told, &of("total_hits"), &[("d dark", 1), ("d plain", 4)]);
     is(&told, &of("within_limit"), &[("d plain", 3)]);
@@ -125,10 +125,10 @@ fn a_known_sequence_comes_to_the_reference_s_numbers_and_ours() {
         ("none none ok unlimited", 1),
     ];
     is(&told, "ratelease_decisions_total", &expected);
-    let totals = meters.totals();
-    assert_eq!((totals.ok, totals.over_limit, totals.errors), (6, 1, 2));
-    assert_eq!(totals.by_how[..3], [("denied_local", 1), ("local", 4), ("leased", 0)]);
-    assert_eq!(totals.took.count(), 7);
+    let calls = meters.calls();
+    assert_eq!((calls.ok, calls.over_limit, calls.errors), (6, 1, 2));
+    assert_eq!(calls.took.count(), 7);
+    assert_eq!(meters.by_how()[..3], [("denied_local", 1), ("local", 4), ("leased", 0)]);
     let rule = |rule: &str, ok, over_limit, near_limit, shadow| RuleTotals {
         rule: rule.to_owned(),
         ok,
@@ -149,7 +149,7 @@ fn hits_given_back_are_none_and_overrides_of_a_domain_are_one_series() {
         let sent = Descriptor { entries, limit, hits_addend: Some(2), refund: value == "c" };
         note_descriptor(&meters, &rules, sent, 1, false);
     }
-    let told = meters.families();
+    let told = meters.families(None);
     is(&told, "ratelimit_service_rate_limit_total_hits", &[("d override", 4)]);
     is(&told, "ratelease_decisions_total", &[("d override ok local", 3)]);
 }
@@ -163,7 +163,7 @@ fn values_are_series_where_the_rule_asks_and_the_label_shows_them() {
     for value in ["1.2.3.4", "1.2.3.4", "5.6.7.8"] {
         note(&meters, &rules, &[("detailed", value)], 9, false);
     }
-    let told = meters.families();
+    let told = meters.families(None);
     let expected = [
         ("d by_value_a deep_x", 2),
         ("d by_value_a deep_y", 1),
@@ -179,13 +179,80 @@ fn values_are_series_where_the_rule_asks_and_the_label_shows_them() {
     is(&told, "ratelease_series", &expected);
 }
 
+/// Of five rules one is unlimited, and two have series by value.
+#[test]
+fn rules_in_force_are_told_before_their_first_hit() {
+    let (meters, rules) = (meters(100), rules());
+    let told = meters.families(Some(&rules));
+    for name in ["total_hits", "within_limit", "near_limit", "over_limit", "shadow_mode"] {
+        let name = format!("ratelimit_service_rate_limit_{name}");
+        is(&told, &name, &[("d dark", 0), ("d plain", 0)]);
+    }
+    let decisions = series(&told, "ratelease_decisions_total");
+    assert_eq!(decisions.len(), 4 * 4, "{decisions:?}");
+    assert!(decisions.contains(&("d d.detailed over_limit leased".to_owned(), 0)));
+    note(&meters, &rules, &[("plain", "a")], 1, false);
+    let told = meters.families(Some(&rules));
+    let total = "ratelimit_service_rate_limit_total_hits";
+    is(&told, total, &[("d dark", 0), ("d plain", 1)]);
+    let decisions = series(&told, "ratelease_decisions_total");
+    assert_eq!(decisions.len(), 4 * 4, "none is told twice: {decisions:?}");
+    assert!(decisions.contains(&("d d.plain ok local".to_owned(), 1)));
+    // What is gone is told if it counted something.
+    let none = Rules::default();
+    is(&meters.families(Some(&none)), total, &[("d plain", 1)]);
+}
+
+#[test]
+fn of_more_rules_than_are_worth_it_none_is_told_before_its_first_hit() {
+    let hits = |series_max: usize, count: usize| {
+        let rule = |n| format!("- {{key: k{n}, rate_limit: {{unit: day, requests_per_unit: 1}}}}");
+        let rules = (0..count).map(rule).collect::<Vec<_>>().join("\n");
+        let text = format!("domain: d\ndescriptors:\n{rules}\n");
+        let source = Source { name: "d.yaml".into(), text: text.into() };
+        let rules = rules::load(&[source], rules::Options::default()).unwrap().rules;
+        let told = meters(series_max).families(Some(&rules));
+        series(&told, "ratelimit_service_rate_limit_total_hits").len()
+    };
+    assert_eq!((hits(10_000, told::TOLD_MAX), hits(10_000, told::TOLD_MAX + 1)), (1000, 0));
+    assert_eq!((hits(5, 5), hits(5, 6)), (5, 0));
+}
+
+#[test]
+fn hits_of_calls_that_the_store_left_unanswered_are_among_all_hits_alone() {
+    let (meters, rules) = (meters(100), rules());
+    let of = |key, limit, refund| {
+        let entries = smallvec![Entry { key, value: "a" }];
+        Descriptor { entries, limit, hits_addend: Some(3), refund }
+    };
+    let limit = Some(Limit::fixed_window(5, Unit::Hour));
+    let descriptors = smallvec![
+        of("plain", None, false),
+        of("detailed", None, false),
+        of("plain", None, true),
+        of("open", None, false),
+        of("unknown", None, false),
+        of("any", limit, false),
+    ];
+    let request = Request { domain: "d", descriptors, hits_addend: 0 };
+    meters.note_unanswered(&rules, &request);
+    let told = meters.families(None);
+    let of = |name: &str| format!("ratelimit_service_rate_limit_{name}");
+    let expected = [("d detailed_a", 3), ("d override", 3), ("d plain", 3)];
+    is(&told, &of("total_hits"), &expected);
+    for name in ["within_limit", "near_limit", "over_limit", "shadow_mode"] {
+        is(&told, &of(name), &[]);
+    }
+    is(&told, "ratelease_decisions_total", &[]);
+}
+
 #[test]
 fn counts_go_on_when_the_rules_are_loaded_anew() {
     let meters = meters(100);
     for _ in 0..3 {
         note(&meters, &rules(), &[("plain", "a")], 9, false);
     }
-    is(&meters.families(), "ratelease_decisions_total", &[("d d.plain ok local", 3)]);
+    is(&meters.families(None), "ratelease_decisions_total", &[("d d.plain ok local", 3)]);
 }
 
 #[test]
@@ -194,13 +261,26 @@ fn rules_that_find_no_room_are_counted_together() {
     note(&meters, &rules, &[("plain", "a")], 9, false);
     note(&meters, &rules, &[("dark", "a")], 9, false);
     note(&meters, &rules, &[("detailed", "a")], 9, false);
-    let told = meters.families();
+    let told = meters.families(None);
     let expected = [("d d.plain ok local", 1), ("folded folded ok local", 2)];
     is(&told, "ratelease_decisions_total", &expected);
     let expected = [("ratelease_decisions", 2), ("ratelimit_service_rate_limit", 0)];
     is(&told, "ratelease_series_folded_total", &expected);
     let hits = "ratelimit_service_rate_limit_total_hits";
     is(&told, hits, &[("d plain", 1), ("folded folded", 2)]);
+}
+
+#[test]
+fn no_series_is_told_twice_when_rules_and_overrides_find_no_room() {
+    let (meters, rules) = (meters(0), rules());
+    note(&meters, &rules, &[("plain", "a")], 9, false);
+    let entries = smallvec![Entry { key: "any", value: "a" }];
+    let limit = Some(Limit::fixed_window(5, Unit::Hour));
+    let sent = Descriptor { entries, limit, ..Descriptor::default() };
+    note_descriptor(&meters, &rules, sent, 1, false);
+    let told = meters.families(None);
+    is(&told, "ratelease_decisions_total", &[("folded folded ok local", 2)]);
+    is(&told, "ratelimit_service_rate_limit_total_hits", &[("folded folded", 2)]);
 }
 
 #[test]
@@ -214,9 +294,9 @@ fn hits_beyond_all_counting_end_nothing() {
         }
     }
     // Adding up what they came to must not overflow.
-    assert_eq!(meters.totals().over_limit, 4);
+    assert_eq!((meters.calls().over_limit, meters.by_how()[0].1), (4, 4));
     assert_eq!(meters.by_rule(9).len(), 3);
-    assert!(text::write(&meters.families()).contains("key1=\"dark\""));
+    assert!(text::write(&meters.families(None)).contains("key1=\"dark\""));
 }
 
 /// Hashes of five million values are noted where each has its own series in the reference. The
@@ -231,7 +311,7 @@ fn series_stay_bounded_however_many_values_come() {
         let status = std::fs::read_to_string("/proc/self/statm").unwrap();
         status.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
     };
-    let lines = |meters: &Meters| text::write(&meters.families()).lines().count();
+    let lines = |meters: &Meters| text::write(&meters.families(None)).lines().count();
     let note = |number: u64| {
         note(&meters, &rules, &[("detailed", &format!("user-{number}"))], 9, false);
     };
@@ -243,7 +323,7 @@ fn series_stay_bounded_however_many_values_come() {
     println!("{values} values: {grown} bytes more, {lines_before} lines");
     // Other tests run in this process at the same time.
     assert!(grown < 64 << 20, "{grown} bytes more");
-    let told = meters.families();
+    let told = meters.families(None);
     let hits = series(&told, "ratelimit_service_rate_limit_total_hits");
     assert_eq!(hits.len(), MAX + 1);
     assert_eq!(hits.iter().map(|(_, count)| count).sum::<u64>(), values, "none is lost");

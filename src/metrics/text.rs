@@ -17,8 +17,9 @@ pub fn write(families: &[Family]) -> String {
     for family in families {
         let Family { name, help, kind, samples } = family;
         // Here and below: writing to a string cannot fail.
-        let _ = writeln!(text, "# HELP {name} {}", escaped(help, false));
-        let _ = writeln!(text, "# TYPE {name} {}", kind.word());
+        let _ = write!(text, "# HELP {name} ");
+        escape(&mut text, help, false);
+        let _ = writeln!(text, "\n# TYPE {name} {}", kind.word());
         for sample in samples {
             match &sample.value {
                 Value::Count(count) => line(&mut text, name, "", &sample.labels, None, count),
@@ -55,7 +56,9 @@ fn line(
     let labels = labels.iter().map(|(name, value)| (*name, value.as_ref()));
     let mut before = '{';
     for (label, value) in labels.chain(end.map(|end| ("le", end))) {
-        let _ = write!(text, "{before}{label}=\"{}\"", escaped(value, true));
+        let _ = write!(text, "{before}{label}=\"");
+        escape(text, value, true);
+        text.push('"');
         before = ',';
     }
     if before == ',' {
@@ -65,17 +68,21 @@ fn line(
 }
 
 /// Line ends and backslashes would end the line or change it; within quotes, so would these.
-fn escaped(value: &str, quoted: bool) -> String {
-    let mut safe = String::with_capacity(value.len());
-    for character in value.chars() {
-        match character {
-            '\\' => safe.push_str("\\\\"),
-            '\n' => safe.push_str("\\n"),
-            '"' if quoted => safe.push_str("\\\""),
-            other => safe.push(other),
-        }
+fn escape(text: &mut String, value: &str, quoted: bool) {
+    let mut rest = value;
+    while let Some(at) = rest.find(['\\', '\n', '"']) {
+        let (plain, marked) = rest.split_at(at);
+        text.push_str(plain);
+        let (mark, after) = marked.split_at(1); // each is one byte
+        text.push_str(match mark {
+            "\\" => "\\\\",
+            "\n" => "\\n",
+            _ if quoted => "\\\"",
+            _ => mark,
+        });
+        rest = after;
     }
-    safe
+    text.push_str(rest);
 }
 
 // === impl Kind ===

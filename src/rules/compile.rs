@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::fault::{Findings, Place, excerpt};
 use super::file::{self, Descriptor, File, Given};
 use super::node::Document;
+use super::places::Places;
 use super::tree::{Branch, Node, TextMap, composite};
 use super::{Faults, Level, Loaded, Matched, Options, Rule, Rules, Source, text};
 use manner::Manner;
@@ -24,9 +25,26 @@ const PATH_BYTES_MAX: usize = 256 << 20;
 /// # Errors
 /// Every fault of every source, with its place.
 pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
+    compile(sources, options, None).map(|(loaded, _)| loaded)
+}
+
+/// As [`load`], and where each rule is written, which takes memory that only people's tools spend.
+pub(crate) fn load_with_places(
+    sources: &[Source],
+    options: Options,
+) -> Result<(Loaded, Places), Faults> {
+    let (loaded, places) = compile(sources, options, Some(Places::default()))?;
+    Ok((loaded, places.unwrap_or_default()))
+}
+
+fn compile(
+    sources: &[Source],
+    options: Options,
+    places: Option<Places>,
+) -> Result<(Loaded, Option<Places>), Faults> {
     let mut sorted: Vec<&Source> = sources.iter().collect();
     sorted.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut compiler = Compiler::new(options);
+    let mut compiler = Compiler::new(options, places);
     for source in &sorted {
         compiler.source(source);
     }
@@ -35,7 +53,8 @@ pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
     rules.sort_by(|a, b| a.path.cmp(&b.path));
     let domains =
         compiler.domains.into_iter().map(|(name, domain)| (name, domain.branch)).collect();
-    Ok(Loaded { rules: Rules { version: version(&sorted, options), domains, rules }, warnings })
+    let rules = Rules { version: version(&sorted, options), domains, rules };
+    Ok((Loaded { rules, warnings }, compiler.places))
 }
 
 /// Hashes all that decides what the rules are. `sources` are in order of their names.
@@ -63,6 +82,8 @@ struct Compiler {
     defaults: Manner,
     domains: TextMap<Domain>,
     rules: Vec<Arc<Rule>>,
+    /// Theirs, if anybody wants to know.
+    places: Option<Places>,
     /// Paths given out, with how many rules wanted each.
     paths: TextMap<u32>,
     descriptors: usize,
@@ -86,13 +107,14 @@ struct Trail {
 // === impl Compiler ===
 
 impl Compiler {
-    fn new(options: Options) -> Self {
+    fn new(options: Options, places: Option<Places>) -> Self {
         Compiler {
             findings: Findings::default(),
             options,
             defaults: Manner::default(),
             domains: TextMap::default(),
             rules: Vec::new(),
+            places,
             paths: TextMap::default(),
             descriptors: 0,
             path_bytes: 0,

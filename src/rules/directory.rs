@@ -99,9 +99,23 @@ pub fn read_path(path: &Path, ignore_dotfiles: bool) -> Result<Vec<Source>, Read
     Ok(vec![Source { name: path.to_string_lossy().into_owned(), text }])
 }
 
+/// What `from` holds, as a source of this name. Of a text too large to load only one byte too many
+/// is read.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read_from(name: &str, from: impl Read) -> Result<Source, ReadError> {
+    let text = read_text(from).map_err(|error| ReadError::at(Path::new(name), error))?;
+    Ok(Source { name: name.to_owned(), text })
+}
+
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    read_text(File::open(path)?)
+}
+
+fn read_text(from: impl Read) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    File::open(path)?.take(SOURCE_BYTES_MAX as u64 + 1).read_to_end(&mut text)?;
+    from.take(SOURCE_BYTES_MAX as u64 + 1).read_to_end(&mut text)?;
     Ok(text)
 }
 

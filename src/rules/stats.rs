@@ -36,6 +36,11 @@ impl Rule {
         }
     }
 
+    /// What [`Rule::stats_key`] comes to where it shows nothing that was on the request.
+    pub fn stats_name(&self) -> Cow<'_, str> {
+        sanitized(&self.path)
+    }
+
     /// Whether the stats key shows, at this level, what was on the request, so that there are as
     /// many keys as values.
     pub fn varies_at(&self, level: usize) -> bool {

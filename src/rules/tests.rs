@@ -9,6 +9,7 @@ mod faults;
 mod hostile;
 mod lookup;
 mod oracle;
+mod places;
 mod stats;
 mod trace;
 mod version;

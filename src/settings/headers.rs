@@ -124,11 +124,17 @@ impl Headers {
     /// No header may come twice, with two meanings.
     fn check(&self, faults: &mut Faults) {
         let Some(names) = &self.reference else { return };
-        for (env, name) in [
+        let named = [
             ("LIMIT_LIMIT_HEADER", &names.limit),
             ("LIMIT_REMAINING_HEADER", &names.remaining),
             ("LIMIT_RESET_HEADER", &names.reset),
-        ] {
+        ];
+        for (at, (env, name)) in named.into_iter().enumerate() {
+            let mut before = named.iter().take(at);
+            if let Some((other, _)) = before.find(|(_, other)| name.eq_ignore_ascii_case(other)) {
+                let problem = format!("{other} names this header too");
+                faults.add(Fault::new(env, problem, "name another header").with_found(name));
+            }
             let taken = self.others().find(|(other, _)| name.eq_ignore_ascii_case(other));
             if let Some((_, word)) = taken {
                 let problem = format!("RESPONSE_HEADERS has {word}, which sends this header too");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::fault::Faults;
+use super::fault::{Expected, Faults};
 use super::value::{self, HostPort};
 
 /// Most calls under way that one process may be told to take: each that waits holds some 12 KiB.
@@ -21,8 +21,10 @@ pub struct Listeners {
     pub http: HostPort,
     /// Envoy's rate limit requests.
     pub grpc: GrpcListen,
-    /// `/status`, `/metrics`, `/rlconfig` and their index.
+    /// `/status`, `/metrics`, `/rlconfig`, `/hotkeys` and their index.
     pub debug: HostPort,
+    /// Names, beside those that always are, that browsers may ask the debug listener by.
+    pub debug_allowed_hosts: Vec<String>,
     /// Age at which a gRPC connection is asked to go; `None` for never.
     pub max_connection_age: Option<Duration>,
     /// What such a connection is left to finish; `None` for as long as it takes.
@@ -70,9 +72,12 @@ pub(super) struct ListenerFlags {
     /// Interface of the debug listener
     #[arg(long, env = "DEBUG_HOST", value_name = "HOST", default_value = "127.0.0.1")]
     debug_host: String,
-    /// Port of the debug listener: /status, /metrics, /rlconfig and their index
+    /// Port of the debug listener: /status, /metrics, /rlconfig, /hotkeys and their index
     #[arg(long, env = "DEBUG_PORT", value_name = "PORT", default_value = "6070")]
     debug_port: String,
+    /// Names to reach the debug listener by, beside addresses and inner names; * for any
+    #[arg(long, env = "DEBUG_ALLOWED_HOSTS", value_name = "NAMES")]
+    debug_allowed_hosts: Option<String>,
 }
 
 // === impl ListenerFlags ===
@@ -84,6 +89,8 @@ impl ListenerFlags {
         let unix = faults.parse_optional("GRPC_UDS", self.grpc_uds.as_deref(), value::socket_path);
         let debug =
             host_port(faults, ("DEBUG_HOST", &self.debug_host), ("DEBUG_PORT", &self.debug_port));
+        let allowed = self.debug_allowed_hosts.as_deref();
+        let names = faults.parse_optional("DEBUG_ALLOWED_HOSTS", allowed, names);
         let never = value::duration_or_never;
         let age = faults.parse("GRPC_MAX_CONNECTION_AGE", &self.grpc_max_connection_age, never);
         let grace = faults.parse(
@@ -100,11 +107,23 @@ impl ListenerFlags {
                 None => GrpcListen::Tcp(tcp?),
             },
             debug: debug?,
+            debug_allowed_hosts: names?.unwrap_or_default(),
             max_connection_age: age?,
             max_connection_age_grace: grace?,
             calls_max: calls_max?,
         })
     }
+}
+
+/// Names without ports, as a `Host` header may have them.
+fn names(text: &str) -> Result<Vec<String>, Expected> {
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let read = |name: &str| if name == "*" { Ok(name.to_owned()) } else { value::host(name) };
+    let read: Result<_, _> = names.map(read).collect();
+    read.map_err(|_| {
+        let expected = "names without a port, separated by commas, or *";
+        Expected::new(expected, "debug.example.com")
+    })
 }
 
 /// Both halves are looked at before either is missed.

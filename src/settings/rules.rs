@@ -81,7 +81,7 @@ pub struct ReadingFlags {
 pub struct RulesDirFlags {
     /// Directory with the rule files; beats the RUNTIME_ names [default: config/rules, if none of
     /// those is set]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::AnyPath)]
     rules: Option<String>,
     /// Rules lie in RUNTIME_ROOT/RUNTIME_SUBDIRECTORY/RUNTIME_APPDIRECTORY [default:
     /// /srv/runtime_data/current, if one of the others is set]

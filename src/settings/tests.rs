@@ -13,12 +13,13 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 16] = [
+const OURS: [&str; 17] = [
     "LEASE_MAX_WAIT",
     "DRAIN_TIMEOUT",
     "KEY_SECRET",
     "BUFFER_MEMORY",
     "MAX_IN_FLIGHT",
+    "DEBUG_ALLOWED_HOSTS",
     "METRICS_SERIES_MAX",
     "RULES_SNAPSHOT",
     "RESPONSE_HEADERS",

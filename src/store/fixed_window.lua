@@ -28,7 +28,7 @@ local stored = 0
 local value = redis.call('GET', KEYS[1])
 if value then
   local of, count = value:match('^(%d+)(%d%d%d%d%d%d%d%d%d%d)$')
-  if not of then return redis.error_reply('ERR this key holds no count of ratelease') end
+  if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no count of ratelease') end
   of = tonumber(of)
   if of == (window + 1) % WINDOWS then window = window + 1 end
   if of == window % WINDOWS then stored = tonumber(count) end

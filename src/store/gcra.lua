@@ -56,7 +56,7 @@ local stored = 0
 local value = redis.call('GET', KEYS[1])
 if value then
   local of, nanos = value:match('^(%d%d%d%d%d%d%d%d%d%d)(%d%d%d%d%d%d%d%d%d)$')
-  if not of then return redis.error_reply('ERR this key holds no time of ratelease') end
+  if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no time of ratelease') end
   -- Beyond the largest debt it need not be exact: that is what it is cut to.
   local ahead = (tonumber(of) - seconds) * ticks_per_second + math.ceil(tonumber(nanos) / tick)
   stored = math.max(0, math.min(ahead - ticks_now, debt_max))

@@ -23,7 +23,8 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 
 local size = redis.call('LLEN', key)
-local function entry(index) return tonumber(redis.call('LINDEX', key, index) or 0) end
+-- Of somebody else's entries before a newest of our own: as one that has long expired.
+local function entry(index) return tonumber(redis.call('LINDEX', key, index) or 0) or 0 end
 -- Entries before that time.
 local function before(at)
   local low, high = 0, size
@@ -34,8 +35,8 @@ local function before(at)
   return low
 end
 
-local newest = entry(-1)
-if not newest then return redis.error_reply('ERR this key holds no log of ratelease') end
+local newest = tonumber(redis.call('LINDEX', key, -1) or 0)
+if not newest then return redis.error_reply('FOREIGN ' .. key .. ' holds no log of ratelease') end
 -- More than a window ahead: the clock was set back, and nothing would be lent until it caught up.
 local gone = size
 if newest <= now + window then gone = before(now - window + 1) end

@@ -26,7 +26,7 @@ local value = redis.call('GET', KEYS[1])
 if value then
   local of, one, two =
     value:match('^([1-8])(%d%d%d%d%d%d%d%d%d)(%d%d%d%d%d%d%d%d%d)$')
-  if not of then return redis.error_reply('ERR this key holds no counts of ratelease') end
+  if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no counts of ratelease') end
   local ahead = (tonumber(of) - 1 - window) % 8
   -- A master whose clock is behind goes on with the window it finds.
   if ahead == 1 then window = window + 1 end

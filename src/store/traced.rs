@@ -45,6 +45,10 @@ impl Store for Traced {
         self.inner.counts()
     }
 
+    fn owner(&self, ask: &Ask) -> Option<String> {
+        self.inner.owner(ask)
+    }
+
     fn describe(&self) -> String {
         self.inner.describe()
     }

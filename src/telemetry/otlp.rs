@@ -11,7 +11,7 @@ use message::{KeyValue, Resource, Scope};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::dice;
+use crate::dice;
 use crate::settings::Identity;
 
 /// Who sends: one for all that a process sends.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tracing::info;
 
-use super::dice;
+use crate::dice;
 use crate::observe::Decision;
 use crate::request::Descriptor;
 use crate::store::Count;

@@ -14,6 +14,11 @@ use crate::time::Clock;
 /// Lines that may wait to be written; more are lost, and counted. Lines are a few hundred bytes.
 const LINES_MAX: usize = 1024;
 
+/// With nothing left to write, the thread lets lines gather for so long: if it woke for every line
+/// of a busy log, it would take the processor from decisions each time. The queue has room for what
+/// comes meanwhile, at a hundred lines a millisecond.
+const GATHER: Duration = Duration::from_millis(10);
+
 /// Before the thread goes on after a panic: what it was made to write may make it panic again.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -126,7 +131,7 @@ fn write_all(
     let clock = Clock::start();
     let mut last = clock.now();
     loop {
-        match items.recv_timeout(SECOND) {
+        match next(items) {
             Ok(Item::Line(line)) => {
                 // A line that cannot be written is lost: there is no other place to tell it.
                 let _ = to.write_all(&line);
@@ -145,6 +150,13 @@ fn write_all(
             each_second();
         }
     }
+}
+
+fn next(items: &Receiver<Item>) -> Result<Item, RecvTimeoutError> {
+    items.try_recv().or_else(|_| {
+        thread::sleep(GATHER);
+        items.recv_timeout(SECOND)
+    })
 }
 
 #[cfg(test)]

@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
-use super::dice;
 use super::otlp::message::{KeyValue, Span as Message, SpanKind};
 use super::otlp::{Origin, unix_nanos};
+use crate::dice;
 use crate::settings::Tracing;
 use crate::store::Count;
 use crate::time::Clock;

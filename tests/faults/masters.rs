@@ -11,10 +11,10 @@ use crate::support::redis_cluster::{Cluster, ClusterOptions};
 use crate::support::redis_server::Server;
 
 /// For a replica to take over; some 4 s.
-const FAILOVER_MAX: Duration = Duration::from_secs(12);
+pub const FAILOVER_MAX: Duration = Duration::from_secs(12);
 
 /// From the slot being writable to the next lease of it, at full scale.
-const RESUME_MAX: Duration = Duration::from_secs(1);
+pub const RESUME_MAX: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r1_a_master_killed_under_load() {
@@ -178,7 +178,7 @@ async fn r5_a_frozen_master_wakes_after_its_replica_took_over() {
     row.end();
 }
 
-fn judge_failover(row: &mut Row, writable: Option<Duration>) {
+pub fn judge_failover(row: &mut Row, writable: Option<Duration>) {
     row.note(&format!("slot writable after {:.1} s", writable.unwrap_or_default().as_secs_f64()));
     row.holds(writable.is_some(), "the slot stays away: the row shows nothing");
 }
@@ -193,7 +193,7 @@ fn shard_of_most(stage: &Stage, cluster: &Cluster) -> usize {
 }
 
 /// Whether the node takes a write to the slot of `key`, which stays as it is.
-fn is_writable(node: &Server, key: &str) -> bool {
+pub fn is_writable(node: &Server, key: &str) -> bool {
     let tag = key.split(['{', '}']).nth(1).expect("a tag");
     node.try_command::<()>(&["SET", &format!("probe:{{{tag}}}"), "1", "PX", "1000"]).is_ok()
 }

@@ -80,7 +80,7 @@ async fn r13_rules_are_garbage() {
         replace(stage.rules.path(), &bytes);
         let told = async || refused(&stage.pods[0]).await > before;
         row.holds(
-            time_until(stage.scale.pick(5, 60) * LIVE_MAX, told).await.is_some(),
+            time_until(stage.scale.pick(30, 60) * LIVE_MAX, told).await.is_some(),
             &format!("{what}: not refused"),
         );
     }

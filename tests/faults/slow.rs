@@ -4,7 +4,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::row::Row;
-use crate::stage::{Plan, Stage, judge_errors, scripts, time_until};
+use crate::stage::{Plan, Scale, Stage, judge_errors, scripts, status, time_until};
+use crate::stand::Asker;
 use crate::support::now;
 use crate::support::paced::Samples;
 use crate::support::proxy::{Fault, Proxy};
@@ -32,11 +33,12 @@ fn set_all(cluster: &Cluster, fault: Fault) {
     cluster.proxies.iter().for_each(|proxy| proxy.set(fault));
 }
 
-/// Time until the nodes have run more scripts than were held up on the way.
-async fn leases_resume(cluster: &Cluster) -> Duration {
+/// Time until the nodes have run so many scripts more, which is to be more than were held up on the
+/// way.
+async fn leases_resume(cluster: &Cluster, more: u64) -> Duration {
     let all = || cluster.nodes.iter().map(scripts).sum::<u64>();
     let before = all();
-    let resumed = time_until(2 * RECOVERED_MAX, async || all() > before + 20).await;
+    let resumed = time_until(2 * RECOVERED_MAX, async || all() > before + more).await;
     resumed.unwrap_or(2 * RECOVERED_MAX)
 }
 
@@ -67,7 +69,7 @@ impl Spell {
         tokio::time::sleep(lasts.saturating_sub(began.elapsed())).await;
         set_all(cluster, Fault::None);
         let ended = now();
-        row.recovered(leases_resume(cluster).await, RECOVERED_MAX);
+        row.recovered(leases_resume(cluster, 20).await, RECOVERED_MAX);
         let growth = stage.resident().saturating_sub(memory);
         row.holds(growth <= GROWTH_MAX, &format!("memory grew by {} MiB", growth / MIB));
         Self { row, began, ended, errors: stage.errors().await - errors }
@@ -111,6 +113,63 @@ async fn r6_redis_is_slow() {
         ("replies drip at 8 KB/s", Fault::Drip { bytes_per_second: 8000 }),
     ];
     check("R6", promise, &spells).await;
+}
+
+/// Tokens and grants so far of all leases of the only pod.
+async fn lent(stage: &Stage) -> (u64, u64) {
+    let page = status(&stage.pods[0]).await.expect("the status page");
+    let of = |name: &str| page["leases"][name].as_u64().expect("a number");
+    (of("tokens_granted"), of("grants"))
+}
+
+/// The mean lease of the next few.
+async fn lease_size(stage: &Stage) -> f64 {
+    const GRANTS: u64 = 3;
+    let before = lent(stage).await;
+    let come = async || lent(stage).await.1 >= before.1 + GRANTS;
+    assert!(time_until(Duration::from_secs(30), come).await.is_some(), "no leases come");
+    let after = lent(stage).await;
+    (after.0 - before.0) as f64 / (after.1 - before.1) as f64
+}
+
+/// Of a key of which less than half is left, a lease is to last a quarter of a second; with a Redis
+/// half a second away that is over before the next one can come.
+#[tokio::test(flavor = "multi_thread")]
+async fn r6_leases_grow_with_the_round_trip() {
+    const STEADY: &str = "/steady";
+    let promise = "leases last as long as two round trips, and are never more than a quarter of \
+                   what is left; 0 errors; at most L, for less is asked";
+    let mut row = Row::new("R6", "replies 500 ms late: the size of leases", promise);
+    let limit: u32 = Scale::of_env().pick(8_000, 80_000);
+    let more = format!(
+        "- {{key: path, value: {STEADY}, rate_limit: {{unit: day, requests_per_unit: {limit}}}}}\n"
+    );
+    let stage = Plan { pods: 1, more, ..Plan::new("r6-size", proxied()) }.start().await;
+    let charged = limit * 6 / 10;
+    let asker = Asker::connect(&stage.pods[0]).await;
+    let answer = asker.ask("r6-size", &[("path", STEADY)], charged).await;
+    assert_eq!(answer.overall_code, 1, "{answer:?}");
+    let load = stage.load_of(&[STEADY.to_owned()]).await;
+    let near = lease_size(&stage).await;
+    let began = now();
+    let delay = Duration::from_millis(500);
+    set_all(proxied(), Fault::Latency { delay, jitter: Duration::ZERO });
+    // Until it is learnt, by a connection or two that are given up and the first replies.
+    let (_, grants) = lent(&stage).await;
+    let learnt = async || lent(&stage).await.1 >= grants + 2;
+    row.holds(time_until(Duration::from_secs(30), learnt).await.is_some(), "no leases come");
+    let far = lease_size(&stage).await;
+    set_all(proxied(), Fault::None);
+    row.recovered(leases_resume(proxied(), 3).await, RECOVERED_MAX);
+    let samples = load.stop().await;
+
+    row.note(&format!("{near:.0} tokens a lease at first, {far:.0} then"));
+    row.holds(far >= 2.0 * near, "leases do not grow with the round trip");
+    row.holds(far <= f64::from(limit - charged) / 4.0, "a lease of more than its part");
+    judge_errors(&mut row, &samples.between(began, now()), stage.errors().await);
+    row.admitted(u64::from(charged) + samples.passed(), limit.into());
+    stage.stop(&mut row).await;
+    row.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]

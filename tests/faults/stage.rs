@@ -340,15 +340,17 @@ pub async fn time_until(
     None
 }
 
-/// Counts of fixed windows at one node, as `fixed_window.lua` writes them: the window, then ten
-/// digits of count.
+/// Counts of fixed windows at one node.
 fn debited_at(node: &Server, prefix: &str) -> Vec<(String, u64)> {
     let pattern = format!("{prefix}*");
     let keys: Vec<String> = node.try_command(&["KEYS", &pattern]).unwrap_or_default();
-    let count = |key: String| {
-        let value: String = node.try_command(&["GET", &key]).ok()?;
-        let digits = value.get(value.len().checked_sub(10)?..)?;
-        Some((key, digits.parse().ok()?))
-    };
-    keys.into_iter().filter_map(count).collect()
+    let counted = |key: String| count_at(node, &key).map(|count| (key, count));
+    keys.into_iter().filter_map(counted).collect()
+}
+
+/// The count of a fixed window at one node, as `fixed_window.lua` writes it: the window, then ten
+/// digits of count.
+pub fn count_at(node: &Server, key: &str) -> Option<u64> {
+    let value: String = node.try_command(&["GET", key]).ok()?;
+    value.get(value.len().checked_sub(10)?..)?.parse().ok()
 }

@@ -25,7 +25,17 @@ struct Ran {
 
 /// Runs the binary in `dir` with nothing in its environment but `env`.
 fn run_in(dir: &Path, args: &[impl AsRef<OsStr>], env: &[(&str, &str)]) -> Ran {
-    let output = command(dir, args, env).output().expect("it starts");
+    ran(&mut command(dir, args, env))
+}
+
+/// Runs the binary in `dir` with a file of it on standard input.
+fn run_reading(dir: &Path, args: &[&str], file: &str) -> Ran {
+    let input = fs::File::open(dir.join(file)).expect("the file is there");
+    ran(command(dir, args, &[]).stdin(input))
+}
+
+fn ran(command: &mut Command) -> Ran {
+    let output = command.output().expect("it starts");
     let Output { status, stdout, stderr } = output;
     let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
     let status = status.code().expect("it was not ended by a signal");
@@ -96,12 +106,11 @@ fn a_reader_that_goes_away_is_no_trouble() {
 
 #[test]
 fn a_result_that_cannot_be_written_is_told_with_2() {
-    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut command = command(root(), &["check"], &[]);
-    let output = command.stdout(full).output().unwrap();
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{err}");
-    assert!(err.starts_with("ratelease check: cannot write the result: "), "{err}");
+    for args in [&["check"][..], &["--help"], &["check", "--help"], &["--version"]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let ran = ran(command(root(), args, &[]).stdout(full));
+        assert!(ran.ended(2).err.contains(": cannot write the result: "), "{}", ran.err);
+    }
 }
 
 #[test]

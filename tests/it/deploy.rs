@@ -11,6 +11,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use serde_json::Value;
+
 const RULES: &str = "deploy/prometheus/rules.yaml";
 const RULE_TESTS: &str = "deploy/prometheus/tests.yaml";
 const DASHBOARD: &str = "deploy/grafana/ratelease.json";
@@ -71,6 +73,23 @@ fn each_alert_says_what_it_is_and_where_to_read_on() {
         assert!(headings.contains(name), "docs/runbooks.md has no `## {alert}`");
     }
     assert_eq!(headings.len(), alerts.len(), "a runbook of no alert: {headings:?}");
+}
+
+#[test]
+fn each_panel_says_what_it_shows_and_in_what_unit_and_asks_the_chosen_source() {
+    let board: Value = serde_json::from_str(&read(DASHBOARD)).unwrap();
+    let panels = board["panels"].as_array().expect("panels");
+    for panel in panels.iter().filter(|panel| panel["type"] != "row") {
+        let title = &panel["title"];
+        assert!(panel["description"].as_str().is_some_and(|text| text.len() > 10), "{title}");
+        let (unit, axis) = (&panel["fieldConfig"]["defaults"]["unit"], &panel["options"]["yAxis"]);
+        assert!(unit.is_string() || axis["unit"].is_string(), "{title} has no unit");
+        let targets = panel["targets"].as_array().expect("targets");
+        assert!(!targets.is_empty(), "{title} asks nothing");
+        for asked in targets.iter().chain([panel]) {
+            assert_eq!(asked["datasource"]["uid"], "${datasource}", "{title}");
+        }
+    }
 }
 
 /// Panels stand in double quotes there, and nothing else does.

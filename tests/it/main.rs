@@ -18,6 +18,8 @@ mod cli;
 mod contract;
 /// What operators get in `deploy/`: alerts, their runbooks, a dashboard.
 mod deploy;
+/// The hottest keys, of all rules and of each, on the debug port.
+mod hot_keys;
 /// Bad requests, over gRPC and over `/json`: each gets its reason and disturbs nobody.
 mod input;
 /// Start and end of the process: what it says when it cannot start, signals, the drain.

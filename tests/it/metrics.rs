@@ -15,6 +15,7 @@ use crate::support::http;
 use crate::support::process::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
+use crate::support::shop::Shop;
 
 /// For what takes milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(10);
@@ -41,25 +42,10 @@ descriptors:
             rate_limit: {unit: year, requests_per_unit: 100}
 ";
 
-/// Long enough for the store on any machine: no failure mode answers in its place.
-const PATIENT: (&str, &str) = ("LEASE_MAX_WAIT", "5s");
-
 fn rules(text: &str) -> TempDir {
     let dir = TempDir::new().unwrap();
     fs::write(dir.path().join("shop.yaml"), text).unwrap();
     dir
-}
-
-/// Asks for one descriptor, with more fields of it; returns the status of HTTP.
-async fn ask(pod: &Ratelease, domain: &str, entries: &[(&str, &str)], more: &str) -> u16 {
-    let entries: Vec<_> =
-        entries.iter().map(|(key, value)| json!({"key": key, "value": value})).collect();
-    let mut descriptor = json!({ "entries": entries });
-    let more: serde_json::Value = serde_json::from_str(more).unwrap();
-    descriptor.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    let body = json!({"domain": domain, "descriptors": [descriptor]}).to_string();
-    let mut client = http::Client::connect(pod.http).await.unwrap();
-    client.send("POST", "/json", &[], body).await.unwrap().status
 }
 
 async fn page(addr: SocketAddr, path: &str) -> String {
@@ -82,6 +68,20 @@ fn hits(page: &str) -> Vec<&str> {
     lines.filter_map(|line| line.strip_prefix("ratelimit_service_rate_limit_")).collect()
 }
 
+/// As Prometheus wants it, and as it does not check: no series twice, no number that is none.
+fn is_valid(page: &str) {
+    promtool_finds_nothing(page);
+    let mut seen = BTreeSet::new();
+    for line in page.lines().filter(|line| !line.starts_with("# ")) {
+        let (series, value) = line.rsplit_once(' ').expect("a series and its value");
+        assert!(seen.insert(series), "{series} is told twice in\n{page}");
+        assert!(value.parse::<f64>().is_ok_and(f64::is_finite), "{line}");
+    }
+    let named = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let named: Vec<_> = named.collect();
+    assert_eq!(named.len(), named.iter().collect::<BTreeSet<_>>().len(), "{named:?}");
+}
+
 fn promtool_finds_nothing(page: &str) {
     let mut child = Command::new("promtool")
         .args(["check", "metrics"])
@@ -98,33 +98,34 @@ fn promtool_finds_nothing(page: &str) {
 }
 
 /// Seventeen calls, the last of which is refused.
-async fn a_known_sequence(pod: &Ratelease) {
+async fn a_known_sequence(shop: &mut Shop) {
     for expected in [200, 200, 200, 200, 429] {
-        assert_eq!(ask(pod, "shop", &[("plain", "v")], "{}").await, expected);
+        assert_eq!(shop.ask("shop", &[("plain", "v")]).await, expected);
     }
     for expected in [200, 429] {
-        assert_eq!(ask(pod, "shop", &[("many", "v")], r#"{"hitsAddend": 7}"#).await, expected);
+        let hits = json!({"hitsAddend": 7});
+        assert_eq!(shop.ask_with("shop", &[("many", "v")], hits).await, expected);
     }
     for _ in 0..3 {
-        assert_eq!(ask(pod, "shop", &[("dark", "v")], "{}").await, 200);
+        assert_eq!(shop.ask("shop", &[("dark", "v")]).await, 200);
     }
     for (user, deep) in [("a", "x"), ("a", "y"), ("b", "x")] {
         let entries = [("each", "1.2.3.4"), ("user", user), ("deep", deep)];
-        assert_eq!(ask(pod, "shop", &entries, "{}").await, 200);
+        assert_eq!(shop.ask("shop", &entries).await, 200);
     }
-    let limit = r#"{"limit": {"requestsPerUnit": 5, "unit": "YEAR"}}"#;
     for value in ["a", "b"] {
-        assert_eq!(ask(pod, "shop", &[("free", value)], limit).await, 200);
+        let limit = json!({"limit": {"requestsPerUnit": 5, "unit": "YEAR"}});
+        assert_eq!(shop.ask_with("shop", &[("free", value)], limit).await, 200);
     }
-    assert_eq!(ask(pod, "unheard-of", &[("plain", "v")], "{}").await, 200);
-    assert_eq!(ask(pod, "", &[("plain", "v")], "{}").await, 400);
+    assert_eq!(shop.ask("unheard-of", &[("plain", "v")]).await, 200);
+    assert_eq!(shop.ask("", &[("plain", "v")]).await, 400);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_known_sequence_of_requests_is_told_to_the_last_label() {
-    let rules = rules(RULES);
-    let pod = Ratelease::start(rules.path(), &[], &[PATIENT, ("NEAR_LIMIT_RATIO", "0.5")]).await;
-    a_known_sequence(&pod).await;
+    let mut shop = Shop::open(RULES, &[("NEAR_LIMIT_RATIO", "0.5")]).await;
+    a_known_sequence(&mut shop).await;
+    let pod = &shop.pod;
     let page = page(pod.debug, "/metrics").await;
     let expected = [
         r#"total_hits{domain="shop",key1="dark"} 3"#,
@@ -134,10 +135,10 @@ async fn a_known_sequence_of_requests_is_told_to_the_last_label() {
         r#"total_hits{domain="shop",key1="override"} 2"#,
         r#"total_hits{domain="shop",key1="plain"} 5"#,
         r#"over_limit{domain="shop",key1="dark"} 2"#,
-        r#"over_limit{domain="shop",key1="many"} 7"#,
+        r#"over_limit{domain="shop",key1="many"} 4"#,
         r#"over_limit{domain="shop",key1="plain"} 1"#,
         r#"near_limit{domain="shop",key1="dark"} 1"#,
-        r#"near_limit{domain="shop",key1="many"} 2"#,
+        r#"near_limit{domain="shop",key1="many"} 5"#,
         r#"near_limit{domain="shop",key1="plain"} 2"#,
         r#"within_limit{domain="shop",key1="dark"} 1"#,
         r#"within_limit{domain="shop",key1="each_1_2_3_4",key2="user_a"} 2"#,
@@ -146,6 +147,8 @@ async fn a_known_sequence_of_requests_is_told_to_the_last_label() {
         r#"within_limit{domain="shop",key1="override"} 2"#,
         r#"within_limit{domain="shop",key1="plain"} 4"#,
         r#"shadow_mode{domain="shop",key1="dark"} 2"#,
+        r#"shadow_mode{domain="shop",key1="many"} 0"#,
+        r#"shadow_mode{domain="shop",key1="plain"} 0"#,
     ];
     assert_eq!(hits(&page), expected, "{page}");
     let decided = |rule: &str, verdict: &str| {
@@ -180,13 +183,12 @@ async fn a_known_sequence_of_requests_is_told_to_the_last_label() {
     assert!(asks >= 1.0, "{page}");
     assert_eq!(sum(&page, "ratelease_lease_grants_total{"), asks, "{page}");
     assert!(!page.contains("unheard-of"), "no label is the client's text: {page}");
-    promtool_finds_nothing(&page);
+    is_valid(&page);
     pod.is_unharmed();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn metrics_have_a_port_of_their_own_if_asked_and_decisions_are_counted_unless_not() {
-    let rules = rules(RULES);
     let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let env = [
         ("USE_PROMETHEUS", "true"),
@@ -195,13 +197,14 @@ async fn metrics_have_a_port_of_their_own_if_asked_and_decisions_are_counted_unl
         ("DISABLE_STATS", "true"),
         ("PROMETHEUS_MAPPER_YAML", "/mapper.yaml"),
     ];
-    let pod = Ratelease::start(rules.path(), &[], &env).await;
-    assert_eq!(ask(&pod, "shop", &[("plain", "v")], "{}").await, 200);
+    let mut shop = Shop::open(RULES, &env).await;
+    assert_eq!(shop.ask("shop", &[("plain", "v")]).await, 200);
+    let pod = &shop.pod;
     for (addr, path) in [(addr, "/numbers"), (pod.debug, "/metrics")] {
         let page = page(addr, path).await;
         assert!(page.contains("\nratelease_build_info{version="), "{page}");
         assert!(!page.contains("ratelease_decisions_total"), "{page}");
-        promtool_finds_nothing(&page);
+        is_valid(&page);
     }
     for (addr, path) in [(addr, "/metrics"), (addr, "/status"), (pod.debug, "/numbers")] {
         assert_eq!(http::get(addr, path).await.unwrap().status, 404, "{addr} {path}");
@@ -213,9 +216,8 @@ async fn metrics_have_a_port_of_their_own_if_asked_and_decisions_are_counted_unl
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_of_the_rules_is_told_with_how_long_it_took() {
-    let rules = rules(RULES);
-    let pod = Ratelease::start(rules.path(), &[], &[]).await;
-    let file = rules.path().join("shop.yaml");
+    let shop = Shop::open(RULES, &[]).await;
+    let (pod, file) = (&shop.pod, shop.rules().join("shop.yaml"));
     let info =
         |page: &str| page.lines().find(|line| line.contains("rules_info{")).map(str::to_owned);
     let first = page(pod.debug, "/metrics").await;
@@ -242,21 +244,23 @@ async fn a_change_of_the_rules_is_told_with_how_long_it_took() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_token_lent_is_spent_given_back_or_expired() {
     let limit = "rate_limit: {unit: second, requests_per_unit: 100000}";
-    let rules = rules(&format!("domain: shop\ndescriptors:\n- key: fast\n  {limit}\n"));
-    let pod = Ratelease::start(rules.path(), &[], &[PATIENT]).await;
-    let grants = async || sum(&page(pod.debug, "/metrics").await, "ratelease_lease_grants_total{");
+    let rules = format!("domain: shop\ndescriptors:\n- key: fast\n  {limit}\n");
+    let mut shop = Shop::open(&rules, &[]).await;
+    let debug = shop.pod.debug;
+    let grants = async || sum(&page(debug, "/metrics").await, "ratelease_lease_grants_total{");
     for _ in 0..2 {
         // Until a window has followed another, so that tokens of the older are left.
         let first = grants().await;
         while grants().await < first + 3.0 {
-            assert_eq!(ask(&pod, "shop", &[("fast", "v")], "{}").await, 200);
+            assert_eq!(shop.ask("shop", &[("fast", "v")]).await, 200);
         }
         let forgotten =
-            async || page(pod.debug, "/metrics").await.contains("\nratelease_buffer_keys 0\n");
-        pod.process.until("forgetting the key", SOON, forgotten).await;
+            async || page(debug, "/metrics").await.contains("\nratelease_buffer_keys 0\n");
+        shop.pod.process.until("forgetting the key", SOON, forgotten).await;
     }
+    let pod = &shop.pod;
     let told = async || {
-        let page = page(pod.debug, "/metrics").await;
+        let page = page(debug, "/metrics").await;
         let [granted, returned, expired] = ["granted", "returned", "expired"]
             .map(|what| sum(&page, &format!("ratelease_tokens_{what}_total ")));
         let spent = sum(&page, "ratelimit_service_rate_limit_within_limit{");
@@ -270,6 +274,45 @@ async fn every_token_lent_is_spent_given_back_or_expired() {
     pod.process.until("every token accounted for", SOON, adds_up).await;
     let (granted, _, expired) = told().await;
     assert!(granted > 0.0 && expired > 0.0, "{granted} lent, {expired} expired");
+    pod.is_unharmed();
+}
+
+/// What is in labels is the operator's, be it what would end a label or a line of the text.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_all_kinds_are_told_and_stay_in_their_labels() {
+    let key = r#"back\slash "quoted"} 7"#;
+    let key = format!("{key}\nline\té\u{1f980}");
+    let limit = "rate_limit: {unit: year, requests_per_unit: 9}";
+    let rules = format!("domain: shop\ndescriptors:\n- key: {}\n  {limit}\n", json!(key));
+    let mut shop = Shop::open(&rules, &[]).await;
+    assert_eq!(shop.ask("shop", &[(&key, "v")]).await, 200);
+    let page = page(shop.pod.debug, "/metrics").await;
+    is_valid(&page);
+    let told = r#"total_hits{domain="shop",key1="back\\slash \"quoted\"} 7\nline"#;
+    assert!(hits(&page).iter().any(|line| line.starts_with(told)), "{page}");
+    shop.pod.is_unharmed();
+}
+
+/// The hits count, as in the reference, and no decision.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_the_store_leaves_unanswered_has_hits_and_no_verdict() {
+    let limit = "rate_limit: {unit: year, requests_per_unit: 9, failure_mode: error}";
+    let rules = rules(&format!("domain: shop\ndescriptors:\n- key: strict\n  {limit}\n"));
+    // Nobody listens there.
+    let redis = [SocketAddr::from(([127, 0, 0, 1], free_port()))];
+    let pod = Ratelease::start(rules.path(), &redis, &[]).await;
+    let entries = json!([{"key": "strict", "value": "v"}]);
+    let body = json!({"domain": "shop", "descriptors": [{"entries": entries, "hitsAddend": 3}]});
+    let mut client = http::Client::connect(pod.http).await.unwrap();
+    let answer = client.send("POST", "/json", &[], body.to_string()).await.unwrap();
+    assert_eq!(answer.status, 400, "{}", answer.body);
+    let page = page(pod.debug, "/metrics").await;
+    let expected = [("total_hits", 3.0), ("within_limit", 0.0), ("over_limit", 0.0)];
+    for (name, hits) in expected {
+        assert_eq!(sum(&page, &format!("ratelimit_service_rate_limit_{name}{{")), hits, "{page}");
+    }
+    assert_eq!(sum(&page, "ratelease_decisions_total{"), 0.0, "{page}");
+    assert_eq!(sum(&page, r#"ratelease_refusals_total{reason="store"} "#), 1.0, "{page}");
     pod.is_unharmed();
 }
 
@@ -287,9 +330,8 @@ async fn the_docs_name_every_metric_and_no_other() {
     let snapshot = kept.path().join("rules.snapshot");
     let env = [("RULES_SNAPSHOT", snapshot.to_str().unwrap())];
     let pod = Ratelease::start(rules.path(), &Cluster::shared().places(), &env).await;
-    ask(&pod, "shop", &[("plain", "v")], "{}").await;
     let page = page(pod.debug, "/metrics").await;
-    promtool_finds_nothing(&page);
+    is_valid(&page);
     let told = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
     let told: BTreeSet<_> = told.map(str::to_owned).collect();
     let documented = documented();

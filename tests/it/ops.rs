@@ -2,6 +2,7 @@
 //! how they end.
 
 mod health;
+mod interrupt;
 mod query;
 mod replay;
 mod status;

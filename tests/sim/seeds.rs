@@ -14,8 +14,9 @@ use crate::world::Wrong;
 const SEEDS: u64 = 2_000;
 
 /// The first of them, where `RATELEASE_SIM_SEED` names no other: the same on each run, so that a
-/// failure is of the change that it came with. Of other seeds, about one in 8000 still fails the
-/// fifth promise: a pod that has not heard how little is left takes all of it (234936726963383).
+/// failure is of the change that it came with. Of other seeds, a few may fail the fifth promise: a
+/// pod that has not heard of the others yet takes for itself what is theirs too (page 0018 of the
+/// decisions).
 const SEED: u64 = 154_825_009_800_628;
 
 /// Failing seeds that one run looks for at most.

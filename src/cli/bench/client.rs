@@ -39,6 +39,8 @@ pub(super) struct Shared {
     pub(super) clock: Clock,
     /// One for each connection.
     pub(super) seats: Vec<Seat>,
+    /// When the run was stopped before its time, in nanoseconds; `u64::MAX` while it was not.
+    pub(super) stopped_at: AtomicU64,
 }
 
 /// How others see a connection.
@@ -82,6 +84,26 @@ enum Ended {
     Lost,
 }
 
+// === impl Shared ===
+
+impl Shared {
+    /// Ends the run at `now` unless it ends before. What is under way may still be answered.
+    pub(super) fn stop(&self, now: Time) {
+        self.stopped_at.fetch_min(now.nanos(), Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Has every connection look at what there is to do.
+    pub(super) fn wake(&self) {
+        self.seats.iter().for_each(|seat| seat.due.wake());
+    }
+
+    /// The run's end, where it should have ended at `end`.
+    pub(super) fn end(&self, end: Time) -> Time {
+        end.min(Time::from_nanos(self.stopped_at.load(Ordering::Relaxed)))
+    }
+}
+
 // === impl Client ===
 
 impl Client {
@@ -118,6 +140,7 @@ impl Client {
                 link = timeout_at(end, self.connect()).await.ok().flatten();
             }
         }
+        self.heed_stop();
         let now = self.shared.clock.now();
         while let Some(due) = self.schedule.due(now).filter(|_| self.shared.plan.rate.is_some()) {
             self.schedule.advance();
@@ -127,14 +150,21 @@ impl Client {
     }
 
     /// A new connection, as soon as there is one; none once the run is over.
-    async fn connect(&self) -> Option<Link> {
+    async fn connect(&mut self) -> Option<Link> {
         while !self.schedule.is_over(self.shared.clock.now()) {
+            self.heed_stop();
             if let Ok(Ok(link)) = timeout(DRAIN_MAX, self.shared.plan.target.link()).await {
                 return Some(link);
             }
             sleep(PAUSE).await;
         }
         None
+    }
+
+    /// Where the run was stopped, nothing is due from then on.
+    fn heed_stop(&mut self) {
+        self.span.end = self.shared.end(self.span.end);
+        self.schedule.end_at(self.span.end);
     }
 
     fn settle(&mut self, due: Time, outcome: Outcome) {
@@ -178,7 +208,11 @@ impl Exchange {
             if ended.is_ready() {
                 return Poll::Ready(if broke { Ended::Lost } else { Ended::Gone });
             }
+            client.heed_stop();
             let now = shared.clock.now();
+            if now >= client.span.end + DRAIN_MAX {
+                return Poll::Ready(Ended::Over);
+            }
             if self.calls.is_empty() {
                 if client.schedule.is_over(now) {
                     return Poll::Ready(Ended::Over);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::request::Shape;
+use crate::cli::out::OutFlags;
 use crate::cli::target::Target;
 use crate::time::parse_duration;
 
@@ -35,7 +36,10 @@ Without --rate the loop is closed: a stream sends when it was answered, which sh
 With --rate it is open: requests are due at even intervals whatever the server does, and latency
 counts from when a request was due, so that a stall shows in all of those that it held up.
 
-Exit code: 0 every request got a verdict, 1 some did not, 2 the run could not begin.
+A signal, such as Ctrl-C, ends the run early and what was measured by then is reported.
+
+Exit status: 0 every request got a verdict, 1 some did not, 2 the run could not begin, or 128 and
+the number of the signal that ended it.
 
 Examples:
   ratelease bench load --target 127.0.0.1:8081
@@ -83,9 +87,8 @@ pub struct LoadFlags {
     /// Two runs with the same seed draw the same keys
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
-    /// Report as one line of JSON
-    #[arg(long)]
-    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) out: OutFlags,
 }
 
 /// A run, checked.

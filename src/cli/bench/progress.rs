@@ -7,6 +7,8 @@ use std::time::Duration;
 use super::client::{DRAIN_MAX, Seat, Shared};
 use super::schedule::Span;
 use crate::cli::meter::{Meter, bar};
+use crate::cli::out::Interrupt;
+use crate::cli::signals::Signals;
 
 /// Between two looks at whether it is over.
 const LOOK: Duration = Duration::from_millis(20);
@@ -28,11 +30,12 @@ impl<'a> Progress<'a> {
         Self { shared, span, meter: Meter::stderr() }
     }
 
-    /// Returns once `is_over` says so.
-    pub(super) fn follow(self, is_over: impl Fn() -> bool) {
+    /// Returns once `is_over` says so. At a signal, which is given then, it stops the run first.
+    pub(super) fn follow(self, signals: &Signals, is_over: impl Fn() -> bool) -> Option<Interrupt> {
+        let mut interrupted = None;
         // Nothing to draw and nothing to end before that.
         if !self.meter.is_seen() {
-            thread::sleep(self.span.end.since(self.shared.clock.now()));
+            interrupted = signals.wait(self.span.end.since(self.shared.clock.now()));
         }
         let mut answered = 0;
         for look in 0_u32.. {
@@ -44,9 +47,15 @@ impl<'a> Progress<'a> {
                 answered = self.sum(|seat| &seat.answered);
                 self.draw(answered, answered - before);
             }
-            thread::sleep(LOOK);
+            if interrupted.is_some() {
+                self.shared.stop(self.shared.clock.now());
+                thread::sleep(LOOK);
+            } else {
+                interrupted = signals.wait(LOOK);
+            }
         }
         self.meter.clear();
+        interrupted
     }
 
     fn sum(&self, count: impl Fn(&Seat) -> &AtomicU64) -> u64 {
@@ -59,16 +68,17 @@ impl<'a> Progress<'a> {
         let share = (done.as_secs_f64() / all.as_secs_f64()).min(1.0);
         let bar = bar(share);
         let rate = since as f64 / (LOOK * DRAWN_EACH).as_secs_f64();
-        let failed = self.sum(|seat| &seat.failed);
+        let failed = match self.sum(|seat| &seat.failed) {
+            0 => String::new(),
+            failed => format!(", {failed} without verdict"),
+        };
         let stage = if now < self.span.warm {
             "warming up".to_owned()
-        } else if now < self.span.end {
+        } else if now < self.shared.end(self.span.end) {
             format!("{:.0} s left", self.span.end.since(now).as_secs_f64())
         } else {
             format!("last answers, {DRAIN_MAX:?} at most")
         };
-        self.meter.draw(&format!(
-            "{bar} {stage}, {answered} answered, {rate:.0}/s, {failed} without verdict"
-        ));
+        self.meter.draw(&bar, &format!("{stage}, {answered} answered, {rate:.0}/s{failed}"));
     }
 }

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::call::Failure;
 use super::flags::Plan;
 use super::tally::Tally;
+use crate::cli::out::{Interrupt, Outcome};
 use crate::telemetry::trace::GRPC_CODES;
 
 /// The figures of a run with what was asked for. Its fields are those of the JSON.
@@ -26,7 +28,10 @@ pub(super) struct Report {
     entries: u32,
     seed: u64,
     warmup_seconds: f64,
+    /// That were measured: fewer than asked for if a signal came.
     seconds: f64,
+    #[serde(serialize_with = "as_flag")]
+    interrupted: Option<Interrupt>,
     requests: u64,
     /// Requests with a verdict, a second.
     requests_per_second: f64,
@@ -51,12 +56,22 @@ struct Latency {
     max: f64,
 }
 
+fn as_flag<S: Serializer>(interrupted: &Option<Interrupt>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_bool(interrupted.is_some())
+}
+
 // === impl Report ===
 
 impl Report {
-    pub(super) fn new(plan: &Plan, tally: &Tally) -> Self {
+    /// Of a run that counted `tally` in `measured`, and was `interrupted` or was not.
+    pub(super) fn new(
+        plan: &Plan,
+        tally: &Tally,
+        measured: Duration,
+        interrupted: Option<Interrupt>,
+    ) -> Self {
         let micros = |quantile| tally.latency.value_at_quantile(quantile) as f64 / 1e3;
-        let seconds = plan.duration.as_secs_f64();
+        let verdicts = tally.ok + tally.over_limit;
         let named = tally.failures.iter().map(|(failure, count)| (failure.to_string(), *count));
         Self {
             target: plan.target.to_string(),
@@ -71,9 +86,12 @@ impl Report {
             entries: plan.shape.entries,
             seed: plan.seed,
             warmup_seconds: plan.warmup.as_secs_f64(),
-            seconds,
+            seconds: measured.as_secs_f64(),
+            interrupted,
             requests: tally.requests(),
-            requests_per_second: (tally.ok + tally.over_limit) as f64 / seconds,
+            // Nothing is measured where the warm-up is interrupted.
+            requests_per_second: verdicts as f64
+                / measured.max(Duration::from_nanos(1)).as_secs_f64(),
             ok: tally.ok,
             over_limit: tally.over_limit,
             errors: named.collect(),
@@ -89,9 +107,10 @@ impl Report {
         }
     }
 
-    /// Whether every request got a verdict, and there were some.
-    pub(super) fn is_good(&self) -> bool {
-        self.requests > 0 && self.errors.is_empty() && self.connections_lost == 0
+    /// Good where every request got a verdict, and there were some.
+    pub(super) fn outcome(&self) -> Outcome {
+        let is_good = self.requests > 0 && self.errors.is_empty() && self.connections_lost == 0;
+        self.interrupted.map_or(Outcome::good_if(is_good), Outcome::Interrupted)
     }
 
     /// In one line.
@@ -107,7 +126,8 @@ impl fmt::Display for Report {
             None => "closed loop".to_owned(),
             Some(rate) => format!("open loop at {rate}/s"),
         };
-        writeln!(f, "{}: {load}, {:.1} s measured", self.target, self.seconds)?;
+        let cut = if self.interrupted.is_some() { ", then interrupted" } else { "" };
+        writeln!(f, "{}: {load}, {:.1} s measured{cut}", self.target, self.seconds)?;
         writeln!(
             f,
             "  connections {connections} × streams {streams} on threads {threads}; keys {keys}, \

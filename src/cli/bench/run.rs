@@ -1,6 +1,7 @@
 //! A run: a trial, connections on threads, all at once, and the counts together.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -20,6 +21,8 @@ use super::request::{self, Requests};
 use super::schedule::{Pace, Span};
 use super::tally::Tally;
 use super::trial;
+use crate::cli::meter::Meter;
+use crate::cli::signals::Signals;
 use crate::time::Clock;
 
 /// From the word to begin to the first request, so that every thread has heard it.
@@ -28,7 +31,7 @@ const HEAD_START: Duration = Duration::from_millis(20);
 /// A thread's end of a run: its connections' counts.
 type Worker = JoinHandle<Result<Tally, String>>;
 
-/// Carries out `plan`.
+/// Carries out `plan`, or as much of it as there is time for until a signal comes.
 ///
 /// # Errors
 ///
@@ -48,6 +51,8 @@ pub(super) fn run(plan: Plan) -> Result<Report, String> {
     }
     drop(ready);
     connected.iter().take(threads as usize).collect::<Result<(), String>>()?;
+    let signals =
+        Signals::listen(|| Meter::stderr().clear(), None).map_err(|trouble| trouble.to_string())?;
     let start = shared.clock.now() + HEAD_START;
     let span = Span { start, warm: start + warmup, end: start + warmup + duration };
     begin.send_replace(Some(span));
@@ -56,9 +61,11 @@ pub(super) fn run(plan: Plan) -> Result<Report, String> {
         let pace = Pace { rate, connections };
         thread::spawn(move || metronome::beat(&shared.seats, pace, span, shared.clock));
     }
-    Progress::new(&shared, span).follow(|| workers.iter().all(JoinHandle::is_finished));
+    let is_over = || workers.iter().all(JoinHandle::is_finished);
+    let interrupted = Progress::new(&shared, span).follow(&signals, is_over);
     let tally = gather(workers)?;
-    Ok(Report::new(&shared.plan, &tally))
+    let measured = shared.end(span.end).since(span.warm);
+    Ok(Report::new(&shared.plan, &tally, measured, interrupted))
 }
 
 fn prepare(plan: Plan) -> Result<Shared, String> {
@@ -68,6 +75,7 @@ fn prepare(plan: Plan) -> Result<Shared, String> {
         zipf: Zipf::new(plan.shape.keys, plan.zipf),
         clock: Clock::start(),
         seats: (0..plan.connections).map(|_| Seat::default()).collect(),
+        stopped_at: AtomicU64::new(u64::MAX),
         plan,
     })
 }

@@ -55,6 +55,11 @@ impl Schedule {
         Self { span, open: pace.map(|pace| (pace, index, 0)) }
     }
 
+    /// Nothing is due from `end` on.
+    pub(super) fn end_at(&mut self, end: Time) {
+        self.span.end = end;
+    }
+
     /// When the next request was to be sent, if that is by now.
     pub(super) fn due(&self, now: Time) -> Option<Time> {
         let due = self.next(now);
@@ -133,6 +138,16 @@ mod tests {
         }
         all.sort_unstable();
         assert_eq!(all, (0..100).map(|n| at(1000 + 10 * n)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_end_may_come_sooner() {
+        for pace in [None, Some(Pace { rate: 10, connections: 1 })] {
+            let mut schedule = Schedule::new(span(), pace, 0);
+            assert!(!schedule.is_over(at(1000)));
+            schedule.end_at(at(1000));
+            assert!(schedule.is_over(at(1000)) && schedule.due(at(1900)).is_none(), "{pace:?}");
+        }
     }
 
     #[test]

@@ -16,6 +16,7 @@ use tokio::runtime::Runtime;
 use super::link::Socket;
 use super::*;
 use crate::cli::Tool;
+use crate::cli::out::Outcome;
 use crate::cli::target::Target;
 use crate::settings::{SettingsError, Task};
 
@@ -111,7 +112,9 @@ fn report(flags: &str) -> Result<Value, String> {
     let json: Value = serde_json::from_str(&report.json()).unwrap();
     let text = report.to_string();
     assert!(text.contains("p99.9"), "{text}");
-    assert_eq!(report.is_good(), json["errors"] == serde_json::json!({}), "{text}");
+    let is_good = json["errors"] == serde_json::json!({});
+    assert_eq!(report.outcome(), Outcome::good_if(is_good), "{text}");
+    assert_eq!(json["interrupted"], false, "{text}");
     Ok(json)
 }
 

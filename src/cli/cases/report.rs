@@ -38,7 +38,7 @@ fn failed(played: &Played) -> usize {
     names.len()
 }
 
-pub(super) fn json(played: &[Played]) -> Value {
+pub(super) fn json(played: &[Played], troubles: &[String]) -> Value {
     let files = played.iter().map(|one| {
         let failures = one.failures.iter().map(|failure| {
             let Failure { case, place, what, expected, got, time } = failure;
@@ -53,7 +53,8 @@ pub(super) fn json(played: &[Played]) -> Value {
         })
     });
     json!({
-        "passed": played.iter().all(|one| one.failures.is_empty()),
+        "passed": troubles.is_empty() && played.iter().all(|one| one.failures.is_empty()),
         "files": files.collect::<Vec<_>>(),
+        "troubles": troubles,
     })
 }

@@ -84,7 +84,8 @@ impl Report {
             out.line(format_args!(
                 "::{} file={},line={line},col={column}::{}",
                 severity.name(),
-                property(&Safe(file).to_string()),
+                // GitHub knows files by their paths from the root, which have no dot.
+                property(&Safe(file.trim_start_matches("./")).to_string()),
                 data(&Safe(message).to_string())
             ))?;
         }

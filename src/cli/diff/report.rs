@@ -2,25 +2,30 @@
 
 use serde_json::{Value, json};
 
-use super::{Change, Counts, Diff};
+use super::{Change, Counts, Diff, Sides};
 use crate::cli::out::{Ink, Out, Trouble};
 use crate::cli::rule;
 use crate::cli::safe::Safe;
-use crate::rules::{Allowance, Rule};
+use crate::rules::{Allowance, Places, Rule};
 
 /// Prints what goes, what comes, what changes, and a summary.
-pub(super) fn text(diff: &Diff<'_>, out: &mut Out) -> Result<(), Trouble> {
+pub(super) fn text(diff: &Diff<'_>, places: Sides<'_>, out: &mut Out) -> Result<(), Trouble> {
+    let Sides { was, is } = places;
     let paint = out.paint();
     for rule in &diff.removed {
         out.line(paint.dye(Ink::Bad, Safe(format!("- {}", rule.path))))?;
+        out.line(format_args!("    at {}", shown_place(was, &rule.path)))?;
         out.line(format_args!("    allowed {}", allows(rule)))?;
     }
     for rule in &diff.added {
         out.line(paint.dye(Ink::Good, Safe(format!("+ {}", rule.path))))?;
+        out.line(format_args!("    at {}", shown_place(is, &rule.path)))?;
         out.line(format_args!("    allows {}", allows(rule)))?;
     }
     for Change { path, settings, counts } in &diff.changed {
         out.line(paint.dye(Ink::Doubtful, Safe(format!("~ {path}"))))?;
+        let (was, is) = (shown_place(was, path), shown_place(is, path));
+        out.line(format_args!("    at {is}, was at {was}"))?;
         for (name, before, after) in settings {
             let line = format!("    {name}: {} → {}", shown(before), shown(after));
             out.line(Safe(line))?;
@@ -33,6 +38,12 @@ pub(super) fn text(diff: &Diff<'_>, out: &mut Out) -> Result<(), Trouble> {
         out.line(Safe(format!("    are tried in another order: {}", patterns.join(", "))))?;
     }
     out.line(summary(diff))
+}
+
+/// `rules/shop.yaml:12:5`
+fn shown_place(places: &Places, path: &str) -> String {
+    // Every rule of a load is written somewhere.
+    places.of(path).map(|written| Safe(written).to_string()).unwrap_or_default()
 }
 
 fn summary(diff: &Diff<'_>) -> String {
@@ -78,8 +89,11 @@ fn words(counts: Counts) -> String {
     }
 }
 
-pub(super) fn json(diff: &Diff<'_>) -> Value {
-    let whole = |rule: &&Rule| json!({ "rule": rule.path, "settings": rule::object(rule) });
+pub(super) fn json(diff: &Diff<'_>, Sides { was, is }: Sides<'_>) -> Value {
+    let whole = |rule: &Rule, places: &Places| {
+        let place = rule::place(places.of(&rule.path));
+        json!({ "rule": rule.path, "place": place, "settings": rule::object(rule) })
+    };
     let changed = |change: &Change<'_>| {
         let settings = change
             .settings
@@ -87,6 +101,10 @@ pub(super) fn json(diff: &Diff<'_>) -> Value {
             .map(|(name, before, after)| json!({ "name": name, "from": before, "to": after }));
         json!({
             "rule": change.path,
+            "place": {
+                "from": rule::place(was.of(change.path)),
+                "to": rule::place(is.of(change.path)),
+            },
             "settings": settings.collect::<Vec<_>>(),
             "counts": name(change.counts),
         })
@@ -95,8 +113,8 @@ pub(super) fn json(diff: &Diff<'_>) -> Value {
         |(level, patterns): &(String, Vec<String>)| json!({ "level": level, "patterns": patterns });
     json!({
         "equal": diff.is_empty(),
-        "removed": diff.removed.iter().map(whole).collect::<Vec<_>>(),
-        "added": diff.added.iter().map(whole).collect::<Vec<_>>(),
+        "removed": diff.removed.iter().map(|rule| whole(rule, was)).collect::<Vec<_>>(),
+        "added": diff.added.iter().map(|rule| whole(rule, is)).collect::<Vec<_>>(),
         "changed": diff.changed.iter().map(changed).collect::<Vec<_>>(),
         "reordered": diff.reordered.iter().map(reordered).collect::<Vec<_>>(),
         "same": diff.same,

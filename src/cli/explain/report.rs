@@ -80,21 +80,23 @@ fn end(
     one: &Explained<'_>,
     out: &mut Out,
 ) -> Result<(), Trouble> {
+    if let Some(rule) = one.end.rule() {
+        field("rule", &rule.path, out)?;
+    }
+    if let Some(written) = one.written {
+        field("file", &written.to_string(), out)?;
+    }
     match &one.end {
         End::UnknownDomain => field("result", "no rule file names this domain; it passes", out),
         End::NoRule => {
             let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
             field("result", &why_no_rule(entries, steps), out)
         }
-        End::Replaced { rule, by } => {
+        End::Replaced { by, .. } => {
             let by = format!("replaced by {} in this request; it passes", by.path);
-            field("rule", &rule.path, out)?;
             field("result", &by, out)
         }
-        End::Unlimited(rule) => {
-            field("rule", &rule.path, out)?;
-            field("allows", "everything; nothing is counted", out)
-        }
+        End::Unlimited(_) => field("allows", "everything; nothing is counted", out),
         End::Counted { rule, counts } => {
             let stats = rule.stats_key(request.domain, entries);
             counted(rule, &stats, out)?;
@@ -118,7 +120,6 @@ fn why_no_rule(entries: &[Entry<'_>], steps: &[Step<'_>]) -> String {
 }
 
 fn counted(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), Trouble> {
-    field("rule", &rule.path, out)?;
     if !rule.name.is_empty() {
         field("name", &rule.name, out)?;
     }
@@ -218,19 +219,21 @@ pub(super) fn json(request: &Request<'_>, explained: &[Explained<'_>]) -> Value 
         let entries = &descriptor.entries;
         let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
         let levels: Vec<Value> = entries.iter().zip(steps).map(level_json).collect();
-        let (result, rule, by, counts) = match &one.end {
-            End::UnknownDomain => ("unknown_domain", None, None, &[][..]),
-            End::NoRule => ("no_rule", None, None, &[][..]),
-            End::Replaced { rule, by } => ("replaced", Some(rule), Some(&by.path), &[][..]),
-            End::Unlimited(rule) => ("unlimited", Some(rule), None, &[][..]),
-            End::Counted { rule, counts } => ("counted", Some(rule), None, &counts[..]),
+        let rule = one.end.rule();
+        let (result, by, counts) = match &one.end {
+            End::UnknownDomain => ("unknown_domain", None, &[][..]),
+            End::NoRule => ("no_rule", None, &[][..]),
+            End::Replaced { by, .. } => ("replaced", Some(&by.path), &[][..]),
+            End::Unlimited(_) => ("unlimited", None, &[][..]),
+            End::Counted { counts, .. } => ("counted", None, &counts[..]),
         };
         json!({
             "entries": entries.iter().map(entry_json).collect::<Vec<_>>(),
             "levels": levels,
             "result": result,
             "rule": rule.map(|rule| &rule.path),
-            "settings": rule.map(|rule| rule::object(rule)),
+            "place": rule::place(one.written),
+            "settings": rule.map(rule::object),
             "stats_key": rule.map(|rule| rule.stats_key(request.domain, entries)),
             "replaced_by": by,
             "counts": counts.iter().map(count_json).collect::<Vec<_>>(),

@@ -2,6 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::cli::signals::Signals;
+use crate::cli::source::STDIN;
 
 /// Bytes of a line. Envoy's headers are 60 KiB at most, and a line has several of them.
 pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
@@ -9,12 +16,13 @@ pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
 /// Bytes that are read at once.
 const BUFFER_BYTES: usize = 1 << 18;
 
-/// The name of standard input, as an argument and in messages.
-pub(super) const STDIN: &str = "-";
+/// How long a file that has nothing to read yet holds up a signal.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// One file, read line by line.
-pub(super) struct Lines {
-    reader: Box<dyn BufRead>,
+/// One file, read line by line. At a signal it is at its end.
+pub(super) struct Lines<'s> {
+    reader: Box<dyn BufRead + 's>,
+    signals: Option<&'s Signals>,
     line: Vec<u8>,
     /// Bytes read so far.
     bytes: u64,
@@ -28,20 +36,43 @@ pub(super) enum Next<'a> {
     TooLong,
 }
 
+/// A file that ends at a signal, although it may be a pipe that nobody closes.
+struct Heeding<'s> {
+    file: File,
+    signals: &'s Signals,
+}
+
+// === impl Heeding ===
+
+impl Read for Heeding<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.signals.heard().is_none() {
+            let mut ready = [PollFd::new(&self.file, PollFlags::IN)];
+            match poll(&mut ready, Some(&LOOK)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return self.file.read(buffer),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(0)
+    }
+}
+
 // === impl Lines ===
 
-impl Lines {
+impl<'s> Lines<'s> {
     /// Opens a file, or standard input if `name` is `-`.
     ///
     /// # Errors
     /// It cannot be opened.
-    pub(super) fn open(name: &str) -> io::Result<Self> {
-        let reader: Box<dyn BufRead> = if name == STDIN {
-            Box::new(io::stdin().lock())
-        } else {
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, File::open(name)?))
+    pub(super) fn open(name: &str, signals: &'s Signals) -> io::Result<Self> {
+        let file = match name {
+            STDIN => File::from(io::stdin().as_fd().try_clone_to_owned()?),
+            name => File::open(name)?,
         };
-        Ok(Self { reader, line: Vec::new(), bytes: 0 })
+        let reader = BufReader::with_capacity(BUFFER_BYTES, Heeding { file, signals });
+        let reader = Box::new(reader);
+        Ok(Self { reader, signals: Some(signals), line: Vec::new(), bytes: 0 })
     }
 
     /// Bytes read so far.
@@ -55,7 +86,9 @@ impl Lines {
         let most = LINE_BYTES_MAX as u64 + 1;
         let read = self.reader.by_ref().take(most).read_until(b'\n', &mut self.line)?;
         self.bytes += read as u64;
-        if read == 0 {
+        // The line that a signal has cut off is none.
+        let is_cut = || self.signals.is_some_and(|signals| signals.heard().is_some());
+        if read == 0 || (self.line.last() != Some(&b'\n') && is_cut()) {
             return Ok(None);
         }
         if self.line.len() > LINE_BYTES_MAX && self.line.last() != Some(&b'\n') {
@@ -78,7 +111,7 @@ mod tests {
 
     fn lines(text: &[u8]) -> Vec<Option<String>> {
         let reader = Box::new(io::Cursor::new(text.to_vec()));
-        let mut lines = Lines { reader, line: Vec::new(), bytes: 0 };
+        let mut lines = Lines { reader, signals: None, line: Vec::new(), bytes: 0 };
         let mut all = Vec::new();
         while let Some(line) = lines.next().unwrap() {
             all.push(match line {

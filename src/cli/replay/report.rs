@@ -15,13 +15,15 @@ pub(super) struct Report<'a> {
     pub(super) tally: &'a Tally,
     /// Of each at most.
     pub(super) top: usize,
+    /// A signal came before the end of the logs.
+    pub(super) is_interrupted: bool,
 }
 
 // === impl Report ===
 
 impl Report<'_> {
     pub(super) fn json(&self) -> Value {
-        let Self { tally, top } = self;
+        let Self { tally, top, is_interrupted } = self;
         let mut report = json!(tally);
         let rules = tally.rules();
         let rules = rules.iter().take(*top).map(|(path, tally)| {
@@ -30,6 +32,7 @@ impl Report<'_> {
         });
         report["rules"] = rules.collect();
         report["keys"] = json!(tally.keys(*top));
+        report["interrupted"] = (*is_interrupted).into();
         report["from"] = tally.span.map(|(from, _)| stamp::show(from)).into();
         report["to"] = tally.span.map(|(_, to)| stamp::show(to)).into();
         report
@@ -44,6 +47,10 @@ impl Report<'_> {
 
     fn print_totals(&self, out: &mut Out) -> Result<(), Trouble> {
         let tally = self.tally;
+        if self.is_interrupted {
+            let line = "interrupted: this is of the lines that were read by then";
+            out.line(out.paint().dye(Ink::Doubtful, line))?;
+        }
         if let Some((from, to)) = tally.span {
             let (span, from, to) = (to - from, stamp::show(from), stamp::show(to));
             let span = Duration::from_secs(span / 1_000_000);
@@ -87,7 +94,7 @@ impl Report<'_> {
         }
         for unreadable in &tally.first_unreadable {
             let (file, line, why) = (&unreadable.file, unreadable.line, &unreadable.why);
-            out.line(format_args!("  {file}:{line}: {}", shown(why)))?;
+            out.line(format_args!("  {}:{line}: {}", safe::line(file), safe::line(why)))?;
         }
         Ok(())
     }
@@ -100,6 +107,7 @@ impl Report<'_> {
         let heading = format!("\n{:>10} {:>10} {:>10}  rule", "denied", "shadow", "passed");
         out.line(out.paint().dye(Ink::Strong, heading))?;
         for (path, RuleTally { ok, over_limit, shadow }) in rules.iter().take(self.top) {
+            let path = safe::line(path);
             out.line(format_args!("{over_limit:>10} {shadow:>10} {ok:>10}  {path}"))?;
         }
         self.print_rest(out, rules.len(), "rules")
@@ -113,7 +121,8 @@ impl Report<'_> {
         let heading = format!("\n{:>10}  key", "denied");
         out.line(out.paint().dye(Ink::Strong, heading))?;
         for key in keys.iter().take(self.top) {
-            let (count, entries, rule) = (key.over_limit, shown(&key.entries), &key.rule);
+            let (count, entries, rule) =
+                (key.over_limit, safe::line(&key.entries), safe::line(&key.rule));
             out.line(format_args!("{count:>10}  {entries}  ({rule})"))?;
         }
         if self.tally.key_counts_low_by > 0 {
@@ -129,11 +138,6 @@ impl Report<'_> {
             rest => out.line(format_args!("and {rest} more {what}; --top shows more")),
         }
     }
-}
-
-/// A log's text on one line, safe for a terminal.
-fn shown(text: &str) -> String {
-    text.chars().map(|character| safe::cell(character).0).collect()
 }
 
 /// `part` of `all` in per cent, behind two blanks; nothing where there is nothing.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::metrics::Totals;
+use crate::metrics::Calls;
 use crate::metrics::family::Buckets;
 
 /// Seconds that are kept: five minutes, in some 100 KiB.
@@ -23,7 +23,7 @@ pub struct History(Arc<Mutex<Ring>>);
 #[derive(Debug, Default)]
 struct Ring {
     /// What there was at the last look, and when.
-    last: Option<(Duration, Totals)>,
+    last: Option<(Duration, Calls)>,
     /// [`SECONDS_MAX`] at most, the newest last.
     seconds: VecDeque<Second>,
 }
@@ -38,11 +38,6 @@ struct Second {
     ok: u64,
     over_limit: u64,
     errors: u64,
-    /// From what was held or known here, denials among them.
-    local: u64,
-    leased: u64,
-    /// By any failure mode.
-    failure: u64,
     took: Buckets,
 }
 
@@ -50,16 +45,16 @@ struct Second {
 
 impl History {
     /// Takes in what there is `at` a time since the start of the process, all counts since then.
-    pub fn note(&self, at: Duration, decisions: Totals) {
+    pub fn note(&self, at: Duration, calls: Calls) {
         let ring = &mut *self.0.lock();
         if let Some((before, earlier)) = &ring.last {
             if ring.seconds.len() >= SECONDS_MAX {
                 ring.seconds.pop_front();
             }
             let length = at.saturating_sub(*before);
-            ring.seconds.push_back(Second::between(at, length, earlier, &decisions));
+            ring.seconds.push_back(Second::between(at, length, earlier, &calls));
         }
-        ring.last = Some((at, decisions));
+        ring.last = Some((at, calls));
     }
 
     /// All seconds, the oldest first.
@@ -87,22 +82,13 @@ impl History {
 // === impl Second ===
 
 impl Second {
-    fn between(end: Duration, length: Duration, earlier: &Totals, later: &Totals) -> Self {
-        let made = |is_meant: fn(&str) -> bool| {
-            let sum = |all: &Totals| -> u64 {
-                all.by_how.iter().filter(|(name, _)| is_meant(name)).map(|(_, count)| count).sum()
-            };
-            sum(later).saturating_sub(sum(earlier))
-        };
+    fn between(end: Duration, length: Duration, earlier: &Calls, later: &Calls) -> Self {
         Self {
             end,
             length,
             ok: later.ok.saturating_sub(earlier.ok),
             over_limit: later.over_limit.saturating_sub(earlier.over_limit),
             errors: later.errors.saturating_sub(earlier.errors),
-            local: made(|name| name.ends_with("local") && !name.starts_with("failure")),
-            leased: made(|name| name == "leased"),
-            failure: made(|name| name.starts_with("failure")),
             took: since(&later.took, &earlier.took),
         }
     }
@@ -114,9 +100,6 @@ impl Second {
             "ok": self.ok,
             "over_limit": self.over_limit,
             "errors": self.errors,
-            "local": self.local,
-            "leased": self.leased,
-            "failure": self.failure,
             "p50_us": micros(&self.took, 0.5),
             "p99_us": micros(&self.took, 0.99),
         })
@@ -152,20 +135,8 @@ mod tests {
     use super::*;
 
     /// Ten requests a second: nine pass, one is denied, all within 20 µs.
-    fn after(second: u64) -> Totals {
-        Totals {
-            ok: 9 * second,
-            over_limit: second,
-            errors: 0,
-            by_how: vec![
-                ("denied_local", second),
-                ("local", 6 * second),
-                ("leased", second),
-                ("failure_local", second),
-                ("failure_deny", second),
-            ],
-            took: took(10 * second),
-        }
+    fn after(second: u64) -> Calls {
+        Calls { ok: 9 * second, over_limit: second, errors: 0, took: took(10 * second) }
     }
 
     fn took(count: u64) -> Buckets {
@@ -181,8 +152,8 @@ mod tests {
             history.note(Duration::from_secs(second), after(second));
         }
         let newest = json!({
-            "at": 5.0, "seconds": 1.0, "ok": 9, "over_limit": 1, "errors": 0, "local": 7,
-            "leased": 1, "failure": 2, "p50_us": 10.0, "p99_us": 19.8,
+            "at": 5.0, "seconds": 1.0, "ok": 9, "over_limit": 1, "errors": 0, "p50_us": 10.0,
+            "p99_us": 19.8,
         });
         assert_eq!(history.newest(), Some(newest));
         let all = history.json();

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::Status;
 use crate::control::live::history::micros;
-use crate::hot::Hot;
+use crate::hot::{Hot, OfRule, Top};
 use crate::lease::ShardTally;
-use crate::metrics::{RuleTotals, Totals};
+use crate::metrics::{Calls, RuleTotals};
 use crate::rules::{Allowance, Limit, Rule};
 
 /// Rules that are listed at most. A page shows no more in one view, and they are sent each second.
@@ -23,13 +23,14 @@ impl Status {
     /// How many decisions there were and how they were made; how long those of the last minute
     /// took.
     pub(super) fn decisions(&self) -> Value {
-        let totals = self.numbers.decisions();
-        let is_counted = totals.is_some();
-        let (ok, over_limit, errors, by_how) = match totals {
-            Some(Totals { ok, over_limit, errors, by_how, .. }) => (ok, over_limit, errors, by_how),
+        let calls = self.numbers.calls();
+        let is_counted = calls.is_some();
+        let (ok, over_limit, errors) = match calls {
+            Some(Calls { ok, over_limit, errors, .. }) => (ok, over_limit, errors),
             None => Default::default(),
         };
-        let by_how = by_how.into_iter().map(|(name, count)| (name.to_owned(), count.into()));
+        let by_how =
+            self.numbers.by_how().into_iter().map(|(name, count)| (name.to_owned(), count.into()));
         let recently = self.history.recently();
         json!({
             "counted": is_counted,
@@ -71,9 +72,23 @@ impl Status {
     }
 
     pub(super) fn hot_keys(&self) -> Value {
-        let hot = self.numbers.hot_keys(HOT_KEYS_MAX);
-        let list = |keys: &[Hot]| keys.iter().map(hot_key).collect::<Value>();
-        json!({"requested": list(&hot.requested), "denied": list(&hot.denied)})
+        let Top { requested, denied } = self.numbers.hot_keys(HOT_KEYS_MAX);
+        json!({"requested": hot_keys(&requested), "denied": hot_keys(&denied)})
+    }
+
+    /// As `/hotkeys` shows it: an object. Apart from `/status`, which is sent each second.
+    pub(in crate::control) fn hot_keys_by_rule(&self) -> Value {
+        let rules = self.numbers.hot_keys_by_rule(HOT_KEYS_MAX);
+        let of_rule = |OfRule { rule, requests, denials, top }: &OfRule| {
+            json!({
+                "rule": rule,
+                "requests": requests,
+                "denials": denials,
+                "requested": hot_keys(&top.requested),
+                "denied": hot_keys(&top.denied),
+            })
+        };
+        json!({"all": self.hot_keys(), "rules": rules.iter().map(of_rule).collect::<Value>()})
     }
 
     pub(super) fn settings_told(&self) -> Value {
@@ -81,6 +96,10 @@ impl Status {
         told.map(|it| json!({"name": it.name, "value": it.value, "default": it.is_default}))
             .collect()
     }
+}
+
+fn hot_keys(hot: &[Hot]) -> Value {
+    hot.iter().map(hot_key).collect()
 }
 
 fn hot_key(hot: &Hot) -> Value {

@@ -1,31 +1,38 @@
 //! What `/status` and the index tell.
 
 use super::*;
-use crate::hot::{Hot, Top};
+use crate::hot::{Hot, OfRule, Top};
 use crate::key::Key;
 use crate::lease::{HotKey, ShardTally};
 use crate::metrics::family::Buckets;
-use crate::metrics::{Meters, RuleTotals, Totals};
+use crate::metrics::{Calls, Meters, RuleTotals};
 use crate::rules::Rules;
 
 /// Numbers that stay as they are.
 pub(in crate::control) struct Fixed {
-    pub(in crate::control) decisions: Totals,
+    pub(in crate::control) calls: Calls,
+    pub(in crate::control) by_how: Vec<(&'static str, u64)>,
     pub(in crate::control) rules: Vec<RuleTotals>,
     pub(in crate::control) hot_keys: Top,
+    pub(in crate::control) hot_keys_by_rule: Vec<OfRule>,
 }
 
 impl Default for Fixed {
     /// Nothing at all.
     fn default() -> Self {
-        let decisions = Meters::default().totals();
-        Self { decisions, rules: Vec::new(), hot_keys: Top::default() }
+        let calls = Meters::default().calls();
+        let (by_how, rules, hot_keys, hot_keys_by_rule) = Default::default();
+        Self { calls, by_how, rules, hot_keys, hot_keys_by_rule }
     }
 }
 
 impl Numbers for Fixed {
-    fn decisions(&self) -> Option<Totals> {
-        Some(self.decisions.clone())
+    fn calls(&self) -> Option<Calls> {
+        Some(self.calls.clone())
+    }
+
+    fn by_how(&self) -> Vec<(&'static str, u64)> {
+        self.by_how.clone()
     }
 
     fn rules(&self, max: usize) -> Vec<RuleTotals> {
@@ -36,8 +43,12 @@ impl Numbers for Fixed {
         self.hot_keys.clone()
     }
 
+    fn hot_keys_by_rule(&self, _max: usize) -> Vec<OfRule> {
+        self.hot_keys_by_rule.clone()
+    }
+
     fn leases(&self) -> Vec<ShardTally> {
-        let took = self.decisions.took.clone();
+        let took = self.calls.took.clone();
         let tally = |shard, asks| ShardTally {
             shard,
             asks,
@@ -106,12 +117,11 @@ fn counts_of_one_name_add_up_and_nothing_is_left_out() {
 
 #[test]
 fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
-    let totals = |ok, over_limit, errors| {
+    let calls = |ok, over_limit, errors| {
         let bounds = vec![Duration::from_micros(100)];
         let counts = vec![ok + over_limit, 0];
         let took = Buckets { bounds, counts, sum: Duration::ZERO };
-        let by_how = vec![("local", ok), ("failure_deny", over_limit)];
-        Totals { ok, over_limit, errors, by_how, took }
+        Calls { ok, over_limit, errors, took }
     };
     let hot = |values: Option<&str>| Hot {
         key: "1b".to_owned(),
@@ -121,10 +131,12 @@ fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
         values: values.map(str::to_owned),
     };
     let hot_keys = Top { requested: vec![hot(None)], denied: vec![hot(Some("user=7"))] };
-    let status = status_of(Fixed { decisions: totals(7, 3, 1), hot_keys, ..Fixed::default() });
+    let by_how = vec![("local", 7), ("failure_deny", 3)];
+    let fixed = Fixed { calls: calls(7, 3, 1), by_how, hot_keys, ..Fixed::default() };
+    let status = status_of(fixed);
     assert_eq!(status.json()["decisions"]["p50_us"], Value::Null, "no second is over");
-    status.history.note(Duration::ZERO, totals(0, 0, 0));
-    status.history.note(Duration::from_secs(1), totals(4, 0, 0));
+    status.history.note(Duration::ZERO, calls(0, 0, 0));
+    status.history.note(Duration::from_secs(1), calls(4, 0, 0));
     let told = status.json();
     let expected = json!({
         "counted": true, "ok": 7, "over_limit": 3, "errors": 1,
@@ -144,6 +156,35 @@ fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
     assert_eq!(told["hot_keys"], expected);
     let setting = json!({"name": "log-level", "value": "info", "default": true});
     assert_eq!(told["settings"], json!([setting]));
+}
+
+#[test]
+fn hot_keys_are_told_of_all_rules_and_of_each() {
+    let hot = |key: &str, share| Hot {
+        key: key.to_owned(),
+        rule: "shop.user".to_owned(),
+        count: 4,
+        share,
+        values: None,
+    };
+    let top = |share| Top { requested: vec![hot("1b", share)], denied: Vec::new() };
+    let rule = "shop.user".to_owned();
+    let of_rule = OfRule { rule, requests: 8, denials: 0, top: top(0.5) };
+    let hot_keys_by_rule = vec![of_rule];
+    let status = status_of(Fixed { hot_keys: top(0.01), hot_keys_by_rule, ..Fixed::default() });
+    let hot = |share| {
+        let rule = "shop.user";
+        json!({"key": "1b", "rule": rule, "count": 4, "share": share, "values": null})
+    };
+    let expected = json!({
+        "all": {"requested": [hot(0.01)], "denied": []},
+        "rules": [{
+            "rule": "shop.user", "requests": 8, "denials": 0,
+            "requested": [hot(0.5)], "denied": [],
+        }],
+    });
+    assert_eq!(status.hot_keys_by_rule(), expected);
+    assert_eq!(status.json()["hot_keys"], expected["all"]);
 }
 
 #[test]

@@ -24,11 +24,12 @@ impl Entry for Slot {
         self.buffer.aside().map_or(0, Rare::heap)
     }
 
-    /// Dry shares are asked again, hits that are owed are not paid for, and of two leases one ends
-    /// too soon. Those who wait stay.
+    /// Dry shares are asked again, and so is a key that was refused; hits that are owed are not
+    /// paid for, and of two leases one ends too soon. Those who wait stay.
     fn shed(&mut self) {
         self.set_shares(Shares::new(self.share, 0));
         self.set_owed(0);
+        self.unbar();
         self.buffer.join_lots(self.manner_of_returns().kind);
         self.buffer.trim();
     }

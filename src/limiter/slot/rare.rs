@@ -3,6 +3,7 @@
 use crate::buffer::{Buffer, Spare};
 use crate::limiter::wait::{Queue, WAITER_BYTES};
 use crate::rules::Limit;
+use crate::time::Time;
 
 /// Requests that wait, and what a key has only in rare states.
 #[derive(Debug, Default)]
@@ -13,6 +14,8 @@ pub(in crate::limiter) struct Rare {
     /// Hits that this pod has admitted by itself since the ask that is out: if its lease comes, it
     /// pays for them.
     pub(super) owed: u32,
+    /// Until when the store is not asked, since it holds somebody else's value under the key.
+    pub(super) barred_until: Time,
     /// The limit that the tokens were lent under, if it is neither the rule's nor an override's.
     pub(super) limit: Option<Limit>,
 }
@@ -34,7 +37,8 @@ impl Rare {
 
 impl Spare for Rare {
     fn is_empty(&self) -> bool {
-        let Self { waiting, dry, owed, limit } = self;
-        waiting.is_empty() && *dry == 0 && *owed == 0 && limit.is_none()
+        let Self { waiting, dry, owed, barred_until, limit } = self;
+        let is_barred = *barred_until > Time::default();
+        waiting.is_empty() && *dry == 0 && *owed == 0 && !is_barred && limit.is_none()
     }
 }

@@ -1,9 +1,17 @@
-//! What a slot's tokens are held to, and what it keeps of shares and debts: in place where every
-//! key has it, else in the box.
+//! What a slot's tokens are held to, and what it keeps of shares, debts and refusals: in place
+//! where every key has it, else in the box.
+
+use std::time::Duration;
 
 use super::Slot;
 use crate::limiter::shares::Shares;
 use crate::rules::{Allowance, Limit, Unit};
+use crate::store::StoreError;
+use crate::time::Time;
+
+/// A key under which the store holds somebody else's value is not asked for again for so long:
+/// twice a second, as a shard that is away is probed.
+const BARRED_FOR: Duration = Duration::from_millis(500);
 
 /// Where the limit is that a key's tokens were lent under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +75,25 @@ impl Slot {
         } else if let Some(rare) = self.buffer.aside_mut() {
             rare.dry = 0;
             self.buffer.trim();
+        }
+    }
+
+    /// Takes note that the store gave no grant, because of `error`.
+    pub(super) fn bar(&mut self, error: &StoreError, now: Time) {
+        if *error == StoreError::Foreign {
+            self.buffer.make_aside().barred_until = now + BARRED_FOR;
+        }
+    }
+
+    /// Whether the store said a moment ago that it can have no count under this key.
+    pub(super) fn is_barred(&self, now: Time) -> bool {
+        self.buffer.aside().is_some_and(|rare| now < rare.barred_until)
+    }
+
+    /// Takes note that the store has a count under this key.
+    pub(super) fn unbar(&mut self) {
+        if let Some(rare) = self.buffer.aside_mut() {
+            rare.barred_until = Time::default();
         }
     }
 

@@ -205,3 +205,29 @@ async fn a_key_whose_ask_was_lost_in_a_panic_is_asked_for_again() {
     tokio::time::sleep(Duration::from_secs(16)).await;
     assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "the store's");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_somebody_elses_is_asked_for_twice_a_second_and_harms_no_other() {
+    let day = "unit: day, requests_per_unit: 10, failure_mode: local";
+    let rig = Rig::new(&limits(day, "unit: hour, requests_per_unit: 40, failure_mode: deny"));
+    let pod = rig.pod();
+    rig.store.has_foreign_days.store(true, Ordering::Relaxed);
+    // The first grant tells the store's time, by which it counts by itself.
+    assert!(decide(&pod, &rig.rules, &request(&["b"])).await.0);
+    let asks = rig.asks();
+    assert_eq!(passed(&pod, &rig.rules, 300).await, 10, "by itself");
+    assert_eq!(rig.asks(), asks + 1);
+    for _ in 1..40 {
+        assert!(decide(&pod, &rig.rules, &request(&["b"])).await.0);
+    }
+    let (asks, began) = (rig.asks(), rig.clock.now());
+    while rig.clock.now().since(began) < Duration::from_secs(5) {
+        assert_eq!(passed(&pod, &rig.rules, 10).await, 0);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!((9..=11).contains(&(rig.asks() - asks)), "{}", rig.asks() - asks);
+    assert_eq!(count(&pod, "breaker_opened"), 0);
+    rig.store.has_foreign_days.store(false, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "the store's");
+}

@@ -45,6 +45,9 @@ impl Compiler {
             levels: trail.levels.as_slice().into(),
             meter: Anchor::default(),
         });
+        if let Some(places) = &mut self.places {
+            places.note(&rule.path, self.findings.file(), descriptor.place);
+        }
         self.rules.push(Arc::clone(&rule));
         Some(rule)
     }

@@ -51,6 +51,19 @@ fn hosts_may_be_names_and_addresses_of_both_kinds() {
 }
 
 #[test]
+fn names_of_the_debug_port_come_in_a_list_or_are_any() {
+    let allowed = |text| {
+        good("ratelease serve", &[("DEBUG_ALLOWED_HOSTS", text)]).listeners.debug_allowed_hosts
+    };
+    assert_eq!(allowed("a.example.com, b.example.com,"), ["a.example.com", "b.example.com"]);
+    assert_eq!(allowed("*"), ["*"]);
+    assert_eq!(allowed(""), [""; 0]);
+    for wrong in ["*.example.com", "a.example.com:80", "http://a", "a b"] {
+        assert!(fault("DEBUG_ALLOWED_HOSTS", wrong).contains("names without a port"), "{wrong}");
+    }
+}
+
+#[test]
 fn a_socket_for_grpc_goes_in_place_of_its_port() {
     let listeners = good("ratelimit", &[("GRPC_UDS", "/run/rl.sock")]).listeners;
     assert_eq!(listeners.grpc, GrpcListen::Unix("/run/rl.sock".into()));
@@ -138,6 +151,12 @@ fn no_header_may_be_sent_with_two_meanings() {
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].starts_with("LIMIT_RESET_HEADER: RESPONSE_HEADERS has "), "{found:?}");
     }
+    let twice = [("LIMIT_LIMIT_HEADER", "X-Left"), ("LIMIT_REMAINING_HEADER", "x-left")];
+    let found = faults("ratelease serve", &[&[list][..], &twice].concat());
+    assert_eq!(found.len(), 1, "{found:?}");
+    let twice_told = "LIMIT_REMAINING_HEADER: LIMIT_LIMIT_HEADER names this header too";
+    assert!(found[0].starts_with(twice_told), "{found:?}");
+    good("ratelease serve", &twice);
     // It is not sent.
     let list = ("RESPONSE_HEADERS", "x-ratelimit");
     good("ratelease serve", &[list, ("LIMIT_RESET_HEADER", "X-RateLimit-Reset")]);

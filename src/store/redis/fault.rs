@@ -45,6 +45,8 @@ pub(super) enum Kind {
     Busy,
     /// We are not logged in, or may not do this.
     Denied,
+    /// The key holds a value of somebody else's: other keys are served.
+    Foreign,
     /// Any other error reply.
     Refused,
     /// There is no connection: the command was not sent.
@@ -101,7 +103,7 @@ pub(super) enum Connection {
 
 impl Kind {
     /// Each kind, in the order of their numbers.
-    pub(super) const ALL: [Kind; 16] = {
+    pub(super) const ALL: [Kind; 17] = {
         use Kind::*;
         [
             NoScript,
@@ -115,6 +117,7 @@ impl Kind {
             OutOfMemory,
             Busy,
             Denied,
+            Foreign,
             Refused,
             NotSent,
             Lost,
@@ -146,6 +149,7 @@ impl Kind {
             Self::OutOfMemory => row("redis_oom", &["OOM"], GiveUp, Keeps).mend(MEND_MEMORY),
             Self::Busy        => row("redis_busy", &["BUSY"], GiveUp, Keeps).mend(MEND_BUSY),
             Self::Denied      => row("redis_denied", DENIALS, GiveUp, Retires).mend(MEND_LOGIN),
+            Self::Foreign     => row("redis_foreign", FOREIGN, GiveUp, Keeps).mend(MEND_FOREIGN),
             Self::Refused     => row("redis_refused", &[], GiveUp, Keeps).mend(MEND_REFUSED),
             Self::NotSent     => row("redis_not_sent", &[], GiveUp, Keeps).on_a_suspect_map(),
             // Taken, or not: nobody knows.
@@ -159,6 +163,9 @@ impl Kind {
 
 const DENIALS: &[&str] = &["NOAUTH", "NOPERM", "WRONGPASS"];
 
+/// Redis's own word, for another type, and our scripts', for a text that none of them writes.
+const FOREIGN: &[&str] = &["WRONGTYPE", "FOREIGN"];
+
 const MEND_CLUSTER: &str = "see CLUSTER INFO; slots without an owner need a replica or a new one";
 const MEND_LOADING: &str = "it reads its data after a start, and serves once it has";
 const MEND_REPLICA: &str = "point REDIS_URL at the master, or let a cluster or sentinels name it";
@@ -166,8 +173,10 @@ const MEND_MEMORY: &str = "raise maxmemory, and keep maxmemory-policy at noevict
 const MEND_BUSY: &str = "somebody's script holds it up: SCRIPT KILL ends one that has not written";
 const MEND_LOGIN: &str =
     "check the user's name and password (REDIS_AUTH) and what the user may do (ACL GETUSER)";
+const MEND_FOREIGN: &str = "give ratelease a database or a CACHE_KEY_PREFIX of its own, and delete \
+                            such keys; until then they alone fail";
 const MEND_REFUSED: &str = "mend there what it says; until then its keys fail";
-const MEND_GARBLED: &str = "check that it is Redis, of version 6 or later, and no other client's";
+const MEND_GARBLED: &str = "check that it is Redis, of version 6.2 or later, and no other client's";
 
 const fn row(
     count: &'static str,
@@ -212,6 +221,7 @@ impl From<Fault> for StoreError {
             (Kind::NotSent | Kind::Lost, _) => StoreError::Unreachable(text),
             (Kind::TimedOut, _) => StoreError::TimedOut,
             (Kind::Garbled, _) => StoreError::Garbled(text),
+            (Kind::Foreign, _) => StoreError::Foreign,
             (Kind::NoScript, _) => StoreError::Refused("the script was forgotten again".into()),
             (_, Some(to)) => StoreError::Refused(format!("redirected once more, to {to}")),
             (_, None) => StoreError::Refused(text),

@@ -2,7 +2,7 @@
 
 use http::HeaderMap;
 
-use crate::telemetry::dice;
+use crate::dice;
 
 /// Bytes of `tracestate` that are passed on at most: what W3C asks to be passed. More is dropped.
 const STATE_BYTES_MAX: usize = 512;

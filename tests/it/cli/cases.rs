@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{files, root, run_in};
+use super::{files, root, run_in, run_reading};
 
 const RULES: &str = "\
 domain: d
@@ -41,6 +41,13 @@ fn rules_are_found_from_the_file_of_cases() {
 }
 
 #[test]
+fn from_standard_input_rules_are_found_from_here() {
+    let dir = files(&[("rules/d.yaml", RULES), ("x/cases.yaml", CASES)]);
+    let ran = run_reading(dir.path(), &["test", "-"], "x/cases.yaml");
+    assert_eq!(ran.ended(0).out, "1 case in 1 file: 0 failed\n");
+}
+
+#[test]
 fn what_does_not_hold_is_told_with_its_place() {
     let wrong = CASES.replace("59m59s", "1h").replace("remaining: 0", "remaining: 1");
     let dir = files(&[("rules/d.yaml", RULES), ("cases.yaml", &wrong)]);
@@ -74,9 +81,15 @@ fn a_faulty_file_of_cases_or_rules_ends_with_2_and_all_its_places() {
     );
     assert!(ran.err.contains("cases.yaml:8:18: an expectation has no 'cod'"), "{}", ran.err);
     assert_eq!(ran.out, "1 case in 1 file: 0 failed\n", "the other file was played");
+    let report = run_in(dir.path(), &["test", "cases.yaml", "good.yaml", "--json"], &[]).json();
+    assert_eq!(
+        (&report["passed"], &report["files"][0]["file"]),
+        (&json!(false), &json!("good.yaml"))
+    );
+    assert!(report["troubles"][0].as_str().is_some_and(|text| text.contains("cases.yaml:7:9: ")));
     let ran = run_in(dir.path(), &["test", "norules.yaml"], &[]);
     assert!(ran.ended(2).err.contains("norules.yaml: the rules are faulty"), "{}", ran.err);
-    run_in(dir.path(), &["test", "gone.yaml"], &[]).ended(2);
+    assert_eq!(run_in(dir.path(), &["test", "gone.yaml"], &[]).ended(2).out, "");
     run_in(dir.path(), &["test", "rules"], &[]).ended(2);
     run_in(dir.path(), &["test"], &[]).ended(2);
 }

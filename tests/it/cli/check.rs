@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{files, root, run_in};
+use super::{files, root, run_in, run_reading};
 
 const BAD: &str = "\
 domain: d
@@ -62,8 +62,8 @@ fn json_and_annotations_say_the_same() {
     }
     let ran = run_in(dir.path(), &["check", "--format", "github", "."], &[]);
     let lines: Vec<&str> = ran.ended(1).out.lines().collect();
-    assert!(lines[0].starts_with("::error file=./a%2Cb%25.yaml,line=4,col=5::"), "{}", ran.out);
-    assert!(lines[2].starts_with("::warning file=./a%2Cb%25.yaml,line=8,col=18::"), "{}", ran.out);
+    assert!(lines[0].starts_with("::error file=a%2Cb%25.yaml,line=4,col=5::"), "{}", ran.out);
+    assert!(lines[2].starts_with("::warning file=a%2Cb%25.yaml,line=8,col=18::"), "{}", ran.out);
 }
 
 #[test]
@@ -80,6 +80,15 @@ fn two_files_of_one_domain_are_a_fault_unless_they_may_add_up() {
     assert!(ran.ended(1).out.contains("./b.yaml:1:9: error: duplicate domain 'd'"), "{}", ran.out);
     run_in(dir.path(), &["check", "."], &[("MERGE_DOMAIN_CONFIG", "true")]).ended(0);
     run_in(dir.path(), &["check", "--merge-domain-configs", "."], &[]).ended(0);
+}
+
+#[test]
+fn standard_input_is_checked_too() {
+    let dir = files(&[("bad.yaml", BAD), ("other.yaml", "domain: e\n")]);
+    let ran = run_reading(dir.path(), &["check", "other.yaml", "-"], "bad.yaml");
+    assert!(ran.ended(1).out.starts_with("standard input:4:5: error: "), "{}", ran.out);
+    assert!(ran.out.contains("     4 |     rate_limits:"), "{}", ran.out);
+    assert!(ran.out.contains("\n2 files: 2 faults, 1 warning"), "{}", ran.out);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{files, root, run_in};
+use super::{files, root, run_in, run_reading};
 
 const OLD: &str = "\
 domain: d
@@ -26,13 +26,17 @@ fn each_change_is_told_with_what_becomes_of_its_counts() {
     let ran = run_in(dir.path(), &["diff", "old.yaml", "new.yaml"], &[]);
     let expected = "\
 - d.c
+    at old.yaml:5:5
     allowed 10 requests in each window of one minute, aligned to the Unix epoch
 + d.e
+    at new.yaml:5:5
     allows 10 requests in each window of one minute, aligned to the Unix epoch
 ~ d.a
+    at new.yaml:3:5, was at old.yaml:3:5
     requests_per_unit: 10 → 20
     counts are kept
 ~ d.b
+    at new.yaml:4:5, was at old.yaml:4:5
     unit: minute → hour
     counts restart: what was spent is forgotten
 1 removed, 1 added, 2 changed (1 restarts its counts), 0 the same
@@ -42,7 +46,20 @@ fn each_change_is_told_with_what_becomes_of_its_counts() {
     assert_eq!(report["changed"][1]["counts"], "restart");
     let setting = json!({ "name": "unit", "from": "minute", "to": "hour" });
     assert_eq!(report["changed"][1]["settings"], json!([setting]));
+    let place = |file: &str| json!({ "file": file, "line": 4, "column": 5 });
+    let places = json!({ "from": place("old.yaml"), "to": place("new.yaml") });
+    assert_eq!(report["changed"][1]["place"], places);
+    assert_eq!(report["removed"][0]["place"]["line"], 5);
     assert_eq!(report["equal"], false);
+}
+
+#[test]
+fn one_side_may_be_standard_input() {
+    let dir = files(&[("old.yaml", OLD), ("new.yaml", NEW)]);
+    let ran = run_reading(dir.path(), &["diff", "-", "new.yaml"], "old.yaml");
+    assert!(ran.ended(1).out.contains("    at new.yaml:4:5, was at standard input:4:5\n"));
+    let ran = run_reading(dir.path(), &["diff", "-", "-"], "old.yaml");
+    assert!(ran.ended(2).err.contains("OLD and NEW cannot both be standard input"), "{}", ran.err);
 }
 
 #[test]

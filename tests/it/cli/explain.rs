@@ -26,6 +26,7 @@ fn each_level_says_what_was_taken_and_why_not_the_rest() {
         "    pattern  path: /api/*/search            taken",
         "    pattern  path: *.pdf                    does not match",
         "  rule        shop.path_/api/*/search",
+        "  file        config/rules/shop.yaml:38:5",
         "  allows      20 requests in each window of one second, aligned to the Unix epoch",
         "  stats key   shop.path_/api/*/search",
     ] {
@@ -40,6 +41,8 @@ fn json_tells_levels_settings_and_key() {
     let first = &report["descriptors"][0];
     assert_eq!(first["rule"], "shop.plan_free.user_id");
     assert_eq!(first["settings"]["requests_per_unit"], 1000);
+    let place = json!({ "file": "config/rules/shop.yaml", "line": 57, "column": 9 });
+    assert_eq!(first["place"], place);
     let taken: Vec<_> = taken(first).iter().map(|taken| taken["by"].clone()).collect();
     assert_eq!(taken, ["value", "key"]);
     let key = KeyHasher::new("").key(
@@ -92,6 +95,7 @@ fn what_finds_no_rule_ends_with_1_and_says_what_there_is() {
 fn what_cannot_be_explained_ends_with_2() {
     let ran = run_in(root(), &["explain", "--domain", "shop", "user_id"], &[]);
     assert!(ran.ended(2).err.contains("no '=' in \"user_id\""), "{}", ran.err);
+    run_in(root(), &["explain", "--domain", "", "user_id=1"], &[]).ended(2);
     let dir = files(&[("a.yaml", "domain: d\nx: y\n")]);
     let ran = run_in(dir.path(), &["explain", "--rules", ".", "--domain", "d", "a=b"], &[]);
     assert!(ran.ended(2).err.contains("the rules are faulty"), "{}", ran.err);

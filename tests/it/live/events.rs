@@ -6,9 +6,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{pod, rules};
+use super::shop;
 use crate::support::http;
 use crate::support::ratelease::Ratelease;
+use crate::support::shop::Shop;
 
 /// [`ratelease::control::live::LISTENERS_MAX`].
 const LISTENERS_MAX: usize = ratelease::control::live::LISTENERS_MAX;
@@ -54,9 +55,8 @@ impl Listener {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_come_each_second_after_the_last_minutes() {
-    let rules = rules();
-    let pod = pod(&rules).await;
-    let mut listener = Listener::open(&pod).await;
+    let Shop { pod, .. } = &shop().await;
+    let mut listener = Listener::open(pod).await;
     listener.hears("event: status", 3).await;
     let heard = &listener.heard;
     assert!(heard.starts_with("HTTP/1.1 200 OK\r\n"), "{heard}");
@@ -68,11 +68,10 @@ async fn events_come_each_second_after_the_last_minutes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_listener_too_many_is_told_so_until_another_has_gone() {
-    let rules = rules();
-    let pod = pod(&rules).await;
+    let Shop { pod, .. } = &shop().await;
     let mut crowd = Vec::new();
     for _ in 0..LISTENERS_MAX {
-        crowd.push(Listener::open(&pod).await);
+        crowd.push(Listener::open(pod).await);
     }
     let refused = http::get(pod.debug, "/live/events").await.unwrap();
     assert_eq!(refused.status, 503);
@@ -94,11 +93,10 @@ async fn one_listener_too_many_is_told_so_until_another_has_gone() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_end_with_the_drain_and_do_not_hold_it_up() {
-    let rules = rules();
-    let pod = pod(&rules).await;
-    let mut listener = Listener::open(&pod).await;
+    let Shop { pod, .. } = &shop().await;
+    let mut listener = Listener::open(pod).await;
     // It reads no more.
-    let _stuck = Listener::open(&pod).await;
+    let _stuck = Listener::open(pod).await;
     pod.process.signal("TERM");
     let ended = async { while listener.read().await > 0 {} };
     timeout(SOON, ended).await.expect("an end of the stream");
@@ -111,17 +109,11 @@ async fn streams_end_with_the_drain_and_do_not_hold_it_up() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_page_says_what_it_may_do_and_the_index_names_it() {
-    let rules = rules();
-    let pod = pod(&rules).await;
+    let Shop { pod, .. } = &shop().await;
     let page = http::get(pod.debug, "/live").await.unwrap();
     let policy = page.header("content-security-policy").expect("a policy");
-    assert!(policy.starts_with("default-src 'none'; script-src 'nonce-"), "{policy}");
+    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
     assert!(!policy.contains("unsafe"), "{policy}");
-    let (_, rest) = policy.split_once("nonce-").unwrap();
-    let (nonce, _) = rest.split_once('\'').unwrap();
-    assert_eq!(page.body.matches(&format!("nonce=\"{nonce}\"")).count(), 2);
-    let again = http::get(pod.debug, "/live").await.unwrap();
-    assert!(!again.body.contains(nonce), "each time another");
     let index = http::get(pod.debug, "/").await.unwrap().body;
     assert!(index.contains("\n/live "), "{index}");
 }

@@ -23,8 +23,12 @@ async fn a_healthy_pod_is_found_by_its_environment_and_nothing_is_said() {
     let ran = run(&["health", "--http", &http, "--json"]).await.ended(0);
     let expected = serde_json::json!({"healthy": true, "target": http, "answer": "200 OK"});
     assert_eq!(ran.json(), [expected]);
-    let ran = run(&["health", &format!("--grpc={grpc}"), "--json"]).await.ended(0);
-    assert_eq!(ran.json()[0]["answer"], "SERVING");
+    for grpc in [
+        &["health", &format!("--grpc={grpc}"), "--json"][..],
+        &["health", "--grpc", &grpc, "--json"],
+    ] {
+        assert_eq!(run(grpc).await.ended(0).json()[0]["answer"], "SERVING");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

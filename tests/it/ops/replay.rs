@@ -128,6 +128,17 @@ async fn lines_that_are_none_or_come_late_are_told_and_the_rest_counts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn hostile_rules_and_lines_steer_no_terminal() {
+    let rule = "{key: \"\\e[2J\", rate_limit: {unit: day, requests_per_unit: 0}}";
+    let rules = super::rules(&format!("domain: shop\ndescriptors: [{rule}]\n"));
+    let line = access_log().lines().next().unwrap().replace("curl", "\u{1b}[2J\u{9b}");
+    let flags = ["--domain", "shop", "--descriptor", "\u{1b}[2J=%user_agent%"];
+    let ran = replay(&rules, &format!("{line}\n\u{1b}[2J\n"), &flags).await.ended(1);
+    let hostile = |c: char| c.is_control() && c != '\n';
+    assert!(!ran.out.contains(hostile) && ran.out.contains("  shop.␛[2J\n"), "{ran:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn nothing_denied_is_good_and_shadow_mode_denies_nothing() {
     let rules = super::rules(RULES);
     let line = access_log().lines().next().unwrap().to_owned() + "\n";
@@ -143,10 +154,18 @@ async fn what_cannot_be_replayed_says_what_to_say() {
     for (flags, reason) in [
         (&[][..], "standard input:1: is of an access log: say what to make of it"),
         (&["--descriptor", "path=%path%"], "names no domain: say --domain"),
-        (&["--descriptor", "path=%url%", "--domain", "d"], "has no field url, but method, path"),
+        (&["--descriptor", "path=%url%", "--domain", "shop"], "has no field url, but method, path"),
         (&["--descriptor", "path=%url", "--domain", "d"], "a % is left over"),
         (&["--descriptor", "path", "--domain", "d"], "expected KEY=VALUE"),
         (&["--top", "0"], "--top"),
+        (
+            &["--descriptor", "path=%path%", "--domain", "shpo"],
+            "no rule file names it; they have shop",
+        ),
+        (
+            &["--descriptor", "path=%route_name%", "--domain", "shop"],
+            "no line has all the fields of a --descriptor, of 24 that can be read",
+        ),
     ] {
         let ran = replay(&rules, &log, flags).await.ended(2);
         assert!(ran.err.contains(reason) && ran.out.is_empty(), "{reason}: {ran:?}");

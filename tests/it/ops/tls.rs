@@ -1,4 +1,5 @@
-//! `query` over TLS, against a server written for the test, with certificates made for it.
+//! `query` and `health` over TLS, against a server written for the test, with certificates made for
+//! it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -89,7 +90,9 @@ async fn serve(papers: &Papers) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap().to_string();
     let mut server = Server::builder().tls_config(tls).unwrap();
-    let server = server.add_service(RateLimitServiceServer::new(Always));
+    // Its health service says SERVING of the server as a whole from the beginning.
+    let (_, health) = tonic_health::server::health_reporter();
+    let server = server.add_service(RateLimitServiceServer::new(Always)).add_service(health);
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     target
 }
@@ -97,6 +100,11 @@ async fn serve(papers: &Papers) -> String {
 async fn query(target: &str, flags: &[&str]) -> Ran {
     let base = ["query", "--target", target, "--domain", "d", "k=v", "--timeout", "20s"];
     run(&[&base[..], flags].concat()).await
+}
+
+async fn health(target: &str, flags: &[&str]) -> Ran {
+    let grpc = format!("--grpc={target}");
+    run(&[&["health", &grpc, "--timeout", "20s"][..], flags].concat()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,6 +125,8 @@ async fn both_sides_show_certificates_and_whoever_has_none_is_turned_away() {
     let all = [&["--ca", ca][..], &own, &named].concat();
     let ran = query(&target, &all).await.ended(0);
     assert!(ran.out.starts_with("OK  in "), "{ran:?}");
+    let ran = health(&target, &all).await.ended(0);
+    assert_eq!((ran.out.as_str(), ran.err.as_str()), ("", ""));
 
     for (flags, reason) in [
         // The name is not that of the address.
@@ -129,7 +139,11 @@ async fn both_sides_show_certificates_and_whoever_has_none_is_turned_away() {
         // Without TLS.
         (Vec::new(), &target),
     ] {
-        let ran = query(&target, &flags).await.ended(2);
-        assert!(ran.err.contains(reason) && ran.err.lines().count() == 1, "{flags:?}: {ran:?}");
+        for ran in [query(&target, &flags).await, health(&target, &flags).await] {
+            let ran = ran.ended(2);
+            assert!(ran.err.contains(reason) && ran.err.lines().count() == 1, "{flags:?}: {ran:?}");
+        }
     }
+    let ran = run(&[&["health", "--http", &target][..], &all].concat()).await.ended(2);
+    assert!(ran.err.contains("go with --grpc"), "{ran:?}");
 }

@@ -241,15 +241,15 @@ async fn a_slot_between_two_nodes_is_tried_again_a_few_times() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_errors_are_refusals_and_cost_no_connection() {
+async fn a_foreign_value_is_counted_and_costs_no_connection() {
     let single = Single::start();
     let store = connected(single.config()).await;
     let foreign = ask(10, 1, 0);
     single.server.command::<()>(&["SET", &foreign.key.in_store(""), "mine"]);
     for _ in 0..3 {
-        assert!(matches!(one(&*store, foreign).await, Err(StoreError::Refused(_))));
+        assert_eq!(one(&*store, foreign).await, Err(StoreError::Foreign));
     }
-    assert_eq!(count(&*store, "redis_refused"), 3);
+    assert_eq!((count(&*store, "redis_foreign"), count(&*store, "redis_refused")), (3, 0));
     assert_eq!(count(&*store, "redis_connects"), 1);
 }
 

@@ -5,12 +5,9 @@ use ratelease::store::{Ask, Back, StoreError};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
-
 use super::{ask, connected, granted, one, until_granted, within};
 use crate::support::now;
+use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis::{Single, tcp};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -34,49 +31,21 @@ async fn a_reply_that_comes_too_late_is_not_asked_for_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_whose_connection_breaks_is_not_sent_again() {
     let single = Single::start();
-    let (cut, hears) = watch::channel(false);
-    let port = muted_proxy(single.server.port(), hears).await;
+    let proxy = Proxy::start().leading_to(single.server.port());
     let mut config = single.config();
-    config.addresses = vec![tcp(port)];
+    config.addresses = vec![tcp(proxy.port())];
     let store = connected(config).await;
     let ask = ask(100, 50, 0);
     let lent = granted(&*store, ask).await;
     let calls = single.server.calls("evalsha");
-    cut.send_replace(true);
+    proxy.set(Fault::Cut { after: 0 });
     let back = Some(Back { tokens: 10, epoch: Some(lent.epoch) });
     let lost = one(&*store, Ask { want: 0, back, ..ask }).await;
     assert!(matches!(lost, Err(StoreError::Unreachable(_))), "{lost:?}");
-    cut.send_replace(false);
+    proxy.set(Fault::None);
     let look = until_granted(&*store, Ask { want: 0, ..ask }, 5).await;
     assert_eq!(look.left, 60, "credited once");
     assert_eq!(single.server.calls("evalsha"), calls + 2, "the lost one and the look");
-}
-
-/// Carries connections to `port`. While `muted` is true it delivers what the client says, and hangs
-/// up instead of delivering a reply.
-async fn muted_proxy(port: u16, muted: watch::Receiver<bool>) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let own = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-            tokio::spawn(carry(client, server, muted.clone()));
-        }
-    });
-    own
-}
-
-async fn carry(client: TcpStream, server: TcpStream, muted: watch::Receiver<bool>) {
-    let (mut from_client, mut to_client) = client.into_split();
-    let (mut from_server, mut to_server) = server.into_split();
-    let up = tokio::spawn(async move { copy(&mut from_client, &mut to_server).await });
-    let mut buffer = [0; 4096];
-    while let Ok(size @ 1..) = from_server.read(&mut buffer).await {
-        if *muted.borrow() || to_client.write_all(&buffer[..size]).await.is_err() {
-            break;
-        }
-    }
-    up.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,10 +8,10 @@ use ratelease::store::{Ask, Store, StoreError};
 
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
-use super::proxy::{Mood, Proxy};
 use super::scripted::{Act, Scripted, grant_of};
 use super::{ask, connected, count, granted, one, until_granted, within};
 use crate::support::now;
+use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis::{Cluster, Single, tcp};
 
 /// From the first command without an answer to the connection that takes its place.
@@ -20,7 +20,7 @@ const REPLACED_WITHIN: Duration = Duration::from_millis(500);
 const ROUNDS: usize = 5;
 
 async fn behind_proxy(single: &Single) -> (Proxy, std::sync::Arc<RedisStore>) {
-    let proxy = Proxy::start(single.server.port()).await;
+    let proxy = Proxy::start().leading_to(single.server.port());
     let mut config = single.config();
     config.addresses = vec![tcp(proxy.port())];
     let store = connected(config).await;
@@ -34,11 +34,11 @@ async fn a_black_hole_is_replaced_within_half_a_second() {
     let mut took = Vec::new();
     while took.len() < ROUNDS && took.last().is_none_or(|took| *took > REPLACED_WITHIN) {
         until_granted(&*store, ask(10, 1, 0), 10).await;
-        let before = proxy.accepted().len();
-        proxy.set(Mood { stuck: before, ..Mood::default() });
+        let before = proxy.accepted();
+        proxy.set_so_far(Fault::Hole);
         let sent = now();
         assert_eq!(one(&*store, ask(10, 1, 0)).await, Err(StoreError::TimedOut));
-        let replaced = within(5, "a new connection", proxy.connection(before)).await;
+        let replaced = within(5, "a new connection", proxy.connection_after(before)).await;
         took.push(replaced.duration_since(sent));
     }
     println!("replaced after {took:?}");
@@ -54,10 +54,10 @@ async fn what_comes_after_the_connection_was_given_up_is_not_used() {
     let lent = ask(100, 10, 0);
     granted(&*store, lent).await;
     // The server takes what is sent, and its replies wait.
-    proxy.set(Mood { deaf: proxy.accepted().len(), ..Mood::default() });
+    proxy.set_so_far(Fault::Deaf);
     let first = async {
         let reply = one(&*store, lent).await;
-        proxy.set(Mood::default());
+        proxy.set(Fault::None);
         reply
     };
     let second = async {
@@ -98,10 +98,10 @@ async fn a_frozen_server_is_used_again_as_soon_as_it_goes_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_half_a_second_away_lends_steadily() {
     let single = Single::start();
-    let proxy = Proxy::start(single.server.port()).await;
-    let slow = Mood { latency: Duration::from_millis(500), ..Mood::default() };
+    let proxy = Proxy::start().leading_to(single.server.port());
+    let slow = Fault::Latency { delay: Duration::from_millis(500), jitter: Duration::ZERO };
     for is_slow_from_the_start in [true, false] {
-        proxy.set(if is_slow_from_the_start { slow } else { Mood::default() });
+        proxy.set(if is_slow_from_the_start { slow } else { Fault::None });
         let mut config = single.config();
         config.addresses = vec![tcp(proxy.port())];
         let store = RedisStore::spawn(config, "");
@@ -177,6 +177,7 @@ async fn nobody_waits_for_a_server_that_does_not_even_accept() {
     })
     .await;
     drop(queued);
+    let listener = listener.into_std().unwrap();
     let _proxy = Proxy::on(listener, single.server.port());
     until_granted(&*store, ask(10, 1, 0), 15).await;
 }

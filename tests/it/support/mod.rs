@@ -22,6 +22,8 @@ pub(crate) mod redis;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_sentinel;
 pub(crate) mod redis_server;
+pub(crate) mod shop;
+pub(crate) mod terminal;
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,8 @@
 //! A TCP proxy that does to its connections what networks do: it delays them, lets them drip, falls
 //! silent, resets them, cuts replies short, or is not there at all.
 
-use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::dice::Dice;
+use super::now;
 use super::process::free_port;
 
 /// Leads to a port of loopback. It has a runtime of its own, so that a cluster behind proxies
@@ -25,7 +26,7 @@ pub(crate) struct Proxy {
     accepting: JoinHandle<()>,
 }
 
-/// What it does to every connection, old and new.
+/// What it does to connections.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Fault {
     #[default]
@@ -36,6 +37,8 @@ pub(crate) enum Fault {
     Drip { bytes_per_second: u32 },
     /// Takes connections and forwards nothing; what it holds goes on when this ends.
     Hole,
+    /// Forwards what clients say, and no reply; what it holds goes on when this ends.
+    Deaf,
     /// Ends each connection with RST.
     Reset,
     /// Ends each connection after so many more bytes of replies.
@@ -44,10 +47,37 @@ pub(crate) enum Fault {
     Refuse,
 }
 
+/// To which connections.
+#[derive(Debug, Clone, Default)]
+enum Scope {
+    /// Old and new.
+    #[default]
+    All,
+    /// Those that had come by then: so many.
+    First(usize),
+    /// Those that come from these addresses.
+    From(Vec<IpAddr>),
+}
+
+/// What it does, and to whom.
+#[derive(Debug, Clone, Default)]
+struct Doing {
+    fault: Fault,
+    scope: Scope,
+}
+
+/// A connection, as far as a scope tells it from others.
+#[derive(Debug, Clone, Copy)]
+struct Which {
+    number: usize,
+    from: IpAddr,
+}
+
 struct Shared {
     to: AtomicU16,
-    fault: watch::Sender<Fault>,
-    accepted: AtomicU64,
+    doing: watch::Sender<Doing>,
+    /// When each connection so far came.
+    accepted: watch::Sender<Vec<std::time::Instant>>,
 }
 
 /// Pieces of data that one connection holds back.
@@ -66,10 +96,22 @@ impl Proxy {
 
     /// Listens on a port of this address of the machine.
     pub(crate) fn start_at(ip: [u8; 4]) -> Self {
-        let addr = SocketAddr::from((ip, free_port()));
-        let (to, fault) = (AtomicU16::new(0), watch::Sender::new(Fault::None));
-        let shared = Arc::new(Shared { to, fault, accepted: AtomicU64::new(0) });
-        let accepting = runtime().spawn(Arc::clone(&shared).accept(addr));
+        let listener = std::net::TcpListener::bind((IpAddr::from(ip), free_port()));
+        Self::on(listener.expect("the proxy's port"), 0)
+    }
+
+    /// Takes over a listener, whose queue may hold connections already, and leads to `port`.
+    pub(crate) fn on(listener: std::net::TcpListener, port: u16) -> Self {
+        listener.set_nonblocking(true).expect("a listener for tokio");
+        let addr = listener.local_addr().expect("its address");
+        let shared = Shared::leading_to(port);
+        let taking = Arc::clone(&shared);
+        let accepting = runtime().spawn(async move {
+            let listener = TcpListener::from_std(listener).expect("a listener for tokio");
+            taking.take_from(&listener).await;
+            drop(listener); // its place is to be empty
+            taking.accept(addr).await;
+        });
         Self { addr, shared, accepting }
     }
 
@@ -78,18 +120,43 @@ impl Proxy {
         self.shared.to.store(port, Ordering::Relaxed);
     }
 
+    /// As [`Proxy::lead_to`], of a new proxy.
+    #[must_use]
+    pub(crate) fn leading_to(self, port: u16) -> Self {
+        self.lead_to(port);
+        self
+    }
+
     pub(crate) fn port(&self) -> u16 {
         self.addr.port()
     }
 
-    /// Does `fault` from now on, and no other.
+    /// Does `fault` to every connection, old and new, from now on, and no other.
     pub(crate) fn set(&self, fault: Fault) {
-        self.shared.fault.send_replace(fault);
+        self.shared.doing.send_replace(Doing { fault, scope: Scope::All });
+    }
+
+    /// Does `fault` to the connections that have come so far, and none to those that follow.
+    pub(crate) fn set_so_far(&self, fault: Fault) {
+        let first = self.shared.accepted.borrow().len();
+        self.shared.doing.send_replace(Doing { fault, scope: Scope::First(first) });
+    }
+
+    /// Does `fault` to connections from these addresses, old and new, and none to others.
+    pub(crate) fn set_from(&self, fault: Fault, from: &[IpAddr]) {
+        self.shared.doing.send_replace(Doing { fault, scope: Scope::From(from.to_vec()) });
     }
 
     /// Connections taken so far.
     pub(crate) fn accepted(&self) -> u64 {
-        self.shared.accepted.load(Ordering::Relaxed)
+        self.shared.accepted.borrow().len() as u64
+    }
+
+    /// Waits for the connection after so many, and tells when it came.
+    pub(crate) async fn connection_after(&self, accepted: u64) -> std::time::Instant {
+        let at = usize::try_from(accepted).expect("few connections");
+        let mut seen = self.shared.accepted.subscribe();
+        seen.wait_for(|times| times.len() > at).await.expect("the proxy is there")[at]
     }
 }
 
@@ -112,36 +179,51 @@ fn runtime() -> &'static Runtime {
 // === impl Shared ===
 
 impl Shared {
+    fn leading_to(port: u16) -> Arc<Self> {
+        let (doing, accepted) = (watch::Sender::default(), watch::Sender::default());
+        Arc::new(Self { to: AtomicU16::new(port), doing, accepted })
+    }
+
+    /// Listens again whenever connections are not refused.
     async fn accept(self: Arc<Self>, addr: SocketAddr) {
-        let mut fault = self.fault.subscribe();
         loop {
-            let _ = fault.wait_for(|fault| *fault != Fault::Refuse).await;
+            let mut doing = self.doing.subscribe();
+            let _ = doing.wait_for(|doing| doing.fault != Fault::Refuse).await;
             let listener = TcpListener::bind(addr).await.expect("the proxy's port");
-            loop {
-                tokio::select! {
-                    taken = listener.accept() => {
-                        self.accepted.fetch_add(1, Ordering::Relaxed);
-                        if let Ok((client, _)) = taken {
-                            tokio::spawn(Arc::clone(&self).carry(client));
-                        }
+            self.take_from(&listener).await;
+        }
+    }
+
+    /// Until connections are to be refused.
+    async fn take_from(self: &Arc<Self>, listener: &TcpListener) {
+        let mut doing = self.doing.subscribe();
+        loop {
+            tokio::select! {
+                taken = listener.accept() => {
+                    let number = self.accepted.borrow().len();
+                    self.accepted.send_modify(|times| times.push(now()));
+                    if let Ok((client, from)) = taken {
+                        let which = Which { number, from: from.ip() };
+                        tokio::spawn(Arc::clone(self).carry(client, which));
                     }
-                    _ = fault.wait_for(|fault| *fault == Fault::Refuse) => break,
                 }
+                _ = doing.wait_for(|doing| doing.fault == Fault::Refuse) => return,
             }
         }
     }
 
-    async fn carry(self: Arc<Self>, mut client: TcpStream) {
+    async fn carry(self: Arc<Self>, mut client: TcpStream, which: Which) {
         let to = SocketAddr::from(([127, 0, 0, 1], self.to.load(Ordering::Relaxed)));
-        let mut ends = self.fault.subscribe();
+        let doing = || self.doing.subscribe();
+        let mut ends = doing();
         let is_reset = if let Ok(mut server) = TcpStream::connect(to).await {
             let _ = (client.set_nodelay(true), server.set_nodelay(true));
             let (from_client, to_client) = client.split();
             let (from_server, to_server) = server.split();
             tokio::select! {
-                () = pump(from_client, to_server, self.fault.subscribe(), false) => false,
-                () = pump(from_server, to_client, self.fault.subscribe(), true) => false,
-                _ = ends.wait_for(|fault| matches!(fault, Fault::Reset | Fault::Refuse)) => true,
+                () = pump(from_client, to_server, doing(), which, false) => false,
+                () = pump(from_server, to_client, doing(), which, true) => false,
+                _ = ends.wait_for(|doing| doing.ends(which)) => true,
             }
         } else {
             true
@@ -156,16 +238,17 @@ impl Shared {
 async fn pump(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
-    fault: watch::Receiver<Fault>,
+    doing: watch::Receiver<Doing>,
+    which: Which,
     is_reply: bool,
 ) {
     let (queue, mut held) = mpsc::channel::<(Instant, Vec<u8>)>(HELD_MAX);
-    let now_fault = fault.clone();
+    let present = doing.clone();
     let read = async move {
         let mut dice = Dice::seeded(u64::from(is_reply));
         let mut piece = vec![0; PIECE_MAX];
         while let Ok(length @ 1..) = from.read(&mut piece).await {
-            let due = arrival(*now_fault.borrow(), is_reply, &mut dice);
+            let due = arrival(present.borrow().to(which), is_reply, &mut dice);
             let bytes = piece.iter().take(length).copied().collect();
             if queue.send((due, bytes)).await.is_err() {
                 return;
@@ -173,7 +256,7 @@ async fn pump(
         }
     };
     let write = async {
-        let mut line = Line { fault, is_reply, cut: None };
+        let mut line = Line { doing, which, is_reply, cut: None };
         while let Some((due, bytes)) = held.recv().await {
             sleep_until(due).await;
             if !line.deliver(&bytes, &mut to).await {
@@ -202,9 +285,29 @@ fn arrival(fault: Fault, is_reply: bool, dice: &mut Dice) -> Instant {
     }
 }
 
+// === impl Doing ===
+
+impl Doing {
+    /// What it does to this connection.
+    fn to(&self, which: Which) -> Fault {
+        let is_meant = match &self.scope {
+            Scope::All => true,
+            Scope::First(first) => which.number < *first,
+            Scope::From(from) => from.contains(&which.from),
+        };
+        if is_meant { self.fault } else { Fault::None }
+    }
+
+    /// Whether this connection is to end with RST.
+    fn ends(&self, which: Which) -> bool {
+        matches!(self.to(which), Fault::Reset | Fault::Refuse)
+    }
+}
+
 /// One way of one connection.
 struct Line {
-    fault: watch::Receiver<Fault>,
+    doing: watch::Receiver<Doing>,
+    which: Which,
     is_reply: bool,
     /// What a cut lets through yet.
     cut: Option<usize>,
@@ -215,8 +318,10 @@ struct Line {
 impl Line {
     /// False once the connection is to end.
     async fn deliver(&mut self, bytes: &[u8], to: &mut WriteHalf<'_>) -> bool {
-        let _ = self.fault.wait_for(|fault| *fault != Fault::Hole).await;
-        let fault = *self.fault.borrow();
+        let (which, is_reply) = (self.which, self.is_reply);
+        let is_held = |fault| fault == Fault::Hole || (fault == Fault::Deaf && is_reply);
+        let _ = self.doing.wait_for(|doing| !is_held(doing.to(which))).await;
+        let fault = self.doing.borrow().to(which);
         match fault {
             Fault::Drip { bytes_per_second } if self.is_reply => {
                 let drop = (bytes_per_second as usize / 50).max(1);

@@ -1,13 +1,13 @@
 //! A Redis Cluster of real processes.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
 use ratelease::settings::redis::{Address, RedisKind, RedisSettings};
 
-use super::proxy::Proxy;
+use super::proxy::{Fault, Proxy};
 use super::redis::tcp;
 use super::redis_server::Server;
 use super::wait_for;
@@ -17,6 +17,8 @@ pub struct Cluster {
     pub nodes: Vec<Server>,
     /// One before each node, by position, if there are any: clients are told to go through them.
     pub proxies: Vec<Proxy>,
+    /// One before the bus of each node, which leads to the other nodes, if there are any.
+    buses: Vec<Proxy>,
     ids: Vec<String>,
     masters: usize,
 }
@@ -32,6 +34,8 @@ pub struct ClusterOptions {
     pub full_coverage: bool,
     /// Where a proxy stands before each node, if any does: on this address of the machine.
     pub proxies: Option<[u8; 4]>,
+    /// Whether proxies stand between the nodes too, so that one can be cut off from the others.
+    pub can_part: bool,
 }
 
 /// Joining takes one or two rounds of gossip, and more on a busy machine.
@@ -59,9 +63,12 @@ impl Cluster {
         let size = masters * (1 + options.replicas_each);
         let proxies: Vec<_> =
             options.proxies.iter().flat_map(|ip| (0..size).map(|_| Proxy::start_at(*ip))).collect();
+        let buses: Vec<_> =
+            (0..size).filter(|_| options.can_part).map(|_| Proxy::start()).collect();
         let starting: Vec<_> = (0..size)
             .map(|at| {
-                let arguments = options.arguments(proxies.get(at));
+                let mut arguments = options.arguments(proxies.get(at));
+                arguments.extend(buses.get(at).into_iter().flat_map(|bus| behind_bus(at, bus)));
                 thread::spawn(move || {
                     Server::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
                 })
@@ -72,7 +79,10 @@ impl Cluster {
             proxy.lead_to(node.port());
         }
         let ids = nodes.iter().map(|node| node.command(&["CLUSTER", "MYID"])).collect();
-        let cluster = Self { nodes, proxies, ids, masters };
+        for (bus, node) in buses.iter().zip(&nodes) {
+            bus.lead_to(bus_port(node));
+        }
+        let cluster = Self { nodes, proxies, buses, ids, masters };
         cluster.assign_slots();
         cluster.meet();
         cluster.replicate();
@@ -93,9 +103,8 @@ impl Cluster {
     fn meet(&self) {
         let size = self.nodes.len().to_string();
         for other in &self.nodes[1..] {
-            let bus: Vec<String> = other.command(&["CONFIG", "GET", "cluster-port"]);
-            let port = other.port().to_string();
-            self.nodes[0].command::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus[1]]);
+            let (port, bus) = (other.port().to_string(), bus_port(other).to_string());
+            self.nodes[0].command::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
         }
         for node in &self.nodes {
             wait_for("the nodes know each other", PATIENCE, || {
@@ -238,6 +247,25 @@ impl Cluster {
         self.finish_move(slot, from, to);
     }
 
+    /// Cuts a node off from the others, both ways; clients reach all of them.
+    pub fn part(&self, at: usize) {
+        let others: Vec<_> = (0..self.nodes.len()).filter(|other| *other != at).collect();
+        let all: Vec<_> = others.iter().map(|other| source(*other)).collect();
+        for proxy in [&self.buses[at], &self.proxies[at]] {
+            proxy.set_from(Fault::Hole, &all);
+        }
+        for other in others {
+            for proxy in [&self.buses[other], &self.proxies[other]] {
+                proxy.set_from(Fault::Hole, &[source(at)]);
+            }
+        }
+    }
+
+    /// Mends what [`Cluster::part`] cut.
+    pub fn join(&self) {
+        self.buses.iter().chain(&self.proxies).for_each(|proxy| proxy.set(Fault::None));
+    }
+
     /// Calls of `command` on all nodes.
     pub fn calls(&self, command: &str) -> u64 {
         self.nodes.iter().map(|node| node.calls(command)).sum()
@@ -248,13 +276,20 @@ impl Cluster {
 
 impl ClusterOptions {
     pub fn new(masters: usize, replicas_each: usize) -> Self {
-        Self { masters, replicas_each, node_timeout_ms: 2000, full_coverage: false, proxies: None }
+        let (node_timeout_ms, full_coverage, proxies) = (2000, false, None);
+        Self { masters, replicas_each, node_timeout_ms, full_coverage, proxies, can_part: false }
     }
 
     /// With a proxy before each node.
     #[must_use]
     pub fn proxied(self) -> Self {
         Self { proxies: Some([127, 0, 0, 1]), ..self }
+    }
+
+    /// With proxies before each node and between them all: see [`Cluster::part`].
+    #[must_use]
+    pub fn that_can_part(self) -> Self {
+        Self { can_part: true, ..self.proxied() }
     }
 
     /// Of the command line of a node behind `proxy`.
@@ -276,6 +311,32 @@ impl ClusterOptions {
         }
         pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
     }
+}
+
+/// Of the command line of a node whose bus is reached through `bus`: it comes to others from an
+/// address of its own, so that theirs can tell.
+fn behind_bus(at: usize, bus: &Proxy) -> [String; 6] {
+    let source = source(at).to_string();
+    let port = bus.port().to_string();
+    [
+        "--cluster-announce-bus-port",
+        &port,
+        "--cluster-announce-ip",
+        "127.0.0.1",
+        "--bind-source-addr",
+        &source,
+    ]
+    .map(str::to_owned)
+}
+
+/// Where the node at this position comes from.
+fn source(at: usize) -> IpAddr {
+    IpAddr::from([127, 0, 1, u8::try_from(at + 1).expect("few nodes")])
+}
+
+fn bus_port(node: &Server) -> u16 {
+    let told: Vec<String> = node.command(&["CONFIG", "GET", "cluster-port"]);
+    told[1].parse().expect("a port")
 }
 
 fn cluster_info(node: &Server) -> std::collections::HashMap<String, String> {

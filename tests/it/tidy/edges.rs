@@ -72,6 +72,7 @@ const EDGES: [Edge; 9] = [
         never: &[
             Name::Crate("tokio"),
             Name::Crate("rand"),
+            Name::Module("dice"),
             Name::Path(&["Instant", "now"]),
             Name::Path(&["SystemTime", "now"]),
             Name::Path(&["std", "net"]),

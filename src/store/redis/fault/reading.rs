@@ -52,9 +52,13 @@ impl Fault {
 impl Kind {
     fn of_reply(code: &str, text: &str) -> Self {
         let begins = |kind: &Kind| kind.meaning().codes.contains(&code);
-        // Before 7.0 an error inside a script comes wrapped in one of the script.
+        // Before 7.0 an error inside a script comes wrapped in one of the script: as `-CODE` if the
+        // command was refused, as `CODE` if it ran.
         let wraps = |kind: &Kind| {
-            kind.meaning().codes.iter().any(|code| text.contains(&format!(" -{code} ")))
+            let is_in = |code: &&str| {
+                text.contains(&format!(": -{code} ")) || text.contains(&format!(": {code} "))
+            };
+            kind.meaning().codes.iter().any(is_in)
         };
         let found = Kind::ALL.into_iter().find(begins);
         let found = found.or_else(|| Kind::ALL.into_iter().find(wraps));
@@ -103,7 +107,13 @@ mod tests {
                 "ERR Error running script: The user executing the script can't run this command",
                 Kind::Denied,
             ),
-            ("WRONGTYPE Operation against a key holding the wrong kind of value", Kind::Refused),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", Kind::Foreign),
+            (
+                "ERR Error running script (call to f_1): @user_script:28: WRONGTYPE Operation \
+                 against a key holding the wrong kind of value",
+                Kind::Foreign,
+            ),
+            ("FOREIGN rl:{1} holds no count of ratelease", Kind::Foreign),
             ("MISCONF Redis is configured to save RDB snapshots", Kind::Refused),
             ("ERR unknown command", Kind::Refused),
         ] {

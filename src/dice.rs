@@ -1,5 +1,5 @@
-//! Random numbers that cost next to nothing: for samples and for the ids of spans, never for what
-//! nobody may guess.
+//! Random numbers that cost next to nothing: for samples, for the ids of spans, and for who gets a
+//! counter; never for what nobody may guess.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
@@ -10,7 +10,7 @@ thread_local! {
 }
 
 /// A random number: SplitMix64, seeded once for each thread from the system's randomness.
-pub(super) fn roll() -> u64 {
+pub(crate) fn roll() -> u64 {
     STATE.with(|state| {
         // 2^64 / golden ratio: odd, so that every number comes once before one comes again.
         let next = state.get().wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -19,12 +19,26 @@ pub(super) fn roll() -> u64 {
     })
 }
 
+/// One of the numbers below `count`, each as likely as the next but for 1 in 2^32; 0 if there is
+/// none.
+pub(crate) fn below(count: u32) -> u32 {
+    // The product of two halves fits, and its upper half is below `count`: no division.
+    let scaled = (roll() >> 32) * u64::from(count);
+    u32::try_from(scaled >> 32).unwrap_or_default()
+}
+
 /// True in `share` of the rolls: always for 1, never for 0.
-pub(super) fn lands(share: f32) -> bool {
+pub(crate) fn lands(share: f32) -> bool {
     // 24 bits: each is exact in the fraction of an `f32`.
     #[allow(clippy::cast_precision_loss, reason = "24 bits fit")]
     let fraction = (roll() >> 40) as f32 / (1_u32 << 24) as f32;
     fraction < share
+}
+
+/// Has this thread go on from `seed`, for a test to be repeated.
+#[cfg(test)]
+pub(crate) fn seed(seed: u64) {
+    STATE.with(|state| state.set(seed));
 }
 
 /// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
@@ -46,6 +60,17 @@ mod tests {
         // 3 sigma are 95 of 1000, and 10 are allowed: one failure in more runs than there will be.
         let hundredth = landed(0.01);
         assert!((680..1320).contains(&hundredth), "{hundredth}");
+    }
+
+    #[test]
+    fn each_number_below_a_count_comes_as_often_as_any() {
+        const ROLLS: u32 = 100_000;
+        assert_eq!((below(0), below(1)), (0, 0));
+        let mut drawn = [0_u32; 5];
+        (0..ROLLS).for_each(|_| drawn[below(5) as usize] += 1);
+        // 10 sigma are 1265.
+        assert!(drawn.iter().all(|count| (18_735..21_265).contains(count)), "{drawn:?}");
+        assert!((0..100).any(|_| below(u32::MAX) > u32::MAX / 2));
     }
 
     #[test]

@@ -1,0 +1,257 @@
+//! Who may read the debug port: anybody who reaches it, but no page that a browser there has open.
+//!
+//! The port asks for no password, so that an operator's browser reaches it through a port-forward,
+//! and with it every page that the browser shows. Nothing on the port changes anything; what it
+//! tells (names of rules, settings, values of hot keys) is none of those pages' business.
+//!
+//! - A page of another origin cannot read an answer: none allows it. What such a page *loads* (an
+//!   image, a frame, a stream that takes the place of a listener) is refused by `Sec-Fetch-Site`
+//!   and `Origin`. To follow a link is allowed.
+//! - A page whose own name was made to lead here (DNS rebinding) could read all of it. It is
+//!   refused by the `Host` that it asks for: an address, or a name that nobody outside can have,
+//!   is good; others are told by `DEBUG_ALLOWED_HOSTS`.
+//!
+//! `/metrics` goes unguarded: scrapers are told names of all kinds, and it holds what
+//! `PROMETHEUS_ADDR` shows to all.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, ORIGIN, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+/// Names below which nobody outside can have one: reserved for use within (RFC 6761, ICANN's
+/// `internal`), and those of services in Kubernetes.
+const INNER: [&str; 4] = ["localhost", "internal", "svc", "cluster.local"];
+
+/// Lets every name in.
+const ANY: &str = "*";
+
+/// Set on every answer that has none of its own: nothing here is to be kept, guessed at, framed, or
+/// loaded by another origin.
+const HEADERS: [(HeaderName, HeaderValue); 5] = [
+    (CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    (
+        CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"),
+    ),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        HeaderValue::from_static("same-origin"),
+    ),
+];
+
+/// Which names are good beside those that always are. A handle: clones share it.
+#[derive(Debug, Clone, Default)]
+pub struct Guard(Arc<[String]>);
+
+/// Why a request is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum Refused {
+    #[error(
+        "{0:?} is no name of this port; ask by its address or as localhost, or allow the name \
+         with DEBUG_ALLOWED_HOSTS"
+    )]
+    Host(String),
+    #[error("this is not for pages of another origin; open it by itself")]
+    Foreign,
+}
+
+// === impl Guard ===
+
+impl Guard {
+    /// Lets requests for `allowed` in as well: names without a port, or `*` for all of them.
+    pub fn new(allowed: &[String]) -> Self {
+        Self(allowed.into())
+    }
+
+    /// `routes`, behind the guard.
+    pub fn before(&self, routes: Router) -> Router {
+        routes.layer(middleware::from_fn_with_state(self.clone(), pass))
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Refused> {
+        let headers = request.headers();
+        // HTTP/2 has it in the address. A browser always tells it.
+        let named = request.uri().authority().map(http::uri::Authority::as_str);
+        let told = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
+        for host in named.into_iter().chain(told) {
+            if !self.allows(name_of(host)) {
+                return Err(Refused::Host(host.to_owned()));
+            }
+        }
+        if self.is_foreign(headers) { Err(Refused::Foreign) } else { Ok(()) }
+    }
+
+    fn allows(&self, name: &str) -> bool {
+        let name = name.strip_suffix('.').unwrap_or(name);
+        is_own(name) || self.is_told(name)
+    }
+
+    fn is_told(&self, name: &str) -> bool {
+        self.0.iter().any(|told| told == ANY || told.eq_ignore_ascii_case(name))
+    }
+
+    /// Whether a browser says that a page of another origin asks, other than by following a link.
+    fn is_foreign(&self, headers: &HeaderMap) -> bool {
+        let header = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+        let says = |name, what| header(name) == Some(what);
+        let is_link = says("sec-fetch-mode", "navigate") && says("sec-fetch-dest", "document");
+        if ["cross-site", "same-site"].into_iter().any(|site| says("sec-fetch-site", site)) {
+            return !is_link;
+        }
+        let Some(origin) = headers.get(ORIGIN) else { return false };
+        let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+        let host = header(HOST.as_str()).unwrap_or_default();
+        // A name that is allowed may be a proxy's, which asks here by another.
+        !origin.is_some_and(|(_, at)| at.eq_ignore_ascii_case(host) || self.is_told(name_of(at)))
+    }
+}
+
+async fn pass(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    match guard.check(&request) {
+        Ok(()) => next.run(request).await,
+        Err(refused) => (StatusCode::FORBIDDEN, format!("{refused}\n")).into_response(),
+    }
+}
+
+/// `routes`, whose answers say what browsers may do with them.
+pub fn with_headers(routes: Router) -> Router {
+    routes.layer(middleware::map_response(|mut response: Response| async move {
+        for (name, value) in HEADERS {
+            response.headers_mut().entry(name).or_insert(value);
+        }
+        response
+    }))
+}
+
+/// Without the port.
+fn name_of(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        // An IPv6 address ends with a bracket, or with the port behind it.
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// An address, a name without dots, which no one can register, or one below [`INNER`].
+fn is_own(name: &str) -> bool {
+    let bracketed = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    if let Some(address) = bracketed {
+        return address.parse::<Ipv6Addr>().is_ok();
+    }
+    let is_inner = |inner: &&str| {
+        let at = name.len().checked_sub(inner.len()).filter(|at| name.is_char_boundary(*at));
+        let ends = at.map(|at| name.split_at(at));
+        ends.is_some_and(|(rest, end)| end.eq_ignore_ascii_case(inner) && rest.ends_with('.'))
+    };
+    let is_plain = !name.is_empty() && !name.contains('.');
+    is_plain || name.parse::<Ipv4Addr>().is_ok() || INNER.iter().any(is_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    fn checked(allowed: &[&str], headers: &[(&str, &str)]) -> Result<(), Refused> {
+        let allowed: Vec<_> = allowed.iter().map(|&name| name.to_owned()).collect();
+        let request = headers
+            .iter()
+            .fold(Request::builder(), |request, (name, value)| request.header(*name, *value));
+        Guard::new(&allowed).check(&request.body(Body::empty()).unwrap())
+    }
+
+    #[test]
+    fn names_that_nobody_outside_can_have_are_good_and_others_must_be_allowed() {
+        for host in [
+            "127.0.0.1:6070",
+            "10.1.2.3",
+            "[::1]:6070",
+            "[fd00::1]",
+            "localhost:6070",
+            "LOCALHOST",
+            "pod.localhost",
+            "shop-7d9c:6070",
+            "ratelease.shop.svc:6070",
+            "ratelease.shop.svc.cluster.local.:6070",
+            "vm.eu.internal",
+        ] {
+            assert_eq!(checked(&[], &[("host", host)]), Ok(()), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "evil.example:6070",
+            "127.0.0.1.evil.example",
+            "10.0.0.1.nip.io:6070",
+            "localhost.evil.example",
+            "notinternal.example",
+            "x.notinternal",
+            "evil.example.",
+            ".",
+            "",
+            "[evil.example]",
+            "[::1].evil.example",
+        ] {
+            let refused = checked(&[], &[("host", host)]);
+            assert_eq!(refused, Err(Refused::Host(host.to_owned())), "{host}");
+        }
+        let allowed = ["Debug.Example.com"];
+        assert_eq!(checked(&allowed, &[("host", "debug.example.com:443")]), Ok(()));
+        assert!(checked(&allowed, &[("host", "a.debug.example.com")]).is_err());
+        assert_eq!(checked(&["*"], &[("host", "any.example")]), Ok(()));
+        // Neither a browser, nor one that leaves us the choice.
+        assert_eq!(checked(&[], &[]), Ok(()));
+        assert!(checked(&[], &[("host", "localhost"), ("host", "evil.example")]).is_err());
+    }
+
+    #[test]
+    fn the_name_may_stand_in_the_address_as_in_http2() {
+        let request = |address: &str| Request::builder().uri(address).body(Body::empty()).unwrap();
+        let guard = Guard::default();
+        assert_eq!(guard.check(&request("http://localhost:6070/status")), Ok(()));
+        assert!(guard.check(&request("http://evil.example:6070/status")).is_err());
+    }
+
+    #[test]
+    fn pages_of_other_origins_may_lead_here_and_load_nothing() {
+        let own = ("host", "localhost:6070");
+        let by = |site, mode, dest| {
+            checked(
+                &[],
+                &[
+                    own,
+                    ("sec-fetch-site", site),
+                    ("sec-fetch-mode", mode),
+                    ("sec-fetch-dest", dest),
+                ],
+            )
+        };
+        assert_eq!(by("none", "navigate", "document"), Ok(()), "typed in");
+        assert_eq!(by("cross-site", "navigate", "document"), Ok(()), "a link");
+        assert_eq!(by("same-origin", "cors", "empty"), Ok(()), "the page's own stream");
+        for (site, mode, dest) in [
+            ("cross-site", "no-cors", "image"),
+            ("cross-site", "cors", "empty"),
+            ("cross-site", "navigate", "iframe"),
+            ("same-site", "no-cors", "script"),
+        ] {
+            assert_eq!(by(site, mode, dest), Err(Refused::Foreign), "{site} {mode} {dest}");
+        }
+        let from = |origin| checked(&["proxy.example"], &[own, ("origin", origin)]);
+        assert_eq!(from("http://localhost:6070"), Ok(()));
+        assert_eq!(from("https://proxy.example"), Ok(()));
+        for origin in ["http://localhost:3000", "http://evil.example", "null", ""] {
+            assert_eq!(from(origin), Err(Refused::Foreign), "{origin}");
+        }
+    }
+}

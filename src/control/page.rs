@@ -1,0 +1,64 @@
+//! Pages that take milliseconds to make, and may take megabytes: not on the threads that decide,
+//! and few at a time.
+
+use http::StatusCode;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+
+/// Pages that are made at once. The others wait, for no longer than a request may take; a scrape of
+/// ten thousand rules takes some 10 MB while it is written.
+const AT_ONCE: usize = 2;
+
+static ROOM: Semaphore = Semaphore::const_new(AT_ONCE);
+
+/// The answer where a page could not be made.
+pub(super) type Unmade = (StatusCode, &'static str);
+
+const UNMADE: Unmade = (
+    StatusCode::INTERNAL_SERVER_ERROR,
+    "the page could not be made (a fault of the program's own; the log has more)\n",
+);
+
+/// What `make` makes.
+pub(super) async fn made<T: Send + 'static>(
+    make: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Unmade> {
+    // It is never closed.
+    let room = ROOM.acquire().await.map_err(|_| UNMADE)?;
+    let make = move || {
+        // Goes when the work is done: whoever asked may be gone before.
+        let _room = room;
+        make()
+    };
+    spawn_blocking(make).await.map_err(|_| UNMADE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::future::join_all;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn few_pages_are_made_at_once_and_one_that_panics_is_an_error() {
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let pages = (0..8 * AT_ONCE).map(|number| {
+            let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+            made(move || {
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                std::thread::sleep(std::time::Duration::from_millis(5));
+                now.fetch_sub(1, Ordering::SeqCst);
+                number
+            })
+        });
+        let made_all: Vec<_> = join_all(pages).await.into_iter().map(Result::unwrap).collect();
+        assert_eq!(made_all, (0..8 * AT_ONCE).collect::<Vec<_>>());
+        assert!(most.load(Ordering::SeqCst) <= AT_ONCE);
+        let failed = made(move || assert!(now.load(Ordering::SeqCst) > 9, "told to")).await;
+        assert_eq!(failed, Err(UNMADE));
+        assert_eq!(made(|| 7).await, Ok(7), "its place is free again");
+    }
+}

@@ -1,0 +1,65 @@
+//! Which decisions of a thread are sampled.
+
+use std::cell::Cell;
+use std::num::NonZeroU32;
+
+use crate::dice;
+
+thread_local! {
+    /// Decisions until the next sample, that one included; 0 for a thread that is new. Not the dice
+    /// for each decision: most are no sample, and counting down is all that they cost.
+    static LEFT: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Whether the thread's present decision is the one in `sample`.
+#[inline]
+pub(super) fn is_due(sample: NonZeroU32) -> bool {
+    LEFT.with(|left| match left.get() {
+        more @ 2.. => {
+            left.set(more - 1);
+            false
+        }
+        last => draw(left, last, sample),
+    })
+}
+
+/// The sample is due, or the thread is new.
+#[cold]
+fn draw(left: &Cell<u32>, last: u32, sample: NonZeroU32) -> bool {
+    left.set(gap(sample));
+    // The first decision of a thread may be one that is sampled.
+    last == 1 || is_due(sample)
+}
+
+/// From 1 to twice `sample` less 1, so `sample` on average: a fixed stride could keep step with
+/// traffic that repeats itself.
+fn gap(sample: NonZeroU32) -> u32 {
+    1 + dice::below(sample.get().saturating_mul(2) - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_decision_in_so_many_is_sampled_and_not_every_so_manyth() {
+        const SEED: u64 = 4;
+        println!("seed {SEED}");
+        dice::seed(SEED);
+        for sample in [1, 2, 4, 100] {
+            let sample = NonZeroU32::new(sample).unwrap();
+            let decisions = 100_000 * sample.get();
+            let mut gaps = std::collections::BTreeSet::new();
+            let (mut samples, mut last) = (0_u32, 0);
+            for at in 0..decisions {
+                if is_due(sample) {
+                    gaps.insert(at - last);
+                    (samples, last) = (samples + 1, at);
+                }
+            }
+            assert!((99_000..=101_000).contains(&samples), "{samples} of {decisions}");
+            let most = usize::try_from(2 * sample.get() - 1).unwrap();
+            assert!(gaps.len() >= most, "{gaps:?}");
+        }
+    }
+}

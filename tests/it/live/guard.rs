@@ -1,0 +1,73 @@
+//! Whom the debug port answers: no page that an operator's browser happens to have open.
+
+use crate::support::http::{Answer, Client};
+use crate::support::ratelease::Ratelease;
+use crate::support::shop::Shop;
+
+const GUARDED: [&str; 5] = ["/", "/status", "/rlconfig", "/live", "/live/events"];
+
+const RULES: &str = "
+domain: shop
+descriptors:
+- {key: k, rate_limit: {unit: day, requests_per_unit: 9}}
+";
+
+/// The head of a request as a browser would send it, and no body.
+async fn asked(pod: &Ratelease, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    let mut client = Client::connect(pod.debug).await.unwrap();
+    let headers: String =
+        headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let head = format!("{method} {path} HTTP/1.1\r\n{headers}content-length: 0\r\n\r\n");
+    client.write(head.as_bytes()).await.unwrap();
+    client.answer().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_was_made_to_lead_here_reads_nothing_but_metrics() {
+    let Shop { pod, .. } = &Shop::open(RULES, &[]).await;
+    let rebound = [("host", "evil.example:6070")];
+    for path in GUARDED {
+        let refused = asked(pod, "GET", path, &rebound).await;
+        assert_eq!(refused.status, 403, "{path}");
+        assert!(refused.body.contains("allow the name with DEBUG_ALLOWED_HOSTS"), "{refused:?}");
+    }
+    assert_eq!(asked(pod, "GET", "/metrics", &rebound).await.status, 200, "for scrapers");
+    for host in ["localhost", "127.0.0.1:6070", "ratelease.shop.svc:6070"] {
+        assert_eq!(asked(pod, "GET", "/status", &[("host", host)]).await.status, 200, "{host}");
+    }
+    let allowed = [("DEBUG_ALLOWED_HOSTS", "debug.example.com")];
+    let Shop { pod, .. } = &Shop::open(RULES, &allowed).await;
+    let host = [("host", "debug.example.com:443")];
+    assert_eq!(asked(pod, "GET", "/status", &host).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_another_origin_loads_nothing_and_nothing_can_be_changed() {
+    let Shop { pod, .. } = &Shop::open(RULES, &[]).await;
+    let host = ("host", "localhost:6070");
+    for path in GUARDED {
+        let image = [host, ("sec-fetch-site", "cross-site"), ("sec-fetch-dest", "image")];
+        assert_eq!(asked(pod, "GET", path, &image).await.status, 403, "{path}");
+        let fetched = [host, ("origin", "http://evil.example")];
+        assert_eq!(asked(pod, "GET", path, &fetched).await.status, 403, "{path}");
+    }
+    for path in GUARDED.into_iter().chain(["/metrics"]) {
+        for method in ["POST", "PUT", "DELETE"] {
+            assert_eq!(asked(pod, method, path, &[host]).await.status, 405, "{method} {path}");
+        }
+    }
+    for path in ["/", "/status", "/rlconfig", "/live", "/metrics", "/nowhere"] {
+        let answer = asked(pod, "GET", path, &[host]).await;
+        for (name, value) in [
+            ("cache-control", "no-store"),
+            ("x-content-type-options", "nosniff"),
+            ("referrer-policy", "no-referrer"),
+            ("cross-origin-resource-policy", "same-origin"),
+        ] {
+            assert_eq!(answer.header(name), Some(value), "{name} of {path}");
+        }
+        let policy = answer.header("content-security-policy").unwrap_or_default();
+        assert!(policy.starts_with("default-src 'none'; "), "{path}: {policy}");
+        assert!(policy.ends_with("frame-ancestors 'none'"), "{path}: {policy}");
+    }
+}

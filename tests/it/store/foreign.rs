@@ -1,0 +1,93 @@
+//! A key under which somebody else keeps a value: it fails alone, and seldom.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelease::key::KeyHasher;
+use ratelease::limiter::{Limiter, Options};
+use ratelease::request::{Descriptor, Entry, Request};
+use ratelease::rules::{self, Rules, Source};
+use ratelease::store::redis::RedisStore;
+use ratelease::time::Clock;
+use ratelease::verdict::{Code, Modes};
+use smallvec::smallvec;
+
+use super::{connected, count, within};
+use crate::support::now;
+use crate::support::redis::Single;
+
+/// So often at most is such a key asked for, see `limiter/slot/terms.rs`.
+const ASKED_EVERY: Duration = Duration::from_millis(500);
+
+/// Of the key that is well.
+const LIMIT: usize = 100;
+
+/// Two keys of one server.
+fn two_rules() -> Rules {
+    let text = format!(
+        "domain: d\ndefaults: {{failure_mode: deny}}\ndescriptors:\n\
+         - {{key: poisoned, rate_limit: {{unit: year, requests_per_unit: 100000}}}}\n\
+         - {{key: well, rate_limit: {{unit: year, requests_per_unit: {LIMIT}}}}}\n"
+    );
+    let source = Source { name: "test.yaml".into(), text: text.into() };
+    rules::load(&[source], rules::Options::default()).unwrap().rules
+}
+
+/// A pod so patient that a busy machine is not taken for a store that is away.
+fn pod(store: Arc<RedisStore>) -> Limiter {
+    let options = Options {
+        max_wait: Duration::from_secs(5),
+        buffer_bytes_max: 1 << 20,
+        pod: 1,
+        hasher: KeyHasher::new(""),
+        modes: Modes::default(),
+        unix_start: Duration::ZERO,
+    };
+    Limiter::new(store, Clock::start(), options)
+}
+
+async fn passes(pod: &Limiter, rules: &Rules, key: &str) -> bool {
+    let entries = smallvec![Entry { key, value: "x" }];
+    let descriptors = smallvec![Descriptor { entries, ..Descriptor::default() }];
+    let request = Request { domain: "d", descriptors, hits_addend: 0 };
+    pod.decide(rules, &request).await.unwrap().code == Code::Ok
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_holds_a_foreign_value_harms_no_neighbour_and_is_seldom_asked_for() {
+    let single = Single::start();
+    let store = connected(single.config()).await;
+    let rules = two_rules();
+    assert!(passes(&pod(Arc::clone(&store)), &rules, "poisoned").await);
+    let [key] = &single.server.keys()[..] else { panic!("one key") };
+    single.server.command::<()>(&["DEL", key]);
+    single.server.command::<()>(&["RPUSH", key, "mine"]);
+
+    let pod = pod(Arc::clone(&store));
+    let (began, mut passed) = (now(), 0);
+    for _ in 0..300 {
+        assert!(!passes(&pod, &rules, "poisoned").await, "by its failure mode");
+        passed += usize::from(passes(&pod, &rules, "well").await);
+    }
+    // Several at a time too.
+    let many = (0..100).map(|_| passes(&pod, &rules, "poisoned"));
+    assert!(futures_util::future::join_all(many).await.iter().all(|passed| !passed));
+    let took = began.elapsed();
+    assert_eq!(passed, LIMIT, "to the token");
+    let asked = count(&*store, "redis_foreign");
+    println!("asked for {asked} times in {took:?}");
+    let most = 1 + took.as_millis() / ASKED_EVERY.as_millis();
+    assert!((1..=most).contains(&u128::from(asked)), "{asked} in {took:?}");
+    let opened = pod.counts().into_iter().find(|(name, _)| *name == "breaker_opened");
+    assert_eq!(opened, Some(("breaker_opened", 0)));
+    assert_eq!(single.server.command::<Vec<String>>(&["LRANGE", key, "0", "-1"]), ["mine"]);
+    assert_eq!(count(&*store, "redis_connects"), 1, "the connection is kept");
+
+    single.server.command::<()>(&["DEL", key]);
+    within(20, "the key is served again", async {
+        while !passes(&pod, &rules, "poisoned").await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}

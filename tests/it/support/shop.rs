@@ -1,0 +1,56 @@
+//! A pod with rules of its own that is asked for one descriptor at a time, to see what it tells.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::http::Client;
+use super::ratelease::Ratelease;
+
+/// Long enough for the store on any machine: no failure mode answers in its place.
+pub(crate) const PATIENT: (&str, &str) = ("LEASE_MAX_WAIT", "5s");
+
+/// A pod, its rules and a connection to its HTTP port.
+pub(crate) struct Shop {
+    pub(crate) pod: Ratelease,
+    rules: TempDir,
+    client: Client,
+}
+
+// === impl Shop ===
+
+impl Shop {
+    /// Starts a [`PATIENT`] pod with the embedded store, on one file of rules.
+    pub(crate) async fn open(rules: &str, env: &[(&str, &str)]) -> Self {
+        let dir = TempDir::new().unwrap();
+        fs::write(dir.path().join("shop.yaml"), rules).unwrap();
+        let pod = Ratelease::start(dir.path(), &[], &[&[PATIENT], env].concat()).await;
+        let client = Client::connect(pod.http).await.unwrap();
+        Self { pod, rules: dir, client }
+    }
+
+    /// Where its rules are.
+    pub(crate) fn rules(&self) -> &Path {
+        self.rules.path()
+    }
+
+    /// Asks for one descriptor; returns the status of HTTP.
+    pub(crate) async fn ask(&mut self, domain: &str, entries: &[(&str, &str)]) -> u16 {
+        self.ask_with(domain, entries, json!({})).await
+    }
+
+    /// The same, with more fields of the descriptor.
+    pub(crate) async fn ask_with(
+        &mut self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        mut descriptor: Value,
+    ) -> u16 {
+        let entry = |(key, value): &(&str, &str)| json!({"key": key, "value": value});
+        descriptor["entries"] = entries.iter().map(entry).collect();
+        let body = json!({"domain": domain, "descriptors": [descriptor]}).to_string();
+        self.client.send("POST", "/json", &[], body).await.unwrap().status
+    }
+}

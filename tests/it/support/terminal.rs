@@ -1,0 +1,149 @@
+//! A pseudoterminal with a program on it, as a person sits at one.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+
+use super::{ratelease, wait_for};
+
+/// A program on a terminal of its own. When this process ends, the kernel hangs the terminal up,
+/// and that ends the program.
+pub(crate) struct Terminal {
+    child: Leashed,
+    /// This side: the keyboard.
+    keyboard: File,
+    /// The program's side, open so that its modes can be seen when the program has ended.
+    line: OwnedFd,
+    shown: Arc<Mutex<Vec<u8>>>,
+    /// Nobody looks at the screen any more.
+    is_gone: Arc<AtomicBool>,
+    screen: JoinHandle<()>,
+}
+
+/// A child that is killed where the test fails before its end.
+struct Leashed(Child);
+
+/// How a program ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// Its exit status, or 128 + n after signal n.
+    pub(crate) status: i32,
+    /// All that it wrote.
+    pub(crate) shown: String,
+    /// The terminal echoes what is typed, and hands it on by lines.
+    pub(crate) is_sane: bool,
+}
+
+/// On a machine that also compiles.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+// === impl Terminal ===
+
+impl Terminal {
+    /// Runs the binary with `args` on a terminal of 24 lines.
+    pub(crate) fn ratelease(args: &[&str], columns: u16) -> Self {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let keyboard = openpt(flags).expect("a pseudoterminal");
+        grantpt(&keyboard).and_then(|()| unlockpt(&keyboard)).unwrap();
+        let line = ioctl_tiocgptpeer(&keyboard, flags).unwrap();
+        let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+        tcsetwinsize(&line, size).unwrap();
+        let side = || Stdio::from(line.try_clone().unwrap());
+        // It becomes the leader of a session on the terminal, so that Ctrl-C is a signal for it.
+        let mut command = Command::new("setsid");
+        command.arg("--ctty").arg(ratelease::BINARY).args(args);
+        command.env_clear().envs(ratelease::inherited()).env("TERM", "xterm-256color");
+        command.stdin(side()).stdout(side()).stderr(side());
+        let child = command.spawn().expect("setsid of util-linux");
+        let keyboard = File::from(keyboard);
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let (from, into, gone) =
+            (keyboard.try_clone().unwrap(), Arc::clone(&shown), Arc::clone(&is_gone));
+        let screen = thread::spawn(move || look(from, &into, &gone));
+        Self { child: Leashed(child), keyboard, line, shown, is_gone, screen }
+    }
+
+    /// Waits until it has written `text`.
+    #[track_caller]
+    pub(crate) fn shows(&self, text: &str) {
+        let shown = || String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned();
+        wait_for(&format!("{text:?} on the terminal"), PATIENCE, || {
+            shown().contains(text).then_some(())
+        });
+    }
+
+    /// Whether what is typed is echoed and handed on by lines, as a shell wants to find it.
+    pub(crate) fn is_sane(&self) -> bool {
+        let modes = tcgetattr(&self.line).unwrap().local_modes;
+        modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
+    }
+
+    pub(crate) fn types(&mut self, text: &str) {
+        self.keyboard.write_all(text.as_bytes()).unwrap();
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.0.id().try_into().unwrap()).unwrap();
+        kill_process(pid, signal).unwrap();
+    }
+
+    /// Hangs up, as when the terminal's window is closed, and gives the program's exit status.
+    #[track_caller]
+    pub(crate) fn hung_up(mut self) -> i32 {
+        self.is_gone.store(true, Ordering::Relaxed);
+        self.screen.join().unwrap();
+        drop(self.keyboard);
+        let ended = wait_for("the program's end", PATIENCE, || self.child.0.try_wait().unwrap());
+        status(ended)
+    }
+
+    /// Waits for the program's end.
+    #[track_caller]
+    pub(crate) fn ended(mut self) -> Ended {
+        let ended = wait_for("the program's end", PATIENCE, || self.child.0.try_wait().unwrap());
+        let is_sane = self.is_sane();
+        drop(self.line);
+        self.screen.join().unwrap();
+        let shown = String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned();
+        Ended { status: status(ended), shown, is_sane }
+    }
+}
+
+fn status(ended: ExitStatus) -> i32 {
+    ended.code().or_else(|| ended.signal().map(|signal| 128 + signal)).unwrap()
+}
+
+/// Takes what the program writes until nobody has its side open any more, or `gone`.
+fn look(mut from: File, into: &Mutex<Vec<u8>>, gone: &AtomicBool) {
+    let mut piece = [0; 4096];
+    while !gone.load(Ordering::Relaxed) {
+        let timeout = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+        let ready = poll(&mut [PollFd::new(&from, PollFlags::IN)], Some(&timeout));
+        if ready.is_ok_and(|ready| ready == 0) {
+            continue;
+        }
+        match from.read(&mut piece) {
+            Ok(read @ 1..) => into.lock().unwrap().extend_from_slice(&piece[..read]),
+            _ => return,
+        }
+    }
+}
+
+impl Drop for Leashed {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill().and_then(|()| self.0.wait());
+    }
+}
