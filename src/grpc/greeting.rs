@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 /// The first bytes of every HTTP/2 connection (RFC 9113 §3.4).
 pub(super) const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Remembers which kinds of strangers came, so that each is told of once: they come again and again.
+/// Remembers which kinds of strangers came, so that each is told of once: they come back.
 /// A handle: clones share it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Strangers(Arc<Seen>);

@@ -70,11 +70,7 @@ const NAMED: [Named; 28] = [
         "ratelease_asks_kept_back_total",
         "Asks that an open breaker kept back.",
     ),
-    counter(
-        "shed",
-        "ratelease_shed_total",
-        "Calls that were refused: above MAX_IN_FLIGHT, or without room.",
-    ),
+    counter("shed", "ratelease_shed_total", "Calls refused above MAX_IN_FLIGHT, or without room."),
     counter("request_panics", "ratelease_request_panics_total", "Calls that panicked."),
     counter("lease_panics", "ratelease_lease_panics_total", "Exchanges and replies that panicked."),
     counter("loader_panics", "ratelease_loader_panics_total", "Loads of rules that panicked."),
