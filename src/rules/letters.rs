@@ -94,7 +94,7 @@ impl Input for Letters<'_> {
         match self.byte() {
             Some(':') => {
                 let next = self.peek_nth(1);
-                !is_blank_or_breakz(next) && !(in_flow && is_flow(next))
+                !(is_blank_or_breakz(next) || (in_flow && is_flow(next)))
             }
             Some('\u{ef}') => self.peek() != '\u{feff}',
             Some(byte) => !(in_flow && is_flow(byte)),
