@@ -136,7 +136,8 @@ fn descriptors_that_others_replace_are_judged_by_their_shape_only() {
     assert_eq!(
         refusal(&[source(&text)], NO_MERGE),
         [
-            "a.yaml:3:25: error loading config file: 'rate_limit' must be a map, found the number 5",
+            "a.yaml:3:25: error loading config file: 'rate_limit' must be a map, found the \
+             number 5",
             "a.yaml:5:18: unknown key 'kye'; expected one of key, value, rate_limit, descriptors, \
              shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata; \
              did you mean 'key'?",
