@@ -85,11 +85,13 @@ impl Published {
         self.rules.load()
     }
 
-    /// Puts `rules` in force, then tells those who wait for it.
-    pub fn publish(&self, rules: Arc<Rules>) {
-        self.replace(rules);
+    /// Puts `rules` in force, then tells those who wait for it. Returns the former ones, which
+    /// answers may still be computed under: who drops them last frees them, and that takes a while.
+    pub fn publish(&self, rules: Arc<Rules>) -> Option<Arc<Rules>> {
+        let former = self.replace(rules);
         self.restore();
         self.changes.send_modify(|count| *count += 1);
+        former
     }
 
     /// Puts the `rules` of a snapshot in force: no load has found them.
@@ -154,9 +156,10 @@ impl Published {
     }
 
     #[allow(clippy::disallowed_methods, reason = "an age to be told; nothing is decided by it")]
-    fn replace(&self, rules: Arc<Rules>) {
-        self.rules.store(Some(rules));
+    fn replace(&self, rules: Arc<Rules>) -> Option<Arc<Rules>> {
+        let former = self.rules.swap(Some(rules));
         self.ages.lock().since = Some(Instant::now());
+        former
     }
 
     /// Notes that a load panicked.

@@ -13,6 +13,7 @@ mod field;
 mod file;
 mod handful;
 mod lease;
+mod letters;
 mod limit;
 mod metadata;
 mod node;
@@ -84,8 +85,8 @@ pub struct Rule {
     pub shards: NonZeroU8,
     /// Returned as dynamic metadata with passing requests.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
-    /// One a level of the path, in order.
-    pub levels: Box<[Level]>,
+    /// One a level of the path, in order. Rules side by side share theirs.
+    pub levels: Arc<[Level]>,
     /// Where its decisions are counted.
     pub meter: Anchor,
 }

@@ -14,6 +14,7 @@
 mod eyes;
 mod load;
 mod places;
+mod retired;
 #[cfg(test)]
 mod tests;
 mod times;
@@ -35,6 +36,7 @@ use super::snapshot::{Snapshot, digest};
 use eyes::Eyes;
 pub use load::{Compiled, Load};
 use load::{Digest, Found, Trouble};
+use retired::Retired;
 use times::Times;
 
 /// A change is over once nothing has happened for so long. Writing a file is several events.
@@ -109,6 +111,7 @@ struct Watch<L> {
     known: Option<Digest>,
     /// What the rules in force were read from.
     in_force: Option<Digest>,
+    retired: Retired,
     times: Times,
 }
 
@@ -156,6 +159,7 @@ impl Watcher {
             is_stopping: Arc::clone(&is_stopping),
             known: None,
             in_force: None,
+            retired: Retired::default(),
             times: Times::default(),
         };
         let (tell, first) = oneshot::channel();
@@ -197,7 +201,7 @@ impl<L: Load> Watch<L> {
             return; // the start was given up, and nobody could end the watch later
         }
         loop {
-            match self.bell.recv_timeout(self.pace.poll) {
+            match self.wait() {
                 Ok(()) => self.settle(),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
@@ -210,6 +214,19 @@ impl<L: Load> Watch<L> {
                 // The loader's panics are caught nearer to it; whatever this one was, rules that
                 // come later are to be found.
                 self.published.note_panic();
+            }
+        }
+    }
+
+    /// Waits for the bell, or until it is time to read again; frees former rules meanwhile.
+    fn wait(&mut self) -> Result<(), RecvTimeoutError> {
+        let mut left = self.pace.poll;
+        loop {
+            self.retired.free_unused();
+            let wait = if self.retired.is_empty() { left } else { left.min(retired::LOOK) };
+            match self.bell.recv_timeout(wait) {
+                Err(RecvTimeoutError::Timeout) if wait < left => left -= wait,
+                waited => return waited,
             }
         }
     }
@@ -256,7 +273,7 @@ impl<L: Load> Watch<L> {
             info!(files, warnings, version, "rules loaded");
             log_lines(&compiled.warnings, |warning| warn!("rules: {warning}"));
             self.in_force = Some(digest);
-            self.published.publish(Arc::new(compiled.rules));
+            self.retired.add(self.published.publish(Arc::new(compiled.rules)));
             if let Some(took) = self.times.note(&mut self.load, &sources) {
                 self.published.note_propagation(took);
             }

@@ -2,17 +2,20 @@
 
 mod limit;
 mod manner;
+mod path;
 mod rule;
 
 use std::sync::Arc;
 
 use super::fault::{Findings, Place, excerpt};
 use super::file::{self, Descriptor, File, Given};
-use super::node::Document;
+use super::node::{self, Document};
 use super::places::Places;
+use super::reader::Reader;
 use super::tree::{Branch, Node, TextMap, composite};
 use super::{Faults, Level, Loaded, Matched, Options, Rule, Rules, Source, text};
 use manner::Manner;
+use path::{Paths, Trail};
 
 /// Descriptors of one load, in all files.
 const DESCRIPTORS_MAX: usize = 4_000_000;
@@ -44,17 +47,17 @@ fn compile(
 ) -> Result<(Loaded, Option<Places>), Faults> {
     let mut sorted: Vec<&Source> = sources.iter().collect();
     sorted.sort_by(|a, b| a.name.cmp(&b.name));
-    let mut compiler = Compiler::new(options, places);
+    let findings = Findings::default();
+    let mut compiler = Compiler::new(options, &findings, places);
     for source in &sorted {
         compiler.source(source);
     }
-    let mut rules = compiler.rules;
-    let warnings = compiler.findings.finish()?;
+    let Compiler { mut rules, domains, places, .. } = compiler;
+    let warnings = findings.finish()?;
     rules.sort_by(|a, b| a.path.cmp(&b.path));
-    let domains =
-        compiler.domains.into_iter().map(|(name, domain)| (name, domain.branch)).collect();
+    let domains = domains.into_iter().map(|(name, domain)| (name, domain.branch)).collect();
     let rules = Rules { version: version(&sorted, options), domains, rules };
-    Ok((Loaded { rules, warnings }, compiler.places))
+    Ok((Loaded { rules, warnings }, places))
 }
 
 /// Hashes all that decides what the rules are. `sources` are in order of their names.
@@ -75,17 +78,18 @@ fn version(sources: &[&Source], options: Options) -> u64 {
     u64::from_le_bytes(version)
 }
 
-struct Compiler {
-    findings: Findings,
+struct Compiler<'f> {
+    findings: &'f Findings,
     options: Options,
     /// Of the file being compiled.
     defaults: Manner,
     domains: TextMap<Domain>,
     rules: Vec<Arc<Rule>>,
-    /// Theirs, if anybody wants to know.
+    /// Where each is written, if anybody wants to know.
     places: Option<Places>,
-    /// Paths given out, with how many rules wanted each.
-    paths: TextMap<u32>,
+    paths: Paths,
+    /// Of the rule before: most rules have the levels of their neighbour, and share them.
+    levels: Arc<[Level]>,
     descriptors: usize,
     path_bytes: usize,
     /// A ceiling of the whole load was reached, and reported.
@@ -98,24 +102,19 @@ struct Domain {
     line: u32,
 }
 
-/// The levels from the domain down to the descriptor being compiled.
-struct Trail {
-    path: String,
-    levels: Vec<Level>,
-}
-
 // === impl Compiler ===
 
-impl Compiler {
-    fn new(options: Options, places: Option<Places>) -> Self {
+impl<'f> Compiler<'f> {
+    fn new(options: Options, findings: &'f Findings, places: Option<Places>) -> Self {
         Compiler {
-            findings: Findings::default(),
+            findings,
             options,
             defaults: Manner::default(),
             domains: TextMap::default(),
             rules: Vec::new(),
             places,
-            paths: TextMap::default(),
+            paths: Paths::default(),
+            levels: Arc::default(),
             descriptors: 0,
             path_bytes: 0,
             is_full: false,
@@ -132,26 +131,26 @@ impl Compiler {
     fn source(&mut self, source: &Source) {
         self.findings.begin(&source.name);
         match text::decode(&source.text).and_then(Document::parse) {
-            Ok(document) => {
-                let file = file::read(&document, &mut self.findings);
-                self.file(&file);
-            }
+            Ok(document) => self.file(&mut Reader::new(&document, self.findings)),
             Err((place, why)) => {
                 self.findings.fault(place, format!("error loading config file: {why}"));
             }
         }
     }
 
-    fn file(&mut self, file: &File<'_>) {
+    fn file(&mut self, reader: &mut Reader<'_, '_>) {
+        let file = file::read(reader);
         let name = file.domain.text();
-        let mut domain = self.domain(file).unwrap_or_else(|| Domain {
+        let mut domain = self.domain(&file).unwrap_or_else(|| Domain {
             branch: Branch::default(),
-            file: self.findings.file().to_owned(),
+            file: self.findings.file(),
             line: file.domain.place_or(file.place).line,
         });
         self.defaults = self.manner(&file.defaults);
         let mut trail = Trail { path: name.to_owned(), levels: Vec::new() };
-        self.branch(&mut domain.branch, &file.descriptors, &mut trail);
+        if let Some(list) = file.descriptors {
+            self.branch(reader, list, &mut domain.branch, &mut trail);
+        }
         self.domains.insert(name.into(), domain);
     }
 
@@ -183,25 +182,33 @@ impl Compiler {
         Some(domain)
     }
 
-    fn branch(&mut self, branch: &mut Branch, descriptors: &[Descriptor<'_>], trail: &mut Trail) {
-        for descriptor in descriptors {
+    fn branch<'d>(
+        &mut self,
+        reader: &mut Reader<'d, '_>,
+        list: &'d node::Node<'d>,
+        branch: &mut Branch,
+        trail: &mut Trail,
+    ) {
+        reader.descriptors(list, |reader, descriptor| {
             self.descriptors += 1;
-            if self.descriptors > DESCRIPTORS_MAX {
+            if self.descriptors <= DESCRIPTORS_MAX {
+                self.descriptor(reader, descriptor, branch, trail);
+            } else {
                 let message = format!("more than {DESCRIPTORS_MAX} descriptors in all files");
                 self.fault_once(descriptor.place, message);
-                return;
             }
-            self.descriptor(branch, descriptor, trail);
-        }
+        });
     }
 
-    fn descriptor(&mut self, branch: &mut Branch, descriptor: &Descriptor<'_>, trail: &mut Trail) {
-        let (key, value) = (descriptor.key.text(), descriptor.value.text());
+    fn descriptor<'d>(
+        &mut self,
+        reader: &mut Reader<'d, '_>,
+        descriptor: &Descriptor<'d>,
+        branch: &mut Branch,
+        trail: &mut Trail,
+    ) {
         let up = trail.path.len();
-        trail.path.push('.');
-        // `PATH_BYTES_MAX` keeps paths of rules far below 4 GiB.
-        let start = u32::try_from(trail.path.len()).unwrap_or(u32::MAX);
-        trail.path.push_str(&composite(key, value));
+        let start = trail.push(descriptor);
         let mut detached = Node::default();
         let node = self.insert(branch, descriptor, &trail.path).unwrap_or(&mut detached);
         trail.levels.push(self.level(descriptor, start));
@@ -210,9 +217,10 @@ impl Compiler {
         } else {
             self.warn_of_idle_flags(descriptor);
         }
-        if !descriptor.descriptors.is_empty() {
-            let children = node.children.get_or_insert_default();
-            self.branch(children, &descriptor.descriptors, trail);
+        if let Some(list) = descriptor.descriptors {
+            let mut children = Branch::default();
+            self.branch(reader, list, &mut children, trail);
+            node.children = children.finish();
         }
         trail.levels.pop();
         trail.path.truncate(up);
@@ -260,9 +268,9 @@ impl Compiler {
             );
             self.findings.fault(descriptor.share_threshold.place_or(descriptor.place), message);
         }
-        let pattern = if key.contains('*') { composite(key, value) } else { value.to_owned() };
+        let pattern = || if key.contains('*') { composite(key, value) } else { value.to_owned() };
         Level {
-            shared: (is_shared && has_pattern).then(|| pattern.into()),
+            shared: (is_shared && has_pattern).then(|| pattern().into()),
             value_to_metric: descriptor.value_to_metric.is_true(),
             matched: match value {
                 _ if has_pattern => Matched::Wildcard(composite(key, value).into()),

@@ -1,5 +1,6 @@
 //! What is wrong in a rule file, and where.
 
+use std::cell::RefCell;
 use std::fmt;
 
 /// Something wrong (or, as a warning, doubtful) at one place of one file.
@@ -32,17 +33,20 @@ pub(crate) struct Place {
     pub(crate) column: u32,
 }
 
-/// Collects what is found in the sources, one source after another.
+/// Collects what is found in the sources, one source after another. Who reads a source and who
+/// compiles what was read take turns, and share it.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    file: String,
-    faults: List,
-    warnings: List,
+    file: RefCell<String>,
+    faults: RefCell<List>,
+    warnings: RefCell<List>,
 }
 
 #[derive(Debug, Default)]
 struct List {
     kept: Vec<Fault>,
+    /// Most of what is kept differs, so that there is no use in looking for what does not.
+    is_full: bool,
     dropped: usize,
 }
 
@@ -127,34 +131,33 @@ impl Place {
 
 impl Findings {
     /// What follows is found in `file`.
-    pub(super) fn begin(&mut self, file: &str) {
-        file.clone_into(&mut self.file);
+    pub(super) fn begin(&self, file: &str) {
+        file.clone_into(&mut self.file.borrow_mut());
     }
 
     /// The file that is being read.
-    pub(super) fn file(&self) -> &str {
-        &self.file
+    pub(super) fn file(&self) -> String {
+        self.file.borrow().clone()
     }
 
     /// Something for which the load is refused.
-    pub(super) fn fault(&mut self, place: Place, message: impl Into<String>) {
-        self.faults.push(&self.file, place, message.into());
+    pub(super) fn fault(&self, place: Place, message: impl Into<String>) {
+        self.faults.borrow_mut().push(&self.file.borrow(), place, message.into());
     }
 
     /// Something that loads, and may not do what its author meant.
-    pub(super) fn warn(&mut self, place: Place, message: impl Into<String>) {
-        self.warnings.push(&self.file, place, message.into());
+    pub(super) fn warn(&self, place: Place, message: impl Into<String>) {
+        self.warnings.borrow_mut().push(&self.file.borrow(), place, message.into());
     }
 
     /// The faults if there are any, else the warnings; in order of file and place.
-    pub(super) fn finish(mut self) -> Result<Vec<Fault>, Faults> {
-        self.warnings.put_in_order();
-        let warnings = self.warnings.kept;
-        if self.faults.kept.is_empty() {
-            return Ok(warnings);
+    pub(super) fn finish(self) -> Result<Vec<Fault>, Faults> {
+        let (faults, warnings) = (self.faults.into_inner(), self.warnings.into_inner());
+        let warnings = warnings.in_order();
+        match faults.kept.is_empty() {
+            true => Ok(warnings),
+            false => Err(Faults { dropped: faults.dropped, kept: faults.in_order(), warnings }),
         }
-        self.faults.put_in_order();
-        Err(Faults { kept: self.faults.kept, dropped: self.faults.dropped, warnings })
     }
 }
 
@@ -162,6 +165,11 @@ impl Findings {
 
 impl List {
     fn push(&mut self, file: &str, place: Place, message: String) {
+        if self.kept.len() == FINDINGS_KEPT_MAX && !self.is_full {
+            // What aliases repeat must not keep out what they are refused for.
+            self.put_in_order();
+            self.is_full = self.kept.len() > FINDINGS_KEPT_MAX / 2;
+        }
         if self.kept.len() == FINDINGS_KEPT_MAX {
             self.dropped += 1;
             return;
@@ -175,6 +183,11 @@ impl List {
         self.kept.sort();
         self.kept.dedup();
     }
+
+    fn in_order(mut self) -> Vec<Fault> {
+        self.put_in_order();
+        self.kept
+    }
 }
 
 #[cfg(test)]
@@ -182,7 +195,7 @@ mod tests {
     use super::*;
 
     fn faults(n: usize) -> Faults {
-        let mut findings = Findings::default();
+        let findings = Findings::default();
         findings.begin("a.yaml");
         for line in (1..=u32::try_from(n).unwrap()).rev() {
             findings.fault(Place { line, column: 1 }, "wrong");
@@ -204,10 +217,21 @@ mod tests {
 
     #[test]
     fn reports_what_an_alias_repeats_once() {
-        let mut findings = Findings::default();
+        let findings = Findings::default();
         findings.fault(Place::START, "wrong");
         findings.fault(Place::START, "wrong");
         assert_eq!(findings.finish().unwrap_err().count(), 1);
+    }
+
+    #[test]
+    fn what_an_alias_repeats_keeps_nothing_else_out() {
+        let findings = Findings::default();
+        for _ in 0..3 * FINDINGS_KEPT_MAX {
+            findings.fault(Place::START, "wrong");
+        }
+        findings.fault(Place { line: 2, column: 1 }, "wrong too");
+        let faults = findings.finish().unwrap_err();
+        assert_eq!(faults.to_string(), ":1:1: wrong\n:2:1: wrong too");
     }
 
     #[test]

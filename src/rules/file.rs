@@ -1,14 +1,17 @@
 //! The shape of a rule file: what was written, each thing with its place, judged by its type only.
+//!
+//! Descriptors are read one at a time, and what lies below one only once it has been taken: of a
+//! million of them there is never more than one way down.
 
 mod limit;
 mod value;
 
 pub(super) use limit::{Lease, Manner, RateLimit};
 
-use super::fault::{Findings, Place, excerpt};
+use super::fault::{Place, excerpt};
 use super::field::{Field, Owner};
 use super::metadata;
-use super::node::{Document, Kind, Node};
+use super::node::{Kind, Node};
 use super::reader::{Entry, Reader};
 use super::scalar::Meaning;
 
@@ -20,7 +23,8 @@ pub(super) struct File<'d> {
     pub(super) domain: Given<&'d str>,
     /// For every `rate_limit` of the file that does not say otherwise.
     pub(super) defaults: Manner<'d>,
-    pub(super) descriptors: Vec<Descriptor<'d>>,
+    /// To be read by [`Reader::descriptors`].
+    pub(super) descriptors: Option<&'d Node<'d>>,
 }
 
 /// An item of `descriptors`.
@@ -29,9 +33,9 @@ pub(super) struct Descriptor<'d> {
     pub(super) place: Place,
     pub(super) key: Given<&'d str>,
     pub(super) value: Given<&'d str>,
-    /// Apart, since most descriptors that aliases can multiply have none.
-    pub(super) rate_limit: Option<Box<RateLimit<'d>>>,
-    pub(super) descriptors: Vec<Descriptor<'d>>,
+    pub(super) rate_limit: Option<RateLimit<'d>>,
+    /// To be read by [`Reader::descriptors`].
+    pub(super) descriptors: Option<&'d Node<'d>>,
     pub(super) shadow_mode: Given<bool>,
     pub(super) quota_mode: Given<bool>,
     pub(super) detailed_metric: Given<bool>,
@@ -49,20 +53,19 @@ pub(super) enum Given<T> {
     As(Place, T),
 }
 
-/// Reads the first document of a file. Every fault and warning of it goes to `findings`.
-pub(super) fn read<'d>(document: &'d Document<'d>, findings: &mut Findings) -> File<'d> {
-    let mut reader = Reader::new(document, findings);
+/// Reads the outermost map of a file, but for its descriptors.
+pub(super) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
     let root = reader.root();
     let place = root.map_or(Place::START, |root| root.place);
     let mut file =
-        File { place, domain: Given::Absent, defaults: Manner::default(), descriptors: Vec::new() };
+        File { place, domain: Given::Absent, defaults: Manner::default(), descriptors: None };
     if let Some(root) = root
         && let Some(entries) = reader.map(root, "the file")
     {
         for (field, value) in reader.fields(entries, Owner::Root) {
             match field {
                 Field::Domain => file.domain = reader.text(value, field),
-                Field::Descriptors => file.descriptors = reader.descriptors(value),
+                Field::Descriptors => reader.replace(&mut file.descriptors, value),
                 Field::Defaults => reader.defaults(value, &mut file.defaults),
                 _ => {}
             }
@@ -136,12 +139,32 @@ impl Given<&str> {
 // === impl Reader: the maps of a rule file ===
 
 impl<'d> Reader<'d, '_> {
-    fn descriptors(&mut self, node: &'d Node<'d>) -> Vec<Descriptor<'d>> {
-        let maps = self.maps(node, Field::Descriptors);
-        self.inside(node.place, |reader| {
-            maps.into_iter().map(|(place, entries)| reader.descriptor(place, entries)).collect()
-        })
-        .unwrap_or_default()
+    /// Reads the items of a `descriptors` one after the other, and shows each to `take`, which may
+    /// go on with those below it.
+    pub(super) fn descriptors(
+        &mut self,
+        list: &'d Node<'d>,
+        mut take: impl FnMut(&mut Self, &Descriptor<'d>),
+    ) {
+        self.inside(list.place, |reader| {
+            reader.maps(list, Field::Descriptors, |reader, place, entries| {
+                let descriptor = reader.descriptor(place, entries);
+                take(reader, &descriptor);
+            });
+        });
+    }
+
+    /// Puts `list` in the place of descriptors that are read only for what is wrong with them.
+    fn replace(&mut self, descriptors: &mut Option<&'d Node<'d>>, list: &'d Node<'d>) {
+        if let Some(replaced) = descriptors.replace(list) {
+            self.sift(replaced);
+        }
+    }
+
+    fn sift(&mut self, list: &'d Node<'d>) {
+        self.descriptors(list, |reader, descriptor| {
+            descriptor.descriptors.into_iter().for_each(|list| reader.sift(list));
+        });
     }
 
     fn descriptor(&mut self, place: Place, entries: Vec<Entry<'d>>) -> Descriptor<'d> {
@@ -151,7 +174,7 @@ impl<'d> Reader<'d, '_> {
                 Field::Key => read.key = self.text(value, field),
                 Field::Value => read.value = self.text(value, field),
                 Field::RateLimit => self.rate_limit(value, &mut read.rate_limit),
-                Field::Descriptors => read.descriptors = self.descriptors(value),
+                Field::Descriptors => self.replace(&mut read.descriptors, value),
                 Field::ShadowMode => read.shadow_mode = self.flag(value, field),
                 Field::QuotaMode => read.quota_mode = self.flag(value, field),
                 Field::DetailedMetric => read.detailed_metric = self.flag(value, field),
@@ -259,7 +282,7 @@ impl Descriptor<'_> {
             key: Given::Absent,
             value: Given::Absent,
             rate_limit: None,
-            descriptors: Vec::new(),
+            descriptors: None,
             shadow_mode: Given::Absent,
             quota_mode: Given::Absent,
             detailed_metric: Given::Absent,

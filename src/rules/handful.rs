@@ -41,6 +41,11 @@ impl<T> Handful<T> {
         self.many.insert(text, entry);
     }
 
+    /// Gives up the room that nothing stands in, where it is a part worth having.
+    pub(super) fn shrink(&mut self) {
+        self.few.shrink_to_fit();
+    }
+
     /// The entries with their texts, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
         let few = self.few.iter().map(|(text, entry)| (&**text, entry));

@@ -4,10 +4,12 @@
 //! for is shared, never copied, so a tree is never larger than its file.
 
 use std::borrow::Cow;
+use std::str::Chars;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Tag};
 
 use super::fault::{Place, excerpt};
+use super::letters::Letters;
 use super::scalar::Meaning;
 
 /// The first document of a file.
@@ -54,6 +56,9 @@ struct Builder<'s> {
     open: Vec<Open>,
     /// The node of each anchor; the parser numbers anchors from 1.
     anchors: Vec<NodeId>,
+    /// The text from the last scalar on, and how many characters come before it.
+    rest: Chars<'s>,
+    passed: usize,
 }
 
 struct Open {
@@ -69,15 +74,14 @@ type Refusal = (Place, String);
 impl<'s> Document<'s> {
     /// Reads `text`, or says where and why it is not YAML that we read.
     pub(super) fn parse(text: &'s str) -> Result<Self, Refusal> {
-        let mut parser = Parser::new_from_str(text);
-        let mut builder =
-            Builder { nodes: Vec::new(), root: None, open: Vec::new(), anchors: Vec::new() };
+        let mut parser = Parser::new(Letters::new(text));
+        let mut builder = Builder::new(text);
         while let Some(event) = parser.next_event() {
             let (event, span) = event.map_err(|error| syntax_fault(&error, text))?;
             if matches!(event, Event::DocumentEnd | Event::StreamEnd) {
                 break;
             }
-            builder.accept(event, place_of(span.start))?;
+            builder.accept(event, span.start)?;
         }
         let cost = builder.nodes.iter().map(Node::cost).sum();
         Ok(Document { nodes: builder.nodes, root: builder.root, cost })
@@ -135,10 +139,23 @@ impl Node<'_> {
 // === impl Builder ===
 
 impl<'s> Builder<'s> {
-    fn accept(&mut self, event: Event<'s>, place: Place) -> Result<(), Refusal> {
+    fn new(text: &'s str) -> Self {
+        Builder {
+            nodes: Vec::new(),
+            root: None,
+            open: Vec::new(),
+            anchors: Vec::new(),
+            rest: text.chars(),
+            passed: 0,
+        }
+    }
+
+    fn accept(&mut self, event: Event<'s>, start: Marker) -> Result<(), Refusal> {
+        let place = place_of(start);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let meaning = meaning(&text, style, tag.as_deref()).map_err(|why| (place, why))?;
+                let text = self.borrowed(text, style, start);
                 let node = self.add(place, Kind::Scalar(text, meaning))?;
                 self.anchor(anchor, node);
             }
@@ -187,6 +204,26 @@ impl<'s> Builder<'s> {
             _ => {}
         }
         Ok(id)
+    }
+
+    /// The scalar `text`, which began at `start`, as a part of the file where it stands there as it
+    /// is: the parser copies each, into more room than it takes.
+    fn borrowed(&mut self, text: Cow<'s, str>, style: ScalarStyle, start: Marker) -> Cow<'s, str> {
+        let Cow::Owned(owned) = text else { return text };
+        if let Some(ahead) = start.index().checked_sub(self.passed) {
+            if let Some(last) = ahead.checked_sub(1) {
+                self.rest.nth(last);
+            }
+            self.passed = start.index();
+        }
+        let quote = match style {
+            ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => 1,
+            _ => 0,
+        };
+        match self.rest.as_str().get(quote..quote + owned.len()) {
+            Some(found) if found == owned => Cow::Borrowed(found),
+            _ => Cow::Owned(owned.into_boxed_str().into_string()),
+        }
     }
 
     /// The parser gives out anchor numbers in order of appearance.

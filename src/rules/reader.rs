@@ -8,7 +8,7 @@ use super::scalar::Meaning;
 /// A reader of one document.
 pub(super) struct Reader<'d, 'f> {
     document: &'d Document<'d>,
-    findings: &'f mut Findings,
+    findings: &'f Findings,
     depth: usize,
     /// What may still be read, in the unit of `Node::cost`; `None` once it has run out.
     budget: Option<usize>,
@@ -30,7 +30,7 @@ const ALIASED_BYTES_MAX: usize = 64 << 20;
 
 impl<'d, 'f> Reader<'d, 'f> {
     /// A reader that reports to `findings`.
-    pub(super) fn new(document: &'d Document<'d>, findings: &'f mut Findings) -> Self {
+    pub(super) fn new(document: &'d Document<'d>, findings: &'f Findings) -> Self {
         // Each node is read once in place, a map's value perhaps after a look at its kind; so
         // whatever goes past this was multiplied by aliases.
         let budget = Some(document.cost().saturating_add(ALIASED_BYTES_MAX));

@@ -19,12 +19,14 @@ pub(super) fn decode(bytes: &[u8]) -> Result<&str, (Place, String)> {
         Err(error) => return Err(not_utf8(bytes, error.valid_up_to())),
     };
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    if let Some((at, character)) = text.char_indices().find(|(_, c)| !is_allowed(*c)) {
+    let Survey { is_plain, pieces } = Survey::of(text);
+    let unusual = text.char_indices().find(|(_, c)| !is_plain && !is_allowed(*c));
+    if let Some((at, character)) = unusual {
         let code = u32::from(character);
         let why = format!("control characters are not allowed, found U+{code:04X}; remove it");
         return Err((place_after(&text[..at]), why));
     }
-    match pieces(text) {
+    match pieces {
         0..=PIECES_MAX => Ok(text),
         _ => Err((Place::START, format!("file holds more than {PIECES_MAX} words; split it"))),
     }
@@ -37,19 +39,53 @@ fn is_allowed(character: char) -> bool {
         | '\u{e000}'..='\u{fefe}' | '\u{ff00}'..='\u{fffd}' | '\u{10000}'..)
 }
 
-/// Words, flow marks, and pairs of quotes, which part tokens within a word.
-fn pieces(text: &str) -> usize {
-    let (mut marks, mut words, mut quotes) = (0, 0, 0);
-    let mut in_word = false;
-    for byte in text.bytes() {
-        let is_mark = matches!(byte, b',' | b'[' | b']' | b'{' | b'}');
-        let is_word = !is_mark && !byte.is_ascii_whitespace();
-        marks += usize::from(is_mark);
-        words += usize::from(is_word && !in_word);
-        quotes += usize::from(matches!(byte, b'"' | b'\''));
-        in_word = is_word;
+/// What one look at each byte of a text tells.
+#[derive(Debug, PartialEq, Eq)]
+struct Survey {
+    /// It is all ASCII, and allowed.
+    is_plain: bool,
+    /// Words, flow marks, and pairs of quotes, which part tokens within a word.
+    pieces: usize,
+}
+
+const PLAIN: u8 = 1;
+const WORD: u8 = 2;
+const MARK: u8 = 4;
+const QUOTE: u8 = 8;
+
+/// What each byte is.
+static CLASSES: [u8; 256] = classes();
+
+const fn classes() -> [u8; 256] {
+    let mut classes = [WORD; 256];
+    let mut byte = 0;
+    while byte < 128 {
+        classes[byte as usize] = match byte {
+            b'\t' | b'\n' | b'\r' | b' ' => PLAIN,
+            b',' | b'[' | b']' | b'{' | b'}' => PLAIN | MARK,
+            b'"' | b'\'' => PLAIN | WORD | QUOTE,
+            b'!'..=b'~' => PLAIN | WORD,
+            _ => WORD,
+        };
+        byte += 1;
     }
-    marks + words + quotes / 2
+    classes
+}
+
+impl Survey {
+    fn of(text: &str) -> Self {
+        let (mut all, mut before) = (PLAIN, 0);
+        let (mut words, mut marks, mut quotes) = (0, 0, 0);
+        for byte in text.bytes() {
+            let class = CLASSES[usize::from(byte)];
+            all &= class;
+            words += usize::from(class & !before & WORD) / usize::from(WORD);
+            marks += usize::from(class & MARK) / usize::from(MARK);
+            quotes += usize::from(class & QUOTE) / usize::from(QUOTE);
+            before = class;
+        }
+        Survey { is_plain: all == PLAIN, pieces: marks + words + quotes / 2 }
+    }
 }
 
 fn not_utf8(bytes: &[u8], at: usize) -> (Place, String) {
@@ -98,6 +134,18 @@ mod tests {
             let (place, message) = decode(bytes).unwrap_err();
             let found = format!("{}:{} {message}", place.line, place.column);
             assert!(found.starts_with(expected), "{found}");
+        }
+    }
+
+    #[test]
+    fn words_marks_and_pairs_of_quotes_are_pieces() {
+        for (text, pieces) in
+            [("", 0), ("a", 1), (" a", 1), ("a b ", 2), ("[a,b]", 5), ("'a' \"", 3), ("a:b", 1)]
+        {
+            assert_eq!(Survey::of(text), Survey { is_plain: true, pieces }, "{text}");
+        }
+        for text in ["é", "\u{7f}", "a\u{b}b", "a\0"] {
+            assert_eq!(Survey::of(text), Survey { is_plain: false, pieces: 1 }, "{text}");
         }
     }
 

@@ -94,6 +94,14 @@ impl Branch {
         }
     }
 
+    /// The branch without the room that it grew into, since nothing more comes; `None` if it has no
+    /// nodes.
+    pub(super) fn finish(mut self) -> Option<Box<Branch>> {
+        self.keys.shrink();
+        self.nodes.shrink_to_fit();
+        (!self.nodes.is_empty()).then(|| Box::new(self))
+    }
+
     /// Adds a node for `key` and `value` (empty: the key alone); `None` if there is one already.
     pub(super) fn insert(&mut self, key: &str, value: &str) -> Option<&mut Node> {
         // `DESCRIPTORS_MAX` keeps this far from failing.

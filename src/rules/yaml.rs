@@ -30,11 +30,11 @@ pub(crate) enum YamlKind {
 /// # Errors
 /// Every fault of its syntax.
 pub(crate) fn read(source: &Source) -> Result<Option<Yaml>, Faults> {
-    let mut findings = Findings::default();
+    let findings = Findings::default();
     findings.begin(&source.name);
     let root = match text::decode(&source.text).and_then(Document::parse) {
         Ok(document) => {
-            let mut reader = Reader::new(&document, &mut findings);
+            let mut reader = Reader::new(&document, &findings);
             let root = reader.root();
             root.map(|root| copy(&mut reader, root))
         }

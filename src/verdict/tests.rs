@@ -26,7 +26,7 @@ fn rule() -> Rule {
         failure_mode: FailureMode::Local,
         shards: NonZeroU8::MIN,
         metadata: None,
-        levels: Box::default(),
+        levels: Arc::default(),
         meter: Anchor::default(),
     }
 }

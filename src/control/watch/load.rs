@@ -75,21 +75,24 @@ pub(super) fn compile<L: Load>(load: &mut L, sources: &[Source]) -> Result<Compi
 
 fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> Found {
     let mut last = None;
-    // A link swapped between the reading of two files would mix two versions of the rules, so a
-    // reading counts once another has found the same. Under change without end the last one counts:
-    // an event follows it.
+    // A link swapped between the reading of two files would mix two versions of the rules, and a
+    // file that goes away between being found and being read is an error, so a reading counts once
+    // another has found the same. Under change without end the last one counts: an event follows
+    // it.
     for reading in 1..=READINGS_MAX {
-        let sources = match load.read() {
-            Ok(sources) => sources,
-            Err(fault) => return refused(Trouble::Unread(fault), known),
-        };
-        let digest = digest(&sources);
+        let read = load.read().map_err(Trouble::Unread);
+        let digest = read.as_ref().map_or_else(Trouble::digest, |sources| digest(sources));
         if known == Some(digest) {
             return Found::Known;
         }
         if last == Some(digest) || reading == READINGS_MAX {
-            let result = load.compile(&sources).map_err(Trouble::Faults);
-            return Found::New { digest, sources, result };
+            return match read {
+                Ok(sources) => {
+                    let result = load.compile(&sources).map_err(Trouble::Faults);
+                    Found::New { digest, sources, result }
+                }
+                Err(trouble) => refused(trouble, known),
+            };
         }
         last = Some(digest);
     }
@@ -97,7 +100,7 @@ fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> Found {
 }
 
 fn refused(trouble: Trouble, known: Option<Digest>) -> Found {
-    let digest = blake3::hash(trouble.lines().concat().as_bytes());
+    let digest = trouble.digest();
     if known == Some(digest) {
         return Found::Known;
     }
@@ -107,6 +110,10 @@ fn refused(trouble: Trouble, known: Option<Digest>) -> Found {
 // === impl Trouble ===
 
 impl Trouble {
+    fn digest(&self) -> Digest {
+        blake3::hash(self.lines().concat().as_bytes())
+    }
+
     /// For people, a line each; at least one.
     pub(super) fn lines(&self) -> Vec<String> {
         match self {
@@ -127,6 +134,9 @@ mod tests {
 
     use super::*;
 
+    /// The file is not there.
+    const GONE: &str = "gone";
+
     /// Finds one text after another in its only file.
     struct Script {
         readings: VecDeque<&'static str>,
@@ -135,7 +145,8 @@ mod tests {
 
     impl Load for Script {
         fn read(&mut self) -> Result<Vec<Source>, String> {
-            self.readings.pop_front().map(|text| vec![source(text)]).ok_or("gone".to_owned())
+            let text = self.readings.pop_front().filter(|text| *text != GONE);
+            text.map(|text| vec![source(text)]).ok_or("gone".to_owned())
         }
 
         fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>> {
@@ -166,6 +177,14 @@ mod tests {
         check(None, &["new", "new"], Some("new"));
         check(Some("old"), &["mixed", "new", "new"], Some("new"));
         check(Some("old"), &["half", "mixed", "new", "new"], Some("new"));
+    }
+
+    #[test]
+    fn a_file_that_goes_away_while_it_is_read_is_no_fault() {
+        check(None, &[GONE, "new", "new"], Some("new"));
+        check(Some("old"), &[GONE, "new", "new"], Some("new"));
+        check(Some("old"), &["new", GONE, "newer", "newer"], Some("newer"));
+        check(Some("old"), &[GONE, "old"], None);
     }
 
     #[test]

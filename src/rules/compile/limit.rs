@@ -23,7 +23,7 @@ pub(super) struct Counting {
 
 // === impl Compiler ===
 
-impl Compiler {
+impl Compiler<'_> {
     /// `None` if it is faulty, which is reported.
     pub(super) fn counting(&mut self, limit: &RateLimit<'_>) -> Option<Counting> {
         if limit.unlimited.is_faulty() {

@@ -39,7 +39,7 @@ const ALGORITHMS: [Algorithm; 5] = [
 
 // === impl Compiler ===
 
-impl Compiler {
+impl Compiler<'_> {
     pub(super) fn manner(&mut self, read: &file::Manner<'_>) -> Manner {
         Manner {
             algorithm: self.within(&read.algorithm, algorithm),

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde_json::Map;
 
 use super::limit::Counting;
-use super::{Compiler, PATH_BYTES_MAX, Trail};
+use super::path::Trail;
+use super::{Compiler, PATH_BYTES_MAX};
 use crate::metrics::Anchor;
 use crate::rules::fault::{Place, excerpt};
 use crate::rules::file::{Descriptor, Given, RateLimit};
@@ -13,7 +14,7 @@ use crate::rules::{Level, Matched, Rule};
 
 // === impl Compiler ===
 
-impl Compiler {
+impl Compiler<'_> {
     /// `None` if it is faulty, which is reported.
     pub(super) fn rule(
         &mut self,
@@ -25,8 +26,9 @@ impl Compiler {
         let replaces = self.replaces(limit);
         let counted = self.counting(limit)?;
         let Counting { allowance, leasing, shards, charge_denied, failure_mode } = counted;
+        let (path, levels) = self.identity(trail, limit.place)?;
         let rule = Arc::new(Rule {
-            path: self.unique_path(trail, limit.place)?,
+            path,
             name: limit.name.text().into(),
             allowance,
             replaces,
@@ -42,12 +44,13 @@ impl Compiler {
                 .value()
                 .filter(|map: &&Map<_, _>| !map.is_empty())
                 .cloned(),
-            levels: trail.levels.as_slice().into(),
+            levels,
             meter: Anchor::default(),
         });
         if let Some(places) = &mut self.places {
-            places.note(&rule.path, self.findings.file(), descriptor.place);
+            places.note(&rule.path, &self.findings.file(), descriptor.place);
         }
+        self.paths.take(Arc::clone(&rule));
         self.rules.push(Arc::clone(&rule));
         Some(rule)
     }
@@ -85,11 +88,14 @@ impl Compiler {
         }
     }
 
-    /// The trail's path. `_` and `.` may occur in keys and values too, so two rules can come to one
-    /// path; the second, in order of the files, gets `#2`. `None`, and reported, if paths grow too
-    /// large.
-    fn unique_path(&mut self, trail: &Trail, place: Place) -> Option<Box<str>> {
-        self.path_bytes += trail.path.len() + trail.levels.iter().map(Level::bytes).sum::<usize>();
+    /// The trail's path, made unique, and its levels. `None`, and reported, if all that rules hold
+    /// grows too large.
+    fn identity(&mut self, trail: &Trail, place: Place) -> Option<(Box<str>, Arc<[Level]>)> {
+        self.path_bytes += trail.path.len();
+        if *self.levels != *trail.levels {
+            self.path_bytes += trail.levels.iter().map(Level::bytes).sum::<usize>();
+            self.levels = trail.levels.as_slice().into();
+        }
         if self.path_bytes > PATH_BYTES_MAX {
             let mib = PATH_BYTES_MAX >> 20;
             let message =
@@ -97,30 +103,14 @@ impl Compiler {
             self.fault_once(place, message);
             return None;
         }
-        let path: Box<str> = trail.path.as_str().into();
-        let Some(uses) = self.paths.get(&path) else {
-            self.paths.insert(path.clone(), 1);
-            return Some(path);
-        };
-        let mut uses = *uses;
-        let other = loop {
-            uses += 1;
-            let other: Box<str> = format!("{path}#{uses}").into();
-            if !self.paths.contains_key(&other) {
-                break other;
-            }
-        };
-        // Remembered, so that a thousand rules of one path do not try a thousand suffixes each.
-        self.paths.insert(path, uses);
-        self.paths.insert(other.clone(), 1);
-        Some(other)
+        Some((self.paths.unique(&trail.path), Arc::clone(&self.levels)))
     }
 }
 
 // === impl Level ===
 
 impl Level {
-    /// What its text takes.
+    /// What it takes, with its text.
     fn bytes(&self) -> usize {
         let pattern = match &self.matched {
             Matched::Wildcard(pattern) => pattern.len(),

@@ -63,16 +63,12 @@ pub(in crate::rules) struct Terms {
 impl<'d> Reader<'d, '_> {
     /// Reads into the limit that is there already, as yaml.v2 does: with one merged in by `<<`, a
     /// `rate_limit` of one's own changes only what it names. So do the maps within it.
-    pub(super) fn rate_limit(
-        &mut self,
-        node: &'d Node<'d>,
-        limit: &mut Option<Box<RateLimit<'d>>>,
-    ) {
+    pub(super) fn rate_limit(&mut self, node: &'d Node<'d>, limit: &mut Option<RateLimit<'d>>) {
         if is_null(node) {
             *limit = None;
             return;
         }
-        let read = limit.get_or_insert_with(|| Box::new(RateLimit::at(node.place)));
+        let read = limit.get_or_insert_with(|| RateLimit::at(node.place));
         let Some(entries) = self.map(node, "'rate_limit'") else {
             // Reported; whatever else it lacks follows from that.
             read.unit = Given::Faulty;
@@ -158,13 +154,13 @@ impl<'d> Reader<'d, '_> {
 
     fn replaces(&mut self, node: &'d Node<'d>) -> Vec<Replaced<'d>> {
         let mut items = Vec::new();
-        for (place, entries) in self.maps(node, Field::Replaces) {
+        self.maps(node, Field::Replaces, |reader, place, entries| {
             let mut read = Replaced { place, name: Given::Absent };
-            for (field, value) in self.fields(entries, Owner::Replaced) {
-                read.name = self.text(value, field);
+            for (field, value) in reader.fields(entries, Owner::Replaced) {
+                read.name = reader.text(value, field);
             }
             items.push(read);
-        }
+        });
         items
     }
 }

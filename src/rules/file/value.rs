@@ -26,29 +26,31 @@ impl<'d> Reader<'d, '_> {
         }
     }
 
-    /// The maps of a list, each with its place.
+    /// Reads the maps of a list, one after the other.
     pub(super) fn maps(
         &mut self,
         node: &'d Node<'d>,
         field: Field,
-    ) -> Vec<(Place, Vec<Entry<'d>>)> {
+        mut read: impl FnMut(&mut Self, Place, Vec<Entry<'d>>),
+    ) {
         let ids = match &node.kind {
             Kind::List(ids) => ids,
-            Kind::Scalar(_, Meaning::Null) => return Vec::new(),
+            Kind::Scalar(_, Meaning::Null) => return,
             _ => {
                 self.refuse_type(node, &format!("'{}'", field.name()), "a list of maps");
-                return Vec::new();
+                return;
             }
         };
-        let mut maps = Vec::with_capacity(ids.len());
         for item in self.items(ids) {
             match &item.kind {
-                Kind::Map(pairs) => maps.push((item.place, self.entries(pairs))),
+                Kind::Map(pairs) => {
+                    let entries = self.entries(pairs);
+                    read(self, item.place, entries);
+                }
                 _ if field == Field::Replaces => self.refuse_item(item, "name: …"),
                 _ => self.refuse_item(item, "key: …"),
             }
         }
-        maps
     }
 
     pub(super) fn text(&mut self, node: &'d Node<'d>, field: Field) -> Given<&'d str> {

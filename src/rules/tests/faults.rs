@@ -127,6 +127,29 @@ fn row_6_wrong_type() {
 }
 
 #[test]
+fn descriptors_that_others_replace_are_judged_by_their_shape_only() {
+    let limit = "{unit: day, requests_per_unit: 1}";
+    let text = format!(
+        "domain: d\ndescriptors:\n- {{key: '', rate_limit: 5}}\n- key: a\n  descriptors: [{{kye: \
+         b}}]\n  descriptors: []\n- 7\ndescriptors: [{{key: c, rate_limit: {limit}}}]\n"
+    );
+    assert_eq!(
+        refusal(&[source(&text)], NO_MERGE),
+        [
+            "a.yaml:3:25: error loading config file: 'rate_limit' must be a map, found the \
+             number 5",
+            "a.yaml:5:18: unknown key 'kye'; expected one of key, value, rate_limit, descriptors, \
+             shadow_mode, quota_mode, detailed_metric, value_to_metric, share_threshold, metadata; \
+             did you mean 'key'?",
+            "a.yaml:7:3: yaml file contains list of type other than map: 7; expected '- key: …'",
+        ]
+    );
+    let twins = format!("[{{key: a, rate_limit: {limit}}}, {{key: a, rate_limit: {limit}}}]");
+    let text = format!("domain: d\ndescriptors: {twins}\ndescriptors:\n");
+    assert!(compile(&text).rules.is_empty(), "none of them is compiled");
+}
+
+#[test]
 fn row_7_empty_domain() {
     refuses("empty_domain.yaml", &["1:1: config file cannot have empty domain"]);
     refuses("empty_domain_text.yaml", &["1:9: config file cannot have empty domain"]);
