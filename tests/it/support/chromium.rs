@@ -86,10 +86,12 @@ impl Browser {
         }
     }
 
-    /// Opens a page.
+    /// Opens a page, and returns once it is whole.
     pub(crate) async fn open(&mut self, url: &str, view: View) {
         self.view(view).await;
+        // The answer comes when the document is the new one, of which much may be still to come.
         self.ask("Page.navigate", json!({"url": url})).await;
+        self.until("document.readyState", &"complete".into()).await;
     }
 
     /// Shows the page that is open in another way.
