@@ -19,6 +19,9 @@ const LINES_MAX: usize = 1024;
 /// comes meanwhile, at a hundred lines a millisecond.
 const GATHER: Duration = Duration::from_millis(10);
 
+/// Lines that gathered go out in one piece of so many bytes, and up to a line more.
+const PIECE_BYTES: usize = 64 * 1024;
+
 /// Before the thread goes on after a panic: what it was made to write may make it panic again.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -106,7 +109,7 @@ impl Write for Spool {
     }
 }
 
-/// Until nobody is left who logs. A panic costs the line that it came with.
+/// Until nobody is left who logs. A panic costs the lines that went out with it.
 fn keep_writing(
     mut to: impl Write,
     items: &Receiver<Item>,
@@ -131,17 +134,19 @@ fn write_all(
     let clock = Clock::start();
     let mut last = clock.now();
     loop {
-        match next(items) {
-            Ok(Item::Line(line)) => {
-                // A line that cannot be written is lost: there is no other place to tell it.
-                let _ = to.write_all(&line);
-                match lost.swap(0, Ordering::Relaxed) {
-                    0 => {}
-                    count => tell(count),
-                }
+        let mut piece = Vec::new();
+        let end = gather(items, &mut piece);
+        if !piece.is_empty() {
+            // Lines that cannot be written are lost: there is no other place to tell it.
+            let _ = to.write_all(&piece);
+            match lost.swap(0, Ordering::Relaxed) {
+                0 => {}
+                count => tell(count),
             }
-            Ok(Item::Mark(_mark)) => each_second(),
-            Err(RecvTimeoutError::Timeout) => {}
+        }
+        match end {
+            Ok(Some(_mark)) => each_second(),
+            Ok(None) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
         let now = clock.now();
@@ -149,6 +154,25 @@ fn write_all(
             last = now;
             each_second();
         }
+    }
+}
+
+/// Puts lines into `piece` until there are no more, or it is full, or a mark comes.
+fn gather(
+    items: &Receiver<Item>,
+    piece: &mut Vec<u8>,
+) -> Result<Option<SyncSender<()>>, RecvTimeoutError> {
+    let mut item = next(items)?;
+    loop {
+        match item {
+            Item::Line(line) => piece.extend_from_slice(&line),
+            Item::Mark(mark) => return Ok(Some(mark)),
+        }
+        if piece.len() >= PIECE_BYTES {
+            return Ok(None);
+        }
+        let Ok(more) = items.try_recv() else { return Ok(None) };
+        item = more;
     }
 }
 
@@ -163,7 +187,7 @@ fn next(items: &Receiver<Item>) -> Result<Item, RecvTimeoutError> {
 mod tests {
     use super::*;
 
-    /// Gives each line to a channel without room.
+    /// Gives each piece to a channel without room.
     struct Slow(SyncSender<String>);
 
     impl Write for Slow {
@@ -194,14 +218,15 @@ mod tests {
             spool.write_all(format!("{n}\n").as_bytes()).expect("never fails");
         }
         spool.flush(Duration::from_secs(60)); // returns at once: the queue is full
-        let reader = thread::spawn(move || written.iter().collect::<Vec<_>>());
+        let reader = thread::spawn(move || written.iter().collect::<String>());
         while !spool.tally.untold.load(Ordering::Relaxed).eq(&0) {
             thread::yield_now();
         }
         spool.flush(Duration::from_secs(60));
         drop(spool);
-        let lines = reader.join().expect("no panic");
-        assert_eq!(lines.first().map(String::as_str), Some("0\n"));
+        let text = reader.join().expect("no panic");
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.first(), Some(&"0"));
         assert!(lines.len() >= LINES_MAX && lines.is_sorted_by_key(|line| line.len()));
         assert_eq!(lines.len() + usize::try_from(TOLD.load(Ordering::Relaxed)).unwrap(), LINES);
     }
@@ -222,13 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_the_writer_costs_one_line() {
+    fn a_panic_of_the_writer_costs_what_goes_out_with_it() {
         let (faulty, written) = sync_channel(10);
         let mut spool = Spool::start(Faulty(faulty), |_| {}, || {}).expect("a thread");
         for line in ["a", "panic", "b", "panic", "c"] {
             spool.write_all(line.as_bytes()).expect("never fails");
+            spool.flush(Duration::from_secs(60));
         }
-        spool.flush(Duration::from_secs(60));
         assert!(spool.counts().contains(&("task_restarts", 2)), "{:?}", spool.counts());
         drop(spool);
         assert_eq!(written.iter().collect::<Vec<_>>(), [b"a", b"b", b"c"]);

@@ -5,15 +5,21 @@ use http::{HeaderMap, HeaderValue};
 
 use super::context::{Parent, hex};
 
+/// The header that says it all.
+pub(super) const ALL_IN_ONE: &str = "b3";
+
+/// The one without which the several say nothing.
+pub(super) const TRACE_ID: &str = "x-b3-traceid";
+
 /// The parent that `headers` name; `None` if they name none, or none that is well-formed.
 pub(super) fn parent(headers: &HeaderMap) -> Option<Parent> {
     let of = |name| headers.get(name).map(HeaderValue::as_bytes);
     let several = || {
         let is_debugged = of("x-b3-flags") == Some(b"1");
         let sampled = if is_debugged { Some(&b"d"[..]) } else { of("x-b3-sampled") };
-        parse(of("x-b3-traceid")?, of("x-b3-spanid")?, sampled)
+        parse(of(TRACE_ID)?, of("x-b3-spanid")?, sampled)
     };
-    of("b3").and_then(parse_one).or_else(several)
+    of(ALL_IN_ONE).and_then(parse_one).or_else(several)
 }
 
 /// `<trace>-<span>-<sampled>-<parent>`, of which the last two may be left out.

@@ -5,6 +5,8 @@ use http::HeaderMap;
 use super::b3;
 use crate::dice;
 
+const TRACEPARENT: &str = "traceparent";
+
 /// Bytes of `tracestate` that are passed on at most: what W3C asks to be passed. More is dropped.
 const STATE_BYTES_MAX: usize = 512;
 
@@ -23,11 +25,15 @@ impl Parent {
     /// The parent that `headers` name; `None` if they name none, or none that is well-formed: the
     /// request begins a trace of its own then.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
-        Self::of_w3c(headers).or_else(|| b3::parent(headers))
+        // Most requests name none: to look at each name once costs less than to look one up.
+        let may_be = headers
+            .keys()
+            .any(|name| matches!(name.as_str(), TRACEPARENT | b3::ALL_IN_ONE | b3::TRACE_ID));
+        if may_be { Self::of_w3c(headers).or_else(|| b3::parent(headers)) } else { None }
     }
 
     fn of_w3c(headers: &HeaderMap) -> Option<Self> {
-        let mut sent = headers.get_all("traceparent").iter();
+        let mut sent = headers.get_all(TRACEPARENT).iter();
         let (first, second) = (sent.next()?, sent.next());
         if second.is_some() { None } else { Self::parse(first.as_bytes()) }
     }
