@@ -10,8 +10,8 @@ use tokio::time::timeout;
 
 use super::{good, pod};
 use crate::support::frames::*;
-use crate::support::now;
 use crate::support::raw_grpc::{Connection, SHOULD_RATE_LIMIT};
+use crate::support::{WHOLE_CORE, now};
 
 const MIB: u64 = 1 << 20;
 
@@ -25,7 +25,7 @@ const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 const LEFT_MAX: u64 = 12 * MIB;
 
 /// An answer beside a flood, on a machine that also compiles; milliseconds are usual.
-const NEIGHBOUR_MAX: Duration = Duration::from_secs(5);
+const NEIGHBOUR_MAX: Duration = Duration::from_secs(10);
 
 /// Calls of the neighbour beside each flood, at least.
 const CALLS_MIN: u32 = 20;
@@ -167,6 +167,7 @@ async fn beside(neighbour: &Connection, flood: impl Future<Output = Raw>) -> (Ra
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_ends_its_own_connection_or_nothing_at_all() {
+    let _core = WHOLE_CORE.lock().await;
     let (pod, _rules) = pod().await;
     let neighbour = Connection::open(pod.grpc).await;
     for _ in 0..100 {
@@ -243,6 +244,7 @@ impl Sender {
 async fn messages_that_never_end_take_no_more_room_than_there_is_for_them() {
     const CALLS: u32 = 200;
     const ROOM: u64 = 32 * MIB;
+    let _core = WHOLE_CORE.lock().await;
     let (pod, _rules) = pod().await;
     let neighbour = Connection::open(pod.grpc).await;
     neighbour.call(&good()).await;

@@ -28,6 +28,11 @@ pub(crate) mod terminal;
 
 use std::time::{Duration, Instant};
 
+use tokio::sync::Mutex;
+
+/// Held by a test that keeps a whole core busy for seconds: two of them would starve each other.
+pub static WHOLE_CORE: Mutex<()> = Mutex::const_new(());
+
 /// Calls `probe` until it gives a value; fails the test when `patience` is over.
 #[track_caller]
 pub fn wait_for<T>(what: &str, patience: Duration, mut probe: impl FnMut() -> Option<T>) -> T {
