@@ -21,8 +21,8 @@ const KEYS_EACH: u64 = 200;
 const MIB: u64 = 1 << 20;
 
 /// What there is beside the buffers, in a build with debug assertions: the program, its stacks,
-/// connections, and calls under way. Some 33 MiB were measured, of which 21 are pages of the program's
-/// file; 60 000 keys would take 15 MiB more.
+/// connections, and calls under way. Some 33 MiB were measured, of which 21 are pages of the
+/// program's file; 60 000 keys would take 15 MiB more.
 const BESIDE_MAX: u64 = 38 * MIB;
 
 /// Buffers by default, and the whole process with them.
