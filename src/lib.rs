@@ -48,9 +48,9 @@
 //! keys, in a [`sketch`] of all and one of each busy rule. [`lease`] is the desk that asks the
 //! [`store`], whose arithmetic is [`algorithm`]'s. Beside them, [`control`] holds what may change
 //! while running, [`settings`] what may not, [`telemetry`] the log, [`time`] the clock,
-//! [`invariant`] what must hold, and `dice` and `stripe` what threads have of their own; [`cli`] is
-//! what the program does beside serving. [`supervise`] keeps tasks running, and [`app`] puts it all
-//! together.
+//! [`invariant`] what must hold, `dice` and `stripe` what threads have of their own, `steering`
+//! what no text may show; [`cli`] is what the program does beside serving. [`supervise`] keeps
+//! tasks running, and [`app`] puts it all together.
 
 #![forbid(unsafe_code)]
 
@@ -76,6 +76,7 @@ pub mod request;
 pub mod rules;
 pub mod settings;
 pub mod sketch;
+mod steering;
 pub mod store;
 mod stripe;
 pub mod supervise;

@@ -3,6 +3,8 @@
 
 use std::fmt::{self, Display, Write};
 
+use crate::steering::steers;
+
 /// Shows a text with what steers a terminal escaped. Line ends pass: messages have some.
 pub(super) struct Safe<T>(pub(super) T);
 
@@ -25,16 +27,6 @@ pub(super) fn cell(character: char) -> (char, usize) {
 /// `text` on one line, each character that cannot be shown by its stand-in.
 pub(super) fn line(text: &str) -> String {
     text.chars().map(|character| cell(character).0).collect()
-}
-
-/// Control characters, Unicode's line ends, what turns the direction of text, and what cannot be
-/// seen at all.
-fn steers(character: char) -> bool {
-    character.is_control()
-        || matches!(character,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
-            | '\u{e0000}'..='\u{e007f}')
 }
 
 /// The blocks of marks that stand on the character before them.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::key::Key;
 use crate::rules::Rule;
+use crate::steering::steers;
 use crate::verdict::OVERRIDE;
 
 use super::board::Board;
@@ -134,7 +135,7 @@ fn path(rule: Option<&Arc<Rule>>) -> &str {
 fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() || steers(c) {
+        if steers(c) {
             // Writing to a string cannot fail.
             let _ = write!(shown, "{}", c.escape_unicode());
         } else {
@@ -142,11 +143,4 @@ fn shown(text: &str) -> String {
         }
     }
     shown
-}
-
-/// Besides control characters.
-fn steers(c: char) -> bool {
-    matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
-        | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }

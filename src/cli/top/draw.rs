@@ -68,7 +68,7 @@ pub(super) fn draw(view: &View, colours: Colours, area: Rect, buffer: &mut Buffe
     .areas(area);
     heading(view, colours).render(head, buffer);
     let wrongs: Vec<_> =
-        wrongs.iter().map(|wrong| Line::styled(clean(wrong), colours.bad())).collect();
+        wrongs.iter().map(|wrong| Line::styled(safe::line(wrong), colours.bad())).collect();
     Paragraph::new(wrongs).render(wrong, buffer);
     draw_graphs(view, colours, graphs, buffer);
     figures(&view.pod, colours).render(facts, buffer);
@@ -93,7 +93,7 @@ fn heading(view: &View, colours: Colours) -> Paragraph<'static> {
     Paragraph::new(vec![
         Line::from(vec![
             Span::styled("ratelease top", colours.title()),
-            Span::raw(clean(&of)),
+            Span::raw(safe::line(&of)),
             Span::styled("   q quits", colours.faint()),
         ]),
         Line::from(format!("rules {version}{origin}{loads}")),
@@ -153,7 +153,7 @@ fn rules(view: &View, colours: Colours) -> Table<'static> {
         Row::new([
             Cell::from(right(number(of.passed))),
             Cell::from(right(number(of.denied))).style(denied),
-            Cell::from(clean(&of.rule)),
+            Cell::from(safe::line(&of.rule)),
         ])
     });
     let widths = [Constraint::Length(9), Constraint::Length(9), Constraint::Fill(1)];
@@ -183,7 +183,7 @@ fn draw_shards(pod: &Pod, colours: Colours, area: Rect, buffer: &mut Buffer) {
         let rest = format!(", opened {opened} times, {away:.2} ms away{}", hot.unwrap_or_default());
         Line::from(vec![
             Span::raw(format!("{:>4} ", shard.shard)),
-            Span::styled(clean(&shard.breaker), style),
+            Span::styled(safe::line(&shard.breaker), style),
             Span::raw(rest),
         ])
     });
@@ -237,11 +237,6 @@ fn span(seconds: u64) -> String {
         1..48 => format!("{hours}h{minutes:02}m"),
         _ => format!("{}d{:02}h", hours / 24, hours % 24),
     }
-}
-
-/// Text of a pod on one line, safe for a terminal.
-fn clean(text: &str) -> String {
-    text.chars().map(|character| safe::cell(character).0).collect()
 }
 
 #[cfg(test)]
