@@ -176,6 +176,7 @@ impl Bench {
             hasher: KeyHasher::new("secret"),
             modes: Modes::default(),
             unix_start: Duration::ZERO,
+            ..Options::default()
         };
         Self {
             runtime: runtime.enable_all().build().expect("a runtime"),

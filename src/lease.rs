@@ -55,6 +55,10 @@ pub struct Reply {
     pub ask: Ask,
     /// Just before it was sent: durations in the grant count from here.
     pub asked_at: Time,
+    /// The shard that was asked.
+    pub shard: usize,
+    /// The key makes up so much of its shard's asks that it is to ask less often.
+    pub hot: bool,
     /// What the store said.
     pub outcome: Result<Grant, StoreError>,
 }
@@ -112,7 +116,9 @@ impl Desk {
         };
         if let Some(refused) = refused {
             let asked_at = self.shared.clock.now();
-            self.shared.reply(Reply { ask, asked_at, outcome: Err(refused) });
+            let shard = self.shared.store.shard(&ask);
+            let outcome = Err(refused);
+            self.shared.reply(Reply { ask, asked_at, shard, hot: false, outcome });
         }
     }
 

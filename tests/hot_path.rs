@@ -49,6 +49,7 @@ fn intake() -> Intake {
         hasher: KeyHasher::new("secret"),
         modes: Modes::default(),
         unix_start: Duration::ZERO,
+        ..Options::default()
     };
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
     let source = Source { name: "hot.yaml".into(), text: RULES.into() };

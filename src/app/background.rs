@@ -228,6 +228,7 @@ mod tests {
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
             unix_start: Duration::ZERO,
+            ..Options::default()
         };
         let limiter = Limiter::new(store.clone(), Clock::start(), options);
         let supervisor = Supervisor::default();

@@ -318,6 +318,7 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
         hasher: KeyHasher::new(leases.key_secret.reveal()),
         modes: modes(answers),
         unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
+        ..Options::default()
     };
     Limiter::new(store, clock, options)
 }

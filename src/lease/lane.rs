@@ -102,7 +102,7 @@ impl Lane {
             for ask in batch.drain(..) {
                 let outcome = outcomes.next().unwrap_or(Err(StoreError::TimedOut));
                 self.note(&ask, &outcome, shared.clock.now());
-                shared.reply(Reply { ask, asked_at, outcome });
+                shared.reply(self.reply_to(ask, asked_at, outcome));
             }
         }
     }
@@ -128,7 +128,7 @@ impl Lane {
                 self.breaker.lock().stall(now, dice(batch.first(), now));
                 tracing::warn!(shard = self.shard, "the store stalls; its breaker opens");
                 while let Ok(ask) = queued.try_recv() {
-                    shared.reply(Reply { ask, asked_at: now, outcome: Err(StoreError::Away) });
+                    shared.reply(self.reply_to(ask, now, Err(StoreError::Away)));
                 }
                 timeout(EXCHANGE_MAX.saturating_sub(now.since(asked_at)), exchange).await
             }
@@ -146,6 +146,10 @@ impl Lane {
             }
             Err(_) => Vec::new(),
         }
+    }
+
+    fn reply_to(&self, ask: Ask, asked_at: Time, outcome: Result<Grant, StoreError>) -> Reply {
+        Reply { ask, asked_at, shard: self.shard, hot: false, outcome }
     }
 
     fn note(&self, ask: &Ask, outcome: &Result<Grant, StoreError>, now: Time) {

@@ -108,7 +108,7 @@ impl Limiter {
     /// the store does not say.
     async fn beat(&self, leaves: bool) -> Option<u32> {
         let Self { shared } = self;
-        let beat = Beat { pod: shared.options.pod, lasts: BEAT_LASTS, leaves };
+        let beat = Beat { pod: shared.options.pod, lasts: BEAT_LASTS, leaves, domain: None };
         shared.desk.beat(beat).await.ok()
     }
 

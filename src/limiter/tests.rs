@@ -126,7 +126,15 @@ impl Rig {
         let modes = Modes::default();
         let unix_start = Duration::from_secs(1_700_000_000);
         let max_wait = MAX_WAIT;
-        let options = Options { max_wait, buffer_bytes_max, pod: 0, hasher, modes, unix_start };
+        let options = Options {
+            max_wait,
+            buffer_bytes_max,
+            pod: 0,
+            hasher,
+            modes,
+            unix_start,
+            ..Options::default()
+        };
         let pod = Limiter::new(store, self.clock, options);
         pod.shared.pods.store(1, Ordering::Relaxed);
         pod

@@ -70,6 +70,7 @@ async fn open(armed: Arc<Armed>, published: Arc<Published>) -> Connection {
         hasher: KeyHasher::new(""),
         modes: Modes::default(),
         unix_start: Duration::ZERO,
+        ..Options::default()
     };
     let store = Arc::new(Cursed { inner: MemoryStore::system(), armed });
     let limiter = Limiter::new(store, Clock::start(), options);

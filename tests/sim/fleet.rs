@@ -129,6 +129,7 @@ impl Pod {
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
             unix_start: Duration::ZERO,
+            ..Options::default()
         };
         let limiter = Limiter::new(Arc::clone(&network) as _, world.clock, options);
         let kept = limiter.clone();

@@ -27,6 +27,7 @@ fn inside(age: Option<Duration>) -> Inside {
         hasher: KeyHasher::new(""),
         modes: Modes::default(),
         unix_start: Duration::ZERO,
+        ..Options::default()
     };
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
     let intake = Intake::new(limiter, Arc::new(Published::new()), None, 10);

@@ -169,6 +169,7 @@ impl Pod {
             hasher: hasher.clone(),
             modes: Modes::default(),
             unix_start: Duration::ZERO,
+            ..Options::default()
         };
         let store = Arc::clone(&told) as Arc<dyn Store>;
         let limiter = Limiter::new(store, Clock::start(), options);

@@ -77,6 +77,7 @@ impl Doors {
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
             unix_start: Duration::ZERO,
+            ..Options::default()
         };
         let store = Arc::new(Cursed(MemoryStore::system()));
         let limiter = Limiter::new(store, Clock::start(), options);

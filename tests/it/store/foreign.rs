@@ -42,6 +42,7 @@ fn pod(store: Arc<RedisStore>) -> Limiter {
         hasher: KeyHasher::new(""),
         modes: Modes::default(),
         unix_start: Duration::ZERO,
+        ..Options::default()
     };
     Limiter::new(store, Clock::start(), options)
 }

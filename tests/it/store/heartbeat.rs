@@ -13,7 +13,7 @@ use crate::support::redis::{Cluster, Single};
 
 async fn beat(store: &dyn Store, pod: u64, lasts_ms: u64, leaves: bool) -> u32 {
     let lasts = Duration::from_millis(lasts_ms);
-    store.beat(Beat { pod, lasts, leaves }).await.unwrap()
+    store.beat(Beat { pod, lasts, leaves, domain: None }).await.unwrap()
 }
 
 /// Three pods; one leaves, one lapses, before or after `pass`.
@@ -99,7 +99,7 @@ async fn a_beat_after_a_script_flush_and_under_a_foreign_value() {
     assert_eq!(pods_of(single.config()).await, 1);
     single.server.command::<()>(&["SET", "rl:pods", "mine"]);
     let store = connected(single.config()).await;
-    let beat = Beat { pod: 7, lasts: Duration::from_secs(1), leaves: false };
+    let beat = Beat { pod: 7, lasts: Duration::from_secs(1), leaves: false, domain: None };
     assert!(store.beat(beat).await.is_err());
     assert_eq!(single.server.command::<String>(&["GET", "rl:pods"]), "mine");
 }

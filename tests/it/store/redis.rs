@@ -257,7 +257,10 @@ async fn a_user_with_the_fewest_rights_suffices() {
     algorithms::keeps_the_contract(&*store, (Algorithm::SlidingLog, Unit::Year)).await;
     set_user(RIGHTS_BEAT);
     for leaves in [false, true] {
-        store.beat(Beat { pod: 1, lasts: Duration::from_secs(9), leaves }).await.unwrap();
+        store
+            .beat(Beat { pod: 1, lasts: Duration::from_secs(9), leaves, domain: None })
+            .await
+            .unwrap();
     }
     set_user("-set");
     let refused = one(&*store, ask(10, 1, 0)).await;
