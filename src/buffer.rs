@@ -201,6 +201,12 @@ impl<A: Spare> Buffer<A> {
         taken_in
     }
 
+    /// Whether [`Buffer::refund`] would take `hits`.
+    pub fn takes_refund(&self, hits: u64, kind: Kind, now: Time) -> bool {
+        let nothing = hits == 0 || matches!(kind, Kind::Spaced { .. });
+        self.is_live(now) && (nothing || self.lots.has_lease(now))
+    }
+
     /// Takes out the tokens above `kept`, to be given back to the store.
     pub fn skim(&mut self, kept: u64, kind: Kind, now: Time) -> Option<Lot> {
         let excess = self.tokens(now).saturating_sub(kept);

@@ -202,7 +202,7 @@ impl Limiter {
         if let Some(slot) = holding.slot_after(now) {
             tokio::time::sleep_until(self.shared.clock.instant(slot)).await;
         }
-        Ok(holding.conclude(request))
+        Ok(holding.conclude(request, self.shared.clock.now()))
     }
 
     /// Pods of each domain that this pod has used, as the store last said.
@@ -231,7 +231,7 @@ impl Limiter {
         }
         let waits =
             (holding.is_short() && !holding.is_denied()) || holding.slot_after(now).is_some();
-        (!waits).then(|| Ok(holding.conclude(request)))
+        (!waits).then(|| Ok(holding.conclude(request, now)))
     }
 
     /// The clock that everything here goes by.
@@ -276,10 +276,14 @@ impl Limiter {
 // === impl Shared ===
 
 impl Shared {
-    /// Charges what is held here, if that is enough.
+    /// Charges what is held here, if that is enough. Of a refund, says what it would make of the
+    /// key.
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, StoreError> {
         let attempt = || {
             self.with_slot(charge, now, 0, |slot, here, asks| {
+                if charge.refund {
+                    return slot.preview_refund(charge, here);
+                }
                 let attempt = slot.attempt(charge, here);
                 slot.look_ahead(charge, here, asks);
                 attempt
@@ -289,6 +293,12 @@ impl Shared {
             Err(StoreError::Overloaded) if self.overflow(charge) => attempt(),
             attempted => attempted,
         }
+    }
+
+    /// Gives back what `charge` refunds: to a lease that is held here, else to the store.
+    fn refund(&self, charge: &Charge<'_>, now: Time) {
+        // Without room for the key the refund is lost, as with a store that is away.
+        let _ = self.with_slot(charge, now, 0, |slot, here, asks| slot.refund(charge, here, asks));
     }
 
     /// Charges what is held here or queues for the next lease.
@@ -339,11 +349,32 @@ impl Shared {
                 return Ok(self.away.deny(standing));
             }
         }
-        let settled = self.away.answer(charge, self.pods(), now, why)?;
-        if local && !settled.over {
+        self.away.answer(charge, self.pods(), now, why)
+    }
+
+    /// The answer to a refund where the store gives none, because of `why`. One that is `queued`
+    /// may be on its way there, and is not credited here as well. It `fails` only where no other
+    /// part of its request would fail with it.
+    fn refund_without_store(
+        &self,
+        charge: &Charge<'_>,
+        now: Time,
+        why: StoreError,
+        queued: bool,
+        fails: bool,
+    ) -> Result<Settled, StoreError> {
+        match charge.failure_mode() {
+            FailureMode::Error if fails => Err(why),
+            FailureMode::Local if !queued => self.away.answer(charge, self.pods(), now, why),
+            mode => Ok(Away::pass(mode, charge)),
+        }
+    }
+
+    /// This pod admitted `charge` by itself while an ask for it is out: its lease will pay.
+    fn owe(&self, charge: &Charge<'_>) {
+        if charge.spends() && charge.failure_mode() == FailureMode::Local {
             self.table.with_existing(charge.key(), |slot| slot.owe(charge));
         }
-        Ok(settled)
     }
 
     /// What was charged is not spent after all.
@@ -364,6 +395,9 @@ impl Shared {
 
     /// Tokens that were taken and are not spent after all.
     fn put_back(&self, charge: &Charge<'_>, taken: Lot) {
+        if taken.tokens == 0 {
+            return;
+        }
         let here = self.here(self.clock.now());
         let key = charge.key();
         let mut asks = Vec::new();

@@ -121,11 +121,16 @@ impl<A: Spare> Stock<A> {
 
     /// Adds `tokens` to a lease that is live, if there is one.
     pub(super) fn top_up(&mut self, tokens: u64, now: Time) -> bool {
-        let live = now < self.ends();
+        let live = self.has_lease(now);
         if live {
             self.tokens = narrow(u64::from(self.tokens).saturating_add(tokens));
         }
         live
+    }
+
+    /// Whether a lease is live, be it without tokens.
+    pub(super) fn has_lease(&self, now: Time) -> bool {
+        now < self.ends()
     }
 
     /// Makes one lot of two, which ends with the first. Of spaced ones, the second goes by.

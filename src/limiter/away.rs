@@ -74,6 +74,11 @@ impl Away {
         }
     }
 
+    /// Lets `charge` pass and counts nothing.
+    pub(super) fn pass(mode: FailureMode, charge: &Charge<'_>) -> Settled {
+        settled(mode, false, charge.applied.limit.capacity())
+    }
+
     /// The key is known to be used up until its window ends: no pod has a part of nothing.
     pub(super) fn deny(&self, standing: Standing) -> Settled {
         self.answers[FailureMode::Local as usize].fetch_add(1, Ordering::Relaxed);

@@ -1,15 +1,20 @@
-//! What one request has taken so far. Dropped before its end, it gives everything back.
+//! The effects of one request, as a transaction: computed first, applied once, undone wholly.
+//!
+//! Charges take their tokens as they are settled, so that no other request can have them, and give
+//! them back if the request does not stand. Refunds are applied only once it stands. A request that
+//! is dropped before its verdict gives back all that it took.
+
+mod queued;
 
 use smallvec::smallvec;
-use tokio::time::timeout_at;
 
 use super::outcome::{Attempt, Entered, Settled, Standing};
 use super::resolve::{Charge, Resolved};
-use super::wait::Promise;
 use super::{Request, Shared, StoreError, Time, Verdict};
 use crate::key::Key;
 use crate::request::Few;
 use crate::verdict::{self, Code, Counted, How, Outcome, Trace};
+use queued::Queued;
 
 /// The state of a request between its first charge and its verdict.
 pub(super) struct Holding<'a, 'r> {
@@ -17,31 +22,33 @@ pub(super) struct Holding<'a, 'r> {
     resolved: &'a [Resolved<'r>],
     /// One a descriptor; `None` where nothing is charged, or not yet.
     attempts: Few<Option<Attempt>>,
-}
-
-/// A place in the queue for a key's next lease. Dropped, it gives back what arrives too late.
-struct Queued<'a, 'r> {
-    shared: &'a Shared,
-    charge: &'a Charge<'r>,
-    reply: Promise,
+    /// Places in queues of charges that the failure mode admitted meanwhile: a lease that still
+    /// arrives there pays for them.
+    debts: Vec<Queued<'a, 'r>>,
+    /// Refunds that have gone to their queue: the request stands, whatever becomes of it now.
+    sent: Vec<usize>,
 }
 
 // === impl Holding ===
 
 impl<'a, 'r> Holding<'a, 'r> {
     pub(super) fn new(shared: &'a Shared, resolved: &'a [Resolved<'r>]) -> Self {
-        Self { shared, resolved, attempts: smallvec![None; resolved.len()] }
+        let attempts = smallvec![None; resolved.len()];
+        Self { shared, resolved, attempts, debts: Vec::new(), sent: Vec::new() }
     }
 
-    /// Charges every descriptor from the tokens held here, as far as they go.
+    /// Charges every descriptor from the tokens held here, as far as they go, and looks at what
+    /// refunds would make of their keys.
     pub(super) fn take_local(&mut self, now: Time) -> Result<(), StoreError> {
-        for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
-            if let Resolved::Charged(charge) = resolved {
-                *attempt = Some(match self.shared.attempt(charge, now) {
-                    Ok(attempt) => attempt,
-                    Err(error) => Attempt::Settled(self.shared.without_store(charge, now, error)?),
-                });
-            }
+        for at in 0..self.resolved.len() {
+            let Resolved::Charged(charge) = &self.resolved[at] else { continue };
+            let attempt = match self.shared.attempt(charge, now) {
+                Ok(attempt) => attempt,
+                // Nothing is given back before the request is known to stand.
+                Err(_) if charge.refund => Attempt::Short(Standing::unknown(charge)),
+                Err(error) => Attempt::Settled(self.shared.without_store(charge, now, error)?),
+            };
+            self.attempts[at] = Some(attempt);
         }
         Ok(())
     }
@@ -56,41 +63,20 @@ impl<'a, 'r> Holding<'a, 'r> {
         self.attempts.iter().any(|attempt| matches!(attempt, Some(Attempt::Short(_))))
     }
 
-    /// Queues for all missing leases at once and waits for them until `deadline`. Where the store
-    /// does not answer for a key, its failure mode does; where that is an error and another key
-    /// denies, the request is denied: an error may let it pass.
+    /// Queues for all missing leases at once and waits for them until `deadline`; then sends the
+    /// refunds that no lease here can take, if the request still stands. Where the store does not
+    /// answer for a key, its failure mode does; where that is an error and another key denies, the
+    /// request is denied: an error may let it pass.
     pub(super) async fn take_leased(
         &mut self,
         now: Time,
         deadline: Time,
     ) -> Result<(), StoreError> {
-        let mut queued = Vec::new();
-        let mut words = Vec::new();
-        for (at, charge) in self.short() {
-            match self.shared.enter(charge, now) {
-                Ok(Entered::Settled(settled)) => words.push((at, charge, Ok(settled))),
-                Ok(Entered::Queued(reply)) => {
-                    queued.push((at, Queued { shared: self.shared, charge, reply }));
-                }
-                Ok(Entered::Refused(error)) | Err(error) => words.push((at, charge, Err(error))),
-            }
-        }
-        for (at, place) in queued {
-            let charge = place.charge;
-            let word = place.wait(deadline).await;
-            words.push((at, charge, word.map(|settled| Settled { how: How::Leased, ..settled })));
-        }
-        let mut failed = None;
-        for (at, charge, word) in words {
-            let before = self.attempts[at];
-            let settled = match word {
-                Ok(settled) => Ok(settled.with_fitted(charge, before)),
-                Err(error) => self.shared.without_store(charge, now, error),
-            };
-            match settled {
-                Ok(settled) => self.attempts[at] = Some(Attempt::Settled(settled)),
-                Err(error) => failed = Some(error),
-            }
+        let charges = self.short(|charge| !charge.refund);
+        let mut failed = self.enter(charges, now, deadline).await;
+        if failed.is_none() && !self.is_denied() {
+            let refunds = self.short(|charge| charge.refund);
+            failed = self.enter(refunds, now, deadline).await;
         }
         match failed {
             Some(error) if !self.is_denied() => Err(error),
@@ -107,27 +93,115 @@ impl<'a, 'r> Holding<'a, 'r> {
         taken.max().filter(|slot| *slot > now && !self.is_denied())
     }
 
-    /// The verdict. If it denies, what was taken for the other descriptors goes back.
-    pub(super) fn conclude(mut self, request: &Request<'_>) -> Verdict<'r> {
+    /// The verdict. If it denies, what was taken for the other descriptors goes back; else refunds
+    /// are applied, and what was taken is spent.
+    pub(super) fn conclude(mut self, request: &Request<'_>, now: Time) -> Verdict<'r> {
         let modes = self.shared.options.modes;
         let mut verdict = Verdict::new(request, &self.outcomes(), modes);
         if verdict.code == Code::OverLimit {
             let overdrawn = self.overdrawn();
             self.release(&overdrawn);
             verdict = Verdict::new(request, &self.outcomes(), modes);
+        } else {
+            self.apply_refunds(now);
+            self.debts.drain(..).for_each(Queued::settle_debt);
         }
         self.attempts.clear(); // what is still held is spent
         verdict
     }
 
-    fn short(&self) -> Vec<(usize, &'a Charge<'r>)> {
+    /// Queues `charges` for leases, and waits for those until `deadline`. Returns the last error
+    /// that a failure mode made of the store's silence.
+    async fn enter(
+        &mut self,
+        charges: Vec<(usize, &'a Charge<'r>)>,
+        now: Time,
+        deadline: Time,
+    ) -> Option<StoreError> {
+        let mut failed = None;
+        let mut queued = Vec::with_capacity(charges.len());
+        for (at, charge) in charges {
+            if charge.refund {
+                self.sent.push(at);
+            }
+            match self.shared.enter(charge, now) {
+                Ok(Entered::Settled(settled)) => self.settle(at, charge, settled),
+                Ok(Entered::Queued(reply)) => {
+                    queued.push((at, Queued::new(self.shared, charge, reply)));
+                }
+                Ok(Entered::Refused(error)) | Err(error) => {
+                    failed = self.settle_without_store(at, charge, error, now, false).or(failed);
+                }
+            }
+        }
+        for (at, mut place) in queued {
+            let charge = place.charge();
+            match place.wait(deadline).await {
+                Ok(settled) => {
+                    self.settle(at, charge, Settled { how: How::Leased, ..settled });
+                }
+                Err(error) => {
+                    let error = self.settle_without_store(at, charge, error, now, true);
+                    if error.is_none() && place.is_open() && !charge.refund {
+                        self.debts.push(place);
+                    }
+                    failed = error.or(failed);
+                }
+            }
+        }
+        failed
+    }
+
+    fn settle(&mut self, at: usize, charge: &Charge<'_>, settled: Settled) {
+        let settled = settled.with_fitted(charge, self.attempts[at]);
+        self.attempts[at] = Some(Attempt::Settled(settled));
+    }
+
+    /// Has the failure mode answer for a charge, of which the store has not said what became, and
+    /// which may be on its way there if it is `queued`. Returns the error, if that is the answer.
+    fn settle_without_store(
+        &mut self,
+        at: usize,
+        charge: &Charge<'_>,
+        error: StoreError,
+        now: Time,
+        queued: bool,
+    ) -> Option<StoreError> {
+        let settled = if charge.refund {
+            let fails = self.resolved.len() == 1; // else the rest of the request stands
+            self.shared.refund_without_store(charge, now, error, queued, fails)
+        } else {
+            self.shared.without_store(charge, now, error)
+        };
+        match settled {
+            Ok(settled) => {
+                self.attempts[at] = Some(Attempt::Settled(settled));
+                None
+            }
+            Err(error) => Some(error),
+        }
+    }
+
+    /// The charges that only the store can settle, of those that are `wanted`.
+    fn short(&self, wanted: impl Fn(&Charge<'_>) -> bool) -> Vec<(usize, &'a Charge<'r>)> {
         let resolved = self.resolved.iter().zip(&self.attempts).enumerate();
-        resolved
-            .filter_map(|(at, pair)| match pair {
-                (Resolved::Charged(charge), Some(Attempt::Short(_))) => Some((at, charge)),
-                _ => None,
-            })
-            .collect()
+        let short = resolved.filter_map(|(at, pair)| match pair {
+            (Resolved::Charged(charge), Some(Attempt::Short(_))) => Some((at, charge)),
+            _ => None,
+        });
+        short.filter(|(_, charge)| wanted(charge)).collect()
+    }
+
+    /// Gives back what the request refunds, where that has not gone to the store.
+    fn apply_refunds(&mut self, now: Time) {
+        for (at, resolved) in self.resolved.iter().enumerate() {
+            if let Resolved::Charged(charge) = resolved
+                && charge.refund
+                && !self.sent.contains(&at)
+            {
+                self.shared.refund(charge, now);
+            }
+        }
     }
 
     fn outcomes(&self) -> Few<Outcome<'r>> {
@@ -149,12 +223,13 @@ impl<'a, 'r> Holding<'a, 'r> {
 
     /// Gives back what was taken, of other keys than `spent`.
     fn release(&mut self, spent: &[Key]) {
+        self.debts.clear(); // each gives back what its lease may have brought
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
             let (Resolved::Charged(charge), Some(Attempt::Settled(settled))) = (resolved, attempt)
             else {
                 continue;
             };
-            if spent.contains(&charge.key()) {
+            if charge.refund || spent.contains(&charge.key()) {
                 continue;
             }
             self.shared.undo(charge, settled);
@@ -163,8 +238,12 @@ impl<'a, 'r> Holding<'a, 'r> {
 }
 
 impl Drop for Holding<'_, '_> {
+    /// A request whose refunds have been sent stands: its charges are spent, though its caller does
+    /// not hear of it.
     fn drop(&mut self) {
-        self.release(&[]);
+        if self.sent.is_empty() {
+            self.release(&[]);
+        }
     }
 }
 
@@ -198,30 +277,5 @@ impl Settled {
         let spends = self.over && charge.charge_denied() && remaining < charge.hits;
         let fitted = if spends { u32::try_from(remaining).unwrap_or(u32::MAX) } else { 0 };
         Self { fitted, ..self }
-    }
-}
-
-// === impl Queued ===
-
-impl Queued<'_, '_> {
-    async fn wait(mut self, deadline: Time) -> Result<Settled, StoreError> {
-        let deadline = self.shared.clock.instant(deadline);
-        match timeout_at(deadline, &mut self.reply).await {
-            Ok(reply) => reply.unwrap_or(Err(StoreError::TimedOut)),
-            Err(_) => {
-                self.reply.close();
-                // A lease that arrives with the deadline still counts.
-                self.reply.try_recv().unwrap_or(Err(StoreError::TimedOut))
-            }
-        }
-    }
-}
-
-impl Drop for Queued<'_, '_> {
-    fn drop(&mut self) {
-        self.reply.close();
-        if let Ok(Ok(settled)) = self.reply.try_recv() {
-            self.shared.put_back(self.charge, settled.taken);
-        }
     }
 }

@@ -25,6 +25,8 @@ impl Shared {
                 let mut settled = match self.attempt(charge, now) {
                     Ok(Attempt::Settled(settled)) => settled,
                     Ok(Attempt::Short(_)) => return None,
+                    // It has to be sent, and its answer awaited.
+                    Err(_) if charge.refund => return None,
                     Err(error) => match self.without_store(charge, now, error) {
                         Ok(settled) => settled,
                         Err(error) => return Some(Err(error)),
@@ -33,6 +35,9 @@ impl Shared {
                 if settled.taken.starts > now && !settled.over {
                     self.undo(charge, &mut settled); // the slot has to be waited for
                     return None;
+                }
+                if charge.refund {
+                    self.refund(charge, now); // nothing else can deny the request
                 }
                 Some(Attempt::Settled(settled))
             }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::resolve::Charge;
 use super::wait::Promise;
 use crate::buffer::Lot;
 use crate::store::StoreError;
@@ -39,6 +40,15 @@ pub(super) struct Standing {
     pub(super) remaining: u64,
     /// Until the limit stands as new, or has a token again, where that is known.
     pub(super) reset_after: Option<Duration>,
+}
+
+// === impl Standing ===
+
+impl Standing {
+    /// Of a key that nothing is known of: as if nothing had been charged.
+    pub(super) fn unknown(charge: &Charge<'_>) -> Self {
+        Self { remaining: charge.applied.limit.capacity(), reset_after: None }
+    }
 }
 
 /// Outcome of queueing for a lease.

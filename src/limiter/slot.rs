@@ -23,7 +23,7 @@ use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::{Demand, Need};
 use crate::rules::{Algorithm, Limit, Rule};
-use crate::store::{Ask, Grant, StoreError};
+use crate::store::{Ask, Back, Grant, StoreError};
 use crate::time::{Coarse, Time};
 use crate::verdict::{Applied, How};
 use terms::Held;
@@ -156,15 +156,39 @@ impl Slot {
         Entered::Queued(promise)
     }
 
-    /// After a charge: asks for the next lease while tokens last, if they will not last until it
-    /// comes, and sends on what a refund left here above what the pod would ask for.
-    pub(super) fn look_ahead(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
-        if charge.refund {
-            let manner = self.manner(here);
-            let kept = self.need(&manner, 0, here).size();
-            let excess = self.buffer.skim(kept, manner.kind, here.now);
-            asks.extend(excess.and_then(|lot| self.returning(&manner, charge.key(), lot)));
+    /// What a refund would make of the key, if a lease is held here that can take it.
+    pub(super) fn preview_refund(&self, charge: &Charge<'_>, here: &Here) -> Attempt {
+        let Charge { applied: Applied { limit, .. }, hits, .. } = *charge;
+        let Manner { limit: own, kind, .. } = self.manner(here);
+        let standing = self.standing(own, here.now);
+        if limit != own || !self.buffer.takes_refund(hits, kind, here.now) {
+            return Attempt::Short(standing);
         }
+        let remaining = standing.remaining.saturating_add(hits).min(limit.capacity());
+        let standing = Standing { remaining, ..standing };
+        let (over, fitted, taken, how) = (false, 0, Lot::default(), How::Local);
+        Attempt::Settled(Settled { over, fitted, taken, standing, how })
+    }
+
+    /// Gives back what `charge` refunds: to a lease held here, of which what is more than the pod
+    /// would ask for is sent on, else to the store.
+    pub(super) fn refund(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
+        let manner = self.manner(here);
+        if self.settle(Wish::of(charge), here).is_none() {
+            let back = Some(Back { tokens: charge.hits, epoch: None });
+            self.asking += 1;
+            self.buffer.note_ask(here.now);
+            asks.push(Ask { back, ..manner.ask(charge.key(), self.shares().next(manner.shares)) });
+            return;
+        }
+        let kept = self.need(&manner, 0, here).size();
+        let excess = self.buffer.skim(kept, manner.kind, here.now);
+        asks.extend(excess.and_then(|lot| self.returning(&manner, charge.key(), lot)));
+    }
+
+    /// After a charge: asks for the next lease while tokens last, if they will not last until it
+    /// comes.
+    pub(super) fn look_ahead(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
         // Of nearly all charges there is no more to say than that tokens last.
         let tokens = self.buffer.tokens(here.now);
         if self.asking > 0 || !self.demand.outruns(tokens, self.round_trip()) {
@@ -194,8 +218,8 @@ impl Slot {
             Err(error) => self.fail(error, here.now),
             Ok(grant) => paid = self.take_in(reply, grant, here, asks),
         }
-        self.set_owed(0);
         if self.asking == 0 {
+            self.set_owed(0); // no lease is out that could still pay
             self.ask_for_the_rest(reply.ask.key, here, asks);
         }
         self.buffer.trim();

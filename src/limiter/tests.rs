@@ -16,6 +16,7 @@ mod algorithms;
 mod away;
 mod leases;
 mod memory;
+mod transaction;
 
 const STORE_KEYS_MAX: usize = 10_000;
 const BUFFER_BYTES_MAX: usize = 8 << 20;
@@ -28,6 +29,8 @@ const START: Duration = Duration::from_secs(365 * 86_400 * 50 + 30);
 struct Distant {
     memory: MemoryStore,
     round_trip: Mutex<Duration>,
+    /// On top of it, for limits of a day, which are on a shard of their own.
+    days_late: Mutex<Duration>,
     asks: AtomicUsize,
     hangs: AtomicBool,
     fails: AtomicBool,
@@ -41,7 +44,7 @@ struct Distant {
 impl Store for Distant {
     fn shard(&self, ask: &Ask) -> usize {
         assert!(!self.panics_in_requests.load(Ordering::Relaxed), "as it was told");
-        self.memory.shard(ask)
+        usize::from(ask.limit.unit == Unit::Day)
     }
 
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
@@ -49,6 +52,10 @@ impl Store for Distant {
             self.asks.fetch_add(asks.len(), Ordering::Relaxed);
             let one_way = *self.round_trip.lock() / 2;
             tokio::time::sleep(one_way).await;
+            if asks.iter().any(|ask| ask.limit.unit == Unit::Day) {
+                let late = *self.days_late.lock();
+                tokio::time::sleep(late).await;
+            }
             assert!(!self.panics.load(Ordering::Relaxed), "as it was told");
             if self.hangs.load(Ordering::Relaxed) {
                 std::future::pending::<()>().await;
@@ -100,6 +107,7 @@ impl Rig {
         let store = Distant {
             memory: MemoryStore::new(wall, STORE_KEYS_MAX),
             round_trip: Mutex::new(round_trip),
+            days_late: Mutex::default(),
             asks: AtomicUsize::new(0),
             hangs: AtomicBool::new(false),
             fails: AtomicBool::new(false),

@@ -100,9 +100,9 @@ impl Queue {
         refunds.fold(0, |sum: u64, wish| sum.saturating_add(std::mem::take(&mut wish.hits)))
     }
 
-    /// Drops the requests that have been answered without us.
+    /// Drops the requests that have been answered without us, but for refunds that are to be sent.
     pub(super) fn forget_answered(&mut self) {
-        self.waiters.retain(|waiter| !waiter.reply.is_closed());
+        self.waiters.retain(Waiter::counts);
         if self.waiters.capacity() / 2 > self.waiters.len() {
             // No emptier than it is counted for.
             self.waiters.shrink_to_fit();
@@ -112,7 +112,7 @@ impl Queue {
     /// Everyone who still waits; those who go on waiting are to be put back with `keep`.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Waiter> + use<> {
         let waiters = std::mem::take(&mut self.waiters);
-        waiters.into_iter().filter(|waiter| !waiter.reply.is_closed())
+        waiters.into_iter().filter(Waiter::counts)
     }
 
     pub(super) fn keep(&mut self, waiter: Waiter) {
@@ -123,6 +123,11 @@ impl Queue {
 // === impl Waiter ===
 
 impl Waiter {
+    /// Whether it is still of use: its request waits, or its refund has yet to be sent.
+    fn counts(&self) -> bool {
+        !self.reply.is_closed() || (self.wish.refund && self.wish.hits > 0)
+    }
+
     /// Tells the request. Returns what it did not live to take.
     pub(super) fn tell(self, word: Result<Settled, StoreError>) -> Option<Settled> {
         self.reply.send(word).err()?.ok()
