@@ -255,6 +255,17 @@ impl<A: Spare> Buffer<A> {
         self.is_live(now).then(|| self.resets.after(self.lots.heard()).since(now))
     }
 
+    /// When the store's last word came.
+    pub fn heard(&self) -> Time {
+        self.lots.heard()
+    }
+
+    /// Whether the store's last word is taken for true: it need not be asked about a key without
+    /// tokens.
+    pub fn is_fresh(&self, now: Time) -> bool {
+        now < self.fresh_until()
+    }
+
     /// Notes that more is asked for.
     pub fn note_ask(&mut self, now: Time) {
         self.asked = asked_units(now);

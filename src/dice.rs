@@ -41,8 +41,8 @@ pub(crate) fn seed(seed: u64) {
     STATE.with(|state| state.set(seed));
 }
 
-/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
-fn mixed(mut bits: u64) -> u64 {
+/// Spreads whatever differs over all bits: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+pub(crate) fn mixed(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     bits ^ (bits >> 31)

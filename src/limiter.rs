@@ -38,7 +38,7 @@ use holding::Holding;
 use lend::Manner;
 use outcome::{Attempt, Entered, Settled};
 pub(crate) use resolve::{Charge, Resolved, limits, resolve};
-use slot::{IDLE_AFTER, Slot};
+use slot::{Slot, WATCH_EVERY};
 use wait::{WAITER_BYTES, WAITING_IN_ALL_MAX};
 
 /// Decides requests. A handle: clones share everything.
@@ -431,7 +431,7 @@ impl Shared {
         match visited {
             Some((starts, paid)) => {
                 if starts {
-                    self.watch(key, here.now + IDLE_AFTER);
+                    self.watch(key, here.now + WATCH_EVERY);
                 }
                 if paid > 0 {
                     self.away.return_hits(key, reply.ask.limit, paid, self.pods());

@@ -1,7 +1,9 @@
 //! How many tokens to ask for. Pure: the demand is measured on times that come in as arguments.
 //!
-//! The formula and its constants are `design.md`'s ("Leases"), simulated there: `G =
-//! clamp(min(max(λ·T, ε·L/n), φ·remaining/n), 1, …)`. Hits that wait already count as demand too.
+//! `G = clamp(min(max(λ·T, ε·L/n), φ·remaining/n), 1, …)`, where λ is the pod's demand, T how long a
+//! lease should last, and n the number of pods that it has to share with. Hits that wait already
+//! count as demand too. `docs/decisions/0019` says what each part of the formula is for, and what
+//! was tried besides.
 
 use std::time::Duration;
 
@@ -13,7 +15,31 @@ const UNSPENT_ALLOWANCE: f64 = 0.005;
 
 /// A demand is asked ahead of only if it would use a token within this time: a key that is used
 /// less often would only strand what it holds.
-const IDLE_AFTER: Duration = Duration::from_millis(200);
+const USED_WITHIN: Duration = Duration::from_millis(200);
+
+/// A key is idle after a silence of so many of its mean gaps, within these bounds: at random
+/// arrivals, a demand that goes on is silent for so long once in e^4 = 55 gaps. Shorter, and what a
+/// key of a few requests a second holds would go back and forth (finding F8).
+const IDLE_GAPS: f64 = 4.0;
+const IDLE_MIN: Duration = USED_WITHIN;
+const IDLE_MAX: Duration = Duration::from_secs(2);
+
+/// A burst is expected to go on for so long: what only the faster average has seen is no demand of
+/// seconds yet.
+const BURST: Duration = Duration::from_millis(250);
+
+/// A lease is no longer than this part of what was used since the key was last idle. So the return
+/// of what a short burst leaves costs no more calls than its leases saved.
+const RUN_PART: u64 = 2;
+
+/// Leases last long, whatever part of the limit remains, while all that pods like this one would
+/// hold is no more than this part of it.
+const HARMLESS_PART: f64 = 0.1;
+
+/// How much longer the leases of a key last that weighs on its shard, and how much more of what
+/// remains they may be.
+const RELIEF_SPAN: u32 = 4;
+const RELIEF_PART: f64 = 2.0;
 
 /// On top of two round trips, for a batch that is on its way already and for the scheduler.
 const ASK_AHEAD_MARGIN: Duration = Duration::from_millis(1);
@@ -38,11 +64,29 @@ pub struct Demand {
     fast: Rate,
     slow: Rate,
     /// Hits since `since`, not yet in the averages.
-    hits: u32,
+    hits: Coarse,
+    /// Hits since the key was last idle, up to [`RUN_MAX`].
+    run: u8,
+    /// Pods that draw on the key, as far as this one's part in it tells.
+    pods: Peers,
     /// In [`TICK`]s; 0 if nothing was noted yet. It begins again every 13 days: what is measured
     /// across that is soon averaged away.
     since: u32,
 }
+
+/// A number of pods from 1, in eighths of an octave, one above the exponent; 0 where it is unknown.
+#[derive(Debug, Clone, Copy, Default)]
+struct Peers(u8);
+
+/// Steps of [`Peers`] in an octave.
+const PEERS_STEPS: f64 = 8.0;
+
+/// The weight of the newest observation among those of the pods that draw on a key: leases of other
+/// pods come in lumps.
+const PEERS_WEIGHT: f64 = 0.3;
+
+/// A run of so many hits or more is as good as endless.
+const RUN_MAX: u8 = u8::MAX;
 
 /// 2^18 nanoseconds, about a quarter of a millisecond.
 const TICK: Duration = Duration::from_nanos(1 << 18);
@@ -59,8 +103,12 @@ const RATE_PARTS: f32 = 64.0;
 /// What the size of a lease follows from.
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
-    /// Hits a second.
+    /// Hits a second, as of the last second or so.
     pub demand: f64,
+    /// Hits a second, as of late.
+    pub burst: f64,
+    /// Hits since the key was last idle; `None` where there were many.
+    pub run: Option<u64>,
     /// Hits that wait for this lease.
     pub waiting: u64,
     /// Tokens that may be spent at once.
@@ -74,8 +122,12 @@ pub struct Need {
     pub lasts: Option<Duration>,
     /// What an ask takes: a lease that lasts no longer is used up before the next one comes.
     pub round_trip: Duration,
-    /// Pods alive, at least 1; too few strands tokens, too many costs trips.
-    pub pods: u32,
+    /// Pods to share with, at least 1: all that may use the key, or, once that has been observed,
+    /// the reciprocal of this pod's part in what the fleet draws. Too few strands tokens, too many
+    /// costs trips.
+    pub pods: f64,
+    /// The key weighs on its shard: fewer and larger leases.
+    pub relief: bool,
     /// φ and the ceiling of one lease.
     pub terms: Terms,
 }
@@ -85,18 +137,21 @@ pub struct Need {
 impl Demand {
     /// Notes `hits` at `now`.
     pub fn note(&mut self, hits: u64, now: Time) {
-        self.hits = self.hits.saturating_add(u32::try_from(hits).unwrap_or(u32::MAX));
         let span = self.span(now);
+        let run = u8::try_from(hits).unwrap_or(RUN_MAX);
+        let was_idle = span >= IDLE_MIN && self.is_idle(now);
+        self.run = if was_idle { run } else { self.run.saturating_add(run) };
+        self.hits = Coarse::floor(self.hits.get().saturating_add(hits));
         if span < SPAN_MIN {
             return;
         }
         // A key's first hits have no span to be divided by: whatever came before is not known.
         if self.since > 0 {
-            let rate = self.hits as f32 / span.as_secs_f32();
+            let rate = self.hits.get() as f32 / span.as_secs_f32();
             self.fast.come_nearer(rate, weight(span, FAST));
             self.slow.come_nearer(rate, weight(span, SLOW));
         }
-        (self.hits, self.since) = (0, ticks(now));
+        (self.hits, self.since) = (Coarse::default(), ticks(now));
     }
 
     /// How long nothing was noted: up to 10 ms more than that, and never less.
@@ -111,23 +166,65 @@ impl Demand {
         if span > u32::MAX - OVERTAKEN { Duration::ZERO } else { TICK * span }
     }
 
-    /// Hits a second.
-    pub fn rate(&self) -> f64 {
-        f64::from(self.fast.get().max(self.slow.get()))
+    /// Notes that the fleet drew `drawn` tokens between two grants of this pod, and this pod `own`
+    /// of them.
+    pub fn note_draw(&mut self, own: u64, drawn: u64) {
+        if own > 0 {
+            self.pods.come_nearer(drawn.max(own) as f64 / own as f64);
+        }
     }
 
-    /// Hits a second, as of late: what has moved elsewhere is soon forgotten.
+    /// Pods that draw on the key, as if each drew as much as this one; `None` before that has been
+    /// observed.
+    pub fn pods(&self) -> Option<f64> {
+        self.pods.get()
+    }
+
+    /// Hits a second: the higher average.
+    pub fn rate(&self) -> f64 {
+        self.steady().max(self.burst())
+    }
+
+    /// Hits a second, over the last second or so.
+    pub fn steady(&self) -> f64 {
+        f64::from(self.slow.get())
+    }
+
+    /// Hits a second, over the last hundredths of a second.
+    pub fn burst(&self) -> f64 {
+        f64::from(self.fast.get())
+    }
+
+    /// Hits since the key was last idle; `None` where there were many.
+    pub fn run(&self) -> Option<u64> {
+        (self.run < RUN_MAX).then_some(self.run.into())
+    }
+
+    /// Hits a second, as of late: what has moved elsewhere is soon forgotten. A silence of a few
+    /// mean gaps says nothing yet.
     pub fn of_late(&self, now: Time) -> f64 {
         let span = self.span(now).max(SPAN_MIN);
-        let rate = self.hits as f32 / span.as_secs_f32();
-        let fast = self.fast.get();
-        f64::from(fast + (rate - fast) * weight(span, FAST))
+        let rate = self.hits.get() as f32 / span.as_secs_f32();
+        let fast = self.fast.get().max(self.slow.get());
+        let gap = Duration::from_secs_f32(1.0 / fast.max(1.0));
+        f64::from(fast + (rate - fast) * weight(span, FAST.max(2 * gap)))
+    }
+
+    /// The silence after which the key is idle.
+    pub fn idle_after(&self) -> Duration {
+        let gaps = IDLE_GAPS / self.steady().max(f64::from(f32::EPSILON));
+        Duration::try_from_secs_f64(gaps).unwrap_or(IDLE_MAX).clamp(IDLE_MIN, IDLE_MAX)
+    }
+
+    /// Whether nothing was noted for so long that what is held will not be used soon.
+    pub fn is_idle(&self, now: Time) -> bool {
+        self.idle_for(now) >= self.idle_after()
     }
 
     /// Whether `tokens` will be gone before a lease asked for now could arrive.
     pub fn outruns(&self, tokens: u64, round_trip: Duration) -> bool {
         let horizon = (2 * round_trip + ASK_AHEAD_MARGIN).as_secs_f64();
-        self.rate() * IDLE_AFTER.as_secs_f64() >= 1.0 && (tokens as f64) < self.rate() * horizon
+        self.rate() * USED_WITHIN.as_secs_f64() >= 1.0 && (tokens as f64) < self.rate() * horizon
     }
 }
 
@@ -153,6 +250,28 @@ impl Rate {
     }
 }
 
+// === impl Peers ===
+
+impl Peers {
+    fn get(self) -> Option<f64> {
+        let steps = self.0.checked_sub(1)?;
+        Some((f64::from(steps) / PEERS_STEPS).exp2())
+    }
+
+    /// Averages exponents: a pod that draws twice as much as another counts as much as one that
+    /// draws half.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is clamped")]
+    fn come_nearer(&mut self, pods: f64) {
+        let seen = pods.max(1.0).log2();
+        let exponent = self.get().map_or(seen, |known| {
+            let known = known.log2();
+            known + (seen - known) * PEERS_WEIGHT
+        });
+        let steps = (exponent * PEERS_STEPS).round().clamp(0.0, f64::from(u8::MAX - 1));
+        self.0 = steps as u8 + 1;
+    }
+}
+
 /// The weight of the newest `span` in an exponential average with this time constant.
 fn weight(span: Duration, constant: Duration) -> f32 {
     1.0 - (-span.as_secs_f32() / constant.as_secs_f32()).exp()
@@ -165,7 +284,7 @@ impl Need {
     /// end.
     #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
     pub fn size(&self) -> u64 {
-        let ahead = self.by_demand().max(self.unspent_allowance());
+        let ahead = self.by_demand().min(self.by_run()).max(self.unspent_allowance());
         let size = ahead.min(self.part_of_remaining()).min(f64::from(self.terms.max));
         // What waits is spent at once and strands nothing. One token at a time, a queue would not
         // be served within its wait.
@@ -176,20 +295,31 @@ impl Need {
     /// enough remains. Near the end each is asked for by the request that spends it, so that none
     /// lies with a pod while another denies.
     pub fn may_hold_ahead(&self) -> bool {
-        self.part_of_remaining() >= 1.0 && self.by_demand() >= 1.0
+        self.part_of_remaining() >= 1.0 && self.by_demand().min(self.by_run()) >= 1.0
     }
 
     /// λ·T.
     fn by_demand(&self) -> f64 {
-        self.demand * self.span().as_secs_f64()
+        let span = self.span();
+        let steady = self.demand * span.as_secs_f64();
+        steady.max(self.burst * span.min(self.lengthened(BURST)).as_secs_f64())
+    }
+
+    /// What a run this long may be expected to use.
+    fn by_run(&self) -> f64 {
+        self.run.map_or(f64::INFINITY, |run| (run / RUN_PART) as f64)
     }
 
     /// φ·remaining/n. What comes in until the next ask is shared too: a bucket that is kept empty
-    /// has nothing left, and serves its rate all the same.
+    /// has nothing left, and serves its rate all the same. It is no more than a part of what the
+    /// bucket can hold, or pods would hold ahead what the bucket has to have for a burst.
     fn part_of_remaining(&self) -> f64 {
+        let fraction = f64::from(self.terms.fraction);
         let inflow = self.inflow * SPAN_SHORT.as_secs_f64();
-        let remaining = f64::from(self.terms.fraction) * self.left as f64 + inflow;
-        remaining / f64::from(self.pods.max(1))
+        let inflow = inflow.min(fraction * self.limit as f64);
+        let relief = if self.relief { RELIEF_PART } else { 1.0 };
+        let part = (relief * fraction).min(1.0).max(fraction);
+        (part * self.left as f64 + inflow) / self.pods.max(1.0)
     }
 
     /// ε·L/n: what this pod may hold of a key that nobody uses. Tokens that come back by
@@ -202,7 +332,7 @@ impl Need {
             }
             _ => self.limit as f64,
         };
-        UNSPENT_ALLOWANCE * whole / f64::from(self.pods.max(1))
+        UNSPENT_ALLOWANCE * whole / self.pods.max(1.0)
     }
 
     /// Tokens that the demand will use of what is held, or that may lie unspent.
@@ -214,11 +344,11 @@ impl Need {
     /// T: how long a lease should last; well within its end.
     fn span(&self) -> Duration {
         let span = match self.left {
-            left if left > self.limit / 2 => SPAN_LONG,
+            left if left > self.limit / 2 || self.is_harmless() => SPAN_LONG,
             left if left > self.limit / 5 => SPAN_MIDDLE,
             _ => SPAN_SHORT,
         };
-        let span = span.max(2 * self.round_trip);
+        let span = self.lengthened(span.max(2 * self.round_trip));
         match self.lasts {
             // Half of its term: what is unspent at the end of one is lost.
             Some(lasts) if self.inflow > 0.0 => span.min(lasts / 2),
@@ -227,6 +357,16 @@ impl Need {
             None => span,
         }
     }
+
+    /// Whether long leases of this demand, by all pods, would be but little of what remains.
+    fn is_harmless(&self) -> bool {
+        let held = self.demand.max(self.burst) * SPAN_LONG.as_secs_f64() * self.pods.max(1.0);
+        held <= HARMLESS_PART * self.left as f64
+    }
+
+    fn lengthened(&self, span: Duration) -> Duration {
+        if self.relief { RELIEF_SPAN * span } else { span }
+    }
 }
 
 #[cfg(test)]
@@ -234,9 +374,23 @@ mod tests {
     use super::*;
 
     fn need(demand: f64, limit: u64, left: u64) -> Need {
-        let (waiting, inflow, lasts, pods) = (0, 0.0, None, 1);
+        let (waiting, inflow, lasts, pods) = (0, 0.0, None, 1.0);
         let (round_trip, terms) = (Duration::from_micros(500), Terms::default());
-        Need { demand, waiting, limit, left, inflow, lasts, round_trip, pods, terms }
+        let (burst, run, relief) = (demand, None, false);
+        Need {
+            demand,
+            burst,
+            run,
+            waiting,
+            limit,
+            left,
+            inflow,
+            lasts,
+            round_trip,
+            pods,
+            relief,
+            terms,
+        }
     }
 
     fn demand(hits_per_second: u64, millis: u64) -> Demand {
@@ -282,7 +436,7 @@ mod tests {
     #[test]
     fn an_unknown_demand_gets_the_allowance() {
         assert_eq!(need(0.0, 1_000_000, 1_000_000).size(), 5_000);
-        assert_eq!(Need { pods: 10, ..need(0.0, 1_000_000, 1_000_000) }.size(), 500);
+        assert_eq!(Need { pods: 10.0, ..need(0.0, 1_000_000, 1_000_000) }.size(), 500);
     }
 
     #[test]
@@ -311,13 +465,13 @@ mod tests {
     #[test]
     fn no_pod_gets_more_than_its_share_of_what_remains() {
         assert_eq!(need(1e9, 100_000, 80_000).size(), 20_000);
-        assert_eq!(Need { pods: 4, ..need(1e9, 100_000, 80_000) }.size(), 5_000);
+        assert_eq!(Need { pods: 4.0, ..need(1e9, 100_000, 80_000) }.size(), 5_000);
     }
 
     #[test]
     fn near_the_end_no_token_is_held_before_it_is_wanted() {
-        assert!(Need { pods: 4, ..need(1e9, 200, 16) }.may_hold_ahead());
-        assert!(!Need { pods: 4, ..need(1e9, 200, 15) }.may_hold_ahead());
+        assert!(Need { pods: 4.0, ..need(1e9, 200, 16) }.may_hold_ahead());
+        assert!(!Need { pods: 4.0, ..need(1e9, 200, 15) }.may_hold_ahead());
         assert!(!need(19.0, 200, 39).may_hold_ahead(), "it would lie for more than 50 ms");
     }
 
@@ -341,7 +495,7 @@ mod tests {
         let poor =
             Need { inflow: 1_000.0, lasts: Some(Duration::from_secs(2)), ..need(900.0, 1_000, 0) };
         assert_eq!(poor.size(), 45, "50 ms of the demand");
-        assert_eq!(Need { pods: 5, ..poor }.size(), 10, "a fifth of 50 ms of the rate");
+        assert_eq!(Need { pods: 5.0, ..poor }.size(), 10, "a fifth of 50 ms of the rate");
     }
 
     #[test]
@@ -350,6 +504,62 @@ mod tests {
             Need { inflow: 10.0, lasts: Some(Duration::from_secs(2)), ..need(0.0, 36_000, 36_000) };
         assert_eq!(hour.size(), 1, "0.5 % of 20 tokens");
         assert_eq!(need(0.0, 36_000, 36_000).size(), 180, "0.5 % of the window's");
+    }
+
+    #[test]
+    fn a_short_run_is_lent_no_more_than_half_of_what_it_used() {
+        let after = |run| Need { run: Some(run), ..need(1_000.0, 100_000, 100_000) };
+        assert_eq!(Need { limit: 1_000, left: 1_000, ..after(1) }.size(), 5, "the allowance");
+        assert_eq!(Need { limit: 100, left: 100, ..after(3) }.size(), 1);
+        assert!(!Need { limit: 100, left: 100, ..after(1) }.may_hold_ahead());
+        assert_eq!(Need { limit: 100, left: 100, ..after(20) }.size(), 10);
+    }
+
+    #[test]
+    fn a_burst_is_not_taken_for_a_demand_of_seconds() {
+        let burst = Need { burst: 1_000.0, ..need(3.0, 100_000, 100_000) };
+        assert_eq!(Need { limit: 1_000, left: 1_000, pods: 1.0, ..burst }.size(), 250);
+    }
+
+    #[test]
+    fn long_leases_go_on_near_the_end_while_they_are_little_of_what_remains() {
+        assert_eq!(Need { pods: 4.0, ..need(3.0, 1_000, 240) }.size(), 6);
+        assert_eq!(Need { pods: 4.0, ..need(3.0, 1_000, 239) }.size(), 1, "6 * 4 are more than 23");
+    }
+
+    #[test]
+    fn a_key_that_weighs_on_its_shard_gets_larger_leases() {
+        let relieved = Need { relief: true, ..need(1_000.0, 1_000_000, 900_000) };
+        assert_eq!((need(1_000.0, 1_000_000, 900_000).size(), relieved.size()), (5_000, 8_000));
+        let little = Need { relief: true, ..need(1e9, 100_000, 80_000) };
+        assert_eq!(little.size(), 40_000, "half of what remains");
+    }
+
+    #[test]
+    fn pods_are_seen_by_their_part_in_what_is_drawn() {
+        let mut demand = Demand::default();
+        assert_eq!(demand.pods(), None);
+        demand.note_draw(0, 100);
+        assert_eq!(demand.pods(), None, "a pod that drew nothing has seen nothing");
+        demand.note_draw(25, 100);
+        assert_eq!(demand.pods(), Some(4.0));
+        for _ in 0..20 {
+            demand.note_draw(1, 1_000);
+        }
+        let pods = demand.pods().unwrap();
+        assert!((850.0..1_150.0).contains(&pods), "{pods}");
+        for _ in 0..30 {
+            demand.note_draw(10, 3);
+        }
+        assert!(demand.pods().unwrap() < 1.3, "no more than all of it is its own");
+    }
+
+    #[test]
+    fn a_key_is_idle_after_four_of_its_mean_gaps_within_bounds() {
+        assert_eq!(demand(1_000, 3_000).idle_after(), IDLE_MIN);
+        let lukewarm = demand(3, 20_000).idle_after().as_secs_f64();
+        assert!((1.1..1.6).contains(&lukewarm), "{lukewarm}");
+        assert_eq!(demand(1, 20_000).idle_after(), IDLE_MAX);
     }
 
     #[test]

@@ -177,7 +177,9 @@ impl Shared {
         for _ in 0..WATCH_BATCH {
             let next = self.idle.lock().pop_front_if(due);
             let Some((_, key)) = next else { break };
-            let watch = self.table.with_existing(key, |slot| slot.inspect(key, &here, &mut asks));
+            let watch = self.table.with_existing(key, |slot| {
+                slot.inspect(key, &here, |ask| self.desk.takes(ask), &mut asks)
+            });
             if let Some(Watch::Until(due)) = watch {
                 self.watch(key, due);
             }

@@ -10,13 +10,25 @@ use crate::key::Key;
 use crate::lease::Reply;
 use crate::rules::{Algorithm, Leasing, Limit, Rule, Share, Terms};
 use crate::store::{Ask, Back, Grant};
+use crate::time::Time;
 
-/// The store's word on a key without tokens is fresh for a hundredth of its window, within these
-/// bounds, or until there is a token again: one probe a pod each time, since another pod may have
-/// given tokens back.
+/// The store's word on a window without tokens is fresh for a hundredth of it, within these bounds,
+/// and in a large fleet for as long as it takes all pods to probe one after the other: another pod
+/// may have given tokens back.
 const FRESH_PART: u32 = 100;
 const FRESH_MIN: Duration = Duration::from_millis(50);
 const FRESH_MAX: Duration = Duration::from_secs(1);
+
+/// Probes of one key a second by all pods together, whatever their number. Half of what is promised
+/// (50), since pods that know nothing of the key yet may probe as often again.
+const PROBES_PER_SECOND: f64 = 25.0;
+
+/// In a larger fleet the first denial of a window need not go to the store: one of the probes of all
+/// pods tells it soon enough (decision 0004).
+const CROWD: f64 = 16.0;
+
+/// Probes of a key that weighs on its shard are rarer by this.
+const RELIEF_PROBES: u32 = 4;
 
 /// Where every decision asks the store, its word holds for those who waited for it, and nobody
 /// else: an instant.
@@ -109,23 +121,31 @@ impl Manner {
 
     /// The grant on this pod's clock. Its durations count from before the ask, so that no lease
     /// outlives its end however long the reply took.
-    pub(super) fn refill(&self, reply: &Reply, grant: &Grant, key: Whole, here: &Here) -> Refill {
+    pub(super) fn refill(
+        &self,
+        reply: &Reply,
+        grant: &Grant,
+        key: Whole,
+        scarcity: Scarcity,
+        here: &Here,
+    ) -> Refill {
         let asked_at = reply.asked_at;
-        let starts = asked_at + grant.starts_after;
+        // Counted from the reply: a slot must not be taken before it begins, an end not after it.
+        let starts = here.now + grant.starts_after;
         let ends = match self.kind {
             Kind::Spaced { grace, .. } => asked_at + grant.ends_after + grace,
             Kind::Windowed | Kind::Timed => asked_at + grant.ends_after,
         };
         let known_until = match self.limit.algorithm {
             Algorithm::FixedWindow | Algorithm::SlidingWindow => asked_at + grant.reset_after,
-            _ => asked_at + Terms::TTL,
+            _ => (asked_at + Terms::TTL).max(ends), // as long as there may be tokens
         };
-        let fresh = self.fresh(grant, here.pods);
-        let fresh_until = here.now + jittered(fresh, reply.ask.key.bits() ^ here.now.nanos());
+        let fresh_until = self.fresh_until(reply, grant, scarcity, here.now);
+        let told = scarcity.pods > CROWD && key.left == 0 && key.is_sure;
         Refill {
             lot: Lot { tokens: grant.tokens, epoch: grant.epoch, starts, ends },
             left: key.left,
-            overdrawn: key.overdrawn,
+            overdrawn: key.overdrawn || told,
             is_sure: key.is_sure,
             known_until,
             resets: asked_at + if key.left > 0 { grant.reset_after } else { grant.retry_after },
@@ -133,28 +153,68 @@ impl Manner {
         }
     }
 
-    /// How long word that there are no tokens holds.
-    fn fresh(&self, grant: &Grant, pods: u32) -> Duration {
-        let probe = (self.limit.window() / FRESH_PART).clamp(FRESH_MIN, FRESH_MAX);
+    /// Until when word that there are no tokens holds.
+    fn fresh_until(&self, reply: &Reply, grant: &Grant, scarcity: Scarcity, now: Time) -> Time {
+        let seed = reply.ask.key.bits() ^ now.nanos() ^ scarcity.pod;
+        let probe = scarcity.probe_after(self.limit.window());
         match (self.limit.algorithm, self.kind) {
-            _ if !self.is_leased() => FRESH_OFF,
-            (Algorithm::FixedWindow, _) => probe,
-            // Slots that nobody fetches go by: each pod comes for its turn before they do.
+            _ if !self.is_leased() => now + FRESH_OFF,
+            (Algorithm::FixedWindow, _) => now + jittered(probe, seed),
+            // Slots that no pod fetches go by: each pod comes for its turn before they do.
             (Algorithm::LeakyBucket { max_delay_us }, Kind::Spaced { every, .. }) => {
-                let turn = every.saturating_mul(pods);
+                let turn = every.mul_f64(scarcity.pods);
                 let latest = Duration::from_micros(u64::from(max_delay_us) / 2);
-                turn.min(latest.max(grant.retry_after)).max(TIMER)
+                now + jittered(turn.min(latest.max(grant.retry_after)).max(TIMER), seed)
             }
-            _ => grant.retry_after.clamp(FRESH_MIN, probe),
+            // Counted from before the ask: one that leaves then finds the token there. Those who
+            // waited for this word have it.
+            _ => {
+                let turn = reply.asked_at + scarcity.turn(grant.retry_after).min(probe);
+                turn.max(now + FRESH_OFF)
+            }
         }
     }
 }
 
-/// `span` ± 10 %, so that pods and keys do not probe in step. `seed` differs for each and with
-/// time.
+/// What a pod knows of those that it shares a key without tokens with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scarcity {
+    /// Pods that draw on it.
+    pub(super) pods: f64,
+    /// This pod.
+    pub(super) pod: u64,
+    /// Asks in a row that found nothing.
+    pub(super) misses: u8,
+    /// The key weighs on its shard.
+    pub(super) relief: bool,
+}
+
+// === impl Scarcity ===
+
+impl Scarcity {
+    /// How long a pod leaves a `window` that is used up alone.
+    fn probe_after(self, window: Duration) -> Duration {
+        let alone = (window / FRESH_PART).clamp(FRESH_MIN, FRESH_MAX);
+        let turn = Duration::try_from_secs_f64(self.pods / PROBES_PER_SECOND).unwrap_or(window);
+        let probe = alone.max(turn);
+        if self.relief { RELIEF_PROBES * probe } else { probe }
+    }
+
+    /// How long a pod leaves a bucket alone that has a token again after `refill`. With asks in vain
+    /// it comes to its turn among the pods: the bucket is asked for more than it has.
+    fn turn(self, refill: Duration) -> Duration {
+        let stretch = f64::from(1_u32 << self.misses.min(MISSES_MAX)).min(self.pods);
+        refill.mul_f64(stretch.max(1.0))
+    }
+}
+
+/// Asks in a row that found nothing are counted up to this.
+pub(super) const MISSES_MAX: u8 = 7;
+
+/// Half of `span` to half as much again, so that pods and keys do not probe in step. `seed` differs
+/// for each and with time.
 fn jittered(span: Duration, seed: u64) -> Duration {
     // The multiplier is 2^64 / golden ratio: it spreads seeds that differ in few bits (Knuth 6.4).
     let spread = (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
-    let tenth = span / 10;
-    span - tenth + tenth.mul_f64(2.0 * f64::from(spread) / f64::from(u32::MAX))
+    span / 2 + span.mul_f64(f64::from(spread) / f64::from(u32::MAX))
 }

@@ -2,6 +2,7 @@
 
 mod asking;
 mod entry;
+mod flags;
 mod rare;
 mod terms;
 
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Here;
-use super::lend::Manner;
+use super::lend::{Manner, Scarcity};
 use super::outcome::{Attempt, Entered, Settled, Standing, Watch};
 use super::resolve::Charge;
 use super::shares::Shares;
@@ -26,10 +27,11 @@ use crate::rules::{Algorithm, Limit, Rule};
 use crate::store::{Ask, Back, Grant, StoreError};
 use crate::time::{Coarse, Time};
 use crate::verdict::{Applied, How};
+use flags::Flags;
 use terms::Held;
 
-/// A key that has lain so long is idle: what it holds above its allowance goes back.
-pub(super) const IDLE_AFTER: Duration = Duration::from_millis(200);
+/// How often a key that holds more than its allowance is looked at.
+pub(super) const WATCH_EVERY: Duration = Duration::from_millis(200);
 
 /// An ask that is out for longer is overdue: so many round trips, at least this long, since
 /// scheduling alone takes a few milliseconds on a busy machine, and as long as requests may wait.
@@ -51,8 +53,7 @@ pub(super) struct Slot {
     /// Requests in the window of an override.
     requests: u32,
     held: Held,
-    /// It is due to be looked at once it has lain idle.
-    watched: bool,
+    flags: Flags,
     /// Asks on their way: one at a time, or one a share when requests wait.
     asking: u8,
     /// The share to ask next, of a split key.
@@ -73,7 +74,7 @@ impl Slot {
             rule: charge.applied.rule.cloned(),
             requests: 0,
             held: Held::Rule,
-            watched: false,
+            flags: Flags::default(),
             asking: 0,
             share: here.first_share(charge.key()),
             demand: Demand::default(),
@@ -196,8 +197,10 @@ impl Slot {
         }
         let manner = self.manner(here);
         let ahead = manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
+        // An empty bucket has a token again once word of it is no longer fresh.
         let left = self.buffer.left(here.now).is_some_and(|left| left > 0);
-        let more = left && !self.is_barred(here.now);
+        let refills = manner.inflow() > 0.0 && !self.buffer.is_fresh(here.now);
+        let more = (left || refills) && !self.is_barred(here.now);
         if ahead && more && self.need(&manner, 0, here).may_hold_ahead() {
             asks.push(self.ask(charge.key(), here));
         }
@@ -232,15 +235,45 @@ impl Slot {
         self.turn_to(reply.ask.limit, reply.ask.key, here.now, asks);
         let manner = self.manner(here);
         let windowed = is_windowed(manner.limit) && grant.epoch > self.buffer.epoch();
+        self.flags.set_relief(reply.hot);
+        self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
+        self.note_draw(&manner, reply, grant, here.now);
         let mut shares = self.shares();
         let whole = shares.heard(&reply.ask, grant, windowed);
         self.set_shares(shares);
-        let refill = manner.refill(reply, grant, whole, here);
+        let refill = manner.refill(reply, grant, whole, self.scarcity(here), here);
         self.buffer.refill(refill, manner.kind, here.now);
         self.note_trip(here.now.since(reply.asked_at));
         let paid = self.pay(manner.kind, here.now);
         self.serve(here);
         paid
+    }
+
+    /// Notes what the fleet drew since the store's last word, and this pod's part of it.
+    fn note_draw(&mut self, manner: &Manner, reply: &Reply, grant: &Grant, now: Time) {
+        let same = !is_windowed(manner.limit) || grant.epoch == self.buffer.epoch();
+        let Some(before) = self.buffer.left(now).filter(|_| same && manner.shares.get() == 1)
+        else {
+            return;
+        };
+        let back = reply.ask.back.map_or(0, |back| back.tokens);
+        let inflow = manner.inflow() * now.since(self.buffer.heard()).as_secs_f64();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+        let before = before.saturating_add(back).saturating_add(inflow as u64);
+        let before = before.min(manner.limit.capacity());
+        self.demand.note_draw(grant.tokens, before.saturating_sub(grant.left));
+    }
+
+    /// What is known of the pods that draw on the key.
+    fn scarcity(&self, here: &Here) -> Scarcity {
+        let (misses, relief) = (self.flags.misses(), self.flags.relief());
+        Scarcity { pods: self.pods(here), pod: here.pod, misses, relief }
+    }
+
+    /// Pods that the key has to be shared with: those that draw on it, once that has been seen.
+    fn pods(&self, here: &Here) -> f64 {
+        let all = f64::from(here.pods.max(1));
+        self.demand.pods().map_or(all, |seen| seen.min(all))
     }
 
     /// Once no ask is out: asks for those who wait still.
@@ -292,32 +325,46 @@ impl Slot {
 
     /// Whether the slot holds so much that it has to be watched for idleness, which it is then.
     pub(super) fn watch(&mut self, here: &Here) -> bool {
-        let starts = !self.watched && self.holds_above_allowance(here);
-        self.watched |= starts;
+        let starts = !self.flags.is_watched() && self.holds_above_allowance(here);
+        if starts {
+            self.flags.set_watched(true);
+        }
         starts
     }
 
     /// Returns what the key holds above its allowance: all of it if it lies idle, else what the
     /// demand of late will not use, since demand that has moved to another pod takes its time to
     /// end here.
-    pub(super) fn inspect(&mut self, key: Key, here: &Here, asks: &mut Vec<Ask>) -> Watch {
-        self.watched = self.holds_above_allowance(here);
-        if !self.watched {
-            return Watch::Over;
-        }
-        if self.demand.idle_for(here.now) >= IDLE_AFTER && !self.is_busy() {
-            self.give_back(key, here.now, asks);
-            self.watched = false;
+    /// Nothing goes back that no shard `takes`.
+    pub(super) fn inspect(
+        &mut self,
+        key: Key,
+        here: &Here,
+        takes: impl Fn(&Ask) -> bool,
+        asks: &mut Vec<Ask>,
+    ) -> Watch {
+        self.flags.set_watched(self.holds_above_allowance(here));
+        if !self.flags.is_watched() {
             return Watch::Over;
         }
         let manner = self.manner(here);
+        if !takes(&manner.ask(key, self.shares().next(manner.shares))) {
+            return Watch::Until(here.now + WATCH_EVERY); // they would be lost on the way
+        }
+        if self.demand.is_idle(here.now) && !self.is_busy() {
+            self.give_back(key, here.now, asks);
+            self.flags.set_watched(false);
+            return Watch::Over;
+        }
         let demand = self.demand.of_late(here.now);
-        let need = Need { demand, ..self.need(&manner, 0, here) };
+        let need = Need { demand, burst: demand, run: None, ..self.need(&manner, 0, here) };
         if self.buffer.tokens(here.now) > 2 * need.in_use() {
             let excess = self.buffer.skim(need.in_use(), manner.kind, here.now);
             asks.extend(excess.and_then(|lot| self.returning(&manner, key, lot)));
         }
-        Watch::Until(here.now + IDLE_AFTER)
+        let silent = self.demand.idle_for(here.now);
+        let until_idle = self.demand.idle_after().saturating_sub(silent);
+        Watch::Until(here.now + until_idle.max(WATCH_EVERY))
     }
 
     /// Takes out the unspent tokens; the asks return them to the store.

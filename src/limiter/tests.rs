@@ -14,6 +14,7 @@ use crate::verdict::Code;
 
 mod algorithms;
 mod away;
+mod demand;
 mod leases;
 mod memory;
 mod transaction;
@@ -92,7 +93,7 @@ impl Store for Distant {
 struct Rig {
     store: Arc<Distant>,
     clock: Clock,
-    rules: Rules,
+    rules: Arc<Rules>,
 }
 
 impl Rig {
@@ -116,11 +117,18 @@ impl Rig {
             panics: AtomicBool::new(false),
             panics_in_requests: AtomicBool::new(false),
         };
-        Self { store: Arc::new(store), clock, rules: compile(yaml) }
+        Self { store: Arc::new(store), clock, rules: Arc::new(compile(yaml)) }
     }
 
     fn pod(&self) -> Limiter {
         self.pod_of(BUFFER_BYTES_MAX)
+    }
+
+    /// A pod of this number.
+    fn pod_numbered(&self, pod: u64) -> Limiter {
+        let unix_start = START;
+        let options = Options { pod, max_wait: MAX_WAIT, unix_start, ..Options::default() };
+        Limiter::new(Arc::clone(&self.store) as _, self.clock, options)
     }
 
     /// A pod whose buffers take so many bytes.

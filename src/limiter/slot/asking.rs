@@ -75,7 +75,9 @@ impl Slot {
             Kind::Timed | Kind::Spaced { .. } => Some(manner.ttl()),
         };
         Need {
-            demand: self.demand.rate(),
+            demand: self.demand.steady(),
+            burst: self.demand.burst(),
+            run: self.demand.run(),
             waiting,
             limit,
             left: self.buffer.left(here.now).unwrap_or(limit),
@@ -83,7 +85,8 @@ impl Slot {
             lasts,
             round_trip: self.round_trip(),
             // Each share is asked by its part of the pods, by one at least.
-            pods: here.pods.max(u32::from(manner.shares.get())),
+            pods: self.pods(here).max(manner.shares.get().into()),
+            relief: self.flags.relief(),
             terms: manner.terms(),
         }
     }
@@ -93,7 +96,7 @@ impl Slot {
         let tokens = self.buffer.tokens(here.now);
         let spaced = matches!(manner.kind, Kind::Spaced { .. });
         let allowance = || self.need(&manner, 0, here).unspent_allowance();
-        tokens > 1 && !spaced && tokens as f64 > allowance()
+        tokens > 0 && !spaced && tokens as f64 > allowance()
     }
 
     pub(super) fn returning(&self, manner: &Manner, key: Key, lot: Lot) -> Option<Ask> {

@@ -1,0 +1,49 @@
+//! What a slot remembers of its key in a few bits.
+
+use crate::limiter::lend::MISSES_MAX;
+
+/// A byte of flags and a small counter.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Flags(u8);
+
+const WATCHED: u8 = 1 << 7;
+const RELIEF: u8 = 1 << 6;
+const MISSES: u8 = MISSES_MAX;
+
+const _: () = assert!(MISSES & (WATCHED | RELIEF) == 0 && (MISSES_MAX + 1).is_power_of_two());
+
+// === impl Flags ===
+
+impl Flags {
+    /// Whether the key is due to be looked at, since it holds more than its allowance.
+    pub(super) fn is_watched(self) -> bool {
+        self.0 & WATCHED != 0
+    }
+
+    pub(super) fn set_watched(&mut self, on: bool) {
+        self.set(WATCHED, on);
+    }
+
+    /// Whether the key weighs on its shard, so that it is asked for less often.
+    pub(super) fn relief(self) -> bool {
+        self.0 & RELIEF != 0
+    }
+
+    pub(super) fn set_relief(&mut self, on: bool) {
+        self.set(RELIEF, on);
+    }
+
+    /// Asks in a row that found nothing, up to [`MISSES_MAX`].
+    pub(super) fn misses(self) -> u8 {
+        self.0 & MISSES
+    }
+
+    pub(super) fn note_miss(&mut self, missed: bool) {
+        let misses = if missed { (self.misses() + 1).min(MISSES_MAX) } else { 0 };
+        self.0 = self.0 & !MISSES | misses;
+    }
+
+    fn set(&mut self, flag: u8, on: bool) {
+        self.0 = if on { self.0 | flag } else { self.0 & !flag };
+    }
+}
