@@ -8,6 +8,7 @@
 pub mod fixed_window;
 pub mod gcra;
 pub mod leaky_bucket;
+pub mod pool;
 pub mod sliding_log;
 pub mod sliding_window;
 pub mod token_bucket;
@@ -28,12 +29,20 @@ pub enum State {
     SlidingLog(Box<sliding_log::State>),
     /// Of [`Algorithm::LeakyBucket`].
     LeakyBucket(gcra::State),
+    /// Of a pool of a split key, whatever its algorithm.
+    Pool(pool::State),
 }
 
-/// Takes `ask` at `now_unix_us` (microseconds since the epoch) by the algorithm of its limit, as
+/// Takes `ask` at `now_unix_us` (microseconds since the epoch), of a pool if it names one, else by
+/// the algorithm of its limit, as
 /// the contract of [`Store`](crate::store::Store) says. Defined for every input: nothing overflows,
 /// nothing panics. A state of another algorithm counts as none: no two share a key.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
+    if ask.pool.is_some() {
+        let state = if let Some(State::Pool(of)) = state { Some(of) } else { None };
+        let (state, grant) = pool::step(state, now_unix_us, ask);
+        return (State::Pool(state), grant);
+    }
     match ask.limit.algorithm {
         Algorithm::FixedWindow => {
             let state = if let Some(State::FixedWindow(of)) = state { Some(of) } else { None };
@@ -75,6 +84,7 @@ impl State {
         let after =
             |window: u64, more| window.saturating_add(more).saturating_mul(window_seconds(terms));
         match self {
+            Self::FixedWindow(state) if state.next > 0 => after(state.window, 2),
             Self::FixedWindow(state) if state.count > 0 => after(state.window, 1),
             Self::SlidingWindow(state) if state.count > 0 => after(state.window, 2),
             Self::SlidingWindow(state) if state.previous > 0 => after(state.window, 1),
@@ -82,6 +92,7 @@ impl State {
             Self::TokenBucket(state) | Self::LeakyBucket(state) => {
                 state.tat_ns.div_ceil(1_000_000_000)
             }
+            Self::Pool(state) => state.ends_at(),
             Self::SlidingLog(log) => log.newest().map_or(0, |newest| {
                 newest.saturating_add(window_us(terms)).div_ceil(MICROS_PER_SECOND)
             }),

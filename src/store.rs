@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use crate::key::Key;
-use crate::rules::{Limit, Share};
+use crate::rules::{Limit, SHARES_MAX, Share};
 use crate::telemetry::trace::Context;
 
 /// Owner of every key's count.
@@ -88,6 +88,11 @@ pub const PODS_MAX: usize = 10_000;
 
 /// Shards that one store may have: the masters of a large Redis Cluster, twice over.
 pub const SHARDS_MAX: usize = 2048;
+
+/// Pools are numbered from here among the parts of a key, so that they differ from its own count
+/// and from the shares that earlier versions counted by.
+const POOLS_FROM: u8 = 1 << 7;
+const _: () = assert!(SHARES_MAX <= POOLS_FROM);
 
 /// A request for tokens of one key, with what is given back on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,9 +214,13 @@ impl Ask {
         self.back.is_some_and(|back| back.epoch.is_some())
     }
 
-    /// The count that it is a step of.
+    /// The count or the pool that it is a step of. No pool has the key of a count: shares are
+    /// numbered below [`SHARES_MAX`], and pools by numbers above.
     pub fn counter(&self) -> Key {
-        self.key.of_share(self.share.at)
+        match self.pool {
+            Some(pool) => self.key.of_share(POOLS_FROM | pool),
+            None => self.key.of_share(self.share.at),
+        }
     }
 
     /// The limit that the count is held to.

@@ -139,5 +139,5 @@ proptest! {
 
 #[test]
 fn a_state_is_small() {
-    assert!(size_of::<State>() <= 24, "{} bytes", size_of::<State>());
+    assert!(size_of::<State>() <= 32, "{} bytes", size_of::<State>());
 }

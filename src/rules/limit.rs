@@ -139,7 +139,7 @@ impl Limit {
         Self { requests_per_unit: share.part_of(self.requests_per_unit), algorithm, ..self }
     }
 
-    /// ⌈limit / `pods`⌉: what each of so many pods admits by itself.
+    /// ⌈limit / `pods`⌉: what each of so many pods admits by itself. [`Limit::part`] replaces it.
     #[must_use]
     pub fn of_pod(self, pods: u32) -> Self {
         let pods = pods.max(1);
@@ -151,6 +151,31 @@ impl Limit {
         };
         Self { requests_per_unit: self.requests_per_unit.div_ceil(pods), algorithm, ..self }
     }
+
+    /// The part of the limit that one of `pods` admits by itself: ⌊limit / `pods`⌋, plus one where
+    /// `dice` falls under the fraction that is left. With `dice` uniform over 64 bits and drawn
+    /// anew for each pod and window, the parts of all pods add up to the limit on average, also
+    /// where it has fewer tokens than there are pods. `pods` of 0 counts as 1.
+    #[must_use]
+    pub fn part(self, pods: u32, dice: u64) -> Self {
+        let pods = pods.max(1);
+        let algorithm = match self.algorithm {
+            Algorithm::TokenBucket { burst } => {
+                Algorithm::TokenBucket { burst: part_of(burst, pods, dice) }
+            }
+            other => other,
+        };
+        let requests_per_unit = part_of(self.requests_per_unit, pods, dice);
+        Self { requests_per_unit, algorithm, ..self }
+    }
+}
+
+/// `amount / pods`, rounded up with the probability of its fraction and down else. `pods` is not 0.
+fn part_of(amount: u32, pods: u32, dice: u64) -> u32 {
+    // The dice as one of as many numbers as there are pods, all alike: the upper half of a product
+    // of 64 and 32 bits.
+    let place = (u128::from(dice) * u128::from(pods)) >> 64;
+    amount / pods + u32::from(place < u128::from(amount % pods))
 }
 
 // === impl Algorithm ===
@@ -239,3 +264,6 @@ impl Unit {
         Unit::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }
 }
+
+#[cfg(test)]
+mod tests;

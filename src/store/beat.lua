@@ -1,4 +1,4 @@
--- One beat of a pod's heart, on the key of all pods.
+-- One beat of a pod's heart, on the key of all pods or of those of one domain.
 --
 --   KEYS[1]  the key
 --   ARGV     pod, milliseconds until it lapses, whether it leaves (0 or 1), pods at most

@@ -1,58 +1,75 @@
 -- One step of a fixed window: the same sums as `src/algorithm/fixed_window.rs`, one key a call.
 --
 --   KEYS[1]  the key
---   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds,
+--   ARGV     want, need, charge a denial (0 or 1), limit, window in seconds, whether tokens of the
+--            next window are asked for (0 or 1),
 --            and, only where tokens come back: how many, and the window they were lent in
 --            (none for a refund, which goes to the present one)
---   reply    tokens, the time in microseconds, window, count
+--   reply    tokens, the time in microseconds, and of the window that was asked: its number, its
+--            count
 --
 -- Lua's numbers are doubles, exact below 2^53. The limit is below 2^32 and the caller clamps want,
 -- need and tokens back to 2^32, where they already mean "all"; so a count is at most 2^32. A time
 -- is below 2^53 microseconds until the year 2255, and seconds below 2^32 make every quotient exact.
 --
 -- The state is a decimal number: the window (its last digits), then ten digits of count. Redis keeps
--- a number inside its object of 16 bytes; 12 packed bytes took 32. It names its window, though the
+-- a number inside its object of 16 bytes; 12 packed bytes took 32. Only while tokens of the next
+-- window are lent, a colon and ten digits with their count follow. It names its window, though the
 -- expiry would seem to do, since TIME and the clock that expires keys may differ at the edge of one,
 -- and so may the clocks of two masters: a count of the window after this one is the one to go on
 -- with, or that window would be lent twice.
 -- SET is the last command, so a script that fails has changed nothing.
 local want, need = tonumber(ARGV[1]), tonumber(ARGV[2])
-local limit, seconds = tonumber(ARGV[4]), tonumber(ARGV[5])
+local limit, seconds, ahead = tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
+local back, lent_in = tonumber(ARGV[7]), tonumber(ARGV[8])
 local time = redis.call('TIME')
 local now, micros = tonumber(time[1]), tonumber(time[2])
 local window = math.floor(now / seconds)
 
 -- So that the number stays below 2^63. No key lives to see the same digits come round.
 local WINDOWS = 800000000
-local stored = 0
+local TEN = '%d%d%d%d%d%d%d%d%d%d'
+local stored, stored_next = 0, 0
 local value = redis.call('GET', KEYS[1])
 if value then
-  local of, count = value:match('^(%d+)(%d%d%d%d%d%d%d%d%d%d)$')
+  local of, one, two = value:match('^(%d+)(' .. TEN .. ')$')
+  if not of then of, one, two = value:match('^(%d+)(' .. TEN .. '):(' .. TEN .. ')$') end
   if not of then return redis.error_reply('FOREIGN ' .. KEYS[1] .. ' holds no count of ratelease') end
   of = tonumber(of)
   if of == (window + 1) % WINDOWS then window = window + 1 end
-  if of == window % WINDOWS then stored = tonumber(count) end
+  if of == window % WINDOWS then
+    stored, stored_next = tonumber(one), tonumber(two or 0)
+  elseif of == (window - 1) % WINDOWS then
+    stored = tonumber(two or 0)
+  end
 end
 
-local count = stored
-if ARGV[6] and (not ARGV[7] or tonumber(ARGV[7]) == window) then
+local count, next_count = stored, stored_next
+if back and (not lent_in or lent_in == window) then
   -- Only the mark goes: what was counted under a larger limit stays counted.
   if count == limit + 1 then count = limit end
-  count = math.max(0, count - tonumber(ARGV[6]))
+  count = math.max(0, count - back)
+elseif back and lent_in == window + 1 then
+  next_count = math.max(0, next_count - back)
 end
-local left = math.max(0, limit - count)
+local left = math.max(0, limit - (ahead and next_count or count))
 local tokens = 0
 if need <= left then
   tokens = math.min(math.max(want, need), left)
-  count = count + tokens
-elseif ARGV[3] == '1' then
+  if ahead then next_count = next_count + tokens else count = count + tokens end
+elseif ARGV[3] == '1' and not ahead then
   count = math.max(count, limit + 1)
 end
 
 -- A look writes nothing, and no call makes a key that says no more than its absence.
-if count ~= stored then
-  -- A second past the window's end: expiry can never take a count that is still in force.
-  local expires = ((window + 1) * seconds + 1) * 1000
-  redis.call('SET', KEYS[1], string.format('%d%010d', window % WINDOWS, count), 'PXAT', expires)
+if count ~= stored or next_count ~= stored_next then
+  local state, lasts = string.format('%d%010d', window % WINDOWS, count), 1
+  if next_count > 0 then
+    state, lasts = state .. string.format(':%010d', next_count), 2
+  end
+  -- A second past the last window's end: expiry can never take a count that is still in force.
+  redis.call('SET', KEYS[1], state, 'PXAT', ((window + lasts) * seconds + 1) * 1000)
 end
-return { tokens, now * 1000000 + micros, window, count }
+local at = now * 1000000 + micros
+if ahead then return { tokens, at, window + 1, next_count } end
+return { tokens, at, window, count }

@@ -9,6 +9,7 @@ pub(super) struct Scripts {
     pub(super) gcra: Script,
     pub(super) sliding_window: Script,
     pub(super) sliding_log: Script,
+    pub(super) pool: Script,
     pub(super) beat: Script,
 }
 
@@ -36,6 +37,7 @@ impl Default for Scripts {
             gcra: Script::new(include_str!("../gcra.lua")),
             sliding_window: Script::new(include_str!("../sliding_window.lua")),
             sliding_log: Script::new(include_str!("../sliding_log.lua")),
+            pool: Script::new(include_str!("../pool.lua")),
             beat: Script::new(include_str!("../beat.lua")),
         }
     }

@@ -9,7 +9,13 @@ use crate::store::{Beat, PODS_MAX};
 /// Some 143 000 years: doubles count it exactly, with the present added to it.
 const LASTS_MS_MAX: u64 = 1 << 52;
 
+/// The call that `beat` is. `key` is that of the pods of all domains; each domain's own begins
+/// with it.
 pub(super) fn call(scripts: &Scripts, beat: Beat, key: String) -> Call<'_> {
+    let key = match beat.domain {
+        Some(domain) => format!("{key}:{domain}"),
+        None => key,
+    };
     let lasts_ms = u64::try_from(beat.lasts.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
     let arguments =
         vec![beat.pod, lasts_ms.min(LASTS_MS_MAX), u64::from(beat.leaves), PODS_MAX as u64];

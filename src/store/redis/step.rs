@@ -5,6 +5,7 @@ use redis::Value;
 use super::call::{Call, Scripts};
 use super::fault::Fault;
 use crate::algorithm::gcra::{Moved, Pace};
+use crate::algorithm::pool::{self, Held, Put};
 use crate::algorithm::sliding_log::Logged;
 use crate::algorithm::{
     fixed_window, leaky_bucket, sliding_log, sliding_window, token_bucket, window_seconds,
@@ -22,16 +23,19 @@ const ARGUMENTS_MAX: usize = 15;
 
 /// The call that `ask` is, on its count's `key`.
 pub(super) fn call<'a>(scripts: &'a Scripts, ask: &Ask, key: String) -> Call<'a> {
+    if ask.pool.is_some() {
+        return call_of_pool(scripts, ask, key);
+    }
     let terms = ask.terms();
     // Its slots go by: a denial spends none, and none comes back.
     let slots = matches!(terms.algorithm, Algorithm::LeakyBucket { .. });
-    let amount = |tokens: u64| tokens.min(AMOUNT_MAX);
     let mut arguments = Vec::with_capacity(ARGUMENTS_MAX);
     let charge_denied = ask.charge_denied && !slots;
     arguments.extend([amount(ask.want), amount(ask.need), u64::from(charge_denied)]);
     let script = match terms.algorithm {
         Algorithm::FixedWindow => {
-            arguments.extend([u64::from(terms.requests_per_unit), window_seconds(terms)]);
+            let ahead = u64::from(ask.ahead);
+            arguments.extend([terms.requests_per_unit.into(), window_seconds(terms), ahead]);
             &scripts.fixed_window
         }
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
@@ -58,6 +62,19 @@ pub(super) fn call<'a>(scripts: &'a Scripts, ask: &Ask, key: String) -> Call<'a>
     script.call(key, arguments)
 }
 
+fn call_of_pool<'a>(scripts: &'a Scripts, ask: &Ask, key: String) -> Call<'a> {
+    let windowed = u64::from(pool::is_windowed(ask));
+    let mut arguments = vec![amount(ask.want), amount(ask.need), windowed];
+    if let Some(Put { tokens, epoch, lasts_ms }) = pool::put(ask) {
+        arguments.extend([tokens.into(), epoch, lasts_ms]);
+    }
+    scripts.pool.call(key, arguments)
+}
+
+fn amount(tokens: u64) -> u64 {
+    tokens.min(AMOUNT_MAX)
+}
+
 fn pace(pace: &Pace) -> [u64; 9] {
     let Pace { tick_ns, requests, tokens_max, debt_max, tokens_min, .. } = *pace;
     let ((cost, part), (room, room_part)) = (pace.token(), pace.room);
@@ -68,6 +85,7 @@ fn pace(pace: &Pace) -> [u64; 9] {
 /// than to spend tokens that nobody debited.
 pub(super) fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
     let grant = numbers(reply).and_then(|numbers| match ask.limit.algorithm {
+        _ if ask.pool.is_some() => of_pool(ask, &numbers),
         Algorithm::FixedWindow => of_fixed_window(ask, &numbers),
         Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => of_bucket(ask, &numbers),
         Algorithm::SlidingWindow => of_sliding_window(ask, &numbers),
@@ -92,11 +110,24 @@ fn numbers(reply: &Value) -> Option<Vec<u64>> {
 
 fn of_fixed_window(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, window, count] = numbers else { return None };
-    let terms = ask.terms();
-    let debited = tokens == 0 || (tokens <= count && count <= terms.requests_per_unit.into());
-    let grant =
-        fixed_window::grant(ask, tokens, now_unix_us, fixed_window::State { window, count });
-    (debited && is_present(ask, now_unix_us, window)).then_some(grant)
+    let limit = u64::from(ask.terms().requests_per_unit);
+    let debited = tokens == 0 || (tokens <= count && count <= limit);
+    let state = if ask.ahead {
+        let (present, next) = (window.checked_sub(1)?, u32::try_from(count).ok()?);
+        fixed_window::State { window: present, count: 0, next }
+    } else {
+        fixed_window::State { window, count, next: 0 }
+    };
+    let grant = fixed_window::grant(ask, tokens, now_unix_us, state);
+    (debited && is_present(ask, now_unix_us, state.window)).then_some(grant)
+}
+
+fn of_pool(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
+    let &[tokens, left, epoch, lasts_ms] = numbers else { return None };
+    let held = Held { epoch, tokens: u32::try_from(left).ok()?, lasts_ms };
+    let had = tokens.checked_add(left)?;
+    let ends = (had == 0) == (lasts_ms == 0);
+    (ends && had <= u32::MAX.into()).then(|| pool::grant(ask, tokens, held))
 }
 
 fn of_bucket(ask: &Ask, numbers: &[u64]) -> Option<Grant> {

@@ -143,7 +143,9 @@ async fn a_window_that_lies_ahead_is_gone_on_with() {
     let single = Single::start();
     let store = connected(single.config()).await;
     let ahead = |algorithm, window| match algorithm {
-        Algorithm::FixedWindow => State::FixedWindow(fixed_window::State { window, count: 7 }),
+        Algorithm::FixedWindow => {
+            State::FixedWindow(fixed_window::State { window, count: 7, next: 0 })
+        }
         _ => State::SlidingWindow(sliding_window::State { window, count: 7, previous: 2 }),
     };
     for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow] {
