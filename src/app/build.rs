@@ -312,13 +312,14 @@ pub(crate) fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
 fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answers) -> Limiter {
     let options = Options {
         max_wait: leases.max_wait,
+        wait_limit: leases.wait_limit,
+        pods_expected: leases.pods_expected,
         buffer_bytes_max: leases.buffer_bytes_max,
         // Drawn from the system's randomness, as every hash map's seed.
         pod: RandomState::new().hash_one(()),
         hasher: KeyHasher::new(leases.key_secret.reveal()),
         modes: modes(answers),
         unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
-        ..Options::default()
     };
     Limiter::new(store, clock, options)
 }

@@ -75,8 +75,20 @@ mod tests {
     #[test]
     fn anything_else_is_no_timeout() {
         for bad in [
-            "", "m", "20", "123456789S", "-1S", "+1S", "1x", "1ms", "1 m", " 1m", "1.5S", "0x1m",
-            "1s", "1h",
+            "",
+            "m",
+            "20",
+            "123456789S",
+            "-1S",
+            "+1S",
+            "1x",
+            "1ms",
+            "1 m",
+            " 1m",
+            "1.5S",
+            "0x1m",
+            "1s",
+            "1h",
         ] {
             assert_eq!(read(bad), None, "{bad:?}");
         }
