@@ -10,6 +10,7 @@
 mod call;
 mod connection;
 mod cork;
+mod deadline;
 mod greeting;
 mod health;
 mod rest;

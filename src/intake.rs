@@ -136,6 +136,11 @@ impl Intake {
         self.gate.counts()
     }
 
+    /// The present, by the clock that [`Intake::answer_by`] goes by.
+    pub fn now(&self) -> Time {
+        self.limiter.clock().now()
+    }
+
     /// What `make` makes of the answer to `request`, which is computed under one version of the
     /// rules.
     ///
@@ -147,11 +152,27 @@ impl Intake {
         request: &Request<'_>,
         make: impl FnOnce(Answer<'_>) -> T,
     ) -> Result<T, Refusal> {
-        let start = self.limiter.clock().now();
+        self.answer_by(None, request, make).await
+    }
+
+    /// As [`Intake::answer`], for a caller that gives up at `deadline`: what is left until then
+    /// bounds how long the store may take.
+    ///
+    /// # Errors
+    ///
+    /// As [`Intake::answer`].
+    pub async fn answer_by<T>(
+        &self,
+        deadline: Option<Time>,
+        request: &Request<'_>,
+        make: impl FnOnce(Answer<'_>) -> T,
+    ) -> Result<T, Refusal> {
+        let start = self.now();
+        let caller = deadline.map(|deadline| deadline.since(start));
         let answered = async {
             check(request)?;
             let rules = self.published.current().ok_or(Refusal::NoRules)?;
-            let decided = self.limiter.decide(&rules, request).await;
+            let decided = self.limiter.decide_within(&rules, request, caller).await;
             let verdict = decided.map_err(|error| self.unanswered(&rules, request, error))?;
             Ok(make(self.finish(request, verdict, start)))
         };

@@ -85,9 +85,13 @@ impl Background {
         self.keep("metrics", push, Push::run);
     }
 
-    /// Writes the rules that come into force.
-    pub(super) fn keep_snapshot(&mut self, snapshot: Arc<Snapshot>) {
-        self.keep("snapshot", snapshot, Snapshot::run);
+    /// Writes the rules that come into force, and the counts of pods that `limiter` is given.
+    pub(super) fn keep_snapshot(&mut self, snapshot: Arc<Snapshot>, limiter: Limiter) {
+        self.keep("snapshot", Arc::clone(&snapshot), Snapshot::run);
+        let follow = |(snapshot, limiter): (Arc<Snapshot>, Limiter)| async move {
+            snapshot.follow_pods(|| limiter.pods_by_domain()).await;
+        };
+        self.keep("pods", (snapshot, limiter), follow);
     }
 
     /// Serves `page` until it is told to end and every request has been answered.

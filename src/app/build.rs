@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use tokio::runtime::{Handle, RuntimeMetrics};
+use tokio::task::spawn_blocking;
 use tracing::error;
 
 use super::numbers::Counted;
@@ -105,6 +106,9 @@ impl App {
         let store = open(store, &tracer);
         let where_counts_live = store.describe();
         let limiter = limiter(store, clock, &leases, &answers);
+        if let Some(snapshot) = snapshot.clone() {
+            recall_pods(snapshot, &limiter).await;
+        }
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let hot_keys = hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
@@ -312,15 +316,24 @@ pub(crate) fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
 fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answers) -> Limiter {
     let options = Options {
         max_wait: leases.max_wait,
+        wait_limit: leases.wait_limit,
+        pods_expected: leases.pods_expected,
         buffer_bytes_max: leases.buffer_bytes_max,
         // Drawn from the system's randomness, as every hash map's seed.
         pod: RandomState::new().hash_one(()),
         hasher: KeyHasher::new(leases.key_secret.reveal()),
         modes: modes(answers),
         unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
-        ..Options::default()
     };
     Limiter::new(store, clock, options)
+}
+
+/// Until the store says how many pods there are, the counts that the snapshot kept stand in.
+async fn recall_pods(snapshot: Arc<Snapshot>, limiter: &Limiter) {
+    match spawn_blocking(move || snapshot.recall_pods()).await {
+        Ok(pods) => limiter.expect_pods(&pods),
+        Err(error) => error!("internal error: the snapshot's counts of pods are not used: {error}"),
+    }
 }
 
 /// Read once: a clock that is set later changes nothing.

@@ -1,12 +1,16 @@
 //! The last good rules, kept in a file: what a start takes when its source has no rules to give.
+//! Beside them, the number of pods of each domain.
 //!
-//! The file is replaced whole, and is taken only if it is whole: a line
-//! `ratelease-rules <format> <BLAKE3>`, then each source as the length of its name, the name, the
+//! The file is replaced whole. Its rules are taken only if they are whole: a line
+//! `ratelease-rules 2 <BLAKE3> <bytes>`, then each source as the length of its name, the name, the
 //! length of its text and the text, lengths as eight bytes, the lowest first. It holds sources, not
 //! what was made of them, so that it serves whatever they came from and outlives the program's own
-//! shapes.
+//! shapes. After so many bytes follow the counts, which are taken only if they are whole: a line
+//! `ratelease-pods <BLAKE3>`, then each domain as its length and its name, and its pods as four
+//! bytes. Format 1 has no counts, and no number of bytes in its first line.
 
 mod format;
+mod pods;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -22,7 +26,9 @@ use tracing::{error, info};
 
 use crate::rules::Source;
 use crate::store::Count;
+use format::Kept;
 pub(super) use format::digest;
+pub use pods::{DOMAINS_MAX, Pods};
 
 /// Bytes of a snapshot at most: some 600 000 rules. What is larger is not kept.
 pub const SNAPSHOT_BYTES_MAX: usize = 64 << 20;
@@ -34,11 +40,27 @@ const RETRY: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Snapshot {
     path: PathBuf,
-    /// To be written. What comes later takes its place, so that a disk that hangs holds up nothing.
-    waiting: Mutex<Option<Arc<Vec<Source>>>>,
+    waiting: Mutex<Waiting>,
     bell: Notify,
     written: AtomicU64,
     failed: AtomicU64,
+}
+
+/// To be written. What comes later takes its place, so that a disk that hangs holds up nothing.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// `None` if those of the file are to stay.
+    sources: Option<Arc<Vec<Source>>>,
+    /// The last counts, written or not.
+    pods: Arc<Pods>,
+    has_new_pods: bool,
+}
+
+/// One write.
+#[derive(Debug, Clone)]
+struct Next {
+    sources: Option<Arc<Vec<Source>>>,
+    pods: Arc<Pods>,
 }
 
 /// Why there is no snapshot to take, or why one was not kept.
@@ -60,7 +82,7 @@ pub enum SnapshotError {
     #[error("it is no snapshot of rules; name another file")]
     Foreign,
     /// Written by a program that knows more.
-    #[error("it has format {0}, and this version knows format {1} only; remove it")]
+    #[error("it has format {0}, and this version knows formats up to {1} only; remove it")]
     Unknown(u64, u64),
     /// What it holds is not what was written.
     #[error("it is damaged or cut short; remove it")]
@@ -81,12 +103,16 @@ impl Snapshot {
         &self.path
     }
 
-    /// What was kept last. Blocks.
+    /// The rules that were kept last. Blocks.
     ///
     /// # Errors
     ///
     /// There is nothing, or nothing whole.
     pub fn read(&self) -> Result<Vec<Source>, SnapshotError> {
+        Ok(self.read_all()?.sources)
+    }
+
+    fn read_all(&self) -> Result<Kept, SnapshotError> {
         let found = fs::metadata(&self.path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => SnapshotError::Missing,
             _ => SnapshotError::Unreadable(error),
@@ -107,7 +133,7 @@ impl Snapshot {
     /// Notes `sources` as what is to be kept from now on; [`Snapshot::run`] writes them. Never
     /// waits.
     pub fn keep(&self, sources: Vec<Source>) {
-        *self.waiting.lock() = Some(Arc::new(sources));
+        self.waiting.lock().sources = Some(Arc::new(sources));
         self.bell.notify_one();
     }
 
@@ -115,12 +141,12 @@ impl Snapshot {
     pub async fn run(self: Arc<Self>) {
         let mut told = String::new();
         loop {
-            let waiting = self.waiting.lock().take();
-            let Some(sources) = waiting else {
+            let next = self.waiting.lock().take();
+            let Some(next) = next else {
                 self.bell.notified().await;
                 continue;
             };
-            let (writer, writes) = (Arc::clone(&self), Arc::clone(&sources));
+            let (writer, writes) = (Arc::clone(&self), next.clone());
             let written = spawn_blocking(move || writer.write(&writes)).await;
             let error = match written.map(|written| written.map_err(|error| error.to_string())) {
                 Ok(Ok(())) => String::new(),
@@ -133,7 +159,7 @@ impl Snapshot {
                 continue;
             }
             self.failed.fetch_add(1, Ordering::Relaxed);
-            self.waiting.lock().get_or_insert(sources);
+            self.waiting.lock().put_back(next);
             tokio::time::sleep(RETRY).await;
         }
     }
@@ -155,9 +181,17 @@ impl Snapshot {
         error.clone_into(told);
     }
 
-    /// Puts `sources` in the place of what was kept before, whole or not at all.
-    fn write(&self, sources: &[Source]) -> Result<(), SnapshotError> {
-        let bytes = format::encode(sources)?;
+    /// Puts `next` in the place of what was kept before, whole or not at all. Counts go with rules:
+    /// without a file there is nothing to write them to, and they wait for the next rules.
+    fn write(&self, next: &Next) -> Result<(), SnapshotError> {
+        let bytes = match &next.sources {
+            Some(sources) => format::encode(sources, &next.pods)?,
+            None => match self.read_all() {
+                Ok(kept) => format::encode(&kept.sources, &next.pods)?,
+                Err(SnapshotError::Missing) => return Ok(()),
+                Err(error) => return Err(error),
+            },
+        };
         let temporary = self.temporary();
         let replaced = self.replace(&temporary, &bytes);
         if replaced.is_err() {
@@ -190,6 +224,23 @@ impl Snapshot {
         let mut name = self.path.clone().into_os_string();
         name.push(format!(".{}.tmp", std::process::id()));
         name.into()
+    }
+}
+
+// === impl Waiting ===
+
+impl Waiting {
+    /// What is to be written, if anything is.
+    fn take(&mut self) -> Option<Next> {
+        let has_new_pods = std::mem::take(&mut self.has_new_pods);
+        let sources = self.sources.take();
+        (sources.is_some() || has_new_pods).then(|| Next { sources, pods: Arc::clone(&self.pods) })
+    }
+
+    /// What could not be written is tried again, unless there is something newer.
+    fn put_back(&mut self, failed: Next) {
+        self.sources = self.sources.take().or(failed.sources);
+        self.has_new_pods = true;
     }
 }
 

@@ -10,6 +10,7 @@ use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, Response};
 use tonic::Code;
 
+use super::deadline::Deadline;
 use super::rest::Body;
 use super::{PREFIX_BYTES, status_of, wire};
 use crate::intake::{Intake, Refusal};
@@ -101,7 +102,11 @@ impl Call {
     }
 
     fn hand_on(self, intake: &Intake, read: Option<Bytes>) -> Rest {
-        let Self { request, respond } = self;
+        let Self { mut request, respond } = self;
+        // Its message and its turn may take a while from here on.
+        if let Some(deadline) = Deadline::of(request.headers(), intake.now()) {
+            request.extensions_mut().insert(deadline);
+        }
         Rest { request: request.map(|body| Body::new(read, body, intake.hold())), respond }
     }
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::timeout;
 use tonic::body::Body as TonicBody;
@@ -19,7 +19,7 @@ use tonic::{Code, Status};
 use tower_service::Service;
 
 use super::call::Rest;
-use super::status_of;
+use super::{deadline, status_of};
 use crate::intake::Held;
 
 /// A call's answer begins within this whatever happens; a verdict takes a few milliseconds at most.
@@ -37,7 +37,7 @@ pub(super) struct Body {
 /// Sees `call` through, until its client gives it up.
 pub(super) async fn serve(call: Rest, mut routes: Routes) {
     let Rest { request, mut respond } = call;
-    let limit = deadline(request.headers()).map_or(CALL_MAX, |asked| asked.min(CALL_MAX));
+    let limit = deadline::timeout(request.headers()).unwrap_or(CALL_MAX).min(CALL_MAX);
     let answered = async {
         match refused(&request) {
             Some(response) => Ok(Ok(response)),
@@ -133,23 +133,6 @@ async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Option<()
     Some(())
 }
 
-/// `grpc-timeout`: up to eight digits and a unit (gRPC over HTTP/2, Requests).
-fn deadline(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let is_amount = digits.len() <= 8 && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let amount: u64 = digits.parse().ok().filter(|_| is_amount)?;
-    match unit {
-        "H" => Some(Duration::from_secs(amount * 3600)),
-        "M" => Some(Duration::from_secs(amount * 60)),
-        "S" => Some(Duration::from_secs(amount)),
-        "m" => Some(Duration::from_millis(amount)),
-        "u" => Some(Duration::from_micros(amount)),
-        "n" => Some(Duration::from_nanos(amount)),
-        _ => None,
-    }
-}
-
 // === impl Body ===
 
 impl Body {
@@ -198,26 +181,5 @@ impl http_body::Body for Body {
 
     fn size_hint(&self) -> SizeHint {
         SizeHint::default()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_deadline_has_digits_and_a_unit() {
-        let read = |text: &'static str| {
-            deadline(&HeaderMap::from_iter([(
-                http::HeaderName::from_static("grpc-timeout"),
-                HeaderValue::from_static(text),
-            )]))
-        };
-        assert_eq!(read("20m"), Some(Duration::from_millis(20)));
-        assert_eq!(read("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
-        assert_eq!(read("1n"), Some(Duration::from_nanos(1)));
-        for bad in ["", "m", "20", "123456789S", "-1S", "+1S", "1x"] {
-            assert_eq!(read(bad), None, "{bad:?}");
-        }
     }
 }

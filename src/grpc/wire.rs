@@ -20,6 +20,7 @@ use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
 
+use super::deadline::Deadline;
 use super::{MESSAGE_BYTES_MAX, status_of};
 use crate::intake::{Answer, Fault, Intake, Refusal};
 use crate::request::{Descriptor, Entry, Request};
@@ -109,6 +110,7 @@ impl UnaryService<pb::RateLimitRequest> for Door {
     fn call(&mut self, request: GrpcRequest<pb::RateLimitRequest>) -> Self::Future {
         let Self { intake, span } = self.clone();
         Box::pin(async move {
+            let deadline = request.extensions().get().map(|Deadline(deadline)| *deadline);
             let request = request.into_inner();
             let decoded = decode(&request).map_err(|refusal| status_of(&refusal))?;
             let made = |answer: Answer<'_>| {
@@ -117,7 +119,7 @@ impl UnaryService<pb::RateLimitRequest> for Door {
                 }
                 encode::message(&answer)
             };
-            let answer = intake.answer(&decoded, made).await;
+            let answer = intake.answer_by(deadline, &decoded, made).await;
             Ok(Response::new(answer.map_err(|refusal| status_of(&refusal))?))
         })
     }

@@ -13,8 +13,10 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 17] = [
+const OURS: [&str; 19] = [
     "LEASE_MAX_WAIT",
+    "LEASE_WAIT_LIMIT",
+    "PODS_EXPECTED",
     "DRAIN_TIMEOUT",
     "KEY_SECRET",
     "BUFFER_MEMORY",
@@ -93,6 +95,8 @@ fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
     assert!(!settings.logging.values && settings.logging.decision_sample_rate == 0.0);
     assert!(settings.telemetry.tracing.is_none() && settings.telemetry.push.is_none());
     assert_eq!(settings.leases.max_wait, Duration::from_millis(5));
+    assert_eq!(settings.leases.wait_limit, Duration::from_millis(15));
+    assert_eq!(settings.leases.pods_expected, 16);
     assert_eq!(settings.leases.buffer_bytes_max, 64 << 20);
     assert!(settings.leases.key_secret.is_empty());
     assert_eq!(settings.drain, Duration::from_secs(10));

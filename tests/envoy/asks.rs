@@ -9,6 +9,7 @@ use proto::rate_limit_response::rate_limit::Unit;
 use proto::rate_limit_response::{Code, DescriptorStatus, RateLimit};
 use proto::rate_limit_service_server::{RateLimitService, RateLimitServiceServer};
 use proto::{RateLimitRequest, RateLimitResponse};
+use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
@@ -43,13 +44,37 @@ async fn envoy_asks_by_path_and_user_and_obeys() {
     envoy.stop().await;
 }
 
+/// The default of the filter's `timeout` is what requests may wait by (`LEASE_WAIT_LIMIT`).
+#[tokio::test]
+async fn envoy_names_its_timeout_as_grpc_timeout() {
+    for (timeout, header) in
+        [(json!(null), "20m"), (json!("0.0125s"), "12m"), (json!("1.5s"), "1500m")]
+    {
+        let asked = Asked::default();
+        let options = EnvoyOptions {
+            filter: json!({ "timeout": timeout }),
+            ..EnvoyOptions::new("shop", &[serve(asked.clone()).await])
+        };
+        let envoy = Envoy::start(options).await;
+        // Whether it is answered within so little is another matter.
+        envoy.get("/free", &[]).await;
+        assert_eq!(asked.timeouts(), [header], "{timeout}");
+        envoy.stop().await;
+    }
+}
+
 /// A service that denies `/denied`, fails at `/broken`, and remembers what it was asked.
 #[derive(Clone, Default)]
-struct Asked(Arc<Mutex<Vec<String>>>);
+struct Asked(Arc<Mutex<Vec<(String, String)>>>);
 
 impl Asked {
     fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut *self.0.lock().unwrap()).into_iter().map(|(asked, _)| asked).collect()
+    }
+
+    /// `grpc-timeout` of each call.
+    fn timeouts(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().unwrap()).into_iter().map(|(_, it)| it).collect()
     }
 }
 
@@ -59,12 +84,15 @@ impl RateLimitService for Asked {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
+        let timeout = request.metadata().get("grpc-timeout").and_then(|it| it.to_str().ok());
+        let timeout = timeout.unwrap_or_default().to_owned();
         let request = request.into_inner();
         let entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
         let entries: Vec<_> =
             entries.map(|entry| format!("{}={}", entry.key, entry.value)).collect();
         let is_for = |path: &str| entries.iter().any(|entry| entry == &format!("path={path}"));
-        self.0.lock().unwrap().push(format!("{}: {}", request.domain, entries.join("; ")));
+        let asked = format!("{}: {}", request.domain, entries.join("; "));
+        self.0.lock().unwrap().push((asked, timeout));
         if is_for("/broken") {
             return Err(Status::unavailable("broken"));
         }

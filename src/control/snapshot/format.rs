@@ -1,16 +1,28 @@
 //! A snapshot's bytes.
 
+use super::pods::{DOMAIN_BYTES_MAX, DOMAINS_MAX, PODS, Pods};
 use super::{SNAPSHOT_BYTES_MAX, SnapshotError};
 use crate::rules::Source;
 
 /// How every snapshot begins, whatever its format.
 const MAGIC: &[u8] = b"ratelease-rules ";
 
-/// The format that is written here, and the only one that is read.
-const FORMAT: u64 = 1;
+/// How the counts of pods begin.
+const PODS_MAGIC: &[u8] = b"ratelease-pods ";
+
+/// The format that is written here. Format 1, without counts of pods, is read as well.
+const FORMAT: u64 = 2;
 
 /// Bytes of a length.
 const LENGTH: usize = size_of::<u64>();
+
+/// What a snapshot holds.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Kept {
+    pub(super) sources: Vec<Source>,
+    /// Pods of each domain; `None` if that part is damaged.
+    pub(super) pods: Option<Pods>,
+}
 
 /// Of names and texts with their lengths, so that no two lists hash alike.
 pub(in crate::control) fn digest(sources: &[Source]) -> blake3::Hash {
@@ -22,27 +34,33 @@ pub(in crate::control) fn digest(sources: &[Source]) -> blake3::Hash {
     hasher.finalize()
 }
 
-/// The bytes of a snapshot that holds `sources`.
-pub(super) fn encode(sources: &[Source]) -> Result<Vec<u8>, SnapshotError> {
+/// The bytes of a snapshot that holds `sources` and, where there is room left, `pods`.
+pub(super) fn encode(
+    sources: &[Source],
+    pods: &[(Box<str>, u32)],
+) -> Result<Vec<u8>, SnapshotError> {
     let hash = digest(sources).to_hex();
-    let head = [MAGIC, format!("{FORMAT} {hash}\n").as_bytes()].concat();
     let parts = || sources.iter().flat_map(parts);
     let body: usize = parts().map(|part| LENGTH + part.len()).sum();
-    if head.len() + body > SNAPSHOT_BYTES_MAX {
+    let mut bytes = [MAGIC, format!("{FORMAT} {hash} {body}\n").as_bytes()].concat();
+    if bytes.len() + body > SNAPSHOT_BYTES_MAX {
         return Err(SnapshotError::TooLarge);
     }
-    let mut bytes = head;
-    bytes.reserve_exact(body);
+    let pods = encode_pods(pods);
+    bytes.reserve_exact(body + pods.len());
     for part in parts() {
         bytes.extend_from_slice(&length(part));
         bytes.extend_from_slice(part);
     }
+    if bytes.len() + pods.len() <= SNAPSHOT_BYTES_MAX {
+        bytes.extend_from_slice(&pods);
+    }
     Ok(bytes)
 }
 
-/// The sources that a snapshot holds. Its format is looked at first: what follows may be anything
-/// in another one.
-pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Source>, SnapshotError> {
+/// What a snapshot holds. Its format is looked at first: what follows may be anything in another
+/// one.
+pub(super) fn decode(bytes: &[u8]) -> Result<Kept, SnapshotError> {
     let rest = match bytes.strip_prefix(MAGIC) {
         Some(rest) => rest,
         // Cut off within the magic itself.
@@ -50,15 +68,74 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Vec<Source>, SnapshotError> {
         None => return Err(SnapshotError::Foreign),
     };
     let (format, rest) = until(rest, b' ').ok_or(SnapshotError::Damaged)?;
-    match format.parse() {
-        Ok(FORMAT) => {}
+    let (head, rest) = until(rest, b'\n').ok_or(SnapshotError::Damaged)?;
+    let (hash, body, pods) = match format.parse() {
+        Ok(1) => (head, rest, Some(Pods::new())),
+        Ok(FORMAT) => {
+            let (hash, body, pods) = divided(head, rest).ok_or(SnapshotError::Damaged)?;
+            (hash, body, decode_pods(pods))
+        }
         Ok(format) => return Err(SnapshotError::Unknown(format, FORMAT)),
         Err(_) => return Err(SnapshotError::Damaged),
-    }
-    let (hash, body) = until(rest, b'\n').ok_or(SnapshotError::Damaged)?;
+    };
     let hash = blake3::Hash::from_hex(hash).map_err(|_| SnapshotError::Damaged)?;
     let sources = split(body).ok_or(SnapshotError::Damaged)?;
-    if digest(&sources) == hash { Ok(sources) } else { Err(SnapshotError::Damaged) }
+    if digest(&sources) != hash {
+        return Err(SnapshotError::Damaged);
+    }
+    Ok(Kept { sources, pods })
+}
+
+/// The hash in the `head` of format 2, and what follows that: sources, as long as the head says,
+/// and counts.
+fn divided<'b>(head: &'b str, rest: &'b [u8]) -> Option<(&'b str, &'b [u8], &'b [u8])> {
+    let (hash, length) = head.split_once(' ')?;
+    let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
+    let length = length.parse().ok().filter(|_| is_number)?;
+    let (body, pods) = rest.split_at_checked(length)?;
+    Some((hash, body, pods))
+}
+
+/// Counts with a hash of their own, so that they are whole or not taken. Those out of bounds are
+/// left out.
+fn encode_pods(pods: &[(Box<str>, u32)]) -> Vec<u8> {
+    let mut body = Vec::new();
+    let fitting = pods.iter().filter(|(domain, count)| is_fitting(domain, *count));
+    for (domain, count) in fitting.take(DOMAINS_MAX) {
+        body.extend_from_slice(&length(domain.as_bytes()));
+        body.extend_from_slice(domain.as_bytes());
+        body.extend_from_slice(&count.to_le_bytes());
+    }
+    let hash = blake3::hash(&body).to_hex();
+    [PODS_MAGIC, hash.as_bytes(), b"\n", &body].concat()
+}
+
+/// The counts in `section`, which may be missing altogether; `None` if they are not what was
+/// written, or cannot be.
+fn decode_pods(section: &[u8]) -> Option<Pods> {
+    if section.is_empty() {
+        return Some(Pods::new());
+    }
+    let (hash, mut body) = until(section.strip_prefix(PODS_MAGIC)?, b'\n')?;
+    if blake3::Hash::from_hex(hash).ok()? != blake3::hash(body) {
+        return None;
+    }
+    let mut pods = Pods::new();
+    while !body.is_empty() {
+        let domain = std::str::from_utf8(take(&mut body)?).ok()?;
+        let (count, rest) = body.split_first_chunk()?;
+        let count = u32::from_le_bytes(*count);
+        if !is_fitting(domain, count) || pods.len() == DOMAINS_MAX {
+            return None;
+        }
+        pods.push((domain.into(), count));
+        body = rest;
+    }
+    Some(pods)
+}
+
+fn is_fitting(domain: &str, count: u32) -> bool {
+    domain.len() <= DOMAIN_BYTES_MAX && PODS.contains(&count)
 }
 
 fn parts(source: &Source) -> [&[u8]; 2] {

@@ -1,5 +1,7 @@
 //! What is kept comes back whole; what is not whole does not come back.
 
+mod pods;
+
 use std::os::unix::fs::symlink;
 
 use tempfile::TempDir;
@@ -23,6 +25,25 @@ fn sources() -> Vec<Vec<Source>> {
     ]
 }
 
+fn rules(sources: &[Source]) -> Next {
+    Next { sources: Some(Arc::new(sources.to_vec())), pods: Arc::default() }
+}
+
+fn encode(sources: &[Source]) -> Vec<u8> {
+    format::encode(sources, &[]).unwrap()
+}
+
+/// As format 1 had it.
+fn encode_first(sources: &[Source]) -> Vec<u8> {
+    let hash = digest(sources).to_hex();
+    let mut bytes = format!("ratelease-rules 1 {hash}\n").into_bytes();
+    for part in sources.iter().flat_map(|it| [it.name.as_bytes(), &it.text]) {
+        bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(part);
+    }
+    bytes
+}
+
 fn snapshot(dir: &TempDir) -> Snapshot {
     Snapshot::new(dir.path().join("rules.snapshot"))
 }
@@ -32,7 +53,7 @@ fn what_is_kept_comes_back() {
     let dir = TempDir::new().unwrap();
     let snapshot = snapshot(&dir);
     for sources in sources() {
-        snapshot.write(&sources).unwrap();
+        snapshot.write(&rules(&sources)).unwrap();
         assert_eq!(snapshot.read().unwrap(), sources);
     }
     let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap()).collect();
@@ -40,28 +61,47 @@ fn what_is_kept_comes_back() {
 }
 
 #[test]
-fn cut_at_any_byte_it_is_refused() {
+fn format_1_is_still_read() {
+    let dir = TempDir::new().unwrap();
+    let snapshot = snapshot(&dir);
     for sources in sources() {
-        let whole = format::encode(&sources).unwrap();
-        assert_eq!(format::decode(&whole).unwrap(), sources);
-        for end in 0..whole.len() {
-            let cut = format::decode(&whole[..end]).unwrap_err();
-            assert!(matches!(cut, SnapshotError::Damaged), "{end} of {}: {cut:?}", whole.len());
+        let first = encode_first(&sources);
+        fs::write(snapshot.path(), &first).unwrap();
+        assert_eq!(snapshot.read().unwrap(), sources);
+        assert_eq!(snapshot.recall_pods(), Pods::new());
+        for end in 0..first.len() {
+            let cut = format::decode(&first[..end]).unwrap_err();
+            assert!(matches!(cut, SnapshotError::Damaged), "{end} of {}: {cut:?}", first.len());
         }
-        let longer = [&whole[..], b"x"].concat();
-        assert!(matches!(format::decode(&longer), Err(SnapshotError::Damaged)));
     }
 }
 
 #[test]
-fn with_any_byte_changed_it_is_refused() {
+fn cut_at_any_byte_of_the_rules_it_is_refused() {
     for sources in sources() {
-        let whole = format::encode(&sources).unwrap();
+        let whole = encode(&sources);
+        assert_eq!(format::decode(&whole).unwrap().sources, sources);
+        let pods = format::encode(&[], &[]).unwrap();
+        let section = pods.len() - pods.iter().position(|byte| *byte == b'\n').unwrap() - 1;
+        for end in 0..whole.len() - section {
+            let cut = format::decode(&whole[..end]).unwrap_err();
+            assert!(matches!(cut, SnapshotError::Damaged), "{end} of {}: {cut:?}", whole.len());
+        }
+    }
+}
+
+#[test]
+fn with_any_byte_changed_the_rules_or_the_counts_are_refused() {
+    for sources in sources() {
+        let whole = format::encode(&sources, &[("shop".into(), 7)]).unwrap();
+        let good = format::decode(&whole).unwrap();
         for at in 0..whole.len() {
             for bits in [0x01, 0x80, 0xff] {
                 let mut changed = whole.clone();
                 changed[at] ^= bits;
-                assert!(format::decode(&changed).is_err(), "byte {at} of {sources:?}");
+                if let Ok(kept) = format::decode(&changed) {
+                    assert_eq!((kept.sources, kept.pods), (good.sources.clone(), None), "{at}");
+                }
             }
         }
     }
@@ -69,19 +109,26 @@ fn with_any_byte_changed_it_is_refused() {
 
 #[test]
 fn a_newer_format_and_other_files_are_refused_each_in_its_words() {
-    let whole = format::encode(&[source("a", b"b")]).unwrap();
+    let whole = encode(&[source("a", b"b")]);
     let text = String::from_utf8(whole).unwrap();
-    let newer = text.replacen("rules 1 ", "rules 2 ", 1);
+    let newer = text.replacen("rules 2 ", "rules 3 ", 1);
     let told = format::decode(newer.as_bytes()).unwrap_err().to_string();
-    assert!(told.contains("format 2, and this version knows format 1"), "{told}");
+    assert!(told.contains("format 3, and this version knows formats up to 2"), "{told}");
     for foreign in ["domain: shop\n", "\0", "ratelease"] {
         let told = format::decode(foreign.as_bytes()).unwrap_err();
         let is_start = "ratelease-rules ".starts_with(foreign);
         assert_eq!(matches!(told, SnapshotError::Foreign), !is_start, "{foreign:?}: {told}");
     }
     // A length that no file has.
-    let absurd = [text.split_inclusive('\n').next().unwrap().as_bytes(), &[0xff; 16]].concat();
-    assert!(matches!(format::decode(&absurd), Err(SnapshotError::Damaged)));
+    for first in [text, String::from_utf8(encode_first(&[source("a", b"b")])).unwrap()] {
+        let head = first.split_inclusive('\n').next().unwrap();
+        let absurd = [head.as_bytes(), &[0xff; 18]].concat();
+        assert!(matches!(format::decode(&absurd), Err(SnapshotError::Damaged)));
+    }
+    for length in ["99999999999999999999", "18446744073709551615", "+18", "-1", "", "18 18"] {
+        let head = format!("ratelease-rules 2 {} {length}\n", digest(&[]).to_hex());
+        assert!(matches!(format::decode(head.as_bytes()), Err(SnapshotError::Damaged)), "{head}");
+    }
 }
 
 #[test]
@@ -91,7 +138,7 @@ fn what_is_missing_no_file_or_too_large_is_told() {
     assert!(matches!(snapshot.read(), Err(SnapshotError::Missing)));
     fs::create_dir(snapshot.path()).unwrap();
     assert!(matches!(snapshot.read(), Err(SnapshotError::Foreign)));
-    assert!(matches!(snapshot.write(&[]), Err(SnapshotError::Unwritable(_))));
+    assert!(matches!(snapshot.write(&rules(&[])), Err(SnapshotError::Unwritable(_))));
     fs::remove_dir(snapshot.path()).unwrap();
     symlink("rules.snapshot", snapshot.path()).unwrap();
     assert!(matches!(snapshot.read(), Err(SnapshotError::Unreadable(_))));
@@ -100,22 +147,25 @@ fn what_is_missing_no_file_or_too_large_is_told() {
     File::create(snapshot.path()).unwrap().set_len(SNAPSHOT_BYTES_MAX as u64 + 1).unwrap();
     assert!(matches!(snapshot.read(), Err(SnapshotError::TooLarge)));
     let large = vec![source("a", &vec![b'a'; SNAPSHOT_BYTES_MAX])];
-    assert!(matches!(snapshot.write(&large), Err(SnapshotError::TooLarge)));
+    assert!(matches!(snapshot.write(&rules(&large)), Err(SnapshotError::TooLarge)));
 }
 
 #[test]
 fn a_write_that_fails_leaves_the_last_one() {
     let dir = TempDir::new().unwrap();
     let snapshot = snapshot(&dir);
-    snapshot.write(&[source("a", b"1")]).unwrap();
+    snapshot.write(&rules(&[source("a", b"1")])).unwrap();
     // In the place of the temporary file, and not to be removed as one.
     fs::create_dir(snapshot.temporary()).unwrap();
-    assert!(matches!(snapshot.write(&[source("a", b"2")]), Err(SnapshotError::Unwritable(_))));
+    assert!(matches!(
+        snapshot.write(&rules(&[source("a", b"2")])),
+        Err(SnapshotError::Unwritable(_))
+    ));
     assert_eq!(snapshot.read().unwrap(), [source("a", b"1")]);
     fs::remove_dir(snapshot.temporary()).unwrap();
     // What a process that was killed has left behind is in nobody's way.
     fs::write(snapshot.temporary(), "half").unwrap();
-    snapshot.write(&[source("a", b"3")]).unwrap();
+    snapshot.write(&rules(&[source("a", b"3")])).unwrap();
     assert_eq!(snapshot.read().unwrap(), [source("a", b"3")]);
 }
 
@@ -131,7 +181,7 @@ async fn what_cannot_be_written_is_counted_and_does_not_hold_up_the_next() {
     };
     timeout(PATIENCE, failed).await.expect("a failure that is counted");
     nowhere.keep(vec![source("a", b"2")]);
-    let waiting = nowhere.waiting.lock().clone();
+    let waiting = nowhere.waiting.lock().sources.clone();
     assert_eq!(waiting.as_deref(), Some(&vec![source("a", b"2")]), "the last one is tried next");
     running.abort();
 }

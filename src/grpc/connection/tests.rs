@@ -1,5 +1,7 @@
 //! Connections in virtual time, over pipes.
 
+mod deadline;
+
 use std::sync::Arc;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};

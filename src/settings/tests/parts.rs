@@ -201,6 +201,24 @@ fn numbers_and_spans_out_of_range_are_faults() {
 }
 
 #[test]
+fn a_wait_by_the_callers_deadline_and_the_pods_expected_have_ranges() {
+    let env = [("LEASE_WAIT_LIMIT", "10s"), ("PODS_EXPECTED", "10000")];
+    let leases = good("ratelease serve", &env).leases;
+    assert_eq!((leases.wait_limit, leases.pods_expected), (Duration::from_secs(10), 10_000));
+    let leases = good("ratelease serve --lease-wait-limit 0 --pods-expected 1", &env).leases;
+    assert_eq!((leases.wait_limit, leases.pods_expected), (Duration::ZERO, 1));
+    for limit in ["15", "-1ms", "10.001s", "1d", "soon"] {
+        assert!(fault("LEASE_WAIT_LIMIT", limit).contains("from 0ns to 10s"), "{limit}");
+    }
+    for pods in ["0", "10001", "-1", "1.5", "many", "1e3", "99999999999999999999"] {
+        let expected = "expected a whole number from 1 to 10000";
+        assert!(fault("PODS_EXPECTED", pods).contains(expected), "{pods}");
+    }
+    let fault = fault("PODS_EXPECTED", "0");
+    assert!(fault.ends_with("set PODS_EXPECTED or --pods-expected, as in PODS_EXPECTED=16"));
+}
+
+#[test]
 fn log_levels_are_those_of_the_reference_in_any_case() {
     for (text, level) in [
         ("TRACE", LogLevel::Trace),

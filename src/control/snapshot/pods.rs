@@ -1,0 +1,113 @@
+//! How many pods each domain had when the store last said, kept beside the rules: what a pod that
+//! starts without the store takes its part of a limit by.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::warn;
+
+use super::{Snapshot, SnapshotError};
+use crate::store::PODS_MAX;
+
+/// Pods of each domain.
+pub type Pods = Vec<(Box<str>, u32)>;
+
+/// Domains that are kept at most.
+pub const DOMAINS_MAX: usize = 1024;
+
+/// Bytes of a domain that is kept at most.
+pub(super) const DOMAIN_BYTES_MAX: usize = 1024;
+
+/// What a count may be: a store counts no more.
+#[allow(clippy::cast_possible_truncation, reason = "10 000")]
+pub(super) const PODS: RangeInclusive<u32> = 1..=PODS_MAX as u32;
+
+/// Between two looks at the counts, and so between two writes for their sake.
+const PODS_EVERY: Duration = Duration::from_secs(10);
+
+// === impl Snapshot ===
+
+impl Snapshot {
+    /// Takes the counts of the file for those to be kept, and returns them. None if there is no
+    /// file, or it is damaged, which is logged. Blocks.
+    pub fn recall_pods(&self) -> Pods {
+        let pods = match self.read_all() {
+            Ok(kept) => kept.pods.ok_or(SnapshotError::Damaged),
+            Err(error) => Err(error),
+        };
+        let pods = pods.unwrap_or_else(|error| {
+            if !matches!(error, SnapshotError::Missing) {
+                let path = self.path.display();
+                warn!("the snapshot's counts of pods are not used: {path}: {error}");
+            }
+            Pods::new()
+        });
+        self.waiting.lock().pods = Arc::new(pods.clone());
+        pods
+    }
+
+    /// Keeps what `counts` returns, looking every 10 s; never returns.
+    pub async fn follow_pods(&self, counts: impl Fn() -> Pods) {
+        loop {
+            tokio::time::sleep(PODS_EVERY).await;
+            self.keep_pods(counts());
+        }
+    }
+
+    /// Notes `counts` as those to be kept from now on, beside earlier ones of other domains.
+    /// [`Snapshot::run`] writes them, if there is anything new. Never waits.
+    pub(super) fn keep_pods(&self, counts: Pods) {
+        let mut waiting = self.waiting.lock();
+        let counts = merged(counts, &waiting.pods);
+        if counts != *waiting.pods {
+            waiting.pods = Arc::new(counts);
+            waiting.has_new_pods = true;
+            drop(waiting);
+            self.bell.notify_one();
+        }
+    }
+}
+
+/// `counts`, and those of `earlier` whose domains are not among them, in order of the domains. At
+/// the ceiling, earlier ones are left out.
+fn merged(mut counts: Pods, earlier: &[(Box<str>, u32)]) -> Pods {
+    counts.retain(|(domain, count)| domain.len() <= DOMAIN_BYTES_MAX && PODS.contains(count));
+    counts.sort_unstable();
+    counts.dedup_by(|later, kept| later.0 == kept.0);
+    counts.truncate(DOMAINS_MAX);
+    let is_new = |domain: &str| counts.binary_search_by(|(it, _)| (**it).cmp(domain)).is_err();
+    let rest: Pods = earlier.iter().filter(|(domain, _)| is_new(domain)).cloned().collect();
+    counts.extend(rest.into_iter().take(DOMAINS_MAX - counts.len()));
+    counts.sort_unstable();
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pods(counts: &[(&str, u32)]) -> Pods {
+        counts.iter().map(|&(domain, count)| (domain.into(), count)).collect()
+    }
+
+    #[test]
+    fn a_domain_that_is_not_counted_now_keeps_its_last_count() {
+        let earlier = pods(&[("a", 1), ("b", 2)]);
+        let now = pods(&[("c", 4), ("b", 3)]);
+        assert_eq!(merged(now, &earlier), pods(&[("a", 1), ("b", 3), ("c", 4)]));
+        assert_eq!(merged(Pods::new(), &earlier), earlier);
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_is_left_out_and_later_counts_go_before_earlier_ones() {
+        let long = "d".repeat(DOMAIN_BYTES_MAX + 1);
+        let odd = pods(&[("none", 0), ("many", 10_001), (&long, 1), ("good", 10_000)]);
+        assert_eq!(merged(odd, &[]), pods(&[("good", 10_000)]));
+        let many = |from: usize, count: u32| -> Pods {
+            (from..from + DOMAINS_MAX).map(|n| (format!("{n:05}").into(), count)).collect()
+        };
+        let merged = merged(many(500, 2), &many(0, 1));
+        assert_eq!(merged, many(500, 2));
+    }
+}

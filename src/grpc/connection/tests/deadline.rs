@@ -1,0 +1,121 @@
+//! How long a call waits for a store that never answers.
+
+use std::future::pending;
+
+use http::{HeaderMap, HeaderValue, StatusCode};
+
+use super::*;
+use crate::rules::{self, Source};
+use crate::store::{Ask, Beat, Beaten, Replies, Store};
+
+/// Never answers.
+struct Silent;
+
+const RULES: &str = "
+domain: d
+descriptors:
+  - key: k
+    rate_limit: {unit: hour, requests_per_unit: 5, failure_mode: deny}
+";
+
+/// One descriptor (k, v) of domain d, as a frame of gRPC.
+const FRAME: &[u8] = b"\0\0\0\0\x0d\x0a\x01d\x12\x08\x0a\x06\x0a\x01k\x12\x01v";
+
+/// Sends `timeout` as `grpc-timeout`, and the message in two parts, `pause` apart. What the answer
+/// took, and its headers.
+async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration, HeaderMap) {
+    let limiter = Limiter::new(Arc::new(Silent), Clock::start(), options);
+    let source = Source { name: "rules.yaml".into(), text: RULES.into() };
+    let loaded = rules::load(&[source], rules::Options::default()).unwrap();
+    let published = Arc::new(Published::new());
+    published.publish(Arc::new(loaded.rules));
+    let intake = Intake::new(limiter, published, None, 10);
+    let routes = Routes::new(wire::service(intake.clone())).prepare();
+    let inside = Inside { intake, routes, strangers: Strangers::default(), age: None };
+    let (near, far) = duplex(1 << 16);
+    let (_end, ended) = watch::channel(false);
+    tokio::spawn(serve(near, inside, ended));
+    let (mut sender, connection) = h2::client::handshake(far).await.unwrap();
+    tokio::spawn(connection);
+    #[allow(clippy::disallowed_methods)] // paused
+    let start = tokio::time::Instant::now();
+    let mut request = Request::post(format!("http://pod{}", wire::SHOULD_RATE_LIMIT))
+        .header("content-type", "application/grpc");
+    if !timeout.is_empty() {
+        request = request.header("grpc-timeout", timeout);
+    }
+    let (response, mut body) = sender.send_request(request.body(()).unwrap(), false).unwrap();
+    let (first, rest) = if pause.is_zero() { (FRAME, None) } else { (&FRAME[..9], Some(pause)) };
+    body.send_data(Bytes::from_static(first), rest.is_none()).unwrap();
+    if let Some(pause) = rest {
+        sleep(pause).await;
+        body.send_data(Bytes::from_static(&FRAME[9..]), true).unwrap();
+    }
+    let response = response.await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    (start.elapsed(), response.into_parts().0.headers)
+}
+
+/// Within the millisecond that tokio's timers round up to, and one of its own.
+fn takes(took: Duration, millis: u64) -> bool {
+    (millis..millis + 3).contains(&(took.as_millis() as u64))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_waits_as_long_as_its_caller_less_a_margin_and_within_both_settings() {
+    // By the defaults: at least 5 ms, at most 15 ms.
+    for (timeout, millis) in [
+        ("20m", 15),
+        ("20000u", 15),
+        ("1S", 15),
+        ("99999999H", 15),
+        ("12m", 7),
+        ("8m", 5),
+        ("", 5),
+        ("20", 5),
+        ("20ms", 5),
+        ("123456789m", 5),
+    ] {
+        let (took, headers) = answered(Options::default(), timeout, Duration::ZERO).await;
+        assert!(takes(took, millis), "{timeout:?}: {took:?}, not {millis} ms");
+        assert!(!headers.contains_key("grpc-status"), "{timeout:?}: a verdict, not {headers:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_message_took_to_come_is_taken_off_the_wait() {
+    let options = Options { max_wait: Duration::from_millis(1), ..Options::default() };
+    let (took, headers) = answered(options.clone(), "20m", Duration::from_millis(10)).await;
+    assert!(takes(took, 15), "{took:?}");
+    assert!(!headers.contains_key("grpc-status"), "a verdict, not {headers:?}");
+    // Without a deadline, the wait begins with the message.
+    let (took, _) = answered(options, "", Duration::from_millis(10)).await;
+    assert!(takes(took, 11), "{took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_waits_for_less_than_a_request_may_is_told_at_its_deadline() {
+    let (took, headers) = answered(Options::default(), "2m", Duration::ZERO).await;
+    assert!(takes(took, 2), "{took:?}");
+    assert_eq!(headers.get("grpc-status").map(HeaderValue::as_bytes), Some(&b"4"[..]));
+}
+
+// === impl Silent ===
+
+impl Store for Silent {
+    fn shard(&self, _: &Ask) -> usize {
+        0
+    }
+
+    fn exchange<'a>(&'a self, _: &'a [Ask]) -> Replies<'a> {
+        Box::pin(pending())
+    }
+
+    fn beat(&self, _: Beat) -> Beaten<'_> {
+        Box::pin(pending())
+    }
+
+    fn describe(&self) -> String {
+        "silent".to_owned()
+    }
+}

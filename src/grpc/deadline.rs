@@ -1,0 +1,121 @@
+//! How long the caller of a gRPC method waits for its answer: the header `grpc-timeout` (gRPC over
+//! HTTP/2, Requests). Envoy sends the timeout of its filter in it.
+
+use std::time::Duration;
+
+use http::HeaderMap;
+
+use crate::time::Time;
+
+const HEADER: &str = "grpc-timeout";
+
+/// Digits that the specification allows.
+const DIGITS_MAX: usize = 8;
+
+/// When the caller of a call gives up. An extension of the call's request, if it names one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Deadline(pub(super) Time);
+
+/// The timeout in `headers`: one to eight digits and a unit. Any other value counts as none, as an
+/// answer is worth more than a complaint about a header.
+pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    let (unit, digits) = headers.get(HEADER)?.as_bytes().split_last()?;
+    if digits.is_empty() || digits.len() > DIGITS_MAX || !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let amount = digits.iter().fold(0, |amount, digit| 10 * amount + u64::from(digit - b'0'));
+    match unit {
+        b'H' => Some(Duration::from_secs(amount * 3600)),
+        b'M' => Some(Duration::from_secs(amount * 60)),
+        b'S' => Some(Duration::from_secs(amount)),
+        b'm' => Some(Duration::from_millis(amount)),
+        b'u' => Some(Duration::from_micros(amount)),
+        b'n' => Some(Duration::from_nanos(amount)),
+        _ => None,
+    }
+}
+
+// === impl Deadline ===
+
+impl Deadline {
+    /// That of a call with these headers that began at `began`.
+    pub(super) fn of(headers: &HeaderMap, began: Time) -> Option<Self> {
+        timeout(headers).map(|timeout| Self(began + timeout))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn headers(value: &[u8]) -> Option<HeaderMap> {
+        let mut headers = HeaderMap::new();
+        headers.insert(HEADER, HeaderValue::from_bytes(value).ok()?);
+        Some(headers)
+    }
+
+    fn read(text: &str) -> Option<Duration> {
+        timeout(&headers(text.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn a_timeout_has_one_to_eight_digits_and_a_unit() {
+        assert_eq!(read("20m"), Some(Duration::from_millis(20)));
+        assert_eq!(read("0m"), Some(Duration::ZERO));
+        assert_eq!(read("00000007S"), Some(Duration::from_secs(7)));
+        assert_eq!(read("2M"), Some(Duration::from_secs(120)));
+        assert_eq!(read("15u"), Some(Duration::from_micros(15)));
+        assert_eq!(read("1n"), Some(Duration::from_nanos(1)));
+        assert_eq!(read("99999999H"), Some(Duration::from_secs(99_999_999 * 3600)));
+    }
+
+    #[test]
+    fn anything_else_is_no_timeout() {
+        for bad in [
+            "",
+            "m",
+            "20",
+            "123456789S",
+            "-1S",
+            "+1S",
+            "1x",
+            "1ms",
+            "1 m",
+            " 1m",
+            "1.5S",
+            "0x1m",
+            "1s",
+            "1h",
+        ] {
+            assert_eq!(read(bad), None, "{bad:?}");
+        }
+        assert_eq!(timeout(&headers("1\u{b5}".as_bytes()).unwrap()), None);
+        assert_eq!(timeout(&headers("\u{661}m".as_bytes()).unwrap()), None, "not an ASCII digit");
+        assert_eq!(timeout(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn the_longest_timeout_ends_with_the_clock() {
+        let headers = headers(b"99999999H").unwrap();
+        let late = Deadline::of(&headers, Time::from_nanos(7));
+        assert_eq!(late, Some(Deadline(Time::from_nanos(u64::MAX))));
+    }
+
+    proptest! {
+        #[test]
+        fn no_value_panics(value in prop::collection::vec(any::<u8>(), 0..16)) {
+            if let Some(headers) = headers(&value) {
+                let _ = Deadline::of(&headers, Time::from_nanos(u64::MAX / 2));
+            }
+        }
+
+        #[test]
+        fn every_amount_of_the_specification_is_read(amount in 0_u32..100_000_000) {
+            let read = read(&format!("{amount}u"));
+            prop_assert_eq!(read, Some(Duration::from_micros(amount.into())));
+        }
+    }
+}
