@@ -10,19 +10,21 @@ mod lend;
 mod one;
 mod outcome;
 mod overflow;
+mod pods;
 mod resolve;
 mod shares;
 mod slot;
 mod wait;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::buffer::table::{Table, TableFull};
 use crate::buffer::{Lot, expired};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use crate::key::{Key, KeyHasher};
 use crate::lease::{Desk, Reply, ShardState, ShardTally};
@@ -37,6 +39,7 @@ pub use exact::Exact;
 use holding::Holding;
 use lend::Manner;
 use outcome::{Attempt, Entered, Settled};
+use pods::Pods;
 pub(crate) use resolve::{Charge, Resolved, limits, resolve};
 use slot::{Slot, WATCH_EVERY};
 use wait::{WAITER_BYTES, WAITING_IN_ALL_MAX};
@@ -50,6 +53,10 @@ pub struct Limiter {
 /// What an answer takes to reach its caller once it is made, and what a busy machine adds to that: a
 /// quarter of Envoy's default of 20 ms.
 const ANSWER_MARGIN: Duration = Duration::from_millis(5);
+
+/// Pods that are taken to share a domain before the store has said how many do: too few strand
+/// tokens, too many cost trips.
+pub const PODS_EXPECTED: u32 = 16;
 
 /// How a limiter is set up.
 #[derive(Debug, Clone)]
@@ -78,11 +85,10 @@ pub struct Options {
 
 /// What a slot has to know of its surroundings.
 #[derive(Debug, Clone, Copy)]
-struct Here {
+struct Here<'a> {
     now: Time,
-    /// Pods alive, rounded up.
-    pods: u32,
-    /// This one's number.
+    pods: &'a Pods,
+    /// This pod's number.
     pod: u64,
     /// What a request waits for a lease at most.
     patience: Duration,
@@ -95,8 +101,9 @@ type IdleQueue = Mutex<VecDeque<(Time, Key)>>;
 /// What the handles share.
 struct Shared {
     table: Table<Slot>,
-    /// Pods alive, as the store last said; at least 1.
-    pods: AtomicU32,
+    pods: Pods,
+    /// Notified when the pods of a further domain are to be counted.
+    new_domain: Notify,
     idle: IdleQueue,
     /// Charges that went to an overflow key.
     overflows: AtomicU64,
@@ -122,7 +129,7 @@ impl Default for Options {
             wait_limit: Duration::from_millis(15),
             buffer_bytes_max: 64 << 20,
             pod: 0,
-            pods_expected: keep::PODS_FIRST,
+            pods_expected: PODS_EXPECTED,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
             unix_start: Duration::ZERO,
@@ -147,11 +154,12 @@ impl Limiter {
             let rest = options.buffer_bytes_max.saturating_sub(idle.capacity() * keep::IDLE_BYTES);
             Shared {
                 table: Table::new(rest, WAITING_IN_ALL_MAX * WAITER_BYTES),
-                pods: AtomicU32::new(keep::PODS_FIRST),
+                pods: Pods::new(options.pods_expected),
+                new_domain: Notify::new(),
                 idle: Mutex::new(idle),
                 overflows: AtomicU64::new(0),
                 desk,
-                away: Away::new(clock, options.unix_start),
+                away: Away::new(clock, options.unix_start, options.pod),
                 clock,
                 options,
             }
@@ -207,11 +215,13 @@ impl Limiter {
 
     /// Pods of each domain that this pod has used, as the store last said.
     pub fn pods_by_domain(&self) -> Vec<(Box<str>, u32)> {
-        Vec::new()
+        self.shared.pods.all()
     }
 
     /// Takes these for the pods of each domain until the store says how many there are.
-    pub fn expect_pods(&self, _pods: &[(Box<str>, u32)]) {}
+    pub fn expect_pods(&self, pods: &[(Box<str>, u32)]) {
+        self.shared.pods.expect(pods);
+    }
 
     /// As [`Limiter::decide`] at `now`, if that takes no waiting; else nothing has happened, and
     /// `decide` has to be asked. Allocates nothing for requests of two descriptors of four entries.
@@ -303,6 +313,11 @@ impl Shared {
 
     /// Charges what is held here or queues for the next lease.
     fn enter(&self, charge: &Charge<'_>, now: Time) -> Result<Entered, StoreError> {
+        if let Some(domain) = charge.domain()
+            && self.pods.note_used(domain, now)
+        {
+            self.new_domain.notify_one();
+        }
         self.with_slot(charge, now, WAITER_BYTES, |slot, here, asks| slot.enter(charge, here, asks))
     }
 
@@ -313,7 +328,7 @@ impl Shared {
         charge: &Charge<'_>,
         now: Time,
         room: usize,
-        visit: impl FnOnce(&mut Slot, &Here, &mut Vec<Ask>) -> R,
+        visit: impl FnOnce(&mut Slot, &Here<'_>, &mut Vec<Ask>) -> R,
     ) -> Result<R, StoreError> {
         let here = self.here(now);
         let mut asks = Vec::new();
@@ -349,7 +364,7 @@ impl Shared {
                 return Ok(self.away.deny(standing));
             }
         }
-        self.away.answer(charge, self.pods(), now, why)
+        self.away.answer(charge, self.pods_of(charge), now, why)
     }
 
     /// The answer to a refund where the store gives none, because of `why`. One that is `queued`
@@ -365,7 +380,9 @@ impl Shared {
     ) -> Result<Settled, StoreError> {
         match charge.failure_mode() {
             FailureMode::Error if fails => Err(why),
-            FailureMode::Local if !queued => self.away.answer(charge, self.pods(), now, why),
+            FailureMode::Local if !queued => {
+                self.away.answer(charge, self.pods_of(charge), now, why)
+            }
             mode => Ok(Away::pass(mode, charge)),
         }
     }
@@ -390,7 +407,8 @@ impl Shared {
 
     /// What this pod admitted by itself is not spent after all.
     fn return_own(&self, charge: &Charge<'_>) {
-        self.away.return_hits(charge.key(), charge.applied.limit, charge.hits, self.pods());
+        let pods = self.pods_of(charge);
+        self.away.return_hits(charge.key(), charge.applied.limit, charge.hits, pods);
     }
 
     /// Tokens that were taken and are not spent after all.
@@ -426,15 +444,16 @@ impl Shared {
         let mut asks = Vec::new();
         let visited = self.table.with_existing(key, |slot| {
             let paid = slot.reply(&reply, &here, &mut asks);
-            (slot.watch(&here), paid)
+            let pods = if paid > 0 { self.pods.of(slot.domain()) } else { 1 };
+            (slot.watch(&here), paid, pods)
         });
         match visited {
-            Some((starts, paid)) => {
+            Some((starts, paid, pods)) => {
                 if starts {
                     self.watch(key, here.now + WATCH_EVERY);
                 }
                 if paid > 0 {
-                    self.away.return_hits(key, reply.ask.limit, paid, self.pods());
+                    self.away.return_hits(key, reply.ask.limit, paid, pods);
                 }
             }
             // A key that was evicted since has no use for its lease.
@@ -449,20 +468,20 @@ impl Shared {
         }
     }
 
-    fn here(&self, now: Time) -> Here {
-        let pods = self.pods().next_power_of_two();
+    fn here(&self, now: Time) -> Here<'_> {
         let Options { pod, max_wait: patience, .. } = self.options;
-        Here { now, pods, pod, patience }
+        Here { now, pods: &self.pods, pod, patience }
     }
 
-    fn pods(&self) -> u32 {
-        self.pods.load(Ordering::Relaxed)
+    /// Pods that share the limit of `charge`.
+    fn pods_of(&self, charge: &Charge<'_>) -> u32 {
+        self.pods.of(charge.domain())
     }
 }
 
 // === impl Here ===
 
-impl Here {
+impl Here<'_> {
     /// The share of a split key that this pod begins with: each pod at one of its own.
     #[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]
     fn first_share(&self, key: Key) -> u8 {

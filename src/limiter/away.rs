@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::outcome::{Settled, Standing};
 use super::resolve::Charge;
 use crate::buffer::Lot;
+use crate::dice::mixed;
 use crate::key::Key;
 use crate::lease::Reply;
 use crate::rules::{Algorithm, FailureMode, Limit};
@@ -21,6 +22,8 @@ const KEYS_MAX: usize = 1 << 16;
 
 /// Answers in the store's place.
 pub(super) struct Away {
+    /// This pod's number.
+    pod: u64,
     /// `local`: what this pod has admitted by itself, each key by its own algorithm.
     own: MemoryStore,
     /// The store's time at the start of this pod's clock, in microseconds since the Unix epoch.
@@ -35,7 +38,7 @@ pub(super) struct Away {
 impl Away {
     /// `unix_start` is the time of day when `clock` was started. It serves until the store's own is
     /// known, which its first grant tells.
-    pub(super) fn new(clock: Clock, unix_start: Duration) -> Self {
+    pub(super) fn new(clock: Clock, unix_start: Duration, pod: u64) -> Self {
         let micros = u64::try_from(unix_start.as_micros()).unwrap_or(u64::MAX);
         let epoch_us = Arc::new(AtomicU64::new(micros));
         let epoch = Arc::clone(&epoch_us);
@@ -44,6 +47,7 @@ impl Away {
             since_start.saturating_add(Duration::from_micros(epoch.load(Ordering::Relaxed)))
         };
         Self {
+            pod,
             own: MemoryStore::new(Arc::new(now), KEYS_MAX),
             epoch_us,
             answers: Default::default(),
@@ -89,7 +93,7 @@ impl Away {
     pub(super) fn return_hits(&self, key: Key, limit: Limit, hits: u64, pods: u32) {
         let back = Some(Back { tokens: hits, epoch: None });
         // A key without room was denied, and has nothing to return.
-        let _ = self.own.take(&Ask { back, ..Ask::look(key, limit.of_pod(pods)) });
+        let _ = self.own.take(&Ask { back, ..Ask::look(key, self.part(key, limit, pods)) });
     }
 
     /// Takes the store's time from a grant, so that windows here are the store's.
@@ -120,11 +124,18 @@ impl Away {
         ]
     }
 
+    /// This pod's part of a limit that `pods` share, in the present window: drawn so that the parts
+    /// of all pods add up to the limit on average.
+    fn part(&self, key: Key, limit: Limit, pods: u32) -> Limit {
+        let window = self.own.now().as_secs() / limit.window_seconds().max(1);
+        limit.part(pods, mixed(key.bits() ^ mixed(self.pod ^ mixed(window))))
+    }
+
     /// `local`: the pod's part of the limit, by the limit's own algorithm.
     fn admit(&self, charge: &Charge<'_>, pods: u32, now: Time) -> Settled {
         let mode = FailureMode::Local;
         let hits = charge.hits;
-        let own = Ask::look(charge.key(), charge.applied.limit.of_pod(pods));
+        let own = Ask::look(charge.key(), self.part(charge.key(), charge.applied.limit, pods));
         let ask = if charge.refund {
             Ask { back: Some(Back { tokens: hits, epoch: None }), ..own }
         } else {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::mem::size_of;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::time::MissedTickBehavior;
 
 use crate::buffer::table::Entry;
@@ -15,9 +16,6 @@ use crate::time::Time;
 use super::outcome::Watch;
 use super::slot::Slot;
 use super::{Limiter, Ordering, Shared};
-
-/// Pods that are taken to share the store before it has told: too few strand tokens.
-pub(super) const PODS_FIRST: u32 = 16;
 
 /// Between two signs of life.
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
@@ -42,29 +40,6 @@ pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
 /// A pod that has not been heard of for so long is taken for dead: three beats.
 const BEAT_LASTS: Duration = Duration::from_secs(3);
 
-/// What the last beats heard of how many pods are alive.
-///
-/// After an outage that outlasts [`BEAT_LASTS`] the first pod that gets through finds itself alone,
-/// until the others do, which their back-off may take two seconds to. Were it to believe that, it
-/// would take the whole limit for its part: so the count falls only once the last beats agree.
-#[derive(Debug, Default)]
-struct Heard([u32; HEARD_BEATS]);
-
-const HEARD_BEATS: usize = 4;
-
-// === impl Heard ===
-
-impl Heard {
-    /// Pods that are taken to be alive, at least 1.
-    fn note(&mut self, pods: u32) -> u32 {
-        self.0.rotate_right(1);
-        if let Some(last) = self.0.first_mut() {
-            *last = pods;
-        }
-        self.0.into_iter().fold(1, u32::max)
-    }
-}
-
 impl Limiter {
     /// Keeps the table and the count of pods up to date, for ever. One task of each limiter runs
     /// it, or three tasks one of its parts each: [`Limiter::keep_beating`], [`Limiter::keep_tidy`]
@@ -73,16 +48,17 @@ impl Limiter {
         tokio::join!(self.keep_beating(), self.keep_tidy(), self.watch_idle());
     }
 
-    /// Tells the store every second that this pod is alive, for ever.
+    /// Tells the store every second, and once a further domain is used, that this pod is alive;
+    /// never returns.
     pub async fn keep_beating(&self) {
         let mut ticks = tokio::time::interval(BEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut heard = Heard::default();
         loop {
-            ticks.tick().await;
-            if let Some(pods) = self.beat(false).await {
-                self.shared.pods.store(heard.note(pods), Ordering::Relaxed);
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.shared.new_domain.notified() => {}
             }
+            self.beat_once().await;
         }
     }
 
@@ -104,12 +80,25 @@ impl Limiter {
         }
     }
 
-    /// Tells the store that this pod is alive, or `leaves`, and learns how many are; nothing where
-    /// the store does not say.
-    async fn beat(&self, leaves: bool) -> Option<u32> {
+    /// Tells the store that this pod is alive, in each domain whose turn it is, and learns how many
+    /// are.
+    async fn beat_once(&self) {
         let Self { shared } = self;
-        let beat = Beat { pod: shared.options.pod, lasts: BEAT_LASTS, leaves, domain: None };
-        shared.desk.beat(beat).await.ok()
+        let due = shared.pods.due(shared.clock.now());
+        let beats = due.into_iter().map(|domain| async move {
+            if let Ok(pods) = shared.desk.beat(shared.beat(domain.as_deref(), false)).await {
+                shared.pods.note(&domain, pods);
+            }
+        });
+        join_all(beats).await;
+    }
+
+    /// Tells the store that this pod leaves.
+    async fn leave(&self) {
+        let Self { shared } = self;
+        let beats = shared.pods.due(shared.clock.now()).into_iter();
+        let beats = beats.map(|domain| shared.desk.beat(shared.beat(domain.as_deref(), true)));
+        join_all(beats).await;
     }
 
     /// Gives back the tokens of rules that `rules` no longer has, or has with another limit.
@@ -133,7 +122,7 @@ impl Limiter {
         // A lease that is still on its way has to be here to be given back.
         self.shared.desk.settle().await;
         self.sweep(|key, slot, now, asks| slot.give_back(key, now, asks)).await;
-        self.beat(true).await;
+        self.leave().await;
         self.shared.desk.close().await;
     }
 
@@ -159,6 +148,12 @@ impl Limiter {
 }
 
 impl Shared {
+    /// A heartbeat of this pod in a domain, or in all.
+    fn beat(&self, domain: Option<&str>, leaves: bool) -> Beat {
+        let domain = domain.map(|name| self.options.hasher.key(name, 0, std::iter::empty()));
+        Beat { pod: self.options.pod, lasts: BEAT_LASTS, leaves, domain }
+    }
+
     /// Looks again at `key` when it is `due`.
     pub(super) fn watch(&self, key: Key, due: Time) {
         let mut idle = self.idle.lock();
@@ -209,20 +204,5 @@ fn stale(rules: &Rules, slot: &mut Slot) -> bool {
             false
         }
         None => true,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_count_of_pods_rises_at_once_and_falls_when_the_last_beats_agree() {
-        let mut heard = Heard::default();
-        let told = [0, 2, 2, 1, 1, 2, 3, 1, 1, 1, 1, 1];
-        let believed = [1, 2, 2, 2, 2, 2, 3, 3, 3, 3, 1, 1];
-        for (told, believed) in told.into_iter().zip(believed) {
-            assert_eq!(heard.note(told), believed, "{told} after {heard:?}");
-        }
     }
 }

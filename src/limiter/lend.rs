@@ -127,7 +127,7 @@ impl Manner {
         grant: &Grant,
         key: Whole,
         scarcity: Scarcity,
-        here: &Here,
+        here: &Here<'_>,
     ) -> Refill {
         let asked_at = reply.asked_at;
         // Counted from the reply: a slot must not be taken before it begins, an end not after it.

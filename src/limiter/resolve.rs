@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use super::pods::domain_of;
 use crate::key::{Key, KeyHasher, Part};
 use crate::request::{Descriptor, Few, Request};
 use crate::rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
@@ -152,6 +153,14 @@ impl Charge<'_> {
     /// Whose tokens it takes.
     pub(super) fn key(&self) -> Key {
         self.overflow.get().copied().unwrap_or(self.own)
+    }
+
+    /// The domain that it is of; `None` where no name says so.
+    pub(super) fn domain(&self) -> Option<&str> {
+        match self.applied.rule {
+            Some(rule) => domain_of(rule),
+            None => Some(&self.domain),
+        }
     }
 
     /// Whether it takes tokens if it passes.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use super::Here;
 use super::lend::{Manner, Scarcity};
 use super::outcome::{Attempt, Entered, Settled, Standing, Watch};
+use super::pods::domain_of;
 use super::resolve::Charge;
 use super::shares::Shares;
 use super::wait::Wish;
@@ -68,7 +69,7 @@ pub(super) struct Slot {
 // === impl Slot ===
 
 impl Slot {
-    pub(super) fn new(charge: &Charge<'_>, here: &Here) -> Self {
+    pub(super) fn new(charge: &Charge<'_>, here: &Here<'_>) -> Self {
         let mut slot = Self {
             buffer: Buffer::cold(),
             rule: charge.applied.rule.cloned(),
@@ -86,7 +87,7 @@ impl Slot {
     }
 
     /// Takes the limit that `charge` comes with for its own. Tokens lent under another go back.
-    pub(super) fn adopt(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
+    pub(super) fn adopt(&mut self, charge: &Charge<'_>, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let Applied { limit, rule } = charge.applied;
         let same = self.rule.as_ref().map(Arc::as_ptr) == rule.map(Arc::as_ptr);
         // The limit of a charge with a rule is its rule's.
@@ -118,7 +119,7 @@ impl Slot {
 
     /// Charges what is held, if that is enough. A charge that is short is no demand yet: it comes
     /// again, to [`Slot::enter`].
-    pub(super) fn attempt(&mut self, charge: &Charge<'_>, here: &Here) -> Attempt {
+    pub(super) fn attempt(&mut self, charge: &Charge<'_>, here: &Here<'_>) -> Attempt {
         match self.settle(Wish::of(charge), here) {
             Some(settled) => {
                 self.note_demand(charge, here.now);
@@ -132,7 +133,7 @@ impl Slot {
     pub(super) fn enter(
         &mut self,
         charge: &Charge<'_>,
-        here: &Here,
+        here: &Here<'_>,
         asks: &mut Vec<Ask>,
     ) -> Entered {
         let wish = Wish::of(charge);
@@ -158,7 +159,7 @@ impl Slot {
     }
 
     /// What a refund would make of the key, if a lease is held here that can take it.
-    pub(super) fn preview_refund(&self, charge: &Charge<'_>, here: &Here) -> Attempt {
+    pub(super) fn preview_refund(&self, charge: &Charge<'_>, here: &Here<'_>) -> Attempt {
         let Charge { applied: Applied { limit, .. }, hits, .. } = *charge;
         let Manner { limit: own, kind, .. } = self.manner(here);
         let standing = self.standing(own, here.now);
@@ -173,7 +174,7 @@ impl Slot {
 
     /// Gives back what `charge` refunds: to a lease held here, of which what is more than the pod
     /// would ask for is sent on, else to the store.
-    pub(super) fn refund(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
+    pub(super) fn refund(&mut self, charge: &Charge<'_>, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let manner = self.manner(here);
         if self.settle(Wish::of(charge), here).is_none() {
             let back = Some(Back { tokens: charge.hits, epoch: None });
@@ -189,7 +190,7 @@ impl Slot {
 
     /// After a charge: asks for the next lease while tokens last, if they will not last until it
     /// comes.
-    pub(super) fn look_ahead(&mut self, charge: &Charge<'_>, here: &Here, asks: &mut Vec<Ask>) {
+    pub(super) fn look_ahead(&mut self, charge: &Charge<'_>, here: &Here<'_>, asks: &mut Vec<Ask>) {
         // Of nearly all charges there is no more to say than that tokens last.
         let tokens = self.buffer.tokens(here.now);
         if self.asking > 0 || !self.demand.outruns(tokens, self.round_trip()) {
@@ -212,7 +213,7 @@ impl Slot {
     /// under the limit that it was asked for, and only then the turn is the next one's.
     ///
     /// Returns the hits owed that the lease has paid for.
-    pub(super) fn reply(&mut self, reply: &Reply, here: &Here, asks: &mut Vec<Ask>) -> u64 {
+    pub(super) fn reply(&mut self, reply: &Reply, here: &Here<'_>, asks: &mut Vec<Ask>) -> u64 {
         let mut paid = 0;
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.asking = self.asking.saturating_sub(1);
@@ -230,7 +231,13 @@ impl Slot {
     }
 
     /// Takes in a grant. Returns the hits owed that it has paid for.
-    fn take_in(&mut self, reply: &Reply, grant: &Grant, here: &Here, asks: &mut Vec<Ask>) -> u64 {
+    fn take_in(
+        &mut self,
+        reply: &Reply,
+        grant: &Grant,
+        here: &Here<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> u64 {
         self.unbar();
         self.turn_to(reply.ask.limit, reply.ask.key, here.now, asks);
         let manner = self.manner(here);
@@ -265,19 +272,20 @@ impl Slot {
     }
 
     /// What is known of the pods that draw on the key.
-    fn scarcity(&self, here: &Here) -> Scarcity {
+    fn scarcity(&self, here: &Here<'_>) -> Scarcity {
         let (misses, relief) = (self.flags.misses(), self.flags.relief());
         Scarcity { pods: self.pods(here), pod: here.pod, misses, relief }
     }
 
     /// Pods that the key has to be shared with: those that draw on it, once that has been seen.
-    fn pods(&self, here: &Here) -> f64 {
-        let all = f64::from(here.pods.max(1));
+    fn pods(&self, here: &Here<'_>) -> f64 {
+        let all = here.pods.of(self.domain()).next_power_of_two();
+        let all = f64::from(all);
         self.demand.pods().map_or(all, |seen| seen.min(all))
     }
 
     /// Once no ask is out: asks for those who wait still.
-    fn ask_for_the_rest(&mut self, key: Key, here: &Here, asks: &mut Vec<Ask>) {
+    fn ask_for_the_rest(&mut self, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let first = self.buffer.aside().and_then(|rare| rare.waiting.first());
         if let Some(first) = first {
             self.turn_to(first.limit, key, here.now, asks);
@@ -324,7 +332,7 @@ impl Slot {
     }
 
     /// Whether the slot holds so much that it has to be watched for idleness, which it is then.
-    pub(super) fn watch(&mut self, here: &Here) -> bool {
+    pub(super) fn watch(&mut self, here: &Here<'_>) -> bool {
         let starts = !self.flags.is_watched() && self.holds_above_allowance(here);
         if starts {
             self.flags.set_watched(true);
@@ -339,7 +347,7 @@ impl Slot {
     pub(super) fn inspect(
         &mut self,
         key: Key,
-        here: &Here,
+        here: &Here<'_>,
         takes: impl Fn(&Ask) -> bool,
         asks: &mut Vec<Ask>,
     ) -> Watch {
@@ -375,12 +383,17 @@ impl Slot {
     }
 
     /// Tokens that were taken and are not spent after all.
-    pub(super) fn put_back(&mut self, taken: Lot, key: Key, here: &Here, asks: &mut Vec<Ask>) {
+    pub(super) fn put_back(&mut self, taken: Lot, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let manner = self.manner(here);
         self.buffer.put_back(taken, manner.kind, here.now);
         if !manner.is_leased() && !self.has_waiting() {
             self.give_back(key, here.now, asks);
         }
+    }
+
+    /// The domain of its rule; `None` for an override.
+    pub(super) fn domain(&self) -> Option<&str> {
+        self.rule.as_deref().and_then(domain_of)
     }
 
     /// The rule that the key's tokens were lent under; `None` for an override.
@@ -393,7 +406,7 @@ impl Slot {
         self.rule = Some(Arc::clone(rule));
     }
 
-    fn manner(&self, here: &Here) -> Manner {
+    fn manner(&self, here: &Here<'_>) -> Manner {
         Manner::of(self.limit(), self.rule.as_deref(), here.patience)
     }
 
@@ -402,7 +415,7 @@ impl Slot {
         Manner::of(self.limit(), self.rule.as_deref(), Duration::ZERO)
     }
 
-    fn settle(&mut self, wish: Wish, here: &Here) -> Option<Settled> {
+    fn settle(&mut self, wish: Wish, here: &Here<'_>) -> Option<Settled> {
         let now = here.now;
         let Manner { limit, kind, .. } = self.manner(here);
         if wish.limit != limit {
@@ -430,7 +443,7 @@ impl Slot {
     }
 
     /// Settles whatever wait the tokens and the store's word allow, first come first served.
-    fn serve(&mut self, here: &Here) {
+    fn serve(&mut self, here: &Here<'_>) {
         let kind = self.manner(here).kind;
         let Some(rare) = self.buffer.aside_mut() else { return };
         for waiter in rare.waiting.take() {

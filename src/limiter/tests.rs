@@ -152,7 +152,7 @@ impl Rig {
             ..Options::default()
         };
         let pod = Limiter::new(store, self.clock, options);
-        pod.shared.pods.store(1, Ordering::Relaxed);
+        pod.shared.pods.set(1);
         pod
     }
 

@@ -15,7 +15,7 @@ use crate::time::{Coarse, Time};
 
 impl Slot {
     /// Asks for those who go on waiting: of a split key, every share that may have tokens.
-    pub(super) fn ask_on(&mut self, key: Key, here: &Here, asks: &mut Vec<Ask>) {
+    pub(super) fn ask_on(&mut self, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let first = self.ask(key, here);
         let others = self.shares().others(first.share.of);
         let (parts, mut back) = (others.len() as u64, first.back);
@@ -31,7 +31,7 @@ impl Slot {
     /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
     /// not at all. Looks ask for nothing, and neither do those held to another limit. Refunds that
     /// found no lease here go to the store with it.
-    pub(super) fn ask(&mut self, key: Key, here: &Here) -> Ask {
+    pub(super) fn ask(&mut self, key: Key, here: &Here<'_>) -> Ask {
         self.asking += 1;
         self.buffer.note_ask(here.now);
         let manner = self.manner(here);
@@ -68,7 +68,7 @@ impl Slot {
         }
     }
 
-    pub(super) fn need(&self, manner: &Manner, waiting: u64, here: &Here) -> Need {
+    pub(super) fn need(&self, manner: &Manner, waiting: u64, here: &Here<'_>) -> Need {
         let limit = manner.limit.capacity();
         let lasts = match manner.kind {
             Kind::Windowed => self.buffer.reset_after(here.now),
@@ -91,7 +91,7 @@ impl Slot {
         }
     }
 
-    pub(super) fn holds_above_allowance(&self, here: &Here) -> bool {
+    pub(super) fn holds_above_allowance(&self, here: &Here<'_>) -> bool {
         let manner = self.manner(here);
         let tokens = self.buffer.tokens(here.now);
         let spaced = matches!(manner.kind, Kind::Spaced { .. });
@@ -104,7 +104,7 @@ impl Slot {
     }
 
     /// Whether the answer to the ask that is out should have been here.
-    pub(super) fn is_overdue(&self, here: &Here) -> bool {
+    pub(super) fn is_overdue(&self, here: &Here<'_>) -> bool {
         let trips = self.round_trip() * OVERDUE_TRIPS;
         let asked_for = self.buffer.asked_for(here.now);
         self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(here.patience)

@@ -52,7 +52,7 @@ async fn each_failure_mode_gives_its_answer() {
 async fn a_pod_by_itself_admits_its_part_of_the_limit_each_window() {
     let rig = mode(10, "local");
     let pod = rig.pod();
-    pod.shared.pods.store(4, Ordering::Relaxed);
+    pod.shared.pods.set(4);
     fail(&rig);
     for _ in 0..3 {
         assert_eq!(passed(&pod, &rig.rules, 20).await, 3, "ceil(10 / 4)");
@@ -72,7 +72,7 @@ async fn every_algorithm_has_its_part() {
         let a = "unit: hour, requests_per_unit: 10, failure_mode: local, algorithm: ";
         let rig = Rig::new(&limits(&format!("{a}{algorithm}"), "unit: hour, requests_per_unit: 1"));
         let pod = rig.pod();
-        pod.shared.pods.store(2, Ordering::Relaxed);
+        pod.shared.pods.set(2);
         fail(&rig);
         assert_eq!(passed(&pod, &rig.rules, 20).await, expected, "{algorithm}");
     }

@@ -48,7 +48,7 @@ impl Demand {
     async fn meets(&self, rig: &Rig) -> Outcome {
         let pods: Vec<_> = (0..self.pods).map(|number| rig.pod_numbered(number as u64)).collect();
         for pod in &pods {
-            pod.shared.pods.store(self.pods as u32, Ordering::Relaxed);
+            pod.shared.pods.set(self.pods as u32);
             let kept = pod.clone();
             tokio::spawn(async move { tokio::join!(kept.keep_tidy(), kept.watch_idle()) });
         }
