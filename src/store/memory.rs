@@ -20,6 +20,7 @@ mod pods;
 pub struct MemoryStore {
     parts: Box<[Mutex<Part>]>,
     part_keys_max: usize,
+    gives_way: bool,
     pods: Mutex<Pods>,
     clock: Clock,
 }
@@ -50,8 +51,17 @@ struct Part {
 
 struct Entry {
     state: State,
-    /// In seconds since the Unix epoch; past, if the state says no more than its absence.
+    /// In seconds of the store's clock; past, if the state says no more than its absence.
     expires_at: u64,
+}
+
+/// When a step happens.
+#[derive(Clone, Copy)]
+struct Times {
+    /// The time that the counts go by.
+    counts: Duration,
+    /// The store's clock, which keys expire by.
+    store: Duration,
 }
 
 // === impl MemoryStore ===
@@ -64,6 +74,7 @@ impl MemoryStore {
         Self {
             parts: (0..parts).map(|_| Mutex::default()).collect(),
             part_keys_max: keys_max.div_ceil(parts),
+            gives_way: false,
             pods: Mutex::default(),
             clock,
         }
@@ -77,17 +88,42 @@ impl MemoryStore {
         Self::new(Arc::new(now), KEYS_MAX)
     }
 
+    /// The same store, but an ask that would add one key too many evicts the one that expires
+    /// soonest instead of being [`StoreError::Full`]. What an evicted key had counted is lost. Where
+    /// many keys were put off since they were made, the soonest of a few is evicted.
+    #[must_use]
+    pub fn giving_way(self) -> Self {
+        Self { gives_way: true, ..self }
+    }
+
     /// Keys held at the moment, expired ones that were not cleared away yet among them.
     pub fn keys(&self) -> usize {
         self.parts.iter().map(|part| part.lock().entries.len()).sum()
     }
 
-    /// Takes one ask, at once.
+    /// Takes one ask, at once, at the time of the store's clock.
     ///
     /// # Errors
     ///
     /// [`StoreError::Full`].
     pub fn take(&self, ask: &Ask) -> Result<Grant, StoreError> {
+        // Read under the lock, so that the steps of one key happen in the order of their times.
+        self.step_at(ask, |store| Times { counts: store, store })
+    }
+
+    /// Takes one ask, at once, at the time `now` since the Unix epoch: that of the server that owns
+    /// the key, say, where servers' clocks differ. The state of each key goes by the times of its
+    /// own asks; keys still expire by the store's clock, so that no key's time makes another's
+    /// count lapse.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Full`].
+    pub fn take_at(&self, ask: &Ask, now: Duration) -> Result<Grant, StoreError> {
+        self.step_at(ask, |store| Times { counts: now, store })
+    }
+
+    fn step_at(&self, ask: &Ask, times: impl Fn(Duration) -> Times) -> Result<Grant, StoreError> {
         // The remainder is below the number of parts, so it fits.
         #[allow(clippy::cast_possible_truncation)]
         let at = (ask.counter().bits() % self.parts.len() as u64) as usize;
@@ -95,27 +131,31 @@ impl MemoryStore {
             return Err(StoreError::Full("it holds no keys".into()));
         };
         let mut part = part.lock();
-        // Read under the lock, so that the steps of one key happen in the order of their times.
-        let now = (self.clock)();
-        let now_us = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
-        part.sweep(now.as_secs());
+        let times = times((self.clock)());
+        let now_secs = times.store.as_secs();
+        part.sweep(now_secs);
         let had = part.entries.remove(&ask.counter());
         let is_new = had.is_none();
-        let (state, grant) = step(had.map(|entry| entry.state), now_us, ask);
-        let expires_at = state.ends_at(ask.terms()).saturating_add(KEPT_SECONDS);
-        if is_new && expires_at > now.as_secs() {
-            if part.entries.len() >= self.part_keys_max {
-                return Err(StoreError::Full(format!(
-                    "{} keys",
-                    self.part_keys_max * self.parts.len()
-                )));
+        let (state, grant) = step(had.map(|entry| entry.state), times.now_us(), ask);
+        let expires_at = times.expiry(state.ends_at(ask.terms()));
+        if is_new && expires_at > now_secs {
+            if part.entries.len() >= self.part_keys_max && !self.make_room(&mut part) {
+                let keys_max = self.part_keys_max * self.parts.len();
+                return Err(StoreError::Full(format!("{keys_max} keys")));
             }
             part.queue.push(Reverse((expires_at, ask.counter())));
         }
-        if !is_new || expires_at > now.as_secs() {
+        if !is_new || expires_at > now_secs {
             part.entries.insert(ask.counter(), Entry { state, expires_at });
         }
         Ok(grant)
+    }
+
+    fn make_room(&self, part: &mut Part) -> bool {
+        if self.gives_way {
+            part.evict();
+        }
+        self.gives_way
     }
 }
 
@@ -143,6 +183,25 @@ impl Store for MemoryStore {
 // === impl Part ===
 
 impl Part {
+    /// Evicts the key that expires soonest, but looks for it among a few only.
+    fn evict(&mut self) {
+        for _ in 0..SWEEP_MAX {
+            let Some(Reverse((queued_for, key))) = self.queue.pop() else { return };
+            match self.entries.get(&key) {
+                Some(entry) if entry.expires_at > queued_for => {
+                    self.queue.push(Reverse((entry.expires_at, key)));
+                }
+                _ => {
+                    self.entries.remove(&key);
+                    return;
+                }
+            }
+        }
+        if let Some(Reverse((_, key))) = self.queue.pop() {
+            self.entries.remove(&key);
+        }
+    }
+
     /// Clears away keys that say nothing any more: a few an ask, which is more than an ask can add.
     fn sweep(&mut self, now_secs: u64) {
         for _ in 0..SWEEP_MAX {
@@ -160,6 +219,21 @@ impl Part {
                 }
             }
         }
+    }
+}
+
+// === impl Times ===
+
+impl Times {
+    fn now_us(self) -> u64 {
+        u64::try_from(self.counts.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// When a state expires by the store's clock that says nothing from `ends_at` on, in seconds
+    /// of its own time.
+    fn expiry(self, ends_at: u64) -> u64 {
+        let lasts = ends_at.saturating_add(KEPT_SECONDS).saturating_sub(self.counts.as_secs());
+        self.store.as_secs().saturating_add(lasts)
     }
 }
 

@@ -6,6 +6,7 @@ use super::super::fault::Kind;
 use super::*;
 use crate::key::Key;
 use crate::rules::{Limit, Unit};
+use crate::store::Deposit;
 
 const NOON: i64 = 1_700_000_000_250_000;
 
@@ -78,6 +79,62 @@ fn only_what_a_fixed_window_can_say_is_a_grant() {
             &[4, NOON, window, 4, 0],
         ],
     );
+}
+
+#[test]
+fn only_what_the_next_window_can_say_is_a_grant() {
+    let ask = Ask { ahead: true, ..ask(Algorithm::FixedWindow) };
+    let next = NOON / 60_000_000 + 1;
+    let grant = read(&ask, &[4, NOON, next, 4]).unwrap();
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (4, 6, false));
+    assert_eq!(grant.starts_after, Duration::from_micros(39_750_000));
+    assert_eq!(grant.ends_after, Duration::from_micros(99_750_000));
+    read(&ask, &[4, NOON, next + 1, 4]).expect("a clock that was ahead began a window early");
+    refuses(
+        &ask,
+        &[
+            &[4, NOON, next - 1, 4],   // the present window's
+            &[4, NOON, next + 2, 4],   // a window far off
+            &[4, NOON, next, 3],       // not debited
+            &[4, NOON, next, 11],      // more than the limit
+            &[0, NOON, next, 1 << 32], // more than any limit
+            &[4, NOON, 0, 4],
+        ],
+    );
+    assert_ne!(packed(&ask), packed(&Ask { ahead: false, ..ask }));
+}
+
+#[test]
+fn only_what_a_pool_can_say_is_a_grant() {
+    let ask = Ask { pool: Some(0), ..ask(Algorithm::TokenBucket { burst: 5 }) };
+    let grant = read(&ask, &[4, 3, NOON, 250]).unwrap();
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (4, 3, false));
+    assert_eq!(i64::try_from(grant.epoch), Ok(NOON));
+    assert_eq!(grant.ends_after, Duration::from_millis(250));
+    read(&ask, &[0, 0, 0, 0]).expect("an empty pool");
+    refuses(
+        &ask,
+        &[
+            &[5, 3, NOON, 250],       // more than wanted
+            &[1, 3, NOON, 250],       // less than needed
+            &[4, 3, NOON, 0],         // tokens without an end
+            &[0, 0, NOON, 250],       // an end without tokens
+            &[4, 1 << 32, NOON, 250], // more than it holds
+            &[4, 3, -1, 250],
+        ],
+    );
+}
+
+#[test]
+fn a_deposit_is_cut_to_what_a_double_counts_and_what_comes_back_is_not_sent() {
+    let deposit = Deposit { tokens: u64::MAX, epoch: u64::MAX, lasts: Duration::MAX };
+    let back = Some(Back { tokens: 3, epoch: None });
+    let pool = Ask { pool: Some(0), ..ask(Algorithm::FixedWindow) };
+    let packed_deposit = packed(&Ask { deposit: Some(deposit), back, ..pool });
+    let sent = ["4294967295", "9007199254740991", "4503599627370496"];
+    assert!(sent.iter().all(|number| packed_deposit.contains(number)), "{packed_deposit}");
+    let nothing = Deposit { tokens: 9, epoch: 1, lasts: Duration::from_micros(999) };
+    assert_eq!(packed(&Ask { deposit: Some(nothing), ..pool }), packed(&pool));
 }
 
 #[test]
