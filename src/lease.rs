@@ -131,6 +131,11 @@ impl Desk {
         }
     }
 
+    /// The shard that `ask` would go to.
+    pub fn shard(&self, ask: &Ask) -> usize {
+        self.shared.store.shard(ask).min(SHARDS_MAX - 1)
+    }
+
     /// Whether an ask that gives tokens back would be sent now.
     pub fn takes(&self, _ask: &Ask) -> bool {
         true

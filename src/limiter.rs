@@ -364,7 +364,8 @@ impl Shared {
                 return Ok(self.away.deny(standing));
             }
         }
-        self.away.answer(charge, self.pods_of(charge), now, why)
+        let shard = self.shard_of(charge);
+        self.away.answer(charge, self.pods_of(charge), shard, now, why)
     }
 
     /// The answer to a refund where the store gives none, because of `why`. One that is `queued`
@@ -381,7 +382,8 @@ impl Shared {
         match charge.failure_mode() {
             FailureMode::Error if fails => Err(why),
             FailureMode::Local if !queued => {
-                self.away.answer(charge, self.pods_of(charge), now, why)
+                let (pods, shard) = (self.pods_of(charge), self.shard_of(charge));
+                self.away.answer(charge, pods, shard, now, why)
             }
             mode => Ok(Away::pass(mode, charge)),
         }
@@ -407,8 +409,8 @@ impl Shared {
 
     /// What this pod admitted by itself is not spent after all.
     fn return_own(&self, charge: &Charge<'_>) {
-        let pods = self.pods_of(charge);
-        self.away.return_hits(charge.key(), charge.applied.limit, charge.hits, pods);
+        let (pods, shard) = (self.pods_of(charge), self.shard_of(charge));
+        self.away.return_hits(charge.key(), charge.applied.limit, charge.hits, pods, shard);
     }
 
     /// Tokens that were taken and are not spent after all.
@@ -453,7 +455,8 @@ impl Shared {
                     self.watch(key, here.now + WATCH_EVERY);
                 }
                 if paid > 0 {
-                    self.away.return_hits(key, reply.ask.limit, paid, pods);
+                    let Reply { ask, shard, .. } = &reply;
+                    self.away.return_hits(key, ask.limit, paid, pods, *shard);
                 }
             }
             // A key that was evicted since has no use for its lease.
@@ -471,6 +474,11 @@ impl Shared {
     fn here(&self, now: Time) -> Here<'_> {
         let Options { pod, max_wait: patience, .. } = self.options;
         Here { now, pods: &self.pods, pod, patience }
+    }
+
+    /// The shard that owns the count of `charge`.
+    fn shard_of(&self, charge: &Charge<'_>) -> usize {
+        self.desk.shard(&Ask::look(charge.key(), charge.applied.limit))
     }
 
     /// Pods that share the limit of `charge`.

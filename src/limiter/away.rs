@@ -1,11 +1,14 @@
 //! What is answered when the store cannot be asked, by the rule's failure mode.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::outcome::{Settled, Standing};
 use super::resolve::Charge;
+use parking_lot::Mutex;
+
 use crate::buffer::Lot;
 use crate::dice::mixed;
 use crate::key::Key;
@@ -16,58 +19,60 @@ use crate::store::{Ask, Back, Count, Grant, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::How;
 
-/// Keys that a pod counts by itself at most: some 8 MiB of them. One that finds no room is denied,
-/// since nobody counts it.
+/// Keys that a pod counts by itself at most: some 8 MiB of them. Beyond that the count of one whose
+/// window ends soonest is forgotten for each that is new, as buffers give way.
 const KEYS_MAX: usize = 1 << 16;
 
 /// Answers in the store's place.
 pub(super) struct Away {
     /// This pod's number.
     pod: u64,
+    clock: Clock,
     /// `local`: what this pod has admitted by itself, each key by its own algorithm.
     own: MemoryStore,
-    /// The store's time at the start of this pod's clock, in microseconds since the Unix epoch.
-    epoch_us: Arc<AtomicU64>,
+    clocks: Mutex<Clocks>,
     answers: [AtomicU64; FailureMode::ALL.len()],
     /// Hits that `allow` let pass: nobody counted them.
     unmetered: AtomicU64,
 }
 
+/// The time of each shard when this pod's clock was started, in microseconds since the Unix epoch:
+/// a window is that of the shard which owns its key, and the clocks of two masters may differ by
+/// more than a window.
+struct Clocks {
+    /// Of a shard that nothing was heard of.
+    unknown: u64,
+    /// By shard, at most [`crate::store::SHARDS_MAX`].
+    known: HashMap<usize, u64>,
+}
+
 // === impl Away ===
 
 impl Away {
-    /// `unix_start` is the time of day when `clock` was started. It serves until the store's own is
-    /// known, which its first grant tells.
+    /// `unix_start` is the time of day when `clock` was started. It serves until a shard's own is
+    /// known, which its first grant says.
     pub(super) fn new(clock: Clock, unix_start: Duration, pod: u64) -> Self {
-        let micros = u64::try_from(unix_start.as_micros()).unwrap_or(u64::MAX);
-        let epoch_us = Arc::new(AtomicU64::new(micros));
-        let epoch = Arc::clone(&epoch_us);
-        let now = move || {
-            let since_start = clock.now().since(Time::default());
-            since_start.saturating_add(Duration::from_micros(epoch.load(Ordering::Relaxed)))
-        };
-        Self {
-            pod,
-            own: MemoryStore::new(Arc::new(now), KEYS_MAX),
-            epoch_us,
-            answers: Default::default(),
-            unmetered: AtomicU64::new(0),
-        }
+        let unknown = u64::try_from(unix_start.as_micros()).unwrap_or(u64::MAX);
+        let unix = move || unix_start.saturating_add(clock.now().since(Time::default()));
+        let own = MemoryStore::new(Arc::new(unix), KEYS_MAX).giving_way();
+        let clocks = Mutex::new(Clocks { unknown, known: HashMap::default() });
+        Self { pod, clock, own, clocks, answers: Default::default(), unmetered: AtomicU64::new(0) }
     }
 
-    /// The answer to `charge`, which the store did not give because of `why`. `pods` share the
-    /// limit.
+    /// The answer to `charge`, which `shard` of the store did not give because of `why`. `pods` share
+    /// the limit.
     pub(super) fn answer(
         &self,
         charge: &Charge<'_>,
         pods: u32,
+        shard: usize,
         now: Time,
         why: StoreError,
     ) -> Result<Settled, StoreError> {
         let mode = charge.failure_mode();
         self.answers[mode as usize].fetch_add(1, Ordering::Relaxed);
         match mode {
-            FailureMode::Local => Ok(self.admit(charge, pods, now)),
+            FailureMode::Local => Ok(self.admit(charge, pods, shard, now)),
             FailureMode::Allow => {
                 let hits = if charge.refund { 0 } else { charge.hits };
                 self.unmetered.fetch_add(hits, Ordering::Relaxed);
@@ -90,10 +95,12 @@ impl Away {
     }
 
     /// What was admitted here is not spent after all, or has been paid for since.
-    pub(super) fn return_hits(&self, key: Key, limit: Limit, hits: u64, pods: u32) {
+    pub(super) fn return_hits(&self, key: Key, limit: Limit, hits: u64, pods: u32, shard: usize) {
+        let unix = self.unix_time(shard);
         let back = Some(Back { tokens: hits, epoch: None });
+        let ask = Ask { back, ..Ask::look(key, self.part(key, limit, pods, unix)) };
         // A key without room was denied, and has nothing to return.
-        let _ = self.own.take(&Ask { back, ..Ask::look(key, self.part(key, limit, pods)) });
+        let _ = self.own.take_at(&ask, unix);
     }
 
     /// Takes the store's time from a grant, so that windows here are the store's.
@@ -110,7 +117,15 @@ impl Away {
         };
         let since_start = reply.asked_at.since(Time::default()).as_micros();
         let since_start = u64::try_from(since_start).unwrap_or(u64::MAX);
-        self.epoch_us.store(store_us.saturating_sub(since_start), Ordering::Relaxed);
+        self.clocks.lock().known.insert(reply.shard, store_us.saturating_sub(since_start));
+    }
+
+    /// The present by the clock of `shard`, since the Unix epoch.
+    fn unix_time(&self, shard: usize) -> Duration {
+        let clocks = self.clocks.lock();
+        let start = clocks.known.get(&shard).copied().unwrap_or(clocks.unknown);
+        let since_start = self.clock.now().since(Time::default());
+        since_start.saturating_add(Duration::from_micros(start))
     }
 
     pub(super) fn counts(&self) -> Vec<Count> {
@@ -126,22 +141,24 @@ impl Away {
 
     /// This pod's part of a limit that `pods` share, in the present window: drawn so that the parts
     /// of all pods add up to the limit on average.
-    fn part(&self, key: Key, limit: Limit, pods: u32) -> Limit {
-        let window = self.own.now().as_secs() / limit.window_seconds().max(1);
+    fn part(&self, key: Key, limit: Limit, pods: u32, unix: Duration) -> Limit {
+        let window = unix.as_secs() / limit.window_seconds().max(1);
         limit.part(pods, mixed(key.bits() ^ mixed(self.pod ^ mixed(window))))
     }
 
     /// `local`: the pod's part of the limit, by the limit's own algorithm.
-    fn admit(&self, charge: &Charge<'_>, pods: u32, now: Time) -> Settled {
-        let mode = FailureMode::Local;
-        let hits = charge.hits;
-        let own = Ask::look(charge.key(), self.part(charge.key(), charge.applied.limit, pods));
+    fn admit(&self, charge: &Charge<'_>, pods: u32, shard: usize, now: Time) -> Settled {
+        let (mode, hits, key) = (FailureMode::Local, charge.hits, charge.key());
+        let unix = self.unix_time(shard);
+        let own = Ask::look(key, self.part(key, charge.applied.limit, pods, unix));
         let ask = if charge.refund {
             Ask { back: Some(Back { tokens: hits, epoch: None }), ..own }
         } else {
             Ask { want: hits, need: hits, charge_denied: charge.charge_denied(), ..own }
         };
-        let Ok(grant) = self.own.take(&ask) else { return settled(mode, !charge.refund, 0) };
+        let Ok(grant) = self.own.take_at(&ask, unix) else {
+            return settled(mode, !charge.refund, 0);
+        };
         let over = !charge.refund && if hits == 0 { grant.overdrawn } else { grant.tokens < hits };
         let reset = if grant.left > 0 { grant.reset_after } else { grant.retry_after };
         Settled {

@@ -15,7 +15,7 @@ use crate::time::Time;
 
 use super::outcome::Watch;
 use super::slot::Slot;
-use super::{Limiter, Ordering, Shared};
+use super::{Limiter, Shared};
 
 /// Between two signs of life.
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);

@@ -327,7 +327,9 @@ impl Slot {
     pub(super) fn used_up(&self, charge: &Charge<'_>, now: Time) -> Option<Standing> {
         let limit = self.limit();
         let none_left = self.buffer.left(now) == Some(0) && self.buffer.is_sure();
-        let known = is_windowed(limit) && none_left && limit == charge.applied.limit;
+        // What a sliding window has left grows from one moment to the next.
+        let lasts = limit.algorithm == Algorithm::FixedWindow;
+        let known = lasts && none_left && limit == charge.applied.limit;
         known.then(|| self.standing(limit, now))
     }
 

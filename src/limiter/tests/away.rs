@@ -49,15 +49,74 @@ async fn each_failure_mode_gives_its_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_by_itself_admits_its_part_of_the_limit_each_window() {
-    let rig = mode(10, "local");
-    let pod = rig.pod();
-    pod.shared.pods.set(4);
-    fail(&rig);
-    for _ in 0..3 {
-        assert_eq!(passed(&pod, &rig.rules, 20).await, 3, "ceil(10 / 4)");
-        tokio::time::sleep(HOUR).await;
+async fn pods_by_themselves_admit_parts_that_add_up_to_the_limit_on_average() {
+    const WINDOWS: u32 = 20;
+    for (limit, pods) in [(10, 4), (20, 200), (1, 40)] {
+        let rig = mode(limit, "local");
+        fail(&rig);
+        let fleet: Vec<_> = (0..pods).map(|number| rig.pod_numbered(number)).collect();
+        let mut sum = 0;
+        for pod in &fleet {
+            pod.shared.pods.set(pods as u32);
+        }
+        for _ in 0..WINDOWS {
+            for pod in &fleet {
+                let part = passed(pod, &rig.rules, 4).await;
+                let whole = limit / pods as u32;
+                assert!((whole..=whole + 1).contains(&part), "{part} of {limit} by {pods}");
+                sum += part;
+            }
+            tokio::time::sleep(HOUR).await;
+        }
+        // Up to five times the standard deviation of so many parts of at most one token.
+        let (expected, parts) = (f64::from(limit * WINDOWS), f64::from(WINDOWS) * pods as f64);
+        let slack = 5.0 * (parts * 0.25).sqrt().min(expected.sqrt());
+        assert!((f64::from(sum) - expected).abs() < slack, "{sum} of {expected}, {pods} pods");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lone_pod_that_never_met_the_store_admits_exactly_the_limit() {
+    let rig = mode(100, "local");
+    fail(&rig);
+    let options = Options { pods_expected: 1, unix_start: START, ..Options::default() };
+    let pod = Limiter::new(Arc::clone(&rig.store) as _, rig.clock, options);
+    assert_eq!(passed(&pod, &rig.rules, 200).await, 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pods_heard_of_before_a_restart_are_counted_with_until_the_store_says_more() {
+    let rig = mode(100, "local");
+    fail(&rig);
+    let pod = rig.pod_numbered(1);
+    pod.expect_pods(&[("d".into(), 10)]);
+    assert_eq!(passed(&pod, &rig.rules, 200).await, 10);
+    assert_eq!(pod.pods_by_domain(), [("d".into(), 10)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_keys_than_a_pod_counts_by_itself_give_way_to_each_other() {
+    let rig = mode(1, "local");
+    fail(&rig);
+    let pod = rig.pod();
+    for value in 0..70_000 {
+        let value = value.to_string();
+        let mut request = request(&["a"]);
+        request.descriptors[0].entries[0].value = &value;
+        let verdict = pod.decide(&rig.rules, &request).await.unwrap();
+        assert_eq!(verdict.code, Code::Ok, "{value}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sliding_window_that_was_full_for_a_moment_has_its_part_when_the_store_is_away() {
+    let a = "unit: second, requests_per_unit: 10, failure_mode: local, algorithm: sliding_window";
+    let rig = Rig::new(&limits(a, "unit: hour, requests_per_unit: 1"));
+    let pod = rig.pod();
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 10);
+    fail(&rig);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(passed(&pod, &rig.rules, 20).await > 0, "its window is not over yet");
 }
 
 #[tokio::test(start_paused = true)]
