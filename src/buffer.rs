@@ -209,10 +209,15 @@ impl<A: Spare> Buffer<A> {
 
     /// Takes out the tokens above `kept`, to be given back to the store.
     pub fn skim(&mut self, kept: u64, kind: Kind, now: Time) -> Option<Lot> {
-        let excess = self.tokens(now).saturating_sub(kept);
-        let lot = if excess > 0 { self.lots.spend(excess, kind, now)? } else { return None };
-        self.left = self.left.saturating_add(narrow(excess));
+        let lot = self.take_out(kept, kind, now)?;
+        self.left = self.left.saturating_add(narrow(lot.tokens));
         Some(lot)
+    }
+
+    /// Takes out the tokens above `kept`, which stay lent.
+    pub fn take_out(&mut self, kept: u64, kind: Kind, now: Time) -> Option<Lot> {
+        let excess = self.tokens(now).saturating_sub(kept);
+        if excess > 0 { self.lots.spend(excess, kind, now) } else { None }
     }
 
     /// Takes out every unspent token, to be given back to the store.
@@ -253,6 +258,11 @@ impl<A: Spare> Buffer<A> {
     /// known.
     pub fn reset_after(&self, now: Time) -> Option<Duration> {
         self.is_live(now).then(|| self.resets.after(self.lots.heard()).since(now))
+    }
+
+    /// Takes what the store had left for an estimate: the limit has changed.
+    pub fn doubt(&mut self) {
+        self.is_sure = false;
     }
 
     /// When the store's last word came.

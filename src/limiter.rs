@@ -12,7 +12,6 @@ mod outcome;
 mod overflow;
 mod pods;
 mod resolve;
-mod shares;
 mod slot;
 mod wait;
 
@@ -84,7 +83,7 @@ pub struct Options {
 }
 
 /// What a slot has to know of its surroundings.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 struct Here<'a> {
     now: Time,
     pods: &'a Pods,
@@ -92,6 +91,9 @@ struct Here<'a> {
     pod: u64,
     /// What a request waits for a lease at most.
     patience: Duration,
+    /// A round trip to the store, as last measured at any key, in microseconds.
+    trip_us: u64,
+    desk: &'a Desk,
 }
 
 /// Keys that hold more than their allowance, with the time to look whether they lie idle, soonest
@@ -102,6 +104,8 @@ type IdleQueue = Mutex<VecDeque<(Time, Key)>>;
 struct Shared {
     table: Table<Slot>,
     pods: Pods,
+    /// A round trip to the store, as last measured at any key, in microseconds.
+    trip_us: AtomicU64,
     /// Notified when the pods of a further domain are to be counted.
     new_domain: Notify,
     idle: IdleQueue,
@@ -155,6 +159,7 @@ impl Limiter {
             Shared {
                 table: Table::new(rest, WAITING_IN_ALL_MAX * WAITER_BYTES),
                 pods: Pods::new(options.pods_expected),
+                trip_us: AtomicU64::new(slot::TRIP_FIRST_US),
                 new_domain: Notify::new(),
                 idle: Mutex::new(idle),
                 overflows: AtomicU64::new(0),
@@ -427,21 +432,27 @@ impl Shared {
             // The key was evicted meanwhile.
             let Applied { limit, rule } = &charge.applied;
             let manner = Manner::of(*limit, rule.map(AsRef::as_ref), self.options.max_wait);
-            asks.extend(manner.returning(key, 0, taken));
+            asks.extend(manner.returning(key, taken));
         }
         self.send(asks);
     }
 
     /// Hands a reply of the store to the key it is about, and asks on if requests still wait.
     fn on_reply(&self, reply: Reply) {
-        if reply.ask.is_return() {
-            // Nobody waits, and what was lost on the way ends with its lease.
-            return;
-        }
         let key = reply.ask.key;
         let here = self.here(self.clock.now());
+        if reply.ask.is_return() {
+            // No request waits. What was not sent is still held; what was lost on the way ends with
+            // its lease.
+            if reply.outcome.as_ref().is_err_and(StoreError::is_not_sent) {
+                self.table.with_existing(key, |slot| slot.keep_refused(&reply, &here));
+            }
+            return;
+        }
         if let Ok(grant) = &reply.outcome {
             self.away.note_time(&reply, grant);
+            let trip_us = here.now.since(reply.asked_at).as_micros();
+            self.trip_us.store(u64::try_from(trip_us).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
         let mut asks = Vec::new();
         let visited = self.table.with_existing(key, |slot| {
@@ -451,8 +462,8 @@ impl Shared {
         });
         match visited {
             Some((starts, paid, pods)) => {
-                if starts {
-                    self.watch(key, here.now + WATCH_EVERY);
+                if starts && !self.watch(key, here.now + WATCH_EVERY) {
+                    self.table.with_existing(key, Slot::unwatch);
                 }
                 if paid > 0 {
                     let Reply { ask, shard, .. } = &reply;
@@ -473,7 +484,8 @@ impl Shared {
 
     fn here(&self, now: Time) -> Here<'_> {
         let Options { pod, max_wait: patience, .. } = self.options;
-        Here { now, pods: &self.pods, pod, patience }
+        let trip_us = self.trip_us.load(Ordering::Relaxed);
+        Here { now, pods: &self.pods, pod, patience, trip_us, desk: &self.desk }
     }
 
     /// The shard that owns the count of `charge`.
@@ -490,9 +502,9 @@ impl Shared {
 // === impl Here ===
 
 impl Here<'_> {
-    /// The share of a split key that this pod begins with: each pod at one of its own.
+    /// The pool of a split key that this pod asks: each pod one of its own, as far as they go.
     #[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]
-    fn first_share(&self, key: Key) -> u8 {
+    fn first_pool(&self, key: Key) -> u8 {
         self.pod.wrapping_add(key.bits()) as u8
     }
 }

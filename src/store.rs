@@ -209,9 +209,9 @@ impl Ask {
         }
     }
 
-    /// Whether it gives unspent tokens back, for which nobody waits.
+    /// Whether it gives unspent tokens back, or moves them to a pool: no request waits for it.
     pub fn is_return(&self) -> bool {
-        self.back.is_some_and(|back| back.epoch.is_some())
+        self.deposit.is_some() || self.back.is_some_and(|back| back.epoch.is_some())
     }
 
     /// The count or the pool that it is a step of. No pool has the key of a count: shares are
@@ -262,6 +262,11 @@ pub enum StoreError {
 // === impl StoreError ===
 
 impl StoreError {
+    /// Whether the ask never left this pod.
+    pub fn is_not_sent(&self) -> bool {
+        matches!(self, Self::Overloaded | Self::Away)
+    }
+
     /// Whether it is of the key alone: the store answers, and serves other keys.
     pub fn is_of_key(&self) -> bool {
         matches!(self, Self::Foreign | Self::Full(_))

@@ -5,6 +5,7 @@
 //! count as demand too. `docs/decisions/0019` says what each part of the formula is for, and what
 //! was tried besides.
 
+use std::num::NonZeroU8;
 use std::time::Duration;
 
 use crate::rules::Terms;
@@ -333,6 +334,13 @@ impl Need {
             _ => self.limit as f64,
         };
         UNSPENT_ALLOWANCE * whole / self.pods.max(1.0)
+    }
+
+    /// Tokens for a pool that `others` take leases like this one from, one of as many as `pools`.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+    pub fn for_pool(&self, others: f64, pools: NonZeroU8) -> u64 {
+        let part = f64::from(self.terms.fraction) * self.left as f64 / f64::from(pools.get());
+        (self.size() as f64 * others).min(part) as u64
     }
 
     /// Tokens that the demand will use of what is held, or that may lie unspent.

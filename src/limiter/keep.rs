@@ -104,7 +104,11 @@ impl Limiter {
     /// Gives back the tokens of rules that `rules` no longer has, or has with another limit.
     pub async fn adopt(&self, rules: &Rules) {
         self.sweep(|key, slot, now, asks| {
-            if stale(rules, slot) {
+            let here = self.shared.here(now);
+            if let Some(pools) = fewer_pools(rules, slot) {
+                slot.empty_pools(key, pools, &here, asks);
+            }
+            if stale(rules, slot) && slot.takes_returns(key, &here) {
                 slot.give_back(key, now, asks);
             }
         })
@@ -154,14 +158,16 @@ impl Shared {
         Beat { pod: self.options.pod, lasts: BEAT_LASTS, leaves, domain }
     }
 
-    /// Looks again at `key` when it is `due`.
-    pub(super) fn watch(&self, key: Key, due: Time) {
+    /// Looks again at `key` when it is `due`. False beyond the ceiling: then the key keeps what it
+    /// holds until its next lease, or its end.
+    pub(super) fn watch(&self, key: Key, due: Time) -> bool {
         let mut idle = self.idle.lock();
-        // A key that was evicted while it stood here may stand here twice. Beyond the ceiling it
-        // keeps what it holds until its lease ends.
-        if idle.len() < idle.capacity() {
+        // A key that was evicted while it stood here may stand here twice.
+        let has_room = idle.len() < idle.capacity();
+        if has_room {
             idle.push_back((due, key));
         }
+        has_room
     }
 
     /// Gives back what idle keys hold above their allowance.
@@ -172,11 +178,11 @@ impl Shared {
         for _ in 0..WATCH_BATCH {
             let next = self.idle.lock().pop_front_if(due);
             let Some((_, key)) = next else { break };
-            let watch = self.table.with_existing(key, |slot| {
-                slot.inspect(key, &here, |ask| self.desk.takes(ask), &mut asks)
-            });
-            if let Some(Watch::Until(due)) = watch {
-                self.watch(key, due);
+            let watch = self.table.with_existing(key, |slot| slot.inspect(key, &here, &mut asks));
+            if let Some(Watch::Until(due)) = watch
+                && !self.watch(key, due)
+            {
+                self.table.with_existing(key, Slot::unwatch);
             }
         }
         self.send(asks);
@@ -192,6 +198,13 @@ pub(super) fn idle_queue(budget: usize) -> VecDeque<(Time, Key)> {
 fn lends_alike(one: &Rule, other: &Rule) -> bool {
     let manner = |rule: &Rule| (rule.allowance, rule.leasing, rule.shards);
     manner(one) == manner(other)
+}
+
+/// How many pools the key's rule has now, if that is fewer than before.
+fn fewer_pools(rules: &Rules, slot: &Slot) -> Option<u8> {
+    let before = slot.rule()?;
+    let pools = rules.by_path(&before.path).map_or(0, |now| now.shards.get());
+    (pools < before.shards.get() && before.shards.get() > 1).then_some(pools)
 }
 
 /// Whether the key's rule is gone or allows something else now. An unchanged rule is replaced by

@@ -4,12 +4,11 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 
 use super::Here;
-use super::shares::Whole;
 use crate::buffer::{Kind, Lot, Refill};
 use crate::key::Key;
 use crate::lease::Reply;
-use crate::rules::{Algorithm, Leasing, Limit, Rule, Share, Terms};
-use crate::store::{Ask, Back, Grant};
+use crate::rules::{Algorithm, Leasing, Limit, Rule, Terms};
+use crate::store::{Ask, Back, Grant, Purpose};
 use crate::time::Time;
 
 /// The store's word on a window without tokens is fresh for a hundredth of it, within these bounds,
@@ -43,7 +42,7 @@ pub(super) struct Manner {
     pub(super) limit: Limit,
     pub(super) kind: Kind,
     pub(super) leasing: Leasing,
-    /// Parts that the key is split into.
+    /// Pools that the key is split into, or 1.
     pub(super) shares: NonZeroU8,
 }
 
@@ -57,8 +56,8 @@ pub(super) fn unwanted(reply: &Reply) -> Option<Ask> {
 fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
     let spaced = matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
     let back = Some(Back { tokens, epoch: Some(epoch) });
-    let Ask { share, ttl, .. } = *ask;
-    (!spaced).then_some(Ask { share, ttl, back, ..Ask::look(ask.key, ask.limit) })
+    let purpose = Purpose::Return;
+    (!spaced).then_some(Ask { ttl: ask.ttl, back, purpose, ..Ask::look(ask.key, ask.limit) })
 }
 
 // === impl Manner ===
@@ -83,15 +82,14 @@ impl Manner {
         Self { limit, kind, leasing, shares: rule.map_or(NonZeroU8::MIN, |rule| rule.shards) }
     }
 
-    /// A look at the key's share `at`, to be filled in.
-    pub(super) fn ask(&self, key: Key, at: u8) -> Ask {
-        let share = Share { at, of: self.shares };
-        Ask { share, ttl: self.ttl(), ..Ask::look(key, self.limit) }
+    /// A look at the key, to be filled in.
+    pub(super) fn ask(&self, key: Key) -> Ask {
+        Ask { ttl: self.ttl(), ..Ask::look(key, self.limit) }
     }
 
-    /// The ask that returns `lot`. Any share may take it: what it credits, it never lends twice.
-    pub(super) fn returning(&self, key: Key, at: u8, lot: Lot) -> Option<Ask> {
-        returning(&self.ask(key, at), lot.tokens, lot.epoch)
+    /// The ask that returns `lot` to the key's own count, wherever it was lent.
+    pub(super) fn returning(&self, key: Key, lot: Lot) -> Option<Ask> {
+        returning(&self.ask(key), lot.tokens, lot.epoch)
     }
 
     pub(super) fn is_leased(&self) -> bool {
@@ -125,7 +123,6 @@ impl Manner {
         &self,
         reply: &Reply,
         grant: &Grant,
-        key: Whole,
         scarcity: Scarcity,
         here: &Here<'_>,
     ) -> Refill {
@@ -141,14 +138,14 @@ impl Manner {
             _ => (asked_at + Terms::TTL).max(ends), // as long as there may be tokens
         };
         let fresh_until = self.fresh_until(reply, grant, scarcity, here.now);
-        let told = scarcity.pods > CROWD && key.left == 0 && key.is_sure;
+        let told = scarcity.pods > CROWD && grant.left == 0;
         Refill {
             lot: Lot { tokens: grant.tokens, epoch: grant.epoch, starts, ends },
-            left: key.left,
-            overdrawn: key.overdrawn || told,
-            is_sure: key.is_sure,
+            left: grant.left,
+            overdrawn: grant.overdrawn || told,
+            is_sure: true,
             known_until,
-            resets: asked_at + if key.left > 0 { grant.reset_after } else { grant.retry_after },
+            resets: asked_at + if grant.left > 0 { grant.reset_after } else { grant.retry_after },
             fresh_until: known_until.min(fresh_until),
         }
     }

@@ -3,6 +3,7 @@
 mod asking;
 mod entry;
 mod flags;
+mod pools;
 mod rare;
 mod terms;
 
@@ -16,7 +17,6 @@ use super::lend::{Manner, Scarcity};
 use super::outcome::{Attempt, Entered, Settled, Standing, Watch};
 use super::pods::domain_of;
 use super::resolve::Charge;
-use super::shares::Shares;
 use super::wait::Wish;
 use crate::buffer::table::{Entry, Link};
 use crate::buffer::{Buffer, Kind, Lot, Take};
@@ -25,7 +25,7 @@ use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::{Demand, Need};
 use crate::rules::{Algorithm, Limit, Rule};
-use crate::store::{Ask, Back, Grant, StoreError};
+use crate::store::{Ask, Back, Grant, Purpose, StoreError};
 use crate::time::{Coarse, Time};
 use crate::verdict::{Applied, How};
 use flags::Flags;
@@ -44,7 +44,7 @@ const OVERDUE_MIN: Duration = Duration::from_millis(50);
 const LOST_AFTER: Duration = Duration::from_secs(15);
 
 /// What a round trip is taken for before the first was measured.
-const TRIP_FIRST_US: u64 = 1_000;
+pub(super) const TRIP_FIRST_US: u64 = 1_000;
 
 /// State of one key: 80 bytes, since there are many. Whatever only few keys have is in [`Rare`].
 pub(super) struct Slot {
@@ -55,10 +55,10 @@ pub(super) struct Slot {
     requests: u32,
     held: Held,
     flags: Flags,
-    /// Asks on their way: one at a time, or one a share when requests wait.
+    /// Asks on their way: one at a time, or several where the store is far away.
     asking: u8,
-    /// The share to ask next, of a split key.
-    share: u8,
+    /// The pool to ask, of a split key, once the number of pools has divided it.
+    pool: u8,
     demand: Demand,
     /// A round trip to the store, in microseconds: the last one if it took longer than before,
     /// else a moving average.
@@ -77,9 +77,9 @@ impl Slot {
             held: Held::Rule,
             flags: Flags::default(),
             asking: 0,
-            share: here.first_share(charge.key()),
+            pool: here.first_pool(charge.key()),
             demand: Demand::default(),
-            trip_us: Coarse::floor(TRIP_FIRST_US),
+            trip_us: Coarse::floor(here.trip_us),
             next: Link::default(),
         };
         slot.set_limit(charge.applied.limit);
@@ -94,21 +94,26 @@ impl Slot {
         if same && rule.is_some() && matches!(self.held, Held::Rule) {
             return;
         }
-        self.turn_to(limit, charge.key(), here.now, asks);
+        self.turn_to(limit, charge.key(), here, asks);
         if !same {
             self.rule = rule.cloned();
             self.set_limit(limit);
         }
     }
 
-    /// Holds nothing but tokens of `limit` from now on; the others are returned.
-    fn turn_to(&mut self, limit: Limit, key: Key, now: Time, asks: &mut Vec<Ask>) {
+    /// Holds nothing but tokens of `limit` from now on; the others are returned. Where their shard
+    /// cannot take them they stay: two limits of one key share its count, which they are part of.
+    fn turn_to(&mut self, limit: Limit, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) {
         if self.limit() == limit {
             return;
         }
-        self.give_back(key, now, asks);
-        self.buffer.forget();
-        self.set_shares(Shares::new(self.share, 0));
+        let spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
+        if spaced || self.buffer.tokens(here.now) == 0 || self.takes_returns(key, here) {
+            self.give_back(key, here.now, asks);
+            self.buffer.forget();
+        } else {
+            self.buffer.doubt();
+        }
         self.set_owed(0);
         self.set_limit(limit);
     }
@@ -151,9 +156,11 @@ impl Slot {
         if self.asking == 0 && self.is_barred(here.now) {
             return Entered::Refused(StoreError::Foreign);
         }
+        let is_empty = self.buffer.left(here.now) == Some(0) && self.buffer.is_sure();
+        let purpose = if is_empty { Purpose::Probe } else { Purpose::Request };
         let (promise, queued) = self.buffer.make_aside().waiting.push(wish);
-        if queued && self.asking == 0 {
-            asks.push(self.ask(charge.key(), here));
+        if queued && (self.asking == 0 || self.is_uncovered(here)) {
+            asks.push(Ask { purpose, ..self.ask(charge.key(), here) });
         }
         Entered::Queued(promise)
     }
@@ -178,14 +185,13 @@ impl Slot {
         let manner = self.manner(here);
         if self.settle(Wish::of(charge), here).is_none() {
             let back = Some(Back { tokens: charge.hits, epoch: None });
-            self.asking += 1;
-            self.buffer.note_ask(here.now);
-            asks.push(Ask { back, ..manner.ask(charge.key(), self.shares().next(manner.shares)) });
+            self.note_asked(here.now);
+            asks.push(Ask { back, ..manner.ask(charge.key()) });
             return;
         }
         let kept = self.need(&manner, 0, here).size();
         let excess = self.buffer.skim(kept, manner.kind, here.now);
-        asks.extend(excess.and_then(|lot| self.returning(&manner, charge.key(), lot)));
+        asks.extend(excess.and_then(|lot| manner.returning(charge.key(), lot)));
     }
 
     /// After a charge: asks for the next lease while tokens last, if they will not last until it
@@ -203,7 +209,8 @@ impl Slot {
         let refills = manner.inflow() > 0.0 && !self.buffer.is_fresh(here.now);
         let more = (left || refills) && !self.is_barred(here.now);
         if ahead && more && self.need(&manner, 0, here).may_hold_ahead() {
-            asks.push(self.ask(charge.key(), here));
+            let purpose = Purpose::Ahead;
+            asks.push(Ask { purpose, ..self.ask(charge.key(), here) });
         }
     }
 
@@ -216,10 +223,15 @@ impl Slot {
     pub(super) fn reply(&mut self, reply: &Reply, here: &Here<'_>, asks: &mut Vec<Ask>) -> u64 {
         let mut paid = 0;
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
-        self.asking = self.asking.saturating_sub(1);
+        self.note_answered(&reply.ask, here.now);
         match &reply.outcome {
-            Err(_) if self.share_failed(reply) => {}
+            // The own count is asked instead.
+            Err(_) if reply.ask.pool.is_some() => self.flags.set_pool_empty(true),
             Err(error) => self.fail(error, here.now),
+            Ok(grant) if reply.ask.pool.is_some() => {
+                self.take_from_pool(reply, grant, here, asks);
+                paid = self.pay(self.manner(here).kind, here.now);
+            }
             Ok(grant) => paid = self.take_in(reply, grant, here, asks),
         }
         if self.asking == 0 {
@@ -239,28 +251,24 @@ impl Slot {
         asks: &mut Vec<Ask>,
     ) -> u64 {
         self.unbar();
-        self.turn_to(reply.ask.limit, reply.ask.key, here.now, asks);
+        self.turn_to(reply.ask.limit, reply.ask.key, here, asks);
         let manner = self.manner(here);
-        let windowed = is_windowed(manner.limit) && grant.epoch > self.buffer.epoch();
         self.flags.set_relief(reply.hot);
         self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
         self.note_draw(&manner, reply, grant, here.now);
-        let mut shares = self.shares();
-        let whole = shares.heard(&reply.ask, grant, windowed);
-        self.set_shares(shares);
-        let refill = manner.refill(reply, grant, whole, self.scarcity(here), here);
+        let refill = manner.refill(reply, grant, self.scarcity(here), here);
         self.buffer.refill(refill, manner.kind, here.now);
         self.note_trip(here.now.since(reply.asked_at));
         let paid = self.pay(manner.kind, here.now);
         self.serve(here);
+        self.fill_pool(reply.ask.key, here, asks);
         paid
     }
 
     /// Notes what the fleet drew since the store's last word, and this pod's part of it.
     fn note_draw(&mut self, manner: &Manner, reply: &Reply, grant: &Grant, now: Time) {
         let same = !is_windowed(manner.limit) || grant.epoch == self.buffer.epoch();
-        let Some(before) = self.buffer.left(now).filter(|_| same && manner.shares.get() == 1)
-        else {
+        let Some(before) = self.buffer.left(now).filter(|_| same) else {
             return;
         };
         let back = reply.ask.back.map_or(0, |back| back.tokens);
@@ -288,22 +296,15 @@ impl Slot {
     fn ask_for_the_rest(&mut self, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let first = self.buffer.aside().and_then(|rare| rare.waiting.first());
         if let Some(first) = first {
-            self.turn_to(first.limit, key, here.now, asks);
-            self.ask_on(key, here, asks);
+            self.turn_to(first.limit, key, here, asks);
+            asks.push(self.ask(key, here));
         } else if !self.manner(here).is_leased() {
             // Nobody may spend what was not asked for.
             self.give_back(key, here.now, asks);
         } else if let (Held::Apart, Some(limit)) = (self.held, self.limit_of_rule()) {
             // Kept no longer than the box is there for those who wait.
-            self.turn_to(limit, key, here.now, asks);
+            self.turn_to(limit, key, here, asks);
         }
-    }
-
-    fn share_failed(&mut self, reply: &Reply) -> bool {
-        let mut shares = self.shares();
-        let others = shares.failed(reply);
-        self.set_shares(shares);
-        others
     }
 
     /// Notes hits that this pod has admitted by itself.
@@ -344,21 +345,14 @@ impl Slot {
 
     /// Returns what the key holds above its allowance: all of it if it lies idle, else what the
     /// demand of late will not use, since demand that has moved to another pod takes its time to
-    /// end here.
-    /// Nothing goes back that no shard `takes`.
-    pub(super) fn inspect(
-        &mut self,
-        key: Key,
-        here: &Here<'_>,
-        takes: impl Fn(&Ask) -> bool,
-        asks: &mut Vec<Ask>,
-    ) -> Watch {
+    /// end here. Nothing goes back to a shard that cannot take it.
+    pub(super) fn inspect(&mut self, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) -> Watch {
         self.flags.set_watched(self.holds_above_allowance(here));
         if !self.flags.is_watched() {
             return Watch::Over;
         }
         let manner = self.manner(here);
-        if !takes(&manner.ask(key, self.shares().next(manner.shares))) {
+        if !self.takes_returns(key, here) {
             return Watch::Until(here.now + WATCH_EVERY); // they would be lost on the way
         }
         if self.demand.is_idle(here.now) && !self.is_busy() {
@@ -370,7 +364,7 @@ impl Slot {
         let need = Need { demand, burst: demand, run: None, ..self.need(&manner, 0, here) };
         if self.buffer.tokens(here.now) > 2 * need.in_use() {
             let excess = self.buffer.skim(need.in_use(), manner.kind, here.now);
-            asks.extend(excess.and_then(|lot| self.returning(&manner, key, lot)));
+            asks.extend(excess.and_then(|lot| manner.returning(key, lot)));
         }
         let silent = self.demand.idle_for(here.now);
         let until_idle = self.demand.idle_after().saturating_sub(silent);
@@ -381,7 +375,33 @@ impl Slot {
     pub(super) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
         let manner = self.manner_of_returns();
         let lots = self.buffer.drain(now).into_iter().flatten();
-        asks.extend(lots.filter_map(|lot| self.returning(&manner, key, lot)));
+        asks.extend(lots.filter_map(|lot| manner.returning(key, lot)));
+    }
+
+    /// Whether the shard of the key takes tokens back at present.
+    pub(super) fn takes_returns(&self, key: Key, here: &Here<'_>) -> bool {
+        let manner = self.manner_of_returns();
+        here.desk.takes(&manner.ask(key))
+    }
+
+    /// Takes up again what `reply` says was not sent back.
+    pub(super) fn keep_refused(&mut self, reply: &Reply, here: &Here<'_>) {
+        let Manner { limit, kind, .. } = self.manner(here);
+        let of_return = reply.ask.back.and_then(|back| Some((back.tokens, back.epoch?)));
+        let of_deposit = reply.ask.deposit.map(|deposit| (deposit.tokens, deposit.epoch));
+        let sent = of_return.or(of_deposit).filter(|(_, epoch)| *epoch == self.buffer.epoch());
+        let (Some((tokens, epoch)), true) = (sent, limit == reply.ask.limit) else { return };
+        // Only a window says by its number when it ends.
+        if let (Kind::Windowed, Some(rest)) = (kind, self.buffer.reset_after(here.now)) {
+            let (starts, ends) = (Time::default(), here.now + rest);
+            let lot = Lot { tokens, epoch, starts, ends };
+            self.buffer.put_back(lot, kind, here.now);
+        }
+    }
+
+    /// The key has no place in the queue of those that are looked at.
+    pub(super) fn unwatch(&mut self) {
+        self.flags.set_watched(false);
     }
 
     /// Tokens that were taken and are not spent after all.

@@ -3,37 +3,26 @@
 use std::time::Duration;
 
 use super::{LOST_AFTER, OVERDUE_MIN, OVERDUE_TRIPS, Slot};
-use crate::buffer::{Kind, Lot};
+use crate::buffer::Kind;
 use crate::key::Key;
 use crate::lease::size::Need;
 use crate::limiter::Here;
 use crate::limiter::lend::Manner;
 use crate::limiter::wait::Wish;
-use crate::rules::Share;
 use crate::store::{Ask, Back};
 use crate::time::{Coarse, Time};
 
-impl Slot {
-    /// Asks for those who go on waiting: of a split key, every share that may have tokens.
-    pub(super) fn ask_on(&mut self, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) {
-        let first = self.ask(key, here);
-        let others = self.shares().others(first.share.of);
-        let (parts, mut back) = (others.len() as u64, first.back);
-        for at in others {
-            let share = Share { at, ..first.share };
-            asks.push(Ask { share, want: first.want.div_ceil(parts), back, ..first });
-            back = None; // once
-            self.asking += 1;
-        }
-        self.asking -= 1; // counted by the first
-    }
+/// Asks for one key that are out at once at most, where the store is so far away that a request
+/// cannot wait for one after the other.
+const ASKS_MAX: u8 = 8;
 
+impl Slot {
     /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
     /// not at all. Looks ask for nothing, and neither do those held to another limit. Refunds that
     /// found no lease here go to the store with it.
     pub(super) fn ask(&mut self, key: Key, here: &Here<'_>) -> Ask {
-        self.asking += 1;
-        self.buffer.note_ask(here.now);
+        let expected = self.expected();
+        self.note_asked(here.now);
         let manner = self.manner(here);
         let refunds = self.buffer.aside_mut().map_or(0, |rare| {
             // Nothing is asked, and nothing charged, for a request that has been answered.
@@ -47,25 +36,74 @@ impl Slot {
         let charges =
             || waiting.into_iter().flat_map(|queue| queue.under(manner.limit)).filter(Wish::spends);
         let wanted = charges().fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
-        let missing = wanted.saturating_sub(held);
-        let first = charges().next();
+        let missing = wanted.saturating_sub(held).saturating_sub(expected);
+        // Of those that wait, the first whom no ask that is out has in mind.
+        let first = if expected > 0 { charges().last() } else { charges().next() };
         let need = first.map_or(0, |wish| wish.hits.saturating_sub(held));
-        let size = || self.need(&manner, missing, here).size();
+        let lease = self.need(&manner, missing, here);
+        let pool = self.pool(&manner, &lease, here.now).filter(|_| refunds == 0);
         let want = match first {
             None if self.has_waiting() => 0,
             // The slots of one lease follow each other faster than one pod's part of the demand.
-            _ if manner.is_leased() && !spaced => size().max(need),
+            _ if manner.is_leased() && !spaced => {
+                let fill = if pool.is_none() { self.fill(&manner, &lease, key, here) } else { 0 };
+                lease.size().max(need).saturating_add(fill)
+            }
             _ => missing,
         };
-        // One share may have less than a charge needs: it gives what it has, the next one more.
-        let whole = manner.shares.get() == 1;
+        // A pool gives what it has, and denies nothing.
+        let own = pool.is_none();
+        if first.is_some() {
+            let more = expected.saturating_add(want.max(need));
+            self.buffer.make_aside().expected = u32::try_from(more).unwrap_or(u32::MAX);
+        }
         Ask {
             want,
-            need: if whole { need } else { 0 },
-            charge_denied: whole && first.is_some_and(|wish| wish.charge_denied),
+            need: if own { need } else { 0 },
+            charge_denied: own && first.is_some_and(|wish| wish.charge_denied),
             back: (refunds > 0).then_some(Back { tokens: refunds, epoch: None }),
-            ..manner.ask(key, self.shares().next(manner.shares))
+            pool,
+            ..manner.ask(key)
         }
+    }
+
+    /// Notes that an ask goes out.
+    pub(super) fn note_asked(&mut self, now: Time) {
+        if self.asking == 0 {
+            self.buffer.note_ask(now);
+        }
+        self.asking = self.asking.saturating_add(1);
+    }
+
+    /// Notes that `ask` has been answered: where others are out still, the next answer is awaited
+    /// from now on.
+    pub(super) fn note_answered(&mut self, ask: &Ask, now: Time) {
+        self.asking = self.asking.saturating_sub(1);
+        self.buffer.note_ask(now);
+        let out = self.asking > 0;
+        if let Some(rare) = self.buffer.aside_mut() {
+            let asked = u32::try_from(ask.want.max(ask.need)).unwrap_or(u32::MAX);
+            let expected = rare.expected.saturating_sub(asked);
+            rare.expected = if out { expected } else { 0 };
+        }
+    }
+
+    /// Tokens that the asks which are out may bring to those that wait.
+    fn expected(&self) -> u64 {
+        self.buffer.aside().map_or(0, |rare| rare.expected.into())
+    }
+
+    /// Whether those that wait want more than the asks that are out may bring, and there is no time
+    /// to ask again once they are answered.
+    pub(super) fn is_uncovered(&self, here: &Here<'_>) -> bool {
+        let in_time = 2 * self.round_trip() <= here.patience;
+        if in_time || self.asking >= ASKS_MAX {
+            return false;
+        }
+        let Some(rare) = self.buffer.aside() else { return false };
+        let spending = rare.waiting.under(self.limit()).filter(Wish::spends);
+        let wanted = spending.fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
+        wanted > self.expected().saturating_add(self.buffer.tokens(here.now))
     }
 
     pub(super) fn need(&self, manner: &Manner, waiting: u64, here: &Here<'_>) -> Need {
@@ -84,8 +122,7 @@ impl Slot {
             inflow: manner.inflow(),
             lasts,
             round_trip: self.round_trip(),
-            // Each share is asked by its part of the pods, by one at least.
-            pods: self.pods(here).max(manner.shares.get().into()),
+            pods: self.pods(here),
             relief: self.flags.relief(),
             terms: manner.terms(),
         }
@@ -97,10 +134,6 @@ impl Slot {
         let spaced = matches!(manner.kind, Kind::Spaced { .. });
         let allowance = || self.need(&manner, 0, here).unspent_allowance();
         tokens > 0 && !spaced && tokens as f64 > allowance()
-    }
-
-    pub(super) fn returning(&self, manner: &Manner, key: Key, lot: Lot) -> Option<Ask> {
-        manner.returning(key, self.shares().next(manner.shares), lot)
     }
 
     /// Whether the answer to the ask that is out should have been here.

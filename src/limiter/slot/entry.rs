@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{Rare, Slot};
 use crate::buffer::table::{Entry, Link};
-use crate::limiter::shares::Shares;
 use crate::time::Time;
 
 impl Entry for Slot {
@@ -24,10 +23,8 @@ impl Entry for Slot {
         self.buffer.aside().map_or(0, Rare::heap)
     }
 
-    /// Dry shares are asked again, and so is a key that was refused; hits that are owed are not
-    /// paid for, and of two leases one ends too soon. Those who wait stay.
+    /// A key that was refused is asked for again; hits that are owed are not paid for, and of two leases one ends too soon. Those who wait stay.
     fn shed(&mut self) {
-        self.set_shares(Shares::new(self.share, 0));
         self.set_owed(0);
         self.unbar();
         self.buffer.join_lots(self.manner_of_returns().kind);

@@ -8,9 +8,11 @@ pub(super) struct Flags(u8);
 
 const WATCHED: u8 = 1 << 7;
 const RELIEF: u8 = 1 << 6;
+const POOL_EMPTY: u8 = 1 << 5;
 const MISSES: u8 = MISSES_MAX;
 
-const _: () = assert!(MISSES & (WATCHED | RELIEF) == 0 && (MISSES_MAX + 1).is_power_of_two());
+const _: () =
+    assert!(MISSES & (WATCHED | RELIEF | POOL_EMPTY) == 0 && (MISSES_MAX + 1).is_power_of_two());
 
 // === impl Flags ===
 
@@ -31,6 +33,15 @@ impl Flags {
 
     pub(super) fn set_relief(&mut self, on: bool) {
         self.set(RELIEF, on);
+    }
+
+    /// Whether the pool of a split key had too little at the last ask.
+    pub(super) fn is_pool_empty(self) -> bool {
+        self.0 & POOL_EMPTY != 0
+    }
+
+    pub(super) fn set_pool_empty(&mut self, on: bool) {
+        self.set(POOL_EMPTY, on);
     }
 
     /// Asks in a row that found nothing, up to [`MISSES_MAX`].

@@ -9,11 +9,11 @@ use crate::time::Time;
 #[derive(Debug, Default)]
 pub(in crate::limiter) struct Rare {
     pub(super) waiting: Queue,
-    /// Shares of a split key that had nothing left, a bit each.
-    pub(super) dry: u64,
     /// Hits that this pod has admitted by itself since the ask that is out: if its lease comes, it
     /// pays for them.
     pub(super) owed: u32,
+    /// Tokens that the asks which are out may bring to those that wait.
+    pub(super) expected: u32,
     /// Until when the store is not asked, since it holds somebody else's value under the key.
     pub(super) barred_until: Time,
     /// The limit that the tokens were lent under, if it is neither the rule's nor an override's.
@@ -37,8 +37,8 @@ impl Rare {
 
 impl Spare for Rare {
     fn is_empty(&self) -> bool {
-        let Self { waiting, dry, owed, barred_until, limit } = self;
+        let Self { waiting, owed, expected, barred_until, limit } = self;
         let is_barred = *barred_until > Time::default();
-        waiting.is_empty() && *dry == 0 && *owed == 0 && !is_barred && limit.is_none()
+        waiting.is_empty() && *owed == 0 && *expected == 0 && !is_barred && limit.is_none()
     }
 }

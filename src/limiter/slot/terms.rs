@@ -1,10 +1,9 @@
-//! What a slot's tokens are held to, and what it keeps of shares, debts and refusals: in place
+//! What a slot's tokens are held to, and what it keeps of debts and refusals: in place
 //! where every key has it, else in the box.
 
 use std::time::Duration;
 
 use super::Slot;
-use crate::limiter::shares::Shares;
 use crate::rules::{Allowance, Limit, Unit};
 use crate::store::StoreError;
 use crate::time::Time;
@@ -60,21 +59,6 @@ impl Slot {
         match self.rule.as_ref()?.allowance {
             Allowance::Limited(limit) => Some(limit),
             Allowance::Unlimited => None,
-        }
-    }
-
-    pub(super) fn shares(&self) -> Shares {
-        Shares::new(self.share, self.buffer.aside().map_or(0, |rare| rare.dry))
-    }
-
-    pub(super) fn set_shares(&mut self, shares: Shares) {
-        let (at, dry) = shares.parts();
-        self.share = at;
-        if dry > 0 {
-            self.buffer.make_aside().dry = dry;
-        } else if let Some(rare) = self.buffer.aside_mut() {
-            rare.dry = 0;
-            self.buffer.trim();
         }
     }
 

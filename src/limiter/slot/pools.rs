@@ -1,0 +1,120 @@
+//! The pools of a split key (`shards`): tokens that the key's own count has lent, on slots of their
+//! own, for pods to take smaller leases from.
+//!
+//! The own count always holds the whole limit, so that the number of pools changes no bound. A pod
+//! takes from one pool; where that is empty it asks the own count, and now and then for so much more
+//! that the other pods of its pool need not. Near the end of a limit, where a pod's part is about a
+//! token, all ask the own count.
+
+use super::Slot;
+use crate::buffer::{Kind, Lot};
+use crate::dice::mixed;
+use crate::key::Key;
+use crate::lease::Reply;
+use crate::lease::size::Need;
+use crate::limiter::Here;
+use crate::limiter::lend::Manner;
+use crate::store::{Ask, Back, Deposit, Grant, Purpose};
+use crate::time::Time;
+
+/// Of the pods that find their pool empty at once, so many fill it.
+const FILLING: f64 = 2.0;
+
+/// A lease is worth taking from a pool from this size on: below, the count itself is near its end.
+const LEASE_MIN: u64 = 2;
+
+impl Slot {
+    /// The pool to ask for a lease of `need`, if the own count need not be asked.
+    pub(super) fn pool(&self, manner: &Manner, need: &Need, now: Time) -> Option<u8> {
+        let known = self.buffer.left(now).is_some() && !self.flags.is_pool_empty();
+        (known && is_pooled(manner, need)).then(|| self.pool % manner.shares)
+    }
+
+    /// Tokens to ask the own count for on top of a lease, to be put into the pool.
+    pub(super) fn fill(&self, manner: &Manner, need: &Need, key: Key, here: &Here<'_>) -> u64 {
+        if !self.flags.is_pool_empty() || !is_pooled(manner, need) {
+            return 0;
+        }
+        let others = need.pods / f64::from(manner.shares.get()) - 1.0;
+        let dice = mixed(key.bits() ^ mixed(here.pod ^ here.now.nanos()));
+        let drawn = (dice >> 32) as f64 / f64::from(u32::MAX);
+        if drawn * (others + 1.0) > FILLING {
+            return 0;
+        }
+        need.for_pool(others, manner.shares)
+    }
+
+    /// Takes in what a pool lent; whether it lent what was asked for.
+    pub(super) fn take_from_pool(
+        &mut self,
+        reply: &Reply,
+        grant: &Grant,
+        here: &Here<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        self.flags.set_pool_empty(grant.tokens < reply.ask.want);
+        if grant.tokens == 0 {
+            return;
+        }
+        let Manner { kind, .. } = self.manner(here);
+        let ends = reply.asked_at + grant.ends_after;
+        let lot = Lot { tokens: grant.tokens, epoch: grant.epoch, starts: Time::default(), ends };
+        let of_use = match kind {
+            Kind::Windowed => grant.epoch == self.buffer.epoch(),
+            Kind::Timed => true,
+            Kind::Spaced { .. } => false,
+        };
+        if of_use && self.limit() == reply.ask.limit {
+            self.buffer.put_back(lot, kind, here.now);
+            self.serve(here);
+        } else {
+            let back = Some(Back { tokens: lot.tokens, epoch: Some(lot.epoch) });
+            let Ask { key, limit, ttl, .. } = reply.ask;
+            let purpose = Purpose::Return;
+            asks.push(Ask { ttl, back, purpose, ..Ask::look(key, limit) });
+        }
+    }
+
+    /// After a grant of the own count: puts what is more than a lease into the pool.
+    pub(super) fn fill_pool(&mut self, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) {
+        let manner = self.manner(here);
+        if manner.shares.get() == 1 {
+            return;
+        }
+        self.flags.set_pool_empty(false);
+        let kept = self.need(&manner, 0, here).size();
+        let excess = self.buffer.tokens(here.now).saturating_sub(kept);
+        if excess < kept || matches!(manner.kind, Kind::Spaced { .. }) {
+            return;
+        }
+        let Some(lot) = self.buffer.take_out(kept, manner.kind, here.now) else { return };
+        let lasts = lot.ends.since(here.now);
+        let deposit = Some(Deposit { tokens: lot.tokens, epoch: lot.epoch, lasts });
+        let (pool, purpose) = (Some(self.pool % manner.shares), Purpose::Return);
+        asks.push(Ask { pool, deposit, purpose, ..manner.ask(key) });
+    }
+
+    /// Asks the pools for all that they hold which a rule with fewer of them no longer has. What
+    /// comes goes back with what the pod does not use itself.
+X
+        let manner = self.manner(here);
+        if !is_leased_by_number(&manner) {
+            return;
+        }
+        for pool in kept..manner.shares.get() {
+            self.note_asked(here.now);
+            let (pool, want) = (Some(pool), u64::from(u32::MAX));
+            asks.push(Ask { pool, want, ..manner.ask(key) });
+        }
+    }
+}
+
+/// Whether leases of `need` come from pools: there are more pods than pools, and much is left.
+fn is_pooled(manner: &Manner, need: &Need) -> bool {
+    let pods = need.pods > f64::from(manner.shares.get());
+    pods && manner.shares.get() > 1 && is_leased_by_number(manner) && need.size() >= LEASE_MIN
+}
+
+fn is_leased_by_number(manner: &Manner) -> bool {
+    manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. })
+}
