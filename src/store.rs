@@ -30,6 +30,34 @@ use crate::telemetry::trace::Context;
 ///    exceed the limit whatever happens to the reply.
 /// 3. Every count expires by itself once it says no more than its absence.
 ///
+/// # Pools
+///
+/// A key's own count always holds the whole limit. A key that is split over several slots has pools
+/// besides: each holds tokens that some pod leased from the count and put there for other pods. An
+/// ask with [`Ask::pool`] is a step of that pool alone, by [`crate::algorithm::pool`]:
+///
+/// 1. [`Ask::deposit`] is put in. With the epoch of what the pool holds, or into an empty pool,
+///    tokens add up, and all of them end at the earliest end of their leases. In a fixed or a
+///    sliding window, whose epochs are windows, tokens of a newer window replace older ones, and
+///    older ones are dropped. In a token bucket, whose epochs are times, tokens of all epochs add
+///    up, and the pool keeps the oldest epoch. A deposit of no tokens, or for less than a
+///    millisecond, changes nothing. A lease that has yet to start must not be put in.
+/// 2. If [`Ask::need`] is at most what the pool holds, it lends `min(max(want, need), held)`
+///    tokens, and else none. A pool never denies: [`Ask::charge_denied`] and [`Ask::ahead`] are
+///    ignored, and [`Grant::overdrawn`] is never set.
+/// 3. [`Ask::back`] is ignored: tokens return to the key's own count.
+///
+/// A leaky bucket has no pools, since its slots are spaced; a sliding log is never leased, so that
+/// there is nothing to put in.
+///
+/// # The next window
+///
+/// An ask of a fixed window with [`Ask::ahead`] takes from the window after the present one, whose
+/// count then starts at what was lent ahead of it. The present window is left as it is, and a denial
+/// ahead spends nothing. With or without `ahead`, a return is credited to the window that its epoch
+/// names, the present one or the next, and a refund to the present one. The other algorithms ignore
+/// `ahead`.
+///
 /// A reply that is lost leaves its tokens debited. An implementation may repeat an ask that it
 /// knows was not taken; it never repeats one whose fate it does not know, since a credit applied
 /// twice would admit more than the limit.
@@ -107,17 +135,19 @@ pub struct Ask {
     pub want: u64,
     /// Below this many, none at all: the charge that waits for them is denied.
     pub need: u64,
-    /// Whether a denial (`need` above what is left) spends what is left.
+    /// Whether a denial (`need` above what is left) spends what is left. Ignored by pools and of
+    /// the next window.
     pub charge_denied: bool,
-    /// τ: how long the lease lasts at most. It may end sooner, with its window.
+    /// τ: how long the lease lasts at most, from its start. It may end sooner, with its window.
     pub ttl: Duration,
     /// Tokens to credit before the rest.
     pub back: Option<Back>,
     /// The pool of a split key that is asked, counted from 0; `None` asks the key's own count.
     pub pool: Option<u8>,
-    /// Tokens lent by the key's own count, to be added to the pool.
+    /// Tokens lent by the key's own count, to be added to the pool; ignored without one.
     pub deposit: Option<Deposit>,
-    /// Tokens of the next fixed window are asked for; the present one is left as it is.
+    /// Tokens of the next fixed window are asked for; the present one is left as it is. Other
+    /// algorithms ignore it.
     pub ahead: bool,
     /// What it is for, which says what may be dropped first under load.
     pub purpose: Purpose,
@@ -146,7 +176,8 @@ pub struct Deposit {
     pub tokens: u64,
     /// [`Grant::epoch`] of their lease.
     pub epoch: u64,
-    /// Until their lease ends.
+    /// Until their lease ends, from when the deposit reaches the store: what the way there takes at
+    /// most is to be left out. Cut to whole milliseconds.
     pub lasts: Duration,
 }
 
@@ -164,26 +195,30 @@ pub struct Back {
 pub struct Grant {
     /// Tokens lent, already debited.
     pub tokens: u64,
-    /// Tokens that the store still has after this.
+    /// Tokens that the store still has after this, of the window or the pool that was asked.
     pub left: u64,
     /// Even a look is over the limit: more was charged than a fixed window allows, or nothing is
     /// left of the others.
     pub overdrawn: bool,
     /// What tells a late return: the window's number since the Unix epoch (`unix seconds / window
     /// seconds`) for the algorithms with aligned windows, and for the others the store's time of
-    /// the grant in microseconds since the Unix epoch; a log's, never before its newest entry.
+    /// the grant in microseconds since the Unix epoch; a log's, never before its newest entry. Of
+    /// a pool, that of the leases that its tokens are of, the oldest one of a token bucket; 0 of an
+    /// empty pool.
     pub epoch: u64,
     /// Until the first slot lent (leaky bucket); the next ones follow, each the window / requests
-    /// later. Zero for the others.
+    /// later. With [`Ask::ahead`], until the next window begins by the store's clock; counted from
+    /// when the reply arrives, no token of it is spent before. Zero for the others.
     pub starts_after: Duration,
     /// The lease ends after this: `ttl`, or sooner with its window; a leaky bucket's a slot after
-    /// the last one lent has gone by.
+    /// the last one lent has gone by. With [`Ask::ahead`] it is `starts_after` and `ttl`, or until
+    /// the next window ends. A pool's lease ends with the pool, or after `ttl`.
     pub ends_after: Duration,
     /// Until the limit stands as if nothing had been charged: until the bucket is full (zero if it
-    /// is), or the last entry has left the log. With windows, until this one ends, though of a
-    /// sliding one some of the count then stays.
+    /// is), or the last entry has left the log. With windows, until the one that was asked ends,
+    /// though of a sliding one some of the count then stays. Zero of a pool.
     pub reset_after: Duration,
-    /// Until there will be a token more, if `left` is 0; zero otherwise.
+    /// Until there will be a token more, if `left` is 0; zero otherwise, and of a pool.
     pub retry_after: Duration,
 }
 

@@ -116,6 +116,28 @@ proptest! {
         prop_assert_eq!(with, without);
     }
 
+    /// Whatever was charged before, in this window or the one before.
+    #[test]
+    fn no_refund_makes_more_available_than_a_fresh_key_has(
+        (limit, asks) in any_limit().prop_flat_map(|limit| {
+            (Just(limit), proptest::collection::vec((0..3_000_000u64, any_ask(limit)), 0..9))
+        }),
+        tokens in any_amount(), ahead: bool,
+    ) {
+        let (mut now, mut state) = (1_700_000_000_000_000, None);
+        for (pause, ask) in asks {
+            now += pause;
+            state = Some(step(state, now, &Ask { ahead, ..ask }).0);
+        }
+        let look = Ask::look(Key::for_test(0), limit);
+        let back = Some(Back { tokens, epoch: None });
+        let fresh = step(None, now, &look).1.left;
+        let (_, grant) = step(state.clone(), now, &Ask { back, ..look });
+        prop_assert!(grant.left <= fresh, "{:?}, {} of a fresh key", grant, fresh);
+        let (_, grant) = step(state, now, &Ask { back, want: u64::MAX, ..look });
+        prop_assert!(grant.tokens <= fresh, "{:?}, {} of a fresh key", grant, fresh);
+    }
+
     #[test]
     fn shares_hold_no_more_than_the_whole(limit in any_limit(), of in 1..=64u8) {
         let look = Ask::look(Key::for_test(0), limit);

@@ -1,6 +1,7 @@
 //! The contract of `Store`: one set of checks, run on every implementation, and what is Redis's
 //! own.
 
+mod ahead;
 mod algorithms;
 mod answers;
 mod at_most_once;
@@ -11,7 +12,9 @@ mod garbled;
 mod heartbeat;
 mod model;
 mod outage;
+mod pools;
 mod redis;
+mod refunds;
 mod scripted;
 mod silence;
 

@@ -8,7 +8,7 @@ use ratelease::store::{Ask, Back, SHARDS_MAX, Store};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ALGORITHMS, algorithms, ask, connected, granted, one, within};
+use super::{ALGORITHMS, ahead, algorithms, ask, connected, granted, one, pools, refunds, within};
 use crate::support::now;
 use crate::support::redis::{Cluster, Sentinel, Single};
 
@@ -62,6 +62,9 @@ async fn keeps_the_contract(store: &dyn Store) {
     for by in ALGORITHMS {
         algorithms::keeps_the_contract(store, by).await;
     }
+    ahead::keeps_the_contract(store).await;
+    pools::keep_the_contract(store).await;
+    refunds::keep_the_contract(store).await;
 }
 
 async fn lends_what_is_wanted_or_left(store: &dyn Store) {

@@ -1,5 +1,6 @@
 //! Pods that share a store count each other.
 
+use ratelease::key::Key;
 use ratelease::settings::redis::RedisSettings;
 use ratelease::store::memory::MemoryStore;
 use ratelease::store::{Beat, Store};
@@ -12,8 +13,65 @@ use super::{connected, connected_under, within};
 use crate::support::redis::{Cluster, Single};
 
 async fn beat(store: &dyn Store, pod: u64, lasts_ms: u64, leaves: bool) -> u32 {
+    beat_in(store, None, pod, lasts_ms, leaves).await
+}
+
+async fn beat_in(
+    store: &dyn Store,
+    domain: Option<Key>,
+    pod: u64,
+    lasts_ms: u64,
+    leaves: bool,
+) -> u32 {
     let lasts = Duration::from_millis(lasts_ms);
-    store.beat(Beat { pod, lasts, leaves, domain: None }).await.unwrap()
+    store.beat(Beat { pod, lasts, leaves, domain }).await.unwrap()
+}
+
+/// Pods of two domains, and of all of them together.
+async fn counts_each_domain_apart(store: &dyn Store) {
+    const LONG: u64 = 60_000;
+    let [shop, mail] = [Some(Key::for_test(1)), Some(Key::for_test(2))];
+    assert_eq!(beat_in(store, shop, 1, LONG, false).await, 1);
+    assert_eq!(beat_in(store, shop, 2, LONG, false).await, 2);
+    assert_eq!(beat_in(store, mail, 2, LONG, false).await, 1);
+    assert_eq!(beat(store, 2, LONG, false).await, 1, "all together are a count of their own");
+    assert_eq!(beat(store, 1, LONG, false).await, 2);
+    assert_eq!(beat_in(store, shop, 2, LONG, true).await, 1);
+    assert_eq!(beat_in(store, mail, 2, LONG, false).await, 1, "it left the other domain");
+    assert_eq!(beat_in(store, shop, 3, 200, false).await, 2);
+    within(10, "one lapses", async { while beat_in(store, shop, 1, LONG, false).await > 1 {} })
+        .await;
+    for domain in [shop, mail, None] {
+        for pod in 1..=3 {
+            beat_in(store, domain, pod, LONG, true).await;
+        }
+        assert_eq!(beat_in(store, domain, 4, LONG, true).await, 0);
+    }
+}
+
+#[tokio::test]
+async fn memory_counts_each_domain_apart() {
+    counts_each_domain_apart(&MemoryStore::system()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_counts_each_domain_apart() {
+    let store = connected_under(Cluster::shared().config(), "domains:").await;
+    counts_each_domain_apart(&*store).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pods_of_a_domain_have_a_key_of_their_own_that_expires() {
+    let single = Single::start();
+    let store = connected_under(single.config(), "shop:").await;
+    let domain = Key::for_test(1);
+    assert_eq!(beat_in(&*store, Some(domain), 7, 60_000, false).await, 1);
+    let key = format!("shop:rl:pods:{domain}");
+    assert_eq!(single.server.keys(), [key.as_str()]);
+    let ttl: u64 = single.server.command(&["PTTL", &key]);
+    assert!((50_000..=61_000).contains(&ttl), "{ttl}");
+    beat_in(&*store, Some(domain), 7, 0, true).await;
+    assert_eq!(single.server.keys(), [""; 0]);
 }
 
 /// Three pods; one leaves, one lapses, before or after `pass`.

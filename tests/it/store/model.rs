@@ -191,6 +191,7 @@ impl Count {
             want: amount(dice),
             need: if dice.below(3) > 0 { 0 } else { amount(dice) },
             charge_denied: dice.below(4) == 0,
+            ahead: dice.below(3) == 0 && self.limit.algorithm == Algorithm::FixedWindow,
             ttl: dice.pick(&TTLS),
             back: self.back(dice),
             ..Ask::look(self.key, self.sometimes_another(dice))
@@ -244,7 +245,7 @@ fn is_aligned(ask: &Ask) -> bool {
     matches!(ask.limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
 }
 
-fn time_of(grant: &Grant, ask: &Ask) -> u64 {
+pub(super) fn time_of(grant: &Grant, ask: &Ask) -> u64 {
     if !is_aligned(ask) {
         return grant.epoch;
     }
