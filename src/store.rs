@@ -70,6 +70,20 @@ pub trait Store: Send + Sync + 'static {
     /// each within a deadline of the store's own.
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a>;
 
+    /// Carries one ask to its shard: its reply depends on no other ask.
+    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+        Box::pin(async move {
+            let reply = self.exchange(std::slice::from_ref(ask)).await.pop();
+            reply.unwrap_or_else(|| Err(StoreError::Garbled("no reply".into())))
+        })
+    }
+
+    /// How long the server of `shard` has owed replies and sent nothing; zero while it owes none,
+    /// since what is then still out waits for another server. `None` where that is not known.
+    fn silence(&self, _shard: usize) -> Option<Duration> {
+        None
+    }
+
     /// Notes that a pod is alive, or that it leaves, and tells how many are.
     fn beat(&self, beat: Beat) -> Beaten<'_>;
 
@@ -94,6 +108,9 @@ pub type Count = (&'static str, u64);
 
 /// What [`Store::exchange`] returns.
 pub type Replies<'a> = Pin<Box<dyn Future<Output = Vec<Result<Grant, StoreError>>> + Send + 'a>>;
+
+/// What [`Store::lend`] returns.
+pub type Lent<'a> = Pin<Box<dyn Future<Output = Result<Grant, StoreError>> + Send + 'a>>;
 
 /// What [`Store::beat`] returns: pods alive, this one among them unless it leaves.
 pub type Beaten<'a> = Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;
@@ -279,6 +296,14 @@ pub enum StoreError {
     /// Too many asks are waiting for this shard (not taken).
     #[error("too many asks are waiting for the store")]
     Overloaded,
+    /// The shard's budget of asks is spent, and this one could be dropped (not taken). It says
+    /// nothing about the shard.
+    #[error("not sent: the shard's budget of asks is spent")]
+    Shed,
+    /// The shard named another node for the key, and that node did not answer; other keys of the
+    /// shard are served.
+    #[error("the node that takes over the key did not answer: {0}")]
+    Elsewhere(String),
     /// Under the key lies a value of somebody else's, which stays; other keys are served (not
     /// taken).
     #[error("the store holds another program's value under this key")]
@@ -299,11 +324,11 @@ pub enum StoreError {
 impl StoreError {
     /// Whether the ask never left this pod.
     pub fn is_not_sent(&self) -> bool {
-        matches!(self, Self::Overloaded | Self::Away)
+        matches!(self, Self::Overloaded | Self::Away | Self::Shed)
     }
 
     /// Whether it is of the key alone: the store answers, and serves other keys.
     pub fn is_of_key(&self) -> bool {
-        matches!(self, Self::Foreign | Self::Full(_))
+        matches!(self, Self::Foreign | Self::Full(_) | Self::Elsewhere(_))
     }
 }

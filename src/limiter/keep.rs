@@ -91,6 +91,7 @@ impl Limiter {
             }
         });
         join_all(beats).await;
+        shared.desk.set_pods(shared.pods.of(None));
     }
 
     /// Tells the store that this pod leaves.

@@ -13,6 +13,7 @@ mod heartbeat;
 mod model;
 mod outage;
 mod pools;
+mod redirected;
 mod redis;
 mod refunds;
 mod scripted;

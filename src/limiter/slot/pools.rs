@@ -96,7 +96,13 @@ impl Slot {
 
     /// Asks the pools for all that they hold which a rule with fewer of them no longer has. What
     /// comes goes back with what the pod does not use itself.
-X
+    pub(in crate::limiter) fn empty_pools(
+        &mut self,
+        key: Key,
+        kept: u8,
+        here: &Here<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
         let manner = self.manner(here);
         if !is_leased_by_number(&manner) {
             return;
