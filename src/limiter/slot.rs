@@ -321,7 +321,9 @@ impl Slot {
     fn pay(&mut self, kind: Kind, now: Time) -> u64 {
         let due = u64::from(self.owed()).min(self.buffer.tokens(now));
         let take = if due > 0 { self.buffer.take(due, false, kind, now) } else { Take::Short };
-        if let Take::Taken(lot) = take { lot.tokens } else { 0 }
+        let Take::Taken(lot) = take else { return 0 };
+        self.set_owed(self.owed().saturating_sub(u32::try_from(lot.tokens).unwrap_or(u32::MAX)));
+        lot.tokens
     }
 
     /// How the key stands, if its window is known to have nothing left.

@@ -137,7 +137,8 @@ descriptors:
     pod.close().await;
     assert!(store.tokens_back.load(Ordering::Relaxed) > 0);
     assert!(clock.now() < Time::default() + ms(1_000), "{:?}", clock.now());
-    assert_eq!(*store.beats.lock(), [true]);
+    let beats = store.beats.lock();
+    assert!(!beats.is_empty() && beats.iter().all(|leaves| *leaves), "{beats:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -152,7 +153,8 @@ async fn no_beat_arrives_after_the_one_that_says_that_the_pod_leaves() {
     pod.close().await;
     store.gate.add_permits(100);
     tokio::time::sleep(Duration::from_secs(10)).await;
-    assert_eq!(*store.beats.lock(), [true]);
+    let beats = store.beats.lock();
+    assert!(!beats.is_empty() && beats.iter().all(|leaves| *leaves), "{beats:?}");
     beating.abort();
 }
 

@@ -93,11 +93,15 @@ impl Slot {
         self.buffer.aside().map_or(0, |rare| rare.expected.into())
     }
 
+    /// Whether a request has no time to wait for two asks, one after the other.
+    pub(in crate::limiter) fn is_far(&self, here: &Here<'_>) -> bool {
+        2 * self.round_trip() > here.patience
+    }
+
     /// Whether those that wait want more than the asks that are out may bring, and there is no time
     /// to ask again once they are answered.
     pub(super) fn is_uncovered(&self, here: &Here<'_>) -> bool {
-        let in_time = 2 * self.round_trip() <= here.patience;
-        if in_time || self.asking >= ASKS_MAX {
+        if !self.is_far(here) || self.asking >= ASKS_MAX {
             return false;
         }
         let Some(rare) = self.buffer.aside() else { return false };

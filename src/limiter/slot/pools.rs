@@ -82,9 +82,10 @@ impl Slot {
             return;
         }
         self.flags.set_pool_empty(false);
-        let kept = self.need(&manner, 0, here).size();
+        let need = self.need(&manner, 0, here);
+        let kept = need.size();
         let excess = self.buffer.tokens(here.now).saturating_sub(kept);
-        if excess < kept || matches!(manner.kind, Kind::Spaced { .. }) {
+        if excess < kept || !is_pooled(&manner, &need) {
             return;
         }
         let Some(lot) = self.buffer.take_out(kept, manner.kind, here.now) else { return };
