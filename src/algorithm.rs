@@ -34,9 +34,9 @@ pub enum State {
 }
 
 /// Takes `ask` at `now_unix_us` (microseconds since the epoch), of a pool if it names one, else by
-/// the algorithm of its limit, as
-/// the contract of [`Store`](crate::store::Store) says. Defined for every input: nothing overflows,
-/// nothing panics. A state of another algorithm counts as none: no two share a key.
+/// the algorithm of its limit, as the contract of [`Store`](crate::store::Store) says. Defined for
+/// every input: nothing overflows, nothing panics. A state of another algorithm counts as none: no
+/// two share a key.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     if ask.pool.is_some() {
         let state = if let Some(State::Pool(of)) = state { Some(of) } else { None };

@@ -53,10 +53,10 @@ use crate::telemetry::trace::Context;
 /// # The next window
 ///
 /// An ask of a fixed window with [`Ask::ahead`] takes from the window after the present one, whose
-/// count then starts at what was lent ahead of it. The present window is left as it is, and a denial
-/// ahead spends nothing. With or without `ahead`, a return is credited to the window that its epoch
-/// names, the present one or the next, and a refund to the present one. The other algorithms ignore
-/// `ahead`.
+/// count then starts at what was lent ahead of it. The present window is left as it is, and a
+/// denial ahead spends nothing. With or without `ahead`, a return is credited to the window that
+/// its epoch names, the present one or the next, and a refund to the present one. The other
+/// algorithms ignore `ahead`.
 ///
 /// A reply that is lost leaves its tokens debited. An implementation may repeat an ask that it
 /// knows was not taken; it never repeats one whose fate it does not know, since a credit applied

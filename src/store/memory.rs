@@ -88,9 +88,10 @@ impl MemoryStore {
         Self::new(Arc::new(now), KEYS_MAX)
     }
 
-    /// The same store, but an ask that would add one key too many evicts the one that expires
-    /// soonest instead of being [`StoreError::Full`]. What an evicted key had counted is lost. Where
-    /// many keys were put off since they were made, the soonest of a few is evicted.
+    /// The same store, but an ask that would add one key too many evicts the key that expires
+    /// soonest instead of returning [`StoreError::Full`]. The count of an evicted key is lost. Only
+    /// a few keys are compared, so that where the expiry of many was put off, the key evicted may
+    /// not be the very soonest.
     #[must_use]
     pub fn giving_way(self) -> Self {
         Self { gives_way: true, ..self }

@@ -27,7 +27,7 @@ if value then
   if not at or #at > 16 then
     return redis.error_reply('FOREIGN ' .. key .. ' holds no pool of ratelease')
   end
-  -- Without an end (below 0) nobody knows how long its tokens are good.
+  -- A value without an expiry (below 0) lends nothing: the end of its leases is unknown.
   local rest = redis.call('PTTL', key) - 1
   if rest > 0 and tonumber(tokens) > 0 then
     stored, epoch, ends = math.min(tonumber(tokens), TOKENS_MAX), tonumber(at), rest

@@ -33,7 +33,8 @@ proptest! {
             let (down, up) = (whole / pods, whole.div_ceil(pods));
             prop_assert!((u64::from(down)..=u64::from(up)).contains(&part));
         }
-        prop_assert_eq!(Limit { requests_per_unit: requests, algorithm: limit.algorithm, ..part }, limit);
+        let whole = Limit { requests_per_unit: requests, algorithm: limit.algorithm, ..part };
+        prop_assert_eq!(whole, limit);
     }
 
     #[test]

@@ -328,7 +328,7 @@ async fn a_foreign_value_under_a_pools_key_is_refused_and_kept() {
     single.server.command::<()>(&["DEL", &key]);
     single.server.command::<()>(&["RPUSH", &key, "mine"]);
     assert_eq!(one(&*store, ask).await, Err(StoreError::Foreign));
-    // Without an end nobody knows how long its tokens are good.
+    // A value without an expiry lends nothing: the end of its leases is unknown.
     single.server.command::<()>(&["DEL", &key]);
     single.server.command::<()>(&["SET", &key, "7:0000000005"]);
     assert_eq!(granted(&*store, ask).await.tokens, 0);
