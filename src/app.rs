@@ -127,7 +127,7 @@ impl App {
         side.keep_limiter(published, limiter.clone());
         side.keep_live(self.live.clone());
         if let Some(snapshot) = self.snapshot {
-            side.keep_snapshot(snapshot);
+            side.keep_snapshot(snapshot, limiter.clone());
         }
         if self.tracer.is_on() {
             side.keep_tracer(self.tracer.clone());
