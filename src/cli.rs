@@ -15,6 +15,7 @@ mod health;
 mod manual;
 mod meter;
 mod out;
+mod plan;
 mod pod;
 mod query;
 mod replay;
@@ -39,6 +40,7 @@ use explain::ExplainFlags;
 use health::HealthFlags;
 use manual::{CompletionsFlags, ManFlags};
 use out::Out;
+use plan::PlanFlags;
 use query::QueryFlags;
 use replay::ReplayFlags;
 use status::StatusFlags;
@@ -77,6 +79,9 @@ pub enum Tool {
     /// Find what rules would have denied of a log
     #[command(after_help = replay::NOTES)]
     Replay(Box<ReplayFlags>),
+    /// Estimate what a fleet asks of Redis, and how much of it is needed
+    #[command(after_help = plan::NOTES)]
+    Plan(Box<PlanFlags>),
     /// Print the completions of a shell
     #[command(after_help = manual::COMPLETIONS_NOTES)]
     Completions(CompletionsFlags),
@@ -107,6 +112,7 @@ pub fn run(tool: Tool, role: Role) -> ExitCode {
         Tool::Top(flags) => ("top", top::run(*flags, &mut out)),
         Tool::Health(flags) => ("health", health::run(*flags, &mut out)),
         Tool::Replay(flags) => ("replay", replay::run(&flags, role, &mut out)),
+        Tool::Plan(flags) => ("plan", plan::run(&flags, &mut out)),
         Tool::Completions(flags) => ("completions", manual::completions(&flags, &mut out)),
         Tool::Man(flags) => ("man", manual::man(&flags, &mut out)),
     };

@@ -21,6 +21,9 @@ mod asks;
 /// A pod that ends under load.
 #[path = "envoy/ending.rs"]
 mod ending;
+/// A Redis that is slow because it is far.
+#[path = "envoy/far.rs"]
+mod far;
 /// The headers as a client sees them.
 #[path = "envoy/headers.rs"]
 mod headers;

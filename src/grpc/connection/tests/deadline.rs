@@ -58,7 +58,7 @@ async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration
 
 /// Within the millisecond that tokio's timers round up to, and one of its own.
 fn takes(took: Duration, millis: u64) -> bool {
-    (millis..millis + 3).contains(&(took.as_millis() as u64))
+    (Duration::from_millis(millis)..Duration::from_millis(millis + 3)).contains(&took)
 }
 
 #[tokio::test(start_paused = true)]

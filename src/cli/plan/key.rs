@@ -1,0 +1,131 @@
+//! One key in one window, under a steady demand that is spread evenly over the pods: how often the
+//! fleet asks for it, and how many requests wait for that. The sizes of leases are those of
+//! `lease::size`; `docs/capacity.md` derives the formulas.
+
+/// φ, ε, and the span that a lease should last, by the part of the limit that is left above.
+const FRACTION: f64 = 0.25;
+const UNSPENT: f64 = 0.005;
+const SPANS: [(f64, f64); 3] = [(0.5, 2.0), (0.2, 0.25), (0.0, 0.05)];
+
+/// A pod asks ahead for a key that it uses at least so often, in hits a second: another lies idle
+/// between two hits, and holds what may lie unspent.
+const WARM: f64 = 5.0;
+
+/// A denied key is probed once in this part of its window by the whole fleet, within bounds.
+const PROBES: f64 = 100.0;
+const PROBE_SECONDS: (f64, f64) = (0.05, 1.0);
+
+/// Terms of a sum that are added up one by one; the rest is an integral.
+const TERMS: u32 = 1_000;
+
+/// A key's demand and limit.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Demand {
+    /// Hits in a window, of all pods.
+    pub(super) offered: f64,
+    /// Tokens of a window.
+    pub(super) limit: f64,
+    /// Its length in seconds.
+    pub(super) window: f64,
+    pub(super) pods: f64,
+}
+
+/// What a window of one key comes to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Cost {
+    pub(super) admitted: f64,
+    /// Asks of all pods.
+    pub(super) asks: f64,
+    /// Requests that wait for an answer of Redis.
+    pub(super) waits: f64,
+    /// Pods that meet the key at all.
+    pub(super) holders: f64,
+}
+
+impl Demand {
+    pub(super) fn cost(self) -> Cost {
+        let Self { offered, limit, .. } = self;
+        let holders = self.holders_after(self.window);
+        let admitted = offered.min(limit);
+        let denied = offered - admitted;
+        // Each holder asks at least once.
+        let least = holders.min(admitted);
+        let lent = self.lent(holders.max(1.0), admitted).clamp(least, admitted.max(least));
+        let refused = if denied > 0.0 { (holders + self.probes(denied)).min(denied) } else { 0.0 };
+        let waits = if self.is_warm() {
+            (holders + near_end(limit, admitted, holders)).min(lent)
+        } else {
+            lent
+        };
+        Cost { admitted, asks: lent + refused, waits: waits + refused, holders }
+    }
+
+    /// Pods that meet the key within `seconds`: hits find their pods by chance.
+    pub(super) fn holders_after(self, seconds: f64) -> f64 {
+        let hits = self.offered * seconds / self.window;
+        -self.pods * (-hits / self.pods).exp_m1()
+    }
+
+    /// Hits a second of one pod.
+    fn rate(self) -> f64 {
+        self.offered / self.window / self.pods
+    }
+
+    fn is_warm(self) -> bool {
+        self.rate() >= WARM
+    }
+
+    /// Asks by which `tokens` are lent, of a full window's.
+    fn lent(self, holders: f64, tokens: f64) -> f64 {
+        let last = self.limit - tokens;
+        let mut from = self.limit;
+        let mut asks = 0.0;
+        for (above, span) in SPANS {
+            let to = last.max(above * self.limit);
+            if to < from {
+                let demand =
+                    if self.is_warm() { self.rate() * span.min(self.window / 4.0) } else { 0.0 };
+                let most = demand.max(UNSPENT * self.limit / holders).floor().max(1.0);
+                asks += draws(from, to, most, holders / FRACTION);
+                from = to;
+            }
+        }
+        asks
+    }
+
+    /// Asks about a key that is used up, as long as that lasts.
+    fn probes(self, denied: f64) -> f64 {
+        let (least, most) = PROBE_SECONDS;
+        let each = (self.window / PROBES).clamp(least, most);
+        self.window * denied / self.offered / each
+    }
+}
+
+/// Asks that bring what is left from `from` to `to`, each of ⌊left / `parts`⌋ tokens, from 1 to
+/// `most`.
+fn draws(from: f64, to: f64, most: f64, parts: f64) -> f64 {
+    // Asks of `most` tokens each while there is enough left, then of ever fewer.
+    let enough = most * parts;
+    let full = (from - to.max(enough)).max(0.0) / most;
+    let (from, to) = (from.min(enough), to.min(enough));
+    let mut asks = full;
+    // Of one token below 2 · parts.
+    asks += (from.min(2.0 * parts) - to.min(2.0 * parts)) * 1.0;
+    let mut size = 2.0;
+    while size < most && size * parts < from && size <= f64::from(TERMS) {
+        let (low, high) = ((size * parts).max(to), ((size + 1.0) * parts).min(from));
+        asks += (high - low).max(0.0) / size;
+        size += 1.0;
+    }
+    let low = (size * parts).max(to);
+    if size < most && low < from {
+        asks += parts * (from / low).ln();
+    }
+    asks
+}
+
+/// Tokens that are not lent ahead of a request: those of the end, where a pod's part of what is
+/// left is below one.
+fn near_end(limit: f64, admitted: f64, holders: f64) -> f64 {
+    (limit.min(holders / FRACTION) - (limit - admitted)).max(0.0)
+}
