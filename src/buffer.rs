@@ -260,6 +260,17 @@ impl<A: Spare> Buffer<A> {
         self.is_live(now).then(|| self.resets.after(self.lots.heard()).since(now))
     }
 
+    /// Whether the store said that there are no tokens, and that a charge would be denied.
+    pub fn is_known_empty(&self, now: Time) -> bool {
+        self.is_live(now) && self.left == 0 && self.is_sure && self.overdrawn
+    }
+
+    /// Takes the store's last word for true until then, as long as it is worth anything.
+    pub fn stay_fresh(&mut self, until: Time) {
+        let fresh_until = self.fresh_until().max(until.min(self.known_until()));
+        self.fresh = nanos_between(self.lots.heard(), fresh_until);
+    }
+
     /// Takes what the store had left for an estimate: the limit has changed.
     pub fn doubt(&mut self) {
         self.is_sure = false;

@@ -43,6 +43,9 @@ const OVERDUE_MIN: Duration = Duration::from_millis(50);
 /// each within ten seconds.
 const LOST_AFTER: Duration = Duration::from_secs(15);
 
+/// After an ask was dropped for want of budget, none is made that could be dropped for so long.
+const SHED_PAUSE: Duration = Duration::from_millis(50);
+
 /// What a round trip is taken for before the first was measured.
 pub(super) const TRIP_FIRST_US: u64 = 1_000;
 
@@ -156,8 +159,8 @@ impl Slot {
         if self.asking == 0 && self.is_barred(here.now) {
             return Entered::Refused(StoreError::Foreign);
         }
-        let is_empty = self.buffer.left(here.now) == Some(0) && self.buffer.is_sure();
-        let purpose = if is_empty { Purpose::Probe } else { Purpose::Request };
+        let is_probe = self.buffer.is_known_empty(here.now);
+        let purpose = if is_probe { Purpose::Probe } else { Purpose::Request };
         let (promise, queued) = self.buffer.make_aside().waiting.push(wish);
         if queued && (self.asking == 0 || self.is_uncovered(here)) {
             asks.push(Ask { purpose, ..self.ask(charge.key(), here) });
@@ -202,6 +205,9 @@ impl Slot {
         if self.asking > 0 || !self.demand.outruns(tokens, self.round_trip()) {
             return;
         }
+        if self.flags.is_shed() && self.buffer.asked_for(here.now) < SHED_PAUSE {
+            return;
+        }
         let manner = self.manner(here);
         let ahead = manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
         // An empty bucket has a token again once word of it is no longer fresh.
@@ -225,6 +231,7 @@ impl Slot {
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.note_answered(&reply.ask, here.now);
         match &reply.outcome {
+            Err(StoreError::Shed) => self.note_shed(here),
             // The own count is asked instead.
             Err(_) if reply.ask.pool.is_some() => self.flags.set_pool_empty(true),
             Err(error) => self.fail(error, here.now),
@@ -480,6 +487,18 @@ impl Slot {
                 }
             }
         }
+    }
+
+    /// The ask was dropped, since its shard has more urgent ones to answer: requests that probe an
+    /// empty key are denied by the store's last word, and nothing is asked ahead for a while.
+    fn note_shed(&mut self, here: &Here<'_>) {
+        self.flags.set_shed(true);
+        if self.asking == 0 {
+            self.buffer.note_ask(here.now);
+        }
+        self.buffer.stay_fresh(here.now + SHED_PAUSE);
+        self.serve(here);
+        self.fail(&StoreError::Shed, here.now);
     }
 
     fn fail(&mut self, error: &StoreError, now: Time) {

@@ -69,6 +69,7 @@ impl Slot {
 
     /// Notes that an ask goes out.
     pub(super) fn note_asked(&mut self, now: Time) {
+        self.flags.set_shed(false);
         if self.asking == 0 {
             self.buffer.note_ask(now);
         }

@@ -9,10 +9,12 @@ pub(super) struct Flags(u8);
 const WATCHED: u8 = 1 << 7;
 const RELIEF: u8 = 1 << 6;
 const POOL_EMPTY: u8 = 1 << 5;
+const SHED: u8 = 1 << 4;
 const MISSES: u8 = MISSES_MAX;
 
-const _: () =
-    assert!(MISSES & (WATCHED | RELIEF | POOL_EMPTY) == 0 && (MISSES_MAX + 1).is_power_of_two());
+const _: () = assert!(
+    MISSES & (WATCHED | RELIEF | POOL_EMPTY | SHED) == 0 && (MISSES_MAX + 1).is_power_of_two()
+);
 
 // === impl Flags ===
 
@@ -42,6 +44,15 @@ impl Flags {
 
     pub(super) fn set_pool_empty(&mut self, on: bool) {
         self.set(POOL_EMPTY, on);
+    }
+
+    /// Whether the last ask was dropped for want of budget.
+    pub(super) fn is_shed(self) -> bool {
+        self.0 & SHED != 0
+    }
+
+    pub(super) fn set_shed(&mut self, on: bool) {
+        self.set(SHED, on);
     }
 
     /// Asks in a row that found nothing, up to [`MISSES_MAX`].

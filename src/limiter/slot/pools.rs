@@ -57,7 +57,12 @@ impl Slot {
             return;
         }
         let Manner { kind, .. } = self.manner(here);
+        // A pool ends a little late, by the way of what was put in: never after its window.
         let ends = reply.asked_at + grant.ends_after;
+        let ends = match (kind, self.buffer.reset_after(here.now)) {
+            (Kind::Windowed, Some(rest)) => ends.min(here.now + rest),
+            _ => ends,
+        };
         let lot = Lot { tokens: grant.tokens, epoch: grant.epoch, starts: Time::default(), ends };
         let of_use = match kind {
             Kind::Windowed => grant.epoch == self.buffer.epoch(),
@@ -89,7 +94,8 @@ impl Slot {
             return;
         }
         let Some(lot) = self.buffer.take_out(kept, manner.kind, here.now) else { return };
-        let lasts = lot.ends.since(here.now);
+        // Less the way there and back, which no clock of the pool's counts.
+        let lasts = lot.ends.since(here.now).saturating_sub(2 * self.round_trip());
         let deposit = Some(Deposit { tokens: lot.tokens, epoch: lot.epoch, lasts });
         let (pool, purpose) = (Some(self.pool % manner.shares), Purpose::Return);
         asks.push(Ask { pool, deposit, purpose, ..manner.ask(key) });

@@ -24,8 +24,8 @@ const WAITS: Duration = Duration::from_millis(50);
 const DEADLINE_MAX: Duration = Duration::from_secs(9);
 const _: () = assert!(LEAST_MAX.as_millis() < DEADLINE_MAX.as_millis());
 
-/// Times that one call is sent at most. The longest way that is not a fault takes four: moved, still
-/// moving on, unknown script there, script in full.
+/// Times that one call is sent at most. The longest way that is not a fault takes four: moved,
+/// still moving on, unknown script there, script in full.
 const SENDS_MAX: u32 = 7;
 
 /// Of these, repeats to a server that cannot serve the key just now, and the waits before them.
