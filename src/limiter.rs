@@ -300,6 +300,9 @@ impl Shared {
                     return slot.preview_refund(charge, here);
                 }
                 let attempt = slot.attempt(charge, here);
+                if let Attempt::Settled(settled) = &attempt {
+                    slot.look_to_next_window(charge, settled, here, asks);
+                }
                 // A charge that is short asks for itself, in time where the store is far away.
                 if matches!(attempt, Attempt::Settled(_)) || !slot.is_far(here) {
                     slot.look_ahead(charge, here, asks);

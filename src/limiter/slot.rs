@@ -3,6 +3,7 @@
 mod asking;
 mod entry;
 mod flags;
+mod next_window;
 mod pools;
 mod rare;
 mod terms;
@@ -231,6 +232,7 @@ impl Slot {
         invariant::check(self.asking > 0, "a reply answers an ask that is out");
         self.note_answered(&reply.ask, here.now);
         match &reply.outcome {
+            _ if reply.ask.ahead => self.note_next(reply, here),
             Err(StoreError::Shed) => self.note_shed(here),
             // The own count is asked instead.
             Err(_) if reply.ask.pool.is_some() => self.flags.set_pool_empty(true),
@@ -263,6 +265,10 @@ impl Slot {
         self.flags.set_relief(reply.hot);
         self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
         self.note_draw(&manner, reply, grant, here.now);
+        if grant.epoch != self.buffer.epoch() {
+            let waits = self.next_begins().is_some();
+            self.flags.set_next_asked(waits);
+        }
         let refill = manner.refill(reply, grant, self.scarcity(here), here);
         self.buffer.refill(refill, manner.kind, here.now);
         self.note_trip(here.now.since(reply.asked_at));
@@ -356,6 +362,7 @@ impl Slot {
     /// demand of late will not use, since demand that has moved to another pod takes its time to
     /// end here. Nothing goes back to a shard that cannot take it.
     pub(super) fn inspect(&mut self, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) -> Watch {
+        self.begin_next(here.now);
         self.flags.set_watched(self.holds_above_allowance(here));
         if !self.flags.is_watched() {
             return Watch::Over;
@@ -377,11 +384,13 @@ impl Slot {
         }
         let silent = self.demand.idle_for(here.now);
         let until_idle = self.demand.idle_after().saturating_sub(silent);
-        Watch::Until(here.now + until_idle.max(WATCH_EVERY))
+        let until_idle = here.now + until_idle.max(WATCH_EVERY);
+        Watch::Until(self.next_begins().map_or(until_idle, |begins| until_idle.max(begins)))
     }
 
     /// Takes out the unspent tokens; the asks return them to the store.
     pub(super) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
+        self.drop_next(key, asks);
         let manner = self.manner_of_returns();
         let lots = self.buffer.drain(now).into_iter().flatten();
         asks.extend(lots.filter_map(|lot| manner.returning(key, lot)));
@@ -448,6 +457,9 @@ impl Slot {
 
     fn settle(&mut self, wish: Wish, here: &Here<'_>) -> Option<Settled> {
         let now = here.now;
+        if !self.buffer.is_live(now) {
+            self.begin_next(now);
+        }
         let Manner { limit, kind, .. } = self.manner(here);
         if wish.limit != limit {
             return None;
@@ -486,6 +498,12 @@ impl Slot {
                     }
                 }
             }
+        }
+    }
+
+    fn note_next(&mut self, reply: &Reply, here: &Here<'_>) {
+        if let Ok(grant) = &reply.outcome {
+            self.take_next(reply, grant, here);
         }
     }
 

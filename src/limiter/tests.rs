@@ -17,6 +17,8 @@ mod away;
 mod demand;
 mod leases;
 mod memory;
+mod next_window;
+mod pools;
 mod transaction;
 
 const STORE_KEYS_MAX: usize = 10_000;
@@ -33,6 +35,8 @@ struct Distant {
     /// On top of it, for limits of a day, which are on a shard of their own.
     days_late: Mutex<Duration>,
     asks: AtomicUsize,
+    /// Of those, asks of pools.
+    pool_asks: AtomicUsize,
     hangs: AtomicBool,
     fails: AtomicBool,
     fails_for_days: AtomicBool,
@@ -51,6 +55,8 @@ impl Store for Distant {
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
         Box::pin(async move {
             self.asks.fetch_add(asks.len(), Ordering::Relaxed);
+            let of_pools = asks.iter().filter(|ask| ask.pool.is_some()).count();
+            self.pool_asks.fetch_add(of_pools, Ordering::Relaxed);
             let one_way = *self.round_trip.lock() / 2;
             tokio::time::sleep(one_way).await;
             if asks.iter().any(|ask| ask.limit.unit == Unit::Day) {
@@ -110,6 +116,7 @@ impl Rig {
             round_trip: Mutex::new(round_trip),
             days_late: Mutex::default(),
             asks: AtomicUsize::new(0),
+            pool_asks: AtomicUsize::new(0),
             hangs: AtomicBool::new(false),
             fails: AtomicBool::new(false),
             fails_for_days: AtomicBool::new(false),

@@ -138,7 +138,7 @@ impl Slot {
         let tokens = self.buffer.tokens(here.now);
         let spaced = matches!(manner.kind, Kind::Spaced { .. });
         let allowance = || self.need(&manner, 0, here).unspent_allowance();
-        tokens > 0 && !spaced && tokens as f64 > allowance()
+        self.has_next(here.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
     }
 
     /// Whether the answer to the ask that is out should have been here.

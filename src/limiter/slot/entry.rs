@@ -16,7 +16,7 @@ impl Entry for Slot {
     }
 
     fn is_live(&self, now: Time) -> bool {
-        self.buffer.is_live(now)
+        self.buffer.is_live(now) || self.has_next(now)
     }
 
     fn heap(&self) -> usize {
@@ -27,6 +27,9 @@ impl Entry for Slot {
     fn shed(&mut self) {
         self.set_owed(0);
         self.unbar();
+        if let Some(rare) = self.buffer.aside_mut() {
+            rare.next = None; // it ends with its window
+        }
         self.buffer.join_lots(self.manner_of_returns().kind);
         self.buffer.trim();
     }

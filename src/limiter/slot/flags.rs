@@ -10,10 +10,12 @@ const WATCHED: u8 = 1 << 7;
 const RELIEF: u8 = 1 << 6;
 const POOL_EMPTY: u8 = 1 << 5;
 const SHED: u8 = 1 << 4;
+const NEXT_ASKED: u8 = 1 << 3;
 const MISSES: u8 = MISSES_MAX;
 
 const _: () = assert!(
-    MISSES & (WATCHED | RELIEF | POOL_EMPTY | SHED) == 0 && (MISSES_MAX + 1).is_power_of_two()
+    MISSES & (WATCHED | RELIEF | POOL_EMPTY | SHED | NEXT_ASKED) == 0
+        && (MISSES_MAX + 1).is_power_of_two()
 );
 
 // === impl Flags ===
@@ -53,6 +55,15 @@ impl Flags {
 
     pub(super) fn set_shed(&mut self, on: bool) {
         self.set(SHED, on);
+    }
+
+    /// Whether a lease of the next window was asked for.
+    pub(super) fn is_next_asked(self) -> bool {
+        self.0 & NEXT_ASKED != 0
+    }
+
+    pub(super) fn set_next_asked(&mut self, on: bool) {
+        self.set(NEXT_ASKED, on);
     }
 
     /// Asks in a row that found nothing, up to [`MISSES_MAX`].

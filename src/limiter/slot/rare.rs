@@ -1,6 +1,6 @@
 //! What only few keys have at a time, in the box that a slot may have beside its buffer.
 
-use crate::buffer::{Buffer, Spare};
+use crate::buffer::{Buffer, Refill, Spare};
 use crate::limiter::wait::{Queue, WAITER_BYTES};
 use crate::rules::Limit;
 use crate::time::Time;
@@ -16,8 +16,10 @@ pub(in crate::limiter) struct Rare {
     pub(super) expected: u32,
     /// Until when the store is not asked, since it holds somebody else's value under the key.
     pub(super) barred_until: Time,
+    /// A lease of the next window, which has not begun yet.
+    pub(super) next: Option<Box<Refill>>,
     /// The limit that the tokens were lent under, if it is neither the rule's nor an override's.
-    pub(super) limit: Option<Limit>,
+    pub(super) limit: Option<Box<Limit>>,
 }
 
 // === impl Rare ===
@@ -28,17 +30,23 @@ impl Rare {
 
     /// Bytes that the box and those who wait in it count for.
     pub(super) fn heap(&self) -> usize {
+        let next = if self.next.is_some() { size_of::<Refill>() } else { 0 };
         match self.waiting.len() {
-            0 => Self::BYTES,
-            waiting => waiting * WAITER_BYTES,
+            0 => Self::BYTES + next,
+            waiting => waiting * WAITER_BYTES + next,
         }
     }
 }
 
 impl Spare for Rare {
     fn is_empty(&self) -> bool {
-        let Self { waiting, owed, expected, barred_until, limit } = self;
+        let Self { waiting, owed, expected, barred_until, next, limit } = self;
         let is_barred = *barred_until > Time::default();
-        waiting.is_empty() && *owed == 0 && *expected == 0 && !is_barred && limit.is_none()
+        waiting.is_empty()
+            && *owed == 0
+            && *expected == 0
+            && !is_barred
+            && limit.is_none()
+            && next.is_none()
     }
 }

@@ -29,7 +29,7 @@ impl Slot {
         let limit = match self.held {
             Held::Rule => self.limit_of_rule(),
             Held::Override(_) => None,
-            Held::Apart => self.buffer.aside().and_then(|rare| rare.limit),
+            Held::Apart => self.buffer.aside().and_then(|rare| rare.limit.as_deref().copied()),
         };
         let unit = if let Held::Override(unit) = self.held { unit } else { Unit::Second };
         limit.unwrap_or(Limit::fixed_window(self.requests, unit))
@@ -48,7 +48,7 @@ impl Slot {
         };
         self.requests = requests;
         if apart.is_some() {
-            self.buffer.make_aside().limit = apart;
+            self.buffer.make_aside().limit = apart.map(Box::new);
         } else if let Some(rare) = self.buffer.aside_mut() {
             rare.limit = None;
             self.buffer.trim();

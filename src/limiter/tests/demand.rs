@@ -5,26 +5,26 @@ use super::*;
 use crate::limiter::Exact;
 
 /// Requests of one hit for `a`, by all pods together.
-struct Demand {
-    rate: f64,
-    pods: usize,
-    span: Duration,
+pub(super) struct Demand {
+    pub(super) rate: f64,
+    pub(super) pods: usize,
+    pub(super) span: Duration,
     /// At random times; else one after the other at the same distance.
-    random: bool,
+    pub(super) random: bool,
 }
 
 /// What came of it.
 #[derive(Debug)]
-struct Outcome {
-    offered: u32,
-    passed: u32,
+pub(super) struct Outcome {
+    pub(super) offered: u32,
+    pub(super) passed: u32,
     /// What one server would have let pass that counts each request.
-    exact: u32,
-    asks: usize,
+    pub(super) exact: u32,
+    pub(super) asks: usize,
 }
 
 impl Demand {
-    fn evenly(rate: f64, pods: usize) -> Self {
+    pub(super) fn evenly(rate: f64, pods: usize) -> Self {
         Self { rate, pods, span: Duration::from_secs(6), random: false }
     }
 
@@ -45,7 +45,7 @@ impl Demand {
         arrivals
     }
 
-    async fn meets(&self, rig: &Rig) -> Outcome {
+    pub(super) async fn meets(&self, rig: &Rig) -> Outcome {
         let pods: Vec<_> = (0..self.pods).map(|number| rig.pod_numbered(number as u64)).collect();
         for pod in &pods {
             pod.shared.pods.set(self.pods as u32);
