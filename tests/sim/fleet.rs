@@ -42,7 +42,10 @@ pub struct Pod {
 }
 
 /// Pods at once at most.
-const PODS_MAX: usize = 64;
+const PODS_MAX: usize = 1_000;
+
+/// A pod that gives all back has left after this.
+const LEAVING_MAX: Duration = Duration::from_secs(30);
 
 // === impl Fleet ===
 
@@ -62,7 +65,12 @@ impl Fleet {
 
     /// The pod at this place stops taking requests, answers those it has, and gives all back.
     pub fn leave(&mut self, place: usize) {
-        let Some(mut pod) = self.take_out(place) else { return };
+        if let Some(pod) = self.take_out(place) {
+            self.see_off(pod);
+        }
+    }
+
+    fn see_off(&mut self, mut pod: Pod) {
         let ledger = Arc::clone(&self.ledger);
         self.leaving.spawn(async move {
             while pod.requests.join_next().await.is_some() {}
@@ -75,6 +83,18 @@ impl Fleet {
     /// The pod at this place is gone. What it sent is on its way still.
     pub fn crash(&mut self, place: usize) {
         drop(self.take_out(place));
+    }
+
+    /// Every pod leaves. Returns once all have, or the time for it is over.
+    pub async fn leave_all(&mut self) {
+        while !self.pods.is_empty() {
+            let pod = self.pods.remove(0);
+            self.see_off(pod);
+        }
+        let leaving = async { while self.leaving.join_next().await.is_some() {} };
+        if tokio::time::timeout(LEAVING_MAX, leaving).await.is_err() {
+            self.world.fault(format!("a pod took more than {LEAVING_MAX:?} to leave"));
+        }
     }
 
     /// One pod stays, for the callers.
@@ -128,8 +148,9 @@ impl Pod {
             pod: id,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
-            unix_start: Duration::ZERO,
-            ..Options::default()
+            unix_start: Duration::from_micros(world.plan.wall_start_us),
+            wait_limit: world.plan.wait_limit,
+            pods_expected: world.plan.pods_expected,
         };
         let limiter = Limiter::new(Arc::clone(&network) as _, world.clock, options);
         let kept = limiter.clone();
