@@ -31,7 +31,7 @@ pub struct Callers {
 const GRACE: Duration = Duration::from_secs(2);
 
 static VALUES: LazyLock<Vec<String>> =
-    LazyLock::new(|| (0..1_000).map(|value| value.to_string()).collect());
+    LazyLock::new(|| (0..100_000).map(|value| value.to_string()).collect());
 
 // === impl Callers ===
 

@@ -120,6 +120,11 @@ impl Fleet {
         &mut self.pods[place % count]
     }
 
+    /// Times that a breaker of a pod that is here opened.
+    pub fn breakers_opened(&self) -> u64 {
+        self.pods.iter().map(|pod| count(&pod.limiter, "breaker_opened")).sum()
+    }
+
     /// Holds each pod's table to its ceiling, and its tasks to their work.
     pub fn inspect(&mut self) {
         let ceiling = self.world.plan.pod_bytes_max as u64;
@@ -128,10 +133,9 @@ impl Fleet {
             if pod.upkeep.is_finished() {
                 self.world.fault(format!("the upkeep of pod {} ended", pod.id));
             }
-            let counts = pod.limiter.counts();
-            let bytes = counts.iter().find(|(name, _)| *name == "buffer_bytes").map(|pair| pair.1);
-            if bytes.is_none_or(|bytes| bytes > ceiling) {
-                self.world.fault(format!("pod {} holds {bytes:?} bytes of {ceiling}", pod.id));
+            let bytes = count(&pod.limiter, "buffer_bytes");
+            if bytes > ceiling {
+                self.world.fault(format!("pod {} holds {bytes} bytes of {ceiling}", pod.id));
             }
         }
     }
@@ -178,6 +182,12 @@ impl Pod {
         }
         Arc::clone(&self.rules)
     }
+}
+
+/// One of a limiter's counters.
+fn count(limiter: &Limiter, name: &str) -> u64 {
+    let counts = limiter.counts();
+    counts.iter().find(|(of, _)| *of == name).map(|pair| pair.1).unwrap()
 }
 
 impl Drop for Pod {

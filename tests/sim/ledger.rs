@@ -223,14 +223,16 @@ impl Ledger {
             self.books.lock().tally.take_refund_back(key, hits);
         }
         self.books.lock().tally.counts.denied += 1;
-        if self.world.plan.mood != Mood::Under {
+        if !self.world.plan.mood.is_calm() {
             return;
         }
         for (at, key, limit) in call.counts().filter(|(at, ..)| call.charges[*at].hits > 0) {
             let walls = (self.wall_of(call, at), self.world.wall_of(key, limit, now));
             let hits = call.charges[at].hits;
             let left = self.books.lock().tally.could_have_paid(key, limit, hits, walls);
-            if left.is_some_and(|left| left > spread(limit, self.world.plan.pods_max())) {
+            let under = self.world.plan.mood == Mood::Under;
+            let most = spread(limit, self.world.plan.pods_max());
+            if under && left.is_some_and(|left| left > most) {
                 self.world.fault(format!("denied with {left:?} tokens left: {call:?}"));
             }
         }
@@ -250,7 +252,8 @@ impl Ledger {
         let memory = if *error == StoreError::Away { BREAKER_WAIT_MAX } else { Duration::ZERO };
         let since = call.begun_at.since(Time::default()).saturating_sub(memory);
         let struck = network.was_struck(Time::default() + since);
-        if !(full || hurried || confused || struck) {
+        let congested = plan.asks_per_ms.is_some();
+        if !(full || hurried || confused || struck || congested) {
             self.world.fault(format!("{error} on a calm day: {call:?}"));
         }
     }

@@ -23,8 +23,10 @@
 mod book;
 mod caller;
 mod dice;
+mod drills;
 mod fair;
 mod fleet;
+mod fleets;
 mod ledger;
 mod meter;
 mod network;

@@ -35,6 +35,8 @@ pub struct Outcome {
     pub failure_modes: u64,
     /// What one exact server would have admitted, and what was, by key, where nothing failed.
     pub fairness: Vec<(u64, u64)>,
+    /// Times that a pod's breaker opened.
+    pub breakers_opened: u64,
     /// Asks that the store took in each millisecond.
     pub asks: Vec<u32>,
 }
@@ -171,6 +173,7 @@ impl Run {
             used,
             failure_modes: counts.failure_modes,
             fairness: self.ledger.fairness(),
+            breakers_opened: self.fleet.breakers_opened(),
             asks: state.asks.clone(),
         }
     }
