@@ -6,6 +6,7 @@
 
 mod fixed_window;
 mod leaky_bucket;
+mod pool;
 mod sliding_log;
 mod sliding_window;
 mod token_bucket;
@@ -59,6 +60,11 @@ pub fn open(limit: Limit) -> Box<dyn Book> {
     }
 }
 
+/// An empty book for a pool of a split key.
+pub fn open_pool() -> Box<dyn Book> {
+    Box::<pool::Pool>::default()
+}
+
 /// What holds for every algorithm: a need is met whole or not at all, no more is lent than was
 /// asked for, and no lease outlives what it was asked for.
 pub fn check_contract(step: &Step) -> Result<(), String> {
@@ -70,8 +76,8 @@ pub fn check_contract(step: &Step) -> Result<(), String> {
     if grant.tokens > 0 && grant.tokens < ask.need {
         return Err(format!("lent {} where {} were needed", grant.tokens, ask.need));
     }
-    // A slot ends by its own time.
-    let spaced = matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
+    // A slot ends by its own time, and a lease of the next window by that window's.
+    let spaced = ask.ahead || matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
     if !spaced && grant.ends_after > ask.ttl {
         return Err(format!("lent for {:?} where {:?} was asked", grant.ends_after, ask.ttl));
     }

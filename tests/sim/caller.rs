@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use ratelease::key::Key;
 use ratelease::request::{Descriptor, Entry, Request};
+use ratelease::rules::{FailureMode, Limit, Rules, Unit};
+use ratelease::time::Time;
 
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Pod};
 use crate::ledger::{Call, Charge, Ledger};
-use crate::plan::{Spread, Tamper};
+use crate::plan::{Demand, Spread, Tamper};
 use crate::rule::{DOMAIN, NAMES};
 use crate::world::World;
 
@@ -29,7 +31,7 @@ pub struct Callers {
 const GRACE: Duration = Duration::from_secs(2);
 
 static VALUES: LazyLock<Vec<String>> =
-    LazyLock::new(|| (0..1_000).map(|value| value.to_string()).collect());
+    LazyLock::new(|| (0..100_000).map(|value| value.to_string()).collect());
 
 // === impl Callers ===
 
@@ -70,58 +72,86 @@ impl Callers {
     fn ask(&mut self, ms: u64, pod: &mut Pod) {
         let descriptors = self.descriptors();
         let rules = pod.rules(ms);
-        let call = self.ledger.begin(pod, &rules, descriptors);
+        let demand = &self.world.plan.demand;
+        let at_once = self.dice.percent(demand.at_once_percent);
+        let stale = at_once && self.dice.percent(demand.stale_percent);
+        let cancels = self.dice.percent(demand.cancels_percent);
+        let pause = if stale { self.dice.below(Demand::STALE_MS.min(ms) + 1) } else { 0 };
+        let cancels_after = Duration::from_millis(if cancels { self.dice.below(5) } else { 0 });
+        let begun_at = Time::from_nanos(self.world.now().nanos() - pause * 1_000_000);
+        let call = self.ledger.begin(pod.id, &rules, begun_at, descriptors);
         if !self.is_within_offer(&call) {
             return;
         }
+        self.ledger.note_begun(&call);
+        if at_once && self.is_answered_at_once(&call, pod, &rules) {
+            return;
+        }
+        self.spawn(call, pod, rules, cancels.then_some(cancels_after));
+        pod.forget_ended(&self.world);
+    }
+
+    /// The door's first step: an answer that takes no waiting.
+    fn is_answered_at_once(&self, call: &Call, pod: &Pod, rules: &Rules) -> bool {
+        let answer = pod.limiter.decide_at_once(rules, &request(call), call.begun_at);
+        answer.is_some_and(|answer| {
+            self.ledger.answer(call, answer, &pod.network);
+            true
+        })
+    }
+
+    /// Its second: the answer may wait for the store.
+    fn spawn(&self, call: Call, pod: &mut Pod, rules: Arc<Rules>, cancels: Option<Duration>) {
         let (world, ledger) = (Arc::clone(&self.world), Arc::clone(&self.ledger));
-        let cancels = self.dice.percent(world.plan.demand.cancels_percent);
-        let patience = cancels.then(|| Duration::from_millis(self.dice.below(5)));
         let (limiter, network) = (pod.limiter.clone(), Arc::clone(&pod.network));
         pod.requests.spawn(async move {
             let request = request(&call);
-            let longest = patience.unwrap_or(call.patience + GRACE);
-            let decided = tokio::time::timeout(longest, limiter.decide(&rules, &request)).await;
+            let longest = cancels.unwrap_or(call.patience + GRACE);
+            let decision = limiter.decide_within(&rules, &request, world.plan.demand.caller);
+            let decided = tokio::time::timeout(longest, decision).await;
             if world.plan.tamper == Some(Tamper::AnswersLate) {
                 tokio::time::sleep(call.patience + Duration::from_millis(1)).await;
             }
             match decided {
                 Ok(answer) => ledger.answer(&call, answer, &network),
-                // Its caller gave up: nothing is spent, and nobody is told.
-                Err(_) if patience.is_some() => {}
+                // Its caller gave up: nothing is spent.
+                Err(_) if cancels.is_some() => {}
                 Err(_) => world.fault(format!("no answer, ever, to {call:?}")),
             }
         });
-        pod.forget_ended(&self.world);
     }
 
     fn descriptors(&mut self) -> Vec<Charge> {
+        let count = 1 + self.dice.below(self.world.plan.demand.descriptors_max);
+        (0..count).map(|_| self.descriptor()).collect()
+    }
+
+    fn descriptor(&mut self) -> Charge {
         let plan = &self.world.plan;
         let demand = &plan.demand;
         let dice = &mut self.dice;
-        (0..1 + dice.below(demand.descriptors_max))
-            .map(|_| {
-                let hot = dice.percent(demand.hot_percent);
-                let value =
-                    if hot { 0 } else { dice.index(usize::try_from(demand.values).unwrap()) };
-                let look = dice.percent(demand.looks_percent);
-                Charge {
-                    name: NAMES[dice.index(plan.rules.len())],
-                    value: &VALUES[value],
-                    hits: if look { 0 } else { dice.within(1..demand.hits_max + 1) },
-                    refund: !look && dice.percent(demand.refunds_percent),
-                    count: None,
-                }
-            })
-            .collect()
+        let hot = dice.percent(demand.hot_percent);
+        let value = if hot { 0 } else { dice.index(usize::try_from(demand.values).unwrap()) };
+        let look = dice.percent(demand.looks_percent);
+        let overrides = dice.percent(demand.overrides_percent);
+        let requests = u32::try_from(dice.pick(&[3, 20, 200])).unwrap();
+        Charge {
+            name: NAMES[dice.index(plan.rules.len())],
+            value: &VALUES[value],
+            hits: if look { 0 } else { dice.within(1..demand.hits_max + 1) },
+            refund: !look && dice.percent(demand.refunds_percent),
+            limit: overrides.then(|| Limit::fixed_window(requests, Unit::Second)),
+            count: None,
+            failure_mode: FailureMode::default(),
+        }
     }
 
     /// Whether a bound on what is asked for leaves room, which this takes.
     fn is_within_offer(&mut self, call: &Call) -> bool {
         let Some(permille) = self.world.plan.demand.offered_permille_max else { return true };
-        let wall_us = self.world.state().wall_at(self.world.now());
         call.charges.iter().all(|charge| {
             let Some((key, limit)) = charge.count else { return true };
+            let wall_us = self.world.wall_of(key, limit, call.begun_at);
             let window = wall_us / (limit.window_seconds() * 1_000_000);
             let offered = self.offered.entry((key, window)).or_default();
             *offered += charge.hits;
@@ -130,10 +160,11 @@ impl Callers {
     }
 }
 
+/// What the pod is asked.
 fn request(call: &Call) -> Request<'static> {
     let descriptor = |charge: &Charge| Descriptor {
         entries: [Entry { key: charge.name, value: charge.value }].into_iter().collect(),
-        limit: None,
+        limit: charge.limit,
         hits_addend: Some(charge.hits),
         refund: charge.refund,
     };

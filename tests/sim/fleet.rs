@@ -42,7 +42,10 @@ pub struct Pod {
 }
 
 /// Pods at once at most.
-const PODS_MAX: usize = 64;
+const PODS_MAX: usize = 1_000;
+
+/// A pod that gives all back has left after this.
+const LEAVING_MAX: Duration = Duration::from_secs(30);
 
 // === impl Fleet ===
 
@@ -62,7 +65,12 @@ impl Fleet {
 
     /// The pod at this place stops taking requests, answers those it has, and gives all back.
     pub fn leave(&mut self, place: usize) {
-        let Some(mut pod) = self.take_out(place) else { return };
+        if let Some(pod) = self.take_out(place) {
+            self.see_off(pod);
+        }
+    }
+
+    fn see_off(&mut self, mut pod: Pod) {
         let ledger = Arc::clone(&self.ledger);
         self.leaving.spawn(async move {
             while pod.requests.join_next().await.is_some() {}
@@ -75,6 +83,18 @@ impl Fleet {
     /// The pod at this place is gone. What it sent is on its way still.
     pub fn crash(&mut self, place: usize) {
         drop(self.take_out(place));
+    }
+
+    /// Every pod leaves. Returns once all have, or the time for it is over.
+    pub async fn leave_all(&mut self) {
+        while !self.pods.is_empty() {
+            let pod = self.pods.remove(0);
+            self.see_off(pod);
+        }
+        let leaving = async { while self.leaving.join_next().await.is_some() {} };
+        if tokio::time::timeout(LEAVING_MAX, leaving).await.is_err() {
+            self.world.fault(format!("a pod took more than {LEAVING_MAX:?} to leave"));
+        }
     }
 
     /// One pod stays, for the callers.
@@ -100,6 +120,11 @@ impl Fleet {
         &mut self.pods[place % count]
     }
 
+    /// Times that a breaker of a pod that is here opened.
+    pub fn breakers_opened(&self) -> u64 {
+        self.pods.iter().map(|pod| count(&pod.limiter, "breaker_opened")).sum()
+    }
+
     /// Holds each pod's table to its ceiling, and its tasks to their work.
     pub fn inspect(&mut self) {
         let ceiling = self.world.plan.pod_bytes_max as u64;
@@ -108,10 +133,9 @@ impl Fleet {
             if pod.upkeep.is_finished() {
                 self.world.fault(format!("the upkeep of pod {} ended", pod.id));
             }
-            let counts = pod.limiter.counts();
-            let bytes = counts.iter().find(|(name, _)| *name == "buffer_bytes").map(|pair| pair.1);
-            if bytes.is_none_or(|bytes| bytes > ceiling) {
-                self.world.fault(format!("pod {} holds {bytes:?} bytes of {ceiling}", pod.id));
+            let bytes = count(&pod.limiter, "buffer_bytes");
+            if bytes > ceiling {
+                self.world.fault(format!("pod {} holds {bytes} bytes of {ceiling}", pod.id));
             }
         }
     }
@@ -128,8 +152,9 @@ impl Pod {
             pod: id,
             hasher: KeyHasher::new(""),
             modes: Modes::default(),
-            unix_start: Duration::ZERO,
-            ..Options::default()
+            unix_start: Duration::from_micros(world.plan.wall_start_us),
+            wait_limit: world.plan.wait_limit,
+            pods_expected: world.plan.pods_expected,
         };
         let limiter = Limiter::new(Arc::clone(&network) as _, world.clock, options);
         let kept = limiter.clone();
@@ -157,6 +182,12 @@ impl Pod {
         }
         Arc::clone(&self.rules)
     }
+}
+
+/// One of a limiter's counters.
+fn count(limiter: &Limiter, name: &str) -> u64 {
+    let counts = limiter.counts();
+    counts.iter().find(|(of, _)| *of == name).map(|pair| pair.1).unwrap()
 }
 
 impl Drop for Pod {

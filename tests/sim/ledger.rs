@@ -1,67 +1,44 @@
 //! What callers asked and were answered, held to what they were promised.
 
+mod call;
+mod local;
 mod tally;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ratelease::key::{Key, KeyHasher, Part};
-use ratelease::rules::{Algorithm, Limit, Rules};
+use ratelease::key::{Key, KeyHasher};
+use ratelease::rules::{FailureMode, Limit, Rules};
 use ratelease::store::StoreError;
 use ratelease::time::Time;
-use ratelease::verdict::{Code, Verdict};
+use ratelease::verdict::{Code, How, Verdict};
 
-use crate::fleet::Pod;
 use crate::network::Network;
+use crate::oracle::Oracle;
 use crate::plan::Mood;
-use crate::rule::{self, DOMAIN};
 use crate::world::{World, tell};
+pub use call::{Call, Charge};
+use local::Locals;
 use tally::Tally;
-pub use tally::Use;
+pub use tally::{Counts, Use};
 
 /// Every request of a run.
 pub struct Ledger {
     world: Arc<World>,
     hasher: KeyHasher,
-    tally: Mutex<Tally>,
+    books: Mutex<Books>,
 }
 
-/// A request on its way.
-#[derive(Debug, Clone)]
-pub struct Call {
-    pub pod: u64,
-    pub begun_at: Time,
-    /// It is answered within this.
-    pub patience: Duration,
-    pub charges: Vec<Charge>,
+#[derive(Default)]
+struct Books {
+    tally: Tally,
+    locals: Locals,
+    oracle: Oracle,
 }
 
-/// One descriptor of a request.
-#[derive(Debug, Clone)]
-pub struct Charge {
-    pub name: &'static str,
-    pub value: &'static str,
-    /// 0 looks.
-    pub hits: u64,
-    pub refund: bool,
-    /// What it is counted as; `None` if nothing limits it.
-    pub count: Option<(Key, Limit)>,
-}
-
-/// How many requests came to what.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct Counts {
-    pub requests: u64,
-    pub admitted: u64,
-    pub denied: u64,
-    pub errors: u64,
-    /// Of those denied, though their tokens lay somewhere.
-    pub falsely_denied: u64,
-}
-
-/// Whoever waits for so many round trips has an answer: one for the batch that is on its way, and
-/// some for the leases of those before it in the queue. The defaults are 5 ms for about 0.5 ms.
+/// A wait of so many round trips brings an answer: one for the batch that is on its way, and some
+/// for the leases of those before it in the queue. The defaults are 5 ms for about 0.5 ms.
 const ROUND_TRIPS: u32 = 10;
 
 /// A breaker probes at least so often, and some for the probe.
@@ -80,58 +57,59 @@ const END_MARGIN: Duration = Duration::from_millis(20);
 impl Ledger {
     pub fn new(world: &Arc<World>) -> Self {
         let hasher = KeyHasher::new("");
-        Self { world: Arc::clone(world), hasher, tally: Mutex::default() }
+        Self { world: Arc::clone(world), hasher, books: Mutex::default() }
     }
 
-    /// A request to `pod` begins now.
-    pub fn begin(&self, pod: &Pod, rules: &Rules, mut charges: Vec<Charge>) -> Call {
-        let now = self.world.now();
+    /// A request to `pod` begins at `begun_at`.
+    pub fn begin(&self, pod: u64, rules: &Rules, begun_at: Time, charges: Vec<Charge>) -> Call {
+        let mut charges = charges;
         let mut delay = Duration::ZERO;
         for charge in &mut charges {
-            charge.count = rule::limit_of(rules, charge.name).map(|limit| {
-                let part = (charge.name, Part::Value(charge.value));
-                (self.hasher.key(DOMAIN, limit.identity(), std::iter::once(part)), limit)
-            });
-            if let Some((_, Limit { algorithm: Algorithm::LeakyBucket { max_delay_us }, .. })) =
-                charge.count
-            {
-                delay = delay.max(Duration::from_micros(max_delay_us.into()));
-            }
+            charge.resolve(rules, &self.hasher);
+            delay = delay.max(charge.max_delay());
         }
-        let patience = self.world.plan.max_wait + delay;
-        let call = Call { pod: pod.id, begun_at: now, patience, charges };
-        self.note_begun(&call);
-        call
+        let patience = self.world.plan.patience(self.world.plan.demand.caller) + delay;
+        let pause = self.world.now().since(begun_at);
+        Call { pod, begun_at, pause, patience, charges }
     }
 
-    fn note_begun(&self, call: &Call) {
+    /// The request is made.
+    pub fn note_begun(&self, call: &Call) {
+        let calm = self.world.plan.mood.is_calm();
+        let walls: Vec<_> = call.counts().map(|(at, ..)| self.wall_of(call, at)).collect();
         let mut state = self.world.state();
-        let mut tally = self.tally.lock();
+        let Books { tally, oracle, .. } = &mut *self.books.lock();
         tally.counts.requests += 1;
-        let wall_us = state.wall_at(call.begun_at);
-        for charge in &call.charges {
-            let Some((key, limit)) = charge.count else { continue };
-            if charge.refund {
-                state.purse(call.pod, key).refund(charge.hits, call.begun_at);
-                tally.refund(key, charge.hits);
+        for ((at, key, limit), wall_us) in call.counts().zip(walls) {
+            let Charge { hits, refund, .. } = call.charges[at];
+            if refund {
+                state.purse(call.pod, key).refund(hits, call.begun_at);
+                tally.refund(key, hits);
             } else {
-                tally.offer(key, limit, charge.hits, wall_us);
+                tally.offer(key, limit, hits, wall_us);
+            }
+            if calm && hits > 0 {
+                oracle.offer(key, limit, hits, wall_us);
             }
         }
+    }
+
+    /// What the master's clock showed when the call began, of its charge `at`.
+    fn wall_of(&self, call: &Call, at: usize) -> u64 {
+        let (key, limit) = call.charges[at].count.unwrap();
+        self.world.wall_of(key, limit, call.begun_at)
     }
 
     /// The answer to `call` is there.
-    pub fn answer(&self, call: &Call, answer: Result<Verdict, StoreError>, network: &Network) {
+    pub fn answer(&self, call: &Call, answer: Result<Verdict<'_>, StoreError>, network: &Network) {
         let now = self.world.now();
         let took = now.since(call.begun_at);
-        if took > call.patience {
+        if took > call.patience + call.pause {
             self.world.fault(format!("answered after {took:?} of {:?}: {call:?}", call.patience));
         }
         tell(&self.world.plan, now, || {
             let word = answer.as_ref().map(|verdict| verdict.code);
-            let charges: Vec<_> =
-                call.charges.iter().map(|c| (c.name, c.value, c.hits, c.refund)).collect();
-            format!("pod {} {charges:?}: {word:?} after {took:?}", call.pod)
+            format!("pod {} {}: {word:?} after {took:?}", call.pod, call.story())
         });
         let word = match &answer {
             Ok(verdict) if verdict.code == Code::Ok => 0,
@@ -140,48 +118,122 @@ impl Ledger {
         };
         self.world.state().trace.note(now, &(call.pod, call.begun_at.nanos(), word));
         match answer {
-            Ok(verdict) if verdict.code == Code::Ok => self.admit(call, now),
-            Ok(_) => self.deny(call, now),
-            Err(error) => self.excuse(call, &error, network),
+            Ok(verdict) => {
+                if verdict.code == Code::Ok {
+                    self.admit(call, &verdict, now);
+                } else {
+                    self.deny(call, now);
+                }
+                let failed = |how| matches!(how, How::Failure(_));
+                let mut counted = verdict.statuses.iter().filter_map(|status| status.counted);
+                if counted.any(|trace| failed(trace.how)) {
+                    self.books.lock().tally.counts.failure_modes += 1;
+                    self.excuse(call, &StoreError::Away, network);
+                }
+            }
+            Err(error) => {
+                self.books.lock().tally.counts.errors += 1;
+                if { call.charges.iter() }.all(|it| it.failure_mode != FailureMode::Error) {
+                    self.world.fault(format!("{error}, though no rule says so: {call:?}"));
+                }
+                self.excuse(call, &error, network);
+            }
         }
     }
 
-    /// Each token of an admission is one of a live lease, and no window has more of them than its
-    /// limit.
-    fn admit(&self, call: &Call, now: Time) {
+    /// Each token of an admission is one of a live lease, or of the pod's own part where the store
+    /// did not answer; no window has more of them than its limit.
+    fn admit(&self, call: &Call, verdict: &Verdict<'_>, now: Time) {
+        self.books.lock().tally.counts.admitted += 1;
+        for (at, key, limit) in call.counts() {
+            let charge = &call.charges[at];
+            let Some(trace) = verdict.statuses[at].counted else {
+                self.world.fault(format!("charge {at} was not counted: {call:?}"));
+                continue;
+            };
+            // An overflow key stands in for keys that the table has no room for.
+            let of_overflow = trace.key != key;
+            if trace.over || charge.hits == 0 {
+                continue;
+            }
+            if charge.refund {
+                self.books.lock().tally.flow(key).refunded += charge.hits;
+                continue;
+            }
+            let outcome = match trace.how {
+                How::Failure(FailureMode::Local) => self.admit_alone(call, at, now),
+                How::Failure(FailureMode::Allow) => {
+                    self.books.lock().tally.flow(key).alone += charge.hits;
+                    Ok(())
+                }
+                How::Failure(mode) => Err(format!("{mode:?} admitted")),
+                How::Local | How::Leased => {
+                    self.admit_leased(call, (trace.key, limit, charge.hits), of_overflow, now)
+                }
+            };
+            if let Err(what) = outcome {
+                self.world.fault(format!("pod {}: {what}: {call:?}", call.pod));
+            }
+        }
+    }
+
+    fn admit_leased(
+        &self,
+        call: &Call,
+        (key, limit, hits): (Key, Limit, u64),
+        of_overflow: bool,
+        now: Time,
+    ) -> Result<(), String> {
+        let began = self.world.wall_of(key, limit, call.begun_at);
+        let ended = self.world.wall_of(key, limit, now);
+        self.world.state().purse(call.pod, key).spend(hits, call.begun_at, now)?;
+        let mut books = self.books.lock();
+        books.oracle.admit(key, hits);
+        books.tally.flow(key).leased += hits;
+        if of_overflow {
+            return Ok(());
+        }
+        let within = books.tally.admit(key, limit, hits, (began, ended));
+        if self.world.plan.has_failovers() { Ok(()) } else { within }
+    }
+
+    /// The pod admitted the charge by itself: its part of the limit, or what a lease paid for.
+    fn admit_alone(&self, call: &Call, at: usize, now: Time) -> Result<(), String> {
+        let (Some((key, limit)), hits) = (call.charges[at].count, call.charges[at].hits) else {
+            return Ok(());
+        };
+        self.books.lock().tally.flow(key).alone += hits;
+        let wall_us = self.world.wall_of(key, limit, now);
+        let Some(window) = local::Window::of(&self.world, call.pod, (key, limit), wall_us) else {
+            return Ok(());
+        };
+        let part = window.part(&self.world, now);
+        let excess = self.books.lock().locals.admit(window, part, hits);
         let mut state = self.world.state();
-        let mut tally = self.tally.lock();
-        tally.counts.admitted += 1;
-        let wall_us = (state.wall_at(call.begun_at), state.wall_at(now));
-        for charge in call.charges.iter().filter(|charge| charge.hits > 0 && !charge.refund) {
-            let Some((key, limit)) = charge.count else { continue };
-            if let Err(what) = state.purse(call.pod, key).spend(charge.hits, call.begun_at, now) {
-                state.fault(now, format!("pod {}: {what}: {call:?}", call.pod));
-            }
-            let within = tally.admit(key, limit, charge.hits, wall_us);
-            if let Err(what) = within
-                && !self.world.plan.has_failovers()
-            {
-                state.fault(now, format!("{what}: {call:?}"));
-            }
-        }
+        let paid = state.purse(call.pod, key).spend(excess, call.begun_at, now);
+        paid.map_err(|what| format!("admitted {excess} beyond its part of {part}, and {what}"))
     }
 
-    /// With less asked for than the limit, nobody is denied while more tokens lie somewhere than
-    /// the pods may hold.
+    /// With less asked for than the limit, a denial means that no more tokens lie anywhere than the
+    /// pods may hold. What a denied request would refund counts no more.
     fn deny(&self, call: &Call, now: Time) {
-        let mut state = self.world.state();
-        let mut tally = self.tally.lock();
-        tally.counts.denied += 1;
-        if self.world.plan.mood != Mood::Under {
+        for (at, key, _) in call.counts().filter(|(at, ..)| call.charges[*at].refund) {
+            let hits = call.charges[at].hits;
+            self.world.state().purse(call.pod, key).take_refund_back(hits);
+            self.books.lock().tally.take_refund_back(key, hits);
+        }
+        self.books.lock().tally.counts.denied += 1;
+        if !self.world.plan.mood.is_calm() {
             return;
         }
-        let wall_us = (state.wall_at(call.begun_at), state.wall_at(now));
-        for (key, limit, hits) in call.counted() {
-            if let Some(left) = tally.could_have_paid(key, limit, hits, wall_us)
-                && left > spread(limit, self.world.plan.pods_max())
-            {
-                state.fault(now, format!("denied with {left} tokens left: {call:?}"));
+        for (at, key, limit) in call.counts().filter(|(at, ..)| call.charges[*at].hits > 0) {
+            let walls = (self.wall_of(call, at), self.world.wall_of(key, limit, now));
+            let hits = call.charges[at].hits;
+            let left = self.books.lock().tally.could_have_paid(key, limit, hits, walls);
+            let under = self.world.plan.mood == Mood::Under;
+            let most = spread(limit, self.world.plan.pods_max());
+            if under && left.is_some_and(|left| left > most) {
+                self.world.fault(format!("denied with {left:?} tokens left: {call:?}"));
             }
         }
     }
@@ -189,17 +241,19 @@ impl Ledger {
     /// An error needs a reason: the weather, a table without room for one more key, or patience
     /// that is too short for a few round trips.
     fn excuse(&self, call: &Call, error: &StoreError, network: &Network) {
-        self.tally.lock().counts.errors += 1;
         let plan = &self.world.plan;
         let crowded = plan.pod_bytes_max < 1 << 20 || plan.store_keys_max < 10_000;
-        let full = crowded && matches!(error, StoreError::Overloaded | StoreError::Full(_));
-        let hurried = plan.max_wait < ROUND_TRIPS * plan.weather.round_trip_max();
+        let full = crowded
+            && matches!(error, StoreError::Overloaded | StoreError::Full(_) | StoreError::Away);
+        let patience = plan.patience(plan.demand.caller);
+        let hurried = patience < ROUND_TRIPS * plan.weather.round_trip_max();
         let confused = self.world.ran_back(call.begun_at);
         // A breaker that the weather has opened closes a while after it.
         let memory = if *error == StoreError::Away { BREAKER_WAIT_MAX } else { Duration::ZERO };
         let since = call.begun_at.since(Time::default()).saturating_sub(memory);
         let struck = network.was_struck(Time::default() + since);
-        if !(full || hurried || confused || struck) {
+        let congested = plan.asks_per_ms.is_some();
+        if !(full || hurried || confused || struck || congested) {
             self.world.fault(format!("{error} on a calm day: {call:?}"));
         }
     }
@@ -207,12 +261,14 @@ impl Ledger {
     /// A pod that left in peace holds nothing.
     pub fn check_left(&self, pod: u64) {
         let plan = &self.world.plan;
-        let burns = plan.rules.iter().any(|rule| rule.charge_denied);
+        let burns = plan.all_rules().any(|rule| rule.charge_denied);
         // Slots go by, whether they are used or not.
-        let spaced = plan.rules.iter().any(|rule| rule.terms.contains("leaky_bucket"));
-        let refunds = plan.demand.refunds_percent > 0;
+        let spaced = plan.all_rules().any(|rule| rule.algorithm == "leaky_bucket");
+        let refunds = plan.demand.refunds_percent > 0 || plan.demand.overrides_percent > 0;
         let troubled = !plan.weather.stretches.is_empty() || plan.has_failovers();
-        if troubled || burns || spaced || refunds {
+        // What was admitted here while an ask was out is paid for by its lease.
+        let owes = plan.all_rules().any(|rule| rule.failure_mode == "local");
+        if troubled || burns || spaced || refunds || owes {
             return;
         }
         let now = self.world.now();
@@ -225,12 +281,19 @@ impl Ledger {
     /// The run is over: how much of the limits it used, where more was asked for.
     pub fn close(&self) -> Use {
         let plan = &self.world.plan;
-        if plan.mood != Mood::Over {
-            return Use::default();
+        match plan.mood {
+            Mood::Audit => self.audit(),
+            Mood::Over => return self.use_of_windows(),
+            Mood::Under | Mood::Rough => {}
         }
+        Use::default()
+    }
+
+    fn use_of_windows(&self) -> Use {
+        let plan = &self.world.plan;
         let ends_us = plan.wall_start_us + plan.span_ms * 1_000;
         let pods = plan.pods_max();
-        let made = self.tally.lock().use_of(plan.wall_start_us, ends_us);
+        let made = self.books.lock().tally.use_of(plan.wall_start_us, ends_us);
         for window in &made.windows {
             let floor = window.tokens * USE_PERCENT_MIN / 100;
             if window.used + UNUSED_MAX * pods < floor {
@@ -240,24 +303,33 @@ impl Ledger {
         made
     }
 
+    /// Every pod has left: what the store lent was spent or came back, token by token.
+    fn audit(&self) {
+        let mut flows: Vec<_> =
+            self.world.state().flows.iter().map(|(key, flow)| (*key, *flow)).collect();
+        flows.sort_by_key(|(key, _)| *key);
+        for (key, flow) in flows {
+            let door = *self.books.lock().tally.flow(key);
+            if let Err(what) = door.check(&flow) {
+                let key = key.bits() % 1_000;
+                self.world.fault(format!("key {key}: {what}: {flow:?}, {door:?}"));
+            }
+        }
+    }
+
     pub fn counts(&self) -> Counts {
-        self.tally.lock().counts
+        self.books.lock().tally.counts
+    }
+
+    /// What one exact server would have admitted, and what was, by key.
+    pub fn fairness(&self) -> Vec<(u64, u64)> {
+        self.books.lock().oracle.sums()
     }
 }
 
-/// What so many pods may hold unspent when somebody is denied: tokens that each asked ahead, and a
+/// What so many pods may hold unspent when a request is denied: tokens that each asked ahead, and a
 /// tenth of the limit in leases sized by a demand that moved on. Seldom: in 4000 runs, two had more
 /// than half of it.
 fn spread(limit: Limit, pods: u64) -> u64 {
     u64::from(limit.requests_per_unit) / 10 + 2 * pods
-}
-
-// === impl Call ===
-
-impl Call {
-    /// The charges that spend.
-    fn counted(&self) -> impl Iterator<Item = (Key, Limit, u64)> {
-        let spending = self.charges.iter().filter(|charge| charge.hits > 0 && !charge.refund);
-        spending.filter_map(|charge| charge.count.map(|(key, limit)| (key, limit, charge.hits)))
-    }
 }

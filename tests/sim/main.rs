@@ -12,9 +12,8 @@
 //!    more is asked of, 0.98 is used in each window, but for one token a pod, and 0.99 in all runs
 //!    together. Few tokens make the pods' part large: of 20 a window, four pods may hold four.
 //!
-//! A run that breaks a promise says which seed it was of, and
-//! `RATELEASE_SIM_SEED=<seed> cargo test --test sim -- --nocapture` runs that one first; with
-//! `RATELEASE_SIM_COUNT=1` it runs alone and tells its story, step by step.
+//! A run that breaks a promise says which seed it was of, and `scripts/simulate --seed <seed>` runs
+//! that one alone and tells its story, step by step. `scripts/simulate --for 10m` runs fresh seeds.
 #![cfg(test)]
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -24,14 +23,20 @@
 mod book;
 mod caller;
 mod dice;
+mod drills;
+mod fair;
 mod fleet;
+mod fleets;
 mod ledger;
+mod meter;
 mod network;
+mod oracle;
 mod plan;
 mod purse;
 mod rule;
 mod run;
 mod seeds;
+mod shrink;
 mod trace;
 mod weather;
 mod world;

@@ -1,17 +1,23 @@
 //! The way between one pod and the store: it delays, loses and refuses.
 //!
+//! Each ask has a fate of its own, which follows from the seed, the pod, the count and how often the
+//! pod asked it: asks that travel together and asks that travel alone fare alike, and the order in
+//! which they leave changes nothing. A batch is answered when its last ask is.
+//!
 //! An ask is carried at most once, as the contract of [`Store`] has it, so there is no duplicate of
 //! an ask here. What there is: an ask that never arrives, or arrives long after its sender gave up;
-//! a reply that is lost although the ask was taken, or comes when its lease has ended; asks of one
-//! batch that fail alone; a store that refuses, hangs, or is out of reach for some pods only. A
-//! reply cannot be delivered twice through this seam. What a pod might do twice, giving tokens
-//! back, its [`Purse`](crate::purse::Purse) catches; that a late return is credited, the books do.
+//! a reply that is lost although the ask was taken, or comes when its lease has ended; a store that
+//! refuses, hangs, is busy, or is out of reach for some pods only. A reply cannot be delivered twice
+//! through this seam. What a pod might do twice, giving tokens back, its
+//! [`Purse`](crate::purse::Purse) catches; that a late return is credited, the books do.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
+use ratelease::key::Key;
 use ratelease::store::{Ask, Beat, Beaten, Grant, Replies, Store, StoreError};
 use ratelease::time::Time;
 use tokio::sync::oneshot;
@@ -30,15 +36,15 @@ pub struct Network {
 
 #[derive(Default)]
 struct Traffic {
-    /// Batches sent so far to each shard.
-    sent: HashMap<usize, u64>,
-    /// Batches on their way that the weather struck.
+    /// Asks sent so far of each count; `None` for signs of life.
+    sent: HashMap<Option<Key>, u64>,
+    /// Asks on their way that the weather struck.
     struck: u32,
-    /// When the last such batch ended.
+    /// When the last such ask ended.
     struck_until: Option<Time>,
 }
 
-/// A batch on its way that the weather struck.
+/// An ask on its way that the weather struck.
 struct Struck<'a>(&'a Network);
 
 /// What the store made of an ask, and when.
@@ -57,91 +63,99 @@ impl Network {
         traffic.struck > 0 || traffic.struck_until.is_some_and(|until| until >= since)
     }
 
-    fn dice(&self, shard: usize) -> Dice {
-        let mut traffic = self.traffic.lock();
-        let sent = traffic.sent.entry(shard).or_default();
-        *sent += 1;
-        Dice::new(self.world.plan.seed, &[1, self.pod, shard as u64, *sent])
+    /// What becomes of the next ask of `counter`.
+    fn fate(&self, counter: Option<Key>) -> Fate {
+        let nth = {
+            let mut traffic = self.traffic.lock();
+            let sent = traffic.sent.entry(counter).or_default();
+            *sent += 1;
+            *sent
+        };
+        let plan = &self.world.plan;
+        let (bits, shard) = counter.map_or((0, 0), |of| (of.bits(), plan.shard_of(of)));
+        let mut dice = Dice::new(plan.seed, &[1, self.pod, bits, nth]);
+        plan.weather.fate(self.world.millis(), self.pod, shard, &mut dice)
     }
 
     /// What is given back leaves the pod here, whether it arrives or not.
-    fn note_returns(&self, asks: &[Ask]) {
+    fn note_returns(&self, ask: &Ask) {
         let now = self.world.now();
         let mut state = self.world.state();
-        for ask in asks {
-            let Some(back) = ask.back else { continue };
-            if let Err(what) = state.purse(self.pod, ask.key).give_back(back) {
-                let key = ask.counter().bits() % 1_000;
-                state.fault(now, format!("pod {}, {key}: {what}", self.pod));
-            }
+        if let Err(what) = state.note_returns(self.pod, ask) {
+            let key = ask.counter().bits() % 1_000;
+            state.fault(now, format!("pod {}, {key}: {what}", self.pod));
         }
     }
 
-    /// Takes a batch to the store, whoever still waits for the reply.
-    fn send(&self, asks: Vec<Ask>, fate: &Fate) -> oneshot::Receiver<Vec<Taken>> {
-        let (reply, receiver) = oneshot::channel();
-        let world = Arc::clone(&self.world);
-        let (arrives, refused) = (fate.arrives_after_ms, fate.refused.clone());
-        tokio::spawn(async move {
-            // An ask that is lost, and whose sender waits: nothing more is heard of it.
-            let Some(arrives) = arrives else { return };
-            pass(arrives).await;
-            let taken = take_all(&world, &asks, &refused);
-            // The pod may be gone.
-            let _ = reply.send(taken);
-        });
-        receiver
-    }
-
-    /// The batch's replies, when and as the weather lets them through.
-    async fn replies(&self, asks: &[Ask], fate: &Fate) -> Vec<Result<Grant, StoreError>> {
-        let taken = self.send(asks.to_vec(), fate);
-        let error = match fate.answer {
+    /// Carries one ask, and its reply as the weather lets it through.
+    async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
+        self.note_returns(ask);
+        let fate = self.fate(Some(ask.counter()));
+        let _struck = fate.struck.then(|| Struck::new(self));
+        if fate.arrives_after_ms.is_none() || fate.refused {
+            self.world.state().note_lost(ask);
+        }
+        let taken = self.send(*ask, &fate);
+        match fate.answer {
             Answer::Comes { after_ms } => match taken.await {
-                Ok(taken) => {
+                Ok((taken_at, outcome)) => {
                     pass(after_ms).await;
-                    return self.deliver(asks, taken, &fate.garbled);
+                    self.deliver(ask, taken_at, outcome, fate.garbled)
                 }
-                Err(_) => StoreError::TimedOut,
+                Err(_) => Err(StoreError::TimedOut),
             },
             Answer::TimesOut { after_ms } => {
                 pass(after_ms).await;
-                StoreError::TimedOut
+                Err(StoreError::TimedOut)
             }
             Answer::Unreachable { after_ms } => {
                 pass(after_ms).await;
-                StoreError::Unreachable("simulated".into())
+                Err(StoreError::Unreachable("simulated".into()))
             }
             Answer::Never => std::future::pending().await,
-        };
-        asks.iter().map(|_| Err(error.clone())).collect()
+        }
+    }
+
+    /// Takes an ask to the store, whether or not its sender still waits for the reply.
+    fn send(&self, ask: Ask, fate: &Fate) -> oneshot::Receiver<Taken> {
+        let (reply, receiver) = oneshot::channel();
+        let world = Arc::clone(&self.world);
+        let Fate { arrives_after_ms, refused, .. } = *fate;
+        tokio::spawn(async move {
+            // An ask that is lost, and whose sender waits: nothing more is heard of it.
+            let Some(arrives) = arrives_after_ms else { return };
+            pass(arrives).await;
+            world.queue(&ask).await;
+            let outcome = if refused {
+                Err(StoreError::Refused("simulated".into()))
+            } else {
+                world.take(&ask)
+            };
+            // The pod may be gone.
+            let _ = reply.send((world.now(), outcome));
+        });
+        receiver
     }
 
     /// Hands over what the store said, and notes what the pod now holds.
     fn deliver(
         &self,
-        asks: &[Ask],
-        taken: Vec<Taken>,
-        garbled: &[bool],
-    ) -> Vec<Result<Grant, StoreError>> {
-        let now = self.world.now();
-        let mut state = self.world.state();
-        let mut replies = Vec::with_capacity(asks.len());
-        for ((ask, (taken_at, outcome)), garbled) in asks.iter().zip(taken).zip(garbled) {
-            replies.push(match outcome {
-                Ok(_) if *garbled => Err(StoreError::Garbled("simulated".into())),
-                Ok(grant) => {
-                    state.deliver(self.pod, ask, &grant, taken_at, now);
-                    tell(&self.world.plan, now, || {
-                        let (key, tokens) = (ask.counter().bits() % 1_000, grant.tokens);
-                        format!("pod {}: is lent {tokens} of {key}", self.pod)
-                    });
-                    Ok(self.told(grant))
-                }
-                Err(error) => Err(error),
-            });
+        ask: &Ask,
+        taken_at: Time,
+        outcome: Result<Grant, StoreError>,
+        garbled: bool,
+    ) -> Result<Grant, StoreError> {
+        let grant = outcome?;
+        if garbled {
+            return Err(StoreError::Garbled("simulated".into()));
         }
-        replies
+        let now = self.world.now();
+        self.world.state().deliver(self.pod, ask, &grant, taken_at, now);
+        tell(&self.world.plan, now, || {
+            let (key, tokens) = (ask.counter().bits() % 1_000, grant.tokens);
+            format!("pod {}: is lent {tokens} of {key}", self.pod)
+        });
+        Ok(self.told(grant))
     }
 
     /// What the pod is told of a grant: the truth, unless the run is there to be caught.
@@ -162,7 +176,7 @@ impl Network {
 
 impl Store for Network {
     fn shard(&self, ask: &Ask) -> usize {
-        usize::try_from(ask.counter().bits() % self.world.plan.shards).unwrap()
+        self.world.plan.shard_of(ask.counter())
     }
 
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
@@ -171,26 +185,22 @@ impl Store for Network {
                 // The run is over, and may not be kept busy.
                 std::future::pending::<()>().await;
             }
-            self.note_returns(asks);
-            let shard = asks.first().map_or(0, |ask| self.shard(ask));
-            let mut dice = self.dice(shard);
-            let plan = &self.world.plan;
-            let fate = plan.weather.fate(self.world.millis(), self.pod, asks.len(), &mut dice);
-            let _struck = fate.struck.then(|| Struck::new(self));
-            self.replies(asks, &fate).await
+            join_all(asks.iter().map(|ask| self.carry(ask))).await
         })
     }
 
     fn beat(&self, beat: Beat) -> Beaten<'_> {
         Box::pin(async move {
-            let mut dice = self.dice(usize::MAX);
-            let plan = &self.world.plan;
-            let fate = plan.weather.fate(self.world.millis(), self.pod, 1, &mut dice);
+            let fate = self.fate(None);
             let Some(arrives) = fate.arrives_after_ms else { return Err(StoreError::TimedOut) };
             pass(arrives).await;
             let beaten = self.world.beat(beat);
             let Answer::Comes { after_ms } = fate.answer else { return Err(StoreError::TimedOut) };
             pass(after_ms).await;
+            if let Ok(pods) = beaten {
+                let now = self.world.now();
+                self.world.state().note_heard(self.pod, pods, now);
+            }
             beaten
         })
     }
@@ -198,22 +208,6 @@ impl Store for Network {
     fn describe(&self) -> String {
         "simulated".into()
     }
-}
-
-/// Asks of different counts may be taken in any order, so they are taken in one that does not
-/// depend on how the limiter's hash maps lie.
-fn take_all(world: &World, asks: &[Ask], refused: &[bool]) -> Vec<Taken> {
-    let mut order: Vec<usize> = (0..asks.len()).collect();
-    order.sort_by_key(|at| asks[*at].counter());
-    let now = world.now();
-    let mut taken = vec![(now, Err(StoreError::Refused("simulated".into()))); asks.len()];
-    for at in order.into_iter().filter(|at| !refused[*at]) {
-        taken[at].1 = world.take(&asks[at]);
-        if world.plan.tamper == Some(Tamper::RepeatsReturns) && asks[at].back.is_some() {
-            world.credit_again(&asks[at]);
-        }
-    }
-    taken
 }
 
 /// Lets so much virtual time pass; none takes no turn of the runtime either.

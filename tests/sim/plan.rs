@@ -4,8 +4,16 @@ mod roll;
 
 use std::time::Duration;
 
+use ratelease::key::Key;
+
 use crate::rule::RulePlan;
 use crate::weather::Weather;
+
+/// A wall clock of 2020, at the start of a week by the epoch's count of them.
+const WALL_US: u64 = 2_608 * 7 * 86_400 * 1_000_000;
+
+/// What the answer takes to reach its caller (`limiter.rs`).
+const ANSWER_MARGIN: Duration = Duration::from_millis(5);
 
 /// One run.
 #[derive(Debug, Clone)]
@@ -16,14 +24,26 @@ pub struct Plan {
     pub span_ms: u64,
     /// The store's clock at the start, in microseconds since the Unix epoch.
     pub wall_start_us: u64,
+    /// Microseconds that each master's clock is ahead of the first one's; masters beyond the list
+    /// have the clock of the first.
+    pub skews_us: Vec<u64>,
+    /// Asks that each master takes in a millisecond; more of them queue. `None` is no limit.
+    pub asks_per_ms: Option<u64>,
     /// [`ratelease::limiter::Options::max_wait`].
     pub max_wait: Duration,
+    /// [`ratelease::limiter::Options::wait_limit`].
+    pub wait_limit: Duration,
+    /// [`ratelease::limiter::Options::pods_expected`].
+    pub pods_expected: u32,
+    /// Pods that are alive and never asked for anything, beside those of the run.
+    pub idle_pods: u32,
     /// [`ratelease::limiter::Options::buffer_bytes_max`].
     pub pod_bytes_max: usize,
     pub store_keys_max: usize,
+    /// Masters of the store.
     pub shards: u64,
     pub rules: Vec<RulePlan>,
-    /// When some limit changes, and to what; each pod hears of it within [`Plan::RELOAD_MS`].
+    /// When some rule changes, and to what; each pod hears of it within [`Plan::RELOAD_MS`].
     pub changes: Vec<(u64, Vec<RulePlan>)>,
     /// When pods come and go, in order.
     pub fleet: Vec<(u64, FleetEvent)>,
@@ -45,6 +65,9 @@ pub enum Mood {
     Over,
     /// Anything may happen: the bounds hold all the same.
     Rough,
+    /// Asks may be slow or refused, but none is lost and no lease ends: each token is accounted
+    /// for.
+    Audit,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +104,14 @@ pub struct Demand {
     pub refunds_percent: u64,
     /// Callers that give up before the answer.
     pub cancels_percent: u64,
+    /// Callers that try [`ratelease::limiter::Limiter::decide_at_once`] first, as the doors do.
+    pub at_once_percent: u64,
+    /// Of these, callers that read the clock up to [`Demand::STALE_MS`] before.
+    pub stale_percent: u64,
+    /// Descriptors that name a limit of their own.
+    pub overrides_percent: u64,
+    /// How long callers say that they wait; `None` says nothing.
+    pub caller: Option<Duration>,
     /// No more than so many thousandths of a limit are asked for in one of its windows.
     pub offered_permille_max: Option<u64>,
 }
@@ -112,6 +143,42 @@ pub enum Tamper {
     AnswersLate,
 }
 
+// === impl Mood ===
+
+impl Mood {
+    /// Nothing fails.
+    pub fn is_calm(self) -> bool {
+        matches!(self, Self::Under | Self::Over)
+    }
+}
+
+// === impl Demand ===
+
+impl Demand {
+    /// So much time passes at most between reading the clock and using it.
+    pub const STALE_MS: u64 = 50;
+
+    /// So many requests a second for one value of each rule, a hit each, spread evenly.
+    pub fn even(requests_per_second: u64) -> Self {
+        Self {
+            requests_per_second,
+            spread: Spread::Even,
+            values: 1,
+            hot_percent: 0,
+            hits_max: 1,
+            descriptors_max: 1,
+            looks_percent: 0,
+            refunds_percent: 0,
+            cancels_percent: 0,
+            at_once_percent: 100,
+            stale_percent: 0,
+            overrides_percent: 0,
+            caller: None,
+            offered_permille_max: None,
+        }
+    }
+}
+
 // === impl Plan ===
 
 impl Plan {
@@ -123,6 +190,54 @@ impl Plan {
         !self.failovers.is_empty()
     }
 
+    /// A run in which nothing fails, of so many pods that are there from the start and one rule.
+    pub fn calm(pods: u32, rule: RulePlan, demand: Demand, span_ms: u64) -> Self {
+        Self {
+            seed: 1,
+            mood: Mood::Over,
+            span_ms,
+            wall_start_us: WALL_US,
+            skews_us: Vec::new(),
+            asks_per_ms: None,
+            max_wait: Duration::from_millis(50),
+            wait_limit: Duration::from_millis(50),
+            pods_expected: pods,
+            idle_pods: 0,
+            pod_bytes_max: 8 << 20,
+            store_keys_max: 10_000,
+            shards: 1,
+            rules: vec![rule],
+            changes: Vec::new(),
+            fleet: vec![(0, FleetEvent::Join); pods as usize],
+            demand,
+            weather: Weather { way_ms: 1, jitter_ms: 0, gives_up_ms: 50, stretches: Vec::new() },
+            failovers: Vec::new(),
+            tamper: None,
+            tells_story: false,
+        }
+    }
+
+    /// The master that owns a count.
+    pub fn shard_of(&self, counter: Key) -> usize {
+        usize::try_from(counter.bits() % self.shards).unwrap()
+    }
+
+    /// Microseconds that this master's clock is ahead of the first one's.
+    pub fn skew_us(&self, shard: usize) -> u64 {
+        self.skews_us.get(shard).copied().unwrap_or(0)
+    }
+
+    /// Every rule of the run, changed ones among them.
+    pub fn all_rules(&self) -> impl Iterator<Item = &RulePlan> {
+        self.rules.iter().chain(self.changes.iter().flat_map(|(_, rules)| rules))
+    }
+
+    /// How long a request may wait for a lease whose caller waits for `caller`.
+    pub fn patience(&self, caller: Option<Duration>) -> Duration {
+        let until = caller.map(|caller| caller.saturating_sub(ANSWER_MARGIN).min(self.wait_limit));
+        until.unwrap_or_default().max(self.max_wait)
+    }
+
     /// Pods that ever join.
     pub fn pods_max(&self) -> u64 {
         self.fleet.iter().filter(|(_, event)| matches!(event, FleetEvent::Join)).count() as u64
@@ -130,8 +245,8 @@ impl Plan {
 
     /// When requests may be in flight at the latest.
     pub fn ends_ms(&self) -> u64 {
-        let delay = self.rules.iter().map(RulePlan::max_delay).max().unwrap_or_default();
-        let patience = self.max_wait + delay;
+        let delay = self.all_rules().map(RulePlan::max_delay).max().unwrap_or_default();
+        let patience = self.patience(self.demand.caller) + delay;
         self.span_ms + u64::try_from(patience.as_millis()).unwrap() + 10
     }
 }

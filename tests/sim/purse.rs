@@ -30,6 +30,8 @@ pub struct Lot {
     pub refunded: Option<Time>,
     /// How many are left.
     pub tokens: u64,
+    /// When they begin: those of a leaky bucket, and those of the next window.
+    pub from: Time,
     /// When the store's step ends them.
     pub until: Time,
 }
@@ -39,6 +41,9 @@ const REMEMBERED: Duration = Duration::from_secs(30);
 
 /// No request waits longer.
 const WAIT_MAX: Duration = Duration::from_millis(50);
+
+/// Timers are no finer.
+const TIMER: Duration = Duration::from_micros(500);
 
 /// Lots of one purse at most; a run is too short for more.
 const LOTS_MAX: usize = 100_000;
@@ -73,7 +78,8 @@ impl Purse {
     /// earliest end first, so that no order of spending would have held out longer.
     pub fn spend(&mut self, hits: u64, since: Time, now: Time) -> Result<(), String> {
         let mut missing = hits;
-        for lot in self.lots.iter_mut().filter(|lot| lot.until > since) {
+        let alive = |lot: &&mut Lot| lot.until > since && lot.from <= now + TIMER;
+        for lot in self.lots.iter_mut().filter(alive) {
             let before = missing;
             pay(&mut missing, &mut lot.tokens);
             if lot.until <= now {
@@ -83,7 +89,14 @@ impl Purse {
         if missing == 0 {
             return Ok(());
         }
-        let ended: u64 = self.lots.iter().map(|lot| lot.tokens).sum();
+        let others = |of: fn(&Lot, Time) -> bool| -> u64 {
+            self.lots.iter().filter(|lot| of(lot, now)).map(|lot| lot.tokens).sum()
+        };
+        let (ended, early) =
+            (others(|lot, now| lot.until <= now), others(|lot, now| lot.from > now));
+        if early >= missing {
+            return Err(format!("spent {missing} of {early} tokens before their time begins"));
+        }
         Err(format!(
             "spent {hits} tokens, {missing} more than its live leases hold ({ended} ended)"
         ))
@@ -93,10 +106,22 @@ impl Purse {
     /// if it has a live one.
     pub fn refund(&mut self, hits: u64, now: Time) {
         match self.lots.last() {
-            Some(last) if last.until > now && hits > 0 => {
+            Some(last) if last.until > now && last.from <= now && hits > 0 => {
                 self.insert(Lot { tokens: hits, refunded: Some(now), ..*last });
             }
             _ => self.refunds += hits,
+        }
+    }
+
+    /// The request that asked to give back `hits` was denied: they count no more.
+    pub fn take_refund_back(&mut self, hits: u64) {
+        let mut missing = hits;
+        pay(&mut missing, &mut self.refunds);
+        for lot in self.lots.iter_mut().filter(|lot| lot.refunded.is_some()) {
+            pay(&mut missing, &mut lot.tokens);
+        }
+        for lot in self.lots.iter_mut().rev() {
+            pay(&mut missing, &mut lot.tokens);
         }
     }
 
@@ -118,9 +143,13 @@ impl Purse {
         for lot in self.lots.iter_mut().filter(of_lease) {
             pay(&mut missing, &mut lot.tokens);
         }
+        if back.epoch.is_none() {
+            // A refund that was taken for held here, and goes to the store with an ask.
+            self.lots.iter_mut().for_each(|lot| pay(&mut missing, &mut lot.tokens));
+        }
         match (missing, back.epoch, from) {
-            // A refund that was taken for held here, and had gone to the store with an ask.
-            (0, ..) | (_, None, _) => Ok(()),
+            (0, ..) => Ok(()),
+            (_, None, _) => Err(format!("sent back {missing} more than it was asked to refund")),
             (_, Some(_), None) => Err(format!("gave back {back:?}, of a lease that it never had")),
             _ => Err(format!("gave back {back:?}, {missing} more than was lent and is unspent")),
         }

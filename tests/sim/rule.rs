@@ -2,82 +2,54 @@
 
 use std::time::Duration;
 
-use ratelease::rules::{self, Algorithm, Limit, Lookup, Rules, Source};
+use ratelease::rules::{self, Algorithm, FailureMode, Limit, Lookup, Rule, Rules, Source};
 
 use crate::dice::Dice;
 
-/// What is thrown for one algorithm.
+/// How one algorithm is rolled.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub algorithm: &'static str,
-    /// How often, beside the others.
+    /// Relative frequency.
     pub weight: u64,
     /// Rules with more are refused.
     pub requests_max: u64,
-    /// Further lines of the rule for this many requests a unit.
-    pub terms: fn(&mut Dice, u64) -> String,
 }
 
-/// To be simulated is to stand here.
+/// Every algorithm that is simulated.
 pub const CASES: [Case; 5] = [
-    Case { algorithm: "fixed_window", weight: 4, requests_max: u64::MAX, terms: |_, _| "".into() },
-    Case { algorithm: "token_bucket", weight: 3, requests_max: u64::MAX, terms: burst },
-    Case {
-        algorithm: "sliding_window",
-        weight: 2,
-        requests_max: u64::MAX,
-        terms: |_, _| "".into(),
-    },
-    Case { algorithm: "sliding_log", weight: 1, requests_max: 10_000, terms: |_, _| "".into() },
-    Case { algorithm: "leaky_bucket", weight: 2, requests_max: u64::MAX, terms: max_delay },
+    Case { algorithm: "fixed_window", weight: 4, requests_max: u64::MAX },
+    Case { algorithm: "token_bucket", weight: 3, requests_max: u64::MAX },
+    Case { algorithm: "sliding_window", weight: 2, requests_max: u64::MAX },
+    Case { algorithm: "sliding_log", weight: 1, requests_max: 10_000 },
+    Case { algorithm: "leaky_bucket", weight: 2, requests_max: u64::MAX },
 ];
 
-fn burst(dice: &mut Dice, requests_per_unit: u64) -> String {
-    match dice.below(3) {
-        // A bucket that never fills is refused.
-        _ if requests_per_unit == 0 => String::new(),
-        0 => String::new(),
-        1 => format!(", burst: {}", 1 + requests_per_unit / 5),
-        _ => format!(", burst: {}", 1 + dice.below(2 * requests_per_unit + 1)),
-    }
-}
-
-fn max_delay(dice: &mut Dice, _requests_per_unit: u64) -> String {
-    match dice.below(3) {
-        0 => String::new(),
-        _ => format!(", max_delay: {}ms", dice.within(1..200)),
-    }
-}
-
-/// How tokens of any algorithm may be lent.
-fn manner(dice: &mut Dice, algorithm: &str) -> String {
-    let shards = match dice.below(4) {
-        _ if algorithm == "leaky_bucket" => String::new(),
-        0 => format!(", shards: {}", dice.within(2..6)),
-        _ => String::new(),
-    };
-    let lease = match dice.below(6) {
-        _ if algorithm == "sliding_log" => String::new(),
-        0 => ", lease: off".into(),
-        1 => format!(", lease: {{ttl: {}ms}}", dice.within(100..1_000)),
-        2 => format!(", lease: {{max: {}}}", dice.within(1..50)),
-        3 => format!(", lease: {{fraction: 0.{}}}", dice.within(1..10)),
-        _ => String::new(),
-    };
-    shards + &lease
-}
-
 /// One rule of a run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RulePlan {
     pub requests_per_unit: u64,
     pub unit: &'static str,
+    pub unit_multiplier: u64,
+    pub algorithm: &'static str,
+    /// Of a token bucket.
+    pub burst: Option<u64>,
+    /// Of a leaky bucket.
+    pub max_delay_ms: Option<u64>,
+    pub shards: u64,
+    /// The value of `lease`; empty for the default.
+    pub lease: String,
     pub charge_denied: bool,
-    /// Further fields of `rate_limit`.
-    pub terms: String,
-    /// No change makes it more.
-    requests_max: u64,
-    max_delay: Duration,
+    pub failure_mode: &'static str,
+    /// `shadow_mode` or `quota_mode`; empty for a rule that is enforced.
+    pub mode: &'static str,
+}
+
+/// How a descriptor is counted under the rules in force.
+#[derive(Debug, Clone, Copy)]
+pub struct Applied {
+    pub limit: Limit,
+    pub failure_mode: FailureMode,
 }
 
 /// Entry keys, one a rule; a descriptor has one entry, whose value makes the count.
@@ -89,57 +61,123 @@ pub const DOMAIN: &str = "d";
 // === impl RulePlan ===
 
 impl RulePlan {
-    /// A rule of so many requests; where all is `plain`, lent as if nothing were said.
-    pub fn roll(dice: &mut Dice, requests_per_unit: u64, plain: bool) -> Self {
-        let weights: Vec<_> = CASES.iter().map(|case| case.weight).collect();
-        let Case { algorithm, requests_max, terms, .. } = CASES[dice.weighted(&weights)];
-        let unit = dice.pick(&["second", "second", "second", "minute"]);
-        let units = if dice.percent(20) { dice.within(2..4) } else { 1 };
-        let requests_per_unit = requests_per_unit.min(requests_max);
-        let mut terms = format!(", algorithm: {algorithm}{}", terms(dice, requests_per_unit));
-        if !plain {
-            terms += &manner(dice, algorithm);
-        }
-        if units > 1 {
-            terms += &format!(", unit_multiplier: {units}");
-        }
-        let mut plan = Self {
+    /// A fixed window of the default terms.
+    pub fn fixed_window(requests_per_unit: u64, unit: &'static str) -> Self {
+        Self {
             requests_per_unit,
             unit,
-            charge_denied: dice.percent(70),
-            terms,
-            requests_max,
-            max_delay: Duration::ZERO,
-        };
-        if let Algorithm::LeakyBucket { max_delay_us } = plan.limit().algorithm {
-            plan.max_delay = Duration::from_micros(max_delay_us.into());
+            unit_multiplier: 1,
+            algorithm: "fixed_window",
+            burst: None,
+            max_delay_ms: None,
+            shards: 1,
+            lease: String::new(),
+            charge_denied: false,
+            failure_mode: "error",
+            mode: "",
+        }
+    }
+
+    /// A rule of so many requests; a `plain` one has the default lease and one shard.
+    pub fn roll(dice: &mut Dice, requests_per_unit: u64, plain: bool) -> Self {
+        let unit = dice.pick(&["second", "second", "second", "minute"]);
+        let mut plan = Self::fixed_window(requests_per_unit, unit);
+        if dice.percent(20) {
+            plan.unit_multiplier = dice.within(2..4);
+        }
+        plan.charge_denied = dice.percent(70);
+        plan.roll_algorithm(dice);
+        if !plain {
+            plan.roll_terms(dice);
+            plan.failure_mode = dice.pick(&["error", "error", "local", "local", "allow", "deny"]);
+            plan.mode = dice.pick(&["", "", "", "", "", "", "", "shadow_mode", "quota_mode"]);
         }
         plan
     }
 
+    pub fn roll_algorithm(&mut self, dice: &mut Dice) {
+        let weights: Vec<_> = CASES.iter().map(|case| case.weight).collect();
+        let Case { algorithm, requests_max, .. } = CASES[dice.weighted(&weights)];
+        self.algorithm = algorithm;
+        self.requests_per_unit = self.requests_per_unit.min(requests_max);
+        self.roll_burst(dice);
+    }
+
+    /// The terms that only this algorithm has.
+    pub fn roll_burst(&mut self, dice: &mut Dice) {
+        let requests = self.requests_per_unit;
+        self.burst = match dice.below(4) {
+            // A bucket that never fills is refused.
+            _ if self.algorithm != "token_bucket" || requests == 0 => None,
+            0 => None,
+            1 => Some(1 + requests / 5),
+            // Earned in less than 50 ms.
+            2 => Some(1 + requests / dice.pick(&[30, 100])),
+            _ => Some(1 + dice.below(2 * requests + 1)),
+        };
+        let delays = self.algorithm == "leaky_bucket" && dice.percent(66);
+        self.max_delay_ms = delays.then(|| dice.within(1..200));
+    }
+
+    /// How tokens are lent.
+    pub fn roll_terms(&mut self, dice: &mut Dice) {
+        let splits = self.algorithm != "leaky_bucket" && dice.percent(25);
+        self.shards = if splits { dice.within(2..6) } else { 1 };
+        self.lease = match dice.below(6) {
+            _ if self.algorithm == "sliding_log" => String::new(),
+            0 => "off".into(),
+            1 => format!("{{ttl: {}ms}}", dice.within(100..1_000)),
+            2 => format!("{{max: {}}}", dice.within(1..50)),
+            3 => format!("{{fraction: 0.{}}}", dice.within(1..10)),
+            _ => String::new(),
+        };
+    }
+
     /// The same rule with another amount.
     pub fn of_requests(&self, requests_per_unit: u64) -> Self {
-        let never_fills = self.terms.contains("burst") && requests_per_unit == 0;
-        let requests_per_unit = if never_fills { 1 } else { requests_per_unit };
-        let requests_per_unit = requests_per_unit.min(self.requests_max);
+        let least = u64::from(self.burst.is_some());
+        let case = CASES.iter().find(|case| case.algorithm == self.algorithm).unwrap();
+        let requests_per_unit = requests_per_unit.clamp(least, case.requests_max);
         Self { requests_per_unit, ..self.clone() }
     }
 
     /// How long an answer may be held back.
     pub fn max_delay(&self) -> Duration {
-        self.max_delay
+        match self.limit().algorithm {
+            Algorithm::LeakyBucket { max_delay_us } => Duration::from_micros(max_delay_us.into()),
+            _ => Duration::ZERO,
+        }
     }
 
     /// The limit that it loads as.
     pub fn limit(&self) -> Limit {
-        limit_of(&load(std::slice::from_ref(self)), NAMES[0]).unwrap()
+        applied(&load(std::slice::from_ref(self)), NAMES[0]).unwrap().limit
     }
 
     fn yaml(&self, name: &str) -> String {
-        let Self { requests_per_unit, unit, charge_denied, terms, .. } = self;
+        let Self { requests_per_unit, unit, charge_denied, algorithm, failure_mode, .. } = self;
+        let mut terms = String::new();
+        if self.unit_multiplier > 1 {
+            terms += &format!(", unit_multiplier: {}", self.unit_multiplier);
+        }
+        if let Some(burst) = self.burst {
+            terms += &format!(", burst: {burst}");
+        }
+        if let Some(delay) = self.max_delay_ms {
+            terms += &format!(", max_delay: {delay}ms");
+        }
+        if self.shards > 1 {
+            terms += &format!(", shards: {}", self.shards);
+        }
+        if !self.lease.is_empty() {
+            terms += &format!(", lease: {}", self.lease);
+        }
+        let mode =
+            if self.mode.is_empty() { String::new() } else { format!("{}: true, ", self.mode) };
         format!(
-            "- {{key: {name}, rate_limit: {{unit: {unit}, requests_per_unit: {requests_per_unit}, \
-             charge_denied: {charge_denied}{terms}}}}}\n"
+            "- {{key: {name}, {mode}rate_limit: {{unit: {unit}, \
+             requests_per_unit: {requests_per_unit}, charge_denied: {charge_denied}, \
+             failure_mode: {failure_mode}, algorithm: {algorithm}{terms}}}}}\n"
         )
     }
 }
@@ -147,8 +185,7 @@ impl RulePlan {
 /// Compiles the rules as a pod would.
 pub fn load(plans: &[RulePlan]) -> Rules {
     let rules: String = plans.iter().zip(NAMES).map(|(plan, name)| plan.yaml(name)).collect();
-    let text =
-        format!("domain: {DOMAIN}\ndefaults: {{failure_mode: error}}\ndescriptors:\n{rules}");
+    let text = format!("domain: {DOMAIN}\ndescriptors:\n{rules}");
     let source = Source { name: "simulated.yaml".into(), text: text.clone().into() };
     match rules::load(&[source], rules::Options::default()) {
         Ok(loaded) => loaded.rules,
@@ -156,14 +193,13 @@ pub fn load(plans: &[RulePlan]) -> Rules {
     }
 }
 
-/// What limits the descriptors of this name.
-pub fn limit_of(rules: &Rules, name: &str) -> Option<Limit> {
+/// How descriptors of this name are counted; `None` if nothing limits them.
+pub fn applied(rules: &Rules, name: &str) -> Option<Applied> {
     let entry = ratelease::request::Entry { key: name, value: "0" };
-    match rules.find(DOMAIN, &[entry]) {
-        Lookup::Rule(rule) => match rule.allowance {
-            rules::Allowance::Limited(limit) => Some(limit),
-            rules::Allowance::Unlimited => None,
-        },
-        _ => None,
+    let Lookup::Rule(rule) = rules.find(DOMAIN, &[entry]) else { return None };
+    let Rule { allowance, failure_mode, .. } = **rule;
+    match allowance {
+        rules::Allowance::Limited(limit) => Some(Applied { limit, failure_mode }),
+        rules::Allowance::Unlimited => None,
     }
 }

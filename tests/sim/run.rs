@@ -8,6 +8,7 @@ use ratelease::time::Time;
 
 use crate::caller::Callers;
 use crate::dice::Dice;
+use crate::fair;
 use crate::fleet::Fleet;
 use crate::ledger::{Ledger, Use};
 use crate::plan::{FleetEvent, Mood, Plan};
@@ -30,6 +31,14 @@ pub struct Outcome {
     pub excused: u64,
     /// What was used of limits that more was asked of.
     pub used: Use,
+    /// Requests that a failure mode answered.
+    pub failure_modes: u64,
+    /// What one exact server would have admitted, and what was, by key, where nothing failed.
+    pub fairness: Vec<(u64, u64)>,
+    /// Times that a pod's breaker opened.
+    pub breakers_opened: u64,
+    /// Asks that the store took in each millisecond.
+    pub asks: Vec<u32>,
 }
 
 /// Runs a plan to its end, or to the first thing that goes wrong.
@@ -99,9 +108,16 @@ impl Run {
             self.stop_if_wrong()?;
         }
         tokio::time::sleep(Duration::from_millis(ends_ms - now_ms)).await;
+        if self.world.plan.mood == Mood::Audit {
+            self.fleet.leave_all().await;
+        }
         let used = self.ledger.close();
         self.stop_if_wrong()?;
-        Ok(self.outcome(used))
+        let outcome = self.outcome(used);
+        let plan = &self.world.plan;
+        let unfair = if plan.mood.is_calm() { fair::check(plan, &outcome) } else { Ok(()) };
+        let at = Duration::from_millis(ends_ms);
+        unfair.map(|()| outcome).map_err(|what| Wrong { what, at })
     }
 
     /// Whether the plan has something for this millisecond.
@@ -155,6 +171,10 @@ impl Run {
             falsely_denied: counts.falsely_denied,
             excused,
             used,
+            failure_modes: counts.failure_modes,
+            fairness: self.ledger.fairness(),
+            breakers_opened: self.fleet.breakers_opened(),
+            asks: state.asks.clone(),
         }
     }
 }

@@ -1,13 +1,17 @@
 //! The tests: thousands of seeds, their replay, and faults on purpose.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::meter::Meter;
 use crate::plan::{Mood, Plan, Tamper};
 use crate::rule::CASES;
 use crate::run::{Outcome, run};
+use crate::shrink;
 use crate::world::Wrong;
 
 /// Seeds of one `cargo test`; `RATELEASE_SIM_COUNT` asks for another number.
@@ -19,57 +23,126 @@ const SEEDS: u64 = 2_000;
 /// decisions).
 const SEED: u64 = 154_825_009_800_628;
 
-/// Failing seeds that one run looks for at most.
-const FAILURES_MAX: usize = 20;
-
-/// Where a failing seed is named, so is the way to see it again.
-const REPLAY: &str = "cargo test --test sim -- --nocapture";
-
 #[test]
 fn every_bound_holds_in_thousands_of_seeds() {
-    let base = from_environment("RATELEASE_SIM_SEED").unwrap_or(SEED);
-    let count = from_environment("RATELEASE_SIM_COUNT").unwrap_or(SEEDS);
-    let tells_story = count == 1;
-    println!("seeds {base} to {}: RATELEASE_SIM_SEED={base} {REPLAY}", base + count - 1);
-    let next = AtomicU64::new(base);
-    let sums = Mutex::new(Sums::default());
-    thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(2, usize::from) {
-            scope.spawn(|| {
-                while sums.lock().failures.len() < FAILURES_MAX {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= base + count {
-                        return;
-                    }
-                    let plan = Plan { tells_story, ..Plan::new(seed) };
-                    if tells_story {
-                        println!("{plan:#?}");
-                    }
-                    match run(plan) {
-                        Ok(outcome) => sums.lock().add(&outcome),
-                        Err(wrong) => sums.lock().failures.push((seed, wrong)),
-                    }
-                }
-            });
-        }
-    });
-    let mut sums = sums.into_inner();
+    let settings = Settings::from_environment();
+    let Settings { seed, count, .. } = settings;
+    println!("seeds {seed} to {}", seed.saturating_add(count - 1));
+    let mut sums = settings.run_all();
     sums.failures.sort_by_key(|(seed, _)| *seed);
-    for (seed, Wrong { what, at }) in &sums.failures {
-        println!("seed {seed}: {what}, {at:?} after its start");
+    for (kind, (times, seed, Wrong { what, at })) in kinds(&sums.failures) {
+        println!("{times} times: {kind}\n    seed {seed}: {what}, {at:?} after its start");
     }
     if let Some((seed, Wrong { what, at })) = sums.failures.first() {
-        panic!("seed {seed}: {what}, {at:?} after its start\nRATELEASE_SIM_SEED={seed} {REPLAY}");
+        settings.shrink_and_tell(*seed, &sums.failures[0].1);
+        panic!("seed {seed}: {what}, {at:?} after its start\n{}", settings.replay(*seed));
     }
     println!("{sums:?}");
-    assert!(count < SEEDS || sums.shows_something(), "the runs show nothing: {sums:?}");
-    assert!(count < SEEDS || sums.is_fair(), "too few of the tokens were used: {sums:?}");
+    assert!(settings.is_partial() || sums.shows_something(), "the runs show nothing: {sums:?}");
+    assert!(settings.is_partial() || sums.is_fair(), "too few of the tokens were used: {sums:?}");
+}
+
+/// What the environment asks for; `scripts/simulate` sets it.
+struct Settings {
+    seed: u64,
+    count: u64,
+    /// Goes on with fresh seeds for so long instead of `count` of them.
+    lasts: Option<Duration>,
+    /// Steps that every plan takes, as [`shrink`](crate::shrink) names them.
+    steps: Vec<String>,
+}
+
+// === impl Settings ===
+
+impl Settings {
+    fn from_environment() -> Self {
+        let lasts = from_environment("RATELEASE_SIM_SECONDS").map(Duration::from_secs);
+        let count = from_environment("RATELEASE_SIM_COUNT").unwrap_or(SEEDS);
+        let steps = std::env::var("RATELEASE_SIM_STEPS").unwrap_or_default();
+        Self {
+            seed: from_environment("RATELEASE_SIM_SEED").unwrap_or(SEED),
+            count: if lasts.is_some() { u64::MAX } else { count },
+            lasts,
+            steps: steps.split_whitespace().map(Into::into).collect(),
+        }
+    }
+
+    /// Whether it runs too little to show all that there is.
+    fn is_partial(&self) -> bool {
+        self.count < SEEDS || !self.steps.is_empty()
+    }
+
+    fn plan(&self, seed: u64) -> Plan {
+        let mut plan = Plan { tells_story: self.count == 1, ..Plan::new(seed) };
+        for step in &self.steps {
+            shrink::take(step, &mut plan);
+        }
+        plan
+    }
+
+    /// Runs every seed, or those that there is time for.
+    fn run_all(&self) -> Sums {
+        let next = AtomicU64::new(self.seed);
+        let (sums, meter) = (Mutex::new(Sums::default()), Mutex::new(Meter::start(self.lasts)));
+        thread::scope(|scope| {
+            for _ in 0..thread::available_parallelism().map_or(2, usize::from) {
+                scope.spawn(|| {
+                    loop {
+                        let seed = next.fetch_add(1, Ordering::Relaxed);
+                        let done = seed - self.seed;
+                        let failures = sums.lock().failures.len();
+                        if done >= self.count || meter.lock().is_over(done, failures) {
+                            return;
+                        }
+                        let plan = self.plan(seed);
+                        if plan.tells_story {
+                            println!("{plan:#?}");
+                        }
+                        match run(plan) {
+                            Ok(outcome) => sums.lock().add(&outcome),
+                            Err(wrong) => sums.lock().failures.push((seed, wrong)),
+                        }
+                    }
+                });
+            }
+        });
+        meter.into_inner().end();
+        sums.into_inner()
+    }
+
+    /// Makes the plan of a failing seed smaller, where that was asked for.
+    fn shrink_and_tell(&self, seed: u64, wrong: &Wrong) {
+        if std::env::var_os("RATELEASE_SIM_SHRINK").is_none() {
+            return;
+        }
+        let shrunk = shrink::shrink(self.plan(seed), wrong.clone());
+        let Wrong { what, at } = &shrunk.wrong;
+        let steps: Vec<_> = self.steps.iter().chain(&shrunk.steps).map(String::as_str).collect();
+        println!("{:#?}\n{what}, {at:?} after its start", shrunk.plan);
+        println!("its story: scripts/simulate --seed {seed} --steps '{}'", steps.join(" "));
+    }
+
+    /// How to see a failing seed again.
+    fn replay(&self, seed: u64) -> String {
+        let steps = self.steps.join(" ");
+        let steps = if steps.is_empty() { steps } else { format!(" --steps '{steps}'") };
+        format!("see it again: scripts/simulate --seed {seed}{steps}")
+    }
+}
+
+/// Failures by what they have in common: how many, and the first of them.
+fn kinds(failures: &[(u64, Wrong)]) -> BTreeMap<String, (u64, u64, &Wrong)> {
+    let mut kinds = BTreeMap::new();
+    for (seed, wrong) in failures {
+        kinds.entry(wrong.kind()).or_insert((0, *seed, wrong)).0 += 1;
+    }
+    kinds
 }
 
 /// What the runs came to, to see that they were about something.
 #[derive(Debug, Default)]
 struct Sums {
-    runs: [u64; 3],
+    runs: [u64; 4],
     requests: u64,
     /// Requests of runs in which less than the limit is asked for, and denials among them with
     /// tokens somewhere.
@@ -79,6 +152,8 @@ struct Sums {
     admitted: u64,
     denied: u64,
     errors: u64,
+    /// Requests that a failure mode answered.
+    failure_modes: u64,
     /// Runs in which a failover let more through than the bound.
     excused: u64,
     failures: Vec<(u64, Wrong)>,
@@ -101,6 +176,7 @@ impl Sums {
         self.admitted += outcome.admitted;
         self.denied += outcome.denied;
         self.errors += outcome.errors;
+        self.failure_modes += outcome.failure_modes;
         self.excused += u64::from(outcome.excused > 0);
     }
 
@@ -110,7 +186,7 @@ impl Sums {
     }
 
     fn shows_something(&self) -> bool {
-        let all = [self.admitted, self.denied, self.errors, self.excused];
+        let all = [self.admitted, self.denied, self.errors, self.failure_modes, self.excused];
         self.runs.iter().chain(&all).all(|count| *count > 0)
     }
 }
@@ -147,7 +223,7 @@ fn what_is_wrong_on_purpose_is_caught() {
 /// What is seen of `tamper`, in the first seed of `mood` and `algorithm` that sees anything.
 fn first_wrong(tamper: Tamper, mood: Mood, algorithm: &str) -> Wrong {
     let plans = (0..1_000).map(|seed| Plan::of_mood(seed, mood));
-    let of_algorithm = |plan: &Plan| plan.rules.iter().all(|rule| rule.terms.contains(algorithm));
+    let of_algorithm = |plan: &Plan| plan.rules.iter().all(|rule| rule.algorithm == algorithm);
     { plans }
         .filter(of_algorithm)
         .find_map(|plan| run(Plan { tamper: Some(tamper), ..plan }).err())

@@ -23,29 +23,33 @@ pub struct Stretch {
     pub until_ms: u64,
     /// Only odd or only even pods suffer it.
     pub only: Option<u64>,
+    /// Only this master does.
+    pub only_shard: Option<usize>,
     pub trouble: Trouble,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub enum Trouble {
-    /// So many of a hundred batches lose their asks or their reply, and some asks fail alone.
+    /// So many of a hundred asks are lost, or their reply is, and some fail.
     Lossy { percent: u64 },
     /// Each way takes up to so much longer.
     Slow { ms: u64 },
+    /// So many of a hundred asks take so much longer, and those beside them do not.
+    Stuck { percent: u64, ms: u64 },
     /// Nothing is taken: the store says so, or is silent.
     Away { silent: bool },
 }
 
-/// What becomes of one batch.
-#[derive(Debug, Clone)]
+/// What becomes of one ask.
+#[derive(Debug, Clone, Copy)]
 pub struct Fate {
     /// When the store takes it, if ever.
     pub arrives_after_ms: Option<u64>,
     pub answer: Answer,
-    /// For each ask, that the store does not take it, and says so.
-    pub refused: Vec<bool>,
-    /// For each ask, that it is taken and its reply is lost.
-    pub garbled: Vec<bool>,
+    /// The store does not take it, and says so.
+    pub refused: bool,
+    /// It is taken, and its reply is unreadable.
+    pub garbled: bool,
     /// It is not what a calm day would have made of it.
     pub struck: bool,
 }
@@ -71,26 +75,29 @@ impl Weather {
         Duration::from_millis(2 * (self.way_ms + self.jitter_ms))
     }
 
-    /// A batch leaves `pod` at `now_ms`.
-    pub fn fate(&self, now_ms: u64, pod: u64, asks: usize, dice: &mut Dice) -> Fate {
+    /// An ask leaves `pod` for the master `shard` at `now_ms`.
+    pub fn fate(&self, now_ms: u64, pod: u64, shard: usize, dice: &mut Dice) -> Fate {
         let way = |dice: &mut Dice| self.way_ms + dice.below(self.jitter_ms + 1);
         let mut fate = Fate {
             arrives_after_ms: Some(way(dice)),
             answer: Answer::Comes { after_ms: way(dice) },
-            refused: vec![false; asks],
-            garbled: vec![false; asks],
+            refused: false,
+            garbled: false,
             struck: false,
         };
         let strikes = |stretch: &&Stretch| {
             (stretch.from_ms..stretch.until_ms).contains(&now_ms)
                 && stretch.only.is_none_or(|parity| pod % 2 == parity)
+                && stretch.only_shard.is_none_or(|only| only == shard)
         };
         for stretch in self.stretches.iter().filter(strikes) {
             fate.struck = true;
             match stretch.trouble {
                 Trouble::Lossy { percent } if dice.percent(percent) => self.lose(&mut fate, dice),
                 Trouble::Lossy { percent } => fate.fail_some(percent / 4, dice),
-                Trouble::Slow { ms } => self.slow(&mut fate, ms, dice),
+                Trouble::Slow { ms } => fate.slow(dice.below(ms + 1), dice.below(ms + 1)),
+                Trouble::Stuck { percent, ms } if dice.percent(percent) => fate.slow(ms, 0),
+                Trouble::Stuck { .. } => {}
                 Trouble::Away { silent: true } => {
                     fate.arrives_after_ms = None;
                     fate.answer = self.silence(dice);
@@ -104,7 +111,7 @@ impl Weather {
         fate
     }
 
-    /// Loses the asks, the reply, or the sender's patience.
+    /// Loses the ask, the reply, or the sender's patience.
     fn lose(&self, fate: &mut Fate, dice: &mut Dice) {
         fate.answer = self.silence(dice);
         match dice.below(3) {
@@ -121,23 +128,22 @@ impl Weather {
             Answer::TimesOut { after_ms: self.gives_up_ms }
         }
     }
-
-    fn slow(&self, fate: &mut Fate, ms: u64, dice: &mut Dice) {
-        let (out, back) = (dice.below(ms + 1), dice.below(ms + 1));
-        if let (Some(arrives), Answer::Comes { after_ms }) =
-            (&mut fate.arrives_after_ms, &mut fate.answer)
-        {
-            *arrives += out;
-            *after_ms += back;
-        }
-    }
 }
 
 // === impl Fate ===
 
 impl Fate {
     fn fail_some(&mut self, percent: u64, dice: &mut Dice) {
-        self.refused.iter_mut().for_each(|refused| *refused = dice.percent(percent));
-        self.garbled.iter_mut().for_each(|garbled| *garbled = dice.percent(percent));
+        self.refused |= dice.percent(percent);
+        self.garbled |= dice.percent(percent);
+    }
+
+    fn slow(&mut self, out_ms: u64, back_ms: u64) {
+        if let (Some(arrives), Answer::Comes { after_ms }) =
+            (&mut self.arrives_after_ms, &mut self.answer)
+        {
+            *arrives += out_ms;
+            *after_ms += back_ms;
+        }
     }
 }

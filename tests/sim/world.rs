@@ -1,22 +1,22 @@
 //! The store of all pods, in virtual time, and everything that is known of what it did.
 
-use std::collections::HashMap;
+mod flow;
+mod state;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
 use ratelease::key::Key;
-use ratelease::rules::Algorithm;
-use ratelease::store::memory::MemoryStore;
+use ratelease::rules::Limit;
 use ratelease::store::{Ask, Beat, Beaten, Grant, Store, StoreError};
 use ratelease::time::{Clock, Time};
 
-use crate::book::{self, Book, Failover, Step};
+use crate::book::{self, Failover, Step};
 use crate::plan::{FailoverPlan, Plan, Tamper};
-use crate::purse::{Lot, Purse};
-use crate::trace::Trace;
+pub use flow::Flow;
+use state::Entry;
+pub use state::{State, Wrong};
 
 /// What all pods of a run share.
 pub struct World {
@@ -25,61 +25,12 @@ pub struct World {
     state: Mutex<State>,
 }
 
-/// What is known of a run.
-pub struct State {
-    memory: Arc<MemoryStore>,
-    /// What the memory store reads as its wall clock.
-    wall_us: Arc<AtomicU64>,
-    /// What the store's clock shows when the run begins; failovers change it.
-    wall_start_us: u64,
-    /// Every ask that the store took, to be played again after a failover.
-    journal: Vec<Entry>,
-    books: HashMap<Key, Box<dyn Book>>,
-    purses: HashMap<(u64, Key), Purse>,
-    /// What a request waits for a lease at most.
-    patience: Duration,
-    pub trace: Trace,
-    /// Asks that were taken at this instant.
-    busy: (Time, u64),
-    /// The first thing that went wrong.
-    wrong: Option<Wrong>,
-}
-
-/// What went wrong in a run, and when.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wrong {
-    pub what: String,
-    pub at: Duration,
-}
-
-/// Asks of all pods at one instant at most: far more than there are requests.
-const ASKS_MAX: u64 = 5_000;
-
-#[derive(Clone, Copy)]
-struct Entry {
-    at: Time,
-    wall_us: u64,
-    ask: Ask,
-}
-
 // === impl World ===
 
 impl World {
     /// To be called within the run's runtime, whose clock it follows.
     pub fn new(plan: Plan) -> Arc<Self> {
-        let wall_us = Arc::new(AtomicU64::new(plan.wall_start_us));
-        let state = State {
-            memory: memory(&wall_us, plan.store_keys_max),
-            wall_us,
-            wall_start_us: plan.wall_start_us,
-            journal: Vec::new(),
-            books: HashMap::new(),
-            purses: HashMap::new(),
-            patience: plan.max_wait,
-            trace: Trace::default(),
-            busy: (Time::default(), 0),
-            wrong: None,
-        };
+        let state = State::new(&plan);
         Arc::new(Self { plan, clock: Clock::start(), state: Mutex::new(state) })
     }
 
@@ -96,27 +47,49 @@ impl World {
         self.now().nanos() / 1_000_000
     }
 
+    /// What the clock of the master that counts `key` shows at `at`, in microseconds since the Unix
+    /// epoch.
+    pub fn wall_of(&self, key: Key, limit: Limit, at: Time) -> u64 {
+        let shard = self.plan.shard_of(Ask::look(key, limit).counter());
+        self.state().wall_at(at, shard)
+    }
+
+    /// Waits for the asks that reached the same master before, where that matters.
+    pub async fn queue(&self, ask: &Ask) {
+        let Some(asks_per_ms) = self.plan.asks_per_ms else { return };
+        let shard = self.plan.shard_of(ask.counter());
+        let served = self.state().queue(shard, self.now(), asks_per_ms);
+        tokio::time::sleep_until(self.clock.instant(served)).await;
+    }
+
     /// The store takes `ask`, now.
     pub fn take(&self, ask: &Ask) -> Result<Grant, StoreError> {
         let now = self.now();
+        let shard = self.plan.shard_of(ask.counter());
         let mut state = self.state();
-        state.note_busy(now);
-        let wall_us = state.wall_at(now);
-        let entry = Entry { at: now, wall_us, ask: *ask };
+        state.note_ask(now);
+        let wall_us = state.wall_at(now, shard);
+        let entry = Entry { at: now, wall_us, shard, ask: *ask };
         let outcome = state.play(&self.lax(entry));
         state.trace.note(now, &(ask.counter().bits(), ask.want, ask.need, wall_us));
         tell(&self.plan, now, || story(ask, &outcome));
-        let Ok(grant) = outcome else { return outcome };
-        state.journal.push(entry);
+        let Ok(grant) = outcome else {
+            state.note_lost(ask);
+            return outcome;
+        };
+        if self.plan.tamper == Some(Tamper::RepeatsReturns) && ask.back.is_some() {
+            state.credit_again(&entry);
+        }
+        if self.plan.has_failovers() {
+            state.keep(entry);
+        }
         let step = Step { at: now, wall_us, ask: *ask, grant };
         state.trace.note(now, &(grant.tokens, grant.left, grant.ends_after));
-        let kept = book::check_contract(&step).and_then(|()| {
-            state.books.entry(ask.counter()).or_insert_with(|| book::open(ask.limit)).enter(&step)
-        });
+        let kept = book::check_contract(&step).and_then(|()| state.enter(&step));
         if let Err(what) = kept {
             state.fault(now, format!("the store: {what} (by {ask:?}, {grant:?})"));
         }
-        let keys = state.memory.keys();
+        let keys = state.keys();
         if keys > self.plan.store_keys_max {
             state.fault(now, format!("the store holds {keys} keys"));
         }
@@ -132,44 +105,23 @@ impl World {
         entry
     }
 
-    /// Credits what `ask` gave back once more, against the store's contract; only there to be
-    /// caught.
-    pub fn credit_again(&self, ask: &Ask) {
-        let now = self.now();
-        let mut state = self.state();
-        let ask = Ask { back: ask.back, share: ask.share, ..Ask::look(ask.key, ask.limit) };
-        let wall_us = state.wall_at(now);
-        let _ = state.play(&Entry { at: now, wall_us, ask });
-    }
-
     /// The store's number of living pods.
     pub fn beat(&self, beat: Beat) -> Result<u32, StoreError> {
-        let memory = {
-            let mut state = self.state();
-            let now = self.now();
-            state.set_wall(now);
-            Arc::clone(&state.memory)
-        };
+        let memory = self.state().first_master(self.now());
         let beaten: Beaten<'_> = memory.beat(beat);
-        beaten.now_or_never().unwrap()
+        beaten.now_or_never().unwrap().map(|pods| pods + self.plan.idle_pods)
     }
 
-    /// The store fails over to a replica that lacks the last steps and has a clock of its own.
+    /// The store fails over to replicas that lack the last steps and have clocks of their own.
     pub fn fail_over(&self, plan: &FailoverPlan) {
         let now = self.now();
         let mut state = self.state();
         let kept_until = Time::from_nanos(now.nanos().saturating_sub(plan.lost_ms * 1_000_000));
-        let before = state.wall_at(now);
-        state.memory = memory(&state.wall_us, self.plan.store_keys_max);
-        state.journal.retain(|entry| entry.at <= kept_until);
-        for at in 0..state.journal.len() {
-            let entry = state.journal[at];
-            // Known to succeed, as it did before.
-            let _ = state.play(&entry);
-        }
-        state.wall_start_us = state.wall_start_us.checked_add_signed(plan.jump_us).unwrap();
-        let failover = Failover { kept_until, wall_us: (before, state.wall_at(now)) };
-        state.books.values_mut().for_each(|book| book.fail_over(&failover));
+        let before = state.wall_at(now, 0);
+        state.replay(&self.plan, kept_until);
+        state.jump(plan.jump_us);
+        let failover = Failover { kept_until, wall_us: (before, state.wall_at(now, 0)) };
+        state.note_failover(&failover);
         state.trace.note(now, &("failover", plan.lost_ms, plan.jump_us));
     }
 
@@ -199,87 +151,15 @@ pub fn tell(plan: &Plan, now: Time, what: impl FnOnce() -> String) {
 }
 
 fn story(ask: &Ask, outcome: &Result<Grant, StoreError>) -> String {
-    let Ask { want, need, back, .. } = ask;
+    let Ask { want, need, back, pool, deposit, ahead, .. } = ask;
     let back = back.map_or_else(String::new, |back| format!(" gives back {}", back.tokens));
+    let pool = pool.map_or_else(String::new, |pool| format!(" of pool {pool}"));
+    let deposit = deposit.map_or_else(String::new, |it| format!(" deposits {}", it.tokens));
+    let ahead = if *ahead { " ahead" } else { "" };
     let key = ask.counter().bits() % 1_000;
+    let asked = format!("store: {key}{pool} wants {want}{ahead}, needs {need}{back}{deposit}");
     match outcome {
-        Ok(Grant { tokens, left, .. }) => {
-            format!("store: {key} wants {want}, needs {need}{back}: lends {tokens}, has {left}")
-        }
-        Err(error) => format!("store: {key} wants {want}, needs {need}{back}: {error}"),
-    }
-}
-
-fn memory(wall_us: &Arc<AtomicU64>, keys_max: usize) -> Arc<MemoryStore> {
-    let wall_us = Arc::clone(wall_us);
-    let clock = Arc::new(move || Duration::from_micros(wall_us.load(Ordering::Relaxed)));
-    Arc::new(MemoryStore::new(clock, keys_max))
-}
-
-// === impl State ===
-
-impl State {
-    /// What the store's clock shows at `now`, in microseconds since the Unix epoch.
-    pub fn wall_at(&self, now: Time) -> u64 {
-        self.wall_start_us + now.nanos() / 1_000
-    }
-
-    fn set_wall(&mut self, now: Time) {
-        self.wall_us.store(self.wall_at(now), Ordering::Relaxed);
-    }
-
-    /// Where a round trip takes no time, asking on and on keeps time from passing.
-    fn note_busy(&mut self, now: Time) {
-        let (at, asks) = self.busy;
-        self.busy = if at == now { (at, asks + 1) } else { (now, 1) };
-        if self.busy.1 > ASKS_MAX {
-            self.fault(now, format!("more than {ASKS_MAX} asks at one instant"));
-        }
-    }
-
-    fn play(&mut self, entry: &Entry) -> Result<Grant, StoreError> {
-        self.wall_us.store(entry.wall_us, Ordering::Relaxed);
-        let replies = self.memory.exchange(std::slice::from_ref(&entry.ask)).now_or_never();
-        replies.and_then(|mut replies| replies.pop()).unwrap()
-    }
-
-    pub fn purse(&mut self, pod: u64, key: Key) -> &mut Purse {
-        self.purses.entry((pod, key)).or_default()
-    }
-
-    /// `pod` is told of what the store lent by `ask`, taken at `taken_at`.
-    pub fn deliver(&mut self, pod: u64, ask: &Ask, grant: &Grant, taken_at: Time, now: Time) {
-        // A slot may be taken as late as a request may wait for it.
-        let grace = match ask.limit.algorithm {
-            Algorithm::LeakyBucket { .. } => self.patience.max(Duration::from_millis(1)),
-            _ => Duration::ZERO,
-        };
-        let until = taken_at + grant.ends_after + grace;
-        let Grant { epoch, tokens, .. } = *grant;
-        let lot = Lot { epoch, refunded: None, tokens, until };
-        let is_windowed = ask.limit.algorithm == Algorithm::FixedWindow && ask.ttl == Duration::MAX;
-        self.purse(pod, ask.key).lend(lot, is_windowed, now);
-    }
-
-    /// Keys of which `pod` has tokens of leases that have not ended, by the ends of their names in
-    /// a story, and how many.
-    pub fn live_of(&self, pod: u64, now: Time) -> Vec<(u64, u64)> {
-        let of_pod = self.purses.iter().filter(|((of, _), _)| *of == pod);
-        let live = of_pod.map(|((_, key), purse)| (key.bits() % 1_000, purse.live(now)));
-        live.filter(|(_, live)| *live > 0).collect()
-    }
-
-    /// Tokens by which failovers let some bound be exceeded.
-    pub fn excused(&self) -> u64 {
-        self.books.values().map(|book| book.excused()).sum()
-    }
-
-    pub fn fault(&mut self, now: Time, what: String) {
-        let at = now.since(Time::default());
-        self.wrong.get_or_insert(Wrong { what, at });
-    }
-
-    pub fn wrong(&self) -> Option<&Wrong> {
-        self.wrong.as_ref()
+        Ok(Grant { tokens, left, .. }) => format!("{asked}: lends {tokens}, has {left}"),
+        Err(error) => format!("{asked}: {error}"),
     }
 }

@@ -1,6 +1,6 @@
 //! Fixed windows: of each, no more is lent and not given back than the limit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ratelease::time::Time;
 
@@ -11,6 +11,8 @@ pub struct FixedWindow {
     windows: BTreeMap<u64, Window>,
     /// The window that the store keeps a count of: the last one it was asked in.
     counted: Option<u64>,
+    /// Windows that it kept a count of before.
+    left: BTreeSet<u64>,
     /// Every step, for failovers.
     log: Vec<Change>,
     excused: u64,
@@ -45,16 +47,20 @@ impl Book for FixedWindow {
         let window_us = ask.limit.window_seconds() * 1_000_000;
         self.window_us = window_us;
         let limit = u64::from(ask.terms().requests_per_unit);
-        let present = wall_us / window_us;
+        let present = wall_us / window_us + u64::from(ask.ahead);
         // A key's time does not run back, though the clock may.
         let number = if self.ran_back { grant.epoch } else { present };
         if grant.epoch != number || number.abs_diff(present) > 1 {
             return Err(format!("window {present} was called {}", grant.epoch));
         }
         let window = self.windows.entry(number).or_default();
-        if self.counted.replace(number) != Some(number) {
-            // It was left and came back, which time without failovers does not: counted anew.
-            window.unknown = window.lent;
+        // A count of the next window is kept beside the present one's.
+        if !ask.ahead && self.counted != Some(number) {
+            self.left.extend(self.counted.replace(number));
+            if self.left.contains(&number) {
+                // It was left and came back, which time without failovers does not: counted anew.
+                window.unknown = window.lent;
+            }
         }
 
         let credited = ask.back.filter(|back| back.epoch.is_none_or(|epoch| epoch == number));
@@ -98,12 +104,13 @@ impl Book for FixedWindow {
             let window = self.windows.entry(number).or_default();
             window.unknown = (window.unknown + lent).saturating_sub(returned);
         }
+        self.left.extend(self.counted);
         self.counted = self.log.last().map(|change| change.window);
         // The count of a window that had ended by the old clock may have been cleared away.
         let (before, after) = failover.wall_us;
         self.ran_back |= after < before;
         if self.window_us > 0 && after / self.window_us < before / self.window_us {
-            self.counted = None;
+            self.left.extend(self.counted.take());
         }
     }
 

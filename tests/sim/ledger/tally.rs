@@ -5,19 +5,45 @@ use std::collections::HashMap;
 use ratelease::key::Key;
 use ratelease::rules::{Algorithm, Limit};
 
-use super::Counts;
+use crate::world;
 
 #[derive(Default)]
 pub struct Tally {
     pub counts: Counts,
     windows: HashMap<(Key, u64), Window>,
     refunds: HashMap<Key, u64>,
-    /// The highest limit that each key was held to so far.
     limits: HashMap<Key, Limit>,
+    flows: HashMap<Key, Flow>,
+}
+
+/// How many requests had which answer.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Counts {
+    pub requests: u64,
+    pub admitted: u64,
+    pub denied: u64,
+    pub errors: u64,
+    /// Of all, those that a failure mode answered.
+    pub failure_modes: u64,
+    /// Of those denied, though their tokens lay somewhere.
+    pub falsely_denied: u64,
+}
+
+/// Hits of one key that passed the door.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Flow {
+    /// Admitted with a lease's tokens.
+    pub leased: u64,
+    /// Admitted by a pod alone, because the store did not answer.
+    pub alone: u64,
+    /// Refunds of requests that stood.
+    pub refunded: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Window {
+    /// The highest limit that a request of it was held to.
+    highest: u64,
     offered: u64,
     /// Hits of requests that began and ended in it.
     admitted: u64,
@@ -41,15 +67,22 @@ pub struct UseOfWindow {
 
 impl Tally {
     pub fn offer(&mut self, key: Key, limit: Limit, hits: u64, wall_us: u64) {
-        let highest = self.limits.entry(key).or_insert(limit);
-        if highest.requests_per_unit < limit.requests_per_unit {
-            *highest = limit;
-        }
-        self.window(key, number(limit, wall_us)).offered += hits;
+        self.limits.insert(key, limit);
+        let window = self.window(key, number(limit, wall_us));
+        window.highest = window.highest.max(limit.requests_per_unit.into());
+        window.offered += hits;
     }
 
     pub fn refund(&mut self, key: Key, hits: u64) {
         *self.refunds.entry(key).or_default() += hits;
+    }
+
+    pub fn take_refund_back(&mut self, key: Key, hits: u64) {
+        *self.refunds.entry(key).or_default() -= hits;
+    }
+
+    pub fn flow(&mut self, key: Key) -> &mut Flow {
+        self.flows.entry(key).or_default()
     }
 
     /// Enters an admission that took from the first to the second time. The error tells of a fixed
@@ -67,9 +100,9 @@ impl Tally {
             self.window(key, last).straddling += hits;
             return Ok(());
         }
-        let allowed = self.limits.get(&key).map_or(0, |limit| u64::from(limit.requests_per_unit))
-            + self.refunds.get(&key).copied().unwrap_or_default();
+        let refunds = self.refunds.get(&key).copied().unwrap_or_default();
         let window = self.window(key, first);
+        let allowed = window.highest + refunds;
         window.admitted += hits;
         if limit.algorithm == Algorithm::FixedWindow && window.admitted > allowed {
             return Err(format!("{} admitted of {allowed} in window {first}", window.admitted));
@@ -117,6 +150,27 @@ impl Tally {
 
     fn window(&mut self, key: Key, number: u64) -> &mut Window {
         self.windows.entry((key, number)).or_default()
+    }
+}
+
+// === impl Flow ===
+
+impl Flow {
+    /// Whether what the store lent is what was admitted, when every pod has left. Hits that a pod
+    /// admitted alone may have been paid for by a lease that came later, and a refund may have found
+    /// less spent than it gave back.
+    pub fn check(&self, store: &world::Flow) -> Result<(), String> {
+        let Self { leased, alone, refunded } = *self;
+        let world::Flow { lent, returned, pooled, lost } = *store;
+        let accounted = leased + alone + returned + lost + u64::try_from(pooled).unwrap_or(0);
+        if lent > accounted {
+            return Err(format!("{} tokens were lent that are nowhere", lent - accounted));
+        }
+        let known = lent + refunded;
+        if leased + returned > known {
+            return Err(format!("{} tokens more than were lent", leased + returned - known));
+        }
+        Ok(())
     }
 }
 

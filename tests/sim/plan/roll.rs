@@ -1,17 +1,16 @@
 //! The dice of a plan.
 
+mod audit;
+
 use std::time::Duration;
 
-use super::{Demand, FailoverPlan, FleetEvent, Mood, Plan, Spread};
+use super::{Demand, FailoverPlan, FleetEvent, Mood, Plan, Spread, WALL_US};
 use crate::dice::Dice;
 use crate::rule::RulePlan;
 use crate::weather::{Stretch, Trouble, Weather};
 
 /// Requests of one run, about: many runs find more than long ones.
 const REQUESTS_MAX: u64 = 300;
-
-/// A wall clock of 2020, at the start of a week by the epoch's count of them.
-const WALL_US: u64 = 2_608 * 7 * 86_400 * 1_000_000;
 
 const SPAN_MS: [u64; 4] = [1_200, 1_200, 2_200, 2_200];
 
@@ -21,6 +20,7 @@ impl Plan {
         let mood = match Dice::new(seed, &[0]).below(10) {
             0 | 1 => Mood::Under,
             2 | 3 => Mood::Over,
+            4 => Mood::Audit,
             _ => Mood::Rough,
         };
         Self::of_mood(seed, mood)
@@ -28,7 +28,13 @@ impl Plan {
 
     pub fn of_mood(seed: u64, mood: Mood) -> Self {
         let mut dice = Dice::new(seed, &[0, 1]);
-        let dice = &mut dice;
+        match mood {
+            Mood::Audit => audit::plan(seed, &mut dice),
+            _ => Self::of_dice(seed, mood, &mut dice),
+        }
+    }
+
+    fn of_dice(seed: u64, mood: Mood, dice: &mut Dice) -> Self {
         let span_ms = dice.pick(&SPAN_MS);
         let rough = mood == Mood::Rough;
         let crowded = rough && dice.percent(15);
@@ -50,37 +56,56 @@ impl Plan {
             stretches: if rough { stretches(span_ms, dice) } else { Vec::new() },
         };
         let demand = demand(mood, &rules, span_ms, crowded, dice);
-        Self {
+        let fleet = fleet(mood, span_ms, dice);
+        let changes =
+            if rough && dice.percent(30) { changes(&rules, span_ms, dice) } else { vec![] };
+        let max_wait = Duration::from_millis(if rough { dice.pick(&[5, 20, 50]) } else { 50 });
+        let shards = dice.within(1..4);
+        let mut plan = Self {
             seed,
             mood,
             span_ms,
             // Somewhere in the last seconds of a minute.
             wall_start_us: WALL_US - dice.below(3_000_000),
-            max_wait: Duration::from_millis(if rough { dice.pick(&[5, 20, 50]) } else { 50 }),
+            skews_us: Vec::new(),
+            asks_per_ms: None,
+            max_wait,
+            wait_limit: max_wait.max(Duration::from_millis(15)),
+            pods_expected: dice.pick(&[1, 4, 16, 64]),
+            idle_pods: 0,
             // Crowded: some eighty keys.
             pod_bytes_max: if crowded { 24 << 10 } else { 8 << 20 },
             store_keys_max: if crowded { dice.pick(&[100, 2_000]) } else { 10_000 },
-            shards: dice.within(1..4),
-            changes: if rough && dice.percent(30) {
-                changes(&rules, span_ms, dice)
-            } else {
-                vec![]
-            },
+            shards,
+            changes,
             rules,
-            fleet: fleet(mood, span_ms, dice),
+            fleet,
             demand,
             weather,
             failovers,
             tamper: None,
             tells_story: false,
+        };
+        if rough && dice.percent(20) {
+            plan.skews_us = skews(&plan, dice);
         }
+        plan
     }
+}
+
+/// The masters' clocks. All shares of a split key count by one clock, so that its windows are
+/// those of the fleet; two clocks may be several windows apart.
+fn skews(plan: &Plan, dice: &mut Dice) -> Vec<u64> {
+    if plan.all_rules().any(|rule| rule.shards > 1) || plan.has_failovers() {
+        return Vec::new();
+    }
+    (0..plan.shards).map(|_| dice.pick(&[0, 300_000, 2_500_000, 200_000_000])).collect()
 }
 
 fn requests_per_unit(mood: Mood, dice: &mut Dice) -> u64 {
     match mood {
         Mood::Rough => dice.pick(&[0, 1, 3, 7, 20, 50, 200, 1_000, 10_000, 100_000]),
-        Mood::Under | Mood::Over => dice.pick(&[20, 50, 100, 200, 400]),
+        _ => dice.pick(&[20, 50, 100, 200, 400]),
     }
 }
 
@@ -90,7 +115,7 @@ fn demand(mood: Mood, rules: &[RulePlan], span_ms: u64, crowded: bool, dice: &mu
     let percent = match mood {
         Mood::Under => dice.pick(&[50, 95, 120]),
         Mood::Over => dice.pick(&[150, 250]),
-        Mood::Rough => dice.pick(&[30, 90, 150, 300, 1_000]),
+        _ => dice.pick(&[30, 90, 150, 300, 1_000]),
     };
     let hits_a_second = (limit * percent / 100).max(5);
     let rough = mood == Mood::Rough;
@@ -120,6 +145,10 @@ fn demand(mood: Mood, rules: &[RulePlan], span_ms: u64, crowded: bool, dice: &mu
         looks_percent: sometimes(10, dice),
         refunds_percent: sometimes(10, dice),
         cancels_percent: sometimes(10, dice),
+        at_once_percent: dice.pick(&[0, 50, 100, 100]),
+        stale_percent: sometimes(20, dice),
+        overrides_percent: sometimes(20, dice),
+        caller: (rough && dice.percent(50)).then(|| Duration::from_millis(dice.pick(&[10, 20]))),
         offered_permille_max: (mood == Mood::Under).then_some(950),
     }
 }
@@ -129,23 +158,25 @@ fn stretches(span_ms: u64, dice: &mut Dice) -> Vec<Stretch> {
     (0..count)
         .map(|_| {
             let from_ms = dice.below(span_ms);
-            let trouble = match dice.below(5) {
+            let trouble = match dice.below(6) {
                 0 | 1 => Trouble::Lossy { percent: dice.pick(&[5, 20, 60]) },
                 2 => Trouble::Slow { ms: dice.pick(&[5, 50, 1_500]) },
                 3 => Trouble::Away { silent: true },
+                4 => Trouble::Stuck { percent: dice.pick(&[1, 10]), ms: 250 },
                 _ => Trouble::Away { silent: false },
             };
             Stretch {
                 from_ms,
                 until_ms: from_ms + dice.within(10..span_ms),
                 only: dice.percent(30).then(|| dice.below(2)),
+                only_shard: dice.percent(30).then(|| dice.index(3)),
                 trouble,
             }
         })
         .collect()
 }
 
-/// Some of the rules have another amount; one may come and go.
+/// Most of the rules change.
 fn changes(rules: &[RulePlan], span_ms: u64, dice: &mut Dice) -> Vec<(u64, Vec<RulePlan>)> {
     let mut at_ms = 0;
     let mut rules = rules.to_vec();
@@ -153,19 +184,38 @@ fn changes(rules: &[RulePlan], span_ms: u64, dice: &mut Dice) -> Vec<(u64, Vec<R
         .map(|_| {
             at_ms += dice.below(span_ms / 2);
             for rule in &mut rules {
-                if dice.percent(60) {
-                    *rule = rule.of_requests(requests_per_unit(Mood::Rough, dice));
-                }
+                change(rule, dice);
             }
             (at_ms, rules.clone())
         })
         .collect()
 }
 
+/// A rule has another amount, other terms, or another algorithm or window.
+fn change(rule: &mut RulePlan, dice: &mut Dice) {
+    match dice.below(10) {
+        0..4 => *rule = rule.of_requests(requests_per_unit(Mood::Rough, dice)),
+        4 | 5 => rule.roll_terms(dice),
+        6 => rule.roll_algorithm(dice),
+        7 => rule.unit = dice.pick(&["second", "minute"]),
+        8 => rule.roll_burst(dice),
+        _ => {}
+    }
+    if rule.algorithm == "leaky_bucket" {
+        rule.shards = 1;
+    }
+    if rule.algorithm == "sliding_log" {
+        rule.lease.clear();
+    }
+    if rule.requests_per_unit == 0 {
+        rule.burst = None;
+    }
+}
+
 fn fleet(mood: Mood, span_ms: u64, dice: &mut Dice) -> Vec<(u64, FleetEvent)> {
     let first = match mood {
         Mood::Rough => dice.pick(&[1, 2, 4, 8]),
-        Mood::Under | Mood::Over => dice.pick(&[1, 2, 4, 10]),
+        _ => dice.pick(&[1, 2, 4, 10]),
     };
     let mut events = vec![(0, FleetEvent::Join); first];
     if mood == Mood::Rough {

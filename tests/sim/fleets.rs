@@ -1,0 +1,130 @@
+//! Fleets of 100 and 1000 pods on short windows: what they admit, and what they ask of the store.
+//!
+//! With `RATELEASE_SIM_FLEET` in the environment, as `scripts/simulate --fleet` has it, a test of
+//! its own prints the asks of one saturated key in one window, by limit and number of pods.
+
+use std::ops::Range;
+
+use crate::plan::{Demand, Mood, Plan, Spread};
+use crate::rule::RulePlan;
+use crate::run::{Outcome, run};
+
+/// Asks a second of all pods together for a key that is used up.
+const PROBES_MAX: u64 = 50;
+
+fn run_or_panic(plan: Plan) -> Outcome {
+    run(plan).unwrap_or_else(|wrong| panic!("{wrong:?}"))
+}
+
+/// One key that a third more is asked of than its limit, for three windows.
+fn saturated(pods: u32, limit: u64, window_seconds: u64) -> Plan {
+    let rule =
+        RulePlan { unit_multiplier: window_seconds, ..RulePlan::fixed_window(limit, "second") };
+    let demand = Demand::even((limit * 4 / 3).div_ceil(window_seconds));
+    let mut plan = Plan::calm(pods, rule, demand, 3_000 * window_seconds);
+    // Windows begin with the run, and at whole seconds.
+    plan.wall_start_us -= plan.wall_start_us % (window_seconds * 1_000_000);
+    plan
+}
+
+fn asks(outcome: &Outcome, millis: Range<u64>) -> u64 {
+    let [from, until] = [millis.start, millis.end].map(|at| usize::try_from(at).unwrap());
+    outcome.asks.iter().take(until).skip(from).map(|asks| u64::from(*asks)).sum()
+}
+
+/// A saturated key is used up in each window, and few are denied before it is.
+fn check_saturated(name: &str, plan: Plan) {
+    let limit = plan.rules[0].requests_per_unit;
+    let outcome = run_or_panic(plan);
+    let Outcome { falsely_denied, requests, .. } = outcome;
+    // The first window is that of the cold start.
+    let used: Vec<u64> = outcome.used.windows.iter().map(|window| window.used).collect();
+    let window = asks(&outcome, 1_000..2_000);
+    println!("{name}: {used:?} of {limit}, {falsely_denied} of {requests} too soon, {window} asks");
+    assert!(used.iter().skip(1).all(|used| used * 100 >= limit * 99), "{name}: {used:?}");
+    let denied_percent = falsely_denied as f64 * 100.0 / requests as f64;
+    assert!(denied_percent <= 1.5, "{name}: {denied_percent:.2} % denied too soon");
+}
+
+#[test]
+fn a_hundred_pods_use_a_limit_of_ten_tokens_each() {
+    for limit in [1_000, 10_000] {
+        check_saturated(&format!("100 pods, {limit}"), saturated(100, limit, 1));
+        let mut skewed = saturated(100, limit, 1);
+        skewed.demand.spread = Spread::Hot { moves_ms: None };
+        check_saturated(&format!("100 pods, skewed, {limit}"), skewed);
+    }
+}
+
+#[test]
+fn a_thousand_pods_use_a_limit_of_ten_tokens_each() {
+    check_saturated("1000 pods, 10000", saturated(1_000, 10_000, 1));
+}
+
+#[test]
+fn three_busy_pods_of_a_thousand_ask_little_more_than_three_alone() {
+    let [alone, of_many] = [(0, 3), (997, 1_000)].map(|(idle_pods, pods_expected)| {
+        let plan = Plan { idle_pods, pods_expected, ..saturated(3, 10_000, 5) };
+        asks(&run_or_panic(plan), 5_000..10_000)
+    });
+    println!("{alone} asks alone, {of_many} of a thousand");
+    assert!(of_many * 2 <= alone * 3, "{of_many} asks of 3 of 1000 pods, {alone} of 3 alone");
+}
+
+#[test]
+fn a_key_that_is_used_up_is_probed_at_a_constant_rate_of_the_fleet() {
+    let rule = RulePlan::fixed_window(1_000, "minute");
+    let plan = Plan::calm(1_000, rule, Demand::even(4_000), 6_000);
+    let outcome = run_or_panic(plan);
+    let probes = asks(&outcome, 3_000..6_000) / 3;
+    println!("{probes} asks a second for a key that is used up");
+    assert!(probes <= PROBES_MAX, "{probes} asks a second for a key that is used up");
+}
+
+/// Every pod needs every key anew when a window begins; the masters serve so many asks a
+/// millisecond.
+fn window_edge(pods: u32, keys: u64, asks_per_ms: u64, requests_per_second: u64) -> Plan {
+    let mut demand = Demand::even(requests_per_second);
+    demand.values = keys;
+    let mut rule = RulePlan::fixed_window(20 * requests_per_second / keys, "minute");
+    rule.failure_mode = "local";
+    let mut plan = Plan::calm(pods, rule, demand, 2_500);
+    plan.mood = Mood::Rough;
+    plan.wall_start_us -= 1_500_000;
+    plan.asks_per_ms = Some(asks_per_ms);
+    plan.shards = 3;
+    plan.max_wait = std::time::Duration::from_millis(5);
+    plan
+}
+
+fn check_window_edge(plan: Plan) {
+    let outcome = run_or_panic(plan);
+    let peak = outcome.asks.iter().skip(1_400).max();
+    let opened = outcome.breakers_opened;
+    println!("{peak:?} asks a millisecond at the most, {opened} breakers opened");
+    println!("{} of {} answered by a failure mode", outcome.failure_modes, outcome.requests);
+    assert_eq!(opened, 0, "breakers of a store that answers");
+}
+
+#[test]
+fn a_windows_start_opens_no_breaker() {
+    check_window_edge(window_edge(100, 50, 5, 50_000));
+}
+
+/// The larger runs, and the table of asks by limit and pods; nothing without the variable.
+#[test]
+fn the_table_of_asks() {
+    if std::env::var_os("RATELEASE_SIM_FLEET").is_none() {
+        return;
+    }
+    println!("asks of one saturated key in one window of 10 s, of those that follow the first");
+    println!("{:>9} {:>9} {:>9} {:>9}", "limit", "4 pods", "100", "1000");
+    for limit in [1_000, 10_000, 100_000] {
+        let of = |pods| {
+            let outcome = run(saturated(pods, limit, 10));
+            outcome.map_or_else(|wrong| wrong.what, |it| asks(&it, 10_000..20_000).to_string())
+        };
+        println!("{limit:>9} {:>9} {:>9} {:>9}", of(4), of(100), of(1_000));
+    }
+    check_window_edge(window_edge(1_000, 100, 100, 1_000_000));
+}

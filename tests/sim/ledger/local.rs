@@ -1,0 +1,68 @@
+//! What pods admitted by themselves, with `failure_mode: local`, held to their parts of the limit.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use ratelease::key::Key;
+use ratelease::rules::{Algorithm, Limit};
+use ratelease::time::Time;
+
+use crate::world::World;
+
+/// Hits that each pod admitted by itself, and the largest part that it may have believed in.
+#[derive(Debug, Default)]
+pub struct Locals(HashMap<Window, (u64, u64)>);
+
+/// A fixed window of one pod and key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Window {
+    pod: u64,
+    key: Key,
+    number: u64,
+    limit: Limit,
+}
+
+/// A pod's windows lag behind the master's by the way out: those of two may lie in one. Where
+/// clocks differ, a pod learns which window it is in from a later reply.
+const PARTS: u64 = 2;
+const PARTS_OF_STRANGE_CLOCKS: u64 = 4;
+
+/// A pod may go by a number of pods that it heard so long ago.
+const HEARD: Duration = Duration::from_secs(1);
+
+// === impl Window ===
+
+impl Window {
+    /// `None` where the limit has no fixed windows.
+    pub fn of(world: &World, pod: u64, (key, limit): (Key, Limit), wall_us: u64) -> Option<Self> {
+        let fixed = limit.algorithm == Algorithm::FixedWindow && !world.plan.has_failovers();
+        let number = wall_us / (limit.window_seconds() * 1_000_000);
+        fixed.then_some(Self { pod, key, number, limit })
+    }
+
+    /// What the pod may admit by itself.
+    pub fn part(&self, world: &World, now: Time) -> u64 {
+        let back = self.limit.window() + HEARD;
+        let from = Time::default() + now.since(Time::default() + back);
+        let expected = world.plan.pods_expected;
+        let pods = world.state().fewest_pods(self.pod, from, now, expected);
+        let parts = if world.plan.skews_us.is_empty() { PARTS } else { PARTS_OF_STRANGE_CLOCKS };
+        parts * u64::from(self.limit.requests_per_unit.div_ceil(pods))
+    }
+}
+
+// === impl Locals ===
+
+impl Locals {
+    /// Enters an admission. Returns the hits beyond `part`, which a lease has to pay for.
+    pub fn admit(&mut self, window: Window, part: u64, hits: u64) -> u64 {
+        let any = Window { limit: Limit { requests_per_unit: 0, ..window.limit }, ..window };
+        let (admitted, parts) = self.0.entry(any).or_default();
+        *parts = part.max(*parts);
+        *admitted += hits;
+        let excess = admitted.saturating_sub(*parts);
+        // It is paid for now, or the run ends.
+        *admitted -= excess;
+        excess
+    }
+}

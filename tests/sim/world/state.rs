@@ -1,0 +1,264 @@
+//! What is known of a run: the masters' counts, the books on them, and what each pod holds.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use ratelease::key::Key;
+use ratelease::rules::Algorithm;
+use ratelease::store::memory::MemoryStore;
+use ratelease::store::{Ask, Back, Grant, Store, StoreError};
+use ratelease::time::Time;
+
+use super::flow::{Flow, Heard};
+use crate::book::{self, Book, Failover, Step};
+use crate::plan::Plan;
+use crate::purse::{Lot, Purse};
+use crate::trace::Trace;
+
+/// What is known of a run.
+pub struct State {
+    /// The masters.
+    memories: Vec<Arc<MemoryStore>>,
+    /// What the master that is asked reads as its wall clock.
+    wall_us: Arc<AtomicU64>,
+    /// What the first master's clock shows when the run begins; failovers change it.
+    wall_start_us: u64,
+    skews_us: Vec<u64>,
+    /// When each master has served what reached it.
+    served: Vec<Time>,
+    /// Every ask that the store took, to be played again after a failover.
+    journal: Vec<Entry>,
+    /// By count, and by pool of one.
+    books: HashMap<(Key, Option<u8>), Box<dyn Book>>,
+    purses: HashMap<(u64, Key), Purse>,
+    pub flows: HashMap<Key, Flow>,
+    heard: HashMap<u64, Heard>,
+    /// What a request waits for a lease at most.
+    patience: Duration,
+    pub trace: Trace,
+    /// Asks taken in each millisecond of the run.
+    pub asks: Vec<u32>,
+    /// The first thing that went wrong.
+    wrong: Option<Wrong>,
+}
+
+/// What went wrong in a run, and when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wrong {
+    pub what: String,
+    pub at: Duration,
+}
+
+/// Asks of one pod in a millisecond at most: far more than there are requests.
+const ASKS_MAX: u32 = 5_000;
+
+/// A step to be played.
+#[derive(Clone, Copy)]
+pub struct Entry {
+    pub at: Time,
+    pub wall_us: u64,
+    pub shard: usize,
+    pub ask: Ask,
+}
+
+// === impl Wrong ===
+
+impl Wrong {
+    /// What failures of one sort have in common: the first words, without numbers.
+    pub fn kind(&self) -> String {
+        let words = self.what.split(|c: char| !c.is_alphabetic()).filter(|word| word.len() > 2);
+        words.take(9).collect::<Vec<_>>().join(" ")
+    }
+}
+
+// === impl State ===
+
+impl State {
+    pub fn new(plan: &Plan) -> Self {
+        let wall_us = Arc::new(AtomicU64::new(plan.wall_start_us));
+        let shards = usize::try_from(plan.shards).unwrap();
+        Self {
+            memories: memories(&wall_us, plan),
+            wall_us,
+            wall_start_us: plan.wall_start_us,
+            skews_us: (0..shards).map(|shard| plan.skew_us(shard)).collect(),
+            served: vec![Time::default(); shards],
+            journal: Vec::new(),
+            books: HashMap::new(),
+            purses: HashMap::new(),
+            flows: HashMap::new(),
+            heard: HashMap::new(),
+            patience: plan.patience(plan.demand.caller),
+            trace: Trace::default(),
+            asks: Vec::new(),
+            wrong: None,
+        }
+    }
+
+    /// What a master's clock shows at `now`, in microseconds since the Unix epoch.
+    pub fn wall_at(&self, now: Time, shard: usize) -> u64 {
+        let skew_us = self.skews_us.get(shard).copied().unwrap_or(0);
+        self.wall_start_us + skew_us + now.nanos() / 1_000
+    }
+
+    pub fn first_master(&mut self, now: Time) -> Arc<MemoryStore> {
+        self.wall_us.store(self.wall_at(now, 0), Ordering::Relaxed);
+        Arc::clone(&self.memories[0])
+    }
+
+    /// When the master `shard` has served an ask that reaches it at `now`.
+    pub fn queue(&mut self, shard: usize, now: Time, asks_per_ms: u64) -> Time {
+        let served = self.served[shard].max(now) + Duration::from_nanos(1_000_000 / asks_per_ms);
+        self.served[shard] = served;
+        served
+    }
+
+    /// Where a round trip takes no time, asking on and on keeps time from passing.
+    pub fn note_ask(&mut self, now: Time) {
+        let at = usize::try_from(now.nanos() / 1_000_000).unwrap();
+        if self.asks.len() <= at {
+            self.asks.resize(at + 1, 0);
+        }
+        self.asks[at] += 1;
+        let pods = u32::try_from(self.heard.len().max(1)).unwrap();
+        if self.asks[at] > ASKS_MAX * pods {
+            self.fault(now, format!("{} asks in one millisecond", self.asks[at]));
+        }
+    }
+
+    pub fn play(&mut self, entry: &Entry) -> Result<Grant, StoreError> {
+        self.wall_us.store(entry.wall_us, Ordering::Relaxed);
+        let memory = &self.memories[entry.shard];
+        let replies = memory.exchange(std::slice::from_ref(&entry.ask)).now_or_never();
+        replies.and_then(|mut replies| replies.pop()).unwrap()
+    }
+
+    /// Credits what was given back once more, against the store's contract; only there to be
+    /// caught.
+    pub fn credit_again(&mut self, entry: &Entry) {
+        let Ask { back, share, key, limit, .. } = entry.ask;
+        let ask = Ask { back, share, ..Ask::look(key, limit) };
+        let _ = self.play(&Entry { ask, ..*entry });
+    }
+
+    /// Enters a step of the store in its book.
+    pub fn enter(&mut self, step: &Step) -> Result<(), String> {
+        let Step { ask, .. } = step;
+        self.flows.entry(ask.key).or_default().enter(step);
+        let open = || match ask.pool {
+            None => book::open(ask.limit),
+            Some(_) => book::open_pool(),
+        };
+        self.books.entry((ask.counter(), ask.pool)).or_insert_with(open).enter(step)
+    }
+
+    /// Keeps a step, to be played again after a failover.
+    pub fn keep(&mut self, entry: Entry) {
+        self.journal.push(entry);
+    }
+
+    /// Replaces the masters by replicas that have seen the steps up to `kept_until`.
+    pub fn replay(&mut self, plan: &Plan, kept_until: Time) {
+        self.memories = memories(&self.wall_us, plan);
+        self.journal.retain(|entry| entry.at <= kept_until);
+        for at in 0..self.journal.len() {
+            let entry = self.journal[at];
+            // Known to succeed, as it did before.
+            let _ = self.play(&entry);
+        }
+    }
+
+    pub fn jump(&mut self, jump_us: i64) {
+        self.wall_start_us = self.wall_start_us.checked_add_signed(jump_us).unwrap();
+    }
+
+    pub fn note_failover(&mut self, failover: &Failover) {
+        self.books.values_mut().for_each(|book| book.fail_over(failover));
+    }
+
+    pub fn keys(&self) -> usize {
+        self.memories.iter().map(|memory| memory.keys()).sum()
+    }
+
+    pub fn purse(&mut self, pod: u64, key: Key) -> &mut Purse {
+        self.purses.entry((pod, key)).or_default()
+    }
+
+    /// Tokens leave `pod` with `ask`: they return, or go to a pool.
+    pub fn note_returns(&mut self, pod: u64, ask: &Ask) -> Result<(), String> {
+        if let Some(deposit) = ask.deposit {
+            let back = Back { tokens: deposit.tokens, epoch: Some(deposit.epoch) };
+            self.purse(pod, ask.key).give_back(back)?;
+        }
+        ask.back.map_or(Ok(()), |back| self.purse(pod, ask.key).give_back(back))
+    }
+
+    /// An ask that the store does not take: what was to return is lost.
+    pub fn note_lost(&mut self, ask: &Ask) {
+        let back = ask.back.map_or(0, |back| back.tokens);
+        let deposit = ask.deposit.map_or(0, |deposit| deposit.tokens);
+        if back + deposit > 0 {
+            self.flows.entry(ask.key).or_default().lost += back + deposit;
+        }
+    }
+
+    /// The store said how many pods are alive.
+    pub fn note_heard(&mut self, pod: u64, pods: u32, now: Time) {
+        self.heard.entry(pod).or_default().note(pods, now);
+    }
+
+    /// The fewest pods that `pod` may take to be alive between two times; `expected` before it
+    /// heard of any.
+    pub fn fewest_pods(&self, pod: u64, from: Time, until: Time, expected: u32) -> u32 {
+        self.heard.get(&pod).map_or(expected, |heard| heard.fewest(from, until, expected))
+    }
+
+    /// `pod` receives what the store lent by `ask`, taken at `taken_at`.
+    pub fn deliver(&mut self, pod: u64, ask: &Ask, grant: &Grant, taken_at: Time, now: Time) {
+        let spaced = matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
+        // A slot may be taken as late as a request may wait for it.
+        let grace =
+            if spaced { self.patience.max(Duration::from_millis(1)) } else { Duration::ZERO };
+        let until = taken_at + grant.ends_after + grace;
+        let Grant { epoch, tokens, .. } = *grant;
+        let lot = Lot { epoch, refunded: None, tokens, from: taken_at + grant.starts_after, until };
+        let is_windowed = ask.limit.algorithm == Algorithm::FixedWindow && ask.ttl == Duration::MAX;
+        self.purse(pod, ask.key).lend(lot, is_windowed, now);
+    }
+
+    /// Keys of which `pod` has tokens of leases that have not ended, by the ends of their names in
+    /// a story, and how many.
+    pub fn live_of(&self, pod: u64, now: Time) -> Vec<(u64, u64)> {
+        let of_pod = self.purses.iter().filter(|((of, _), _)| *of == pod);
+        let live = of_pod.map(|((_, key), purse)| (key.bits() % 1_000, purse.live(now)));
+        live.filter(|(_, live)| *live > 0).collect()
+    }
+
+    /// Tokens by which failovers let some bound be exceeded.
+    pub fn excused(&self) -> u64 {
+        self.books.values().map(|book| book.excused()).sum()
+    }
+
+    pub fn fault(&mut self, now: Time, what: String) {
+        let at = now.since(Time::default());
+        self.wrong.get_or_insert(Wrong { what, at });
+    }
+
+    pub fn wrong(&self) -> Option<&Wrong> {
+        self.wrong.as_ref()
+    }
+}
+
+fn memories(wall_us: &Arc<AtomicU64>, plan: &Plan) -> Vec<Arc<MemoryStore>> {
+    let shards = usize::try_from(plan.shards).unwrap();
+    let keys_max = plan.store_keys_max / shards;
+    let memory = || {
+        let wall_us = Arc::clone(wall_us);
+        let clock = Arc::new(move || Duration::from_micros(wall_us.load(Ordering::Relaxed)));
+        Arc::new(MemoryStore::new(clock, keys_max))
+    };
+    (0..shards).map(|_| memory()).collect()
+}
