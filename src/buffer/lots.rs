@@ -59,9 +59,11 @@ impl Lots {
             return Some(self.newest.split(hits, kind));
         }
         let first = self.older.split(hits.min(self.older.tokens), kind);
-        self.newest.split(hits - first.tokens, kind);
-        // All of them end with the first: that is early for some and late for none.
-        Some(Lot { tokens: hits, ..first })
+        let rest = self.newest.split(hits - first.tokens, kind);
+        // All of them begin with the last and end with the first: that is late for some to begin,
+        // early for some to end, and the other way round for none.
+        let starts = if rest.tokens > 0 { first.starts.max(rest.starts) } else { first.starts };
+        Some(Lot { tokens: hits, starts, ..first })
     }
 
     /// Adds tokens of a new lease, or some that were taken out.

@@ -18,9 +18,9 @@ const FRESH_PART: u32 = 100;
 const FRESH_MIN: Duration = Duration::from_millis(50);
 const FRESH_MAX: Duration = Duration::from_secs(1);
 
-/// Probes of one key a second by all pods together, whatever their number. Half of what is promised
-/// (50), since pods that know nothing of the key yet may probe as often again.
-const PROBES_PER_SECOND: f64 = 25.0;
+/// Probes of one key a second by all pods together, whatever their number. Less than half of what is
+/// promised (50), since pods that know nothing of the key yet may probe as often again.
+const PROBES_PER_SECOND: f64 = 20.0;
 
 /// In a larger fleet the first denial of a window need not go to the store: one of the probes of all
 /// pods tells it soon enough (decision 0004).
@@ -161,7 +161,7 @@ impl Manner {
             (Algorithm::LeakyBucket { max_delay_us }, Kind::Spaced { every, .. }) => {
                 let turn = every.mul_f64(scarcity.pods);
                 let latest = Duration::from_micros(u64::from(max_delay_us) / 2);
-                now + jittered(turn.min(latest.max(grant.retry_after)).max(TIMER), seed)
+                now + turn.min(latest.max(grant.retry_after)).max(TIMER)
             }
             // Counted from before the ask: one that leaves then finds the token there. Those who
             // waited for this word have it.

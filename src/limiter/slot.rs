@@ -371,7 +371,8 @@ impl Slot {
         if !self.takes_returns(key, here) {
             return Watch::Until(here.now + WATCH_EVERY); // they would be lost on the way
         }
-        if self.demand.is_idle(here.now) && !self.is_busy() {
+        let idle_after = self.idle_after(&manner);
+        if self.demand.idle_for(here.now) >= idle_after && !self.is_busy() {
             self.give_back(key, here.now, asks);
             self.flags.set_watched(false);
             return Watch::Over;
@@ -383,9 +384,17 @@ impl Slot {
             asks.extend(excess.and_then(|lot| manner.returning(key, lot)));
         }
         let silent = self.demand.idle_for(here.now);
-        let until_idle = self.demand.idle_after().saturating_sub(silent);
+        let until_idle = idle_after.saturating_sub(silent);
         let until_idle = here.now + until_idle.max(WATCH_EVERY);
         Watch::Until(self.next_begins().map_or(until_idle, |begins| until_idle.max(begins)))
+    }
+
+    /// The silence after which what is held goes back: in time, where leases end by themselves.
+    fn idle_after(&self, manner: &Manner) -> Duration {
+        match manner.kind {
+            Kind::Windowed => self.demand.idle_after(),
+            Kind::Timed | Kind::Spaced { .. } => self.demand.idle_after().min(manner.ttl() / 4),
+        }
     }
 
     /// Takes out the unspent tokens; the asks return them to the store.

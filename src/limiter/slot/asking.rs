@@ -102,7 +102,8 @@ impl Slot {
     /// Whether those that wait want more than the asks that are out may bring, and there is no time
     /// to ask again once they are answered.
     pub(super) fn is_uncovered(&self, here: &Here<'_>) -> bool {
-        if !self.is_far(here) || self.asking >= ASKS_MAX {
+        let empty = self.buffer.is_known_empty(here.now); // one probe is enough
+        if empty || !self.is_far(here) || self.asking >= ASKS_MAX {
             return false;
         }
         let Some(rare) = self.buffer.aside() else { return false };

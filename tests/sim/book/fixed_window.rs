@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ratelease::time::Time;
 
+use ratelease::store::Ask;
+
 use super::{Book, Failover, Step};
 
 #[derive(Debug, Default)]
@@ -63,14 +65,13 @@ impl Book for FixedWindow {
             }
         }
 
-        let credited = ask.back.filter(|back| back.epoch.is_none_or(|epoch| epoch == number));
-        let returned = credited.map_or(0, |back| back.tokens.min(window.lent));
         window.highest = window.highest.max(limit);
-        // A count of one above a limit that was lowered is taken for the mark of a denial, which a
-        // return takes away: one token.
-        window.unknown += u64::from(credited.is_some() && limit < window.highest);
-        window.lent = window.lent - returned + grant.tokens;
-        self.log.push(Change { at: *at, window: number, lent: grant.tokens, returned });
+        let of = number - u64::from(ask.ahead);
+        self.enter_return(*at, ask, of);
+        let window = self.windows.entry(number).or_default();
+        window.lent += grant.tokens;
+        let window = *window;
+        self.log.push(Change { at: *at, window: number, lent: grant.tokens, returned: 0 });
 
         self.excused = self.excused.max(window.lent.saturating_sub(limit).min(window.unknown));
         let (lent, allowed) = (window.lent, limit + window.unknown);
@@ -116,5 +117,26 @@ impl Book for FixedWindow {
 
     fn excused(&self) -> u64 {
         self.excused
+    }
+}
+
+// === impl FixedWindow ===
+
+impl FixedWindow {
+    /// Enters what an ask gives back: to its own window, if that is the `present` one or the next.
+    fn enter_return(&mut self, at: Time, ask: &Ask, present: u64) {
+        let Some(back) = ask.back else { return };
+        let of = back.epoch.unwrap_or(present);
+        if of != present && of != present + 1 {
+            return;
+        }
+        let window = self.windows.entry(of).or_default();
+        let returned = back.tokens.min(window.lent);
+        // A count of one above a limit that was lowered is taken for the mark of a denial, which a
+        // return takes away: one token.
+        let limit = u64::from(ask.terms().requests_per_unit);
+        window.unknown += u64::from(of == present && limit < window.highest);
+        window.lent -= returned;
+        self.log.push(Change { at, window: of, lent: 0, returned });
     }
 }
