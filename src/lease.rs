@@ -1,50 +1,75 @@
 //! The lease desk: the only way from a request to the store.
 //!
-//! Asks queue in a lane for each shard. A lane has one batch on the way at a time and takes
-//! whatever queued meanwhile as the next, so that batches grow with the load and a slow shard
-//! delays no other. A shard that errs or stalls opens its lane's breaker: asks are refused at once
-//! until a probe succeeds. Replies go to the function that the desk was opened with.
+//! Asks queue by shard. What queued while the last batch of a shard was out travels together, so
+//! that batches grow with the load, and each reply is handed over once it is in, so that no ask
+//! delays another. A shard that errs or stalls opens its breaker: asks are refused at once until a
+//! probe succeeds. A shard that is slow and replies is congested: asks that no request waits for
+//! are dropped once the budget of asks is spent. Replies go to the function that the desk was
+//! opened with.
 
 mod breaker;
+mod budget;
+mod dispatch;
 mod heat;
-mod lane;
+mod queue;
+mod silence;
 pub mod size;
 mod tally;
 
 pub use breaker::Position;
 pub use heat::HotKey;
-pub use lane::ShardState;
+pub use queue::ShardState;
 pub use tally::ShardTally;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
-use lane::Lane;
+use dispatch::DrainGuard;
+use queue::ShardQueue;
 
 use crate::store::{Ask, Beat, Count, Grant, SHARDS_MAX, Store, StoreError};
 use crate::telemetry::trace;
 use crate::time::{Clock, Time};
 
-/// Asks that travel together at most (`design.md`, Leases).
+/// Asks that travel together at most.
 pub const BATCH_MAX: usize = 256;
 
 /// Asks that wait for one shard at most: 16 batches. More are refused at once.
 pub const QUEUE_MAX: usize = 16 * BATCH_MAX;
 
-/// How long a batch may take in all. The store keeps shorter deadlines of its own; this one holds
+/// How long an ask may take in all. The store keeps shorter deadlines of its own; this one holds
 /// whatever it does. Requests have their own, far shorter.
 const EXCHANGE_MAX: Duration = Duration::from_secs(10);
 
-/// Sends asks to the store and its replies to whoever opened the desk.
+/// How long [`Desk::settle`] waits for replies at most. Queues of shards that are away end sooner.
+const SETTLE_MAX: Duration = Duration::from_secs(1);
+
+/// How long [`Desk::ask_patiently`] waits for room at most. A shard that serves asks makes room
+/// within a few milliseconds.
+const ROOM_WAIT_MAX: Duration = Duration::from_millis(250);
+
+/// Heartbeats that are out at once: one a domain. More wait for their turn.
+const BEATS_MAX: u32 = 64;
+
+/// How long the last heartbeat waits for those before it to be withdrawn, which takes one turn of
+/// the task that sends them; and how long it may take itself.
+const BEATS_END_MAX: Duration = Duration::from_millis(100);
+const LEAVE_MAX: Duration = Duration::from_secs(1);
+
+/// Pods that share the budget of asks until [`Desk::set_pods`] says how many do.
+const PODS_FIRST: u32 = 16;
+
+/// Sends asks to the store and its replies to the function that it was opened with.
 pub struct Desk {
-    lanes: Mutex<Lanes>,
+    queues: Mutex<Queues>,
     shared: Arc<Shared>,
 }
 
@@ -57,167 +82,308 @@ pub struct Reply {
     pub asked_at: Time,
     /// The shard that was asked.
     pub shard: usize,
-    /// The key makes up so much of its shard's asks that it is to ask less often.
+    /// The key is the hot key of its shard, which is to be asked for less often: with larger leases
+    /// and rarer probes.
     pub hot: bool,
     /// What the store said.
     pub outcome: Result<Grant, StoreError>,
 }
 
-/// Where replies go. Called in the lane's task: short, and never waiting.
+/// Where replies go. Called in the shard's task: short, and never waiting.
 pub type OnReply = Box<dyn Fn(Reply) + Send + Sync>;
 
-#[derive(Default)]
-struct Lanes {
+struct Queues {
     /// At most [`SHARDS_MAX`]; `None` once the desk is closed.
-    open: Option<HashMap<usize, mpsc::Sender<Ask>>>,
-    /// How each shard does, whichever of its lanes is open.
-    states: HashMap<usize, Arc<Lane>>,
+    open: Option<Open>,
+    /// How each shard does, whichever of its queues is open.
+    states: HashMap<usize, Arc<ShardQueue>>,
     tasks: JoinSet<()>,
+}
+
+/// Queues that take asks.
+struct Open {
+    senders: HashMap<usize, mpsc::Sender<Ask>>,
+    guard: DrainGuard,
+    /// Closed once every task has dropped its guard.
+    drained: mpsc::Receiver<std::convert::Infallible>,
+}
+
+/// Where one ask goes.
+struct Way {
+    queue: Arc<ShardQueue>,
+    sender: mpsc::Sender<Ask>,
 }
 
 struct Shared {
     store: Arc<dyn Store>,
     on_reply: OnReply,
     clock: Clock,
-    patience: Duration,
-    /// Of the store and of whoever takes the replies; each failed its own ask alone.
+    max_wait: Duration,
+    /// Pods alive, that share the budget of asks.
+    pods: AtomicU32,
+    beats: Beats,
+    /// Of the store and of the function that takes the replies; each failed its own ask alone.
     panics: AtomicU64,
     /// Asks that a breaker kept back.
     kept_back: AtomicU64,
+    /// Asks that were dropped for want of budget.
+    shed: AtomicU64,
+    /// Replies that said that their key is hot.
+    relieved: AtomicU64,
+}
+
+/// Keeps heartbeats from arriving after the one that says that the pod leaves.
+struct Beats {
+    permits: Semaphore,
+    has_left: AtomicBool,
+    leaves: Notify,
 }
 
 // === impl Desk ===
 
 impl Desk {
-    /// Opens the desk. Lanes are made when their shard is first asked.
+    /// Opens the desk. Queues are made when their shard is first asked.
     ///
-    /// `patience` is what a request waits for its reply at most: a shard is not taken for stalled
+    /// `max_wait` is what a request waits for its reply at most: a shard is not taken for stalled
     /// before that.
     pub fn open(
         store: Arc<dyn Store>,
         clock: Clock,
-        patience: Duration,
+        max_wait: Duration,
         on_reply: OnReply,
     ) -> Self {
-        let lanes = Lanes { open: Some(HashMap::new()), ..Lanes::default() };
-        let (panics, kept_back) = Default::default();
-        let shared = Shared { store, on_reply, clock, patience, panics, kept_back };
-        Self { lanes: Mutex::new(lanes), shared: Arc::new(shared) }
+        let queues =
+            Queues { open: Some(Open::new()), states: HashMap::new(), tasks: JoinSet::new() };
+        let (panics, kept_back, shed, relieved) = Default::default();
+        let (pods, beats) = (AtomicU32::new(PODS_FIRST), Beats::new());
+        let shared = Shared {
+            store,
+            on_reply,
+            clock,
+            max_wait,
+            pods,
+            beats,
+            panics,
+            kept_back,
+            shed,
+            relieved,
+        };
+        Self { queues: Mutex::new(queues), shared: Arc::new(shared) }
     }
 
-    /// Queues `ask` for its shard; never waits. An ask that finds the breaker open, the queue full
-    /// or the desk closed gets its reply at once. Where a request that is traced sends it, it bears
-    /// that one's span.
+    /// Divides the fleet's budget of asks by `pods`.
+    pub fn set_pods(&self, pods: u32) {
+        self.shared.pods.store(pods, Ordering::Relaxed);
+    }
+
+    /// Queues `ask` for its shard; never waits. An ask that finds the breaker open, the budget
+    /// spent, the queue full or the desk closed gets its reply at once. Where a request that is
+    /// traced sends it, it bears that one's span.
     pub fn ask(&self, ask: Ask) {
         let ask = Ask { cause: trace::current(), ..ask };
-        let refused = match self.lane(&ask) {
-            Ok(lane) => lane.try_send(ask).err().map(|_| StoreError::Overloaded),
+        let shard = self.shard(&ask);
+        let Some(Way { queue, sender }) = self.way(shard) else {
+            let asked_at = self.shared.clock.now();
+            let outcome = Err(StoreError::Overloaded);
+            return self.shared.reply(Reply { ask, asked_at, shard, hot: false, outcome });
+        };
+        // Room first: an ask that the breaker admits may be its only probe.
+        let room = sender.try_reserve();
+        let refused = match self.shared.admit(&queue, &ask, room.is_ok()) {
+            Ok(()) => room.map(|room| room.send(ask)).err().map(|_| StoreError::Overloaded),
             Err(refused) => Some(refused),
         };
         if let Some(refused) = refused {
-            let asked_at = self.shared.clock.now();
-            let shard = self.shared.store.shard(&ask);
-            let outcome = Err(refused);
-            self.shared.reply(Reply { ask, asked_at, shard, hot: false, outcome });
+            self.shared.refuse(ask, &queue, refused);
         }
     }
 
-    /// Queues `ask`, waiting for room. For tokens that go back with nobody waiting for the reply:
-    /// where the breaker is open, or the desk closed, they end with their window.
+    /// Whether `ask` would be sent, were it given to [`Desk::ask`] now: the desk is open, the
+    /// breaker closed, and the queue has room. It says nothing about the budget, which drops no ask
+    /// that gives tokens back.
+    pub fn takes(&self, ask: &Ask) -> bool {
+        let shard = self.shard(ask);
+        let queues = self.queues.lock();
+        let Some(open) = &queues.open else { return false };
+        queues.states.get(&shard).is_none_or(|queue| queue.is_closed())
+            && open.senders.get(&shard).is_none_or(|sender| sender.capacity() > 0)
+    }
+
+    /// Queues `ask`, waiting for room, but not for long. For tokens that go back while no request
+    /// waits for the reply: where the breaker is open, or the desk closed, they end with their
+    /// window.
     pub async fn ask_patiently(&self, ask: Ask) {
-        if let Ok(lane) = self.lane(&ask) {
-            // A lane that is gone meanwhile is one of a desk that was closed.
-            let _ = lane.send(ask).await;
+        let Some(Way { queue, sender }) = self.way(self.shard(&ask)) else { return };
+        if self.shared.admit(&queue, &ask, true).is_ok() {
+            // It fails for a desk that was closed meanwhile, and for a queue that stands still.
+            let _ = timeout(ROOM_WAIT_MAX, sender.send(ask)).await;
         }
     }
 
-    /// Tells the store that a pod is alive; returns how many are, within a bounded time.
+    /// Tells the store that a pod is alive, or that it leaves; returns how many are, within a
+    /// bounded time. None that says that the pod is alive arrives after one that says it leaves.
     ///
     /// # Errors
     ///
-    /// The store did not say.
+    /// The store did not say, or the pod has left.
     pub async fn beat(&self, beat: Beat) -> Result<u32, StoreError> {
-        let beaten = tokio::time::timeout(EXCHANGE_MAX, self.shared.store.beat(beat)).await;
+        let Shared { store, beats, .. } = &*self.shared;
+        if beat.leaves {
+            beats.end().await;
+            let beaten = timeout(LEAVE_MAX, store.beat(beat)).await;
+            return beaten.unwrap_or(Err(StoreError::TimedOut));
+        }
+        let beaten = beats.unless_left(timeout(EXCHANGE_MAX, async { store.beat(beat).await }));
+        let beaten = beaten.await.ok_or(StoreError::Overloaded)?;
         beaten.unwrap_or(Err(StoreError::TimedOut))
     }
 
     /// How the shards do that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardState> {
         let now = self.shared.clock.now();
-        let lanes = self.lanes.lock();
-        let mut states: Vec<_> = lanes.states.values().map(|lane| lane.state(now)).collect();
+        let mut states: Vec<_> = self.queues().iter().map(|queue| queue.state(now)).collect();
         states.sort_by_key(|state| state.shard);
         states
     }
 
     /// What the asks of each shard have come to, in order of their numbers.
     pub fn tallies(&self) -> Vec<ShardTally> {
-        let lanes: Vec<_> = self.lanes.lock().states.values().cloned().collect();
-        let mut tallies: Vec<_> = lanes.iter().map(|lane| lane.tally()).collect();
+        let mut tallies: Vec<_> = self.queues().iter().map(|queue| queue.tally()).collect();
         tallies.sort_by_key(|tally| tally.shard);
         tallies
     }
 
     /// What has happened here and at the store, by name.
     pub fn counts(&self) -> Vec<Count> {
-        let Shared { store, panics, kept_back, .. } = &*self.shared;
+        let Shared { store, panics, kept_back, shed, relieved, .. } = &*self.shared;
         let mut counts = store.counts();
         counts.extend([
             ("asks_kept_back", kept_back.load(Ordering::Relaxed)),
+            ("asks_shed", shed.load(Ordering::Relaxed)),
             ("breaker_opened", self.shards().iter().map(|shard| shard.opened).sum()),
+            ("hot_key_relieved", relieved.load(Ordering::Relaxed)),
             ("lease_panics", panics.load(Ordering::Relaxed)),
         ]);
         counts
     }
 
-    /// Returns once the asks that queued so far have been answered. Takes further ones.
+    /// Returns once the asks that queued so far have been answered, or a second has passed. Shards
+    /// that are away are waited for a quarter of that. Takes further asks.
     pub async fn settle(&self) {
-        self.end_lanes(Some(HashMap::new())).await;
+        // What is not answered by then may still be.
+        let _ = timeout(SETTLE_MAX, self.end_queues(Some(Open::new()))).await;
     }
 
-    /// Takes no more asks and returns once those that queued have been answered.
+    /// Takes no more asks and returns once those that queued have been answered. Shards that are
+    /// away are not waited for long.
     pub async fn close(&self) {
-        self.end_lanes(None).await;
+        self.end_queues(None).await;
     }
 
-    /// Puts `open` in the place of the present lanes, which end once they are empty.
-    async fn end_lanes(&self, open: Option<HashMap<usize, mpsc::Sender<Ask>>>) {
-        let mut tasks = {
-            let mut lanes = self.lanes.lock();
-            lanes.open = open;
-            std::mem::take(&mut lanes.tasks)
-        };
-        while tasks.join_next().await.is_some() {}
+    /// Puts `open` in the place of the present queues, which end once they are empty.
+    async fn end_queues(&self, open: Option<Open>) {
+        let ended = std::mem::replace(&mut self.queues.lock().open, open);
+        let Some(Open { senders, guard, mut drained }) = ended else { return };
+        drop((senders, guard));
+        // Nothing is ever sent: it ends with the last guard.
+        while drained.recv().await.is_some() {}
     }
 
-    /// The queue for `ask`, or why it is refused.
-    fn lane(&self, ask: &Ask) -> Result<mpsc::Sender<Ask>, StoreError> {
-        let shard = self.shared.store.shard(ask).min(SHARDS_MAX - 1);
-        let mut lanes = self.lanes.lock();
-        let Lanes { open, states, tasks } = &mut *lanes;
-        let open = open.as_mut().ok_or(StoreError::Overloaded)?;
-        let state = states.entry(shard).or_insert_with(|| Lane::new(shard));
-        if !state.admits(self.shared.clock.now()) {
-            self.shared.kept_back.fetch_add(1, Ordering::Relaxed);
-            return Err(StoreError::Away);
-        }
-        let lane = open.entry(shard).or_insert_with(|| {
-            let (lane, asks) = mpsc::channel(QUEUE_MAX);
-            tasks.spawn(Arc::clone(state).run(Arc::clone(&self.shared), asks));
-            lane
+    fn queues(&self) -> Vec<Arc<ShardQueue>> {
+        self.queues.lock().states.values().cloned().collect()
+    }
+
+    fn shard(&self, ask: &Ask) -> usize {
+        self.shared.store.shard(ask).min(SHARDS_MAX - 1)
+    }
+
+    /// The way to `shard`; none once the desk is closed.
+    fn way(&self, shard: usize) -> Option<Way> {
+        let Queues { open, states, tasks } = &mut *self.queues.lock();
+        let Open { senders, guard, .. } = open.as_mut()?;
+        let queue = Arc::clone(states.entry(shard).or_insert_with(|| ShardQueue::new(shard)));
+        let sender = senders.entry(shard).or_insert_with(|| {
+            while tasks.try_join_next().is_some() {} // those of queues that have ended
+            let (sender, asks) = mpsc::channel(QUEUE_MAX);
+            let (queue, shared) = (Arc::clone(&queue), Arc::clone(&self.shared));
+            tasks.spawn(dispatch::run(queue, shared, asks, guard.clone()));
+            sender
         });
-        Ok(lane.clone())
+        Some(Way { queue, sender: sender.clone() })
+    }
+}
+
+// === impl Open ===
+
+impl Open {
+    fn new() -> Self {
+        let (guard, drained) = mpsc::channel(1);
+        Self { senders: HashMap::new(), guard, drained }
     }
 }
 
 // === impl Shared ===
 
 impl Shared {
-    /// A panic there must not end the lane.
+    /// Whether `ask` may be sent, for which there `is_room`.
+    fn admit(&self, queue: &ShardQueue, ask: &Ask, is_room: bool) -> Result<(), StoreError> {
+        if !is_room && queue.is_closed() {
+            return Err(StoreError::Overloaded);
+        }
+        let admitted = queue.admit(ask, self.pods.load(Ordering::Relaxed), self.clock.now());
+        match admitted {
+            Err(StoreError::Away) => _ = self.kept_back.fetch_add(1, Ordering::Relaxed),
+            Err(StoreError::Shed) => _ = self.shed.fetch_add(1, Ordering::Relaxed),
+            _ => {}
+        }
+        admitted
+    }
+
+    /// Answers an ask that is not sent.
+    fn refuse(&self, ask: Ask, queue: &ShardQueue, why: StoreError) {
+        let now = self.clock.now();
+        let hot = queue.is_hot(ask.key, now);
+        self.reply(Reply { ask, asked_at: now, shard: queue.shard(), hot, outcome: Err(why) });
+    }
+
+    /// A panic there must not end the shard's task.
     fn reply(&self, reply: Reply) {
+        self.relieved.fetch_add(u64::from(reply.hot), Ordering::Relaxed);
         if catch_unwind(AssertUnwindSafe(|| (self.on_reply)(reply))).is_err() {
             self.panics.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+// === impl Beats ===
+
+impl Beats {
+    fn new() -> Self {
+        let permits = Semaphore::new(BEATS_MAX as usize);
+        Self { permits, has_left: AtomicBool::new(false), leaves: Notify::new() }
+    }
+
+    /// The result of `beat`; none if the pod has left or leaves meanwhile: then it is withdrawn.
+    async fn unless_left<T>(&self, beat: impl Future<Output = T>) -> Option<T> {
+        let leaves = self.leaves.notified();
+        let permitted = async {
+            let _permit = self.permits.acquire().await.ok()?;
+            // After `leaves` was made: from now on, that tells.
+            if self.has_left.load(Ordering::SeqCst) { None } else { Some(beat.await) }
+        };
+        tokio::select! {
+            biased;
+            () = leaves => None,
+            result = permitted => result,
+        }
+    }
+
+    /// Withdraws the beats that are out, and keeps back further ones.
+    async fn end(&self) {
+        self.has_left.store(true, Ordering::SeqCst);
+        self.leaves.notify_waiters();
+        // What was sent before is ahead on the connection; nothing follows it.
+        let _ = timeout(BEATS_END_MAX, self.permits.acquire_many(BEATS_MAX)).await;
     }
 }
 

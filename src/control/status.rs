@@ -145,13 +145,15 @@ impl Status {
 }
 
 fn shard(state: &ShardState) -> Value {
-    let hot_key = state.hot_key.as_ref();
+    let hot_key = state.hot_key.as_ref().map(
+        |hot| json!({"key": hot.key.to_string(), "share": hot.share, "relieved": hot.relieved}),
+    );
     json!({
         "shard": state.shard,
         "breaker": position(state.breaker),
         "opened": state.opened,
         "round_trip_ms": state.round_trip.as_secs_f64() * 1e3,
-        "hot_key": hot_key.map(|hot| json!({"key": hot.key.to_string(), "share": hot.share})),
+        "hot_key": hot_key,
     })
 }
 

@@ -35,6 +35,8 @@ pub struct HotKey {
     pub key: Key,
     /// Its share of the shard's asks of the last ten seconds, 0 to 1.
     pub share: f64,
+    /// It is being relieved: so many of its asks since it was flagged had the reply that it is hot.
+    pub relieved: u64,
 }
 
 /// Counts the asks of one shard.
@@ -42,6 +44,8 @@ pub struct HotKey {
 pub(super) struct Heat {
     parts: [Part; PARTS],
     flagged: Option<Key>,
+    /// Asks for it since then.
+    relieved: u64,
 }
 
 /// The asks of one part of the span.
@@ -55,20 +59,29 @@ struct Part {
 // === impl Heat ===
 
 impl Heat {
-    /// Takes note of an ask. Returns the key if it has become hot with it: once, until it has
-    /// cooled down.
-    pub(super) fn note(&mut self, key: Key, now: Time) -> Option<HotKey> {
-        // One that has cooled down is told again should it become hot again.
+    /// Notes an ask. Returns whether its key is hot, and, once until it has cooled, the key that has
+    /// become hot with this ask.
+    pub(super) fn note(&mut self, key: Key, now: Time) -> (bool, Option<HotKey>) {
         let flagged = self.hot_key(now);
         self.flagged = flagged.map(|flagged| flagged.key);
         self.part(now).asks.note(key);
-        let hot = self.heat_of(key, now).filter(|hot| hot.share > SHARE_BEGINS)?;
-        let is_next = flagged
-            .is_none_or(|flagged| flagged.key != key && hot.share > TAKES_OVER * flagged.share);
-        is_next.then(|| {
-            self.flagged = Some(key);
-            hot
-        })
+        let becomes_hot = self.heat_of(key, now).filter(|hot| {
+            hot.share > SHARE_BEGINS
+                && flagged.is_none_or(|flagged| {
+                    flagged.key != key && hot.share > TAKES_OVER * flagged.share
+                })
+        });
+        if becomes_hot.is_some() {
+            (self.flagged, self.relieved) = (Some(key), 0);
+        }
+        let is_hot = self.flagged == Some(key);
+        self.relieved += u64::from(is_hot);
+        (is_hot, becomes_hot)
+    }
+
+    /// Whether `key` is the hot key.
+    pub(super) fn is_hot(&self, key: Key, now: Time) -> bool {
+        self.flagged == Some(key) && self.hot_key(now).is_some()
     }
 
     /// The present part, with nothing in it of the one before in its place.
@@ -94,14 +107,16 @@ impl Heat {
         let recent = || self.parts.iter().filter(|part| part.is_recent(now));
         let asks: u32 = recent().map(|part| part.asks.at_least(key)).sum();
         let all: u64 = recent().map(|part| part.asks.noted()).sum();
-        (asks >= ASKS_MIN).then(|| HotKey { key, share: f64::from(asks) / all.max(1) as f64 })
+        let share = f64::from(asks) / all.max(1) as f64;
+        let relieved = if self.flagged == Some(key) { self.relieved } else { 0 };
+        (asks >= ASKS_MIN).then_some(HotKey { key, share, relieved })
     }
 }
 
 impl Default for Heat {
     fn default() -> Self {
         let part = || Part { number: 0, asks: Sketch::new(SETS) };
-        Self { parts: std::array::from_fn(|_| part()), flagged: None }
+        Self { parts: std::array::from_fn(|_| part()), flagged: None, relieved: 0 }
     }
 }
 
@@ -137,7 +152,7 @@ mod tests {
 
     /// So many asks in a row; what the last of them that told of something told.
     fn ask(heat: &mut Heat, key: Key, asks: u32, millis: u64) -> Vec<HotKey> {
-        (0..asks).filter_map(|_| heat.note(key, at(millis))).collect()
+        (0..asks).filter_map(|_| heat.note(key, at(millis)).1).collect()
     }
 
     #[test]
@@ -186,6 +201,20 @@ mod tests {
         assert_eq!(heat.hot_key(at(0)).unwrap().key, keys[0]);
         assert_eq!(ask(&mut heat, keys[1], 1, 0).len(), 1, "half as many again");
         assert_eq!(heat.hot_key(at(0)).unwrap().key, keys[1]);
+    }
+
+    #[test]
+    fn asks_of_the_hot_key_are_hot_from_the_one_that_flags_it_until_it_cools() {
+        let (mut heat, key) = (Heat::default(), Key::for_test(1));
+        others(&mut heat, 1_000, 0);
+        let is_hot = |heat: &mut Heat, key, millis| heat.note(key, at(millis)).0;
+        let asks: Vec<_> = (0..150).map(|_| is_hot(&mut heat, key, 100)).collect();
+        assert_eq!(asks.iter().position(|hot| *hot), Some(99));
+        assert!(asks[99..].iter().all(|hot| *hot));
+        assert_eq!(heat.hot_key(at(100)).unwrap().relieved, 51);
+        assert!(!is_hot(&mut heat, Key::for_test(2), 100), "another key");
+        assert!(heat.is_hot(key, at(9_999)) && !heat.is_hot(Key::for_test(2), at(9_999)));
+        assert!(!heat.is_hot(key, at(10_000)) && !is_hot(&mut heat, key, 10_000), "cooled");
     }
 
     #[test]

@@ -81,7 +81,9 @@ impl Limiter {
         loop {
             ticks.tick().await;
             if let Some(pods) = self.beat(false).await {
-                self.shared.pods.store(heard.note(pods), Ordering::Relaxed);
+                let pods = heard.note(pods);
+                self.shared.pods.store(pods, Ordering::Relaxed);
+                self.shared.desk.set_pods(pods);
             }
         }
     }

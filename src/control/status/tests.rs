@@ -75,7 +75,7 @@ pub(in crate::control) fn status_of(numbers: Fixed) -> Status {
         store: "memory".to_owned(),
         shards: Arc::new(|| {
             let (breaker, round_trip) = (Position::Open, Duration::from_millis(2));
-            let hot_key = Some(HotKey { key: Key::for_test(7), share: 0.25 });
+            let hot_key = Some(HotKey { key: Key::for_test(7), share: 0.25, relieved: 9 });
             vec![ShardState { shard: 3, breaker, opened: 4, round_trip, hot_key }]
         }),
         counts: Arc::new(|| vec![("keys", 3), ("task_restarts", 1), ("task_restarts", 4)]),
@@ -98,7 +98,7 @@ fn counts_of_one_name_add_up_and_nothing_is_left_out() {
     assert_eq!(told["store"], "memory");
     let shard = json!({
         "shard": 3, "breaker": "open", "opened": 4, "round_trip_ms": 2.0,
-        "hot_key": {"key": Key::for_test(7).to_string(), "share": 0.25},
+        "hot_key": {"key": Key::for_test(7).to_string(), "share": 0.25, "relieved": 9},
     });
     assert_eq!(told["shards"], json!([shard]));
     assert_eq!(told["started_after_ms"], Value::Null, "not yet");

@@ -1,0 +1,277 @@
+//! The task of one shard: it sends the asks that queue, and hands each reply over as it arrives.
+//!
+//! Asks travel in batches: what queued while the last batch was out. The next one leaves once the
+//! first reply of the last is in, or [`GAP_MAX`] after it left, so that no slow reply holds it back.
+
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::Future;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::sync::mpsc;
+use tokio::time::{Sleep, sleep_until, timeout};
+
+use super::queue::ShardQueue;
+use super::silence::Silence;
+use super::{BATCH_MAX, EXCHANGE_MAX, Reply, Shared};
+use crate::store::{Ask, Grant, StoreError};
+use crate::time::Time;
+
+/// Asks of one shard that are out at once: more wait in the queue.
+const OUT_MAX: usize = 4 * BATCH_MAX;
+
+/// A batch leaves at most this long after the one before, even if no reply has come: asks of a shard
+/// that is far away do not wait for a round trip.
+const GAP_MAX: Duration = Duration::from_millis(1);
+
+/// How long the end of a queue is waited for whose shard is stalled, or has its breaker open.
+const DRAIN_AWAY_MAX: Duration = Duration::from_millis(250);
+
+/// Held by each task until its queue is drained, or is waited for no longer.
+pub(super) type DrainGuard = mpsc::Sender<Infallible>;
+
+/// An ask that is no longer out.
+struct Returned {
+    ask: Ask,
+    batch: u64,
+    sent_at: Time,
+    is_hot: bool,
+    outcome: Result<Grant, StoreError>,
+}
+
+/// When the next batch may leave.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pace {
+    batch: u64,
+    /// A reply of the last batch is in, or there was none yet.
+    is_open: bool,
+    /// It is open from then on in any case.
+    opens: Time,
+}
+
+/// Sends a shard's asks.
+struct Dispatch<'a, S, F> {
+    queue: &'a ShardQueue,
+    shared: &'a Shared,
+    asks: mpsc::Receiver<Ask>,
+    send: S,
+    out: FuturesUnordered<F>,
+    /// Received, and not sent yet; at most a batch.
+    next: Vec<Ask>,
+    pace: Pace,
+    silence: Silence,
+    drain: Drain,
+}
+
+/// The end of a queue.
+struct Drain {
+    /// None once the end is waited for no longer.
+    guard: Option<DrainGuard>,
+    /// The desk has dropped the queue, at this time; it may still hold asks before.
+    since: Option<Time>,
+}
+
+/// A timer that is moved only when it has to fire sooner than it will.
+struct Alarm<'a> {
+    sleep: Pin<&'a mut Sleep>,
+    at: Option<Time>,
+}
+
+/// Sends what queues in `asks` until the desk drops the queue and all of it has been answered.
+pub(super) async fn run(
+    queue: Arc<ShardQueue>,
+    shared: Arc<Shared>,
+    asks: mpsc::Receiver<Ask>,
+    guard: DrainGuard,
+) {
+    let send = |ask, batch, sent_at, is_hot| lend(&shared, ask, batch, sent_at, is_hot);
+    let sleep = pin!(sleep_until(shared.clock.instant(Time::default())));
+    let dispatch = Dispatch {
+        queue: &queue,
+        shared: &shared,
+        asks,
+        send,
+        out: FuturesUnordered::new(),
+        next: Vec::with_capacity(BATCH_MAX),
+        pace: Pace { is_open: true, ..Pace::default() },
+        silence: Silence::default(),
+        drain: Drain { guard: Some(guard), since: None },
+    };
+    dispatch.run(Alarm { sleep, at: None }).await;
+}
+
+/// One ask on its way. It fails alone, by its time and by a panic of the store.
+async fn lend(shared: &Shared, ask: Ask, batch: u64, sent_at: Time, is_hot: bool) -> Returned {
+    let lent = AssertUnwindSafe(async { shared.store.lend(&ask).await }).catch_unwind();
+    let outcome = match timeout(EXCHANGE_MAX, lent).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(_)) => {
+            shared.panics.fetch_add(1, Ordering::Relaxed);
+            Err(StoreError::Garbled("the store panicked".into()))
+        }
+        Err(_) => Err(StoreError::TimedOut),
+    };
+    Returned { ask, batch, sent_at, is_hot, outcome }
+}
+
+// === impl Dispatch ===
+
+impl<S, F> Dispatch<'_, S, F>
+where
+    S: Fn(Ask, u64, Time, bool) -> F,
+    F: Future<Output = Returned>,
+{
+    async fn run(mut self, mut alarm: Alarm<'_>) {
+        while !self.is_done() {
+            let now = self.shared.clock.now();
+            if self.may_send(now) {
+                self.send_batch(now);
+            }
+            self.drain.note(self.queue, now);
+            let receives = self.receives();
+            let room = self.room();
+            alarm.set(self.due(now), self.shared);
+            tokio::select! {
+                biased;
+                Some(back) = self.out.next(), if !self.out.is_empty() => self.hand_over(back),
+                received = self.asks.recv_many(&mut self.next, room), if receives => {
+                    if received == 0 {
+                        self.drain.since = Some(self.shared.clock.now());
+                    }
+                }
+                () = &mut alarm.sleep, if alarm.at.is_some() => {
+                    alarm.at = None;
+                    self.look_for_stall();
+                }
+            }
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.drain.since.is_some() && self.next.is_empty() && self.out.is_empty()
+    }
+
+    /// Asks that may go out with the next batch.
+    fn room(&self) -> usize {
+        BATCH_MAX.min(OUT_MAX.saturating_sub(self.out.len()))
+    }
+
+    /// An ask that queues wakes this task only if it can be sent, or has to set a timer.
+    fn receives(&self) -> bool {
+        self.next.is_empty() && self.room() > 0 && self.drain.since.is_none()
+    }
+
+    fn may_send(&self, now: Time) -> bool {
+        !self.next.is_empty() && self.room() > 0 && (self.pace.is_open || self.pace.opens <= now)
+    }
+
+    /// When there is something to do though nothing arrives.
+    fn due(&self, now: Time) -> Option<Time> {
+        let leaves = (!self.next.is_empty() && self.room() > 0).then_some(self.pace.opens);
+        let stalls = || self.silence.due(self.queue.stall_after(self.shared.max_wait));
+        let stalls = (!self.out.is_empty()).then(stalls).flatten();
+        let drained = self.drain.due().filter(|due| *due > now);
+        [leaves, stalls, drained].into_iter().flatten().min()
+    }
+
+    fn send_batch(&mut self, now: Time) {
+        while self.next.len() < self.room() {
+            let Ok(ask) = self.asks.try_recv() else { break };
+            self.next.push(ask);
+        }
+        self.silence.sent(self.out.is_empty(), now);
+        let batch = self.pace.begin(now);
+        for ask in self.next.drain(..) {
+            let is_hot = self.queue.note_heat(&ask, now);
+            self.out.push((self.send)(ask, batch, now, is_hot));
+        }
+    }
+
+    fn hand_over(&mut self, back: Returned) {
+        let Returned { ask, batch, sent_at, is_hot, outcome } = back;
+        let now = self.shared.clock.now();
+        self.pace.replied(batch);
+        let span = self.queue.stall_after(self.shared.max_wait);
+        let is_congested = self.silence.ended_since(sent_at, span, now);
+        if is_reply(&outcome) {
+            self.silence.heard(now);
+        }
+        self.queue.note(&ask, &outcome, now.since(sent_at), is_congested, now);
+        let shard = self.queue.shard();
+        self.shared.reply(Reply { ask, asked_at: sent_at, shard, hot: is_hot, outcome });
+    }
+
+    /// On a stall, asks that queued are answered at once: waiting would only make that late.
+    fn look_for_stall(&mut self) {
+        if self.out.is_empty() {
+            return;
+        }
+        let now = self.shared.clock.now();
+        let (shard, span) = (self.queue.shard(), self.queue.stall_after(self.shared.max_wait));
+        if !self.silence.stalls(span, now, || self.shared.store.silence(shard)) {
+            return;
+        }
+        self.queue.stall(now);
+        let mut queued = std::mem::take(&mut self.next);
+        while let Some(ask) = queued.pop().or_else(|| self.asks.try_recv().ok()) {
+            self.shared.refuse(ask, self.queue, StoreError::Away);
+        }
+        self.next = queued;
+    }
+}
+
+/// Whether the shard's server said something: then it is not silent.
+fn is_reply(outcome: &Result<Grant, StoreError>) -> bool {
+    match outcome {
+        Ok(_) => true,
+        Err(StoreError::Unreachable(_) | StoreError::TimedOut) => false,
+        Err(_) => true,
+    }
+}
+
+// === impl Pace ===
+
+impl Pace {
+    /// A batch leaves. Returns its number.
+    fn begin(&mut self, now: Time) -> u64 {
+        *self = Self { batch: self.batch + 1, is_open: false, opens: now + GAP_MAX };
+        self.batch
+    }
+
+    /// An ask of `batch` is back.
+    fn replied(&mut self, batch: u64) {
+        self.is_open |= batch == self.batch;
+    }
+}
+
+// === impl Drain ===
+
+impl Drain {
+    /// When the end of a queue is waited for no longer, if its shard stays away.
+    fn due(&self) -> Option<Time> {
+        let since = self.since.filter(|_| self.guard.is_some())?;
+        Some(since + DRAIN_AWAY_MAX)
+    }
+
+    fn note(&mut self, queue: &ShardQueue, now: Time) {
+        if self.due().is_some_and(|due| due <= now) && !queue.is_closed() {
+            self.guard = None;
+        }
+    }
+}
+
+// === impl Alarm ===
+
+impl Alarm<'_> {
+    /// Has it fire at `due` or before.
+    fn set(&mut self, due: Option<Time>, shared: &Shared) {
+        let Some(due) = due.filter(|due| self.at.is_none_or(|at| *due < at)) else { return };
+        self.sleep.as_mut().reset(shared.clock.instant(due));
+        self.at = Some(due);
+    }
+}

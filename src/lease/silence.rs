@@ -1,0 +1,155 @@
+//! How long a shard has been silent with asks out. Pure: time comes in as an argument.
+
+use std::time::Duration;
+
+use crate::time::Time;
+
+/// A timer that is late by more shows that this process was held up, by a throttle or a stop.
+/// Replies that came meanwhile are read within the grace.
+const HELD_UP: Duration = Duration::from_millis(10);
+const GRACE: Duration = Duration::from_millis(20);
+
+/// A silence of this length counts, even if this process was held up.
+const LONGEST: Duration = super::EXCHANGE_MAX;
+
+/// Tells a stall from congestion: a shard is stalled only while no reply at all arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Silence {
+    /// The last reply, or the first ask that went out with no other on its way.
+    since: Time,
+    /// A silence is not looked at before this.
+    not_before: Time,
+    /// This silence has been found to be a stall.
+    is_stall: bool,
+    last_reply: Option<Time>,
+}
+
+// === impl Silence ===
+
+impl Silence {
+    /// Asks went out; `first` if no other was on its way. After a stall, what goes out is a probe,
+    /// which gets its own time.
+    pub(super) fn sent(&mut self, first: bool, now: Time) {
+        if first || self.is_stall {
+            *self = Self { since: now, last_reply: self.last_reply, ..Self::default() };
+        }
+    }
+
+    /// The shard replied.
+    pub(super) fn heard(&mut self, now: Time) {
+        *self = Self { since: now, last_reply: Some(now), ..Self::default() };
+    }
+
+    /// Whether the shard has replied to something since `sent_at`, within `span` before `now`.
+    pub(super) fn ended_since(&self, sent_at: Time, span: Duration, now: Time) -> bool {
+        self.last_reply.is_some_and(|reply| reply > sent_at && now.since(reply) < span)
+    }
+
+    /// When to look whether the shard has stalled, which it has after `patience`; `None` if it is
+    /// known to have.
+    pub(super) fn due(&self, patience: Duration) -> Option<Time> {
+        (!self.is_stall).then(|| (self.since + patience).max(self.not_before))
+    }
+
+    /// Whether a stall begins, at `now`. `at_server` is how long the server itself has owed a
+    /// reply, where that is known.
+    pub(super) fn stalls(
+        &mut self,
+        patience: Duration,
+        now: Time,
+        at_server: impl FnOnce() -> Option<Duration>,
+    ) -> bool {
+        let Some(due) = self.due(patience).filter(|due| *due <= now) else { return false };
+        if now.since(due) > HELD_UP && now.since(self.since) < LONGEST {
+            self.not_before = now + GRACE;
+            return false;
+        }
+        let at_server = at_server().unwrap_or(Duration::MAX);
+        if at_server < patience {
+            self.not_before = now + (patience - at_server);
+            return false;
+        }
+        self.is_stall = true;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_millis(50);
+
+    fn at(millis: u64) -> Time {
+        Time::from_nanos((1_000 + millis) * 1_000_000)
+    }
+
+    fn sent() -> Silence {
+        let mut silence = Silence::default();
+        silence.sent(true, at(0));
+        silence
+    }
+
+    fn stalls(silence: &mut Silence, millis: u64) -> bool {
+        silence.stalls(PATIENCE, at(millis), || None)
+    }
+
+    #[test]
+    fn a_shard_stalls_once_after_its_time_without_a_reply() {
+        let mut silence = sent();
+        assert!(!stalls(&mut silence, 49));
+        assert!(stalls(&mut silence, 50));
+        assert!(!stalls(&mut silence, 55), "it is known");
+        assert_eq!(silence.due(PATIENCE), None);
+    }
+
+    #[test]
+    fn each_reply_puts_the_stall_off_and_further_asks_do_not() {
+        let mut silence = sent();
+        for millis in (40..400).step_by(40) {
+            silence.heard(at(millis));
+            assert!(!stalls(&mut silence, millis + 39));
+        }
+        silence.sent(false, at(400));
+        assert_eq!(silence.due(PATIENCE), Some(at(360 + 50)));
+    }
+
+    #[test]
+    fn a_probe_after_a_stall_gets_its_own_time() {
+        let mut silence = sent();
+        assert!(stalls(&mut silence, 50));
+        silence.sent(false, at(150));
+        assert!(!stalls(&mut silence, 199));
+        assert!(stalls(&mut silence, 200));
+    }
+
+    #[test]
+    fn a_reply_since_an_ask_was_sent_shows_congestion_for_a_while() {
+        let mut silence = sent();
+        assert!(!silence.ended_since(at(0), PATIENCE, at(10)), "none came");
+        silence.heard(at(20));
+        assert!(silence.ended_since(at(0), PATIENCE, at(69)));
+        assert!(!silence.ended_since(at(0), PATIENCE, at(70)), "too long ago");
+        assert!(!silence.ended_since(at(30), PATIENCE, at(40)), "before it was sent");
+    }
+
+    #[test]
+    fn a_process_that_was_held_up_reads_first() {
+        let mut silence = sent();
+        assert!(!stalls(&mut silence, 61));
+        assert_eq!(silence.due(PATIENCE), Some(at(81)));
+        assert!(stalls(&mut silence, 81));
+        let mut silence = sent();
+        assert!(stalls(&mut silence, 10_000), "too long for any hold-up");
+    }
+
+    #[test]
+    fn a_server_that_owes_nothing_or_not_for_long_does_not_stall() {
+        let mut silence = sent();
+        let owed = |millis| move || Some(Duration::from_millis(millis));
+        assert!(!silence.stalls(PATIENCE, at(50), owed(0)));
+        assert_eq!(silence.due(PATIENCE), Some(at(100)));
+        assert!(!silence.stalls(PATIENCE, at(100), owed(30)));
+        assert!(silence.stalls(PATIENCE, at(120), owed(50)));
+    }
+}
