@@ -1,7 +1,7 @@
 //! The task of one shard: it sends the asks that queue, and hands each reply over as it arrives.
 //!
 //! Asks travel in batches: what queued while the last batch was out. The next one leaves once the
-//! first reply of the last is in, or [`GAP_MAX`] after it left, so that no slow reply holds it back.
+//! first reply of the last is in, or [`GAP_MAX`] after it left: no slow reply holds it back.
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -25,8 +25,8 @@ use crate::time::Time;
 /// Asks of one shard that are out at once: more wait in the queue.
 const OUT_MAX: usize = 4 * BATCH_MAX;
 
-/// A batch leaves at most this long after the one before, even if no reply has come: asks of a shard
-/// that is far away do not wait for a round trip.
+/// A batch leaves at most this long after the one before, even if no reply has come: asks of a
+/// shard that is far away do not wait for a round trip.
 const GAP_MAX: Duration = Duration::from_millis(1);
 
 /// How long the end of a queue is waited for whose shard is stalled, or has its breaker open.

@@ -35,7 +35,8 @@ pub struct HotKey {
     pub key: Key,
     /// Its share of the shard's asks of the last ten seconds, 0 to 1.
     pub share: f64,
-    /// It is being relieved: so many of its asks since it was flagged had the reply that it is hot.
+    /// It is being relieved: so many of its asks since it was flagged, whose replies say that it is
+    /// hot.
     pub relieved: u64,
 }
 

@@ -10,7 +10,7 @@ use foldhash::HashMap;
 use parking_lot::Mutex;
 
 use self::pods::Pods;
-use super::{Ask, Beat, Beaten, Grant, Replies, Store, StoreError};
+use super::{Ask, Beat, Beaten, Grant, Lent, Replies, Store, StoreError};
 use crate::algorithm::{State, step};
 use crate::key::Key;
 
@@ -126,6 +126,10 @@ impl Store for MemoryStore {
 
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
         Box::pin(ready(asks.iter().map(|ask| self.take(ask)).collect()))
+    }
+
+    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+        Box::pin(ready(self.take(ask)))
     }
 
     fn beat(&self, beat: Beat) -> Beaten<'_> {

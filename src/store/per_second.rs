@@ -1,10 +1,11 @@
 //! Two stores in one: limits by the second have a store of their own (`REDIS_PERSECOND`).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join;
 
-use super::{Ask, Beat, Beaten, Count, Replies, SHARDS_MAX, Store, StoreError};
+use super::{Ask, Beat, Beaten, Count, Lent, Replies, SHARDS_MAX, Store, StoreError};
 
 /// Sends asks whose limit is by the second to `second`, and all others to `main`.
 pub struct PerSecond {
@@ -53,6 +54,17 @@ impl Store for PerSecond {
             };
             asks.iter().map(reply).collect()
         })
+    }
+
+    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+        if is_by_second(ask) { self.second.lend(ask) } else { self.main.lend(ask) }
+    }
+
+    fn silence(&self, shard: usize) -> Option<Duration> {
+        match shard.checked_sub(SHARDS_EACH) {
+            Some(second) => self.second.silence(second),
+            None => self.main.silence(shard),
+        }
     }
 
     fn beat(&self, beat: Beat) -> Beaten<'_> {
@@ -118,6 +130,9 @@ mod tests {
         assert_eq!((main.keys(), second.keys()), (2, 2));
         assert_eq!(tokens(both.exchange(&asks[..1]).await), [1]);
         assert_eq!(tokens(both.exchange(&asks[1..2]).await), [2]);
+        for (ask, expected) in asks.iter().zip(1..) {
+            assert_eq!(both.lend(ask).await.unwrap().tokens, expected);
+        }
         assert_eq!((main.keys(), second.keys()), (2, 2));
     }
 

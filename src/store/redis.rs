@@ -20,24 +20,22 @@ mod pulse;
 mod site;
 mod slots;
 mod step;
+mod trip;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use redis::Value;
 
-use self::call::{Call, Scripts};
+use self::call::Scripts;
 use self::cluster::Cluster;
 use self::dial::Dial;
-use self::fault::{Fault, Kind, Next};
+use self::fault::{Fault, Kind};
 use self::link::Link;
-use self::live::Live;
-use self::patience::LEAST_MAX;
 use self::site::{Site, count};
 pub(crate) use self::slots::slot_of;
-use super::{Ask, Beat, Beaten, Count, Grant, Replies, Store, StoreError};
-use crate::backoff::Backoff;
+use self::trip::Trip;
+use super::{Ask, Beat, Beaten, Count, Grant, Lent, Replies, Store, StoreError};
 use crate::settings::redis::{Address, RedisKind, RedisSettings};
 
 /// Counts in Redis.
@@ -54,29 +52,6 @@ enum Servers {
     One(Arc<Link>),
     Cluster(Cluster),
 }
-
-/// Where a call goes next.
-enum Route {
-    Owner,
-    Moved(Address),
-    Asking(Address),
-}
-
-/// For one ask, whatever redirects and repeats it takes: so many replies as slow as its server is
-/// known to be, and the waits between. Leases are asked for ahead, so that no request waits for all
-/// of this.
-const ASK_REPLIES: u32 = 3;
-const ASK_WAITS: Duration = Duration::from_millis(50);
-/// However slow the server is: below what the lease desk allows a batch, above the longest silence.
-const ASK_DEADLINE_MAX: Duration = Duration::from_secs(9);
-const _: () = assert!(LEAST_MAX.as_millis() < ASK_DEADLINE_MAX.as_millis());
-/// Times that one ask is sent at most. The longest way that is not a fault takes four: moved, still
-/// moving on, unknown script there, script in full.
-const SENDS_MAX: u32 = 7;
-/// Of these, repeats to a server that cannot serve the key just now, and the waits before them.
-const REPEATS_MAX: u32 = 3;
-const REPEAT_FIRST: Duration = Duration::from_millis(2);
-const REPEAT_LAST: Duration = Duration::from_millis(50);
 
 // === impl RedisStore ===
 
@@ -109,7 +84,7 @@ impl RedisStore {
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.site.tally.asks);
         let call = step::call(&self.scripts, ask, ask.counter().in_store(&self.key_prefix));
-        let grant = self.answer(&call, |reply| step::grant(ask, reply)).await;
+        let grant = Trip::new(&call).result(self, |reply| step::grant(ask, reply)).await;
         grant.map_err(|fault| {
             count(&self.site.tally.errors);
             StoreError::from(fault)
@@ -118,101 +93,7 @@ impl RedisStore {
 
     async fn beats(&self, beat: Beat) -> Result<u32, StoreError> {
         let call = pulse::call(&self.scripts, beat, format!("{}rl:pods", self.key_prefix));
-        Ok(self.answer(&call, pulse::pods).await?)
-    }
-
-    /// The result of `call`, which `read` makes of its reply, within the deadline.
-    async fn answer<T>(
-        &self,
-        call: &Call<'_>,
-        read: impl Fn(&Value) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
-        let result = tokio::time::timeout(self.deadline(call), self.take(call, &read)).await;
-        result.unwrap_or_else(|_| {
-            self.site.meet(Kind::TimedOut);
-            self.suspect();
-            Err(Fault::timed_out())
-        })
-    }
-
-    /// Sends `call` where it belongs, following the replies, until one has its result.
-    async fn take<T>(
-        &self,
-        call: &Call<'_>,
-        read: &impl Fn(&Value) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
-        let mut route = Route::Owner;
-        let mut in_full = false;
-        let mut repeats = 0;
-        let mut wait = Backoff::new(REPEAT_FIRST, REPEAT_LAST);
-        let mut last = Fault::timed_out();
-        for _ in 0..SENDS_MAX {
-            last = match self.send(call, &route, in_full, read).await {
-                Ok(result) => return Ok(result),
-                Err(fault) => fault,
-            };
-            match (last.kind.meaning().next, &last.to) {
-                // Just to this server: SCRIPT LOAD through redis-rs goes to every node.
-                (Next::InFull, _) => in_full = true,
-                (Next::There, Some(to)) if self.routes() => route = Route::Moved(to.clone()),
-                (Next::ThereAsking, Some(to)) if self.routes() => route = Route::Asking(to.clone()),
-                (Next::Again, _) if repeats < REPEATS_MAX => {
-                    repeats += 1;
-                    tokio::time::sleep(wait.next()).await;
-                    route = Route::Owner;
-                }
-                _ => break,
-            }
-        }
-        Err(self.explained(last))
-    }
-
-    async fn send<T>(
-        &self,
-        call: &Call<'_>,
-        route: &Route,
-        in_full: bool,
-        read: &impl Fn(&Value) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
-        let read = |reply: Value| read(&reply);
-        let command = if in_full { call.in_full() } else { call.by_name() };
-        let result = match (self.connected(call, route).await, route) {
-            (Ok(live), Route::Asking(_)) => live.send_asking(&command, read).await,
-            (Ok(live), Route::Owner | Route::Moved(_)) => live.send(&command, read).await,
-            (Err(fault), _) => Err(fault),
-        };
-        result.inspect_err(|fault| {
-            if fault.kind == Kind::NotSent {
-                self.site.meet(fault.kind);
-            }
-            if fault.kind.meaning().map_is_suspect {
-                self.suspect();
-            }
-        })
-    }
-
-    async fn connected(&self, call: &Call<'_>, route: &Route) -> Result<Arc<Live>, Fault> {
-        let live = tokio::time::timeout(self.site.settings.timeout, self.server(call, route)).await;
-        live.unwrap_or_else(|_| Err(Fault::new(Kind::NotSent, "still connecting")))
-    }
-
-    async fn server(&self, call: &Call<'_>, route: &Route) -> Result<Arc<Live>, Fault> {
-        match (&self.servers, route) {
-            (Servers::One(link), _) => link.dialled().await,
-            (Servers::Cluster(cluster), Route::Owner) => cluster.owner(slot(call)).await,
-            (Servers::Cluster(cluster), Route::Moved(to) | Route::Asking(to)) => {
-                cluster.node(to).await
-            }
-        }
-    }
-
-    fn deadline(&self, call: &Call<'_>) -> Duration {
-        let reply = match &self.servers {
-            Servers::One(link) => Some(link.patience()),
-            Servers::Cluster(cluster) => cluster.patience(slot(call)),
-        };
-        let reply = reply.unwrap_or(self.site.settings.timeout);
-        (ASK_REPLIES * reply + ASK_WAITS).min(ASK_DEADLINE_MAX)
+        Ok(Trip::new(&call).result(self, pulse::pods).await?)
     }
 
     fn routes(&self) -> bool {
@@ -252,6 +133,17 @@ impl Store for RedisStore {
         Box::pin(join_all(asks.iter().map(|ask| self.carry(ask))))
     }
 
+    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+        Box::pin(self.carry(ask))
+    }
+
+    fn silence(&self, shard: usize) -> Option<Duration> {
+        match &self.servers {
+            Servers::One(link) => link.silence(),
+            Servers::Cluster(cluster) => cluster.silence(shard),
+        }
+    }
+
     fn beat(&self, beat: Beat) -> Beaten<'_> {
         Box::pin(self.beats(beat))
     }
@@ -280,8 +172,4 @@ impl Store for RedisStore {
             RedisKind::Sentinel { master } => format!("master {master} of sentinel {first}"),
         }
     }
-}
-
-fn slot(call: &Call<'_>) -> usize {
-    slot_of(call.key().as_bytes())
 }

@@ -1,11 +1,12 @@
-//! A store whose exchanges are spans: each a batch on its way to a shard.
+//! A store whose asks are spans: each ask on its way to a shard, or a batch of them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{Ask, Beat, Beaten, Count, Replies, Store};
+use super::{Ask, Beat, Beaten, Count, Lent, Replies, Store};
 use crate::telemetry::trace::{Outcome, Tracer};
 
-/// Passes everything on, and times the exchanges that are to be traced.
+/// Passes everything on, and times what is to be traced.
 pub struct Traced {
     inner: Arc<dyn Store>,
     tracer: Tracer,
@@ -35,6 +36,22 @@ impl Store for Traced {
             span.end(Outcome::Failed(replies.iter().filter(|reply| reply.is_err()).count()));
             replies
         })
+    }
+
+    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+        let asks = std::slice::from_ref(ask);
+        let Some(span) = self.tracer.begin_exchange(self.inner.shard(ask), asks) else {
+            return self.inner.lend(ask);
+        };
+        Box::pin(async move {
+            let reply = self.inner.lend(ask).await;
+            span.end(Outcome::Failed(usize::from(reply.is_err())));
+            reply
+        })
+    }
+
+    fn silence(&self, shard: usize) -> Option<Duration> {
+        self.inner.silence(shard)
     }
 
     fn beat(&self, beat: Beat) -> Beaten<'_> {

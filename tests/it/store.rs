@@ -11,6 +11,7 @@ mod garbled;
 mod heartbeat;
 mod model;
 mod outage;
+mod redirected;
 mod redis;
 mod scripted;
 mod silence;

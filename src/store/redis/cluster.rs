@@ -76,6 +76,9 @@ struct Map {
     links: Vec<Option<Arc<Link>>>,
 }
 
+/// The shard of slots whose owner is unknown, lest their failures count against a master.
+const UNOWNED: usize = SHARDS_MAX - 1;
+
 /// The map is read again so often, though nothing seems wrong.
 const REFRESH_PERIOD: Duration = Duration::from_secs(10);
 /// At least this long between two reads of the map; doubled while they find nothing new.
@@ -106,12 +109,19 @@ impl Cluster {
         Self { shared, task }
     }
 
-    /// Number of the shard that owns `slot`; 0 while that is unknown.
+    /// Number of the shard that owns `slot`; [`UNOWNED`] while that is unknown.
     pub(super) fn shard(&self, slot: usize) -> usize {
         match &*self.shared.map.borrow() {
-            Known::Map(map) => map.slots.owner(slot).unwrap_or(0) % SHARDS_MAX,
-            _ => 0,
+            Known::Map(map) => map.slots.owner(slot).map_or(UNOWNED, |owner| owner % UNOWNED),
+            Known::Unknown | Known::Nothing(_) => UNOWNED,
         }
+    }
+
+    /// How long the server of `shard` has owed replies and sent nothing; `None` where that is
+    /// unknown.
+    pub(super) fn silence(&self, shard: usize) -> Option<Duration> {
+        let Known::Map(map) = &*self.shared.map.borrow() else { return None };
+        map.links.get(shard)?.as_ref()?.silence()
     }
 
     /// The master that owns `slot`; none while that is unknown.

@@ -14,6 +14,8 @@ pub(super) struct Fault {
     pub(super) text: String,
     /// Where MOVED and ASK lead.
     pub(super) to: Option<Address>,
+    /// It is another node's than the owner of the slot, to which the owner redirected.
+    pub(super) elsewhere: bool,
 }
 
 /// The kinds of answers that are no result, and of none.
@@ -203,7 +205,7 @@ impl Meaning {
 
 impl Fault {
     pub(super) fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into(), to: None }
+        Self { kind, text: text.into(), to: None, elsewhere: false }
     }
 
     pub(super) fn timed_out() -> Self {
@@ -216,8 +218,11 @@ impl Fault {
 }
 
 impl From<Fault> for StoreError {
-    fn from(Fault { kind, text, to }: Fault) -> Self {
+    fn from(Fault { kind, text, to, elsewhere }: Fault) -> Self {
         match (kind, to) {
+            (Kind::NotSent | Kind::Lost | Kind::TimedOut, _) if elsewhere => {
+                StoreError::Elsewhere(text)
+            }
             (Kind::NotSent | Kind::Lost, _) => StoreError::Unreachable(text),
             (Kind::TimedOut, _) => StoreError::TimedOut,
             (Kind::Garbled, _) => StoreError::Garbled(text),

@@ -72,6 +72,16 @@ impl Link {
         self.patience.of_command()
     }
 
+    /// How long the server has owed replies and sent nothing; `None` before the first attempt to
+    /// connect has ended, which asks wait for.
+    pub(super) fn silence(&self) -> Option<Duration> {
+        match &*self.state.borrow() {
+            State::Dialling => None,
+            State::Up(live) => Some(live.silence()),
+            State::Down(_) => Some(Duration::ZERO),
+        }
+    }
+
     /// Waits until there is a connection.
     pub(super) async fn up(&self) {
         let mut state = self.state.clone();

@@ -1,7 +1,7 @@
 //! An open connection, shared by all asks of its server, and when it is of no more use.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -24,9 +24,18 @@ pub(super) struct Live {
     patience: Arc<Patience>,
     /// When something last came, in nanoseconds of the site's clock.
     heard: AtomicU64,
+    owed: Owed,
     stage: Stages,
     /// Why it is replaced.
     end: OnceLock<Fault>,
+}
+
+/// The replies that a server has yet to send.
+#[derive(Debug, Default)]
+struct Owed {
+    replies: AtomicUsize,
+    /// When the first of them was asked for, in nanoseconds of the site's clock.
+    since: AtomicU64,
 }
 
 /// How far a connection has come, for all who wait for it to come further.
@@ -65,7 +74,8 @@ impl Live {
         patience: Arc<Patience>,
     ) -> Self {
         let heard = AtomicU64::new(site.clock.now().nanos());
-        Self { address, connection, site, patience, heard, stage, end: OnceLock::new() }
+        let owed = Owed::default();
+        Self { address, connection, site, patience, heard, owed, stage, end: OnceLock::new() }
     }
 
     /// Sends `command` once and only once: redis-rs repeats nothing on a connection of this kind
@@ -111,6 +121,13 @@ impl Live {
         self.end.get().cloned().unwrap_or_else(broke)
     }
 
+    /// How long the server has owed replies and sent nothing; zero while it owes none.
+    pub(super) fn silence(&self) -> Duration {
+        let heard = Time::from_nanos(self.heard.load(Ordering::Relaxed));
+        let since = |since: Time| self.site.clock.now().since(since.max(heard));
+        self.owed.since().map(since).unwrap_or_default()
+    }
+
     async fn reply<T>(
         &self,
         reply: impl Future<Output = RedisResult<Value>>,
@@ -120,12 +137,13 @@ impl Live {
             return Err(Fault::new(Kind::NotSent, "the connection was given up"));
         }
         let sent = self.site.clock.now();
+        let _owed = self.owed.more(sent);
         let outcome = tokio::select! {
             // A reply that comes with the end of the connection comes too late.
             biased;
             _ = self.stage.reaches(Stage::Abandoned) => Err(self.abandoned()),
             reply = reply => self.take(sent, reply, read),
-            () = self.silence(sent) => Err(Fault::timed_out()),
+            () = self.falls_silent(sent) => Err(Fault::timed_out()),
         };
         outcome.inspect_err(|fault| self.note(fault))
     }
@@ -153,7 +171,7 @@ impl Live {
     }
 
     /// Returns once nothing has come for longer than the server is known to need.
-    async fn silence(&self, sent: Time) {
+    async fn falls_silent(&self, sent: Time) {
         let since = || sent.max(Time::from_nanos(self.heard.load(Ordering::Relaxed)));
         loop {
             let before = since();
@@ -190,6 +208,31 @@ impl Live {
         if self.stage.advance(stage) && fault.kind == Kind::TimedOut {
             self.patience.given_up();
         }
+    }
+}
+
+// === impl Owed ===
+
+impl Owed {
+    /// One reply more, until what this returns is dropped.
+    fn more(&self, sent: Time) -> impl Drop + use<'_> {
+        struct OneLess<'a>(&'a Owed);
+        impl Drop for OneLess<'_> {
+            fn drop(&mut self) {
+                self.0.replies.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        // Before the count, so that a reader finds no older time with it.
+        if self.replies.load(Ordering::Relaxed) == 0 {
+            self.since.store(sent.nanos(), Ordering::Relaxed);
+        }
+        self.replies.fetch_add(1, Ordering::Release);
+        OneLess(self)
+    }
+
+    fn since(&self) -> Option<Time> {
+        let owes = self.replies.load(Ordering::Acquire) > 0;
+        owes.then(|| Time::from_nanos(self.since.load(Ordering::Relaxed)))
     }
 }
 

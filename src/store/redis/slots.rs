@@ -30,13 +30,29 @@ pub(crate) fn slot_of(key: &[u8]) -> usize {
 }
 
 fn crc16(bytes: &[u8]) -> u16 {
-    const POLYNOMIAL: u16 = 0x1021;
     bytes.iter().fold(0, |crc, byte| {
-        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
-            if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ POLYNOMIAL }
-        })
+        let [high, low] = crc.to_be_bytes();
+        u16::from_be_bytes([low, 0]) ^ CRC16_OF_BYTE[usize::from(high ^ byte)]
     })
 }
+
+/// The checksum of each byte alone. An ask takes two checksums, each of some twenty bytes.
+static CRC16_OF_BYTE: [u16; 256] = {
+    const POLYNOMIAL: u16 = 0x1021;
+    let mut table = [0; 256];
+    let mut byte = 0_u16;
+    while byte < 256 {
+        let mut crc = byte << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ POLYNOMIAL };
+            bit += 1;
+        }
+        table[byte as usize] = crc;
+        byte += 1;
+    }
+    table
+};
 
 // === impl Slots ===
 

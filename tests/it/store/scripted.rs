@@ -50,6 +50,10 @@ impl Scripted {
         RedisSettings::new(RedisKind::Single, vec![tcp(self.port)])
     }
 
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Connections so far.
     pub(super) fn connections(&self) -> u64 {
         *self.connections.borrow()

@@ -37,7 +37,7 @@ impl Fault {
         }
         let to = error.redirect_node().and_then(|(node, _)| Address::parse_redirect(node));
         match to {
-            Some(to) => Fault { kind, text, to: Some(to.or_host_of(from)) },
+            Some(to) => Fault { to: Some(to.or_host_of(from)), ..Fault::new(kind, text) },
             None => Fault::new(Kind::Garbled, text),
         }
     }

@@ -1,0 +1,95 @@
+//! Slots whose owner sends asks on to a node that does not answer, and slots without an owner.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use ratelease::lease::{Desk, Position, Reply};
+use ratelease::settings::redis::{RedisKind, RedisSettings};
+use ratelease::store::redis::RedisStore;
+use ratelease::store::{SHARDS_MAX, Store, StoreError};
+use ratelease::time::Clock;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use super::scripted::{Act, Scripted, grant_of};
+use super::{ask, connected};
+use crate::support::redis::tcp;
+
+/// A node that owns the lower half of the slots, grants one token to each ask, and sends asks for
+/// the key `moving` on to the node on port `to`.
+async fn half_a_cluster(moving: String, to: u16) -> RedisSettings {
+    let own_port = Arc::new(AtomicU16::new(0));
+    let act = {
+        let own_port = Arc::clone(&own_port);
+        move |words: Vec<String>| {
+            let port = own_port.load(Ordering::Relaxed);
+            let text = match words.first().map(String::as_str) {
+                Some("CLUSTER") => {
+                    format!("*1\r\n*3\r\n:0\r\n:8191\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n")
+                }
+                _ if words.contains(&moving) => format!("-ASK 1 127.0.0.1:{to}\r\n"),
+                _ => grant_of(1),
+            };
+            async { Act::Say(text) }
+        }
+    };
+    let server = Scripted::start(act).await;
+    own_port.store(server.port(), Ordering::Relaxed);
+    RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())])
+}
+
+fn desk(store: Arc<RedisStore>) -> (Desk, mpsc::UnboundedReceiver<Reply>) {
+    let (reply, replies) = mpsc::unbounded_channel();
+    let on_reply = Box::new(move |told| reply.send(told).unwrap());
+    (Desk::open(store, Clock::start(), Duration::from_millis(5), on_reply), replies)
+}
+
+/// A key of a slot that the node owns.
+fn owned(store: &dyn Store) -> ratelease::store::Ask {
+    std::iter::repeat_with(|| ask(10, 1, 0)).find(|ask| store.owner(ask).is_some()).unwrap()
+}
+
+/// The first ask waits a quarter of a second for the connection; nothing else is out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_moves_to_a_node_that_does_not_answer_fails_alone() {
+    // It takes connections, and never says a word.
+    let hole = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let probe = connected(half_a_cluster("none".into(), 1).await).await;
+    let moving = owned(&*probe);
+    let to = hole.local_addr().unwrap().port();
+    let store = connected(half_a_cluster(moving.key.in_store(""), to).await).await;
+    let (desk, mut replies) = desk(Arc::clone(&store));
+    desk.ask(moving);
+    let begun = Instant::now();
+    let failed = replies.recv().await.unwrap();
+    assert!(matches!(failed.outcome, Err(StoreError::Elsewhere(_))), "{failed:?}");
+    assert!(begun.elapsed() > Duration::from_millis(200), "longer than a stall takes");
+    assert_eq!(desk.shards()[0].opened, 0);
+
+    for _ in 0..20 {
+        desk.ask(moving);
+        let failed = replies.recv().await.unwrap();
+        assert!(matches!(failed.outcome, Err(StoreError::Elsewhere(_))), "{failed:?}");
+    }
+    desk.ask(owned(&*store));
+    assert_eq!(replies.recv().await.unwrap().outcome.unwrap().tokens, 1);
+    assert_eq!(desk.shards()[0].opened, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slots_without_an_owner_open_no_masters_breaker() {
+    let store = connected(half_a_cluster("none".into(), 1).await).await;
+    let owned = owned(&*store);
+    let is_unowned = |ask: &_| store.owner(ask).is_none();
+    let unowned = std::iter::repeat_with(|| ask(10, 1, 0)).find(is_unowned).unwrap();
+    let (desk, mut replies) = desk(Arc::clone(&store));
+    for _ in 0..10 {
+        desk.ask(unowned);
+        assert!(replies.recv().await.unwrap().outcome.is_err());
+    }
+    desk.ask(owned);
+    assert_eq!(replies.recv().await.unwrap().outcome.unwrap().tokens, 1);
+    let breakers: Vec<_> = desk.shards().iter().map(|it| (it.shard, it.breaker)).collect();
+    assert_eq!(breakers, [(0, Position::Closed), (SHARDS_MAX - 1, Position::Open)]);
+}
