@@ -73,7 +73,8 @@ impl Limiter {
         tokio::join!(self.keep_beating(), self.keep_tidy(), self.watch_idle());
     }
 
-    /// Tells the store every second that this pod is alive, for ever.
+    /// Tells the store every second that this pod is alive, and divides the desk's budget by the
+    /// pods that are; never returns.
     pub async fn keep_beating(&self) {
         let mut ticks = tokio::time::interval(BEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -129,8 +130,9 @@ impl Limiter {
         self.sweep(|_, _, _, _| ()).await;
     }
 
-    /// Gives every unspent token back and returns once the store has been told. No decision may be
-    /// under way; later ones find the store closed.
+    /// Gives every unspent token back and returns once the store has replied. Shards that are away
+    /// are not waited for long, and keep no other from its tokens. No decision may be under way;
+    /// later ones find the store closed.
     pub async fn close(&self) {
         // A lease that is still on its way has to be here to be given back.
         self.shared.desk.settle().await;

@@ -30,8 +30,8 @@ pub struct Network {
 
 #[derive(Default)]
 struct Traffic {
-    /// Batches sent so far to each shard.
-    sent: HashMap<usize, u64>,
+    /// Sent so far of each count.
+    sent: HashMap<u64, u64>,
     /// Batches on their way that the weather struck.
     struck: u32,
     /// When the last such batch ended.
@@ -57,11 +57,13 @@ impl Network {
         traffic.struck > 0 || traffic.struck_until.is_some_and(|until| until >= since)
     }
 
-    fn dice(&self, shard: usize) -> Dice {
+    /// The dice of the next ask of a count: asks of different counts may leave in any order within
+    /// one instant.
+    fn dice(&self, count: u64) -> Dice {
         let mut traffic = self.traffic.lock();
-        let sent = traffic.sent.entry(shard).or_default();
+        let sent = traffic.sent.entry(count).or_default();
         *sent += 1;
-        Dice::new(self.world.plan.seed, &[1, self.pod, shard as u64, *sent])
+        Dice::new(self.world.plan.seed, &[1, self.pod, count, *sent])
     }
 
     /// What is given back leaves the pod here, whether it arrives or not.
@@ -172,8 +174,8 @@ impl Store for Network {
                 std::future::pending::<()>().await;
             }
             self.note_returns(asks);
-            let shard = asks.first().map_or(0, |ask| self.shard(ask));
-            let mut dice = self.dice(shard);
+            let count = asks.first().map_or(0, |ask| ask.counter().bits());
+            let mut dice = self.dice(count);
             let plan = &self.world.plan;
             let fate = plan.weather.fate(self.world.millis(), self.pod, asks.len(), &mut dice);
             let _struck = fate.struck.then(|| Struck::new(self));
@@ -183,7 +185,7 @@ impl Store for Network {
 
     fn beat(&self, beat: Beat) -> Beaten<'_> {
         Box::pin(async move {
-            let mut dice = self.dice(usize::MAX);
+            let mut dice = self.dice(u64::MAX);
             let plan = &self.world.plan;
             let fate = plan.weather.fate(self.world.millis(), self.pod, 1, &mut dice);
             let Some(arrives) = fate.arrives_after_ms else { return Err(StoreError::TimedOut) };
