@@ -7,6 +7,7 @@
 //! are dropped once the budget of asks is spent. Replies go to the function that the desk was
 //! opened with.
 
+mod beats;
 mod breaker;
 mod budget;
 mod dispatch;
@@ -24,14 +25,15 @@ pub use tally::ShardTally;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use beats::Beats;
 use dispatch::DrainGuard;
 use queue::ShardQueue;
 
@@ -56,12 +58,7 @@ const SETTLE_MAX: Duration = Duration::from_secs(1);
 /// within a few milliseconds.
 const ROOM_WAIT_MAX: Duration = Duration::from_millis(250);
 
-/// Heartbeats that are out at once: one a domain. More wait for their turn.
-const BEATS_MAX: u32 = 64;
-
-/// How long the last heartbeat waits for those before it to be withdrawn, which takes one turn of
-/// the task that sends them; and how long it may take itself.
-const BEATS_END_MAX: Duration = Duration::from_millis(100);
+/// How long the heartbeat that says that the pod leaves may take.
 const LEAVE_MAX: Duration = Duration::from_secs(1);
 
 /// Pods that share the budget of asks until [`Desk::set_pods`] says how many do.
@@ -132,13 +129,6 @@ struct Shared {
     relieved: AtomicU64,
 }
 
-/// Keeps heartbeats from arriving after the one that says that the pod leaves.
-struct Beats {
-    permits: Semaphore,
-    has_left: AtomicBool,
-    leaves: Notify,
-}
-
 // === impl Desk ===
 
 impl Desk {
@@ -155,7 +145,7 @@ impl Desk {
         let queues =
             Queues { open: Some(Open::new()), states: HashMap::new(), tasks: JoinSet::new() };
         let (panics, kept_back, shed, relieved) = Default::default();
-        let (pods, beats) = (AtomicU32::new(PODS_FIRST), Beats::new());
+        let (pods, beats) = (AtomicU32::new(PODS_FIRST), Beats::default());
         let shared = Shared {
             store,
             on_reply,
@@ -353,38 +343,6 @@ impl Shared {
         if catch_unwind(AssertUnwindSafe(|| (self.on_reply)(reply))).is_err() {
             self.panics.fetch_add(1, Ordering::Relaxed);
         }
-    }
-}
-
-// === impl Beats ===
-
-impl Beats {
-    fn new() -> Self {
-        let permits = Semaphore::new(BEATS_MAX as usize);
-        Self { permits, has_left: AtomicBool::new(false), leaves: Notify::new() }
-    }
-
-    /// The result of `beat`; none if the pod has left or leaves meanwhile: then it is withdrawn.
-    async fn unless_left<T>(&self, beat: impl Future<Output = T>) -> Option<T> {
-        let leaves = self.leaves.notified();
-        let permitted = async {
-            let _permit = self.permits.acquire().await.ok()?;
-            // After `leaves` was made: from now on, that tells.
-            if self.has_left.load(Ordering::SeqCst) { None } else { Some(beat.await) }
-        };
-        tokio::select! {
-            biased;
-            () = leaves => None,
-            result = permitted => result,
-        }
-    }
-
-    /// Withdraws the beats that are out, and keeps back further ones.
-    async fn end(&self) {
-        self.has_left.store(true, Ordering::SeqCst);
-        self.leaves.notify_waiters();
-        // What was sent before is ahead on the connection; nothing follows it.
-        let _ = timeout(BEATS_END_MAX, self.permits.acquire_many(BEATS_MAX)).await;
     }
 }
 

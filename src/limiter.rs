@@ -154,6 +154,7 @@ impl Limiter {
                 }
             };
             let desk = Desk::open(store, clock, options.max_wait, Box::new(on_reply));
+            desk.set_pods(options.pods_expected.max(1));
             let idle = keep::idle_queue(options.buffer_bytes_max);
             let rest = options.buffer_bytes_max.saturating_sub(idle.capacity() * keep::IDLE_BYTES);
             Shared {

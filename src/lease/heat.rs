@@ -60,8 +60,8 @@ struct Part {
 // === impl Heat ===
 
 impl Heat {
-    /// Notes an ask. Returns whether its key is hot, and, once until it has cooled, the key that has
-    /// become hot with this ask.
+    /// Notes an ask. Returns whether its key is hot, and, if it has become hot with this ask,
+    /// the key, once until it has cooled.
     pub(super) fn note(&mut self, key: Key, now: Time) -> (bool, Option<HotKey>) {
         let flagged = self.hot_key(now);
         self.flagged = flagged.map(|flagged| flagged.key);
@@ -142,7 +142,7 @@ mod tests {
         Time::from_nanos(millis * 1_000_000)
     }
 
-    /// Asks for a key that nobody else asks for.
+    /// Asks for keys that are asked for once each.
     fn others(heat: &mut Heat, asks: u64, millis: u64) {
         let key = Key::for_test(1_000_000 + millis);
         for n in 0..asks {
@@ -151,22 +151,22 @@ mod tests {
         }
     }
 
-    /// So many asks in a row; what the last of them that told of something told.
+    /// So many asks in a row. Returns the keys that have become hot with one of them.
     fn ask(heat: &mut Heat, key: Key, asks: u32, millis: u64) -> Vec<HotKey> {
         (0..asks).filter_map(|_| heat.note(key, at(millis)).1).collect()
     }
 
     #[test]
-    fn a_key_with_more_than_its_share_is_told_once_and_flagged_until_it_cools_down() {
+    fn a_key_with_more_than_its_share_is_reported_once_and_flagged_until_it_cools_down() {
         let (mut heat, key) = (Heat::default(), Key::for_test(1));
         others(&mut heat, 1_000, 0);
-        let told = ask(&mut heat, key, 300, 100);
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert_eq!(told[0].key, key);
-        assert!((told[0].share - 100.0 / 1_100.0).abs() < 1e-9, "{told:?}");
+        let became_hot = ask(&mut heat, key, 300, 100);
+        assert_eq!(became_hot.len(), 1, "{became_hot:?}");
+        assert_eq!(became_hot[0].key, key);
+        assert!((became_hot[0].share - 100.0 / 1_100.0).abs() < 1e-9, "{became_hot:?}");
         let flagged = heat.hot_key(at(9_999)).unwrap();
         assert!((flagged.share - 300.0 / 1_300.0).abs() < 1e-9, "{flagged:?}");
-        assert_eq!(heat.hot_key(at(10_000)), None, "nobody asked for ten seconds");
+        assert_eq!(heat.hot_key(at(10_000)), None, "no ask for ten seconds");
         assert_eq!(ask(&mut heat, key, 300, 10_000).len(), 1, "again");
     }
 

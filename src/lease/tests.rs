@@ -1,4 +1,4 @@
-//! The lease desk before a store that does as it is told.
+//! The lease desk on a store that follows a script.
 
 mod budget;
 mod drain;
@@ -96,7 +96,7 @@ impl Rig {
             started,
             silence: Mutex::default(),
         });
-        let on_reply = Box::new(move |told| reply.send(told).unwrap());
+        let on_reply = Box::new(move |answer| reply.send(answer).unwrap());
         let shared = Arc::clone(&store) as Arc<dyn Store>;
         let desk = Desk::open(shared, Clock::start(), Duration::ZERO, on_reply);
         Self { desk, store, started: has_started, replies }

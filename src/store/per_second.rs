@@ -38,7 +38,7 @@ impl Store for PerSecond {
         Box::pin(async move {
             let (by_second, others): (Vec<Ask>, Vec<Ask>) =
                 asks.iter().copied().partition(is_by_second);
-            // Asks of one lane have one store: the other is not bothered with nothing.
+            // Asks of one shard have one store; the other is not called for nothing.
             if by_second.is_empty() {
                 return self.main.exchange(asks).await;
             }

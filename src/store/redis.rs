@@ -73,7 +73,7 @@ impl RedisStore {
         Arc::new(Self { site, key_prefix, servers, scripts: Scripts::default() })
     }
 
-    /// Waits until every server that holds counts is connected; for ever, if one never is.
+    /// Waits until every server that holds counts is connected; never returns if one never is.
     pub async fn ready(&self) {
         match &self.servers {
             Servers::One(link) => link.up().await,

@@ -29,7 +29,7 @@ const fn listener(count: &'static str, name: &'static str) -> Named {
 /// Told by shard.
 const ELSEWHERE: [&str; 1] = ["breaker_opened"];
 
-const NAMED: [Named; 28] = [
+const NAMED: [Named; 30] = [
     gauge("keys", "ratelease_buffer_keys", "Keys held."),
     gauge("buffer_bytes", "ratelease_buffer_bytes", "Memory that keys take."),
     gauge("buffer_budget_bytes", "ratelease_buffer_budget_bytes", "Memory that keys may take."),
@@ -69,6 +69,16 @@ const NAMED: [Named; 28] = [
         "asks_kept_back",
         "ratelease_asks_kept_back_total",
         "Asks that an open breaker kept back.",
+    ),
+    counter(
+        "asks_shed",
+        "ratelease_asks_shed_total",
+        "Probes and asks ahead that were dropped, since the shard's budget of asks was spent.",
+    ),
+    counter(
+        "hot_key_relieved",
+        "ratelease_hot_key_relieved_total",
+        "Asks of the hot key of their shard, which is asked for larger leases, less often.",
     ),
     counter("shed", "ratelease_shed_total", "Calls refused above MAX_IN_FLIGHT, or without room."),
     counter("request_panics", "ratelease_request_panics_total", "Calls that panicked."),

@@ -1,12 +1,14 @@
 //! The end of a desk: what queued is answered, and no shard that is away holds the others up.
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::AtomicBool;
+
+use smallvec::smallvec;
+use tokio::sync::Semaphore;
 
 use super::*;
 use crate::limiter::{Limiter, Options};
 use crate::request::{Descriptor, Entry, Request};
 use crate::rules::{self, Source};
-use smallvec::smallvec;
 
 #[tokio::test]
 async fn closing_answers_what_has_queued_and_takes_no_more() {
@@ -51,7 +53,7 @@ async fn settling_ends_within_a_second_and_closing_waits_for_a_shard_that_is_onl
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_queue_that_stands_still_keeps_no_return_waiting_for_ever() {
+async fn a_queue_that_stands_still_delays_a_return_only_briefly() {
     let mut rig = Rig::new(|_| Fate::Gated);
     *rig.store.silence.lock() = Some(Duration::ZERO);
     (0..4 * BATCH_MAX as u64).for_each(|key| rig.desk.ask(ask(key, 0)));
@@ -69,7 +71,7 @@ struct HalfStuck {
     gate: Semaphore,
     beats: Mutex<Vec<bool>>,
     begun: mpsc::UnboundedSender<()>,
-    tokens_back: AtomicUsize,
+    tokens_back: AtomicU64,
 }
 
 impl Store for HalfStuck {
@@ -84,7 +86,7 @@ impl Store for HalfStuck {
                 std::future::pending::<()>().await;
             }
             for back in asks.iter().filter_map(|ask| ask.back) {
-                self.tokens_back.fetch_add(back.tokens as usize, Ordering::Relaxed);
+                self.tokens_back.fetch_add(back.tokens, Ordering::Relaxed);
             }
             self.memory.exchange(asks).await
         })
