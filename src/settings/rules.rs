@@ -121,8 +121,8 @@ pub(super) struct RulesFlags {
         default_value = "false"
     )]
     force_start_without_initial_config: String,
-    /// File to keep the last good rules in, for a start at which there are none to load [default:
-    /// none]
+    /// File to keep the last good rules in, for a start at which there are none to load, and the
+    /// number of pods, for one without Redis [default: none]
     #[arg(long, env = "RULES_SNAPSHOT", value_name = "PATH")]
     rules_snapshot: Option<String>,
 }

@@ -5,6 +5,7 @@ mod check;
 mod diff;
 mod explain;
 mod manual;
+mod plan;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -84,7 +85,7 @@ impl Ran {
 
 #[test]
 fn a_wrong_flag_ends_with_2_and_names_it() {
-    for tool in ["check", "explain", "diff", "test", "completions", "man"] {
+    for tool in ["check", "explain", "diff", "test", "plan", "completions", "man"] {
         let ran = run_in(root(), &[tool, "--nonsense"], &[]);
         assert!(ran.ended(2).err.contains("'--nonsense'"), "{}", ran.err);
         assert_eq!(ran.out, "");

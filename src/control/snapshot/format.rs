@@ -68,15 +68,16 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Kept, SnapshotError> {
         None => return Err(SnapshotError::Foreign),
     };
     let (format, rest) = until(rest, b' ').ok_or(SnapshotError::Damaged)?;
+    let format: u64 = format.parse().map_err(|_| SnapshotError::Damaged)?;
+    if !(1..=FORMAT).contains(&format) {
+        return Err(SnapshotError::Unknown(format, FORMAT));
+    }
     let (head, rest) = until(rest, b'\n').ok_or(SnapshotError::Damaged)?;
-    let (hash, body, pods) = match format.parse() {
-        Ok(1) => (head, rest, Some(Pods::new())),
-        Ok(FORMAT) => {
-            let (hash, body, pods) = divided(head, rest).ok_or(SnapshotError::Damaged)?;
-            (hash, body, decode_pods(pods))
-        }
-        Ok(format) => return Err(SnapshotError::Unknown(format, FORMAT)),
-        Err(_) => return Err(SnapshotError::Damaged),
+    let (hash, body, pods) = if format == 1 {
+        (head, rest, Some(Pods::new()))
+    } else {
+        let (hash, body, pods) = divided(head, rest).ok_or(SnapshotError::Damaged)?;
+        (hash, body, decode_pods(pods))
     };
     let hash = blake3::Hash::from_hex(hash).map_err(|_| SnapshotError::Damaged)?;
     let sources = split(body).ok_or(SnapshotError::Damaged)?;

@@ -114,6 +114,8 @@ fn a_newer_format_and_other_files_are_refused_each_in_its_words() {
     let newer = text.replacen("rules 2 ", "rules 3 ", 1);
     let told = format::decode(newer.as_bytes()).unwrap_err().to_string();
     assert!(told.contains("format 3, and this version knows formats up to 2"), "{told}");
+    let other = format::decode(b"ratelease-rules 3 in another shape").unwrap_err();
+    assert!(matches!(other, SnapshotError::Unknown(3, 2)), "{other}");
     for foreign in ["domain: shop\n", "\0", "ratelease"] {
         let told = format::decode(foreign.as_bytes()).unwrap_err();
         let is_start = "ratelease-rules ".starts_with(foreign);

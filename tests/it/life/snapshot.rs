@@ -87,12 +87,16 @@ async fn a_snapshot_that_is_not_whole_is_refused() {
     place.keep().await;
     let missing = place.dir.path().join("rules");
     let whole = fs::read(place.snapshot()).unwrap();
-    let newer = String::from_utf8_lossy(&whole).replacen(" 1 ", " 2 ", 1).into_bytes();
+    let newer = String::from_utf8_lossy(&whole).replacen(" 2 ", " 3 ", 1).into_bytes();
     for (name, bytes, why) in [
         ("cut", &whole[..whole.len() / 2], "it is damaged or cut short; remove it"),
         ("empty", &[], "it is damaged or cut short; remove it"),
         ("foreign", RULES.as_bytes(), "it is no snapshot of rules; name another file"),
-        ("newer", &newer, "it has format 2, and this version knows format 1 only; remove it"),
+        (
+            "newer",
+            &newer,
+            "it has format 3, and this version knows formats up to 2 only; remove it",
+        ),
     ] {
         fs::write(place.snapshot(), bytes).unwrap();
         let pod = place.spawn(&missing);
