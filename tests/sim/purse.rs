@@ -105,8 +105,8 @@ impl Purse {
     /// A request asked to give back `hits` at `now`. A pod adds them to the lease that ends last,
     /// if it has a live one.
     pub fn refund(&mut self, hits: u64, now: Time) {
-        match self.lots.last() {
-            Some(last) if last.until > now && last.from <= now && hits > 0 => {
+        match self.lots.iter().rev().find(|lot| lot.from <= now) {
+            Some(last) if last.until > now && hits > 0 => {
                 self.insert(Lot { tokens: hits, refunded: Some(now), ..*last });
             }
             _ => self.refunds += hits,
