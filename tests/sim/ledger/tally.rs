@@ -134,8 +134,8 @@ impl Tally {
         left
     }
 
-    /// The use of every fixed window that lay in the run as a whole, and of which more was asked, in
-    /// the order of the windows.
+    /// The use of every fixed window that lay in the run as a whole, and of which more was asked,
+    /// in the order of the windows.
     pub fn use_of(&self, from_us: u64, until_us: u64) -> Use {
         let mut made = Use::default();
         let mut windows: Vec<_> = self.windows.iter().collect();
@@ -163,8 +163,8 @@ impl Tally {
 
 impl Flow {
     /// Whether what the store lent is what was admitted, when every pod has left. Hits that a pod
-    /// admitted alone may have been paid for by a lease that came later, and a refund may have found
-    /// less spent than it gave back.
+    /// admitted alone may have been paid for by a lease that came later, and a refund may have
+    /// found less spent than it gave back.
     pub fn check(&self, store: &world::Flow) -> Result<(), String> {
         let Self { leased, alone, refunded } = *self;
         let world::Flow { lent, returned, pooled, lost } = *store;
