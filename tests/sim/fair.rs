@@ -1,5 +1,7 @@
 //! Cost and fairness of a calm run, as invariants.
 
+use std::time::Duration;
+
 use ratelease::rules::Algorithm;
 
 use crate::plan::Plan;
@@ -11,6 +13,9 @@ const ASKS_EXTRA: u64 = 4;
 
 /// Of what one exact server admits of the same requests.
 const ADMITTED_PERCENT_MIN: u64 = 95;
+
+/// Tokens of one fixed window.
+const STRANDED_MAX: u64 = 2;
 
 /// A slot that may be waited for this long is fetched in time: a trip that is out, and one more.
 const ROUND_TRIPS: u32 = 3;
@@ -35,7 +40,8 @@ fn check_cost(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
 /// that may not be waited for go by while they are fetched: of those it cannot.
 fn check_admitted(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
     let spaced = matches!(plan.rules[0].limit().algorithm, Algorithm::LeakyBucket { .. });
-    if spaced && plan.rules[0].max_delay() < ROUND_TRIPS * plan.weather.round_trip_max() {
+    let fetched = (ROUND_TRIPS * plan.weather.round_trip_max()).max(Duration::from_millis(1));
+    if spaced && plan.rules[0].max_delay() < fetched {
         return Ok(());
     }
     for (exact, admitted) in &outcome.fairness {
@@ -50,8 +56,13 @@ fn check_admitted(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
     Ok(())
 }
 
-/// Single tokens that lie with pods when a window ends, or a lease.
+/// Single tokens that lie with pods when a window ends, or a lease. Near its end a fixed window is
+/// lent token by token, to requests that wait.
 fn stranded(plan: &Plan) -> u64 {
-    let window_ms = plan.rules[0].limit().window_seconds() * 1_000;
+    let limit = plan.rules[0].limit();
+    let window_ms = limit.window_seconds() * 1_000;
+    if matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingLog) {
+        return STRANDED_MAX * (plan.span_ms / window_ms + 1);
+    }
     (plan.span_ms / window_ms + 1) * plan.pods_max().div_ceil(2)
 }

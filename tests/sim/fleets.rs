@@ -102,6 +102,7 @@ fn check_window_edge(plan: Plan) {
     let peak = outcome.asks.iter().skip(1_400).max();
     let opened = outcome.breakers_opened;
     println!("{peak:?} asks a millisecond at the most, {opened} breakers opened");
+    println!("an ask waited {:?} for its master at the most", outcome.backlog);
     println!("{} of {} answered by a failure mode", outcome.failure_modes, outcome.requests);
     assert_eq!(opened, 0, "breakers of a store that answers");
 }

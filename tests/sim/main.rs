@@ -6,7 +6,10 @@
 //! 2. No pod spends what it was not lent, or what has ended, or gives it back twice ([`purse`]).
 //! 3. Tables hold no more keys than their ceilings.
 //! 4. Every request is answered within its deadline; errors only where something failed.
-//! 5. Where nothing fails ([`ledger`]), with fixed windows and single hits: at 0.95 of the limit
+//! 5. Each token is accounted for where none can be lost (`Mood::Audit`); a pod without the store
+//!    admits no more than its part; a calm run asks no more often than once a request, and admits
+//!    0.95 of what one exact server does ([`oracle`], [`fair`]).
+//! 6. Where nothing fails ([`ledger`]), with fixed windows and single hits: at 0.95 of the limit
 //!    nobody is denied while more is left of it than a tenth and two tokens a pod, which lie in
 //!    buffers; in all runs together at most one in a thousand while any is left. Of a limit that
 //!    more is asked of, 0.98 is used in each window, but for one token a pod, and 0.99 in all runs

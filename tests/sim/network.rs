@@ -1,14 +1,14 @@
 //! The way between one pod and the store: it delays, loses and refuses.
 //!
-//! Each ask has a fate of its own, which follows from the seed, the pod, the count and how often the
-//! pod asked it: asks that travel together and asks that travel alone fare alike, and the order in
-//! which they leave changes nothing. A batch is answered when its last ask is.
+//! Each ask has a fate of its own, which follows from the seed, the pod, the count and how often
+//! the pod asked it: asks that travel together and asks that travel alone fare alike, and the order
+//! in which they leave changes nothing. A batch is answered when its last ask is.
 //!
 //! An ask is carried at most once, as the contract of [`Store`] has it, so there is no duplicate of
 //! an ask here. What there is: an ask that never arrives, or arrives long after its sender gave up;
 //! a reply that is lost although the ask was taken, or comes when its lease has ended; a store that
-//! refuses, hangs, is busy, or is out of reach for some pods only. A reply cannot be delivered twice
-//! through this seam. What a pod might do twice, giving tokens back, its
+//! refuses, hangs, is busy, or is out of reach for some pods only. A reply cannot be delivered
+//! twice through this seam. What a pod might do twice, giving tokens back, its
 //! [`Purse`](crate::purse::Purse) catches; that a late return is credited, the books do.
 
 use std::collections::HashMap;

@@ -33,8 +33,12 @@ pub struct Outcome {
     pub used: Use,
     /// Requests that a failure mode answered.
     pub failure_modes: u64,
+    /// Of the first rule.
+    pub algorithm: &'static str,
     /// What one exact server would have admitted, and what was, by key, where nothing failed.
     pub fairness: Vec<(u64, u64)>,
+    /// How long an ask waited for a master that was busy, at most.
+    pub backlog: Duration,
     /// Times that a pod's breaker opened.
     pub breakers_opened: u64,
     /// Asks that the store took in each millisecond.
@@ -172,6 +176,8 @@ impl Run {
             excused,
             used,
             failure_modes: counts.failure_modes,
+            algorithm: self.world.plan.rules[0].algorithm,
+            backlog: state.backlog,
             fairness: self.ledger.fairness(),
             breakers_opened: self.fleet.breakers_opened(),
             asks: state.asks.clone(),

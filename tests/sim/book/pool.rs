@@ -1,5 +1,5 @@
-//! Pools of a split key: tokens that the key's own count lent already. A pool lends no more than was
-//! put into it and has not ended.
+//! Pools of a split key: tokens that the key's own count lent already. A pool lends no more than
+//! was put into it and has not ended.
 
 use std::time::Duration;
 

@@ -49,6 +49,8 @@ struct Window {
     admitted: u64,
     /// Hits of requests that began or ended in another.
     straddling: u64,
+    /// Of these, those that ended in it.
+    ended: u64,
 }
 
 /// What was used of windows that more was asked of.
@@ -97,7 +99,8 @@ impl Tally {
         let (first, last) = (number(limit, wall_us.0), number(limit, wall_us.1));
         if first != last {
             self.window(key, first).straddling += hits;
-            self.window(key, last).straddling += hits;
+            let last = self.window(key, last);
+            (last.straddling, last.ended) = (last.straddling + hits, last.ended + hits);
             return Ok(());
         }
         let refunds = self.refunds.get(&key).copied().unwrap_or_default();
@@ -131,17 +134,20 @@ impl Tally {
         left
     }
 
-    /// The use of every fixed window that lay in the run as a whole, and of which more was asked.
+    /// The use of every fixed window that lay in the run as a whole, and of which more was asked,
+    /// in the order of the windows.
     pub fn use_of(&self, from_us: u64, until_us: u64) -> Use {
         let mut made = Use::default();
-        for ((key, number), window) in &self.windows {
+        let mut windows: Vec<_> = self.windows.iter().collect();
+        windows.sort_by_key(|((key, number), _)| (*number, *key));
+        for ((key, number), window) in windows {
             let Some(limit) = self.limits.get(key) else { continue };
             let length_us = limit.window_seconds() * 1_000_000;
             let tokens = u64::from(limit.requests_per_unit);
             let whole = number * length_us >= from_us && (number + 1) * length_us <= until_us;
             let over = window.offered >= tokens + tokens / 5;
             if whole && over && limit.algorithm == Algorithm::FixedWindow {
-                let used = window.admitted + window.straddling;
+                let used = window.admitted + window.ended;
                 made.windows.push(UseOfWindow { tokens, used });
             }
         }
@@ -157,8 +163,8 @@ impl Tally {
 
 impl Flow {
     /// Whether what the store lent is what was admitted, when every pod has left. Hits that a pod
-    /// admitted alone may have been paid for by a lease that came later, and a refund may have found
-    /// less spent than it gave back.
+    /// admitted alone may have been paid for by a lease that came later, and a refund may have
+    /// found less spent than it gave back.
     pub fn check(&self, store: &world::Flow) -> Result<(), String> {
         let Self { leased, alone, refunded } = *self;
         let world::Flow { lent, returned, pooled, lost } = *store;

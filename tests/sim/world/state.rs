@@ -39,6 +39,8 @@ pub struct State {
     /// What a request waits for a lease at most.
     patience: Duration,
     pub trace: Trace,
+    /// How long an ask waited for a master that was busy, at most.
+    pub backlog: Duration,
     /// Asks taken in each millisecond of the run.
     pub asks: Vec<u32>,
     /// The first thing that went wrong.
@@ -93,6 +95,7 @@ impl State {
             heard: HashMap::new(),
             patience: plan.patience(plan.demand.caller),
             trace: Trace::default(),
+            backlog: Duration::ZERO,
             asks: Vec::new(),
             wrong: None,
         }
@@ -113,6 +116,7 @@ impl State {
     pub fn queue(&mut self, shard: usize, now: Time, asks_per_ms: u64) -> Time {
         let served = self.served[shard].max(now) + Duration::from_nanos(1_000_000 / asks_per_ms);
         self.served[shard] = served;
+        self.backlog = self.backlog.max(served.since(now));
         served
     }
 
