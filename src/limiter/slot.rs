@@ -38,7 +38,7 @@ pub(super) const WATCH_EVERY: Duration = Duration::from_millis(200);
 /// An ask that is out for longer is overdue: so many round trips, at least this long, since
 /// scheduling alone takes a few milliseconds on a busy machine, and as long as requests may wait.
 const OVERDUE_TRIPS: u32 = 4;
-const OVERDUE_MIN: Duration = Duration::from_millis(50);
+const OVERDUE_MIN: Duration = Duration::from_millis(100);
 
 /// An ask that is out for so long was lost here, by a fault of the program's own: the desk answers
 /// each within ten seconds.

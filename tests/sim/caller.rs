@@ -79,11 +79,11 @@ impl Callers {
         let pause = if stale { self.dice.below(Demand::STALE_MS.min(ms) + 1) } else { 0 };
         let cancels_after = Duration::from_millis(if cancels { self.dice.below(5) } else { 0 });
         let begun_at = Time::from_nanos(self.world.now().nanos() - pause * 1_000_000);
-        let call = self.ledger.begin(pod.id, &rules, begun_at, descriptors);
+        let mut call = self.ledger.begin(pod.id, &rules, begun_at, descriptors);
         if !self.is_within_offer(&call) {
             return;
         }
-        self.ledger.note_begun(&call);
+        self.ledger.note_begun(&mut call);
         if at_once && self.is_answered_at_once(&call, pod, &rules) {
             return;
         }
@@ -115,7 +115,7 @@ impl Callers {
             match decided {
                 Ok(answer) => ledger.answer(&call, answer, &network),
                 // Its caller gave up: nothing is spent.
-                Err(_) if cancels.is_some() => {}
+                Err(_) if cancels.is_some() => ledger.cancel(&call),
                 Err(_) => world.fault(format!("no answer, ever, to {call:?}")),
             }
         });
@@ -142,6 +142,7 @@ impl Callers {
             refund: !look && dice.percent(demand.refunds_percent),
             limit: overrides.then(|| Limit::fixed_window(requests, Unit::Second)),
             count: None,
+            order: 0,
             failure_mode: FailureMode::default(),
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use ratelease::key::{Key, KeyHasher};
-use ratelease::rules::{FailureMode, Limit, Rules};
+use ratelease::rules::{Algorithm, FailureMode, Limit, Rules};
 use ratelease::store::StoreError;
 use ratelease::time::Time;
 use ratelease::verdict::{Code, How, Verdict};
@@ -74,23 +74,31 @@ impl Ledger {
     }
 
     /// The request is made.
-    pub fn note_begun(&self, call: &Call) {
+    pub fn note_begun(&self, call: &mut Call) {
         let calm = self.world.plan.mood.is_calm();
         let walls: Vec<_> = call.counts().map(|(at, ..)| self.wall_of(call, at)).collect();
         let mut state = self.world.state();
         let Books { tally, oracle, .. } = &mut *self.books.lock();
         tally.counts.requests += 1;
-        for ((at, key, limit), wall_us) in call.counts().zip(walls) {
+        let counts: Vec<_> = call.counts().collect();
+        for ((at, key, limit), wall_us) in counts.into_iter().zip(walls) {
             let Charge { hits, refund, .. } = call.charges[at];
             if refund {
                 state.purse(call.pod, key).refund(hits, call.begun_at);
                 tally.refund(key, hits);
             } else {
-                tally.offer(key, limit, hits, wall_us);
+                call.charges[at].order = tally.offer(key, limit, hits, wall_us);
             }
             if calm && hits > 0 {
                 oracle.offer(key, limit, hits, wall_us);
             }
+        }
+    }
+
+    /// The caller of a request gave up: nothing is spent. A refund may have been on its way.
+    pub fn cancel(&self, call: &Call) {
+        for (at, key, _) in call.counts().filter(|(at, ..)| call.charges[*at].refund) {
+            self.books.lock().tally.flow(key).unheard += call.charges[at].hits;
         }
     }
 
@@ -228,7 +236,11 @@ impl Ledger {
         }
         for (at, key, limit) in call.counts().filter(|(at, ..)| call.charges[*at].hits > 0) {
             let walls = (self.wall_of(call, at), self.world.wall_of(key, limit, now));
-            let hits = call.charges[at].hits;
+            let Charge { hits, order, .. } = call.charges[at];
+            if limit.algorithm == Algorithm::FixedWindow {
+                let out_of_turn = order <= limit.requests_per_unit.into();
+                self.books.lock().tally.counts.falsely_denied += u64::from(out_of_turn);
+            }
             let left = self.books.lock().tally.could_have_paid(key, limit, hits, walls);
             let under = self.world.plan.mood == Mood::Under;
             let most = spread(limit, self.world.plan.pods_max());
@@ -241,6 +253,7 @@ impl Ledger {
     /// An error needs a reason: the weather, a table without room for one more key, or patience
     /// that is too short for a few round trips.
     fn excuse(&self, call: &Call, error: &StoreError, network: &Network) {
+        self.cancel(call);
         let plan = &self.world.plan;
         let crowded = plan.pod_bytes_max < 1 << 20 || plan.store_keys_max < 10_000;
         let full = crowded

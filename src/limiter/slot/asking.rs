@@ -9,6 +9,7 @@ use crate::lease::size::Need;
 use crate::limiter::Here;
 use crate::limiter::lend::Manner;
 use crate::limiter::wait::Wish;
+use crate::rules::{Algorithm, Limit};
 use crate::store::{Ask, Back};
 use crate::time::{Coarse, Time};
 
@@ -116,6 +117,11 @@ impl Slot {
         let limit = manner.limit.capacity();
         let lasts = match manner.kind {
             Kind::Windowed => self.buffer.reset_after(here.now),
+            // Its leases end with their aligned window, too.
+            Kind::Timed if limit_slides(manner.limit) => {
+                let rest = self.buffer.reset_after(here.now);
+                Some(rest.map_or(manner.ttl(), |rest| rest.min(manner.ttl())))
+            }
             Kind::Timed | Kind::Spaced { .. } => Some(manner.ttl()),
         };
         Need {
@@ -164,4 +170,8 @@ impl Slot {
         let smooth = before - before / 8 + measured / 8;
         self.trip_us = Coarse::floor(smooth.max(measured));
     }
+}
+
+fn limit_slides(limit: Limit) -> bool {
+    limit.algorithm == Algorithm::SlidingWindow
 }

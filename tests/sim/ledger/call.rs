@@ -33,6 +33,8 @@ pub struct Charge {
     /// What it is counted as; `None` if nothing limits it.
     pub count: Option<(Key, Limit)>,
     pub failure_mode: FailureMode,
+    /// Hits that were asked for in its window up to and with this one.
+    pub order: u64,
 }
 
 // === impl Call ===

@@ -25,7 +25,8 @@ pub struct Counts {
     pub errors: u64,
     /// Of all, those that a failure mode answered.
     pub failure_modes: u64,
-    /// Of those denied, though their tokens lay somewhere.
+    /// Of those denied, the ones that one server would have let pass: they were among the first of
+    /// their window.
     pub falsely_denied: u64,
 }
 
@@ -38,6 +39,8 @@ pub struct Flow {
     pub alone: u64,
     /// Refunds of requests that stood.
     pub refunded: u64,
+    /// Refunds of requests whose callers did not hear what became of them.
+    pub unheard: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -68,11 +71,13 @@ pub struct UseOfWindow {
 // === impl Tally ===
 
 impl Tally {
-    pub fn offer(&mut self, key: Key, limit: Limit, hits: u64, wall_us: u64) {
+    /// Notes that `hits` are asked for. Returns how many were in the window so far, with these.
+    pub fn offer(&mut self, key: Key, limit: Limit, hits: u64, wall_us: u64) -> u64 {
         self.limits.insert(key, limit);
         let window = self.window(key, number(limit, wall_us));
         window.highest = window.highest.max(limit.requests_per_unit.into());
         window.offered += hits;
+        window.offered
     }
 
     pub fn refund(&mut self, key: Key, hits: u64) {
@@ -129,9 +134,7 @@ impl Tally {
             let spent = window.admitted + window.straddling;
             u64::from(limit.requests_per_unit).checked_sub(spent + hits).map(|left| left + hits)
         };
-        let left = left(wall_us.0).zip(left(wall_us.1)).map(|(first, last)| first.min(last));
-        self.counts.falsely_denied += u64::from(left.is_some());
-        left
+        left(wall_us.0).zip(left(wall_us.1)).map(|(first, last)| first.min(last))
     }
 
     /// The use of every fixed window that lay in the run as a whole, and of which more was asked,
@@ -166,13 +169,13 @@ impl Flow {
     /// admitted alone may have been paid for by a lease that came later, and a refund may have
     /// found less spent than it gave back.
     pub fn check(&self, store: &world::Flow) -> Result<(), String> {
-        let Self { leased, alone, refunded } = *self;
+        let Self { leased, alone, refunded, unheard } = *self;
         let world::Flow { lent, returned, pooled, lost } = *store;
         let accounted = leased + alone + returned + lost + u64::try_from(pooled).unwrap_or(0);
         if lent > accounted {
             return Err(format!("{} tokens were lent that are nowhere", lent - accounted));
         }
-        let known = lent + refunded;
+        let known = lent + refunded + unheard;
         if leased + returned > known {
             return Err(format!("{} tokens more than were lent", leased + returned - known));
         }
