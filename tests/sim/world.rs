@@ -137,7 +137,7 @@ impl World {
     pub fn credit_again(&self, ask: &Ask) {
         let now = self.now();
         let mut state = self.state();
-        let ask = Ask { back: ask.back, share: ask.share, ..Ask::look(ask.key, ask.limit) };
+        let ask = Ask { back: ask.back, ..Ask::look(ask.key, ask.limit) };
         let wall_us = state.wall_at(now);
         let _ = state.play(&Entry { at: now, wall_us, ask });
     }

@@ -44,7 +44,7 @@ impl Book for FixedWindow {
         let Step { at, wall_us, ask, grant } = step;
         let window_us = ask.limit.window_seconds() * 1_000_000;
         self.window_us = window_us;
-        let limit = u64::from(ask.terms().requests_per_unit);
+        let limit = u64::from(ask.limit.requests_per_unit);
         let present = wall_us / window_us;
         // A key's time does not run back, though the clock may.
         let number = if self.ran_back { grant.epoch } else { present };
