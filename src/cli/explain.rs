@@ -75,7 +75,7 @@ enum End<'r> {
     Unlimited(&'r Rule),
     Counted {
         rule: &'r Rule,
-        count: Count,
+        count: Box<Count>,
     },
 }
 
@@ -106,7 +106,7 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
     let hasher = KeyHasher::new(flags.key.secret().reveal());
     let mut explained = explain((&rules, &places), &request, &flags.descriptors, &hasher);
     let counts = explained.iter_mut().filter_map(|one| match &mut one.end {
-        End::Counted { count, .. } => Some(count),
+        End::Counted { count, .. } => Some(&mut **count),
         _ => None,
     });
     let mut entries: Vec<&mut Entry> = counts.flat_map(Count::entries).collect();
@@ -135,7 +135,7 @@ fn explain<'r>(
             (Lookup::UnknownDomain, _) => End::UnknownDomain,
             (Lookup::NoRule, _) => End::NoRule,
             (Lookup::Rule(rule), Resolved::Charged(charge)) => {
-                End::Counted { rule, count: Count::of(charge) }
+                End::Counted { rule, count: Box::new(Count::of(charge)) }
             }
             (Lookup::Rule(rule), Resolved::Unlimited) => End::Unlimited(rule),
             // A rule that was found and limits nothing has been replaced.

@@ -259,7 +259,7 @@ pub(super) fn json(request: &Request<'_>, explained: &[Explained<'_>]) -> Value 
             "settings": rule.map(rule::object),
             "stats_key": rule.map(|rule| rule.stats_key(request.domain, entries)),
             "replaced_by": by,
-            "count": count.map(count_json),
+            "count": count.map(|count| count_json(count)),
         })
     });
     json!({ "domain": request.domain, "descriptors": each.collect::<Vec<_>>() })
