@@ -9,7 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use crate::key::Key;
+use crate::key::{Key, POOLS_FROM};
 use crate::rules::{Limit, POOLS_MAX};
 use crate::telemetry::trace::Context;
 
@@ -134,9 +134,6 @@ pub const PODS_MAX: usize = 10_000;
 /// Shards that one store may have: the masters of a large Redis Cluster, twice over.
 pub const SHARDS_MAX: usize = 2048;
 
-/// Pools are numbered from here, so that none has the key of a count: neither the key's own nor
-/// that of a share, which earlier versions counted by and numbered from 0.
-const POOLS_FROM: u8 = 1 << 7;
 const _: () = assert!(POOLS_MAX <= POOLS_FROM);
 
 /// A request for tokens of one key, with what is given back on the way.
@@ -266,7 +263,7 @@ impl Ask {
     /// The key of the count or of the pool that it is a step of.
     pub fn counter(&self) -> Key {
         match self.pool {
-            Some(pool) => self.key.of_share(POOLS_FROM | pool),
+            Some(pool) => self.key.of_pool(pool),
             None => self.key,
         }
     }
