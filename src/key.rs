@@ -217,8 +217,8 @@ impl Key {
         format!("{prefix}rl:{{{self}}}")
     }
 
-    /// The key of pool `at` of this key, from 0 and below [`POOLS_FROM`]: not the key itself, and on
-    /// a slot of its own.
+    /// The key of pool `at` of this key, from 0 and below [`POOLS_FROM`]. It differs from the key
+    /// itself and lies on a slot of its own.
     #[must_use]
     pub fn of_pool(self, at: u8) -> Self {
         // An odd factor takes different pools to different numbers: 2^64 / golden ratio.

@@ -293,7 +293,10 @@ fn count_json(Count { limit, own, pools }: &Count) -> Value {
             "retry_after_seconds": grant.retry_after.as_secs_f64(),
         })
     };
-    let held = |grant: &Grant| json!({ "tokens": grant.left, "ends_after_seconds": grant.ends_after.as_secs_f64() });
+    let held = |grant: &Grant| {
+        let ends = grant.ends_after.as_secs_f64();
+        json!({ "tokens": grant.left, "ends_after_seconds": ends })
+    };
     let mut count = entry_in_store(own, standing);
     let pools = pools.iter().map(|pool| Value::Object(entry_in_store(pool, held)));
     count.insert("pools".into(), pools.collect());
