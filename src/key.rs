@@ -14,6 +14,10 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key([u8; 16]);
 
+/// Added to the numbers of pools, so that none has the key of a share, which earlier versions
+/// counted by and numbered from 0.
+pub(crate) const POOLS_FROM: u8 = 1 << 7;
+
 /// Turns descriptors into keys. Pods that share counts share its secret.
 #[derive(Clone)]
 pub struct KeyHasher {
@@ -213,12 +217,12 @@ impl Key {
         format!("{prefix}rl:{{{self}}}")
     }
 
-    /// The key of the share `at` of this key; share 0 is the key itself, so that splitting a key
-    /// keeps what it had counted. Shares lie on slots of their own.
+    /// The key of pool `at` of this key, from 0 and below [`POOLS_FROM`]. It differs from the key
+    /// itself and lies on a slot of its own.
     #[must_use]
-    pub fn of_share(self, at: u8) -> Self {
-        // An odd factor takes different shares to different numbers: 2^64 / golden ratio.
-        let mark = u64::from(at).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
+    pub fn of_pool(self, at: u8) -> Self {
+        // An odd factor takes different pools to different numbers: 2^64 / golden ratio.
+        let mark = u64::from(POOLS_FROM | at).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
         let mut bytes = self.0;
         for (byte, mark) in bytes.iter_mut().zip(mark) {
             *byte ^= mark;
@@ -322,7 +326,12 @@ mod tests {
         assert_eq!(key("", "shop", 60, &parts).in_store("p:"), "p:rl:{SIkqHKtZuP__J8Xf1wKPgA}");
         let long = "x".repeat(20_000);
         let parts = [("user", Part::Value(long.as_str()))];
-        assert_eq!(key("", "shop", 60, &parts).to_string(), "usCMpKEe3l9KRRL-gXFxmA");
+        let own = key("", "shop", 60, &parts);
+        assert_eq!(own.to_string(), "usCMpKEe3l9KRRL-gXFxmA");
+        let pools = [0, 1, 63].map(|at| own.of_pool(at).to_string());
+        let expected =
+            ["OsqyAR7CYkRKRRL-gXFxmA", "L0YEgNhIKuZKRRL-gXFxmA", "EVMeXMTPvVRKRRL-gXFxmA"];
+        assert_eq!(pools, expected);
     }
 
     #[test]

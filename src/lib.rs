@@ -36,8 +36,9 @@
 //! domain, matched entries and the rule's identity. A *buffer* holds the local tokens of a key;
 //! requests *take* from it. A *lease* is tokens lent to a pod, with an end: an *ask* goes out, a
 //! *grant* comes back and is the buffer's *refill*; what is not spent is *given back*. A *lot* is
-//! the tokens of one lease in a buffer, a *share* one of the parts that a hot key is split into. A
-//! *shard* is a Redis node, the *store* the seam before it, a *verdict* the answer.
+//! the tokens of one lease in a buffer, a *pool* tokens of a hot key that lie on another slot of
+//! the store, for pods to lease from. A *shard* is a Redis node, the *store* the seam before it, a
+//! *verdict* the answer.
 //!
 //! # Modules, in the order a request meets them
 //!

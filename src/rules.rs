@@ -35,8 +35,8 @@ pub(crate) use fault::{Place, excerpt};
 pub(crate) use field::nearest;
 pub use lease::{Leasing, Terms};
 pub use limit::{
-    Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, SHARES_MAX, SLIDING_LOG_MAX,
-    SLIDING_WINDOW_MAX, Share, Unit, WINDOW_SECONDS_MAX,
+    Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, POOLS_MAX, SLIDING_LOG_MAX,
+    SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
 };
 pub(crate) use places::{Places, Written};
 
@@ -81,7 +81,7 @@ pub struct Rule {
     pub leasing: Leasing,
     /// What is answered when the store cannot be asked.
     pub failure_mode: FailureMode,
-    /// Parts that each of its keys is split into, 1 to [`SHARES_MAX`].
+    /// Pools that each of its keys has, 1 to [`POOLS_MAX`]; 1 is none beside its own count.
     pub shards: NonZeroU8,
     /// Returned as dynamic metadata with passing requests.
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,

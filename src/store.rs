@@ -9,8 +9,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use crate::key::Key;
-use crate::rules::{Limit, SHARES_MAX, Share};
+use crate::key::{Key, POOLS_FROM};
+use crate::rules::{Limit, POOLS_MAX};
 use crate::telemetry::trace::Context;
 
 /// Owner of every key's count.
@@ -134,20 +134,15 @@ pub const PODS_MAX: usize = 10_000;
 /// Shards that one store may have: the masters of a large Redis Cluster, twice over.
 pub const SHARDS_MAX: usize = 2048;
 
-/// Pools are numbered from here among the parts of a key, so that they differ from its own count
-/// and from the shares that earlier versions counted by.
-const POOLS_FROM: u8 = 1 << 7;
-const _: () = assert!(SHARES_MAX <= POOLS_FROM);
+const _: () = assert!(POOLS_MAX <= POOLS_FROM);
 
 /// A request for tokens of one key, with what is given back on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask {
     /// Whose tokens.
     pub key: Key,
-    /// The limit in force for the key, all its shares together.
+    /// The limit in force for the key.
     pub limit: Limit,
-    /// The share of the key that is asked.
-    pub share: Share,
     /// Tokens to lend; the store lends fewer when it has fewer. 0 looks without taking.
     pub want: u64,
     /// Below this many, none at all: the charge that waits for them is denied.
@@ -242,12 +237,11 @@ pub struct Grant {
 // === impl Ask ===
 
 impl Ask {
-    /// An ask that takes nothing of the whole `key`; its fields are there to be changed.
+    /// An ask that takes nothing of `key`; its fields are there to be changed.
     pub const fn look(key: Key, limit: Limit) -> Self {
         Self {
             key,
             limit,
-            share: Share::WHOLE,
             want: 0,
             need: 0,
             charge_denied: false,
@@ -266,18 +260,12 @@ impl Ask {
         self.deposit.is_some() || self.back.is_some_and(|back| back.epoch.is_some())
     }
 
-    /// The count or the pool that it is a step of. No pool has the key of a count: shares are
-    /// numbered below [`SHARES_MAX`], and pools by numbers above.
+    /// The key of the count or of the pool that it is a step of.
     pub fn counter(&self) -> Key {
         match self.pool {
-            Some(pool) => self.key.of_share(POOLS_FROM | pool),
-            None => self.key.of_share(self.share.at),
+            Some(pool) => self.key.of_pool(pool),
+            None => self.key,
         }
-    }
-
-    /// The limit that the count is held to.
-    pub fn terms(&self) -> Limit {
-        self.limit.of_share(self.share)
     }
 }
 

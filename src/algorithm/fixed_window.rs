@@ -23,7 +23,7 @@ pub struct State {
 /// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
-    let terms = ask.terms();
+    let terms = ask.limit;
     let limit = u64::from(terms.requests_per_unit);
     let mut state = rolled(state, now_unix_us, terms);
     if let Some(back) = ask.back {
@@ -49,7 +49,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 
 /// What it means to the pod that asked that `tokens` were lent and `state` is left.
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
-    let terms = ask.terms();
+    let terms = ask.limit;
     let limit = u64::from(terms.requests_per_unit);
     let window = Duration::from_micros(window_us(terms));
     let until_end =

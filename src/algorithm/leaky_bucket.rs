@@ -11,7 +11,7 @@ use crate::store::{Ask, Grant};
 /// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
-    let pace = Pace::of(ask.terms());
+    let pace = Pace::of(ask.limit);
     let by = Move { want: ask.want, need: ask.need, charge_denied: false, back: 0 };
     let (state, moved) = pace.step(state, now_unix_us, by);
     (state, grant(&pace, &moved))

@@ -38,7 +38,7 @@ pub const ENTRIES_MAX: u32 = 10_000;
 /// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
-    let terms = ask.terms();
+    let terms = ask.limit;
     let limit = u64::from(limit_of(terms));
     state.forget(now_unix_us, window_us(terms));
     let at = state.newest().map_or(now_unix_us, |newest| newest.max(now_unix_us));
@@ -66,7 +66,7 @@ pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
 
 /// What `logged` means to the pod that asked.
 pub fn grant(ask: &Ask, logged: &Logged) -> Grant {
-    let terms = ask.terms();
+    let terms = ask.limit;
     let limit = u64::from(limit_of(terms));
     let window = Duration::from_micros(window_us(terms));
     let leaves_after = |time: u64| {

@@ -29,7 +29,7 @@ const FINE_SECONDS_MAX: u64 = 86_400;
 /// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
-    let terms = ask.terms();
+    let terms = ask.limit;
     let mut state = rolled(state, now_unix_us, terms);
     if let Some(back) = ask.back.filter(|back| back.epoch.is_none_or(|of| of == state.window)) {
         state.count = state.count.saturating_sub(u32::try_from(back.tokens).unwrap_or(u32::MAX));
@@ -48,7 +48,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 
 /// What it means to the pod that asked that `tokens` were lent and `state` is left.
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
-    let terms = ask.terms();
+    let terms = ask.limit;
     let left = left(state, now_unix_us, terms);
     let until_end = until_end_us(state.window, now_unix_us, window_us(terms));
     let reset_after = Duration::from_micros(until_end);

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::key::Key;
-use crate::rules::{Share, Unit};
+use crate::rules::Unit;
 use crate::store::Back;
 
 pub(super) fn any_algorithm() -> impl Strategy<Value = Algorithm> {
@@ -136,26 +136,6 @@ proptest! {
         prop_assert!(grant.left <= fresh, "{:?}, {} of a fresh key", grant, fresh);
         let (_, grant) = step(state, now, &Ask { back, want: u64::MAX, ..look });
         prop_assert!(grant.tokens <= fresh, "{:?}, {} of a fresh key", grant, fresh);
-    }
-
-    #[test]
-    fn shares_hold_no_more_than_the_whole(limit in any_limit(), of in 1..=64u8) {
-        let look = Ask::look(Key::for_test(0), limit);
-        let now = 1_700_000_000_000_000;
-        let of = std::num::NonZeroU8::new(of).unwrap();
-        let mut sum = 0;
-        for at in 0..of.get() {
-            sum += step(None, now, &Ask { share: Share { at, of }, ..look }).1.left;
-        }
-        let whole = match limit.algorithm {
-            // Each share has a slot that begins at once.
-            Algorithm::LeakyBucket { max_delay_us } => {
-                let slots = u64::from(max_delay_us) * u64::from(limit.requests_per_unit);
-                slots / window_us(limit) + u64::from(of.get())
-            }
-            _ => most(limit),
-        };
-        prop_assert!(sum <= whole, "{} of {}", sum, whole);
     }
 }
 

@@ -8,7 +8,7 @@ use crate::store::{Ask, Back, Grant};
 /// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
-    let pace = Pace::of(ask.terms());
+    let pace = Pace::of(ask.limit);
     let in_time = |back: &Back| is_in_time(back, now_unix_us, ask.ttl);
     let by = Move {
         want: ask.want,

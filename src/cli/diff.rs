@@ -17,7 +17,8 @@ use crate::settings::ReadingFlags;
 pub(super) const NOTES: &str = "\
 A count belongs to the domain, the entries as they were matched, the window and the algorithm. So
 a limit may be raised and lowered and keeps its count; another unit, unit_multiplier or algorithm
-begins a new one.
+begins a new one. A change of shards keeps every count too: tokens in pools that go are taken back
+by the pods, or end with their lease.
 
 Exit status: 0 the same rules, 1 they differ, 2 one of the two is faulty or could not be read.
 
@@ -72,10 +73,10 @@ struct Sides<'p> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Counts {
     Kept,
+    /// Kept, and so many pools of each key are no longer used.
+    KeptWithoutPools(u8),
     /// What was counted is not known any more.
     Restart,
-    /// Of the first shares only, so many.
-    KeptOf(u8),
     /// Nothing was counted before.
     Begin,
     /// Nothing is counted any more.
@@ -176,10 +177,19 @@ impl Counts {
         if before.identity() != after.identity() || shared_before != shared_after {
             return Self::Restart;
         }
-        if old.shards == new.shards {
-            Self::Kept
-        } else {
-            Self::KeptOf(old.shards.min(new.shards).get())
+        // The own count holds the whole limit. Without `shards`, which is 1, there are no pools.
+        let pools = |rule: &Rule| if rule.shards.get() > 1 { rule.shards.get() } else { 0 };
+        match pools(old).saturating_sub(pools(new)) {
+            0 => Self::Kept,
+            dropped => Self::KeptWithoutPools(dropped),
+        }
+    }
+
+    /// Pools of each key that are no longer used.
+    fn pools_dropped(self) -> u8 {
+        match self {
+            Self::KeptWithoutPools(pools) => pools,
+            _ => 0,
         }
     }
 }

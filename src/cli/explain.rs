@@ -14,7 +14,7 @@ use crate::limiter::{Resolved, resolve};
 use crate::request::Request;
 use crate::rules::{Lookup, Places, Rule, Rules, Trace, Written};
 use crate::settings::{KeyFlags, PerSecondFlags, Role, RulesDirFlags, StoreFlags};
-use count::Count;
+use count::{Count, Entry};
 
 pub(super) const NOTES: &str = "\
 The descriptors are those of one request, so that a rule of one may replace that of another.
@@ -75,7 +75,7 @@ enum End<'r> {
     Unlimited(&'r Rule),
     Counted {
         rule: &'r Rule,
-        counts: Vec<Count>,
+        count: Box<Count>,
     },
 }
 
@@ -92,7 +92,7 @@ impl<'r> End<'r> {
     }
 }
 
-/// Loads the rules, follows each descriptor, and looks at the counts if there is a Redis.
+/// Loads the rules, follows each descriptor, and looks at counts and pools if there is a Redis.
 pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let store = source::resolved(|faults| flags.store.resolve(&flags.per_second, faults))?;
@@ -106,11 +106,11 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
     let hasher = KeyHasher::new(flags.key.secret().reveal());
     let mut explained = explain((&rules, &places), &request, &flags.descriptors, &hasher);
     let counts = explained.iter_mut().filter_map(|one| match &mut one.end {
-        End::Counted { counts, .. } => Some(counts),
+        End::Counted { count, .. } => Some(&mut **count),
         _ => None,
     });
-    let mut counts: Vec<&mut Count> = counts.flatten().collect();
-    count::look(store, flags.store.key_prefix(), &mut counts)?;
+    let mut entries: Vec<&mut Entry> = counts.flat_map(Count::entries).collect();
+    count::look(store, flags.store.key_prefix(), &mut entries)?;
     if flags.out.json {
         out.json(&report::json(&request, &explained))?;
     } else {
@@ -135,7 +135,7 @@ fn explain<'r>(
             (Lookup::UnknownDomain, _) => End::UnknownDomain,
             (Lookup::NoRule, _) => End::NoRule,
             (Lookup::Rule(rule), Resolved::Charged(charge)) => {
-                End::Counted { rule, counts: Count::of(charge) }
+                End::Counted { rule, count: Box::new(Count::of(charge)) }
             }
             (Lookup::Rule(rule), Resolved::Unlimited) => End::Unlimited(rule),
             // A rule that was found and limits nothing has been replaced.

@@ -146,8 +146,8 @@ mod tests {
     fn others(heat: &mut Heat, asks: u64, millis: u64) {
         let key = Key::for_test(1_000_000 + millis);
         for n in 0..asks {
-            let at_share = u8::try_from(n % 256).unwrap();
-            heat.note(key.of_share(at_share), at(millis));
+            let pool = u8::try_from(n % 128).unwrap();
+            heat.note(key.of_pool(pool), at(millis));
         }
     }
 

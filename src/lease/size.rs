@@ -29,9 +29,10 @@ const IDLE_MAX: Duration = Duration::from_secs(2);
 /// seconds yet.
 const BURST: Duration = Duration::from_millis(250);
 
-/// A lease is no longer than this part of what was used since the key was last idle. So the return
-/// of what a short burst leaves costs no more calls than its leases saved.
-const RUN_PART: u64 = 2;
+/// A lease is no longer than what was used since the key was last idle, and a single token before so
+/// many hits. So the return of what a short burst leaves costs hardly more calls than its leases
+/// saved.
+const RUN_MIN: u64 = 3;
 
 /// Leases last long, whatever part of the limit remains, while all that pods like this one would
 /// hold is no more than this part of it.
@@ -306,9 +307,9 @@ impl Need {
         steady.max(self.burst * span.min(self.lengthened(BURST)).as_secs_f64())
     }
 
-    /// What a run this long may be expected to use.
+    /// What a run this long may be expected to use: as much again. Two hits are no run yet.
     fn by_run(&self) -> f64 {
-        self.run.map_or(f64::INFINITY, |run| (run / RUN_PART) as f64)
+        self.run.map_or(f64::INFINITY, |run| if run < RUN_MIN { 0.0 } else { run as f64 })
     }
 
     /// φ·remaining/n. What comes in until the next ask is shared too: a bucket that is kept empty
@@ -515,12 +516,12 @@ mod tests {
     }
 
     #[test]
-    fn a_short_run_is_lent_no_more_than_half_of_what_it_used() {
+    fn a_short_run_is_lent_no_more_than_it_used() {
         let after = |run| Need { run: Some(run), ..need(1_000.0, 100_000, 100_000) };
         assert_eq!(Need { limit: 1_000, left: 1_000, ..after(1) }.size(), 5, "the allowance");
-        assert_eq!(Need { limit: 100, left: 100, ..after(3) }.size(), 1);
-        assert!(!Need { limit: 100, left: 100, ..after(1) }.may_hold_ahead());
-        assert_eq!(Need { limit: 100, left: 100, ..after(20) }.size(), 10);
+        assert_eq!(Need { limit: 100, left: 100, ..after(2) }.size(), 1);
+        assert!(!Need { limit: 100, left: 100, ..after(2) }.may_hold_ahead());
+        assert_eq!(Need { limit: 100, left: 100, ..after(20) }.size(), 20);
     }
 
     #[test]

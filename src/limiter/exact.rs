@@ -15,8 +15,8 @@ use crate::verdict::{self, Code, Counted, How, Modes, Outcome, Trace, Verdict};
 
 /// Decides requests as one server would that asks its store for each.
 ///
-/// What differs from a fleet: no lease lies unspent elsewhere, no failure mode answers, a key that
-/// is split into shares is counted whole, and a leaky bucket's wait is not waited.
+/// What differs from a fleet: no lease lies unspent elsewhere, be it with a pod or in a pool, no
+/// failure mode answers, and a leaky bucket's wait is not waited.
 pub struct Exact {
     store: MemoryStore,
     /// Microseconds since the Unix epoch.

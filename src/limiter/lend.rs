@@ -42,8 +42,8 @@ pub(super) struct Manner {
     pub(super) limit: Limit,
     pub(super) kind: Kind,
     pub(super) leasing: Leasing,
-    /// Pools that the key is split into, or 1.
-    pub(super) shares: NonZeroU8,
+    /// Pools of the key; 1 is none beside its own count.
+    pub(super) pools: NonZeroU8,
 }
 
 /// The ask that returns the lease of a reply that nobody has a use for.
@@ -79,7 +79,7 @@ impl Manner {
             (Algorithm::FixedWindow, Leasing::On(terms)) if terms.ttl.is_none() => Kind::Windowed,
             _ => Kind::Timed,
         };
-        Self { limit, kind, leasing, shares: rule.map_or(NonZeroU8::MIN, |rule| rule.shards) }
+        Self { limit, kind, leasing, pools: rule.map_or(NonZeroU8::MIN, |rule| rule.shards) }
     }
 
     /// A look at the key, to be filled in.

@@ -1,6 +1,6 @@
 //! What a rule allows: a number of requests in a window, by one of five algorithms.
 
-use std::num::{NonZeroU8, NonZeroU32};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// `requests_per_unit` in each window of `unit_multiplier` units, as `algorithm` counts them.
@@ -37,7 +37,7 @@ pub enum Algorithm {
     FixedWindow,
     /// A bucket that refills steadily, `requests_per_unit` in a window.
     TokenBucket {
-        /// What the bucket holds, from 1; 0 where the limit, or a share of it, is 0.
+        /// What the bucket holds, from 1; 0 where the limit, or a pod's part of it, is 0.
         burst: u32,
     },
     /// This window's count and the last one's, weighed by how much of it still lies within a
@@ -55,17 +55,8 @@ pub enum Algorithm {
 /// The longest [`Algorithm::LeakyBucket::max_delay_us`]: callers gave up long before.
 pub const MAX_DELAY_MAX: Duration = Duration::from_secs(60);
 
-/// One of the equal parts that a hot key is split into (`shards`), each on a slot of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Share {
-    /// Which; below `of`.
-    pub at: u8,
-    /// How many there are, at most [`SHARES_MAX`].
-    pub of: NonZeroU8,
-}
-
-/// Parts that a key may be split into.
-pub const SHARES_MAX: u8 = 64;
+/// Pools that a key may have (`shards`), each on a slot of its own.
+pub const POOLS_MAX: u8 = 64;
 
 /// The windows that the reference's `unit` names; each is aligned to the Unix epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -127,31 +118,6 @@ impl Limit {
         algorithm << 56 | self.window_seconds()
     }
 
-    /// The part of the limit that `share` of its key holds. The parts add up to the whole.
-    #[must_use]
-    pub fn of_share(self, share: Share) -> Self {
-        let algorithm = match self.algorithm {
-            Algorithm::TokenBucket { burst } => {
-                Algorithm::TokenBucket { burst: share.part_of(burst) }
-            }
-            other => other,
-        };
-        Self { requests_per_unit: share.part_of(self.requests_per_unit), algorithm, ..self }
-    }
-
-    /// ⌈limit / `pods`⌉: what each of so many pods admits by itself. [`Limit::part`] replaces it.
-    #[must_use]
-    pub fn of_pod(self, pods: u32) -> Self {
-        let pods = pods.max(1);
-        let algorithm = match self.algorithm {
-            Algorithm::TokenBucket { burst } => {
-                Algorithm::TokenBucket { burst: burst.div_ceil(pods) }
-            }
-            other => other,
-        };
-        Self { requests_per_unit: self.requests_per_unit.div_ceil(pods), algorithm, ..self }
-    }
-
     /// The part of the limit that one of `pods` admits by itself: ⌊limit / `pods`⌋, plus one where
     /// `dice` falls under the fraction that is left. With `dice` uniform over 64 bits and drawn
     /// anew for each pod and window, the parts of all pods add up to the limit on average, also
@@ -190,19 +156,6 @@ impl Algorithm {
             Algorithm::SlidingLog => "sliding_log",
             Algorithm::LeakyBucket { .. } => "leaky_bucket",
         }
-    }
-}
-
-// === impl Share ===
-
-impl Share {
-    /// All of a key that is not split.
-    pub const WHOLE: Share = Share { at: 0, of: NonZeroU8::MIN };
-
-    /// This share's part of `amount`: the first shares have what does not divide evenly.
-    const fn part_of(self, amount: u32) -> u32 {
-        let of = self.of.get() as u32;
-        amount / of + ((self.at as u32) < amount % of) as u32
     }
 }
 

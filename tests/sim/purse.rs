@@ -126,7 +126,7 @@ impl Purse {
     }
 
     /// The pod returns tokens. It may take them for those of a lease that ends before theirs, which
-    /// has them credited less readily, never for those of a later one. Any share may take them.
+    /// has them credited less readily, never for those of a later one.
     pub fn give_back(&mut self, back: Back) -> Result<(), String> {
         let mut missing = back.tokens;
         let from = match back.epoch {

@@ -81,8 +81,13 @@ fn words(counts: Counts) -> String {
     match counts {
         Counts::Kept => "counts are kept".to_owned(),
         Counts::Restart => "counts restart: what was spent is forgotten".to_owned(),
-        Counts::KeptOf(1) => "counts are kept by the first share alone".to_owned(),
-        Counts::KeptOf(shares) => format!("counts are kept by the first {shares} shares alone"),
+        Counts::KeptWithoutPools(pools) => {
+            let lost = if pools == 1 { "1 pool".to_owned() } else { format!("{pools} pools") };
+            format!(
+                "counts are kept; each key loses {lost}: pods take back the tokens in them, or \
+                 these end with their lease"
+            )
+        }
         Counts::Begin => "counting begins".to_owned(),
         Counts::End => "counting ends".to_owned(),
         Counts::None => "nothing is counted".to_owned(),
@@ -107,6 +112,7 @@ pub(super) fn json(diff: &Diff<'_>, Sides { was, is }: Sides<'_>) -> Value {
             },
             "settings": settings.collect::<Vec<_>>(),
             "counts": name(change.counts),
+            "pools_dropped": change.counts.pools_dropped(),
         })
     };
     let reordered =
@@ -123,9 +129,8 @@ pub(super) fn json(diff: &Diff<'_>, Sides { was, is }: Sides<'_>) -> Value {
 
 fn name(counts: Counts) -> &'static str {
     match counts {
-        Counts::Kept => "kept",
+        Counts::Kept | Counts::KeptWithoutPools(_) => "kept",
         Counts::Restart => "restart",
-        Counts::KeptOf(_) => "kept_in_part",
         Counts::Begin => "begin",
         Counts::End => "end",
         Counts::None => "none",

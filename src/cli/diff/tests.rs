@@ -35,7 +35,7 @@ fn amounts_keep_the_counts_and_windows_and_algorithms_restart_them() {
             &["algorithm: \"fixed_window\" \"token_bucket\"", "burst: null 10"],
             Counts::Restart,
         ),
-        ("unit: minute, requests_per_unit: 10, shards: 4", &["shards: 1 4"], Counts::KeptOf(1)),
+        ("unit: minute, requests_per_unit: 10, shards: 4", &["shards: 1 4"], Counts::Kept),
         (
             "unit: minute, requests_per_unit: 10, failure_mode: deny",
             &["failure_mode: \"local\" \"deny\""],
@@ -50,6 +50,19 @@ fn amounts_keep_the_counts_and_windows_and_algorithms_restart_them() {
     assert_eq!(change(ten, seconds).1, Counts::Kept);
     assert_eq!(change(ten, "unlimited: true").1, Counts::End);
     assert_eq!(change("unlimited: true", ten).1, Counts::Begin);
+}
+
+#[test]
+fn a_change_of_shards_keeps_the_counts_and_says_how_many_pools_go() {
+    let rule = |shards: u8| format!("unit: minute, requests_per_unit: 100, shards: {shards}");
+    for (old, new, expected) in [
+        (1, 4, Counts::Kept),
+        (4, 8, Counts::Kept),
+        (8, 3, Counts::KeptWithoutPools(5)),
+        (4, 1, Counts::KeptWithoutPools(4)),
+    ] {
+        assert_eq!(change(&rule(old), &rule(new)).1, expected, "{old} to {new}");
+    }
 }
 
 /// So that tables can hold literals.

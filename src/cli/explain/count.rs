@@ -1,24 +1,28 @@
-//! The counts of one rule for one descriptor: their keys, and what the store holds of them.
+//! The count of one rule for one descriptor and the pools of its key: where they live, and what the
+//! store holds of them.
 
 use crate::app;
 use crate::cli::out::Trouble;
-use crate::key::Key;
 use crate::limiter::Charge;
-use crate::rules::{Limit, Share};
+use crate::rules::{Algorithm, Leasing, Limit, Rule};
 use crate::settings::StoreSettings;
 use crate::store::redis::slot_of;
 use crate::store::{Ask, Grant, StoreError};
 use crate::telemetry::trace::Tracer;
 
-/// One count.
+/// A key's own count, which holds the whole limit, and its pools, which hold tokens lent by it.
 pub(super) struct Count {
-    /// The key of all the shares together.
-    whole: Key,
-    limit: Limit,
-    pub(super) share: Share,
-    /// The count's own key.
-    pub(super) key: Key,
-    /// As the store has it, once [`look`] has filled it in.
+    /// What the count is held to.
+    pub(super) limit: Limit,
+    pub(super) own: Entry,
+    /// In order of their numbers; empty where the key is not split.
+    pub(super) pools: Vec<Entry>,
+}
+
+/// What the store keeps under one of its keys.
+pub(super) struct Entry {
+    ask: Ask,
+    /// The key in Redis, once [`look`] has filled it in.
     pub(super) in_store: String,
     /// Of a cluster.
     pub(super) slot: usize,
@@ -31,48 +35,58 @@ pub(super) struct Count {
 // === impl Count ===
 
 impl Count {
-    /// Those that `charge` may be charged to: one a share.
-    pub(super) fn of(charge: &Charge<'_>) -> Vec<Self> {
-        let shards = charge.applied.rule.map_or(Share::WHOLE.of, |rule| rule.shards);
-        let shares = (0..shards.get()).map(|at| Share { at, of: shards });
-        let count = |share: Share| Self {
-            whole: charge.own,
-            limit: charge.applied.limit,
-            share,
-            key: charge.own.of_share(share.at),
-            in_store: String::new(),
-            slot: 0,
-            server: None,
-            now: None,
-        };
-        shares.map(count).collect()
+    /// That which `charge` is charged to.
+    pub(super) fn of(charge: &Charge<'_>) -> Self {
+        let limit = charge.applied.limit;
+        let look = Ask::look(charge.own, limit);
+        let pools = 0..charge.applied.rule.map_or(0, |rule| pools(rule, limit));
+        let pools = pools.map(|pool| Entry::of(Ask { pool: Some(pool), ..look }));
+        Self { limit, own: Entry::of(look), pools: pools.collect() }
     }
 
-    /// What the count is held to.
-    pub(super) fn terms(&self) -> Limit {
-        self.limit.of_share(self.share)
-    }
-
-    fn ask(&self) -> Ask {
-        Ask { share: self.share, ..Ask::look(self.whole, self.limit) }
+    /// The count, then its pools.
+    pub(super) fn entries(&mut self) -> impl Iterator<Item = &mut Entry> {
+        std::iter::once(&mut self.own).chain(&mut self.pools)
     }
 }
 
-/// Fills in where each of `counts` lives and, if `store` is a Redis, what it holds. Nothing is
+/// Pools that pods use under `rule`: none without leases, whose tokens they hold, and none of a
+/// leaky bucket, whose slots are spaced.
+fn pools(rule: &Rule, limit: Limit) -> u8 {
+    let is_leased = rule.leasing != Leasing::Off;
+    let is_spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
+    let shards = rule.shards.get();
+    if shards > 1 && is_leased && !is_spaced { shards } else { 0 }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    fn of(ask: Ask) -> Self {
+        Self { ask, in_store: String::new(), slot: 0, server: None, now: None }
+    }
+
+    /// The key without what surrounds it in Redis.
+    pub(super) fn key(&self) -> String {
+        self.ask.counter().to_string()
+    }
+}
+
+/// Fills in where each of `entries` lives and, if `store` is a Redis, what it holds. Nothing is
 /// taken. `prefix` is that of the keys where the store has none of its own.
 pub(super) fn look(
     store: StoreSettings,
     prefix: &str,
-    counts: &mut [&mut Count],
+    entries: &mut [&mut Entry],
 ) -> Result<(), Trouble> {
-    for count in counts.iter_mut() {
-        count.in_store = count.key.in_store(prefix);
-        count.slot = slot_of(count.in_store.as_bytes());
+    for entry in entries.iter_mut() {
+        entry.in_store = entry.ask.counter().in_store(prefix);
+        entry.slot = slot_of(entry.in_store.as_bytes());
     }
-    if store == StoreSettings::Memory || counts.is_empty() {
+    if store == StoreSettings::Memory || entries.is_empty() {
         return Ok(());
     }
-    let asks: Vec<Ask> = counts.iter().map(|count| count.ask()).collect();
+    let asks: Vec<Ask> = entries.iter().map(|entry| entry.ask).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
         runtime.map_err(|error| Trouble::new(format_args!("cannot look at Redis: {error}")))?;
@@ -81,9 +95,9 @@ pub(super) fn look(
         let replies = store.exchange(&asks).await;
         (replies, asks.iter().map(|ask| store.owner(ask)).collect())
     });
-    for ((count, reply), server) in counts.iter_mut().zip(replies).zip(servers) {
-        count.now = Some(reply);
-        count.server = server;
+    for ((entry, reply), server) in entries.iter_mut().zip(replies).zip(servers) {
+        entry.now = Some(reply);
+        entry.server = server;
     }
     Ok(())
 }

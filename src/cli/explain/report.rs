@@ -3,18 +3,18 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::count::Count;
+use super::count::{Count, Entry};
 use super::{End, Explained};
 use crate::cli::out::{Ink, Out, Trouble};
 use crate::cli::rule;
 use crate::cli::safe::Safe;
-use crate::request::{Entry, Request};
-use crate::rules::{Allowance, Candidate, Fit, Rule, Step};
+use crate::request::{self, Request};
+use crate::rules::{Allowance, Candidate, Fit, Limit, Rule, Step};
 use crate::store::Grant;
 
-/// Prints each descriptor's way, what it came to, and its counts.
+/// Prints each descriptor's way, what it came to, and its count.
 pub(super) fn text(
     request: &Request<'_>,
     explained: &[Explained<'_>],
@@ -36,7 +36,12 @@ pub(super) fn text(
     Ok(())
 }
 
-fn level(number: usize, entry: &Entry<'_>, step: &Step<'_>, out: &mut Out) -> Result<(), Trouble> {
+fn level(
+    number: usize,
+    entry: &request::Entry<'_>,
+    step: &Step<'_>,
+    out: &mut Out,
+) -> Result<(), Trouble> {
     out.line(format_args!("  level {number}: {}", Safe(shown(&[*entry]))))?;
     for (at, candidate) in step.candidates.iter().enumerate() {
         let (what, ink) = match step.taken {
@@ -76,7 +81,7 @@ fn some(names: &[&str], count: usize) -> String {
 
 fn end(
     request: &Request<'_>,
-    entries: &[Entry<'_>],
+    entries: &[request::Entry<'_>],
     one: &Explained<'_>,
     out: &mut Out,
 ) -> Result<(), Trouble> {
@@ -97,16 +102,16 @@ fn end(
             field("result", &by, out)
         }
         End::Unlimited(_) => field("allows", "everything; nothing is counted", out),
-        End::Counted { rule, counts } => {
+        End::Counted { rule, count: counted } => {
             let stats = rule.stats_key(request.domain, entries);
-            counted(rule, &stats, out)?;
-            counts.iter().try_for_each(|each| count(each, out))
+            settings(rule, &stats, out)?;
+            count(counted, out)
         }
     }
 }
 
 /// Why the way led to no rule.
-fn why_no_rule(entries: &[Entry<'_>], steps: &[Step<'_>]) -> String {
+fn why_no_rule(entries: &[request::Entry<'_>], steps: &[Step<'_>]) -> String {
     let why = match steps.last() {
         Some(step) if step.taken.is_none() => "no node matches",
         Some(_) if steps.len() < entries.len() => "the last node has nothing below it",
@@ -119,7 +124,7 @@ fn why_no_rule(entries: &[Entry<'_>], steps: &[Step<'_>]) -> String {
     format!("no rule: {why}; it passes")
 }
 
-fn counted(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), Trouble> {
+fn settings(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), Trouble> {
     if !rule.name.is_empty() {
         field("name", &rule.name, out)?;
     }
@@ -132,7 +137,7 @@ fn counted(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), Trouble> {
         field("denied", "a denied charge leaves what is left of the count", out)?;
     }
     if rule.shards.get() > 1 {
-        field("shards", &format!("the count is split into {}", rule.shards), out)?;
+        field("shards", &format!("one count, and tokens of it in {} pools", rule.shards), out)?;
     }
     if rule.shadow_mode {
         field("shadow", "counted and reported, never denied", out)?;
@@ -155,23 +160,41 @@ fn counted(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), Trouble> {
     field("stats key", stats, out)
 }
 
-fn count(count: &Count, out: &mut Out) -> Result<(), Trouble> {
-    let share = match count.share.of.get() {
-        1 => String::new(),
-        of => format!("share {} of {of}: ", count.share.at + 1),
-    };
-    field("key", &format!("{share}{}", count.key), out)?;
-    let server = count.server.as_ref().map(|server| format!(", on {server}")).unwrap_or_default();
-    field("redis", &format!("{}, slot {}{server}", count.in_store, count.slot), out)?;
-    match &count.now {
-        None => Ok(()),
-        Some(Ok(grant)) => field("now", &standing(count, grant), out),
-        Some(Err(error)) => field("now", &format!("unknown: {error}"), out),
+fn count(Count { limit, own, pools }: &Count, out: &mut Out) -> Result<(), Trouble> {
+    field("key", &own.key(), out)?;
+    field("redis", &place(own), out)?;
+    match &own.now {
+        None => {}
+        Some(Ok(grant)) => field("now", &standing(*limit, grant), out)?,
+        Some(Err(error)) => field("now", &format!("unknown: {error}"), out)?,
+    }
+    pools.iter().enumerate().try_for_each(|(at, pool)| {
+        let held = match &pool.now {
+            None => String::new(),
+            Some(Ok(grant)) => format!(": {}", held(grant)),
+            Some(Err(error)) => format!(": unknown: {error}"),
+        };
+        field(&format!("pool {at}"), &format!("{}{held}", place(pool)), out)
+    })
+}
+
+/// `rl:{…}, slot 7, on 127.0.0.1:7000`
+fn place(entry: &Entry) -> String {
+    let server = entry.server.as_ref().map(|server| format!(", on {server}")).unwrap_or_default();
+    format!("{}, slot {}{server}", entry.in_store, entry.slot)
+}
+
+/// What a pool holds.
+fn held(grant: &Grant) -> String {
+    match grant.left {
+        0 => "empty".to_owned(),
+        1 => format!("1 token for {}", seconds(grant.ends_after)),
+        tokens => format!("{tokens} tokens for {}", seconds(grant.ends_after)),
     }
 }
 
-fn standing(count: &Count, grant: &Grant) -> String {
-    let mut text = format!("{} of {} left", grant.left, count.terms().capacity());
+fn standing(limit: Limit, grant: &Grant) -> String {
+    let mut text = format!("{} of {} left", grant.left, limit.capacity());
     if grant.overdrawn {
         text.push_str(", over the limit");
     }
@@ -193,8 +216,8 @@ fn field(name: &str, value: &str, out: &mut Out) -> Result<(), Trouble> {
 }
 
 /// `(key, value)(key, value)`
-fn shown(entries: &[Entry<'_>]) -> String {
-    entries.iter().map(|Entry { key, value }| format!("({key}, {value})")).collect()
+fn shown(entries: &[request::Entry<'_>]) -> String {
+    entries.iter().map(|request::Entry { key, value }| format!("({key}, {value})")).collect()
 }
 
 fn node(candidate: &Candidate<'_>) -> String {
@@ -220,12 +243,12 @@ pub(super) fn json(request: &Request<'_>, explained: &[Explained<'_>]) -> Value 
         let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
         let levels: Vec<Value> = entries.iter().zip(steps).map(level_json).collect();
         let rule = one.end.rule();
-        let (result, by, counts) = match &one.end {
-            End::UnknownDomain => ("unknown_domain", None, &[][..]),
-            End::NoRule => ("no_rule", None, &[][..]),
-            End::Replaced { by, .. } => ("replaced", Some(&by.path), &[][..]),
-            End::Unlimited(_) => ("unlimited", None, &[][..]),
-            End::Counted { counts, .. } => ("counted", None, &counts[..]),
+        let (result, by, count) = match &one.end {
+            End::UnknownDomain => ("unknown_domain", None, None),
+            End::NoRule => ("no_rule", None, None),
+            End::Replaced { by, .. } => ("replaced", Some(&by.path), None),
+            End::Unlimited(_) => ("unlimited", None, None),
+            End::Counted { count, .. } => ("counted", None, Some(count)),
         };
         json!({
             "entries": entries.iter().map(entry_json).collect::<Vec<_>>(),
@@ -236,17 +259,17 @@ pub(super) fn json(request: &Request<'_>, explained: &[Explained<'_>]) -> Value 
             "settings": rule.map(rule::object),
             "stats_key": rule.map(|rule| rule.stats_key(request.domain, entries)),
             "replaced_by": by,
-            "counts": counts.iter().map(count_json).collect::<Vec<_>>(),
+            "count": count.map(|count| count_json(count)),
         })
     });
     json!({ "domain": request.domain, "descriptors": each.collect::<Vec<_>>() })
 }
 
-fn entry_json(entry: &Entry<'_>) -> Value {
+fn entry_json(entry: &request::Entry<'_>) -> Value {
     json!({ "key": entry.key, "value": entry.value })
 }
 
-fn level_json((entry, step): (&Entry<'_>, &Step<'_>)) -> Value {
+fn level_json((entry, step): (&request::Entry<'_>, &Step<'_>)) -> Value {
     let candidates = step.candidates.iter().enumerate().map(|(at, candidate)| {
         let Candidate { key, value, fits, .. } = candidate;
         json!({ "by": fit(candidate.fit), "key": key, "value": value, "matches": fits,
@@ -260,24 +283,38 @@ fn level_json((entry, step): (&Entry<'_>, &Step<'_>)) -> Value {
     })
 }
 
-fn count_json(count: &Count) -> Value {
-    let now = match &count.now {
-        Some(Ok(grant)) => json!({
+fn count_json(Count { limit, own, pools }: &Count) -> Value {
+    let standing = |grant: &Grant| {
+        json!({
             "left": grant.left,
-            "of": count.terms().capacity(),
+            "of": limit.capacity(),
             "overdrawn": grant.overdrawn,
             "reset_after_seconds": grant.reset_after.as_secs_f64(),
             "retry_after_seconds": grant.retry_after.as_secs_f64(),
-        }),
+        })
+    };
+    let held = |grant: &Grant| {
+        let ends = grant.ends_after.as_secs_f64();
+        json!({ "tokens": grant.left, "ends_after_seconds": ends })
+    };
+    let mut count = entry_in_store(own, standing);
+    let pools = pools.iter().map(|pool| Value::Object(entry_in_store(pool, held)));
+    count.insert("pools".into(), pools.collect());
+    Value::Object(count)
+}
+
+fn entry_in_store(entry: &Entry, shown: impl Fn(&Grant) -> Value) -> Map<String, Value> {
+    let now = match &entry.now {
+        Some(Ok(grant)) => shown(grant),
         Some(Err(error)) => json!({ "error": error.to_string() }),
         None => Value::Null,
     };
-    json!({
-        "share": count.share.at,
-        "key": count.key.to_string(),
-        "redis_key": count.in_store,
-        "slot": count.slot,
-        "server": count.server,
-        "now": now,
-    })
+    let members = [
+        ("key", json!(entry.key())),
+        ("redis_key", json!(entry.in_store)),
+        ("slot", json!(entry.slot)),
+        ("server", json!(entry.server)),
+        ("now", now),
+    ];
+    members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

@@ -101,7 +101,7 @@ fn each_quiet_rule_beside_a_loud_one_shows_its_true_top_keys() {
 #[test]
 fn five_million_keys_of_thousands_of_rules_take_no_more_memory_than_one_of_each_place() {
     let rules = many_rules(3_000);
-    for (values, blocks) in [(false, 5_000_000 / 256), (true, 2_000)] {
+    for (values, blocks) in [(false, 5_000_000 / 128), (true, 4_000)] {
         let (hot, hasher) = (hot_keys(4, values), KeyHasher::new("many"));
         let long = "x".repeat(300);
         let request = request(&[("user", &long)]);
@@ -109,8 +109,8 @@ fn five_million_keys_of_thousands_of_rules_take_no_more_memory_than_one_of_each_
             let rule = rules.iter().nth(n % 3_000).unwrap();
             let key = hasher.key("d", n as u64, std::iter::empty());
             let mut verdict = verdict(Some(rule), key, true);
-            for share in 0..=u8::MAX {
-                verdict.statuses[0].counted.as_mut().unwrap().key = key.of_share(share);
+            for pool in 0..128 {
+                verdict.statuses[0].counted.as_mut().unwrap().key = key.of_pool(pool);
                 at(&request, &verdict, 0, &hot);
             }
         }

@@ -27,7 +27,7 @@ impl Slot {
     /// The pool to ask for a lease of `need`, if the own count need not be asked.
     pub(super) fn pool(&self, manner: &Manner, need: &Need, now: Time) -> Option<u8> {
         let known = self.buffer.left(now).is_some() && !self.flags.is_pool_empty();
-        (known && is_pooled(manner, need)).then(|| self.pool % manner.shares)
+        (known && is_pooled(manner, need)).then(|| self.pool % manner.pools)
     }
 
     /// Tokens to ask the own count for on top of a lease, to be put into the pool.
@@ -35,13 +35,13 @@ impl Slot {
         if !self.flags.is_pool_empty() || !is_pooled(manner, need) {
             return 0;
         }
-        let others = need.pods / f64::from(manner.shares.get()) - 1.0;
+        let others = need.pods / f64::from(manner.pools.get()) - 1.0;
         let dice = mixed(key.bits() ^ mixed(here.pod ^ here.now.nanos()));
         let drawn = (dice >> 32) as f64 / f64::from(u32::MAX);
         if drawn * (others + 1.0) > FILLING {
             return 0;
         }
-        need.for_pool(others, manner.shares)
+        need.for_pool(others, manner.pools)
     }
 
     /// Takes in what a pool lent; whether it lent what was asked for.
@@ -83,7 +83,7 @@ impl Slot {
     /// After a grant of the own count: puts what is more than a lease into the pool.
     pub(super) fn fill_pool(&mut self, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let manner = self.manner(here);
-        if manner.shares.get() == 1 {
+        if manner.pools.get() == 1 {
             return;
         }
         self.flags.set_pool_empty(false);
@@ -97,7 +97,7 @@ impl Slot {
         // Less the way there and back, which no clock of the pool's counts.
         let lasts = lot.ends.since(here.now).saturating_sub(2 * self.round_trip());
         let deposit = Some(Deposit { tokens: lot.tokens, epoch: lot.epoch, lasts });
-        let (pool, purpose) = (Some(self.pool % manner.shares), Purpose::Return);
+        let (pool, purpose) = (Some(self.pool % manner.pools), Purpose::Return);
         asks.push(Ask { pool, deposit, purpose, ..manner.ask(key) });
     }
 
@@ -114,7 +114,7 @@ impl Slot {
         if !is_leased_by_number(&manner) {
             return;
         }
-        for pool in kept..manner.shares.get() {
+        for pool in kept..manner.pools.get() {
             self.note_asked(here.now);
             let (pool, want) = (Some(pool), u64::from(u32::MAX));
             asks.push(Ask { pool, want, ..manner.ask(key) });
@@ -124,8 +124,8 @@ impl Slot {
 
 /// Whether leases of `need` come from pools: there are more pods than pools, and much is left.
 fn is_pooled(manner: &Manner, need: &Need) -> bool {
-    let pods = need.pods > f64::from(manner.shares.get());
-    pods && manner.shares.get() > 1 && is_leased_by_number(manner) && need.size() >= LEASE_MIN
+    let pods = need.pods > f64::from(manner.pools.get());
+    pods && manner.pools.get() > 1 && is_leased_by_number(manner) && need.size() >= LEASE_MIN
 }
 
 fn is_leased_by_number(manner: &Manner) -> bool {

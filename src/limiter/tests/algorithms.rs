@@ -169,7 +169,7 @@ async fn with_leases_off_no_denial_is_remembered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_shares_of_a_key_add_up_to_its_limit() {
+async fn a_split_key_admits_its_whole_limit() {
     for limit in [0, 1, 3, 10, 1_000] {
         let rig = Rig::new(&rule(&format!("unit: hour, requests_per_unit: {limit}, shards: 4"), 1));
         let (one, other) = (rig.pod(), rig.pod());
@@ -183,14 +183,14 @@ async fn the_shares_of_a_key_add_up_to_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_look_at_a_split_key_ends_with_the_word_of_one_share() {
+async fn a_look_at_a_split_key_asks_its_own_count_alone() {
     let rig = Rig::new(&rule("unit: hour, requests_per_unit: 100, shards: 4", 1));
     assert_eq!(decide(&rig.pod(), &rig.rules, &look("a")).await, (true, 100));
     assert_eq!(rig.asks(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_charge_larger_than_a_share_gathers_from_several() {
+async fn the_count_of_a_split_key_grants_a_large_charge_whole() {
     let rig = Rig::new(&rule("unit: hour, requests_per_unit: 100, shards: 4", 1));
     let pod = rig.pod();
     assert!(decide(&pod, &rig.rules, &charge("a", 90)).await.0);

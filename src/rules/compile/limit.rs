@@ -187,8 +187,7 @@ impl Compiler<'_> {
         Lease::resolve(own.lease.value(), self.defaults.lease.value())
     }
 
-    /// No more shards than tokens: a share without any would only be asked in vain, and one without
-    /// a rate, or without a burst, would lose what it has of the other.
+    /// No more pools than tokens: the others would always be empty, and be asked in vain.
     fn shards(&mut self, own: &Manner, kind: Option<Algorithm>, limit: Option<Limit>) -> NonZeroU8 {
         if let Some(Algorithm::LeakyBucket { .. }) = kind {
             self.within(&own.shards, |shards| match shards {

@@ -7,7 +7,7 @@ use super::Compiler;
 use crate::rules::fault::excerpt;
 use crate::rules::field::nearest;
 use crate::rules::file::{self, Given};
-use crate::rules::{Algorithm, FailureMode, Leasing, MAX_DELAY_MAX, SHARES_MAX, Terms};
+use crate::rules::{Algorithm, FailureMode, Leasing, MAX_DELAY_MAX, POOLS_MAX, Terms};
 
 /// How a limit is kept, as a rule or its file's `defaults` say.
 #[derive(Debug, Default)]
@@ -116,10 +116,10 @@ fn max_delay(span: Duration) -> Result<u32, String> {
 }
 
 fn shards(count: u32) -> Result<NonZeroU8, String> {
-    let within = u8::try_from(count).ok().filter(|count| *count <= SHARES_MAX);
+    let within = u8::try_from(count).ok().filter(|count| *count <= POOLS_MAX);
     within
         .and_then(NonZeroU8::new)
-        .ok_or_else(|| format!("'shards' must be from 1 to {SHARES_MAX}, found {count}"))
+        .ok_or_else(|| format!("'shards' must be from 1 to {POOLS_MAX}, found {count}"))
 }
 
 fn fraction(number: f64) -> Result<f32, String> {

@@ -272,7 +272,7 @@ defaults: {<<: {shards: 2, max_delay: 1s}, shards: 3}
 }
 
 #[test]
-fn shards_are_no_more_than_the_tokens_that_they_share() {
+fn pools_are_no_more_than_the_tokens_of_the_limit() {
     let text = "domain: a
 descriptors:
   - {key: few, rate_limit: {unit: day, requests_per_unit: 3, shards: 8}}

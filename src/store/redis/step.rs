@@ -26,7 +26,7 @@ pub(super) fn call<'a>(scripts: &'a Scripts, ask: &Ask, key: String) -> Call<'a>
     if ask.pool.is_some() {
         return call_of_pool(scripts, ask, key);
     }
-    let terms = ask.terms();
+    let terms = ask.limit;
     // Its slots go by: a denial spends none, and none comes back.
     let slots = matches!(terms.algorithm, Algorithm::LeakyBucket { .. });
     let mut arguments = Vec::with_capacity(ARGUMENTS_MAX);
@@ -110,7 +110,7 @@ fn numbers(reply: &Value) -> Option<Vec<u64>> {
 
 fn of_fixed_window(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, window, count] = numbers else { return None };
-    let limit = u64::from(ask.terms().requests_per_unit);
+    let limit = u64::from(ask.limit.requests_per_unit);
     let debited = tokens == 0 || (tokens <= count && count <= limit);
     let state = if ask.ahead {
         let (present, next) = (window.checked_sub(1)?, u32::try_from(count).ok()?);
@@ -132,7 +132,7 @@ fn of_pool(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
 
 fn of_bucket(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, before, after] = numbers else { return None };
-    let pace = Pace::of(ask.terms());
+    let pace = Pace::of(ask.limit);
     let debited = match tokens {
         0 => before <= after,
         _ => tokens <= pace.left(before) && before.checked_add(pace.cost(tokens)) == Some(after),
@@ -149,7 +149,7 @@ fn of_sliding_window(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, window, count, previous] = numbers else { return None };
     let count_of =
         |count: u64| u32::try_from(count).ok().filter(|count| *count <= sliding_window::COUNT_MAX);
-    let limit = u64::from(sliding_window::limit_of(ask.terms()));
+    let limit = u64::from(sliding_window::limit_of(ask.limit));
     let debited = tokens == 0 || (tokens <= count && count <= limit);
     let state =
         sliding_window::State { window, count: count_of(count)?, previous: count_of(previous)? };
@@ -159,9 +159,9 @@ fn of_sliding_window(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
 
 fn of_sliding_log(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
     let &[tokens, now_unix_us, at, entries, newest, leaving] = numbers else { return None };
-    let limit = u64::from(sliding_log::limit_of(ask.terms()));
+    let limit = u64::from(sliding_log::limit_of(ask.limit));
     let debited = tokens == 0 || (tokens <= entries && entries <= limit && newest == at);
-    let lasts = now_unix_us.saturating_add(window_us(ask.terms()));
+    let lasts = now_unix_us.saturating_add(window_us(ask.limit));
     let in_order = leaving <= newest && newest <= at && (now_unix_us..=lasts).contains(&at);
     let logged = Logged { tokens, now_unix_us, at, entries, newest, leaving };
     (debited && in_order && entries <= sliding_log::ENTRIES_MAX.into())
@@ -170,7 +170,7 @@ fn of_sliding_log(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
 
 /// Whether `window` is that of the time, or the next, which a clock that was ahead began.
 fn is_present(ask: &Ask, now_unix_us: u64, window: u64) -> bool {
-    let present = now_unix_us / window_us(ask.terms());
+    let present = now_unix_us / window_us(ask.limit);
     window == present || window == present.saturating_add(1)
 }
 

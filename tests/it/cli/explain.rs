@@ -1,11 +1,12 @@
 //! `ratelease explain`, with and without a Redis Cluster.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use ratelease::key::{KeyHasher, Part};
 use ratelease::rules::{Limit, Unit};
 use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, Store};
+use ratelease::store::{Ask, Deposit, Store};
 use serde_json::{Value, json};
 
 use super::{files, root, run_in};
@@ -50,7 +51,7 @@ fn json_tells_levels_settings_and_key() {
         Limit::fixed_window(1000, Unit::Day).identity(),
         [("plan", Part::Value("free")), ("user_id", Part::Value("7"))].into_iter(),
     );
-    assert_eq!(first["counts"][0]["redis_key"], key.in_store(""));
+    assert_eq!(first["count"]["redis_key"], key.in_store(""));
     assert_eq!(report["descriptors"][1]["rule"], "shop.user_id");
 }
 
@@ -59,7 +60,7 @@ fn secret_and_prefix_make_the_key_that_the_pods_make() {
     let args = ["explain", "--json", "--domain", "shop", "user_id=x"];
     let key = |env: &[(&str, &str)]| {
         let report = run_in(root(), &args, env).ended(0).json();
-        report["descriptors"][0]["counts"][0]["redis_key"].as_str().unwrap().to_owned()
+        report["descriptors"][0]["count"]["redis_key"].as_str().unwrap().to_owned()
     };
     let env = [("KEY_SECRET", "sesame"), ("CACHE_KEY_PREFIX", "p:")];
     let limit = Limit::fixed_window(100, Unit::Minute);
@@ -118,6 +119,16 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
     store.ready().await;
     let taken = store.exchange(&[Ask { want: 3, need: 3, ..Ask::look(key, limit) }]).await;
     assert_eq!(taken[0].as_ref().map(|grant| grant.tokens), Ok(3));
+    // Of the split key two tokens are lent, and lie in its last pool.
+    let limit = Limit::fixed_window(10, Unit::Year);
+    let parts = [("split", Part::Value("v"))].into_iter();
+    let key = KeyHasher::new("").key("looked", limit.identity(), parts);
+    let look = Ask::look(key, limit);
+    let lent = store.exchange(&[Ask { want: 2, ..look }]).await.remove(0).unwrap();
+    let lasts = Duration::from_secs(60);
+    let deposit = Some(Deposit { tokens: lent.tokens, epoch: lent.epoch, lasts });
+    let put = store.exchange(&[Ask { pool: Some(2), deposit, ..look }]).await;
+    assert_eq!(put[0].as_ref().map(|grant| grant.left), Ok(2));
 
     let places: Vec<String> = cluster.places().iter().map(SocketAddr::to_string).collect();
     let nodes = places.join(",");
@@ -125,15 +136,22 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
     let args = [&args[..], &["--redis-url", &nodes, "--json", "k=v", "split=v"]].concat();
     for _ in 0..2 {
         let report = run_in(dir.path(), &args, &[]).ended(0).json();
-        let count = &report["descriptors"][0]["counts"][0];
+        let count = &report["descriptors"][0]["count"];
         assert_eq!((&count["now"]["left"], &count["now"]["of"]), (&json!(97), &json!(100)));
         let name = count["redis_key"].as_str().unwrap();
         assert_eq!(count["slot"], cluster.slot(name));
         let port = count["server"].as_str().unwrap().rsplit_once(':').unwrap().1;
         assert_eq!(port, cluster.owner(name).port().to_string());
-        let shares = report["descriptors"][1]["counts"].as_array().unwrap();
-        let left: Vec<_> = shares.iter().map(|share| share["now"]["left"].clone()).collect();
-        assert_eq!(left, [4, 3, 3]);
+        let count = &report["descriptors"][1]["count"];
+        assert_eq!((&count["now"]["left"], &count["now"]["of"]), (&json!(8), &json!(10)));
+        let pools = count["pools"].as_array().unwrap();
+        let held: Vec<_> = pools.iter().map(|pool| pool["now"]["tokens"].clone()).collect();
+        assert_eq!(held, [0, 0, 2]);
+        let ends = pools[2]["now"]["ends_after_seconds"].as_f64().unwrap();
+        assert!(ends > 0.0 && ends <= 60.0, "{ends}");
+        for pool in pools {
+            assert_eq!(pool["slot"], cluster.slot(pool["redis_key"].as_str().unwrap()));
+        }
     }
 }
 
@@ -144,7 +162,7 @@ fn a_store_that_is_away_is_told_and_the_rest_explained() {
     let url = format!("127.0.0.1:{port}");
     let args = ["explain", "--json", "--domain", "shop", "--redis-url", &url, "user_id=x"];
     let report = run_in(root(), &args, &[]).ended(0).json();
-    let count = &report["descriptors"][0]["counts"][0];
+    let count = &report["descriptors"][0]["count"];
     let error = count["now"]["error"].as_str().unwrap();
     assert!(error.contains("cannot be reached"), "{error}");
     assert_eq!(report["descriptors"][0]["rule"], "shop.user_id");

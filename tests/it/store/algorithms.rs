@@ -1,9 +1,8 @@
 //! The clauses of the contract that every algorithm keeps, and each one's own.
 
-use ratelease::rules::{Algorithm, Share, Unit};
+use ratelease::rules::{Algorithm, Unit};
 use ratelease::store::{Ask, Back, Store};
 
-use std::num::NonZeroU8;
 use std::time::Duration;
 
 use super::{ask_by, granted, within};
@@ -26,7 +25,6 @@ pub async fn keeps_the_contract(store: &dyn Store, by: By) {
     a_return_of_another_epoch_is_not(store, by).await;
     a_refund_is_credited(store, by).await;
     credits_go_before_the_rest(store, by).await;
-    shares_hold_a_part_each(store, by).await;
     a_lease_lasts_no_longer_than_it_may(store, by).await;
     match by.0 {
         Algorithm::TokenBucket { .. } => a_late_return_is_not_credited(store, by).await,
@@ -125,16 +123,6 @@ async fn credits_go_before_the_rest(store: &dyn Store, by: By) {
     let back = Some(Back { tokens: 6, epoch: Some(lent.epoch) });
     let swapped = granted(store, Ask { want: 2, need: 5, back, ..ask }).await;
     assert_eq!((swapped.tokens, swapped.left, swapped.overdrawn), (5, 1, false), "{by:?}");
-}
-
-async fn shares_hold_a_part_each(store: &dyn Store, by: By) {
-    let ask = ask_by(by, 100, 0);
-    let of = NonZeroU8::new(3).unwrap();
-    let mut lent = Vec::new();
-    for at in [0, 1, 2, 2] {
-        lent.push(granted(store, Ask { share: Share { at, of }, ..ask }).await.tokens);
-    }
-    assert_eq!(lent, [4, 3, 3, 0], "{by:?}");
 }
 
 async fn a_lease_lasts_no_longer_than_it_may(store: &dyn Store, by: By) {

@@ -2,12 +2,12 @@
 
 use ratelease::algorithm::{State, fixed_window, sliding_window, step};
 use ratelease::key::Key;
-use ratelease::rules::{Algorithm, Limit, Share, Unit};
+use ratelease::rules::{Algorithm, Limit, Unit};
 use ratelease::store::memory::MemoryStore;
 use ratelease::store::{Ask, Back, Grant, Store};
 
 use std::collections::BTreeSet;
-use std::num::{NonZeroU8, NonZeroU32};
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::{ask_by, connected, fresh_key, granted};
@@ -29,7 +29,6 @@ const PAUSE: Duration = Duration::from_millis(15);
 /// A count, and what the arithmetic makes of it.
 struct Count {
     key: Key,
-    share: Share,
     limit: Limit,
     state: Option<State>,
     /// Epochs of its last grants.
@@ -172,8 +171,6 @@ async fn a_window_that_lies_ahead_is_gone_on_with() {
 
 impl Count {
     fn new(dice: &mut Dice, nth: u64) -> Self {
-        let of = NonZeroU8::new(dice.pick(&[1, 1, 3, 64])).unwrap();
-        let at = u8::try_from(dice.below(u64::from(of.get()))).unwrap();
         let unit = if dice.below(2) > 0 { Unit::Second } else { dice.pick(&Unit::ALL) };
         let multiplier = if dice.below(2) > 0 { 1 } else { dice.pick(&MULTIPLIERS) };
         let limit = Limit {
@@ -182,12 +179,11 @@ impl Count {
             unit_multiplier: NonZeroU32::new(multiplier).unwrap(),
             algorithm: algorithm(dice, nth),
         };
-        Self { key: fresh_key(), share: Share { at, of }, limit, state: None, epochs: [0; 2] }
+        Self { key: fresh_key(), limit, state: None, epochs: [0; 2] }
     }
 
     fn ask(&self, dice: &mut Dice) -> Ask {
         Ask {
-            share: self.share,
             want: amount(dice),
             need: if dice.below(3) > 0 { 0 } else { amount(dice) },
             charge_denied: dice.below(4) == 0,

@@ -48,7 +48,7 @@ impl Book for FixedWindow {
         let Step { at, wall_us, ask, grant } = step;
         let window_us = ask.limit.window_seconds() * 1_000_000;
         self.window_us = window_us;
-        let limit = u64::from(ask.terms().requests_per_unit);
+        let limit = u64::from(ask.limit.requests_per_unit);
         let present = wall_us / window_us + u64::from(ask.ahead);
         // A key's time does not run back, though the clock may.
         let number = if self.ran_back { grant.epoch } else { present };
@@ -134,7 +134,7 @@ impl FixedWindow {
         let returned = back.tokens.min(window.lent);
         // A count of one above a limit that was lowered is taken for the mark of a denial, which a
         // return takes away: one token.
-        let limit = u64::from(ask.terms().requests_per_unit);
+        let limit = u64::from(ask.limit.requests_per_unit);
         window.unknown += u64::from(of == present && limit < window.highest);
         window.lent -= returned;
         self.log.push(Change { at, window: of, lent: 0, returned });

@@ -18,7 +18,7 @@ pub struct LeakyBucket {
 impl Book for LeakyBucket {
     fn enter(&mut self, step: &Step) -> Result<(), String> {
         let Step { at, wall_us, ask, grant } = step;
-        let limit = ask.terms();
+        let limit = ask.limit;
         let Algorithm::LeakyBucket { max_delay_us } = limit.algorithm else {
             return Err(format!("{:?} in the book of a leaky bucket", limit.algorithm));
         };

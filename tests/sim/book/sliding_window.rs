@@ -40,7 +40,7 @@ impl Book for SlidingWindow {
         let elapsed = wall_us.saturating_sub(number * window_us);
         let covered = u128::from(previous.unwrap_or(0)) * u128::from(window_us - elapsed);
         let estimate = u128::from(*lent) * u128::from(window_us) + covered;
-        let limit = u128::from(ask.terms().requests_per_unit);
+        let limit = u128::from(ask.limit.requests_per_unit);
         if grant.tokens > 0 && estimate > limit * u128::from(window_us) {
             let estimate = estimate as f64 / window_us as f64;
             return Err(format!("an estimate of {estimate:.3} tokens lent of {limit}"));

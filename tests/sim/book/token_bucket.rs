@@ -34,7 +34,7 @@ const ROUNDING: f64 = 1e-3;
 impl Book for TokenBucket {
     fn enter(&mut self, step: &Step) -> Result<(), String> {
         let Step { at, wall_us, ask, grant } = step;
-        let limit = ask.terms();
+        let limit = ask.limit;
         let token_us = if limit.requests_per_unit == 0 {
             f64::INFINITY
         } else {

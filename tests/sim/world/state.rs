@@ -143,8 +143,8 @@ impl State {
     /// Credits what was given back once more, against the store's contract; only there to be
     /// caught.
     pub fn credit_again(&mut self, entry: &Entry) {
-        let Ask { back, share, key, limit, .. } = entry.ask;
-        let ask = Ask { back, share, ..Ask::look(key, limit) };
+        let Ask { back, key, limit, .. } = entry.ask;
+        let ask = Ask { back, ..Ask::look(key, limit) };
         let _ = self.play(&Entry { ask, ..*entry });
     }
 
