@@ -19,7 +19,7 @@ use crate::time::Time;
 /// A shard is stalled once it has been silent for so many round trips, for this long, since
 /// scheduling alone takes a few milliseconds on a busy machine, and for as long as requests wait.
 const STALL_TRIPS: u32 = 4;
-const STALL_MIN: Duration = Duration::from_millis(100);
+const STALL_MIN: Duration = Duration::from_millis(50);
 
 /// What a round trip is taken for before the first was measured.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);

@@ -29,10 +29,9 @@ const IDLE_MAX: Duration = Duration::from_secs(2);
 /// seconds yet.
 const BURST: Duration = Duration::from_millis(250);
 
-/// A lease is no longer than what was used since the key was last idle, and a single token before so
-/// many hits. So the return of what a short burst leaves costs hardly more calls than its leases
-/// saved.
-const RUN_MIN: u64 = 3;
+/// A lease is no longer than this part of what was used since the key was last idle. So the return
+/// of what a short burst leaves costs no more calls than its leases saved.
+const RUN_PART: u64 = 2;
 
 /// Leases last long, whatever part of the limit remains, while all that pods like this one would
 /// hold is no more than this part of it.
@@ -307,9 +306,9 @@ impl Need {
         steady.max(self.burst * span.min(self.lengthened(BURST)).as_secs_f64())
     }
 
-    /// What a run this long may be expected to use: as much again. Two hits are no run yet.
+    /// What a run this long may be expected to use.
     fn by_run(&self) -> f64 {
-        self.run.map_or(f64::INFINITY, |run| if run < RUN_MIN { 0.0 } else { run as f64 })
+        self.run.map_or(f64::INFINITY, |run| (run / RUN_PART) as f64)
     }
 
     /// φ·remaining/n. What comes in until the next ask is shared too: a bucket that is kept empty
@@ -361,6 +360,7 @@ impl Need {
         match self.lasts {
             // Half of its term: what is unspent at the end of one is lost.
             Some(lasts) if self.inflow > 0.0 => span.min(lasts / 2),
+            Some(lasts) if self.is_harmless() => span.min(lasts),
             // A part of the window's rest, so that the forecast gets better towards its end.
             Some(lasts) => span.min(lasts / 4),
             None => span,
@@ -369,7 +369,8 @@ impl Need {
 
     /// Whether long leases of this demand, by all pods, would be but little of what remains.
     fn is_harmless(&self) -> bool {
-        let held = self.demand.max(self.burst) * SPAN_LONG.as_secs_f64() * self.pods.max(1.0);
+        let span = self.lasts.map_or(SPAN_LONG, |lasts| lasts.min(SPAN_LONG));
+        let held = self.demand.max(self.burst) * span.as_secs_f64() * self.pods.max(1.0);
         held <= HARMLESS_PART * self.left as f64
     }
 
@@ -487,8 +488,10 @@ mod tests {
     #[test]
     fn no_lease_is_sized_beyond_its_window() {
         let lasts = Some(Duration::from_millis(10));
-        let size = Need { lasts, ..need(400_000.0, 100_000, 100_000) }.size();
-        assert_eq!(size, 1_000, "a quarter of its rest");
+        let scarce = Need { lasts, ..need(400_000.0, 100_000, 6_000) }.size();
+        assert_eq!(scarce, 1_000, "a quarter of its rest");
+        let plenty = Need { lasts, ..need(400_000.0, 100_000, 100_000) }.size();
+        assert_eq!(plenty, 4_000, "its rest, where that is little of what remains");
     }
 
     #[test]
@@ -516,12 +519,12 @@ mod tests {
     }
 
     #[test]
-    fn a_short_run_is_lent_no_more_than_it_used() {
+    fn a_short_run_is_lent_no_more_than_half_of_what_it_used() {
         let after = |run| Need { run: Some(run), ..need(1_000.0, 100_000, 100_000) };
         assert_eq!(Need { limit: 1_000, left: 1_000, ..after(1) }.size(), 5, "the allowance");
-        assert_eq!(Need { limit: 100, left: 100, ..after(2) }.size(), 1);
-        assert!(!Need { limit: 100, left: 100, ..after(2) }.may_hold_ahead());
-        assert_eq!(Need { limit: 100, left: 100, ..after(20) }.size(), 20);
+        assert_eq!(Need { limit: 100, left: 100, ..after(3) }.size(), 1);
+        assert!(!Need { limit: 100, left: 100, ..after(1) }.may_hold_ahead());
+        assert_eq!(Need { limit: 100, left: 100, ..after(20) }.size(), 10);
     }
 
     #[test]

@@ -99,6 +99,8 @@ fn window_edge(pods: u32, keys: u64, asks_per_ms: u64, requests_per_second: u64)
 
 fn check_window_edge(plan: Plan) {
     let outcome = run_or_panic(plan);
+    let by_100_ms: Vec<u32> = outcome.asks.chunks(100).map(|asks| asks.iter().sum()).collect();
+    println!("asks by 100 ms: {by_100_ms:?}");
     let peak = outcome.asks.iter().skip(1_400).max();
     let opened = outcome.breakers_opened;
     println!("{peak:?} asks a millisecond at the most, {opened} breakers opened");

@@ -238,7 +238,11 @@ impl Ledger {
             let walls = (self.wall_of(call, at), self.world.wall_of(key, limit, now));
             let Charge { hits, order, .. } = call.charges[at];
             if limit.algorithm == Algorithm::FixedWindow {
-                let out_of_turn = order <= limit.requests_per_unit.into();
+                // Requests that are decided at once overtake those that ask, by a round trip.
+                let plan = &self.world.plan;
+                let trip = plan.weather.round_trip_max().as_secs_f64();
+                let overtaken = (plan.demand.requests_per_second as f64 * trip) as u64;
+                let out_of_turn = order + overtaken <= limit.requests_per_unit.into();
                 self.books.lock().tally.counts.falsely_denied += u64::from(out_of_turn);
             }
             let left = self.books.lock().tally.could_have_paid(key, limit, hits, walls);

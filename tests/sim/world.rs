@@ -27,7 +27,7 @@ pub struct World {
 
 /// Masters of a finite rate have it from here on: a fleet that starts all at once asks for each key
 /// a few times before it knows how much it needs.
-const WARM: Time = Time::from_nanos(1_000_000_000);
+const WARM: Time = Time::from_nanos(1_400_000_000);
 
 // === impl World ===
 
