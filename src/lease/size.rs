@@ -25,6 +25,10 @@ const IDLE_GAPS: f64 = 4.0;
 const IDLE_MIN: Duration = USED_WITHIN;
 const IDLE_MAX: Duration = Duration::from_secs(2);
 
+/// A token is held before it is wanted while this pod's part of what remains is at least so many:
+/// fewer, and it would be missed elsewhere when the count is empty.
+const HELD_AHEAD_MIN: f64 = 1.5;
+
 /// A burst is expected to go on for so long: what only the faster average has seen is no demand of
 /// seconds yet.
 const BURST: Duration = Duration::from_millis(250);
@@ -225,7 +229,14 @@ impl Demand {
     /// Whether `tokens` will be gone before a lease asked for now could arrive.
     pub fn outruns(&self, tokens: u64, round_trip: Duration) -> bool {
         let horizon = (2 * round_trip + ASK_AHEAD_MARGIN).as_secs_f64();
-        self.rate() * USED_WITHIN.as_secs_f64() >= 1.0 && (tokens as f64) < self.rate() * horizon
+        (tokens as f64) < self.rate() * horizon
+    }
+
+    /// Whether a token that is held is used soon, as a tenth of a `window` goes: one that is not may
+    /// be missed elsewhere.
+    pub fn uses_soon(&self, window: Duration) -> bool {
+        let within = USED_WITHIN.min(window / 10);
+        self.rate() * within.as_secs_f64() >= 1.0
     }
 }
 
@@ -296,7 +307,7 @@ impl Need {
     /// enough remains. Near the end each is asked for by the request that spends it, so that none
     /// lies with a pod while another denies.
     pub fn may_hold_ahead(&self) -> bool {
-        self.part_of_remaining() >= 1.0 && self.by_demand().min(self.by_run()) >= 1.0
+        self.part_of_remaining() >= HELD_AHEAD_MIN && self.by_demand().min(self.by_run()) >= 1.0
     }
 
     /// λ·T.
@@ -480,8 +491,8 @@ mod tests {
 
     #[test]
     fn near_the_end_no_token_is_held_before_it_is_wanted() {
-        assert!(Need { pods: 4.0, ..need(1e9, 200, 16) }.may_hold_ahead());
-        assert!(!Need { pods: 4.0, ..need(1e9, 200, 15) }.may_hold_ahead());
+        assert!(Need { pods: 4.0, ..need(1e9, 200, 24) }.may_hold_ahead());
+        assert!(!Need { pods: 4.0, ..need(1e9, 200, 23) }.may_hold_ahead());
         assert!(!need(19.0, 200, 39).may_hold_ahead(), "it would lie for more than 50 ms");
     }
 
@@ -576,7 +587,9 @@ mod tests {
 
     #[test]
     fn a_rarely_used_key_is_not_asked_ahead_for() {
-        assert!(!demand(2, 5_000).outruns(0, Duration::from_millis(1)));
+        assert!(!demand(2, 5_000).uses_soon(Duration::from_secs(60)));
+        assert!(!demand(9, 5_000).uses_soon(Duration::from_secs(1)));
+        assert!(demand(11, 5_000).uses_soon(Duration::from_secs(1)));
         assert!(demand(1_000, 1_000).outruns(1, Duration::from_millis(1)));
         assert!(!demand(1_000, 1_000).outruns(10, Duration::from_millis(1)));
     }

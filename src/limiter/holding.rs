@@ -87,7 +87,8 @@ impl<'a, 'r> Holding<'a, 'r> {
     /// When the request may pass, if it may, for those of its keys that hand out slots in time.
     pub(super) fn slot_after(&self, now: Time) -> Option<Time> {
         let taken = self.attempts.iter().filter_map(|attempt| match attempt {
-            Some(Attempt::Settled(settled)) => Some(settled.taken.starts),
+            // A charge that was denied, and whose rule lets it pass, has no slot to wait for.
+            Some(Attempt::Settled(settled)) if !settled.over => Some(settled.taken.starts),
             _ => None,
         });
         taken.max().filter(|slot| *slot > now && !self.is_denied())

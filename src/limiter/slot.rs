@@ -210,7 +210,8 @@ impl Slot {
             return;
         }
         let manner = self.manner(here);
-        let ahead = manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
+        let soon = self.demand.uses_soon(manner.limit.window());
+        let ahead = soon && manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
         // An empty bucket has a token again once word of it is no longer fresh.
         let left = self.buffer.left(here.now).is_some_and(|left| left > 0);
         let refills = manner.inflow() > 0.0 && !self.buffer.is_fresh(here.now);

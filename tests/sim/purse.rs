@@ -138,7 +138,7 @@ impl Purse {
         };
         let of_lease = |lot: &&mut Lot| {
             (back.epoch.is_some() || lot.refunded.is_some())
-                && from.is_some_and(|at| lot.until >= at)
+                && (lot.refunded.is_some() || from.is_some_and(|at| lot.until >= at))
         };
         for lot in self.lots.iter_mut().filter(of_lease) {
             pay(&mut missing, &mut lot.tokens);

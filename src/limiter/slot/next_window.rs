@@ -56,7 +56,7 @@ impl Slot {
         let limit = manner.limit.capacity();
         let lasts = Some(manner.limit.window());
         let need = Need { left: limit, lasts, ..self.need(&manner, 0, here) };
-        let used = self.demand.outruns(0, self.round_trip()) && need.may_hold_ahead();
+        let used = self.demand.uses_soon(manner.limit.window()) && need.may_hold_ahead();
         if manner.kind != Kind::Windowed || !manner.is_leased() || !used {
             return;
         }

@@ -38,6 +38,8 @@ struct Window {
 #[derive(Debug, Clone, Copy)]
 struct Change {
     at: Time,
+    /// The window that it was in; what was lent ahead is of the next one.
+    present: u64,
     window: u64,
     lent: u64,
     returned: u64,
@@ -65,13 +67,18 @@ impl Book for FixedWindow {
             }
         }
 
+        // After its time, a clock was set back before it.
+        if ask.ahead && self.left.remove(&number) {
+            window.unknown = window.lent;
+        }
         window.highest = window.highest.max(limit);
         let of = number - u64::from(ask.ahead);
         self.enter_return(*at, ask, of);
         let window = self.windows.entry(number).or_default();
         window.lent += grant.tokens;
         let window = *window;
-        self.log.push(Change { at: *at, window: number, lent: grant.tokens, returned: 0 });
+        let (lent, returned) = (grant.tokens, 0);
+        self.log.push(Change { at: *at, present: of, window: number, lent, returned });
 
         self.excused = self.excused.max(window.lent.saturating_sub(limit).min(window.unknown));
         let (lent, allowed) = (window.lent, limit + window.unknown);
@@ -106,7 +113,7 @@ impl Book for FixedWindow {
             window.unknown = (window.unknown + lent).saturating_sub(returned);
         }
         self.left.extend(self.counted);
-        self.counted = self.log.last().map(|change| change.window);
+        self.counted = self.log.last().map(|change| change.present);
         // The count of a window that had ended by the old clock may have been cleared away.
         let (before, after) = failover.wall_us;
         self.ran_back |= after < before;
@@ -137,6 +144,6 @@ impl FixedWindow {
         let limit = u64::from(ask.limit.requests_per_unit);
         window.unknown += u64::from(of == present && limit < window.highest);
         window.lent -= returned;
-        self.log.push(Change { at, window: of, lent: 0, returned });
+        self.log.push(Change { at, present, window: of, lent: 0, returned });
     }
 }
