@@ -95,9 +95,10 @@ impl Slot {
         self.buffer.aside().map_or(0, |rare| rare.expected.into())
     }
 
-    /// Whether a request has no time to wait for two asks, one after the other.
+    /// Whether a request has no time to wait for three asks, one after the other: the one that is
+    /// out, one that brings less than is wanted, and one that is denied.
     pub(in crate::limiter) fn is_far(&self, here: &Here<'_>) -> bool {
-        2 * self.round_trip() > here.patience
+        3 * self.round_trip() > here.patience
     }
 
     /// Whether those that wait want more than the asks that are out may bring, and there is no time
