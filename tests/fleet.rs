@@ -37,6 +37,9 @@ mod alone;
 /// Token buckets with a small burst.
 #[path = "fleet/buckets.rs"]
 mod buckets;
+/// A Redis that is healthy and far.
+#[path = "fleet/far.rs"]
+mod far;
 /// Limits that are lowered.
 #[path = "fleet/lowered.rs"]
 mod lowered;
