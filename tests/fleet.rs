@@ -1,8 +1,8 @@
-//! Acceptance tests of leases: real pods, each a process of its own, on a real Redis Cluster, driven
-//! over gRPC. `cargo test --test fleet -- --nocapture` prints what each test measures.
+//! Acceptance tests of leases: real pods, each a process of its own, on a real Redis Cluster,
+//! driven over gRPC. `cargo test --test fleet -- --nocapture` prints what each test measures.
 //!
-//! The settings of the pods are the defaults, apart from their addresses and a key prefix; a test
-//! that sets anything else says so. Each call carries the `grpc-timeout` that Envoy sends by default
+//! The settings of the pods are the defaults, apart from addresses and a key prefix; a test that
+//! sets anything else says so. Each call carries the `grpc-timeout` that Envoy sends by default
 //! (20 ms), so a request waits for Redis at most `LEASE_WAIT_LIMIT` (15 ms).
 #![cfg(test)]
 // Helpers outside of test functions may fail a test too.

@@ -1,5 +1,5 @@
-//! A Redis that is healthy and ten milliseconds away: farther than `LEASE_MAX_WAIT`, and near enough
-//! for Envoy's own timeout.
+//! A Redis that is healthy and ten milliseconds away: farther than `LEASE_MAX_WAIT`, and near
+//! enough for Envoy's own timeout.
 
 use std::time::Duration;
 

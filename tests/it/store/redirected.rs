@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ratelease::lease::{Desk, Position, Reply};
 use ratelease::settings::redis::{RedisKind, RedisSettings};
@@ -14,6 +14,7 @@ use tokio::sync::mpsc;
 
 use super::scripted::{Act, Scripted, grant_of};
 use super::{ask, connected};
+use crate::support::now;
 use crate::support::redis::tcp;
 
 /// A node that owns the lower half of the slots, grants one token to each ask, and sends asks for
@@ -61,7 +62,7 @@ async fn a_key_that_moves_to_a_node_that_does_not_answer_fails_alone() {
     let store = connected(half_a_cluster(moving.key.in_store(""), to).await).await;
     let (desk, mut replies) = desk(Arc::clone(&store));
     desk.ask(moving);
-    let begun = Instant::now();
+    let begun = now();
     let failed = replies.recv().await.unwrap();
     assert!(matches!(failed.outcome, Err(StoreError::Elsewhere(_))), "{failed:?}");
     assert!(begun.elapsed() > Duration::from_millis(200), "longer than a stall takes");
