@@ -78,6 +78,66 @@ async fn no_pod_admits_by_itself_while_redis_is_ten_milliseconds_away() {
     envoy.stop().await;
 }
 
+/// Masters lose their scripts when they restart and when a replica takes over. The first requests
+/// after that are waited for like all others: none needs two round trips.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pod_admits_by_itself_while_redis_has_to_learn_the_scripts() {
+    let _alone = MACHINE.write().await;
+    early_in_a_window(HOUR, Duration::from_secs(120)).await;
+    let cluster = Cluster::start_with(&ClusterOptions::new(3, 1).proxied());
+    cluster.proxies.iter().for_each(|proxy| proxy.set(Fault::Distance { each_way: EACH_WAY }));
+    let rule = format!("unit: hour, requests_per_unit: {LIMIT}");
+    let pods = Pods::start("scripts", 1, &cluster.places(), &[("path", &rule)], &[]).await;
+    let mut rounds = Vec::new();
+    while rounds.len() < ROUNDS_MAX && rounds.last() != Some(&0) {
+        let number = rounds.len();
+        // Connected to every master, and answered in time.
+        answers_without_redis(&pods, &format!("{number}-before")).await;
+        for node in &cluster.nodes[..3] {
+            node.command::<()>(&["SCRIPT", "FLUSH"]);
+        }
+        rounds.push(answers_without_redis(&pods, &format!("{number}-after")).await);
+    }
+    println!("answers without Redis of {FIRST}, after it forgot the scripts, by round: {rounds:?}");
+    assert_eq!(rounds.last(), Some(&0), "by round: {rounds:?}");
+    pods.are_unharmed();
+}
+
+/// A pod that says it is ready is connected.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pod_admits_by_itself_just_after_its_start() {
+    let _alone = MACHINE.write().await;
+    early_in_a_window(HOUR, Duration::from_secs(120)).await;
+    let cluster = Cluster::start_with(&ClusterOptions::new(3, 1).proxied());
+    cluster.proxies.iter().for_each(|proxy| proxy.set(Fault::Distance { each_way: EACH_WAY }));
+    let rule = format!("unit: hour, requests_per_unit: {LIMIT}");
+    let start = async || Pods::start("start", 1, &cluster.places(), &[("path", &rule)], &[]).await;
+    // The scripts are known from here on.
+    answers_without_redis(&start().await, "before").await;
+    let mut rounds = Vec::new();
+    while rounds.len() < ROUNDS_MAX && rounds.last() != Some(&0) {
+        let pods = start().await;
+        let name = format!("start-{}", rounds.len());
+        rounds.push(answers_without_redis(&pods, &name).await);
+        pods.are_unharmed();
+    }
+    println!("answers without Redis of the first {FIRST} of a pod, by round: {rounds:?}");
+    assert_eq!(rounds.last(), Some(&0), "by round: {rounds:?}");
+}
+
+/// Keys that nobody has seen: as many as make it certain that each of three masters has some.
+const FIRST: usize = 60;
+
+/// Asks for the first keys of a name, one after the other.
+async fn answers_without_redis(pods: &Pods, name: &str) -> u64 {
+    let before = pods.local();
+    for number in 0..FIRST {
+        let said = pods.hit(0, "path", &format!("{name}-{number}")).await;
+        assert_ne!(said, Said::Failed);
+    }
+    pods.local() - before
+}
+
 /// All requests for the keys of one round, in a random order, evenly.
 async fn round(envoy: &Envoy, pods: &Pods, number: usize) -> Round {
     let mut dice = Dice::new();
