@@ -27,8 +27,8 @@ fn rule(shards: u32) -> String {
     format!("unit: hour, requests_per_unit: {LIMIT}, shards: {shards}")
 }
 
-/// What the pods admit of all that is offered while `shards` changes, and with what they admit after
-/// that. Fails the test if a request has no verdict.
+/// What the pods admit of all that is offered while `shards` changes, and with what they admit
+/// after that. Fails the test if a request has no verdict.
 async fn offer(pods: &Pods, round: usize) -> [u64; 2] {
     // The number of the round is in the file, so that the pods have something to load.
     let numbered = format!("unit: day, requests_per_unit: {}", round + 1);
