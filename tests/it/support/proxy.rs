@@ -33,6 +33,8 @@ pub(crate) enum Fault {
     None,
     /// Replies take so much longer, give or take the jitter, and stay in order.
     Latency { delay: Duration, jitter: Duration },
+    /// Both what clients say and the replies take so much longer.
+    Distance { each_way: Duration },
     /// Replies trickle.
     Drip { bytes_per_second: u32 },
     /// Takes connections and forwards nothing; what it holds goes on when this ends.
@@ -281,6 +283,7 @@ fn arrival(fault: Fault, is_reply: bool, dice: &mut Dice) -> Instant {
         Fault::Latency { delay, jitter } if is_reply => {
             now + delay + jitter.mul_f64(2.0 * dice.fraction()) - jitter.min(delay)
         }
+        Fault::Distance { each_way } => now + each_way,
         _ => now,
     }
 }

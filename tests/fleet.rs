@@ -1,0 +1,77 @@
+//! Acceptance tests of leases: real pods, each a process of its own, on a real Redis Cluster,
+//! driven over gRPC. `cargo test --test fleet -- --nocapture` prints what each test measures.
+//!
+//! The settings of the pods are the defaults, apart from addresses and a key prefix; a test that
+//! sets anything else says so. Each call carries the `grpc-timeout` that Envoy sends by default
+//! (20 ms), so a request waits for Redis at most `LEASE_WAIT_LIMIT` (15 ms).
+#![cfg(test)]
+// Helpers outside of test functions may fail a test too.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+// `pub` means "for the other modules" here: nothing is exported from a test binary.
+#![allow(unreachable_pub)]
+
+/// Starts what the tests talk to.
+#[path = "it/support/mod.rs"]
+mod support;
+
+/// Requests by a seed.
+#[path = "it/accuracy/demand.rs"]
+mod demand;
+/// Sends requests when they are due.
+#[path = "it/accuracy/drive.rs"]
+mod drive;
+/// What an exact server says.
+#[path = "it/accuracy/oracle.rs"]
+mod oracle;
+
+/// A gRPC client that does not give up.
+#[path = "fleet/caller.rs"]
+mod caller;
+/// Pods with rules of their own each.
+#[path = "fleet/pods.rs"]
+mod pods;
+
+/// A pod that has never heard of Redis.
+#[path = "fleet/alone.rs"]
+mod alone;
+/// Token buckets with a small burst.
+#[path = "fleet/buckets.rs"]
+mod buckets;
+/// A Redis that is healthy and far.
+#[path = "fleet/far.rs"]
+mod far;
+/// Limits that are lowered.
+#[path = "fleet/lowered.rs"]
+mod lowered;
+/// What lukewarm keys cost.
+#[path = "fleet/lukewarm.rs"]
+mod lukewarm;
+/// Refunds, to the token.
+#[path = "fleet/refunds.rs"]
+mod refunds;
+/// Pools that are split and joined under load.
+#[path = "fleet/shards.rs"]
+mod shards;
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::RwLock;
+
+/// Held shared by every test, and alone by one whose subject is time: on a machine of two cores its
+/// neighbours would be what it measures.
+static MACHINE: RwLock<()> = RwLock::const_new(());
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// Returns once a window of this length has at least `rest` to go, by the clock of this machine,
+/// which is the cluster's.
+async fn early_in_a_window(length: Duration, rest: Duration) {
+    #[allow(clippy::disallowed_methods, reason = "windows are the wall clock's")]
+    let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let into = Duration::from_nanos(u64::try_from(unix.as_nanos() % length.as_nanos()).unwrap());
+    if into + rest > length {
+        println!("waits {:?} for a window to end", length - into);
+        tokio::time::sleep(length - into).await;
+    }
+}

@@ -1,0 +1,209 @@
+//! A Redis Cluster that is healthy and ten milliseconds away, behind a real Envoy with the default
+//! timeout of its filter (20 ms): each request waits for it, and no pod admits by itself.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::demand::Arrival;
+use crate::drive::{Said, count, drive};
+use crate::pods::Pods;
+use crate::support::dice::Dice;
+use crate::support::envoy::{Envoy, EnvoyOptions};
+use crate::support::http;
+use crate::support::now;
+use crate::support::proxy::Fault;
+use crate::support::redis_cluster::{Cluster, ClusterOptions};
+use crate::{HOUR, MACHINE, early_in_a_window};
+
+/// Each way. The timers of the proxy add about a millisecond, and the machine the rest of the ten:
+/// see [`Probe`].
+const EACH_WAY: Duration = Duration::from_micros(3_750);
+
+const PODS: usize = 4;
+const KEYS: usize = 200;
+const LIMIT: u64 = 5;
+const REQUESTS: usize = 1_600;
+/// Requests a second.
+const RATE: f64 = 200.0;
+
+/// A round in which no answer came too late is asked for, of so many: a machine that is busy
+/// elsewhere holds a process up for some milliseconds now and then.
+const ROUNDS_MAX: usize = 6;
+
+/// What a request may wait by default, which is what Envoy's timeout leaves.
+const WAIT_LIMIT: Duration = Duration::from_millis(15);
+
+/// One round as it comes out.
+#[derive(Debug)]
+struct Round {
+    admitted: u64,
+    /// Requests that Envoy has let pass or failed for want of an answer.
+    errors: u64,
+    /// Answers without Redis.
+    local: u64,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pod_admits_by_itself_while_redis_is_ten_milliseconds_away() {
+    let _alone = MACHINE.write().await;
+    early_in_a_window(HOUR, Duration::from_secs(120)).await;
+    let cluster = Cluster::start_with(&ClusterOptions::new(3, 1).proxied());
+    cluster.proxies.iter().for_each(|proxy| proxy.set(Fault::Distance { each_way: EACH_WAY }));
+    let rule = format!("unit: hour, requests_per_unit: {LIMIT}");
+    let pods = Pods::start("far", PODS, &cluster.places(), &[("path", &rule)], &[]).await;
+    let addrs: Vec<_> = pods.pods.iter().map(|pod| pod.process.grpc).collect();
+    let filter = json!({"timeout": null}); // Envoy's default
+    let options = EnvoyOptions { filter, ..EnvoyOptions::new("far", &addrs) };
+    let envoy = Envoy::start(options).await;
+    let (most, mut rounds) = (LIMIT * KEYS as u64, Vec::new());
+    let clean = |round: &Round| round.errors == 0 && round.local == 0;
+    while rounds.len() < ROUNDS_MAX && !rounds.last().is_some_and(clean) {
+        let probe = Probe::start(cluster.proxies[0].addr);
+        let round = round(&envoy, &pods, rounds.len()).await;
+        println!("{round:?}, at most {most}; {}", probe.stop());
+        rounds.push(round);
+    }
+    for round in &rounds {
+        assert!(round.admitted <= most + round.local, "{rounds:?}");
+    }
+    assert!(rounds.last().is_some_and(clean), "no round without a late answer: {rounds:?}");
+    pods.are_unharmed();
+    envoy.stop().await;
+}
+
+/// Masters lose their scripts when they restart and when a replica takes over. The first requests
+/// after that are waited for like all others: none needs two round trips.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pod_admits_by_itself_while_redis_has_to_learn_the_scripts() {
+    let _alone = MACHINE.write().await;
+    early_in_a_window(HOUR, Duration::from_secs(120)).await;
+    let cluster = Cluster::start_with(&ClusterOptions::new(3, 1).proxied());
+    cluster.proxies.iter().for_each(|proxy| proxy.set(Fault::Distance { each_way: EACH_WAY }));
+    let rule = format!("unit: hour, requests_per_unit: {LIMIT}");
+    let pods = Pods::start("scripts", 1, &cluster.places(), &[("path", &rule)], &[]).await;
+    let mut rounds = Vec::new();
+    while rounds.len() < ROUNDS_MAX && rounds.last() != Some(&0) {
+        let number = rounds.len();
+        // Connected to every master, and answered in time.
+        answers_without_redis(&pods, &format!("{number}-before")).await;
+        for node in &cluster.nodes[..3] {
+            node.command::<()>(&["SCRIPT", "FLUSH"]);
+        }
+        rounds.push(answers_without_redis(&pods, &format!("{number}-after")).await);
+    }
+    println!("answers without Redis of {FIRST}, after it forgot the scripts, by round: {rounds:?}");
+    assert_eq!(rounds.last(), Some(&0), "by round: {rounds:?}");
+    pods.are_unharmed();
+}
+
+/// A pod that says it is ready is connected.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_pod_admits_by_itself_just_after_its_start() {
+    let _alone = MACHINE.write().await;
+    early_in_a_window(HOUR, Duration::from_secs(120)).await;
+    let cluster = Cluster::start_with(&ClusterOptions::new(3, 1).proxied());
+    cluster.proxies.iter().for_each(|proxy| proxy.set(Fault::Distance { each_way: EACH_WAY }));
+    let rule = format!("unit: hour, requests_per_unit: {LIMIT}");
+    let start = async || Pods::start("start", 1, &cluster.places(), &[("path", &rule)], &[]).await;
+    // The scripts are known from here on.
+    answers_without_redis(&start().await, "before").await;
+    let mut rounds = Vec::new();
+    while rounds.len() < ROUNDS_MAX && rounds.last() != Some(&0) {
+        let pods = start().await;
+        let name = format!("start-{}", rounds.len());
+        rounds.push(answers_without_redis(&pods, &name).await);
+        pods.are_unharmed();
+    }
+    println!("answers without Redis of the first {FIRST} of a pod, by round: {rounds:?}");
+    assert_eq!(rounds.last(), Some(&0), "by round: {rounds:?}");
+}
+
+/// Keys that nobody has seen: as many as make it certain that each of three masters has some.
+const FIRST: usize = 60;
+
+/// Asks for the first keys of a name, one after the other.
+async fn answers_without_redis(pods: &Pods, name: &str) -> u64 {
+    let before = pods.local();
+    for number in 0..FIRST {
+        let said = pods.hit(0, "path", &format!("{name}-{number}")).await;
+        assert_ne!(said, Said::Failed);
+    }
+    pods.local() - before
+}
+
+/// All requests for the keys of one round, in a random order, evenly.
+async fn round(envoy: &Envoy, pods: &Pods, number: usize) -> Round {
+    let mut dice = Dice::new();
+    let mut keys: Vec<_> = (0..REQUESTS).map(|request| request % KEYS).collect();
+    for last in (1..keys.len()).rev() {
+        let at = usize::try_from(dice.below(last as u64 + 1)).unwrap();
+        keys.swap(last, at);
+    }
+    let due = |request| Duration::from_secs_f64(f64::from(request) / RATE);
+    // What `drive` knows as a pod is a key here: Envoy chooses the pod.
+    let arrivals = (0..).zip(keys).map(|(request, key)| Arrival { at: due(request), pod: key });
+    let (local, errors) = (pods.local(), envoy.verdicts().await.error);
+    let ingress = envoy.ingress;
+    let send = |key| async move {
+        match http::get(ingress, &format!("/{number}-{key}")).await.map(|answer| answer.status) {
+            Ok(200) => Said::Admitted,
+            Ok(429) => Said::Denied,
+            _ => Said::Failed,
+        }
+    };
+    let answers = drive(arrivals, Instant::from_std(now()), Duration::MAX, send).await;
+    let counted = envoy.verdicts().await.error - errors;
+    Round {
+        admitted: count(&answers, Said::Admitted),
+        errors: counted.max(count(&answers, Said::Failed)),
+        local: pods.local() - local,
+    }
+}
+
+/// Asks a node through its proxy again and again, with nothing of the product in between: what the
+/// way and the machine take by themselves.
+struct Probe {
+    is_over: Arc<AtomicBool>,
+    asking: thread::JoinHandle<Vec<Duration>>,
+}
+
+impl Probe {
+    fn start(node: SocketAddr) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&is_over);
+        let asking = thread::spawn(move || {
+            let mut stream = TcpStream::connect(node).expect("the proxy takes a connection");
+            stream.set_nodelay(true).expect("a socket without delay");
+            let (mut trips, mut reply) = (Vec::new(), [0; b"+PONG\r\n".len()]);
+            while !over.load(Ordering::Relaxed) {
+                let asked = now();
+                stream.write_all(b"PING\r\n").expect("the node lives");
+                stream.read_exact(&mut reply).expect("the node answers");
+                trips.push(asked.elapsed());
+            }
+            trips
+        });
+        Self { is_over, asking }
+    }
+
+    /// What it has measured, in words.
+    fn stop(self) -> String {
+        self.is_over.store(true, Ordering::Relaxed);
+        let mut trips = self.asking.join().expect("the probe does not panic");
+        trips.sort_unstable();
+        let late = trips.iter().filter(|trip| **trip > WAIT_LIMIT).count();
+        let [half, most] = [50, 99].map(|percent| trips[trips.len() * percent / 100]);
+        format!(
+            "a bare PING takes {half:.1?} (p99 {most:.1?}), more than {WAIT_LIMIT:?} {late} times \
+             of {}",
+            trips.len()
+        )
+    }
+}

@@ -1,0 +1,64 @@
+//! A key that each pod is asked for a few times a second costs less than a trip for each decision.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::demand::Demand;
+use crate::drive::{Said, count, drive};
+use crate::pods::Pods;
+use crate::support::dice::Dice;
+use crate::support::now;
+use crate::support::redis::Cluster;
+use crate::{HOUR, MACHINE, early_in_a_window};
+
+const PODS: usize = 4;
+const DECISIONS: usize = 1_000;
+/// Requests a second, all pods together.
+const RATE: f64 = 12.0;
+const LIMITS: [(&str, &str); 1] = [("key", "unit: hour, requests_per_unit: 1000")];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_decisions_on_a_lukewarm_key_cost_at_most_600_calls() {
+    let _shared = MACHINE.read().await;
+    early_in_a_window(HOUR, Duration::from_secs(110)).await;
+    // Its own, so that every call there has to do with this test.
+    let cluster = Cluster::start(3, 1);
+    let pods = Pods::start("lukewarm", PODS, &cluster.places(), &LIMITS, &[]).await;
+    let demand = Demand { rate: RATE, weights: vec![1.0; PODS], moves_every: None };
+    let arrivals = demand.arrivals(Dice::new().roll(), Duration::MAX).take(DECISIONS);
+    let before = Calls::of(&cluster);
+    let start = Instant::from_std(now());
+    let answers = drive(arrivals, start, Duration::MAX, |pod| pods.hit(pod, "key", "one")).await;
+    let after = Calls::of(&cluster);
+    let scripts = after.scripts - before.scripts;
+    let beats = after.beats - before.beats;
+    let leases = scripts - beats;
+    println!(
+        "{DECISIONS} decisions at {RATE} a second by {PODS} pods in {:.0?}: {} admitted, {leases} \
+         script calls for leases and {beats} heartbeats, {} answers without Redis",
+        start.elapsed(),
+        count(&answers, Said::Admitted),
+        pods.local(),
+    );
+    assert!(leases > 0 && leases <= 600, "{leases} calls");
+    assert_eq!(count(&answers, Said::Failed), 0);
+    assert!(count(&answers, Said::Admitted) >= 950, "few were offered more than the limit");
+    pods.are_unharmed();
+}
+
+/// What the masters have counted so far.
+struct Calls {
+    /// Scripts, heartbeats included.
+    scripts: u64,
+    /// Heartbeats: their script alone clears a sorted set of what has lapsed.
+    beats: u64,
+}
+
+impl Calls {
+    fn of(cluster: &Cluster) -> Self {
+        let masters = &cluster.nodes[..3];
+        let all = |name| masters.iter().map(|node| node.calls(name)).sum::<u64>();
+        Self { scripts: all("eval") + all("evalsha"), beats: all("zremrangebyscore") }
+    }
+}

@@ -1,0 +1,179 @@
+//! Pods with a rules directory each, on one cluster.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::caller::{Caller, charge, passes, request};
+use crate::drive::Said;
+use crate::support::ratelease::Ratelease;
+use crate::support::{http, now};
+
+/// Pods that share counts in one domain.
+pub struct Pods {
+    pub pods: Vec<Pod>,
+    pub domain: String,
+}
+
+/// A process, its rules, and a connection to it.
+pub struct Pod {
+    pub process: Ratelease,
+    pub caller: Caller,
+    rules: TempDir,
+}
+
+/// A change of the rules is live within 1 s; the rest is for a busy machine.
+const LOAD_MAX: Duration = Duration::from_secs(10);
+
+/// See [`Pods::undisturbed`].
+const ROUNDS_MAX: usize = 5;
+
+/// A pod believes for 1.5 s at most that a key is used up, and a lease that nobody spends has been
+/// returned before that.
+const DENIED_FOR: Duration = Duration::from_millis(2_500);
+
+/// Between two attempts at a key that is used up.
+const DRAIN_EVERY: Duration = Duration::from_millis(20);
+
+/// The rules of `domain`: a limit for each key, as the text after `rate_limit:`.
+pub fn rules(domain: &str, limits: &[(&str, &str)]) -> String {
+    let rule = |(key, limit): &(&str, &str)| format!("- {{key: {key}, rate_limit: {{{limit}}}}}\n");
+    format!("domain: {domain}\ndescriptors:\n{}", limits.iter().map(rule).collect::<String>())
+}
+
+// === impl Pods ===
+
+impl Pods {
+    /// Starts so many pods with these limits in a domain of their own.
+    pub async fn start(
+        domain: &str,
+        pods: usize,
+        redis: &[SocketAddr],
+        limits: &[(&str, &str)],
+        env: &[(&str, &str)],
+    ) -> Self {
+        let text = rules(domain, limits);
+        let prefix = format!("{domain}:");
+        let env = [&[("CACHE_KEY_PREFIX", prefix.as_str())], env].concat();
+        let started: Vec<_> = (0..pods)
+            .map(|_| {
+                let rules = TempDir::new().expect("a temporary directory");
+                write(&rules, &text);
+                (Ratelease::spawn(rules.path(), redis, &env), rules)
+            })
+            .collect();
+        let mut pods = Vec::new();
+        for (process, rules) in started {
+            process.ready().await;
+            let caller = Caller::open(process.grpc).await;
+            pods.push(Pod { process, caller, rules });
+        }
+        Self { pods, domain: domain.to_owned() }
+    }
+
+    /// One hit for a key at one of the pods. Prints why there is no verdict, if there is none.
+    pub fn hit(
+        &self,
+        pod: usize,
+        key: &'static str,
+        value: &str,
+    ) -> impl Future<Output = Said> + Send + use<> {
+        let caller = self.pods[pod].caller.clone();
+        let request = request(&self.domain, &[charge(key, value, 1)]);
+        async move {
+            match caller.ask(request).await {
+                Ok(answer) if passes(&answer) => Said::Admitted,
+                Ok(_) => Said::Denied,
+                Err(error) => {
+                    println!("no verdict: {error}");
+                    Said::Failed
+                }
+            }
+        }
+    }
+
+    /// Gives every pod these limits, and returns once each of them serves by them.
+    pub async fn change(&self, limits: &[(&str, &str)]) {
+        let text = rules(&self.domain, limits);
+        for pod in &self.pods {
+            let before = pod.version().await;
+            write(&pod.rules, &text);
+            let loaded = async || pod.version().await != before;
+            pod.process.process.until("with the new rules", LOAD_MAX, loaded).await;
+        }
+    }
+
+    /// Repeats `round`, which is given its number, until no pod has answered in it by
+    /// `failure_mode: local`: where the machine holds a process up for longer than a request may
+    /// wait, a pod admits by itself, and that is not what `round` is to show.
+    pub async fn undisturbed<T>(&self, round: impl AsyncFn(usize) -> T) -> T {
+        for number in 0..ROUNDS_MAX {
+            let before = self.local();
+            let result = round(number).await;
+            let local = self.local() - before;
+            if local == 0 {
+                return result;
+            }
+            println!("round {number} does not count: {local} answers without Redis");
+        }
+        panic!("no round of {ROUNDS_MAX} without answers by the failure mode");
+    }
+
+    /// Hits that the first `pods` of the pods admit until none has admitted any for
+    /// [`DENIED_FOR`].
+    pub async fn drain(&self, pods: usize, key: &'static str, value: &str) -> u64 {
+        let (mut admitted, mut last) = (0, now());
+        while last.elapsed() < DENIED_FOR {
+            let before = admitted;
+            for pod in 0..pods {
+                match self.hit(pod, key, value).await {
+                    Said::Admitted => admitted += 1,
+                    Said::Denied => {}
+                    Said::Failed => panic!("no verdict"),
+                }
+            }
+            if admitted > before {
+                last = now();
+            } else {
+                tokio::time::sleep(DRAIN_EVERY).await;
+            }
+        }
+        admitted
+    }
+
+    /// What the pods have admitted or denied by `failure_mode: local`, all together.
+    pub fn local(&self) -> u64 {
+        self.count("failure_mode_local")
+    }
+
+    /// One of the `counts` of `/status`, of all pods together.
+    pub fn count(&self, name: &str) -> u64 {
+        self.pods.iter().map(|pod| pod.process.count(name)).sum()
+    }
+
+    /// Fails the test if a pod has come to harm.
+    pub fn are_unharmed(&self) {
+        self.pods.iter().for_each(|pod| pod.process.is_unharmed());
+    }
+}
+
+// === impl Pod ===
+
+impl Pod {
+    /// The version of the rules in force.
+    async fn version(&self) -> String {
+        let page = http::get(self.process.debug, "/status").await.expect("the status page");
+        let status: Value = serde_json::from_str(&page.body).expect("JSON");
+        status["rules"]["version"].as_str().expect("rules are in force").to_owned()
+    }
+}
+
+/// Puts a rule file in the place of the present one, atomically.
+fn write(rules: &TempDir, text: &str) {
+    let next = rules.path().join("next");
+    std::fs::write(&next, text).expect("a written file");
+    std::fs::rename(&next, rules.path().join("rules.yaml")).expect("a renamed file");
+}
