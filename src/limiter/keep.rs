@@ -14,7 +14,7 @@ use crate::store::{Ask, Beat};
 use crate::time::Time;
 
 use super::outcome::Watch;
-use super::slot::Slot;
+use super::slot::{Slot, pools_of};
 use super::{Limiter, Shared};
 
 /// Between two signs of life.
@@ -204,8 +204,8 @@ fn lends_alike(one: &Rule, other: &Rule) -> bool {
 /// How many pools the key's rule has now, if that is fewer than before.
 fn fewer_pools(rules: &Rules, slot: &Slot) -> Option<u8> {
     let before = slot.rule()?;
-    let pools = rules.by_path(&before.path).map_or(0, |now| now.shards.get());
-    (pools < before.shards.get() && before.shards.get() > 1).then_some(pools)
+    let pools = rules.by_path(&before.path).map_or(0, |now| pools_of(now));
+    (pools < pools_of(before)).then_some(pools)
 }
 
 /// Whether the key's rule is gone or allows something else now. An unchanged rule is replaced by

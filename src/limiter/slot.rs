@@ -8,6 +8,7 @@ mod pools;
 mod rare;
 mod terms;
 
+pub(super) use pools::pools_of;
 pub(super) use rare::Rare;
 
 use std::sync::Arc;
@@ -97,6 +98,10 @@ impl Slot {
         // The limit of a charge with a rule is its rule's.
         if same && rule.is_some() && matches!(self.held, Held::Rule) {
             return;
+        }
+        let pools = |rule: Option<&Arc<Rule>>| rule.map_or(0, |rule| pools_of(rule));
+        if pools(self.rule.as_ref()) > pools(rule) && rule.is_some() {
+            self.empty_pools(charge.key(), pools(rule), here, asks);
         }
         self.turn_to(limit, charge.key(), here, asks);
         if !same {
@@ -390,12 +395,14 @@ impl Slot {
         Watch::Until(self.next_begins().map_or(until_idle, |begins| until_idle.max(begins)))
     }
 
-    /// The silence after which what is held goes back: in time, where leases end by themselves.
+    /// The silence after which what is held goes back: in time for others to use it in a short
+    /// window, and before leases end that end by themselves.
     fn idle_after(&self, manner: &Manner) -> Duration {
-        match manner.kind {
-            Kind::Windowed => self.demand.idle_after(),
-            Kind::Timed | Kind::Spaced { .. } => self.demand.idle_after().min(manner.ttl() / 4),
-        }
+        let latest = match manner.kind {
+            Kind::Windowed => (manner.limit.window() / 5).max(WATCH_EVERY),
+            Kind::Timed | Kind::Spaced { .. } => manner.ttl() / 4,
+        };
+        self.demand.idle_after().min(latest)
     }
 
     /// Takes out the unspent tokens; the asks return them to the store.

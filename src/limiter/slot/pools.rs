@@ -14,6 +14,7 @@ use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::Here;
 use crate::limiter::lend::Manner;
+use crate::rules::Rule;
 use crate::store::{Ask, Back, Deposit, Grant, Purpose};
 use crate::time::Time;
 
@@ -120,6 +121,11 @@ impl Slot {
             asks.push(Ask { pool, want, ..manner.ask(key) });
         }
     }
+}
+
+/// The pools of each key of a rule: none where it is not split.
+pub(in crate::limiter) fn pools_of(rule: &Rule) -> u8 {
+    if rule.shards.get() > 1 { rule.shards.get() } else { 0 }
 }
 
 /// Whether leases of `need` come from pools: there are more pods than pools, and much is left.
