@@ -10,6 +10,7 @@
 mod beats;
 mod breaker;
 mod budget;
+pub mod demand;
 mod dispatch;
 mod heat;
 mod queue;
@@ -204,9 +205,12 @@ impl Desk {
     /// window.
     pub async fn ask_patiently(&self, ask: Ask) {
         let Some(Way { queue, sender }) = self.way(self.shard(&ask)) else { return };
-        if self.shared.admit(&queue, &ask, true).is_ok() {
-            // It fails for a desk that was closed meanwhile, and for a queue that stands still.
-            let _ = timeout(ROOM_WAIT_MAX, sender.send(ask)).await;
+        // It fails for a desk that was closed meanwhile, and for a queue that stands still. Room
+        // first: an ask that the breaker admits may be its only probe.
+        if let Ok(Ok(room)) = timeout(ROOM_WAIT_MAX, sender.reserve()).await
+            && self.shared.admit(&queue, &ask, true).is_ok()
+        {
+            room.send(ask);
         }
     }
 

@@ -8,10 +8,12 @@ mod holding;
 mod keep;
 mod lend;
 mod one;
+mod options;
 mod outcome;
 mod overflow;
 mod pods;
 mod resolve;
+mod settle;
 mod slot;
 mod wait;
 
@@ -20,24 +22,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::buffer::expired;
 use crate::buffer::table::{Table, TableFull};
-use crate::buffer::{Lot, expired};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::key::{Key, KeyHasher};
+use crate::key::Key;
 use crate::lease::{Desk, Reply, ShardState, ShardTally};
 use crate::request::Request;
-use crate::rules::{FailureMode, Rules};
+use crate::rules::Rules;
 use crate::store::{Ask, Count, Store, StoreError};
 use crate::time::{Clock, Time};
-use crate::verdict::{Applied, How, Modes, Verdict};
+use crate::verdict::Verdict;
 
 use away::Away;
 pub use exact::Exact;
 use holding::Holding;
-use lend::Manner;
-use outcome::{Attempt, Entered, Settled};
+pub use options::{Options, PODS_EXPECTED};
+use outcome::{Attempt, Entered};
 use pods::Pods;
 pub(crate) use resolve::{Charge, Resolved, limits, resolve};
 use slot::{Slot, WATCH_EVERY};
@@ -47,39 +49,6 @@ use wait::{WAITER_BYTES, WAITING_IN_ALL_MAX};
 #[derive(Clone)]
 pub struct Limiter {
     shared: Arc<Shared>,
-}
-
-/// What an answer takes to reach its caller once it is made, and what a busy machine adds to that: a
-/// quarter of Envoy's default of 20 ms.
-const ANSWER_MARGIN: Duration = Duration::from_millis(5);
-
-/// Pods that are taken to share a domain before the store has said how many do: too few strand
-/// tokens, too many cost trips.
-pub const PODS_EXPECTED: u32 = 16;
-
-/// How a limiter is set up.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// How long a request waits for a lease at most, where its caller names no deadline.
-    pub max_wait: Duration,
-    /// How long it waits at most where its caller does; at least `max_wait` counts.
-    pub wait_limit: Duration,
-    /// Bytes that the buffers of all keys may take: [`Table`] says what is counted. A 32nd of it,
-    /// 1.5 MiB at most, is for the queue of keys that may lie idle. Requests that wait for a lease,
-    /// and what only few keys have, take up to 12 MiB beside it, and the desk's queues 4352 asks a
-    /// shard.
-    pub buffer_bytes_max: usize,
-    /// This pod among those that share the store: a number of its own drawing.
-    pub pod: u64,
-    /// Pods of each domain until the store says how many there are; at least 1 counts.
-    pub pods_expected: u32,
-    /// Makes keys of descriptors; the same on every pod that shares counts.
-    pub hasher: KeyHasher,
-    /// How answers are made.
-    pub modes: Modes,
-    /// The time of day when the clock was started, since the Unix epoch. It tells windows apart
-    /// until the store's own time is known.
-    pub unix_start: Duration,
 }
 
 /// What a slot has to know of its surroundings.
@@ -115,30 +84,6 @@ struct Shared {
     away: Away,
     clock: Clock,
     options: Options,
-}
-
-impl Options {
-    /// How long a request may wait whose caller waits for `caller`.
-    fn wait_for(&self, caller: Option<Duration>) -> Duration {
-        let until = caller.map(|caller| caller.saturating_sub(ANSWER_MARGIN).min(self.wait_limit));
-        until.unwrap_or_default().max(self.max_wait)
-    }
-}
-
-impl Default for Options {
-    /// As the settings have it, for a pod that is alone with its store and its clock.
-    fn default() -> Self {
-        Self {
-            max_wait: Duration::from_millis(5),
-            wait_limit: Duration::from_millis(15),
-            buffer_bytes_max: 64 << 20,
-            pod: 0,
-            pods_expected: PODS_EXPECTED,
-            hasher: KeyHasher::new(""),
-            modes: Modes::default(),
-            unix_start: Duration::ZERO,
-        }
-    }
 }
 
 // === impl Limiter ===
@@ -362,97 +307,21 @@ impl Shared {
         Ok(result)
     }
 
-    /// The answer to `charge` where the store gives none, because of `why`.
-    fn without_store(
-        &self,
-        charge: &Charge<'_>,
-        now: Time,
-        why: StoreError,
-    ) -> Result<Settled, StoreError> {
-        let local = charge.failure_mode() == FailureMode::Local && charge.spends();
-        if local {
-            let used_up = self.table.with_existing(charge.key(), |slot| slot.used_up(charge, now));
-            if let Some(standing) = used_up.flatten() {
-                return Ok(self.away.deny(standing));
-            }
-        }
-        let shard = self.shard_of(charge);
-        self.away.answer(charge, self.pods_of(charge), shard, now, why)
-    }
-
-    /// The answer to a refund where the store gives none, because of `why`. One that is `queued`
-    /// may be on its way there, and is not credited here as well. It `fails` only where no other
-    /// part of its request would fail with it.
-    fn refund_without_store(
-        &self,
-        charge: &Charge<'_>,
-        now: Time,
-        why: StoreError,
-        queued: bool,
-        fails: bool,
-    ) -> Result<Settled, StoreError> {
-        match charge.failure_mode() {
-            FailureMode::Error if fails => Err(why),
-            FailureMode::Local if !queued => {
-                let (pods, shard) = (self.pods_of(charge), self.shard_of(charge));
-                self.away.answer(charge, pods, shard, now, why)
-            }
-            mode => Ok(Away::pass(mode, charge)),
-        }
-    }
-
-    /// This pod admitted `charge` by itself while an ask for it is out: its lease will pay.
-    fn owe(&self, charge: &Charge<'_>) {
-        if charge.spends() && charge.failure_mode() == FailureMode::Local {
-            self.table.with_existing(charge.key(), |slot| slot.owe(charge));
-        }
-    }
-
-    /// What was charged is not spent after all.
-    fn undo(&self, charge: &Charge<'_>, settled: &mut Settled) {
-        if settled.taken.tokens > 0 {
-            self.put_back(charge, settled.taken);
-            settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
-        } else if settled.how == How::Failure(FailureMode::Local) && !settled.over {
-            settled.how = How::Local; // once
-            self.return_own(charge);
-        }
-    }
-
-    /// What this pod admitted by itself is not spent after all.
-    fn return_own(&self, charge: &Charge<'_>) {
-        let (pods, shard) = (self.pods_of(charge), self.shard_of(charge));
-        self.away.return_hits(charge.key(), charge.applied.limit, charge.hits, pods, shard);
-    }
-
-    /// Tokens that were taken and are not spent after all.
-    fn put_back(&self, charge: &Charge<'_>, taken: Lot) {
-        if taken.tokens == 0 {
-            return;
-        }
-        let here = self.here(self.clock.now());
-        let key = charge.key();
-        let mut asks = Vec::new();
-        let put_back = |slot: &mut Slot| slot.put_back(taken, key, &here, &mut asks);
-        let kept = self.table.with_existing(key, put_back);
-        if kept.is_none() {
-            // The key was evicted meanwhile.
-            let Applied { limit, rule } = &charge.applied;
-            let manner = Manner::of(*limit, rule.map(AsRef::as_ref), self.options.max_wait);
-            asks.extend(manner.returning(key, taken));
-        }
-        self.send(asks);
-    }
-
     /// Hands a reply of the store to the key it is about, and asks on if requests still wait.
     fn on_reply(&self, reply: Reply) {
         let key = reply.ask.key;
         let here = self.here(self.clock.now());
         if reply.ask.is_return() {
-            // No request waits. What was not sent is still held; what was lost on the way ends with
+            // No request waits. What was not taken is still held; what was lost on the way ends with
             // its lease.
-            if reply.outcome.as_ref().is_err_and(StoreError::is_not_sent) {
-                self.table.with_existing(key, |slot| slot.keep_refused(&reply, &here));
+            if reply.outcome.as_ref().is_err_and(StoreError::is_not_taken) {
+                let starts = self.table.with_existing(key, |slot| {
+                    slot.keep_refused(&reply, &here);
+                    slot.watch(&here)
+                });
+                if starts == Some(true) && !self.watch(key, here.now + WATCH_EVERY) {
+                    self.table.with_existing(key, Slot::unwatch);
+                }
             }
             return;
         }
@@ -473,8 +342,9 @@ impl Shared {
                     self.table.with_existing(key, Slot::unwatch);
                 }
                 if paid > 0 {
-                    let Reply { ask, shard, .. } = &reply;
-                    self.away.return_hits(key, ask.limit, paid, pods, *shard);
+                    let limit = reply.ask.limit;
+                    let shard = self.desk.shard(&Ask::look(key, limit)); // not that of a pool
+                    self.away.return_hits(key, limit, paid, pods, shard);
                 }
             }
             // A key that was evicted since has no use for its lease.

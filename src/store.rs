@@ -310,9 +310,10 @@ pub enum StoreError {
 // === impl StoreError ===
 
 impl StoreError {
-    /// Whether the ask never left this pod.
-    pub fn is_not_sent(&self) -> bool {
-        matches!(self, Self::Overloaded | Self::Away | Self::Shed)
+    /// Whether the ask was certainly not taken: what it gives back is still held.
+    pub fn is_not_taken(&self) -> bool {
+        let here = matches!(self, Self::Overloaded | Self::Away | Self::Shed);
+        here || matches!(self, Self::Refused(_) | Self::Foreign | Self::Full(_))
     }
 
     /// Whether it is of the key alone: the store answers, and serves other keys.

@@ -218,10 +218,15 @@ where
         }
         self.queue.stall(now);
         let mut queued = std::mem::take(&mut self.next);
-        while let Some(ask) = queued.pop().or_else(|| self.asks.try_recv().ok()) {
+        for ask in queued.drain(..) {
             self.shared.refuse(ask, self.queue, StoreError::Away);
         }
         self.next = queued;
+        // Those that queued before the stall: a later one may be the breaker's probe.
+        for _ in 0..self.asks.len() {
+            let Ok(ask) = self.asks.try_recv() else { break };
+            self.shared.refuse(ask, self.queue, StoreError::Away);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! How many tokens to ask for. Pure: the demand is measured on times that come in as arguments.
 //!
-//! `G = clamp(min(max(λ·T, ε·L/n), φ·remaining/n), 1, …)`, where λ is the pod's demand, T how long a
-//! lease should last, and n the number of pods that it has to share with. Hits that wait already
+//! `G = clamp(min(max(λ·T, ε·L/n), φ·remaining/n), 1, …)`, where λ is the pod's demand, T how long
+//! a lease should last, and n the number of pods that it has to share with. Hits that wait already
 //! count as demand too. `docs/decisions/0019` says what each part of the formula is for, and what
 //! was tried besides.
 
@@ -9,21 +9,9 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 
 use crate::rules::Terms;
-use crate::time::{Coarse, Time};
 
 /// ε: the part of a limit that may lie unspent in the whole fleet, whatever the demand.
 const UNSPENT_ALLOWANCE: f64 = 0.005;
-
-/// A demand is asked ahead of only if it would use a token within this time: a key that is used
-/// less often would only strand what it holds.
-const USED_WITHIN: Duration = Duration::from_millis(200);
-
-/// A key is idle after a silence of so many of its mean gaps, within these bounds: at random
-/// arrivals, a demand that goes on is silent for so long once in e^4 = 55 gaps. Shorter, and what a
-/// key of a few requests a second holds would go back and forth (finding F8).
-const IDLE_GAPS: f64 = 4.0;
-const IDLE_MIN: Duration = USED_WITHIN;
-const IDLE_MAX: Duration = Duration::from_secs(2);
 
 /// A token is held before it is wanted while this pod's part of what remains is at least so many:
 /// fewer, and it would be missed elsewhere when the count is empty.
@@ -46,64 +34,10 @@ const HARMLESS_PART: f64 = 0.1;
 const RELIEF_SPAN: u32 = 4;
 const RELIEF_PART: f64 = 2.0;
 
-/// On top of two round trips, for a batch that is on its way already and for the scheduler.
-const ASK_AHEAD_MARGIN: Duration = Duration::from_millis(1);
-
 /// T while more than half of the limit remains, while more than a fifth does, and below.
 const SPAN_LONG: Duration = Duration::from_secs(2);
 const SPAN_MIDDLE: Duration = Duration::from_millis(250);
 const SPAN_SHORT: Duration = Duration::from_millis(50);
-
-/// Demand is measured over spans of at least this.
-const SPAN_MIN: Duration = Duration::from_millis(10);
-
-/// Time constants of the two averages. The faster one sees a burst begin, the slower one
-/// remembers that there is demand across a lull.
-const FAST: Duration = Duration::from_millis(50);
-const SLOW: Duration = Duration::from_secs(1);
-
-/// This pod's demand for one key, in hits a second: two moving averages, of which the higher
-/// counts. Twelve bytes, since each key has one.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Demand {
-    fast: Rate,
-    slow: Rate,
-    /// Hits since `since`, not yet in the averages.
-    hits: Coarse,
-    /// Hits since the key was last idle, up to [`RUN_MAX`].
-    run: u8,
-    /// Pods that draw on the key, as far as this one's part in it tells.
-    pods: Peers,
-    /// In [`TICK`]s; 0 if nothing was noted yet. It begins again every 13 days: what is measured
-    /// across that is soon averaged away.
-    since: u32,
-}
-
-/// A number of pods from 1, in eighths of an octave, one above the exponent; 0 where it is unknown.
-#[derive(Debug, Clone, Copy, Default)]
-struct Peers(u8);
-
-/// Steps of [`Peers`] in an octave.
-const PEERS_STEPS: f64 = 8.0;
-
-/// The weight of the newest observation among those of the pods that draw on a key: leases of other
-/// pods come in lumps.
-const PEERS_WEIGHT: f64 = 0.3;
-
-/// A run of so many hits or more is as good as endless.
-const RUN_MAX: u8 = u8::MAX;
-
-/// 2^18 nanoseconds, about a quarter of a millisecond.
-const TICK: Duration = Duration::from_nanos(1 << 18);
-
-/// In [`TICK`]s, some 17 s: no thread that is overtaken comes later.
-const OVERTAKEN: u32 = 1 << 16;
-
-/// Hits a second, in 64ths.
-#[derive(Debug, Clone, Copy, Default)]
-struct Rate(Coarse);
-
-const RATE_PARTS: f32 = 64.0;
 
 /// What the size of a lease follows from.
 #[derive(Debug, Clone, Copy)]
@@ -135,158 +69,6 @@ pub struct Need {
     pub relief: bool,
     /// φ and the ceiling of one lease.
     pub terms: Terms,
-}
-
-// === impl Demand ===
-
-impl Demand {
-    /// Notes `hits` at `now`.
-    pub fn note(&mut self, hits: u64, now: Time) {
-        let span = self.span(now);
-        let run = u8::try_from(hits).unwrap_or(RUN_MAX);
-        let was_idle = span >= IDLE_MIN && self.is_idle(now);
-        self.run = if was_idle { run } else { self.run.saturating_add(run) };
-        self.hits = Coarse::floor(self.hits.get().saturating_add(hits));
-        if span < SPAN_MIN {
-            return;
-        }
-        // A key's first hits have no span to be divided by: whatever came before is not known.
-        if self.since > 0 {
-            let rate = self.hits.get() as f32 / span.as_secs_f32();
-            self.fast.come_nearer(rate, weight(span, FAST));
-            self.slow.come_nearer(rate, weight(span, SLOW));
-        }
-        (self.hits, self.since) = (Coarse::default(), ticks(now));
-    }
-
-    /// How long nothing was noted: up to 10 ms more than that, and never less.
-    pub fn idle_for(&self, now: Time) -> Duration {
-        self.span(now) + TICK
-    }
-
-    /// None for whoever read the clock before the last note and comes after it: threads overtake
-    /// each other on the way to a key.
-    fn span(&self, now: Time) -> Duration {
-        let span = ticks(now).wrapping_sub(self.since);
-        if span > u32::MAX - OVERTAKEN { Duration::ZERO } else { TICK * span }
-    }
-
-    /// Notes that the fleet drew `drawn` tokens between two grants of this pod, and this pod `own`
-    /// of them.
-    pub fn note_draw(&mut self, own: u64, drawn: u64) {
-        if own > 0 {
-            self.pods.come_nearer(drawn.max(own) as f64 / own as f64);
-        }
-    }
-
-    /// Pods that draw on the key, as if each drew as much as this one; `None` before that has been
-    /// observed.
-    pub fn pods(&self) -> Option<f64> {
-        self.pods.get()
-    }
-
-    /// Hits a second: the higher average.
-    pub fn rate(&self) -> f64 {
-        self.steady().max(self.burst())
-    }
-
-    /// Hits a second, over the last second or so.
-    pub fn steady(&self) -> f64 {
-        f64::from(self.slow.get())
-    }
-
-    /// Hits a second, over the last hundredths of a second.
-    pub fn burst(&self) -> f64 {
-        f64::from(self.fast.get())
-    }
-
-    /// Hits since the key was last idle; `None` where there were many.
-    pub fn run(&self) -> Option<u64> {
-        (self.run < RUN_MAX).then_some(self.run.into())
-    }
-
-    /// Hits a second, as of late: what has moved elsewhere is soon forgotten. A silence of a few
-    /// mean gaps says nothing yet.
-    pub fn of_late(&self, now: Time) -> f64 {
-        let span = self.span(now).max(SPAN_MIN);
-        let rate = self.hits.get() as f32 / span.as_secs_f32();
-        let fast = self.fast.get().max(self.slow.get());
-        let gap = Duration::from_secs_f32(1.0 / fast.max(1.0));
-        f64::from(fast + (rate - fast) * weight(span, FAST.max(2 * gap)))
-    }
-
-    /// The silence after which the key is idle.
-    pub fn idle_after(&self) -> Duration {
-        let gaps = IDLE_GAPS / self.steady().max(f64::from(f32::EPSILON));
-        Duration::try_from_secs_f64(gaps).unwrap_or(IDLE_MAX).clamp(IDLE_MIN, IDLE_MAX)
-    }
-
-    /// Whether nothing was noted for so long that what is held will not be used soon.
-    pub fn is_idle(&self, now: Time) -> bool {
-        self.idle_for(now) >= self.idle_after()
-    }
-
-    /// Whether `tokens` will be gone before a lease asked for now could arrive.
-    pub fn outruns(&self, tokens: u64, round_trip: Duration) -> bool {
-        let horizon = (2 * round_trip + ASK_AHEAD_MARGIN).as_secs_f64();
-        (tokens as f64) < self.rate() * horizon
-    }
-
-    /// Whether a token that is held is used soon, as a tenth of a `window` goes: one that is not may
-    /// be missed elsewhere.
-    pub fn uses_soon(&self, window: Duration) -> bool {
-        let within = USED_WITHIN.min(window / 10);
-        self.rate() * within.as_secs_f64() >= 1.0
-    }
-}
-
-#[allow(clippy::cast_possible_truncation, reason = "it is meant to begin again")]
-fn ticks(now: Time) -> u32 {
-    (now.nanos() / TICK.as_nanos() as u64) as u32
-}
-
-// === impl Rate ===
-
-impl Rate {
-    fn get(self) -> f32 {
-        self.0.get() as f32 / RATE_PARTS
-    }
-
-    /// Rounds to the nearest: an average that only ever lost would stay below what it is of.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
-    fn come_nearer(&mut self, rate: f32, weight: f32) {
-        let average = self.get() + (rate - self.get()) * weight;
-        let parts = (average * RATE_PARTS).round() as u64;
-        let half = Coarse::floor(parts).get() / 8_192;
-        self.0 = Coarse::floor(parts.saturating_add(half));
-    }
-}
-
-// === impl Peers ===
-
-impl Peers {
-    fn get(self) -> Option<f64> {
-        let steps = self.0.checked_sub(1)?;
-        Some((f64::from(steps) / PEERS_STEPS).exp2())
-    }
-
-    /// Averages exponents: a pod that draws twice as much as another counts as much as one that
-    /// draws half.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is clamped")]
-    fn come_nearer(&mut self, pods: f64) {
-        let seen = pods.max(1.0).log2();
-        let exponent = self.get().map_or(seen, |known| {
-            let known = known.log2();
-            known + (seen - known) * PEERS_WEIGHT
-        });
-        let steps = (exponent * PEERS_STEPS).round().clamp(0.0, f64::from(u8::MAX - 1));
-        self.0 = steps as u8 + 1;
-    }
-}
-
-/// The weight of the newest `span` in an exponential average with this time constant.
-fn weight(span: Duration, constant: Duration) -> f32 {
-    1.0 - (-span.as_secs_f32() / constant.as_secs_f32()).exp()
 }
 
 // === impl Need ===
@@ -414,39 +196,6 @@ mod tests {
         }
     }
 
-    fn demand(hits_per_second: u64, millis: u64) -> Demand {
-        let mut demand = Demand::default();
-        for hit in 0..hits_per_second * millis / 1_000 {
-            demand.note(1, Time::from_nanos((hit + 1) * 1_000_000_000 / hits_per_second));
-        }
-        demand
-    }
-
-    #[test]
-    fn a_steady_demand_is_measured_within_a_tenth() {
-        for rate in [20, 1_000, 50_000] {
-            let measured = demand(rate, 3_000).rate();
-            assert!((measured / rate as f64 - 1.0).abs() < 0.1, "{measured} of {rate}");
-        }
-    }
-
-    #[test]
-    fn a_note_that_was_overtaken_forgets_no_demand() {
-        let mut demand = demand(1_000, 3_000);
-        let before = demand.rate();
-        for millis in [2_999, 2_950, 2_000, 0] {
-            demand.note(1, Time::from_nanos(millis * 1_000_000));
-            let after = demand.rate();
-            assert!((after / before - 1.0).abs() < 0.1, "{after} after {before}, {millis} ms");
-            assert!(demand.idle_for(Time::from_nanos(millis * 1_000_000)) <= 2 * SPAN_MIN);
-        }
-    }
-
-    #[test]
-    fn a_burst_is_seen_within_a_tenth_of_a_second() {
-        assert!(demand(10_000, 100).rate() > 8_000.0);
-    }
-
     #[test]
     fn low_limits_are_lent_one_token_at_a_time() {
         assert_eq!(need(1_000.0, 7, 7).size(), 1);
@@ -556,41 +305,5 @@ mod tests {
         assert_eq!((need(1_000.0, 1_000_000, 900_000).size(), relieved.size()), (5_000, 8_000));
         let little = Need { relief: true, ..need(1e9, 100_000, 80_000) };
         assert_eq!(little.size(), 40_000, "half of what remains");
-    }
-
-    #[test]
-    fn pods_are_seen_by_their_part_in_what_is_drawn() {
-        let mut demand = Demand::default();
-        assert_eq!(demand.pods(), None);
-        demand.note_draw(0, 100);
-        assert_eq!(demand.pods(), None, "a pod that drew nothing has seen nothing");
-        demand.note_draw(25, 100);
-        assert_eq!(demand.pods(), Some(4.0));
-        for _ in 0..20 {
-            demand.note_draw(1, 1_000);
-        }
-        let pods = demand.pods().unwrap();
-        assert!((850.0..1_150.0).contains(&pods), "{pods}");
-        for _ in 0..30 {
-            demand.note_draw(10, 3);
-        }
-        assert!(demand.pods().unwrap() < 1.3, "no more than all of it is its own");
-    }
-
-    #[test]
-    fn a_key_is_idle_after_four_of_its_mean_gaps_within_bounds() {
-        assert_eq!(demand(1_000, 3_000).idle_after(), IDLE_MIN);
-        let lukewarm = demand(3, 20_000).idle_after().as_secs_f64();
-        assert!((1.1..1.6).contains(&lukewarm), "{lukewarm}");
-        assert_eq!(demand(1, 20_000).idle_after(), IDLE_MAX);
-    }
-
-    #[test]
-    fn a_rarely_used_key_is_not_asked_ahead_for() {
-        assert!(!demand(2, 5_000).uses_soon(Duration::from_secs(60)));
-        assert!(!demand(9, 5_000).uses_soon(Duration::from_secs(1)));
-        assert!(demand(11, 5_000).uses_soon(Duration::from_secs(1)));
-        assert!(demand(1_000, 1_000).outruns(1, Duration::from_millis(1)));
-        assert!(!demand(1_000, 1_000).outruns(10, Duration::from_millis(1)));
     }
 }

@@ -59,8 +59,8 @@ impl Away {
         Self { pod, clock, own, clocks, answers: Default::default(), unmetered: AtomicU64::new(0) }
     }
 
-    /// The answer to `charge`, which `shard` of the store did not give because of `why`. `pods` share
-    /// the limit.
+    /// The answer to `charge`, which `shard` of the store did not give because of `why`. `pods`
+    /// share the limit.
     pub(super) fn answer(
         &self,
         charge: &Charge<'_>,
@@ -105,6 +105,9 @@ impl Away {
 
     /// Takes the store's time from a grant, so that windows here are the store's.
     pub(super) fn note_time(&self, reply: &Reply, grant: &Grant) {
+        if reply.ask.pool.is_some() {
+            return; // a pool keeps no time
+        }
         let window_us = u64::try_from(reply.ask.limit.window().as_micros()).unwrap_or(u64::MAX);
         let store_us = match reply.ask.limit.algorithm {
             Algorithm::FixedWindow => {

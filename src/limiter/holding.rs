@@ -25,8 +25,10 @@ pub(super) struct Holding<'a, 'r> {
     /// Places in queues of charges that the failure mode admitted meanwhile: a lease that still
     /// arrives there pays for them.
     debts: Vec<Queued<'a, 'r>>,
-    /// Refunds that have gone to their queue: the request stands, whatever becomes of it now.
-    sent: Vec<usize>,
+    /// Refunds that have been seen to, here or in the store.
+    refunded: Vec<usize>,
+    /// A refund has gone to its queue: the request stands, whatever becomes of it now.
+    stands: bool,
 }
 
 // === impl Holding ===
@@ -34,7 +36,7 @@ pub(super) struct Holding<'a, 'r> {
 impl<'a, 'r> Holding<'a, 'r> {
     pub(super) fn new(shared: &'a Shared, resolved: &'a [Resolved<'r>]) -> Self {
         let attempts = smallvec![None; resolved.len()];
-        Self { shared, resolved, attempts, debts: Vec::new(), sent: Vec::new() }
+        Self { shared, resolved, attempts, debts: Vec::new(), refunded: Vec::new(), stands: false }
     }
 
     /// Charges every descriptor from the tokens held here, as far as they go, and looks at what
@@ -123,9 +125,12 @@ impl<'a, 'r> Holding<'a, 'r> {
         let mut queued = Vec::with_capacity(charges.len());
         for (at, charge) in charges {
             if charge.refund {
-                self.sent.push(at);
+                self.refunded.push(at);
             }
-            match self.shared.enter(charge, now) {
+            let entered = self.shared.enter(charge, now);
+            let is_in = matches!(entered, Ok(Entered::Settled(_) | Entered::Queued(_)));
+            self.stands |= charge.refund && is_in;
+            match entered {
                 Ok(Entered::Settled(settled)) => self.settle(at, charge, settled),
                 Ok(Entered::Queued(reply)) => {
                     queued.push((at, Queued::new(self.shared, charge, reply)));
@@ -198,7 +203,7 @@ impl<'a, 'r> Holding<'a, 'r> {
         for (at, resolved) in self.resolved.iter().enumerate() {
             if let Resolved::Charged(charge) = resolved
                 && charge.refund
-                && !self.sent.contains(&at)
+                && !self.refunded.contains(&at)
             {
                 self.shared.refund(charge, now);
             }
@@ -242,7 +247,7 @@ impl Drop for Holding<'_, '_> {
     /// A request whose refunds have been sent stands: its charges are spent, though its caller does
     /// not hear of it.
     fn drop(&mut self) {
-        if self.sent.is_empty() {
+        if !self.stands {
             self.release(&[]);
         }
     }

@@ -14,7 +14,8 @@ use crate::store::{Ask, Beat};
 use crate::time::Time;
 
 use super::outcome::Watch;
-use super::slot::{Slot, pools_of};
+use super::pods::Due;
+use super::slot::Slot;
 use super::{Limiter, Shared};
 
 /// Between two signs of life.
@@ -36,6 +37,9 @@ const IDLE_DIVISOR: usize = 32;
 
 /// Bytes of a key that waits to be looked at.
 pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
+
+/// A round of heartbeats takes no longer: what has no answer by then comes with the next.
+const ROUND_MAX: Duration = Duration::from_secs(1);
 
 /// A pod that has not been heard of for so long is taken for dead: three beats.
 const BEAT_LASTS: Duration = Duration::from_secs(3);
@@ -84,21 +88,25 @@ impl Limiter {
     /// are.
     async fn beat_once(&self) {
         let Self { shared } = self;
-        let due = shared.pods.due(shared.clock.now());
-        let beats = due.into_iter().map(|domain| async move {
-            if let Ok(pods) = shared.desk.beat(shared.beat(domain.as_deref(), false)).await {
+        let Due { domains, rounds } = shared.pods.due(shared.clock.now());
+        let beats = domains.into_iter().map(|domain| async move {
+            let beat = shared.beat(domain.as_deref(), rounds, false);
+            if let Ok(pods) = shared.desk.beat(beat).await {
                 shared.pods.note(&domain, pods);
             }
         });
-        join_all(beats).await;
+        // One that hangs must not hold the next round back.
+        let _ = tokio::time::timeout(ROUND_MAX, join_all(beats)).await;
         shared.desk.set_pods(shared.pods.of(None));
     }
 
     /// Tells the store that this pod leaves.
     async fn leave(&self) {
         let Self { shared } = self;
-        let beats = shared.pods.due(shared.clock.now()).into_iter();
-        let beats = beats.map(|domain| shared.desk.beat(shared.beat(domain.as_deref(), true)));
+        let Due { domains, rounds } = shared.pods.due(shared.clock.now());
+        let beats = domains
+            .into_iter()
+            .map(|domain| shared.desk.beat(shared.beat(domain.as_deref(), rounds, true)));
         join_all(beats).await;
     }
 
@@ -106,9 +114,6 @@ impl Limiter {
     pub async fn adopt(&self, rules: &Rules) {
         self.sweep(|key, slot, now, asks| {
             let here = self.shared.here(now);
-            if let Some(pools) = fewer_pools(rules, slot) {
-                slot.empty_pools(key, pools, &here, asks);
-            }
             if stale(rules, slot) && slot.takes_returns(key, &here) {
                 slot.give_back(key, now, asks);
             }
@@ -154,9 +159,11 @@ impl Limiter {
 
 impl Shared {
     /// A heartbeat of this pod in a domain, or in all.
-    fn beat(&self, domain: Option<&str>, leaves: bool) -> Beat {
+    /// A domain has its next one after so many `rounds`.
+    fn beat(&self, domain: Option<&str>, rounds: u32, leaves: bool) -> Beat {
         let domain = domain.map(|name| self.options.hasher.key(name, 0, std::iter::empty()));
-        Beat { pod: self.options.pod, lasts: BEAT_LASTS, leaves, domain }
+        let lasts = if domain.is_some() { BEAT_LASTS * rounds } else { BEAT_LASTS };
+        Beat { pod: self.options.pod, lasts, leaves, domain }
     }
 
     /// Looks again at `key` when it is `due`. False beyond the ceiling: then the key keeps what it
@@ -185,8 +192,8 @@ impl Shared {
             {
                 self.table.with_existing(key, Slot::unwatch);
             }
+            self.send(std::mem::take(&mut asks)); // while there is the room that the key looked for
         }
-        self.send(asks);
     }
 }
 
@@ -199,13 +206,6 @@ pub(super) fn idle_queue(budget: usize) -> VecDeque<(Time, Key)> {
 fn lends_alike(one: &Rule, other: &Rule) -> bool {
     let manner = |rule: &Rule| (rule.allowance, rule.leasing, rule.shards);
     manner(one) == manner(other)
-}
-
-/// How many pools the key's rule has now, if that is fewer than before.
-fn fewer_pools(rules: &Rules, slot: &Slot) -> Option<u8> {
-    let before = slot.rule()?;
-    let pools = rules.by_path(&before.path).map_or(0, |now| pools_of(now));
-    (pools < pools_of(before)).then_some(pools)
 }
 
 /// Whether the key's rule is gone or allows something else now. An unchanged rule is replaced by

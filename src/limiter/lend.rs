@@ -18,12 +18,12 @@ const FRESH_PART: u32 = 100;
 const FRESH_MIN: Duration = Duration::from_millis(50);
 const FRESH_MAX: Duration = Duration::from_secs(1);
 
-/// Probes of one key a second by all pods together, whatever their number. Less than half of what is
-/// promised (50), since pods that know nothing of the key yet may probe as often again.
+/// Probes of one key a second by all pods together, whatever their number. Less than half of what
+/// is promised (50), since pods that know nothing of the key yet may probe as often again.
 const PROBES_PER_SECOND: f64 = 20.0;
 
-/// In a larger fleet the first denial of a window need not go to the store: one of the probes of all
-/// pods tells it soon enough (decision 0004).
+/// In a larger fleet the first denial of a window need not go to the store: one of the probes of
+/// all pods tells it soon enough (decision 0004).
 const CROWD: f64 = 16.0;
 
 /// Probes of a key that weighs on its shard are rarer by this.
@@ -197,8 +197,8 @@ impl Scarcity {
         if self.relief { RELIEF_PROBES * probe } else { probe }
     }
 
-    /// How long a pod leaves a bucket alone that has a token again after `refill`. With asks in vain
-    /// it comes to its turn among the pods: the bucket is asked for more than it has.
+    /// How long a pod leaves a bucket alone that has a token again after `refill`. With asks in
+    /// vain it comes to its turn among the pods: the bucket is asked for more than it has.
     fn turn(self, refill: Duration) -> Duration {
         let stretch = f64::from(1_u32 << self.misses.min(MISSES_MAX)).min(self.pods);
         refill.mul_f64(stretch.max(1.0))

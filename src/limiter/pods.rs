@@ -49,6 +49,15 @@ struct Count {
     used_at: Option<Time>,
 }
 
+/// Heartbeats of one round.
+#[derive(Debug)]
+pub(super) struct Due {
+    /// Their domains; `None` is for the pods of all.
+    pub(super) domains: Vec<Option<Box<str>>>,
+    /// Rounds until each domain has had one.
+    pub(super) rounds: u32,
+}
+
 /// What the last heartbeats heard of how many pods are alive.
 ///
 /// After an outage that outlasts a heartbeat the first pod that gets through finds itself alone,
@@ -72,33 +81,37 @@ impl Pods {
         of_domain.or_else(|| counts.all.count()).unwrap_or(self.expected)
     }
 
-    /// Notes that keys of a domain are asked for. Whether it is new here, so that its pods are to be
-    /// counted.
+    /// Notes that keys of a domain are asked for. Whether it is new here, so that its pods are to
+    /// be counted.
     pub(super) fn note_used(&self, domain: &str, now: Time) -> bool {
         let known = |counts: &Counts| {
             let count = counts.by_domain.get(domain)?;
             Some(count.used_at.is_some_and(|used_at| now.since(used_at) < USED_FOR / 2))
         };
-        let known = known(&self.counts.read());
-        if known == Some(true) {
+        let (known, full) = {
+            let counts = self.counts.read();
+            (known(&counts), counts.by_domain.len() >= DOMAINS_MAX)
+        };
+        if known == Some(true) || (known.is_none() && full) {
             return false;
         }
         let mut counts = self.counts.write();
-        if known.is_none() && counts.by_domain.len() >= DOMAINS_MAX {
-            return false;
-        }
         let count = counts.by_domain.entry(domain.into()).or_default();
         count.used_at.replace(now).is_none()
     }
 
     /// The domains whose heartbeats are due in this round; `None` for all of them, always.
-    pub(super) fn due(&self, now: Time) -> Vec<Option<Box<str>>> {
+    pub(super) fn due(&self, now: Time) -> Due {
         let mut counts = self.counts.write();
         let is_used =
             |count: &Count| count.used_at.is_some_and(|used_at| now.since(used_at) < USED_FOR);
+        if counts.by_domain.len() >= DOMAINS_MAX {
+            counts.by_domain.retain(|_, count| is_used(count)); // room for others
+        }
         let used = counts.by_domain.iter().filter(|(_, count)| is_used(count));
         let mut used: Vec<_> = used.map(|(domain, _)| Some(domain.clone())).collect();
         used.sort();
+        let rounds = u32::try_from(used.len().div_ceil(BEATS_MAX)).unwrap_or(u32::MAX).max(1);
         if used.len() > BEATS_MAX {
             let first = counts.round % used.len();
             counts.round = first + BEATS_MAX;
@@ -106,7 +119,7 @@ impl Pods {
             used.truncate(BEATS_MAX);
         }
         used.insert(0, None);
-        used
+        Due { domains: used, rounds }
     }
 
     /// Notes what a heartbeat heard.
@@ -224,17 +237,17 @@ mod tests {
     #[test]
     fn only_domains_in_use_have_heartbeats_and_each_comes_to_its_turn() {
         let pods = Pods::new(1);
-        assert_eq!(pods.due(NOW), [None]);
+        assert_eq!(pods.due(NOW).domains, [None]);
         let names: Vec<Box<str>> = (0..100).map(|n| format!("d{n}").into()).collect();
         names.iter().for_each(|name| assert!(pods.note_used(name, NOW)));
         let mut beaten = std::collections::BTreeSet::new();
         for _ in 0..100_usize.div_ceil(BEATS_MAX) {
-            let due = pods.due(NOW);
-            assert_eq!((due.len(), &due[0]), (BEATS_MAX + 1, &None));
-            beaten.extend(due);
+            let Due { domains, rounds } = pods.due(NOW);
+            assert_eq!((domains.len(), &domains[0], rounds), (BEATS_MAX + 1, &None, 4));
+            beaten.extend(domains);
         }
         assert_eq!(beaten.len(), 101);
-        assert_eq!(pods.due(NOW + USED_FOR), [None], "none is used any more");
+        assert_eq!(pods.due(NOW + USED_FOR).domains, [None], "none is used any more");
     }
 
     #[test]
@@ -244,5 +257,7 @@ mod tests {
             pods.note_used(&format!("d{n}"), NOW);
         });
         assert!(pods.counts.read().by_domain.len() <= DOMAINS_MAX);
+        pods.due(NOW + USED_FOR);
+        assert!(pods.note_used("new", NOW + USED_FOR), "those that are not used give way");
     }
 }

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use smallvec::smallvec;
 
 use super::*;
+use crate::key::KeyHasher;
 use crate::lease::Position;
 use crate::request::{Descriptor, Entry};
-use crate::rules::{self, Limit, Source, Unit};
+use crate::rules::{self, FailureMode, Limit, Source, Unit};
 use crate::store::memory::MemoryStore;
 use crate::store::{Beat, Beaten, Replies};
-use crate::verdict::Code;
+use crate::verdict::{Code, Modes};
 
 mod algorithms;
 mod away;

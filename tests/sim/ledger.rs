@@ -240,8 +240,8 @@ impl Ledger {
             if limit.algorithm == Algorithm::FixedWindow {
                 // Requests that are decided at once overtake those that ask, by a round trip.
                 let plan = &self.world.plan;
-                let trip = plan.weather.round_trip_max().as_secs_f64();
-                let overtaken = (plan.demand.requests_per_second as f64 * trip) as u64;
+                let trip_ms = u64::try_from(plan.weather.round_trip_max().as_millis()).unwrap();
+                let overtaken = plan.demand.requests_per_second * trip_ms / 1_000;
                 let out_of_turn = order + overtaken <= limit.requests_per_unit.into();
                 self.books.lock().tally.counts.falsely_denied += u64::from(out_of_turn);
             }

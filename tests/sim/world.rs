@@ -25,10 +25,6 @@ pub struct World {
     state: Mutex<State>,
 }
 
-/// Masters of a finite rate have it from here on: a fleet that starts all at once asks for each key
-/// a few times before it knows how much it needs.
-const WARM: Time = Time::from_nanos(1_400_000_000);
-
 // === impl World ===
 
 impl World {
@@ -60,8 +56,8 @@ impl World {
 
     /// Waits for the asks that reached the same master before, where that matters.
     pub async fn queue(&self, ask: &Ask) {
-        let Some(asks_per_ms) = self.plan.asks_per_ms else { return };
-        if self.now() < WARM {
+        let Some((from_ms, asks_per_ms)) = self.plan.asks_per_ms else { return };
+        if self.millis() < from_ms {
             return;
         }
         let shard = self.plan.shard_of(ask.counter());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{LOST_AFTER, OVERDUE_MIN, OVERDUE_TRIPS, Slot};
+use super::{LOST_AFTER, OVERDUE_MIN, OVERDUE_TRIPS, PROBES_SHED_FOR, Slot};
 use crate::buffer::Kind;
 use crate::key::Key;
 use crate::lease::size::Need;
@@ -95,6 +95,14 @@ impl Slot {
         self.buffer.aside().map_or(0, |rare| rare.expected.into())
     }
 
+    /// Whether an ask made now would only find out whether an empty key is still empty. A bucket that
+    /// had a token at the last ask has another one soon.
+    pub(super) fn is_probe(&self, here: &Here<'_>) -> bool {
+        let refills = self.manner(here).inflow() > 0.0 && self.flags.misses() == 0;
+        let recent = here.now.since(self.buffer.heard()) < PROBES_SHED_FOR;
+        self.buffer.is_known_empty(here.now) && recent && !refills
+    }
+
     /// Whether a request has no time to wait for three asks, one after the other: the one that is
     /// out, one that brings less than is wanted, and one that is denied.
     pub(in crate::limiter) fn is_far(&self, here: &Here<'_>) -> bool {
@@ -111,7 +119,8 @@ impl Slot {
         let Some(rare) = self.buffer.aside() else { return false };
         let spending = rare.waiting.under(self.limit()).filter(Wish::spends);
         let wanted = spending.fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
-        wanted > self.expected().saturating_add(self.buffer.tokens(here.now))
+        // No more than that is counted as expected.
+        wanted.min(u32::MAX.into()) > self.expected().saturating_add(self.buffer.tokens(here.now))
     }
 
     pub(super) fn need(&self, manner: &Manner, waiting: u64, here: &Here<'_>) -> Need {

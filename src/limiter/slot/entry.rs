@@ -23,7 +23,8 @@ impl Entry for Slot {
         self.buffer.aside().map_or(0, Rare::heap)
     }
 
-    /// A key that was refused is asked for again; hits that are owed are not paid for, and of two leases one ends too soon. Those who wait stay.
+    /// A key that was refused is asked for again; hits that are owed are not paid for, and of two
+    /// leases one ends too soon. Those who wait stay.
     fn shed(&mut self) {
         self.set_owed(0);
         self.unbar();

@@ -1,9 +1,9 @@
 //! Leases of the next fixed window, asked for in the last tenth of the present one, so that windows
 //! do not begin with an ask of every pod for every key.
 //!
-//! Such a lease waits beside the buffer until its window has begun by the store's clock. The start is
-//! counted from the reply, so that no token is spent too early, and the end from before the ask, so
-//! that none is spent too late.
+//! Such a lease waits beside the buffer until its window has begun by the store's clock. The start
+//! is counted from the reply, so that no token is spent too early, and the end from before the ask,
+//! so that none is spent too late.
 
 use super::Slot;
 use crate::buffer::{Kind, Refill};
@@ -12,6 +12,7 @@ use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::Here;
+use crate::limiter::lend::unwanted;
 use crate::limiter::outcome::Settled;
 use crate::limiter::resolve::Charge;
 use crate::rules::Algorithm;
@@ -25,8 +26,8 @@ const LAST_PART: u32 = 10;
 const UNUSED: f64 = 0.2;
 
 impl Slot {
-    /// After a charge, near the end of its window: asks for a lease of the next one, once, at a time
-    /// that differs from pod to pod, if the demand will use it at once.
+    /// After a charge, near the end of its window: asks for a lease of the next one, once, at a
+    /// time that differs from pod to pod, if the demand will use it at once.
     pub(in crate::limiter) fn look_to_next_window(
         &mut self,
         charge: &Charge<'_>,
@@ -37,6 +38,7 @@ impl Slot {
         let limit = charge.applied.limit;
         let Some(rest) = settled.standing.reset_after else { return };
         if self.flags.is_next_asked()
+            || self.has_next(here.now)
             || limit.algorithm != Algorithm::FixedWindow
             || rest > limit.window() / LAST_PART
             || self.asking > 0
@@ -67,11 +69,22 @@ impl Slot {
     }
 
     /// Puts the lease of the next window aside until that begins.
-    pub(super) fn take_next(&mut self, reply: &Reply, grant: &Grant, here: &Here<'_>) {
+    pub(super) fn take_next(
+        &mut self,
+        reply: &Reply,
+        grant: &Grant,
+        here: &Here<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
         let manner = self.manner(here);
-        if grant.tokens == 0 || manner.limit != reply.ask.limit || manner.kind != Kind::Windowed {
+        if manner.limit != reply.ask.limit || manner.kind != Kind::Windowed {
+            asks.extend(unwanted(reply)); // the limit has changed meanwhile
             return;
         }
+        if grant.tokens == 0 {
+            return;
+        }
+        self.drop_next(reply.ask.key, asks);
         let refill = manner.refill(reply, grant, self.scarcity(here), here);
         let fresh_until = refill.lot.starts;
         self.buffer.make_aside().next = Some(Box::new(Refill { fresh_until, ..refill }));
@@ -79,9 +92,8 @@ impl Slot {
 
     /// Makes the lease that waits for its window the present one, once that has begun.
     pub(in crate::limiter) fn begin_next(&mut self, now: Time) {
-        let begun = |refill: &Box<Refill>| now >= refill.lot.starts;
         let Some(rare) = self.buffer.aside_mut() else { return };
-        let Some(refill) = rare.next.take_if(|refill| begun(refill)) else { return };
+        let Some(refill) = rare.next.take_if(|refill| now >= refill.lot.starts) else { return };
         self.flags.set_next_asked(false);
         let known = self.buffer.is_live(now) && self.buffer.epoch() == refill.lot.epoch;
         if known {

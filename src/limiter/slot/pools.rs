@@ -2,11 +2,11 @@
 //! own, for pods to take smaller leases from.
 //!
 //! The own count always holds the whole limit, so that the number of pools changes no bound. A pod
-//! takes from one pool; where that is empty it asks the own count, and now and then for so much more
-//! that the other pods of its pool need not. Near the end of a limit, where a pod's part is about a
-//! token, all ask the own count.
+//! takes from one pool; where that is empty it asks the own count, and now and then for so much
+//! more that the other pods of its pool need not. Near the end of a limit, where a pod's part is
+//! about a token, all ask the own count.
 
-use super::Slot;
+use super::{Slot, is_windowed};
 use crate::buffer::{Kind, Lot};
 use crate::dice::mixed;
 use crate::key::Key;
@@ -57,20 +57,20 @@ impl Slot {
         if grant.tokens == 0 {
             return;
         }
-        let Manner { kind, .. } = self.manner(here);
+        let Manner { kind, limit, .. } = self.manner(here);
+        let windowed = is_windowed(limit);
         // A pool ends a little late, by the way of what was put in: never after its window.
         let ends = reply.asked_at + grant.ends_after;
-        let ends = match (kind, self.buffer.reset_after(here.now)) {
-            (Kind::Windowed, Some(rest)) => ends.min(here.now + rest),
+        let ends = match self.buffer.reset_after(here.now) {
+            Some(rest) if windowed => ends.min(here.now + rest),
             _ => ends,
         };
         let lot = Lot { tokens: grant.tokens, epoch: grant.epoch, starts: Time::default(), ends };
         let of_use = match kind {
-            Kind::Windowed => grant.epoch == self.buffer.epoch(),
-            Kind::Timed => true,
             Kind::Spaced { .. } => false,
+            Kind::Windowed | Kind::Timed => !windowed || grant.epoch == self.buffer.epoch(),
         };
-        if of_use && self.limit() == reply.ask.limit {
+        if of_use && limit == reply.ask.limit {
             self.buffer.put_back(lot, kind, here.now);
             self.serve(here);
         } else {
@@ -94,37 +94,36 @@ impl Slot {
         if excess < kept || !is_pooled(&manner, &need) {
             return;
         }
+        let (pool, purpose) = (Some(self.pool % manner.pools), Purpose::Return);
+        let deposit = Ask { pool, purpose, ..manner.ask(key) };
+        if !here.desk.takes(&deposit) {
+            return; // what is too much goes back to the own count
+        }
         let Some(lot) = self.buffer.take_out(kept, manner.kind, here.now) else { return };
         // Less the way there and back, which no clock of the pool's counts.
         let lasts = lot.ends.since(here.now).saturating_sub(2 * self.round_trip());
-        let deposit = Some(Deposit { tokens: lot.tokens, epoch: lot.epoch, lasts });
-        let (pool, purpose) = (Some(self.pool % manner.pools), Purpose::Return);
-        asks.push(Ask { pool, deposit, purpose, ..manner.ask(key) });
+        let lot = Some(Deposit { tokens: lot.tokens, epoch: lot.epoch, lasts });
+        asks.push(Ask { deposit: lot, ..deposit });
     }
 
-    /// Asks the pools for all that they hold which a rule with fewer of them no longer has. What
-    /// comes goes back with what the pod does not use itself.
-    pub(in crate::limiter) fn empty_pools(
-        &mut self,
-        key: Key,
-        kept: u8,
-        here: &Here<'_>,
-        asks: &mut Vec<Ask>,
-    ) {
+    /// Before a rule with fewer pools: asks the pool of this pod for all that it holds, if the pod
+    /// leases from it. What comes goes back with what the pod does not use itself; a pool that no pod
+    /// asks so ends with its leases.
+    pub(super) fn empty_pools(&mut self, key: Key, kept: u8, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let manner = self.manner(here);
-        if !is_leased_by_number(&manner) {
+        let pool = self.pool % manner.pools;
+        let live = self.buffer.left(here.now).is_some();
+        if pool < kept || !live || !is_pooled(&manner, &self.need(&manner, 0, here)) {
             return;
         }
-        for pool in kept..manner.pools.get() {
-            self.note_asked(here.now);
-            let (pool, want) = (Some(pool), u64::from(u32::MAX));
-            asks.push(Ask { pool, want, ..manner.ask(key) });
-        }
+        self.note_asked(here.now);
+        let (pool, want, purpose) = (Some(pool), u64::from(u32::MAX), Purpose::Ahead);
+        asks.push(Ask { pool, want, purpose, ..manner.ask(key) });
     }
 }
 
 /// The pools of each key of a rule: none where it is not split.
-pub(in crate::limiter) fn pools_of(rule: &Rule) -> u8 {
+pub(super) fn pools_of(rule: &Rule) -> u8 {
     if rule.shards.get() > 1 { rule.shards.get() } else { 0 }
 }
 

@@ -51,25 +51,25 @@ async fn each_failure_mode_gives_its_answer() {
 #[tokio::test(start_paused = true)]
 async fn pods_by_themselves_admit_parts_that_add_up_to_the_limit_on_average() {
     const WINDOWS: u32 = 20;
-    for (limit, pods) in [(10, 4), (20, 200), (1, 40)] {
+    for (limit, pods) in [(10_u32, 4_u32), (20, 200), (1, 40)] {
         let rig = mode(limit, "local");
         fail(&rig);
-        let fleet: Vec<_> = (0..pods).map(|number| rig.pod_numbered(number)).collect();
+        let fleet: Vec<_> = (0..pods).map(|number| rig.pod_numbered(number.into())).collect();
         let mut sum = 0;
         for pod in &fleet {
-            pod.shared.pods.set(pods as u32);
+            pod.shared.pods.set(pods);
         }
         for _ in 0..WINDOWS {
             for pod in &fleet {
                 let part = passed(pod, &rig.rules, 4).await;
-                let whole = limit / pods as u32;
+                let whole = limit / pods;
                 assert!((whole..=whole + 1).contains(&part), "{part} of {limit} by {pods}");
                 sum += part;
             }
             tokio::time::sleep(HOUR).await;
         }
         // Up to five times the standard deviation of so many parts of at most one token.
-        let (expected, parts) = (f64::from(limit * WINDOWS), f64::from(WINDOWS) * pods as f64);
+        let (expected, parts) = (f64::from(limit * WINDOWS), f64::from(WINDOWS) * f64::from(pods));
         let slack = 5.0 * (parts * 0.25).sqrt().min(expected.sqrt());
         assert!((f64::from(sum) - expected).abs() < slack, "{sum} of {expected}, {pods} pods");
     }

@@ -7,7 +7,7 @@ use crate::limiter::Exact;
 /// Requests of one hit for `a`, by all pods together.
 pub(super) struct Demand {
     pub(super) rate: f64,
-    pub(super) pods: usize,
+    pub(super) pods: u32,
     pub(super) span: Duration,
     /// At random times; else one after the other at the same distance.
     pub(super) random: bool,
@@ -24,7 +24,7 @@ pub(super) struct Outcome {
 }
 
 impl Demand {
-    pub(super) fn evenly(rate: f64, pods: usize) -> Self {
+    pub(super) fn evenly(rate: f64, pods: u32) -> Self {
         Self { rate, pods, span: Duration::from_secs(6), random: false }
     }
 
@@ -37,7 +37,7 @@ impl Demand {
         };
         let (mut at, mut arrivals) = (Duration::ZERO, Vec::new());
         while at < self.span {
-            let pod = arrivals.len() % self.pods;
+            let pod = arrivals.len() % self.pods as usize;
             let gaps = if self.random { -(1.0 - fraction()).ln() } else { 1.0 };
             arrivals.push((at, pod));
             at += Duration::from_secs_f64(gaps / self.rate);
@@ -46,14 +46,14 @@ impl Demand {
     }
 
     pub(super) async fn meets(&self, rig: &Rig) -> Outcome {
-        let pods: Vec<_> = (0..self.pods).map(|number| rig.pod_numbered(number as u64)).collect();
+        let pods: Vec<_> = (0..self.pods).map(|number| rig.pod_numbered(number.into())).collect();
         for pod in &pods {
-            pod.shared.pods.set(self.pods as u32);
+            pod.shared.pods.set(self.pods);
             let kept = pod.clone();
             tokio::spawn(async move { tokio::join!(kept.keep_tidy(), kept.watch_idle()) });
         }
         let mut exact = Exact::new(10, KeyHasher::new(""), Modes::default());
-        let (start, wall) = (rig.clock.now(), START.as_micros() as u64);
+        let (start, wall) = (rig.clock.now(), START.as_secs() * 1_000_000);
         let (mut told, rules) = (tokio::task::JoinSet::new(), Arc::clone(&rig.rules));
         let mut outcome = Outcome { offered: 0, passed: 0, exact: 0, asks: 0 };
         for (at, pod) in self.arrivals() {
