@@ -27,7 +27,6 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use self::call::Scripts;
 use self::cluster::Cluster;
 use self::dial::Dial;
 use self::fault::{Fault, Kind};
@@ -44,7 +43,6 @@ pub struct RedisStore {
     site: Arc<Site>,
     key_prefix: String,
     servers: Servers,
-    scripts: Scripts,
 }
 
 #[derive(Debug)]
@@ -70,7 +68,7 @@ impl RedisStore {
             }
         };
         let key_prefix = key_prefix.to_owned();
-        Arc::new(Self { site, key_prefix, servers, scripts: Scripts::default() })
+        Arc::new(Self { site, key_prefix, servers })
     }
 
     /// Waits until every server that holds counts is connected; never returns if one never is.
@@ -83,7 +81,7 @@ impl RedisStore {
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.site.tally.asks);
-        let call = step::call(&self.scripts, ask, ask.counter().in_store(&self.key_prefix));
+        let call = step::call(&self.site.scripts, ask, ask.counter().in_store(&self.key_prefix));
         let grant = Trip::new(&call).result(self, |reply| step::grant(ask, reply)).await;
         grant.map_err(|fault| {
             count(&self.site.tally.errors);
@@ -92,7 +90,7 @@ impl RedisStore {
     }
 
     async fn beats(&self, beat: Beat) -> Result<u32, StoreError> {
-        let call = pulse::call(&self.scripts, beat, format!("{}rl:pods", self.key_prefix));
+        let call = pulse::call(&self.site.scripts, beat, format!("{}rl:pods", self.key_prefix));
         Ok(Trip::new(&call).result(self, pulse::pods).await?)
     }
 
