@@ -34,7 +34,7 @@ use self::link::Link;
 use self::site::{Site, count};
 pub(crate) use self::slots::slot_of;
 use self::trip::Trip;
-use super::{Ask, Beat, Beaten, Count, Grant, Lent, Replies, Store, StoreError};
+use super::{Ask, Beat, Beaten, Count, Grant, Lent, Ready, Replies, Store, StoreError};
 use crate::settings::redis::{Address, RedisKind, RedisSettings};
 
 /// Counts in Redis.
@@ -69,14 +69,6 @@ impl RedisStore {
         };
         let key_prefix = key_prefix.to_owned();
         Arc::new(Self { site, key_prefix, servers })
-    }
-
-    /// Waits until every server that holds counts is connected; never returns if one never is.
-    pub async fn ready(&self) {
-        match &self.servers {
-            Servers::One(link) => link.up().await,
-            Servers::Cluster(cluster) => cluster.ready().await,
-        }
     }
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
@@ -133,6 +125,13 @@ impl Store for RedisStore {
 
     fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
         Box::pin(self.carry(ask))
+    }
+
+    fn ready(&self) -> Ready<'_> {
+        match &self.servers {
+            Servers::One(link) => Box::pin(link.up()),
+            Servers::Cluster(cluster) => Box::pin(cluster.ready()),
+        }
     }
 
     fn silence(&self, shard: usize) -> Option<Duration> {
