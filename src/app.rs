@@ -27,6 +27,7 @@ use crate::grpc::serve::{self, ConnectionAge, HealthHandle};
 use crate::http;
 use crate::intake::Intake;
 use crate::limiter::Limiter;
+use crate::store::Store;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
@@ -39,6 +40,11 @@ pub(crate) use build::open;
 /// heard that it fails. Another is kept for giving leases back when calls do not finish.
 const DRAIN_PARTS: u32 = 4;
 
+/// Before it serves, a pod waits for its store to be connected, but no longer than this: without
+/// Redis it serves too, within a quarter of a second of its start. To find a cluster and to connect
+/// to its masters takes five round trips, of ten milliseconds each where Redis is far away.
+const CONNECT_MAX: Duration = Duration::from_millis(150);
+
 /// Everything, built and bound, not yet serving.
 pub struct App {
     grpc: serve::Listener,
@@ -50,6 +56,7 @@ pub struct App {
     admin: Router,
     live: Live,
     intake: Intake,
+    store: Arc<dyn Store>,
     limiter: Limiter,
     published: Arc<Published>,
     health: Health,
@@ -99,9 +106,9 @@ impl App {
         &self.greeting
     }
 
-    /// Serves until `stop` resolves, then drains: health fails first, calls are taken until clients
-    /// had time to hear of it, those under way finish, leases go back. Ends within the drain limit
-    /// even if a client never closes.
+    /// Waits a short while for the store to be connected and serves until `stop` resolves, then
+    /// drains: health fails first, calls are taken until clients had time to hear of it, those
+    /// under way finish, leases go back. Ends within the drain limit even if a client never closes.
     ///
     /// # Errors
     ///
@@ -134,6 +141,12 @@ impl App {
         }
         if let Some(push) = &self.push {
             side.keep_push(push.clone());
+        }
+        // Who connects meanwhile waits in the queue of a listener. Else the first requests of each
+        // new pod were answered without Redis.
+        if timeout(CONNECT_MAX, self.store.ready()).await.is_err() {
+            let store = self.store.describe();
+            warn!("serving without {store}, which is not connected after {CONNECT_MAX:?}");
         }
         let mut pages = Background::new(&supervisor);
         let routes = http::routes(intake.clone(), health.clone());

@@ -78,6 +78,11 @@ pub trait Store: Send + Sync + 'static {
         })
     }
 
+    /// Waits until every server that holds counts is connected; for ever if one never is.
+    fn ready(&self) -> Ready<'_> {
+        Box::pin(std::future::ready(()))
+    }
+
     /// How long the server of `shard` has owed replies and sent nothing; zero while it owes none,
     /// since what is then still out waits for another server. `None` where that is not known.
     fn silence(&self, _shard: usize) -> Option<Duration> {
@@ -111,6 +116,9 @@ pub type Replies<'a> = Pin<Box<dyn Future<Output = Vec<Result<Grant, StoreError>
 
 /// What [`Store::lend`] returns.
 pub type Lent<'a> = Pin<Box<dyn Future<Output = Result<Grant, StoreError>> + Send + 'a>>;
+
+/// What [`Store::ready`] returns.
+pub type Ready<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// What [`Store::beat`] returns: pods alive, this one among them unless it leaves.
 pub type Beaten<'a> = Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;

@@ -105,19 +105,15 @@ impl App {
         let tracer = Tracer::new(&origin, settings.telemetry.tracing, clock);
         let store = open(store, &tracer);
         let where_counts_live = store.describe();
-        let limiter = limiter(store, clock, &leases, &answers);
-        if let Some(snapshot) = snapshot.clone() {
-            recall_pods(snapshot, &limiter).await;
-        }
+        let limiter = limiter(Arc::clone(&store), clock, &leases, &answers);
+        recall_pods(snapshot.clone(), &limiter).await;
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let hot_keys = hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
         let meters = metrics.counts_decisions.then(|| meters(&answers, &metrics));
         let counted = Counted { meters, hot_keys, limiter: limiter.clone() };
-        let observers = counted
-            .observers()
-            .with_samples(samples(&settings.logging, clock))
-            .with_tracer(tracer.clone());
+        let samples = samples(&settings.logging, clock);
+        let observers = counted.observers().with_samples(samples).with_tracer(tracer.clone());
         let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
         let intake = Intake::new(limiter.clone(), rules, answers.headers, calls_max)
             .observed_by(observers.clone());
@@ -148,6 +144,7 @@ impl App {
             admin,
             live,
             intake,
+            store,
             limiter,
             published,
             health,
@@ -329,7 +326,8 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
 }
 
 /// Until the store says how many pods there are, the counts that the snapshot kept stand in.
-async fn recall_pods(snapshot: Arc<Snapshot>, limiter: &Limiter) {
+async fn recall_pods(snapshot: Option<Arc<Snapshot>>, limiter: &Limiter) {
+    let Some(snapshot) = snapshot else { return };
     match spawn_blocking(move || snapshot.recall_pods()).await {
         Ok(pods) => limiter.expect_pods(&pods),
         Err(error) => error!("internal error: the snapshot's counts of pods are not used: {error}"),

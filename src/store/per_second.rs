@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join;
 
-use super::{Ask, Beat, Beaten, Count, Lent, Replies, SHARDS_MAX, Store, StoreError};
+use super::{Ask, Beat, Beaten, Count, Lent, Ready, Replies, SHARDS_MAX, Store, StoreError};
 
 /// Sends asks whose limit is by the second to `second`, and all others to `main`.
 pub struct PerSecond {
@@ -58,6 +58,12 @@ impl Store for PerSecond {
 
     fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
         if is_by_second(ask) { self.second.lend(ask) } else { self.main.lend(ask) }
+    }
+
+    fn ready(&self) -> Ready<'_> {
+        Box::pin(async move {
+            join(self.main.ready(), self.second.ready()).await;
+        })
     }
 
     fn silence(&self, shard: usize) -> Option<Duration> {

@@ -27,7 +27,6 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use self::call::Scripts;
 use self::cluster::Cluster;
 use self::dial::Dial;
 use self::fault::{Fault, Kind};
@@ -35,7 +34,7 @@ use self::link::Link;
 use self::site::{Site, count};
 pub(crate) use self::slots::slot_of;
 use self::trip::Trip;
-use super::{Ask, Beat, Beaten, Count, Grant, Lent, Replies, Store, StoreError};
+use super::{Ask, Beat, Beaten, Count, Grant, Lent, Ready, Replies, Store, StoreError};
 use crate::settings::redis::{Address, RedisKind, RedisSettings};
 
 /// Counts in Redis.
@@ -44,7 +43,6 @@ pub struct RedisStore {
     site: Arc<Site>,
     key_prefix: String,
     servers: Servers,
-    scripts: Scripts,
 }
 
 #[derive(Debug)]
@@ -70,20 +68,12 @@ impl RedisStore {
             }
         };
         let key_prefix = key_prefix.to_owned();
-        Arc::new(Self { site, key_prefix, servers, scripts: Scripts::default() })
-    }
-
-    /// Waits until every server that holds counts is connected; never returns if one never is.
-    pub async fn ready(&self) {
-        match &self.servers {
-            Servers::One(link) => link.up().await,
-            Servers::Cluster(cluster) => cluster.ready().await,
-        }
+        Arc::new(Self { site, key_prefix, servers })
     }
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.site.tally.asks);
-        let call = step::call(&self.scripts, ask, ask.counter().in_store(&self.key_prefix));
+        let call = step::call(&self.site.scripts, ask, ask.counter().in_store(&self.key_prefix));
         let grant = Trip::new(&call).result(self, |reply| step::grant(ask, reply)).await;
         grant.map_err(|fault| {
             count(&self.site.tally.errors);
@@ -92,7 +82,7 @@ impl RedisStore {
     }
 
     async fn beats(&self, beat: Beat) -> Result<u32, StoreError> {
-        let call = pulse::call(&self.scripts, beat, format!("{}rl:pods", self.key_prefix));
+        let call = pulse::call(&self.site.scripts, beat, format!("{}rl:pods", self.key_prefix));
         Ok(Trip::new(&call).result(self, pulse::pods).await?)
     }
 
@@ -135,6 +125,13 @@ impl Store for RedisStore {
 
     fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
         Box::pin(self.carry(ask))
+    }
+
+    fn ready(&self) -> Ready<'_> {
+        match &self.servers {
+            Servers::One(link) => Box::pin(link.up()),
+            Servers::Cluster(cluster) => Box::pin(cluster.ready()),
+        }
     }
 
     fn silence(&self, shard: usize) -> Option<Duration> {

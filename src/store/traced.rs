@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Ask, Beat, Beaten, Count, Lent, Replies, Store};
+use super::{Ask, Beat, Beaten, Count, Lent, Ready, Replies, Store};
 use crate::telemetry::trace::{Outcome, Tracer};
 
 /// Passes everything on, and times what is to be traced.
@@ -48,6 +48,10 @@ impl Store for Traced {
             span.end(Outcome::Failed(usize::from(reply.is_err())));
             reply
         })
+    }
+
+    fn ready(&self) -> Ready<'_> {
+        self.inner.ready()
     }
 
     fn silence(&self, shard: usize) -> Option<Duration> {

@@ -26,6 +26,7 @@ use crate::{HOUR, MACHINE, early_in_a_window};
 /// see [`Probe`].
 const EACH_WAY: Duration = Duration::from_micros(3_750);
 
+const MASTERS: usize = 3;
 const PODS: usize = 4;
 const KEYS: usize = 200;
 const LIMIT: u64 = 5;
@@ -39,6 +40,9 @@ const ROUNDS_MAX: usize = 6;
 
 /// What a request may wait by default, which is what Envoy's timeout leaves.
 const WAIT_LIMIT: Duration = Duration::from_millis(15);
+
+/// After a connection broke: the first wait before another, and the way there, many times over.
+const RECONNECT: Duration = Duration::from_secs(1);
 
 /// One round as it comes out.
 #[derive(Debug)]
@@ -54,7 +58,7 @@ struct Round {
 async fn no_pod_admits_by_itself_while_redis_is_ten_milliseconds_away() {
     let _alone = MACHINE.write().await;
     early_in_a_window(HOUR, Duration::from_secs(120)).await;
-    let cluster = Cluster::start_with(&ClusterOptions::new(3, 1).proxied());
+    let cluster = Cluster::start_with(&ClusterOptions::new(MASTERS, 1).proxied());
     cluster.proxies.iter().for_each(|proxy| proxy.set(Fault::Distance { each_way: EACH_WAY }));
     let rule = format!("unit: hour, requests_per_unit: {LIMIT}");
     let pods = Pods::start("far", PODS, &cluster.places(), &[("path", &rule)], &[]).await;
@@ -78,28 +82,38 @@ async fn no_pod_admits_by_itself_while_redis_is_ten_milliseconds_away() {
     envoy.stop().await;
 }
 
-/// Masters lose their scripts when they restart and when a replica takes over. The first requests
-/// after that are waited for like all others: none needs two round trips.
+/// Masters lose their scripts when they restart and when a replica takes over, and with them every
+/// connection: no request after that needs two round trips. Where only the scripts are lost, the
+/// first one at each master does, and no other.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_admits_by_itself_while_redis_has_to_learn_the_scripts() {
     let _alone = MACHINE.write().await;
     early_in_a_window(HOUR, Duration::from_secs(120)).await;
-    let cluster = Cluster::start_with(&ClusterOptions::new(3, 1).proxied());
+    let cluster = Cluster::start_with(&ClusterOptions::new(MASTERS, 1).proxied());
     cluster.proxies.iter().for_each(|proxy| proxy.set(Fault::Distance { each_way: EACH_WAY }));
     let rule = format!("unit: hour, requests_per_unit: {LIMIT}");
     let pods = Pods::start("scripts", 1, &cluster.places(), &[("path", &rule)], &[]).await;
-    let mut rounds = Vec::new();
-    while rounds.len() < ROUNDS_MAX && rounds.last() != Some(&0) {
-        let number = rounds.len();
-        // Connected to every master, and answered in time.
-        answers_without_redis(&pods, &format!("{number}-before")).await;
-        for node in &cluster.nodes[..3] {
+    let masters = &cluster.nodes[..MASTERS];
+    let (mut lost, mut forgot) = (Vec::new(), Vec::new());
+    let (none, one_each) = (0, MASTERS as u64);
+    let is_clean = |rounds: &[u64], most| rounds.last().is_some_and(|late| *late <= most);
+    while lost.len() < ROUNDS_MAX && !(is_clean(&lost, none) && is_clean(&forgot, one_each)) {
+        let number = lost.len();
+        for node in masters {
             node.command::<()>(&["SCRIPT", "FLUSH"]);
+            node.command::<()>(&["CLIENT", "KILL", "TYPE", "NORMAL"]);
         }
-        rounds.push(answers_without_redis(&pods, &format!("{number}-after")).await);
+        tokio::time::sleep(RECONNECT).await;
+        lost.push(answers_without_redis(&pods, &format!("{number}-lost")).await);
+        masters.iter().for_each(|node| node.command::<()>(&["SCRIPT", "FLUSH"]));
+        forgot.push(answers_without_redis(&pods, &format!("{number}-forgot")).await);
     }
-    println!("answers without Redis of {FIRST}, after it forgot the scripts, by round: {rounds:?}");
-    assert_eq!(rounds.last(), Some(&0), "by round: {rounds:?}");
+    println!(
+        "answers without Redis of {FIRST}, by round: {lost:?} after it lost its scripts and its \
+         connections, {forgot:?} after it lost its scripts"
+    );
+    assert!(is_clean(&lost, none), "by round: {lost:?}");
+    assert!(is_clean(&forgot, one_each), "by round: {forgot:?}");
     pods.are_unharmed();
 }
 
@@ -108,7 +122,7 @@ async fn no_pod_admits_by_itself_while_redis_has_to_learn_the_scripts() {
 async fn no_pod_admits_by_itself_just_after_its_start() {
     let _alone = MACHINE.write().await;
     early_in_a_window(HOUR, Duration::from_secs(120)).await;
-    let cluster = Cluster::start_with(&ClusterOptions::new(3, 1).proxied());
+    let cluster = Cluster::start_with(&ClusterOptions::new(MASTERS, 1).proxied());
     cluster.proxies.iter().for_each(|proxy| proxy.set(Fault::Distance { each_way: EACH_WAY }));
     let rule = format!("unit: hour, requests_per_unit: {LIMIT}");
     let start = async || Pods::start("start", 1, &cluster.places(), &[("path", &rule)], &[]).await;

@@ -17,6 +17,7 @@ mod redirected;
 mod redis;
 mod refunds;
 mod scripted;
+mod scripts;
 mod silence;
 
 use ratelease::key::Key;

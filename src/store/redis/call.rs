@@ -43,6 +43,19 @@ impl Default for Scripts {
     }
 }
 
+impl Scripts {
+    /// What teaches a server all of them: one command each, none of which has its reply read.
+    pub(super) fn loads(&self) -> impl Iterator<Item = Cmd> + use<'_> {
+        let Self { fixed_window, gcra, sliding_window, sliding_log, pool, beat } = self;
+        let all = [fixed_window, gcra, sliding_window, sliding_log, pool, beat];
+        all.into_iter().map(|script| {
+            let mut load = redis::cmd("SCRIPT");
+            load.arg("LOAD").arg(script.text).set_no_response(true);
+            load
+        })
+    }
+}
+
 // === impl Script ===
 
 impl Script {

@@ -104,6 +104,8 @@ async fn keep_up(dial: Dial, patience: Arc<Patience>, publish: watch::Sender<Sta
         let (why, spent) = match dial.open(&patience).await {
             Ok(live) => {
                 let live = Arc::new(live);
+                // Before the first ask, which the server then reads after the scripts.
+                live.load_scripts().await;
                 publish.send_replace(State::Up(Arc::clone(&live)));
                 if live.proves_itself().await {
                     if outage.ends() {

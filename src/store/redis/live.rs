@@ -24,6 +24,8 @@ pub(super) struct Live {
     patience: Arc<Patience>,
     /// When something last came, in nanoseconds of the site's clock.
     heard: AtomicU64,
+    /// When the scripts were last sent again, in the same; 0 is never.
+    reloaded: AtomicU64,
     owed: Owed,
     stage: Stages,
     /// Why it is replaced.
@@ -61,6 +63,9 @@ const PROOF: Duration = Duration::from_secs(2);
 /// After too long a silence: if it was the pod that was held up, replies are waiting in the socket,
 /// and are read within this.
 const GRACE: Duration = Duration::from_millis(20);
+/// The scripts are sent again no more often: asks that were under way when the server forgot them
+/// all come back, and a server that may not be taught them forgets each time.
+const RELOAD_GAP: Duration = Duration::from_secs(1);
 
 // === impl Live ===
 
@@ -75,7 +80,23 @@ impl Live {
     ) -> Self {
         let heard = AtomicU64::new(site.clock.now().nanos());
         let owed = Owed::default();
-        Self { address, connection, site, patience, heard, owed, stage, end: OnceLock::new() }
+        let (reloaded, end) = (AtomicU64::new(0), OnceLock::new());
+        Self { address, connection, site, patience, heard, reloaded, owed, stage, end }
+    }
+
+    /// Sends all scripts ahead of whatever is sent after this. Returns once they wait to be
+    /// written: a server takes the commands of a connection in their order, so that a later call
+    /// of a script finds it there, and nobody waits for a reply. One that says no, since the user
+    /// may not load scripts, is not read: the server then answers NOSCRIPT, and learns each script
+    /// with its first call in full.
+    pub(super) async fn load_scripts(&self) {
+        let mut connection = self.connection.clone();
+        for load in self.site.scripts.loads() {
+            if connection.send_packed_command(&load).await.is_err() {
+                // The connection has ended, which whoever keeps it up hears of.
+                return;
+            }
+        }
     }
 
     /// Sends `command` once and only once: redis-rs repeats nothing on a connection of this kind
@@ -145,7 +166,13 @@ impl Live {
             reply = reply => self.take(sent, reply, read),
             () = self.falls_silent(sent) => Err(Fault::timed_out()),
         };
-        outcome.inspect_err(|fault| self.note(fault))
+        if let Err(fault) = &outcome {
+            self.note(fault);
+            if fault.kind == Kind::NoScript && self.may_reload() {
+                self.load_scripts().await;
+            }
+        }
+        outcome
     }
 
     fn take<T>(
@@ -162,6 +189,15 @@ impl Live {
             Value::ServerError(error) => Err(Fault::of_reply(&error, &self.address)),
             value => read(value).inspect(|_| self.prove()),
         }
+    }
+
+    /// Whether the scripts are to be sent again. True for one caller within [`RELOAD_GAP`].
+    fn may_reload(&self) -> bool {
+        let now = self.site.clock.now();
+        let last = self.reloaded.load(Ordering::Relaxed);
+        let is_due = last == 0 || now.since(Time::from_nanos(last)) >= RELOAD_GAP;
+        let (order, now) = (Ordering::Relaxed, now.nanos().max(1));
+        is_due && self.reloaded.compare_exchange(last, now, order, order).is_ok()
     }
 
     fn prove(&self) {

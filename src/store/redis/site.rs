@@ -1,9 +1,11 @@
-//! What all connections of one store share: its settings, its counts, its clock, its gate.
+//! What all connections of one store share: its settings, its scripts, its counts, its clock, its
+//! gate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::call::Scripts;
 use super::fault::{Connection, Fault, Kind};
 use super::gate::Gate;
 use super::patience::Patience;
@@ -15,6 +17,7 @@ use crate::time::{Clock, Time};
 #[derive(Debug)]
 pub(super) struct Site {
     pub(super) settings: RedisSettings,
+    pub(super) scripts: Scripts,
     pub(super) clock: Clock,
     pub(super) gate: Gate,
     pub(super) tally: Tally,
@@ -49,8 +52,13 @@ const OUTAGE_GAP: Duration = Duration::from_secs(30);
 
 impl Site {
     pub(super) fn new(settings: RedisSettings) -> Arc<Self> {
-        let (clock, gate, tally) = (Clock::start(), Gate::default(), Tally::default());
-        Arc::new(Self { settings, clock, gate, tally })
+        Arc::new(Self {
+            settings,
+            scripts: Scripts::default(),
+            clock: Clock::start(),
+            gate: Gate::default(),
+            tally: Tally::default(),
+        })
     }
 
     /// What to begin with where nothing was measured yet.

@@ -89,7 +89,6 @@ impl<'a> Trip<'a> {
                 Err(fault) => fault,
             };
             match (last.kind.meaning().next, &last.to) {
-                // Just to this server: SCRIPT LOAD through redis-rs goes to every node.
                 (Next::InFull, _) => self.in_full = true,
                 (Next::There, Some(to)) if store.routes() => self.route = Route::Moved(to.clone()),
                 (Next::ThereAsking, Some(to)) if store.routes() => {

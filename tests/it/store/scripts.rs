@@ -1,0 +1,80 @@
+//! No ask waits for a script to be learnt: a connection begins with all of them.
+
+use std::time::Duration;
+
+use ratelease::settings::Secret;
+use ratelease::store::{Ask, Beat, Store};
+
+use super::{ALGORITHMS, ask_by, connected, connected_under, count, granted, within};
+use crate::support::redis::{Cluster, Single};
+
+/// A call of every script, one after the other.
+async fn call_every_script(store: &dyn Store) {
+    for by in ALGORITHMS {
+        granted(store, ask_by(by, 1, 0)).await;
+    }
+    granted(store, Ask { pool: Some(0), ..ask_by(ALGORITHMS[0], 1, 0) }).await;
+    let beat = Beat { pod: 1, lasts: Duration::from_secs(9), leaves: false, domain: None };
+    store.beat(beat).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_call_of_a_script_on_a_connection_finds_it() {
+    let single = Single::start();
+    let store = connected(single.config()).await;
+    call_every_script(&*store).await;
+    assert_eq!((count(&*store, "redis_noscript"), single.server.calls("eval")), (0, 0));
+
+    // As after a restart: the scripts are gone, and so is the connection.
+    single.server.command::<()>(&["SCRIPT", "FLUSH"]);
+    single.server.command::<()>(&["CLIENT", "KILL", "TYPE", "NORMAL"]);
+    within(10, "it is connected to anew", async {
+        while count(&*store, "redis_connects") < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        store.ready().await;
+    })
+    .await;
+    call_every_script(&*store).await;
+    assert_eq!((count(&*store, "redis_noscript"), single.server.calls("eval")), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_a_script_flush_one_ask_meets_noscript_and_none_after_it() {
+    let single = Single::start();
+    let store = connected(single.config()).await;
+    single.server.command::<()>(&["SCRIPT", "FLUSH"]);
+    call_every_script(&*store).await;
+    assert_eq!((count(&*store, "redis_noscript"), single.server.calls("eval")), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_a_redirect_names_has_the_scripts() {
+    // One of its own: whoever else asks a node teaches it.
+    let cluster = Cluster::start(3, 0);
+    let store = connected_under(cluster.config(), "{on the move}").await;
+    let slot = cluster.slot("{on the move}");
+    let from = cluster.slot_owner(0, "{on the move}");
+    let to = (from + 1) % 3;
+    cluster.begin_move(slot, from, to);
+    let asking = cluster.nodes[to].calls("asking");
+    call_every_script(&*store).await;
+    assert!(cluster.nodes[to].calls("asking") > asking, "the way by ASK was not taken");
+    assert_eq!(count(&*store, "redis_noscript"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_who_may_not_load_scripts_teaches_them_by_calls() {
+    let single = Single::start();
+    let words = ["ACL", "SETUSER", "pod", "on", ">pw", "~*", "+@all", "-script"];
+    single.server.command::<()>(&words);
+    let mut config = single.config();
+    (config.username, config.password) = (Some("pod".into()), Some(Secret::from("pw")));
+    let store = connected(config).await;
+    call_every_script(&*store).await;
+    call_every_script(&*store).await;
+    let met = |name| count(&*store, name);
+    // The leaky and the token bucket have one script.
+    assert_eq!((met("redis_noscript"), met("redis_denied"), met("redis_connects")), (6, 0, 1));
+    assert_eq!((single.server.calls("eval"), met("redis_errors")), (6, 0));
+}
