@@ -312,8 +312,8 @@ impl Shared {
         let key = reply.ask.key;
         let here = self.here(self.clock.now());
         if reply.ask.is_return() {
-            // No request waits. What was not taken is still held; what was lost on the way ends with
-            // its lease.
+            // No request waits. What was not taken is still held; what was lost on the way ends
+            // with its lease.
             if reply.outcome.as_ref().is_err_and(StoreError::is_not_taken) {
                 let starts = self.table.with_existing(key, |slot| {
                     slot.keep_refused(&reply, &here);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease::settings::redis::{RedisKind, RedisSettings};
+use ratelease::store::Store;
 use ratelease::store::redis::RedisStore;
 
 use crate::support::redis::{Server, tcp};

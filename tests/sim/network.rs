@@ -145,6 +145,9 @@ impl Network {
         outcome: Result<Grant, StoreError>,
         garbled: bool,
     ) -> Result<Grant, StoreError> {
+        if outcome.as_ref().is_err_and(StoreError::is_not_taken) {
+            self.world.state().note_kept(self.pod, ask);
+        }
         let grant = outcome?;
         if garbled {
             return Err(StoreError::Garbled("simulated".into()));

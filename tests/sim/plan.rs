@@ -27,8 +27,8 @@ pub struct Plan {
     /// Microseconds that each master's clock is ahead of the first one's; masters beyond the list
     /// have the clock of the first.
     pub skews_us: Vec<u64>,
-    /// From this millisecond on, each master takes so many asks in one; more of them queue. `None` is
-    /// no limit.
+    /// From this millisecond on, each master takes so many asks in one; more of them queue. `None`
+    /// is no limit.
     pub asks_per_ms: Option<(u64, u64)>,
     /// [`ratelease::limiter::Options::max_wait`].
     pub max_wait: Duration,

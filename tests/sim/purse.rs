@@ -125,6 +125,13 @@ impl Purse {
         }
     }
 
+    /// Tokens of a lease that were given back stay, since the store did not take them.
+    pub fn keep(&mut self, tokens: u64, epoch: u64) {
+        if let Some(lot) = self.lots.iter_mut().rev().find(|lot| lot.epoch == epoch) {
+            lot.tokens += tokens;
+        }
+    }
+
     /// The pod returns tokens. It may take them for those of a lease that ends before theirs, which
     /// has them credited less readily, never for those of a later one.
     pub fn give_back(&mut self, back: Back) -> Result<(), String> {

@@ -95,8 +95,8 @@ impl Slot {
         self.buffer.aside().map_or(0, |rare| rare.expected.into())
     }
 
-    /// Whether an ask made now would only find out whether an empty key is still empty. A bucket that
-    /// had a token at the last ask has another one soon.
+    /// Whether an ask made now would only find out whether an empty key is still empty. A bucket
+    /// that had a token at the last ask has another one soon.
     pub(super) fn is_probe(&self, here: &Here<'_>) -> bool {
         let refills = self.manner(here).inflow() > 0.0 && self.flags.misses() == 0;
         let recent = here.now.since(self.buffer.heard()) < PROBES_SHED_FOR;

@@ -107,8 +107,8 @@ impl Slot {
     }
 
     /// Before a rule with fewer pools: asks the pool of this pod for all that it holds, if the pod
-    /// leases from it. What comes goes back with what the pod does not use itself; a pool that no pod
-    /// asks so ends with its leases.
+    /// leases from it. What comes goes back with what the pod does not use itself; a pool that no
+    /// pod asks so ends with its leases.
     pub(super) fn empty_pools(&mut self, key: Key, kept: u8, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let manner = self.manner(here);
         let pool = self.pool % manner.pools;

@@ -200,6 +200,16 @@ impl State {
         ask.back.map_or(Ok(()), |back| self.purse(pod, ask.key).give_back(back))
     }
 
+    /// The pod hears that an ask was not taken: it has what it gave back again.
+    pub fn note_kept(&mut self, pod: u64, ask: &Ask) {
+        if let Some(Back { tokens, epoch: Some(epoch) }) = ask.back {
+            self.purse(pod, ask.key).keep(tokens, epoch);
+        }
+        if let Some(deposit) = ask.deposit {
+            self.purse(pod, ask.key).keep(deposit.tokens, deposit.epoch);
+        }
+    }
+
     /// An ask that the store does not take: what was to return is lost.
     pub fn note_lost(&mut self, ask: &Ask) {
         let back = ask.back.map_or(0, |back| back.tokens);
