@@ -217,7 +217,7 @@ impl Key {
         format!("{prefix}rl:{{{self}}}")
     }
 
-    /// The key of pool `at` of this key, from 0 and below [`POOLS_FROM`]. It differs from the key
+    /// The key of pool `at` of this key, from 0 and below 128. It differs from the key
     /// itself and lies on a slot of its own.
     #[must_use]
     pub fn of_pool(self, at: u8) -> Self {

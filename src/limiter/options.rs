@@ -20,10 +20,12 @@ pub struct Options {
     pub max_wait: Duration,
     /// How long it waits at most where its caller does; at least `max_wait` counts.
     pub wait_limit: Duration,
-    /// Bytes that the buffers of all keys may take: [`Table`] says what is counted. A 32nd of it,
+    /// Bytes that the buffers of all keys may take; [`Table`] says what is counted. A 32nd of it,
     /// 1.5 MiB at most, is for the queue of keys that may lie idle. Requests that wait for a lease,
     /// and what only few keys have, take up to 12 MiB beside it, and the desk's queues 4352 asks a
     /// shard.
+    ///
+    /// [`Table`]: crate::buffer::table::Table
     pub buffer_bytes_max: usize,
     /// This pod among those that share the store: a number of its own drawing.
     pub pod: u64,
