@@ -99,7 +99,8 @@ impl Place {
         self.pod.process.log().lines().filter(|line| line.contains(what)).count()
     }
 
-    /// Whether the log tells this once. A line comes to the log after what it tells has been counted.
+    /// Whether the log tells this once. A line comes to the log after what it tells of has been
+    /// counted.
     async fn tells_once(&self, what: &str) -> bool {
         time_until(SOON, async || self.told(what) > 0).await.is_some() && self.told(what) == 1
     }
