@@ -115,7 +115,8 @@ struct Replay<'a> {
 struct Progress {
     meter: Meter,
     clock: Clock,
-    drawn_at: Time,
+    /// `None` at first: a log that comes through a pipe may pause after a few lines.
+    drawn_at: Option<Time>,
     /// Bytes of all files; `None` if that is not known.
     bytes_all: Option<u64>,
     /// Bytes of the files before this one.
@@ -325,7 +326,7 @@ impl Progress {
         Self {
             meter: Meter::stderr(),
             clock,
-            drawn_at: clock.now(),
+            drawn_at: None,
             bytes_all: logs.iter().map(length).sum(),
             bytes_before: 0,
         }
@@ -333,10 +334,11 @@ impl Progress {
 
     fn look(&mut self, bytes: u64, tally: &Tally) {
         let now = self.clock.now();
-        if !self.meter.is_seen() || now.since(self.drawn_at) < DRAW_EACH {
+        let drawn_lately = self.drawn_at.is_some_and(|at| now.since(at) < DRAW_EACH);
+        if !self.meter.is_seen() || drawn_lately {
             return;
         }
-        self.drawn_at = now;
+        self.drawn_at = Some(now);
         let done = (self.bytes_before + bytes) as f64;
         let bar = self.bytes_all.map(|all| bar(done / all as f64)).unwrap_or_default();
         let (lines, denied) = (tally.lines, tally.over_limit);
