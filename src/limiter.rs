@@ -30,7 +30,7 @@ use tokio::sync::Notify;
 use crate::key::Key;
 use crate::lease::{Desk, Reply, ShardState, ShardTally};
 use crate::request::Request;
-use crate::rules::Rules;
+use crate::rules::{Limit, Rules};
 use crate::store::{Ask, Count, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::Verdict;
@@ -319,8 +319,8 @@ impl Shared {
                     slot.keep_refused(&reply, &here);
                     slot.watch(&here)
                 });
-                if starts == Some(true) && !self.watch(key, here.now + WATCH_EVERY) {
-                    self.table.with_existing(key, Slot::unwatch);
+                if starts == Some(true) {
+                    self.watch(key, here.now + WATCH_EVERY);
                 }
             }
             return;
@@ -338,13 +338,11 @@ impl Shared {
         });
         match visited {
             Some((starts, paid, pods)) => {
-                if starts && !self.watch(key, here.now + WATCH_EVERY) {
-                    self.table.with_existing(key, Slot::unwatch);
+                if starts {
+                    self.watch(key, here.now + WATCH_EVERY);
                 }
                 if paid > 0 {
-                    let limit = reply.ask.limit;
-                    let shard = self.desk.shard(&Ask::look(key, limit)); // not that of a pool
-                    self.away.return_hits(key, limit, paid, pods, shard);
+                    self.return_own(key, reply.ask.limit, paid, pods);
                 }
             }
             // A key that was evicted since has no use for its lease.
@@ -365,9 +363,9 @@ impl Shared {
         Here { now, pods: &self.pods, pod, patience, trip_us, desk: &self.desk }
     }
 
-    /// The shard that owns the count of `charge`.
-    fn shard_of(&self, charge: &Charge<'_>) -> usize {
-        self.desk.shard(&Ask::look(charge.key(), charge.applied.limit))
+    /// The shard that owns the count of `key`, which those of its pools may not be.
+    fn shard_of(&self, key: Key, limit: Limit) -> usize {
+        self.desk.shard(&Ask::look(key, limit))
     }
 
     /// Pods that share the limit of `charge`.

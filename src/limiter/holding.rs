@@ -260,13 +260,12 @@ pub(super) fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) ->
         Resolved::Unlimited => return Outcome::Unlimited,
         Resolved::Charged(charge) => charge,
     };
-    let capacity = charge.applied.limit.capacity();
     let (over, fitted, how, standing) = match attempt {
         Some(Attempt::Settled(settled)) => {
             (settled.over, settled.fitted, settled.how, settled.standing)
         }
         Some(Attempt::Short(standing)) => (false, 0, How::Local, *standing),
-        None => (false, 0, How::Local, Standing { remaining: capacity, reset_after: None }),
+        None => (false, 0, How::Local, Standing::unknown(charge)),
     };
     let trace = Trace { key: charge.key(), hits: charge.hits, fitted, over, how };
     let Standing { remaining, reset_after } = standing;

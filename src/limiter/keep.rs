@@ -166,16 +166,21 @@ impl Shared {
         Beat { pod: self.options.pod, lasts, leaves, domain }
     }
 
-    /// Looks again at `key` when it is `due`. False beyond the ceiling: then the key keeps what it
-    /// holds until its next lease, or its end.
-    pub(super) fn watch(&self, key: Key, due: Time) -> bool {
-        let mut idle = self.idle.lock();
-        // A key that was evicted while it stood here may stand here twice.
-        let has_room = idle.len() < idle.capacity();
-        if has_room {
-            idle.push_back((due, key));
+    /// Looks again at `key` when it is `due`. Beyond the ceiling the key is not watched: it keeps
+    /// what it holds until its next lease, or its end.
+    pub(super) fn watch(&self, key: Key, due: Time) {
+        let has_room = {
+            let mut idle = self.idle.lock();
+            // A key that was evicted while it stood here may stand here twice.
+            let has_room = idle.len() < idle.capacity();
+            if has_room {
+                idle.push_back((due, key));
+            }
+            has_room
+        };
+        if !has_room {
+            self.table.with_existing(key, Slot::unwatch);
         }
-        has_room
     }
 
     /// Gives back what idle keys hold above their allowance.
@@ -187,10 +192,8 @@ impl Shared {
             let next = self.idle.lock().pop_front_if(due);
             let Some((_, key)) = next else { break };
             let watch = self.table.with_existing(key, |slot| slot.inspect(key, &here, &mut asks));
-            if let Some(Watch::Until(due)) = watch
-                && !self.watch(key, due)
-            {
-                self.table.with_existing(key, Slot::unwatch);
+            if let Some(Watch::Until(due)) = watch {
+                self.watch(key, due);
             }
             self.send(std::mem::take(&mut asks)); // while there is the room that the key looked for
         }

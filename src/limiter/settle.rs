@@ -7,7 +7,8 @@ use super::outcome::Settled;
 use super::resolve::Charge;
 use super::slot::Slot;
 use crate::buffer::Lot;
-use crate::rules::FailureMode;
+use crate::key::Key;
+use crate::rules::{FailureMode, Limit};
 use crate::store::StoreError;
 use crate::time::Time;
 use crate::verdict::{Applied, How};
@@ -27,8 +28,7 @@ impl Shared {
                 return Ok(self.away.deny(standing));
             }
         }
-        let shard = self.shard_of(charge);
-        self.away.answer(charge, self.pods_of(charge), shard, now, why)
+        self.answer_alone(charge, now, why)
     }
 
     /// The answer to a refund where the store gives none, because of `why`. One that is `queued`
@@ -44,12 +44,19 @@ impl Shared {
     ) -> Result<Settled, StoreError> {
         match charge.failure_mode() {
             FailureMode::Error if fails => Err(why),
-            FailureMode::Local if !queued => {
-                let (pods, shard) = (self.pods_of(charge), self.shard_of(charge));
-                self.away.answer(charge, pods, shard, now, why)
-            }
+            FailureMode::Local if !queued => self.answer_alone(charge, now, why),
             mode => Ok(Away::pass(mode, charge)),
         }
+    }
+
+    fn answer_alone(
+        &self,
+        charge: &Charge<'_>,
+        now: Time,
+        why: StoreError,
+    ) -> Result<Settled, StoreError> {
+        let shard = self.shard_of(charge.key(), charge.applied.limit);
+        self.away.answer(charge, self.pods_of(charge), shard, now, why)
     }
 
     /// This pod admitted `charge` by itself while an ask for it is out: its lease will pay.
@@ -66,14 +73,20 @@ impl Shared {
             settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
         } else if settled.how == How::Failure(FailureMode::Local) && !settled.over {
             settled.how = How::Local; // once
-            self.return_own(charge);
+            self.return_charge(charge);
         }
     }
 
-    /// What this pod admitted by itself is not spent after all.
-    pub(super) fn return_own(&self, charge: &Charge<'_>) {
-        let (pods, shard) = (self.pods_of(charge), self.shard_of(charge));
-        self.away.return_hits(charge.key(), charge.applied.limit, charge.hits, pods, shard);
+    /// What this pod admitted by itself for `charge` is not spent after all, or has been paid for.
+    pub(super) fn return_charge(&self, charge: &Charge<'_>) {
+        let pods = self.pods_of(charge);
+        self.return_own(charge.key(), charge.applied.limit, charge.hits, pods);
+    }
+
+    /// So many hits that this pod admitted by itself, as one of `pods`, are not spent after all, or
+    /// have been paid for.
+    pub(super) fn return_own(&self, key: Key, limit: Limit, hits: u64, pods: u32) {
+        self.away.return_hits(key, limit, hits, pods, self.shard_of(key, limit));
     }
 
     /// Tokens that were taken and are not spent after all.

@@ -53,7 +53,7 @@ impl<'a, 'r> Queued<'a, 'r> {
         self.reply.close();
         self.open = false;
         match self.reply.try_recv() {
-            Ok(Ok(settled)) if settled.taken.tokens > 0 => self.shared.return_own(self.charge),
+            Ok(Ok(settled)) if settled.taken.tokens > 0 => self.shared.return_charge(self.charge),
             Ok(_) => {}
             Err(_) => self.shared.owe(self.charge),
         }

@@ -13,9 +13,9 @@ use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::Here;
-use crate::limiter::lend::Manner;
+use crate::limiter::lend::{Manner, unwanted};
 use crate::rules::Rule;
-use crate::store::{Ask, Back, Deposit, Grant, Purpose};
+use crate::store::{Ask, Deposit, Grant, Purpose};
 use crate::time::Time;
 
 /// Of the pods that find their pool empty at once, so many fill it.
@@ -45,7 +45,7 @@ impl Slot {
         need.for_pool(others, manner.pools)
     }
 
-    /// Takes in what a pool lent; whether it lent what was asked for.
+    /// Takes in what a pool lent. Notes whether it lent less than was asked for.
     pub(super) fn take_from_pool(
         &mut self,
         reply: &Reply,
@@ -74,10 +74,7 @@ impl Slot {
             self.buffer.put_back(lot, kind, here.now);
             self.serve(here);
         } else {
-            let back = Some(Back { tokens: lot.tokens, epoch: Some(lot.epoch) });
-            let Ask { key, limit, ttl, .. } = reply.ask;
-            let purpose = Purpose::Return;
-            asks.push(Ask { ttl, back, purpose, ..Ask::look(key, limit) });
+            asks.extend(unwanted(reply));
         }
     }
 
