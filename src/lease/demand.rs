@@ -106,11 +106,12 @@ impl Demand {
         if span > u32::MAX - OVERTAKEN { Duration::ZERO } else { TICK * span }
     }
 
-    /// Notes that the fleet drew `drawn` tokens between two grants of this pod, and this pod `own`
-    /// of them.
-    pub fn note_draw(&mut self, own: u64, drawn: u64) {
-        if own > 0 {
-            self.pods.come_nearer(drawn.max(own) as f64 / own as f64);
+    /// Notes that the other pods drew `others` tokens in the `span` between two grants of this pod,
+    /// which used what its demand is.
+    pub fn note_draw(&mut self, others: u64, span: Duration) {
+        let used = self.steady() * span.as_secs_f64();
+        if used > 0.0 {
+            self.pods.come_nearer(1.0 + others as f64 / used);
         }
     }
 
@@ -263,21 +264,36 @@ mod tests {
 
     #[test]
     fn pods_are_seen_by_their_part_in_what_is_drawn() {
-        let mut demand = Demand::default();
-        assert_eq!(demand.pods(), None);
-        demand.note_draw(0, 100);
-        assert_eq!(demand.pods(), None, "a pod that drew nothing has seen nothing");
-        demand.note_draw(25, 100);
-        assert_eq!(demand.pods(), Some(4.0));
+        let second = Duration::from_secs(1);
+        let mut unused = Demand::default();
+        unused.note_draw(100, second);
+        assert_eq!(unused.pods(), None, "a pod that used nothing has no part to compare with");
+
+        let mut demand = demand(100, 3_000);
+        demand.note_draw(300, second);
+        let pods = demand.pods().unwrap();
+        assert!((3.6..4.4).contains(&pods), "{pods}");
         for _ in 0..20 {
-            demand.note_draw(1, 1_000);
+            demand.note_draw(9_990, second / 10);
         }
         let pods = demand.pods().unwrap();
         assert!((850.0..1_150.0).contains(&pods), "{pods}");
         for _ in 0..30 {
-            demand.note_draw(10, 3);
+            demand.note_draw(0, second);
         }
-        assert!(demand.pods().unwrap() < 1.3, "no more than all of it is its own");
+        assert!(demand.pods().unwrap() < 1.3, "nobody else draws");
+    }
+
+    #[test]
+    fn a_large_lease_of_its_own_does_not_make_a_pod_think_itself_alone() {
+        let mut demand = demand(10, 3_000);
+        // The others use 100 times as much as this pod. It asks twice within a hundredth of a
+        // second, whatever it was lent in between.
+        for _ in 0..20 {
+            demand.note_draw(10, Duration::from_millis(10));
+        }
+        let pods = demand.pods().unwrap();
+        assert!((80.0..125.0).contains(&pods), "{pods}");
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Slot {
         self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
         self.note_draw(&manner, reply, grant, here.now);
         if grant.epoch != self.buffer.epoch() {
-            let waits = self.next_begins().is_some();
+            let waits = self.has_next(here.now);
             self.flags.set_next_asked(waits);
         }
         let refill = manner.refill(reply, grant, self.scarcity(here), here);
@@ -90,11 +90,13 @@ impl Slot {
             return;
         };
         let back = reply.ask.back.map_or(0, |back| back.tokens);
-        let inflow = manner.inflow() * now.since(self.buffer.heard()).as_secs_f64();
+        let span = now.since(self.buffer.heard());
+        let inflow = manner.inflow() * span.as_secs_f64();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
         let before = before.saturating_add(back).saturating_add(inflow as u64);
         let before = before.min(manner.limit.capacity());
-        self.demand.note_draw(grant.tokens, before.saturating_sub(grant.left));
+        let others = before.saturating_sub(grant.left).saturating_sub(grant.tokens);
+        self.demand.note_draw(others, span);
     }
 
     /// Once no ask is out: asks for those who wait still.
