@@ -46,8 +46,7 @@ impl Slot {
             return;
         }
         let key = charge.key();
-        let dice = mixed(key.bits() ^ mixed(here.pod ^ self.buffer.epoch()));
-        let at = UNUSED + (1.0 - UNUSED) * (dice >> 32) as f64 / f64::from(u32::MAX);
+        let at = UNUSED + (1.0 - UNUSED) * self.place(key, here);
         if rest <= (limit.window() / LAST_PART).mul_f64(at) {
             self.ask_for_next_window(key, here, asks);
         }
@@ -104,9 +103,19 @@ impl Slot {
         self.buffer.trim();
     }
 
-    /// When the lease that waits begins; `None` where there is none.
-    pub(super) fn next_begins(&self) -> Option<Time> {
-        Some(self.buffer.aside()?.next.as_ref()?.lot.starts)
+    /// When to look whether the lease that waits is used; `None` where there is none. That is a
+    /// while after it begins, another one for each pod and key, so that what idle keys give back
+    /// does not reach the masters all at once with the window's first asks.
+    pub(super) fn looks_at_next(&self, key: Key, here: &Here<'_>) -> Option<Time> {
+        let begins = self.buffer.aside()?.next.as_ref()?.lot.starts;
+        let spread = self.limit().window() / LAST_PART;
+        Some(begins + spread.mul_f64(self.place(key, here)))
+    }
+
+    /// This pod's place among all that hold the key, from 0 to 1, another one in each window.
+    fn place(&self, key: Key, here: &Here<'_>) -> f64 {
+        let dice = mixed(key.bits() ^ mixed(here.pod ^ self.buffer.epoch()));
+        (dice >> 32) as f64 / f64::from(u32::MAX)
     }
 
     /// Whether a lease waits for its window, which is not over yet.

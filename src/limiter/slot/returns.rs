@@ -73,7 +73,7 @@ impl Slot {
         let silent = self.demand.idle_for(here.now);
         let until_idle = idle_after.saturating_sub(silent);
         let until_idle = here.now + until_idle.max(WATCH_EVERY);
-        Watch::Until(self.next_begins().map_or(until_idle, |begins| until_idle.max(begins)))
+        Watch::Until(self.looks_at_next(key, here).map_or(until_idle, |at| until_idle.max(at)))
     }
 
     /// The silence after which what is held goes back: in time for others to use it in a short
