@@ -7,7 +7,7 @@ use criterion::{Criterion, criterion_group};
 use ratelease::request::Entry;
 use ratelease::rules::{self, Rules, Source};
 
-criterion_group!(benches, find, load);
+criterion_group!(benches, find, wild, load);
 
 /// `count` rules for a value each, below one level, and one for all other values.
 fn source(count: usize) -> Source {
@@ -42,10 +42,49 @@ fn find(criterion: &mut Criterion) {
     }
 }
 
+/// One level of `count` patterns, the text of each made by `pattern`.
+fn wild_source(count: usize, pattern: fn(usize) -> String) -> Source {
+    let mut text = String::from("domain: d\ndescriptors:\n");
+    for at in 0..count {
+        let (key, value) = ("path", pattern(at));
+        text += &format!(
+            "- {{key: {key}, value: '{value}', rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"
+        );
+    }
+    Source { name: "bench.yaml".into(), text: text.into() }
+}
+
+/// A lookup among patterns, of a value as requests have it and of one of 60 KB, which none matches.
+fn wild(criterion: &mut Criterion) {
+    let kinds: [(&str, usize, fn(usize) -> String); 6] = [
+        ("3 prefixes", 3, |at| format!("/api/v{at}/*")),
+        ("3 pieces", 3, |at| format!("*/v{at}/*")),
+        ("1000 prefixes", 1000, |at| format!("/api/{at}/*")),
+        ("1000 suffixes", 1000, |at| format!("*.{at}.example.com")),
+        ("1000 pieces", 1000, |at| format!("*needle{at:04}*")),
+        ("1000 of two pieces", 1000, |at| format!("*api*needle{at:04}*")),
+    ];
+    let long = "/api/items/0123456789/".repeat(2_800);
+    for (name, count, pattern) in kinds {
+        let rules = LazyCell::new(|| compile(&wild_source(count, pattern)));
+        for (length, value) in [("20 B", "/api/items/012345678"), ("60 KB", &long)] {
+            let entries = [Entry { key: "path", value }];
+            criterion.bench_function(&format!("wild/{name}, {length}"), |bencher| {
+                bencher.iter(|| black_box(rules.find("d", black_box(&entries))));
+            });
+        }
+    }
+}
+
 fn load(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("load");
     group.sample_size(10);
     let source = LazyCell::new(|| source(100_000));
     group.bench_function("100 000 rules", |bencher| bencher.iter(|| compile(&source)));
+    let text = String::from("domain: d\n") + &"descriptor: 1\n".repeat(300_000);
+    let refused = Source { name: "bench.yaml".into(), text: text.into() };
+    group.bench_function("300 000 unknown keys", |bencher| {
+        bencher.iter(|| rules::load(std::slice::from_ref(&refused), rules::Options::default()));
+    });
     group.finish();
 }

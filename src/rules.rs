@@ -48,7 +48,7 @@ use std::sync::Arc;
 use crate::metrics::Anchor;
 use crate::request::Entry;
 
-/// All rules of one version. Lookups never allocate.
+/// All rules of one version. Lookups do not allocate, but for those among many patterns.
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,

@@ -55,7 +55,8 @@ fn compile(
     let Compiler { mut rules, domains, places, .. } = compiler;
     let warnings = findings.finish()?;
     rules.sort_by(|a, b| a.path.cmp(&b.path));
-    let domains = domains.into_iter().map(|(name, domain)| (name, domain.branch)).collect();
+    let domains =
+        domains.into_iter().map(|(name, domain)| (name, domain.branch.finish())).collect();
     let rules = Rules { version: version(&sorted, options), domains, rules };
     Ok((Loaded { rules, warnings }, places))
 }
@@ -220,7 +221,7 @@ impl<'f> Compiler<'f> {
         if let Some(list) = descriptor.descriptors {
             let mut children = Branch::default();
             self.branch(reader, list, &mut children, trail);
-            node.children = children.finish();
+            node.children = (!children.is_empty()).then(|| Box::new(children.finish()));
         }
         trail.levels.pop();
         trail.path.truncate(up);

@@ -52,6 +52,11 @@ impl<T> Handful<T> {
         few.chain(self.many.iter().map(|(text, entry)| (&**text, entry)))
     }
 
+    /// The entries, in no order.
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.few.iter_mut().map(|(_, entry)| entry).chain(self.many.values_mut())
+    }
+
     /// The texts, in no order.
     pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
         self.iter().map(|(text, _)| text)

@@ -2,8 +2,9 @@
 //!
 //! One branch holds the children of a node: for each key, a map from value to child, the patterns
 //! in the order of the file, and the child for the key alone. Keys and values are looked up one
-//! after the other and never joined, so a lookup allocates nothing, takes as long among ten
-//! children as among a million, and no two pairs of key and value can be taken for one another.
+//! after the other and never joined, so a lookup takes as long among ten children as among a
+//! million, and no two pairs of key and value can be taken for one another. It allocates nothing
+//! but for the search among many patterns, and for a long value where a key is a pattern.
 
 mod trace;
 
@@ -11,10 +12,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
+use smallvec::SmallVec;
 
 use super::Rule;
 use super::handful::Handful;
-use super::wildcard::Pattern;
+use super::wildcard::Patterns;
 use crate::request::Entry;
 pub use trace::{Candidate, Fit, Step, Trace};
 
@@ -35,7 +37,7 @@ pub(super) struct Node {
 pub(super) struct Branch {
     keys: Handful<Slot>,
     /// Keys with a `*` in them: patterns over the text `key_value`.
-    wild_keys: Vec<Wild>,
+    wild_keys: Patterns,
     /// In the order of the file, so that of two wildcards the one with the smaller index wins.
     nodes: Vec<Node>,
 }
@@ -44,15 +46,15 @@ pub(super) struct Branch {
 #[derive(Debug, Default)]
 struct Slot {
     values: TextMap<u32>,
-    wild_values: Vec<Wild>,
+    wild_values: Patterns,
     alone: Option<u32>,
 }
 
-#[derive(Debug)]
-struct Wild {
-    pattern: Pattern,
-    node: u32,
-}
+/// `key_value` as one text.
+type Joined = SmallVec<[u8; JOINED_INLINE]>;
+
+/// Bytes of a joined key and value that take no allocation.
+const JOINED_INLINE: usize = 256;
 
 // === impl Branch ===
 
@@ -80,26 +82,28 @@ impl Branch {
     }
 
     fn first_wild(&self, slot: Option<&Slot>, entry: &Entry<'_>) -> Option<u32> {
-        let by_value = slot
-            .and_then(|slot| slot.wild_values.iter().find(|w| w.pattern.matches(entry.value)))
-            .map(|wild| wild.node);
-        let by_key = self
-            .wild_keys
-            .iter()
-            .find(|wild| wild.pattern.matches_joined(entry.key, entry.value))
-            .map(|wild| wild.node);
+        let by_value = slot.and_then(|slot| slot.wild_values.find(entry.value.as_bytes()));
+        let by_key = match self.wild_keys.is_empty() {
+            true => None,
+            false => self.wild_keys.find(&joined(entry)),
+        };
         match (by_value, by_key) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
     }
 
-    /// The branch without the room that it grew into, since nothing more comes; `None` if it has no
-    /// nodes.
-    pub(super) fn finish(mut self) -> Option<Box<Branch>> {
+    /// Prepares lookups, since nothing more comes, and gives up the room that is left.
+    pub(super) fn finish(mut self) -> Branch {
         self.keys.shrink();
+        self.keys.values_mut().for_each(|slot| slot.wild_values.index());
+        self.wild_keys.index();
         self.nodes.shrink_to_fit();
-        (!self.nodes.is_empty()).then(|| Box::new(self))
+        self
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
     }
 
     /// Adds a node for `key` and `value` (empty: the key alone); `None` if there is one already.
@@ -117,14 +121,22 @@ impl Branch {
             _ => drop(slot.values.insert(value.into(), index)),
         }
         if key.contains('*') {
-            let pattern = Pattern::parse(&composite(key, value));
-            self.wild_keys.extend(pattern.map(|pattern| Wild { pattern, node: index }));
-        } else if let Some(pattern) = Pattern::parse(value) {
-            slot.wild_values.push(Wild { pattern, node: index });
+            self.wild_keys.push(&composite(key, value), index);
+        } else {
+            slot.wild_values.push(value, index);
         }
         self.nodes.push(Node::default());
         self.nodes.last_mut()
     }
+}
+
+/// The text that a pattern over key and value is matched with; it has the `_` without a value too.
+fn joined(entry: &Entry<'_>) -> Joined {
+    let mut text = Joined::with_capacity(entry.key.len() + 1 + entry.value.len());
+    text.extend_from_slice(entry.key.as_bytes());
+    text.push(b'_');
+    text.extend_from_slice(entry.value.as_bytes());
+    text
 }
 
 /// Key and value as the reference writes them in one: `key_value`, or `key` alone.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Branch, Slot, Wild, composite};
+use super::{Branch, Slot, composite, joined};
 use crate::request::Entry;
 use crate::rules::Rule;
 
@@ -136,18 +136,18 @@ impl Branch {
             let (value, index) = slot.values.get_key_value(entry.value)?;
             Some((*index, Candidate { key, value, fit: Fit::Value, fits: true }))
         });
-        let wild_values = slot.into_iter().flat_map(|(_, slot)| &slot.wild_values);
-        let by_value = wild_values.map(|wild| (wild, wild.pattern.matches(entry.value)));
-        let matches = |wild: &Wild| wild.pattern.matches_joined(entry.key, entry.value);
-        let by_key = self.wild_keys.iter().map(|wild| (wild, matches(wild)));
+        let wild_values = slot.into_iter().map(|(_, slot)| &slot.wild_values);
+        let by_value = wild_values.flat_map(|wild| wild.matches(entry.value.as_bytes()));
+        let text = joined(entry);
+        let by_key = self.wild_keys.matches(&text);
         // As they were written, by their index.
         let wild_slots = self.keys.iter().filter(|(key, _)| key.contains('*'));
         let nodes = slot.into_iter().chain(wild_slots).flat_map(|(key, slot)| slot.nodes(key));
         let written: HashMap<u32, (&str, &str)> =
             nodes.map(|(index, key, value)| (index, (key, value))).collect();
-        let by_value_or_key = by_value.chain(by_key).filter_map(|(wild, fits)| {
-            let (key, value) = *written.get(&wild.node)?;
-            Some((wild.node, Candidate { key, value, fit: Fit::Pattern, fits }))
+        let by_value_or_key = by_value.chain(by_key).filter_map(|(node, fits)| {
+            let (key, value) = *written.get(&node)?;
+            Some((node, Candidate { key, value, fit: Fit::Pattern, fits }))
         });
         let mut patterns: Vec<_> = by_value_or_key.collect();
         patterns.sort_by_key(|(index, _)| *index);

@@ -1,0 +1,200 @@
+//! Looks for the pieces between the `*` of many patterns in one pass over a text.
+//!
+//! An automaton (Aho and Corasick's) tells every place at which any piece ends. Each pattern waits
+//! for its first piece, then for the next, in a list of those that wait for the same one; so what
+//! a place costs is what moves on there, and no pattern moves on more often than it has pieces.
+
+use std::collections::HashMap;
+
+use aho_corasick::automaton::Automaton;
+use aho_corasick::nfa::contiguous::NFA;
+use aho_corasick::{Anchored, PatternID};
+
+use super::pattern::Pattern;
+
+/// The pieces of all patterns of a level.
+#[derive(Debug)]
+pub(super) struct Pieces {
+    /// Over the different pieces.
+    automaton: NFA,
+    /// Of all patterns in turn: their pieces as the automaton numbers them.
+    ids: Box<[PatternID]>,
+    /// Where those of each pattern begin, and behind them the end of the last.
+    starts: Box<[u32]>,
+}
+
+/// Bytes of different pieces for which an automaton is built; each costs some 16 bytes in it.
+const BYTES_MAX: usize = 1 << 20;
+
+/// One search.
+struct Search<'s> {
+    pieces: &'s Pieces,
+    runs: Vec<Run>,
+    /// The first run that waits for each piece.
+    waiting: Vec<Option<u32>>,
+    /// Runs that may still come to a match.
+    alive: usize,
+    found: Option<u32>,
+    /// How often a run was looked at: what a search costs beside one step for each byte.
+    #[cfg(test)]
+    looks: usize,
+}
+
+/// How far one pattern has come.
+struct Run {
+    number: u32,
+    /// Its next piece, as an index into `Pieces::ids`, and the one behind its last.
+    piece: u32,
+    end: u32,
+    /// The part of the text in which its pieces may still stand.
+    from: usize,
+    to: usize,
+    /// Another that waits for the same piece.
+    next: Option<u32>,
+}
+
+// === impl Pieces ===
+
+impl Pieces {
+    /// `None` if there are no pieces, or too many.
+    pub(super) fn new(patterns: &[Pattern]) -> Option<Self> {
+        let mut known: HashMap<&[u8], PatternID> = HashMap::new();
+        let mut different: Vec<&[u8]> = Vec::new();
+        let (mut ids, mut starts, mut bytes) = (Vec::new(), vec![0], 0);
+        for pattern in patterns {
+            for piece in pattern.middle() {
+                let id = match known.get(&**piece) {
+                    Some(id) => *id,
+                    None => PatternID::new(different.len()).ok()?,
+                };
+                if known.insert(piece, id).is_none() {
+                    different.push(piece);
+                    bytes += piece.len();
+                }
+                ids.push(id);
+            }
+            starts.push(u32::try_from(ids.len()).ok()?);
+        }
+        if different.is_empty() || bytes > BYTES_MAX {
+            return None;
+        }
+        let automaton = NFA::builder().prefilter(false).build(&different).ok()?;
+        Some(Self { automaton, ids: ids.into(), starts: starts.into() })
+    }
+
+    /// The first of `candidates`, which are in order, whose pieces stand in `text` one behind the
+    /// other. The ends of each candidate must fit.
+    pub(super) fn find(
+        &self,
+        patterns: &[Pattern],
+        candidates: &[u32],
+        text: &[u8],
+    ) -> Option<u32> {
+        self.search(patterns, candidates, text)?.found
+    }
+
+    fn search(&self, patterns: &[Pattern], candidates: &[u32], text: &[u8]) -> Option<Search<'_>> {
+        let mut search = Search::new(self, patterns, candidates, text);
+        let mut state = self.automaton.start_state(Anchored::No).ok()?;
+        for (at, byte) in text.iter().enumerate() {
+            state = self.automaton.next_state(Anchored::No, state, *byte);
+            if !self.automaton.is_special(state) || !self.automaton.is_match(state) {
+                continue;
+            }
+            for index in 0..self.automaton.match_len(state) {
+                search.met(self.automaton.match_pattern(state, index), at + 1);
+            }
+            if search.alive == 0 || search.found.as_ref() == candidates.first() {
+                break;
+            }
+        }
+        Some(search)
+    }
+}
+
+// === impl Search ===
+
+impl<'s> Search<'s> {
+    fn new(pieces: &'s Pieces, patterns: &[Pattern], candidates: &[u32], text: &[u8]) -> Self {
+        let waiting = vec![None; pieces.automaton.patterns_len()];
+        let runs = Vec::with_capacity(candidates.len());
+        let mut search = Search {
+            pieces,
+            runs,
+            waiting,
+            alive: 0,
+            found: None,
+            #[cfg(test)]
+            looks: 0,
+        };
+        for number in candidates {
+            let at = *number as usize;
+            let (Some(pattern), Some([piece, end])) =
+                (patterns.get(at), pieces.starts.get(at..at + 2))
+            else {
+                continue;
+            };
+            let (from, to) = (pattern.prefix().len(), text.len() - pattern.suffix().len());
+            let (number, piece, end) = (*number, *piece, *end);
+            search.runs.push(Run { number, piece, end, from, to, next: None });
+            search.wait(search.runs.len() - 1);
+            search.alive += 1;
+        }
+        search
+    }
+
+    /// Puts a run into the list of its next piece.
+    fn wait(&mut self, run: usize) {
+        let Some(it) = self.runs.get_mut(run) else { return };
+        let id = self.pieces.ids.get(it.piece as usize);
+        let Some(first) = id.and_then(|id| self.waiting.get_mut(id.as_usize())) else { return };
+        it.next = std::mem::replace(first, u32::try_from(run).ok());
+    }
+
+    /// Moves on those that wait for a piece, which ends before `end`.
+    fn met(&mut self, id: PatternID, end: usize) {
+        let start = end - self.pieces.automaton.pattern_len(id);
+        let Some(first) = self.waiting.get_mut(id.as_usize()) else { return };
+        let mut next = first.take();
+        while let Some(run) = next {
+            #[cfg(test)]
+            {
+                self.looks += 1;
+            }
+            let run = run as usize;
+            let Some(it) = self.runs.get_mut(run) else { return };
+            next = it.next.take();
+            let is_late = end > it.to || self.found.is_some_and(|found| found < it.number);
+            if start >= it.from && !is_late {
+                it.from = end;
+                it.piece += 1;
+            }
+            if it.piece == it.end {
+                self.found = Some(it.number);
+            }
+            if is_late || it.piece == it.end {
+                self.alive -= 1;
+            } else {
+                self.wait(run);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_moves_on_once_a_piece_however_often_the_text_has_what_it_waited_for() {
+        let texts = (0..1000).map(|at| format!("*api*api*needle{at}*"));
+        let patterns: Vec<Pattern> = texts.map(|text| Pattern::parse(&text).unwrap()).collect();
+        let pieces = Pieces::new(&patterns).unwrap();
+        let all: Vec<u32> = (0..1000).collect();
+        let text = "api".repeat(20_000);
+        let search = pieces.search(&patterns, &all, text.as_bytes()).unwrap();
+        assert_eq!((search.found, search.looks), (None, 2 * 1000));
+        let text = text + "needle7x";
+        assert_eq!(pieces.find(&patterns, &all, text.as_bytes()), Some(7));
+    }
+}
