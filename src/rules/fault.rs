@@ -1,7 +1,10 @@
 //! What is wrong in a rule file, and where.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
+
+use super::field::nearest;
+use crate::steering::steers;
 
 /// Something wrong (or, as a warning, doubtful) at one place of one file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,6 +43,8 @@ pub(super) struct Findings {
     file: RefCell<String>,
     faults: RefCell<List>,
     warnings: RefCell<List>,
+    /// Names for which a near one was looked for.
+    suggested: Cell<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -54,15 +59,18 @@ struct List {
 const FAULTS_PRINTED_MAX: usize = 100;
 /// Faults, and warnings, that are kept: a broken generator can make millions.
 const FINDINGS_KEPT_MAX: usize = 10_000;
+/// Names for which a near one is looked for. A search costs as much as reading a long line does; a
+/// broken generator misspells one name everywhere, and who mends it needs to be told a few times.
+const SUGGESTIONS_MAX: usize = 20;
 /// Characters of the user's text that a message repeats.
 const EXCERPT_CHARS_MAX: usize = 64;
 
-/// The user's text, fit for a message: no control characters, and not too long.
+/// The user's text, fit for a message: nothing in it steers a display, and it is not too long.
 pub(crate) fn excerpt(text: &str) -> String {
     let mut characters = text.chars();
     let mut out = String::new();
     for character in characters.by_ref().take(EXCERPT_CHARS_MAX) {
-        if character.is_control() {
+        if steers(character) {
             out.extend(character.escape_default());
         } else {
             out.push(character);
@@ -148,6 +156,18 @@ impl Findings {
     /// Something that loads, and may not do what its author meant.
     pub(super) fn warn(&self, place: Place, message: impl Into<String>) {
         self.warnings.borrow_mut().push(&self.file.borrow(), place, message.into());
+    }
+
+    /// ` did you mean …?` for a name that is none of `lists`, if one of them has a name that is near
+    /// it; nothing after the first [`SUGGESTIONS_MAX`] names of a load.
+    pub(super) fn suggestion(&self, name: &str, lists: &[&[&str]]) -> String {
+        let suggested = self.suggested.get();
+        if suggested == SUGGESTIONS_MAX {
+            return String::new();
+        }
+        self.suggested.set(suggested + 1);
+        let meant = lists.iter().find_map(|names| nearest(name, names));
+        meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"))
     }
 
     /// The faults if there are any, else the warnings; in order of file and place.
@@ -237,6 +257,7 @@ mod tests {
     #[test]
     fn an_excerpt_is_short_and_without_control_characters() {
         assert_eq!(excerpt("a\n\u{1b}[1mb"), "a\\n\\u{1b}[1mb");
+        assert_eq!(excerpt("a\u{202e}\u{200b}b"), "a\\u{202e}\\u{200b}b");
         assert_eq!(excerpt(&"é".repeat(1000)).chars().count(), EXCERPT_CHARS_MAX + 1);
     }
 }

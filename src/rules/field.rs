@@ -1,5 +1,7 @@
 //! The names that a rule file may use, and the nearest one to a name that it may not.
 
+use super::fault::Findings;
+
 /// A name in a rule file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Field {
@@ -232,18 +234,12 @@ impl Owner {
     }
 
     /// What to say of a name that no map may hold.
-    pub(super) fn refusal(self, name: &str) -> String {
+    pub(super) fn refusal(self, name: &str, findings: &Findings) -> String {
         let names: Vec<_> = self.fields().iter().map(|field| field.name()).collect();
         let all = Field::NAMES.map(|(_, name)| name);
-        let mut message = format!(
-            "unknown key '{}'; expected one of {}",
-            super::fault::excerpt(name),
-            names.join(", ")
-        );
-        if let Some(meant) = nearest(name, &names).or_else(|| nearest(name, &all)) {
-            message.push_str(&format!("; did you mean '{meant}'?"));
-        }
-        message
+        let meant = findings.suggestion(name, &[&names, &all]);
+        let shown = super::fault::excerpt(name);
+        format!("unknown key '{shown}'; expected one of {}{meant}", names.join(", "))
     }
 }
 

@@ -217,7 +217,7 @@ impl<'d> Reader<'d, '_> {
                         self.sweep(entry.value, owner);
                     }
                 }
-                None => self.fault(entry.key.place, owner.refusal(name)),
+                None => self.refuse_key(entry.key.place, name, owner),
             }
         }
         fields.into_iter().map(|(field, entry)| (field, entry.value)).collect()
@@ -249,7 +249,7 @@ impl<'d> Reader<'d, '_> {
                 for entry in reader.entries(pairs) {
                     let Some(name) = reader.key_text(entry.key) else { continue };
                     match Field::parse(name) {
-                        None => reader.fault(entry.key.place, owner.refusal(name)),
+                        None => reader.refuse_key(entry.key.place, name, owner),
                         // They may hold fractions.
                         Some(Field::Metadata | Field::Lease) => {}
                         Some(_) => reader.sweep(entry.value, owner),

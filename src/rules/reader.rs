@@ -2,6 +2,7 @@
 //! place, the last of two equal keys winning; and with a bound on what aliases can multiply.
 
 use super::fault::{Findings, Place, excerpt};
+use super::field::Owner;
 use super::node::{DEPTH_MAX, Document, Kind, Node, NodeId};
 use super::scalar::Meaning;
 
@@ -88,6 +89,11 @@ impl<'d, 'f> Reader<'d, 'f> {
     /// Reports a fault.
     pub(super) fn fault(&mut self, place: Place, message: impl Into<String>) {
         self.findings.fault(place, message);
+    }
+
+    /// Reports a name that `owner` may not hold.
+    pub(super) fn refuse_key(&mut self, place: Place, name: &str, owner: Owner) {
+        self.findings.fault(place, owner.refusal(name, self.findings));
     }
 
     /// Reports a warning.

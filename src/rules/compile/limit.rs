@@ -4,8 +4,7 @@ use std::num::{NonZeroU8, NonZeroU32};
 
 use super::Compiler;
 use super::manner::{Lease, Manner};
-use crate::rules::fault::excerpt;
-use crate::rules::field::nearest;
+use crate::rules::fault::{Findings, excerpt};
 use crate::rules::file::{Given, RateLimit};
 use crate::rules::{
     Algorithm, Allowance, FILL_SECONDS_MAX, FailureMode, Leasing, Limit, SLIDING_LOG_MAX,
@@ -125,7 +124,7 @@ impl Compiler<'_> {
         let unit = Unit::parse(limit.unit.text());
         if unit.is_none() {
             let place = limit.unit.place_or(limit.place);
-            self.findings.fault(place, unit_refusal(limit.unit.text()));
+            self.findings.fault(place, unit_refusal(limit.unit.text(), self.findings));
         }
         unit
     }
@@ -212,18 +211,11 @@ impl Compiler<'_> {
     }
 }
 
-fn unit_refusal(unit: &str) -> String {
+fn unit_refusal(unit: &str, findings: &Findings) -> String {
     let names = Unit::ALL.map(|unit| unit.name().to_ascii_lowercase());
-    let mut message = format!(
-        "invalid rate limit unit '{}'; expected one of {}",
-        excerpt(unit),
-        names.join(", ")
-    );
     let candidates: Vec<&str> = names.iter().map(String::as_str).collect();
-    if let Some(meant) = nearest(unit, &candidates) {
-        message.push_str(&format!("; did you mean '{meant}'?"));
-    }
-    message
+    let (shown, meant) = (excerpt(unit), findings.suggestion(unit, &[&candidates]));
+    format!("invalid rate limit unit '{shown}'; expected one of {}{meant}", names.join(", "))
 }
 
 fn multiplier(units: u32, unit: Option<Unit>) -> Result<NonZeroU32, String> {

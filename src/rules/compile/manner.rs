@@ -4,8 +4,7 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 
 use super::Compiler;
-use crate::rules::fault::excerpt;
-use crate::rules::field::nearest;
+use crate::rules::fault::{Findings, excerpt};
 use crate::rules::file::{self, Given};
 use crate::rules::{Algorithm, FailureMode, Leasing, MAX_DELAY_MAX, POOLS_MAX, Terms};
 
@@ -41,13 +40,14 @@ const ALGORITHMS: [Algorithm; 5] = [
 
 impl Compiler<'_> {
     pub(super) fn manner(&mut self, read: &file::Manner<'_>) -> Manner {
+        let findings = self.findings;
         Manner {
-            algorithm: self.within(&read.algorithm, algorithm),
+            algorithm: self.within(&read.algorithm, |name| algorithm(name, findings)),
             max_delay: self.within(&read.max_delay, max_delay),
             lease: self.lease(&read.lease),
             shards: self.within(&read.shards, shards),
             charge_denied: self.within(&read.charge_denied, Ok),
-            failure_mode: self.within(&read.failure_mode, failure_mode),
+            failure_mode: self.within(&read.failure_mode, |name| failure_mode(name, findings)),
         }
     }
 
@@ -88,26 +88,24 @@ impl Compiler<'_> {
 }
 
 /// The algorithm of this name, in any case as units are.
-fn algorithm(name: &str) -> Result<Algorithm, String> {
+fn algorithm(name: &str, findings: &Findings) -> Result<Algorithm, String> {
     let named = |algorithm: &Algorithm| algorithm.name().eq_ignore_ascii_case(name);
     let found = ALGORITHMS.into_iter().find(named);
-    found.ok_or_else(|| unknown("algorithm", name, &ALGORITHMS.map(Algorithm::name)))
+    let names = ALGORITHMS.map(Algorithm::name);
+    found.ok_or_else(|| unknown("algorithm", name, &names, findings))
 }
 
 /// The failure mode of this name, in any case as units are.
-fn failure_mode(name: &str) -> Result<FailureMode, String> {
+fn failure_mode(name: &str, findings: &Findings) -> Result<FailureMode, String> {
     let named = |mode: &FailureMode| mode.name().eq_ignore_ascii_case(name);
     let found = FailureMode::ALL.into_iter().find(named);
-    found.ok_or_else(|| unknown("failure mode", name, &FailureMode::ALL.map(FailureMode::name)))
+    let names = FailureMode::ALL.map(FailureMode::name);
+    found.ok_or_else(|| unknown("failure mode", name, &names, findings))
 }
 
-fn unknown(what: &str, name: &str, names: &[&str]) -> String {
-    let (shown, all) = (excerpt(name), names.join(", "));
-    let mut message = format!("unknown {what} '{shown}'; expected one of {all}");
-    if let Some(meant) = nearest(name, names) {
-        message.push_str(&format!("; did you mean '{meant}'?"));
-    }
-    message
+fn unknown(what: &str, name: &str, names: &[&str], findings: &Findings) -> String {
+    let (shown, meant) = (excerpt(name), findings.suggestion(name, &[names]));
+    format!("unknown {what} '{shown}'; expected one of {}{meant}", names.join(", "))
 }
 
 fn max_delay(span: Duration) -> Result<u32, String> {

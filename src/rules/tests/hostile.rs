@@ -245,3 +245,19 @@ proptest! {
         load_safely(text);
     }
 }
+
+#[test]
+fn a_near_name_is_looked_for_a_few_times_however_many_names_are_wrong() {
+    let unknown = "domain: d\n".to_owned() + &"domani: 1\n".repeat(300_000);
+    let mut units = "domain: d\ndescriptors:\n".to_owned();
+    for at in 0..1000 {
+        units += &format!("- {{key: k{at}, rate_limit: {{unit: minuet, requests_per_unit: 1}}}}\n");
+    }
+    for (text, count) in [(unknown, 300_000), (units, 1000)] {
+        let faults = load(&[source(&text)], NO_MERGE).unwrap_err();
+        assert_eq!(faults.count(), count);
+        let suggested = faults.iter().filter(|fault| fault.message.contains("did you mean"));
+        assert_eq!(suggested.count(), 20);
+        assert!(faults.iter().all(|fault| fault.message.contains("expected one of")));
+    }
+}
