@@ -7,10 +7,11 @@
 //! ```
 //! A decision touches no counter that all cores share, waits for no lock, and allocates only when a
 //! rule or a value is seen for the first time. Every map has a ceiling: what finds no room is
-//! counted as `folded`. What each metric means is in `docs/metrics.md`.
+//! counted as `folded`; and so has every label: a long value ends in a hash. What each metric means is in `docs/metrics.md`.
 
 pub mod family;
 mod hits;
+mod label;
 pub mod latency;
 mod registry;
 mod report;

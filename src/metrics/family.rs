@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use super::label::bounded;
+
 /// All series of one name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Family {
@@ -88,8 +90,13 @@ impl Family {
         family
     }
 
-    /// Adds a series.
-    pub fn push(&mut self, labels: Labels, value: Value) {
+    /// Adds a series. Values of labels longer than 256 bytes are cut, and end in a hash.
+    pub fn push(&mut self, mut labels: Labels, value: Value) {
+        for (_, shown) in &mut labels {
+            if let Cow::Owned(cut) = bounded(shown) {
+                *shown = Cow::Owned(cut);
+            }
+        }
         self.samples.push(Sample { labels, value });
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::family::Labels;
 use super::hits::Hits;
+use super::label::bounded;
 use super::striped::Striped;
 use crate::rules::{FailureMode, Level, Matched, Rule};
 use crate::verdict::{How, OVERRIDE};
@@ -170,12 +171,12 @@ fn index(how: How) -> usize {
 
 impl Keys {
     /// What the reference's default mapper makes of a stats key: the first three parts between
-    /// dots. Dots in a domain shift them, there and here.
+    /// dots. Dots in a domain shift them, there and here. Long parts are cut: they are kept.
     pub(super) fn of(stats_key: &str) -> Self {
         let mut parts = stats_key.split('.');
-        let domain = parts.next().unwrap_or_default().into();
-        let key1 = parts.next().unwrap_or_default().into();
-        Self { domain, key1, key2: parts.next().map(Into::into) }
+        let domain = bounded(parts.next().unwrap_or_default()).into();
+        let key1 = bounded(parts.next().unwrap_or_default()).into();
+        Self { domain, key1, key2: parts.next().map(|part| bounded(part).into()) }
     }
 
     /// For a rule that was not hit yet; `None` if they show what is on the requests, as the key
@@ -188,7 +189,7 @@ impl Keys {
 
     /// For overrides, of which the reference makes a series for each value.
     pub(super) fn overrides(domain: &str) -> Self {
-        Self { domain: domain.into(), key1: OVERRIDE.into(), key2: None }
+        Self { domain: bounded(domain).into(), key1: OVERRIDE.into(), key2: None }
     }
 
     pub(super) fn folded() -> Self {

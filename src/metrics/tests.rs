@@ -95,6 +95,32 @@ fn is(families: &[Family], name: &str, expected: &[(&str, u64)]) {
 }
 
 #[test]
+fn no_label_of_a_series_is_longer_than_its_ceiling_whatever_clients_send() {
+    const VALUES: usize = 500;
+    let (meters, long) = (meters(VALUES), "v".repeat(60_000));
+    let domain = "d".repeat(10_000);
+    let text = RULES.replace("domain: d", &format!("domain: {domain}"));
+    let source = Source { name: "d.yaml".into(), text: text.into() };
+    let mut rules = rules();
+    for at in 0..VALUES / 2 {
+        note(&meters, &rules, &[("detailed", &format!("{long}{at}"))], 9, false);
+        let (value, deep) = (format!("{long}{at}"), format!("{at}{long}"));
+        note(&meters, &rules, &[("by_value", &value), ("deep", &deep)], 9, false);
+    }
+    let kept = meters.shared.values.iter().map(|meter| &meter.keys);
+    let kept: Vec<_> = kept.flat_map(|it| [Some(&it.key1), it.key2.as_ref()]).flatten().collect();
+    assert!(kept.iter().all(|key| key.len() <= label::VALUE_BYTES_MAX));
+    let different: std::collections::HashSet<_> = kept.iter().collect();
+    assert_eq!(different.len(), VALUES / 2 * 3, "long values stay apart");
+    // What the rules' author wrote is bounded too.
+    rules = rules::load(&[source], rules::Options::default()).unwrap().rules;
+    let families = meters.families(Some(&rules));
+    let samples = families.iter().flat_map(|family| &family.samples);
+    let labels = samples.flat_map(|sample| &sample.labels).map(|(_, value)| value.len());
+    assert_eq!(labels.max(), Some(label::VALUE_BYTES_MAX));
+}
+
+#[test]
 fn a_known_sequence_comes_to_the_reference_s_numbers_and_ours() {
     let (meters, rules) = (meters(100), rules());
     let plain = [("plain", "a")];
