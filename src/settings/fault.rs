@@ -38,9 +38,12 @@ pub(super) fn flag(name: &str) -> String {
     format!("--{}", name.to_ascii_lowercase().replace('_', "-"))
 }
 
-/// Shows a value safely: cut, quoted, control characters escaped.
+/// Shows a value safely: cut, and without a key that stands where the name of its file should.
 fn shown(value: &str) -> String {
-    value.chars().take(FOUND_SHOWN_MAX).collect()
+    match value.split_once("-----BEGIN") {
+        Some((before, _)) => format!("{}…", shown(before)),
+        None => value.chars().take(FOUND_SHOWN_MAX).collect(),
+    }
 }
 
 // === impl Expected ===

@@ -142,10 +142,18 @@ impl Lookup<'_> {
         let uri = text.parse::<Uri>().ok().filter(|uri| {
             [Some("http"), Some("https")].contains(&uri.scheme_str()) && uri.authority().is_some()
         });
+        // Wherever it stands: a password may have a `/` in it. In a path it is written `%40`.
+        if found.contains('@') {
+            let problem = "the URL has a user or a password, which logs of connections would show";
+            let headers = name.replace("ENDPOINT", "HEADERS");
+            let mend = format!("send them as a header, as in {headers}=authorization=Basic%20…");
+            faults.add(Fault::new(name, problem, mend));
+            return None;
+        }
         if uri.is_none() {
             let mend = format!("as in {name}=http://otel-collector:{port}");
             let problem = "expected a URL of http or https";
-            faults.add(Fault::new(name, problem, mend).with_found(&found));
+            faults.add(Fault::new(name, problem, mend).with_found(without_query(&found)));
         }
         uri
     }
@@ -212,6 +220,11 @@ fn origin(url: &str) -> &str {
     let authority = url.find("://").map_or(0, |at| at + "://".len());
     let end = url[authority..].find('/').map_or(url.len(), |at| authority + at);
     &url[..end]
+}
+
+/// A URL up to its query, which may hold a token.
+fn without_query(url: &str) -> &str {
+    url.split(['?', '#']).next().unwrap_or_default()
 }
 
 /// `%20` and the like; what is not well-formed stays as it is.

@@ -55,6 +55,43 @@ fn headers_are_decoded_and_never_shown() {
 }
 
 #[test]
+fn an_endpoint_with_a_user_or_password_is_refused_and_shown_nowhere() {
+    for endpoint in [
+        "http://us3r:s3cret@collector:4318",
+        "https://s3cret@collector:4318/v1/traces",
+        "us3r:s3cret@collector:4318",
+        "ftp://us3r:s3cret@collector",
+        "http://us3r:s3/cret@collector:4318",
+    ] {
+        for name in ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] {
+            let told = faults("ratelease serve", &[ON, (name, endpoint)]);
+            assert_eq!(told.len(), 1, "{told:?}");
+            assert!(
+                told[0].starts_with(&format!("{name}: the URL has a user or a pass")),
+                "{told:?}"
+            );
+            let mend = name.replace("ENDPOINT", "HEADERS");
+            assert!(told[0].contains(&format!("as in {mend}=authorization=Basic%20")), "{told:?}");
+            assert!(!told[0].contains("s3") && !told[0].contains("us3r"), "{told:?}");
+        }
+    }
+    let endpoint = "http://collector:4318/of%40team";
+    let otlp = traces(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", endpoint)]);
+    assert_eq!(otlp.endpoint, endpoint);
+}
+
+#[test]
+fn tokens_and_keys_in_values_of_otlp_are_not_quoted() {
+    let query = ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318/?api-key=s3cret");
+    let told = faults("ratelease serve", &[ON, query]);
+    assert!(told[0].contains("found \"collector:4318/\""), "{told:?}");
+    let pem = "-----BEGIN PRIVATE KEY-----\ns3cret\n-----END PRIVATE KEY-----\n";
+    let https = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4318");
+    let told = faults("ratelease serve", &[ON, https, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", pem)]);
+    assert!(told.iter().all(|told| !told.contains("s3cret")), "{told:?}");
+}
+
+#[test]
 fn the_service_is_named_by_the_first_that_names_it() {
     let common = ("OTEL_SERVICE_NAME", "common");
     assert_eq!(telemetry(&[common]).identity.name, "common");
