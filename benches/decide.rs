@@ -20,7 +20,7 @@ use ratelease::verdict::Modes;
 use smallvec::smallvec;
 use tokio::runtime::Runtime;
 
-criterion_group!(benches, by_entries, by_keys, by_rules, by_threads);
+criterion_group!(benches, by_entries, by_keys, by_replaced, by_rules, by_threads);
 
 /// Rules for a value each in one source at most: a source is 16 MiB at most.
 const SOURCE_RULES_MAX: usize = 100_000;
@@ -120,6 +120,27 @@ fn by_keys(criterion: &mut Criterion) {
             // So that every key has its buffer.
             requests.iter().for_each(|request| bench.decide(request));
             bencher.iter(|| bench.decide(next.next().expect("a cycle")));
+        });
+    }
+}
+
+/// A request of 256 descriptors under a rule that replaces so many names, none of them its own.
+fn by_replaced(criterion: &mut Criterion) {
+    let users = users(256);
+    let entries = users.iter().map(|user| [Entry { key: "user", value: user }]);
+    let descriptors = entries.map(|it| Descriptor { entries: it[..].into(), ..Default::default() });
+    let request = Request { domain: "d", descriptors: descriptors.collect(), hits_addend: 0 };
+    for count in [0, 200] {
+        let names: Vec<_> = (0..count).map(|at| format!("{{name: other-rule-{at:03}}}")).collect();
+        let text = format!(
+            "domain: d\ndescriptors:\n- key: user\n  rate_limit: {{name: per-user-rule, \
+             unit: year, requests_per_unit: 4000000000, replaces: [{}]}}\n",
+            names.join(", ")
+        );
+        let bench = LazyCell::new(|| Bench::new(&[source("replaces.yaml", text)]));
+        criterion.bench_function(&format!("decide/256 descriptors, replaced/{count}"), |bencher| {
+            let _entered = bench.runtime.enter();
+            bencher.iter(|| bench.decide(black_box(&request)));
         });
     }
 }

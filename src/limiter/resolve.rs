@@ -1,6 +1,9 @@
 //! From a request to what has to be charged: rules, overrides, replacements and keys.
 
+use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
+
+use foldhash::fast::RandomState;
 
 use super::pods::domain_of;
 use crate::key::{Key, KeyHasher, Part};
@@ -36,6 +39,12 @@ pub(crate) struct Charge<'r> {
     pub(crate) refund: bool,
 }
 
+/// Names of rules of a request that other rules of it replace. What finding them costs grows with
+/// the descriptors and with the names that their rules replace, not with the product; what they
+/// take grows with the descriptors alone.
+#[derive(Debug, Default)]
+struct Replaced<'r>(HashSet<&'r str, RandomState>);
+
 /// Resolves every descriptor of `request`, in order.
 pub(crate) fn resolve<'r>(
     rules: &'r Rules,
@@ -47,17 +56,19 @@ pub(crate) fn resolve<'r>(
         .iter()
         .map(|descriptor| rules.find(request.domain, &descriptor.entries))
         .collect();
+    let replaced = Replaced::of(request, &lookups);
     let pairs = request.descriptors.iter().zip(&lookups);
-    pairs.map(|(descriptor, it)| resolved(request, descriptor, *it, &lookups, hasher)).collect()
+    pairs.map(|(descriptor, it)| resolved(request, descriptor, *it, &replaced, hasher)).collect()
 }
 
 /// The limit that each descriptor of `request` is held to; `None` where nothing is counted.
 pub(crate) fn limits<'r>(rules: &'r Rules, request: &Request<'_>) -> Few<Option<Applied<'r>>> {
     let find = |descriptor: &Descriptor<'_>| rules.find(request.domain, &descriptor.entries);
     let lookups: Few<_> = request.descriptors.iter().map(find).collect();
+    let replaced = Replaced::of(request, &lookups);
     let limits =
         request.descriptors.iter().zip(&lookups).map(|(descriptor, lookup)| {
-            match limit_of(descriptor, *lookup, |name| is_replaced(name, request, &lookups))? {
+            match limit_of(descriptor, *lookup, &replaced)? {
                 (Allowance::Limited(limit), rule) => Some(Applied { limit, rule }),
                 (Allowance::Unlimited, _) => None,
             }
@@ -73,7 +84,8 @@ pub(super) fn resolve_one<'r>(
     hasher: &KeyHasher,
 ) -> Resolved<'r> {
     let lookup = rules.find(request.domain, &descriptor.entries);
-    resolved(request, descriptor, lookup, &[lookup], hasher)
+    // No rule replaces its own name: the load would have been refused.
+    resolved(request, descriptor, lookup, &Replaced::default(), hasher)
 }
 
 #[inline]
@@ -81,10 +93,10 @@ fn resolved<'r>(
     request: &Request<'_>,
     descriptor: &Descriptor<'_>,
     lookup: Lookup<'r>,
-    lookups: &[Lookup<'r>],
+    replaced: &Replaced<'r>,
     hasher: &KeyHasher,
 ) -> Resolved<'r> {
-    match limit_of(descriptor, lookup, |name| is_replaced(name, request, lookups)) {
+    match limit_of(descriptor, lookup, replaced) {
         None => Resolved::Free,
         Some((Allowance::Unlimited, _)) => Resolved::Unlimited,
         Some((Allowance::Limited(limit), applied)) => {
@@ -97,29 +109,17 @@ fn resolved<'r>(
 fn limit_of<'r>(
     descriptor: &Descriptor<'_>,
     lookup: Lookup<'r>,
-    is_replaced: impl FnOnce(&str) -> bool,
+    replaced: &Replaced<'_>,
 ) -> Option<(Allowance, Option<&'r Arc<Rule>>)> {
     match (lookup, descriptor.limit) {
         (Lookup::UnknownDomain, _) | (Lookup::NoRule, None) => None,
         (_, Some(limit)) => Some((Allowance::Limited(limit), None)),
         // A rule that allows everything cannot be replaced, as in the reference.
         (Lookup::Rule(rule), None) => {
-            let replaced = rule.allowance != Allowance::Unlimited && is_replaced(&rule.name);
-            (!replaced).then_some((rule.allowance, Some(rule)))
+            let counts = rule.allowance == Allowance::Unlimited || !replaced.has(&rule.name);
+            counts.then_some((rule.allowance, Some(rule)))
         }
     }
-}
-
-/// Whether a rule that the request matches replaces the rules of this name.
-fn is_replaced(name: &str, request: &Request<'_>, lookups: &[Lookup<'_>]) -> bool {
-    let matched =
-        request.descriptors.iter().zip(lookups).filter_map(|(descriptor, lookup)| {
-            match (descriptor.limit, lookup) {
-                (None, Lookup::Rule(rule)) => Some(rule),
-                _ => None,
-            }
-        });
-    !name.is_empty() && { matched }.any(|rule| rule.replaces.iter().any(|other| **other == *name))
 }
 
 fn charge<'r>(
@@ -144,6 +144,34 @@ fn charge<'r>(
         applied: Applied { limit, rule },
         hits: request.hits(descriptor),
         refund: descriptor.refund,
+    }
+}
+
+// === impl Replaced ===
+
+impl<'r> Replaced<'r> {
+    /// Of the rules that `lookups` found for the descriptors of `request`; a descriptor with an
+    /// override replaces nothing.
+    fn of(request: &Request<'_>, lookups: &[Lookup<'r>]) -> Self {
+        let found = request.descriptors.iter().zip(lookups).filter_map(|it| match it {
+            (Descriptor { limit: None, .. }, Lookup::Rule(rule)) => Some(*rule),
+            _ => None,
+        });
+        let mut rules: Few<&'r Arc<Rule>> = found.collect();
+        if rules.iter().all(|rule| rule.replaces.is_empty()) {
+            return Self::default();
+        }
+        // A rule that many descriptors match says what it replaces once.
+        rules.sort_unstable_by_key(|rule| Arc::as_ptr(rule));
+        rules.dedup_by_key(|rule| Arc::as_ptr(rule));
+        let names: HashSet<&str, RandomState> = rules.iter().map(|rule| &*rule.name).collect();
+        let replaces = rules.iter().flat_map(|rule| &rule.replaces).map(AsRef::as_ref);
+        Self(replaces.filter(|name| names.contains(name)).collect())
+    }
+
+    /// Whether `name` is one of them.
+    fn has(&self, name: &str) -> bool {
+        !self.0.is_empty() && self.0.contains(name)
     }
 }
 

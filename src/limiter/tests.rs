@@ -20,6 +20,7 @@ mod leases;
 mod memory;
 mod next_window;
 mod pools;
+mod replaced;
 mod transaction;
 
 const STORE_KEYS_MAX: usize = 10_000;

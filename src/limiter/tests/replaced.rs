@@ -1,0 +1,38 @@
+//! Which rules of a request are set aside, where many are.
+
+use super::*;
+use crate::limiter::resolve::limits;
+
+/// Rules of the keys `k0`, `k1` and so on. Each is named after its key, and replaces the next of an
+/// even number and many that there are not.
+fn rules(count: usize) -> Rules {
+    let mut text = String::from("domain: d\ndescriptors:\n");
+    for at in 0..count {
+        let unknown: String = (0..199).map(|other| format!(", {{name: other{other}}}")).collect();
+        let next = (at + 2) & !1;
+        text += &format!(
+            "- {{key: k{at}, rate_limit: {{name: k{at}, unit: hour, requests_per_unit: 5, \
+             replaces: [{{name: k{next}}}{unknown}]}}}}\n"
+        );
+    }
+    let source = Source { name: "d.yaml".into(), text: text.into() };
+    rules::load(&[source], rules::Options::default()).unwrap().rules
+}
+
+#[test]
+fn of_many_rules_that_replace_many_names_those_are_set_aside_that_another_names() {
+    let rules = rules(256);
+    let keys: Vec<String> = (0..256).map(|at| format!("k{at}")).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let all = request(&keys);
+    let kept: Vec<bool> = limits(&rules, &all).iter().map(Option::is_some).collect();
+    // `k0` is named by none, and those of odd numbers neither.
+    let expected: Vec<bool> = (0..256).map(|at| at == 0 || at % 2 == 1).collect();
+    assert_eq!(kept, expected);
+    // Alone, or beside itself, none is set aside.
+    for keys in [&["k2"][..], &["k2", "k2", "k2"]] {
+        assert!(limits(&rules, &request(keys)).iter().all(Option::is_some), "{keys:?}");
+    }
+    assert!(limits(&rules, &request(&["k2", "k1"]))[0].is_none());
+    assert!(limits(&rules, &request(&["k1", "k2"]))[1].is_none());
+}
