@@ -15,6 +15,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::trace;
+use crate::steering::steers;
 
 /// The name under which tracing keeps an event's message.
 const MESSAGE: &str = "message";
@@ -86,19 +87,9 @@ impl Visit for TextFields<'_> {
 impl Write for Escaping<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         text.chars().try_for_each(|c| {
-            if is_unsafe(c) {
-                write!(self.0, "{}", c.escape_default())
-            } else {
-                self.0.write_char(c)
-            }
+            if steers(c) { write!(self.0, "{}", c.escape_default()) } else { self.0.write_char(c) }
         })
     }
-}
-
-/// Control characters, Unicode's line ends, and what turns the direction of text around.
-fn is_unsafe(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 // === impl Json ===
@@ -126,8 +117,19 @@ where
             line.0.insert(TRACE_ID.to_owned(), context.trace_id().to_string().into());
             line.0.insert(SPAN_ID.to_owned(), context.span_id().to_string().into());
         }
-        writeln!(writer, "{}", Value::Object(line.0))
+        let line = Value::Object(line.0).to_string();
+        line.chars().try_for_each(|c| write_json(&mut writer, c))?;
+        writer.write_char('\n')
     }
+}
+
+/// A character of a line of JSON. Of those that steer its display serde_json escapes only the first
+/// 32; the others can stand in strings alone, where an escape means the same.
+fn write_json(writer: &mut Writer<'_>, c: char) -> fmt::Result {
+    if !steers(c) {
+        return writer.write_char(c);
+    }
+    c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))
 }
 
 /// The reference's names of the levels.

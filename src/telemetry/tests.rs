@@ -69,6 +69,21 @@ fn no_value_can_end_a_line_or_steer_a_terminal() {
 }
 
 #[test]
+fn what_cannot_be_seen_or_turns_text_around_is_escaped_in_either_format() {
+    // One of each range that a display is steered by.
+    let evil = "\u{7f}\u{9b}\u{ad}\u{61c}\u{180e}\u{200b}\u{200f}\u{2028}\u{202e}\u{2060}\u{2069}\
+                \u{feff}\u{fff9}\u{e0041}";
+    for format in [LogFormat::Text, LogFormat::Json] {
+        let text = logged(format, LogLevel::Info, false, || warn!(value = %evil, "a {evil} z"));
+        let raw: Vec<char> = evil.chars().filter(|c| text.contains(*c)).collect();
+        assert!(raw.is_empty(), "{format:?} {raw:?}");
+    }
+    let text = logged(LogFormat::Json, LogLevel::Info, false, || warn!(value = %evil, "z"));
+    let line: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(line["value"], evil, "an escape in JSON means the same");
+}
+
+#[test]
 fn json_is_an_object_an_event_with_the_names_of_the_reference() {
     let text = logged(LogFormat::Json, LogLevel::Info, true, || {
         warn!(port = 8080, ok = true, level = "mine", why = %"a\nb", "it {}", "happened");
