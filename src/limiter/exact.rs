@@ -92,7 +92,7 @@ impl Exact {
         let grant = self.store.take(&Ask::look(charge.own, charge.applied.limit))?;
         let over = match charge.hits {
             _ if charge.refund => false,
-            0 => grant.overdrawn,
+            0 => grant.overdrawn || before > grant.left,
             hits => hits.saturating_add(before) > grant.left,
         };
         Ok(counted(charge, over, &grant))
@@ -104,13 +104,16 @@ impl Exact {
         charge: &Charge<'r>,
         seen: Counted<'r>,
     ) -> Result<Counted<'r>, StoreError> {
+        if seen.trace.over && charge.hits == 0 {
+            return Ok(Counted { remaining: 0, ..seen });
+        }
         let look = Ask::look(charge.own, charge.applied.limit);
         let ask = if charge.refund {
             Ask { back: Some(Back { tokens: charge.hits, epoch: None }), ..look }
         } else {
             // What is over stays so, though alone it might pass: another descriptor of the request
             // has the same key, and goes first.
-            let need = if seen.trace.over && charge.hits > 0 { u64::MAX } else { charge.hits };
+            let need = if seen.trace.over { u64::MAX } else { charge.hits };
             Ask { need, charge_denied: charge.charge_denied(), ..look }
         };
         let grant = self.store.take(&ask)?;

@@ -1,0 +1,160 @@
+//! Rules and calls by seed.
+
+use super::model::{Asked, Call, UNITS, World, Written, WrittenLimit};
+use crate::dice::Dice;
+
+/// Without `_`, since key and value are one text in the reference: `a_b` would be both.
+const KEYS: [&str; 5] = ["a", "b", "ab", "a*", "*b"];
+const VALUES: [&str; 10] = ["", "x", "xy", "x_y", "x*", "*", "*y", "x*y", "*x*", "xyx"];
+const ASKED_KEYS: [&str; 6] = ["a", "b", "ab", "c", "", "a*"];
+const ASKED_VALUES: [&str; 10] = ["", "x", "y", "xy", "x_y", "xyx", "x*", "xxyy", "*", "xzy"];
+const NAMES: [&str; 4] = ["", "n1", "n2", "n3"];
+
+pub(crate) fn world(dice: &mut Dice) -> World {
+    let domains = ["d", "e"].map(|name| (name.to_owned(), level(dice, 2)));
+    World {
+        domains: domains.into(),
+        global_shadow: dice.percent(10),
+        global_quota: dice.percent(10),
+    }
+}
+
+fn level(dice: &mut Dice, depth: u32) -> Vec<Written> {
+    let mut level: Vec<Written> = Vec::new();
+    let few = dice.within(1..7);
+    // So many that a level keeps an index of its patterns.
+    let many = if dice.percent(15) { dice.within(20..60) } else { 0 };
+    for at in 0..few + many {
+        let key = dice.pick(&KEYS[..]).to_owned();
+        let value = if at < few { dice.pick(&VALUES).to_owned() } else { pattern(dice) };
+        if level.iter().any(|other| other.key == key && other.value == value) {
+            continue;
+        }
+        let is_shared = value.contains('*') && !key.contains('*') && dice.percent(40);
+        let children =
+            if depth > 0 && dice.percent(35) { self::level(dice, depth - 1) } else { Vec::new() };
+        level.push(Written {
+            key,
+            value,
+            limit: dice.percent(75).then(|| limit(dice)),
+            shadow: dice.percent(10),
+            quota: dice.percent(15),
+            detailed_metric: dice.percent(15),
+            value_to_metric: dice.percent(15),
+            share_threshold: is_shared,
+            children,
+        });
+    }
+    level
+}
+
+fn pattern(dice: &mut Dice) -> String {
+    let length = dice.within(1..7);
+    (0..length).map(|_| dice.pick(&['x', 'y', '_', '*', '*', 'é'])).collect()
+}
+
+fn limit(dice: &mut Dice) -> WrittenLimit {
+    let name = dice.pick(&NAMES);
+    let others = NAMES.iter().filter(|other| !other.is_empty() && **other != name);
+    let replaces = others.filter(|_| dice.percent(12)).map(|&other| other.to_owned()).collect();
+    let requests = match dice.below(10) {
+        0 => 0,
+        1 => 1_000_000_000,
+        _ => u32::try_from(dice.within(1..8)).unwrap(),
+    };
+    let unit = (!dice.percent(8)).then(|| dice.index(UNITS.len()));
+    WrittenLimit { requests, unit, name: name.to_owned(), replaces }
+}
+
+pub(crate) fn call(dice: &mut Dice, world: &World) -> Call {
+    let (domain, top) = match dice.below(10) {
+        0 => ("unknown", &[][..]),
+        1 | 2 => ("e", &world.domains[1].1[..]),
+        _ => ("d", &world.domains[0].1[..]),
+    };
+    let descriptors = (0..dice.within(1..5)).map(|_| asked(dice, top)).collect();
+    let hits = u32::try_from(dice.below(4)).unwrap();
+    Call { domain: domain.to_owned(), hits, descriptors }
+}
+
+fn asked(dice: &mut Dice, top: &[Written]) -> Asked {
+    let mut entries = Vec::new();
+    let mut level = top;
+    for _ in 0..dice.weighted(&[1, 14, 10, 5]) {
+        let aims = !level.is_empty() && dice.percent(75);
+        let (key, value) = if aims {
+            let node = &level[dice.index(level.len())];
+            level = &node.children;
+            (filled(dice, &node.key), filled(dice, &node.value))
+        } else {
+            (dice.pick(&ASKED_KEYS).to_owned(), dice.pick(&ASKED_VALUES).to_owned())
+        };
+        entries.push((key, value));
+    }
+    let limit =
+        dice.percent(8).then(|| (u32::try_from(dice.below(6)).unwrap(), dice.index(UNITS.len())));
+    let hits = dice.percent(30).then(|| dice.below(6));
+    Asked { entries, limit, hits }
+}
+
+/// A text that the pattern matches; an empty one stands for any value.
+fn filled(dice: &mut Dice, pattern: &str) -> String {
+    if pattern.is_empty() {
+        return dice.pick(&ASKED_VALUES).to_owned();
+    }
+    pattern.split('*').collect::<Vec<_>>().join(dice.pick(&["", "x", "yx", "z"]))
+}
+
+/// The files that `world` is, by their names; a domain may be in two.
+pub(crate) fn files(dice: &mut Dice, world: &World) -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    for (domain, level) in &world.domains {
+        let cut = dice.index(level.len() + 1);
+        for (part, nodes) in [&level[..cut], &level[cut..]].into_iter().enumerate() {
+            let mut text = format!("domain: {domain}\n");
+            if !nodes.is_empty() {
+                text += "descriptors:\n";
+                write(nodes, 0, &mut text);
+            }
+            files.push((format!("{domain}{part}.yaml"), text));
+        }
+    }
+    files
+}
+
+fn write(level: &[Written], indent: usize, out: &mut String) {
+    let pad = " ".repeat(indent);
+    for node in level {
+        *out += &format!("{pad}- key: \"{}\"\n", node.key);
+        let mut line = |text: &str| *out += &format!("{pad}  {text}\n");
+        if !node.value.is_empty() {
+            line(&format!("value: \"{}\"", node.value));
+        }
+        for (name, set) in [
+            ("shadow_mode", node.shadow),
+            ("quota_mode", node.quota),
+            ("detailed_metric", node.detailed_metric),
+            ("value_to_metric", node.value_to_metric),
+            ("share_threshold", node.share_threshold),
+        ] {
+            if set {
+                line(&format!("{name}: true"));
+            }
+        }
+        if let Some(limit) = &node.limit {
+            let of = match limit.unit {
+                None => "unlimited: true".to_owned(),
+                Some(unit) => {
+                    format!("unit: {}, requests_per_unit: {}", UNITS[unit].0, limit.requests)
+                }
+            };
+            let names: Vec<_> = limit.replaces.iter().map(|it| format!("{{name: {it}}}")).collect();
+            let (name, names) = (&limit.name, names.join(", "));
+            line(&format!("rate_limit: {{{of}, name: \"{name}\", replaces: [{names}]}}"));
+        }
+        if !node.children.is_empty() {
+            line("descriptors:");
+            write(&node.children, indent + 4, out);
+        }
+    }
+}
