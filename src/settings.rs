@@ -38,7 +38,7 @@ pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
 pub use otlp::{Otlp, OtlpProtocol, OtlpTls};
 pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
-pub use secret::Secret;
+pub use secret::{Secret, SecretFile};
 pub use store::{PerSecondFlags, StoreFlags, StoreSettings};
 pub use summary::Told;
 pub use tracing::{Identity, Push, Telemetry, Tracing};
@@ -149,6 +149,7 @@ impl Settings {
         let mut warnings = reference::check(env, &mut faults);
         let telemetry = flags.tracing.resolve(env, &mut faults, &mut warnings);
         warnings.extend(flags.store.warning());
+        warnings.extend(leases.as_ref().zip(store.as_ref()).and_then(unset_key_secret));
         let settings = || {
             Some(Self {
                 listeners: listeners?,
@@ -170,6 +171,18 @@ impl Settings {
             _ => Err(SettingsError::Faults(faults)),
         }
     }
+}
+
+/// A warning, where pods share counts under keys that anybody can compute.
+fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String> {
+    let is_shared = matches!(store, StoreSettings::Redis { .. });
+    (is_shared && leases.key_secret.is_empty()).then(|| {
+        "KEY_SECRET: not set, so that keys in Redis are hashes without a secret: whoever can read \
+         them can find out the values by trying (addresses, user names); set it, or \
+         KEY_SECRET_FILE, to one random text on all pods at once, since a pod with another counts \
+         apart"
+            .to_owned()
+    })
 }
 
 /// A variable of the process's environment, for [`Task::parse`]. What is not UTF-8 in it is

@@ -103,7 +103,8 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
         descriptors: flags.descriptors.iter().map(Typed::descriptor).collect(),
         hits_addend: 1,
     };
-    let hasher = KeyHasher::new(flags.key.secret().reveal());
+    let secret = source::resolved(|faults| flags.key.secret(faults))?;
+    let hasher = KeyHasher::new(secret.reveal());
     let mut explained = explain((&rules, &places), &request, &flags.descriptors, &hasher);
     let counts = explained.iter_mut().filter_map(|one| match &mut one.end {
         End::Counted { count, .. } => Some(&mut **count),

@@ -9,10 +9,11 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::builder::Resettable;
-use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 
-use super::SettingsError;
 use super::answers::AnswerFlags;
+use super::fault::{Fault, Faults};
 use super::hot_keys::HotKeysFlags;
 use super::leases::LeaseFlags;
 use super::listeners::ListenerFlags;
@@ -22,10 +23,14 @@ use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
 use super::summary::{self, Told};
 use super::tracing::TracingFlags;
+use super::{Secret, SettingsError};
 use crate::cli::Tool;
 
 /// What the help text calls a flag's value that is true or false.
 pub(super) const BOOL: &str = "BOOL";
+
+/// What completions offer for a flag that names a file.
+pub(super) const FILE: ValueHint = ValueHint::FilePath;
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -131,7 +136,7 @@ impl Cli {
     ///
     /// # Errors
     /// The help or version text, if it was asked for; else clap's own words on what it did not
-    /// understand.
+    /// understand; else a fault for each secret that was given as a flag.
     pub fn read(
         role: Role,
         args: impl Iterator<Item = OsString>,
@@ -142,6 +147,10 @@ impl Cli {
         command(role, &|_| None).try_get_matches_from(&args)?;
         let grammar = command(role, env);
         let matches = grammar.clone().try_get_matches_from(&args)?;
+        let faults = shown_in_ps(&grammar, &matches);
+        if !faults.is_empty() {
+            return Err(SettingsError::Faults(faults));
+        }
         let bare = command(role, &|_| None).try_get_matches_from(args.iter().take(2));
         let summary = summary::of(&grammar, &matches, bare.ok().as_ref());
         Ok(Self { summary, ..Self::from_arg_matches(&matches)? })
@@ -158,6 +167,27 @@ fn arguments(role: Role, args: impl Iterator<Item = OsString>) -> Vec<OsString> 
         args.insert(1, "serve".into());
     }
     args
+}
+
+/// A fault for each secret on the command line, where every user of the machine can read it. The
+/// type of a flag says whether it is a secret; a URL is none without a user.
+fn shown_in_ps(grammar: &clap::Command, matches: &ArgMatches) -> Faults {
+    let mut faults = Faults::default();
+    let Some((name, matches)) = matches.subcommand() else { return faults };
+    let args = grammar.find_subcommand(name).into_iter().flat_map(clap::Command::get_arguments);
+    for arg in args {
+        let id = arg.get_id().as_str();
+        let given = matches.value_source(id) == Some(ValueSource::CommandLine);
+        let Ok(Some(secret)) = matches.try_get_one::<Secret>(id) else { continue };
+        let may_show = id.ends_with("_url") && !secret.reveal().contains('@');
+        if given && !may_show {
+            let name = id.to_ascii_uppercase();
+            let problem = "a secret among the flags shows in ps";
+            let mend = format!("set {name} in the environment, or name a file in {name}_FILE");
+            faults.add(Fault::new(name, problem, mend));
+        }
+    }
+    faults
 }
 
 /// The command line's grammar as `ratelease` documents it: nothing of the environment is in it but

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use super::secret::Secret;
+use super::secret::{Secret, SecretFile};
 
 /// Characters of a faulty value that are shown.
 const FOUND_SHOWN_MAX: usize = 80;
@@ -120,6 +120,36 @@ impl Faults {
                 }
             },
             _ => Some(None),
+        }
+    }
+
+    /// The secret that is given as `name`, or that lies in the file given as `name` with `_FILE`
+    /// behind it; `Some(None)` for neither, and a fault for both.
+    pub(super) fn secret(
+        &mut self,
+        name: &str,
+        given: Option<&Secret>,
+        file: Option<&SecretFile>,
+    ) -> Option<Option<Secret>> {
+        let given = given.filter(|given| !given.is_empty());
+        let file = file.filter(|file| !file.path().as_os_str().is_empty());
+        let name_of_file = format!("{name}_FILE");
+        match (given, file) {
+            (given, None) => Some(given.cloned()),
+            (None, Some(file)) => match file.read() {
+                Ok(secret) => Some(Some(secret)),
+                Err(problem) => {
+                    let mend = "name a file of one line, which this user may read";
+                    let fault = Fault::new(name_of_file, format!("the file {problem}"), mend);
+                    self.add(fault.with_found(&file.path().display().to_string()));
+                    None
+                }
+            },
+            (Some(_), Some(_)) => {
+                let problem = format!("{name} is set too, and one of them would be ignored");
+                self.add(Fault::new(name_of_file, problem, "unset one of them"));
+                None
+            }
         }
     }
 }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::cli::FILE;
 use super::fault::Faults;
-use super::secret::Secret;
+use super::secret::{Secret, SecretFile};
 use super::value;
 use crate::store::PODS_MAX;
 
@@ -37,10 +38,13 @@ pub struct Leases {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Leases")]
 pub struct KeyFlags {
-    /// Secret under which keys are hashed, the same in all pods; better set in the environment
-    /// [default: built in]
+    /// Secret under which keys are hashed, the same in all pods; only in the environment, since
+    /// flags show in ps [default: built in]
     #[arg(long, env = "KEY_SECRET", value_name = "SECRET")]
     key_secret: Option<Secret>,
+    /// File that holds it, in place of KEY_SECRET
+    #[arg(long, env = "KEY_SECRET_FILE", value_name = "FILE", value_hint = FILE)]
+    key_secret_file: Option<SecretFile>,
 }
 
 #[derive(Debug, Args)]
@@ -82,8 +86,9 @@ pub(super) struct LeaseFlags {
 
 impl KeyFlags {
     /// The secret; empty for the built-in one.
-    pub(crate) fn secret(&self) -> Secret {
-        self.key_secret.clone().unwrap_or_default()
+    pub(crate) fn secret(&self, faults: &mut Faults) -> Option<Secret> {
+        let (given, file) = (self.key_secret.as_ref(), self.key_secret_file.as_ref());
+        faults.secret("KEY_SECRET", given, file).map(Option::unwrap_or_default)
     }
 }
 
@@ -98,13 +103,14 @@ impl LeaseFlags {
         let pods = value::count_within(1..=PODS_MAX, "16");
         let pods = faults.parse("PODS_EXPECTED", &self.pods_expected, pods);
         let size = value::size_within(BUFFER_MEMORY_MIN..=BUFFER_MEMORY_MAX, "64MiB");
+        let key_secret = self.key.secret(faults);
         let buffer_bytes_max = faults.parse("BUFFER_MEMORY", &self.buffer_memory, size);
         Some(Leases {
             max_wait: max_wait?,
             wait_limit: wait_limit?,
             pods_expected: u32::try_from(pods?).ok()?,
             buffer_bytes_max: buffer_bytes_max?,
-            key_secret: self.key.secret(),
+            key_secret: key_secret?,
         })
     }
 

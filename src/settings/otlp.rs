@@ -10,6 +10,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use super::fault::{Fault, Faults};
+use super::secret::{Secret, SecretFile};
 pub use tls::OtlpTls;
 
 /// One of OpenTelemetry's kinds of telemetry.
@@ -101,15 +102,19 @@ pub(super) fn protocol(text: &str) -> Option<OtlpProtocol> {
 impl Lookup<'_> {
     /// The variable that counts, with its value.
     fn find(&self, name: &str) -> Option<(String, String)> {
+        self.names(name).into_iter().find_map(|name| {
+            let value = (self.env)(&name).filter(|value| !value.is_empty())?;
+            Some((name, value))
+        })
+    }
+
+    /// A variable's names, the one that counts first.
+    fn names(&self, name: &str) -> [String; 2] {
         let of_signal = match self.signal {
             Signal::Traces => "TRACES_",
             Signal::Metrics => "METRICS_",
         };
-        [of_signal, ""].into_iter().find_map(|part| {
-            let name = format!("OTEL_EXPORTER_OTLP_{part}{name}");
-            let value = (self.env)(&name).filter(|value| !value.is_empty())?;
-            Some((name, value))
-        })
+        [of_signal, ""].map(|part| format!("OTEL_EXPORTER_OTLP_{part}{name}"))
     }
 
     fn protocol(&self, faults: &mut Faults) -> Option<OtlpProtocol> {
@@ -139,6 +144,15 @@ impl Lookup<'_> {
             OtlpProtocol::Http => format!("{}{path}", found.trim_end_matches('/')),
             OtlpProtocol::Grpc => format!("{}{path}", origin(&found)),
         };
+        if found.contains('@') {
+            // Not shown: with a user there may be a password in it, and what pushes to the endpoint
+            // would put it into trace logs, and not log in with it.
+            let problem = "a user or password in the URL is not supported";
+            let headers = format!("{}HEADERS", name.trim_end_matches("ENDPOINT"));
+            let mend = format!("send it as a header, as in {headers}=authorization=Basic%20abc");
+            faults.add(Fault::new(name, problem, mend));
+            return None;
+        }
         let uri = text.parse::<Uri>().ok().filter(|uri| {
             [Some("http"), Some("https")].contains(&uri.scheme_str()) && uri.authority().is_some()
         });
@@ -175,9 +189,25 @@ impl Lookup<'_> {
         Some(None)
     }
 
+    /// Of the signal's own, else the common ones, as they are or in a file: `Some(None)` for none.
+    fn headers_text(&self, faults: &mut Faults) -> Option<Option<(String, Secret)>> {
+        for name in self.names("HEADERS") {
+            let given = (self.env)(&name).map(Secret::from);
+            let file = (self.env)(&format!("{name}_FILE")).map(SecretFile::from);
+            let is_file = given.as_ref().is_none_or(Secret::is_empty);
+            if let Some(secret) = faults.secret(&name, given.as_ref(), file.as_ref())? {
+                return Some(Some((if is_file { format!("{name}_FILE") } else { name }, secret)));
+            }
+        }
+        Some(None)
+    }
+
     /// `name=value,name=value`, values percent-encoded: secrets, so no fault shows them.
     fn headers(&self, faults: &mut Faults) -> Option<HeaderMap> {
-        let Some((name, found)) = self.find("HEADERS") else { return Some(HeaderMap::new()) };
+        let Some((name, found)) = self.headers_text(faults)? else {
+            return Some(HeaderMap::new());
+        };
+        let found = found.reveal();
         let pairs: Vec<_> = found.split(',').map(str::trim).filter(|it| !it.is_empty()).collect();
         let headers = pairs.iter().map(|pair| {
             let (key, value) = pair.split_once('=')?;

@@ -3,15 +3,20 @@
 mod url;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use super::fault::{Expected, Fault, Faults};
-use super::secret::Secret;
+use super::secret::{Secret, SecretFile};
 use super::value;
 
 /// Nodes that may be named; a cluster's client finds the others by itself.
 const ADDRESSES_MAX: usize = 256;
+/// Networks that redirects may be confined to.
+const NETWORKS_MAX: usize = 64;
 /// Longest that may be given, though less counts: the reference's 10 s are no fault.
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
@@ -30,6 +35,15 @@ pub struct RedisSettings {
     pub sentinel_username: Option<String>,
     /// The password of the sentinels, which is not that of the servers.
     pub sentinel_password: Option<Secret>,
+    /// What holds the user and password of the servers, read again for each connection: `username`
+    /// and `password` are what it held at the start.
+    pub auth_file: Option<SecretFile>,
+    /// The same of the sentinels.
+    pub sentinel_auth_file: Option<SecretFile>,
+    /// Where nodes must lie that a server or sentinel sends us to; those of `addresses` may lie
+    /// anywhere. `None` to follow a redirect to any node that the cluster lists, and to connect to
+    /// any master that a map or a sentinel names.
+    pub redirect_networks: Option<Vec<IpNet>>,
     /// How long a connection may be silent, at least, with a command waiting for its reply, before
     /// it is given up; and the least that connecting and logging in may take. More is waited for a
     /// server that was measured to be slower, up to 4 s. 1 ms to 60 s; more than 8 s count as 8 s.
@@ -51,7 +65,7 @@ pub enum RedisKind {
 }
 
 /// Where one node listens.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
     /// Host (an IPv6 address without brackets) and port.
     Tcp(String, u16),
@@ -66,15 +80,20 @@ pub(super) struct RawRedis<'a> {
     pub(super) socket_type: Option<&'a str>,
     pub(super) url: &'a Secret,
     pub(super) auth: Option<&'a Secret>,
+    pub(super) auth_file: Option<&'a SecretFile>,
     pub(super) sentinel_auth: Option<&'a Secret>,
+    pub(super) sentinel_auth_file: Option<&'a SecretFile>,
+    pub(super) redirect_networks: Option<&'a str>,
     pub(super) timeout: &'a str,
 }
 
-/// A user, where one was named, and a password.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Auth {
-    username: Option<String>,
-    password: Secret,
+/// Who to log in as.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Auth {
+    /// `None` is Redis' own `default`.
+    pub(crate) username: Option<String>,
+    /// `None` does not log in, unless there is a user.
+    pub(crate) password: Option<Secret>,
 }
 
 /// `REDIS_TYPE`.
@@ -102,9 +121,32 @@ impl RedisSettings {
             password: None,
             sentinel_username: None,
             sentinel_password: None,
+            auth_file: None,
+            sentinel_auth_file: None,
+            redirect_networks: None,
             timeout: TIMEOUT,
         }
     }
+
+    /// Who to log in to the servers as, by what the file holds now if there is one. Blocks while it
+    /// is read. An error says what is wrong with it.
+    pub(crate) fn auth_now(&self) -> Result<Auth, String> {
+        let (username, password) = (self.username.clone(), self.password.clone());
+        auth_now(self.auth_file.as_ref(), Auth { username, password })
+    }
+
+    /// The same for the sentinels.
+    pub(crate) fn sentinel_auth_now(&self) -> Result<Auth, String> {
+        let (username, password) = (self.sentinel_username.clone(), self.sentinel_password.clone());
+        auth_now(self.sentinel_auth_file.as_ref(), Auth { username, password })
+    }
+}
+
+fn auth_now(file: Option<&SecretFile>, given: Auth) -> Result<Auth, String> {
+    let Some(file) = file else { return Ok(given) };
+    let at = |problem: String| format!("the file {} {problem}", file.path().display());
+    let secret = file.read().map_err(at)?;
+    auth(secret.reveal()).map_err(|_| at("holds neither password nor user:password".to_owned()))
 }
 
 // === impl RawRedis ===
@@ -114,8 +156,11 @@ impl RawRedis<'_> {
         let name = |suffix: &str| format!("{}{suffix}", self.prefix);
         let topology = faults.parse(&name("TYPE"), self.kind, topology);
         let is_unix = faults.parse_optional(&name("SOCKET_TYPE"), self.socket_type, socket_is_unix);
-        let given = faults.parse_secret(&name("AUTH"), self.auth, auth);
-        let sentinel = faults.parse_secret(&name("SENTINEL_AUTH"), self.sentinel_auth, auth);
+        let given = auth_of(&name("AUTH"), self.auth, self.auth_file, faults);
+        let (sentinel_auth, sentinel_file) = (self.sentinel_auth, self.sentinel_auth_file);
+        let sentinel = auth_of(&name("SENTINEL_AUTH"), sentinel_auth, sentinel_file, faults);
+        let redirect = name("REDIRECT_NETWORKS");
+        let redirect_networks = faults.parse_optional(&redirect, self.redirect_networks, networks);
         let span = value::duration_within(Duration::from_millis(1)..=TIMEOUT_MAX, "250ms");
         let timeout = faults.parse(&name("TIMEOUT"), self.timeout, span);
         let places = match self.places(topology?, is_unix?) {
@@ -145,6 +190,9 @@ impl RawRedis<'_> {
             password,
             sentinel_username,
             sentinel_password,
+            auth_file: self.auth_file.cloned(),
+            sentinel_auth_file: self.sentinel_auth_file.cloned(),
+            redirect_networks: redirect_networks?,
             timeout: timeout?,
         })
     }
@@ -233,7 +281,31 @@ fn list(text: &str, kind: RedisKind, port: u16) -> Result<Places, String> {
 }
 
 fn split(auth: Option<Auth>) -> (Option<String>, Option<Secret>) {
-    auth.map_or((None, None), |auth| (auth.username, Some(auth.password)))
+    auth.map_or((None, None), |auth| (auth.username, auth.password))
+}
+
+fn auth_of(
+    name: &str,
+    given: Option<&Secret>,
+    file: Option<&SecretFile>,
+    faults: &mut Faults,
+) -> Option<Option<Auth>> {
+    let secret = faults.secret(name, given, file)?;
+    let name = if file.is_some() { format!("{name}_FILE") } else { name.to_owned() };
+    faults.parse_secret(&name, secret.as_ref(), auth)
+}
+
+/// Networks as `10.0.0.0/8`, or single addresses.
+fn networks(text: &str) -> Result<Vec<IpNet>, Expected> {
+    let network = |item: &str| item.parse().or_else(|_| item.parse::<IpAddr>().map(IpNet::from));
+    let networks: Result<Vec<_>, _> = text.split(',').map(str::trim).map(network).collect();
+    let expected = || Expected::new("networks, or addresses, parted by commas", "10.0.0.0/8");
+    networks.ok().filter(|networks| networks.len() <= NETWORKS_MAX).ok_or_else(expected)
+}
+
+/// A host as a server names one: a DNS name or an IP address without brackets.
+pub(crate) fn parse_host(text: &str) -> Option<String> {
+    value::host(text).ok()
 }
 
 fn topology(text: &str) -> Result<Topology, Expected> {
@@ -263,7 +335,7 @@ fn auth(text: &str) -> Result<Auth, Expected> {
     if password.is_empty() {
         return Err(Expected::new("a password, or user:password", "user:password"));
     }
-    Ok(Auth { username, password: password.into() })
+    Ok(Auth { username, password: Some(password.into()) })
 }
 
 /// As in a list of addresses: `host:port`, `[::1]:6379`, or a path.

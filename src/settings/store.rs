@@ -2,10 +2,10 @@
 
 use clap::Args;
 
-use super::cli::BOOL;
+use super::cli::{BOOL, FILE};
 use super::fault::{Expected, Fault, Faults};
 use super::redis::{RawRedis, RedisSettings};
-use super::secret::Secret;
+use super::secret::{Secret, SecretFile};
 use super::value;
 
 /// Longest `CACHE_KEY_PREFIX`: it is paid for with every key.
@@ -37,18 +37,31 @@ pub struct StoreFlags {
     /// this process]
     #[arg(long, env = "REDIS_URL", value_name = "URL")]
     redis_url: Option<Secret>,
+    /// File that holds it, in place of REDIS_URL
+    #[arg(long, env = "REDIS_URL_FILE", value_name = "FILE", value_hint = FILE)]
+    redis_url_file: Option<SecretFile>,
     /// How the nodes hang together: single, cluster or sentinel
     #[arg(long, env = "REDIS_TYPE", value_name = "TYPE", default_value = "single")]
     redis_type: String,
     /// For a single server, tcp or unix [default: by the look of the URL]
     #[arg(long, env = "REDIS_SOCKET_TYPE", value_name = "TYPE")]
     redis_socket_type: Option<String>,
-    /// password, or user:password; better set in the environment
+    /// password, or user:password; only in the environment, since flags show in ps
     #[arg(long, env = "REDIS_AUTH", value_name = "AUTH")]
     redis_auth: Option<Secret>,
-    /// password, or user:password, of the sentinels; better set in the environment
+    /// File that holds it, in place of REDIS_AUTH; read again for each connection
+    #[arg(long, env = "REDIS_AUTH_FILE", value_name = "FILE", value_hint = FILE)]
+    redis_auth_file: Option<SecretFile>,
+    /// password, or user:password, of the sentinels; only in the environment
     #[arg(long, env = "REDIS_SENTINEL_AUTH", value_name = "AUTH")]
     redis_sentinel_auth: Option<Secret>,
+    /// File that holds it, in place of REDIS_SENTINEL_AUTH; read again for each connection
+    #[arg(long, env = "REDIS_SENTINEL_AUTH_FILE", value_name = "FILE", value_hint = FILE)]
+    redis_sentinel_auth_file: Option<SecretFile>,
+    /// Networks of the nodes that a server or sentinel may send us to, as 10.0.0.0/8,fd00::/8
+    /// [default: a redirect leads to nodes of the cluster, wherever they are]
+    #[arg(long, env = "REDIS_REDIRECT_NETWORKS", value_name = "CIDRS")]
+    redis_redirect_networks: Option<String>,
     /// How long Redis may be silent, at least, before a connection is replaced; more where it is
     /// measured to be slower, a duration
     #[arg(long, env = "REDIS_TIMEOUT", value_name = "SPAN", default_value = "250ms")]
@@ -68,6 +81,9 @@ pub struct PerSecondFlags {
     /// As --redis-url
     #[arg(long, env = "REDIS_PERSECOND_URL", value_name = "URL")]
     redis_persecond_url: Option<Secret>,
+    /// As --redis-url-file
+    #[arg(long, env = "REDIS_PERSECOND_URL_FILE", value_name = "FILE", value_hint = FILE)]
+    redis_persecond_url_file: Option<SecretFile>,
     /// As --redis-type
     #[arg(long, env = "REDIS_PERSECOND_TYPE", value_name = "TYPE", default_value = "single")]
     redis_persecond_type: String,
@@ -77,9 +93,23 @@ pub struct PerSecondFlags {
     /// As --redis-auth
     #[arg(long, env = "REDIS_PERSECOND_AUTH", value_name = "AUTH")]
     redis_persecond_auth: Option<Secret>,
+    /// As --redis-auth-file
+    #[arg(long, env = "REDIS_PERSECOND_AUTH_FILE", value_name = "FILE", value_hint = FILE)]
+    redis_persecond_auth_file: Option<SecretFile>,
     /// As --redis-sentinel-auth
     #[arg(long, env = "REDIS_PERSECOND_SENTINEL_AUTH", value_name = "AUTH")]
     redis_persecond_sentinel_auth: Option<Secret>,
+    /// As --redis-sentinel-auth-file
+    #[arg(
+        long,
+        env = "REDIS_PERSECOND_SENTINEL_AUTH_FILE",
+        value_name = "FILE",
+        value_hint = FILE
+    )]
+    redis_persecond_sentinel_auth_file: Option<SecretFile>,
+    /// As --redis-redirect-networks
+    #[arg(long, env = "REDIS_PERSECOND_REDIRECT_NETWORKS", value_name = "CIDRS")]
+    redis_persecond_redirect_networks: Option<String>,
     /// As --redis-timeout
     #[arg(long, env = "REDIS_PERSECOND_TIMEOUT", value_name = "SPAN", default_value = "250ms")]
     redis_persecond_timeout: String,
@@ -94,18 +124,13 @@ impl StoreFlags {
         per_second: &PerSecondFlags,
         faults: &mut Faults,
     ) -> Option<StoreSettings> {
-        let main = self.redis_url.as_ref().filter(|url| !url.is_empty()).map(|url| RawRedis {
-            prefix: "REDIS_",
-            kind: &self.redis_type,
-            socket_type: self.redis_socket_type.as_deref(),
-            url,
-            auth: self.redis_auth.as_ref(),
-            sentinel_auth: self.redis_sentinel_auth.as_ref(),
-            timeout: &self.redis_timeout,
-        });
-        let has_main = main.is_some();
-        let main = main.map(|raw| raw.resolve(faults));
+        let (given, file) = (self.redis_url.as_ref(), self.redis_url_file.as_ref());
+        let url = faults.secret("REDIS_URL", given, file);
+        // A faulty one is there too.
+        let has_main = url.as_ref().is_none_or(Option::is_some);
+        let main = url.as_ref().and_then(Option::as_ref).map(|url| self.main(url).resolve(faults));
         let per_second = per_second.resolve(has_main, faults);
+        url?;
         let prefix = self.cache_key_prefix.as_deref();
         let prefix = faults.parse_optional("CACHE_KEY_PREFIX", prefix, key_prefix);
         let (per_second, prefix) = (per_second?, prefix?);
@@ -119,6 +144,21 @@ impl StoreFlags {
         }
     }
 
+    fn main<'a>(&'a self, url: &'a Secret) -> RawRedis<'a> {
+        RawRedis {
+            prefix: "REDIS_",
+            kind: &self.redis_type,
+            socket_type: self.redis_socket_type.as_deref(),
+            url,
+            auth: self.redis_auth.as_ref(),
+            auth_file: self.redis_auth_file.as_ref(),
+            sentinel_auth: self.redis_sentinel_auth.as_ref(),
+            sentinel_auth_file: self.redis_sentinel_auth_file.as_ref(),
+            redirect_networks: self.redis_redirect_networks.as_deref(),
+            timeout: &self.redis_timeout,
+        }
+    }
+
     /// `CACHE_KEY_PREFIX` as given, for where there is no Redis to resolve it for.
     pub(crate) fn key_prefix(&self) -> &str {
         self.cache_key_prefix.as_deref().unwrap_or_default()
@@ -126,11 +166,15 @@ impl StoreFlags {
 
     /// A warning, where settings of Redis are given but no Redis.
     pub(super) fn warning(&self) -> Option<String> {
-        let has_url = self.redis_url.as_ref().is_some_and(|url| !url.is_empty());
+        let has_url = self.redis_url.as_ref().is_some_and(|url| !url.is_empty())
+            || self.redis_url_file.is_some();
         let is_given = self.redis_type != "single"
             || self.redis_socket_type.is_some()
             || self.redis_auth.is_some()
-            || self.redis_sentinel_auth.is_some();
+            || self.redis_auth_file.is_some()
+            || self.redis_sentinel_auth.is_some()
+            || self.redis_sentinel_auth_file.is_some()
+            || self.redis_redirect_networks.is_some();
         (is_given && !has_url).then(|| {
             "REDIS_URL: not set though other settings of Redis are; counts live in this process \
              and are not shared"
@@ -151,7 +195,9 @@ impl PerSecondFlags {
             let mend = "set REDIS_URL, or unset REDIS_PERSECOND";
             faults.add(Fault::new("REDIS_PERSECOND", "there is no Redis for other limits", mend));
         }
-        let Some(url) = self.redis_persecond_url.as_ref().filter(|url| !url.is_empty()) else {
+        let (given, file) =
+            (self.redis_persecond_url.as_ref(), self.redis_persecond_url_file.as_ref());
+        let Some(url) = faults.secret("REDIS_PERSECOND_URL", given, file)? else {
             let mend = "set it or --redis-persecond-url, as in REDIS_PERSECOND_URL=redis:6379";
             faults.add(Fault::new("REDIS_PERSECOND_URL", "REDIS_PERSECOND needs it", mend));
             return None;
@@ -160,9 +206,12 @@ impl PerSecondFlags {
             prefix: "REDIS_PERSECOND_",
             kind: &self.redis_persecond_type,
             socket_type: self.redis_persecond_socket_type.as_deref(),
-            url,
+            url: &url,
             auth: self.redis_persecond_auth.as_ref(),
+            auth_file: self.redis_persecond_auth_file.as_ref(),
             sentinel_auth: self.redis_persecond_sentinel_auth.as_ref(),
+            sentinel_auth_file: self.redis_persecond_sentinel_auth_file.as_ref(),
+            redirect_networks: self.redis_persecond_redirect_networks.as_deref(),
             timeout: &self.redis_persecond_timeout,
         };
         raw.resolve(faults).map(Some)

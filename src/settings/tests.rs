@@ -2,6 +2,7 @@
 
 mod parts;
 mod redis;
+mod secrets;
 mod telemetry;
 
 use std::collections::{BTreeSet, HashMap};
@@ -13,12 +14,21 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 19] = [
+const OURS: [&str; 28] = [
     "LEASE_MAX_WAIT",
     "LEASE_WAIT_LIMIT",
     "PODS_EXPECTED",
     "DRAIN_TIMEOUT",
     "KEY_SECRET",
+    "KEY_SECRET_FILE",
+    "REDIS_URL_FILE",
+    "REDIS_AUTH_FILE",
+    "REDIS_SENTINEL_AUTH_FILE",
+    "REDIS_REDIRECT_NETWORKS",
+    "REDIS_PERSECOND_URL_FILE",
+    "REDIS_PERSECOND_AUTH_FILE",
+    "REDIS_PERSECOND_SENTINEL_AUTH_FILE",
+    "REDIS_PERSECOND_REDIRECT_NETWORKS",
     "BUFFER_MEMORY",
     "MAX_IN_FLIGHT",
     "DEBUG_ALLOWED_HOSTS",
@@ -199,9 +209,6 @@ fn secrets_show_in_no_debug_form_fault_warning_or_help() {
     let settings = good("ratelease serve", &env);
     assert!(!format!("{settings:?}").contains(SECRET), "{settings:?}");
     assert_eq!(settings.leases.key_secret.reveal(), SECRET);
-    let flags = "ratelease serve --key-secret hunter2 --redis-auth hunter2 --redis-url";
-    let settings = good(&format!("{flags} {url}"), &[]);
-    assert!(!format!("{settings:?}").contains(SECRET), "{settings:?}");
     for wrong in [wrong, "redis://:hunter2", "hunter2@redis", "redis://a:hunter2,b@c:1"] {
         let faulty = [("REDIS_URL", wrong), ("REDIS_AUTH", "hunter2:")];
         let error = parse("ratelease serve", &faulty).expect_err("faults");
@@ -211,9 +218,8 @@ fn secrets_show_in_no_debug_form_fault_warning_or_help() {
     assert!(!help("ratelease serve --help", &env).contains(SECRET));
     let error = parse("ratelease serve --nonsense", &env).expect_err("unknown");
     assert!(!error.to_string().contains(SECRET), "{error}");
-    let role = Role::Ratelease;
-    let args = ["serve", "--redis-auth", "hunter2", "--key-secret", "hunter2"];
-    let cli = Cli::read(role, args.iter().map(OsString::from), &|_| None).expect("good flags");
+    let lookup = |name: &str| (name == "REDIS_AUTH").then(|| SECRET.to_owned());
+    let cli = Cli::read(Role::Ratelease, ["serve".into()].into_iter(), &lookup).expect("good");
     assert!(!format!("{cli:?}").contains(SECRET), "{cli:?}");
 }
 
@@ -223,6 +229,23 @@ fn the_table_has_every_variable_of_the_reference_once() {
     assert_eq!(names.len(), REFERENCE.len());
     assert!(BESIDE_REFERENCE.iter().all(|(name, _)| !names.contains(name)));
     assert!(OURS.iter().all(|name| !names.contains(name)));
+}
+
+#[test]
+fn each_secret_can_lie_in_a_file_instead() {
+    let command = Cli::command();
+    let serve = command.find_subcommand("serve").expect("serve");
+    let is_secret = |arg: &&clap::Arg| {
+        arg.get_value_parser().type_id()
+            == clap::builder::ValueParser::from(clap::value_parser!(Secret)).type_id()
+    };
+    let secrets: Vec<_> = serve.get_arguments().filter(is_secret).collect();
+    assert!(secrets.len() >= 7, "{secrets:?}");
+    for secret in secrets {
+        let file = format!("{}_file", secret.get_id());
+        let has_file = serve.get_arguments().any(|arg| *arg.get_id() == *file);
+        assert!(has_file, "{} has no {file}", secret.get_id());
+    }
 }
 
 /// The variable of each flag of `serve`, which is its name in capitals, and the flag.

@@ -14,12 +14,17 @@ mod fault;
 mod gate;
 mod link;
 mod live;
+mod off_map;
+mod open;
 mod outage;
 mod patience;
 mod pulse;
+mod reply_limit;
+mod sentinel;
 mod site;
 mod slots;
 mod step;
+mod stream;
 mod trip;
 
 use std::sync::Arc;

@@ -10,6 +10,7 @@ mod contract;
 mod foreign;
 mod garbled;
 mod heartbeat;
+mod hostile;
 mod model;
 mod outage;
 mod pools;

@@ -65,7 +65,8 @@ fn credentials(userinfo: &str) -> Result<Auth, &'static str> {
     if password.is_empty() {
         return Err("the password before @ is empty");
     }
-    Ok(Auth { username: (!user.is_empty()).then_some(user), password: password.into() })
+    let username = (!user.is_empty()).then_some(user);
+    Ok(Auth { username, password: Some(password.into()) })
 }
 
 fn split_port(authority: &str, port: u16) -> Result<(&str, u16), &'static str> {

@@ -238,9 +238,14 @@ fn log_levels_are_those_of_the_reference_in_any_case() {
 
 #[test]
 fn the_summary_has_every_flag_and_no_secret() {
-    let line = "ratelease serve --drain 3s --redis-auth tiger:hunter1 --redis-persecond-url \
-                redis://:hunter2@redis";
-    let env = [("KEY_SECRET", "hunter3"), ("REDIS_URL", "hunter4"), ("LOG_LEVEL", "info")];
+    let line = "ratelease serve --drain 3s";
+    let env = [
+        ("REDIS_AUTH", "tiger:hunter1"),
+        ("REDIS_PERSECOND_URL", "redis://:hunter2@redis"),
+        ("KEY_SECRET", "hunter3"),
+        ("REDIS_URL", "hunter4"),
+        ("LOG_LEVEL", "info"),
+    ];
     let summary = good(line, &env).summary;
     assert!(!format!("{summary:?}").contains("hunter"), "{summary:?}");
     let told = |name: &str| {

@@ -173,6 +173,18 @@ fn a_faulty_url_is_told_with_its_problem_and_an_example() {
 }
 
 #[test]
+fn redirects_may_be_confined_to_networks() {
+    let networks = |text: &str| {
+        let env = [("REDIS_URL", "redis:6379"), ("REDIS_REDIRECT_NETWORKS", text)];
+        let found = store(&env).0.redirect_networks;
+        found.map(|found| found.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
+    };
+    assert_eq!(networks(""), None);
+    assert_eq!(networks("10.0.0.0/8, fd00::/8").as_deref(), Some("10.0.0.0/8 fd00::/8"));
+    assert_eq!(networks("10.1.2.3,::1").as_deref(), Some("10.1.2.3/32 ::1/128"));
+}
+
+#[test]
 fn other_faulty_settings_of_redis_are_told() {
     let with_url = |name, value| {
         let faults = faults("ratelimit", &[("REDIS_URL", "redis:6379"), (name, value)]);
@@ -183,6 +195,10 @@ fn other_faulty_settings_of_redis_are_told() {
     assert!(with_url("REDIS_SOCKET_TYPE", "tls").contains("TLS to Redis is not supported yet"));
     assert!(with_url("REDIS_SOCKET_TYPE", "udp").contains("tcp or unix"));
     assert!(with_url("REDIS_AUTH", "user:").contains("a password, or user:password"));
+    for networks in ["redis", "10.0.0.0/33", "10.0.0.0/8,,", "10.0.0.0/8 10.1.0.0/16"] {
+        let told = with_url("REDIS_REDIRECT_NETWORKS", networks);
+        assert!(told.contains("networks, or addresses, parted by commas"), "{told}");
+    }
     assert!(with_url("REDIS_TIMEOUT", "0").contains("from 1ms to 60s"));
     for prefix in ["{a}", "a}", "{", &"x".repeat(65)] {
         assert!(with_url("CACHE_KEY_PREFIX", prefix).contains("at most 64 bytes without braces"));

@@ -1,12 +1,19 @@
 //! Addresses as Redis writes them.
 
-use crate::settings::redis::Address;
+use crate::settings::redis::{Address, parse_host};
 
 impl Address {
     /// Parses `host:port` as Redis writes it in redirects; an IPv6 address has no brackets there.
     pub(super) fn parse_redirect(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
-        Some(Address::Tcp(host.to_owned(), port.parse().ok()?))
+        Self::of_node(host, port.parse().ok()?)
+    }
+
+    /// A node by what a server calls it: a name, an IP address, or nothing. None if the host is not
+    /// one, since it is shown and looked up.
+    pub(super) fn of_node(host: &str, port: u16) -> Option<Self> {
+        let host = if host.is_empty() { String::new() } else { parse_host(host)? };
+        Some(Address::Tcp(host, port))
     }
 
     /// This address, with `other`'s host where this one names none: a node that does not know the
@@ -30,7 +37,9 @@ mod tests {
         let node = Address::parse_redirect("10.0.0.7:7001").unwrap();
         assert_eq!(node, Address::Tcp("10.0.0.7".into(), 7001));
         assert_eq!(Address::parse_redirect("::1:7001"), Some(Address::Tcp("::1".into(), 7001)));
-        assert_eq!(Address::parse_redirect("nonsense"), None);
+        for text in ["nonsense", "a b:1", "\u{1b}[31m:1", &format!("{}:1", "a".repeat(300))] {
+            assert_eq!(Address::parse_redirect(text), None, "{text:?}");
+        }
         let here = Address::parse_redirect(":7002").unwrap().or_host_of(&node);
         assert_eq!(here, Address::Tcp("10.0.0.7".into(), 7002));
     }

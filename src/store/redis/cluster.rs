@@ -19,11 +19,10 @@
 //!
 //! Here each master has a [`Link`] of its own, so that one node's trouble stays with its slots.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
@@ -31,6 +30,7 @@ use super::dial::Dial;
 use super::fault::{Fault, Kind};
 use super::link::Link;
 use super::live::Live;
+use super::off_map::{self, OffMap};
 use super::outage::Outage;
 use super::patience::Patience;
 use super::site::Site;
@@ -54,9 +54,7 @@ struct Shared {
     map: watch::Sender<Known>,
     /// Notified when the map seems to be out of date.
     stale: Notify,
-    /// Nodes that a redirect named and the map does not, such as a new one that takes over its
-    /// first slot. Emptied now and then: a node that matters gets onto the map.
-    others: Mutex<HashMap<Address, Arc<Link>>>,
+    off_map: OffMap,
 }
 
 /// What is known of the cluster.
@@ -87,8 +85,6 @@ const REFRESH_GAP_LAST: Duration = Duration::from_millis(500);
 /// Waits between reads while no node answers.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(2);
-/// Nodes beside the map that are connected at once.
-const OTHERS_MAX: usize = 64;
 /// Connected masters that one refresh asks for the map, before it turns to the configured
 /// addresses.
 const ASKED_MAX: usize = 3;
@@ -103,7 +99,7 @@ impl Cluster {
             site,
             map: watch::Sender::new(Known::Unknown),
             stale: Notify::new(),
-            others: Mutex::default(),
+            off_map: OffMap::default(),
         });
         let task = tokio::spawn(keep_up(Arc::clone(&shared))).abort_handle();
         Self { shared, task }
@@ -154,7 +150,13 @@ impl Cluster {
     pub(super) async fn node(&self, address: &Address) -> Result<Arc<Live>, Fault> {
         let link = match self.map().await?.link(address) {
             Some(link) => link,
-            None => self.shared.other(address),
+            None if self.shared.may_follow(address).await => {
+                self.shared.off_map.link(address, || self.shared.dial(address))
+            }
+            None => {
+                let text = format!("redirected to {address}, which is no node of the cluster");
+                return Err(Fault::new(Kind::NotSent, text));
+            }
         };
         link.dialled().await
     }
@@ -217,7 +219,7 @@ async fn keep_up(shared: Arc<Shared>) {
                     () = shared.stale.notified() => {}
                     () = period => {
                         gap.reset();
-                        shared.others.lock().clear();
+                        shared.off_map.clear();
                     }
                 }
             }
@@ -242,13 +244,17 @@ impl Shared {
             _ => None,
         };
         let slots = self.look_up(before.as_deref()).await?;
+        if self.off_map.is_wanted() {
+            self.off_map.learn(self.read_members(before.as_deref()).await);
+        }
         if before.as_ref().is_some_and(|before| before.slots == slots) {
             return Ok(false);
         }
         let links = slots.masters().iter().map(|master| {
             master.as_ref().map(|address| {
                 let known = before.as_ref().and_then(|before| before.link(address));
-                known.unwrap_or_else(|| self.take_other(address))
+                let known = known.or_else(|| self.off_map.take(address));
+                known.unwrap_or_else(|| self.dial(address))
             })
         });
         let links = links.collect();
@@ -258,12 +264,8 @@ impl Shared {
 
     async fn look_up(&self, before: Option<&Map>) -> Result<Slots, String> {
         let slots_before = before.map(|map| &map.slots);
-        // Another node each time, lest one with an outdated view be believed for ever.
-        let mut live: Vec<_> = before.iter().flat_map(|map| map.links.iter().flatten()).collect();
-        live.sort_by_cached_key(|_| jittered(Duration::from_secs(1)));
-        let live = live.into_iter().filter_map(|link| link.live().ok()).take(ASKED_MAX);
-        for node in live {
-            if let Ok(reply) = node.send(&cluster_slots(), Ok).await
+        for node in connected(before) {
+            if let Ok(reply) = node.send_for_list(&cluster("SLOTS")).await
                 && let Ok(slots) = Slots::parse(&reply, &node.address, slots_before)
             {
                 return Ok(slots);
@@ -284,7 +286,7 @@ impl Shared {
         self.site.pass_gate().await;
         let opened = dial.open(&self.patience).await;
         let node = opened.map_err(|why| format!("{seed}: {}; {}", why.text, dial.advice(&why)))?;
-        let reply = node.send(&cluster_slots(), Ok).await;
+        let reply = node.send_for_list(&cluster("SLOTS")).await;
         let reply = reply.map_err(|fault| {
             if fault.text.contains("cluster support disabled") {
                 format!("{seed} is no node of a cluster; set REDIS_TYPE=single for one server")
@@ -306,19 +308,38 @@ impl Shared {
         });
     }
 
-    fn other(&self, address: &Address) -> Arc<Link> {
-        let mut others = self.others.lock();
-        if others.len() >= OTHERS_MAX && !others.contains_key(address) {
-            others.clear();
-        }
-        let dial = || Link::spawn(Dial::server(&self.site, address.clone()));
-        Arc::clone(others.entry(address.clone()).or_insert_with(dial))
+    fn dial(&self, address: &Address) -> Arc<Link> {
+        Link::spawn(Dial::server(&self.site, address.clone()))
     }
 
-    fn take_other(&self, address: &Address) -> Arc<Link> {
-        let known = self.others.lock().remove(address);
-        known.unwrap_or_else(|| Link::spawn(Dial::server(&self.site, address.clone())))
+    /// Whether a redirect to `address`, which is not on the map, may be followed. Where networks are
+    /// configured, connecting keeps to them.
+    async fn may_follow(&self, address: &Address) -> bool {
+        self.site.settings.redirect_networks.is_some()
+            || self.site.settings.addresses.contains(address)
+            || self.off_map.is_member(address, || self.stale.notify_one()).await
     }
+
+    /// All nodes of the cluster; none, if nobody says.
+    async fn read_members(&self, map: Option<&Map>) -> HashSet<Address> {
+        for node in connected(map) {
+            let reply = node.send_for_list(&cluster("NODES")).await;
+            let members = reply.map_err(|fault| fault.text);
+            match members.and_then(|reply| off_map::members(&reply)) {
+                Ok(members) => return members,
+                Err(why) => self.off_map.cannot_read(&node.address, &why),
+            }
+        }
+        HashSet::new()
+    }
+}
+
+/// Some of the connected masters, in an order of chance: another node is asked each time, lest one
+/// with an outdated view be believed for ever.
+fn connected(map: Option<&Map>) -> impl Iterator<Item = Arc<Live>> {
+    let mut links: Vec<_> = map.iter().flat_map(|map| map.links.iter().flatten()).collect();
+    links.sort_by_cached_key(|_| jittered(Duration::from_secs(1)));
+    links.into_iter().filter_map(|link| link.live().ok()).take(ASKED_MAX)
 }
 
 // === impl Map ===
@@ -330,9 +351,10 @@ impl Map {
     }
 }
 
-/// CLUSTER SLOTS, which every version has and which `+cluster|slots` allows.
-fn cluster_slots() -> redis::Cmd {
+/// CLUSTER SLOTS or NODES, which every version has and which `+cluster|slots` and `+cluster|nodes`
+/// allow.
+fn cluster(what: &str) -> redis::Cmd {
     let mut command = redis::cmd("CLUSTER");
-    command.arg("SLOTS");
+    command.arg(what);
     command
 }

@@ -4,13 +4,14 @@
 mod reading;
 
 use crate::settings::redis::Address;
+use crate::steering::steers;
 use crate::store::StoreError;
 
 /// Why a command has no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fault {
     pub(super) kind: Kind,
-    /// In the words of whoever said so.
+    /// In the words of whoever said so: cut to [`TEXT_BYTES_MAX`], and safe to show.
     pub(super) text: String,
     /// Where MOVED and ASK lead.
     pub(super) to: Option<Address>,
@@ -205,7 +206,7 @@ impl Meaning {
 
 impl Fault {
     pub(super) fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into(), to: None, elsewhere: false }
+        Self { kind, text: shown(&text.into()), to: None, elsewhere: false }
     }
 
     pub(super) fn timed_out() -> Self {
@@ -213,9 +214,35 @@ impl Fault {
     }
 
     pub(super) fn garbled(reply: &redis::Value) -> Self {
-        Self::new(Kind::Garbled, format!("{reply:.200?}"))
+        Self::new(Kind::Garbled, format!("{reply:?}"))
     }
 }
+
+/// Bytes of a server's text that are kept: an error of a script is longer only where it quotes the
+/// script.
+const TEXT_BYTES_MAX: usize = 256;
+
+/// The beginning of `text`, with an escape in place of each character that would steer a terminal
+/// or a page: a server's words go to logs, errors and spans.
+fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len().min(TEXT_BYTES_MAX));
+    for character in text.chars() {
+        let escaped = steers(character).then(|| character.escape_unicode());
+        let length = escaped.as_ref().map_or(character.len_utf8(), |escaped| escaped.len());
+        if shown.len() + length > TEXT_BYTES_MAX - CUT_MARK.len_utf8() {
+            shown.push(CUT_MARK);
+            break;
+        }
+        match escaped {
+            Some(escaped) => shown.extend(escaped),
+            None => shown.push(character),
+        }
+    }
+    shown
+}
+
+/// Stands for the rest of a text.
+const CUT_MARK: char = '…';
 
 impl From<Fault> for StoreError {
     fn from(Fault { kind, text, to, elsewhere }: Fault) -> Self {
@@ -245,6 +272,16 @@ mod tests {
             assert_eq!(kind as usize, at);
             assert!(names.insert(kind.meaning().count), "{kind:?} is counted as another");
         }
+    }
+
+    #[test]
+    fn a_text_is_cut_to_256_bytes_and_steers_nothing() {
+        let text = |text: &str| Fault::new(Kind::Refused, text).text;
+        assert_eq!(text("ERR plain é"), "ERR plain é");
+        assert_eq!(text("a\r\n\u{1b}[2J\u{202e}b"), r"a\u{d}\u{a}\u{1b}[2J\u{202e}b");
+        let long = text(&"é".repeat(5_000_000));
+        assert_eq!(long, "é".repeat(126) + "…");
+        assert!(text(&"\u{7}".repeat(1_000)).len() <= TEXT_BYTES_MAX);
     }
 
     #[test]

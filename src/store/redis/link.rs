@@ -99,6 +99,7 @@ async fn keep_up(dial: Dial, patience: Arc<Patience>, publish: watch::Sender<Sta
     let site = dial.site();
     let mut backoff = Backoff::new(RETRY_FIRST, RETRY_LAST);
     let mut outage = Outage::default();
+    site.pass_first_gate().await;
     loop {
         let began = site.clock.now();
         let (why, spent) = match dial.open(&patience).await {

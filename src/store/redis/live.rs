@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::watch;
 
 use super::fault::{Connection, Fault, Kind};
+use super::open::{Opened, fault_of};
 use super::patience::Patience;
 use super::site::Site;
 use crate::settings::redis::Address;
@@ -19,7 +19,7 @@ use crate::time::Time;
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) address: Address,
-    connection: MultiplexedConnection,
+    opened: Opened,
     site: Arc<Site>,
     patience: Arc<Patience>,
     /// When something last came, in nanoseconds of the site's clock.
@@ -70,10 +70,10 @@ const RELOAD_GAP: Duration = Duration::from_secs(1);
 // === impl Live ===
 
 impl Live {
-    /// `stage` is what redis-rs notes the end of `connection` on.
+    /// `stage` is what redis-rs notes the end of the connection on.
     pub(super) fn new(
         address: Address,
-        connection: MultiplexedConnection,
+        opened: Opened,
         stage: Stages,
         site: Arc<Site>,
         patience: Arc<Patience>,
@@ -81,7 +81,7 @@ impl Live {
         let heard = AtomicU64::new(site.clock.now().nanos());
         let owed = Owed::default();
         let (reloaded, end) = (AtomicU64::new(0), OnceLock::new());
-        Self { address, connection, site, patience, heard, reloaded, owed, stage, end }
+        Self { address, opened, site, patience, heard, reloaded, owed, stage, end }
     }
 
     /// Sends all scripts ahead of whatever is sent after this. Returns once they wait to be
@@ -90,7 +90,7 @@ impl Live {
     /// may not load scripts, is not read: the server then answers NOSCRIPT, and learns each script
     /// with its first call in full.
     pub(super) async fn load_scripts(&self) {
-        let mut connection = self.connection.clone();
+        let mut connection = self.opened.connection.clone();
         for load in self.site.scripts.loads() {
             if connection.send_packed_command(&load).await.is_err() {
                 // The connection has ended, which whoever keeps it up hears of.
@@ -107,8 +107,14 @@ impl Live {
         command: &Cmd,
         read: impl FnOnce(Value) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let mut connection = self.connection.clone();
+        let mut connection = self.opened.connection.clone();
         self.reply(async move { connection.send_packed_command(command).await }, read).await
+    }
+
+    /// As [`Live::send`], for a list of the cluster's nodes, which may be longer than other replies.
+    pub(super) async fn send_for_list(&self, command: &Cmd) -> Result<Value, Fault> {
+        let _higher_limit = self.opened.limit.await_list();
+        self.send(command, Ok).await
     }
 
     /// Sends `command` for a slot that is still moving to this server. ASKING holds for the very
@@ -120,7 +126,7 @@ impl Live {
     ) -> Result<T, Fault> {
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(command.clone());
-        let mut connection = self.connection.clone();
+        let mut connection = self.opened.connection.clone();
         let reply = async move {
             let mut replies = connection.send_packed_commands(&both, 0, 2).await?;
             Ok(replies.pop().unwrap_or(Value::Nil))
@@ -181,7 +187,8 @@ impl Live {
         reply: RedisResult<Value>,
         read: impl FnOnce(Value) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
-        let reply = reply.map_err(|error| Fault::of(&error, &self.address))?;
+        let limit = &self.opened.limit;
+        let reply = reply.map_err(|error| fault_of(&error, &self.address, limit))?;
         let now = self.site.clock.now();
         self.heard.fetch_max(now.nanos(), Ordering::Relaxed);
         self.patience.answered(now.since(sent));

@@ -1,9 +1,12 @@
 //! What all connections of one store share: its settings, its scripts, its counts, its clock, its
 //! gate.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use ipnet::IpNet;
 
 use super::call::Scripts;
 use super::fault::{Connection, Fault, Kind};
@@ -19,7 +22,8 @@ pub(super) struct Site {
     pub(super) settings: RedisSettings,
     pub(super) scripts: Scripts,
     pub(super) clock: Clock,
-    pub(super) gate: Gate,
+    gate: Gate,
+    first_gate: Gate,
     pub(super) tally: Tally,
 }
 
@@ -56,7 +60,8 @@ impl Site {
             settings,
             scripts: Scripts::default(),
             clock: Clock::start(),
-            gate: Gate::default(),
+            gate: Gate::again(),
+            first_gate: Gate::first(),
             tally: Tally::default(),
         })
     }
@@ -66,12 +71,24 @@ impl Site {
         Arc::new(Patience::new(self.settings.timeout))
     }
 
-    /// Waits for its turn to connect.
+    /// Waits for its turn to connect again.
     pub(super) async fn pass_gate(&self) {
-        let wait = self.gate.enter(self.clock.now());
-        if !wait.is_zero() {
-            tokio::time::sleep(wait).await;
-        }
+        wait_out(self.gate.enter(self.clock.now())).await;
+    }
+
+    /// Waits for its turn to connect to a node for the first time.
+    pub(super) async fn pass_first_gate(&self) {
+        wait_out(self.first_gate.enter(self.clock.now())).await;
+    }
+
+    /// Whether the password may be taken to `node`, whose name leads to `ip`: to what is configured
+    /// it always may, and to what a server named, within the networks that are.
+    pub(super) fn allows(&self, node: &Address, ip: IpAddr) -> bool {
+        let is_within = |networks: &Vec<IpNet>| {
+            networks.iter().any(|network| network.contains(&ip.to_canonical()))
+        };
+        self.settings.redirect_networks.as_ref().is_none_or(is_within)
+            || self.settings.addresses.contains(node)
     }
 
     /// Counts what a server answered. It is logged here if the connection lives on; else whoever
@@ -115,6 +132,12 @@ impl Tally {
         let kinds = Kind::ALL.iter().zip(&self.faults);
         counts.extend(kinds.map(|(kind, met)| (kind.meaning().count, read(&met.times))));
         counts
+    }
+}
+
+async fn wait_out(wait: Duration) {
+    if !wait.is_zero() {
+        tokio::time::sleep(wait).await;
     }
 }
 

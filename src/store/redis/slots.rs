@@ -1,8 +1,11 @@
 //! Which master owns which slot, as one node of the cluster told it.
 
+use std::collections::BTreeSet;
+
 use redis::Value;
 
 use crate::settings::redis::Address;
+use crate::store::SHARDS_MAX;
 
 /// Slots of a cluster; the specification fixes the number.
 pub(super) const SLOTS: usize = 16_384;
@@ -17,6 +20,11 @@ pub(super) struct Slots {
 }
 
 const NOBODY: u16 = u16::MAX;
+
+/// Masters of one cluster: Redis's specification recommends at most about a thousand nodes, and it
+/// is what one store may have of the lease desk's queues. Each is a connection.
+const MASTERS_MAX: usize = 1024;
+const _: () = assert!(MASTERS_MAX * 2 <= SHARDS_MAX);
 
 /// The slot of a key: CRC-16 (XMODEM) of its tag, the part in the first braces if there is one.
 pub(crate) fn slot_of(key: &[u8]) -> usize {
@@ -70,7 +78,11 @@ impl Slots {
         if ranges.is_empty() {
             return Err("no node of the cluster owns a slot yet".into());
         }
-        let masters = arrange(ranges.iter().map(|(_, _, master)| master), before);
+        let named: BTreeSet<&Address> = ranges.iter().map(|(_, _, master)| master).collect();
+        if named.len() > MASTERS_MAX {
+            return Err(format!("more than {MASTERS_MAX} masters, which Redis does not support"));
+        }
+        let masters = arrange(named.into_iter().collect(), before);
         let mut owners = vec![NOBODY; SLOTS];
         for (first, last, master) in &ranges {
             let position = masters.iter().position(|other| other.as_ref() == Some(master));
@@ -94,13 +106,7 @@ impl Slots {
 }
 
 /// The masters in use, each where it stood before if it did.
-fn arrange<'a>(
-    named: impl Iterator<Item = &'a Address>,
-    before: Option<&Slots>,
-) -> Vec<Option<Address>> {
-    let mut named: Vec<&Address> = named.collect();
-    named.sort_by_cached_key(|address| address.to_string());
-    named.dedup();
+fn arrange(mut named: Vec<&Address>, before: Option<&Slots>) -> Vec<Option<Address>> {
     let mut places = before.map_or_else(Vec::new, |before| before.masters.clone());
     for place in &mut places {
         match place.as_ref().and_then(|old| named.iter().position(|new| *new == old)) {
@@ -125,20 +131,18 @@ fn read_range(range: &Value, from: &Address) -> Option<(usize, usize, Address)> 
     };
     let [host, Value::Int(port), ..] = master.as_slice() else { return None };
     let host = match host {
-        Value::BulkString(host) => String::from_utf8(host.clone()).ok()?,
-        Value::SimpleString(host) => host.clone(),
+        Value::BulkString(host) => std::str::from_utf8(host).ok()?,
+        Value::SimpleString(host) => host,
         // The node does not know its name: it is the one that we asked by.
-        Value::Nil => String::new(),
+        Value::Nil => "",
         _ => return None,
     };
-    if host == "?" {
-        return None;
-    }
     let (first, last) = (usize::try_from(*first).ok()?, usize::try_from(*last).ok()?);
     if first > last || last >= SLOTS {
         return None;
     }
-    let master = Address::Tcp(host, u16::try_from(*port).ok()?).or_host_of(from);
+    // A host of `?` is one that the node does not know.
+    let master = Address::of_node(host, u16::try_from(*port).ok()?)?.or_host_of(from);
     Some((first, last, master))
 }
 

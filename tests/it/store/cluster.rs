@@ -60,7 +60,9 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
     }
     assert!(cluster.nodes[to].calls("asking") >= asking + 200, "the way by ASK was not taken");
     let met = |name| count(&*moving, name);
-    assert!(met("redis_ask") >= 200 && met("redis_noscript") > 0, "{:?}", moving.counts());
+    // Whichever store's asks reach the node first teach it the script.
+    let noscripts = met("redis_noscript") + count(&*others, "redis_noscript");
+    assert!(met("redis_ask") >= 200 && noscripts > 0, "{:?}", moving.counts());
     for reply in moving.exchange(&old).await {
         assert_eq!(reply.unwrap().left, 2, "a key that has not moved is still at home");
     }

@@ -26,6 +26,10 @@ async fn half_a_cluster(moving: String, to: u16) -> RedisSettings {
         move |words: Vec<String>| {
             let port = own_port.load(Ordering::Relaxed);
             let text = match words.first().map(String::as_str) {
+                Some("CLUSTER") if words.contains(&"NODES".to_owned()) => {
+                    let line = format!("id 127.0.0.1:{to}@1 master - 0 0 1 connected\n");
+                    format!("${}\r\n{line}\r\n", line.len())
+                }
                 Some("CLUSTER") => {
                     format!("*1\r\n*3\r\n:0\r\n:8191\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n")
                 }

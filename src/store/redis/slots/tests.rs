@@ -78,6 +78,25 @@ fn a_node_without_a_name_is_where_it_was_asked() {
 }
 
 #[test]
+fn a_thousand_and_twenty_four_masters_are_taken_and_one_more_is_a_fault() {
+    let parse = |masters: u16| {
+        let host = || Value::BulkString(b"10.0.0.1".to_vec());
+        let ranges = (0..masters).map(|at| range(at.into(), at.into(), host(), i64::from(at) + 1));
+        Slots::parse(&Value::Array(ranges.collect()), &node(1), None)
+    };
+    assert_eq!(parse(1024).unwrap().masters().len(), 1024);
+    assert!(parse(1025).unwrap_err().contains("more than 1024 masters"));
+}
+
+#[test]
+fn a_host_that_is_none_owns_nothing() {
+    for host in ["a b", "\u{1b}[31m", "a/b", &"x".repeat(300)] {
+        let reply = Value::Array(vec![range(0, 5, Value::BulkString(host.into()), 7)]);
+        assert!(Slots::parse(&reply, &node(1), None).is_err(), "{host:?}");
+    }
+}
+
+#[test]
 fn a_reply_without_slots_is_an_error() {
     for reply in [Value::Nil, Value::Array(vec![]), Value::Array(vec![Value::Int(3)])] {
         assert!(Slots::parse(&reply, &node(1), None).is_err(), "{reply:?}");

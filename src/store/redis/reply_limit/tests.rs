@@ -1,0 +1,127 @@
+//! Replies as a server frames them, and as it should not.
+
+use std::io::Read;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SMALL: Limit = Limit { bytes: 64, values: 8 };
+
+fn follow(text: &str) -> Result<ReplyCounter, Excess> {
+    let mut counter = ReplyCounter::default();
+    counter.follow(text.as_bytes(), SMALL).map(|()| counter)
+}
+
+/// Between two replies.
+fn is_idle(counter: &ReplyCounter) -> bool {
+    matches!(counter.state, State::Type) && (counter.bytes, counter.values) == (0, 0)
+}
+
+#[test]
+fn each_kind_of_value_ends_where_redis_ends_it() {
+    for reply in [
+        "+OK\r\n",
+        "-ERR a\rb\nc\r\r\n",
+        ":-17\r\n",
+        "$0\r\n\r\n",
+        "$5\r\na\r\nbc\r\n",
+        "$-1\r\n",
+        "*-1\r\n",
+        "*0\r\n",
+        "*2\r\n:1\r\n*2\r\n$1\r\nx\r\n_\r\n",
+        "%1\r\n+a\r\n:1\r\n",
+        "%0\r\n",
+        "~2\r\n#t\r\n,1.5\r\n",
+        ">2\r\n+invalidate\r\n_\r\n",
+        "|1\r\n+ttl\r\n:3\r\n:42\r\n",
+        "!5\r\nERR x\r\n",
+        "=7\r\ntxt:abc\r\n",
+        "(3492890328409238509324850943850943825024385\r\n",
+    ] {
+        let counter = follow(reply).unwrap_or_else(|excess| panic!("{reply:?}: {excess}"));
+        assert!(is_idle(&counter), "{reply:?}: {counter:?}");
+        let parsed = redis::parse_redis_value(reply.as_bytes());
+        assert!(parsed.is_ok(), "{reply:?}: {parsed:?}");
+    }
+}
+
+#[test]
+fn a_head_that_announces_too_much_is_refused_by_itself() {
+    for (head, excess) in [
+        ("$2000000000\r\n", Excess::Bytes(64)),
+        ("$99999999999999999999999999999999\r\n", Excess::Bytes(64)),
+        ("!63\r\n", Excess::Bytes(64)),
+        ("=63\r\n", Excess::Bytes(64)),
+        ("*8\r\n", Excess::Values(8)),
+        ("~2000000000\r\n", Excess::Values(8)),
+        (">8\r\n", Excess::Values(8)),
+        ("%4\r\n", Excess::Values(8)),
+        ("|4\r\n", Excess::Values(8)),
+        ("*4\r\n*4\r\n", Excess::Values(8)),
+        ("%-1\r\n", Excess::Length),
+        ("!-1\r\n", Excess::Length),
+        ("$+5\r\n", Excess::Length),
+        ("$ 5\r\n", Excess::Length),
+        ("$?\r\n", Excess::Length),
+        ("*5\rx", Excess::Length),
+    ] {
+        assert_eq!(follow(head).map(|_| ()), Err(excess), "{head:?}");
+    }
+    assert!(follow("*7\r\n").is_ok() && follow("$50\r\n").is_ok());
+}
+
+#[test]
+fn a_line_without_end_is_refused_at_the_limit() {
+    assert!(follow(&format!("-{}", "x".repeat(63))).is_ok());
+    assert_eq!(follow(&format!("-{}", "x".repeat(64))).map(|_| ()), Err(Excess::Bytes(64)));
+}
+
+#[test]
+fn each_reply_has_the_limit_to_itself() {
+    let counter = follow(&"$40\r\n0123456789012345678901234567890123456789\r\n".repeat(9));
+    assert!(is_idle(&counter.unwrap()));
+}
+
+#[test]
+fn only_a_list_that_is_awaited_may_be_long() {
+    let (limit, mut counter) = (ReplyLimit::default(), ReplyCounter::default());
+    let awaited = limit.await_list();
+    assert_eq!(limit.check(&mut counter, b"$100000\r\n"), Ok(()));
+    drop(awaited);
+    assert!(!limit.is_exceeded());
+    let mut counter = ReplyCounter::default();
+    assert_eq!(limit.check(&mut counter, b"$100000\r\n"), Err(Excess::Bytes(ORDINARY.bytes)));
+    assert!(limit.is_exceeded());
+}
+
+/// Gives a byte at a time, so that a parser takes no more than it needs.
+struct OneByOne<'a>(&'a [u8]);
+
+impl Read for OneByOne<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let length = buffer.len().min(1);
+        self.0.read(&mut buffer[..length])
+    }
+}
+
+proptest! {
+    /// Whatever comes: a reply ends here where it ends for redis-rs, neither before nor after.
+    #[test]
+    fn a_reply_ends_where_redis_rs_ends_it(
+        replies in "([+$*%|~>!=:-](-?[0-9]{1,2}|[a-z]{0,3})\r\n){1,9}",
+    ) {
+        let mut left = OneByOne(replies.as_bytes());
+        if redis::Parser::new().parse_value(&mut left).is_err() {
+            return Ok(());
+        }
+        let taken = replies.len() - left.0.len();
+        let limit = Limit { bytes: 1 << 20, values: 1 << 20 };
+        let mut counter = ReplyCounter::default();
+        for (at, byte) in replies.bytes().take(taken).enumerate() {
+            prop_assert!(at == 0 || !is_idle(&counter), "{replies:?} ended before {at}");
+            prop_assert_eq!(counter.follow(&[byte], limit), Ok(()));
+        }
+        prop_assert!(is_idle(&counter), "{replies:?}, {taken} taken: {counter:?}");
+    }
+}
