@@ -5,6 +5,7 @@ mod health;
 mod interrupt;
 mod query;
 mod replay;
+mod secrets;
 mod status;
 mod tls;
 mod top;
