@@ -2,6 +2,7 @@
 //! that are not stale, and a dashboard whose every query a real Prometheus answers from a real pod.
 
 mod board;
+mod images;
 mod live;
 mod prometheus;
 mod scene;

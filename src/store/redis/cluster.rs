@@ -312,8 +312,8 @@ impl Shared {
         Link::spawn(Dial::server(&self.site, address.clone()))
     }
 
-    /// Whether a redirect to `address`, which is not on the map, may be followed. Where networks are
-    /// configured, connecting keeps to them.
+    /// Whether a redirect to `address`, which is not on the map, may be followed. Where networks
+    /// are configured, connecting keeps to them.
     async fn may_follow(&self, address: &Address) -> bool {
         self.site.settings.redirect_networks.is_some()
             || self.site.settings.addresses.contains(address)

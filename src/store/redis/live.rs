@@ -111,7 +111,8 @@ impl Live {
         self.reply(async move { connection.send_packed_command(command).await }, read).await
     }
 
-    /// As [`Live::send`], for a list of the cluster's nodes, which may be longer than other replies.
+    /// As [`Live::send`], for a list of the cluster's nodes, which may be longer than any other
+    /// reply.
     pub(super) async fn send_for_list(&self, command: &Cmd) -> Result<Value, Fault> {
         let _higher_limit = self.opened.limit.await_list();
         self.send(command, Ok).await

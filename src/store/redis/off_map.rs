@@ -1,9 +1,9 @@
 //! Nodes that a redirect names and the map does not, such as a new one that takes over its first
 //! slot: CLUSTER SLOTS lists only owners of slots.
 //!
-//! A connection begins with the password, and a redirect is a word of one error text. So it is
-//! followed only to a node that CLUSTER NODES lists, which is read when a redirect names a stranger;
-//! or, where `REDIS_REDIRECT_NETWORKS` is set, to any node within those.
+//! A connection begins with the password, and a redirect is one error text. It is followed only to
+//! a node that CLUSTER NODES lists, which is read when a redirect names an unknown node; or, where
+//! `REDIS_REDIRECT_NETWORKS` is set, to any node within these networks.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

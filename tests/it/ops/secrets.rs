@@ -1,5 +1,5 @@
-//! No secret leaves the process: not in logs at any level, pages, errors, spans or `ps`, whether all
-//! is well or nothing is.
+//! No secret leaves the process: not in logs at any level, pages, errors, spans or `ps`, whether
+//! logins succeed or fail.
 
 use std::fs;
 use std::time::Duration;

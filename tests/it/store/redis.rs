@@ -229,7 +229,8 @@ async fn a_password_opens_the_door_and_a_wrong_one_does_not() {
 }
 
 /// With these rights and no others it must work. A cluster needs `+cluster|slots +asking` as well,
-/// and `+cluster|nodes` for redirects to nodes without slots. Without `+script|load` each script is learnt by its first call.
+/// and `+cluster|nodes` for redirects to nodes without slots. Without `+script|load` each script is
+/// learnt by its first call.
 const RIGHTS: &str = "on >pw ~rl:* resetchannels -@all +hello +auth +evalsha +eval +time +get +set";
 /// Of the sliding log.
 const RIGHTS_LOG: &str = "+llen +lindex +lpop +rpop +lrem +rpush +pexpireat";
