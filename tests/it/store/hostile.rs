@@ -15,7 +15,9 @@ use tokio::sync::mpsc;
 
 use super::scripted::{Act, Scripted, grant_of};
 use super::{ask, connected, count, granted, one, until_granted, within};
+use crate::support::http::Client;
 use crate::support::now;
+use crate::support::ratelease::Ratelease;
 use crate::support::redis::tcp;
 
 /// Listens, and passes on what each connection says first.
@@ -282,6 +284,43 @@ async fn a_reply_beyond_the_cap_is_refused_before_it_is_read() {
         println!("{head:?}: {written} bytes were taken");
     }
 }
+
+/// A whole pod, whose Redis floods each connection anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redis_that_floods_takes_no_memory_of_a_pod_and_its_answers_go_on() {
+    static TEXT: [u8; 1 << 16] = [b'x'; 1 << 16];
+    let rules = tempfile::TempDir::new().unwrap();
+    std::fs::write(rules.path().join("shop.yaml"), RULES).unwrap();
+    for head in ["$2000000000\r\n", "-ERR "] {
+        let (settings, mut told) = endless(head, &TEXT).await;
+        let at = settings.addresses[0].to_string();
+        let env = [("REDIS_URL", at.as_str()), ("LEASE_MAX_WAIT", "1s")];
+        let pod = Ratelease::start(rules.path(), &[], &env).await;
+        let before = pod.process.memory("VmHWM");
+        let body =
+            r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
+        for _ in 0..5 {
+            let mut client = Client::connect(pod.http).await.unwrap();
+            let json = [("content-type", "application/json")];
+            let answer = client.send("POST", "/json", &json, body).await.unwrap();
+            assert_eq!(answer.status, 200, "failure_mode: local");
+        }
+        let written = within(60, "a flood ends", told.recv()).await.unwrap();
+        let grown = pod.process.memory("VmHWM") - before;
+        println!("{head:?}: {written} bytes were taken, at most {grown} more were in memory");
+        assert!(grown < 16 << 20, "{head:?}: {grown} bytes more in memory");
+        let log = pod.process.log();
+        let longest = log.lines().map(str::len).max().unwrap_or_default();
+        assert!(longest < 1_024, "a line of {longest} bytes");
+    }
+}
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: {unit: year, requests_per_unit: 1000}
+";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_text_is_cut_and_shown_without_control_characters() {
