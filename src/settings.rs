@@ -177,10 +177,10 @@ impl Settings {
 fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String> {
     let is_shared = matches!(store, StoreSettings::Redis { .. });
     (is_shared && leases.key_secret.is_empty()).then(|| {
-        "KEY_SECRET: not set, so that keys in Redis are hashes without a secret: whoever can read \
-         them can find out the values by trying (addresses, user names); set it, or \
-         KEY_SECRET_FILE, to one random text on all pods at once, since a pod with another counts \
-         apart"
+        "KEY_SECRET: not set, so keys in Redis are hashes without a secret, and anyone who reads \
+         them can find the values (addresses, user names) by trying; set KEY_SECRET or \
+         KEY_SECRET_FILE to the same random text on all pods at once: pods with different \
+         secrets count apart"
             .to_owned()
     })
 }

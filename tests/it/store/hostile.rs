@@ -137,6 +137,47 @@ async fn the_password_goes_to_no_node_outside_the_networks_that_are_configured()
     assert_eq!(stranger.said.try_recv().ok(), None, "connected to a stranger");
 }
 
+/// Listens as a sentinel that calls the server on `port` of this machine the master.
+async fn sentinel_of(port: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let own_port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut seen = Vec::new();
+            while !seen.windows(8).any(|word| word == b"SENTINEL") {
+                if client.read_buf(&mut seen).await.unwrap_or(0) == 0 {
+                    break;
+                }
+            }
+            let port = port.to_string();
+            let reply = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len());
+            let _ = client.write_all(reply.as_bytes()).await;
+            // Until the client goes.
+            let _ = client.read(&mut [0; 64]).await;
+        }
+    });
+    own_port
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sentinel_leads_no_password_out_of_the_networks() {
+    let mut stranger = Stranger::start().await;
+    let sentinel = sentinel_of(stranger.port).await;
+    let kind = RedisKind::Sentinel { master: "counts".into() };
+    let mut settings = RedisSettings::new(kind, vec![tcp(sentinel)]);
+    settings.password = Some(Secret::from("sesame"));
+    let unconfined = RedisStore::spawn(settings.clone(), "");
+    let said = within(10, "the master is asked", stranger.said.recv()).await.unwrap();
+    assert!(said.contains("sesame"), "a master that a sentinel names is trusted: {said}");
+    drop(unconfined);
+    settings.redirect_networks = Some(vec!["10.0.0.0/8".parse().unwrap()]);
+    let mut stranger = Stranger::start().await;
+    settings.addresses = vec![tcp(sentinel_of(stranger.port).await)];
+    let failed = one(&*RedisStore::spawn(settings, ""), ask(10, 1, 0)).await.unwrap_err();
+    assert!(failed.to_string().contains("REDIS_REDIRECT_NETWORKS"), "{failed}");
+    assert_eq!(stranger.said.try_recv().ok(), None, "connected to a stranger");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_map_of_too_many_masters_is_refused_and_the_old_one_kept() {
     // The masters are all at addresses of this machine where nobody listens.
