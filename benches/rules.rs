@@ -9,6 +9,9 @@ use ratelease::rules::{self, Rules, Source};
 
 criterion_group!(benches, find, wild, load);
 
+/// Makes the text of the pattern of this number.
+type Pattern = fn(usize) -> String;
+
 /// `count` rules for a value each, below one level, and one for all other values.
 fn source(count: usize) -> Source {
     let mut text = String::from(
@@ -43,7 +46,7 @@ fn find(criterion: &mut Criterion) {
 }
 
 /// One level of `count` patterns, the text of each made by `pattern`.
-fn wild_source(count: usize, pattern: fn(usize) -> String) -> Source {
+fn wild_source(count: usize, pattern: Pattern) -> Source {
     let mut text = String::from("domain: d\ndescriptors:\n");
     for at in 0..count {
         let (key, value) = ("path", pattern(at));
@@ -56,7 +59,7 @@ fn wild_source(count: usize, pattern: fn(usize) -> String) -> Source {
 
 /// A lookup among patterns, of a value as requests have it and of one of 60 KB, which none matches.
 fn wild(criterion: &mut Criterion) {
-    let kinds: [(&str, usize, fn(usize) -> String); 6] = [
+    let kinds: [(&str, usize, Pattern); 6] = [
         ("3 prefixes", 3, |at| format!("/api/v{at}/*")),
         ("3 pieces", 3, |at| format!("*/v{at}/*")),
         ("1000 prefixes", 1000, |at| format!("/api/{at}/*")),

@@ -18,7 +18,7 @@ mod out;
 mod plan;
 mod pod;
 mod query;
-mod replay;
+pub(crate) mod replay;
 mod rule;
 mod safe;
 mod signals;

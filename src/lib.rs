@@ -63,6 +63,8 @@ pub mod buffer;
 pub mod cli;
 pub mod control;
 mod dice;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod grpc;
 pub mod hot;
 pub mod http;

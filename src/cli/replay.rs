@@ -160,6 +160,18 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> Ended {
     Ok(interrupted.map_or(Outcome::good_if(tally.over_limit == 0), Outcome::Interrupted))
 }
 
+/// What a line of a log stands for under a `--descriptor`, if both can be read: its time, and the
+/// entries of the descriptor or how many descriptors it has itself. For `tests/fuzz`.
+pub fn read_line(line: &str, mapping: &str) -> Option<(Option<u64>, usize)> {
+    let mapping = Mapping::parse(mapping);
+    let record = Record::parse(line).ok()?;
+    let time = record.time(None).ok();
+    let request = record.request().and_then(Result::ok);
+    let of_request = request.map(|request| request.borrow().descriptors.len());
+    let mapped = mapping.ok().and_then(|mapping| mapping.apply(&record).map(|it| it.len()));
+    Some((time, of_request.or(mapped).unwrap_or_default()))
+}
+
 /// Refuses a domain without rules: all would pass, which is seldom what was to be found out.
 fn knows(rules: &Rules, domain: Option<&str>) -> Result<(), Trouble> {
     let known: Vec<&str> = rules.domains().collect();

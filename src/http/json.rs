@@ -71,7 +71,7 @@ struct Number<T>(T);
 struct UnitName(Unit);
 
 /// Parses a request, or says where and why it is none.
-pub(super) fn parse(body: &[u8]) -> Result<Request, String> {
+pub(crate) fn parse(body: &[u8]) -> Result<Request, String> {
     serde_json::from_slice(body).map(|Object(request)| request).map_err(|error| {
         format!("Bad Request: the body is not a RateLimitRequest in JSON: {error}")
     })

@@ -11,6 +11,7 @@ mod call;
 mod cluster;
 mod dial;
 mod fault;
+pub(crate) mod fuzzing;
 mod gate;
 mod link;
 mod live;

@@ -1,8 +1,19 @@
-//! How long, and by which seed: `RATELEASE_FUZZ_SEED`, `RATELEASE_FUZZ_FOR`,
-//! `RATELEASE_FUZZ_CASES`.
+//! How long each target runs, and by which seed: `RATELEASE_FUZZ_SEED`, `RATELEASE_FUZZ_FOR` (such
+//! as `30s`) or `RATELEASE_FUZZ_CASES`.
 
-/// Fixed, so that a failure can be had again; another day brings others to the long run.
+use std::fs;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::dice::Dice;
+use crate::mutate::Mutator;
+
+/// Fixed, so that a failure can be had again; the long run brings others.
 const SEED: u64 = 14;
+
+/// Of one execution: a thousand times what the slowest takes. A target that hangs fails.
+const HANG: Duration = Duration::from_secs(20);
 
 /// The seed of this run.
 pub(crate) fn seed() -> u64 {
@@ -11,6 +22,83 @@ pub(crate) fn seed() -> u64 {
 
 /// A variable that is a number.
 pub(crate) fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;
+    let text = variable(name)?;
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+}
+
+/// How long the environment says that a target runs.
+fn lasts() -> Option<Duration> {
+    let text = variable("RATELEASE_FUZZ_FOR")?;
+    let units = [('s', 1), ('m', 60), ('h', 3600)];
+    let seconds = units.into_iter().find_map(|(unit, seconds)| {
+        let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
+        Some(number * seconds)
+    });
+    let seconds = seconds.unwrap_or_else(|| panic!("RATELEASE_FUZZ_FOR={text}: as in 30s or 10m"));
+    Some(Duration::from_secs(seconds))
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+/// Runs `target` on what `words` and the corpus of its name make, as [`generated`] does.
+pub(crate) fn mutated(
+    name: &str,
+    words: &'static [&'static str],
+    executions: u64,
+    target: impl Fn(&[u8]) -> bool,
+) {
+    let mutator = Mutator::new(corpus(name), words);
+    generated(name, executions, |dice| mutator.make(dice), |input| target(input));
+}
+
+/// Runs `target` on what `make` makes of each throw: as many times as `most` says, unless the
+/// environment does. `target` says whether its input was a good one.
+#[allow(clippy::disallowed_methods, reason = "a run ends when its time is over")]
+pub(crate) fn generated<T: AsRef<[u8]>>(
+    name: &str,
+    most: u64,
+    make: impl Fn(&mut Dice) -> T,
+    target: impl Fn(&T) -> bool,
+) {
+    let (seed, lasts) = (seed(), lasts());
+    let most = number("RATELEASE_FUZZ_CASES").unwrap_or(most);
+    let start = Instant::now();
+    let (mut executions, mut good) = (0, 0);
+    while lasts.map_or(executions < most, |lasts| start.elapsed() < lasts) {
+        let input = make(&mut Dice::new(seed, &[executions]));
+        let began = Instant::now();
+        let ran = panic::catch_unwind(AssertUnwindSafe(|| target(&input)));
+        let took = began.elapsed();
+        good += match ran {
+            Ok(is_good) if took < HANG => u64::from(is_good),
+            Ok(_) => fail(name, seed, executions, input.as_ref(), &format!("took {took:?}")),
+            Err(_) => fail(name, seed, executions, input.as_ref(), "panicked"),
+        };
+        executions += 1;
+    }
+    println!("fuzz {name}: {executions} executions, {good} accepted, seed {seed}, 0 failures");
+}
+
+/// Keeps the input, and ends the test.
+fn fail(name: &str, seed: u64, execution: u64, input: &[u8], why: &str) -> ! {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz");
+    let file = directory.join(format!("{name}-{seed}-{execution}"));
+    fs::create_dir_all(&directory).and_then(|()| fs::write(&file, input)).unwrap();
+    panic!(
+        "fuzz {name}: execution {execution} of seed {seed} {why}; its input is in {}: put it into \
+         tests/fuzz/corpus/{name} once it is mended\n{}",
+        file.display(),
+        String::from_utf8_lossy(input)
+    );
+}
+
+/// The inputs in the repository, in order of their names.
+pub(crate) fn corpus(name: &str) -> Vec<Vec<u8>> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(name);
+    let mut files: Vec<_> =
+        fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files.iter().map(|file| fs::read(file).unwrap()).collect()
 }

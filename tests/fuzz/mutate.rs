@@ -1,0 +1,71 @@
+//! Inputs made from those of a corpus: bytes flipped, cut, repeated and moved, words put in, and
+//! two inputs joined.
+
+use crate::dice::Dice;
+
+/// Bytes of an input. Ceilings of sizes have tests of their own.
+const BYTES_MAX: usize = 4096;
+
+/// Bytes that mean something nearly everywhere: ends of numbers, and what begins or ends a text.
+const BYTES: [u8; 16] =
+    [0, 1, 0x7f, 0x80, 0xff, b'\n', b'\r', b' ', b'"', b'\\', b'%', b'*', b'-', b'$', b':', b'_'];
+
+/// Makes inputs.
+pub(crate) struct Mutator {
+    corpus: Vec<Vec<u8>>,
+    words: &'static [&'static str],
+}
+
+// === impl Mutator ===
+
+impl Mutator {
+    /// From a corpus, which must not be empty, and words of the format.
+    pub(crate) fn new(corpus: Vec<Vec<u8>>, words: &'static [&'static str]) -> Self {
+        assert!(!corpus.is_empty(), "a corpus without inputs");
+        Self { corpus, words }
+    }
+
+    pub(crate) fn make(&self, dice: &mut Dice) -> Vec<u8> {
+        let mut input = self.pick(dice).to_vec();
+        for _ in 0..dice.within(0..8) {
+            self.change(dice, &mut input);
+        }
+        input.truncate(BYTES_MAX);
+        input
+    }
+
+    fn pick(&self, dice: &mut Dice) -> &[u8] {
+        &self.corpus[dice.index(self.corpus.len())]
+    }
+
+    fn change(&self, dice: &mut Dice, input: &mut Vec<u8>) {
+        let at = dice.index(input.len() + 1);
+        let end = (at + dice.index(32)).min(input.len());
+        match dice.below(9) {
+            0 if at < input.len() => input[at] ^= 1 << dice.below(8),
+            1 if at < input.len() => input[at] = dice.pick(&BYTES),
+            2 => input.truncate(at),
+            3 => drop(input.drain(at..end)),
+            4 => {
+                let part = input[at..end].repeat(dice.index(20));
+                input.splice(at..at, part);
+            }
+            5 => {
+                let other = self.pick(dice);
+                input.truncate(at);
+                input.extend_from_slice(&other[dice.index(other.len() + 1)..]);
+            }
+            6 if !self.words.is_empty() => {
+                let word = dice.pick(self.words).bytes();
+                input.splice(at..at, word);
+            }
+            7 => {
+                let number = dice.pick(&["0", "-1", "18446744073709551616", "1e308", "4294967296"]);
+                input.splice(at..end, number.bytes());
+            }
+            _ => input.insert(at, dice.pick(&BYTES)),
+        }
+        // What grows is cut now and not only at last, so that a repeat of repeats stays small.
+        input.truncate(2 * BYTES_MAX);
+    }
+}

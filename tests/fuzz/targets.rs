@@ -1,0 +1,10 @@
+//! What is fed, each to be run alone as `cargo test --test fuzz targets::json`.
+
+mod json;
+mod keys;
+mod logs;
+mod matcher;
+mod redis;
+mod request;
+mod rules;
+mod settings;

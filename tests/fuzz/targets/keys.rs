@@ -1,0 +1,72 @@
+//! The encoding behind keys: what differs never comes to the same bytes.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use ratelease::key::{Key, KeyHasher, Part};
+
+use crate::dice::Dice;
+use crate::run;
+
+/// What a key is of.
+#[derive(Debug, Clone, PartialEq)]
+struct Count {
+    domain: String,
+    identity: u64,
+    entries: Vec<(String, bool, String)>,
+    /// The same as bytes, to be shown.
+    shown: Vec<u8>,
+}
+
+/// Keys that are compared with each other.
+const KEPT_MAX: usize = 50_000;
+
+/// Bytes that the encoding itself is made of, next to letters.
+const BYTES: [char; 12] =
+    ['a', 'b', 'd', 'k', 'v', 's', '\0', '\u{1}', '\u{2}', '_', '\u{7f}', 'é'];
+
+#[test]
+fn no_two_counts_have_one_key() {
+    let hasher = KeyHasher::new("secret");
+    let seen: RefCell<HashMap<Key, Count>> = RefCell::default();
+    run::generated("keys", 20_000, count, |count| {
+        let parts = count.entries.iter().map(|(key, is_shared, text)| {
+            (&**key, if *is_shared { Part::Shared(text) } else { Part::Value(text) })
+        });
+        let parts: Vec<_> = parts.collect();
+        let key = hasher.key(&count.domain, count.identity, parts.iter().copied());
+        assert_eq!(key, hasher.key(&count.domain, count.identity, parts.into_iter()));
+        let mut seen = seen.borrow_mut();
+        match seen.get(&key) {
+            Some(other) => assert_eq!(other, count, "both have the key {key:?}"),
+            None if seen.len() < KEPT_MAX => drop(seen.insert(key, count.clone())),
+            None => {}
+        }
+        true
+    });
+}
+
+fn count(dice: &mut Dice) -> Count {
+    let domain = text(dice);
+    let entries = (0..dice.below(4)).map(|_| (text(dice), dice.percent(30), text(dice)));
+    let entries = entries.collect();
+    let identity = dice.below(3);
+    let shown = format!("{domain:?} {identity} {entries:?}").into();
+    Count { domain, identity, entries, shown }
+}
+
+/// Short, or around a length at which the encoding changes: 255 bytes of a part, 256 in all.
+fn text(dice: &mut Dice) -> String {
+    let length = match dice.below(8) {
+        0 => dice.within(245..265),
+        1 => dice.below(70),
+        _ => dice.below(4),
+    };
+    (0..length).map(|_| dice.pick(&BYTES)).collect()
+}
+
+impl AsRef<[u8]> for Count {
+    fn as_ref(&self) -> &[u8] {
+        &self.shown
+    }
+}

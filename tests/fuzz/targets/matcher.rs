@@ -1,0 +1,108 @@
+//! Patterns of a level, against one that tries each in turn, letter by letter.
+
+use ratelease::request::Entry;
+use ratelease::rules::{self, Allowance, Lookup, Options, Source};
+
+use crate::dice::Dice;
+use crate::run;
+
+/// Lookups in each level.
+const VALUES: u64 = 10;
+
+/// A level, and values that are looked up in it.
+struct Level {
+    patterns: Vec<String>,
+    values: Vec<String>,
+    shown: Vec<u8>,
+}
+
+#[test]
+fn the_first_pattern_that_matches_is_found() {
+    run::generated("matcher", 500, level, |level| {
+        let mut text = String::from("domain: d\ndescriptors:\n");
+        for (pattern, at) in level.patterns.iter().zip(1..) {
+            text += &format!(
+                "- {{key: k, value: \"{pattern}\", rate_limit: {{unit: day, \
+                 requests_per_unit: {at}}}}}\n"
+            );
+        }
+        let source = Source { name: "f.yaml".into(), text: text.into() };
+        let rules = rules::load(&[source], Options::default()).unwrap().rules;
+        let mut found_any = false;
+        for value in &level.values {
+            let found = match rules.find("d", &[Entry { key: "k", value }]) {
+                Lookup::Rule(rule) => match rule.allowance {
+                    Allowance::Limited(limit) => limit.requests_per_unit as usize,
+                    Allowance::Unlimited => 0,
+                },
+                Lookup::NoRule | Lookup::UnknownDomain => 0,
+            };
+            let exact = level.patterns.iter().position(|pattern| pattern == value);
+            let matches = |pattern: &String| matches(pattern.as_bytes(), value.as_bytes());
+            let expected = exact.or_else(|| level.patterns.iter().position(matches));
+            assert_eq!(found, expected.map_or(0, |at| at + 1), "{value:?}");
+            found_any |= found > 0;
+        }
+        found_any
+    });
+}
+
+fn level(dice: &mut Dice) -> Level {
+    // Levels of few patterns, and of so many that they have an index.
+    let count = if dice.percent(50) { dice.within(1..8) } else { dice.within(17..100) };
+    let mut patterns: Vec<String> = Vec::new();
+    for _ in 0..count {
+        let pattern = format!("{}*{}", text(dice, 6, true), text(dice, 4, true));
+        if !patterns.contains(&pattern) {
+            patterns.push(pattern);
+        }
+    }
+    let values = (0..VALUES).map(|_| match dice.below(4) {
+        0 => text(dice, 8, false),
+        1 => text(dice, 300, false),
+        // Made of a pattern, so that it nearly matches.
+        _ => {
+            let pattern = &patterns[dice.index(patterns.len())];
+            pattern.split('*').map(|it| it.to_owned() + &text(dice, 3, false)).collect()
+        }
+    });
+    let values = values.collect();
+    let shown = format!("{patterns:?} {values:?}").into();
+    Level { patterns, values, shown }
+}
+
+/// Of few letters, so that pieces overlap.
+fn text(dice: &mut Dice, most: u64, has_stars: bool) -> String {
+    let letter = |dice: &mut Dice| match dice.below(12) {
+        0..5 => 'a',
+        5..9 => 'b',
+        9 => 'é',
+        _ if has_stars => '*',
+        _ => '€',
+    };
+    (0..dice.below(most + 1)).map(|_| letter(dice)).collect()
+}
+
+/// By a table: whether the first letters of the one match the first of the other.
+fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    let mut row = vec![false; text.len() + 1];
+    row[0] = true;
+    for wanted in pattern {
+        let mut next = vec![false; text.len() + 1];
+        next[0] = row[0] && *wanted == b'*';
+        for at in 0..text.len() {
+            next[at + 1] = match wanted {
+                b'*' => row[at + 1] || next[at],
+                _ => row[at] && text[at] == *wanted,
+            };
+        }
+        row = next;
+    }
+    row[text.len()]
+}
+
+impl AsRef<[u8]> for Level {
+    fn as_ref(&self) -> &[u8] {
+        &self.shown
+    }
+}

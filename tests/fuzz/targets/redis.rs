@@ -1,0 +1,77 @@
+//! Replies of Redis: to scripts, and to CLUSTER SLOTS.
+
+use crate::dice::Dice;
+use crate::run;
+
+const WORDS: [&str; 16] = [
+    "*4\r\n",
+    "*0\r\n",
+    "*-1\r\n",
+    ":16383\r\n",
+    ":0\r\n",
+    "$-1\r\n",
+    "$0\r\n\r\n",
+    "$1\r\n?\r\n",
+    "_\r\n",
+    "%1\r\n",
+    "~1\r\n",
+    "-MOVED 1 10.0.0.2:7001\r\n",
+    "+OK\r\n",
+    "#t\r\n",
+    "(18446744073709551616\r\n",
+    ",1.5\r\n",
+];
+
+#[test]
+fn any_reply_to_a_script_grants_what_was_asked_for_or_nothing() {
+    run::mutated("replies", &WORDS, 20_000, |reply| {
+        ratelease::fuzzing::script_reply(reply).is_some_and(|tokens| tokens > 0)
+    });
+}
+
+/// Numbers that a script could have given, in an order of no meaning.
+#[test]
+fn any_numbers_grant_what_was_asked_for_or_nothing() {
+    let number = |dice: &mut Dice| match dice.below(6) {
+        0 => dice.below(24),
+        1 => 1_763_812_345_000_000 + dice.below(3),
+        2 => 29_396_872 + dice.below(3),
+        3 => dice.pick(&[u64::MAX, 1 << 63, (1 << 63) - 1, 1 << 32, u64::from(u32::MAX)]),
+        4 => dice.roll() >> dice.below(64),
+        _ => 0,
+    };
+    let reply = |dice: &mut Dice| {
+        let count = dice.within(3..8);
+        let numbers = (0..count).map(|_| format!(":{}\r\n", number(dice).cast_signed()));
+        format!("*{count}\r\n{}", numbers.collect::<String>()).into_bytes()
+    };
+    run::generated("numbers", 5000, reply, |reply| {
+        ratelease::fuzzing::script_reply(reply).is_some_and(|tokens| tokens > 0)
+    });
+}
+
+#[test]
+fn any_reply_to_cluster_slots_names_masters_or_none() {
+    run::mutated("slots", &WORDS, 2000, |reply| ratelease::fuzzing::cluster_slots(reply).is_some());
+}
+
+/// Ranges that overlap, run backwards or lie beyond the last slot, of few masters or many.
+#[test]
+fn any_ranges_of_slots_lead_to_masters_that_were_named() {
+    let slot = |dice: &mut Dice| dice.pick(&[0, 1, 5_460, 5_461, 16_383, 16_384, u64::MAX >> 1]);
+    let range = |dice: &mut Dice| {
+        let (first, last) = (slot(dice), slot(dice));
+        let host =
+            dice.pick(&["$8\r\n10.0.0.2\r\n", "$-1\r\n", "$0\r\n\r\n", "$1\r\n?\r\n", "+a\r\n"]);
+        let port = dice.pick(&[0, 6379, 65_535, 65_536]) + dice.below(3);
+        format!("*3\r\n:{first}\r\n:{last}\r\n*2\r\n{host}:{port}\r\n")
+    };
+    let reply = |dice: &mut Dice| {
+        let count = dice.below(6);
+        let ranges = (0..count).map(|_| range(dice)).collect::<String>();
+        format!("*{count}\r\n{ranges}").into_bytes()
+    };
+    run::generated("ranges", 2000, reply, |reply| {
+        ratelease::fuzzing::cluster_slots(reply).is_some_and(|owned| owned > 0)
+    });
+}

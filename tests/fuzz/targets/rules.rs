@@ -1,0 +1,78 @@
+//! YAML to rules.
+
+use ratelease::request::Entry;
+use ratelease::rules::{self, Lookup, Options, Source};
+
+use crate::run;
+
+const WORDS: [&str; 24] = [
+    "descriptors:",
+    "- key: a",
+    "value: '*'",
+    "rate_limit:",
+    "unit: minute",
+    "requests_per_unit:",
+    "unlimited: true",
+    "replaces:",
+    "name:",
+    "shadow_mode: true",
+    "share_threshold: true",
+    "metadata:",
+    "defaults:",
+    "lease: {ttl: 1s}",
+    "algorithm: token_bucket",
+    "burst:",
+    "shards: 8",
+    "&a",
+    "*a",
+    "<<: *a",
+    "!!binary",
+    "---\n",
+    "\n  ",
+    "{}",
+];
+
+#[test]
+fn any_file_is_rules_or_faults_with_their_places() {
+    run::mutated("rules", &WORDS, 2000, |text| {
+        let source = Source { name: "f.yaml".into(), text: text.into() };
+        match rules::load(std::slice::from_ref(&source), Options::default()) {
+            Ok(loaded) => {
+                look(&loaded.rules);
+                let again = rules::load(&[source], Options::default()).unwrap().rules;
+                assert_eq!(again.version(), loaded.rules.version());
+                true
+            }
+            Err(faults) => {
+                assert!(faults.count() > 0);
+                for fault in faults.iter() {
+                    assert!(fault.line > 0 && fault.column > 0, "{fault}");
+                    let line = fault.to_string();
+                    assert!(!line.contains(char::is_control), "{line:?}");
+                }
+                false
+            }
+        }
+    });
+}
+
+/// Each rule is found by what its path says, and each lookup tells of itself.
+fn look(rules: &rules::Rules) {
+    for rule in rules.iter() {
+        assert_eq!(rules.by_path(&rule.path).map(|it| &it.path), Some(&rule.path));
+        let mut steps = rule.steps();
+        let domain = steps.next().unwrap_or_default();
+        let entries: Vec<_> = steps
+            .map(|step| step.split_once('_').unwrap_or((step, "")))
+            .map(|(key, value)| Entry { key, value })
+            .collect();
+        let trace = rules.trace(domain, &entries);
+        let found = match rules.find(domain, &entries) {
+            Lookup::Rule(found) => Some(found),
+            Lookup::NoRule | Lookup::UnknownDomain => None,
+        };
+        assert_eq!(trace.and_then(|trace| trace.rule).map(|it| &it.path), found.map(|it| &it.path));
+        let _ = rule.stats_key(domain, &entries);
+    }
+    let _ = (rules.patterns(), rules.domains().count());
+}
