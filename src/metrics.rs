@@ -7,7 +7,8 @@
 //! ```
 //! A decision touches no counter that all cores share, waits for no lock, and allocates only when a
 //! rule or a value is seen for the first time. Every map has a ceiling: what finds no room is
-//! counted as `folded`; and so has every label: a long value ends in a hash. What each metric means is in `docs/metrics.md`.
+//! counted as `folded`; and so has every label: a long value ends in a hash. What each metric
+//! means is in `docs/metrics.md`.
 
 pub mod family;
 mod hits;

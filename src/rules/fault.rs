@@ -158,8 +158,8 @@ impl Findings {
         self.warnings.borrow_mut().push(&self.file.borrow(), place, message.into());
     }
 
-    /// ` did you mean …?` for a name that is none of `lists`, if one of them has a name that is near
-    /// it; nothing after the first [`SUGGESTIONS_MAX`] names of a load.
+    /// The end of a message about a name that is none of `lists`: the nearest, if one is near
+    /// enough. Empty after the first [`SUGGESTIONS_MAX`] names of a load.
     pub(super) fn suggestion(&self, name: &str, lists: &[&[&str]]) -> String {
         let suggested = self.suggested.get();
         if suggested == SUGGESTIONS_MAX {

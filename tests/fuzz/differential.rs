@@ -160,8 +160,8 @@ impl Made {
     }
 }
 
-/// What the contract leaves open, and what only one of the two can know, is as expected. Returns the
-/// descriptors that were not reached.
+/// Sets what the contract leaves open, and what only one of the two can know, to what is expected.
+/// Returns the descriptors that were not reached.
 fn allow(found: &mut Answer, expected: &Answer) -> Vec<usize> {
     let denied = expected.over && found.statuses.iter().any(|status| status.over);
     let mut unreached = Vec::new();

@@ -1,3 +1,5 @@
+//! Levels of many patterns, against one that tries each in turn.
+
 use proptest::prelude::*;
 
 use super::*;
