@@ -252,7 +252,7 @@ impl Model {
     pub(crate) fn unreach(&self, descriptors: &[usize]) {
         let marked = self.marked.take();
         let mut counts = self.counts.borrow_mut();
-        // Backwards, so that the first of a count restores it; one that was reached leaves its mark.
+        // Backwards: the first of a count restores it, but for one that was reached.
         for (at, counter, before) in marked.iter().rev() {
             let reached = |(at, other, _): &(usize, Counter, u64)| {
                 other == counter && !descriptors.contains(at)
