@@ -3,6 +3,7 @@
 mod background;
 mod bind;
 mod build;
+mod files;
 mod numbers;
 
 use std::io;

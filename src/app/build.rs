@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 use tracing::error;
 
 use super::numbers::Counted;
-use super::{App, Open, bind};
+use super::{App, Open, bind, files};
 use crate::control::Published;
 use crate::control::admin;
 use crate::control::guard::{self, Guard};
@@ -29,6 +29,7 @@ use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
 use crate::metrics::{self as counting, Meters};
 use crate::observe::Observers;
+use crate::settings::redis::RedisSettings;
 use crate::settings::{
     self, Answers, GrpcListen, Leases, Listeners, Logging, Metrics, RulesSource, Settings,
     StoreSettings, Told,
@@ -117,6 +118,7 @@ impl App {
         let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
         let intake = Intake::new(limiter.clone(), rules, answers.headers, calls_max)
             .observed_by(observers.clone());
+        files::raise_limit();
         let (supervisor, open) = (Supervisor::default(), bind::room());
         let start = Start::new(clock);
         let parts = Parts {
@@ -298,12 +300,14 @@ pub(crate) fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
     match settings {
         StoreSettings::Memory => Arc::new(MemoryStore::system()),
         StoreSettings::Redis { main, per_second, key_prefix } => {
-            let main = RedisStore::spawn(main, &key_prefix);
+            let spawn = |redis: RedisSettings| {
+                let connections_max = files::part_of_redis(redis.connections_max);
+                RedisStore::spawn(RedisSettings { connections_max, ..redis }, &key_prefix)
+            };
+            let main = spawn(main);
             let store: Arc<dyn Store> = match per_second {
                 None => main,
-                Some(second) => {
-                    Arc::new(PerSecond::new(main, RedisStore::spawn(second, &key_prefix)))
-                }
+                Some(second) => Arc::new(PerSecond::new(main, spawn(second))),
             };
             if tracer.is_on() { Arc::new(Traced::new(store, tracer.clone())) } else { store }
         }

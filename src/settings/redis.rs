@@ -15,6 +15,8 @@ use super::value;
 
 /// Nodes that may be named; a cluster's client finds the others by itself.
 const ADDRESSES_MAX: usize = 256;
+/// Connections to one Redis: to 1024 masters, to nodes that redirects name, and to look for them.
+const CONNECTIONS_MAX: usize = 1024 + 128;
 /// Networks that redirects may be confined to.
 const NETWORKS_MAX: usize = 64;
 /// Longest that may be given, though less counts: the reference's 10 s are no fault.
@@ -44,6 +46,8 @@ pub struct RedisSettings {
     /// anywhere. `None` to follow a redirect to any node that the cluster lists, and to connect to
     /// any master that a map or a sentinel names.
     pub redirect_networks: Option<Vec<IpNet>>,
+    /// Connections that may be open at once, those under way with them. Each is a file.
+    pub connections_max: usize,
     /// How long a connection may be silent, at least, with a command waiting for its reply, before
     /// it is given up; and the least that connecting and logging in may take. More is waited for a
     /// server that was measured to be slower, up to 4 s. 1 ms to 60 s; more than 8 s count as 8 s.
@@ -124,6 +128,7 @@ impl RedisSettings {
             auth_file: None,
             sentinel_auth_file: None,
             redirect_networks: None,
+            connections_max: CONNECTIONS_MAX,
             timeout: TIMEOUT,
         }
     }
@@ -193,6 +198,7 @@ impl RawRedis<'_> {
             auth_file: self.auth_file.cloned(),
             sentinel_auth_file: self.sentinel_auth_file.cloned(),
             redirect_networks: redirect_networks?,
+            connections_max: CONNECTIONS_MAX,
             timeout: timeout?,
         })
     }

@@ -7,6 +7,7 @@ mod answers;
 mod at_most_once;
 mod cluster;
 mod contract;
+mod flooded;
 mod foreign;
 mod garbled;
 mod heartbeat;

@@ -9,6 +9,7 @@ use redis::{
     Value,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
 use super::fault::{Fault, Kind};
@@ -25,6 +26,7 @@ pub(super) struct Opened {
     pub(super) limit: Arc<ReplyLimit>,
     address: Address,
     _driver: Driver,
+    _place: OwnedSemaphorePermit,
 }
 
 /// The task that carries the bytes of a connection. Dropping it ends both.
@@ -44,6 +46,7 @@ pub(super) async fn open(
     stages: Option<&Stages>,
     within: Duration,
 ) -> Result<Opened, Fault> {
+    let place = site.place()?;
     let limit = Arc::new(ReplyLimit::default());
     // Replies have deadlines of our own: `Live`.
     let mut config = AsyncConnectionConfig::new()
@@ -69,7 +72,7 @@ pub(super) async fn open(
     let opened = opened.map_err(|_| Fault::timed_out())?;
     // redis-rs never puts a password into an error.
     let (connection, driver) = opened.map_err(|error| fault_of(&error, address, &limit))?;
-    Ok(Opened { connection, limit, address: address.clone(), _driver: driver })
+    Ok(Opened { connection, limit, address: address.clone(), _driver: driver, _place: place })
 }
 
 async fn log_in<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(

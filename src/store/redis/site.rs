@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ipnet::IpNet;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::call::Scripts;
 use super::fault::{Connection, Fault, Kind};
@@ -24,6 +25,7 @@ pub(super) struct Site {
     pub(super) clock: Clock,
     gate: Gate,
     first_gate: Gate,
+    connections: Arc<Semaphore>,
     pub(super) tally: Tally,
 }
 
@@ -56,8 +58,10 @@ const OUTAGE_GAP: Duration = Duration::from_secs(30);
 
 impl Site {
     pub(super) fn new(settings: RedisSettings) -> Arc<Self> {
+        let connections = Arc::new(Semaphore::new(settings.connections_max));
         Arc::new(Self {
             settings,
+            connections,
             scripts: Scripts::default(),
             clock: Clock::start(),
             gate: Gate::again(),
@@ -69,6 +73,16 @@ impl Site {
     /// What to begin with where nothing was measured yet.
     pub(super) fn patience(&self) -> Arc<Patience> {
         Arc::new(Patience::new(self.settings.timeout))
+    }
+
+    /// A place for one more connection, until what this returns is dropped.
+    pub(super) fn place(&self) -> Result<OwnedSemaphorePermit, Fault> {
+        let place = Arc::clone(&self.connections).try_acquire_owned();
+        place.map_err(|_| {
+            let most = self.settings.connections_max;
+            let text = format!("{most} connections to Redis are open; allow more open files");
+            Fault::new(Kind::Lost, text)
+        })
     }
 
     /// Waits for its turn to connect again.

@@ -1,0 +1,41 @@
+//! How many files this process may have open: connections are files.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Of the files that may be open, one in so many may be connections to one Redis: listeners have
+/// most of the others.
+const REDIS_PART: usize = 8;
+/// However few files may be open: a seed and the masters of a small cluster.
+const REDIS_MIN: usize = 4;
+
+/// Raises the limit as far as this process may. Many systems start processes with 1024, for the
+/// sake of programs that call select(2), and let them have hundreds of thousands.
+pub(super) fn raise_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current < limit.maximum || limit.maximum.is_none() {
+        let raised = Rlimit { current: limit.maximum, ..limit };
+        // What is refused leaves the limit as it was, which everything keeps to.
+        let _ = setrlimit(Resource::Nofile, raised);
+    }
+}
+
+/// Connections that one Redis may have of the present limit; at most `most`.
+pub(super) fn part_of_redis(most: usize) -> usize {
+    let files = getrlimit(Resource::Nofile).current;
+    let files = files.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX);
+    (files / REDIS_PART).clamp(REDIS_MIN, most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_raised_to_what_may_be_and_a_part_of_it_is_for_redis() {
+        raise_limit();
+        let limit = getrlimit(Resource::Nofile);
+        assert_eq!(limit.current, limit.maximum);
+        assert_eq!(part_of_redis(5), 5);
+        assert!(part_of_redis(usize::MAX) >= REDIS_MIN);
+    }
+}
