@@ -5,7 +5,7 @@ use ratelease::store::{Ask, Store};
 use std::time::Duration;
 
 use super::{ask, connected, connected_under, count, granted, one, until_granted};
-use crate::support::redis::Cluster;
+use crate::support::redis::{Cluster, Server};
 use crate::support::{now, wait_for};
 
 /// Fresh asks, for a key of each master.
@@ -74,6 +74,39 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
         }
     }
     assert_eq!((met("redis_errors"), met("redis_moved") > 0), (0, true), "{:?}", moving.counts());
+}
+
+/// CLUSTER SLOTS does not list the node, since it has no slot yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn asks_follow_the_first_slot_of_a_node_that_has_joined() {
+    let cluster = Cluster::start(3, 0);
+    let store = connected_under(cluster.config(), "{on the move}").await;
+    let slot = cluster.slot("{on the move}").to_string();
+    let from = &cluster.nodes[cluster.slot_owner(0, "{on the move}")];
+    let options = ["--cluster-enabled yes", "--cluster-port {free}", "--cluster-node-timeout 2000"];
+    let options: Vec<&str> = options.iter().flat_map(|option| option.split(' ')).collect();
+    let joined = Server::start(&options);
+    let bus: Vec<String> = joined.command(&["CONFIG", "GET", "cluster-port"]);
+    from.command::<()>(&["CLUSTER", "MEET", "127.0.0.1", &joined.port().to_string(), &bus[1]]);
+    let id = |node: &Server| node.command::<String>(&["CLUSTER", "MYID"]);
+    let knows = |node: &Server, id: &str| {
+        let known = node.command::<String>(&["CLUSTER", "NODES"]);
+        known.lines().any(|line| line.starts_with(id) && line.contains(" master - "))
+    };
+    let (old, new) = (id(from), id(&joined));
+    wait_for("all nodes know the new one, and it knows them", Duration::from_secs(30), || {
+        let is_known = cluster.nodes.iter().all(|node| knows(node, &new));
+        let info = joined.command::<String>(&["CLUSTER", "INFO"]);
+        (is_known && info.contains("cluster_state:ok")).then_some(())
+    });
+    joined.command::<()>(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &old]);
+    from.command::<()>(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &new]);
+    // The first asks may wait in vain for the list of nodes.
+    until_granted(&*store, ask(10, 1, 0), 10).await;
+    for reply in store.exchange(&(0..20).map(|_| ask(10, 1, 0)).collect::<Vec<_>>()).await {
+        assert_eq!(reply.unwrap().tokens, 1);
+    }
+    assert!(count(&*store, "redis_ask") > 20 && joined.calls("asking") > 20);
 }
 
 /// Well above what an idle machine needs (a millisecond), well below any time-out of ours.
