@@ -100,6 +100,11 @@ impl Ratelease {
         line().expect("what is logged stays")
     }
 
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        self.process.log()
+    }
+
     /// What `/status` says. Blocks for some milliseconds.
     pub(crate) fn status(&self) -> Value {
         self.ask_status().unwrap_or_else(|error| self.process.fail(&format!("/status: {error}")))

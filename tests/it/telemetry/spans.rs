@@ -132,6 +132,30 @@ async fn a_request_is_a_child_of_its_parent_over_http() {
     a_request_is_a_child("http", (collector, format!("http://{addr}/base"))).await;
 }
 
+/// The log of everything, with the lines of the libraries that connect and send.
+#[tokio::test]
+async fn no_line_of_the_log_shows_what_the_collector_is_told_in_confidence() {
+    for protocol in ["grpc", "http"] {
+        let (collector, endpoint) = match protocol {
+            "grpc" => Collector::grpc().await,
+            _ => Collector::http().await,
+        };
+        let env = [
+            ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret"),
+            ("LOG_LEVEL", "trace"),
+            ("LOG_LINES_PER_SECOND", "0"),
+        ];
+        let endpoint = format!("http://{endpoint}/base");
+        let (pod, _rules) = traced(protocol, &endpoint, &[], &env).await;
+        decide(&pod, request("test", "plenty"), &[]).await;
+        assert_eq!(pod.stop().await, 0);
+        assert!(collector.header("authorization").iter().any(|value| value == "Bearer s3cret"));
+        let log = pod.log();
+        assert!(log.contains("TRACE") && log.contains("hyper"), "{log}");
+        assert!(!log.contains("s3cret"), "{log}");
+    }
+}
+
 #[tokio::test]
 async fn the_rate_is_for_roots_and_a_parent_decides_for_its_own() {
     for (rate, roots) in [("0", 0), ("1", 6)] {
