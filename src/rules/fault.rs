@@ -150,12 +150,18 @@ impl Findings {
 
     /// Something for which the load is refused.
     pub(super) fn fault(&self, place: Place, message: impl Into<String>) {
-        self.faults.borrow_mut().push(&self.file.borrow(), place, message.into());
+        self.fault_with(place, || message.into());
+    }
+
+    /// As [`Findings::fault`], for a message that is costly to make: past those that are kept, only
+    /// the number counts.
+    pub(super) fn fault_with(&self, place: Place, message: impl FnOnce() -> String) {
+        self.faults.borrow_mut().push(&self.file.borrow(), place, message);
     }
 
     /// Something that loads, and may not do what its author meant.
     pub(super) fn warn(&self, place: Place, message: impl Into<String>) {
-        self.warnings.borrow_mut().push(&self.file.borrow(), place, message.into());
+        self.warnings.borrow_mut().push(&self.file.borrow(), place, || message.into());
     }
 
     /// The end of a message about a name that is none of `lists`: the nearest, if one is near
@@ -184,7 +190,7 @@ impl Findings {
 // === impl List ===
 
 impl List {
-    fn push(&mut self, file: &str, place: Place, message: String) {
+    fn push(&mut self, file: &str, place: Place, message: impl FnOnce() -> String) {
         if self.kept.len() == FINDINGS_KEPT_MAX && !self.is_full {
             // What aliases repeat must not keep out what they are refused for.
             self.put_in_order();
@@ -195,7 +201,7 @@ impl List {
             return;
         }
         let Place { line, column } = place;
-        self.kept.push(Fault { file: file.to_owned(), line, column, message });
+        self.kept.push(Fault { file: file.to_owned(), line, column, message: message() });
     }
 
     /// An alias shows what it stands for more than once; the finding in it counts once.

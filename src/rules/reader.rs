@@ -93,7 +93,7 @@ impl<'d, 'f> Reader<'d, 'f> {
 
     /// Reports a name that `owner` may not hold.
     pub(super) fn refuse_key(&mut self, place: Place, name: &str, owner: Owner) {
-        self.findings.fault(place, owner.refusal(name, self.findings));
+        self.findings.fault_with(place, || owner.refusal(name, self.findings));
     }
 
     /// Reports a warning.
