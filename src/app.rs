@@ -25,7 +25,7 @@ use crate::control::snapshot::Snapshot;
 use crate::control::status::Start;
 use crate::control::watch::Watcher;
 use crate::grpc::serve::{self, ConnectionAge, HealthHandle};
-use crate::http;
+use crate::http::{self, JsonOptions};
 use crate::intake::Intake;
 use crate::limiter::Limiter;
 use crate::store::Store;
@@ -53,6 +53,7 @@ pub struct App {
     debug: TcpListener,
     /// With the page that it shows.
     metrics: Option<(TcpListener, Router)>,
+    json: JsonOptions,
     age: ConnectionAge,
     admin: Router,
     live: Live,
@@ -150,7 +151,7 @@ impl App {
             warn!("serving without {store}, which is not connected after {CONNECT_MAX:?}");
         }
         let mut pages = Background::new(&supervisor);
-        let routes = http::routes(intake.clone(), health.clone());
+        let routes = http::routes(intake.clone(), health.clone(), self.json);
         let page = Page { routes, open: open.http, end: http_ended };
         pages.serve("the debug port", self.debug, Page { routes: self.admin, ..page.clone() })?;
         if let Some((listener, routes)) = self.metrics {

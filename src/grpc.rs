@@ -19,7 +19,7 @@ pub(crate) mod wire;
 
 pub use call::answer_at_once;
 use tonic::Status;
-pub use wire::{frame, read};
+pub use wire::{Unreadable, frame, read};
 
 use crate::intake::Refusal;
 

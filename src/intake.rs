@@ -2,6 +2,7 @@
 
 mod gate;
 mod headers;
+mod room;
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,7 +22,8 @@ use crate::time::Time;
 use crate::verdict::Verdict;
 
 use gate::Gate;
-pub use gate::Held;
+use room::Room;
+pub use room::{Held, Peer};
 
 /// Descriptors of one request at most. Envoy sends as many as the route has actions for, so a
 /// client cannot reach this.
@@ -30,14 +32,33 @@ pub const DESCRIPTORS_MAX: usize = 256;
 /// Entries of one descriptor at most.
 pub const ENTRIES_MAX: usize = 64;
 
+/// Bytes of unfinished messages of gRPC at most, of all connections together: 1000 messages of
+/// Envoy, which take a few hundred bytes, or 8 that are as long as may be.
+const GRPC_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// The same of `/json`, which is for people and small scripts.
+const JSON_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Requests of `/json` that wait at most, whatever `MAX_IN_FLIGHT` says. With each waiting 5 ms for
+/// a lease, this many are 12 800 a second.
+pub const JSON_CALLS_MAX: usize = 64;
+
 /// Checks and decides requests. A handle: clones share everything.
 #[derive(Clone)]
 pub struct Intake {
     limiter: Limiter,
     published: Arc<Published>,
     headers: Option<Arc<Headers>>,
-    gate: Gate,
+    grpc: Entrance,
+    json: Entrance,
     observers: Observers,
+}
+
+/// What one door's calls may have. Each door has its own, so that none is shut out by another.
+#[derive(Clone)]
+struct Entrance {
+    gate: Gate,
+    room: Room,
 }
 
 /// A verdict with the headers that go with it.
@@ -67,11 +88,11 @@ pub enum Refusal {
     /// No verdict without the store.
     #[error("{0}")]
     Store(StoreError),
-    /// As many calls as may be are under way.
+    /// As many calls wait as may.
     #[error("too many calls are under way; raise MAX_IN_FLIGHT if they only wait")]
     Overloaded,
-    /// The messages that are being read take all the room there is for them.
-    #[error("no room for the message: too much of others is under way; send it again")]
+    /// Unfinished messages take all the room there is for them, this connection's the most.
+    #[error("no room for the message: too many unfinished ones are under way; send it again")]
     NoRoom,
     /// Nothing was charged that has not gone back.
     #[error("the call failed here (a fault of the program's own; the log has more)")]
@@ -82,7 +103,7 @@ pub enum Refusal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
     /// More than [`DESCRIPTORS_MAX`].
-    Descriptors(usize),
+    Descriptors,
     /// More than [`ENTRIES_MAX`] in the descriptor of this index.
     Entries(usize),
     /// The override of the descriptor of this index names no unit that exists.
@@ -92,16 +113,29 @@ pub enum Fault {
 // === impl Intake ===
 
 impl Intake {
-    /// An intake that decides by whatever rules are published at the time, `calls_max` calls at
-    /// once.
+    /// An intake that decides by whatever rules are published at the time; `calls_max` calls of
+    /// gRPC wait at once.
     pub fn new(
         limiter: Limiter,
         published: Arc<Published>,
         headers: Option<Headers>,
         calls_max: usize,
     ) -> Self {
-        let (headers, gate) = (headers.map(Arc::new), Gate::new(calls_max));
-        Self { limiter, published, headers, gate, observers: Observers::default() }
+        let json_max = calls_max.min(JSON_CALLS_MAX);
+        Self {
+            limiter,
+            published,
+            headers: headers.map(Arc::new),
+            grpc: Entrance {
+                gate: Gate::new(calls_max, "MAX_IN_FLIGHT"),
+                room: Room::new(GRPC_BYTES_MAX),
+            },
+            json: Entrance {
+                gate: Gate::new(json_max, "for /json"),
+                room: Room::new(JSON_BYTES_MAX),
+            },
+            observers: Observers::default(),
+        }
     }
 
     /// The same, and `observers` are told of every request that gets as far as this.
@@ -115,25 +149,64 @@ impl Intake {
         self.observers.begin(door, headers)
     }
 
-    /// Sees `call` through: all that a door does between the head of a call and its answer. Its
-    /// message counts as well, so that what is held for half a message is bounded too.
+    /// Sees `call` of `peer` through, which may wait. Its message is whole: what is not is bounded
+    /// by [`Intake::hold`].
     ///
     /// # Errors
     ///
-    /// Too many calls are under way ([`Refusal::Overloaded`], and `call` was not begun), or it
-    /// panicked ([`Refusal::Panicked`]).
-    pub async fn pass<T>(&self, call: impl Future<Output = T>) -> Result<T, Refusal> {
-        self.gate.pass(call).await.inspect_err(|refusal| self.observers.note_refusal(refusal))
+    /// Too many calls wait ([`Refusal::Overloaded`], and `call` was not begun), or it panicked
+    /// ([`Refusal::Panicked`]).
+    pub async fn pass<T>(
+        &self,
+        door: Door,
+        peer: &Peer,
+        call: impl Future<Output = T>,
+    ) -> Result<T, Refusal> {
+        let passed = self.entrance(door).gate.pass(peer, call).await;
+        passed.inspect_err(|refusal| self.observers.note_refusal(refusal))
+    }
+
+    /// Sees to a call from its head to its answer.
+    ///
+    /// # Errors
+    ///
+    /// It panicked ([`Refusal::Panicked`]).
+    pub async fn contain<T>(
+        &self,
+        door: Door,
+        call: impl Future<Output = T>,
+    ) -> Result<T, Refusal> {
+        let contained = self.entrance(door).gate.contain(call).await;
+        contained.inspect_err(|refusal| self.observers.note_refusal(refusal))
     }
 
     /// To count what is read of a message that is not whole yet.
-    pub fn hold(&self) -> Held {
-        self.gate.hold()
+    pub fn hold(&self, door: Door, peer: &Peer) -> Held {
+        self.entrance(door).room.hold(peer)
+    }
+
+    /// Takes note of a request that a door refused by itself.
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        self.observers.note_refusal(refusal);
     }
 
     /// What has happened here since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
-        self.gate.counts()
+        let Self { grpc, json, .. } = self;
+        let sum = |of: fn(&Entrance) -> u64| of(grpc) + of(json);
+        vec![
+            ("calls_under_way", sum(|it| it.gate.waiting())),
+            ("message_bytes", sum(|it| it.room.bytes())),
+            ("shed", sum(|it| it.gate.shed() + it.room.refused())),
+            ("request_panics", sum(|it| it.gate.panics())),
+        ]
+    }
+
+    fn entrance(&self, door: Door) -> &Entrance {
+        match door {
+            Door::Grpc => &self.grpc,
+            Door::Json => &self.json,
+        }
     }
 
     /// The present, by the clock that [`Intake::answer_by`] goes by.
@@ -180,14 +253,14 @@ impl Intake {
         answered.inspect_err(|refusal| self.observers.note_refusal(refusal))
     }
 
-    /// As [`Intake::pass`] and [`Intake::answer`], if that takes no waiting; else nothing has
-    /// happened, and they have to be asked.
-    pub fn answer_at_once(
+    /// As [`Intake::answer`], if that takes no waiting; else nothing has happened, and
+    /// [`Intake::pass`] has to be asked. It takes no place among the calls that wait.
+    pub fn answer_at_once<T>(
         &self,
         request: &Request<'_>,
-        make: impl FnOnce(&Answer<'_>),
-    ) -> Option<Result<(), Refusal>> {
-        let passed = self.gate.pass_at_once(|| {
+        make: impl FnOnce(&Answer<'_>) -> T,
+    ) -> Option<Result<T, Refusal>> {
+        let passed = self.grpc.gate.contain_at_once(|| {
             check(request).ok()?;
             let rules = self.published.borrow();
             let start = self.limiter.clock().now();
@@ -226,7 +299,7 @@ fn check(request: &Request<'_>) -> Result<(), Refusal> {
     }
     match request.descriptors.len() {
         0 => return Err(Refusal::NoDescriptors),
-        n if n > DESCRIPTORS_MAX => return Err(Refusal::Invalid(Fault::Descriptors(n))),
+        n if n > DESCRIPTORS_MAX => return Err(Refusal::Invalid(Fault::Descriptors)),
         _ => {}
     }
     match request.descriptors.iter().position(|d| d.entries.len() > ENTRIES_MAX) {
@@ -249,9 +322,10 @@ fn tell(request: &Request<'_>, verdict: &Verdict<'_>) {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Descriptors(n) => {
-                write!(f, "{n} descriptors in one request; at most {DESCRIPTORS_MAX} are accepted")
-            }
+            Fault::Descriptors => write!(
+                f,
+                "more descriptors in one request than the {DESCRIPTORS_MAX} that are accepted"
+            ),
             Fault::Entries(at) => {
                 write!(
                     f,

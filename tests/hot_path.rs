@@ -84,7 +84,24 @@ async fn a_decision_from_frame_to_frame_allocates_nothing() {
     allocates_nothing(intake()).await;
     // Samples and spans are on, but of none of these decisions.
     allocates_nothing(intake().observed_by(rare())).await;
+    // Here, since there can be but one profiler.
+    what_a_message_claims_to_hold_is_not_allocated();
     drop(profiler);
+}
+
+/// A MiB of descriptors of two bytes each, and of entries.
+fn what_a_message_claims_to_hold_is_not_allocated() {
+    const MIB: usize = 1024 * 1024;
+    let entries = [0x0a, 0].repeat(MIB / 2);
+    let length = [0x80, 0x80, 0x40]; // of them, as a varint
+    for message in [[0x12, 0].repeat(MIB / 2), [&[0x12], &length[..], &entries].concat()] {
+        let before = dhat::HeapStats::get();
+        assert!(grpc::read(&message).is_err());
+        let after = dhat::HeapStats::get();
+        let bytes = after.total_bytes - before.total_bytes;
+        println!("{bytes} bytes allocated before the message was refused");
+        assert!(bytes < MIB as u64 / 4, "{bytes} bytes");
+    }
 }
 
 /// Observers of next to no decision.

@@ -24,6 +24,7 @@ use crate::control::status::{Start, Status};
 use crate::control::watch::{WatchPaths, Watcher};
 use crate::grpc::serve::{ConnectionAge, Listener};
 use crate::hot::HotKeys;
+use crate::http::JsonOptions;
 use crate::intake::Intake;
 use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
@@ -119,8 +120,7 @@ impl App {
         let intake = Intake::new(limiter.clone(), rules, answers.headers, calls_max)
             .observed_by(observers.clone());
         files::raise_limit();
-        let (supervisor, open) = (Supervisor::default(), bind::room());
-        let start = Start::new(clock);
+        let (supervisor, open, start) = (Supervisor::default(), bind::room(), Start::new(clock));
         let parts = Parts {
             limiter: limiter.clone(),
             intake: intake.clone(),
@@ -141,7 +141,8 @@ impl App {
             grpc,
             http,
             debug,
-            metrics: listener.map(|it| (it, metrics::routes(&metrics.path, exposed))),
+            metrics: listener.map(|it| (it, metrics_page(&listeners, &metrics, exposed))),
+            json: json_options(&listeners),
             age: age(&listeners),
             admin,
             live,
@@ -232,9 +233,27 @@ async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildE
 
 /// What the debug port shows.
 fn debug_pages(listeners: &Listeners, exposed: &Exposed, live: &Live) -> Router {
-    let guard = Guard::new(&listeners.debug_allowed_hosts);
-    let pages = guard.before(admin::routes(exposed.status.clone()).merge(live.routes()));
-    guard::with_headers(pages.merge(metrics::routes("/metrics", exposed.clone())))
+    let pages = admin::routes(exposed.status.clone()).merge(live.routes());
+    guarded(listeners, pages.merge(metrics::routes("/metrics", exposed.clone())))
+}
+
+/// What the metrics port shows.
+fn metrics_page(listeners: &Listeners, metrics: &Metrics, exposed: Exposed) -> Router {
+    guarded(listeners, metrics::routes(&metrics.path, exposed))
+}
+
+/// `pages`, for those who may read them.
+fn guarded(listeners: &Listeners, pages: Router) -> Router {
+    guard::with_headers(guard_of(listeners).before(pages))
+}
+
+fn guard_of(listeners: &Listeners) -> Guard {
+    Guard::new(&listeners.debug_allowed_hosts, "DEBUG_ALLOWED_HOSTS")
+}
+
+fn json_options(listeners: &Listeners) -> JsonOptions {
+    let guard = Guard::new(&listeners.allowed_hosts, "ALLOWED_HOSTS");
+    JsonOptions { guard, refunds: listeners.json_refunds }
 }
 
 fn age(listeners: &Listeners) -> ConnectionAge {
@@ -354,8 +373,8 @@ fn greeting(bound: &Bound, store: &str, published: &Published) -> Result<String,
     let entry = r#"{"key":"generic_key","value":"hello"}"#;
     let sample = format!(r#"{{"domain":"demo","descriptors":[{{"entries":[{entry}]}}]}}"#);
     Ok(format!(
-        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}{metrics}; store: {store}; \
-         rules: {rules}; try: curl -d '{sample}' http://{}/json",
+        "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}{metrics}; store: {store}; rules: \
+         {rules}; try: curl -H 'content-type: application/json' -d '{sample}' http://{}/json",
         bound.grpc_at,
         bind::reachable(http)
     ))

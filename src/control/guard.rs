@@ -1,18 +1,17 @@
-//! Who may read the debug port: anybody who reaches it, but no page that a browser there has open.
+//! Who may read the debug port, and ask `/json`: anybody who reaches it, but no page that a browser
+//! there has open.
 //!
-//! The port asks for no password, so that an operator's browser reaches it through a port-forward,
-//! and with it every page that the browser shows. Nothing on the port changes anything; what it
-//! tells (names of rules, settings, values of hot keys) is none of those pages' business.
+//! The ports ask for no password unless one was set, so that an operator's browser reaches them
+//! through a port-forward, and with it every page that the browser shows. Nothing on the debug port
+//! changes anything; what it tells (names of rules, settings, values of hot keys) is none of those
+//! pages' business, and neither is what `/json` charges.
 //!
 //! - A page of another origin cannot read an answer: none allows it. What such a page *loads* (an
 //!   image, a frame, a stream that takes the place of a listener) is refused by `Sec-Fetch-Site`
 //!   and `Origin`. To follow a link is allowed.
 //! - A page whose own name was made to lead here (DNS rebinding) could read all of it. It is
 //!   refused by the `Host` that it asks for: an address, or a name that nobody outside can have,
-//!   is good; others are told by `DEBUG_ALLOWED_HOSTS`.
-//!
-//! `/metrics` goes unguarded: scrapers are told names of all kinds, and it holds what
-//! `PROMETHEUS_ADDR` shows to all.
+//!   is good; others are told by a setting.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -24,11 +23,14 @@ use axum::response::{IntoResponse, Response};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, ORIGIN, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
 /// Names below which nobody outside can have one: reserved for use within (RFC 6761, ICANN's
 /// `internal`), and those of services in Kubernetes.
 const INNER: [&str; 4] = ["localhost", "internal", "svc", "cluster.local"];
+
+/// Bytes of a name that is refused that are told: none is longer (RFC 1035 §2.3.4).
+const NAME_BYTES_MAX: usize = 255;
 
 /// Lets every name in.
 const ANY: &str = "*";
@@ -51,16 +53,20 @@ const HEADERS: [(HeaderName, HeaderValue); 5] = [
 
 /// Which names are good beside those that always are. A handle: clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Guard(Arc<[String]>);
+pub struct Guard {
+    allowed: Arc<[String]>,
+    /// The setting that allows them.
+    setting: &'static str,
+}
 
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Refused {
     #[error(
-        "{0:?} is no name of this port; ask by its address or as localhost, or allow the name \
-         with DEBUG_ALLOWED_HOSTS"
+        "{name:?} is no name of this port; ask by its address or as localhost, or allow the name \
+         with {setting}"
     )]
-    Host(String),
+    Host { name: String, setting: &'static str },
     #[error("this is not for pages of another origin; open it by itself")]
     Foreign,
 }
@@ -68,9 +74,10 @@ enum Refused {
 // === impl Guard ===
 
 impl Guard {
-    /// Lets requests for `allowed` in as well: names without a port, or `*` for all of them.
-    pub fn new(allowed: &[String]) -> Self {
-        Self(allowed.into())
+    /// Lets requests for `allowed` in as well, as `setting` says: names without a port, or `*` for
+    /// all of them.
+    pub fn new(allowed: &[String], setting: &'static str) -> Self {
+        Self { allowed: allowed.into(), setting }
     }
 
     /// `routes`, behind the guard.
@@ -85,10 +92,14 @@ impl Guard {
         let told = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
         for host in named.into_iter().chain(told) {
             if !self.allows(name_of(host)) {
-                return Err(Refused::Host(host.to_owned()));
+                let end = host.floor_char_boundary(NAME_BYTES_MAX);
+                return Err(Refused::Host { name: host[..end].to_owned(), setting: self.setting });
             }
         }
-        if self.is_foreign(headers) { Err(Refused::Foreign) } else { Ok(()) }
+        match self.is_foreign(request.method(), headers, named) {
+            true => Err(Refused::Foreign),
+            false => Ok(()),
+        }
     }
 
     fn allows(&self, name: &str) -> bool {
@@ -97,20 +108,23 @@ impl Guard {
     }
 
     fn is_told(&self, name: &str) -> bool {
-        self.0.iter().any(|told| told == ANY || told.eq_ignore_ascii_case(name))
+        self.allowed.iter().any(|told| told == ANY || told.eq_ignore_ascii_case(name))
     }
 
     /// Whether a browser says that a page of another origin asks, other than by following a link.
-    fn is_foreign(&self, headers: &HeaderMap) -> bool {
+    fn is_foreign(&self, method: &Method, headers: &HeaderMap, named: Option<&str>) -> bool {
         let header = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let says = |name, what| header(name) == Some(what);
-        let is_link = says("sec-fetch-mode", "navigate") && says("sec-fetch-dest", "document");
+        // A form that is sent is followed like a link, but for its method.
+        let is_link = [Method::GET, Method::HEAD].contains(method)
+            && says("sec-fetch-mode", "navigate")
+            && says("sec-fetch-dest", "document");
         if ["cross-site", "same-site"].into_iter().any(|site| says("sec-fetch-site", site)) {
             return !is_link;
         }
         let Some(origin) = headers.get(ORIGIN) else { return false };
         let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
-        let host = header(HOST.as_str()).unwrap_or_default();
+        let host = header(HOST.as_str()).or(named).unwrap_or_default();
         // A name that is allowed may be a proxy's, which asks here by another.
         !origin.is_some_and(|(_, at)| at.eq_ignore_ascii_case(host) || self.is_told(name_of(at)))
     }
@@ -168,7 +182,7 @@ mod tests {
         let request = headers
             .iter()
             .fold(Request::builder(), |request, (name, value)| request.header(*name, *value));
-        Guard::new(&allowed).check(&request.body(Body::empty()).unwrap())
+        Guard::new(&allowed, "A_SETTING").check(&request.body(Body::empty()).unwrap())
     }
 
     #[test]
@@ -203,7 +217,8 @@ mod tests {
             "[::1].evil.example",
         ] {
             let refused = checked(&[], &[("host", host)]);
-            assert_eq!(refused, Err(Refused::Host(host.to_owned())), "{host}");
+            let (name, setting) = (host.to_owned(), "A_SETTING");
+            assert_eq!(refused, Err(Refused::Host { name, setting }), "{host}");
         }
         let allowed = ["Debug.Example.com"];
         assert_eq!(checked(&allowed, &[("host", "debug.example.com:443")]), Ok(()));

@@ -11,9 +11,9 @@ use http::{HeaderMap, Method, Request, Response};
 use tonic::Code;
 
 use super::deadline::Deadline;
-use super::rest::Body;
+use super::rest::Message;
 use super::{PREFIX_BYTES, status_of, wire};
-use crate::intake::{Intake, Refusal};
+use crate::intake::{Intake, Peer, Refusal};
 use crate::telemetry::trace::{Door, Outcome, Span};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -25,9 +25,14 @@ pub(super) struct Call {
     pub(super) respond: SendResponse<Bytes>,
 }
 
+/// Marks a call whose message came after its head: whether it has to wait was not looked at. An
+/// extension of the call's request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Untried;
+
 /// A call for tonic: its message may wait, be more than one frame, or be no message at all.
 pub(super) struct Rest {
-    pub(super) request: Request<Body>,
+    pub(super) request: Request<Message>,
     pub(super) respond: SendResponse<Bytes>,
 }
 
@@ -35,20 +40,25 @@ pub(super) struct Rest {
 
 impl Call {
     /// Answers it, if that can be done at once; else returns it.
-    pub(super) fn answer(mut self, intake: &Intake, cx: &mut Context<'_>) -> Option<Rest> {
+    pub(super) fn answer(
+        mut self,
+        intake: &Intake,
+        peer: &Peer,
+        cx: &mut Context<'_>,
+    ) -> Option<Rest> {
         if !self.is_plain() {
-            return Some(self.hand_on(intake, None));
+            return Some(self.hand_on(intake, peer, None));
         }
         let read = match self.request.body_mut().poll_data(cx) {
             Poll::Ready(Some(Ok(read))) => read,
             // Nothing was taken out: whoever comes next finds it.
-            Poll::Pending | Poll::Ready(None) => return Some(self.hand_on(intake, None)),
+            Poll::Pending | Poll::Ready(None) => return Some(self.hand_on(intake, peer, None)),
             Poll::Ready(Some(Err(_))) => return None, // the client has reset it
         };
         // It has been read whole, whatever becomes of it.
         let _ = self.request.body_mut().flow_control().release_capacity(read.len());
         if !self.request.body().is_end_stream() {
-            return Some(self.hand_on(intake, Some(read)));
+            return Some(self.hand_on(intake, peer, Some(read)));
         }
         let mut answer = BytesMut::new();
         let span = intake.begin(Door::Grpc, self.request.headers());
@@ -61,7 +71,7 @@ impl Call {
             None => {
                 // Whoever sees to it begins another.
                 span.inspect(Span::discard);
-                return Some(self.hand_on(intake, Some(read)));
+                return Some(self.hand_on(intake, peer, Some(read)));
             }
             Some(Ok(())) => {
                 self.send(answer.freeze());
@@ -101,13 +111,18 @@ impl Call {
         }
     }
 
-    fn hand_on(self, intake: &Intake, read: Option<Bytes>) -> Rest {
+    fn hand_on(self, intake: &Intake, peer: &Peer, read: Option<Bytes>) -> Rest {
         let Self { mut request, respond } = self;
         // Its message and its turn may take a while from here on.
         if let Some(deadline) = Deadline::of(request.headers(), intake.now()) {
             request.extensions_mut().insert(deadline);
         }
-        Rest { request: request.map(|body| Body::new(read, body, intake.hold())), respond }
+        if read.is_none() || !request.body().is_end_stream() {
+            request.extensions_mut().insert(Untried);
+        }
+        let held = intake.hold(Door::Grpc, peer);
+        request.extensions_mut().insert(held.clone());
+        Rest { request: request.map(|body| Message::new(read, body, held)), respond }
     }
 }
 
@@ -133,7 +148,7 @@ fn answer_frame(
     answer: &mut BytesMut,
     span: Option<&Span>,
 ) -> Option<Result<(), Refusal>> {
-    let request = wire::read(plain_message(frame)?)?;
+    let request = wire::read(plain_message(frame)?).ok()?;
     intake.answer_at_once(&request, |made| {
         wire::frame(made, answer);
         if let Some(span) = span {

@@ -21,7 +21,7 @@ use super::call::{Call, Rest};
 use super::cork::{Cork, Corked};
 use super::greeting::{self, GREETING, Strangers};
 use super::rest;
-use crate::intake::Intake;
+use crate::intake::{Intake, Peer};
 
 /// Calls under way on one connection at most. A connection's calls are read and get a task each
 /// before any of them runs, so that this bounds what one connection can have waiting for the CPU.
@@ -92,10 +92,12 @@ where
         }
     });
     let mut is_leaving = false;
+    let peer = Peer::new();
+    let by = (&inside.intake, &peer);
     let mut calls = JoinSet::new();
     loop {
         tokio::select! {
-            next = poll_fn(|cx| next(&mut connection, &cork, &inside.intake, cx)) => match next {
+            next = poll_fn(|cx| next(&mut connection, &cork, by, cx)) => match next {
                 Some(call) => drop(calls.spawn(rest::serve(call, inside.routes.clone()))),
                 None => return,
             },
@@ -117,7 +119,7 @@ where
 fn next<I>(
     connection: &mut Connection<Corked<I>, Bytes>,
     cork: &Cork,
-    intake: &Intake,
+    (intake, peer): (&Intake, &Peer),
     cx: &mut Context<'_>,
 ) -> Poll<Option<Rest>>
 where
@@ -136,7 +138,7 @@ where
             }
         };
         let Some((request, respond)) = begun(accepted) else { return Poll::Ready(None) };
-        if let Some(rest) = (Call { request, respond }).answer(intake, cx) {
+        if let Some(rest) = (Call { request, respond }).answer(intake, peer, cx) {
             return Poll::Ready(Some(rest));
         }
     }

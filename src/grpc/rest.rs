@@ -1,59 +1,64 @@
 //! Everything but the plain call: tonic's routes, over a stream of `h2`.
 
 use std::future::poll_fn;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Body as _, Frame};
+use http_body_util::Full;
 use tokio::time::timeout;
 use tonic::body::Body as TonicBody;
-use tonic::codegen::StdError;
 use tonic::service::Routes;
 use tonic::{Code, Status};
 use tower_service::Service;
 
 use super::call::Rest;
-use super::{deadline, status_of};
-use crate::intake::Held;
+use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
+use crate::intake::{Held, Refusal};
 
 /// A call's answer begins within this whatever happens; a verdict takes a few milliseconds at most.
-/// It bounds clients that open a call and never finish their message.
 const CALL_MAX: Duration = Duration::from_secs(10);
 
-/// The message of a call as tonic reads it.
-pub(super) struct Body {
-    /// What was read of it already.
-    read: Option<Bytes>,
+/// A message is whole within this, from where it is first waited for, or its call ends. Envoy sends
+/// a message with the head of its call; the longest takes 16 round trips.
+const MESSAGE_MAX: Duration = Duration::from_secs(2);
+
+/// The message of a call, as far as it has come.
+pub(super) struct Message {
+    read: Bytes,
     rest: RecvStream,
     held: Held,
 }
 
-/// Sees `call` through, until its client gives it up.
+/// Sees `call` through, until its client gives it up. Until its message is whole it takes little:
+/// tonic's machinery is for what can be answered.
 pub(super) async fn serve(call: Rest, mut routes: Routes) {
     let Rest { request, mut respond } = call;
     let limit = deadline::timeout(request.headers()).unwrap_or(CALL_MAX).min(CALL_MAX);
     let answered = async {
-        match refused(&request) {
-            Some(response) => Ok(Ok(response)),
-            None => timeout(limit, routes.call(request)).await,
+        if let Some(response) = refused(&request) {
+            return response;
+        }
+        let (head, message) = request.into_parts();
+        let body = match message.whole().await {
+            Ok(message) => TonicBody::new(Full::new(message)),
+            Err(status) => return status.into_http(),
+        };
+        match routes.call(Request::from_parts(head, body)).await {
+            Ok(response) => mended(response),
+            Err(never) => match never {},
         }
     };
     let answered = tokio::select! {
-        answered = answered => answered,
+        answered = timeout(limit, answered) => answered,
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
     };
-    let response = match answered {
-        Ok(Ok(response)) => mended(response),
-        Ok(Err(never)) => match never {},
-        Err(_) => Status::deadline_exceeded("Timeout expired").into_http(),
-    };
-    send(response, respond).await;
+    let expired = |_| Status::deadline_exceeded("Timeout expired").into_http();
+    send(answered.unwrap_or_else(expired), respond).await;
 }
 
 /// The answer to what is no call of gRPC at all, which tonic would take for one. The status of HTTP
@@ -133,53 +138,44 @@ async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Option<()
     Some(())
 }
 
-// === impl Body ===
+// === impl Message ===
 
-impl Body {
-    /// What is read of it counts as `held` for as long as it lives.
+impl Message {
+    /// Of which `read` is there. It counts as `held`.
     pub(super) fn new(read: Option<Bytes>, rest: RecvStream, held: Held) -> Self {
-        Self { read, rest, held }
+        Self { read: read.unwrap_or_default(), rest, held }
     }
 
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
-        if let Some(read) = self.read.take() {
-            return Poll::Ready(Some(Ok(read)));
+    /// All of it, or as much as is too much.
+    ///
+    /// # Errors
+    ///
+    /// It was not whole in time, or lost its room to others, or its client has reset it.
+    async fn whole(self) -> Result<Bytes, Status> {
+        let Self { read, mut rest, held } = self;
+        if rest.is_end_stream() {
+            return Ok(read);
         }
-        let polled = ready!(self.rest.poll_data(cx));
-        if let Some(Ok(data)) = &polled {
-            // Fails only on a stream that is over, which the next read tells.
-            let _ = self.rest.flow_control().release_capacity(data.len());
-        }
-        Poll::Ready(polled)
-    }
-}
-
-impl http_body::Body for Body {
-    type Data = Bytes;
-    type Error = StdError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, StdError>>> {
-        match ready!(self.poll_data(cx)) {
-            Some(Ok(data)) => {
-                let held = self.held.take(data.len()).map_err(|refusal| status_of(&refusal));
-                Poll::Ready(Some(held.map(|()| Frame::data(data)).map_err(StdError::from)))
+        let collected = async {
+            let mut whole = BytesMut::from(read);
+            held.take(whole.len()).map_err(|refusal| status_of(&refusal))?;
+            while whole.len() <= PREFIX_BYTES + MESSAGE_BYTES_MAX
+                && let Some(part) = rest.data().await
+            {
+                let part = part.map_err(|error| Status::cancelled(error.to_string()))?;
+                // Fails only on a stream that is over, which the next read tells.
+                let _ = rest.flow_control().release_capacity(part.len());
+                held.take(part.len()).map_err(|refusal| status_of(&refusal))?;
+                whole.extend_from_slice(&part);
             }
-            Some(Err(error)) => Poll::Ready(Some(Err(error.into()))),
-            None => {
-                let trailers = ready!(self.rest.poll_trailers(cx))?;
-                Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
-            }
+            Ok(whole.freeze())
+        };
+        tokio::select! {
+            collected = timeout(MESSAGE_MAX, collected) => collected.unwrap_or_else(|_| {
+                let told = format!("the message was not whole within {MESSAGE_MAX:?}");
+                Err(Status::deadline_exceeded(told))
+            }),
+            () = poll_fn(|cx| held.poll_given_up(cx)) => Err(status_of(&Refusal::NoRoom)),
         }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.read.is_none() && self.rest.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::default()
     }
 }

@@ -10,9 +10,9 @@ mod proto;
 use std::convert::Infallible;
 use std::task::{Context, Poll};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use codec::Codec;
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
+pub use decode::Unreadable;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use pb::rate_limit_service_server::SERVICE_NAME;
 use tonic::body::Body;
@@ -20,17 +20,21 @@ use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
 
+use super::call::Untried;
 use super::deadline::Deadline;
 use super::{MESSAGE_BYTES_MAX, status_of};
-use crate::intake::{Answer, Fault, Intake, Refusal};
-use crate::request::{Descriptor, Entry, Request};
-use crate::rules::{Limit, Unit};
+use crate::intake::{Answer, Held, Intake, Peer, Refusal};
+use crate::request::Request;
 use crate::telemetry::trace::{self, Outcome, Span};
 
-/// The request that a message of protobuf is, if it is a plain one, within the bounds of
-/// [`crate::intake`]; its text is borrowed. All others are for tonic.
-pub fn read(message: &[u8]) -> Option<Request<'_>> {
-    decode::request(message).ok()
+/// The request that a message of protobuf is; its text is borrowed. What it costs is bounded
+/// whatever the message claims to hold.
+///
+/// # Errors
+///
+/// It is no request, or breaks a bound of [`crate::intake`].
+pub fn read(message: &[u8]) -> Result<Request<'_>, Unreadable> {
+    decode::request(message)
 }
 
 /// Adds `answer` to `bytes`, as one message of gRPC with its prefix.
@@ -80,7 +84,7 @@ impl tonic::codegen::Service<http::Request<Body>> for Door {
         let answered = async move {
             let mut grpc =
                 Grpc::new(Codec).apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
-            let answered = intake.pass(grpc.unary(door, request)).await;
+            let answered = intake.contain(trace::Door::Grpc, grpc.unary(door, request)).await;
             Ok(answered.unwrap_or_else(|refusal| status_of(&refusal).into_http()))
         };
         match span {
@@ -103,78 +107,52 @@ async fn traced(
     Ok(response)
 }
 
-impl UnaryService<pb::RateLimitRequest> for Door {
+impl UnaryService<Bytes> for Door {
     type Response = BytesMut;
     type Future = BoxFuture<Response<BytesMut>, GrpcStatus>;
 
-    fn call(&mut self, request: GrpcRequest<pb::RateLimitRequest>) -> Self::Future {
+    /// The message is whole: from here on the call counts among those that wait.
+    fn call(&mut self, request: GrpcRequest<Bytes>) -> Self::Future {
         let Self { intake, span } = self.clone();
         Box::pin(async move {
             let deadline = request.extensions().get().map(|Deadline(deadline)| *deadline);
-            let request = request.into_inner();
-            let decoded = decode(&request).map_err(|refusal| status_of(&refusal))?;
-            let made = |answer: Answer<'_>| {
+            let held = request.extensions().get::<Held>().cloned().unwrap_or_else(|| {
+                // Of a call that came by no connection of ours.
+                intake.hold(trace::Door::Grpc, &Peer::new())
+            });
+            let is_untried = request.extensions().get::<Untried>().is_some();
+            held.finish().map_err(|refusal| status_of(&refusal))?;
+            let message = request.into_inner();
+            let decoded = read(&message).map_err(|fault| unreadable(fault, &intake))?;
+            let made = |answer: &Answer<'_>| {
                 if let Some(span) = &span {
                     span.note(&decoded, &answer.verdict);
                 }
-                encode::message(&answer)
+                encode::message(answer)
             };
-            let answer = intake.answer_by(deadline, &decoded, made).await;
-            Ok(Response::new(answer.map_err(|refusal| status_of(&refusal))?))
+            // One that does not wait needs no place.
+            let answered = is_untried.then(|| intake.answer_at_once(&decoded, made)).flatten();
+            let answered = match answered {
+                Some(answered) => answered,
+                None => {
+                    let answer = intake.answer_by(deadline, &decoded, |answer| made(&answer));
+                    let passed = intake.pass(trace::Door::Grpc, held.peer(), answer).await;
+                    passed.and_then(|answer| answer)
+                }
+            };
+            Ok(Response::new(answered.map_err(|refusal| status_of(&refusal))?))
         })
     }
 }
 
-fn decode(request: &pb::RateLimitRequest) -> Result<Request<'_>, Refusal> {
-    let descriptors = request.descriptors.iter().enumerate().map(|(at, sent)| {
-        let limit = sent.limit.as_ref().map(|limit| decode_limit(at, limit)).transpose()?;
-        let entries = sent.entries.iter().map(|e| Entry { key: &e.key, value: &e.value }).collect();
-        let hits_addend = sent.hits_addend.as_ref().map(|hits| hits.value);
-        Ok(Descriptor { entries, limit, hits_addend, refund: sent.is_negative_hits })
-    });
-    Ok(Request {
-        domain: &request.domain,
-        descriptors: descriptors.collect::<Result<_, _>>()?,
-        hits_addend: request.hits_addend,
-    })
-}
-
-/// An override. A unit that does not exist is refused; it ends the reference's process.
-fn decode_limit(
-    at: usize,
-    limit: &descriptor_pb::rate_limit_descriptor::RateLimitOverride,
-) -> Result<Limit, Refusal> {
-    let unit = Unit::from_number(limit.unit.into());
-    let unit = unit.ok_or(Refusal::Invalid(Fault::Unit(at)))?;
-    Ok(Limit::fixed_window(limit.requests_per_unit, unit))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_unit_has_the_number_of_the_protocol() {
-        use pb::rate_limit_response::rate_limit::Unit as PbUnit;
-        for unit in Unit::ALL {
-            let number = i32::from(unit.number());
-            assert_eq!(PbUnit::try_from(number).map(|it| it.as_str_name()), Ok(unit.name()));
-            let limit = descriptor_pb::rate_limit_descriptor::RateLimitOverride {
-                requests_per_unit: 3,
-                unit: number,
-            };
-            assert_eq!(decode_limit(0, &limit), Ok(Limit::fixed_window(3, unit)));
-        }
-    }
-
-    #[test]
-    fn an_override_without_a_unit_is_refused() {
-        for unit in [0, 8, -1] {
-            let limit = descriptor_pb::rate_limit_descriptor::RateLimitOverride {
-                requests_per_unit: 3,
-                unit,
-            };
-            assert_eq!(decode_limit(5, &limit), Err(Refusal::Invalid(Fault::Unit(5))));
+/// The reference's server says INTERNAL of a message that it cannot decode.
+fn unreadable(fault: Unreadable, intake: &Intake) -> GrpcStatus {
+    match fault {
+        Unreadable::Malformed(fault) => GrpcStatus::internal(fault.to_string()),
+        Unreadable::Refused(fault) => {
+            let refusal = Refusal::Invalid(fault);
+            intake.note_refusal(&refusal);
+            status_of(&refusal)
         }
     }
 }

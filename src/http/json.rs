@@ -3,18 +3,24 @@
 //! As protobuf's mapping has it: names in lower camel case or as in the `.proto`, numbers also as
 //! strings, enums by name or number, null for a default, unknown fields refused, default values
 //! left out.
+//!
+//! What a body costs is bounded by its length: lists end at their bounds, and of what is faulty
+//! nothing is kept, nor more than [`FAULT_BYTES_MAX`] sent back.
 
-use std::fmt;
-use std::marker::PhantomData;
+mod values;
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value, json};
 
-use crate::intake::Answer;
+use values::{Listed, Number, Object, UnitName, list, nullable};
+
+use crate::intake::{Answer, DESCRIPTORS_MAX, ENTRIES_MAX};
 use crate::request;
-use crate::rules::{Limit, Unit};
+use crate::rules::Limit;
 use crate::verdict::{Code, Status};
+
+/// Bytes of what a fault says at most, the place in the body aside: a client that sends a long
+/// value is not sent it back.
+const FAULT_BYTES_MAX: usize = 200;
 
 /// A request that owns its text.
 #[derive(Debug, Default, serde::Deserialize)]
@@ -22,7 +28,7 @@ use crate::verdict::{Code, Status};
 pub(crate) struct Request {
     #[serde(deserialize_with = "nullable")]
     domain: String,
-    #[serde(deserialize_with = "nullable")]
+    #[serde(deserialize_with = "list")]
     descriptors: Vec<Object<Descriptor>>,
     #[serde(alias = "hits_addend", deserialize_with = "nullable")]
     hits_addend: Number<u32>,
@@ -31,7 +37,7 @@ pub(crate) struct Request {
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields, default, rename_all = "camelCase")]
 struct Descriptor {
-    #[serde(deserialize_with = "nullable")]
+    #[serde(deserialize_with = "list")]
     entries: Vec<Object<Entry>>,
     limit: Option<Object<Override>>,
     #[serde(alias = "hits_addend")]
@@ -57,24 +63,23 @@ struct Override {
     unit: UnitName,
 }
 
-/// A message: an object. serde alone would also take a list of its fields in order.
-#[derive(Debug)]
-struct Object<T>(T);
-
-/// A whole number, also as `1.0` or `1e0`, or in a string.
-#[derive(Debug, Default, Clone, Copy, serde::Deserialize)]
-#[serde(try_from = "Value", bound = "T: TryFrom<u64>")]
-struct Number<T>(T);
-
-#[derive(Debug, Clone, Copy, serde::Deserialize)]
-#[serde(try_from = "Value")]
-struct UnitName(Unit);
-
 /// Parses a request, or says where and why it is none.
 pub(crate) fn parse(body: &[u8]) -> Result<Request, String> {
     serde_json::from_slice(body).map(|Object(request)| request).map_err(|error| {
-        format!("Bad Request: the body is not a RateLimitRequest in JSON: {error}")
+        format!("Bad Request: the body is not a RateLimitRequest in JSON: {}", shown(&error))
     })
+}
+
+/// `error` in one line of bounded length.
+fn shown(error: &serde_json::Error) -> String {
+    let told = error.to_string().replace(char::is_control, " ");
+    let end = told.floor_char_boundary(FAULT_BYTES_MAX);
+    match told.get(end..) {
+        Some("") | None => told,
+        Some(_) => {
+            format!("{}... at line {} column {}", &told[..end], error.line(), error.column())
+        }
+    }
 }
 
 /// The request in an object that was read, or what is wrong with it.
@@ -84,18 +89,18 @@ pub(crate) fn from_object(object: Map<String, Value>) -> Result<Request, String>
 }
 
 /// The response in JSON.
-pub(super) fn print(answer: Answer<'_>) -> Value {
+pub(super) fn print(answer: &Answer<'_>) -> Value {
     let Answer { verdict, headers } = answer;
     let mut response = json!({
         "overallCode": code(verdict.code),
         "statuses": verdict.statuses.iter().map(status).collect::<Vec<_>>(),
     });
     if !headers.is_empty() {
-        let header = |(key, value)| json!({ "key": key, "value": value });
-        response["responseHeadersToAdd"] = headers.into_iter().map(header).collect();
+        let header = |(key, value): &(String, String)| json!({ "key": key, "value": value });
+        response["responseHeadersToAdd"] = headers.iter().map(header).collect();
     }
-    if let Some(metadata) = verdict.metadata {
-        response["dynamicMetadata"] = metadata.into();
+    if let Some(metadata) = &verdict.metadata {
+        response["dynamicMetadata"] = metadata.clone().into();
     }
     response
 }
@@ -145,6 +150,16 @@ impl Request {
     }
 }
 
+impl Listed for Object<Descriptor> {
+    const NAME: &'static str = "descriptors";
+    const MAX: usize = DESCRIPTORS_MAX;
+}
+
+impl Listed for Object<Entry> {
+    const NAME: &'static str = "entries";
+    const MAX: usize = ENTRIES_MAX;
+}
+
 impl Descriptor {
     fn borrow(&self) -> request::Descriptor<'_> {
         request::Descriptor {
@@ -165,79 +180,10 @@ impl Entry {
     }
 }
 
-impl<'de, T: DeserializeOwned> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields<T>(PhantomData<T>);
-
-        impl<'de, T: DeserializeOwned> Visitor<'de> for Fields<T> {
-            type Value = Object<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
-            }
-        }
-
-        deserializer.deserialize_map(Fields(PhantomData))
-    }
-}
-
-/// A field that may be null, which is the same as leaving it out.
-fn nullable<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Option::deserialize(deserializer).map(Option::unwrap_or_default)
-}
-
-/// 2^64, the first whole number above 64 bits.
-const TOO_LARGE: f64 = 18_446_744_073_709_551_616.0;
-
-fn whole(number: &serde_json::Number) -> Option<u64> {
-    let is_whole = |it: &f64| it.fract() == 0.0 && (0.0..TOO_LARGE).contains(it);
-    #[allow(clippy::cast_possible_truncation, reason = "whole and in range")]
-    #[allow(clippy::cast_sign_loss, reason = "in range")]
-    number.as_u64().or_else(|| number.as_f64().filter(is_whole).map(|it| it as u64))
-}
-
-impl<T: TryFrom<u64>> TryFrom<Value> for Number<T> {
-    type Error = String;
-
-    fn try_from(value: Value) -> Result<Self, String> {
-        let number = match &value {
-            Value::Number(number) => whole(number),
-            Value::String(digits) => digits.parse().ok().as_ref().and_then(whole),
-            _ => None,
-        };
-        let number = number.and_then(|number| T::try_from(number).ok()).map(Number);
-        number.ok_or_else(|| format!("{value} is not a number in range"))
-    }
-}
-
-impl TryFrom<Value> for UnitName {
-    type Error = String;
-
-    fn try_from(value: Value) -> Result<Self, String> {
-        let unit = match &value {
-            Value::String(name) => Unit::ALL.into_iter().find(|unit| unit.name() == name),
-            Value::Number(number) => number.as_i64().and_then(Unit::from_number),
-            _ => None,
-        };
-        unit.map(UnitName).ok_or_else(|| {
-            format!(
-                "{value} is not a unit; expected SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
-            )
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::Unit;
 
     #[test]
     fn reads_both_spellings_and_numbers_in_strings() {
@@ -296,6 +242,37 @@ mod tests {
         ] {
             let fault = parse(body.as_bytes()).unwrap_err();
             assert!(fault.contains(reason), "{body}: {fault}");
+        }
+    }
+
+    /// Behind the last element that is accepted there could be anything.
+    #[test]
+    fn a_list_is_refused_at_its_first_element_too_many() {
+        let entries = vec![r#"{"key":"k"}"#; ENTRIES_MAX + 1].join(",");
+        let descriptors = vec!["{}"; DESCRIPTORS_MAX + 1].join(",");
+        for (body, reason) in [
+            (format!(r#"{{"descriptors":[{descriptors},"#), "more descriptors than the 256"),
+            (format!(r#"{{"descriptors":[{{"entries":[{entries},"#), "more entries than the 64"),
+        ] {
+            let fault = parse(body.as_bytes()).unwrap_err();
+            assert!(fault.contains(reason), "{fault}");
+        }
+    }
+
+    #[test]
+    fn a_fault_is_a_short_line_however_long_the_value() {
+        let long = r"v\u000a\u001b".repeat(100_000);
+        for body in [
+            format!(r#"{{"{long}":1}}"#),
+            format!(r#"{{"hitsAddend":"{long}"}}"#),
+            format!(r#"{{"descriptors":"{long}"}}"#),
+            format!(r#"{{"descriptors":[{{"limit":{{"unit":"{long}"}}}}]}}"#),
+            format!(r#"{{"hitsAddend":[{}0]}}"#, "0,".repeat(100_000)),
+        ] {
+            let fault = parse(body.as_bytes()).unwrap_err();
+            assert!(fault.len() < FAULT_BYTES_MAX + 120, "{} bytes", fault.len());
+            assert!(fault.contains(" at line 1 column "), "{fault}");
+            assert!(!fault.contains(char::is_control), "{fault:?}");
         }
     }
 }

@@ -1,13 +1,10 @@
-//! The way in: so many calls at once and no more, and a panic in one ends that one alone.
+//! The way in: so many calls that wait at once and no more, and a panic in one ends that one alone.
 //!
-//! What unfinished messages take is bounded beside it (`gate/held.rs`).
-//!
-//! Calls that wait (for a lease, a slot, the rest of their message) are what may pile up here.
-//! Those that wait for the CPU do so before they come here, and are bounded by the streams of their
-//! connections. Refusing these by the length of their queue left nothing decided at all (tried
-//! once, at three times the load that saturates): a refusal may well cost as much as a decision.
-
-mod held;
+//! A call takes its place once its message is whole; what unfinished messages take is bounded apart
+//! (`room.rs`). Calls that wait (for a lease or a slot) are what may pile up here. Those that wait
+//! for the CPU do so before they come here, and are bounded by the streams of their connections.
+//! Refusing these by the length of their queue left nothing decided at all (tried once, at three
+//! times the load that saturates): a refusal may well cost as much as a decision.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,12 +13,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use futures_util::FutureExt;
 use tracing::{info, warn};
 
-pub use held::Held;
-
 use super::Refusal;
-use crate::store::Count;
+use super::room::Peer;
 
-/// Counts the calls under way, and refuses those above its ceiling. A handle: clones share it.
+/// The last places, one in so many of all, are for connections that have few of them: one that
+/// fills the others shuts out itself, and not the next one.
+const KEPT_PART: usize = 4;
+
+/// Calls that wait of a connection that may have one of the last places.
+const FEW: usize = 8;
+
+/// Counts the calls that wait, and refuses those above its ceiling. A handle: clones share it.
 #[derive(Debug, Clone)]
 pub(super) struct Gate {
     shared: Arc<Shared>,
@@ -30,27 +32,30 @@ pub(super) struct Gate {
 #[derive(Debug)]
 struct Shared {
     calls_max: usize,
-    under_way: AtomicUsize,
-    /// Bytes of messages that are not whole yet.
-    held: AtomicUsize,
+    /// Where the ceiling comes from, for the log.
+    said_by: &'static str,
+    waiting: AtomicUsize,
     shed: AtomicU64,
     panics: AtomicU64,
     /// Calls were refused, and not yet few since: so that an overload is told once.
     is_crowded: AtomicBool,
 }
 
-/// A place among the calls under way, for as long as it lives.
-struct Place<'a>(&'a Shared);
+/// A place among the calls that wait, for as long as it lives.
+struct Place<'a> {
+    shared: &'a Shared,
+    peer: &'a Peer,
+}
 
 // === impl Gate ===
 
 impl Gate {
-    /// For `calls_max` calls at once.
-    pub(super) fn new(calls_max: usize) -> Self {
+    /// For `calls_max` calls at once, as `said_by` says.
+    pub(super) fn new(calls_max: usize, said_by: &'static str) -> Self {
         let shared = Shared {
             calls_max,
-            under_way: AtomicUsize::new(0),
-            held: AtomicUsize::new(0),
+            said_by,
+            waiting: AtomicUsize::new(0),
             shed: AtomicU64::new(0),
             panics: AtomicU64::new(0),
             is_crowded: AtomicBool::new(false),
@@ -58,53 +63,67 @@ impl Gate {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Sees `call` through, unless too many are under way: then it is dropped, not yet begun.
-    pub(super) async fn pass<T>(&self, call: impl Future<Output = T>) -> Result<T, Refusal> {
-        let _place = self.shared.enter()?;
+    /// Sees `call` of `peer` through, unless too many wait: then it is dropped, not yet begun.
+    pub(super) async fn pass<T>(
+        &self,
+        peer: &Peer,
+        call: impl Future<Output = T>,
+    ) -> Result<T, Refusal> {
+        let _place = self.shared.enter(peer)?;
+        self.contain(call).await
+    }
+
+    /// Sees `call` through, or says that it panicked.
+    pub(super) async fn contain<T>(&self, call: impl Future<Output = T>) -> Result<T, Refusal> {
         // What the call shares with others, it shares through locks and atomics that a panic
         // leaves usable; what it held itself is dropped, which gives it back.
         let passed = AssertUnwindSafe(call).catch_unwind().await;
-        passed.map_err(|_| {
-            self.shared.panics.fetch_add(1, Ordering::Relaxed);
-            Refusal::Panicked
-        })
+        passed.map_err(|_| self.panicked())
     }
 
-    /// As [`Gate::pass`], for a call that never waits: it takes no place among those that do, and
-    /// touches nothing that calls of other cores touch. A crowd shuts it out all the same.
-    pub(super) fn pass_at_once<T>(
+    /// As [`Gate::contain`], for a call that never waits and takes no place: it touches nothing
+    /// that calls of other cores touch, and no crowd shuts it out.
+    pub(super) fn contain_at_once<T>(
         &self,
         call: impl FnOnce() -> Option<Result<T, Refusal>>,
     ) -> Option<Result<T, Refusal>> {
-        if self.shared.under_way.load(Ordering::Relaxed) >= self.shared.calls_max {
-            return None; // to be refused and counted where it asks next
-        }
-        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
-            self.shared.panics.fetch_add(1, Ordering::Relaxed);
-            Some(Err(Refusal::Panicked))
-        })
+        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Some(Err(self.panicked())))
     }
 
-    pub(super) fn counts(&self) -> Vec<Count> {
-        let Shared { under_way, shed, panics, .. } = &*self.shared;
-        vec![
-            ("calls_under_way", under_way.load(Ordering::Relaxed) as u64),
-            ("shed", shed.load(Ordering::Relaxed)),
-            ("request_panics", panics.load(Ordering::Relaxed)),
-        ]
+    fn panicked(&self) -> Refusal {
+        self.shared.panics.fetch_add(1, Ordering::Relaxed);
+        Refusal::Panicked
+    }
+
+    /// Calls that wait.
+    pub(super) fn waiting(&self) -> u64 {
+        self.shared.waiting.load(Ordering::Relaxed) as u64
+    }
+
+    /// Calls that were refused.
+    pub(super) fn shed(&self) -> u64 {
+        self.shared.shed.load(Ordering::Relaxed)
+    }
+
+    /// Calls that panicked.
+    pub(super) fn panics(&self) -> u64 {
+        self.shared.panics.load(Ordering::Relaxed)
     }
 }
 
 // === impl Shared ===
 
 impl Shared {
-    fn enter(&self) -> Result<Place<'_>, Refusal> {
-        let before = self.under_way.fetch_add(1, Ordering::Relaxed);
-        let place = Place(self);
-        if before >= self.calls_max {
+    fn enter<'a>(&'a self, peer: &'a Peer) -> Result<Place<'a>, Refusal> {
+        let before = self.waiting.fetch_add(1, Ordering::Relaxed);
+        let of_peer = peer.waiting().fetch_add(1, Ordering::Relaxed);
+        let place = Place { shared: self, peer };
+        let kept = if of_peer < FEW { 0 } else { self.calls_max / KEPT_PART };
+        if before + kept >= self.calls_max {
             self.shed.fetch_add(1, Ordering::Relaxed);
             if !self.is_crowded.swap(true, Ordering::Relaxed) {
-                warn!("calls are refused: {before} are under way, as many as MAX_IN_FLIGHT says");
+                let of = self.said_by;
+                warn!("calls are refused: {before} wait, of at most {} ({of})", self.calls_max);
             }
             return Err(Refusal::Overloaded);
         }
@@ -125,54 +144,74 @@ impl Shared {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.peer.waiting().fetch_sub(1, Ordering::Relaxed);
+        self.shared.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use futures_util::future::pending;
+    use futures_util::poll;
 
-    fn count(gate: &Gate, name: &str) -> u64 {
-        gate.counts().into_iter().find_map(|(it, count)| (it == name).then_some(count)).unwrap()
-    }
+    use super::*;
 
     #[tokio::test]
     async fn calls_above_the_ceiling_are_refused_at_once_and_places_come_back() {
-        let gate = Gate::new(2);
+        let (gate, peer) = (Gate::new(2, "a test"), Peer::new());
         for _ in 0..2 {
-            let mut first = Box::pin(gate.pass(std::future::pending::<()>()));
-            let mut second = Box::pin(gate.pass(std::future::pending::<()>()));
-            assert!(futures_util::poll!(&mut first).is_pending());
-            assert!(futures_util::poll!(&mut second).is_pending());
-            assert_eq!(gate.pass(async {}).await, Err(Refusal::Overloaded));
-            assert_eq!(count(&gate, "calls_under_way"), 2);
+            let mut first = Box::pin(gate.pass(&peer, pending::<()>()));
+            let mut second = Box::pin(gate.pass(&peer, pending::<()>()));
+            assert!(poll!(&mut first).is_pending());
+            assert!(poll!(&mut second).is_pending());
+            assert_eq!(gate.pass(&peer, async {}).await, Err(Refusal::Overloaded));
+            assert_eq!(gate.contain_at_once(|| Some(Ok(7))), Some(Ok(7)), "it does not wait");
+            assert_eq!(gate.waiting(), 2);
             drop(first);
-            assert_eq!(gate.pass(async { 7 }).await, Ok(7));
+            assert_eq!(gate.pass(&peer, async { 7 }).await, Ok(7));
         }
-        assert_eq!((count(&gate, "calls_under_way"), count(&gate, "shed")), (0, 2));
+        assert_eq!((gate.waiting(), gate.shed()), (0, 2));
+        assert_eq!(peer.waiting().load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_fills_the_gate_leaves_places_for_others() {
+        const PLACES: usize = 100;
+        let (gate, crowd, other) = (Gate::new(PLACES, "a test"), Peer::new(), Peer::new());
+        let mut calls: Vec<_> =
+            (0..PLACES).map(|_| Box::pin(gate.pass(&crowd, pending::<()>()))).collect();
+        for call in &mut calls {
+            let _ = poll!(call);
+        }
+        assert_eq!(gate.waiting(), 75, "a quarter is kept");
+        let mut few: Vec<_> =
+            (0..FEW).map(|_| Box::pin(gate.pass(&other, pending::<()>()))).collect();
+        for call in &mut few {
+            assert!(poll!(call).is_pending(), "it has a place");
+        }
+        assert_eq!(gate.pass(&other, async {}).await, Err(Refusal::Overloaded), "no longer few");
     }
 
     #[tokio::test]
     async fn a_panic_ends_its_own_call_only_and_is_counted() {
-        let gate = Gate::new(1);
+        let (gate, peer) = (Gate::new(1, "a test"), Peer::new());
         for _ in 0..3 {
-            let told = gate.pass(async { panic!("told to") }).await;
+            let told = gate.pass(&peer, async { panic!("told to") }).await;
             assert_eq!(told, Err::<(), _>(Refusal::Panicked));
-            assert_eq!(gate.pass(async {}).await, Ok(()));
+            assert_eq!(gate.pass(&peer, async {}).await, Ok(()));
         }
-        assert_eq!((count(&gate, "calls_under_way"), count(&gate, "request_panics")), (0, 3));
+        assert_eq!((gate.waiting(), gate.panics()), (0, 3));
     }
 
     #[tokio::test]
     async fn an_overload_is_over_once_calls_are_few() {
-        let gate = Gate::new(1);
-        let mut long = Box::pin(gate.pass(std::future::pending::<()>()));
-        assert!(futures_util::poll!(&mut long).is_pending());
-        assert!(gate.pass(async {}).await.is_err());
+        let (gate, peer) = (Gate::new(1, "a test"), Peer::new());
+        let mut long = Box::pin(gate.pass(&peer, pending::<()>()));
+        assert!(poll!(&mut long).is_pending());
+        assert!(gate.pass(&peer, async {}).await.is_err());
         assert!(gate.shared.is_crowded.load(Ordering::Relaxed));
         drop(long);
-        assert!(gate.pass(async {}).await.is_ok());
+        assert!(gate.pass(&peer, async {}).await.is_ok());
         assert!(!gate.shared.is_crowded.load(Ordering::Relaxed));
     }
 }

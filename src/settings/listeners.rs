@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::cli::BOOL;
 use super::fault::{Expected, Faults};
 use super::value::{self, HostPort};
 
@@ -23,7 +24,11 @@ pub struct Listeners {
     pub grpc: GrpcListen,
     /// `/status`, `/metrics`, `/rlconfig`, `/hotkeys` and their index.
     pub debug: HostPort,
-    /// Names, beside those that always are, that browsers may ask the debug listener by.
+    /// Names, beside those that always are, that `/json` may be asked by.
+    pub allowed_hosts: Vec<String>,
+    /// Whether `/json` may give hits back.
+    pub json_refunds: bool,
+    /// Names, beside those that always are, that the debug and metrics listeners may be asked by.
     pub debug_allowed_hosts: Vec<String>,
     /// Age at which a gRPC connection is asked to go; `None` for never.
     pub max_connection_age: Option<Duration>,
@@ -51,6 +56,12 @@ pub(super) struct ListenerFlags {
     /// Port of the HTTP listener: /json, /healthcheck, /livez, /readyz
     #[arg(long, env = "PORT", value_name = "PORT", default_value = "8080")]
     port: String,
+    /// Names to reach /json by, beside addresses and inner names; * for any
+    #[arg(long, env = "ALLOWED_HOSTS", value_name = "NAMES")]
+    allowed_hosts: Option<String>,
+    /// Let /json give hits back (is_negative_hits); over gRPC they may be in any case
+    #[arg(long, env = "JSON_REFUNDS", value_name = BOOL, default_value = "false")]
+    json_refunds: String,
     /// Interface of the gRPC listener
     #[arg(long, env = "GRPC_HOST", value_name = "HOST", default_value = "127.0.0.1")]
     grpc_host: String,
@@ -75,7 +86,7 @@ pub(super) struct ListenerFlags {
     /// Port of the debug listener: /status, /metrics, /rlconfig, /hotkeys and their index
     #[arg(long, env = "DEBUG_PORT", value_name = "PORT", default_value = "6070")]
     debug_port: String,
-    /// Names to reach the debug listener by, beside addresses and inner names; * for any
+    /// Names to reach the debug and metrics listeners by, beside addresses and inner; * for any
     #[arg(long, env = "DEBUG_ALLOWED_HOSTS", value_name = "NAMES")]
     debug_allowed_hosts: Option<String>,
 }
@@ -89,8 +100,11 @@ impl ListenerFlags {
         let unix = faults.parse_optional("GRPC_UDS", self.grpc_uds.as_deref(), value::socket_path);
         let debug =
             host_port(faults, ("DEBUG_HOST", &self.debug_host), ("DEBUG_PORT", &self.debug_port));
-        let allowed = self.debug_allowed_hosts.as_deref();
-        let names = faults.parse_optional("DEBUG_ALLOWED_HOSTS", allowed, names);
+        let allowed = self.allowed_hosts.as_deref();
+        let allowed = faults.parse_optional("ALLOWED_HOSTS", allowed, names);
+        let refunds = faults.parse("JSON_REFUNDS", &self.json_refunds, value::boolean);
+        let debug_allowed = self.debug_allowed_hosts.as_deref();
+        let debug_allowed = faults.parse_optional("DEBUG_ALLOWED_HOSTS", debug_allowed, names);
         let never = value::duration_or_never;
         let age = faults.parse("GRPC_MAX_CONNECTION_AGE", &self.grpc_max_connection_age, never);
         let grace = faults.parse(
@@ -107,7 +121,9 @@ impl ListenerFlags {
                 None => GrpcListen::Tcp(tcp?),
             },
             debug: debug?,
-            debug_allowed_hosts: names?.unwrap_or_default(),
+            allowed_hosts: allowed?.unwrap_or_default(),
+            json_refunds: refunds?,
+            debug_allowed_hosts: debug_allowed?.unwrap_or_default(),
             max_connection_age: age?,
             max_connection_age_grace: grace?,
             calls_max: calls_max?,

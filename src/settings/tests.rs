@@ -14,7 +14,7 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 28] = [
+const OURS: [&str; 30] = [
     "LEASE_MAX_WAIT",
     "LEASE_WAIT_LIMIT",
     "PODS_EXPECTED",
@@ -31,6 +31,8 @@ const OURS: [&str; 28] = [
     "REDIS_PERSECOND_REDIRECT_NETWORKS",
     "BUFFER_MEMORY",
     "MAX_IN_FLIGHT",
+    "ALLOWED_HOSTS",
+    "JSON_REFUNDS",
     "DEBUG_ALLOWED_HOSTS",
     "METRICS_SERIES_MAX",
     "RULES_SNAPSHOT",

@@ -10,6 +10,7 @@ mod http1;
 mod json;
 mod panic;
 mod random;
+mod unfinished;
 
 use std::fs;
 
@@ -30,10 +31,15 @@ descriptors:
 
 /// A pod on the embedded store.
 async fn pod() -> (Ratelease, TempDir) {
+    pod_with(&[]).await
+}
+
+async fn pod_with(env: &[(&str, &str)]) -> (Ratelease, TempDir) {
     let rules = TempDir::new().unwrap();
     fs::write(rules.path().join("test.yaml"), RULES).unwrap();
     // Waiting is not what is tested here, on a machine that also compiles.
-    (Ratelease::start(rules.path(), &[], &[("LEASE_MAX_WAIT", "5s")]).await, rules)
+    let env = [&[("LEASE_MAX_WAIT", "5s")], env].concat();
+    (Ratelease::start(rules.path(), &[], &env).await, rules)
 }
 
 /// A `RateLimitRequest` of one descriptor after another.

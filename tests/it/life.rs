@@ -16,11 +16,13 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
+use futures_util::stream;
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 
 use crate::support::http;
 use crate::support::ratelease::Ratelease;
-use crate::support::raw_grpc::{Connection, Reply, bytes_field};
+use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, bytes_field, framed, post};
 
 /// For what takes milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(10);
@@ -36,7 +38,29 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 100}
   - key: plenty
     rate_limit: {unit: year, requests_per_unit: 4000000000}
+  - key: held_2s
+    rate_limit: {unit: minute, requests_per_unit: 30, algorithm: leaky_bucket, max_delay: 60s}
+  - key: held_6s
+    rate_limit: {unit: minute, requests_per_unit: 10, algorithm: leaky_bucket, max_delay: 60s}
 ";
+
+/// A call that is under way: the second of a key whose requests are held for their slots.
+struct Waiting(JoinHandle<Result<Reply, String>>);
+
+impl Waiting {
+    async fn begin(connection: &Connection, key: &str, value: &str) -> Self {
+        let message = request(key, value, &[]);
+        assert_eq!(connection.call(&message).await.is_over_limit(), Some(false), "the first slot");
+        let connection = connection.clone();
+        let body = stream::iter([framed(&message)]);
+        let call = async move { connection.request(post(SHOULD_RATE_LIMIT), body).await };
+        Self(tokio::spawn(call))
+    }
+
+    async fn answer(self) -> Result<Reply, String> {
+        self.0.await.unwrap()
+    }
+}
 
 /// A directory with these rules.
 fn rules(text: &str) -> TempDir {

@@ -29,7 +29,7 @@ const fn listener(count: &'static str, name: &'static str) -> Named {
 /// Told by shard.
 const ELSEWHERE: [&str; 1] = ["breaker_opened"];
 
-const NAMED: [Named; 30] = [
+const NAMED: [Named; 31] = [
     gauge("keys", "ratelease_buffer_keys", "Keys held."),
     gauge("buffer_bytes", "ratelease_buffer_bytes", "Memory that keys take."),
     gauge("buffer_budget_bytes", "ratelease_buffer_budget_bytes", "Memory that keys may take."),
@@ -104,6 +104,7 @@ const NAMED: [Named; 30] = [
     ),
     gauge("tasks_ready", "ratelease_tasks_ready", "Tasks that wait for a core."),
     gauge("calls_under_way", "ratelease_calls_under_way", "Calls that wait."),
+    gauge("message_bytes", "ratelease_message_bytes", "Memory that unfinished messages take."),
     listener("grpc_connections", "grpc"),
     listener("http_connections", "http"),
     counter(

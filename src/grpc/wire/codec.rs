@@ -1,14 +1,11 @@
-//! How tonic reads a request and writes an answer.
+//! How tonic takes a request's message and an answer's: as bytes, which `decode.rs` reads and
+//! `encode.rs` has written.
 
-use bytes::BytesMut;
-use prost::Message;
-use prost::bytes::BufMut;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tonic::Status;
 use tonic::codec::{BufferSettings, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-use super::pb::RateLimitRequest;
-
-/// Requests by prost, which takes any message that is one; answers as they were written.
+/// Messages as they are.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Codec;
 
@@ -26,7 +23,7 @@ fn buffers() -> BufferSettings {
 
 impl tonic::codec::Codec for Codec {
     type Encode = BytesMut;
-    type Decode = RateLimitRequest;
+    type Decode = Bytes;
     type Encoder = Codec;
     type Decoder = Once;
 
@@ -54,15 +51,14 @@ impl Encoder for Codec {
 }
 
 impl Decoder for Once {
-    type Item = RateLimitRequest;
+    type Item = Bytes;
     type Error = Status;
 
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<RateLimitRequest>, Status> {
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
         if std::mem::replace(&mut self.has_read, true) {
             return Err(Status::unimplemented("more than one message in a call that takes one"));
         }
-        let read = RateLimitRequest::decode(buffer);
-        read.map(Some).map_err(|error| Status::internal(error.to_string()))
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
     }
 
     fn buffer_settings(&self) -> BufferSettings {

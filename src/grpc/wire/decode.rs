@@ -4,9 +4,12 @@
 //!
 //! As protobuf has it, unknown fields are skipped, the last of a repeated number wins, and a
 //! message that comes in parts is put together.
+//!
+//! Descriptors and entries are counted as they are read: what a message costs is bounded before it
+//! is known how many it claims to have.
 
-use super::proto::{Fields, NotPlain};
-use crate::intake::{DESCRIPTORS_MAX, ENTRIES_MAX};
+use super::proto::{Fields, Malformed};
+use crate::intake::{DESCRIPTORS_MAX, ENTRIES_MAX, Fault};
 use crate::request::{Descriptor, Entry, Few, Request};
 use crate::rules::{Limit, Unit};
 
@@ -17,15 +20,31 @@ struct Override {
     unit: u32,
 }
 
-/// The request that `message` is, if it is a plain one, within its bounds.
-pub(super) fn request(message: &[u8]) -> Result<Request<'_>, NotPlain> {
+/// Why a message is no request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// It is not one of protobuf, or not of this type.
+    #[error("the message is no RateLimitRequest: {0}")]
+    Malformed(#[from] Malformed),
+    /// It breaks a bound or names something that does not exist.
+    #[error("{0}")]
+    Refused(Fault),
+}
+
+/// The request that `message` is.
+pub(super) fn request(message: &[u8]) -> Result<Request<'_>, Unreadable> {
     let mut request = Request { domain: "", descriptors: Few::new(), hits_addend: 0 };
     let mut fields = Fields::of(message);
     while let Some((field, value)) = fields.next()? {
         match field {
             1 => request.domain = value.text()?,
-            2 if request.descriptors.len() >= DESCRIPTORS_MAX => return Err(NotPlain),
-            2 => descriptor(value.bytes()?, push(&mut request.descriptors))?,
+            2 if request.descriptors.len() >= DESCRIPTORS_MAX => {
+                return Err(Unreadable::Refused(Fault::Descriptors));
+            }
+            2 => {
+                let at = request.descriptors.len();
+                descriptor(at, value.bytes()?, push(&mut request.descriptors))?;
+            }
             3 => request.hits_addend = value.varint32()?,
             _ => {}
         }
@@ -40,12 +59,19 @@ fn push<'v, 'a>(descriptors: &'v mut Few<Descriptor<'a>>) -> &'v mut Descriptor<
     &mut descriptors[at]
 }
 
-fn descriptor<'a>(message: &'a [u8], descriptor: &mut Descriptor<'a>) -> Result<(), NotPlain> {
+/// The descriptor of this index.
+fn descriptor<'a>(
+    at: usize,
+    message: &'a [u8],
+    descriptor: &mut Descriptor<'a>,
+) -> Result<(), Unreadable> {
     let mut limit = None;
     let mut fields = Fields::of(message);
     while let Some((field, value)) = fields.next()? {
         match field {
-            1 if descriptor.entries.len() >= ENTRIES_MAX => return Err(NotPlain),
+            1 if descriptor.entries.len() >= ENTRIES_MAX => {
+                return Err(Unreadable::Refused(Fault::Entries(at)));
+            }
             1 => descriptor.entries.push(entry(value.bytes()?)?),
             2 => limit = Some(override_of(limit.unwrap_or_default(), value.bytes()?)?),
             3 => {
@@ -56,11 +82,11 @@ fn descriptor<'a>(message: &'a [u8], descriptor: &mut Descriptor<'a>) -> Result<
             _ => {}
         }
     }
-    descriptor.limit = limit.map(limit_of).transpose()?;
+    descriptor.limit = limit.map(|limit| limit_of(at, limit)).transpose()?;
     Ok(())
 }
 
-fn entry(message: &[u8]) -> Result<Entry<'_>, NotPlain> {
+fn entry(message: &[u8]) -> Result<Entry<'_>, Malformed> {
     let mut entry = Entry { key: "", value: "" };
     let mut fields = Fields::of(message);
     while let Some((field, value)) = fields.next()? {
@@ -73,7 +99,7 @@ fn entry(message: &[u8]) -> Result<Entry<'_>, NotPlain> {
     Ok(entry)
 }
 
-fn override_of(mut read: Override, message: &[u8]) -> Result<Override, NotPlain> {
+fn override_of(mut read: Override, message: &[u8]) -> Result<Override, Malformed> {
     let mut fields = Fields::of(message);
     while let Some((field, value)) = fields.next()? {
         match field {
@@ -86,7 +112,7 @@ fn override_of(mut read: Override, message: &[u8]) -> Result<Override, NotPlain>
 }
 
 /// A `UInt64Value`.
-fn wrapped(mut read: u64, message: &[u8]) -> Result<u64, NotPlain> {
+fn wrapped(mut read: u64, message: &[u8]) -> Result<u64, Malformed> {
     let mut fields = Fields::of(message);
     while let Some((field, value)) = fields.next()? {
         if field == 1 {
@@ -96,8 +122,9 @@ fn wrapped(mut read: u64, message: &[u8]) -> Result<u64, NotPlain> {
     Ok(read)
 }
 
-fn limit_of(limit: Override) -> Result<Limit, NotPlain> {
-    let unit = Unit::from_number(limit.unit.into()).ok_or(NotPlain)?;
+/// A unit that does not exist is refused; it ends the reference's process.
+fn limit_of(at: usize, limit: Override) -> Result<Limit, Unreadable> {
+    let unit = Unit::from_number(limit.unit.into()).ok_or(Unreadable::Refused(Fault::Unit(at)))?;
     Ok(Limit::fixed_window(limit.requests_per_unit, unit))
 }
 

@@ -1,5 +1,5 @@
-//! Reads protobuf's wire format, by hand: what is read is borrowed from the message. The format is
-//! <https://protobuf.dev/programming-guides/encoding/>.
+//! Reads protobuf's wire format, by hand: what is read is borrowed from the message, and nothing is
+//! allocated. The format is <https://protobuf.dev/programming-guides/encoding/>.
 
 /// A varint of 64 bits takes at most so many bytes.
 pub(super) const VARINT_BYTES_MAX: usize = 10;
@@ -20,10 +20,31 @@ pub(super) enum Value<'a> {
     Other,
 }
 
-/// A message that is malformed, or has something in it that is seldom seen: whoever takes messages
-/// of any kind has to look at it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct NotPlain;
+/// Groups within groups at most, as prost has it. No message of ours has any.
+const GROUPS_MAX: usize = 100;
+
+/// What is wrong with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// It has the number 0 or one above 2^29, or no number.
+    #[error("invalid tag: a field has no valid number")]
+    Tag,
+    /// It does not end within ten bytes, or is above 64 bits.
+    #[error("invalid varint: a number has more than 64 bits, or no end")]
+    Varint,
+    /// A field claims more bytes than the message has left.
+    #[error("buffer underflow: a field is longer than the message")]
+    Length,
+    /// A known field has another type, or the type is none.
+    #[error("invalid wire type: a field is not of the type that the protocol gives it")]
+    WireType,
+    /// A text is not UTF-8.
+    #[error("invalid string: a text is not UTF-8")]
+    Text,
+    /// A group has no end, or is too deep.
+    #[error("invalid group: it has no end, or more than {GROUPS_MAX} around it")]
+    Group,
+}
 
 // === impl Fields ===
 
@@ -33,7 +54,7 @@ impl<'a> Fields<'a> {
     }
 
     /// The next field's number and value.
-    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, NotPlain> {
+    pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
         if self.rest.is_empty() {
             return Ok(None);
         }
@@ -41,18 +62,18 @@ impl<'a> Fields<'a> {
         let value = match wire_type {
             0 => Value::Varint(self.varint()?),
             2 => Value::Bytes(self.bytes()?),
-            other => self.skip(other)?,
+            other => self.skip(number, other)?,
         };
         Ok(Some((number, value)))
     }
 
-    fn tag(&mut self) -> Result<(u32, u64), NotPlain> {
+    fn tag(&mut self) -> Result<(u32, u64), Malformed> {
         let tag = self.varint()?;
         let number = u32::try_from(tag >> 3).ok().filter(|number| (1..1 << 29).contains(number));
-        Ok((number.ok_or(NotPlain)?, tag & 7))
+        Ok((number.ok_or(Malformed::Tag)?, tag & 7))
     }
 
-    fn varint(&mut self) -> Result<u64, NotPlain> {
+    fn varint(&mut self) -> Result<u64, Malformed> {
         // One byte is by far the most frequent: tags, lengths, small numbers.
         if let [byte @ 0..0x80, rest @ ..] = self.rest {
             self.rest = rest;
@@ -60,9 +81,9 @@ impl<'a> Fields<'a> {
         }
         let mut value = 0_u64;
         for at in 0..VARINT_BYTES_MAX {
-            let byte = *self.rest.get(at).ok_or(NotPlain)?;
+            let byte = *self.rest.get(at).ok_or(Malformed::Varint)?;
             if at == VARINT_BYTES_MAX - 1 && byte > 1 {
-                return Err(NotPlain);
+                return Err(Malformed::Varint);
             }
             value |= u64::from(byte & 0x7f) << (7 * at);
             if byte < 0x80 {
@@ -70,23 +91,41 @@ impl<'a> Fields<'a> {
                 return Ok(value);
             }
         }
-        Err(NotPlain)
+        Err(Malformed::Varint)
     }
 
-    fn bytes(&mut self) -> Result<&'a [u8], NotPlain> {
-        let length = usize::try_from(self.varint()?).map_err(|_| NotPlain)?;
-        let (bytes, rest) = self.rest.split_at_checked(length).ok_or(NotPlain)?;
+    fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
+        let length = usize::try_from(self.varint()?).map_err(|_| Malformed::Length)?;
+        let (bytes, rest) = self.rest.split_at_checked(length).ok_or(Malformed::Length)?;
         self.rest = rest;
         Ok(bytes)
     }
 
-    fn skip(&mut self, wire_type: u64) -> Result<Value<'a>, NotPlain> {
+    #[cold]
+    fn skip(&mut self, number: u32, wire_type: u64) -> Result<Value<'a>, Malformed> {
         let length = match wire_type {
             1 => 8,
+            3 => return self.skip_group(number),
             5 => 4,
-            _ => return Err(NotPlain),
+            _ => return Err(Malformed::WireType),
         };
-        self.rest = self.rest.get(length..).ok_or(NotPlain)?;
+        self.rest = self.rest.get(length..).ok_or(Malformed::Length)?;
+        Ok(Value::Other)
+    }
+
+    /// To the end of a group that has begun, with the groups in it.
+    fn skip_group(&mut self, number: u32) -> Result<Value<'a>, Malformed> {
+        let mut open = vec![number];
+        while let Some(innermost) = open.last() {
+            match self.tag()? {
+                (number, 4) if number == *innermost => drop(open.pop()),
+                (number, 3) if open.len() < GROUPS_MAX => open.push(number),
+                (_, 3 | 4) => return Err(Malformed::Group),
+                (_, 0) => drop(self.varint()?),
+                (_, 2) => drop(self.bytes()?),
+                (number, other) => drop(self.skip(number, other)?),
+            }
+        }
         Ok(Value::Other)
     }
 }
@@ -94,28 +133,28 @@ impl<'a> Fields<'a> {
 // === impl Value ===
 
 impl<'a> Value<'a> {
-    pub(super) fn varint(self) -> Result<u64, NotPlain> {
+    pub(super) fn varint(self) -> Result<u64, Malformed> {
         match self {
             Value::Varint(value) => Ok(value),
-            _ => Err(NotPlain),
+            _ => Err(Malformed::WireType),
         }
     }
 
     /// A number of 32 bits: what is above is cut off, as protobuf wants it.
     #[allow(clippy::cast_possible_truncation, reason = "as protobuf wants it")]
-    pub(super) fn varint32(self) -> Result<u32, NotPlain> {
+    pub(super) fn varint32(self) -> Result<u32, Malformed> {
         self.varint().map(|value| value as u32)
     }
 
-    pub(super) fn bytes(self) -> Result<&'a [u8], NotPlain> {
+    pub(super) fn bytes(self) -> Result<&'a [u8], Malformed> {
         match self {
             Value::Bytes(bytes) => Ok(bytes),
-            _ => Err(NotPlain),
+            _ => Err(Malformed::WireType),
         }
     }
 
-    pub(super) fn text(self) -> Result<&'a str, NotPlain> {
-        std::str::from_utf8(self.bytes()?).map_err(|_| NotPlain)
+    pub(super) fn text(self) -> Result<&'a str, Malformed> {
+        std::str::from_utf8(self.bytes()?).map_err(|_| Malformed::Text)
     }
 }
 

@@ -25,7 +25,7 @@ async fn what_is_no_request_is_400_with_a_reason() {
     let mut client = Client::connect(pod.ratelease.http).await.unwrap();
     let entry = r#"{"key":"k","value":"v"}"#;
     for (body, reason) in [
-        ("", "EOF"),
+        (" ", "EOF"),
         ("}", "expected value"),
         ("[]", "expected an object"),
         ("null", "expected an object"),

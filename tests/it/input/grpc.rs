@@ -64,7 +64,7 @@ async fn a_message_that_cannot_be_decided_gets_its_reason() {
     let no_list = "rate limit descriptor list must not be empty";
     let thousand = request("test", &vec![entry(); 1_000]);
     let deep = request("test", &[entry(), descriptor("k", "v").repeat(65)]);
-    let too_many = "1000 descriptors in one request; at most 256";
+    let too_many = "more descriptors in one request than the 256 that are accepted";
     let too_deep = "descriptor 1 has more entries than the 64";
     check(&[
         ("nothing", vec![], Code::Unknown, no_domain),
@@ -166,6 +166,33 @@ async fn hits_may_be_any_number() {
     let message = [request("test", &[descriptor("plenty", "all")]), all].concat();
     for expected in [false, true] {
         assert_eq!(connection.call(&message).await.is_over_limit(), Some(expected));
+    }
+    pod.is_unharmed();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refund_gives_back_no_more_than_was_charged() {
+    let (pod, _rules) = pod().await;
+    let connection = Connection::open(pod.grpc).await;
+    let one = |hits: u64, more: &[u8]| {
+        let descriptor = [&descriptor("three", "back"), &super::hits(hits), more].concat();
+        request("test", &[descriptor])
+    };
+    // Of a key that nothing was charged to.
+    assert_eq!(connection.call(&one(9, &refund())).await.is_over_limit(), Some(false));
+    for expected in [false, false, false, true] {
+        assert_eq!(connection.call(&one(1, &[])).await.is_over_limit(), Some(expected));
+    }
+    for _ in 0..2 {
+        assert_eq!(connection.call(&one(1_000, &refund())).await.is_over_limit(), Some(false));
+    }
+    for expected in [false, false, false, true] {
+        assert_eq!(connection.call(&one(1, &[])).await.is_over_limit(), Some(expected));
+    }
+    // One of three.
+    assert_eq!(connection.call(&one(1, &refund())).await.is_over_limit(), Some(false));
+    for expected in [false, true] {
+        assert_eq!(connection.call(&one(1, &[])).await.is_over_limit(), Some(expected));
     }
     pod.is_unharmed();
 }

@@ -1,6 +1,7 @@
-//! Bad requests over `/json`: 400 and the reason, as the reference; and 413 above 1 MiB.
+//! Bad requests over `/json`: 400 and the reason, as the reference; 413 above 1 MiB; and those that
+//! a page of another origin could make a browser send.
 
-use super::pod;
+use super::{pod, pod_with};
 use crate::support::http::{Answer, Client};
 
 /// Of `/json`: 1 MiB.
@@ -27,7 +28,7 @@ async fn a_body_that_is_no_request_gets_its_reason_and_the_connection_lives() {
     let many = |count: usize, of: &str| vec![of; count].join(",");
     let descriptors = many(1_000, &format!(r#"{{"entries":[{entry}]}}"#));
     let cases: &[(&str, Vec<u8>, &str)] = &[
-        ("nothing", vec![], "EOF while parsing"),
+        ("blanks", vec![b' '], "EOF while parsing"),
         ("a stray brace", b"}".to_vec(), "expected value at line 1 column 1"),
         ("half a request", good()[..40].into(), "EOF while parsing"),
         ("two requests", good().repeat(2).into(), "trailing characters"),
@@ -38,7 +39,7 @@ async fn a_body_that_is_no_request_gets_its_reason_and_the_connection_lives() {
         ("an unknown field", br#"{"domian":"test"}"#.to_vec(), "unknown field `domian`"),
         ("a number for a text", br#"{"domain":1}"#.to_vec(), "expected a string"),
         ("very deep nesting", b"[".repeat(100_000), "invalid type: sequence"),
-        ("deep nesting", format!(r#"{{"hitsAddend":{}"#, "[".repeat(10_000)).into(), "recursion"),
+        ("deep nesting", format!(r#"{{"hitsAddend":{}"#, "[".repeat(10_000)).into(), "sequence"),
         ("an empty domain", br#"{"domain":""}"#.to_vec(), "domain must not be empty"),
         ("no descriptors", br#"{"domain":"test"}"#.to_vec(), "list must not be empty"),
         ("no unit", request(entry, r#","limit":{"unit":0}"#).into(), "0 is not a unit"),
@@ -53,7 +54,7 @@ async fn a_body_that_is_no_request_gets_its_reason_and_the_connection_lives() {
         (
             "a thousand descriptors",
             format!(r#"{{"domain":"test","descriptors":[{descriptors}]}}"#).into(),
-            "1000 descriptors in one request; at most 256",
+            "more descriptors than the 256 that are accepted",
         ),
     ];
     for (name, body, reason) in cases {
@@ -76,7 +77,7 @@ async fn the_method_does_not_matter_and_long_bodies_are_refused() {
     for method in ["GET", "PUT", "DELETE", "BREW"] {
         let answer = client.send(method, "/json", &[], good()).await.unwrap();
         assert_eq!(answer.status, 200, "{method}: {answer:?}");
-        let answer = client.send(method, "/json", &[], "").await.unwrap();
+        let answer = client.send(method, "/json", &[], " ").await.unwrap();
         assert_eq!(answer.status, 400, "{method}: {answer:?}");
     }
     let length_of_rest = request(r#"{"key":"three","value":""}"#, "").len();
@@ -96,4 +97,122 @@ async fn the_method_does_not_matter_and_long_bodies_are_refused() {
     }
     assert_eq!(post(&mut client, good()).await.status, 200);
     pod.is_unharmed();
+}
+
+/// What a page may send anywhere without being allowed to: forms, text, and bodies without a type.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_of_another_type_is_415_and_charges_nothing() {
+    let (pod, _rules) = pod().await;
+    let three = request(r#"{"key":"three","value":"typed"}"#, "");
+    for head in [
+        "",
+        "content-type: text/plain\r\n",
+        "content-type: application/x-www-form-urlencoded\r\n",
+        "content-type: multipart/form-data; boundary=application/json\r\n",
+        "content-type: text/plain; application/json\r\n",
+        "content-type: text/plain, application/json\r\n",
+        "content-type: application/jsonx\r\n",
+        "content-type: application/json\r\ncontent-type: text/plain\r\n",
+    ] {
+        let mut client = Client::connect(pod.http).await.unwrap();
+        let length = three.len();
+        let head =
+            format!("POST /json HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n{head}");
+        client.write(format!("{head}\r\n{three}").as_bytes()).await.unwrap();
+        let answer = client.answer().await.unwrap();
+        assert_eq!(answer.status, 415, "{head}: {answer:?}");
+        assert!(answer.body.contains("-H 'content-type: application/json'"), "{answer:?}");
+    }
+    let mut client = Client::connect(pod.http).await.unwrap();
+    for (content_type, status) in [
+        ("application/json", 200),
+        ("Application/JSON ; charset=utf-8", 200),
+        ("application/json;charset=utf-8", 200),
+        ("application/json", 429),
+    ] {
+        let headers = [("content-type", content_type)];
+        let answer = client.send("POST", "/json", &headers, &three).await.unwrap();
+        assert_eq!(answer.status, status, "{content_type}: {answer:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_of_another_origin_charges_nothing() {
+    let (pod, _rules) = pod().await;
+    let three = request(r#"{"key":"three","value":"foreign"}"#, "");
+    let asked = async |host: &str, headers: &[(&str, &str)]| {
+        let headers: String =
+            headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let length = three.len();
+        let head = format!(
+            "POST /json HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n{headers}\r\n"
+        );
+        let mut client = Client::connect(pod.http).await.unwrap();
+        client.write([head.as_bytes(), three.as_bytes()].concat().as_slice()).await.unwrap();
+        client.answer().await.unwrap()
+    };
+    for (host, headers) in [
+        ("localhost", &[("origin", "http://evil.example")][..]),
+        ("localhost", &[("origin", "null")]),
+        ("localhost", &[("sec-fetch-site", "cross-site")]),
+        // A form that is sent is followed like a link.
+        (
+            "localhost",
+            &[
+                ("sec-fetch-site", "cross-site"),
+                ("sec-fetch-mode", "navigate"),
+                ("sec-fetch-dest", "document"),
+            ],
+        ),
+        // A name that was made to lead here: to the browser it is the page's own origin.
+        ("evil.example:8080", &[("origin", "http://evil.example:8080")]),
+        ("evil.example", &[]),
+    ] {
+        let answer = asked(host, headers).await;
+        assert_eq!(answer.status, 403, "{host} {headers:?}: {answer:?}");
+        assert!(answer.header("access-control-allow-origin").is_none(), "{answer:?}");
+    }
+    for (host, origin) in
+        [("localhost:8080", "http://localhost:8080"), ("10.1.2.3", "http://10.1.2.3")]
+    {
+        assert_eq!(asked(host, &[("origin", origin)]).await.status, 200, "{host}");
+    }
+    assert_eq!(asked("ratelimit.shop.svc.cluster.local:8080", &[]).await.status, 200);
+    assert_eq!(asked("localhost", &[]).await.status, 429, "three were charged, and no more");
+    let allowed = [("ALLOWED_HOSTS", "limits.example.com")];
+    let (pod, _rules) = pod_with(&allowed).await;
+    let mut client = Client::connect(pod.http).await.unwrap();
+    let head = "GET /healthcheck HTTP/1.1\r\nhost: probe.example.com\r\n\r\n";
+    client.write(head.as_bytes()).await.unwrap();
+    assert_eq!(client.answer().await.unwrap().status, 200, "probes are asked by any name");
+    for (host, status) in [("limits.example.com", 200), ("other.example.com", 403)] {
+        let body = good();
+        let head = format!(
+            "POST /json HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        client.write(head.as_bytes()).await.unwrap();
+        assert_eq!(client.answer().await.unwrap().status, status, "{host}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hits_are_given_back_only_where_that_is_allowed() {
+    let three = |more| request(r#"{"key":"three","value":"back"}"#, more);
+    let refund = three(r#","hitsAddend":9,"isNegativeHits":true"#);
+    for allowed in [false, true] {
+        let (pod, _rules) = pod_with(&[("JSON_REFUNDS", &allowed.to_string())]).await;
+        let mut client = Client::connect(pod.http).await.unwrap();
+        for status in [200, 200, 200, 429] {
+            assert_eq!(post(&mut client, three("")).await.status, status);
+        }
+        let answer = post(&mut client, &refund).await;
+        assert_eq!(answer.status, if allowed { 200 } else { 403 }, "{answer:?}");
+        assert!(allowed || answer.body.contains("set JSON_REFUNDS=true"), "{answer:?}");
+        let status = if allowed { 200 } else { 429 };
+        assert_eq!(post(&mut client, three("")).await.status, status, "allowed: {allowed}");
+        pod.is_unharmed();
+    }
 }

@@ -8,7 +8,7 @@ use ratelease::accept::OpenConnections;
 use ratelease::control::Published;
 use ratelease::control::health::Health;
 use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
-use ratelease::http as pages;
+use ratelease::http::{self as pages, JsonOptions};
 use ratelease::intake::Intake;
 use ratelease::key::KeyHasher;
 use ratelease::limiter::{Limiter, Options};
@@ -88,7 +88,8 @@ impl Doors {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = listener.local_addr().unwrap();
         tokio::spawn(serve::serve(Listener::Tcp(listener), door, std::future::pending()));
-        let routes = pages::routes(intake.clone(), Health::new(published, false));
+        let routes =
+            pages::routes(intake.clone(), Health::new(published, false), JsonOptions::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http = listener.local_addr().unwrap();
         tokio::spawn(pages::serve(listener, routes, open, std::future::pending()));

@@ -12,13 +12,11 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use futures_util::{StreamExt, stream};
 use pb::rate_limit_service_client::RateLimitServiceClient;
-use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio_stream::wrappers::ReceiverStream;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::{RULES, SOON, request, rules, status};
+use super::{RULES, SOON, Waiting, request, rules, status};
 use crate::support::http::Client;
 use crate::support::now;
 use crate::support::ratelease::Ratelease;
@@ -34,32 +32,7 @@ const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "2s");
 /// Time for a test to act while calls are under way.
 const LONG_DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
 
-/// Half a call: the rest is sent, or never is.
-struct Half {
-    rest: mpsc::Sender<Vec<u8>>,
-    answer: JoinHandle<Result<Reply, String>>,
-}
-
-impl Half {
-    async fn begin(connection: &Connection) -> Self {
-        let (rest, sent) = mpsc::channel(1);
-        let whole = framed(&request("plenty", "half", &[]));
-        rest.send(whole[..9].to_vec()).await.unwrap();
-        let connection = connection.clone();
-        let body = ReceiverStream::new(sent);
-        let call = async move { connection.request(post(SHOULD_RATE_LIMIT), body).await };
-        Self { rest, answer: tokio::spawn(call) }
-    }
-
-    async fn finish(self) -> Reply {
-        let whole = framed(&request("plenty", "half", &[]));
-        self.rest.send(whole[9..].to_vec()).await.unwrap();
-        drop(self.rest);
-        self.answer.await.unwrap().unwrap()
-    }
-}
-
-/// A call with half calls on the same connection: answered once they have reached the server.
+/// A call that is answered.
 async fn decided(connection: &Connection, value: &str) -> Reply {
     connection.call(&request("plenty", value, &[])).await
 }
@@ -102,8 +75,6 @@ async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
     for signal in ["TERM", "INT", "HUP"] {
         let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN]).await;
         let connection = Connection::open(pod.grpc).await;
-        let half = Half::begin(&connection).await;
-        let mut json = half_json(&pod).await;
         let mut health = HealthClient::new(Connection::open(pod.grpc).await.channel());
         let named = HealthCheckRequest { service: "ratelimit".into() };
         let mut watch = async || {
@@ -111,8 +82,13 @@ async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
             watched.map(|told| told.unwrap().status().as_str_name())
         };
         let mut watched = watch().await;
-        assert_eq!(watched.next().await, Some("SERVING"));
+        // It is ready a moment before it says so here.
+        while watched.next().await.expect("a watch goes on") != "SERVING" {}
         assert_eq!(decided(&connection, signal).await.is_over_limit(), Some(false));
+        let waiting = Waiting::begin(&connection, "held_2s", "grpc").await;
+        let json = waiting_json(&pod).await;
+        let both = async || pod.count("calls_under_way") == 2;
+        pod.process.until("with both calls", SOON, both).await;
 
         pod.process.signal(signal);
         assert_eq!(watched.next().await, Some("NOT_SERVING"), "{signal}");
@@ -124,32 +100,21 @@ async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
         assert_eq!(status(pod.http, "/healthcheck").await, 500);
         assert_eq!(status(pod.http, "/readyz").await, 503);
         assert_eq!(status(pod.http, "/livez").await, 200);
-        assert_eq!(half.finish().await.is_over_limit(), Some(false), "{signal}");
-        assert_eq!(json.finish().await, 200, "{signal}");
+        assert_eq!(waiting.answer().await.unwrap().is_over_limit(), Some(false), "{signal}");
+        assert_eq!(json.await.unwrap(), 200, "{signal}");
         assert_eq!(pod.process.exit(SOON).await, 0, "{signal}");
         assert!(!pod.process.log().contains("cut off"), "{}", pod.process.log());
         pod.has_not_panicked();
     }
 }
 
-/// A `/json` request of which the body is half there.
-struct HalfJson(Client);
-
-async fn half_json(pod: &Ratelease) -> HalfJson {
+/// As [`Waiting`], of `/json`: gives the status of the second answer.
+async fn waiting_json(pod: &Ratelease) -> JoinHandle<u16> {
+    let body =
+        r#"{"domain":"test","descriptors":[{"entries":[{"key":"held_2s","value":"json"}]}]}"#;
     let mut client = Client::connect(pod.http).await.unwrap();
-    let head =
-        "POST /json HTTP/1.1\r\nhost: test\r\ncontent-length: 80\r\n\r\n{\"domain\":\"test\",";
-    client.write(head.as_bytes()).await.unwrap();
-    HalfJson(client)
-}
-
-impl HalfJson {
-    async fn finish(&mut self) -> u16 {
-        let rest = r#""descriptors":[{"entries":[{"key":"plenty"}]}]}"#;
-        let rest = format!("{rest:<63}");
-        self.0.write(rest.as_bytes()).await.unwrap();
-        self.0.answer().await.unwrap().status
-    }
+    assert_eq!(client.send("POST", "/json", &[], body).await.unwrap().status, 200);
+    tokio::spawn(async move { client.send("POST", "/json", &[], body).await.unwrap().status })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -209,13 +174,13 @@ async fn under_load_no_call_fails_and_no_token_is_lost() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_that_never_ends_is_cut_off_and_leases_still_go_back() {
+async fn a_call_that_lasts_too_long_is_cut_off_and_leases_still_go_back() {
     let redis = Server::start(&[]);
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &redis_at(&redis)).await;
     let connection = Connection::open(pod.grpc).await;
-    let half = Half::begin(&connection).await;
-    // Neither are these ever finished: HTTP headers, HTTP/2's own greeting.
+    let waiting = Waiting::begin(&connection, "held_6s", "cut").await;
+    // Nor do these end: HTTP headers, HTTP/2's own greeting.
     let mut dribbling = TcpStream::connect(pod.http).unwrap();
     dribbling.write_all(b"GET /livez HTTP/1.1\r\nhost: te").unwrap();
     let silent = TcpStream::connect(pod.grpc).unwrap();
@@ -226,7 +191,7 @@ async fn a_call_that_never_ends_is_cut_off_and_leases_still_go_back() {
     assert_eq!(pod.stop().await, 0);
     let took = signalled.elapsed();
     assert!((Duration::from_secs(1)..Duration::from_secs(4)).contains(&took), "{took:?}");
-    assert!(half.answer.await.unwrap().is_err());
+    assert!(waiting.answer().await.is_err());
     pod.has_not_panicked();
     assert_eq!(remaining(&redis, "cut").await, PLENTY - 5);
     drop((dribbling, silent));
@@ -259,7 +224,7 @@ async fn a_second_signal_ends_it_at_once() {
     for (first, second) in [("TERM", "TERM"), ("TERM", "INT"), ("INT", "TERM"), ("INT", "INT")] {
         let pod = Ratelease::start(rules.path(), &[], &[("DRAIN_TIMEOUT", "60s")]).await;
         let connection = Connection::open(pod.grpc).await;
-        let half = Half::begin(&connection).await;
+        let waiting = Waiting::begin(&connection, "held_6s", "v").await;
         decided(&connection, "v").await;
         pod.process.signal(first);
         pod.says("/healthcheck", 500).await;
@@ -271,7 +236,7 @@ async fn a_second_signal_ends_it_at_once() {
         let log = pod.process.log();
         let told = "WARN ratelease: a second signal: ending at once, leases end";
         assert!(log.contains(told), "{first}, {second}: {log}");
-        drop(half);
+        drop(waiting);
     }
 }
 
@@ -302,15 +267,15 @@ async fn an_old_connection_is_asked_to_go_and_may_finish_its_calls() {
     let open = || Connection::open(pod.grpc);
     let (idle, finishing, endless) = (open().await, open().await, open().await);
     let opened = now();
-    let half = Half::begin(&finishing).await;
-    let never = Half::begin(&endless).await;
+    let soon = Waiting::begin(&finishing, "held_2s", "age").await;
+    let late = Waiting::begin(&endless, "held_6s", "age").await;
     let body = || stream::iter([framed(&request("plenty", "age", &[]))]);
     while idle.request(post(SHOULD_RATE_LIMIT), body()).await.is_ok() {
         assert!(opened.elapsed() < AGE + GRACE / 2, "not asked to go at its age");
     }
     assert!(opened.elapsed() > AGE / 2, "asked to go after {:?}", opened.elapsed());
-    assert_eq!(half.finish().await.is_over_limit(), Some(false));
-    assert!(never.answer.await.unwrap().is_err());
+    assert_eq!(soon.answer().await.unwrap().is_over_limit(), Some(false));
+    assert!(late.answer().await.is_err());
     let cut = opened.elapsed();
     assert!((AGE + GRACE / 2..AGE + GRACE * 2).contains(&cut), "cut off after {cut:?}");
     pod.is_unharmed();

@@ -3,18 +3,19 @@
 
 mod flood;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::task::JoinSet;
 use tonic::Code;
 
-use super::{QUICK_END, RULES, SOON, request, rules, status};
+use super::{QUICK_END, RULES, SOON, Waiting, request, rules, status};
 use crate::support::http::Client;
 use crate::support::process::Process;
 use crate::support::ratelease::Ratelease;
-use crate::support::raw_grpc::{Connection, SHOULD_RATE_LIMIT, framed, post};
+use crate::support::raw_grpc::Connection;
 use crate::support::{WHOLE_CORE, now};
 use flood::{Flood, Pace, Seen};
 
@@ -22,9 +23,6 @@ const MIB: u64 = 1 << 20;
 
 /// Far from what the machine has, and what calls that nothing bounds would take within seconds.
 const RESIDENT_MAX: u64 = 128 * MIB;
-
-/// A call that is answered at once, on a machine that also compiles.
-const AT_ONCE: Duration = Duration::from_millis(500);
 
 /// A second, of which a debug build on a machine that also compiles has three.
 const RECOVERED_WITHIN: Duration = Duration::from_secs(3);
@@ -34,73 +32,95 @@ fn rss(process: &Process) -> u64 {
     process.memory("VmRSS")
 }
 
-/// Half calls, which stay under way until this is dropped.
-struct Halves {
-    rests: Vec<mpsc::Sender<Vec<u8>>>,
+/// Calls that stay under way, `count` of one connection, for six seconds at least.
+async fn waiting(pod: &Ratelease, connection: &Connection, count: usize) -> Vec<Waiting> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let before = pod.count("calls_under_way");
+    let mut calls = Vec::new();
+    for _ in 0..count {
+        let value = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
+        calls.push(Waiting::begin(connection, "held_6s", &value).await);
+    }
+    let all = before + count as u64;
+    let begun = async || pod.count("calls_under_way") == all;
+    pod.process.until(&format!("seeing {all} calls under way"), SOON, begun).await;
+    calls
 }
 
-impl Halves {
-    async fn begin(pod: &Ratelease, connection: &Connection, count: usize) -> Self {
-        let before = pod.count("calls_under_way");
-        let mut rests = Vec::new();
-        for _ in 0..count {
-            let (rest, sent) = mpsc::channel(1);
-            rest.send(framed(&request("plenty", "half", &[]))[..9].to_vec()).await.unwrap();
-            let connection = connection.clone();
-            tokio::spawn(async move {
-                connection.request(post(SHOULD_RATE_LIMIT), ReceiverStream::new(sent)).await
-            });
-            rests.push(rest);
-        }
-        let all = before + count as u64;
-        let begun = async || pod.count("calls_under_way") == all;
-        pod.process.until(&format!("seeing {all} calls under way"), SOON, begun).await;
-        Self { rests }
-    }
+/// A request of `/json`, and its status.
+async fn decided(pod: &Ratelease, key: &str, value: &str) -> u16 {
+    let entry = format!(r#"{{"key":"{key}","value":"{value}"}}"#);
+    let body = format!(r#"{{"domain":"test","descriptors":[{{"entries":[{entry}]}}]}}"#);
+    let mut client = Client::connect(pod.http).await.unwrap();
+    client.send("POST", "/json", &[], body).await.unwrap().status
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_above_the_ceiling_are_refused_at_once_on_both_doors_until_others_end() {
+async fn calls_that_would_wait_are_refused_above_the_ceiling_and_no_others() {
     let rules = rules(RULES);
     let env = [("MAX_IN_FLIGHT", "10"), ("LEASE_MAX_WAIT", "5s"), QUICK_END];
     let pod = Ratelease::start(rules.path(), &[], &env).await;
     let (slow, quick) = (Connection::open(pod.grpc).await, Connection::open(pod.grpc).await);
-    let mut client = Client::connect(pod.http).await.unwrap();
-    let body = r#"{"domain":"test","descriptors":[{"entries":[{"key":"plenty"}]}]}"#;
+    // That no limit is for.
+    let plain = request("nowhere", "v", &[]);
     for round in 1..=2 {
-        let halves = Halves::begin(&pod, &slow, 10).await;
-        for connection in [&quick, &slow] {
-            for _ in 0..20 {
-                let asked = now();
-                let reply = connection.call(&request("plenty", "v", &[])).await;
-                assert_eq!(reply.code, Code::ResourceExhausted, "{reply:?}");
-                assert!(reply.reason.contains("MAX_IN_FLIGHT"), "{reply:?}");
-                assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
-            }
+        let mut calls = waiting(&pod, &slow, 8).await;
+        // Of the last quarter of the places a connection has no more than its eighth call.
+        let reply = slow.call(&request("hundred", &format!("crowd {round}"), &[])).await;
+        assert_eq!(reply.code, Code::ResourceExhausted, "{reply:?}");
+        calls.extend(waiting(&pod, &quick, 2).await);
+        for (n, connection) in [&quick, &slow].into_iter().cycle().take(40).enumerate() {
+            // A key that nothing is leased for has to wait.
+            let reply = connection.call(&request("hundred", &format!("{round} {n}"), &[])).await;
+            assert_eq!(reply.code, Code::ResourceExhausted, "{reply:?}");
+            assert!(reply.reason.contains("MAX_IN_FLIGHT"), "{reply:?}");
+            let reply = connection.call(&plain).await;
+            assert_eq!(reply.is_over_limit(), Some(false), "it does not wait: {reply:?}");
         }
-        let answer = client.send("POST", "/json", &[], body).await.unwrap();
-        assert_eq!(answer.status, 503, "{answer:?}");
+        assert_eq!(decided(&pod, "hundred", &format!("json {round}")).await, 200, "another door");
         for probe in ["/livez", "/readyz", "/healthcheck"] {
             assert_eq!(status(pod.http, probe).await, 200, "{probe}: probes are not calls");
         }
         assert_eq!(pod.count("shed"), 41 * round);
-        drop(halves);
+        calls.into_iter().for_each(|call| call.0.abort());
         let idle = async || pod.count("calls_under_way") == 0;
         pod.process.until("done with the calls", SOON, idle).await;
         for connection in [&quick, &slow] {
-            let reply = connection.call(&request("plenty", "v", &[])).await;
+            let reply = connection.call(&request("hundred", "v", &[])).await;
             assert_eq!(reply.is_over_limit(), Some(false), "the connection lives: {reply:?}");
         }
-        let answer = client.send("POST", "/json", &[], body).await.unwrap();
-        assert_eq!(answer.status, 200, "{answer:?}");
     }
     let log = pod.process.log();
     let told = |what: &str| log.lines().filter(|line| line.contains(what)).count();
-    assert_eq!(
-        told("calls are refused: 10 are under way, as many as MAX_IN_FLIGHT says"),
-        2,
-        "{log}"
-    );
+    assert_eq!(told("calls are refused: 8 wait, of at most 10 (MAX_IN_FLIGHT)"), 2, "{log}");
+    pod.is_unharmed();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn json_has_places_of_its_own_and_takes_none_of_envoys() {
+    let rules = rules(RULES);
+    let env = [("MAX_IN_FLIGHT", "10"), ("LEASE_MAX_WAIT", "5s"), QUICK_END];
+    let pod = Ratelease::start(rules.path(), &[], &env).await;
+    let envoy = Connection::open(pod.grpc).await;
+    let pod = Arc::new(pod);
+    let mut calls = JoinSet::new();
+    for n in 0..10 {
+        let (pod, value) = (Arc::clone(&pod), n.to_string());
+        assert_eq!(decided(&pod, "held_6s", &value).await, 200);
+        calls.spawn(async move { decided(&pod, "held_6s", &value).await });
+    }
+    let full = async || pod.count("calls_under_way") == 10;
+    pod.process.until("full", SOON, full).await;
+    assert_eq!(decided(&pod, "hundred", "json").await, 503);
+    for n in 0..20 {
+        let reply = envoy.call(&request("hundred", &n.to_string(), &[])).await;
+        assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
+    }
+    assert_eq!(status(pod.http, "/livez").await, 200);
+    calls.abort_all();
+    let idle = async || pod.count("calls_under_way") == 0;
+    pod.process.until("done with the calls", SOON, idle).await;
+    assert_eq!(decided(&pod, "hundred", "json").await, 200);
     pod.is_unharmed();
 }
 
@@ -112,15 +132,19 @@ async fn calls_that_wait_take_little_memory() {
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &[QUICK_END]).await;
     let connections = join_all((0..8).map(|_| Connection::open(pod.grpc))).await;
+    // With the keys, which are not what is measured.
+    for n in 0..CALLS {
+        connections[0].call(&request("held_6s", &format!("first {n}"), &[])).await;
+    }
     let before = rss(&pod.process);
-    let mut halves = Vec::new();
+    let mut calls = Vec::new();
     for connection in &connections {
-        halves.push(Halves::begin(&pod, connection, CALLS / connections.len()).await);
+        calls.extend(waiting(&pod, connection, CALLS / connections.len()).await);
     }
     let each = (rss(&pod.process) - before) / CALLS as u64;
     println!("{each} bytes for each call under way");
     assert!(each < 32 * 1024, "{each} bytes for each call under way");
-    assert_eq!(halves.iter().map(|it| it.rests.len()).sum::<usize>(), CALLS);
+    assert_eq!(calls.len(), CALLS);
 }
 
 /// Open loop: calls come at their pace, whatever becomes of those before. As an Envoy does, the

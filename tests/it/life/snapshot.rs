@@ -64,7 +64,7 @@ async fn without_rules_to_load_those_of_the_snapshot_are_in_force_until_there_ar
         pod.logs("the rules of the snapshot are in force: ").await;
         pod.logs("the rules of the snapshot are in force until these faults are mended").await;
         let told = &pod.status()["rules"];
-        assert_eq!((&told["from_snapshot"], &told["count"]), (&true.into(), &2.into()), "{told}");
+        assert_eq!((&told["from_snapshot"], &told["count"]), (&true.into(), &4.into()), "{told}");
         assert!(told["last_fault"].as_str().is_some_and(|it| it.contains(fault)), "{told}");
         assert_eq!(told["loads_ok"], 0, "{told}");
     }

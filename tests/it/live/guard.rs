@@ -1,10 +1,11 @@
 //! Whom the debug port answers: no page that an operator's browser happens to have open.
 
 use crate::support::http::{Answer, Client};
+use crate::support::process::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::shop::Shop;
 
-const GUARDED: [&str; 5] = ["/", "/status", "/rlconfig", "/live", "/live/events"];
+const GUARDED: [&str; 6] = ["/", "/status", "/rlconfig", "/metrics", "/live", "/live/events"];
 
 const RULES: &str = "
 domain: shop
@@ -23,7 +24,7 @@ async fn asked(pod: &Ratelease, method: &str, path: &str, headers: &[(&str, &str
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_was_made_to_lead_here_reads_nothing_but_metrics() {
+async fn a_name_that_was_made_to_lead_here_reads_nothing() {
     let Shop { pod, .. } = &Shop::open(RULES, &[]).await;
     let rebound = [("host", "evil.example:6070")];
     for path in GUARDED {
@@ -31,7 +32,6 @@ async fn a_name_that_was_made_to_lead_here_reads_nothing_but_metrics() {
         assert_eq!(refused.status, 403, "{path}");
         assert!(refused.body.contains("allow the name with DEBUG_ALLOWED_HOSTS"), "{refused:?}");
     }
-    assert_eq!(asked(pod, "GET", "/metrics", &rebound).await.status, 200, "for scrapers");
     for host in ["localhost", "127.0.0.1:6070", "ratelease.shop.svc:6070"] {
         assert_eq!(asked(pod, "GET", "/status", &[("host", host)]).await.status, 200, "{host}");
     }
@@ -51,7 +51,7 @@ async fn a_page_of_another_origin_loads_nothing_and_nothing_can_be_changed() {
         let fetched = [host, ("origin", "http://evil.example")];
         assert_eq!(asked(pod, "GET", path, &fetched).await.status, 403, "{path}");
     }
-    for path in GUARDED.into_iter().chain(["/metrics"]) {
+    for path in GUARDED {
         for method in ["POST", "PUT", "DELETE"] {
             assert_eq!(asked(pod, method, path, &[host]).await.status, 405, "{method} {path}");
         }
@@ -70,4 +70,27 @@ async fn a_page_of_another_origin_loads_nothing_and_nothing_can_be_changed() {
         assert!(policy.starts_with("default-src 'none'; "), "{path}: {policy}");
         assert!(policy.ends_with("frame-ancestors 'none'"), "{path}: {policy}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_metrics_port_looks_at_names_as_well() {
+    let at = format!("127.0.0.1:{}", free_port());
+    let env = [
+        ("USE_PROMETHEUS", "true"),
+        ("PROMETHEUS_ADDR", &at),
+        ("DEBUG_ALLOWED_HOSTS", "metrics.example.com"),
+    ];
+    let Shop { pod, .. } = &Shop::open(RULES, &env).await;
+    for (host, status) in [
+        ("10.1.2.3:19001", 200),
+        ("ratelease-1:19001", 200),
+        ("metrics.example.com", 200),
+        ("evil.example", 403),
+    ] {
+        let mut client = Client::connect(at.parse().unwrap()).await.unwrap();
+        let head = format!("GET /metrics HTTP/1.1\r\nhost: {host}\r\n\r\n");
+        client.write(head.as_bytes()).await.unwrap();
+        assert_eq!(client.answer().await.unwrap().status, status, "{host}");
+    }
+    pod.has_not_panicked();
 }

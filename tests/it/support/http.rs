@@ -41,7 +41,8 @@ impl Client {
         self.send("GET", path, headers, "").await
     }
 
-    /// After an error the connection is of no further use.
+    /// After an error the connection is of no further use. A body is JSON unless `headers` give it
+    /// another type.
     pub(crate) async fn send(
         &mut self,
         method: &str,
@@ -53,6 +54,9 @@ impl Client {
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
         for (name, value) in headers {
             head += &format!("{name}: {value}\r\n");
+        }
+        if !body.is_empty() && !headers.iter().any(|(name, _)| *name == "content-type") {
+            head += "content-type: application/json\r\n";
         }
         let head = format!("{head}content-length: {}\r\n\r\n", body.len());
         let request = [head.as_bytes(), body].concat();

@@ -1,0 +1,209 @@
+//! `/json`: a decision for people and scripts, in protobuf's JSON.
+//!
+//! The port asks for no password, and a browser beside it is reached by every page that it shows. A
+//! page of another origin may send a form or text anywhere, and a body without a type; JSON it may
+//! not, unless the server says so. So JSON has to be named as the type, names and origins are
+//! looked at as on the debug port, and refunds have to be allowed (`docs/decisions/0025`).
+
+use std::future::poll_fn;
+use std::time::Duration;
+
+use ::http::StatusCode;
+use ::http::header::{CONTENT_TYPE, HeaderMap};
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+use axum::{Extension, Router};
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
+use http_body::Body as _;
+use tokio::time::timeout;
+
+use super::json;
+use crate::control::guard::Guard;
+use crate::intake::{Answer, Held, Intake, JSON_CALLS_MAX, Peer, Refusal};
+use crate::telemetry::trace::{Door, Outcome, Span};
+use crate::verdict::Code;
+
+/// Bytes of a body at most: as many as of a gRPC message.
+const BODY_BYTES_MAX: usize = 1024 * 1024;
+
+/// A body is whole within this, as a gRPC message is.
+const BODY_MAX: Duration = Duration::from_secs(2);
+
+/// Who may ask, and for what.
+#[derive(Debug, Clone, Default)]
+pub struct JsonOptions {
+    /// Refuses pages of other origins.
+    pub guard: Guard,
+    /// Whether hits may be given back.
+    pub refunds: bool,
+}
+
+/// What serves the route.
+#[derive(Clone)]
+struct Json {
+    intake: Intake,
+    refunds: bool,
+}
+
+/// Why a request is answered without a decision: status and reason.
+struct Unanswered(StatusCode, String);
+
+/// The route.
+pub(super) fn routes(intake: Intake, options: JsonOptions) -> Router {
+    let JsonOptions { guard, refunds } = options;
+    guard.before(Router::new().route("/json", any(decide)).with_state(Json { intake, refunds }))
+}
+
+/// 200 or 429 with the answer; else a reason.
+async fn decide(
+    State(json): State<Json>,
+    peer: Option<Extension<Peer>>,
+    request: Request,
+) -> Response {
+    let peer = peer.map(|Extension(peer)| peer).unwrap_or_default();
+    let span = json.intake.begin(Door::Json, request.headers());
+    let answered = json.intake.contain(Door::Json, json.answer(request, &peer, span.as_ref()));
+    let answered = match &span {
+        None => answered.await,
+        Some(span) => Box::pin(span.around(answered)).await,
+    };
+    let response = match answered {
+        Ok(response) => response.unwrap_or_else(IntoResponse::into_response),
+        Err(refusal) => Unanswered::from(refusal).into_response(),
+    };
+    if let Some(span) = span {
+        span.end(Outcome::Http(response.status().as_u16()));
+    }
+    response
+}
+
+// === impl Json ===
+
+impl Json {
+    async fn answer(
+        &self,
+        request: Request,
+        peer: &Peer,
+        span: Option<&Span>,
+    ) -> Result<Response, Unanswered> {
+        check_type(request.headers())?;
+        let held = self.intake.hold(Door::Json, peer);
+        let body = read(request.into_body(), &held).await?;
+        // A request that is not whole does not hold what a decision takes.
+        Box::pin(self.decide(body, peer, span)).await
+    }
+
+    async fn decide(
+        &self,
+        body: Bytes,
+        peer: &Peer,
+        span: Option<&Span>,
+    ) -> Result<Response, Unanswered> {
+        let bad = |reason| Unanswered(StatusCode::BAD_REQUEST, reason);
+        let request = json::parse(&body).map_err(bad)?;
+        drop(body);
+        let request = request.borrow();
+        if let Some(at) = request.descriptors.iter().position(|it| it.refund && !self.refunds) {
+            let told = format!(
+                "descriptor {at} gives hits back, which is refused over /json; \
+                 set JSON_REFUNDS=true to allow it, or do so over gRPC"
+            );
+            return Err(Unanswered(StatusCode::FORBIDDEN, told));
+        }
+        let printed = |answer: &Answer<'_>| {
+            if let Some(span) = span {
+                span.note(&request, &answer.verdict);
+            }
+            (answer.verdict.code, json::print(answer).to_string())
+        };
+        // One that does not wait needs no place.
+        let (code, text) = match self.intake.answer_at_once(&request, printed) {
+            Some(answered) => answered?,
+            None => {
+                let answer = self.intake.answer(&request, |answer| printed(&answer));
+                self.intake.pass(Door::Json, peer, answer).await??
+            }
+        };
+        let status = match code {
+            Code::Ok => StatusCode::OK,
+            Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
+        };
+        Ok((status, [(CONTENT_TYPE, "application/json")], text).into_response())
+    }
+}
+
+/// The type has to be one that a page of another origin may not send unasked.
+fn check_type(headers: &HeaderMap) -> Result<(), Unanswered> {
+    let mut types = headers.get_all(CONTENT_TYPE).iter();
+    let (first, second) = (types.next().and_then(|it| it.to_str().ok()), types.next());
+    let essence = first.and_then(|it| it.split(';').next()).map(str::trim).unwrap_or_default();
+    if essence.eq_ignore_ascii_case("application/json") && second.is_none() {
+        return Ok(());
+    }
+    let told = "the content-type has to be application/json; \
+                with curl: -H 'content-type: application/json'";
+    Err(Unanswered(StatusCode::UNSUPPORTED_MEDIA_TYPE, told.to_owned()))
+}
+
+/// The whole body, which counts as `held`.
+async fn read(body: Body, held: &Held) -> Result<Bytes, Unanswered> {
+    let too_long = || {
+        let told = format!("the body is longer than the limit of {BODY_BYTES_MAX} bytes");
+        Unanswered(StatusCode::PAYLOAD_TOO_LARGE, told)
+    };
+    if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
+        return Err(too_long());
+    }
+    held.take(0)?;
+    let whole = async {
+        let (mut read, mut parts) = (BytesMut::new(), body.into_data_stream());
+        while let Some(part) = parts.next().await {
+            let part = part.map_err(|error| {
+                Unanswered(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
+            })?;
+            if read.len() + part.len() > BODY_BYTES_MAX {
+                return Err(too_long());
+            }
+            held.take(part.len())?;
+            read.extend_from_slice(&part);
+        }
+        Ok(read.freeze())
+    };
+    let read = tokio::select! {
+        read = timeout(BODY_MAX, whole) => read,
+        () = poll_fn(|cx| held.poll_given_up(cx)) => return Err(Refusal::NoRoom.into()),
+    };
+    let read = read.unwrap_or_else(|_| {
+        let told = format!("the body was not whole within {BODY_MAX:?}");
+        Err(Unanswered(StatusCode::REQUEST_TIMEOUT, told))
+    })?;
+    held.finish()?;
+    Ok(read)
+}
+
+// === impl Unanswered ===
+
+impl From<Refusal> for Unanswered {
+    /// The reference says 400 of all that has no verdict, the store's errors as well.
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Overloaded => Self(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{JSON_CALLS_MAX} requests of /json are under way, as many as may; retry"),
+            ),
+            Refusal::NoRoom => Self(StatusCode::SERVICE_UNAVAILABLE, refusal.to_string()),
+            Refusal::Panicked => Self(StatusCode::INTERNAL_SERVER_ERROR, refusal.to_string()),
+            refusal => Self(StatusCode::BAD_REQUEST, refusal.to_string()),
+        }
+    }
+}
+
+impl IntoResponse for Unanswered {
+    fn into_response(self) -> Response {
+        let Self(status, reason) = self;
+        (status, format!("{reason}\n")).into_response()
+    }
+}
