@@ -33,7 +33,7 @@ pub use cli::{Cli, Command, Role, ServeFlags};
 pub use fault::{Fault, Faults};
 pub use headers::{HeaderNames, Headers};
 pub use leases::{KeyFlags, Leases};
-pub use listeners::{GrpcListen, Listeners};
+pub use listeners::{GrpcListen, Listeners, Uds};
 pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
 pub use otlp::{Otlp, OtlpProtocol, OtlpTls};

@@ -2,18 +2,18 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
 use std::path::Path;
 
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
 
 use super::Open;
 use super::build::BuildError;
 use crate::accept::{CONNECTIONS_MAX, OpenConnections};
-use crate::settings::HostPort;
+use crate::settings::{HostPort, Uds};
 
-/// Anybody in the pod may connect, as to a loopback port: Envoy seldom runs under our user.
-const SOCKET_MODE: u32 = 0o666;
+/// Connections that may wait to be accepted, as `std` has it for TCP.
+const BACKLOG: u32 = 128;
 
 /// Of the files that this process may have open, one in so many may be connections of gRPC, and of
 /// HTTP: a crowd at one port leaves files for the other, for Redis and for the rules.
@@ -51,28 +51,49 @@ pub(super) async fn tcp(
     })
 }
 
-/// Binds a Unix socket in the place of one that nobody listens on any more.
-pub(super) async fn unix(path: &Path) -> Result<UnixListener, BuildError> {
-    let fault = |what: &dyn std::fmt::Display| {
+/// Binds a Unix socket, in the place of one that nobody listens on any more. Nobody can connect
+/// before it has its mode and group.
+pub(super) async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
+    let Uds { path, mode, group } = uds;
+    let fault = |setting: &str, what: &dyn std::fmt::Display| {
         let path = path.display();
-        BuildError::new(format!(
-            "cannot listen on {path} for gRPC: {what}; set GRPC_UDS to a path that can be made"
-        ))
+        BuildError::new(format!("cannot listen on {path} for gRPC: {what}; {setting}"))
     };
-    if let Ok(found) = std::fs::symlink_metadata(path) {
-        if !found.file_type().is_socket() {
-            return Err(fault(&"something that is not a socket is there"));
-        }
-        if UnixStream::connect(path).await.is_ok() {
-            return Err(fault(&"another process listens on it"));
-        }
-        std::fs::remove_file(path).map_err(|error| fault(&error))?;
+    const MEND: &str = "set GRPC_UDS to a path that can be made";
+    remove_stale(path).await.map_err(|what| fault(MEND, &what))?;
+    let socket = UnixSocket::new_stream().map_err(|error| fault(MEND, &error))?;
+    socket.bind(path).map_err(|error| fault(MEND, &error))?;
+    let mode = std::fs::Permissions::from_mode(*mode);
+    std::fs::set_permissions(path, mode).map_err(|error| fault(MEND, &error))?;
+    if let Some(group) = group {
+        chown(path, None, Some(*group)).map_err(|error| {
+            let mend = "set GRPC_UDS_GROUP to a group that this process is in";
+            fault(mend, &format_args!("cannot give it to the group {group}: {error}"))
+        })?;
     }
-    let listener = UnixListener::bind(path).map_err(|error| fault(&error))?;
-    let mode = std::fs::Permissions::from_mode(SOCKET_MODE);
-    std::fs::set_permissions(path, mode).map_err(|error| fault(&error))?;
-    Ok(listener)
+    socket.listen(BACKLOG).map_err(|error| fault(MEND, &error))
 }
+
+/// Removes the socket at `path` if nobody listens on it. Only a refused connection says so: one
+/// that cannot be made for another reason may have a listener that is busy.
+async fn remove_stale(path: &Path) -> Result<(), String> {
+    let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !found.file_type().is_socket() {
+        return Err("something that is not a socket is there".to_owned());
+    }
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(|error| error.to_string())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // Its queue of connections is full.
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(LISTENED_ON.to_owned()),
+        Err(error) => Err(format!("whether a process listens on it cannot be told: {error}")),
+        Ok(_) => Err(LISTENED_ON.to_owned()),
+    }
+}
+
+const LISTENED_ON: &str = "another process listens on it";
 
 /// Where a listener ended up; ports given as 0 are known now.
 pub(super) fn local(listener: &TcpListener) -> Result<SocketAddr, BuildError> {

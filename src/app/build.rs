@@ -218,8 +218,8 @@ async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildE
             let at = bind::local(&listener)?.to_string();
             (Listener::Tcp(listener), at)
         }
-        GrpcListen::Unix(path) => {
-            (Listener::Unix(bind::unix(path).await?), path.display().to_string())
+        GrpcListen::Unix(uds) => {
+            (Listener::Unix(bind::unix(uds).await?), uds.path.display().to_string())
         }
     };
     let http = bind::tcp(&listeners.http, "HTTP", "PORT").await?;

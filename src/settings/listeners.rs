@@ -43,8 +43,19 @@ pub struct Listeners {
 pub enum GrpcListen {
     /// On a port.
     Tcp(HostPort),
-    /// On a Unix socket at this path.
-    Unix(PathBuf),
+    /// On a Unix socket.
+    Unix(Uds),
+}
+
+/// A Unix socket to listen on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Uds {
+    /// Where it is, 107 bytes at most.
+    pub path: PathBuf,
+    /// Its permissions, from 0 to 0o777: to connect takes the right to write.
+    pub mode: u32,
+    /// Its group, by number; `None` for the process's own.
+    pub group: Option<u32>,
 }
 
 #[derive(Debug, Args)]
@@ -71,6 +82,12 @@ pub(super) struct ListenerFlags {
     /// Unix socket to serve gRPC on, in place of the port
     #[arg(long, env = "GRPC_UDS", value_name = "PATH")]
     grpc_uds: Option<String>,
+    /// Permissions of that socket, in octal; Envoy needs the right to write
+    #[arg(long, env = "GRPC_UDS_MODE", value_name = "MODE", default_value = "0666")]
+    grpc_uds_mode: String,
+    /// Group of that socket, by number; the process's own unless given
+    #[arg(long, env = "GRPC_UDS_GROUP", value_name = "GID")]
+    grpc_uds_group: Option<String>,
     /// Age at which a gRPC connection is asked to go, a duration; 0 for never
     #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_name = "AGE", default_value = "24h")]
     grpc_max_connection_age: String,
@@ -98,6 +115,9 @@ impl ListenerFlags {
         let http = host_port(faults, ("HOST", &self.host), ("PORT", &self.port));
         let tcp = host_port(faults, ("GRPC_HOST", &self.grpc_host), ("GRPC_PORT", &self.grpc_port));
         let unix = faults.parse_optional("GRPC_UDS", self.grpc_uds.as_deref(), value::socket_path);
+        let mode = faults.parse("GRPC_UDS_MODE", &self.grpc_uds_mode, mode);
+        let group = self.grpc_uds_group.as_deref();
+        let group = faults.parse_optional("GRPC_UDS_GROUP", group, group_number);
         let debug =
             host_port(faults, ("DEBUG_HOST", &self.debug_host), ("DEBUG_PORT", &self.debug_port));
         let allowed = self.allowed_hosts.as_deref();
@@ -117,7 +137,7 @@ impl ListenerFlags {
         Some(Listeners {
             http: http?,
             grpc: match unix? {
-                Some(path) => GrpcListen::Unix(path),
+                Some(path) => GrpcListen::Unix(Uds { path, mode: mode?, group: group? }),
                 None => GrpcListen::Tcp(tcp?),
             },
             debug: debug?,
@@ -140,6 +160,20 @@ fn names(text: &str) -> Result<Vec<String>, Expected> {
         let expected = "names without a port, separated by commas, or *";
         Expected::new(expected, "debug.example.com")
     })
+}
+
+/// Permissions, as `chmod` takes them in octal.
+fn mode(text: &str) -> Result<u32, Expected> {
+    let is_octal = (1..=4).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+    let mode = is_octal.then(|| u32::from_str_radix(text, 8).ok()).flatten();
+    mode.filter(|mode| *mode <= 0o777)
+        .ok_or_else(|| Expected::new("permissions in octal, from 0 to 0777", "0660"))
+}
+
+/// The highest number stands for no group (chown(2)).
+fn group_number(text: &str) -> Result<u32, Expected> {
+    let number = text.parse().ok().filter(|number| *number < u32::MAX);
+    number.ok_or_else(|| Expected::new("a group's number", "1337"))
 }
 
 /// Both halves are looked at before either is missed.

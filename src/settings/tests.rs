@@ -14,7 +14,7 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 30] = [
+const OURS: [&str; 32] = [
     "LEASE_MAX_WAIT",
     "LEASE_WAIT_LIMIT",
     "PODS_EXPECTED",
@@ -33,6 +33,8 @@ const OURS: [&str; 30] = [
     "MAX_IN_FLIGHT",
     "ALLOWED_HOSTS",
     "JSON_REFUNDS",
+    "GRPC_UDS_MODE",
+    "GRPC_UDS_GROUP",
     "DEBUG_ALLOWED_HOSTS",
     "METRICS_SERIES_MAX",
     "RULES_SNAPSHOT",

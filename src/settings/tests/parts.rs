@@ -66,7 +66,18 @@ fn names_of_the_debug_port_come_in_a_list_or_are_any() {
 #[test]
 fn a_socket_for_grpc_goes_in_place_of_its_port() {
     let listeners = good("ratelimit", &[("GRPC_UDS", "/run/rl.sock")]).listeners;
-    assert_eq!(listeners.grpc, GrpcListen::Unix("/run/rl.sock".into()));
+    let path = PathBuf::from("/run/rl.sock");
+    let uds = Uds { path: path.clone(), mode: 0o666, group: None };
+    assert_eq!(listeners.grpc, GrpcListen::Unix(uds));
+    let env = [("GRPC_UDS", "/run/rl.sock"), ("GRPC_UDS_MODE", "0660"), ("GRPC_UDS_GROUP", "1337")];
+    let uds = Uds { path, mode: 0o660, group: Some(1337) };
+    assert_eq!(good("ratelease serve", &env).listeners.grpc, GrpcListen::Unix(uds));
+    for wrong in ["rw", "0x1b6", "0999", "1777", "+660", "00660"] {
+        assert!(fault("GRPC_UDS_MODE", wrong).contains("permissions in octal"), "{wrong}");
+    }
+    for wrong in ["envoy", "-1", "4294967295"] {
+        assert!(fault("GRPC_UDS_GROUP", wrong).contains("a group's number"), "{wrong}");
+    }
     let long = format!("/{}", "a".repeat(107));
     assert!(fault("GRPC_UDS", &long).contains("at most 107 bytes"));
     let env = [("GRPC_MAX_CONNECTION_AGE", "0"), ("GRPC_MAX_CONNECTION_AGE_GRACE", "90s")];

@@ -1,12 +1,14 @@
 //! What the process says when it cannot start, and how it starts.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::net::TcpListener;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use tempfile::TempDir;
+use tokio::net::{UnixSocket, UnixStream};
 use tokio::process::Command;
 use tonic::Code;
 
@@ -133,6 +135,52 @@ async fn a_unix_socket_is_served_in_the_place_of_a_stale_one_only() {
     killed.process.signal("KILL");
     killed.process.exit(SOON).await;
     Ratelease::start(rules.path(), &[], &env).await.is_unharmed();
+}
+
+/// A connection to it is not refused: its queue is full.
+#[tokio::test]
+async fn a_unix_socket_whose_listener_is_busy_is_left_alone() {
+    let rules = rules(RULES);
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("grpc.sock");
+    let socket = UnixSocket::new_stream().unwrap();
+    socket.bind(&path).unwrap();
+    let busy = socket.listen(1).unwrap();
+    let mut waiting = Vec::new();
+    let full = loop {
+        match UnixStream::connect(&path).await {
+            Ok(stream) => waiting.push(stream),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full.kind(), ErrorKind::WouldBlock, "{full}");
+    let env = [("GRPC_UDS", path.to_str().unwrap())];
+    let why = ["another process listens on it", "set GRPC_UDS"];
+    refuses_to_start(rules.path(), &env, &why).await;
+    assert!(busy.accept().await.is_ok());
+    assert!(UnixStream::connect(&path).await.is_ok(), "it is still there");
+}
+
+#[tokio::test]
+async fn a_unix_socket_has_the_mode_and_group_that_were_asked_for() {
+    let rules = rules(RULES);
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("grpc.sock");
+    let uds = ("GRPC_UDS", path.to_str().unwrap());
+    let own = fs::metadata(dir.path()).unwrap().gid().to_string();
+    for (env, mode) in [
+        (&[uds, QUICK_END][..], 0o666),
+        (&[uds, QUICK_END, ("GRPC_UDS_MODE", "0660"), ("GRPC_UDS_GROUP", &own)], 0o660),
+        (&[uds, QUICK_END, ("GRPC_UDS_MODE", "600")], 0o600),
+    ] {
+        let pod = Ratelease::start(rules.path(), &[], env).await;
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!(found.mode() & 0o7777, mode, "{env:?}");
+        assert_eq!(found.gid().to_string(), own, "{env:?}");
+        let reply = Connection::open_unix(&path).await.call(&request("hundred", "v", &[])).await;
+        assert_ne!(reply.code, Code::Unavailable, "{reply:?}");
+        assert_eq!(pod.stop().await, 0);
+    }
 }
 
 #[tokio::test]
