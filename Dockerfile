@@ -20,7 +20,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
 FROM gcr.io/distroless/cc-debian12:nonroot@sha256:9dac0a79194e45a7da0158a9c6da57b217585af0786db3845d1f0ec1a0dd182f
 COPY --from=build /ratelease /bin/ratelease
 # The reference's manifests run `/bin/ratelimit`. By that name the defaults are the reference's,
-# such as all interfaces. A copy, since there is no shell here to make a link with.
+# such as all interfaces for gRPC (the debug port is on loopback). A copy, since there is no shell here to make a link with.
 COPY --from=build /ratelease /bin/ratelimit
 # nobody: the number that the reference's deployments ask for.
 USER 65534:65534

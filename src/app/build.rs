@@ -237,14 +237,15 @@ fn debug_pages(listeners: &Listeners, exposed: &Exposed, live: &Live) -> Router 
     guarded(listeners, pages.merge(metrics::routes("/metrics", exposed.clone())))
 }
 
-/// What the metrics port shows.
+/// What the metrics port shows, to scrapers that know no token.
 fn metrics_page(listeners: &Listeners, metrics: &Metrics, exposed: Exposed) -> Router {
-    guarded(listeners, metrics::routes(&metrics.path, exposed))
+    let page = metrics::routes(&metrics.path, exposed);
+    guard::with_headers(guard_of(listeners).before(page))
 }
 
 /// `pages`, for those who may read them.
 fn guarded(listeners: &Listeners, pages: Router) -> Router {
-    guard::with_headers(guard_of(listeners).before(pages))
+    guard::with_headers(guard_of(listeners).with_token(&listeners.debug_token).before(pages))
 }
 
 fn guard_of(listeners: &Listeners) -> Guard {

@@ -6,7 +6,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use super::out::Trouble;
-use crate::settings::HostPort;
+use crate::settings::{HostPort, Secret};
 use crate::time::{Clock, Time};
 
 /// Bytes of an answer: `/status` has some tens of thousands.
@@ -27,7 +27,20 @@ pub(super) struct Page {
 /// # Errors
 /// It cannot be reached, or does not answer in time, or not with HTTP.
 pub(super) fn get(server: &HostPort, path: &str, within: Duration) -> Result<Page, Trouble> {
-    exchange(server, path, within).map_err(|error| match error.kind() {
+    get_with(server, path, &Secret::default(), within)
+}
+
+/// As [`get`], of a server that asks for a token.
+///
+/// # Errors
+/// As [`get`].
+pub(super) fn get_with(
+    server: &HostPort,
+    path: &str,
+    token: &Secret,
+    within: Duration,
+) -> Result<Page, Trouble> {
+    exchange(server, path, token, within).map_err(|error| match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => {
             Trouble::new(format_args!("{server}: no answer within {within:?}"))
         }
@@ -36,7 +49,7 @@ pub(super) fn get(server: &HostPort, path: &str, within: Duration) -> Result<Pag
     })
 }
 
-fn exchange(server: &HostPort, path: &str, within: Duration) -> io::Result<Page> {
+fn exchange(server: &HostPort, path: &str, token: &Secret, within: Duration) -> io::Result<Page> {
     let clock = Clock::start();
     let end = clock.now() + within;
     let mut stream = connect(server, &clock, end)?;
@@ -45,7 +58,11 @@ fn exchange(server: &HostPort, path: &str, within: Duration) -> io::Result<Page>
     // Of HTTP/1.0, so that the answer comes in one piece and ends with the connection. By address:
     // the debug port does not answer to all names.
     let host = stream.peer_addr()?;
-    let request = format!("GET {path} HTTP/1.0\r\nhost: {host}\r\naccept: */*\r\n\r\n");
+    let token = match token.reveal() {
+        "" => String::new(),
+        token => format!("authorization: Bearer {token}\r\n"),
+    };
+    let request = format!("GET {path} HTTP/1.0\r\nhost: {host}\r\n{token}accept: */*\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     let mut piece = vec![0; PIECE_BYTES];

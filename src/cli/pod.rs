@@ -11,13 +11,14 @@ use serde_json::Value;
 
 use super::fetch;
 use super::out::Trouble;
-use crate::settings::HostPort;
+use crate::settings::{HostPort, Secret};
 use crate::time::parse_duration;
 
 /// The page.
 const PATH: &str = "/status";
 
 const HTTP_OK: u16 = 200;
+const HTTP_UNAUTHORIZED: u16 = 401;
 
 /// Flags that say which pod.
 #[derive(Debug, Args)]
@@ -33,6 +34,8 @@ pub(super) struct PodFlags {
     #[arg(long, env = "DEBUG_PORT", default_value = "6070", hide = true,
           value_parser = clap::value_parser!(u16).range(1..))]
     debug_port: u16,
+    #[arg(long, env = "DEBUG_TOKEN", default_value = "", hide = true)]
+    debug_token: Secret,
 }
 
 /// What `/status` says.
@@ -131,7 +134,11 @@ impl PodFlags {
     /// It cannot be asked, or what answers is not a pod's debug port.
     pub(super) fn ask(&self) -> Result<Value, Trouble> {
         let server = self.server();
-        let page = fetch::get(&server, PATH, self.timeout)?;
+        let page = fetch::get_with(&server, PATH, &self.debug_token, self.timeout)?;
+        if page.status == HTTP_UNAUTHORIZED {
+            let told = "asks for a token; set DEBUG_TOKEN to the pod's";
+            return Err(Trouble::new(format_args!("{server}: {told}")));
+        }
         let status: Option<Value> = serde_json::from_slice(&page.body).ok();
         match status.filter(|status| page.status == HTTP_OK && status.is_object()) {
             Some(status) => Ok(status),

@@ -20,10 +20,15 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, ORIGIN, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, ORIGIN, REFERRER_POLICY,
+    WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+
+use crate::settings::Secret;
 
 /// Names below which nobody outside can have one: reserved for use within (RFC 6761, ICANN's
 /// `internal`), and those of services in Kubernetes.
@@ -57,7 +62,13 @@ pub struct Guard {
     allowed: Arc<[String]>,
     /// The setting that allows them.
     setting: &'static str,
+    /// What requests have to name, if anything.
+    token: Option<Arc<Token>>,
 }
+
+/// Text that requests have to name, by its hash: to compare takes the same time whatever they say.
+#[derive(Debug)]
+struct Token(blake3::Hash);
 
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -69,6 +80,8 @@ enum Refused {
     Host { name: String, setting: &'static str },
     #[error("this is not for pages of another origin; open it by itself")]
     Foreign,
+    #[error("name the token of DEBUG_TOKEN, as a bearer token or as the password of any user")]
+    Token,
 }
 
 // === impl Guard ===
@@ -77,7 +90,15 @@ impl Guard {
     /// Lets requests for `allowed` in as well, as `setting` says: names without a port, or `*` for
     /// all of them.
     pub fn new(allowed: &[String], setting: &'static str) -> Self {
-        Self { allowed: allowed.into(), setting }
+        Self { allowed: allowed.into(), setting, token: None }
+    }
+
+    /// Lets in only requests that name `token`, unless that is empty: as a bearer token (RFC 6750),
+    /// or as the password of any user (RFC 7617), which a browser asks its user for.
+    #[must_use]
+    pub fn with_token(self, token: &Secret) -> Self {
+        let hash = || Arc::new(Token(blake3::hash(token.reveal().as_bytes())));
+        Self { token: (!token.is_empty()).then(hash), ..self }
     }
 
     /// `routes`, behind the guard.
@@ -96,9 +117,12 @@ impl Guard {
                 return Err(Refused::Host { name: host[..end].to_owned(), setting: self.setting });
             }
         }
-        match self.is_foreign(request.method(), headers, named) {
-            true => Err(Refused::Foreign),
-            false => Ok(()),
+        if self.is_foreign(request.method(), headers, named) {
+            return Err(Refused::Foreign);
+        }
+        match &self.token {
+            Some(token) if !token.is_named(headers) => Err(Refused::Token),
+            _ => Ok(()),
         }
     }
 
@@ -133,7 +157,29 @@ impl Guard {
 async fn pass(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     match guard.check(&request) {
         Ok(()) => next.run(request).await,
+        Err(refused @ Refused::Token) => {
+            let ask = [(WWW_AUTHENTICATE, "Basic realm=\"ratelease\", charset=\"UTF-8\"")];
+            (StatusCode::UNAUTHORIZED, ask, format!("{refused}\n")).into_response()
+        }
         Err(refused) => (StatusCode::FORBIDDEN, format!("{refused}\n")).into_response(),
+    }
+}
+
+// === impl Token ===
+
+impl Token {
+    fn is_named(&self, headers: &HeaderMap) -> bool {
+        let named = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let Some((scheme, named)) = named.and_then(|named| named.split_once(' ')) else {
+            return false;
+        };
+        if scheme.eq_ignore_ascii_case("bearer") {
+            return blake3::hash(named.trim().as_bytes()) == self.0;
+        }
+        let pair = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(named.trim()));
+        let Some(Ok(pair)) = pair else { return false };
+        let mut parts = pair.splitn(2, |byte| *byte == b':');
+        parts.nth(1).is_some_and(|password| blake3::hash(password) == self.0)
     }
 }
 
@@ -235,6 +281,29 @@ mod tests {
         let guard = Guard::default();
         assert_eq!(guard.check(&request("http://localhost:6070/status")), Ok(()));
         assert!(guard.check(&request("http://evil.example:6070/status")).is_err());
+    }
+
+    #[test]
+    fn a_token_is_named_as_a_bearers_or_as_a_password() {
+        let guard = Guard::default().with_token(&"s3cret:x".into());
+        let named = |value: Option<&str>| {
+            let request = Request::builder().header("host", "localhost");
+            let request = value.iter().fold(request, |it, value| it.header(AUTHORIZATION, *value));
+            guard.check(&request.body(Body::empty()).unwrap())
+        };
+        let basic = |pair: &str| format!("Basic {}", STANDARD.encode(pair));
+        for good in
+            ["Bearer s3cret:x", "bearer  s3cret:x", &basic("any:s3cret:x"), &basic(":s3cret:x")]
+        {
+            assert_eq!(named(Some(good)), Ok(()), "{good}");
+        }
+        for bad in
+            ["Bearer s3cret", "s3cret:x", "Basic s3cret:x", &basic("s3cret:x"), "Basic !", ""]
+        {
+            assert_eq!(named(Some(bad)), Err(Refused::Token), "{bad}");
+        }
+        assert_eq!(named(None), Err(Refused::Token));
+        assert_eq!(Guard::default().with_token(&"".into()).check(&Request::default()), Ok(()));
     }
 
     #[test]

@@ -108,10 +108,10 @@ Examples:
   With the environment of envoyproxy/ratelimit:
       RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit REDIS_URL=redis:6379 ratelease serve";
 
-/// Defaults that the reference has otherwise, by flag.
-const REFERENCE_DEFAULTS: [(&str, &str); 5] = [
+/// Defaults that the reference has otherwise, by flag. The debug listener is on all interfaces
+/// there; here only with a token, since anyone may ask it.
+const REFERENCE_DEFAULTS: [(&str, &str); 4] = [
     ("grpc_host", "0.0.0.0"),
-    ("debug_host", "0.0.0.0"),
     ("runtime_watch_root", "true"),
     ("runtime_ignoredotfiles", "false"),
     ("log_level", "warn"),
@@ -199,7 +199,7 @@ pub(crate) fn grammar() -> clap::Command {
 /// The command line's grammar with the defaults of `role` and what `env` puts in their place.
 fn command(role: Role, env: &dyn Fn(&str) -> Option<String>) -> clap::Command {
     Cli::command().mut_subcommands(|subcommand| {
-        subcommand.mut_args(|arg| with_environment(with_role(with_bool(arg), role), env))
+        subcommand.mut_args(|arg| with_environment(with_role(with_bool(arg), role, env), env))
     })
 }
 
@@ -213,10 +213,16 @@ fn with_bool(arg: Arg) -> Arg {
     }
 }
 
-fn with_role(arg: Arg, role: Role) -> Arg {
+fn with_role(arg: Arg, role: Role, env: &dyn Fn(&str) -> Option<String>) -> Arg {
+    if role != Role::Ratelimit {
+        return arg;
+    }
+    if arg.get_id() == "debug_host" && env("DEBUG_TOKEN").is_some_and(|token| !token.is_empty()) {
+        return arg.default_value("0.0.0.0");
+    }
     match REFERENCE_DEFAULTS.iter().find(|(id, _)| arg.get_id() == id) {
-        Some((_, default)) if role == Role::Ratelimit => arg.default_value(*default),
-        _ => arg,
+        Some((_, default)) => arg.default_value(*default),
+        None => arg,
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::Secret;
 use super::cli::BOOL;
 use super::fault::{Expected, Faults};
 use super::value::{self, HostPort};
@@ -30,6 +31,8 @@ pub struct Listeners {
     pub json_refunds: bool,
     /// Names, beside those that always are, that the debug and metrics listeners may be asked by.
     pub debug_allowed_hosts: Vec<String>,
+    /// What the debug listener asks for; empty for nothing.
+    pub debug_token: Secret,
     /// Age at which a gRPC connection is asked to go; `None` for never.
     pub max_connection_age: Option<Duration>,
     /// What such a connection is left to finish; `None` for as long as it takes.
@@ -106,6 +109,10 @@ pub(super) struct ListenerFlags {
     /// Names to reach the debug and metrics listeners by, beside addresses and inner; * for any
     #[arg(long, env = "DEBUG_ALLOWED_HOSTS", value_name = "NAMES")]
     debug_allowed_hosts: Option<String>,
+    /// What the debug listener is to be asked with, as a bearer token or a password; nothing unless
+    /// given
+    #[arg(long, env = "DEBUG_TOKEN", value_name = "SECRET")]
+    debug_token: Option<Secret>,
 }
 
 // === impl ListenerFlags ===
@@ -144,6 +151,7 @@ impl ListenerFlags {
             allowed_hosts: allowed?.unwrap_or_default(),
             json_refunds: refunds?,
             debug_allowed_hosts: debug_allowed?.unwrap_or_default(),
+            debug_token: self.debug_token.clone().unwrap_or_default(),
             max_connection_age: age?,
             max_connection_age_grace: grace?,
             calls_max: calls_max?,

@@ -14,7 +14,7 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 32] = [
+const OURS: [&str; 33] = [
     "LEASE_MAX_WAIT",
     "LEASE_WAIT_LIMIT",
     "PODS_EXPECTED",
@@ -35,6 +35,7 @@ const OURS: [&str; 32] = [
     "JSON_REFUNDS",
     "GRPC_UDS_MODE",
     "GRPC_UDS_GROUP",
+    "DEBUG_TOKEN",
     "DEBUG_ALLOWED_HOSTS",
     "METRICS_SERIES_MAX",
     "RULES_SNAPSHOT",
@@ -123,7 +124,15 @@ fn ratelimit_serves_by_itself_with_the_defaults_of_the_reference() {
     let settings = good("/bin/ratelimit", &[]);
     assert_eq!(settings.listeners.http.to_string(), "0.0.0.0:8080");
     assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("0.0.0.0", 8081)));
-    assert_eq!(settings.listeners.debug.to_string(), "0.0.0.0:6070");
+    // Not the reference's, which shows it to every machine that reaches it.
+    assert_eq!(settings.listeners.debug.to_string(), "127.0.0.1:6070");
+    let told = [("DEBUG_HOST", "0.0.0.0")];
+    assert_eq!(good("ratelimit", &told).listeners.debug.to_string(), "0.0.0.0:6070");
+    let guarded = [("DEBUG_TOKEN", "hunter2")];
+    assert_eq!(good("ratelimit", &guarded).listeners.debug.to_string(), "0.0.0.0:6070");
+    let both = [("DEBUG_TOKEN", "hunter2"), ("DEBUG_HOST", "127.0.0.1")];
+    assert_eq!(good("ratelimit", &both).listeners.debug.to_string(), "127.0.0.1:6070");
+    assert_eq!(good("ratelease serve", &guarded).listeners.debug.to_string(), "127.0.0.1:6070");
     assert_eq!(settings.listeners.max_connection_age, Some(Duration::from_secs(24 * 3600)));
     assert_eq!(settings.listeners.max_connection_age_grace, Some(Duration::from_secs(3600)));
     assert_eq!(settings.rules.dir.to_str(), Some("/srv/runtime_data/current/config"));

@@ -2,7 +2,7 @@
 
 use crate::support::http::{Answer, Client};
 use crate::support::process::free_port;
-use crate::support::ratelease::Ratelease;
+use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::shop::Shop;
 
 const GUARDED: [&str; 6] = ["/", "/status", "/rlconfig", "/metrics", "/live", "/live/events"];
@@ -73,11 +73,45 @@ async fn a_page_of_another_origin_loads_nothing_and_nothing_can_be_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_metrics_port_looks_at_names_as_well() {
+async fn with_a_token_nothing_is_told_to_who_does_not_name_it() {
+    let Shop { pod, .. } = &Shop::open(RULES, &[("DEBUG_TOKEN", "s3cret")]).await;
+    let host = ("host", "localhost:6070");
+    for path in GUARDED {
+        for header in [("authorization", "Bearer secret"), ("x-any", "s3cret")] {
+            let refused = asked(pod, "GET", path, &[host, header]).await;
+            assert_eq!(refused.status, 401, "{path}");
+            let way = refused.header("www-authenticate").unwrap_or_default();
+            assert!(way.starts_with("Basic "), "{way}");
+            assert!(!refused.body.contains("s3cret"), "{refused:?}");
+        }
+    }
+    for path in ["/", "/status", "/rlconfig", "/metrics", "/live"] {
+        let bearer = [host, ("authorization", "Bearer s3cret")];
+        assert_eq!(asked(pod, "GET", path, &bearer).await.status, 200, "{path}");
+        let basic = [host, ("authorization", "Basic YW55OnMzY3JldA==")]; // any:s3cret
+        assert_eq!(asked(pod, "GET", path, &basic).await.status, 200, "{path}");
+    }
+    let status = |token: &str| {
+        let debug = pod.debug.to_string();
+        let mut command = std::process::Command::new(BINARY);
+        command.args(["status", "--debug", &debug]).env("DEBUG_TOKEN", token);
+        command.output().unwrap()
+    };
+    assert!(status("s3cret").status.success());
+    let refused = status("");
+    assert!(!refused.status.success());
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(told.contains("DEBUG_TOKEN"), "{told}");
+    assert!(!pod.process.log().contains("s3cret"), "{}", pod.process.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_metrics_port_looks_at_names_and_asks_scrapers_for_no_token() {
     let at = format!("127.0.0.1:{}", free_port());
     let env = [
         ("USE_PROMETHEUS", "true"),
         ("PROMETHEUS_ADDR", &at),
+        ("DEBUG_TOKEN", "s3cret"),
         ("DEBUG_ALLOWED_HOSTS", "metrics.example.com"),
     ];
     let Shop { pod, .. } = &Shop::open(RULES, &env).await;
