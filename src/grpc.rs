@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! accept ─▶ connection ─▶ call ──plain, nobody waits──▶ answered in the connection's own task
-//!                           └──────────────────────────▶ rest ─▶ tonic ─▶ wire ─▶ answered
+//!                           └─▶ rest ──message whole──▶ tonic ─▶ wire ─▶ answered
 //! ```
 //! tonic's machinery for a call costs more than the decision (`docs/performance.md`): the plain
 //! call goes beneath it, and everything else is left to it.

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
 use tonic::Code;
 
 use super::{descriptor, good, pod, request};
@@ -12,7 +13,7 @@ use crate::support::WHOLE_CORE;
 use crate::support::frames::{DATA, END_HEADERS, HEADERS, Raw, begun, field, frame};
 use crate::support::http::{self, Client};
 use crate::support::ratelease::Ratelease;
-use crate::support::raw_grpc::{Connection, Reply, bytes_field};
+use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, bytes_field, framed, post};
 
 const MIB: u64 = 1 << 20;
 
@@ -102,6 +103,28 @@ async fn half_calls_on_the_grpc_port_shut_nobody_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn half_requests_on_the_http_port_shut_nobody_out() {
     withstands(async |pod| halves(pod.http, 64, 16, json_begun).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_that_is_not_whole_in_time_ends_its_own_request_only() {
+    let (pod, _rules) = pod().await;
+    let connection = Connection::open(pod.grpc).await;
+    let mut client = Client::connect(pod.http).await.unwrap();
+    let head = "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n\
+                content-length: 80\r\n\r\n{";
+    client.write(head.as_bytes()).await.unwrap();
+    for begun in [&framed(&good())[..9], &[]] {
+        let half = stream::iter([begun.to_vec()]).chain(stream::pending());
+        let reply = connection.request(post(SHOULD_RATE_LIMIT), half).await.unwrap();
+        assert_eq!(reply.code, Code::DeadlineExceeded, "{reply:?}");
+        assert!(reply.reason.contains("the message was not whole within 2s"), "{reply:?}");
+        assert_eq!(connection.call(&good()).await.is_over_limit(), Some(false));
+    }
+    let answer = client.answer().await.unwrap();
+    assert_eq!(answer.status, 408, "{answer:?}");
+    assert!(answer.body.contains("the body was not whole within 2s"), "{answer:?}");
+    assert_eq!(pod.count("message_bytes"), 0);
+    pod.is_unharmed();
 }
 
 fn assert_refused(reply: &Reply, reason: &str) {
