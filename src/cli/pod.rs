@@ -11,7 +11,8 @@ use serde_json::Value;
 
 use super::fetch;
 use super::out::Trouble;
-use crate::settings::{HostPort, Secret};
+use super::source;
+use crate::settings::{HostPort, Secret, SecretFile};
 use crate::time::parse_duration;
 
 /// The page.
@@ -34,8 +35,10 @@ pub(super) struct PodFlags {
     #[arg(long, env = "DEBUG_PORT", default_value = "6070", hide = true,
           value_parser = clap::value_parser!(u16).range(1..))]
     debug_port: u16,
-    #[arg(long, env = "DEBUG_TOKEN", default_value = "", hide = true)]
-    debug_token: Secret,
+    #[arg(long, env = "DEBUG_TOKEN", hide = true)]
+    debug_token: Option<Secret>,
+    #[arg(long, env = "DEBUG_TOKEN_FILE", hide = true)]
+    debug_token_file: Option<SecretFile>,
 }
 
 /// What `/status` says.
@@ -134,9 +137,11 @@ impl PodFlags {
     /// It cannot be asked, or what answers is not a pod's debug port.
     pub(super) fn ask(&self) -> Result<Value, Trouble> {
         let server = self.server();
-        let page = fetch::get_with(&server, PATH, &self.debug_token, self.timeout)?;
+        let (token, file) = (self.debug_token.as_ref(), self.debug_token_file.as_ref());
+        let token = source::resolved(|faults| faults.secret("DEBUG_TOKEN", token, file))?;
+        let page = fetch::get_with(&server, PATH, &token.unwrap_or_default(), self.timeout)?;
         if page.status == HTTP_UNAUTHORIZED {
-            let told = "asks for a token; set DEBUG_TOKEN to the pod's";
+            let told = "asks for a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
             return Err(Trouble::new(format_args!("{server}: {told}")));
         }
         let status: Option<Value> = serde_json::from_slice(&page.body).ok();

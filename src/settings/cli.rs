@@ -217,7 +217,8 @@ fn with_role(arg: Arg, role: Role, env: &dyn Fn(&str) -> Option<String>) -> Arg 
     if role != Role::Ratelimit {
         return arg;
     }
-    if arg.get_id() == "debug_host" && env("DEBUG_TOKEN").is_some_and(|token| !token.is_empty()) {
+    let is_set = |name: &str| env(name).is_some_and(|value| !value.is_empty());
+    if arg.get_id() == "debug_host" && (is_set("DEBUG_TOKEN") || is_set("DEBUG_TOKEN_FILE")) {
         return arg.default_value("0.0.0.0");
     }
     match REFERENCE_DEFAULTS.iter().find(|(id, _)| arg.get_id() == id) {

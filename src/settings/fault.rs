@@ -125,7 +125,7 @@ impl Faults {
 
     /// The secret that is given as `name`, or that lies in the file given as `name` with `_FILE`
     /// behind it; `Some(None)` for neither, and a fault for both.
-    pub(super) fn secret(
+    pub(crate) fn secret(
         &mut self,
         name: &str,
         given: Option<&Secret>,

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::Secret;
-use super::cli::BOOL;
+use super::cli::{BOOL, FILE};
 use super::fault::{Expected, Faults};
+use super::secret::{Secret, SecretFile};
 use super::value::{self, HostPort};
 
 /// Most calls under way that one process may be told to take: each that waits holds some 12 KiB.
@@ -113,6 +113,9 @@ pub(super) struct ListenerFlags {
     /// given
     #[arg(long, env = "DEBUG_TOKEN", value_name = "SECRET")]
     debug_token: Option<Secret>,
+    /// File that holds it, in place of DEBUG_TOKEN
+    #[arg(long, env = "DEBUG_TOKEN_FILE", value_name = "FILE", value_hint = FILE)]
+    debug_token_file: Option<SecretFile>,
 }
 
 // === impl ListenerFlags ===
@@ -132,6 +135,8 @@ impl ListenerFlags {
         let refunds = faults.parse("JSON_REFUNDS", &self.json_refunds, value::boolean);
         let debug_allowed = self.debug_allowed_hosts.as_deref();
         let debug_allowed = faults.parse_optional("DEBUG_ALLOWED_HOSTS", debug_allowed, names);
+        let (token, file) = (self.debug_token.as_ref(), self.debug_token_file.as_ref());
+        let token = faults.secret("DEBUG_TOKEN", token, file);
         let never = value::duration_or_never;
         let age = faults.parse("GRPC_MAX_CONNECTION_AGE", &self.grpc_max_connection_age, never);
         let grace = faults.parse(
@@ -151,7 +156,7 @@ impl ListenerFlags {
             allowed_hosts: allowed?.unwrap_or_default(),
             json_refunds: refunds?,
             debug_allowed_hosts: debug_allowed?.unwrap_or_default(),
-            debug_token: self.debug_token.clone().unwrap_or_default(),
+            debug_token: token?.unwrap_or_default(),
             max_connection_age: age?,
             max_connection_age_grace: grace?,
             calls_max: calls_max?,

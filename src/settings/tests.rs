@@ -14,7 +14,7 @@ use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 
 /// Names of our own that have a flag.
-const OURS: [&str; 33] = [
+const OURS: [&str; 34] = [
     "LEASE_MAX_WAIT",
     "LEASE_WAIT_LIMIT",
     "PODS_EXPECTED",
@@ -36,6 +36,7 @@ const OURS: [&str; 33] = [
     "GRPC_UDS_MODE",
     "GRPC_UDS_GROUP",
     "DEBUG_TOKEN",
+    "DEBUG_TOKEN_FILE",
     "DEBUG_ALLOWED_HOSTS",
     "METRICS_SERIES_MAX",
     "RULES_SNAPSHOT",

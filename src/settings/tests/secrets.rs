@@ -29,11 +29,13 @@ fn secrets_are_read_from_files() {
         ("REDIS_PERSECOND_AUTH_FILE", file(&dir, "auth-2", "second\r\n")),
         ("REDIS_PERSECOND_SENTINEL_AUTH_FILE", file(&dir, "sentinel-2", "watch-2")),
         ("KEY_SECRET_FILE", file(&dir, "key", "pepper\n")),
+        ("DEBUG_TOKEN_FILE", file(&dir, "token", "s3cret\n")),
     ];
     let mut env: Vec<_> = files.iter().map(|(name, path)| (*name, path.as_str())).collect();
     env.push(("REDIS_PERSECOND", "true"));
     let settings = good("ratelease serve", &env);
     assert_eq!(settings.leases.key_secret.reveal(), "pepper");
+    assert_eq!(settings.listeners.debug_token.reveal(), "s3cret");
     assert_eq!(settings.warnings, [""; 0]);
     let (main, per_second) = redis(&settings);
     assert_eq!(main.addresses[0].to_string(), "redis:6379");
@@ -56,7 +58,7 @@ fn secrets_are_read_from_files() {
 fn a_secret_that_is_given_twice_or_in_no_file_is_a_fault() {
     let dir = tempfile::tempdir().unwrap();
     let path = file(&dir, "secret", "hunter2");
-    for name in ["KEY_SECRET", "REDIS_AUTH", "REDIS_SENTINEL_AUTH", "REDIS_URL"] {
+    for name in ["KEY_SECRET", "DEBUG_TOKEN", "REDIS_AUTH", "REDIS_SENTINEL_AUTH", "REDIS_URL"] {
         let name_of_file = format!("{name}_FILE");
         let url = ("REDIS_URL", "redis:6379");
         let told = |env: &[(&str, &str)]| {
@@ -86,6 +88,7 @@ fn a_secret_that_is_given_twice_or_in_no_file_is_a_fault() {
 fn a_secret_among_the_flags_is_a_fault_that_does_not_repeat_it() {
     for (flags, name) in [
         ("--key-secret hunter2", "KEY_SECRET"),
+        ("--debug-token hunter2", "DEBUG_TOKEN"),
         ("--redis-auth hunter2", "REDIS_AUTH"),
         ("--redis-auth=user:hunter2", "REDIS_AUTH"),
         ("--redis-persecond-sentinel-auth hunter2", "REDIS_PERSECOND_SENTINEL_AUTH"),
