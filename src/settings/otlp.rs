@@ -144,15 +144,6 @@ impl Lookup<'_> {
             OtlpProtocol::Http => format!("{}{path}", found.trim_end_matches('/')),
             OtlpProtocol::Grpc => format!("{}{path}", origin(&found)),
         };
-        if found.contains('@') {
-            // Not shown: with a user there may be a password in it, and what pushes to the endpoint
-            // would put it into trace logs, and not log in with it.
-            let problem = "a user or password in the URL is not supported";
-            let headers = format!("{}HEADERS", name.trim_end_matches("ENDPOINT"));
-            let mend = format!("send it as a header, as in {headers}=authorization=Basic%20abc");
-            faults.add(Fault::new(name, problem, mend));
-            return None;
-        }
         let uri = text.parse::<Uri>().ok().filter(|uri| {
             [Some("http"), Some("https")].contains(&uri.scheme_str()) && uri.authority().is_some()
         });
