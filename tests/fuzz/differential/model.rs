@@ -80,6 +80,8 @@ pub(crate) struct Answer {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Status {
     pub(crate) over: bool,
+    /// The limit is exceeded, whether or not shadow mode lets that pass.
+    pub(crate) exceeds: bool,
     /// Requests, unit and name.
     pub(crate) limit: Option<(u32, &'static str, String)>,
     pub(crate) remaining: u32,
@@ -92,8 +94,9 @@ pub(crate) struct Status {
     pub(crate) stats: Option<String>,
 }
 
-/// A count: domain, entries as the count sees them, the seconds of its unit, and its window.
-type Counter = (String, Vec<(String, String)>, u64, u64);
+/// A count: domain, entries as the count sees them and whether each is a shared pattern, the seconds
+/// of its unit, and its window.
+type Counter = (String, Vec<(String, String, bool)>, u64, u64);
 
 #[derive(Debug)]
 pub(crate) struct Model {
@@ -180,7 +183,10 @@ impl Model {
         let window = |unit: usize| (UNITS[unit].1, now / UNITS[unit].1);
         if let Some((requests, unit)) = asked.limit {
             let (seconds, window) = window(unit);
-            let counter = (call.domain.clone(), asked.entries.clone(), seconds, window);
+            // Differs: "a value that is the text of a shared pattern has its count | apart".
+            let entries =
+                asked.entries.iter().map(|(key, value)| (key.clone(), value.clone(), false));
+            let counter = (call.domain.clone(), entries.collect(), seconds, window);
             return Found::Limit { requests, unit, rule: None, counter };
         }
         let Some(way) = way(top, &asked.entries) else { return Found::Nothing };
@@ -191,8 +197,10 @@ impl Model {
             Some(WrittenLimit { unit: Some(unit), requests, .. }) => {
                 let (seconds, window) = window(*unit);
                 let entries = asked.entries.iter().zip(&way).map(|((key, value), step)| {
-                    let shared = step.by_pattern && step.node.share_threshold;
-                    (key.clone(), if shared { &step.node.value } else { value }.clone())
+                    let is_shared =
+                        step.node.share_threshold && (step.by_pattern || *value == step.node.value);
+                    let shown = if is_shared { &step.node.value } else { value };
+                    (key.clone(), shown.clone(), is_shared)
                 });
                 let counter = (call.domain.clone(), entries.collect(), seconds, window);
                 let rule = Some((node, stats(&call.domain, &asked.entries, &way)));
@@ -248,6 +256,16 @@ impl Model {
         self.marked.replace(marked);
     }
 
+    /// Whether two descriptors of `call` have one count.
+    pub(crate) fn shares_a_count(&self, call: &Call, now: u64) -> bool {
+        let counter = |asked: &Asked| match self.find(call, asked, now) {
+            Found::Limit { counter, .. } => Some(counter),
+            Found::Nothing | Found::Unlimited(_) => None,
+        };
+        let mut seen = HashSet::new();
+        !call.descriptors.iter().filter_map(counter).all(|counter| seen.insert(counter))
+    }
+
     /// These descriptors of the last call were not looked at, so that none of them marks its count.
     pub(crate) fn unreach(&self, descriptors: &[usize]) {
         let marked = self.marked.take();
@@ -294,6 +312,7 @@ fn statuses(
             let left = u64::from(*requests).saturating_sub(charge.told);
             Status {
                 over: charge.over && !in_shadow(found),
+                exceeds: charge.over,
                 limit: Some((*requests, UNITS[*unit].0, name.to_owned())),
                 remaining: if charge.over { 0 } else { u32::try_from(left).unwrap() },
                 is_vague: !passes && !charge.over && of_counter(&charge.counter) > 1,
