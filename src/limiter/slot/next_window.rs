@@ -5,6 +5,8 @@
 //! is counted from the reply, so that no token is spent too early, and the end from before the ask,
 //! so that none is spent too late.
 
+use std::time::Duration;
+
 use super::Slot;
 use crate::buffer::{Kind, Refill};
 use crate::dice::mixed;
@@ -21,6 +23,11 @@ use crate::time::Time;
 
 /// The last part of a window, in which the next one is lent.
 const LAST_PART: u32 = 10;
+
+/// A key is left alone for no longer than this before its next window begins, and is looked at no
+/// later than this after. Keys are looked at in the order in which they came to be watched, so that
+/// one which waits for its window holds up the others.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
 
 /// Of that part, pods leave this much unused at its end, for a round trip.
 const UNUSED: f64 = 0.2;
@@ -103,13 +110,14 @@ impl Slot {
         self.buffer.trim();
     }
 
-    /// When to look whether the lease that waits is used; `None` where there is none. That is a
-    /// while after it begins, another one for each pod and key, so that what idle keys give back
-    /// does not reach the masters all at once with the window's first asks.
+    /// When to look whether the lease that waits is used, if that begins soon. It is a while after
+    /// the start, another one for each pod and key, so that what idle keys give back does not reach
+    /// the masters all at once with the window's first asks.
     pub(super) fn looks_at_next(&self, key: Key, here: &Here<'_>) -> Option<Time> {
         let begins = self.buffer.aside()?.next.as_ref()?.lot.starts;
-        let spread = self.limit().window() / LAST_PART;
-        Some(begins + spread.mul_f64(self.place(key, here)))
+        let spread = (self.limit().window() / LAST_PART).min(LOOK_WITHIN);
+        let soon = begins.since(here.now) <= LOOK_WITHIN;
+        soon.then(|| begins + spread.mul_f64(self.place(key, here)))
     }
 
     /// This pod's place among all that hold the key, from 0 to 1, another one in each window.

@@ -71,8 +71,7 @@ impl Slot {
             asks.extend(excess.and_then(|lot| manner.returning(key, lot)));
         }
         let silent = self.demand.idle_for(here.now);
-        let until_idle = idle_after.saturating_sub(silent);
-        let until_idle = here.now + until_idle.max(WATCH_EVERY);
+        let until_idle = here.now + idle_after.saturating_sub(silent).max(WATCH_EVERY);
         Watch::Until(self.looks_at_next(key, here).map_or(until_idle, |at| until_idle.max(at)))
     }
 

@@ -69,6 +69,36 @@ async fn a_lease_of_a_window_that_nobody_asks_in_goes_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_that_waits_for_its_window_delays_the_returns_of_others_by_seconds_at_most() {
+    let rig = Rig::new(
+        "domain: d\n\
+         descriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 100000}}, \
+         {key: b, rate_limit: {unit: hour, requests_per_unit: 1000}}]",
+    );
+    let (pod, other) = (rig.pod(), rig.pod());
+    let kept = pod.clone();
+    let upkeep = tokio::spawn(async move { kept.run().await });
+    // In the last tenth of the hour `a` is lent the next one, minutes before that begins.
+    tokio::time::sleep(Duration::from_secs(54 * 60)).await;
+    let begun = rig.clock.now();
+    // For four minutes and more, so that it has been; `b` is used for a while in between.
+    for at in 0..2_900_u64 {
+        tokio::time::sleep_until(rig.clock.instant(begun + Duration::from_millis(100 * at))).await;
+        pod.decide(&rig.rules, &request(&["a"])).await.unwrap();
+        if (2_500..2_800).contains(&at) {
+            pod.decide(&rig.rules, &request(&["b"])).await.unwrap();
+        }
+    }
+    let mut all = 0;
+    for _ in 0..1_100 {
+        let verdict = other.decide(&rig.rules, &request(&["b"])).await.unwrap();
+        all += u32::from(verdict.code == Code::Ok);
+    }
+    assert!(all >= 695, "{all}: the other pod has all that `b` did not use, but for 0.5 %");
+    upkeep.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pod_that_closes_gives_back_what_it_has_of_the_next_window() {
     let rig = rule(1_000);
     let pod = rig.pod();
