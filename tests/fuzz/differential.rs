@@ -2,12 +2,13 @@
 
 mod generate;
 mod model;
+mod world;
 
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use model::{Answer, Asked, Call, Model, Status, World};
+use model::Model;
 use ratelease::key::KeyHasher;
 use ratelease::limiter::{Exact, Limiter, Options};
 use ratelease::request::{Descriptor, Entry, Request};
@@ -15,6 +16,7 @@ use ratelease::rules::{self, Limit, Rules, Source, Unit};
 use ratelease::store::memory::MemoryStore;
 use ratelease::time::Clock;
 use ratelease::verdict::{Code, Modes, Verdict};
+use world::{Answer, Asked, Call, Status, World};
 
 use crate::dice::Dice;
 use crate::run;

@@ -1,6 +1,6 @@
 //! Rules and calls by seed.
 
-use super::model::{Asked, Call, UNITS, World, Written, WrittenLimit};
+use super::world::{Asked, Call, UNITS, World, Written, WrittenLimit};
 use crate::dice::Dice;
 
 /// Without `_`, since key and value are one text in the reference: `a_b` would be both.
