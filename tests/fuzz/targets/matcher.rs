@@ -50,9 +50,14 @@ fn the_first_pattern_that_matches_is_found() {
 fn level(dice: &mut Dice) -> Level {
     // Levels of few patterns, and of so many that they have an index.
     let count = if dice.percent(50) { dice.within(1..8) } else { dice.within(17..100) };
+    // Of which every value fits the ends, so that all of their pieces are searched for at once.
+    let are_open = dice.percent(50);
     let mut patterns: Vec<String> = Vec::new();
     for _ in 0..count {
-        let pattern = format!("{}*{}", text(dice, 6, true), text(dice, 4, true));
+        let pattern = match are_open {
+            true => format!("*{}{}*", dice.pick(&['a', 'b', 'é']), text(dice, 8, true)),
+            false => format!("{}*{}", text(dice, 6, true), text(dice, 4, true)),
+        };
         if !patterns.contains(&pattern) {
             patterns.push(pattern);
         }
