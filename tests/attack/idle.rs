@@ -1,0 +1,68 @@
+//! V3: connections that are opened and left, on a pod that may open 1024 files, until no more are
+//! taken. Half of them never say a word, and half have greeted as HTTP/2 does.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::foe::{Foes, Reading};
+use crate::scene::{Plan, Scene};
+
+/// The files that a container gets where nothing else is set.
+const FILES: u32 = 1_024;
+
+const STAY: Duration = Duration::from_secs(60);
+
+async fn crowded(name: &str, attack: &str, count: usize, port: fn(&Foes) -> SocketAddr) {
+    let plan = Plan { nofile: Some(FILES), ..Plan::new(name, attack) };
+    let scene = Scene::start(plan).await;
+    let attacked = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, nth: usize| {
+            let idle = match nth % 2 {
+                0 => foes.connect(port(foes), Reading::Bytes).await,
+                _ => foes.greet(port(foes), &[], Reading::Frames).await,
+            };
+            if let Some(mut foe) = idle {
+                foe.stay(STAY).await;
+            }
+        };
+        foes.crowd(count, client).await;
+    });
+    attacked.await.row.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v3a_idle_connections_on_port_leave_probes_alone() {
+    crowded("V3a", "600 idle connections on PORT", 600, |foes| foes.http).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v3b_idle_connections_on_the_debug_port_leave_probes_alone() {
+    crowded("V3b", "600 idle connections on the debug port", 600, |foes| foes.debug).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v3c_idle_connections_on_the_prometheus_port_leave_probes_alone() {
+    crowded("V3c", "600 idle connections on PROMETHEUS_ADDR", 600, |foes| foes.prometheus).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v3d_idle_connections_on_the_grpc_port_leave_envoys_alone() {
+    crowded("V3d", "800 idle connections on the gRPC port", 800, |foes| foes.grpc).await;
+}
+
+/// Each is taken and lost at once; its end is a reset.
+#[tokio::test(flavor = "multi_thread")]
+async fn v3e_connections_that_come_and_go_leave_all_ports_alone() {
+    let plan = Plan { nofile: Some(FILES), ..Plan::new("V3e", "connections opened and reset") };
+    let scene = Scene::start(plan).await;
+    let attacked = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, nth: usize| {
+            let to = [foes.grpc, foes.http, foes.debug, foes.prometheus][nth % 4];
+            while let Some(foe) = foes.connect(to, Reading::Reset).await {
+                drop(foe);
+            }
+        };
+        foes.crowd(4, client).await;
+    });
+    attacked.await.row.end();
+}

@@ -1,0 +1,222 @@
+//! The honest client: an Envoy's calls at a steady rate on a connection of its own, each with the
+//! deadline that Envoy sends by default. It runs on a thread of its own, so that an attacker in the
+//! same process does not delay it. An answer's latency counts from when its call was due, so that a
+//! client that is held up by the answers before does not hide it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::messages::message;
+use crate::support::frames::{
+    ACK, DATA, END_HEADERS, END_STREAM, GOAWAY, GREETING, HEADERS, NO_ERROR, PING, RST_STREAM,
+    SETTINGS, WINDOW_UPDATE, block, field, frame, length, settings,
+};
+use crate::support::now;
+use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
+
+/// Calls a second.
+pub const RATE: u32 = 200;
+
+/// A call that takes longer has failed. Far above what it takes, so that a noisy machine passes.
+pub const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// Values that its calls have, in turn.
+const VALUES: u32 = 16;
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum End {
+    Passed,
+    /// An answer without a message, or one that denies.
+    Refused,
+    /// The stream was reset.
+    Reset,
+    /// The connection was lost.
+    Lost,
+    /// It had no answer within [`ANSWER_MAX`].
+    Late,
+}
+
+/// One call.
+#[derive(Debug, Clone, Copy)]
+pub struct Sample {
+    pub due: Instant,
+    pub latency: Duration,
+    pub end: End,
+}
+
+/// What the neighbour has seen so far.
+#[derive(Debug, Default)]
+pub struct Seen {
+    pub samples: Mutex<Vec<Sample>>,
+}
+
+/// Calls under way by their stream, with the time they were due.
+type UnderWay = Arc<Mutex<BTreeMap<u32, Instant>>>;
+
+/// One connection of the neighbour's.
+struct Session {
+    write: Arc<AsyncMutex<OwnedWriteHalf>>,
+    under_way: UnderWay,
+    reader: tokio::task::JoinHandle<()>,
+    next: u32,
+}
+
+/// Calls until this future is dropped.
+pub async fn run(server: SocketAddr, seen: Arc<Seen>) {
+    let (start, mut session) = (now(), None);
+    let messages: Vec<_> =
+        (0..VALUES).map(|n| framed(&message("plenty", &format!("neighbour-{n}")))).collect();
+    for nth in 0.. {
+        let mut due = start + Duration::from_secs(1) * nth / RATE;
+        if now() < due {
+            tokio::time::sleep_until(due.into()).await;
+            due = now(); // timers are a millisecond late, which is nobody's fault
+        }
+        let message = &messages[usize::try_from(nth % VALUES).expect("a small number")];
+        let lost = || seen.note(due, End::Lost);
+        if session.as_ref().is_none_or(Session::is_gone) {
+            session = Session::open(server, Arc::clone(&seen)).await;
+        }
+        match &mut session {
+            Some(session) => session.call(due, message).await.unwrap_or_else(|_| lost()),
+            None => lost(),
+        }
+        if let Some(session) = &session {
+            session.give_up(&seen);
+        }
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    fn note(&self, due: Instant, end: End) {
+        let latency = now().saturating_duration_since(due);
+        self.samples.lock().push(Sample { due, latency, end });
+    }
+
+    /// Calls that were due in a span of time.
+    pub fn between(&self, from: Instant, to: Instant) -> Vec<Sample> {
+        let samples = self.samples.lock();
+        samples.iter().filter(|it| (from..to).contains(&it.due)).copied().collect()
+    }
+}
+
+/// The latency that so many percent of the calls do not exceed, in microseconds.
+pub fn percentile(samples: &[Sample], percent: usize) -> u64 {
+    let mut all: Vec<_> = samples.iter().map(|it| it.latency.as_micros()).collect();
+    all.sort_unstable();
+    let at = (all.len() * percent).div_ceil(100).saturating_sub(1);
+    all.get(at).map_or(0, |micros| u64::try_from(*micros).unwrap_or(u64::MAX))
+}
+
+// === impl Session ===
+
+impl Session {
+    async fn open(server: SocketAddr, seen: Arc<Seen>) -> Option<Self> {
+        let stream =
+            tokio::time::timeout(ANSWER_MAX, TcpStream::connect(server)).await.ok()?.ok()?;
+        stream.set_nodelay(true).ok()?;
+        let (read, mut write) = stream.into_split();
+        // All the room there can be for answers.
+        let room = frame(WINDOW_UPDATE, 0, 0, &(u32::MAX / 2 - 65_535).to_be_bytes());
+        let greeting = [GREETING, &settings(&[]), &frame(SETTINGS, ACK, 0, &[]), &room].concat();
+        write.write_all(&greeting).await.ok()?;
+        let (write, under_way) = (Arc::new(AsyncMutex::new(write)), UnderWay::default());
+        let reader = {
+            let (write, under_way) = (Arc::clone(&write), Arc::clone(&under_way));
+            tokio::spawn(async move {
+                read_answers(read, &write, &under_way, &seen).await;
+                let lost = std::mem::take(&mut *under_way.lock());
+                lost.into_values().for_each(|due| seen.note(due, End::Lost));
+            })
+        };
+        Some(Self { write, under_way, reader, next: 1 })
+    }
+
+    fn is_gone(&self) -> bool {
+        self.reader.is_finished()
+    }
+
+    async fn call(&mut self, due: Instant, message: &[u8]) -> std::io::Result<()> {
+        let stream = self.next;
+        self.next += 2;
+        let block = [block(SHOULD_RATE_LIMIT), field("grpc-timeout", "20m")].concat();
+        let head = frame(HEADERS, END_HEADERS, stream, &block);
+        let bytes = [head, frame(DATA, END_STREAM, stream, message)].concat();
+        self.under_way.lock().insert(stream, due);
+        let written = async { self.write.lock().await.write_all(&bytes).await };
+        let written = tokio::time::timeout(ANSWER_MAX, written).await;
+        if matches!(written, Ok(Ok(()))) {
+            return Ok(());
+        }
+        // Unless the reader has said so already.
+        match self.under_way.lock().remove(&stream) {
+            Some(_) => Err(std::io::ErrorKind::BrokenPipe.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes the calls that have waited too long.
+    fn give_up(&self, seen: &Seen) {
+        self.under_way.lock().retain(|_, due| {
+            let waits = due.elapsed() < ANSWER_MAX;
+            if !waits {
+                seen.note(*due, End::Late);
+            }
+            waits
+        });
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// Notes the end of each call until the connection ends.
+async fn read_answers(
+    read: OwnedReadHalf,
+    write: &AsyncMutex<OwnedWriteHalf>,
+    under_way: &UnderWay,
+    seen: &Seen,
+) {
+    let mut read = BufReader::new(read);
+    let (mut head, mut payload) = ([0; 9], Vec::new());
+    while read.read_exact(&mut head).await.is_ok() {
+        payload.resize(length(&head), 0);
+        if read.read_exact(&mut payload).await.is_err() {
+            return;
+        }
+        let (kind, flags) = (head[3], head[4]);
+        let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+        let end = match kind {
+            // A frame's head, and then `overall_code: OK`.
+            DATA if payload.get(5..7) == Some(&[0x08, 1]) => End::Passed,
+            DATA if !payload.is_empty() => End::Refused,
+            HEADERS if flags & END_STREAM != 0 => End::Refused,
+            RST_STREAM if payload != NO_ERROR.to_be_bytes() => End::Reset,
+            PING if flags & ACK == 0 => {
+                let pong = frame(PING, ACK, 0, &payload);
+                let _ = write.lock().await.write_all(&pong).await;
+                continue;
+            }
+            GOAWAY => return,
+            _ => continue,
+        };
+        // Trailers follow a message: the first to come has taken the call away.
+        if let Some(due) = under_way.lock().remove(&stream) {
+            seen.note(due, end);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! V2, V8, H2, H8, H9: calls that cost far more to read or to match than to send.
+
+use std::process::Command;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tonic::Code;
+
+use crate::foe::Foes;
+use crate::messages::{DOMAIN, message};
+use crate::scene::{Plan, Scene};
+use crate::support::now;
+use crate::support::raw_grpc::{
+    Connection, SHOULD_RATE_LIMIT, bytes_field, framed, number_field, post,
+};
+
+/// A match that takes longer looks at the value once for each pattern. Far above what one look
+/// takes, so that a noisy machine passes.
+const MATCH_MAX: Duration = Duration::from_millis(500);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v2_a_message_of_half_a_million_descriptors_costs_no_memory() {
+    let scene = Scene::start(Plan::new("V2", "1 MB of empty descriptors, 4 at once")).await;
+    // Field 2, of no bytes: an empty descriptor.
+    let query = [0x12, 0].repeat((1 << 19) - 1);
+    let attacked = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, _| {
+            let connection = Connection::open(foes.grpc).await;
+            while !foes.is_over() {
+                let _ = foes.call(&connection, &query).await;
+            }
+        };
+        foes.crowd(4, client).await;
+    });
+    attacked.await.row.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v8_a_long_value_before_a_thousand_patterns_is_matched_at_once() {
+    let pattern = |n: usize| {
+        let limit = "rate_limit: {unit: hour, requests_per_unit: 9}";
+        format!("  - {{key: path, value: 'a*ababab{n}*', {limit}}}\n")
+    };
+    let rules: String = (0..1_000).map(pattern).collect();
+    let plan = Plan::new("V8", "values of 60 and 900 KB before 1000 patterns");
+    let scene = Scene::start(plan.with_rules(&rules)).await;
+    let mut slowest = Duration::ZERO;
+    let attacked = scene.attack(async |foes, _| {
+        let slow = std::sync::Mutex::new(&mut slowest);
+        let client = async |nth: usize| {
+            let length = if nth == 0 { 900_000 } else { 60_000 };
+            let message = message("path", &"ab".repeat(length / 2));
+            let connection = Connection::open(foes.grpc).await;
+            // Twenty a second: what an attacker hides among other calls.
+            let mut ticks = tokio::time::interval(Duration::from_millis(50));
+            while !foes.is_over() {
+                ticks.tick().await;
+                let begun = now();
+                let _ = foes.call(&connection, &message).await;
+                let mut slow = slow.lock().unwrap();
+                **slow = begun.elapsed().max(**slow);
+            }
+        };
+        // Not a crowd, which would cut off the last and slowest call at the end.
+        join_all((0..3).map(client)).await;
+    });
+    let mut row = attacked.await.row;
+    row.note(&format!("the slowest match took {slowest:.1?}"));
+    row.holds(slowest <= MATCH_MAX, &format!("a match took {slowest:.1?}"));
+    row.end();
+}
+
+/// A descriptor of one entry with more fields of it.
+fn descriptor(value: &[u8], more: &[u8]) -> Vec<u8> {
+    let entry = [bytes_field(1, "plenty"), bytes_field(2, value)].concat();
+    [bytes_field(1, entry), more.to_vec()].concat()
+}
+
+fn request(descriptors: &[Vec<u8>]) -> Vec<u8> {
+    let descriptors = descriptors.iter().flat_map(|descriptor| bytes_field(2, descriptor));
+    bytes_field(1, DOMAIN).into_iter().chain(descriptors).collect()
+}
+
+/// Messages of all shapes, each with the code of its answer.
+fn shapes() -> Vec<(&'static str, Vec<u8>, Code)> {
+    let of = |more: &[u8]| request(&[descriptor(b"v", more)]);
+    let hits = |hits| of(&bytes_field(3, number_field(1, hits)));
+    let limit = |amount, unit| {
+        of(&bytes_field(2, [number_field(1, amount), number_field(2, unit)].concat()))
+    };
+    let entry = bytes_field(1, [bytes_field(1, "k"), bytes_field(2, "v")].concat());
+    let long = |bytes: usize| request(&[descriptor(&vec![b'v'; bytes], &[])]);
+    vec![
+        ("a value of 60 KB", long(60_000), Code::Ok),
+        ("a value above the limit of messages", long(1 << 20), Code::ResourceExhausted),
+        (
+            "10 000 descriptors",
+            request(&vec![descriptor(b"v", &[]); 10_000]),
+            Code::InvalidArgument,
+        ),
+        ("1000 entries", request(&[entry.repeat(1_000)]), Code::InvalidArgument),
+        ("the most hits", hits(u64::MAX), Code::Ok),
+        ("no hits", hits(0), Code::Ok),
+        ("a limit of none", limit(0, 1), Code::Ok),
+        ("a limit of the most", limit(u64::from(u32::MAX), 4), Code::Ok),
+        ("a limit without a unit", limit(1, 0), Code::InvalidArgument),
+        ("a value that is not UTF-8", request(&[descriptor(b"\xff", &[])]), Code::Internal),
+        ("no domain", bytes_field(2, descriptor(b"v", &[])), Code::Unknown),
+        ("no descriptors", request(&[]), Code::Unknown),
+        ("a descriptor twice", request(&vec![descriptor(b"twice", &[]); 2]), Code::Ok),
+        ("no protobuf", vec![0xff; 1_000], Code::Internal),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn h8_each_shape_of_a_request_gets_its_code() {
+    let scene = Scene::start(Plan::new("H8", "requests of every shape, good and bad")).await;
+    let shapes = shapes();
+    let mut wrong = Vec::new();
+    let attacked = scene.attack(async |foes, _| {
+        let connection = Connection::open(foes.grpc).await;
+        while !foes.is_over() {
+            for (name, message, code) in &shapes {
+                match foes.call(&connection, message).await {
+                    Ok(reply) if reply.code == *code => {}
+                    other => wrong.push(format!("{name}: {other:?}")),
+                }
+            }
+        }
+    });
+    let mut row = attacked.await.row;
+    wrong.dedup();
+    row.holds(wrong.is_empty(), &wrong.join("; ").chars().take(500).collect::<String>());
+    row.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn h2_unknown_methods_and_broken_messages_end_their_call_alone() {
+    let scene = Scene::start(Plan::new("H2", "unknown services, methods, broken messages")).await;
+    let good = framed(&message("plenty", "interop"));
+    let cases = [
+        ("/envoy.service.ratelimit.v3.RateLimitService/None", good.clone(), Code::Unimplemented),
+        ("/grpc.testing.TestService/EmptyCall", framed(&[]), Code::Unimplemented),
+        ("/", framed(&[]), Code::Unimplemented),
+        (SHOULD_RATE_LIMIT, framed(&[0xff; 20]), Code::Internal),
+        (SHOULD_RATE_LIMIT, good.clone(), Code::Ok),
+    ];
+    let mut wrong = Vec::new();
+    let attacked = scene.attack(async |foes, _| {
+        // One connection, which has to live through all of it.
+        let connection = Connection::open(foes.grpc).await;
+        while !foes.is_over() {
+            for (path, body, code) in &cases {
+                match foes.request(&connection, post(path), body.clone()).await {
+                    Ok(reply) if reply.code == *code => {}
+                    other => wrong.push(format!("{path}: {other:?}")),
+                }
+            }
+        }
+    });
+    let mut row = attacked.await.row;
+    wrong.dedup();
+    row.holds(wrong.is_empty(), &wrong.join("; ").chars().take(500).collect::<String>());
+    row.end();
+}
+
+/// So many bytes of zeros, compressed a thousandfold.
+fn bomb(bytes: usize) -> Vec<u8> {
+    let script = format!("head -c {bytes} /dev/zero | gzip -9");
+    let made = Command::new("/bin/sh").args(["-c", &script]).output().expect("gzip runs");
+    assert!(made.stdout.len() > 1_000, "gzip made nothing: {made:?}");
+    made.stdout
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn h9_a_compressed_message_is_refused_unread() {
+    let scene = Scene::start(Plan::new("H9", "64 MiB of zeros in 64 KB of gzip")).await;
+    let bomb = bomb(64 << 20);
+    let length = u32::try_from(bomb.len()).expect("a short bomb").to_be_bytes();
+    let body = [&[1], &length[..], &bomb].concat();
+    let mut decided = 0;
+    let attacked = scene.attack(async |foes, _| {
+        let connection = Connection::open(foes.grpc).await;
+        while !foes.is_over() {
+            let head = post(SHOULD_RATE_LIMIT).header("grpc-encoding", "gzip");
+            let reply = foes.request(&connection, head, body.clone()).await;
+            decided += usize::from(reply.is_ok_and(|it| it.code == Code::Ok));
+        }
+    });
+    let mut row = attacked.await.row;
+    row.holds(decided == 0, &format!("{decided} compressed messages were read"));
+    row.end();
+}

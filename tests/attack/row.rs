@@ -1,0 +1,130 @@
+//! One row of the attack table: printed as a line for `scripts/attack`, and the test fails if a
+//! bound is broken.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+
+use serde_json::{Value, json};
+
+use crate::foe::Meter;
+use crate::neighbour::{End, Sample, percentile};
+
+pub const MIB: u64 = 1 << 20;
+
+/// What resident memory may grow by while an attack lasts, and stay grown by after it.
+pub const DURING_MAX: u64 = 16 * MIB;
+pub const AFTER_MAX: u64 = 4 * MIB;
+
+/// Bytes that an attacker may receive for each byte that it sends.
+const AMPLIFICATION_MAX: u64 = 10;
+
+/// A row under way. [`Row::end`] prints it; one that is dropped before, by a panic, is printed as
+/// broken.
+pub struct Row {
+    line: Value,
+    broken: Vec<String>,
+    is_over: bool,
+}
+
+// === impl Row ===
+
+impl Row {
+    /// `name` as in the table, such as `V1a`, and what is done.
+    pub fn new(name: &str, attack: &str) -> Self {
+        let line = json!({ "row": name, "attack": attack, "note": "" });
+        Self { line, broken: Vec::new(), is_over: false }
+    }
+
+    /// What the attacker's connections carried.
+    pub fn bytes(&mut self, meter: &Meter) {
+        let read = |of: &std::sync::atomic::AtomicU64| of.load(Ordering::Relaxed);
+        let (sent, received) = (read(&meter.sent), read(&meter.received));
+        self.line["sent"] = sent.into();
+        self.line["received"] = received.into();
+        self.line["opened"] = read(&meter.opened).into();
+        self.line["refused"] = read(&meter.refused).into();
+        let bounded = received <= AMPLIFICATION_MAX * sent;
+        self.holds(bounded, &format!("{received} bytes received for {sent} sent"));
+    }
+
+    /// Resident memory, in bytes, and what it may grow by during the attack.
+    pub fn memory(&mut self, before: u64, peak: u64, after: u64, during_max: u64) {
+        self.line["rss_before"] = before.into();
+        self.line["rss_peak"] = peak.into();
+        self.line["rss_after"] = after.into();
+        let mib = |from: u64| from.saturating_sub(before) as f64 / MIB as f64;
+        let during = format!("memory grew by {:.1} MiB during the attack", mib(peak));
+        self.holds(peak <= before + during_max, &during);
+        let left = format!("{:.1} MiB of memory stayed after it", mib(after));
+        self.holds(after <= before + AFTER_MAX, &left);
+    }
+
+    /// The neighbour's calls before the attack and during it.
+    pub fn neighbour(&mut self, calm: &[Sample], attacked: &[Sample]) {
+        self.line["calm_p50_us"] = percentile(calm, 50).into();
+        self.line["calm_p99_us"] = percentile(calm, 99).into();
+        self.line["p50_us"] = percentile(attacked, 50).into();
+        self.line["p99_us"] = percentile(attacked, 99).into();
+        self.line["calls"] = attacked.len().into();
+        let mut failed = BTreeMap::<_, usize>::new();
+        for sample in attacked.iter().filter(|it| it.end != End::Passed) {
+            *failed.entry(sample.end).or_default() += 1;
+        }
+        let errors: usize = failed.values().sum();
+        self.line["errors"] = errors.into();
+        self.holds(errors == 0, &format!("{errors} honest calls failed: {failed:?}"));
+        self.holds(!attacked.is_empty(), "no honest call was made");
+        let before = calm.iter().filter(|it| it.end != End::Passed).count();
+        self.holds(before == 0, &format!("{before} honest calls failed before the attack"));
+    }
+
+    /// Probes and new connections during the attack.
+    pub fn probes(&mut self, probes: usize, failed: &BTreeMap<&'static str, usize>) {
+        let sum: usize = failed.values().sum();
+        self.line["probes"] = probes.into();
+        self.line["probes_failed"] = sum.into();
+        self.holds(sum == 0, &format!("{sum} of {probes} probes failed: {failed:?}"));
+        self.holds(probes > 0, "no probe was made");
+    }
+
+    /// Says what was measured beside that.
+    pub fn note(&mut self, what: &str) {
+        let before = self.line["note"].as_str().expect("text").to_owned();
+        let comma = if before.is_empty() { "" } else { "; " };
+        self.line["note"] = format!("{before}{comma}{what}").into();
+    }
+
+    /// Another bound; `broken` says how it is broken, if it is.
+    pub fn holds(&mut self, holds: bool, broken: &str) {
+        if !holds && !self.broken.iter().any(|it| it == broken) {
+            self.broken.push(broken.to_owned());
+        }
+    }
+
+    /// The streams and connections that the server refused to the attacker.
+    pub fn refused(&self) -> u64 {
+        self.line["refused"].as_u64().unwrap_or_default()
+    }
+
+    /// Prints the row, and fails the test if a bound is broken.
+    pub fn end(mut self) {
+        self.print();
+        assert!(self.broken.is_empty(), "{}", self.broken.join("; "));
+    }
+
+    fn print(&mut self) {
+        self.is_over = true;
+        self.line["broken"] = json!(self.broken);
+        self.line["ok"] = self.broken.is_empty().into();
+        println!("\nATTACK {}", self.line);
+    }
+}
+
+impl Drop for Row {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.broken.push("the test did not come to its end".to_owned());
+            self.print();
+        }
+    }
+}

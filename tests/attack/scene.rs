@@ -1,0 +1,252 @@
+//! A pod with an honest neighbour, who is measured while nothing happens, then while the pod is
+//! attacked; and the pod's memory before, during and after that.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio::sync::oneshot;
+
+use crate::foe::{Foes, Meter};
+use crate::messages::PLENTY;
+use crate::neighbour::{self, Seen};
+use crate::probes::{self, Probed};
+use crate::row::{AFTER_MAX, DURING_MAX, Row};
+use crate::support::now;
+use crate::support::process::{free_port, leashed};
+use crate::support::ratelease::{BINARY, Ratelease};
+
+/// How long the parts of a row last.
+#[derive(Debug, Clone, Copy)]
+pub struct Scale {
+    pub is_full: bool,
+    pub calm: Duration,
+    pub attack: Duration,
+    /// At most, until memory is as it was.
+    pub settle: Duration,
+}
+
+/// What a row needs beside a pod at its defaults.
+#[derive(Debug, Clone, Default)]
+pub struct Plan<'a> {
+    pub name: &'a str,
+    pub attack: &'a str,
+    /// Rules in place of [`PLENTY`], which they have to contain.
+    pub rules: Option<String>,
+    /// Files that the pod may open.
+    pub nofile: Option<u32>,
+    pub redis: Vec<SocketAddr>,
+    pub env: Vec<(&'a str, &'a str)>,
+    /// What memory may grow by meanwhile, in place of the bound of all rows.
+    pub during_max: Option<u64>,
+    /// More time for the attack, such as that of a timeout that has to strike.
+    pub more: Duration,
+}
+
+/// A pod that runs, and an honest client beside it.
+pub struct Scene {
+    pub pod: Ratelease,
+    pub rules: TempDir,
+    scale: Scale,
+    row: Row,
+    foes: Foes,
+    honest: Honest,
+    start: Instant,
+    more: Duration,
+    during_max: u64,
+}
+
+/// The neighbour and the probes, on a thread of their own. Dropped, they end.
+struct Honest {
+    seen: Arc<Seen>,
+    probed: Arc<Probed>,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+// === impl Scale ===
+
+impl Scale {
+    /// Small unless `RATELEASE_ATTACK=full`.
+    pub fn get() -> Self {
+        let is_full = std::env::var("RATELEASE_ATTACK").is_ok_and(|it| it == "full");
+        let (calm, attack, settle) =
+            if is_full { (3_000, 8_000, 10_000) } else { (500, 1_500, 8_000) };
+        let [calm, attack, settle] = [calm, attack, settle].map(Duration::from_millis);
+        Self { is_full, calm, attack, settle }
+    }
+}
+
+// === impl Plan ===
+
+impl<'a> Plan<'a> {
+    pub fn new(name: &'a str, attack: &'a str) -> Self {
+        Self { name, attack, ..Self::default() }
+    }
+
+    /// More rules, as items of the domain's list.
+    #[must_use]
+    pub fn with_rules(self, more: &str) -> Self {
+        Self { rules: Some(format!("{PLENTY}{more}")), ..self }
+    }
+
+    #[must_use]
+    pub fn with_env(self, env: &[(&'a str, &'a str)]) -> Self {
+        Self { env: env.to_vec(), ..self }
+    }
+
+    #[must_use]
+    pub fn lasting(self, more: Duration) -> Self {
+        Self { more, ..self }
+    }
+}
+
+// === impl Scene ===
+
+impl Scene {
+    /// Starts the pod, and its neighbour once it is ready.
+    pub async fn start(plan: Plan<'_>) -> Self {
+        let row = Row::new(plan.name, plan.attack);
+        let rules = TempDir::new().expect("a directory for rules");
+        let text = plan.rules.as_deref().unwrap_or(PLENTY);
+        std::fs::write(rules.path().join("attack.yaml"), text).expect("rules, written");
+        let prometheus = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let address = prometheus.to_string();
+        let mut env = vec![("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", &*address)];
+        env.extend(&plan.env);
+        let pod = Ratelease::run(command(&plan, rules.path()), &plan.redis, &env);
+        pod.ready().await;
+        let (meter, start) = (Arc::new(Meter::default()), now());
+        let Ratelease { grpc, http, debug, .. } = pod;
+        let foes = Foes { grpc, http, debug, prometheus, meter, end: start };
+        let honest = Honest::start(&foes);
+        let during_max = plan.during_max.unwrap_or(DURING_MAX);
+        Self {
+            pod,
+            rules,
+            scale: Scale::get(),
+            row,
+            foes,
+            honest,
+            start,
+            more: plan.more,
+            during_max,
+        }
+    }
+
+    /// Where the pod listens, for what is to be done before the attack.
+    pub fn foes(&self, span: Duration) -> Foes {
+        let meter = Arc::new(Meter::default());
+        Foes { meter, end: now() + span, ..self.foes.clone() }
+    }
+
+    /// The rest of the calm, then `attack`, then the time it takes the pod to settle.
+    pub async fn attack<F>(mut self, attack: F) -> Attacked
+    where
+        F: AsyncFnOnce(&Foes, &Self),
+    {
+        tokio::time::sleep(self.scale.calm).await;
+        let before = self.pod.process.memory("VmRSS");
+        self.forget_peak();
+        let begun = now();
+        self.foes.end = begun + self.scale.attack + self.more;
+        let foes = self.foes.clone();
+        attack(&foes, &self).await;
+        let ended = now();
+        let peak = self.pod.process.memory("VmHWM");
+        let after = self.settled(before).await;
+        self.honest.stop();
+        let calm = self.honest.seen.between(self.start, begun);
+        let attacked = self.honest.seen.between(begun, ended);
+        let mut row = self.row;
+        row.bytes(&self.foes.meter);
+        row.memory(before, peak, after, self.during_max);
+        row.neighbour(&calm, &attacked);
+        let (probes, failed) = self.honest.probed.between(begun, ended);
+        row.probes(probes, &failed);
+        self.pod.is_unharmed();
+        Attacked { row, pod: self.pod, _rules: self.rules, foes: self.foes }
+    }
+
+    /// Has the kernel count the peak of resident memory anew (proc(5), `clear_refs`).
+    fn forget_peak(&self) {
+        let file = format!("/proc/{}/clear_refs", self.pod.process.pid());
+        std::fs::write(&file, "5").unwrap_or_else(|error| panic!("{file}: {error}"));
+    }
+
+    /// Resident memory once it is as before, or when the time for that is over.
+    async fn settled(&self, before: u64) -> u64 {
+        let end = now() + self.scale.settle;
+        loop {
+            let resident = self.pod.process.memory("VmRSS");
+            if resident <= before + AFTER_MAX || now() > end {
+                return resident;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+/// What is left of a scene: for bounds of the row's own.
+pub struct Attacked {
+    pub row: Row,
+    pub pod: Ratelease,
+    /// The pod would complain of rules that have gone.
+    _rules: TempDir,
+    pub foes: Foes,
+}
+
+/// The binary, or another build of it, behind a shell that sets limits where the row wants one.
+fn command(plan: &Plan<'_>, rules: &std::path::Path) -> Command {
+    let binary = std::env::var_os("RATELEASE_BIN").unwrap_or_else(|| BINARY.into());
+    let mut command = match plan.nofile {
+        None => leashed(binary),
+        Some(files) => {
+            let mut command = leashed("/bin/sh");
+            command.args(["-c", r#"ulimit -n "$0"; exec "$@""#, &files.to_string()]).arg(binary);
+            command
+        }
+    };
+    command.args(["serve", "--rules"]).arg(rules);
+    command
+}
+
+// === impl Honest ===
+
+impl Honest {
+    fn start(foes: &Foes) -> Self {
+        let (seen, probed) = (Arc::new(Seen::default()), Arc::new(Probed::default()));
+        let (end, ended) = oneshot::channel::<()>();
+        let thread = {
+            let (foes, seen, probed) = (foes.clone(), Arc::clone(&seen), Arc::clone(&probed));
+            thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                runtime.expect("a runtime").block_on(async move {
+                    tokio::select! {
+                        () = neighbour::run(foes.grpc, seen) => {}
+                        () = probes::run(foes, probed) => {}
+                        _ = ended => {}
+                    }
+                });
+            })
+        };
+        Self { seen, probed, end: Some(end), thread: Some(thread) }
+    }
+
+    /// Ends both. What was under way when the attack ended has had the settling time.
+    fn stop(&mut self) {
+        drop(self.end.take());
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the neighbour does not panic");
+        }
+    }
+}
+
+impl Drop for Honest {
+    fn drop(&mut self) {
+        drop(self.end.take());
+    }
+}

@@ -1,0 +1,124 @@
+//! V5, V7: values and refunds that clients choose.
+
+use std::time::Duration;
+
+use crate::foe::Foes;
+use crate::messages::message;
+use crate::row::MIB;
+use crate::scene::{Plan, Scene};
+use crate::support::http::{self, Client};
+use crate::support::raw_grpc::Connection;
+
+/// A page of metrics that Prometheus reads at once.
+const PAGE_MAX: usize = 4 << 20;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v5_long_values_in_labels_take_little_memory() {
+    let rules = "
+  - key: labelled
+    detailed_metric: true
+    rate_limit: {unit: year, requests_per_unit: 100}
+";
+    let plan = Plan::new("V5", "500 values of 60 KB in labels of metrics");
+    let scene = Scene::start(plan.with_rules(rules)).await;
+    let long = "v".repeat(60_000);
+    let attacked = scene.attack(async |foes, _| {
+        let connection = Connection::open(foes.grpc).await;
+        for nth in 0..500 {
+            // The values differ at their end, where a cut would not see it.
+            let _ = foes.call(&connection, &message("labelled", &format!("{long}-{nth}"))).await;
+        }
+        let _ = http::get(foes.debug, "/metrics").await;
+        foes.rest().await;
+    });
+    let attacked = attacked.await;
+    let page = http::get(attacked.foes.debug, "/metrics").await.expect("a page of metrics");
+    let mut row = attacked.row;
+    row.note(&format!("a scrape of {:.1} MiB", page.body.len() as f64 / MIB as f64));
+    row.holds(page.body.len() <= PAGE_MAX, &format!("a scrape has {} bytes", page.body.len()));
+    row.end();
+}
+
+/// A POST of `/json` with these headers.
+async fn post(foes: &Foes, headers: &[(&str, &str)], body: &str) -> Option<http::Answer> {
+    let mut client = Client::connect(foes.http).await.ok()?;
+    foes.note_sent(body.len() + 100);
+    let answer = client.send("POST", "/json", headers, body).await.ok()?;
+    if answer.status >= 400 {
+        foes.note_refused();
+    }
+    let received = answer.body.len() as u64 + 100;
+    foes.meter.received.fetch_add(received, std::sync::atomic::Ordering::Relaxed);
+    Some(answer)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v7_a_page_of_another_site_opens_no_limit() {
+    let rules = "
+  - key: three
+    rate_limit: {unit: year, requests_per_unit: 3}
+";
+    let plan = Plan::new("V7", "refunds over /json, as pages of other sites send them");
+    let scene = Scene::start(plan.with_rules(rules)).await;
+    let body = |more: &str| {
+        let entries = r#""entries":[{"key":"three","value":"v"}]"#;
+        format!(r#"{{"domain":"attack","descriptors":[{{{entries}{more}}}]}}"#)
+    };
+    let refund = body(r#","hitsAddend":3,"isNegativeHits":true"#);
+    let json = ("content-type", "application/json");
+    let foreign = ("origin", "https://evil.example");
+    let mut broken = Vec::new();
+    let attacked = scene.attack(async |foes, _| {
+        let connection = Connection::open(foes.grpc).await;
+        for _ in 0..4 {
+            let _ = foes.call(&connection, &message("three", "v")).await;
+        }
+        while !foes.is_over() {
+            for (what, headers, body) in [
+                ("a refund", vec![json], &refund),
+                ("a refund as text", vec![("content-type", "text/plain")], &refund),
+                ("a charge as text", vec![("content-type", "text/plain")], &body("")),
+                ("a charge by a page of another site", vec![json, foreign], &body("")),
+            ] {
+                let status = post(foes, &headers, body).await.map(|answer| answer.status);
+                // 429 says that the charge was looked at, and found to be too much.
+                if !status.is_some_and(|it| (400..500).contains(&it) && it != 429) {
+                    broken.push(format!("{what} was answered with {status:?}"));
+                }
+            }
+            let open = foes.call(&connection, &message("three", "v")).await;
+            if open.is_ok_and(|reply| reply.is_over_limit() == Some(false)) {
+                broken.push("the limit was opened again".to_owned());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let mut row = attacked.await.row;
+    broken.iter().for_each(|what| row.holds(false, what));
+    row.end();
+}
+
+/// What is wrong with a body is said in few words, however long the wrong part is.
+#[tokio::test(flavor = "multi_thread")]
+async fn v7b_faulty_bodies_are_not_told_back() {
+    let scene = Scene::start(Plan::new("V7b", "/json with long faulty values")).await;
+    let long = "v".repeat(60_000);
+    let bodies = [
+        format!(r#"{{"domain":"attack","descriptors":"{long}"}}"#),
+        format!(r#"{{"domain":"attack","descriptors":[{{"limit":{{"unit":"{long}"}}}}]}}"#),
+        format!(r#"{{"{long}":1}}"#),
+    ];
+    let mut longest = 0;
+    let attacked = scene.attack(async |foes, _| {
+        while !foes.is_over() {
+            for body in &bodies {
+                let answer = post(foes, &[("content-type", "application/json")], body).await;
+                longest = longest.max(answer.map_or(0, |answer| answer.body.len()));
+            }
+        }
+    });
+    let mut row = attacked.await.row;
+    row.note(&format!("the longest answer has {longest} bytes"));
+    row.holds(longest <= 2_048, &format!("an answer of {longest} bytes"));
+    row.end();
+}
