@@ -210,13 +210,18 @@ impl Foe {
     /// connection or the attack is over.
     pub async fn flood(&mut self, part: impl Fn(u32) -> Vec<u8>) {
         let mut next = 0;
-        while !self.foes.is_over() && !*self.is_gone.borrow() {
+        while !self.foes.is_over() && !self.is_gone() {
             let parts: Vec<u8> = (next..next + 64).flat_map(&part).collect();
             next += 64;
             if !self.send(&parts).await {
                 return;
             }
         }
+    }
+
+    /// Whether the server has ended the connection, as far as it is read.
+    pub fn is_gone(&self) -> bool {
+        *self.is_gone.borrow()
     }
 
     /// Stays until the server ends the connection, `span` is over, or the attack is.

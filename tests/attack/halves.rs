@@ -58,3 +58,46 @@ async fn v1b_half_open_calls_on_the_grpc_port_refuse_no_call() {
     });
     attacked.await.row.end();
 }
+
+/// Each message lacks its last byte: what has come of it is held.
+#[tokio::test(flavor = "multi_thread")]
+async fn v1c_long_messages_that_lack_their_end_hold_little() {
+    let scene = Scene::start(Plan::new("V1c", "calls of 60 KB that lack their last byte")).await;
+    let whole = framed(&message("plenty", &"v".repeat(60_000)));
+    let part = &whole[..whole.len() - 1];
+    let half = |stream| {
+        let data = part.chunks(16_000).flat_map(|piece| frame(DATA, 0, stream, piece));
+        [begun(stream), data.collect()].concat()
+    };
+    // As many as the window of a connection has room for.
+    let calls: Vec<u8> = streams(17).flat_map(half).collect();
+    let attacked = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, _| {
+            if let Some(mut foe) = hold(foes, foes.grpc, &calls).await {
+                foe.stay(STAY).await;
+            }
+        };
+        foes.crowd(60, client).await;
+    });
+    attacked.await.row.end();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v1d_half_bodies_on_port_in_http_1_hold_little_and_refuse_no_call() {
+    let scene = Scene::start(Plan::new("V1d", "half bodies of /json in HTTP/1")).await;
+    let head = "POST /json HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n\
+                content-length: 900001\r\n\r\n";
+    let long = format!("{head}{}", "v".repeat(900_000));
+    let attacked = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, nth: usize| {
+            let Some(mut foe) = foes.connect(foes.http, Reading::Bytes).await else { return };
+            // Some for their places, some for what they hold.
+            let half = if nth.is_multiple_of(8) { &*long } else { head };
+            if foe.send(half.as_bytes()).await {
+                foe.stay(STAY).await;
+            }
+        };
+        foes.crowd(400, client).await;
+    });
+    attacked.await.row.end();
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::foe::{Foes, Reading};
 use crate::scene::{Plan, Scene};
+use crate::support::frames::{PING, frame};
 
 /// The files that a container gets where nothing else is set.
 const FILES: u32 = 1_024;
@@ -63,6 +64,25 @@ async fn v3e_connections_that_come_and_go_leave_all_ports_alone() {
             }
         };
         foes.crowd(4, client).await;
+    });
+    attacked.await.row.end();
+}
+
+/// They are never idle for those who count bytes.
+#[tokio::test(flavor = "multi_thread")]
+async fn v3f_connections_that_only_ping_leave_probes_alone() {
+    let plan =
+        Plan { nofile: Some(FILES), ..Plan::new("V3f", "2 × 600 connections that only ping") };
+    let scene = Scene::start(plan).await;
+    let attacked = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, nth: usize| {
+            let to = if nth.is_multiple_of(2) { foes.http } else { foes.grpc };
+            let Some(mut foe) = foes.greet(to, &[], Reading::Frames).await else { return };
+            while !foe.is_gone() && foe.send(&frame(PING, 0, 0, &[7; 8])).await {
+                foe.stay(Duration::from_millis(300)).await;
+            }
+        };
+        foes.crowd(1_200, client).await;
     });
     attacked.await.row.end();
 }

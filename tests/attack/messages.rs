@@ -16,7 +16,11 @@ descriptors:
 
 /// A call's message: one descriptor of one entry.
 pub fn message(key: &str, value: &str) -> Vec<u8> {
-    let entry = [bytes_field(1, key), bytes_field(2, value)].concat();
-    let descriptor = bytes_field(1, entry);
+    let descriptor = bytes_field(1, entry(key, value));
     [bytes_field(1, DOMAIN), bytes_field(2, descriptor)].concat()
+}
+
+/// An entry of a descriptor.
+pub fn entry(key: &str, value: &str) -> Vec<u8> {
+    [bytes_field(1, key), bytes_field(2, value)].concat()
 }

@@ -7,12 +7,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::foe::{Foes, Reading};
-use crate::messages::message;
+use crate::messages::{DOMAIN, entry, message};
 use crate::scene::{Attacked, Plan, Scene};
 use crate::support::frames::{
     DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, block, call, field, frame,
 };
-use crate::support::raw_grpc::{Connection, framed};
+use crate::support::raw_grpc::{Connection, bytes_field, framed};
 
 /// No room for any answer.
 const NO_WINDOW: [(u16, u32); 1] = [(INITIAL_WINDOW_SIZE, 0)];
@@ -59,7 +59,7 @@ async fn v4a_unread_pages_of_metrics_are_bounded() {
     detailed_metric: true
     rate_limit: {unit: year, requests_per_unit: 100}
 ";
-    let plan = Plan::new("V4a", "GET /metrics with a window of 0");
+    let plan = Plan::new("V4a", "GET /metrics and other pages, a window of 0");
     let scene = Scene::start(plan.with_rules(rules)).await;
     // A page of some size, as a pod that has run for a while has.
     let before = scene.foes(Duration::from_secs(20));
@@ -71,7 +71,10 @@ async fn v4a_unread_pages_of_metrics_are_bounded() {
         let page = crate::support::http::get(addr, "/metrics").await.expect("a page");
         assert_eq!(page.status, 200);
     }
-    let all: Vec<u8> = (0..100).flat_map(|nth| get(2 * nth + 1, "/metrics")).collect();
+    // Prometheus' port has this page alone; on the debug port the others are as dear.
+    let pages = ["/metrics", "/metrics", "/status", "/metrics", "/rlconfig"];
+    let page = |nth: u32| get(2 * nth + 1, pages[nth as usize % pages.len()]);
+    let all: Vec<u8> = (0..100).flat_map(page).collect();
     let port =
         |foes: &Foes, nth: usize| if nth.is_multiple_of(2) { foes.debug } else { foes.prometheus };
     leave_unread(scene, 4, port, &all).await.row.end();
@@ -83,6 +86,38 @@ async fn v4b_unread_answers_to_calls_are_bounded() {
     let one = |nth| call(2 * nth + 1, &message("plenty", "unread"));
     let all: Vec<u8> = (0..STREAMS).flat_map(one).collect();
     leave_unread(scene, 40, |foes, _| foes.grpc, &all).await.row.end();
+}
+
+/// Answers of 200 statuses each, over both doors.
+#[tokio::test(flavor = "multi_thread")]
+async fn v4e_unread_answers_of_many_statuses_are_bounded() {
+    let plan = Plan::new("V4e", "answers of 200 statuses that nobody reads");
+    let scene = Scene::start(plan).await;
+    let descriptor = bytes_field(2, bytes_field(1, entry("plenty", "unread")));
+    let message = [bytes_field(1, DOMAIN), descriptor.repeat(200)].concat();
+    let over_grpc = |nth: u32| call(2 * nth + 1, &message);
+    let entries = r#"{"entries":[{"key":"plenty","value":"v"}]}"#;
+    let json = format!(r#"{{"domain":"attack","descriptors":[{}]}}"#, vec![entries; 200].join(","));
+    let block = [block("/json"), field("content-type", "application/json")].concat();
+    let over_json = |nth: u32| {
+        let head = frame(HEADERS, END_HEADERS, 2 * nth + 1, &block);
+        [head, frame(DATA, END_STREAM, 2 * nth + 1, json.as_bytes())].concat()
+    };
+    let grpc: Vec<u8> = (0..200).flat_map(over_grpc).collect();
+    // The windows of a connection have room for so many.
+    let http: Vec<u8> = (0..6).flat_map(over_json).collect();
+    let attack = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, nth: usize| {
+            let (to, all) =
+                if nth.is_multiple_of(2) { (foes.grpc, &grpc) } else { (foes.http, &http) };
+            if let Some(mut foe) = foes.greet(to, &NO_WINDOW, Reading::Frames).await {
+                foe.send(all).await;
+                foe.stay(STAY).await;
+            }
+        };
+        foes.crowd(100, client).await;
+    });
+    attack.await.row.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,9 +188,19 @@ async fn hears(debug: SocketAddr) -> bool {
 /// V6: a header is put into the table once, and each reference to it costs a byte.
 #[tokio::test(flavor = "multi_thread")]
 async fn v6_references_to_headers_cost_what_they_weigh() {
-    let plan = Plan::new("V6", "20 × 255 half-open calls of 484 references");
-    let scene = Scene::start(plan).await;
     let path = "/grpc.health.v1.Health/Check";
+    refer("V6", "20 × 255 half-open calls of 470 references", path, |foes, _| foes.grpc).await;
+}
+
+/// The same on the ports of HTTP.
+#[tokio::test(flavor = "multi_thread")]
+async fn v6b_references_to_headers_cost_what_they_weigh_on_every_port() {
+    let port = |foes: &Foes, nth: usize| [foes.http, foes.debug, foes.prometheus][nth % 3];
+    refer("V6b", "470 references each, on the ports of HTTP", "/json", port).await;
+}
+
+async fn refer(name: &str, attack: &str, path: &str, port: fn(&Foes, usize) -> SocketAddr) {
+    let scene = Scene::start(Plan::new(name, attack)).await;
     let define = [0x40, 1, b'x', 0];
     let half = |nth: u32| {
         let table: &[u8] = if nth == 0 { &define } else { &[] };
@@ -165,8 +210,8 @@ async fn v6_references_to_headers_cost_what_they_weigh() {
     };
     let all: Vec<u8> = (0..STREAMS).flat_map(half).collect();
     let attack = scene.attack(async |foes, _| {
-        let client = async |foes: &Foes, _| {
-            if let Some(mut foe) = foes.greet(foes.grpc, &[], Reading::Frames).await {
+        let client = async |foes: &Foes, nth: usize| {
+            if let Some(mut foe) = foes.greet(port(foes, nth), &[], Reading::Frames).await {
                 foe.send(&all).await;
                 foe.stay(Duration::from_secs(3)).await;
             }
