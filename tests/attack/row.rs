@@ -47,16 +47,17 @@ impl Row {
         self.holds(bounded, &format!("{received} bytes received for {sent} sent"));
     }
 
-    /// Resident memory, in bytes, and what it may grow by during the attack.
-    pub fn memory(&mut self, before: u64, peak: u64, after: u64, during_max: u64) {
+    /// Resident memory in bytes; the peak and what is left each with what it may have grown by.
+    pub fn memory(&mut self, before: u64, peak: (u64, u64), after: (u64, u64)) {
+        let ((peak, peak_max), (after, after_max)) = (peak, after);
         self.line["rss_before"] = before.into();
         self.line["rss_peak"] = peak.into();
         self.line["rss_after"] = after.into();
         let mib = |from: u64| from.saturating_sub(before) as f64 / MIB as f64;
         let during = format!("memory grew by {:.1} MiB during the attack", mib(peak));
-        self.holds(peak <= before + during_max, &during);
+        self.holds(peak <= before + peak_max, &during);
         let left = format!("{:.1} MiB of memory stayed after it", mib(after));
-        self.holds(after <= before + AFTER_MAX, &left);
+        self.holds(after <= before + after_max, &left);
     }
 
     /// The neighbour's calls before the attack and during it.

@@ -40,8 +40,9 @@ pub struct Plan<'a> {
     pub nofile: Option<u32>,
     pub redis: Vec<SocketAddr>,
     pub env: Vec<(&'a str, &'a str)>,
-    /// What memory may grow by meanwhile, in place of the bound of all rows.
+    /// What memory may grow by during the attack and after it, in place of the bounds of all rows.
     pub during_max: Option<u64>,
+    pub after_max: Option<u64>,
     /// More time for the attack, such as that of a timeout that has to strike.
     pub more: Duration,
 }
@@ -57,6 +58,7 @@ pub struct Scene {
     start: Instant,
     more: Duration,
     during_max: u64,
+    after_max: u64,
 }
 
 /// The neighbour and the probes, on a thread of their own. Dropped, they end.
@@ -124,6 +126,7 @@ impl Scene {
         let foes = Foes { grpc, http, debug, prometheus, meter, end: start };
         let honest = Honest::start(&foes);
         let during_max = plan.during_max.unwrap_or(DURING_MAX);
+        let after_max = plan.after_max.unwrap_or(AFTER_MAX);
         Self {
             pod,
             rules,
@@ -134,6 +137,7 @@ impl Scene {
             start,
             more: plan.more,
             during_max,
+            after_max,
         }
     }
 
@@ -163,7 +167,7 @@ impl Scene {
         let attacked = self.honest.seen.between(begun, ended);
         let mut row = self.row;
         row.bytes(&self.foes.meter);
-        row.memory(before, peak, after, self.during_max);
+        row.memory(before, (peak, self.during_max), (after, self.after_max));
         row.neighbour(&calm, &attacked);
         let (probes, failed) = self.honest.probed.between(begun, ended);
         row.probes(probes, &failed);
@@ -182,7 +186,7 @@ impl Scene {
         let end = now() + self.scale.settle;
         loop {
             let resident = self.pod.process.memory("VmRSS");
-            if resident <= before + AFTER_MAX || now() > end {
+            if resident <= before + self.after_max || now() > end {
                 return resident;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
