@@ -3,12 +3,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
 use tracing::{debug, warn};
 
 /// The first bytes of every HTTP/2 connection (RFC 9113 §3.4).
 pub(super) const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What a stranger has sent already is read before the connection is closed, up to so much and for
+/// so long: otherwise it would be reset, and the client would not see an orderly end.
+const LINGER_BYTES_MAX: usize = 16 * 1024;
+const LINGER_MAX: Duration = Duration::from_millis(500);
 
 /// Remembers which kinds of strangers came, so that each is told of once: they come back.
 /// A handle: clones share it.
@@ -36,7 +43,7 @@ const TLS_HANDSHAKE: u8 = 22;
 /// nothing any more.
 pub(super) async fn read<I>(io: &mut I, strangers: &Strangers) -> Option<()>
 where
-    I: AsyncRead + Unpin,
+    I: AsyncRead + AsyncWrite + Unpin,
 {
     let mut said = [0; GREETING.len()];
     let mut length = 0;
@@ -48,10 +55,25 @@ where
         let said = said.get(..length)?;
         if !GREETING.starts_with(said) {
             strangers.tell(Stranger::of(said));
+            let _ = timeout(LINGER_MAX, linger(io)).await;
             return None;
         }
     }
     Some(())
+}
+
+/// Ends the connection and reads what is still on its way.
+async fn linger<I: AsyncRead + AsyncWrite + Unpin>(io: &mut I) {
+    // A client that is gone has nothing on its way.
+    let _ = io.shutdown().await;
+    let mut rest = [0; 1024];
+    let mut read = 0;
+    while read < LINGER_BYTES_MAX {
+        match io.read(&mut rest).await {
+            Ok(0) | Err(_) => return,
+            Ok(more) => read += more,
+        }
+    }
 }
 
 // === impl Strangers ===

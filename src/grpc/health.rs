@@ -1,7 +1,12 @@
 //! The standard health service, `grpc.health.v1`: one standing, under the reference's name and
-//! under none.
+//! under none. `/healthcheck` answers plain HTTP/2 requests with the same standing.
 
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::routing::get;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
+use http::StatusCode;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -10,6 +15,9 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 /// The whole process by the protocol's name for it, and by the reference's.
 const NAMES: [&str; 2] = ["", "ratelimit"];
+
+/// The path of the health check of plain HTTP/2.
+pub(super) const HEALTHCHECK: &str = "/healthcheck";
 
 /// Answers checks, and tells watchers of every change.
 #[derive(Debug, Clone)]
@@ -93,6 +101,25 @@ impl HealthHandle {
 }
 
 // === impl Health ===
+
+impl Health {
+    /// `/healthcheck` for GET and POST: the statuses are those of [`crate::http`], 200 or 500, and
+    /// the word is that of `grpc.health.v1`. The request's body is read to its end first, so that
+    /// the answer is to a complete request.
+    pub(super) fn page(&self) -> Router {
+        let healthcheck = |State(Self(standing)): State<Self>, _body: Bytes| async move {
+            let standing = *standing.borrow();
+            match standing {
+                Standing::Serving => (StatusCode::OK, "SERVING"),
+                Standing::NotServing | Standing::Over => {
+                    (StatusCode::INTERNAL_SERVER_ERROR, "NOT_SERVING")
+                }
+            }
+        };
+        let methods = get(healthcheck).post(healthcheck);
+        Router::new().route(HEALTHCHECK, methods).with_state(self.clone())
+    }
+}
 
 #[tonic::async_trait]
 impl health_server::Health for Health {

@@ -17,6 +17,7 @@ use tonic::{Code, Status};
 use tower_service::Service;
 
 use super::call::Rest;
+use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
 use crate::intake::{Held, Refusal};
 
@@ -64,6 +65,9 @@ pub(super) async fn serve(call: Rest, mut routes: Routes) {
 /// The answer to what is no call of gRPC at all, which tonic would take for one. The status of HTTP
 /// says so as well, for clients that know no other (gRPC over HTTP/2, Requests).
 fn refused<B>(request: &Request<B>) -> Option<Response<TonicBody>> {
+    if request.uri().path() == HEALTHCHECK {
+        return None;
+    }
     let is_post = request.method() == Method::POST;
     let content_type = request.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
     let is_grpc = content_type

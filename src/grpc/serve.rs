@@ -60,8 +60,10 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let Door { intake, health, age, open } = door;
+    let page = health.page();
     let health = HealthServer::new(health).max_decoding_message_size(MESSAGE_BYTES_MAX);
-    let routes = Routes::new(health).add_service(wire::service(intake.clone())).prepare();
+    let services = Routes::new(health).add_service(wire::service(intake.clone()));
+    let routes = Routes::from(services.into_axum_router().merge(page)).prepare();
     let life = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
     let inside = Inside { intake, routes, strangers: Strangers::default(), age: age.age };
     match listener {
