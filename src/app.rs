@@ -25,6 +25,7 @@ use crate::control::snapshot::Snapshot;
 use crate::control::status::Start;
 use crate::control::watch::Watcher;
 use crate::grpc::serve::{self, ConnectionAge, HealthHandle};
+use crate::http::serve::{Site, UnreadPages};
 use crate::http::{self, JsonOptions};
 use crate::intake::Intake;
 use crate::limiter::Limiter;
@@ -73,11 +74,18 @@ pub struct App {
     greeting: String,
 }
 
-/// The connections of each kind of listener.
+/// Requests under way on one HTTP/2 connection at most: of `PORT`, and of the debug and the metrics
+/// port, where each may make a page of some megabytes.
+const STREAMS_MAX: u32 = 128;
+const PAGES_MAX: u32 = 8;
+
+/// The connections of each listener.
 #[derive(Clone)]
 struct Open {
     grpc: OpenConnections,
     http: OpenConnections,
+    debug: OpenConnections,
+    metrics: OpenConnections,
 }
 
 /// Everything, serving.
@@ -152,12 +160,19 @@ impl App {
         }
         let mut pages = Background::new(&supervisor);
         let routes = http::routes(intake.clone(), health.clone(), self.json);
-        let page = Page { routes, open: open.http, end: http_ended };
-        pages.serve("the debug port", self.debug, Page { routes: self.admin, ..page.clone() })?;
+        let (unread, end) = (UnreadPages::default(), http_ended);
+        let page = |routes, open, streams_max| {
+            let in_turn = streams_max == PAGES_MAX;
+            let site = Site { routes, open, streams_max, in_turn, unread: unread.clone() };
+            Page { site, end: end.clone() }
+        };
+        let debug = page(self.admin, open.debug, PAGES_MAX);
+        pages.serve("the debug port", self.debug, debug)?;
         if let Some((listener, routes)) = self.metrics {
-            pages.serve("the metrics port", listener, Page { routes, ..page.clone() })?;
+            let metrics = page(routes, open.metrics, PAGES_MAX);
+            pages.serve("the metrics port", listener, metrics)?;
         }
-        pages.serve("the HTTP port", self.http, page)?;
+        pages.serve("the HTTP port", self.http, page(routes, open.http, STREAMS_MAX))?;
         let open = open.grpc;
         let door =
             serve::Door { intake, health: health_service, age: self.age, open: open.clone() };

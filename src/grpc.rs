@@ -12,6 +12,7 @@ mod connection;
 mod cork;
 mod deadline;
 mod greeting;
+mod headers;
 mod health;
 mod rest;
 pub mod serve;

@@ -2,7 +2,8 @@
 
 mod decide;
 pub(crate) mod json;
-mod serve;
+mod pages;
+pub mod serve;
 
 use ::http::StatusCode;
 use axum::Router;
@@ -15,7 +16,6 @@ use crate::control::health::Health;
 use crate::intake::Intake;
 
 pub use decide::JsonOptions;
-pub use serve::serve;
 
 /// The routes of `PORT`.
 pub fn routes(intake: Intake, health: Health, json: JsonOptions) -> Router {

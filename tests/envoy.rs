@@ -39,6 +39,9 @@ mod several;
 /// gRPC on a Unix socket.
 #[path = "envoy/socket.rs"]
 mod socket;
+/// A pod that stands still under load.
+#[path = "envoy/stalled.rs"]
+mod stalled;
 /// What a decision costs: trips to Redis, and time.
 #[path = "envoy/trips.rs"]
 mod trips;

@@ -4,7 +4,6 @@
 use std::io;
 use std::sync::Arc;
 
-use axum::Router;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -12,13 +11,12 @@ use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::told;
-use crate::accept::OpenConnections;
 use crate::control::Published;
 use crate::control::health::Health;
 use crate::control::live::Live;
 use crate::control::snapshot::Snapshot;
 use crate::grpc::serve::HealthHandle;
-use crate::http;
+use crate::http::serve::{self, Site};
 use crate::limiter::Limiter;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
@@ -33,8 +31,7 @@ pub(super) struct Background {
 /// What is served on a port for HTTP.
 #[derive(Clone)]
 pub(super) struct Page {
-    pub(super) routes: Router,
-    pub(super) open: OpenConnections,
+    pub(super) site: Site,
     /// True once no more is to be taken.
     pub(super) end: watch::Receiver<bool>,
 }
@@ -157,7 +154,7 @@ async fn keep_rules((published, limiter): (Arc<Published>, Limiter)) {
 }
 
 async fn serve_page(name: &str, source: Source, page: Page) {
-    let Page { routes, open, mut end } = page;
+    let Page { site, mut end } = page;
     let listener = source.lock().as_ref().map(std::net::TcpListener::try_clone);
     let listener = match listener {
         Some(listener) => listener.and_then(TcpListener::from_std),
@@ -168,7 +165,7 @@ async fn serve_page(name: &str, source: Source, page: Page) {
         // With the last of its descriptors the port is closed: nobody is left to wait there.
         drop(source.lock().take());
     };
-    let served = async { http::serve(listener?, routes, open, stop).await };
+    let served = async { serve::serve(listener?, site, stop).await };
     if let Err(error) = served.await {
         warn!(%error, "{name} failed");
     }
@@ -179,12 +176,15 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
+    use axum::Router;
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpStream;
     use tokio::time::timeout;
 
     use super::*;
+    use crate::accept::OpenConnections;
+    use crate::http::serve::UnreadPages;
     use crate::key::KeyHasher;
     use crate::limiter::Options;
     use crate::store::memory::MemoryStore;
@@ -268,7 +268,9 @@ mod tests {
         let mut background = Background::new(&supervisor);
         // As `Background::serve`, with a fault before the first time.
         let source: Source = Arc::new(Mutex::new(Some(listener.into_std().unwrap())));
-        let page = Page { routes, open: OpenConnections::default(), end: end.clone() };
+        let (open, unread) = (OpenConnections::default(), UnreadPages::default());
+        let site = Site { routes, open, unread, streams_max: 1, in_turn: false };
+        let page = Page { site, end: end.clone() };
         let serve = move || {
             assert!(!is_faulty(), "told to");
             serve_page("the port", Arc::clone(&source), page.clone())

@@ -15,17 +15,25 @@ use crate::settings::{HostPort, Uds};
 /// Connections that may wait to be accepted, as `std` has it for TCP.
 const BACKLOG: u32 = 128;
 
-/// Of the files that this process may have open, one in so many may be connections of gRPC, and of
-/// HTTP: a crowd at one port leaves files for the other, for Redis and for the rules.
+/// Of the files that this process may have open, one in so many may be connections of gRPC, of
+/// `PORT`, and of the debug and the metrics port each: a crowd at one port leaves files for the
+/// others, for Redis and for the rules.
 const GRPC_PART: usize = 2;
-const HTTP_PART: usize = 4;
+const HTTP_PART: usize = 8;
+const PAGES_PART: usize = 16;
+
+/// However many files there are: probes and pages have few clients, each of which takes memory.
+const HTTP_MAX: usize = 1024;
+const PAGES_MAX: usize = 64;
 
 /// Room for connections, as far as the limit on open files lets there be.
 pub(super) fn room() -> Open {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let files = files_max(&limits).unwrap_or(usize::MAX);
-    let part = |of: usize| OpenConnections::new((files / of).clamp(1, CONNECTIONS_MAX));
-    Open { grpc: part(GRPC_PART), http: part(HTTP_PART) }
+    let part = |of: usize, max: usize| OpenConnections::new((files / of).clamp(1, max));
+    let pages = || part(PAGES_PART, PAGES_MAX);
+    let (grpc, http) = (part(GRPC_PART, CONNECTIONS_MAX), part(HTTP_PART, HTTP_MAX));
+    Open { grpc, http, debug: pages(), metrics: pages() }
 }
 
 /// The soft limit on open files in the text of proc(5); `None` if there is none.

@@ -11,6 +11,7 @@ use tracing::error;
 
 use super::numbers::Counted;
 use super::{App, Open, bind, files};
+use crate::accept::OpenConnections;
 use crate::control::Published;
 use crate::control::admin;
 use crate::control::guard::{self, Guard};
@@ -169,7 +170,10 @@ impl App {
 impl Parts {
     /// What has happened since the process began, and what is under way. Names may come twice.
     fn counts(&self) -> Vec<Count> {
-        let Open { grpc, http } = &self.open;
+        let Open { grpc, http, debug, metrics } = &self.open;
+        let of_all = |count: fn(&OpenConnections) -> u64| {
+            [grpc, http, debug, metrics].into_iter().map(count).sum::<u64>()
+        };
         let mut counts = vec![
             ("task_restarts", self.supervisor.restarts()),
             // That wait for the CPU.
@@ -177,7 +181,11 @@ impl Parts {
             ("loader_panics", self.published.panics()),
             ("grpc_connections", grpc.count() as u64),
             ("http_connections", http.count() as u64),
-            ("connections_refused", grpc.refused() + http.refused()),
+            ("debug_connections", debug.count() as u64),
+            ("metrics_connections", metrics.count() as u64),
+            ("connections_refused", of_all(OpenConnections::refused)),
+            ("connections_evicted", of_all(OpenConnections::evicted)),
+            ("connections_calmed", of_all(OpenConnections::calmed)),
         ];
         counts.extend(self.limiter.counts());
         counts.extend(self.intake.counts());

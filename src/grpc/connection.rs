@@ -19,8 +19,11 @@ use tonic::service::Routes;
 
 use super::call::{Call, Rest};
 use super::cork::{Cork, Corked};
-use super::greeting::{self, GREETING, Strangers};
+use super::greeting::{self, Strangers};
+use super::headers;
 use super::rest;
+use super::wire::SHOULD_RATE_LIMIT;
+use crate::accept::{self, ConnectionHandle, PREFACE};
 use crate::intake::{Intake, Peer};
 
 /// Calls under way on one connection at most. A connection's calls are read and get a task each
@@ -28,6 +31,11 @@ use crate::intake::{Intake, Peer};
 /// An Envoy opens a connection for each of its workers, and another when one has no stream left.
 /// With each call waiting 5 ms for a lease, this many are 51 000 a second.
 const STREAMS_MAX: u32 = 256;
+
+/// Calls of one connection that are not for a verdict and are not answered at once, at most:
+/// watches of the health service, and calls that are not whole. One more is reset. Each takes
+/// several times as much memory as its stream.
+const OTHERS_MAX: usize = 16;
 
 /// Streams that a client reset before they were handled, at most, before the connection is closed
 /// (CVE-2023-44487). Envoy resets a stream whenever its timeout strikes, so a stall must not look
@@ -37,8 +45,10 @@ const PENDING_RESETS_MAX: usize = 1024;
 /// Streams reset here because of the client's faults at most (CVE-2025-8671), as hyper has it.
 const LOCAL_RESETS_MAX: usize = 1024;
 
-/// Bytes of headers of one call at most.
-const HEADER_BYTES_MAX: u32 = 16 * 1024;
+/// Bytes of headers of one call at most, as HTTP/2 counts them: 32 more for each. A call of Envoy's
+/// has a dozen, of 1 KiB. One that is no more than a reference costs a byte and is 90 bytes here,
+/// so that this bounds what they grow to before they can be counted (`headers.rs`).
+const HEADER_BYTES_MAX: u32 = 8 * 1024;
 
 /// Bytes of answers that wait for the client to read them, of one call at most.
 const SEND_BUFFER_MAX: usize = 256 * 1024;
@@ -66,43 +76,64 @@ pub(super) struct Inside {
 
 type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
 
-/// Serves a connection until its client closes it, or until `stop` is true and every call has been
-/// answered.
-pub(super) async fn serve<I>(mut io: I, inside: Inside, mut stop: watch::Receiver<bool>)
-where
+/// Serves a connection until its client closes it, until its pool needs its place or its client
+/// does more than it may, or until `stop` is true and every call has been answered.
+pub(super) async fn serve<I>(
+    mut io: accept::Connection<I>,
+    inside: Inside,
+    mut stop: watch::Receiver<bool>,
+) where
     I: AsyncRead + AsyncWrite + Unpin,
 {
+    let handle = io.handle();
     let greeted = tokio::select! {
         greeted = greeting::read(&mut io, &inside.strangers) => greeted,
         // Who has not said what it wants is owed nothing.
         _ = stop.wait_for(|stop| *stop) => None,
+        () = handle.told_to_go() => None,
     };
     if greeted.is_none() {
         return;
     }
     let cork = Cork::default();
-    let io = Corked::new(io, cork.clone(), GREETING);
+    let io = Corked::new(io, cork.clone(), PREFACE);
     let Ok(mut connection) = builder().handshake(io).await else { return };
     let mut silence = pin!(silence(connection.ping_pong()));
     let mut told_to_go = pin!(async {
         tokio::select! {
             () = old(inside.age) => {}
+            () = handle.told_to_go() => {}
             // An error says that the sender is gone, with whoever served.
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });
+    let mut cut = pin!(cut(&handle));
     let mut is_leaving = false;
     let peer = Peer::new();
     let by = (&inside.intake, &peer);
-    let mut calls = JoinSet::new();
+    let (mut calls, mut others) = (JoinSet::new(), JoinSet::new());
     loop {
         tokio::select! {
             next = poll_fn(|cx| next(&mut connection, &cork, by, cx)) => match next {
-                Some(call) => drop(calls.spawn(rest::serve(call, inside.routes.clone()))),
+                Some(mut call) => {
+                    headers::keep_those_read(call.request.headers_mut());
+                    call.request.extensions_mut().insert(handle.clone());
+                    let is_of_health = call.request.uri().path() != SHOULD_RATE_LIMIT;
+                    let mut call = Box::pin(rest::serve(call, inside.routes.clone()));
+                    if !is_of_health {
+                        calls.spawn(call);
+                    } else if futures_util::poll!(&mut call).is_pending()
+                        && others.len() < OTHERS_MAX
+                    {
+                        others.spawn(call);
+                    }
+                }
                 None => return,
             },
             Some(_) = calls.join_next(), if !calls.is_empty() => {}
+            Some(_) = others.join_next(), if !others.is_empty() => {}
             () = &mut silence => return,
+            () = &mut cut => return,
             () = &mut told_to_go, if !is_leaving => {
                 is_leaving = true;
                 connection.graceful_shutdown();
@@ -137,7 +168,11 @@ where
                 }
             }
         };
-        let Some((request, respond)) = begun(accepted) else { return Poll::Ready(None) };
+        let Some((request, mut respond)) = begun(accepted) else { return Poll::Ready(None) };
+        if headers::are_too_many(request.headers()) {
+            headers::refuse(&mut respond);
+            continue;
+        }
         if let Some(rest) = (Call { request, respond }).answer(intake, peer, cx) {
             return Poll::Ready(Some(rest));
         }
@@ -171,6 +206,14 @@ async fn silence(pings: Option<PingPong>) {
         if !matches!(timeout(KEEPALIVE_TIMEOUT, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
             return;
         }
+    }
+}
+
+/// Resolves once the connection has to end, and counts its seconds until then.
+async fn cut(handle: &ConnectionHandle) {
+    tokio::select! {
+        () = handle.cut() => {}
+        () = handle.count_seconds() => {}
     }
 }
 

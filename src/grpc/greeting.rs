@@ -9,8 +9,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-/// The first bytes of every HTTP/2 connection (RFC 9113 §3.4).
-pub(super) const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+use crate::accept::PREFACE;
 
 /// What a stranger has sent already is read before the connection is closed, up to so much and for
 /// so long: otherwise it would be reset, and the client would not see an orderly end.
@@ -45,15 +44,15 @@ pub(super) async fn read<I>(io: &mut I, strangers: &Strangers) -> Option<()>
 where
     I: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut said = [0; GREETING.len()];
+    let mut said = [0; PREFACE.len()];
     let mut length = 0;
-    while length < GREETING.len() {
+    while length < PREFACE.len() {
         length += match io.read(said.get_mut(length..)?).await {
             Ok(0) | Err(_) => return None,
             Ok(more) => more,
         };
         let said = said.get(..length)?;
-        if !GREETING.starts_with(said) {
+        if !PREFACE.starts_with(said) {
             strangers.tell(Stranger::of(said));
             let _ = timeout(LINGER_MAX, linger(io)).await;
             return None;
@@ -133,12 +132,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_greeting_is_read_in_pieces_and_nothing_after_it() {
-        let (first, last) = GREETING.split_at(1);
-        for pieces in [&[GREETING, b"more"][..], &[first, last, b"more"]] {
+        let (first, last) = PREFACE.split_at(1);
+        for pieces in [&[PREFACE, b"more"][..], &[first, last, b"more"]] {
             let (heard, _, rest) = hears(pieces).await;
             assert_eq!((heard, &rest[..]), (Some(()), &b"more"[..]));
         }
-        let (heard, ..) = hears(&[&GREETING[..23]]).await;
+        let (heard, ..) = hears(&[&PREFACE[..23]]).await;
         assert_eq!(heard, None, "the client is gone");
     }
 

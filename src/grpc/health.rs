@@ -13,11 +13,16 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
+use crate::accept::{ConnectionHandle, Lasting};
+
 /// The whole process by the protocol's name for it, and by the reference's.
 const NAMES: [&str; 2] = ["", "ratelimit"];
 
 /// The path of the health check of plain HTTP/2.
 pub(super) const HEALTHCHECK: &str = "/healthcheck";
+
+/// Watches of one connection at most: a client needs one for each name, and there are two names.
+const WATCHES_MAX: usize = 4;
 
 /// Answers checks, and tells watchers of every change.
 #[derive(Debug, Clone)]
@@ -44,18 +49,20 @@ pub fn health() -> (Health, HealthHandle) {
 /// What a watcher of `name` is told: the standing now, and each change of it. It ends when no
 /// change can come any more, so that no watcher holds up the end of the process.
 ///
-/// Of a name that nobody has it is told so, as the protocol wants it, and nothing else.
+/// Of a name that nobody has it is told so, as the protocol wants it, and nothing else. `place` is
+/// given up with it.
 fn told(
     name: &str,
     standing: watch::Receiver<Standing>,
+    place: Option<Lasting>,
 ) -> impl Stream<Item = Result<HealthCheckResponse, Status>> + Send + use<> {
     let is_known = NAMES.contains(&name);
-    stream::unfold((standing, None), move |(mut standing, last)| async move {
+    stream::unfold((standing, None, place), move |(mut standing, last, place)| async move {
         loop {
             let now = *standing.borrow_and_update();
             let status = if is_known { now.status() } else { ServingStatus::ServiceUnknown };
             if last != Some(status) {
-                return Some((Ok(response(status)), (standing, Some(status))));
+                return Some((Ok(response(status)), (standing, Some(status), place)));
             }
             if now == Standing::Over || standing.changed().await.is_err() {
                 return None;
@@ -140,7 +147,17 @@ impl health_server::Health for Health {
         &self,
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        Ok(Response::new(told(&request.get_ref().service, self.0.clone()).boxed()))
+        let handle = request.extensions().get::<ConnectionHandle>();
+        let place = match handle.map(|handle| handle.lasting(WATCHES_MAX)) {
+            Some(None) => {
+                let reason = format!("{WATCHES_MAX} watches are open on this connection already");
+                return Err(Status::resource_exhausted(reason));
+            }
+            Some(place) => place,
+            None => None,
+        };
+        let told = told(&request.get_ref().service, self.0.clone(), place);
+        Ok(Response::new(told.boxed()))
     }
 }
 
@@ -157,7 +174,7 @@ mod tests {
     #[tokio::test]
     async fn watchers_are_told_each_change_and_let_go_at_the_end() {
         let (Health(standing), handle) = health();
-        let mut watched = told("ratelimit", standing.clone()).boxed();
+        let mut watched = told("ratelimit", standing.clone(), None).boxed();
         assert_eq!(next(&mut watched).await, Some(ServingStatus::NotServing));
         handle.set(true);
         assert_eq!(next(&mut watched).await, Some(ServingStatus::Serving));
@@ -165,7 +182,7 @@ mod tests {
         assert!(futures_util::poll!(watched.next()).is_pending(), "nothing has changed");
         handle.end();
         handle.set(true);
-        for watched in [&mut watched, &mut told("", standing).boxed()] {
+        for watched in [&mut watched, &mut told("", standing, None).boxed()] {
             assert_eq!(next(watched).await, Some(ServingStatus::NotServing));
             assert_eq!(next(watched).await, None);
         }
@@ -174,7 +191,7 @@ mod tests {
     #[tokio::test]
     async fn a_name_that_nobody_has_is_watched_for_the_time_it_may_have_one() {
         let (Health(standing), handle) = health();
-        let mut watched = told("nobody", standing).boxed();
+        let mut watched = told("nobody", standing, None).boxed();
         assert_eq!(next(&mut watched).await, Some(ServingStatus::ServiceUnknown));
         handle.set(true);
         assert!(futures_util::poll!(watched.next()).is_pending());

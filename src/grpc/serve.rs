@@ -16,7 +16,7 @@ use super::connection::{self, Inside};
 use super::greeting::Strangers;
 pub use super::health::{Health, HealthHandle, health};
 use super::{MESSAGE_BYTES_MAX, wire};
-use crate::accept::{OpenConnections, connections};
+use crate::accept::{Connection, OpenConnections, connections};
 use crate::intake::Intake;
 
 /// Where to listen.
@@ -77,7 +77,7 @@ pub async fn serve(
 
 /// Each connection has a task of its own. Dropped, this ends all of them.
 async fn serve_all<I>(
-    incoming: impl Stream<Item = io::Result<I>>,
+    incoming: impl Stream<Item = io::Result<Connection<I>>>,
     inside: Inside,
     stop: impl Future<Output = ()>,
 ) where

@@ -1,110 +1,228 @@
 //! Serves HTTP/1.1 and HTTP/2 on a listener until told to stop.
-//!
-//! Neither axum's server nor tonic's is used: they leave hyper's bounds of HTTP/1.1 as they are,
-//! by which half a head keeps 400 KB for 30 s, or for ever.
 
+use std::convert::Infallible;
 use std::io;
 use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ::http::StatusCode;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Router};
+use axum::routing::future::RouteFuture;
+use axum::{BoxError, Router};
 use futures_util::StreamExt;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
+use tower_service::Service;
 
-use crate::accept::{OpenConnections, connections};
+pub use super::pages::UnreadPages;
+use crate::accept::{Connection, ConnectionHandle, OpenConnections, connections};
 use crate::intake::Peer;
 
-/// A request ends after this whatever happens, as a gRPC call does.
+/// A request ends after this whatever happens, as a gRPC call does: it bounds clients that never
+/// finish their body.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 
-/// The head of a request of HTTP/1.1 comes within this, from the end of the one before it: an idle
-/// connection is closed as well, which a client that keeps one notices before it asks again.
+/// The head of an HTTP/1 request has to be whole after this, and the next one has to begin.
 const HEAD_MAX: Duration = Duration::from_secs(10);
 
-/// Bytes of the head of one request at most.
-const HEAD_BYTES_MAX: u32 = 16 * 1024;
+/// Bytes of the head of an HTTP/1 request at most, and of its body that are read ahead.
+const BUFFER_MAX: usize = 16 * 1024;
 
-/// Requests under way on one HTTP/2 connection at most (people and scrapers have one or two), those
-/// that its client reset before they were handled, and those that were reset here for its faults.
-const STREAMS_MAX: u32 = 16;
+/// Header fields of a request at most.
+const FIELDS_MAX: usize = 64;
+
+/// Streams that an HTTP/2 client reset before they were handled, at most, and those that were reset
+/// here for its faults.
 const PENDING_RESETS_MAX: usize = 128;
 const LOCAL_RESETS_MAX: usize = 128;
+
+/// Bytes of headers of one HTTP/2 request at most.
+const HEADER_BYTES_MAX: u32 = 8 * 1024;
 
 /// A silent HTTP/2 connection is probed after this and closed when it does not answer in time.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Serves `routes` until `stop` resolves and every request has been answered. `open` counts its
-/// connections. Clients that keep their connection are told to go; one that leaves a request
-/// unfinished is the caller's to bound. Dropped, this ends every connection.
+/// What is served on a port.
+#[derive(Clone)]
+pub struct Site {
+    /// By path.
+    pub routes: Router,
+    /// Counts its connections.
+    pub open: OpenConnections,
+    /// Requests under way on one HTTP/2 connection at most.
+    pub streams_max: u32,
+    /// Whether the requests of one connection are handled one after the other: a client that asks for
+    /// many pages at once then has others wait for one of them only.
+    pub in_turn: bool,
+    /// Counts the bytes of large answers until they are read; may be shared with other sites.
+    pub unread: UnreadPages,
+}
+
+/// Serves `site` until `stop` resolves and every request has been answered. Clients that keep their
+/// connection are told to go; one that leaves a request unfinished is the caller's to bound.
 ///
 /// # Errors
 ///
 /// None at present: no error of accepting ends it.
 pub async fn serve(
     listener: TcpListener,
-    routes: Router,
-    open: OpenConnections,
+    site: Site,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let routes = routes.layer(middleware::from_fn(bounded));
-    let (builder, shutdown) = (builder(), GracefulShutdown::new());
-    let mut serving = JoinSet::new();
-    let mut stop = pin!(stop);
+    let Site { routes, open, streams_max, in_turn, unread } = site;
+    let bounds = middleware::from_fn(move |request, next| bounded(request, next, unread.clone()));
+    let routes = routes.layer(bounds).with_state(());
+    let builder = builder(streams_max);
+    let (end, ended) = watch::channel(false);
+    let mut connected = JoinSet::new();
     let mut incoming = Box::pin(connections(listener, None, open));
+    let mut stop = pin!(stop);
     loop {
-        let accepted = tokio::select! {
+        tokio::select! {
             () = &mut stop => break,
-            Some(accepted) = incoming.next() => accepted,
-            Some(_) = serving.join_next(), if !serving.is_empty() => continue,
-        };
-        // An error was of that connection alone.
-        let Ok(io) = accepted else { continue };
-        let service = TowerToHyperService::new(routes.clone().layer(Extension(Peer::new())));
-        let connection = builder.serve_connection(TokioIo::new(io), service).into_owned();
-        let served = shutdown.watch(connection);
-        serving.spawn(async move {
-            if let Err(error) = served.await {
-                tracing::debug!(%error, "a connection broke");
+            Some(accepted) = incoming.next() => {
+                // An error was of that connection alone.
+                if let Ok(io) = accepted {
+                    let turn = in_turn.then(Turn::default);
+                    let (routes, peer) = (routes.clone(), Peer::new());
+                    let served = Served { routes, handle: io.handle(), peer, turn };
+                    connected.spawn(serve_one(io, builder.clone(), served, ended.clone()));
+                }
             }
-        });
+            Some(_) = connected.join_next(), if !connected.is_empty() => {}
+        }
     }
-    // Closed, not left open until the last request has been answered.
     drop(incoming);
-    shutdown.shutdown().await;
+    end.send_replace(true);
+    while connected.join_next().await.is_some() {}
     Ok(())
 }
 
-fn builder() -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new());
+async fn serve_one<I>(
+    io: Connection<I>,
+    builder: auto::Builder<TokioExecutor>,
+    served: Served,
+    mut stop: watch::Receiver<bool>,
+) where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let handle = io.handle();
+    let service = TowerToHyperService::new(served);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
+    let mut told_to_go = pin!(async {
+        tokio::select! {
+            () = handle.told_to_go() => {}
+            // An error says that the sender is gone, with whoever served.
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+    });
+    let mut cut = pin!(handle.cut());
+    let mut seconds = pin!(handle.count_seconds());
+    let mut is_leaving = false;
+    loop {
+        tokio::select! {
+            ended = connection.as_mut() => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection broke");
+                }
+                return;
+            }
+            () = &mut told_to_go, if !is_leaving => {
+                is_leaving = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            () = &mut cut => return,
+            () = &mut seconds => return,
+        }
+    }
+}
+
+fn builder(streams_max: u32) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_MAX)
-        .max_buf_size(HEAD_BYTES_MAX as usize);
+        .max_headers(FIELDS_MAX)
+        .max_buf_size(BUFFER_MAX);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS_MAX)
+        .max_concurrent_streams(streams_max)
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
         .max_local_error_reset_streams(LOCAL_RESETS_MAX)
-        .max_header_list_size(HEAD_BYTES_MAX)
+        .max_header_list_size(HEADER_BYTES_MAX)
         .keep_alive_interval(KEEPALIVE_INTERVAL);
     builder
 }
 
-async fn bounded(request: Request, next: Next) -> Response {
-    let answered = timeout(REQUEST_MAX, next.run(request)).await;
-    answered.unwrap_or_else(|_| {
-        (StatusCode::REQUEST_TIMEOUT, "the request was not finished in time\n").into_response()
-    })
+/// The routes, which are told on which connection a request came.
+#[derive(Clone)]
+struct Served {
+    routes: Router,
+    handle: ConnectionHandle,
+    peer: Peer,
+    turn: Option<Turn>,
+}
+
+/// Held by the request of a connection that is handled.
+type Turn = Arc<Mutex<()>>;
+
+impl<B> Service<Request<B>> for Served
+where
+    B: HttpBody<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response;
+    type Error = Infallible;
+    type Future = RouteFuture<Infallible>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Service::<Request>::poll_ready(&mut self.routes, cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(self.handle.clone());
+        request.extensions_mut().insert(self.peer.clone());
+        if let Some(turn) = &self.turn {
+            request.extensions_mut().insert(Arc::clone(turn));
+        }
+        self.routes.call(request)
+    }
+}
+
+async fn bounded(request: Request, next: Next, unread: UnreadPages) -> Response {
+    if request.headers().len() > FIELDS_MAX {
+        let reason = format!("more than {FIELDS_MAX} header fields\n");
+        return (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, reason).into_response();
+    }
+    let handle = request.extensions().get::<ConnectionHandle>().cloned();
+    let turn = request.extensions().get::<Turn>().cloned();
+    let answered = async {
+        let _turn = match &turn {
+            Some(turn) => Some(turn.lock().await),
+            None => None,
+        };
+        next.run(request).await
+    };
+    let answered = timeout(REQUEST_MAX, answered).await;
+    match (answered, handle) {
+        (Ok(response), Some(handle)) => unread.count(response, handle),
+        (Ok(response), None) => response,
+        (Err(_), _) => {
+            (StatusCode::REQUEST_TIMEOUT, "the request was not finished in time\n").into_response()
+        }
+    }
 }

@@ -12,6 +12,7 @@ mod json;
 mod panic;
 mod random;
 mod unfinished;
+mod unread;
 
 use std::fs;
 

@@ -29,7 +29,7 @@ const fn listener(count: &'static str, name: &'static str) -> Named {
 /// Told by shard.
 const ELSEWHERE: [&str; 1] = ["breaker_opened"];
 
-const NAMED: [Named; 31] = [
+const NAMED: [Named; 35] = [
     gauge("keys", "ratelease_buffer_keys", "Keys held."),
     gauge("buffer_bytes", "ratelease_buffer_bytes", "Memory that keys take."),
     gauge("buffer_budget_bytes", "ratelease_buffer_budget_bytes", "Memory that keys may take."),
@@ -107,10 +107,22 @@ const NAMED: [Named; 31] = [
     gauge("message_bytes", "ratelease_message_bytes", "Memory that unfinished messages take."),
     listener("grpc_connections", "grpc"),
     listener("http_connections", "http"),
+    listener("debug_connections", "debug"),
+    listener("metrics_connections", "metrics"),
     counter(
         "connections_refused",
         "ratelease_connections_refused_total",
         "Connections beyond what open files allow.",
+    ),
+    counter(
+        "connections_evicted",
+        "ratelease_connections_evicted_total",
+        "Idle connections that were closed to make room for others.",
+    ),
+    counter(
+        "connections_calmed",
+        "ratelease_connections_calmed_total",
+        "Connections that were closed because their client did more than it may.",
     ),
 ];
 

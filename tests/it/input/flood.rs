@@ -54,10 +54,6 @@ impl Flood {
         Self { is_closed: Some(true), ..self }
     }
 
-    fn closed_or_not(self) -> Self {
-        Self { is_closed: None, ..self }
-    }
-
     /// How long to wait for something to happen, or not to happen.
     fn patience(&self) -> Duration {
         if self.is_closed == Some(true) { CLOSED_WITHIN } else { SPAN }
@@ -106,23 +102,23 @@ fn floods() -> Vec<Flood> {
     let hundred: Vec<_> = (1..200).step_by(2).flat_map(begun).collect();
     let unread = Flood::of("answers that have no room", whole).closed();
     vec![
-        Flood::of("pings", ping),
-        Flood::of("settings", |_| settings(&[])),
-        Flood::of("settings of windows", windows).after(hundred),
-        Flood::of("priorities", |n| frame(PRIORITY, 0, stream(n), &[0; 5])),
-        Flood::of("kinds that nobody knows", |_| frame(0xbe, 0, 0, &[0; 16_384])),
+        Flood::of("pings", ping).closed(),
+        Flood::of("settings", |_| settings(&[])).closed(),
+        Flood::of("settings of windows", windows).after(hundred).closed(),
+        Flood::of("priorities", |n| frame(PRIORITY, 0, stream(n), &[0; 5])).closed(),
+        Flood::of("kinds that nobody knows", |_| frame(0xbe, 0, 0, &[0; 16_384])).closed(),
         Flood::of("empty data", |_| frame(DATA, 0, 1, &[])).after(begun(1)).closed(),
         Flood::of("data byte by byte", |_| frame(DATA, 0, 1, &[0])).after(begun(1)).closed(),
-        Flood::of("more room", |_| frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1])).after(begun(1)),
+        Flood::of("more room", |_| frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]))
+            .after(begun(1))
+            .closed(),
         Flood::of("empty continuations", continued(vec![])).after(half()).closed(),
         Flood::of("continuations", continued(field("x-any", &"v".repeat(100)).repeat(100)))
             .after(half())
             .closed(),
         Flood::of("headers that grow", bomb).closed(),
-        Flood::of("calls that are reset", move |n| [begun(stream(n)), reset(n)].concat())
-            .closed_or_not(),
-        Flood::of("whole calls that are reset", move |n| [whole(n), reset(n)].concat())
-            .closed_or_not(),
+        Flood::of("calls that are reset", move |n| [begun(stream(n)), reset(n)].concat()).closed(),
+        Flood::of("whole calls that are reset", move |n| [whole(n), reset(n)].concat()).closed(),
         Flood::of("faults that have us reset", move |n| [begun(stream(n)), too_much(n)].concat())
             .closed(),
         Flood::of("calls above the ceiling", |n| begun(stream(n))).closed(),

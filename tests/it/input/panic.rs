@@ -8,6 +8,7 @@ use ratelease::accept::OpenConnections;
 use ratelease::control::Published;
 use ratelease::control::health::Health;
 use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
+use ratelease::http::serve::{Site, UnreadPages};
 use ratelease::http::{self as pages, JsonOptions};
 use ratelease::intake::Intake;
 use ratelease::key::KeyHasher;
@@ -92,7 +93,9 @@ impl Doors {
             pages::routes(intake.clone(), Health::new(published, false), JsonOptions::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http = listener.local_addr().unwrap();
-        tokio::spawn(pages::serve(listener, routes, open, std::future::pending()));
+        let unread = UnreadPages::default();
+        let site = Site { routes, open, streams_max: 128, in_turn: false, unread };
+        tokio::spawn(pages::serve::serve(listener, site, std::future::pending()));
         Self { grpc, http, intake }
     }
 

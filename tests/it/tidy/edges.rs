@@ -55,9 +55,9 @@ const EDGES: [Edge; 9] = [
         reason: "only store/redis names the Redis client (if you mean our module, import its item)",
     },
     Edge {
-        within: Modules::AllBut(&["telemetry", "http"]),
-        never: &[Name::Crate("hyper_util")],
-        reason: "only telemetry sends to a collector, and only http serves pages: have them do it",
+        within: Modules::AllBut(&["telemetry"]),
+        never: &[Name::Path(&["hyper_util", "client"])],
+        reason: "only telemetry sends to a collector: have it send what you need sent",
     },
     Edge {
         within: Modules::These(&[

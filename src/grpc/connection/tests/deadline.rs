@@ -34,12 +34,12 @@ async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration
     let inside = Inside { intake, routes, strangers: Strangers::default(), age: None };
     let (near, far) = duplex(1 << 16);
     let (_end, ended) = watch::channel(false);
-    tokio::spawn(serve(near, inside, ended));
+    tokio::spawn(serve(accept::alone(near), inside, ended));
     let (mut sender, connection) = h2::client::handshake(far).await.unwrap();
     tokio::spawn(connection);
     #[allow(clippy::disallowed_methods)] // paused
     let start = tokio::time::Instant::now();
-    let mut request = Request::post(format!("http://pod{}", wire::SHOULD_RATE_LIMIT))
+    let mut request = Request::post(format!("http://pod{SHOULD_RATE_LIMIT}"))
         .header("content-type", "application/grpc");
     if !timeout.is_empty() {
         request = request.header("grpc-timeout", timeout);

@@ -1,0 +1,274 @@
+//! A connection that ends when its client does not say what it wants, does not read what it asked
+//! for, or does more than it may.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep};
+use tonic::transport::server::Connected;
+use tracing::debug;
+
+use super::frames::goaway;
+use super::ledger::{Excess, Ledger};
+use super::pool::{ConnectionGuard, ConnectionHandle};
+
+/// What a client of HTTP/2 has to say first (RFC 9113 §3.4). No request of HTTP/1.1 is shorter.
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// How long it may take over that.
+pub(super) const PREFACE_MAX: Duration = Duration::from_secs(10);
+
+/// A client that takes fewer bytes than this in so long, while more are waiting, is cut off.
+const SEND_BYTES_MIN: usize = 64 * 1024;
+const SEND_MAX: Duration = Duration::from_secs(10);
+
+/// An accepted connection.
+pub struct Connection<I> {
+    io: I,
+    speaks: Speaks,
+    life: Option<Duration>,
+    /// Of the preface, and then of the life.
+    end: Option<Pin<Box<Sleep>>>,
+    /// While the client does not read.
+    stall: Option<Stall>,
+    /// The last second in which the ledger was looked through.
+    swept: u32,
+    guard: ConnectionGuard,
+}
+
+/// What the client speaks, by its first bytes.
+enum Speaks {
+    /// It has sent so many bytes, all of which are of the preface of HTTP/2.
+    Unknown(usize),
+    Http2(Box<Ledger>),
+    /// HTTP/1, or nothing that we know: it has sent so many bytes.
+    Other(usize),
+}
+
+struct Stall {
+    end: Pin<Box<Sleep>>,
+    written: usize,
+}
+
+// === impl Connection ===
+
+impl<I> Connection<I> {
+    pub(super) fn new(io: I, life: Option<Duration>, guard: ConnectionGuard) -> Self {
+        let end = Some(Box::pin(sleep(PREFACE_MAX)));
+        Self { io, speaks: Speaks::Unknown(0), life, end, stall: None, swept: 0, guard }
+    }
+
+    /// What tells whoever serves the connection when to close it.
+    pub fn handle(&self) -> ConnectionHandle {
+        self.guard.handle().clone()
+    }
+
+    /// With as many bytes as the preface has, the life counts.
+    fn note_preface(&mut self) {
+        let end = self.end.take().zip(self.life).and_then(|(mut end, life)| {
+            let accepted: Instant = end.deadline() - PREFACE_MAX;
+            end.as_mut().reset(accepted.checked_add(life)?);
+            Some(end)
+        });
+        self.end = end;
+    }
+
+    fn note_read(&mut self, mut bytes: &[u8]) -> Result<(), Excess> {
+        match &mut self.speaks {
+            Speaks::Http2(_) => {}
+            Speaks::Other(read) if *read >= PREFACE.len() => return Ok(()),
+            Speaks::Other(read) => {
+                *read += bytes.len();
+                if *read >= PREFACE.len() {
+                    self.note_preface();
+                }
+                return Ok(());
+            }
+            Speaks::Unknown(read) => {
+                let wanted = PREFACE.get(*read..).unwrap_or_default();
+                let (first, rest) = bytes.split_at(bytes.len().min(wanted.len()));
+                let all = *read + bytes.len();
+                *read += first.len();
+                bytes = rest;
+                let is_over = all >= PREFACE.len();
+                if !wanted.starts_with(first) {
+                    self.speaks = Speaks::Other(all);
+                } else if is_over {
+                    let now = self.guard.handle().clock().now();
+                    self.speaks = Speaks::Http2(Box::new(Ledger::new(now)));
+                }
+                if is_over {
+                    self.note_preface();
+                }
+            }
+        }
+        match &mut self.speaks {
+            Speaks::Http2(ledger) => {
+                let handle = self.guard.handle();
+                ledger.note_read(bytes, handle.second(), handle.clock())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn note_written(&mut self, bytes: &[u8]) {
+        let handle = self.guard.handle();
+        let has_answers = match &mut self.speaks {
+            Speaks::Http2(ledger) => ledger.note_written(bytes, handle.second()),
+            Speaks::Unknown(_) | Speaks::Other(_) => true,
+        };
+        if has_answers {
+            handle.note_use();
+        }
+    }
+
+    /// Looks through the streams, once a second.
+    fn sweep(&mut self) -> Result<(), Excess> {
+        let handle = self.guard.handle();
+        let second = handle.second();
+        match &self.speaks {
+            Speaks::Http2(ledger) if second != self.swept => {
+                self.swept = second;
+                ledger.sweep(second, handle.lasting_streams())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts the streams that wait for the client: all that are open while it `is_stalled`.
+    fn count_waiting(&mut self, is_stalled: bool) -> Result<(), Excess> {
+        let waiting = match &self.speaks {
+            Speaks::Http2(ledger) if is_stalled => ledger.open(),
+            Speaks::Http2(ledger) => ledger.waiting(),
+            _ => return Ok(()),
+        };
+        let is_well = self.guard.note_waiting(waiting);
+        if is_well { Ok(()) } else { Err(Excess("answers that wait")) }
+    }
+}
+
+impl<I: AsyncWrite + Unpin> Connection<I> {
+    /// Tells the client to calm down, if there is room for it, and why it is cut off.
+    fn end(&mut self, Excess(what): Excess, cx: &mut Context<'_>) -> io::Error {
+        debug!("a connection is closed: too many {what}");
+        self.guard.handle().note_calmed();
+        if let Speaks::Http2(ledger) = &self.speaks
+            && ledger.is_between_frames()
+        {
+            // Nothing can be made of a failure.
+            let _ = Pin::new(&mut self.io).poll_write(cx, &goaway(ledger.last_stream()));
+        }
+        io::Error::new(io::ErrorKind::ConnectionAborted, what)
+    }
+
+    /// After an attempt to write `bytes`.
+    fn wrote(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+        wanted: usize,
+    ) -> Poll<io::Result<usize>> {
+        let Poll::Ready(Ok(count)) = written else {
+            if written.is_pending() {
+                self.count_waiting(true).map_err(|excess| self.end(excess, cx))?;
+                let stall = self.stall.get_or_insert_with(Stall::begin);
+                ready!(stall.end.as_mut().poll(cx));
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+            return written;
+        };
+        if let Some(stall) = &mut self.stall {
+            stall.written += count;
+            if count == wanted || stall.written >= SEND_BYTES_MIN {
+                self.stall = None;
+            }
+        }
+        written
+    }
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready()) {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        self.sweep().map_err(|excess| self.end(excess, cx))?;
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        let read = buf.filled().get(before..).unwrap_or_default();
+        self.note_read(read).map_err(|excess| self.end(excess, cx))?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.sweep().map_err(|excess| self.end(excess, cx))?;
+        let written = Pin::new(&mut self.io).poll_write(cx, bytes);
+        if let Poll::Ready(Ok(count)) = written {
+            self.note_written(bytes.get(..count).unwrap_or_default());
+        }
+        self.wrote(cx, written, bytes.len())
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.sweep().map_err(|excess| self.end(excess, cx))?;
+        let written = Pin::new(&mut self.io).poll_write_vectored(cx, parts);
+        if let Poll::Ready(Ok(mut count)) = written {
+            for part in parts {
+                let part = part.get(..count.min(part.len())).unwrap_or_default();
+                self.note_written(part);
+                count -= part.len();
+            }
+        }
+        self.wrote(cx, written, parts.iter().map(|part| part.len()).sum())
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.io).poll_flush(cx))?;
+        self.count_waiting(false).map_err(|excess| self.end(excess, cx))?;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+impl<I: Connected> Connected for Connection<I> {
+    type ConnectInfo = I::ConnectInfo;
+
+    fn connect_info(&self) -> I::ConnectInfo {
+        self.io.connect_info()
+    }
+}
+
+// === impl Stall ===
+
+impl Stall {
+    fn begin() -> Self {
+        Self { end: Box::pin(sleep(SEND_MAX)), written: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests;

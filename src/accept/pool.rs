@@ -1,0 +1,291 @@
+//! The connections of one listener. A pool that is full closes the connection that was of no use
+//! for longest and takes the new one, so that a crowd of idle connections shuts nobody out.
+
+mod members;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::timeout;
+use tracing::warn;
+
+use crate::time::Clock;
+use members::{Close, Member, Members, Peer};
+
+/// Connections of one listener at most. An Envoy opens one or a few for each of its workers, so
+/// that this many serve hundreds of them.
+pub const CONNECTIONS_MAX: usize = 4096;
+
+/// Of the connections that a pool may have, one in so many is kept free for those that come while
+/// others are told to go.
+const SPARE_PART: usize = 8;
+
+/// A connection that is told to go to make room has this long to finish its calls.
+const LEAVE_MAX: Duration = Duration::from_secs(2);
+
+/// Seconds without an answer after which a connection is told to go.
+const IDLE_MAX: u32 = 600;
+
+/// Answers of one listener that begin and are not taken, and requests that begin and do not end, in
+/// all, above which connections that have many of them are closed. Each takes some 3 KiB, and as
+/// much again as a task. An Envoy that reads its answers has none, or one that is split in two.
+const WAITING_MAX: usize = 512;
+
+/// Counts the connections of a listener and makes room for new ones. A handle: clones share it.
+#[derive(Debug, Clone)]
+pub struct OpenConnections(Arc<Pool>);
+
+#[derive(Debug)]
+struct Pool {
+    max: usize,
+    members: Mutex<Members>,
+    /// Counts the connections that came: the time by which idleness is compared.
+    came: AtomicU64,
+    refused: AtomicU64,
+    evicted: AtomicU64,
+    calmed: AtomicU64,
+    waiting: AtomicUsize,
+    left: Notify,
+    is_crowded: AtomicBool,
+    clock: Clock,
+}
+
+/// One connection of a pool, for whoever serves it. Clones share it.
+#[derive(Debug, Clone)]
+pub struct ConnectionHandle {
+    pool: OpenConnections,
+    member: Arc<Member>,
+}
+
+/// Counts one connection for as long as it lives.
+#[derive(Debug)]
+pub(super) struct ConnectionGuard {
+    handle: ConnectionHandle,
+    waiting: usize,
+}
+
+/// Counts one stream that may be quiet for as long as it lives.
+#[derive(Debug)]
+pub struct Lasting(Arc<Member>);
+
+// === impl OpenConnections ===
+
+impl OpenConnections {
+    /// Takes so many, and [`CONNECTIONS_MAX`] at most.
+    pub fn new(max: usize) -> Self {
+        Self(Arc::new(Pool {
+            max: max.clamp(1, CONNECTIONS_MAX),
+            members: Mutex::default(),
+            came: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            calmed: AtomicU64::new(0),
+            waiting: AtomicUsize::new(0),
+            left: Notify::new(),
+            is_crowded: AtomicBool::new(false),
+            clock: Clock::start(),
+        }))
+    }
+
+    /// Connections open at present.
+    pub fn count(&self) -> usize {
+        self.0.members.lock().open.len()
+    }
+
+    /// Connections that were closed at once since the process began.
+    pub fn refused(&self) -> u64 {
+        self.0.refused.load(Ordering::Relaxed)
+    }
+
+    /// Connections that were told to go to make room for others.
+    pub fn evicted(&self) -> u64 {
+        self.0.evicted.load(Ordering::Relaxed)
+    }
+
+    /// Connections that were closed because their client did more than it may.
+    pub fn calmed(&self) -> u64 {
+        self.0.calmed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn max(&self) -> usize {
+        self.0.max
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.0.clock
+    }
+
+    pub(super) fn note_refused(&self) {
+        self.0.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes in a connection of this address; `None` if there is no room for it yet.
+    pub(super) fn admit(&self, address: Option<IpAddr>) -> Option<ConnectionGuard> {
+        let mut members = self.0.members.lock();
+        if members.open.len() >= self.0.max {
+            // Those that were told to go, or else the next one, have no more time.
+            self.evict(&members, Close::AtOnce);
+            return None;
+        }
+        let came = self.0.came.fetch_add(1, Ordering::Relaxed) + 1;
+        let member = members.add(Peer::of(address), came);
+        let spare = self.0.max / SPARE_PART;
+        if members.open.len() > self.0.max - spare {
+            self.evict(&members, Close::Gracefully);
+            self.note_crowd();
+        } else if members.open.len() <= self.0.max / 2 {
+            self.0.is_crowded.store(false, Ordering::Relaxed);
+        }
+        let handle = ConnectionHandle { pool: self.clone(), member };
+        Some(ConnectionGuard { handle, waiting: 0 })
+    }
+
+    /// Resolves once a connection has ended, or after `limit`.
+    pub(super) async fn wait_for_room(&self, limit: Duration) {
+        let _ = timeout(limit, self.0.left.notified()).await;
+    }
+
+    fn evict(&self, members: &Members, how: Close) {
+        if let Some(member) = members.next_to_go(how)
+            && member.ask_to_close(how)
+        {
+            self.0.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn note_crowd(&self) {
+        if !self.0.is_crowded.swap(true, Ordering::Relaxed) {
+            let max = self.0.max;
+            warn!(
+                "a listener has nearly {max} connections, which is the most: those that are idle \
+                 for longest are closed to make room; raise the limit on open files if they are \
+                 needed"
+            );
+        }
+    }
+}
+
+impl Default for OpenConnections {
+    fn default() -> Self {
+        Self::new(CONNECTIONS_MAX)
+    }
+}
+
+// === impl ConnectionHandle ===
+
+impl ConnectionHandle {
+    /// Resolves once the connection is to go, when its calls have finished.
+    pub async fn told_to_go(&self) {
+        // The sender lives as long as this.
+        let _ = self.member.close.subscribe().wait_for(|asked| *asked > Close::No).await;
+    }
+
+    /// Resolves once the connection has to end, whatever its calls: some time after it was told to
+    /// go, and at once when even that is too long.
+    pub async fn cut(&self) {
+        let mut asked = self.member.close.subscribe();
+        let _ = asked.wait_for(|asked| *asked > Close::No).await;
+        let _ = timeout(LEAVE_MAX, asked.wait_for(|asked| *asked == Close::AtOnce)).await;
+    }
+
+    /// Counts the seconds of the connection, for ever, and tells it to go once it was idle for so
+    /// many. Whoever serves the connection polls this beside it.
+    pub async fn count_seconds(&self) {
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            let second = self.member.second.fetch_add(1, Ordering::Relaxed) + 1;
+            let idle = second - self.member.used_second.load(Ordering::Relaxed).min(second);
+            if idle >= IDLE_MAX && self.member.lasting.load(Ordering::Relaxed) == 0 {
+                self.member.ask_to_close(Close::Gracefully);
+            }
+        }
+    }
+
+    /// A stream of this connection that may be quiet; `None` if there are `max` already.
+    pub fn lasting(&self, max: usize) -> Option<Lasting> {
+        let count = Lasting(Arc::clone(&self.member));
+        (self.member.lasting.fetch_add(1, Ordering::Relaxed) < max).then_some(count)
+    }
+
+    /// Ends the connection, whatever its calls.
+    pub fn close(&self) {
+        self.member.ask_to_close(Close::AtOnce);
+    }
+
+    pub(super) fn second(&self) -> u32 {
+        self.member.second.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn lasting_streams(&self) -> usize {
+        self.member.lasting.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        self.pool.clock()
+    }
+
+    /// Part of an answer was sent.
+    pub(super) fn note_use(&self) {
+        let Member { used, used_second, .. } = &*self.member;
+        used.store(self.pool.0.came.load(Ordering::Relaxed), Ordering::Relaxed);
+        used_second.store(self.second(), Ordering::Relaxed);
+    }
+
+    pub(super) fn note_calmed(&self) {
+        self.pool.0.calmed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Lasting {
+    fn drop(&mut self) {
+        self.0.lasting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+// === impl ConnectionGuard ===
+
+impl ConnectionGuard {
+    pub(super) fn handle(&self) -> &ConnectionHandle {
+        &self.handle
+    }
+
+    /// Takes in that so many streams wait for the client. False if that is too many while all
+    /// connections of the listener have too many.
+    pub(super) fn note_waiting(&mut self, waiting: usize) -> bool {
+        if waiting == self.waiting {
+            return true;
+        }
+        let all = &self.handle.pool.0.waiting;
+        all.fetch_add(waiting, Ordering::Relaxed);
+        let before = all.fetch_sub(self.waiting, Ordering::Relaxed);
+        let all = before - self.waiting;
+        self.waiting = waiting;
+        waiting <= waiting_max(all)
+    }
+}
+
+/// How many one connection may have while there are `all`.
+fn waiting_max(all: usize) -> usize {
+    match all / WAITING_MAX {
+        0 => usize::MAX,
+        1 => 32,
+        2 | 3 => 8,
+        _ => 2,
+    }
+}
+
+impl Drop for ConnectionGuard {
+    fn drop(&mut self) {
+        let pool = &self.handle.pool.0;
+        pool.waiting.fetch_sub(self.waiting, Ordering::Relaxed);
+        pool.members.lock().remove(&self.handle.member);
+        pool.left.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests;

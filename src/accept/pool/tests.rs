@@ -1,0 +1,151 @@
+//! Pools that are full: who goes, and who stays.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use super::*;
+
+fn addresses(last: u8) -> Option<IpAddr> {
+    Some(Ipv4Addr::new(10, 0, 0, last).into())
+}
+
+fn is_told(guard: &ConnectionGuard) -> bool {
+    *guard.handle.member.close.borrow() > Close::No
+}
+
+/// The places of those that were told to go.
+fn told(guards: &[ConnectionGuard]) -> Vec<usize> {
+    (0..guards.len()).filter(|at| is_told(&guards[*at])).collect()
+}
+
+#[test]
+fn the_longest_idle_goes() {
+    let open = OpenConnections::new(16);
+    let mut guards: Vec<_> = (0..14).map(|_| open.admit(None)).collect();
+    for used in [3, 0, 1, 5, 4, 2] {
+        open.0.came.fetch_add(1, Ordering::Relaxed);
+        guards[used].as_ref().unwrap().handle.note_use();
+    }
+    for goes in (6..14).chain([3, 0, 1, 5, 4, 2]) {
+        let new = open.admit(None).unwrap();
+        let told = guards.iter().position(|guard| guard.as_ref().is_some_and(is_told));
+        assert_eq!(told, Some(goes));
+        guards[goes] = None;
+        guards.push(Some(new));
+    }
+}
+
+#[test]
+fn a_full_pool_tells_one_for_each_that_comes() {
+    let open = OpenConnections::new(16);
+    let mut guards: Vec<_> = (0..14).map(|_| open.admit(None).unwrap()).collect();
+    for came in 0..200 {
+        guards.push(open.admit(None).expect("room"));
+        let told = told(&guards);
+        assert_eq!(told, [0], "{came}: the oldest");
+        drop(guards.remove(0));
+        assert_eq!(open.count(), 14);
+    }
+    assert_eq!((open.evicted(), open.refused()), (200, 0));
+}
+
+#[test]
+fn an_envoy_that_is_answered_outlasts_any_crowd() {
+    let open = OpenConnections::new(64);
+    let envoy = open.admit(None).unwrap();
+    let mut crowd: Vec<_> = (0..55).map(|_| open.admit(None).unwrap()).collect();
+    for n in 0..1000 {
+        envoy.handle.note_use();
+        crowd.push(open.admit(None).unwrap());
+        // Some of the crowd are answered as well.
+        if n % 3 == 0 {
+            crowd.last().unwrap().handle.note_use();
+        }
+        crowd.retain(|guard| !is_told(guard));
+        assert!(!is_told(&envoy), "{n}");
+    }
+}
+
+#[test]
+fn the_peer_that_has_most_of_all_makes_room_for_the_others() {
+    let open = OpenConnections::new(32);
+    let few: Vec<_> = (0..8).map(|n| open.admit(addresses(n)).unwrap()).collect();
+    let crowd: Vec<_> = (0..20).map(|_| open.admit(addresses(99)).unwrap()).collect();
+    // They are used, and the few are not.
+    crowd.iter().for_each(|guard| guard.handle.note_use());
+    let _new = open.admit(addresses(9)).unwrap();
+    assert_eq!((told(&few), told(&crowd)), (vec![], vec![0]));
+}
+
+#[test]
+fn the_processes_of_one_machine_and_the_addresses_of_one_host_are_one_peer() {
+    assert_eq!(Peer::of(None), Peer::of(Some(Ipv4Addr::LOCALHOST.into())));
+    assert_eq!(Peer::of(None), Peer::of(Some(Ipv6Addr::LOCALHOST.into())));
+    let mapped = Ipv4Addr::new(10, 0, 0, 1).to_ipv6_mapped();
+    assert_eq!(Peer::of(Some(mapped.into())), Peer::of(addresses(1)));
+    let of = |last| Peer::of(Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, last).into()));
+    assert_eq!(of(1), of(2));
+    assert_ne!(of(1), Peer::of(Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 2, 0, 0, 0, 1).into())));
+}
+
+#[test]
+fn when_all_places_are_taken_those_that_were_told_to_go_are_cut_off() {
+    let open = OpenConnections::new(8);
+    let guards: Vec<_> = (0..8).map(|_| open.admit(None).unwrap()).collect();
+    assert_eq!(told(&guards), [0]);
+    assert!(open.admit(None).is_none());
+    assert_eq!(*guards[0].handle.member.close.borrow(), Close::AtOnce);
+    assert!(open.admit(None).is_none());
+    assert_eq!(*guards[1].handle.member.close.borrow(), Close::AtOnce);
+    drop(guards);
+    assert!(open.admit(None).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_connection_is_told_to_go_unless_a_stream_is_to_last() {
+    for lasts in [false, true] {
+        let guard = OpenConnections::default().admit(None).unwrap();
+        let handle = guard.handle().clone();
+        let lasting = lasts.then(|| handle.lasting(1).unwrap());
+        let seconds = tokio::spawn({
+            let handle = handle.clone();
+            async move { handle.count_seconds().await }
+        });
+        let idle = Duration::from_secs(IDLE_MAX.into());
+        tokio::time::sleep(idle / 2).await;
+        handle.note_use();
+        tokio::time::sleep(idle - Duration::from_secs(2)).await;
+        assert!(!is_told(&guard));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        assert_eq!(is_told(&guard), !lasts);
+        drop(lasting);
+        seconds.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_told_to_go_has_some_time_and_no_more() {
+    let guard = OpenConnections::default().admit(None).unwrap();
+    let handle = guard.handle();
+    assert!(futures_util::poll!(std::pin::pin!(handle.told_to_go())).is_pending());
+    handle.member.ask_to_close(Close::Gracefully);
+    handle.told_to_go().await;
+    assert!(timeout(LEAVE_MAX / 2, handle.cut()).await.is_err());
+    assert!(timeout(LEAVE_MAX * 2, handle.cut()).await.is_ok());
+    handle.close();
+    assert!(timeout(LEAVE_MAX / 2, handle.cut()).await.is_ok());
+}
+
+#[test]
+fn streams_that_wait_are_bounded_over_all_connections_and_a_few_of_each_are_always_well() {
+    let open = OpenConnections::default();
+    let mut guards: Vec<_> = (0..20).map(|_| open.admit(None).unwrap()).collect();
+    let mut is_well = guards.iter_mut().map(|guard| guard.note_waiting(255));
+    assert_eq!(is_well.position(|is_well| !is_well), Some(WAITING_MAX / 255));
+    assert!(guards[19].note_waiting(2), "an honest one");
+    drop(guards);
+    let mut guards: Vec<_> = (0..4096).map(|_| open.admit(None).unwrap()).collect();
+    let well = guards.iter_mut().map(|guard| 9 * usize::from(guard.note_waiting(9)));
+    assert!(well.sum::<usize>() <= 4 * WAITING_MAX, "in all");
+    drop(guards);
+    assert_eq!(open.0.waiting.load(Ordering::Relaxed), 0);
+}

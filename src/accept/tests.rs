@@ -1,0 +1,82 @@
+//! Listeners that fail, and pools that are full.
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use futures_util::StreamExt;
+use tokio::io::{DuplexStream, duplex};
+use tokio::time::Instant;
+
+use super::*;
+
+/// Fails in every way before it gives a connection.
+struct Failing(AtomicUsize);
+
+impl Accept for Failing {
+    type Io = DuplexStream;
+
+    async fn accept(&self) -> Result<(DuplexStream, Option<IpAddr>)> {
+        match self.0.fetch_add(1, Ordering::Relaxed) % 4 {
+            0 => Err(ErrorKind::ConnectionAborted.into()),
+            1 | 2 => Err(Error::from_raw_os_error(24)), // EMFILE
+            _ => Ok((duplex(1).0, None)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn connections_count_while_they_live() {
+    let open = OpenConnections::default();
+    let failing = Failing(AtomicUsize::new(3));
+    let mut connections = Box::pin(connections(failing, None, open.clone()));
+    let connection = connections.next().await;
+    assert_eq!(open.count(), 1);
+    drop(connection);
+    assert_eq!(open.count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_are_waited_out() {
+    let failing = Failing(AtomicUsize::new(0));
+    let mut connections = Box::pin(connections(failing, None, OpenConnections::default()));
+    for _ in 0..3 {
+        #[allow(clippy::disallowed_methods)] // paused
+        let start = Instant::now();
+        assert!(connections.next().await.is_some_and(|accepted| accepted.is_ok()));
+        let waited = start.elapsed();
+        assert!((PAUSE * 2..PAUSE * 3).contains(&waited), "{waited:?}");
+    }
+}
+
+/// Gives connections whose clients wait for nothing.
+struct Endless;
+
+impl Accept for Endless {
+    type Io = DuplexStream;
+
+    async fn accept(&self) -> Result<(DuplexStream, Option<IpAddr>)> {
+        tokio::task::yield_now().await;
+        Ok((duplex(1).0, Some(Ipv4Addr::LOCALHOST.into())))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_is_refused_only_when_none_of_the_others_ends() {
+    const MAX: usize = 10;
+    let open = OpenConnections::new(MAX);
+    let mut connections = Box::pin(connections(Endless, None, open.clone()));
+    let mut crowd = Vec::new();
+    for _ in 0..MAX {
+        crowd.push(connections.next().await.unwrap().unwrap());
+    }
+    assert_eq!((open.count(), open.refused()), (MAX, 0));
+    // Whoever serves them does not hear.
+    let mut next = connections.next();
+    let limit = ROOM_WAIT_MAX * ROOM_WAITS * 3 / 2;
+    assert!(tokio::time::timeout(limit, &mut next).await.is_err());
+    assert_eq!((open.count(), open.refused()), (MAX, 1));
+    drop(crowd.pop());
+    let accepted = next.await;
+    assert!(matches!(accepted, Some(Ok(_))));
+    assert_eq!(open.count(), MAX);
+}

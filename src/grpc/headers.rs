@@ -1,0 +1,73 @@
+//! The headers of a call: how many there may be, and which of them are kept while it lasts.
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use http::{HeaderMap, Response, StatusCode};
+
+/// Header fields of one call at most. Envoy sends a dozen, and what `initial_metadata` adds.
+const FIELDS_MAX: usize = 64;
+
+/// Names that are read after a call has begun, and beginnings of names: those of gRPC, and those in
+/// which tracers hand their contexts on.
+const READ: [&str; 8] = [
+    "content-type",
+    "content-length",
+    "content-encoding",
+    "te",
+    "traceparent",
+    "tracestate",
+    "b3",
+    "baggage",
+];
+const READ_PREFIXES: [&str; 2] = ["grpc-", "x-b3-"];
+
+/// Whether a call has more than [`FIELDS_MAX`].
+pub(super) fn are_too_many(headers: &HeaderMap) -> bool {
+    headers.len() > FIELDS_MAX
+}
+
+/// Answers as `h2` does when there are too many bytes of them.
+pub(super) fn refuse(respond: &mut SendResponse<Bytes>) {
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    // An error says that the client is gone, or has reset the call.
+    let _ = respond.send_response(response, true);
+}
+
+/// Drops those that nobody reads, and the room that they took: the call may last.
+pub(super) fn keep_those_read(headers: &mut HeaderMap) {
+    let is_read = |name: &str| {
+        READ.contains(&name) || READ_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
+    // Into a new map: one that was drained keeps its room.
+    *headers = headers
+        .iter()
+        .filter(|(name, _)| is_read(name.as_str()))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    #[test]
+    fn what_is_read_is_kept_and_takes_little_room() {
+        let mut headers = HeaderMap::new();
+        for n in 0..300 {
+            let name = HeaderName::from_bytes(format!("x-{n}").as_bytes()).unwrap();
+            headers.append(name, HeaderValue::from_static("v"));
+        }
+        assert!(are_too_many(&headers));
+        for name in ["content-type", "grpc-timeout", "traceparent", "x-b3-traceid"] {
+            headers.append(name, HeaderValue::from_static("kept"));
+        }
+        keep_those_read(&mut headers);
+        assert_eq!(headers.len(), 4);
+        assert!(headers.values().all(|value| value == "kept"));
+        assert!(headers.capacity() < 64);
+        assert!(!are_too_many(&headers));
+    }
+}

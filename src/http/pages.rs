@@ -1,0 +1,94 @@
+//! A budget for answers that are large and that their clients do not read.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::response::Response;
+use futures_util::{FutureExt, StreamExt, stream};
+use parking_lot::Mutex;
+
+use crate::accept::ConnectionHandle;
+
+/// Answers below this are not counted: streams and connections bound how many there are.
+const LARGE: u64 = 4 * 1024;
+
+/// Bytes of large answers that are not read yet, of all sites that share the budget. A page of ten
+/// thousand rules has 10 MB. Of the last answer there may always be as much as it has.
+const UNREAD_MAX: usize = 8 * 1024 * 1024;
+
+/// Counts the bytes of large answers for as long as they are held, and closes the connections of
+/// those that were not read for longest when they are too many: the answer of a client that reads
+/// is the newest. A handle: clones share the count.
+#[derive(Debug, Clone, Default)]
+pub struct UnreadPages(Arc<Mutex<Unread>>);
+
+#[derive(Debug, Default)]
+struct Unread {
+    bytes: usize,
+    /// Oldest first.
+    pages: VecDeque<(u64, usize, ConnectionHandle)>,
+    last: u64,
+}
+
+/// A large answer, whose bytes are given up when the last of them has been sent.
+struct Page {
+    bytes: Bytes,
+    number: u64,
+    budget: UnreadPages,
+}
+
+// === impl UnreadPages ===
+
+impl UnreadPages {
+    /// The same response, whose body counts if it is large and there already.
+    pub(super) fn count(&self, response: Response, handle: ConnectionHandle) -> Response {
+        let size = response.body().size_hint().exact().unwrap_or_default();
+        if size < LARGE {
+            return response;
+        }
+        response.map(|body| {
+            let mut pieces = body.into_data_stream();
+            match pieces.next().now_or_never() {
+                // Those that are made here are of one piece.
+                Some(Some(Ok(bytes))) if bytes.len() as u64 == size => {
+                    Body::from(Bytes::from_owner(self.enter(bytes, handle)))
+                }
+                Some(Some(first)) => Body::from_stream(stream::iter([first]).chain(pieces)),
+                Some(None) | None => Body::from_stream(pieces),
+            }
+        })
+    }
+
+    fn enter(&self, bytes: Bytes, handle: ConnectionHandle) -> Page {
+        let mut unread = self.0.lock();
+        while unread.bytes + bytes.len() > UNREAD_MAX
+            && let Some((_, bytes, handle)) = unread.pages.pop_front()
+        {
+            unread.bytes -= bytes;
+            handle.close();
+        }
+        unread.last += 1;
+        let number = unread.last;
+        unread.bytes += bytes.len();
+        unread.pages.push_back((number, bytes.len(), handle));
+        drop(unread);
+        Page { bytes, number, budget: self.clone() }
+    }
+}
+
+impl AsRef<[u8]> for Page {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        let mut unread = self.budget.0.lock();
+        if let Ok(at) = unread.pages.binary_search_by_key(&self.number, |(number, ..)| *number) {
+            unread.pages.remove(at);
+            unread.bytes -= self.bytes.len();
+        }
+    }
+}
