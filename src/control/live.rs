@@ -4,20 +4,22 @@
 //!  each second: count ─▶ History ─┐ only while somebody listens:
 //!                                 └▶ one event ─▶ the queue of all listeners ─▶ their pages
 //! ```
-//! A listener that does not keep up is let go; its browser comes back by itself. One that is stuck
-//! holds nothing but its place: events wait in one queue, however many listen.
+//! A listener that does not keep up is let go; its browser comes back by itself. The connection of
+//! one that is stuck is closed: nobody may hold a place for nothing. Events wait in one queue,
+//! however many listen.
 
 pub mod history;
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use futures_util::stream::{self, Stream, StreamExt};
 use http::StatusCode;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_AFTER};
@@ -28,9 +30,14 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::page;
 use super::status::Status;
+use crate::accept::ConnectionHandle;
 
 /// Pages that may listen at once: each costs an event a second on the network.
 pub const LISTENERS_MAX: usize = 16;
+
+/// Events after which a listener's place may be given to another when all are taken: what a client
+/// does not read, the network takes for minutes. A browser comes back by itself.
+const TENURE: u64 = 60;
 
 /// Events that wait at most, for all listeners: so many seconds may the network of one stall.
 const QUEUE_MAX: usize = 8;
@@ -58,12 +65,29 @@ pub struct Live {
 
 struct Shared {
     status: Status,
-    /// To [`LISTENERS_MAX`] at most; `None` once no more is told.
-    told: Mutex<Option<broadcast::Sender<Bytes>>>,
+    /// `None` once no more is told.
+    told: Mutex<Option<Told>>,
+}
+
+struct Told {
+    sender: broadcast::Sender<Bytes>,
+    /// Events so far.
+    events: u64,
+    /// [`LISTENERS_MAX`] at most, the oldest first. Each lives as long as its listener's stream.
+    places: Vec<Weak<Place>>,
 }
 
 /// Somebody's place.
+struct Place {
+    /// Events that were told before it came.
+    since: u64,
+    /// Events that it has taken, and those before.
+    heard: AtomicU64,
+    connection: Option<ConnectionHandle>,
+}
+
 struct Listener {
+    place: Arc<Place>,
     /// The last minutes, and how things stand.
     first: [Bytes; 3],
     heard: broadcast::Receiver<Bytes>,
@@ -83,7 +107,8 @@ enum Full {
 impl Live {
     /// Tells what `status` does.
     pub fn new(status: Status) -> Self {
-        let told = Mutex::new(Some(broadcast::Sender::new(QUEUE_MAX)));
+        let sender = broadcast::Sender::new(QUEUE_MAX);
+        let told = Mutex::new(Some(Told { sender, events: 0, places: Vec::new() }));
         Self { shared: Arc::new(Shared { status, told }) }
     }
 
@@ -127,36 +152,44 @@ impl Live {
     /// Sends everybody an event.
     fn tell(&self) {
         let event = self.shared.now();
-        if let Some(told) = &*self.shared.told.lock() {
+        if let Some(told) = &mut *self.shared.told.lock() {
+            told.events += 1;
             // All may have gone meanwhile.
-            let _ = told.send(event);
+            let _ = told.sender.send(event);
+            told.let_go();
         }
     }
 
-    fn listen(&self) -> Result<Listener, Full> {
+    fn listen(&self, connection: Option<ConnectionHandle>) -> Result<Listener, Full> {
         // First: nothing is made for whoever finds no room.
-        let heard = self.shared.subscribe()?;
+        let (place, heard) = self.shared.subscribe(connection)?;
         let history = event("history", &self.shared.status.history.json());
         let first = [Bytes::from_static(RETRY.as_bytes()), history, self.shared.now()];
-        Ok(Listener { first, heard })
+        Ok(Listener { place, first, heard })
     }
 }
 
 // === impl Shared ===
 
 impl Shared {
-    fn subscribe(&self) -> Result<broadcast::Receiver<Bytes>, Full> {
-        let told = self.told.lock();
-        let told = told.as_ref().ok_or(Full::Ending)?;
-        if told.receiver_count() < LISTENERS_MAX {
-            Ok(told.subscribe())
-        } else {
-            Err(Full::Listeners)
+    fn subscribe(
+        &self,
+        connection: Option<ConnectionHandle>,
+    ) -> Result<(Arc<Place>, broadcast::Receiver<Bytes>), Full> {
+        let mut told = self.told.lock();
+        let told = told.as_mut().ok_or(Full::Ending)?;
+        told.let_go();
+        if told.places.len() >= LISTENERS_MAX {
+            told.let_oldest_go()?;
         }
+        let since = told.events;
+        let place = Arc::new(Place { since, heard: AtomicU64::new(since), connection });
+        told.places.push(Arc::downgrade(&place));
+        Ok((place, told.sender.subscribe()))
     }
 
     fn is_heard(&self) -> bool {
-        self.told.lock().as_ref().is_some_and(|told| told.receiver_count() > 0)
+        self.told.lock().as_ref().is_some_and(|told| !told.places.is_empty())
     }
 
     /// All of `/status`, and the last second.
@@ -167,15 +200,48 @@ impl Shared {
     }
 }
 
+// === impl Told ===
+
+impl Told {
+    /// Forgets the places of those who have gone, and closes the connections of those who have
+    /// taken none of the events that wait: nothing asks their streams for more.
+    fn let_go(&mut self) {
+        let Self { events, places, .. } = self;
+        places.retain(|place| {
+            let Some(place) = place.upgrade() else { return false };
+            let waiting = events.saturating_sub(place.heard.load(Ordering::Relaxed));
+            let is_stuck = waiting >= QUEUE_MAX as u64;
+            if is_stuck {
+                place.connection.iter().for_each(ConnectionHandle::close);
+            }
+            !is_stuck
+        });
+    }
+
+    /// Makes room by closing the connection of the oldest listener, if it is old enough.
+    fn let_oldest_go(&mut self) -> Result<(), Full> {
+        let oldest = self.places.first().and_then(Weak::upgrade);
+        if let Some(place) = oldest {
+            if self.events - place.since < TENURE {
+                return Err(Full::Listeners);
+            }
+            place.connection.iter().for_each(ConnectionHandle::close);
+        }
+        self.places.remove(0);
+        Ok(())
+    }
+}
+
 // === impl Listener ===
 
 impl Listener {
     /// Ends once no more is told, or events were missed.
     fn events(self) -> impl Stream<Item = Result<Bytes, Infallible>> {
-        let Self { first, heard } = self;
-        let rest = stream::unfold(heard, |mut heard| async {
+        let Self { place, first, heard } = self;
+        let rest = stream::unfold((place, heard), |(place, mut heard)| async {
             let event = heard.recv().await.ok()?;
-            Some((event, heard))
+            place.heard.fetch_add(1, Ordering::Relaxed);
+            Some((event, (place, heard)))
         });
         stream::iter(first).chain(rest).map(Ok).fuse()
     }
@@ -190,8 +256,12 @@ async fn page() -> impl IntoResponse {
     ([(CONTENT_TYPE, "text/html; charset=utf-8"), (CONTENT_SECURITY_POLICY, POLICY)], PAGE)
 }
 
-async fn events(State(live): State<Live>) -> Response {
-    let listener = match page::made(move || live.listen()).await {
+async fn events(
+    State(live): State<Live>,
+    connection: Option<Extension<ConnectionHandle>>,
+) -> Response {
+    let connection = connection.map(|Extension(connection)| connection);
+    let listener = match page::made(move || live.listen(connection)).await {
         Ok(Ok(listener)) => listener,
         Ok(Err(full)) => return refusal(full),
         Err(unmade) => return unmade.into_response(),
@@ -211,119 +281,4 @@ fn refusal(full: Full) -> Response {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::pin::Pin;
-
-    use futures_util::FutureExt;
-
-    use super::super::status::tests::{Fixed, status_of};
-    use super::*;
-
-    fn live() -> Live {
-        Live::new(status_of(Fixed::default()))
-    }
-
-    /// One second.
-    fn look(live: &Live) {
-        live.note();
-        live.tell();
-    }
-
-    fn listener(live: &Live) -> Pin<Box<dyn Stream<Item = Result<Bytes, Infallible>>>> {
-        Box::pin(live.listen().map_err(|_| ()).expect("a place").events())
-    }
-
-    /// What a listener can hear by now, as text.
-    fn drained(
-        events: &mut (impl Stream<Item = Result<Bytes, Infallible>> + Unpin),
-    ) -> Vec<String> {
-        let next = || events.next().now_or_never()??.ok();
-        std::iter::from_fn(next).map(|event| String::from_utf8_lossy(&event).into_owned()).collect()
-    }
-
-    fn is_ended(events: &mut (impl Stream<Item = Result<Bytes, Infallible>> + Unpin)) -> bool {
-        events.next().now_or_never() == Some(None)
-    }
-
-    #[test]
-    fn a_listener_hears_the_last_minutes_and_then_each_second() {
-        let live = live();
-        look(&live);
-        look(&live);
-        let mut events = listener(&live);
-        look(&live);
-        let heard = drained(&mut events);
-        let starts =
-            ["retry: ", "event: history\ndata: [{", "event: status\ndata: {", "event: status"];
-        assert_eq!(heard.len(), starts.len(), "{heard:?}");
-        for (event, start) in heard.iter().zip(starts) {
-            assert!(event.starts_with(start) && event.ends_with("\n\n"), "{event}");
-            assert!(event.trim_end().lines().count() <= 2, "one line of data: {event}");
-        }
-        let data = heard[3].split_once("data: ").unwrap().1;
-        let data: Value = serde_json::from_str(data).unwrap();
-        assert!(data["second"]["at"].is_f64() && data["decisions"].is_object(), "{data}");
-    }
-
-    #[test]
-    fn there_are_so_many_listeners_and_room_again_once_one_has_gone() {
-        let live = live();
-        let mut crowd: Vec<_> = (0..LISTENERS_MAX).map(|_| listener(&live)).collect();
-        assert_eq!(live.listen().err(), Some(Full::Listeners));
-        crowd.pop();
-        assert!(live.listen().is_ok());
-    }
-
-    #[test]
-    fn who_does_not_keep_up_is_let_go() {
-        let live = live();
-        let (mut slow, mut quick) = (listener(&live), listener(&live));
-        for _ in 0..2 * QUEUE_MAX {
-            look(&live);
-            assert!(!drained(&mut quick).is_empty());
-        }
-        let queued = live.shared.told.lock().as_ref().map(broadcast::Sender::len);
-        assert_eq!(queued, Some(QUEUE_MAX), "for the slow one");
-        assert_eq!(drained(&mut slow).len(), 3, "what it began with");
-        assert!(is_ended(&mut slow) && !is_ended(&mut quick));
-    }
-
-    #[test]
-    fn at_the_end_every_stream_ends_and_none_begins() {
-        let live = live();
-        let mut events = listener(&live);
-        live.end();
-        assert_eq!(drained(&mut events).len(), 3);
-        assert!(is_ended(&mut events));
-        assert_eq!(live.listen().err(), Some(Full::Ending));
-        look(&live);
-    }
-
-    /// What `sha256sum`, of coreutils, makes of `text`, in base 64.
-    fn sha256(text: &str) -> String {
-        let script = "printf %s \"$0\" | sha256sum | cut -c-64 | tr a-f A-F | basenc -d --base16 \
-                      | base64";
-        let ran = std::process::Command::new("sh").args(["-c", script, text]).output().unwrap();
-        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-        String::from_utf8(ran.stdout).unwrap().trim().to_owned()
-    }
-
-    #[test]
-    fn the_policy_knows_what_the_page_runs_and_the_page_loads_nothing() {
-        for tag in ["script", "style"] {
-            let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
-            let (before, rest) = PAGE.split_once(&open).expect("one without attributes");
-            let (text, after) = rest.split_once(&close).expect("its end");
-            assert!(![before, after].iter().any(|part| part.contains(&format!("<{tag}"))), "{tag}");
-            let source = format!("{tag}-src 'sha256-{}'", sha256(text));
-            assert!(POLICY.contains(&source), "since the page has changed: {source}");
-        }
-        let has_handlers = PAGE.contains(" onclick=") || PAGE.contains(" onload=");
-        assert!(!PAGE.contains(" style=") && !has_handlers, "no policy lets these run");
-        for never in ["http://", "https://", "//cdn", "innerHTML", "insertAdjacentHTML", "eval("] {
-            // The one name of SVG's elements is no address that is asked.
-            let found = PAGE.replace("http://www.w3.org/2000/svg", "");
-            assert!(!found.contains(never), "{never}");
-        }
-    }
-}
+mod tests;

@@ -189,6 +189,22 @@ async fn pages_that_are_not_read_are_given_up_for_those_that_are() {
     pod.is_unharmed();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_live_page_is_not_held_by_those_who_do_not_read_it() {
+    const PLACES: usize = ratelease::control::live::LISTENERS_MAX;
+    let (pod, _rules) = pod().await;
+    let _deaf = deaf(pod.debug, PLACES, &get(1, "/live/events")).await;
+    let status = async || {
+        let mut raw = Raw::open(pod.debug, &[]).await;
+        raw.send(&get(1, "/live/events")).await;
+        // `:status: 200` is a byte of the static table.
+        raw.next_of(HEADERS).await.is_some_and(|frame| frame.payload.first() == Some(&0x88))
+    };
+    pod.process.until("full", SOON, async || !status().await).await;
+    pod.process.until("listening to somebody else", SOON, status).await;
+    pod.is_unharmed();
+}
+
 /// As an Envoy with its default timeout does while this process stands still.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_whose_calls_all_end_by_a_reset_is_not_cut_off_at_the_rate_of_an_envoy() {

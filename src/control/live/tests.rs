@@ -1,0 +1,155 @@
+//! Listeners: what they hear, who is let go, and how it ends.
+
+use std::pin::Pin;
+
+use futures_util::FutureExt;
+
+use super::super::status::tests::{Fixed, status_of};
+use super::*;
+
+fn live() -> Live {
+    Live::new(status_of(Fixed::default()))
+}
+
+/// One second.
+fn look(live: &Live) {
+    live.note();
+    live.tell();
+}
+
+fn listener(live: &Live) -> Pin<Box<dyn Stream<Item = Result<Bytes, Infallible>>>> {
+    Box::pin(live.listen(None).map_err(|_| ()).expect("a place").events())
+}
+
+/// What a listener can hear by now, as text.
+fn drained(events: &mut (impl Stream<Item = Result<Bytes, Infallible>> + Unpin)) -> Vec<String> {
+    let next = || events.next().now_or_never()??.ok();
+    std::iter::from_fn(next).map(|event| String::from_utf8_lossy(&event).into_owned()).collect()
+}
+
+fn is_ended(events: &mut (impl Stream<Item = Result<Bytes, Infallible>> + Unpin)) -> bool {
+    events.next().now_or_never() == Some(None)
+}
+
+#[test]
+fn a_listener_hears_the_last_minutes_and_then_each_second() {
+    let live = live();
+    look(&live);
+    look(&live);
+    let mut events = listener(&live);
+    look(&live);
+    let heard = drained(&mut events);
+    let starts = ["retry: ", "event: history\ndata: [{", "event: status\ndata: {", "event: status"];
+    assert_eq!(heard.len(), starts.len(), "{heard:?}");
+    for (event, start) in heard.iter().zip(starts) {
+        assert!(event.starts_with(start) && event.ends_with("\n\n"), "{event}");
+        assert!(event.trim_end().lines().count() <= 2, "one line of data: {event}");
+    }
+    let data = heard[3].split_once("data: ").unwrap().1;
+    let data: Value = serde_json::from_str(data).unwrap();
+    assert!(data["second"]["at"].is_f64() && data["decisions"].is_object(), "{data}");
+}
+
+#[test]
+fn there_are_so_many_listeners_and_room_again_once_one_has_gone() {
+    let live = live();
+    let mut crowd: Vec<_> = (0..LISTENERS_MAX).map(|_| listener(&live)).collect();
+    assert_eq!(live.listen(None).err(), Some(Full::Listeners));
+    crowd.pop();
+    assert!(live.listen(None).is_ok());
+}
+
+#[test]
+fn who_does_not_keep_up_is_let_go() {
+    let live = live();
+    let (mut slow, mut quick) = (listener(&live), listener(&live));
+    for _ in 0..2 * QUEUE_MAX {
+        look(&live);
+        assert!(!drained(&mut quick).is_empty());
+    }
+    let queued = live.shared.told.lock().as_ref().map(|told| told.sender.len());
+    assert_eq!(queued, Some(QUEUE_MAX), "for the slow one");
+    assert_eq!(drained(&mut slow).len(), 3, "what it began with");
+    assert!(is_ended(&mut slow) && !is_ended(&mut quick));
+}
+
+#[tokio::test]
+async fn the_connection_of_who_is_stuck_is_closed_and_its_place_is_free() {
+    let live = live();
+    let connections: Vec<_> =
+        (0..LISTENERS_MAX).map(|_| crate::accept::alone(tokio::io::empty())).collect();
+    let listen = |connection: &crate::accept::Connection<_>| {
+        Box::pin(live.listen(Some(connection.handle())).map_err(|_| ()).expect("a place").events())
+    };
+    let mut crowd: Vec<_> = connections.iter().map(listen).collect();
+    assert_eq!(live.listen(None).err(), Some(Full::Listeners));
+    for _ in 0..QUEUE_MAX {
+        look(&live);
+        drained(&mut crowd[0]);
+    }
+    let is_told = |connection: &crate::accept::Connection<_>| {
+        connection.handle().told_to_go().now_or_never().is_some()
+    };
+    let told: Vec<_> = connections.iter().map(is_told).collect();
+    assert_eq!(told, [&[false][..], &[true; LISTENERS_MAX - 1]].concat());
+    assert!(live.listen(None).is_ok() && live.shared.is_heard());
+}
+
+#[test]
+fn the_oldest_makes_room_once_it_has_had_its_time() {
+    // Not a task of tokio's, which would have it pause now and then.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let _context = runtime.enter();
+    let live = live();
+    let connection = crate::accept::alone(tokio::io::empty());
+    let first = live.listen(Some(connection.handle())).map_err(|_| ()).expect("a place");
+    let mut crowd = vec![Box::pin(first.events()) as Pin<Box<dyn Stream<Item = _>>>];
+    crowd.extend((1..LISTENERS_MAX).map(|_| listener(&live) as _));
+    for _ in 0..TENURE {
+        assert_eq!(live.listen(None).err(), Some(Full::Listeners));
+        look(&live);
+        crowd.iter_mut().for_each(|events| drop(drained(events)));
+    }
+    assert!(connection.handle().told_to_go().now_or_never().is_none());
+    assert!(live.listen(None).is_ok());
+    assert!(connection.handle().told_to_go().now_or_never().is_some());
+}
+
+#[test]
+fn at_the_end_every_stream_ends_and_none_begins() {
+    let live = live();
+    let mut events = listener(&live);
+    live.end();
+    assert_eq!(drained(&mut events).len(), 3);
+    assert!(is_ended(&mut events));
+    assert_eq!(live.listen(None).err(), Some(Full::Ending));
+    look(&live);
+}
+
+/// What `sha256sum`, of coreutils, makes of `text`, in base 64.
+fn sha256(text: &str) -> String {
+    let script = "printf %s \"$0\" | sha256sum | cut -c-64 | tr a-f A-F | basenc -d --base16 \
+                  | base64";
+    let ran = std::process::Command::new("sh").args(["-c", script, text]).output().unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    String::from_utf8(ran.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn the_policy_knows_what_the_page_runs_and_the_page_loads_nothing() {
+    for tag in ["script", "style"] {
+        let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
+        let (before, rest) = PAGE.split_once(&open).expect("one without attributes");
+        let (text, after) = rest.split_once(&close).expect("its end");
+        assert!(![before, after].iter().any(|part| part.contains(&format!("<{tag}"))), "{tag}");
+        let source = format!("{tag}-src 'sha256-{}'", sha256(text));
+        assert!(POLICY.contains(&source), "since the page has changed: {source}");
+    }
+    let has_handlers = PAGE.contains(" onclick=") || PAGE.contains(" onload=");
+    assert!(!PAGE.contains(" style=") && !has_handlers, "no policy lets these run");
+    for never in ["http://", "https://", "//cdn", "innerHTML", "insertAdjacentHTML", "eval("] {
+        // The one name of SVG's elements is no address that is asked.
+        let found = PAGE.replace("http://www.w3.org/2000/svg", "");
+        assert!(!found.contains(never), "{never}");
+    }
+}
