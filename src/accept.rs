@@ -22,7 +22,7 @@ use tonic::transport::server::Connected;
 use tracing::{error, info};
 
 pub use io::{Connection, PREFACE};
-pub use pool::{CONNECTIONS_MAX, ConnectionHandle, Lasting, OpenConnections};
+pub use pool::{CONNECTIONS_MAX, ConnectionHandle, Half, Lasting, OpenConnections};
 
 use pool::ConnectionGuard;
 

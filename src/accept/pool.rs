@@ -35,6 +35,11 @@ const IDLE_MAX: u32 = 600;
 /// much again as a task. An Envoy that reads its answers has none, or one that is split in two.
 const WAITING_MAX: usize = 512;
 
+/// Requests of one listener that were handed on before they were whole, and of one connection,
+/// which may have as many whatever the others do. Each takes some 12 KiB.
+const HALVES_MAX: usize = 512;
+const HALVES_OWN: usize = 8;
+
 /// Counts the connections of a listener and makes room for new ones. A handle: clones share it.
 #[derive(Debug, Clone)]
 pub struct OpenConnections(Arc<Pool>);
@@ -49,6 +54,7 @@ struct Pool {
     evicted: AtomicU64,
     calmed: AtomicU64,
     waiting: AtomicUsize,
+    halves: AtomicUsize,
     left: Notify,
     is_crowded: AtomicBool,
     clock: Clock,
@@ -68,6 +74,10 @@ pub(super) struct ConnectionGuard {
     waiting: usize,
 }
 
+/// Counts one request that came before it was whole for as long as it lives.
+#[derive(Debug)]
+pub struct Half(ConnectionHandle);
+
 /// Counts one stream that may be quiet for as long as it lives.
 #[derive(Debug)]
 pub struct Lasting(Arc<Member>);
@@ -85,6 +95,7 @@ impl OpenConnections {
             evicted: AtomicU64::new(0),
             calmed: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
+            halves: AtomicUsize::new(0),
             left: Notify::new(),
             is_crowded: AtomicBool::new(false),
             clock: Clock::start(),
@@ -211,6 +222,14 @@ impl ConnectionHandle {
         (self.member.lasting.fetch_add(1, Ordering::Relaxed) < max).then_some(count)
     }
 
+    /// A request of this connection that is not whole; `None` if there are too many.
+    pub fn half(&self) -> Option<Half> {
+        let half = Half(self.clone());
+        let own = self.member.halves.fetch_add(1, Ordering::Relaxed);
+        let all = self.pool.0.halves.fetch_add(1, Ordering::Relaxed);
+        (own < HALVES_OWN || all < HALVES_MAX).then_some(half)
+    }
+
     /// Ends the connection, whatever its calls.
     pub fn close(&self) {
         self.member.ask_to_close(Close::AtOnce);
@@ -237,6 +256,13 @@ impl ConnectionHandle {
 
     pub(super) fn note_calmed(&self) {
         self.pool.0.calmed.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Half {
+    fn drop(&mut self) {
+        self.0.member.halves.fetch_sub(1, Ordering::Relaxed);
+        self.0.pool.0.halves.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

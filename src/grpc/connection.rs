@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
-use h2::{Ping, PingPong};
+use h2::{Ping, PingPong, Reason};
 use http::Request;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -23,7 +23,7 @@ use super::greeting::{self, Strangers};
 use super::headers;
 use super::rest;
 use super::wire::SHOULD_RATE_LIMIT;
-use crate::accept::{self, ConnectionHandle, PREFACE};
+use crate::accept::{self, ConnectionHandle, Half, PREFACE};
 use crate::intake::{Intake, Peer};
 
 /// Calls under way on one connection at most. A connection's calls are read and get a task each
@@ -115,17 +115,17 @@ pub(super) async fn serve<I>(
     loop {
         tokio::select! {
             next = poll_fn(|cx| next(&mut connection, &cork, by, cx)) => match next {
-                Some(mut call) => {
-                    headers::keep_those_read(call.request.headers_mut());
-                    call.request.extensions_mut().insert(handle.clone());
-                    let is_of_health = call.request.uri().path() != SHOULD_RATE_LIMIT;
-                    let mut call = Box::pin(rest::serve(call, inside.routes.clone()));
-                    if !is_of_health {
-                        calls.spawn(call);
-                    } else if futures_util::poll!(&mut call).is_pending()
+                Some(call) => {
+                    let Some((call, half)) = prepared(call, &handle) else { continue };
+                    let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
+                    let served = rest::serve(call, inside.routes.clone());
+                    let mut served = Box::pin(async move { (served.await, half).0 });
+                    if is_for_verdict {
+                        calls.spawn(served);
+                    } else if futures_util::poll!(&mut served).is_pending()
                         && others.len() < OTHERS_MAX
                     {
-                        others.spawn(call);
+                        others.spawn(served);
                     }
                 }
                 None => return,
@@ -164,7 +164,10 @@ where
                 cork.release();
                 match connection.poll_accept(cx) {
                     Poll::Ready(accepted) => accepted,
-                    Poll::Pending => return Poll::Pending,
+                    Poll::Pending => {
+                        cork.note_handled();
+                        return Poll::Pending;
+                    }
                 }
             }
         };
@@ -175,6 +178,23 @@ where
         }
         if let Some(rest) = (Call { request, respond }).answer(intake, peer, cx) {
             return Poll::Ready(Some(rest));
+        }
+    }
+}
+
+/// `call` without what nobody reads any more, and a place for it if it is not whole; `None` if
+/// there is none, and the call is reset. Its client may try again: nothing was done.
+fn prepared(mut call: Rest, handle: &ConnectionHandle) -> Option<(Rest, Option<Half>)> {
+    headers::keep_those_read(call.request.headers_mut());
+    call.request.extensions_mut().insert(handle.clone());
+    if call.request.body().is_whole() {
+        return Some((call, None));
+    }
+    match handle.half() {
+        Some(half) => Some((call, Some(half))),
+        None => {
+            call.respond.send_reset(Reason::REFUSED_STREAM);
+            None
         }
     }
 }

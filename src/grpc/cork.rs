@@ -22,7 +22,14 @@ const TURN_BYTES: usize = 32 * 1024;
 
 /// Holds writes back or lets them out. A handle: clones are of one connection.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Cork(Arc<AtomicBool>);
+pub(super) struct Cork(Arc<Switches>);
+
+#[derive(Debug, Default)]
+struct Switches {
+    holds: AtomicBool,
+    /// Whether all that was read has been handled since a turn was over.
+    is_handled: AtomicBool,
+}
 
 /// A connection under a [`Cork`].
 #[derive(Debug)]
@@ -41,16 +48,23 @@ pub(super) struct Corked<I> {
 impl Cork {
     /// Flushes do nothing until [`Cork::release`].
     pub(super) fn hold(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.holds.store(true, Ordering::Relaxed);
     }
 
     /// The next flush writes all that is held.
     pub(super) fn release(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.0.holds.store(false, Ordering::Relaxed);
+    }
+
+    /// Lets the next turn begin: no call that was read waits to be accepted. Without this `h2`
+    /// would read on before each call that it hands out, and calls that their client resets
+    /// meanwhile would pile up until there are too many of them.
+    pub(super) fn note_handled(&self) {
+        self.0.is_handled.store(true, Ordering::Relaxed);
     }
 
     fn holds(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.holds.load(Ordering::Relaxed)
     }
 }
 
@@ -93,10 +107,13 @@ impl<I: AsyncRead + Unpin> AsyncRead for Corked<I> {
             return Poll::Ready(Ok(()));
         }
         if self.turn >= TURN_BYTES {
+            if !self.cork.0.is_handled.load(Ordering::Relaxed) {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             self.turn = 0;
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
         }
+        self.cork.0.is_handled.store(false, Ordering::Relaxed);
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.io).poll_read(cx, buf);
         self.turn = match polled {
@@ -206,13 +223,19 @@ mod tests {
     async fn a_reader_that_always_finds_something_lets_others_have_their_turn() {
         let (io, mut other) = duplex(8 * TURN_BYTES);
         other.write_all(&vec![7; 4 * TURN_BYTES]).await.unwrap();
-        let mut corked = Corked::new(io, Cork::default(), b"");
+        let cork = Cork::default();
+        let mut corked = Corked::new(io, cork.clone(), b"");
         let (mut read, mut turns) = (0, 0);
         while read < 4 * TURN_BYTES {
             let mut part = [0; TURN_BYTES / 4];
             match futures_util::poll!(pin!(corked.read(&mut part))) {
                 Poll::Ready(part) => read += part.unwrap(),
-                Poll::Pending => turns += 1,
+                Poll::Pending => {
+                    turns += 1;
+                    let again = futures_util::poll!(pin!(corked.read(&mut part)));
+                    assert!(again.is_pending(), "what was read has not been handled");
+                    cork.note_handled();
+                }
             }
         }
         assert_eq!(turns, 3);

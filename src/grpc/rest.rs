@@ -150,6 +150,11 @@ impl Message {
         Self { read: read.unwrap_or_default(), rest, held }
     }
 
+    /// Whether all of it has come.
+    pub(super) fn is_whole(&self) -> bool {
+        self.rest.is_end_stream()
+    }
+
     /// All of it, or as much as is too much.
     ///
     /// # Errors

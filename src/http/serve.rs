@@ -62,8 +62,8 @@ pub struct Site {
     pub open: OpenConnections,
     /// Requests under way on one HTTP/2 connection at most.
     pub streams_max: u32,
-    /// Whether the requests of one connection are handled one after the other: a client that asks for
-    /// many pages at once then has others wait for one of them only.
+    /// Whether the requests of one connection are handled one after the other: a client that asks
+    /// for many pages at once then has others wait for one of them only.
     pub in_turn: bool,
     /// Counts the bytes of large answers until they are read; may be shared with other sites.
     pub unread: UnreadPages,

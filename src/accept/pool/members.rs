@@ -36,6 +36,8 @@ pub(super) struct Member {
     pub(super) used_second: AtomicU32,
     /// Streams that may be quiet for as long as they like.
     pub(super) lasting: AtomicUsize,
+    /// Requests that were handed on before they were whole.
+    pub(super) halves: AtomicUsize,
     pub(super) close: watch::Sender<Close>,
 }
 
@@ -59,6 +61,7 @@ impl Members {
             second: AtomicU32::new(0),
             used_second: AtomicU32::new(0),
             lasting: AtomicUsize::new(0),
+            halves: AtomicUsize::new(0),
             close: watch::Sender::new(Close::No),
         });
         self.open.insert(came, Arc::clone(&member));

@@ -149,3 +149,18 @@ fn streams_that_wait_are_bounded_over_all_connections_and_a_few_of_each_are_alwa
     drop(guards);
     assert_eq!(open.0.waiting.load(Ordering::Relaxed), 0);
 }
+
+#[test]
+fn requests_that_are_not_whole_are_bounded_and_each_connection_has_a_few() {
+    let open = OpenConnections::default();
+    let guards: Vec<_> = (0..4).map(|_| open.admit(None).unwrap()).collect();
+    let of = |at: usize| guards[at].handle.half();
+    let greedy: Vec<_> = (0..2 * HALVES_MAX).filter_map(|_| of(0)).collect();
+    assert_eq!(greedy.len(), HALVES_MAX);
+    let few: Vec<_> = (0..100).filter_map(|_| of(1)).collect();
+    assert_eq!(few.len(), HALVES_OWN);
+    drop(greedy);
+    assert!(of(1).is_some());
+    drop(few);
+    assert_eq!(open.0.halves.load(Ordering::Relaxed), 0);
+}
