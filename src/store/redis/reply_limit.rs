@@ -159,6 +159,8 @@ impl ReplyCounter {
     /// A value's head has ended: its texts are bytes and its parts values, before any of them came.
     fn begin(&mut self, of: u8, length: Length, limit: Limit) -> Result<(), Excess> {
         let Length { is_negative, number } = length;
+        // To redis-rs `-0` is 0.
+        let is_negative = is_negative && number > 0;
         let parts = match of {
             // Nothing: redis-rs reads no further.
             b'$' | b'*' | b'~' | b'>' if is_negative => 0,
