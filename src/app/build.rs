@@ -86,9 +86,10 @@ impl BuildError {
 // === impl App ===
 
 impl App {
-    /// Binds the listeners, loads the rules and starts to connect to the store, in this order: a
-    /// port in use is told before anything else happens. The store need not be there. `clock` was
-    /// started with the process; `log` is where its lines go.
+    /// Raises the limit of files, of which the store has its part. Then binds the listeners, loads
+    /// the rules and starts to connect to the store, in this order: a port in use is told before
+    /// anything else happens. The store need not be there. `clock` was started with the process;
+    /// `log` is where its lines go.
     ///
     /// # Errors
     ///
@@ -98,6 +99,7 @@ impl App {
         clock: Clock,
         log: Option<Spool>,
     ) -> Result<Self, BuildError> {
+        files::raise_limit();
         let Settings { listeners, rules, store, answers, leases, metrics, drain, .. } = settings;
         let Settings { hot_keys, summary, .. } = settings;
         let bound = bound(&listeners, &metrics).await?;
@@ -120,7 +122,6 @@ impl App {
         let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
         let intake = Intake::new(limiter.clone(), rules, answers.headers, calls_max)
             .observed_by(observers.clone());
-        files::raise_limit();
         let (supervisor, open, start) = (Supervisor::default(), bind::room(), Start::new(clock));
         let parts = Parts {
             limiter: limiter.clone(),

@@ -5,6 +5,7 @@ mod ahead;
 mod algorithms;
 mod answers;
 mod at_most_once;
+mod budget;
 mod cluster;
 mod contract;
 mod flooded;

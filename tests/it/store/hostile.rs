@@ -73,7 +73,7 @@ async fn lone_master(
 }
 
 /// A reply to CLUSTER SLOTS that shares all slots among the masters.
-fn slots(masters: &[(&str, u16)]) -> String {
+pub(super) fn slots(masters: &[(&str, u16)]) -> String {
     let each = 16_384 / masters.len();
     let ranges = masters.iter().enumerate().map(|(at, (host, port))| {
         let (first, last) = (at * each, at * each + each - 1);
