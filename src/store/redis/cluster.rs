@@ -283,7 +283,7 @@ impl Shared {
 
     async fn look_up_at(&self, seed: &Address, before: Option<&Slots>) -> Result<Slots, String> {
         let dial = Dial::server(&self.site, seed.clone());
-        self.site.pass_gate().await;
+        dial.gates().again.pass(&self.site.clock).await;
         let opened = dial.open(&self.patience).await;
         let node = opened.map_err(|why| format!("{seed}: {}; {}", why.text, dial.advice(&why)))?;
         let reply = node.send_for_list(&cluster("SLOTS")).await;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::fault::{Fault, Kind};
+use super::gate::Gates;
 use super::live::{Live, Stages};
 use super::open::{open, server_login};
 use super::patience::Patience;
@@ -46,6 +47,14 @@ impl Dial {
 
     pub(super) fn site(&self) -> &Arc<Site> {
         &self.site
+    }
+
+    /// What its connections pass.
+    pub(super) fn gates(&self) -> &Gates {
+        match &self.to {
+            Target::Server(address) => self.site.gates(address),
+            Target::Master(_) | Target::Nowhere => self.site.own_gates(),
+        }
     }
 
     /// A connection, logged in; else why not. It takes no longer than `patience` has for it,

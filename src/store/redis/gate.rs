@@ -3,17 +3,36 @@
 
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use tokio::sync::Mutex;
 
-use crate::time::Time;
+use crate::time::{Clock, Time};
 
-/// Lets some through at once and then one in each `gap`.
+/// The gates of connections to one kind of address.
+#[derive(Debug)]
+pub(super) struct Gates {
+    /// Of connections that are opened again.
+    pub(super) again: Gate,
+    /// Of the first connection to a node.
+    pub(super) first: Gate,
+}
+
+/// Lets some through at once and then one in each gap, in the order in which they came.
+///
+/// Whoever waits has reserved nothing: one that gives up leaves the queue, and those behind it move
+/// up.
 #[derive(Debug)]
 pub(super) struct Gate {
+    /// Of the first in the queue, until it is through. Tokio's lock is fair, and made to be held
+    /// across a wait.
+    turn: Mutex<Turn>,
+}
+
+#[derive(Debug)]
+struct Turn {
     at_once: u32,
     gap: Duration,
-    /// When it stands as if nobody had come.
-    idle_at: Mutex<Time>,
+    /// When the gate stands as if nobody had come.
+    idle_at: Time,
 }
 
 /// Of connections that are opened again: never more than ten within a second. A pod that lost
@@ -25,29 +44,43 @@ const _: () = assert!(AGAIN.0 as u128 + 1_000 / AGAIN.1.as_millis() <= 10);
 /// at once, and one of 500, the largest that is offered as a service, within five seconds.
 const FIRST: (u32, Duration) = (64, Duration::from_millis(10));
 
+// === impl Gates ===
+
+impl Gates {
+    pub(super) fn new() -> Self {
+        Self { again: Gate::new(AGAIN), first: Gate::new(FIRST) }
+    }
+}
+
 // === impl Gate ===
 
 impl Gate {
-    /// For connections that are opened again.
-    pub(super) fn again() -> Self {
-        Self::new(AGAIN)
-    }
-
-    /// For the first connection to a node.
-    pub(super) fn first() -> Self {
-        Self::new(FIRST)
-    }
-
     fn new((at_once, gap): (u32, Duration)) -> Self {
-        Self { at_once, gap, idle_at: Mutex::default() }
+        Self { turn: Mutex::new(Turn { at_once, gap, idle_at: Time::default() }) }
     }
 
-    /// Comes at `now`, and is through after the wait that it returns.
-    pub(super) fn enter(&self, now: Time) -> Duration {
-        let mut idle_at = self.idle_at.lock();
-        let ahead = idle_at.since(now);
-        *idle_at = now + ahead + self.gap;
-        ahead.saturating_sub(self.gap * (self.at_once - 1))
+    /// Waits for its turn.
+    pub(super) async fn pass(&self, clock: &Clock) {
+        let mut turn = self.turn.lock().await;
+        let wait = turn.wait(clock.now());
+        if !wait.is_zero() {
+            tokio::time::sleep(wait).await;
+        }
+        turn.take(clock.now());
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    /// How long one that comes first in the queue at `now` has to wait.
+    fn wait(&self, now: Time) -> Duration {
+        self.idle_at.since(now).saturating_sub(self.gap * (self.at_once - 1))
+    }
+
+    /// One is through at `now`.
+    fn take(&mut self, now: Time) {
+        self.idle_at = now + self.idle_at.since(now) + self.gap;
     }
 }
 
@@ -55,26 +88,21 @@ impl Gate {
 mod tests {
     use super::*;
 
-    /// When each of `count` is through that come at once, and of as many more that come as these
-    /// are through.
-    fn through(gate: &Gate, count: usize) -> Vec<Time> {
-        let start = Time::default() + Duration::from_secs(9);
-        let mut through: Vec<Time> = Vec::new();
-        for _ in 0..count {
-            through.push(start + gate.enter(start));
-        }
-        for at in 0..count {
-            let now = through[at];
-            through.push(now + gate.enter(now));
-        }
-        through.sort();
-        assert!(through.iter().all(|at| *at >= start));
-        through
+    /// When each of `count` is through, who all wait at once.
+    fn through(limits: (u32, Duration), count: usize) -> Vec<Time> {
+        let mut turn = Gate::new(limits).turn.into_inner();
+        let mut now = Time::default() + Duration::from_secs(9);
+        let pass = |_| {
+            now = now + turn.wait(now);
+            turn.take(now);
+            now
+        };
+        (0..count).map(pass).collect()
     }
 
     #[test]
     fn never_more_than_ten_are_let_through_again_within_a_second() {
-        let through = through(&Gate::again(), 200);
+        let through = through(AGAIN, 400);
         assert_eq!(through[4], through[0], "five at once");
         for pair in through.windows(11) {
             let within = pair[10].since(pair[0]);
@@ -84,11 +112,24 @@ mod tests {
 
     #[test]
     fn sixty_four_are_connected_to_at_once_and_then_a_hundred_a_second() {
-        let through = through(&Gate::first(), 1_000);
+        let through = through(FIRST, 2_000);
         assert_eq!(through[63], through[0], "64 at once");
         for pair in through.windows(165) {
             let within = pair[164].since(pair[0]);
             assert!(within >= Duration::from_secs(1), "165 within {within:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn those_who_gave_up_waiting_have_taken_no_turn() {
+        let (gate, clock) = (Gate::new((1, Duration::from_secs(3_600))), Clock::start());
+        gate.pass(&clock).await;
+        let mut waiting: Vec<_> = (0..1_000).map(|_| Box::pin(gate.pass(&clock))).collect();
+        for pass in &mut waiting {
+            assert!(futures_util::poll!(pass).is_pending());
+        }
+        drop(waiting);
+        let wait = gate.turn.lock().await.wait(clock.now());
+        assert!(wait <= Duration::from_secs(3_600), "{wait:?}");
     }
 }

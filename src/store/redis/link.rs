@@ -99,7 +99,7 @@ async fn keep_up(dial: Dial, patience: Arc<Patience>, publish: watch::Sender<Sta
     let site = dial.site();
     let mut backoff = Backoff::new(RETRY_FIRST, RETRY_LAST);
     let mut outage = Outage::default();
-    site.pass_first_gate().await;
+    dial.gates().first.pass(&site.clock).await;
     loop {
         let began = site.clock.now();
         let (why, spent) = match dial.open(&patience).await {
@@ -125,6 +125,6 @@ async fn keep_up(dial: Dial, patience: Arc<Patience>, publish: watch::Sender<Sta
         publish.send_replace(State::Down(format!("{dial}: {}", why.text).into()));
         // An attempt that waited for an answer in vain has been wait enough.
         tokio::time::sleep(backoff.next().saturating_sub(spent)).await;
-        site.pass_gate().await;
+        dial.gates().again.pass(&site.clock).await;
     }
 }

@@ -1,5 +1,5 @@
 //! What all connections of one store share: its settings, its scripts, its counts, its clock, its
-//! gate.
+//! gates.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::call::Scripts;
 use super::fault::{Connection, Fault, Kind};
-use super::gate::Gate;
+use super::gate::Gates;
 use super::patience::Patience;
 use crate::settings::redis::{Address, RedisSettings};
 use crate::store::Count;
@@ -23,8 +23,10 @@ pub(super) struct Site {
     pub(super) settings: RedisSettings,
     pub(super) scripts: Scripts,
     pub(super) clock: Clock,
-    gate: Gate,
-    first_gate: Gate,
+    /// To the addresses of the settings.
+    own_gates: Gates,
+    /// To nodes that a server named.
+    gates: Gates,
     connections: Arc<Semaphore>,
     pub(super) tally: Tally,
 }
@@ -64,8 +66,8 @@ impl Site {
             connections,
             scripts: Scripts::default(),
             clock: Clock::start(),
-            gate: Gate::again(),
-            first_gate: Gate::first(),
+            own_gates: Gates::new(),
+            gates: Gates::new(),
             tally: Tally::default(),
         })
     }
@@ -85,14 +87,18 @@ impl Site {
         })
     }
 
-    /// Waits for its turn to connect again.
-    pub(super) async fn pass_gate(&self) {
-        wait_out(self.gate.enter(self.clock.now())).await;
+    /// What connections to where the settings lead pass.
+    pub(super) fn own_gates(&self) -> &Gates {
+        &self.own_gates
     }
 
-    /// Waits for its turn to connect to a node for the first time.
-    pub(super) async fn pass_first_gate(&self) {
-        wait_out(self.first_gate.enter(self.clock.now())).await;
+    /// What connections to `node` pass: those to configured addresses wait for no others.
+    pub(super) fn gates(&self, node: &Address) -> &Gates {
+        if self.is_configured(node) { &self.own_gates } else { &self.gates }
+    }
+
+    fn is_configured(&self, node: &Address) -> bool {
+        self.settings.addresses.contains(node)
     }
 
     /// Whether the password may be taken to `node`, whose name leads to `ip`: to what is configured
@@ -101,8 +107,7 @@ impl Site {
         let is_within = |networks: &Vec<IpNet>| {
             networks.iter().any(|network| network.contains(&ip.to_canonical()))
         };
-        self.settings.redirect_networks.as_ref().is_none_or(is_within)
-            || self.settings.addresses.contains(node)
+        self.settings.redirect_networks.as_ref().is_none_or(is_within) || self.is_configured(node)
     }
 
     /// Counts what a server answered. It is logged here if the connection lives on; else whoever
@@ -146,12 +151,6 @@ impl Tally {
         let kinds = Kind::ALL.iter().zip(&self.faults);
         counts.extend(kinds.map(|(kind, met)| (kind.meaning().count, read(&met.times))));
         counts
-    }
-}
-
-async fn wait_out(wait: Duration) {
-    if !wait.is_zero() {
-        tokio::time::sleep(wait).await;
     }
 }
 
