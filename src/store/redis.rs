@@ -26,6 +26,7 @@ mod site;
 mod slots;
 mod step;
 mod stream;
+mod threads;
 mod trip;
 
 use std::sync::Arc;

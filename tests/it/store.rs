@@ -21,6 +21,7 @@ mod redis;
 mod refunds;
 mod scripted;
 mod scripts;
+mod sentinels;
 mod silence;
 
 use ratelease::key::Key;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::fault::{Fault, Kind};
 use super::gate::Gates;
 use super::live::{Live, Stages};
-use super::open::{open, server_login};
+use super::open::{Peer, open};
 use super::patience::Patience;
 use super::sentinel;
 use super::site::{Site, count};
@@ -82,9 +82,9 @@ impl Dial {
             Target::Nowhere => return Err(Fault::new(Kind::Lost, "no address is configured")),
         };
         let stages = Stages::new();
-        let login = server_login(&self.site).await?;
         let began = self.site.clock.now();
-        let opened = open(&self.site, &address, login, Some(&stages), patience.of_dial()).await?;
+        let within = patience.of_dial();
+        let opened = open(&self.site, &address, Peer::Server, Some(&stages), within).await?;
         patience.connected(self.site.clock.now().since(began));
         let (site, patience) = (Arc::clone(&self.site), Arc::clone(patience));
         Ok(Live::new(address, opened, stages, site, patience))

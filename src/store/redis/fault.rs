@@ -213,6 +213,11 @@ impl Fault {
         Self::new(Kind::TimedOut, "no answer in time")
     }
 
+    /// The same, with who it came from before its text.
+    pub(super) fn at(self, whom: &str) -> Self {
+        Self::new(self.kind, format!("{whom}: {}", self.text))
+    }
+
     pub(super) fn garbled(reply: &redis::Value) -> Self {
         Self::new(Kind::Garbled, format!("{reply:?}"))
     }

@@ -17,7 +17,7 @@ use super::live::Stages;
 use super::reply_limit::ReplyLimit;
 use super::site::Site;
 use super::stream::{self, Bounded};
-use crate::settings::redis::{Address, Auth};
+use crate::settings::redis::{Address, Auth, RedisSettings};
 
 /// A connection that is logged in.
 #[derive(Debug)]
@@ -26,28 +26,54 @@ pub(super) struct Opened {
     pub(super) limit: Arc<ReplyLimit>,
     address: Address,
     _driver: Driver,
-    _place: OwnedSemaphorePermit,
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 /// The task that carries the bytes of a connection. Dropping it ends both.
 #[derive(Debug)]
 struct Driver(AbortHandle);
 
+/// Whom a connection leads to, and so who we are there.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Peer {
+    Server,
+    /// Old ones know no HELLO.
+    Sentinel,
+}
+
 /// Commands of one connection that may wait to be written; the rest wait for their place. It is as
 /// many as the lease desk sends to a shard at once.
 const UNWRITTEN_MAX: usize = 256;
 
-/// Connects to `address` and logs in, within the given time, however many addresses a name has.
-/// `stages` are told of the end.
+/// Connects to `address` and logs in, within the given time, however many addresses a name has and
+/// however long a password takes to read. `stages` are told of the end.
 pub(super) async fn open(
-    site: &Site,
+    site: &Arc<Site>,
     address: &Address,
-    login: RedisConnectionInfo,
+    peer: Peer,
     stages: Option<&Stages>,
     within: Duration,
 ) -> Result<Opened, Fault> {
-    let place = site.place()?;
+    let place = site.place(address)?;
     let limit = Arc::new(ReplyLimit::default());
+    let opening = async {
+        let login = peer.login(site).await?;
+        let opening = connect(site, address, &login, Arc::clone(&limit), stages).await;
+        // redis-rs never puts a password into an error.
+        opening.map_err(|error| fault_of(&error, address, &limit))
+    };
+    let opened = tokio::time::timeout(within, Box::pin(opening)).await;
+    let (connection, driver) = opened.map_err(|_| Fault::timed_out())??;
+    Ok(Opened { connection, limit, address: address.clone(), _driver: driver, _place: place })
+}
+
+async fn connect(
+    site: &Site,
+    address: &Address,
+    login: &RedisConnectionInfo,
+    limit: Arc<ReplyLimit>,
+    stages: Option<&Stages>,
+) -> RedisResult<(MultiplexedConnection, Driver)> {
     // Replies have deadlines of our own: `Live`.
     let mut config = AsyncConnectionConfig::new()
         .set_response_timeout(None)
@@ -55,24 +81,17 @@ pub(super) async fn open(
     if let Some(stages) = stages {
         config = config.set_push_sender(stages.on_push());
     }
-    let opening = async {
-        let bound = Arc::clone(&limit);
-        match address {
-            Address::Tcp(host, port) => {
-                let stream = stream::tcp(host, *port, |ip| site.allows(address, ip)).await?;
-                log_in(Bounded::new(stream, bound), &login, config).await
-            }
-            Address::Unix(path) => {
-                let stream = stream::unix(path).await?;
-                log_in(Bounded::new(stream, bound), &login, config).await
-            }
+    match address {
+        Address::Tcp(host, port) => {
+            let allows = |ip| site.allows(address, ip);
+            let stream = stream::tcp(host, *port, site.threads(address), allows).await?;
+            log_in(Bounded::new(stream, limit), login, config).await
         }
-    };
-    let opened = tokio::time::timeout(within, Box::pin(opening)).await;
-    let opened = opened.map_err(|_| Fault::timed_out())?;
-    // redis-rs never puts a password into an error.
-    let (connection, driver) = opened.map_err(|error| fault_of(&error, address, &limit))?;
-    Ok(Opened { connection, limit, address: address.clone(), _driver: driver, _place: place })
+        Address::Unix(path) => {
+            let stream = stream::unix(path).await?;
+            log_in(Bounded::new(stream, limit), login, config).await
+        }
+    }
 }
 
 async fn log_in<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
@@ -85,29 +104,43 @@ async fn log_in<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     Ok((connection, Driver(tokio::spawn(driver).abort_handle())))
 }
 
-/// Who we are to the servers.
-///
-/// RESP3: its HELLO logs in and speaks up in one command that either succeeds or ends the attempt,
-/// so that a wrong password never leaves us there as another user; and redis-rs tells of a closed
-/// connection only there. In RESP2 it would skip the login of a user without a password, and drop
-/// the user's name for a server that knows no names.
-pub(super) async fn server_login(site: &Arc<Site>) -> Result<RedisConnectionInfo, Fault> {
-    let auth = auth_of(site, |site| site.settings.auth_now()).await?;
-    Ok(login(auth, ProtocolVersion::RESP3))
-}
+// === impl Peer ===
 
-/// Who we are to the sentinels, of which old ones know no HELLO.
-pub(super) async fn sentinel_login(site: &Arc<Site>) -> Result<RedisConnectionInfo, Fault> {
-    let auth = auth_of(site, |site| site.settings.sentinel_auth_now()).await?;
-    Ok(login(auth, ProtocolVersion::RESP2))
-}
+impl Peer {
+    /// Who we are there.
+    ///
+    /// RESP3 to servers: its HELLO logs in and speaks up in one command that either succeeds or
+    /// ends the attempt, so that a wrong password never leaves us there as another user; and
+    /// redis-rs tells of a closed connection only there. In RESP2 it would skip the login of a user
+    /// without a password, and drop the user's name for a server that knows no names.
+    async fn login(self, site: &Arc<Site>) -> Result<RedisConnectionInfo, Fault> {
+        let protocol = match self {
+            Self::Server => ProtocolVersion::RESP3,
+            Self::Sentinel => ProtocolVersion::RESP2,
+        };
+        let auth = if self.has_file(&site.settings) {
+            let of = Arc::clone(site);
+            let read = site.files.run(move || self.auth(&of.settings)).await;
+            read.unwrap_or_else(|_| Err("reading the password was interrupted".to_owned()))
+        } else {
+            self.auth(&site.settings)
+        };
+        auth.map(|auth| login(auth, protocol)).map_err(|why| Fault::new(Kind::Denied, why))
+    }
 
-/// Reads a file, if the password is in one.
-async fn auth_of(site: &Arc<Site>, read: fn(&Site) -> Result<Auth, String>) -> Result<Auth, Fault> {
-    let site = Arc::clone(site);
-    let read = tokio::task::spawn_blocking(move || read(&site)).await;
-    let read = read.unwrap_or_else(|_| Err("reading the password was interrupted".to_owned()));
-    read.map_err(|why| Fault::new(Kind::Denied, why))
+    fn has_file(self, settings: &RedisSettings) -> bool {
+        match self {
+            Self::Server => settings.auth_file.is_some(),
+            Self::Sentinel => settings.sentinel_auth_file.is_some(),
+        }
+    }
+
+    fn auth(self, settings: &RedisSettings) -> Result<Auth, String> {
+        match self {
+            Self::Server => settings.auth_now(),
+            Self::Sentinel => settings.sentinel_auth_now(),
+        }
+    }
 }
 
 fn login(auth: Auth, protocol: ProtocolVersion) -> RedisConnectionInfo {

@@ -10,12 +10,15 @@ use futures_util::future::select_ok;
 use redis::Value;
 
 use super::fault::{Fault, Kind};
-use super::open::{self, open};
+use super::open::{Peer, open};
 use super::site::Site;
 use crate::settings::redis::Address;
 
 /// For finding the master: all sentinels are asked at once.
 const FIND_TIMEOUT: Duration = Duration::from_secs(3);
+/// Of it, for connecting to a server that a sentinel named: an old master may be gone without
+/// a word.
+const MASTER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The server that some sentinel calls the master `name`, and that says so itself. A sentinel that
 /// was cut off may still name an old one.
@@ -31,28 +34,35 @@ pub(super) async fn find_master(site: &Arc<Site>, name: &str) -> Result<Address,
 }
 
 async fn ask(site: &Arc<Site>, sentinel: &Address, name: &str) -> Result<Address, Fault> {
-    let at = |fault: Fault| Fault::new(fault.kind, format!("sentinel {sentinel}: {}", fault.text));
-    let login = open::sentinel_login(site).await?;
-    let asked = open(site, sentinel, login, None, FIND_TIMEOUT).await.map_err(at)?;
-    let mut command = redis::cmd("SENTINEL");
-    command.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-    let reply = asked.ask(&command).await.map_err(at)?;
-    let unknown = || Fault::new(Kind::Lost, format!("no master {name} is known there"));
-    let master = named(&reply).ok_or_else(unknown).map_err(at)?;
-    says_so(site, &master).await?;
-    Ok(master)
+    let master = named_by(site, sentinel, name).await;
+    let master = master.map_err(|fault| fault.at(&format!("sentinel {sentinel}")))?;
+    let answer = is_master(site, &master).await.map_err(|fault| fault.at(&master.to_string()))?;
+    if answer {
+        return Ok(master);
+    }
+    Err(Fault::new(Kind::Lost, format!("{master} is called the master and is none yet")))
 }
 
-async fn says_so(site: &Arc<Site>, master: &Address) -> Result<(), Fault> {
-    let login = open::server_login(site).await?;
-    let server = open(site, master, login, None, FIND_TIMEOUT).await?;
-    let reply = server.ask(&redis::cmd("ROLE")).await?;
-    match &reply {
-        Value::Array(parts) if parts.first().and_then(text) == Some("master") => Ok(()),
-        _ => {
-            let why = format!("{master} is called the master and is none yet");
-            Err(Fault::new(Kind::Lost, why))
+async fn named_by(site: &Arc<Site>, sentinel: &Address, name: &str) -> Result<Address, Fault> {
+    let asked = open(site, sentinel, Peer::Sentinel, None, FIND_TIMEOUT).await?;
+    let mut command = redis::cmd("SENTINEL");
+    command.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+    let reply = asked.ask(&command).await?;
+    let unknown = || Fault::new(Kind::Lost, format!("no master {name} is known there"));
+    named(&reply).ok_or_else(unknown)
+}
+
+async fn is_master(site: &Arc<Site>, server: &Address) -> Result<bool, Fault> {
+    let server = open(site, server, Peer::Server, None, MASTER_TIMEOUT).await?;
+    match server.ask(&redis::cmd("ROLE")).await {
+        Ok(Value::Array(parts)) => Ok(parts.first().and_then(text) == Some("master")),
+        Ok(_) => Ok(false),
+        // Its user may have the right to INFO alone.
+        Err(fault) if matches!(fault.kind, Kind::Denied | Kind::Refused) => {
+            let reply = server.ask(redis::cmd("INFO").arg("REPLICATION")).await?;
+            Ok(text(&reply).is_some_and(|info| info.lines().any(|line| line == "role:master")))
         }
+        Err(fault) => Err(fault),
     }
 }
 
@@ -67,7 +77,7 @@ fn named(reply: &Value) -> Option<Address> {
 fn text(value: &Value) -> Option<&str> {
     match value {
         Value::BulkString(text) => std::str::from_utf8(text).ok(),
-        Value::SimpleString(text) => Some(text),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
         _ => None,
     }
 }

@@ -13,6 +13,7 @@ use super::call::Scripts;
 use super::fault::{Connection, Fault, Kind};
 use super::gate::Gates;
 use super::patience::Patience;
+use super::threads::Threads;
 use crate::settings::redis::{Address, RedisSettings};
 use crate::store::Count;
 use crate::time::{Clock, Time};
@@ -28,6 +29,12 @@ pub(super) struct Site {
     /// To nodes that a server named.
     gates: Gates,
     connections: Arc<Semaphore>,
+    /// Where names of the settings are looked up.
+    own_names: Threads,
+    /// Where names that a server gave are looked up.
+    names: Threads,
+    /// Where files of passwords are read.
+    pub(super) files: Threads,
     pub(super) tally: Tally,
 }
 
@@ -53,6 +60,10 @@ struct Met {
     last: AtomicU64,
 }
 
+/// Of each kind. A name or file that nobody answers for holds its thread for as long as that takes,
+/// and the process has 512.
+const THREADS_MAX: usize = 16;
+
 /// Faults of one kind that follow each other within this are one outage, and its log one line.
 const OUTAGE_GAP: Duration = Duration::from_secs(30);
 
@@ -64,6 +75,9 @@ impl Site {
         Arc::new(Self {
             settings,
             connections,
+            own_names: Threads::new(THREADS_MAX),
+            names: Threads::new(THREADS_MAX),
+            files: Threads::new(THREADS_MAX),
             scripts: Scripts::default(),
             clock: Clock::start(),
             own_gates: Gates::new(),
@@ -77,14 +91,24 @@ impl Site {
         Arc::new(Patience::new(self.settings.timeout))
     }
 
-    /// A place for one more connection, until what this returns is dropped.
-    pub(super) fn place(&self) -> Result<OwnedSemaphorePermit, Fault> {
+    /// A place for one more connection to `node`, until what this returns is dropped. Configured
+    /// addresses have theirs, one or two each: however many nodes a server names, the way to those
+    /// that know better stays open.
+    pub(super) fn place(&self, node: &Address) -> Result<Option<OwnedSemaphorePermit>, Fault> {
+        if self.is_configured(node) {
+            return Ok(None);
+        }
         let place = Arc::clone(&self.connections).try_acquire_owned();
-        place.map_err(|_| {
+        place.map(Some).map_err(|_| {
             let most = self.settings.connections_max;
             let text = format!("{most} connections to Redis are open; allow more open files");
             Fault::new(Kind::Lost, text)
         })
+    }
+
+    /// What the name of `node` is looked up on.
+    pub(super) fn threads(&self, node: &Address) -> &Threads {
+        if self.is_configured(node) { &self.own_names } else { &self.names }
     }
 
     /// What connections to where the settings lead pass.

@@ -1,16 +1,18 @@
 //! What connecting may take of a pod, files, turns and threads, and that what is configured has its
 //! part however much a server names.
 
-use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use ratelease::settings::SecretFile;
 use ratelease::settings::redis::{RedisKind, RedisSettings};
 use ratelease::store::redis::RedisStore;
 
 use super::hostile::slots;
 use super::scripted::{Act, Scripted, grant_of};
-use super::{ask, one, within};
+use super::{ask, connected, count, one, until_granted, within};
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::redis::tcp;
@@ -92,3 +94,69 @@ async fn masters_that_were_named_and_are_gone_hold_up_no_later_one() {
 
 /// Maps, each of which used to shut the gate for ten seconds more.
 const LIES: u64 = 12;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_who_hold_all_connections_keep_a_pod_from_no_configured_address() {
+    let mut strangers = Vec::new();
+    for _ in 0..8 {
+        // They log us in, and say nothing of use.
+        let act = |_| async { Act::Say("-CLUSTERDOWN not served\r\n".into()) };
+        strangers.push(Scripted::start(act).await);
+    }
+    let ports: Vec<u16> = strangers.iter().map(Scripted::port).collect();
+    let (own_port, is_honest) = (Arc::new(AtomicU16::new(0)), Arc::new(AtomicBool::new(false)));
+    let act = {
+        let (own_port, is_honest) = (Arc::clone(&own_port), Arc::clone(&is_honest));
+        move |words: Vec<String>| {
+            let own = own_port.load(Ordering::Relaxed);
+            let named = if is_honest.load(Ordering::Relaxed) { vec![own] } else { ports.clone() };
+            let text = match words.first().map(String::as_str) {
+                Some("CLUSTER") => {
+                    slots(&named.iter().map(|port| ("127.0.0.1", *port)).collect::<Vec<_>>())
+                }
+                _ => grant_of(1),
+            };
+            async { Act::Say(text) }
+        }
+    };
+    let server = Scripted::start(act).await;
+    own_port.store(server.port(), Ordering::Relaxed);
+    let mut settings = RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())]);
+    settings.connections_max = 4;
+    let store = RedisStore::spawn(settings, "");
+    let held = || strangers.iter().filter(|it| it.connections() > 0).count();
+    until("strangers hold all connections", 10, || held() == 4).await;
+    is_honest.store(true, Ordering::Relaxed);
+    until_granted(&*store, ask(10, 1, 0), 10).await;
+}
+
+/// The one thread of its kind is taken, as by look-ups of names that nobody answers.
+#[test]
+fn a_login_without_a_file_needs_no_blocking_thread() {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.max_blocking_threads(1).enable_all().build().unwrap();
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    runtime.spawn_blocking(move || wait.recv());
+    runtime.block_on(async {
+        let server = Scripted::start(|_| async { Act::Say(grant_of(1)) }).await;
+        connected(server.config()).await;
+    });
+    drop(done);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_of_a_password_that_cannot_be_read_to_its_end_ends_no_more_than_an_attempt() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("auth");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let server = Scripted::start(|_| async { Act::Say(grant_of(1)) }).await;
+    let mut settings = server.config();
+    settings.auth_file = Some(SecretFile::from(pipe.display().to_string()));
+    let store = RedisStore::spawn(settings, "");
+    let failed = || count(&*store, "redis_connect_errors") > 1;
+    let patience = tokio::time::timeout(Duration::from_secs(20), until("", 30, failed)).await;
+    drop(store);
+    // It lets go of those that read.
+    std::fs::OpenOptions::new().write(true).open(&pipe).unwrap();
+    assert!(patience.is_ok(), "the attempt did not end");
+}

@@ -134,7 +134,7 @@ async fn the_password_goes_to_no_node_outside_the_networks_that_are_configured()
 }
 
 /// Listens as a sentinel that calls the server on `port` of this machine the master.
-async fn sentinel_of(port: u16) -> u16 {
+pub(super) async fn sentinel_of(port: u16) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let own_port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {

@@ -1,0 +1,49 @@
+//! What a master says of itself before it is believed to be one.
+
+use ratelease::settings::redis::{RedisKind, RedisSettings};
+use ratelease::store::redis::RedisStore;
+use tokio::net::TcpListener;
+
+use super::hostile::sentinel_of;
+use super::{ask, connected, granted, one, within};
+use crate::support::redis::{Server, tcp};
+
+async fn under_a_sentinel(master: u16) -> RedisSettings {
+    let kind = RedisKind::Sentinel { master: "counts".into() };
+    RedisSettings::new(kind, vec![tcp(sentinel_of(master).await)])
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_whose_user_may_not_ask_its_role_is_found() {
+    let server = Server::start(&[]);
+    server.command::<()>(&["ACL", "SETUSER", "default", "-role"]);
+    let store = connected(under_a_sentinel(server.port()).await).await;
+    granted(&*store, ask(10, 1, 0)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_whose_user_may_not_ask_its_role_is_no_master() {
+    let master = Server::start(&[]);
+    let replica = Server::start(&["--replicaof", &format!("127.0.0.1 {}", master.port())]);
+    replica.command::<()>(&["ACL", "SETUSER", "default", "-role"]);
+    let store = RedisStore::spawn(under_a_sentinel(replica.port()).await, "");
+    let failed = one(&*store, ask(10, 1, 0)).await.unwrap_err().to_string();
+    assert!(failed.contains("is called the master and is none yet"), "{failed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_does_not_answer_is_named() {
+    let hole = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = hole.local_addr().unwrap().port();
+    let store = RedisStore::spawn(under_a_sentinel(port).await, "");
+    let told = within(20, "the attempt ends", async {
+        loop {
+            let failed = one(&*store, ask(10, 1, 0)).await.unwrap_err().to_string();
+            if !failed.contains("still connecting") {
+                return failed;
+            }
+        }
+    });
+    let told = told.await;
+    assert!(told.contains(&format!("master counts: 127.0.0.1:{port}: no answer")), "{told}");
+}
