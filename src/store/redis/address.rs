@@ -26,6 +26,14 @@ impl Address {
             (address, _) => address,
         }
     }
+
+    /// Whether both are ports of the same host.
+    pub(super) fn is_on_the_host_of(&self, other: &Address) -> bool {
+        match (self, other) {
+            (Address::Tcp(host, _), Address::Tcp(other, _)) => host == other,
+            _ => false,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -148,11 +148,14 @@ impl Cluster {
 
     /// The connection to the node that a redirect named.
     pub(super) async fn node(&self, address: &Address) -> Result<Arc<Live>, Fault> {
+        if let Some(link) = self.map().await?.link(address) {
+            return link.dialled().await;
+        }
+        let may_follow = self.shared.may_follow(address).await;
+        // To know that, the map may have been read again.
         let link = match self.map().await?.link(address) {
             Some(link) => link,
-            None if self.shared.may_follow(address).await => {
-                self.shared.off_map.link(address, || self.shared.dial(address))
-            }
+            None if may_follow => self.shared.off_map.link(address, || self.shared.dial(address)),
             None => {
                 let text = format!("redirected to {address}, which is no node of the cluster");
                 return Err(Fault::new(Kind::NotSent, text));
@@ -244,22 +247,28 @@ impl Shared {
             _ => None,
         };
         let slots = self.look_up(before.as_deref()).await?;
+        let changed = before.as_ref().is_none_or(|before| before.slots != slots);
+        if changed {
+            self.publish(slots, before.as_deref());
+        }
+        // Behind the map: whoever waits for the members looks at it again.
         if self.off_map.is_wanted() {
             self.off_map.learn(self.read_members(before.as_deref()).await);
         }
-        if before.as_ref().is_some_and(|before| before.slots == slots) {
-            return Ok(false);
-        }
+        Ok(changed)
+    }
+
+    /// Has `slots` used from now on, with the connections that there are.
+    fn publish(&self, slots: Slots, before: Option<&Map>) {
         let links = slots.masters().iter().map(|master| {
             master.as_ref().map(|address| {
-                let known = before.as_ref().and_then(|before| before.link(address));
+                let known = before.and_then(|before| before.link(address));
                 let known = known.or_else(|| self.off_map.take(address));
                 known.unwrap_or_else(|| self.dial(address))
             })
         });
         let links = links.collect();
         self.map.send_replace(Known::Map(Arc::new(Map { slots, links })));
-        Ok(true)
     }
 
     async fn look_up(&self, before: Option<&Map>) -> Result<Slots, String> {
@@ -317,7 +326,15 @@ impl Shared {
     async fn may_follow(&self, address: &Address) -> bool {
         self.site.settings.redirect_networks.is_some()
             || self.site.settings.addresses.contains(address)
-            || self.off_map.is_member(address, || self.stale.notify_one()).await
+            || {
+                let has_password = self.is_host_of_a_master(address);
+                self.off_map.is_member(address, has_password, || self.stale.notify_one()).await
+            }
+    }
+
+    fn is_host_of_a_master(&self, node: &Address) -> bool {
+        let Known::Map(map) = &*self.map.borrow() else { return false };
+        map.slots.masters().iter().flatten().any(|master| master.is_on_the_host_of(node))
     }
 
     /// All nodes of the cluster; none, if nobody says.

@@ -67,13 +67,20 @@ impl OffMap {
         self.links.lock().clear();
     }
 
-    /// Whether the cluster lists `address`. If it did not when last read, `read` is called, which
-    /// has it read again, and that is waited for.
-    pub(super) async fn is_member(&self, address: &Address, read: impl FnOnce()) -> bool {
+    /// Whether the cluster lists `address`; or, on a host that `has_password` already, its port: by
+    /// that alone a redirect names a node where the cluster knows no addresses that lead there from
+    /// outside. If it did not when last read, `read` is called, which has it read again, and that
+    /// is waited for.
+    pub(super) async fn is_member(
+        &self,
+        address: &Address,
+        has_password: bool,
+        read: impl FnOnce(),
+    ) -> bool {
         let mut members = self.members.subscribe();
         let reads = {
             let known = members.borrow();
-            if known.addresses.contains(address) {
+            if known.have(address, has_password) {
                 return true;
             }
             known.reads
@@ -81,7 +88,7 @@ impl OffMap {
         self.wanted.store(true, Ordering::Relaxed);
         read();
         let known = members.wait_for(|known| known.reads > reads).await;
-        known.is_ok_and(|known| known.addresses.contains(address))
+        known.is_ok_and(|known| known.have(address, has_password))
     }
 
     /// Whether the members are to be read.
@@ -106,6 +113,18 @@ impl OffMap {
             members.addresses = addresses;
             members.reads += 1;
         });
+    }
+}
+
+// === impl Members ===
+
+impl Members {
+    fn have(&self, node: &Address, has_password: bool) -> bool {
+        let has_port_of = |other: &Address| match (node, other) {
+            (Address::Tcp(_, port), Address::Tcp(_, other)) => port == other,
+            _ => false,
+        };
+        self.addresses.contains(node) || has_password && self.addresses.iter().any(has_port_of)
     }
 }
 
@@ -160,9 +179,12 @@ mod tests {
     async fn a_stranger_is_asked_for_once_and_a_member_not_at_all() {
         let (off_map, node) = (OffMap::default(), Address::Tcp("10.0.0.1".into(), 7000));
         let learn = |named: &[Address]| off_map.learn(named.iter().cloned().collect());
-        assert!(!off_map.is_member(&node, || learn(&[])).await);
+        assert!(!off_map.is_member(&node, false, || learn(&[])).await);
         assert!(!off_map.is_wanted());
-        assert!(off_map.is_member(&node, || learn(std::slice::from_ref(&node))).await);
-        assert!(off_map.is_member(&node, || panic!("it is known")).await);
+        assert!(off_map.is_member(&node, false, || learn(std::slice::from_ref(&node))).await);
+        assert!(off_map.is_member(&node, false, || panic!("it is known")).await);
+        let same_port = Address::Tcp("127.0.0.1".into(), 7000);
+        assert!(off_map.is_member(&same_port, true, || panic!("it is known")).await);
+        assert!(!off_map.is_member(&same_port, false, || learn(&[])).await);
     }
 }

@@ -1,7 +1,7 @@
 //! A Redis that is not to be trusted: it leads us elsewhere and names far too many masters.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ratelease::settings::Secret;
@@ -45,6 +45,15 @@ async fn lone_master(
     others: Vec<u16>,
     answer: impl Fn(u16) -> String + Send + Sync + 'static,
 ) -> (Scripted, RedisSettings) {
+    let others = others.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    lone_master_among(others, answer).await
+}
+
+/// As [`lone_master`], with others that are elsewhere.
+async fn lone_master_among(
+    others: Vec<String>,
+    answer: impl Fn(u16) -> String + Send + Sync + 'static,
+) -> (Scripted, RedisSettings) {
     let own_port = Arc::new(AtomicU16::new(0));
     let act = {
         let own_port = Arc::clone(&own_port);
@@ -54,10 +63,10 @@ async fn lone_master(
             let text = match words.as_slice() {
                 ["CLUSTER", "SLOTS"] => slots(&[("127.0.0.1", port)]),
                 ["CLUSTER", "NODES"] => {
-                    let line = |port: &u16| {
-                        format!("0123456789 127.0.0.1:{port}@1{port},, master - 0 0 1 connected\n")
-                    };
-                    let lines: String = others.iter().chain([&port]).map(line).collect();
+                    let line =
+                        |at: &String| format!("0123456789 {at}@1,, master - 0 0 1 connected\n");
+                    let own = format!("127.0.0.1:{port}");
+                    let lines: String = others.iter().chain([&own]).map(line).collect();
                     format!("${}\r\n{lines}\r\n", lines.len())
                 }
                 _ => answer(port),
@@ -109,6 +118,56 @@ async fn a_redirect_to_a_node_that_the_cluster_lists_is_followed() {
     // The target's reply to ASKING is a grant too, which nobody reads.
     until_granted(&*store, ask(10, 1, 0), 10).await;
     assert_eq!(target.connections(), 1);
+}
+
+/// The cluster knows its nodes by addresses that lead nowhere from here, as behind NAT.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirect_without_a_host_is_followed_to_a_port_that_the_cluster_lists() {
+    let target = Scripted::start(|_| async { Act::Say(grant_of(1)) }).await;
+    let to = target.port();
+    for (listed, is_followed) in [(to, true), (1, false)] {
+        let (_server, settings) =
+            lone_master_among(vec![format!("10.0.0.9:{listed}")], move |_| {
+                format!("-ASK 1 :{to}\r\n")
+            })
+            .await;
+        let before = target.connections();
+        let store = connected(settings).await;
+        assert_eq!(one(&*store, ask(10, 1, 0)).await.is_ok(), is_followed, "lists {listed}");
+        assert_eq!(target.connections() - before, u64::from(is_followed));
+    }
+}
+
+/// The user may not list the nodes, and the map names the node once it is read again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirect_to_a_node_that_the_map_names_by_then_needs_no_list_of_nodes() {
+    let target = Scripted::start(|_| async { Act::Say(grant_of(1)) }).await;
+    let to = target.port();
+    let (own_port, has_moved) = (Arc::new(AtomicU16::new(0)), Arc::new(AtomicBool::new(false)));
+    let act = {
+        let own_port = Arc::clone(&own_port);
+        move |words: Vec<String>| {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let text = match words.as_slice() {
+                ["CLUSTER", "SLOTS"] if has_moved.load(Ordering::Relaxed) => {
+                    slots(&[("127.0.0.1", to)])
+                }
+                ["CLUSTER", "SLOTS"] => slots(&[("127.0.0.1", own_port.load(Ordering::Relaxed))]),
+                ["CLUSTER", _] => "-NOPERM this user has no permissions\r\n".into(),
+                _ => {
+                    has_moved.store(true, Ordering::Relaxed);
+                    format!("-MOVED 1 127.0.0.1:{to}\r\n")
+                }
+            };
+            async { Act::Say(text) }
+        }
+    };
+    let server = Scripted::start(act).await;
+    own_port.store(server.port(), Ordering::Relaxed);
+    let settings = RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())]);
+    let store = connected(settings).await;
+    granted(&*store, ask(10, 1, 0)).await;
+    assert_eq!(target.connections(), 1, "by the map, and by the redirect");
 }
 
 #[tokio::test(flavor = "multi_thread")]
