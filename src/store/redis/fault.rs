@@ -3,6 +3,8 @@
 
 mod reading;
 
+use std::fmt::{self, Write};
+
 use crate::settings::redis::Address;
 use crate::steering::steers;
 use crate::store::StoreError;
@@ -219,7 +221,22 @@ impl Fault {
     }
 
     pub(super) fn garbled(reply: &redis::Value) -> Self {
-        Self::new(Kind::Garbled, format!("{reply:?}"))
+        let mut text = Beginning(String::new());
+        // It fails where there is more than is kept.
+        let _ = write!(text, "{reply:?}");
+        Self::new(Kind::Garbled, text.0)
+    }
+}
+
+/// Takes a text up to the piece with which it is longer than what is kept of it.
+struct Beginning(String);
+
+impl Write for Beginning {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let left = TEXT_BYTES_MAX + 1 - self.0.len();
+        let cut = text.floor_char_boundary(left);
+        self.0.push_str(text.get(..cut).unwrap_or_default());
+        if self.0.len() > TEXT_BYTES_MAX || cut < text.len() { Err(fmt::Error) } else { Ok(()) }
     }
 }
 
@@ -287,6 +304,16 @@ mod tests {
         let long = text(&"é".repeat(5_000_000));
         assert_eq!(long, "é".repeat(126) + "…");
         assert!(text(&"\u{7}".repeat(1_000)).len() <= TEXT_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_reply_that_is_none_is_shown_no_further_than_it_is_kept() {
+        let ones = redis::Value::Array(vec![redis::Value::Int(1); 1 << 17]);
+        let mut text = Beginning(String::new());
+        assert!(write!(text, "{ones:?}").is_err());
+        assert!(text.0.len() <= TEXT_BYTES_MAX + 1 && text.0.capacity() < 1_024);
+        assert_eq!(Fault::garbled(&ones).text.len(), TEXT_BYTES_MAX);
+        assert_eq!(Fault::garbled(&redis::Value::Int(1)).text, "int(1)");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Which master owns which slot, as one node of the cluster told it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use redis::Value;
 
@@ -83,10 +83,14 @@ impl Slots {
             return Err(format!("more than {MASTERS_MAX} masters, which Redis does not support"));
         }
         let masters = arrange(named.into_iter().collect(), before);
+        let positions: HashMap<_, _> = masters
+            .iter()
+            .zip(0_u16..)
+            .filter_map(|(master, at)| Some((master.as_ref()?, at)))
+            .collect();
         let mut owners = vec![NOBODY; SLOTS];
         for (first, last, master) in &ranges {
-            let position = masters.iter().position(|other| other.as_ref() == Some(master));
-            let Some(owner) = position.and_then(|at| u16::try_from(at).ok()) else { continue };
+            let Some(&owner) = positions.get(master) else { continue };
             if let Some(slots) = owners.get_mut(*first..=*last) {
                 slots.fill(owner);
             }
