@@ -150,6 +150,7 @@ impl Settings {
         let telemetry = flags.tracing.resolve(env, &mut faults, &mut warnings);
         warnings.extend(flags.store.warning());
         warnings.extend(leases.as_ref().zip(store.as_ref()).and_then(unset_key_secret));
+        warnings.extend(leases.as_ref().and_then(key_secret_with_line_end));
         let settings = || {
             Some(Self {
                 listeners: listeners?,
@@ -181,6 +182,15 @@ fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String
          them can find the values (addresses, user names) by trying; set KEY_SECRET or \
          KEY_SECRET_FILE to the same random text on all pods at once: pods with different \
          secrets count apart"
+            .to_owned()
+    })
+}
+
+/// A warning, where a line end is of the secret, as it is not in a file.
+fn key_secret_with_line_end(leases: &Leases) -> Option<String> {
+    leases.key_secret.reveal().ends_with('\n').then(|| {
+        "KEY_SECRET: ends in a line end, which is of the secret here and is left out of \
+         KEY_SECRET_FILE: pods with the one and with the other count apart"
             .to_owned()
     })
 }

@@ -132,7 +132,7 @@ impl Faults {
         file: Option<&SecretFile>,
     ) -> Option<Option<Secret>> {
         let given = given.filter(|given| !given.is_empty());
-        let file = file.filter(|file| !file.path().as_os_str().is_empty());
+        let file = file.filter(|file| !file.is_empty());
         let name_of_file = format!("{name}_FILE");
         match (given, file) {
             (given, None) => Some(given.cloned()),

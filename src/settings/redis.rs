@@ -83,6 +83,7 @@ pub(super) struct RawRedis<'a> {
     pub(super) kind: &'a str,
     pub(super) socket_type: Option<&'a str>,
     pub(super) url: &'a Secret,
+    pub(super) url_file: Option<&'a SecretFile>,
     pub(super) auth: Option<&'a Secret>,
     pub(super) auth_file: Option<&'a SecretFile>,
     pub(super) sentinel_auth: Option<&'a Secret>,
@@ -151,7 +152,8 @@ fn auth_now(file: Option<&SecretFile>, given: Auth) -> Result<Auth, String> {
     let Some(file) = file else { return Ok(given) };
     let at = |problem: String| format!("the file {} {problem}", file.path().display());
     let secret = file.read().map_err(at)?;
-    auth(secret.reveal()).map_err(|_| at("holds neither password nor user:password".to_owned()))
+    parse_auth(secret.reveal())
+        .map_err(|_| at("holds neither password nor user:password".to_owned()))
 }
 
 // === impl RawRedis ===
@@ -161,7 +163,7 @@ impl RawRedis<'_> {
         let name = |suffix: &str| format!("{}{suffix}", self.prefix);
         let topology = faults.parse(&name("TYPE"), self.kind, topology);
         let is_unix = faults.parse_optional(&name("SOCKET_TYPE"), self.socket_type, socket_is_unix);
-        let given = auth_of(&name("AUTH"), self.auth, self.auth_file, faults);
+        let servers = auth_of(&name("AUTH"), self.auth, self.auth_file, faults);
         let (sentinel_auth, sentinel_file) = (self.sentinel_auth, self.sentinel_auth_file);
         let sentinel = auth_of(&name("SENTINEL_AUTH"), sentinel_auth, sentinel_file, faults);
         let redirect = name("REDIRECT_NETWORKS");
@@ -173,9 +175,12 @@ impl RawRedis<'_> {
             Err((problem, example)) => {
                 let url = name("URL");
                 let mut fault = Fault::new(&url, problem, format!("as in {url}={example}"));
-                // With a user or scheme there may be a password in it, wherever the fault lies.
-                if !self.url.reveal().contains(['@']) && !self.url.reveal().contains("://") {
-                    fault = fault.with_found(self.url.reveal());
+                // With a user or scheme there may be a password in it, wherever the fault lies; and
+                // in a file, anything.
+                let text = self.url.reveal();
+                let is_in_file = given(self.url_file).is_some();
+                if !is_in_file && !text.contains('@') && !text.contains("://") {
+                    fault = fault.with_found(text);
                 }
                 faults.add(fault);
                 return None;
@@ -186,7 +191,7 @@ impl RawRedis<'_> {
         let is_sentinel = topology == Some(Topology::Sentinel);
         let (of_servers, of_sentinels) =
             if is_sentinel { (None, places.auth) } else { (places.auth, None) };
-        let (username, password) = split(given?.or(of_servers));
+        let (username, password) = split(servers?.or(of_servers));
         let (sentinel_username, sentinel_password) = split(sentinel?.or(of_sentinels));
         Some(RedisSettings {
             kind: places.kind,
@@ -195,8 +200,8 @@ impl RawRedis<'_> {
             password,
             sentinel_username,
             sentinel_password,
-            auth_file: self.auth_file.cloned(),
-            sentinel_auth_file: self.sentinel_auth_file.cloned(),
+            auth_file: given(self.auth_file).cloned(),
+            sentinel_auth_file: given(self.sentinel_auth_file).cloned(),
             redirect_networks: redirect_networks?,
             connections_max: CONNECTIONS_MAX,
             timeout: timeout?,
@@ -292,13 +297,18 @@ fn split(auth: Option<Auth>) -> (Option<String>, Option<Secret>) {
 
 fn auth_of(
     name: &str,
-    given: Option<&Secret>,
+    auth: Option<&Secret>,
     file: Option<&SecretFile>,
     faults: &mut Faults,
 ) -> Option<Option<Auth>> {
-    let secret = faults.secret(name, given, file)?;
-    let name = if file.is_some() { format!("{name}_FILE") } else { name.to_owned() };
-    faults.parse_secret(&name, secret.as_ref(), auth)
+    let secret = faults.secret(name, auth, file)?;
+    let name = if given(file).is_some() { format!("{name}_FILE") } else { name.to_owned() };
+    faults.parse_secret(&name, secret.as_ref(), parse_auth)
+}
+
+/// A file that is named.
+fn given(file: Option<&SecretFile>) -> Option<&SecretFile> {
+    file.filter(|file| !file.is_empty())
 }
 
 /// Networks as `10.0.0.0/8`, or single addresses.
@@ -333,7 +343,7 @@ fn socket_is_unix(text: &str) -> Result<bool, Expected> {
 }
 
 /// `password` or `user:password`, parted at the first colon as in the reference.
-fn auth(text: &str) -> Result<Auth, Expected> {
+fn parse_auth(text: &str) -> Result<Auth, Expected> {
     let (username, password) = match text.split_once(':') {
         Some((user, password)) => ((!user.is_empty()).then(|| user.to_owned()), password),
         None => (None, text),

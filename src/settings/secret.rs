@@ -56,6 +56,11 @@ impl SecretFile {
         &self.0
     }
 
+    /// Whether it was given as nothing, which counts as not given.
+    pub fn is_empty(&self) -> bool {
+        self.0.as_os_str().is_empty()
+    }
+
     /// Reads the secret. One line end after it is left out, since editors and `echo` write one.
     ///
     /// # Errors

@@ -150,6 +150,7 @@ impl StoreFlags {
             kind: &self.redis_type,
             socket_type: self.redis_socket_type.as_deref(),
             url,
+            url_file: self.redis_url_file.as_ref(),
             auth: self.redis_auth.as_ref(),
             auth_file: self.redis_auth_file.as_ref(),
             sentinel_auth: self.redis_sentinel_auth.as_ref(),
@@ -166,14 +167,15 @@ impl StoreFlags {
 
     /// A warning, where settings of Redis are given but no Redis.
     pub(super) fn warning(&self) -> Option<String> {
-        let has_url = self.redis_url.as_ref().is_some_and(|url| !url.is_empty())
-            || self.redis_url_file.is_some();
+        let is_secret = |secret: &Option<Secret>| secret.as_ref().is_some_and(|it| !it.is_empty());
+        let is_file = |file: &Option<SecretFile>| file.as_ref().is_some_and(|it| !it.is_empty());
+        let has_url = is_secret(&self.redis_url) || is_file(&self.redis_url_file);
         let is_given = self.redis_type != "single"
             || self.redis_socket_type.is_some()
-            || self.redis_auth.is_some()
-            || self.redis_auth_file.is_some()
-            || self.redis_sentinel_auth.is_some()
-            || self.redis_sentinel_auth_file.is_some()
+            || is_secret(&self.redis_auth)
+            || is_file(&self.redis_auth_file)
+            || is_secret(&self.redis_sentinel_auth)
+            || is_file(&self.redis_sentinel_auth_file)
             || self.redis_redirect_networks.is_some();
         (is_given && !has_url).then(|| {
             "REDIS_URL: not set though other settings of Redis are; counts live in this process \
@@ -207,6 +209,7 @@ impl PerSecondFlags {
             kind: &self.redis_persecond_type,
             socket_type: self.redis_persecond_socket_type.as_deref(),
             url: &url,
+            url_file: self.redis_persecond_url_file.as_ref(),
             auth: self.redis_persecond_auth.as_ref(),
             auth_file: self.redis_persecond_auth_file.as_ref(),
             sentinel_auth: self.redis_persecond_sentinel_auth.as_ref(),

@@ -85,6 +85,35 @@ fn a_secret_that_is_given_twice_or_in_no_file_is_a_fault() {
 }
 
 #[test]
+fn a_file_without_a_name_is_none() {
+    let url = ("REDIS_URL", "redis:6379");
+    let settings = good(
+        "ratelease serve --redis-auth-file= --redis-sentinel-auth-file=",
+        &[url, ("REDIS_AUTH", "x"), ("KEY_SECRET", "x")],
+    );
+    let StoreSettings::Redis { main, .. } = &settings.store else { panic!("{settings:?}") };
+    assert_eq!((&main.auth_file, &main.sentinel_auth_file), (&None, &None));
+    assert_eq!(main.auth_now().unwrap().password, Some("x".into()));
+    let unset = "ratelease serve --redis-auth-file=";
+    assert_eq!(good(unset, &[]).warnings, [""; 0]);
+    let warnings = good("ratelease serve --redis-url-file=", &[("REDIS_AUTH", "x")]).warnings;
+    assert!(warnings.iter().any(|it| it.starts_with("REDIS_URL: not set")), "{warnings:?}");
+}
+
+#[test]
+fn nothing_of_a_url_that_lies_in_a_file_is_quoted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "url", "hunter2 is a password");
+    let second = [("REDIS_URL", "a:1"), ("REDIS_PERSECOND", "true")];
+    for (name, env) in [("REDIS_URL_FILE", &[][..]), ("REDIS_PERSECOND_URL_FILE", &second)] {
+        let env: Vec<_> = env.iter().copied().chain([(name, path.as_str())]).collect();
+        let faults = faults("ratelease serve", &env);
+        assert_eq!(faults.len(), 1, "{faults:?}");
+        assert!(!faults[0].contains("hunter2"), "{faults:?}");
+    }
+}
+
+#[test]
 fn a_secret_among_the_flags_is_a_fault_that_does_not_repeat_it() {
     for (flags, name) in [
         ("--key-secret hunter2", "KEY_SECRET"),
@@ -112,6 +141,16 @@ fn shared_counts_without_a_key_secret_get_one_warning() {
     assert!(warning.contains("KEY_SECRET_FILE"), "{warning}");
     assert_eq!(good("ratelease serve", &[redis, ("KEY_SECRET", "x")]).warnings, [""; 0]);
     assert_eq!(good("ratelease serve", &[]).warnings, [""; 0]);
+}
+
+#[test]
+fn a_key_secret_that_ends_in_a_line_end_gets_a_warning() {
+    let warnings = good("ratelease serve", &[("KEY_SECRET", "hunter2\n")]).warnings;
+    let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
+    assert!(warning.starts_with("KEY_SECRET: ends in a line end"), "{warning}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = file(&dir, "key", "hunter2\n");
+    assert_eq!(good("ratelease serve", &[("KEY_SECRET_FILE", &path)]).warnings, [""; 0]);
 }
 
 #[test]
