@@ -101,6 +101,9 @@ fn floods() -> Vec<Flood> {
     let windows = |n: u32| settings(&[(INITIAL_WINDOW_SIZE, 60_000 + n % 2)]);
     let hundred: Vec<_> = (1..200).step_by(2).flat_map(begun).collect();
     let unread = Flood::of("answers that have no room", whole).closed();
+    // Those that are answered before their reset comes are calls as others are, and pay for it.
+    let answered = Flood::of("whole calls that are reset", move |n| [whole(n), reset(n)].concat());
+    let answered = Flood { is_closed: None, ..answered };
     vec![
         Flood::of("pings", ping).closed(),
         Flood::of("settings", |_| settings(&[])).closed(),
@@ -118,7 +121,7 @@ fn floods() -> Vec<Flood> {
             .closed(),
         Flood::of("headers that grow", bomb).closed(),
         Flood::of("calls that are reset", move |n| [begun(stream(n)), reset(n)].concat()).closed(),
-        Flood::of("whole calls that are reset", move |n| [whole(n), reset(n)].concat()).closed(),
+        answered,
         Flood::of("faults that have us reset", move |n| [begun(stream(n)), too_much(n)].concat())
             .closed(),
         Flood::of("calls above the ceiling", |n| begun(stream(n))).closed(),

@@ -81,7 +81,9 @@ async fn withstands(attack: impl AsyncFn(&Ratelease) -> Vec<Raw>) {
     serves_on(&pod, &neighbour).await;
     let before = pod.process.memory("VmRSS");
     let open = attack(&pod).await;
-    let refused = async || pod.count("shed") > 0;
+    // By the room for messages, or by the bounds of their connections.
+    let counts = ["shed", "connections_calmed", "connections_evicted"];
+    let refused = async || counts.iter().any(|name| pod.count(name) > 0);
     pod.process.until("refusing half requests", SOON, refused).await;
     serves_on(&pod, &neighbour).await;
     let grown = pod.process.memory("VmHWM") - before;
