@@ -2,6 +2,7 @@
 
 mod gate;
 mod headers;
+mod parts;
 mod room;
 
 use std::fmt;
@@ -22,6 +23,7 @@ use crate::time::Time;
 use crate::verdict::Verdict;
 
 use gate::Gate;
+pub use parts::Parts;
 use room::Room;
 pub use room::{Held, Peer};
 
@@ -32,12 +34,14 @@ pub const DESCRIPTORS_MAX: usize = 256;
 /// Entries of one descriptor at most.
 pub const ENTRIES_MAX: usize = 64;
 
-/// Bytes of unfinished messages of gRPC at most, of all connections together: 1000 messages of
-/// Envoy, which take a few hundred bytes, or 8 that are as long as may be.
-const GRPC_BYTES_MAX: usize = 8 * 1024 * 1024;
+/// Bytes of unfinished messages of gRPC at most, of all connections together: 500 messages of
+/// Envoy, which take a few hundred bytes, or 4 that are as long as may be. What is on its way to
+/// them, in streams and buffers, takes about as much again.
+const GRPC_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// The same of `/json`, which is for people and small scripts.
-const JSON_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// The same of `/json`, which is for people and small scripts. One connection may have half, which
+/// is more than the longest body.
+const JSON_BYTES_MAX: usize = 3 * 1024 * 1024;
 
 /// Requests of `/json` that wait at most, whatever `MAX_IN_FLIGHT` says. With each waiting 5 ms for
 /// a lease, this many are 12 800 a second.

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
@@ -19,7 +19,7 @@ use tower_service::Service;
 use super::call::Rest;
 use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
-use crate::intake::{Held, Refusal};
+use crate::intake::{Held, Parts, Refusal};
 
 /// A call's answer begins within this whatever happens; a verdict takes a few milliseconds at most.
 const CALL_MAX: Duration = Duration::from_secs(10);
@@ -166,18 +166,18 @@ impl Message {
             return Ok(read);
         }
         let collected = async {
-            let mut whole = BytesMut::from(read);
-            held.take(whole.len()).map_err(|refusal| status_of(&refusal))?;
+            let mut whole = Parts::new(&held);
+            whole.add(&read).map_err(|refusal| status_of(&refusal))?;
+            drop(read);
             while whole.len() <= PREFIX_BYTES + MESSAGE_BYTES_MAX
                 && let Some(part) = rest.data().await
             {
                 let part = part.map_err(|error| Status::cancelled(error.to_string()))?;
                 // Fails only on a stream that is over, which the next read tells.
                 let _ = rest.flow_control().release_capacity(part.len());
-                held.take(part.len()).map_err(|refusal| status_of(&refusal))?;
-                whole.extend_from_slice(&part);
+                whole.add(&part).map_err(|refusal| status_of(&refusal))?;
             }
-            Ok(whole.freeze())
+            Ok(whole.join())
         };
         tokio::select! {
             collected = timeout(MESSAGE_MAX, collected) => collected.unwrap_or_else(|_| {

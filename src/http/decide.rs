@@ -15,14 +15,14 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use axum::{Extension, Router};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::StreamExt;
 use http_body::Body as _;
 use tokio::time::timeout;
 
 use super::json;
 use crate::control::guard::Guard;
-use crate::intake::{Answer, Held, Intake, JSON_CALLS_MAX, Peer, Refusal};
+use crate::intake::{Answer, Held, Intake, JSON_CALLS_MAX, Parts, Peer, Refusal};
 use crate::telemetry::trace::{Door, Outcome, Span};
 use crate::verdict::Code;
 
@@ -159,18 +159,17 @@ async fn read(body: Body, held: &Held) -> Result<Bytes, Unanswered> {
     }
     held.take(0)?;
     let whole = async {
-        let (mut read, mut parts) = (BytesMut::new(), body.into_data_stream());
-        while let Some(part) = parts.next().await {
+        let (mut read, mut body) = (Parts::new(held), body.into_data_stream());
+        while let Some(part) = body.next().await {
             let part = part.map_err(|error| {
                 Unanswered(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
             })?;
             if read.len() + part.len() > BODY_BYTES_MAX {
                 return Err(too_long());
             }
-            held.take(part.len())?;
-            read.extend_from_slice(&part);
+            read.add(&part)?;
         }
-        Ok(read.freeze())
+        Ok(read.join())
     };
     let read = tokio::select! {
         read = timeout(BODY_MAX, whole) => read,
