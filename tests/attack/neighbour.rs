@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -57,6 +58,8 @@ pub struct Sample {
 #[derive(Debug, Default)]
 pub struct Seen {
     pub samples: Mutex<Vec<Sample>>,
+    /// Calls that were begun. Each becomes a sample.
+    begun: AtomicUsize,
 }
 
 /// Calls under way by their stream, with the time they were due.
@@ -83,6 +86,7 @@ pub async fn run(server: SocketAddr, seen: Arc<Seen>) {
         }
         let message = &messages[usize::try_from(nth % VALUES).expect("a small number")];
         let lost = || seen.note(due, End::Lost);
+        seen.begun.fetch_add(1, Ordering::Relaxed);
         if session.as_ref().is_none_or(Session::is_gone) {
             session = Session::open(server, Arc::clone(&seen)).await;
         }
@@ -102,6 +106,16 @@ impl Seen {
     fn note(&self, due: Instant, end: End) {
         let latency = now().saturating_duration_since(due);
         self.samples.lock().push(Sample { due, latency, end });
+    }
+
+    /// Resolves once all calls that have been begun have ended: those that wait at the end of an
+    /// attack are what it has done.
+    pub async fn ended(&self) {
+        let begun = self.begun.load(Ordering::Relaxed);
+        let limit = now() + 2 * ANSWER_MAX;
+        while self.samples.lock().len() < begun && now() < limit {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Calls that were due in a span of time.

@@ -161,7 +161,7 @@ impl Scene {
         attack(&foes, &self).await;
         let ended = now();
         let peak = self.pod.process.memory("VmHWM");
-        let after = self.settled(before).await;
+        let ((), after) = tokio::join!(self.honest.seen.ended(), self.settled(before));
         self.honest.stop();
         let calm = self.honest.seen.between(self.start, begun);
         let attacked = self.honest.seen.between(begun, ended);
@@ -240,7 +240,7 @@ impl Honest {
         Self { seen, probed, end: Some(end), thread: Some(thread) }
     }
 
-    /// Ends both. What was under way when the attack ended has had the settling time.
+    /// Ends both.
     fn stop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
