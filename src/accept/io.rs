@@ -138,13 +138,15 @@ impl<I> Connection<I> {
         }
     }
 
-    /// Counts the streams that wait for the client: all that are open while it `is_stalled`.
+    /// Counts the streams that wait for the client: all that are open while it `is_stalled`, but for
+    /// those that may be quiet, which are bounded on their own.
     fn count_waiting(&mut self, is_stalled: bool) -> Result<(), Excess> {
         let waiting = match &self.speaks {
             Speaks::Http2(ledger) if is_stalled => ledger.open(),
             Speaks::Http2(ledger) => ledger.waiting(),
             _ => return Ok(()),
         };
+        let waiting = waiting.saturating_sub(self.guard.handle().lasting_streams());
         let is_well = self.guard.note_waiting(waiting);
         if is_well { Ok(()) } else { Err(Excess("answers that wait")) }
     }

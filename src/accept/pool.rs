@@ -208,9 +208,10 @@ impl ConnectionHandle {
     pub async fn count_seconds(&self) {
         loop {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            let second = self.member.second.fetch_add(1, Ordering::Relaxed) + 1;
-            let idle = second - self.member.used_second.load(Ordering::Relaxed).min(second);
-            if idle >= IDLE_MAX && self.member.lasting.load(Ordering::Relaxed) == 0 {
+            self.member.second.fetch_add(1, Ordering::Relaxed);
+            if self.member.idle_seconds() >= IDLE_MAX
+                && self.member.lasting.load(Ordering::Relaxed) == 0
+            {
                 self.member.ask_to_close(Close::Gracefully);
             }
         }

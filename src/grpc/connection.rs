@@ -118,8 +118,7 @@ pub(super) async fn serve<I>(
                 Some(call) => {
                     let Some((call, half)) = prepared(call, &handle) else { continue };
                     let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
-                    let served = rest::serve(call, inside.routes.clone());
-                    let mut served = Box::pin(async move { (served.await, half).0 });
+                    let mut served = Box::pin(rest::serve(call, half, inside.routes.clone()));
                     if is_for_verdict {
                         calls.spawn(served);
                     } else if futures_util::poll!(&mut served).is_pending()

@@ -19,6 +19,7 @@ use tower_service::Service;
 use super::call::Rest;
 use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
+use crate::accept::Half;
 use crate::intake::{Held, Parts, Refusal};
 
 /// A call's answer begins within this whatever happens; a verdict takes a few milliseconds at most.
@@ -36,8 +37,8 @@ pub(super) struct Message {
 }
 
 /// Sees `call` through, until its client gives it up. Until its message is whole it takes little:
-/// tonic's machinery is for what can be answered.
-pub(super) async fn serve(call: Rest, mut routes: Routes) {
+/// tonic's machinery is for what can be answered. `half` is its place among those that are not.
+pub(super) async fn serve(call: Rest, half: Option<Half>, mut routes: Routes) {
     let Rest { request, mut respond } = call;
     let limit = deadline::timeout(request.headers()).unwrap_or(CALL_MAX).min(CALL_MAX);
     let answered = async {
@@ -49,6 +50,7 @@ pub(super) async fn serve(call: Rest, mut routes: Routes) {
             Ok(message) => TonicBody::new(Full::new(message)),
             Err(status) => return status.into_http(),
         };
+        drop(half);
         match routes.call(Request::from_parts(head, body)).await {
             Ok(response) => mended(response),
             Err(never) => match never {},
@@ -169,7 +171,7 @@ impl Message {
             let mut whole = Parts::new(&held);
             whole.add(&read).map_err(|refusal| status_of(&refusal))?;
             drop(read);
-            while whole.len() <= PREFIX_BYTES + MESSAGE_BYTES_MAX
+            while whole.bytes() <= PREFIX_BYTES + MESSAGE_BYTES_MAX
                 && let Some(part) = rest.data().await
             {
                 let part = part.map_err(|error| Status::cancelled(error.to_string()))?;

@@ -164,7 +164,7 @@ async fn read(body: Body, held: &Held) -> Result<Bytes, Unanswered> {
             let part = part.map_err(|error| {
                 Unanswered(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
             })?;
-            if read.len() + part.len() > BODY_BYTES_MAX {
+            if read.bytes() + part.len() > BODY_BYTES_MAX {
                 return Err(too_long());
             }
             read.add(&part)?;

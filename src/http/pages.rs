@@ -14,8 +14,11 @@ use crate::accept::ConnectionHandle;
 const LARGE: u64 = 4 * 1024;
 
 /// Bytes of large answers that are not read yet, of all sites that share the budget. A page of ten
-/// thousand rules has 10 MB. Of the last answer there may always be as much as it has.
+/// thousand rules has 10 MB.
 const UNREAD_MAX: usize = 8 * 1024 * 1024;
+
+/// A page counts for no more than this, so that others have room beside the largest.
+const COUNTED_MAX: usize = UNREAD_MAX / 4;
 
 /// Counts the bytes of large answers for as long as they are held, and closes the connections of
 /// those that were not read for longest when they are too many: the answer of a client that reads
@@ -61,8 +64,9 @@ impl UnreadPages {
     }
 
     fn enter(&self, bytes: Bytes, handle: ConnectionHandle) -> Page {
+        let counted = bytes.len().min(COUNTED_MAX);
         let mut unread = self.0.lock();
-        while unread.bytes + bytes.len() > UNREAD_MAX
+        while unread.bytes + counted > UNREAD_MAX
             && let Some((_, bytes, handle)) = unread.pages.pop_front()
         {
             unread.bytes -= bytes;
@@ -70,8 +74,8 @@ impl UnreadPages {
         }
         unread.last += 1;
         let number = unread.last;
-        unread.bytes += bytes.len();
-        unread.pages.push_back((number, bytes.len(), handle));
+        unread.bytes += counted;
+        unread.pages.push_back((number, counted, handle));
         drop(unread);
         Page { bytes, number, budget: self.clone() }
     }
@@ -87,8 +91,8 @@ impl Drop for Page {
     fn drop(&mut self) {
         let mut unread = self.budget.0.lock();
         if let Ok(at) = unread.pages.binary_search_by_key(&self.number, |(number, ..)| *number) {
-            unread.pages.remove(at);
-            unread.bytes -= self.bytes.len();
+            let counted = unread.pages.remove(at).map_or(0, |(_, counted, _)| counted);
+            unread.bytes -= counted;
         }
     }
 }

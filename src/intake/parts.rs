@@ -27,7 +27,7 @@ impl<'h> Parts<'h> {
     }
 
     /// Bytes that have come.
-    pub fn len(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes
     }
 
@@ -85,7 +85,7 @@ mod tests {
                 parts.add(piece).unwrap();
             }
             let sent = pieces.concat();
-            prop_assert_eq!(parts.len(), sent.len());
+            prop_assert_eq!(parts.bytes(), sent.len());
             let taken: usize = parts.parts.iter().map(BytesMut::capacity).sum();
             prop_assert!(taken <= sent.len() + PART_BYTES_MAX, "{} bytes", taken);
             prop_assert_eq!(&parts.join()[..], &sent[..]);
@@ -109,6 +109,6 @@ mod tests {
         let mut parts = Parts::new(&held);
         parts.add(&[7; 1000]).unwrap();
         assert_eq!(parts.add(&[7; 64 * 1024]), Err(Refusal::NoRoom));
-        assert_eq!(parts.len(), 1000);
+        assert_eq!(parts.bytes(), 1000);
     }
 }

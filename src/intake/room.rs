@@ -249,7 +249,7 @@ impl State {
             let own = self.peers.get(&peer).map_or(0, |unfinished| unfinished.held);
             let from = match own > bytes_max / 2 {
                 true => Some(peer),
-                false if self.held > bytes_max => self.largest(),
+                false if self.held > bytes_max => self.next_to_lose(),
                 false => None,
             };
             let Some(notice) = from.and_then(|from| self.give_up_oldest(from)) else {
@@ -259,10 +259,16 @@ impl State {
         }
     }
 
-    /// The connection whose unfinished messages hold the most.
-    fn largest(&self) -> Option<u64> {
-        let largest = self.peers.iter().max_by_key(|(_, unfinished)| unfinished.held);
-        largest.map(|(peer, _)| *peer)
+    /// The connection whose unfinished messages hold the most. Where none has more than one, it is
+    /// the one with the oldest: an honest message is milliseconds old, however large it is.
+    fn next_to_lose(&self) -> Option<u64> {
+        let (largest, unfinished) =
+            self.peers.iter().max_by_key(|(_, unfinished)| unfinished.held)?;
+        if unfinished.messages.len() > 1 {
+            return Some(*largest);
+        }
+        let oldest = |unfinished: &Unfinished| unfinished.messages.keys().next().copied();
+        self.peers.iter().min_by_key(|(_, unfinished)| oldest(unfinished)).map(|(peer, _)| *peer)
     }
 
     /// Takes the room from the oldest message of `peer`.

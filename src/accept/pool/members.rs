@@ -50,6 +50,10 @@ pub(super) enum Close {
     AtOnce,
 }
 
+/// Seconds without an answer after which a connection may be told to go for another. One that is
+/// used more often would come back at once, and have the next one go.
+pub(super) const IDLE_MIN: u32 = 5;
+
 // === impl Members ===
 
 impl Members {
@@ -88,12 +92,23 @@ impl Members {
         let is_of_crowd = |member: &Member| crowd.is_none_or(|(peer, _)| member.peer == *peer);
         let candidates = self.open.values().filter(|member| {
             let asked = *member.close.borrow();
-            asked < how && (asked == Close::Gracefully || is_of_crowd(member))
+            let is_idle = how > Close::Gracefully || member.idle_seconds() >= IDLE_MIN;
+            asked < how && is_idle && (asked == Close::Gracefully || is_of_crowd(member))
         });
         candidates.min_by_key(|member| {
             let was_asked = *member.close.borrow() == Close::Gracefully;
             (!was_asked, member.used.load(Ordering::Relaxed), member.number)
         })
+    }
+}
+
+// === impl Member ===
+
+impl Member {
+    /// Seconds since it came or part of an answer was last sent, as far as they are counted.
+    pub(super) fn idle_seconds(&self) -> u32 {
+        let used = self.used_second.load(Ordering::Relaxed);
+        self.second.load(Ordering::Relaxed).saturating_sub(used)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+use super::members::IDLE_MIN;
 use super::*;
 
 fn addresses(last: u8) -> Option<IpAddr> {
@@ -17,16 +18,38 @@ fn told(guards: &[ConnectionGuard]) -> Vec<usize> {
     (0..guards.len()).filter(|at| is_told(&guards[*at])).collect()
 }
 
+/// A connection that was idle for so long that it may be told to go.
+fn admit(open: &OpenConnections, address: Option<IpAddr>) -> ConnectionGuard {
+    let guard = open.admit(address).expect("room");
+    note_use(&guard);
+    guard
+}
+
+/// As [`admit`], after an answer.
+fn note_use(guard: &ConnectionGuard) {
+    guard.handle.note_use();
+    guard.handle.member.second.fetch_add(IDLE_MIN, Ordering::Relaxed);
+}
+
+#[test]
+fn a_fleet_that_nearly_fills_a_pool_and_calls_is_left_alone() {
+    let open = OpenConnections::new(64);
+    let fleet: Vec<_> = (0..64).map(|_| open.admit(None).expect("room")).collect();
+    assert_eq!((told(&fleet), open.evicted()), (vec![], 0));
+    assert!(open.admit(None).is_none(), "and one more has to have room made for it");
+    assert_eq!(told(&fleet), [0]);
+}
+
 #[test]
 fn the_longest_idle_goes() {
     let open = OpenConnections::new(16);
-    let mut guards: Vec<_> = (0..14).map(|_| open.admit(None)).collect();
+    let mut guards: Vec<_> = (0..14).map(|_| Some(admit(&open, None))).collect();
     for used in [3, 0, 1, 5, 4, 2] {
         open.0.came.fetch_add(1, Ordering::Relaxed);
-        guards[used].as_ref().unwrap().handle.note_use();
+        note_use(guards[used].as_ref().unwrap());
     }
     for goes in (6..14).chain([3, 0, 1, 5, 4, 2]) {
-        let new = open.admit(None).unwrap();
+        let new = admit(&open, None);
         let told = guards.iter().position(|guard| guard.as_ref().is_some_and(is_told));
         assert_eq!(told, Some(goes));
         guards[goes] = None;
@@ -37,9 +60,9 @@ fn the_longest_idle_goes() {
 #[test]
 fn a_full_pool_tells_one_for_each_that_comes() {
     let open = OpenConnections::new(16);
-    let mut guards: Vec<_> = (0..14).map(|_| open.admit(None).unwrap()).collect();
+    let mut guards: Vec<_> = (0..14).map(|_| admit(&open, None)).collect();
     for came in 0..200 {
-        guards.push(open.admit(None).expect("room"));
+        guards.push(admit(&open, None));
         let told = told(&guards);
         assert_eq!(told, [0], "{came}: the oldest");
         drop(guards.remove(0));
@@ -51,14 +74,14 @@ fn a_full_pool_tells_one_for_each_that_comes() {
 #[test]
 fn an_envoy_that_is_answered_outlasts_any_crowd() {
     let open = OpenConnections::new(64);
-    let envoy = open.admit(None).unwrap();
-    let mut crowd: Vec<_> = (0..55).map(|_| open.admit(None).unwrap()).collect();
+    let envoy = admit(&open, None);
+    let mut crowd: Vec<_> = (0..55).map(|_| admit(&open, None)).collect();
     for n in 0..1000 {
-        envoy.handle.note_use();
-        crowd.push(open.admit(None).unwrap());
+        note_use(&envoy);
+        crowd.push(admit(&open, None));
         // Some of the crowd are answered as well.
         if n % 3 == 0 {
-            crowd.last().unwrap().handle.note_use();
+            note_use(crowd.last().unwrap());
         }
         crowd.retain(|guard| !is_told(guard));
         assert!(!is_told(&envoy), "{n}");
@@ -68,11 +91,11 @@ fn an_envoy_that_is_answered_outlasts_any_crowd() {
 #[test]
 fn the_peer_that_has_most_of_all_makes_room_for_the_others() {
     let open = OpenConnections::new(32);
-    let few: Vec<_> = (0..8).map(|n| open.admit(addresses(n)).unwrap()).collect();
-    let crowd: Vec<_> = (0..20).map(|_| open.admit(addresses(99)).unwrap()).collect();
+    let few: Vec<_> = (0..8).map(|n| admit(&open, addresses(n))).collect();
+    let crowd: Vec<_> = (0..20).map(|_| admit(&open, addresses(99))).collect();
     // They are used, and the few are not.
-    crowd.iter().for_each(|guard| guard.handle.note_use());
-    let _new = open.admit(addresses(9)).unwrap();
+    crowd.iter().for_each(note_use);
+    let _new = admit(&open, addresses(9));
     assert_eq!((told(&few), told(&crowd)), (vec![], vec![0]));
 }
 
@@ -90,7 +113,7 @@ fn the_processes_of_one_machine_and_the_addresses_of_one_host_are_one_peer() {
 #[test]
 fn when_all_places_are_taken_those_that_were_told_to_go_are_cut_off() {
     let open = OpenConnections::new(8);
-    let guards: Vec<_> = (0..8).map(|_| open.admit(None).unwrap()).collect();
+    let guards: Vec<_> = (0..8).map(|_| admit(&open, None)).collect();
     assert_eq!(told(&guards), [0]);
     assert!(open.admit(None).is_none());
     assert_eq!(*guards[0].handle.member.close.borrow(), Close::AtOnce);

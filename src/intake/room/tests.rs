@@ -44,6 +44,18 @@ fn one_connection_has_half_of_the_room_and_loses_its_own_oldest() {
 }
 
 #[test]
+fn where_each_connection_has_one_message_the_oldest_makes_room_for_a_larger_one() {
+    let room = room();
+    let crowd: Vec<_> = (0..MESSAGES).map(|_| begun(&room, &Peer::new(), 1)).collect();
+    let honest = room.hold(&Peer::new());
+    assert_eq!((honest.take(0), honest.take(300)), (Ok(()), Ok(())));
+    assert!(!is_given_up(&honest));
+    assert_eq!(honest.finish(), Ok(()));
+    let given_up: Vec<_> = crowd.iter().flatten().map(is_given_up).collect();
+    assert!(given_up[..2].iter().all(|it| *it) && !given_up[2..].contains(&true), "{given_up:?}");
+}
+
+#[test]
 fn when_the_room_is_full_the_largest_connection_makes_room_for_the_others() {
     let room = room();
     let (large, small) = (Peer::new(), Peer::new());
