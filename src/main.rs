@@ -23,6 +23,11 @@ const EXIT_CUT_SHORT: i32 = 130;
 /// For the last lines of the log to go out.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 
+/// Gives back to the system what a burst of work or an attack took; the allocator of the C library
+/// keeps most of it. `docs/decisions/0027` has figures.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let clock = Clock::start();
     let mut args = std::env::args_os();
