@@ -19,8 +19,8 @@ struct Limit {
 const ORDINARY: Limit = Limit { bytes: 16 << 10, values: 1 << 10 };
 
 /// Lists of the cluster's nodes. 1024 masters with two replicas each take 25 000 values and 0.4 MB
-/// in CLUSTER SLOTS while each owns one range; this has room for five ranges each.
-const LISTS: Limit = Limit { bytes: 4 << 20, values: 128 << 10 };
+/// in CLUSTER SLOTS while each owns one range; this has room for two and a half each.
+const LISTS: Limit = Limit { bytes: 4 << 20, values: 64 << 10 };
 
 /// The limit of one connection, which is higher while a list of nodes is awaited.
 #[derive(Debug, Default)]
