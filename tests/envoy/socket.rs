@@ -51,6 +51,6 @@ async fn a_pod_serves_on_a_unix_socket_and_takes_the_place_of_a_dead_one_only() 
 
 fn spawn(rules: &Rules, socket: &Path) -> Ratelease {
     let socket = socket.to_str().expect("a path in UTF-8");
-    let env = [PATIENT[0], PATIENT[1], ("GRPC_UDS", socket)];
+    let env = [PATIENT[0], PATIENT[1], ("GRPC_UDS", socket), ("KEY_SECRET", "pepper")];
     Ratelease::spawn(rules.path(), &nodes(Cluster::shared()), &env)
 }
