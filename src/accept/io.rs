@@ -138,8 +138,8 @@ impl<I> Connection<I> {
         }
     }
 
-    /// Counts the streams that wait for the client: all that are open while it `is_stalled`, but for
-    /// those that may be quiet, which are bounded on their own.
+    /// Counts the streams that wait for the client: all that are open while it `is_stalled`, but
+    /// for those that may be quiet, which are bounded on their own.
     fn count_waiting(&mut self, is_stalled: bool) -> Result<(), Excess> {
         let waiting = match &self.speaks {
             Speaks::Http2(ledger) if is_stalled => ledger.open(),
