@@ -12,11 +12,14 @@ mod pool;
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::IpAddr;
+use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::stream::{self, Stream};
+use futures_util::stream::{self, Stream, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tonic::transport::server::Connected;
 use tracing::{error, info};
@@ -35,6 +38,18 @@ const ROOM_WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// How often it does, before it is refused: no longer than its client would wait.
 const ROOM_WAITS: u32 = 20;
+
+/// Header fields of one request at most, on every port. Envoy sends a dozen, and what
+/// `initial_metadata` adds.
+pub const FIELDS_MAX: usize = 64;
+
+/// Bytes of headers of one HTTP/2 request at most, as HTTP/2 counts them: 32 more for each. A call
+/// of Envoy's has a dozen, of 1 KiB. One that is no more than a reference costs a byte and is 90
+/// bytes here, so that this bounds what they grow to before they can be counted.
+pub const HEADER_BYTES_MAX: u32 = 8 * 1024;
+
+/// A silent HTTP/2 connection is probed after this and closed when it does not answer in time.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Something to accept connections from.
 pub trait Accept {
@@ -83,6 +98,39 @@ pub fn connections<L: Accept>(
             }
         }
     })
+}
+
+/// Serves each of the `incoming` connections in a task of its own until `stop` resolves, and waits
+/// for those tasks. The receiver that `serve` is given becomes true then, so that the connection
+/// tells its client to go. Dropped, this ends every connection.
+pub async fn serve_each<I, F>(
+    incoming: impl Stream<Item = Result<Connection<I>>>,
+    stop: impl Future<Output = ()>,
+    serve: impl Fn(Connection<I>, watch::Receiver<bool>) -> F,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let (end, ended) = watch::channel(false);
+    let mut open = JoinSet::new();
+    let mut incoming = Box::pin(incoming);
+    let mut stop = pin!(stop);
+    loop {
+        tokio::select! {
+            () = &mut stop => break,
+            Some(accepted) = incoming.next() => {
+                // An error was of that connection alone.
+                if let Ok(io) = accepted {
+                    open.spawn(serve(io, ended.clone()));
+                }
+            }
+            Some(_) = open.join_next(), if !open.is_empty() => {}
+        }
+    }
+    // Closed, not left open until the last request has been answered: whoever comes now is refused
+    // at once and can go elsewhere, where it would wait in the queue for somebody to accept it.
+    drop(incoming);
+    end.send_replace(true);
+    while open.join_next().await.is_some() {}
 }
 
 /// A place in the pool, for which another connection may have to end first; `None` if none does.

@@ -161,18 +161,18 @@ impl App {
         let mut pages = Background::new(&supervisor);
         let routes = http::routes(intake.clone(), health.clone(), self.json);
         let (unread, end) = (UnreadPages::default(), http_ended);
-        let page = |routes, open, streams_max| {
-            let in_turn = streams_max == PAGES_MAX;
+        let page = |routes, open, in_turn| {
+            let streams_max = if in_turn { PAGES_MAX } else { STREAMS_MAX };
             let site = Site { routes, open, streams_max, in_turn, unread: unread.clone() };
             Page { site, end: end.clone() }
         };
-        let debug = page(self.admin, open.debug, PAGES_MAX);
+        let debug = page(self.admin, open.debug, true);
         pages.serve("the debug port", self.debug, debug)?;
         if let Some((listener, routes)) = self.metrics {
-            let metrics = page(routes, open.metrics, PAGES_MAX);
+            let metrics = page(routes, open.metrics, true);
             pages.serve("the metrics port", listener, metrics)?;
         }
-        pages.serve("the HTTP port", self.http, page(routes, open.http, STREAMS_MAX))?;
+        pages.serve("the HTTP port", self.http, page(routes, open.http, false))?;
         let open = open.grpc;
         let door =
             serve::Door { intake, health: health_service, age: self.age, open: open.clone() };

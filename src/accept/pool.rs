@@ -195,17 +195,26 @@ impl ConnectionHandle {
         let _ = self.member.close.subscribe().wait_for(|asked| *asked > Close::No).await;
     }
 
+    /// Resolves once the connection has to end, whatever its calls, and counts its seconds until
+    /// then. Whoever serves the connection polls this beside it.
+    pub async fn over(&self) {
+        tokio::select! {
+            () = self.cut() => {}
+            () = self.count_seconds() => {}
+        }
+    }
+
     /// Resolves once the connection has to end, whatever its calls: some time after it was told to
     /// go, and at once when even that is too long.
-    pub async fn cut(&self) {
+    async fn cut(&self) {
         let mut asked = self.member.close.subscribe();
         let _ = asked.wait_for(|asked| *asked > Close::No).await;
         let _ = timeout(LEAVE_MAX, asked.wait_for(|asked| *asked == Close::AtOnce)).await;
     }
 
     /// Counts the seconds of the connection, for ever, and tells it to go once it was idle for so
-    /// many. Whoever serves the connection polls this beside it.
-    pub async fn count_seconds(&self) {
+    /// many.
+    async fn count_seconds(&self) {
         loop {
             tokio::time::sleep(Duration::from_secs(1)).await;
             self.member.second.fetch_add(1, Ordering::Relaxed);

@@ -24,6 +24,7 @@ use super::headers;
 use super::rest;
 use super::wire::SHOULD_RATE_LIMIT;
 use crate::accept::{self, ConnectionHandle, Half, PREFACE};
+use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use crate::intake::{Intake, Peer};
 
 /// Calls under way on one connection at most. A connection's calls are read and get a task each
@@ -45,11 +46,6 @@ const PENDING_RESETS_MAX: usize = 1024;
 /// Streams reset here because of the client's faults at most (CVE-2025-8671), as hyper has it.
 const LOCAL_RESETS_MAX: usize = 1024;
 
-/// Bytes of headers of one call at most, as HTTP/2 counts them: 32 more for each. A call of Envoy's
-/// has a dozen, of 1 KiB. One that is no more than a reference costs a byte and is 90 bytes here,
-/// so that this bounds what they grow to before they can be counted (`headers.rs`).
-const HEADER_BYTES_MAX: u32 = 8 * 1024;
-
 /// Bytes of answers that wait for the client to read them, of one call at most.
 const SEND_BUFFER_MAX: usize = 256 * 1024;
 
@@ -60,8 +56,7 @@ const FRAME_BYTES_MAX: u32 = 16 * 1024;
 const CALL_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 
-/// A silent connection is probed after this and closed when it does not answer in time.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
+/// A connection that was probed is closed when it does not answer in time.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What serves a connection's calls. Clones share everything.
@@ -107,7 +102,7 @@ pub(super) async fn serve<I>(
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });
-    let mut cut = pin!(cut(&handle));
+    let mut over = pin!(handle.over());
     let mut is_leaving = false;
     let peer = Peer::new();
     let by = (&inside.intake, &peer);
@@ -132,7 +127,7 @@ pub(super) async fn serve<I>(
             Some(_) = calls.join_next(), if !calls.is_empty() => {}
             Some(_) = others.join_next(), if !others.is_empty() => {}
             () = &mut silence => return,
-            () = &mut cut => return,
+            () = &mut over => return,
             () = &mut told_to_go, if !is_leaving => {
                 is_leaving = true;
                 connection.graceful_shutdown();
@@ -225,14 +220,6 @@ async fn silence(pings: Option<PingPong>) {
         if !matches!(timeout(KEEPALIVE_TIMEOUT, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
             return;
         }
-    }
-}
-
-/// Resolves once the connection has to end, and counts its seconds until then.
-async fn cut(handle: &ConnectionHandle) {
-    tokio::select! {
-        () = handle.cut() => {}
-        () = handle.count_seconds() => {}
     }
 }
 

@@ -4,8 +4,7 @@ use bytes::Bytes;
 use h2::server::SendResponse;
 use http::{HeaderMap, Response, StatusCode};
 
-/// Header fields of one call at most. Envoy sends a dozen, and what `initial_metadata` adds.
-const FIELDS_MAX: usize = 64;
+use crate::accept::FIELDS_MAX;
 
 /// Names that are read after a call has begun, and beginnings of names: those of gRPC, and those in
 /// which tracers hand their contexts on.

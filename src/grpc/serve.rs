@@ -1,14 +1,9 @@
 //! Serves gRPC on a listener until told to stop.
 
 use std::io;
-use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::{Stream, StreamExt};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 
@@ -16,7 +11,7 @@ use super::connection::{self, Inside};
 use super::greeting::Strangers;
 pub use super::health::{Health, HealthHandle, health};
 use super::{MESSAGE_BYTES_MAX, wire};
-use crate::accept::{Connection, OpenConnections, connections};
+use crate::accept::{OpenConnections, connections, serve_each};
 use crate::intake::Intake;
 
 /// Where to listen.
@@ -67,41 +62,14 @@ pub async fn serve(
     let life = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
     let inside = Inside { intake, routes, strangers: Strangers::default(), age: age.age };
     match listener {
-        Listener::Tcp(listener) => serve_all(connections(listener, life, open), inside, stop).await,
+        Listener::Tcp(listener) => {
+            let serve = |io, end| connection::serve(io, inside.clone(), end);
+            serve_each(connections(listener, life, open), stop, serve).await;
+        }
         Listener::Unix(listener) => {
-            serve_all(connections(listener, life, open), inside, stop).await;
+            let serve = |io, end| connection::serve(io, inside.clone(), end);
+            serve_each(connections(listener, life, open), stop, serve).await;
         }
     }
     Ok(())
-}
-
-/// Each connection has a task of its own. Dropped, this ends all of them.
-async fn serve_all<I>(
-    incoming: impl Stream<Item = io::Result<Connection<I>>>,
-    inside: Inside,
-    stop: impl Future<Output = ()>,
-) where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (end, ended) = watch::channel(false);
-    let mut open = JoinSet::new();
-    let mut incoming = Box::pin(incoming);
-    let mut stop = pin!(stop);
-    loop {
-        tokio::select! {
-            () = &mut stop => break,
-            Some(accepted) = incoming.next() => {
-                // An error was of that connection alone.
-                if let Ok(io) = accepted {
-                    open.spawn(connection::serve(io, inside.clone(), ended.clone()));
-                }
-            }
-            Some(_) = open.join_next(), if !open.is_empty() => {}
-        }
-    }
-    // Closed, not left open until the last call has finished: whoever comes now is refused at once
-    // and can go elsewhere, where it would wait in the queue for somebody to accept it.
-    drop(incoming);
-    end.send_replace(true);
-    while open.join_next().await.is_some() {}
 }

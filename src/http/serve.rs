@@ -14,19 +14,18 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::future::RouteFuture;
 use axum::{BoxError, Router};
-use futures_util::StreamExt;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, watch};
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_service::Service;
 
 pub use super::pages::UnreadPages;
-use crate::accept::{Connection, ConnectionHandle, OpenConnections, connections};
+use crate::accept::{Connection, ConnectionHandle, OpenConnections, connections, serve_each};
+use crate::accept::{FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use crate::intake::Peer;
 
 /// A request ends after this whatever happens, as a gRPC call does: it bounds clients that never
@@ -39,19 +38,10 @@ const HEAD_MAX: Duration = Duration::from_secs(10);
 /// Bytes of the head of an HTTP/1 request at most, and of its body that are read ahead.
 const BUFFER_MAX: usize = 16 * 1024;
 
-/// Header fields of a request at most.
-const FIELDS_MAX: usize = 64;
-
 /// Streams that an HTTP/2 client reset before they were handled, at most, and those that were reset
 /// here for its faults.
 const PENDING_RESETS_MAX: usize = 128;
 const LOCAL_RESETS_MAX: usize = 128;
-
-/// Bytes of headers of one HTTP/2 request at most.
-const HEADER_BYTES_MAX: u32 = 8 * 1024;
-
-/// A silent HTTP/2 connection is probed after this and closed when it does not answer in time.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What is served on a port.
 #[derive(Clone)]
@@ -84,28 +74,13 @@ pub async fn serve(
     let bounds = middleware::from_fn(move |request, next| bounded(request, next, unread.clone()));
     let routes = routes.layer(bounds).with_state(());
     let builder = builder(streams_max);
-    let (end, ended) = watch::channel(false);
-    let mut connected = JoinSet::new();
-    let mut incoming = Box::pin(connections(listener, None, open));
-    let mut stop = pin!(stop);
-    loop {
-        tokio::select! {
-            () = &mut stop => break,
-            Some(accepted) = incoming.next() => {
-                // An error was of that connection alone.
-                if let Ok(io) = accepted {
-                    let turn = in_turn.then(Turn::default);
-                    let (routes, peer) = (routes.clone(), Peer::new());
-                    let served = Served { routes, handle: io.handle(), peer, turn };
-                    connected.spawn(serve_one(io, builder.clone(), served, ended.clone()));
-                }
-            }
-            Some(_) = connected.join_next(), if !connected.is_empty() => {}
-        }
-    }
-    drop(incoming);
-    end.send_replace(true);
-    while connected.join_next().await.is_some() {}
+    let serve = |io: Connection<_>, end| {
+        let turn = in_turn.then(Turn::default);
+        let (routes, peer) = (routes.clone(), Peer::new());
+        let served = Served { routes, handle: io.handle(), peer, turn };
+        serve_one(io, builder.clone(), served, end)
+    };
+    serve_each(connections(listener, None, open), stop, serve).await;
     Ok(())
 }
 
@@ -127,8 +102,7 @@ async fn serve_one<I>(
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });
-    let mut cut = pin!(handle.cut());
-    let mut seconds = pin!(handle.count_seconds());
+    let mut over = pin!(handle.over());
     let mut is_leaving = false;
     loop {
         tokio::select! {
@@ -142,8 +116,7 @@ async fn serve_one<I>(
                 is_leaving = true;
                 connection.as_mut().graceful_shutdown();
             }
-            () = &mut cut => return,
-            () = &mut seconds => return,
+            () = &mut over => return,
         }
     }
 }
