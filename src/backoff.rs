@@ -3,6 +3,8 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+use crate::dice::shortened;
+
 /// Waits that double from one failure to the next, each cut by a random part so that the pods of a
 /// fleet do not knock in step.
 #[derive(Debug)]
@@ -36,9 +38,7 @@ impl Backoff {
 pub(crate) fn jittered(nominal: Duration) -> Duration {
     // Fresh keys for every `RandomState` make its hash of nothing a random number.
     let random = RandomState::new().hash_one(());
-    // 32 bits in 32: a fraction below one, exact in a double.
-    let fraction = f64::from(u32::try_from(random >> 32).unwrap_or(0)) / f64::from(u32::MAX);
-    nominal.mul_f64(0.5 + fraction / 2.0)
+    shortened(nominal, random)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
 
 thread_local! {
     /// Each thread draws from a sequence of its own, so that none waits for another.
@@ -39,6 +40,16 @@ pub(crate) fn lands(share: f32) -> bool {
 #[cfg(test)]
 pub(crate) fn seed(seed: u64) {
     STATE.with(|state| state.set(seed));
+}
+
+/// The upper half of `bits` as a fraction, from 0 to 1.
+pub(crate) fn fraction(bits: u64) -> f64 {
+    (bits >> 32) as f64 / f64::from(u32::MAX)
+}
+
+/// Between half of `wait` and all of it, as `bits` say: so that pods do not act in step.
+pub(crate) fn shortened(wait: Duration, bits: u64) -> Duration {
+    wait.mul_f64(0.5 + fraction(bits) / 2.0)
 }
 
 /// Spreads whatever differs over all bits: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).

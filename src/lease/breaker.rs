@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::dice::shortened;
 use crate::time::Time;
 
 /// Failures in a row that open it (`design.md`, When the store is away).
@@ -149,7 +150,7 @@ impl Breaker {
     fn open(&mut self, now: Time, dice: u64) {
         self.opened += u64::from(self.position() == Position::Closed);
         let wait = self.wait.clamp(WAIT_FIRST, WAIT_LAST);
-        self.state = State::Open { until: now + jittered(wait, dice) };
+        self.state = State::Open { until: now + shortened(wait, dice) };
         self.wait = wait * 2;
     }
 
@@ -176,12 +177,6 @@ impl Breaker {
 /// Seconds since the clock's start.
 fn number(now: Time) -> u64 {
     now.since(Time::default()).as_secs() / PART.as_secs()
-}
-
-/// Between half of `wait` and all of it, so that pods do not probe in step.
-fn jittered(wait: Duration, dice: u64) -> Duration {
-    let fraction = (dice >> 32) as f64 / f64::from(u32::MAX);
-    wait.mul_f64(0.5 + fraction / 2.0)
 }
 
 // === impl Position ===

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::Slot;
 use crate::buffer::{Kind, Refill};
-use crate::dice::mixed;
+use crate::dice::{fraction, mixed};
 use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::Need;
@@ -122,8 +122,7 @@ impl Slot {
 
     /// This pod's place among all that hold the key, from 0 to 1, another one in each window.
     fn place(&self, key: Key, here: &Here<'_>) -> f64 {
-        let dice = mixed(key.bits() ^ mixed(here.pod ^ self.buffer.epoch()));
-        (dice >> 32) as f64 / f64::from(u32::MAX)
+        fraction(mixed(key.bits() ^ mixed(here.pod ^ self.buffer.epoch())))
     }
 
     /// Whether a lease waits for its window, which is not over yet.

@@ -8,7 +8,7 @@
 
 use super::{Slot, is_windowed};
 use crate::buffer::{Kind, Lot};
-use crate::dice::mixed;
+use crate::dice::{fraction, mixed};
 use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::Need;
@@ -37,8 +37,7 @@ impl Slot {
             return 0;
         }
         let others = need.pods / f64::from(manner.pools.get()) - 1.0;
-        let dice = mixed(key.bits() ^ mixed(here.pod ^ here.now.nanos()));
-        let drawn = (dice >> 32) as f64 / f64::from(u32::MAX);
+        let drawn = fraction(mixed(key.bits() ^ mixed(here.pod ^ here.now.nanos())));
         if drawn * (others + 1.0) > FILLING {
             return 0;
         }
