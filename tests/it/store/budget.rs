@@ -2,12 +2,11 @@
 //! part however much a server names.
 
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ratelease::settings::SecretFile;
-use ratelease::settings::redis::{RedisKind, RedisSettings};
 use ratelease::store::redis::RedisStore;
 
 use super::hostile::slots;
@@ -15,7 +14,6 @@ use super::scripted::{Act, Scripted, grant_of};
 use super::{ask, connected, count, one, until_granted, within};
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
-use crate::support::redis::tcp;
 
 async fn until(what: &str, seconds: u64, mut is_so: impl FnMut() -> bool) {
     within(seconds, what, async {
@@ -57,11 +55,10 @@ async fn a_low_soft_limit_of_files_leaves_redis_its_part_of_the_hard_one() {
 async fn masters_that_were_named_and_are_gone_hold_up_no_later_one() {
     let honest = Scripted::start(|_| async { Act::Say(grant_of(1)) }).await;
     let honest_port = honest.port();
-    let (reads, own_port) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU16::new(0)));
-    let act = {
-        let (reads, own_port) = (Arc::clone(&reads), Arc::clone(&own_port));
+    let reads = Arc::new(AtomicU64::new(0));
+    let act_at = |own_port| {
+        let (own, reads) = (("127.0.0.1", own_port), Arc::clone(&reads));
         move |words: Vec<String>| {
-            let own = ("127.0.0.1", own_port.load(Ordering::Relaxed));
             let text = match words.first().map(String::as_str) {
                 Some("CLUSTER") => {
                     let read = reads.fetch_add(1, Ordering::Relaxed);
@@ -79,10 +76,8 @@ async fn masters_that_were_named_and_are_gone_hold_up_no_later_one() {
             async { Act::Say(text) }
         }
     };
-    let server = Scripted::start(act).await;
-    own_port.store(server.port(), Ordering::Relaxed);
-    let settings = RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())]);
-    let store = RedisStore::spawn(settings, "");
+    let server = Scripted::at(act_at).await;
+    let store = RedisStore::spawn(server.of_cluster(), "");
     within(30, "all lies are told", async {
         while reads.load(Ordering::Relaxed) <= LIES {
             let _ = one(&*store, ask(10, 1, 0)).await;
@@ -104,11 +99,10 @@ async fn strangers_who_hold_all_connections_keep_a_pod_from_no_configured_addres
         strangers.push(Scripted::start(act).await);
     }
     let ports: Vec<u16> = strangers.iter().map(Scripted::port).collect();
-    let (own_port, is_honest) = (Arc::new(AtomicU16::new(0)), Arc::new(AtomicBool::new(false)));
-    let act = {
-        let (own_port, is_honest) = (Arc::clone(&own_port), Arc::clone(&is_honest));
+    let is_honest = Arc::new(AtomicBool::new(false));
+    let act_at = |own| {
+        let is_honest = Arc::clone(&is_honest);
         move |words: Vec<String>| {
-            let own = own_port.load(Ordering::Relaxed);
             let named = if is_honest.load(Ordering::Relaxed) { vec![own] } else { ports.clone() };
             let text = match words.first().map(String::as_str) {
                 Some("CLUSTER") => {
@@ -119,9 +113,8 @@ async fn strangers_who_hold_all_connections_keep_a_pod_from_no_configured_addres
             async { Act::Say(text) }
         }
     };
-    let server = Scripted::start(act).await;
-    own_port.store(server.port(), Ordering::Relaxed);
-    let mut settings = RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())]);
+    let server = Scripted::at(act_at).await;
+    let mut settings = server.of_cluster();
     settings.connections_max = 4;
     let store = RedisStore::spawn(settings, "");
     let held = || strangers.iter().filter(|it| it.connections() > 0).count();

@@ -1,7 +1,7 @@
 //! A Redis that is not to be trusted: it leads us elsewhere and names far too many masters.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ratelease::settings::Secret;
@@ -54,11 +54,8 @@ async fn lone_master_among(
     others: Vec<String>,
     answer: impl Fn(u16) -> String + Send + Sync + 'static,
 ) -> (Scripted, RedisSettings) {
-    let own_port = Arc::new(AtomicU16::new(0));
-    let act = {
-        let own_port = Arc::clone(&own_port);
+    let act_at = |port| {
         move |words: Vec<String>| {
-            let port = own_port.load(Ordering::Relaxed);
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             let text = match words.as_slice() {
                 ["CLUSTER", "SLOTS"] => slots(&[("127.0.0.1", port)]),
@@ -74,9 +71,8 @@ async fn lone_master_among(
             async { Act::Say(text) }
         }
     };
-    let server = Scripted::start(act).await;
-    own_port.store(server.port(), Ordering::Relaxed);
-    let mut settings = RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())]);
+    let server = Scripted::at(act_at).await;
+    let mut settings = server.of_cluster();
     settings.password = Some(Secret::from("sesame"));
     (server, settings)
 }
@@ -143,16 +139,15 @@ async fn a_redirect_without_a_host_is_followed_to_a_port_that_the_cluster_lists(
 async fn a_redirect_to_a_node_that_the_map_names_by_then_needs_no_list_of_nodes() {
     let target = Scripted::start(|_| async { Act::Say(grant_of(1)) }).await;
     let to = target.port();
-    let (own_port, has_moved) = (Arc::new(AtomicU16::new(0)), Arc::new(AtomicBool::new(false)));
-    let act = {
-        let own_port = Arc::clone(&own_port);
+    let has_moved = AtomicBool::new(false);
+    let act_at = |own_port| {
         move |words: Vec<String>| {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             let text = match words.as_slice() {
                 ["CLUSTER", "SLOTS"] if has_moved.load(Ordering::Relaxed) => {
                     slots(&[("127.0.0.1", to)])
                 }
-                ["CLUSTER", "SLOTS"] => slots(&[("127.0.0.1", own_port.load(Ordering::Relaxed))]),
+                ["CLUSTER", "SLOTS"] => slots(&[("127.0.0.1", own_port)]),
                 ["CLUSTER", _] => "-NOPERM this user has no permissions\r\n".into(),
                 _ => {
                     has_moved.store(true, Ordering::Relaxed);
@@ -162,10 +157,8 @@ async fn a_redirect_to_a_node_that_the_map_names_by_then_needs_no_list_of_nodes(
             async { Act::Say(text) }
         }
     };
-    let server = Scripted::start(act).await;
-    own_port.store(server.port(), Ordering::Relaxed);
-    let settings = RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())]);
-    let store = connected(settings).await;
+    let server = Scripted::at(act_at).await;
+    let store = connected(server.of_cluster()).await;
     granted(&*store, ask(10, 1, 0)).await;
     assert_eq!(target.connections(), 1, "by the map, and by the redirect");
 }
@@ -184,7 +177,7 @@ async fn the_password_goes_to_no_node_outside_the_networks_that_are_configured()
     // A map names it.
     let act = move |_| async move { Act::Say(slots(&[("127.0.0.1", to)])) };
     let server = Scripted::start(act).await;
-    let mut settings = RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())]);
+    let mut settings = server.of_cluster();
     settings.redirect_networks = Some(vec!["10.0.0.0/8".parse().unwrap()]);
     let store = RedisStore::spawn(settings, "");
     let failed = one(&*store, ask(10, 1, 0)).await.unwrap_err();
@@ -239,13 +232,12 @@ async fn a_map_of_too_many_masters_is_refused_and_the_old_one_kept() {
     let names: Vec<String> =
         (0..2_000).map(|at| format!("127.7.{}.{}", at / 256, at % 256)).collect();
     let reads = Arc::new(AtomicUsize::new(0));
-    let own_port = Arc::new(AtomicU16::new(0));
-    let act = {
-        let (reads, own_port) = (Arc::clone(&reads), Arc::clone(&own_port));
+    let act_at = |own_port| {
+        let reads = Arc::clone(&reads);
         move |words: Vec<String>| {
             let text = match words.first().map(String::as_str) {
                 Some("CLUSTER") if reads.fetch_add(1, Ordering::Relaxed) == 0 => {
-                    slots(&[("127.0.0.1", own_port.load(Ordering::Relaxed))])
+                    slots(&[("127.0.0.1", own_port)])
                 }
                 Some("CLUSTER") => {
                     slots(&names.iter().map(|name| (name.as_str(), 9)).collect::<Vec<_>>())
@@ -257,10 +249,8 @@ async fn a_map_of_too_many_masters_is_refused_and_the_old_one_kept() {
             async { Act::Say(text) }
         }
     };
-    let server = Scripted::start(act).await;
-    own_port.store(server.port(), Ordering::Relaxed);
-    let settings = RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())]);
-    let store = connected(settings).await;
+    let server = Scripted::at(act_at).await;
+    let store = connected(server.of_cluster()).await;
     granted(&*store, ask(10, 1, 0)).await;
     // The map is read again every ten seconds.
     within(30, "the map is read again", async {
@@ -283,7 +273,7 @@ async fn masters_of_a_new_map_are_connected_to_a_few_at_a_time() {
         async { Act::Say(text) }
     };
     let server = Scripted::start(act).await;
-    let settings = RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())]);
+    let settings = server.of_cluster();
     let begun = now();
     let store = RedisStore::spawn(settings, "");
     let connects = || count(&*store, "redis_connects");
@@ -312,7 +302,7 @@ async fn masters_take_no_more_connections_than_may_be_open() {
         async { Act::Say(text) }
     };
     let server = Scripted::start(act).await;
-    let mut settings = RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())]);
+    let mut settings = server.of_cluster();
     (settings.connections_max, settings.timeout) = (8, Duration::from_secs(8));
     let store = RedisStore::spawn(settings, "");
     // All were tried, and those that found a place wait for an answer that never comes.

@@ -1,11 +1,10 @@
 //! Slots whose owner sends asks on to a node that does not answer, and slots without an owner.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use ratelease::lease::{Desk, Position, Reply};
-use ratelease::settings::redis::{RedisKind, RedisSettings};
+use ratelease::settings::redis::RedisSettings;
 use ratelease::store::redis::RedisStore;
 use ratelease::store::{SHARDS_MAX, Store, StoreError};
 use ratelease::time::Clock;
@@ -15,16 +14,12 @@ use tokio::sync::mpsc;
 use super::scripted::{Act, Scripted, grant_of};
 use super::{ask, connected};
 use crate::support::now;
-use crate::support::redis::tcp;
 
 /// A node that owns the lower half of the slots, grants one token to each ask, and sends asks for
 /// the key `moving` on to the node on port `to`.
 async fn half_a_cluster(moving: String, to: u16) -> RedisSettings {
-    let own_port = Arc::new(AtomicU16::new(0));
-    let act = {
-        let own_port = Arc::clone(&own_port);
+    let act_at = |port| {
         move |words: Vec<String>| {
-            let port = own_port.load(Ordering::Relaxed);
             let text = match words.first().map(String::as_str) {
                 Some("CLUSTER") if words.contains(&"NODES".to_owned()) => {
                     let line = format!("id 127.0.0.1:{to}@1 master - 0 0 1 connected\n");
@@ -39,9 +34,7 @@ async fn half_a_cluster(moving: String, to: u16) -> RedisSettings {
             async { Act::Say(text) }
         }
     };
-    let server = Scripted::start(act).await;
-    own_port.store(server.port(), Ordering::Relaxed);
-    RedisSettings::new(RedisKind::Cluster, vec![tcp(server.port())])
+    Scripted::at(act_at).await.of_cluster()
 }
 
 fn desk(store: Arc<RedisStore>) -> (Desk, mpsc::UnboundedReceiver<Reply>) {

@@ -36,10 +36,15 @@ const HELLO: &str = "%1\r\n+server\r\n+redis\r\n";
 impl Scripted {
     /// `act` sees each command but the first of a connection, which logs in, and SCRIPT LOAD.
     pub(super) async fn start(act: impl AsyncAct) -> Self {
+        Self::at(|_| act).await
+    }
+
+    /// As [`Scripted::start`], where what is done depends on the port.
+    pub(super) async fn at<A: AsyncAct>(act_at: impl FnOnce(u16) -> A) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let (count, connections) = watch::channel(0);
-        let act = Arc::new(act);
+        let act = Arc::new(act_at(port));
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 count.send_modify(|count| *count += 1);
@@ -51,6 +56,11 @@ impl Scripted {
 
     pub(super) fn config(&self) -> RedisSettings {
         RedisSettings::new(RedisKind::Single, vec![tcp(self.port)])
+    }
+
+    /// As a node of a cluster.
+    pub(super) fn of_cluster(&self) -> RedisSettings {
+        RedisSettings::new(RedisKind::Cluster, vec![tcp(self.port)])
     }
 
     pub(super) fn port(&self) -> u16 {
