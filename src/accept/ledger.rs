@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::frames::*;
+use super::waiting::Waiting;
 use crate::time::{Clock, Time};
 
 /// What the frames that are no requests cost. Those that cost more make `h2` visit every stream
@@ -127,10 +128,10 @@ impl Ledger {
         self.streams.len()
     }
 
-    /// Streams that hold memory for a client that lets us wait: their requests are not whole, or
-    /// their answers have begun and have not been taken.
-    pub(super) fn waiting(&self) -> usize {
-        self.unfinished + self.answering
+    /// Streams that wait for the client, but for `lasting` ones.
+    pub(super) fn waiting(&self, lasting: usize) -> Waiting {
+        let unread = self.answering.saturating_sub(lasting);
+        Waiting { unfinished: self.unfinished, unread }
     }
 
     /// Bytes of the header blocks that have begun since this was last called.
