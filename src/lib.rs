@@ -63,6 +63,7 @@ pub mod buffer;
 pub mod cli;
 pub mod control;
 mod dice;
+pub mod duration;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod grpc;

@@ -1,7 +1,7 @@
 //! Counts decisions, by rule and in all, and tells what has come of them.
 //!
 //! ```text
-//! intake ─▶ Meters::note ─▶ the rule's meter (Anchor) ─▶ this thread's stripe of counters
+//! intake ─▶ Meters::note ─▶ the rule's meter (Attachment) ─▶ this thread's stripe of counters
 //!                       └─▶ of rules that ask for it, the meter of the values on the request
 //! a scrape ─▶ Meters::families ─▶ Vec<Family> ─▶ text (Prometheus), or whoever else sends them
 //! ```
@@ -39,7 +39,6 @@ use crate::verdict::{Applied, Code, OVERRIDE, Status, Trace};
 
 use hits::Hits;
 use latency::Latency;
-pub use registry::Anchor;
 use registry::Registry;
 pub use report::{Calls, RuleTotals};
 use series::{Keys, RuleMeter, ValueMeter, is_split};
@@ -154,7 +153,7 @@ impl Meters {
                 shared.overrides_of(request.domain).note_hits(hits);
                 continue;
             };
-            let meter = rule.meter.get_or_init(|| shared.bind(rule, request.domain, descriptor));
+            let meter = shared.meter_of(rule, request.domain, descriptor);
             meter.note_hits(hits);
             if meter.is_split() {
                 shared.values_of(rule, request, descriptor).note(hits, false);
@@ -225,13 +224,25 @@ impl Shared {
         trace: &Trace,
         hits: Hits,
     ) {
-        let meter = rule.meter.get_or_init(|| self.bind(rule, request.domain, descriptor));
+        let meter = self.meter_of(rule, request.domain, descriptor);
         meter.note(trace.how, status.code == Code::OverLimit, hits, rule.shadow_mode);
         if self.rules.is_folded(meter) {
             self.calls.mine().add(calls::FOLDED_RULES, 1);
         } else if meter.is_split() {
             self.values_of(rule, request, descriptor).note(hits, rule.shadow_mode);
         }
+    }
+
+    /// The meter of a rule, which the rule keeps once it has been hit.
+    #[inline]
+    fn meter_of<'a>(
+        &'a self,
+        rule: &'a Rule,
+        domain: &str,
+        descriptor: &Descriptor<'_>,
+    ) -> &'a RuleMeter {
+        let meter = rule.meter.get_or_init(|| self.bind(rule, domain, descriptor));
+        meter.unwrap_or_else(|| self.rules.folded())
     }
 
     /// Finds the meter of a rule that was hit for the first time since it was loaded.

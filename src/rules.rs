@@ -5,17 +5,20 @@
 //!                             UTF-8   places   aliases   types   meaning    lookup
 //! ```
 
+mod attachment;
 mod compile;
 mod directory;
 mod failure;
 mod fault;
 mod field;
 mod file;
+mod given;
 mod handful;
 mod lease;
 mod letters;
 mod limit;
 mod metadata;
+mod nearest;
 mod node;
 mod places;
 mod reader;
@@ -26,18 +29,19 @@ mod tree;
 mod wildcard;
 pub(crate) mod yaml;
 
+pub use attachment::Attachment;
 pub use compile::load;
 pub(crate) use compile::load_with_places;
 pub use directory::{ReadError, read_directory, read_from, read_path};
 pub use failure::FailureMode;
 pub use fault::{Fault, Faults};
 pub(crate) use fault::{Place, excerpt};
-pub(crate) use field::nearest;
 pub use lease::{Leasing, Terms};
 pub use limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, POOLS_MAX, SLIDING_LOG_MAX,
     SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
 };
+pub(crate) use nearest::nearest;
 pub(crate) use places::{Places, Written};
 
 pub use tree::{Candidate, Fit, Step, Trace};
@@ -45,7 +49,6 @@ pub use tree::{Candidate, Fit, Step, Trace};
 use std::num::NonZeroU8;
 use std::sync::Arc;
 
-use crate::metrics::Anchor;
 use crate::request::Entry;
 
 /// All rules of one version. Lookups do not allocate, but for those among many patterns.
@@ -88,7 +91,7 @@ pub struct Rule {
     /// One a level of the path, in order. Rules side by side share theirs.
     pub levels: Arc<[Level]>,
     /// Where its decisions are counted.
-    pub meter: Anchor,
+    pub meter: Attachment,
 }
 
 /// What a rule holds about one level of its path.

@@ -1,10 +1,8 @@
 //! Monotonic time as the core sees it: a plain number that comes in as an argument.
 
 mod coarse;
-mod span;
 
 pub use coarse::{Coarse, Span};
-pub use span::parse as parse_duration;
 
 use std::ops::Add;
 use std::time::Duration;

@@ -13,9 +13,9 @@ use std::time::Duration;
 use clap::Args;
 
 use super::out::{Ended, Out, OutFlags, Outcome};
+use crate::duration::parse_duration;
 use crate::rules::{Unit, WINDOW_SECONDS_MAX};
 use crate::store::PODS_MAX;
-use crate::time::parse_duration;
 use model::{Estimate, Fleet};
 
 /// Keys that can be told apart at most; above it `f64` no longer counts exactly.

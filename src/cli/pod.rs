@@ -12,8 +12,8 @@ use serde_json::Value;
 use super::fetch;
 use super::out::Trouble;
 use super::source;
+use crate::duration::parse_duration;
 use crate::settings::{HostPort, Secret, SecretFile};
-use crate::time::parse_duration;
 
 /// The page.
 const PATH: &str = "/status";

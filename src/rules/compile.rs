@@ -8,11 +8,13 @@ mod rule;
 use std::sync::Arc;
 
 use super::fault::{Findings, Place, excerpt};
-use super::file::{self, Descriptor, File, Given};
+use super::file::{self, Descriptor, File};
+use super::given::Given;
+use super::handful::TextMap;
 use super::node::{self, Document};
 use super::places::Places;
 use super::reader::Reader;
-use super::tree::{Branch, Node, TextMap, composite};
+use super::tree::{Branch, Node, composite};
 use super::{Faults, Level, Loaded, Matched, Options, Rule, Rules, Source, text};
 use manner::Manner;
 use path::{Paths, Trail};

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
-use super::field::nearest;
+use super::nearest::nearest;
 use crate::steering::steers;
 
 /// Something wrong (or, as a warning, doubtful) at one place of one file.

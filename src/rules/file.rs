@@ -10,6 +10,7 @@ pub(super) use limit::{Lease, Manner, RateLimit};
 
 use super::fault::{Place, excerpt};
 use super::field::{Field, Owner};
+use super::given::Given;
 use super::metadata;
 use super::node::{Kind, Node};
 use super::reader::{Entry, Reader};
@@ -44,15 +45,6 @@ pub(super) struct Descriptor<'d> {
     pub(super) metadata: Given<serde_json::Map<String, serde_json::Value>>,
 }
 
-/// A value that may be absent, or of a wrong type that has been reported.
-#[derive(Debug, Default)]
-pub(super) enum Given<T> {
-    #[default]
-    Absent,
-    Faulty,
-    As(Place, T),
-}
-
 /// Reads the outermost map of a file, but for its descriptors.
 pub(super) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
     let root = reader.root();
@@ -79,61 +71,6 @@ pub(super) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
 
 fn is_null(node: &Node<'_>) -> bool {
     matches!(node.kind, Kind::Scalar(_, Meaning::Null))
-}
-
-// === impl Given ===
-
-impl<T> Given<T> {
-    /// The value, if there is one.
-    pub(super) fn value(&self) -> Option<&T> {
-        match self {
-            Given::As(_, value) => Some(value),
-            _ => None,
-        }
-    }
-
-    /// The value's place, or the one of what should hold it.
-    pub(super) fn place_or(&self, holder: Place) -> Place {
-        match self {
-            Given::As(place, _) => *place,
-            _ => holder,
-        }
-    }
-
-    /// The value's place, if there is one.
-    pub(super) fn place(&self) -> Option<Place> {
-        match self {
-            Given::As(place, _) => Some(*place),
-            _ => None,
-        }
-    }
-
-    /// This, or `other` where there is nothing.
-    pub(super) fn or<'g>(&'g self, other: &'g Self) -> &'g Self {
-        match self {
-            Given::Absent => other,
-            _ => self,
-        }
-    }
-
-    /// Whether it was there and has been reported.
-    pub(super) fn is_faulty(&self) -> bool {
-        matches!(self, Given::Faulty)
-    }
-}
-
-impl Given<bool> {
-    /// Whether it says `true`; absent is false.
-    pub(super) fn is_true(&self) -> bool {
-        self.value().copied().unwrap_or_default()
-    }
-}
-
-impl Given<&str> {
-    /// The text; absent is empty.
-    pub(super) fn text(&self) -> &str {
-        self.value().copied().unwrap_or_default()
-    }
 }
 
 // === impl Reader: the maps of a rule file ===

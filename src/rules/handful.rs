@@ -1,6 +1,11 @@
 //! A map from text for what is a handful nearly everywhere, and may be many.
 
-use super::tree::TextMap;
+use std::collections::HashMap;
+
+use foldhash::fast::RandomState;
+
+/// A map from text, hashed with a seed of its own process.
+pub(super) type TextMap<T> = HashMap<Box<str>, T, RandomState>;
 
 /// So many are compared one after the other: sooner than one is hashed.
 const FEW_MAX: usize = 8;

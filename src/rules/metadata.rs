@@ -3,7 +3,7 @@
 use serde_json::{Map, Number, Value};
 
 use super::fault::{Place, excerpt};
-use super::file::Given;
+use super::given::Given;
 use super::node::{Kind, Node};
 use super::reader::{Entry, Reader};
 use super::scalar::Meaning;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::fault::Place;
-use super::tree::TextMap;
+use super::handful::TextMap;
 
 /// The place of each rule of a load, by its path.
 #[derive(Debug, Default)]

@@ -8,20 +8,15 @@
 
 mod trace;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
 use super::Rule;
-use super::handful::Handful;
+use super::handful::{Handful, TextMap};
 use super::wildcard::Patterns;
 use crate::request::Entry;
 pub use trace::{Candidate, Fit, Step, Trace};
-
-/// A map from text, hashed with a seed of its own process.
-pub(super) type TextMap<T> = HashMap<Box<str>, T, RandomState>;
 
 /// One configured level: where a descriptor's entry leads.
 #[derive(Debug, Default)]

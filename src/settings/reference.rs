@@ -3,7 +3,7 @@
 
 use super::fault::{Fault, Faults};
 use super::value;
-use crate::time::parse_duration;
+use crate::duration::parse_duration;
 
 /// What becomes of a variable of the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

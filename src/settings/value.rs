@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::fault::Expected;
-use crate::time::parse_duration;
+use crate::duration::parse_duration;
 
 /// Longest DNS name in its text form (RFC 1035 §2.3.4, less the root).
 const HOST_BYTES_MAX: usize = 253;

@@ -6,9 +6,8 @@ use serde_json::json;
 use smallvec::smallvec;
 
 use super::*;
-use crate::metrics::Anchor;
 use crate::request::{Descriptor, Entry};
-use crate::rules::{Allowance, FailureMode, Leasing, Unit};
+use crate::rules::{Allowance, Attachment, FailureMode, Leasing, Unit};
 
 const MINUTE: Limit = Limit::fixed_window(10, Unit::Minute);
 
@@ -27,7 +26,7 @@ fn rule() -> Rule {
         shards: NonZeroU8::MIN,
         metadata: None,
         levels: Arc::default(),
-        meter: Anchor::default(),
+        meter: Attachment::default(),
     }
 }
 

@@ -7,7 +7,7 @@ use clap::Args;
 use super::request::Shape;
 use crate::cli::out::OutFlags;
 use crate::cli::target::Target;
-use crate::time::parse_duration;
+use crate::duration::parse_duration;
 
 /// The most of each that one run has. Each is far above what a machine can make use of.
 const CONNECTIONS_MAX: i64 = 1024;

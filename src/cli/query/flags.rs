@@ -8,9 +8,9 @@ use crate::cli::channel::TlsFlags;
 use crate::cli::descriptor::Typed;
 use crate::cli::out::OutFlags;
 use crate::cli::target::Target;
+use crate::duration::parse_duration;
 use crate::request::{Descriptor, Request};
 use crate::rules::{Limit, Unit};
-use crate::time::parse_duration;
 
 /// Calls of one run.
 const REPEAT_MAX: i64 = 1_000_000;

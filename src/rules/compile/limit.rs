@@ -5,7 +5,8 @@ use std::num::{NonZeroU8, NonZeroU32};
 use super::Compiler;
 use super::manner::{Lease, Manner};
 use crate::rules::fault::{Findings, excerpt};
-use crate::rules::file::{Given, RateLimit};
+use crate::rules::file::RateLimit;
+use crate::rules::given::Given;
 use crate::rules::{
     Algorithm, Allowance, FILL_SECONDS_MAX, FailureMode, Leasing, Limit, SLIDING_LOG_MAX,
     SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::Compiler;
 use crate::rules::fault::{Findings, excerpt};
-use crate::rules::file::{self, Given};
+use crate::rules::file;
+use crate::rules::given::Given;
 use crate::rules::{Algorithm, FailureMode, Leasing, MAX_DELAY_MAX, POOLS_MAX, Terms};
 
 /// How a limit is kept, as a rule or its file's `defaults` say.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 
 use crate::rules::file::Descriptor;
-use crate::rules::tree::TextMap;
+use crate::rules::handful::TextMap;
 use crate::rules::{Level, Rule};
 
 /// The levels from the domain down to the descriptor being compiled.

@@ -7,10 +7,10 @@ use serde_json::Map;
 use super::limit::Counting;
 use super::path::Trail;
 use super::{Compiler, PATH_BYTES_MAX};
-use crate::metrics::Anchor;
 use crate::rules::fault::{Place, excerpt};
-use crate::rules::file::{Descriptor, Given, RateLimit};
-use crate::rules::{Level, Matched, Rule};
+use crate::rules::file::{Descriptor, RateLimit};
+use crate::rules::given::Given;
+use crate::rules::{Attachment, Level, Matched, Rule};
 
 // === impl Compiler ===
 
@@ -45,7 +45,7 @@ impl Compiler<'_> {
                 .filter(|map: &&Map<_, _>| !map.is_empty())
                 .cloned(),
             levels,
-            meter: Anchor::default(),
+            meter: Attachment::default(),
         });
         if let Some(places) = &mut self.places {
             places.note(&rule.path, &self.findings.file(), descriptor.place);

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Given, is_null};
+use super::is_null;
 use crate::rules::fault::Place;
 use crate::rules::field::{Field, Owner};
+use crate::rules::given::Given;
 use crate::rules::node::{Kind, Node};
 use crate::rules::reader::{Entry, Reader};
 use crate::rules::scalar::Meaning;

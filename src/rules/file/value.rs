@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::Given;
+use crate::duration::parse_duration;
 use crate::rules::fault::{Place, excerpt};
 use crate::rules::field::Field;
+use crate::rules::given::Given;
 use crate::rules::node::{Kind, Node};
 use crate::rules::reader::{Entry, Reader};
 use crate::rules::scalar::Meaning;
-use crate::time::parse_duration;
 
 // === impl Reader ===
 

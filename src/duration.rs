@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Go's `time.ParseDuration`, for spans that are not negative: `20ms`, `1.5s`, `1h30m`, `0`.
-pub fn parse(text: &str) -> Option<Duration> {
+pub fn parse_duration(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
         return Some(Duration::ZERO);
@@ -85,7 +85,7 @@ mod tests {
             ("9223372036854775807ns", i64::MAX as u64),
         ];
         for (text, nanos) in cases {
-            assert_eq!(parse(text), Some(Duration::from_nanos(nanos)), "{text}");
+            assert_eq!(parse_duration(text), Some(Duration::from_nanos(nanos)), "{text}");
         }
         let wrong = [
             "",
@@ -109,7 +109,7 @@ mod tests {
             "٣s",
         ];
         for text in wrong {
-            assert_eq!(parse(text), None, "{text:?}");
+            assert_eq!(parse_duration(text), None, "{text:?}");
         }
     }
 }
