@@ -14,7 +14,7 @@ use tracing::{Level, debug};
 use crate::control::Published;
 use crate::limiter::Limiter;
 use crate::observe::{Decision, Observers};
-use crate::request::Request;
+use crate::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
 use crate::rules::Rules;
 use crate::settings::Headers;
 use crate::store::{Count, StoreError};
@@ -26,13 +26,6 @@ use gate::Gate;
 pub use parts::Parts;
 use room::Room;
 pub use room::{Held, Peer};
-
-/// Descriptors of one request at most. Envoy sends as many as the route has actions for, so a
-/// client cannot reach this.
-pub const DESCRIPTORS_MAX: usize = 256;
-
-/// Entries of one descriptor at most.
-pub const ENTRIES_MAX: usize = 64;
 
 /// Bytes of unfinished messages of gRPC at most, of all connections together: 500 messages of
 /// Envoy, which take a few hundred bytes, or 4 that are as long as may be. What is on its way to

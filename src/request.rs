@@ -1,11 +1,20 @@
 //! A rate limit call as the core sees it: borrowed from the decoded message, free of any wire type.
 
+pub mod json;
+
 use smallvec::SmallVec;
 
 use crate::rules::Limit;
 
 /// One for each descriptor of a request. Most requests have one or two: those allocate nothing.
 pub type Few<T> = SmallVec<[T; 2]>;
+
+/// Descriptors of one request at most. Envoy sends as many as the route has actions for, so a
+/// client cannot reach this.
+pub const DESCRIPTORS_MAX: usize = 256;
+
+/// Entries of one descriptor at most.
+pub const ENTRIES_MAX: usize = 64;
 
 /// Entries of a descriptor that allocates nothing.
 const ENTRIES: usize = 4;

@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use super::json;
 use crate::control::guard::Guard;
 use crate::intake::{Answer, Held, Intake, JSON_CALLS_MAX, Parts, Peer, Refusal};
+use crate::request::json as request_json;
 use crate::telemetry::trace::{Door, Outcome, Span};
 use crate::verdict::Code;
 
@@ -103,7 +104,7 @@ impl Json {
         span: Option<&Span>,
     ) -> Result<Response, Unanswered> {
         let bad = |reason| Unanswered(StatusCode::BAD_REQUEST, reason);
-        let request = json::parse(&body).map_err(bad)?;
+        let request = request_json::parse(&body).map_err(bad)?;
         drop(body);
         let request = request.borrow();
         if let Some(at) = request.descriptors.iter().position(|it| it.refund && !self.refunds) {

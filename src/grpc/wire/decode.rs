@@ -9,8 +9,8 @@
 //! is known how many it claims to have.
 
 use super::proto::{Fields, Malformed};
-use crate::intake::{DESCRIPTORS_MAX, ENTRIES_MAX, Fault};
-use crate::request::{Descriptor, Entry, Few, Request};
+use crate::intake::Fault;
+use crate::request::{DESCRIPTORS_MAX, Descriptor, ENTRIES_MAX, Entry, Few, Request};
 use crate::rules::{Limit, Unit};
 
 /// `RateLimitOverride` as it stands in the message.
