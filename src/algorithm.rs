@@ -13,7 +13,8 @@ pub mod sliding_log;
 pub mod sliding_window;
 pub mod token_bucket;
 
-use crate::rules::{Algorithm, Limit, WINDOW_SECONDS_MAX};
+use ratelease_rules::{Algorithm, Limit, WINDOW_SECONDS_MAX};
+
 use crate::store::{Ask, Grant};
 
 /// What the store keeps of one count. Small, since there is one a key; only a log lies elsewhere.

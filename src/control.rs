@@ -19,7 +19,7 @@ use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use tokio::sync::watch as channel;
 
-use crate::rules::Rules;
+use ratelease_rules::Rules;
 
 /// The rules in force, and how their loads went. Shared by everybody, written by the watcher.
 ///

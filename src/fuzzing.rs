@@ -9,5 +9,5 @@ pub use crate::store::redis::fuzzing::{cluster_slots, script_reply};
 ///
 /// It is no request; says why.
 pub fn json(body: &[u8]) -> Result<usize, String> {
-    crate::request::json::parse(body).map(|request| request.borrow().descriptors.len())
+    ratelease_rules::request::json::parse(body).map(|request| request.borrow().descriptors.len())
 }

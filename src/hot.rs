@@ -33,11 +33,11 @@ use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
+use ratelease_rules::Rule;
+use ratelease_rules::key::Key;
+use ratelease_rules::request::Descriptor;
 
-use crate::key::Key;
 use crate::observe::Decision;
-use crate::request::Descriptor;
-use crate::rules::Rule;
 use crate::stripe;
 use crate::time::{Clock, Time};
 use crate::verdict::{Code, OVERRIDE};

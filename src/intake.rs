@@ -9,13 +9,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderMap;
+use ratelease_rules::Rules;
+use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
 use tracing::{Level, debug};
 
 use crate::control::Published;
 use crate::limiter::Limiter;
 use crate::observe::{Decision, Observers};
-use crate::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
-use crate::rules::Rules;
 use crate::settings::Headers;
 use crate::store::{Count, StoreError};
 use crate::telemetry::trace::{Door, Span};

@@ -22,15 +22,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use ratelease_rules::key::Key;
+use ratelease_rules::request::Request;
+use ratelease_rules::{Limit, Rules};
+
 use crate::buffer::expired;
 use crate::buffer::table::{Table, TableFull};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::key::Key;
 use crate::lease::{Desk, Reply, ShardState, ShardTally};
-use crate::request::Request;
-use crate::rules::{Limit, Rules};
 use crate::store::{Ask, Count, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::Verdict;

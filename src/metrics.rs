@@ -29,12 +29,12 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use foldhash::quality::RandomState;
+use ratelease_rules::request::{Descriptor, Request};
+use ratelease_rules::{Rule, Rules};
 
 use crate::intake::Refusal;
 use crate::limiter::limits;
 use crate::observe::Decision;
-use crate::request::{Descriptor, Request};
-use crate::rules::{Rule, Rules};
 use crate::verdict::{Applied, Code, OVERRIDE, Status, Trace};
 
 use hits::Hits;

@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use http::HeaderMap;
+use ratelease_rules::Rules;
+use ratelease_rules::request::Request;
 
 use crate::hot::HotKeys;
 use crate::intake::Refusal;
 use crate::metrics::Meters;
-use crate::request::Request;
-use crate::rules::Rules;
 use crate::store::Count;
 use crate::telemetry::Samples;
 use crate::telemetry::trace::{Door, Span, Tracer};

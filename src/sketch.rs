@@ -12,7 +12,7 @@
 //! by chance instead ([`Sketch::note_if`]), which keeps the many that come once from the counters
 //! of those that come often. Pure.
 
-use crate::key::Key;
+use ratelease_rules::key::Key;
 
 /// Counters of a set: what a note looks through.
 pub const WAYS: usize = 8;

@@ -9,8 +9,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use crate::key::{Key, POOLS_FROM};
-use crate::rules::{Limit, POOLS_MAX};
+use ratelease_rules::key::{Key, POOLS_FROM};
+use ratelease_rules::{Limit, POOLS_MAX};
+
 use crate::telemetry::trace::Context;
 
 /// Owner of every key's count.

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use crate::key::Key;
-use crate::request::{Few, Request};
-use crate::rules::{Algorithm, FailureMode, Limit, Rule};
+use ratelease_rules::key::Key;
+use ratelease_rules::request::{Few, Request};
+use ratelease_rules::{Algorithm, FailureMode, Limit, Rule};
 
 /// What stands in the place of a rule's path where the request itself named the limit.
 pub const OVERRIDE: &str = "override";

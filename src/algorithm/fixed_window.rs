@@ -4,8 +4,9 @@
 
 use std::time::Duration;
 
+use ratelease_rules::Limit;
+
 use super::{until_end_us, window_of, window_us};
-use crate::rules::Limit;
 use crate::store::{Ask, Back, Grant};
 
 /// What the store keeps of one key.

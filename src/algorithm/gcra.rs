@@ -8,8 +8,9 @@
 
 use std::time::Duration;
 
+use ratelease_rules::{Algorithm, Limit};
+
 use super::{MICROS_PER_SECOND, window_seconds};
-use crate::rules::{Algorithm, Limit};
 
 /// What the store keeps of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

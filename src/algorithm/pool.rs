@@ -8,8 +8,9 @@
 
 use std::time::Duration;
 
+use ratelease_rules::Algorithm;
+
 use super::MICROS_PER_SECOND;
-use crate::rules::Algorithm;
 use crate::store::{Ask, Grant};
 
 /// What the store keeps of one pool.

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use ratelease_rules::Limit;
+
 use super::window_us;
-use crate::rules::Limit;
 use crate::store::{Ask, Back, Grant};
 
 /// What the store keeps of one key: when each token was lent, in microseconds since the Unix epoch,

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use ratelease_rules::Limit;
+
 use super::{MICROS_PER_SECOND, until_end_us, window_of, window_seconds, window_us};
-use crate::rules::Limit;
 use crate::store::{Ask, Grant};
 
 /// What the store keeps of one key.

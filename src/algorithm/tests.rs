@@ -4,10 +4,10 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use proptest::prelude::*;
+use ratelease_rules::Unit;
+use ratelease_rules::key::Key;
 
 use super::*;
-use crate::key::Key;
-use crate::rules::Unit;
 use crate::store::Back;
 
 pub(super) fn any_algorithm() -> impl Strategy<Value = Algorithm> {

@@ -185,12 +185,12 @@ mod tests {
     use super::*;
     use crate::accept::OpenConnections;
     use crate::http::serve::UnreadPages;
-    use crate::key::KeyHasher;
     use crate::limiter::Options;
     use crate::store::memory::MemoryStore;
     use crate::store::{Ask, Beat, Beaten, Replies, Store};
     use crate::time::Clock;
     use crate::verdict::Modes;
+    use ratelease_rules::key::KeyHasher;
 
     const PATIENCE: Duration = Duration::from_secs(30);
 

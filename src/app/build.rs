@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
+use ratelease_rules::key::KeyHasher;
 use tokio::runtime::{Handle, RuntimeMetrics};
 use tokio::task::spawn_blocking;
 use tracing::error;
@@ -27,7 +28,6 @@ use crate::grpc::serve::{ConnectionAge, Listener};
 use crate::hot::HotKeys;
 use crate::http::JsonOptions;
 use crate::intake::Intake;
-use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
 use crate::metrics::{self as counting, Meters};
 use crate::observe::Observers;

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
+use ratelease_rules::key::Key;
 
-use crate::key::Key;
 use crate::time::Time;
 use part::Part;
 

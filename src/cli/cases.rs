@@ -12,11 +12,11 @@ mod report;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use ratelease_rules::{Fault, Place};
 
 use super::out::{Ended, Out, OutFlags, Outcome, Trouble};
 use super::safe::Safe;
 use super::source;
-use crate::rules::{Fault, Place};
 use crate::settings::{Reading, ReadingFlags};
 use crate::verdict::Code;
 use play::Failure;

@@ -6,10 +6,10 @@ mod snippet;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use ratelease_rules::{self as rules, Fault, Options, Source};
 
 use super::out::{Ended, Out, OutFlags, Outcome};
 use super::source;
-use crate::rules::{self, Fault, Options, Source};
 use crate::settings::{Role, RulesDirFlags};
 use report::{Finding, Report, Rules, Severity};
 

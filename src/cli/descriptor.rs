@@ -1,6 +1,6 @@
 //! Descriptors as people type them: `key=value,key=value`.
 
-use crate::request::{Descriptor, Entry};
+use ratelease_rules::request::{Descriptor, Entry};
 
 /// One descriptor of a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,11 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use ratelease_rules::{Allowance, Places, Rule, Rules};
 use serde_json::Value;
 
 use super::out::{Ended, Out, OutFlags, Outcome, Trouble};
 use super::{rule, source};
-use crate::rules::{Allowance, Places, Rule, Rules};
 use crate::settings::ReadingFlags;
 
 pub(super) const NOTES: &str = "\

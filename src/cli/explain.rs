@@ -5,14 +5,14 @@ mod report;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::Request;
+use ratelease_rules::{Lookup, Places, Rule, Rules, Trace, Written};
 
 use super::descriptor::{self, Typed};
 use super::out::{Ended, Out, OutFlags, Outcome};
 use super::source;
-use crate::key::KeyHasher;
 use crate::limiter::{Resolved, resolve};
-use crate::request::Request;
-use crate::rules::{Lookup, Places, Rule, Rules, Trace, Written};
 use crate::settings::{KeyFlags, PerSecondFlags, Role, RulesDirFlags, StoreFlags};
 use count::{Count, Entry};
 

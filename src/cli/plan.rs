@@ -11,10 +11,10 @@ mod tests;
 use std::time::Duration;
 
 use clap::Args;
+use ratelease_rules::duration::parse_duration;
+use ratelease_rules::{Unit, WINDOW_SECONDS_MAX};
 
 use super::out::{Ended, Out, OutFlags, Outcome};
-use crate::duration::parse_duration;
-use crate::rules::{Unit, WINDOW_SECONDS_MAX};
 use crate::store::PODS_MAX;
 use model::{Estimate, Fleet};
 

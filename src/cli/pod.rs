@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Args;
+use ratelease_rules::duration::parse_duration;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -12,7 +13,6 @@ use serde_json::Value;
 use super::fetch;
 use super::out::Trouble;
 use super::source;
-use crate::duration::parse_duration;
 use crate::settings::{HostPort, Secret, SecretFile};
 
 /// The page.

@@ -5,13 +5,13 @@ mod show;
 
 use std::time::Duration;
 
+use ratelease_rules::request::Request;
 use serde_json::json;
 use tokio::time::timeout;
 use tonic::transport::Channel;
 
 use super::out::{Ended, Out, Outcome, Trouble};
 use crate::grpc::wire::client::{Answered, ask};
-use crate::request::Request;
 use crate::time::Clock;
 pub(super) use flags::{NOTES, QueryFlags};
 

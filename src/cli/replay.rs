@@ -15,6 +15,9 @@ use std::fs;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
+use ratelease_rules::Rules;
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::{Descriptor, Entry, Request};
 use smallvec::SmallVec;
 
 use super::meter::{Meter, bar};
@@ -22,10 +25,7 @@ use super::out::{Ended, Out, OutFlags, Outcome, Trouble};
 use super::safe::Safe;
 use super::signals::Signals;
 use super::source::{self, STDIN, STDIN_NAME};
-use crate::key::KeyHasher;
 use crate::limiter::Exact;
-use crate::request::{Descriptor, Entry, Request};
-use crate::rules::Rules;
 use crate::settings::{Role, RulesDirFlags};
 use crate::time::{Clock, Time};
 use crate::verdict::Modes;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::rules::{
+use ratelease_rules::{
     Algorithm, Allowance, FailureMode, Leasing, Level, Limit, Rule, Terms, Written,
 };
 
@@ -149,7 +149,7 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use crate::rules::Unit;
+    use ratelease_rules::Unit;
 
     #[test]
     fn a_limit_is_said_in_words() {

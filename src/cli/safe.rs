@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use crate::steering::steers;
+use ratelease_rules::steering::steers;
 
 /// Shows a text with what steers a terminal escaped. Line ends pass: messages have some.
 pub(super) struct Safe<T>(pub(super) T);

@@ -3,9 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use ratelease_rules::{
+    self as rules, Faults as RuleFaults, Options, Places, ReadError, Rules, Source,
+};
+
 use super::out::Trouble;
 use super::safe::Safe;
-use crate::rules::{self, Faults as RuleFaults, Options, Places, ReadError, Rules, Source};
 use crate::settings::{Faults, Reading};
 
 /// What `resolve` makes of flags, or all that is wrong with them.

@@ -10,6 +10,8 @@ mod proto;
 use std::convert::Infallible;
 use std::task::{Context, Poll};
 
+use ratelease_rules::request::Request;
+
 use bytes::{Bytes, BytesMut};
 use codec::Codec;
 pub use decode::Unreadable;
@@ -24,7 +26,6 @@ use super::call::Untried;
 use super::deadline::Deadline;
 use super::{MESSAGE_BYTES_MAX, status_of};
 use crate::intake::{Answer, Held, Intake, Peer, Refusal};
-use crate::request::Request;
 use crate::telemetry::trace::{self, Outcome, Span};
 
 /// The request that a message of protobuf is; its text is borrowed. What it costs is bounded

@@ -1,8 +1,9 @@
 //! A sketch with the text of the keys that have a counter.
 
+use ratelease_rules::Rule;
+use ratelease_rules::request::Descriptor;
+
 use crate::dice;
-use crate::request::Descriptor;
-use crate::rules::Rule;
 use crate::sketch::{Frequent, Sketch, WAYS};
 
 use super::{Seen, TEXT_BYTES_MAX};

@@ -18,12 +18,12 @@ use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http_body::Body as _;
+use ratelease_rules::request::json as request_json;
 use tokio::time::timeout;
 
 use super::json;
 use crate::control::guard::Guard;
 use crate::intake::{Answer, Held, Intake, JSON_CALLS_MAX, Parts, Peer, Refusal};
-use crate::request::json as request_json;
 use crate::telemetry::trace::{Door, Outcome, Span};
 use crate::verdict::Code;
 

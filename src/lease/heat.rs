@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use crate::key::Key;
+use ratelease_rules::key::Key;
+
 use crate::sketch::Sketch;
 use crate::time::Time;
 

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ratelease_rules::key::Key;
 
 use super::breaker::{Breaker, Position};
 use super::budget::Budget;
 use super::heat::{Heat, HotKey};
 use super::tally::{ShardTally, Tally};
 use super::{EXCHANGE_MAX, nanos};
-use crate::key::Key;
 use crate::store::{Ask, Grant, Purpose, StoreError};
 use crate::time::Time;
 

@@ -8,7 +8,7 @@
 use std::num::NonZeroU8;
 use std::time::Duration;
 
-use crate::rules::Terms;
+use ratelease_rules::Terms;
 
 /// ε: the part of a limit that may lie unspent in the whole fleet, whatever the demand.
 const UNSPENT_ALLOWANCE: f64 = 0.005;

@@ -7,11 +7,11 @@ mod stall;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use ratelease_rules::key::Key;
+use ratelease_rules::{Limit, Unit};
 use tokio::sync::{Semaphore, mpsc};
 
 use super::*;
-use crate::key::Key;
-use crate::rules::{Limit, Unit};
 use crate::store::memory::MemoryStore;
 use crate::store::{Beaten, Lent, Purpose, Replies};
 

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, FailureMode, Limit};
+
 use super::outcome::{Settled, Standing};
 use super::resolve::Charge;
 use parking_lot::Mutex;
 
 use crate::buffer::Lot;
 use crate::dice::mixed;
-use crate::key::Key;
 use crate::lease::Reply;
-use crate::rules::{Algorithm, FailureMode, Limit};
 use crate::store::memory::MemoryStore;
 use crate::store::{Ask, Back, Count, Grant, StoreError};
 use crate::time::{Clock, Time};

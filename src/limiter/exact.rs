@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ratelease_rules::key::{Key, KeyHasher};
+use ratelease_rules::request::{Few, Request};
+use ratelease_rules::{Algorithm, Rules};
+
 use super::resolve::{Charge, Resolved, resolve};
-use crate::key::{Key, KeyHasher};
-use crate::request::{Few, Request};
-use crate::rules::{Algorithm, Rules};
 use crate::store::memory::MemoryStore;
 use crate::store::{Ask, Back, Grant, StoreError};
 use crate::verdict::{self, Code, Counted, How, Modes, Outcome, Trace, Verdict};
@@ -147,8 +148,8 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::request::{Descriptor, Entry};
-    use crate::rules::{Options, Source, load};
+    use ratelease_rules::request::{Descriptor, Entry};
+    use ratelease_rules::{Options, Source, load};
 
     const MINUTE_US: u64 = 60_000_000;
     const START: u64 = 29_000_000 * MINUTE_US;

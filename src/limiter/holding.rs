@@ -6,13 +6,13 @@
 
 mod queued;
 
+use ratelease_rules::key::Key;
+use ratelease_rules::request::Few;
 use smallvec::smallvec;
 
 use super::outcome::{Attempt, Entered, Settled, Standing};
 use super::resolve::{Charge, Resolved};
 use super::{Request, Shared, StoreError, Time, Verdict};
-use crate::key::Key;
-use crate::request::Few;
 use crate::verdict::{self, Code, Counted, How, Outcome, Trace};
 use queued::Queued;
 

@@ -5,11 +5,11 @@ use std::mem::size_of;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Rule, Rules};
 use tokio::time::MissedTickBehavior;
 
 use crate::buffer::table::Entry;
-use crate::key::Key;
-use crate::rules::{Rule, Rules};
 use crate::store::{Ask, Beat};
 use crate::time::Time;
 

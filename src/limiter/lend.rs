@@ -3,11 +3,12 @@
 use std::num::NonZeroU8;
 use std::time::Duration;
 
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Leasing, Limit, Rule, Terms};
+
 use super::Here;
 use crate::buffer::{Kind, Lot, Refill};
-use crate::key::Key;
 use crate::lease::Reply;
-use crate::rules::{Algorithm, Leasing, Limit, Rule, Terms};
 use crate::store::{Ask, Back, Grant, Purpose};
 use crate::time::Time;
 

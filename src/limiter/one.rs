@@ -1,12 +1,13 @@
 //! The request of one descriptor, as most are: by the steps that several take, without the lists
 //! that they need.
 
+use ratelease_rules::Rules;
+use ratelease_rules::request::Descriptor;
+
 use super::holding::outcome;
 use super::outcome::Attempt;
 use super::resolve::{self, Resolved};
 use super::{Request, Shared, StoreError, Time, Verdict};
-use crate::request::Descriptor;
-use crate::rules::Rules;
 
 impl Shared {
     /// As [`super::Limiter::decide_at_once`], for the only descriptor of `request`. Nothing has

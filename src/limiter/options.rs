@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::key::KeyHasher;
+use ratelease_rules::key::KeyHasher;
+
 use crate::verdict::Modes;
 
 /// What an answer takes to reach its caller once it is made, and what a busy machine adds to that:

@@ -11,10 +11,11 @@
 //! A key that has its own entry, as one that is used all the time has, never comes here. Overflow
 //! keys are kept aside from the table that is full, so that what fills it cannot push them out.
 
+use ratelease_rules::key::{Key, KeyHasher, Owner};
+
 use super::resolve::Charge;
 use super::{Ordering, Shared};
 use crate::buffer::table::Seat;
-use crate::key::{Key, KeyHasher, Owner};
 
 impl Shared {
     /// Turns `charge` to its overflow key. False if it has been already.

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use ratelease_rules::Rule;
 
-use crate::rules::Rule;
 use crate::time::Time;
 
 /// Domains that are counted apart at most; pods of further ones are counted together.

@@ -4,11 +4,11 @@ use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
+use ratelease_rules::key::{Key, KeyHasher, Part};
+use ratelease_rules::request::{Descriptor, Few, Request};
+use ratelease_rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
 
 use super::pods::domain_of;
-use crate::key::{Key, KeyHasher, Part};
-use crate::request::{Descriptor, Few, Request};
-use crate::rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
 use crate::verdict::Applied;
 
 /// What the rules make of one descriptor.

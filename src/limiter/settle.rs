@@ -1,5 +1,8 @@
 //! Charges that the store does not settle, and effects of requests that do not stand.
 
+use ratelease_rules::key::Key;
+use ratelease_rules::{FailureMode, Limit};
+
 use super::Shared;
 use super::away::Away;
 use super::lend::Manner;
@@ -7,8 +10,6 @@ use super::outcome::Settled;
 use super::resolve::Charge;
 use super::slot::Slot;
 use crate::buffer::Lot;
-use crate::key::Key;
-use crate::rules::{FailureMode, Limit};
 use crate::store::StoreError;
 use crate::time::Time;
 use crate::verdict::{Applied, How};

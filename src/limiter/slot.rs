@@ -16,6 +16,8 @@ pub(super) use rare::Rare;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_rules::{Algorithm, Limit, Rule};
+
 use super::Here;
 use super::lend::{Manner, Scarcity};
 use super::outcome::{Attempt, Entered, Settled, Standing};
@@ -25,7 +27,6 @@ use super::wait::Wish;
 use crate::buffer::table::Link;
 use crate::buffer::{Buffer, Kind, Lot, Take};
 use crate::lease::demand::Demand;
-use crate::rules::{Algorithm, Limit, Rule};
 use crate::store::{Ask, Back, Purpose, StoreError};
 use crate::time::{Coarse, Time};
 use crate::verdict::{Applied, How};

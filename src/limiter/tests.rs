@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::{Descriptor, Entry};
+use ratelease_rules::{self as rules, FailureMode, Limit, Source, Unit};
 use smallvec::smallvec;
 
 use super::*;
-use crate::key::KeyHasher;
 use crate::lease::Position;
-use crate::request::{Descriptor, Entry};
-use crate::rules::{self, FailureMode, Limit, Source, Unit};
 use crate::store::memory::MemoryStore;
 use crate::store::{Beat, Beaten, Replies};
 use crate::verdict::{Code, Modes};

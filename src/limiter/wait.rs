@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::mem::size_of;
 
+use ratelease_rules::Limit;
 use tokio::sync::oneshot;
 
 use super::outcome::Settled;
 use super::resolve::Charge;
 use super::slot::Rare;
 use crate::lease::QUEUE_MAX;
-use crate::rules::Limit;
 use crate::store::StoreError;
 
 /// Requests that wait for the lease of one key at most. More are refused at once.

@@ -56,9 +56,9 @@ fn threshold(limit: u64, ratio: f32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::KeyHasher;
-    use crate::rules::{Limit, Unit};
     use crate::verdict::{Applied, Code, How};
+    use ratelease_rules::key::KeyHasher;
+    use ratelease_rules::{Limit, Unit};
 
     /// Of a limit of 10 and a ratio of 0.8.
     fn hits(hits: u64, remaining: u32, over: bool) -> (u64, u64, u64, u64) {

@@ -3,11 +3,12 @@
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ratelease_rules::{FailureMode, Level, Matched, Rule};
+
 use super::family::Labels;
 use super::hits::Hits;
 use super::label::bounded;
 use super::striped::Striped;
-use crate::rules::{FailureMode, Level, Matched, Rule};
 use crate::verdict::{How, OVERRIDE};
 
 /// The name of whatever found no room of its own.

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use ratelease_rules::key::Key;
+use ratelease_rules::request::{Descriptor, Entry};
+use ratelease_rules::{self as rules, Limit, Lookup, Rules, Source, Unit};
 use smallvec::smallvec;
 
 use super::family::{Family, Value};
 use super::*;
-use crate::key::Key;
-use crate::request::{Descriptor, Entry};
-use crate::rules::{self, Limit, Lookup, Rules, Source, Unit};
 use crate::time::Time;
 use crate::verdict::{Applied, Counted, How, Modes, Outcome, Verdict};
 

@@ -1,9 +1,10 @@
 //! Every environment variable of the reference (`src/settings/settings.go` at f2fb157), and what
 //! becomes of it here.
 
+use ratelease_rules::duration::parse_duration;
+
 use super::fault::{Fault, Faults};
 use super::value;
-use crate::duration::parse_duration;
 
 /// What becomes of a variable of the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

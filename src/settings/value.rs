@@ -6,8 +6,9 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ratelease_rules::duration::parse_duration;
+
 use super::fault::Expected;
-use crate::duration::parse_duration;
 
 /// Longest DNS name in its text form (RFC 1035 §2.3.4, less the root).
 const HOST_BYTES_MAX: usize = 253;

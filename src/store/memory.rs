@@ -8,11 +8,11 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use foldhash::HashMap;
 use parking_lot::Mutex;
+use ratelease_rules::key::Key;
 
 use self::pods::Pods;
 use super::{Ask, Beat, Beaten, Grant, Lent, Replies, Store, StoreError};
 use crate::algorithm::{State, step};
-use crate::key::Key;
 
 mod pods;
 

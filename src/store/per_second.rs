@@ -106,9 +106,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::key::Key;
-    use crate::rules::{Limit, Unit};
     use crate::store::memory::MemoryStore;
+    use ratelease_rules::key::Key;
+    use ratelease_rules::{Limit, Unit};
 
     fn ask(key: u64, unit: Unit, want: u64) -> Ask {
         let limit = Limit::fixed_window(100, unit);

@@ -5,6 +5,7 @@
 
 use std::fmt::{self, Write};
 
+use ratelease_rules::steering::steers;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -15,7 +16,6 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::trace;
-use crate::steering::steers;
 
 /// The name under which tracing keeps an event's message.
 const MESSAGE: &str = "message";

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use ratelease_rules::request::Descriptor;
 use tracing::info;
 
 use crate::dice;
 use crate::observe::Decision;
-use crate::request::Descriptor;
 use crate::store::Count;
 use crate::time::Clock;
 use crate::verdict::Status;
@@ -149,7 +149,7 @@ impl fmt::Display for Values<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::Entry;
+    use ratelease_rules::request::Entry;
 
     #[test]
     fn values_show_as_pairs_and_long_ones_are_cut_between_characters() {

@@ -223,8 +223,8 @@ fn link(cause: &Context) -> Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Key;
-    use crate::rules::{Limit, Unit};
+    use ratelease_rules::key::Key;
+    use ratelease_rules::{Limit, Unit};
 
     /// The span of asks that these requests have sent.
     fn sent_by(causes: &[Option<Context>]) -> (Message, [u8; 16]) {

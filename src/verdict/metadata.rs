@@ -1,9 +1,9 @@
 //! Dynamic metadata of an answer: the request, and what the rules that passed say of it.
 
+use ratelease_rules::request::{Descriptor, Request};
 use serde_json::{Map, Value, json};
 
 use super::Outcome;
-use crate::request::{Descriptor, Request};
 
 /// The fields of the reference: `domain`, `descriptors`, `hitsAddend` and the merged `metadata`.
 pub(super) fn of(request: &Request<'_>, outcomes: &[Outcome<'_>]) -> Map<String, Value> {

@@ -2,12 +2,12 @@
 
 use std::num::NonZeroU8;
 
+use ratelease_rules::request::{Descriptor, Entry};
+use ratelease_rules::{Allowance, Attachment, FailureMode, Leasing, Unit};
 use serde_json::json;
 use smallvec::smallvec;
 
 use super::*;
-use crate::request::{Descriptor, Entry};
-use crate::rules::{Allowance, Attachment, FailureMode, Leasing, Unit};
 
 const MINUTE: Limit = Limit::fixed_window(10, Unit::Minute);
 

@@ -10,14 +10,14 @@ use ratelease::control::Published;
 use ratelease::control::watch::{Compiled, Load, WatchPaths, Watcher};
 use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
 use ratelease::intake::Intake;
-use ratelease::key::KeyHasher;
 use ratelease::limiter::{Limiter, Options};
-use ratelease::rules::{self, Source};
 use ratelease::store::memory::MemoryStore;
 use ratelease::store::{Ask, Beat, Beaten, Replies, Store};
 use ratelease::supervise::Supervisor;
 use ratelease::time::Clock;
 use ratelease::verdict::Modes;
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::{self as rules, Source};
 use tokio::net::TcpListener;
 
 use crate::row::Row;

@@ -8,11 +8,12 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{self as rules, Limit, Rules, Source, Unit};
+
 use model::Model;
-use ratelease::key::KeyHasher;
 use ratelease::limiter::{Exact, Limiter, Options};
-use ratelease::request::{Descriptor, Entry, Request};
-use ratelease::rules::{self, Limit, Rules, Source, Unit};
 use ratelease::store::memory::MemoryStore;
 use ratelease::time::Clock;
 use ratelease::verdict::{Code, Modes, Verdict};

@@ -31,7 +31,7 @@ const STRAY: [(&str, &str); 6] = [
 fn the_source_is_tidy() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    ["src", "tests", "benches"].iter().for_each(|dir| list(&root.join(dir), &mut files));
+    ["src", "crates", "tests", "benches"].iter().for_each(|dir| list(&root.join(dir), &mut files));
     let mut faults = Vec::new();
     for path in &files {
         let text = fs::read_to_string(path).unwrap();

@@ -4,7 +4,7 @@ mod roll;
 
 use std::time::Duration;
 
-use ratelease::key::Key;
+use ratelease_rules::key::Key;
 
 use crate::rule::RulePlan;
 use crate::weather::Weather;

@@ -3,10 +3,10 @@
 use std::mem::take;
 
 use proptest::prelude::*;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Limit, Unit};
 
 use super::*;
-use crate::key::Key;
-use crate::rules::{Limit, Unit};
 use crate::store::Back;
 
 const NOON: u64 = 1_700_000_000_250_000;

@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 
 use proptest::prelude::*;
+use ratelease_rules::Unit;
 
 use super::*;
-use crate::rules::Unit;
 
 fn bucket(requests_per_unit: u32, burst: u32, unit: Unit) -> Pace {
     let algorithm = Algorithm::TokenBucket { burst };

@@ -1,10 +1,10 @@
 //! Deposits and what is lent of them, against a heap of tokens that each know their end.
 
 use proptest::prelude::*;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Limit, Unit};
 
 use super::*;
-use crate::key::Key;
-use crate::rules::{Limit, Unit};
 use crate::store::{Back, Deposit};
 
 const NOON: u64 = 1_700_000_000_250_000;

@@ -1,10 +1,10 @@
 //! The log against a recount of every token that was ever lent.
 
 use proptest::prelude::*;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Unit};
 
 use super::*;
-use crate::key::Key;
-use crate::rules::{Algorithm, Unit};
 
 const NOON: u64 = 1_700_000_000_250_000;
 

@@ -1,10 +1,10 @@
 //! The estimate against exact fractions, and the times it promises.
 
 use proptest::prelude::*;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Unit};
 
 use super::*;
-use crate::key::Key;
-use crate::rules::{Algorithm, Unit};
 use crate::store::Back;
 
 /// A quarter into a window of a second.

@@ -1,10 +1,10 @@
 //! The arithmetic against a bucket in exact fractions.
 
 use proptest::prelude::*;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit, Unit};
 
 use super::*;
-use crate::key::Key;
-use crate::rules::{Algorithm, Limit, Unit};
 
 const NOON: u64 = 1_700_000_000_250_000;
 

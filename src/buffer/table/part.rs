@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use parking_lot::Mutex;
+use ratelease_rules::key::Key;
 
 use super::{Entry, Hashed, Link, TableFull, hash};
 use crate::invariant;
-use crate::key::Key;
 use crate::time::Time;
 
 /// Entries that are allocated together. Few, since the last chunk of each part lies half empty.

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use clap::Args;
+use ratelease_rules::duration::parse_duration;
 
 use super::request::Shape;
 use crate::cli::out::OutFlags;
 use crate::cli::target::Target;
-use crate::duration::parse_duration;
 
 /// The most of each that one run has. Each is far above what a machine can make use of.
 const CONNECTIONS_MAX: i64 = 1024;

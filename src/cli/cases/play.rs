@@ -1,10 +1,11 @@
 //! Plays a case and holds the answers to what it expects.
 
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{Lookup, Place, Rules};
+
 use super::{Case, NO_RULE, Status, Step};
-use crate::key::KeyHasher;
 use crate::limiter::Exact;
-use crate::request::{Descriptor, Entry, Request};
-use crate::rules::{Lookup, Place, Rules};
 use crate::verdict::{Modes, Verdict};
 
 /// Keys of a case at most: a file cannot name more descriptors.

@@ -1,9 +1,10 @@
 //! From a YAML file to cases, with every fault of it.
 
+use ratelease_rules::duration::parse_duration;
+use ratelease_rules::yaml::{self, Yaml, YamlKind};
+use ratelease_rules::{Fault, Place, Source, excerpt, nearest};
+
 use super::{Case, Expect, NO_RULE, Status, Step, Suite};
-use crate::duration::parse_duration;
-use crate::rules::yaml::{self, Yaml, YamlKind};
-use crate::rules::{Fault, Place, Source, excerpt, nearest};
 use crate::verdict::Code;
 
 /// Times that one step asks at most.

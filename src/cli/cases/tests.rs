@@ -1,7 +1,8 @@
 //! Cases over rules, both as text.
 
+use ratelease_rules::{Options, Source, load};
+
 use super::*;
-use crate::rules::{Options, Source, load};
 
 const RULES: &str = "
 domain: d

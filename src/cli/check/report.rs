@@ -2,12 +2,12 @@
 
 use std::fmt::Display;
 
+use ratelease_rules::{Fault, Source};
 use serde_json::{Value, json};
 
 use super::snippet::Cursor;
 use crate::cli::out::{Ink, Out, Trouble};
 use crate::cli::safe::Safe;
-use crate::rules::{Fault, Source};
 
 /// What a check found.
 pub(super) struct Report {

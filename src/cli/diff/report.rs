@@ -1,12 +1,12 @@
 //! A difference, for people and for programs.
 
+use ratelease_rules::{Allowance, Places, Rule};
 use serde_json::{Value, json};
 
 use super::{Change, Counts, Diff, Sides};
 use crate::cli::out::{Ink, Out, Trouble};
 use crate::cli::rule;
 use crate::cli::safe::Safe;
-use crate::rules::{Allowance, Places, Rule};
 
 /// Prints what goes, what comes, what changes, and a summary.
 pub(super) fn text(diff: &Diff<'_>, places: Sides<'_>, out: &mut Out) -> Result<(), Trouble> {

@@ -1,7 +1,8 @@
 //! What differs between two texts of rules.
 
+use ratelease_rules::{Options, Source, load};
+
 use super::*;
-use crate::rules::{Options, Source, load};
 
 fn rules(descriptors: &str) -> Rules {
     let text = format!("domain: d\ndescriptors:\n{descriptors}").into_bytes();

@@ -1,10 +1,11 @@
 //! The count of one rule for one descriptor and the pools of its key: where they live, and what the
 //! store holds of them.
 
+use ratelease_rules::{Algorithm, Leasing, Limit, Rule};
+
 use crate::app;
 use crate::cli::out::Trouble;
 use crate::limiter::Charge;
-use crate::rules::{Algorithm, Leasing, Limit, Rule};
 use crate::settings::StoreSettings;
 use crate::store::redis::slot_of;
 use crate::store::{Ask, Grant, StoreError};

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use clap::Args;
+use ratelease_rules::duration::parse_duration;
+use ratelease_rules::request::{Descriptor, Request};
+use ratelease_rules::{Limit, Unit};
 
 use crate::cli::channel::TlsFlags;
 use crate::cli::descriptor::Typed;
 use crate::cli::out::OutFlags;
 use crate::cli::target::Target;
-use crate::duration::parse_duration;
-use crate::request::{Descriptor, Request};
-use crate::rules::{Limit, Unit};
 
 /// Calls of one run.
 const REPEAT_MAX: i64 = 1_000_000;

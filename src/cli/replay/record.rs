@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
+use ratelease_rules::request::json;
 use serde_json::{Map, Value};
 
 use super::envoy;
 use super::stamp;
-use crate::request::json;
 
 /// Where a JSON line has its time, unless it is said: the names that loggers use.
 const TIME_FIELDS: [&str; 6] = ["start_time", "time", "timestamp", "@timestamp", "ts", "date"];

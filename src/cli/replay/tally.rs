@@ -1,10 +1,10 @@
 //! What a replay counts, in bounded memory.
 
 use foldhash::HashMap;
+use ratelease_rules::key::Key;
+use ratelease_rules::request::Request;
 use serde::Serialize;
 
-use crate::key::Key;
-use crate::request::Request;
 use crate::verdict::{Code, Verdict};
 
 /// Keys whose denials are counted at once. When there are more, those denied least give way.

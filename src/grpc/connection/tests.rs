@@ -4,12 +4,12 @@ mod deadline;
 
 use std::sync::Arc;
 
+use ratelease_rules::key::KeyHasher;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
 use crate::control::Published;
 use crate::grpc::wire;
-use crate::key::KeyHasher;
 use crate::limiter::{Limiter, Options};
 use crate::store::memory::MemoryStore;
 use crate::time::Clock;

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use tonic::Status;
 use tonic::transport::Channel;
 
-use crate::request::Request;
+use ratelease_rules::request::Request;
 
 /// Deepest nesting of metadata that is shown.
 const METADATA_DEPTH_MAX: usize = 64;
@@ -144,8 +144,8 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::request::{Descriptor, Entry};
-    use crate::rules::{Limit, Unit};
+    use ratelease_rules::request::{Descriptor, Entry};
+    use ratelease_rules::{Limit, Unit};
 
     #[test]
     fn a_request_is_sent_as_our_own_server_reads_it() {

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::AtomicBool;
 
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{self as rules, Source};
 use smallvec::smallvec;
 use tokio::sync::Semaphore;
 
 use super::*;
 use crate::limiter::{Limiter, Options};
-use crate::request::{Descriptor, Entry, Request};
-use crate::rules::{self, Source};
 
 #[tokio::test]
 async fn closing_answers_what_has_queued_and_takes_no_more() {

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit};
+
 use super::{LOST_AFTER, OVERDUE_MIN, OVERDUE_TRIPS, PROBES_SHED_FOR, Slot};
 use crate::buffer::Kind;
-use crate::key::Key;
 use crate::lease::size::Need;
 use crate::limiter::Here;
 use crate::limiter::lend::Manner;
 use crate::limiter::wait::Wish;
-use crate::rules::{Algorithm, Limit};
 use crate::store::{Ask, Back};
 use crate::time::{Coarse, Time};
 

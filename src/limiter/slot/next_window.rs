@@ -7,17 +7,18 @@
 
 use std::time::Duration;
 
+use ratelease_rules::Algorithm;
+use ratelease_rules::key::Key;
+
 use super::Slot;
 use crate::buffer::{Kind, Refill};
 use crate::dice::{fraction, mixed};
-use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::Here;
 use crate::limiter::lend::unwanted;
 use crate::limiter::outcome::Settled;
 use crate::limiter::resolve::Charge;
-use crate::rules::Algorithm;
 use crate::store::{Ask, Grant, Purpose};
 use crate::time::Time;
 

@@ -6,15 +6,16 @@
 //! more that the other pods of its pool need not. Near the end of a limit, where a pod's part is
 //! about a token, all ask the own count.
 
+use ratelease_rules::Rule;
+use ratelease_rules::key::Key;
+
 use super::{Slot, is_windowed};
 use crate::buffer::{Kind, Lot};
 use crate::dice::{fraction, mixed};
-use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::Here;
 use crate::limiter::lend::{Manner, unwanted};
-use crate::rules::Rule;
 use crate::store::{Ask, Deposit, Grant, Purpose};
 use crate::time::Time;
 

@@ -1,8 +1,9 @@
 //! What only few keys have at a time, in the box that a slot may have beside its buffer.
 
+use ratelease_rules::Limit;
+
 use crate::buffer::{Buffer, Refill, Spare};
 use crate::limiter::wait::{Queue, WAITER_BYTES};
-use crate::rules::Limit;
 use crate::time::Time;
 
 /// Requests that wait, and what a key has only in rare states.

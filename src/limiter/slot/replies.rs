@@ -1,16 +1,17 @@
 //! What a slot makes of the store's replies: tokens for those that wait, and word of how its key
 //! stands.
 
+use ratelease_rules::Algorithm;
+use ratelease_rules::key::Key;
+
 use super::terms::Held;
 use super::{SHED_PAUSE, Slot, is_windowed};
 use crate::buffer::{Kind, Take};
 use crate::invariant;
-use crate::key::Key;
 use crate::lease::Reply;
 use crate::limiter::Here;
 use crate::limiter::lend::Manner;
 use crate::limiter::resolve::Charge;
-use crate::rules::Algorithm;
 use crate::store::{Ask, Grant, Purpose, StoreError};
 use crate::time::Time;
 

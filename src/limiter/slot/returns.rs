@@ -3,16 +3,17 @@
 
 use std::time::Duration;
 
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit};
+
 use super::{Slot, WATCH_EVERY};
 use crate::buffer::table::Entry;
 use crate::buffer::{Kind, Lot};
-use crate::key::Key;
 use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::Here;
 use crate::limiter::lend::Manner;
 use crate::limiter::outcome::Watch;
-use crate::rules::{Algorithm, Limit};
 use crate::store::Ask;
 use crate::time::Time;
 

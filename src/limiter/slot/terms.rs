@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use ratelease_rules::{Allowance, Limit, Unit};
+
 use super::Slot;
-use crate::rules::{Allowance, Limit, Unit};
 use crate::store::StoreError;
 use crate::time::Time;
 

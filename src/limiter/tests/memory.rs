@@ -3,11 +3,11 @@
 use std::mem::size_of;
 
 use futures_util::future::join_all;
+use ratelease_rules::key::Owner;
 
 use super::*;
 use crate::algorithm::step;
 use crate::buffer::table::Table;
-use crate::key::Owner;
 
 /// Distinct keys of the flood, unless `RATELEASE_TEST_KEYS` says otherwise: ten million take a
 /// quarter of an hour without optimisation.

@@ -1,7 +1,8 @@
 //! The effects of a request of several descriptors: applied once, or not at all.
 
+use ratelease_rules::key::Part;
+
 use super::*;
-use crate::key::Part;
 
 const HOUR: &str = "unit: hour, requests_per_unit: 100";
 const DAY: &str = "unit: day, requests_per_unit: 1";

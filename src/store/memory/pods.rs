@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::key::Key;
+use ratelease_rules::key::Key;
+
 use crate::store::{Beat, PODS_MAX};
 
 /// Pods alive, of all domains and of each, by the store's time that each lapses at.

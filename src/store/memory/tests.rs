@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ratelease_rules::{Algorithm, Limit, Unit};
+
 use super::*;
-use crate::rules::{Algorithm, Limit, Unit};
 use crate::store::{Back, Deposit};
 
 fn store(keys_max: usize) -> (MemoryStore, Arc<AtomicU64>) {

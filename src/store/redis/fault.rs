@@ -5,8 +5,9 @@ mod reading;
 
 use std::fmt::{self, Write};
 
+use ratelease_rules::steering::steers;
+
 use crate::settings::redis::Address;
-use crate::steering::steers;
 use crate::store::StoreError;
 
 /// Why a command has no result.

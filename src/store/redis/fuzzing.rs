@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::{Algorithm, Limit, Unit};
+
 use super::slots::{SLOTS, Slots};
 use super::step;
-use crate::key::KeyHasher;
-use crate::rules::{Algorithm, Limit, Unit};
 use crate::settings::redis::Address;
 use crate::store::Ask;
 

@@ -1,5 +1,6 @@
 //! One ask as a call of its algorithm's script, and the script's reply as a grant.
 
+use ratelease_rules::Algorithm;
 use redis::Value;
 
 use super::call::{Call, Scripts};
@@ -11,7 +12,6 @@ use crate::algorithm::{
     fixed_window, leaky_bucket, sliding_log, sliding_window, token_bucket, window_seconds,
     window_us,
 };
-use crate::rules::Algorithm;
 use crate::store::{Ask, Back, Grant};
 
 /// Amounts are cut to this before they are sent. A limit is below it, so that it already means

@@ -5,10 +5,10 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ratelease_rules::request::Request;
 
 use super::current::Context;
 use super::export::Queue;
-use crate::request::Request;
 use crate::telemetry::otlp::message::{KeyValue, Span as Message, Status, StatusCode};
 use crate::telemetry::otlp::nanos;
 use crate::telemetry::samples::rule_of;

@@ -18,7 +18,7 @@ use pb::RateLimitRequest;
 use pb::rate_limit_response::rate_limit::Unit;
 use pb::rate_limit_response::{Code, DescriptorStatus};
 
-use ratelease::rules;
+use ratelease_rules as rules;
 
 /// An answer, whichever door it came out of.
 #[derive(Debug)]

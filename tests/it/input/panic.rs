@@ -11,13 +11,13 @@ use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
 use ratelease::http::serve::{Site, UnreadPages};
 use ratelease::http::{self as pages, JsonOptions};
 use ratelease::intake::Intake;
-use ratelease::key::KeyHasher;
 use ratelease::limiter::{Limiter, Options};
-use ratelease::rules::{self, Source};
 use ratelease::store::memory::MemoryStore;
 use ratelease::store::{Ask, Beat, Beaten, Replies, Store};
 use ratelease::time::Clock;
 use ratelease::verdict::Modes;
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::{self as rules, Source};
 use tokio::net::TcpListener;
 use tonic::Code;
 

@@ -2,10 +2,10 @@
 
 use ratelease::algorithm::pool::State;
 use ratelease::algorithm::{pool, step};
-use ratelease::key::Key;
-use ratelease::rules::{Algorithm, Limit, Unit};
 use ratelease::store::memory::MemoryStore;
 use ratelease::store::{Ask, Back, Deposit, Grant, Store, StoreError};
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit, Unit};
 
 use std::time::{Duration, Instant};
 

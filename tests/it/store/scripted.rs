@@ -7,8 +7,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use ratelease::rules::Unit;
 use ratelease::settings::redis::{RedisKind, RedisSettings};
+use ratelease_rules::Unit;
 
 use crate::support::redis::tcp;
 

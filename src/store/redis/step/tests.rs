@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use ratelease_rules::key::Key;
+use ratelease_rules::{Limit, Unit};
+
 use super::super::fault::Kind;
 use super::*;
-use crate::key::Key;
-use crate::rules::{Limit, Unit};
 use crate::store::Deposit;
 
 const NOON: i64 = 1_700_000_000_250_000;
