@@ -15,7 +15,7 @@ pub mod token_bucket;
 
 use ratelease_rules::{Algorithm, Limit, WINDOW_SECONDS_MAX};
 
-use crate::store::{Ask, Grant};
+use crate::ask::{Ask, Grant};
 
 /// What the store keeps of one count. Small, since there is one a key; only a log lies elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -36,7 +36,6 @@ use crate::telemetry::trace::Tracer;
 
 use background::{Background, Page};
 pub use build::BuildError;
-pub(crate) use build::open;
 
 /// A quarter of the drain is notice: calls are still taken, until whoever checks our health has
 /// heard that it fails. Another is kept for giving leases back when calls do not finish.

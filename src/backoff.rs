@@ -8,7 +8,7 @@ use crate::dice::shortened;
 /// Waits that double from one failure to the next, each cut by a random part so that the pods of a
 /// fleet do not knock in step.
 #[derive(Debug)]
-pub(crate) struct Backoff {
+pub struct Backoff {
     first: Duration,
     last: Duration,
     next: Duration,
@@ -17,25 +17,26 @@ pub(crate) struct Backoff {
 // === impl Backoff ===
 
 impl Backoff {
-    pub(crate) const fn new(first: Duration, last: Duration) -> Self {
+    /// Waits from `first`, doubling up to `last`.
+    pub const fn new(first: Duration, last: Duration) -> Self {
         Self { first, last, next: first }
     }
 
     /// The wait after one more failure: between half and all of the nominal one.
-    pub(crate) fn next(&mut self) -> Duration {
+    pub fn next(&mut self) -> Duration {
         let nominal = self.next;
         self.next = (nominal * 2).min(self.last);
         jittered(nominal)
     }
 
     /// Begins anew after a success.
-    pub(crate) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         self.next = self.first;
     }
 }
 
 /// Between half of `nominal` and all of it.
-pub(crate) fn jittered(nominal: Duration) -> Duration {
+pub fn jittered(nominal: Duration) -> Duration {
     // Fresh keys for every `RandomState` make its hash of nothing a random number.
     let random = RandomState::new().hash_one(());
     shortened(nominal, random)

@@ -11,7 +11,7 @@ thread_local! {
 }
 
 /// A random number: SplitMix64, seeded once for each thread from the system's randomness.
-pub(crate) fn roll() -> u64 {
+pub fn roll() -> u64 {
     STATE.with(|state| {
         // 2^64 / golden ratio: odd, so that every number comes once before one comes again.
         let next = state.get().wrapping_add(0x9E37_79B9_7F4A_7C15);
@@ -22,14 +22,14 @@ pub(crate) fn roll() -> u64 {
 
 /// One of the numbers below `count`, each as likely as the next but for 1 in 2^32; 0 if there is
 /// none.
-pub(crate) fn below(count: u32) -> u32 {
+pub fn below(count: u32) -> u32 {
     // The product of two halves fits, and its upper half is below `count`: no division.
     let scaled = (roll() >> 32) * u64::from(count);
     u32::try_from(scaled >> 32).unwrap_or_default()
 }
 
 /// True in `share` of the rolls: always for 1, never for 0.
-pub(crate) fn lands(share: f32) -> bool {
+pub fn lands(share: f32) -> bool {
     // 24 bits: each is exact in the fraction of an `f32`.
     #[allow(clippy::cast_precision_loss, reason = "24 bits fit")]
     let fraction = (roll() >> 40) as f32 / (1_u32 << 24) as f32;
@@ -38,22 +38,22 @@ pub(crate) fn lands(share: f32) -> bool {
 
 /// Has this thread go on from `seed`, for a test to be repeated.
 #[cfg(test)]
-pub(crate) fn seed(seed: u64) {
+pub fn seed(seed: u64) {
     STATE.with(|state| state.set(seed));
 }
 
 /// The upper half of `bits` as a fraction, from 0 to 1.
-pub(crate) fn fraction(bits: u64) -> f64 {
+pub fn fraction(bits: u64) -> f64 {
     (bits >> 32) as f64 / f64::from(u32::MAX)
 }
 
 /// Between half of `wait` and all of it, as `bits` say: so that pods do not act in step.
-pub(crate) fn shortened(wait: Duration, bits: u64) -> Duration {
+pub fn shortened(wait: Duration, bits: u64) -> Duration {
     wait.mul_f64(0.5 + fraction(bits) / 2.0)
 }
 
 /// Spreads whatever differs over all bits: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
-pub(crate) fn mixed(mut bits: u64) -> u64 {
+pub fn mixed(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     bits ^ (bits >> 31)

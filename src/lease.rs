@@ -38,8 +38,8 @@ use beats::Beats;
 use dispatch::DrainGuard;
 use queue::ShardQueue;
 
+use crate::span_context;
 use crate::store::{Ask, Beat, Count, Grant, SHARDS_MAX, Store, StoreError};
-use crate::telemetry::trace;
 use crate::time::{Clock, Time};
 
 /// Asks that travel together at most.
@@ -171,7 +171,7 @@ impl Desk {
     /// spent, the queue full or the desk closed gets its reply at once. Where a request that is
     /// traced sends it, it bears that one's span.
     pub fn ask(&self, ask: Ask) {
-        let ask = Ask { cause: trace::current(), ..ask };
+        let ask = Ask { cause: span_context::current(), ..ask };
         let shard = self.shard(&ask);
         let Some(Way { queue, sender }) = self.way(shard) else {
             let asked_at = self.shared.clock.now();

@@ -13,11 +13,9 @@
 pub mod family;
 mod hits;
 mod label;
-pub mod latency;
 mod registry;
 mod report;
 mod series;
-mod striped;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -33,16 +31,16 @@ use ratelease_rules::request::{Descriptor, Request};
 use ratelease_rules::{Rule, Rules};
 
 use crate::intake::Refusal;
+use crate::latency::Latency;
 use crate::limiter::limits;
 use crate::observe::Decision;
+use crate::striped::Striped;
 use crate::verdict::{Applied, Code, OVERRIDE, Status, Trace};
 
 use hits::Hits;
-use latency::Latency;
 use registry::Registry;
 pub use report::{Calls, RuleTotals};
 use series::{Keys, RuleMeter, ValueMeter, is_split};
-use striped::Striped;
 use table::Table;
 
 /// Series that are kept of one kind unless told otherwise: rules, and again values of rules that

@@ -13,10 +13,9 @@ mod listeners;
 mod logging;
 mod metrics;
 mod otlp;
-pub mod redis;
+mod redis;
 mod reference;
 mod rules;
-mod secret;
 mod store;
 mod summary;
 #[cfg(test)]
@@ -38,14 +37,14 @@ pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
 pub use otlp::{Otlp, OtlpProtocol, OtlpTls};
 pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
-pub use secret::{Secret, SecretFile};
-pub use store::{PerSecondFlags, StoreFlags, StoreSettings};
+pub use store::{PerSecondFlags, StoreFlags};
 pub use summary::Told;
 pub use tracing::{Identity, Push, Telemetry, Tracing};
 pub use value::HostPort;
 
 use crate::cli::Tool;
 use crate::hot;
+use crate::store::StoreSettings;
 
 /// Everything `serve` is told.
 #[derive(Debug, Clone, PartialEq)]

@@ -15,7 +15,7 @@ thread_local! {
 /// The number of this thread, by its remainder a stripe: threads are numbered from 0 as they come,
 /// so that as many of them as there are stripes share none.
 #[inline]
-pub(crate) fn mine() -> usize {
+pub fn mine() -> usize {
     let mine = MINE.get();
     if mine == UNKNOWN { number() } else { mine }
 }

@@ -11,6 +11,7 @@ pub mod push;
 mod samples;
 mod spool;
 pub mod trace;
+pub mod traced;
 
 use std::io::{self, IsTerminal};
 use std::panic::{self, PanicHookInfo};

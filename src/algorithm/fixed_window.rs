@@ -7,7 +7,7 @@ use std::time::Duration;
 use ratelease_rules::Limit;
 
 use super::{until_end_us, window_of, window_us};
-use crate::store::{Ask, Back, Grant};
+use crate::ask::{Ask, Back, Grant};
 
 /// What the store keeps of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 //! not get serves the next.
 
 use super::gcra::{Move, Moved, Pace, State};
-use crate::store::{Ask, Grant};
+use crate::ask::{Ask, Grant};
 
 /// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.

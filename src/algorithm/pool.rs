@@ -11,7 +11,7 @@ use std::time::Duration;
 use ratelease_rules::Algorithm;
 
 use super::MICROS_PER_SECOND;
-use crate::store::{Ask, Grant};
+use crate::ask::{Ask, Grant};
 
 /// What the store keeps of one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ratelease_rules::Limit;
 
 use super::window_us;
-use crate::store::{Ask, Back, Grant};
+use crate::ask::{Ask, Back, Grant};
 
 /// What the store keeps of one key: when each token was lent, in microseconds since the Unix epoch,
 /// oldest first. At most [`ENTRIES_MAX`].

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ratelease_rules::Limit;
 
 use super::{MICROS_PER_SECOND, until_end_us, window_of, window_seconds, window_us};
-use crate::store::{Ask, Grant};
+use crate::ask::{Ask, Grant};
 
 /// What the store keeps of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

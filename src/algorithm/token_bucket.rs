@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::gcra::{Move, Moved, Pace, State};
-use crate::store::{Ask, Back, Grant};
+use crate::ask::{Ask, Back, Grant};
 
 /// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.

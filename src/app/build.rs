@@ -31,19 +31,15 @@ use crate::intake::Intake;
 use crate::limiter::{Limiter, Options};
 use crate::metrics::{self as counting, Meters};
 use crate::observe::Observers;
-use crate::settings::redis::RedisSettings;
 use crate::settings::{
-    self, Answers, GrpcListen, Leases, Listeners, Logging, Metrics, RulesSource, Settings,
-    StoreSettings, Told,
+    self, Answers, GrpcListen, Leases, Listeners, Logging, Metrics, RulesSource, Settings, Told,
 };
-use crate::store::memory::MemoryStore;
-use crate::store::per_second::PerSecond;
-use crate::store::redis::RedisStore;
-use crate::store::traced::Traced;
-use crate::store::{Count, Store};
+use crate::store::StoreSettings;
+use crate::store::{self, Count, Store};
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
+use crate::telemetry::traced::Traced;
 use crate::telemetry::{Origin, Samples, Spool};
 use crate::time::{Clock, Time};
 use crate::verdict::Modes;
@@ -324,23 +320,10 @@ async fn watch(
     Ok(watcher)
 }
 
-/// The store of these settings; one on Redis starts to connect, on the present runtime.
-pub(crate) fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
-    match settings {
-        StoreSettings::Memory => Arc::new(MemoryStore::system()),
-        StoreSettings::Redis { main, per_second, key_prefix } => {
-            let spawn = |redis: RedisSettings| {
-                let connections_max = files::part_of_redis(redis.connections_max);
-                RedisStore::spawn(RedisSettings { connections_max, ..redis }, &key_prefix)
-            };
-            let main = spawn(main);
-            let store: Arc<dyn Store> = match per_second {
-                None => main,
-                Some(second) => Arc::new(PerSecond::new(main, spawn(second))),
-            };
-            if tracer.is_on() { Arc::new(Traced::new(store, tracer.clone())) } else { store }
-        }
-    }
+/// The store of these settings, within the files that this process may have open, and traced.
+fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
+    let store = store::open(settings.with_connections(files::part_of_redis));
+    if tracer.is_on() { Arc::new(Traced::new(store, tracer.clone())) } else { store }
 }
 
 fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answers) -> Limiter {

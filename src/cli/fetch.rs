@@ -6,7 +6,8 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use super::out::Trouble;
-use crate::settings::{HostPort, Secret};
+use crate::secret::Secret;
+use crate::settings::HostPort;
 use crate::time::{Clock, Time};
 
 /// Bytes of an answer: `/status` has some tens of thousands.

@@ -13,7 +13,8 @@ use serde_json::Value;
 use super::fetch;
 use super::out::Trouble;
 use super::source;
-use crate::settings::{HostPort, Secret, SecretFile};
+use crate::secret::{Secret, SecretFile};
+use crate::settings::HostPort;
 
 /// The page.
 const PATH: &str = "/status";

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::metrics::family::Buckets;
-use crate::metrics::latency::Latency;
+use crate::buckets::Buckets;
+use crate::latency::Latency;
 use crate::store::{Ask, Grant, StoreError};
 
 /// What the asks of one shard have come to, since the process began.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use ratelease_rules::Rules;
 
-use super::family::{Buckets, Family, Kind, Labels, Value};
+use super::family::{Family, Kind, Labels, Value};
 use super::series::{Decisions, HOWS, HitSums, RuleMeter, RuleSums};
 use super::told::{HitSeries, Told};
 use super::{Meters, Shared, calls};
+use crate::buckets::Buckets;
 use crate::verdict::{How, OVERRIDE};
 
 /// What all calls have come to.

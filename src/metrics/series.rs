@@ -8,7 +8,7 @@ use ratelease_rules::{FailureMode, Level, Matched, Rule};
 use super::family::Labels;
 use super::hits::Hits;
 use super::label::bounded;
-use super::striped::Striped;
+use crate::striped::Striped;
 use crate::verdict::{How, OVERRIDE};
 
 /// The name of whatever found no room of its own.

@@ -6,7 +6,8 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::family::{Buckets, Family, Kind, Labels, Value};
+use super::family::{Family, Kind, Labels, Value};
+use crate::buckets::Buckets;
 
 /// What the text is, for the header of a response.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

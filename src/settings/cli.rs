@@ -12,6 +12,7 @@ use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 
+use super::SettingsError;
 use super::answers::AnswerFlags;
 use super::fault::{Fault, Faults};
 use super::hot_keys::HotKeysFlags;
@@ -23,8 +24,8 @@ use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
 use super::summary::{self, Told};
 use super::tracing::TracingFlags;
-use super::{Secret, SettingsError};
 use crate::cli::Tool;
+use crate::secret::Secret;
 
 /// What the help text calls a flag's value that is true or false.
 pub(super) const BOOL: &str = "BOOL";

@@ -6,8 +6,8 @@ use clap::Args;
 
 use super::cli::FILE;
 use super::fault::Faults;
-use super::secret::{Secret, SecretFile};
 use super::value;
+use crate::secret::{Secret, SecretFile};
 use crate::store::PODS_MAX;
 
 /// Longest that a request may be told to wait for a lease: past it any caller has given up.

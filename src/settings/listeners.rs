@@ -7,8 +7,8 @@ use clap::Args;
 
 use super::cli::{BOOL, FILE};
 use super::fault::{Expected, Faults};
-use super::secret::{Secret, SecretFile};
 use super::value::{self, HostPort};
+use crate::secret::{Secret, SecretFile};
 
 /// Most calls under way that one process may be told to take: each that waits holds some 12 KiB.
 ///

@@ -10,7 +10,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
 
 use super::fault::{Fault, Faults};
-use super::secret::{Secret, SecretFile};
+use crate::secret::{Secret, SecretFile};
 pub use tls::OtlpTls;
 
 /// One of OpenTelemetry's kinds of telemetry.

@@ -4,29 +4,14 @@ use clap::Args;
 
 use super::cli::{BOOL, FILE};
 use super::fault::{Expected, Fault, Faults};
-use super::redis::{RawRedis, RedisSettings};
-use super::secret::{Secret, SecretFile};
+use super::redis::RawRedis;
 use super::value;
+use crate::secret::{Secret, SecretFile};
+use crate::store::StoreSettings;
+use crate::store::redis::RedisSettings;
 
 /// Longest `CACHE_KEY_PREFIX`: it is paid for with every key.
 const KEY_PREFIX_BYTES_MAX: usize = 64;
-
-/// Which store owns the counts.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[allow(clippy::large_enum_variant)] // there is one a process
-pub enum StoreSettings {
-    /// This process's memory: counts are not shared and end with it.
-    Memory,
-    /// Redis.
-    Redis {
-        /// Every limit's, but for what `per_second` takes.
-        main: RedisSettings,
-        /// Limits with unit SECOND.
-        per_second: Option<RedisSettings>,
-        /// Goes before every key; at most 64 bytes, without braces.
-        key_prefix: String,
-    },
-}
 
 /// Flags of the Redis that owns the counts: those of everything that looks at counts.
 #[derive(Debug, Args)]

@@ -3,7 +3,7 @@
 use clap::parser::MatchesError;
 use clap::{Arg, ArgMatches, Command};
 
-use super::Secret;
+use crate::secret::Secret;
 
 /// What is shown in the place of a secret.
 const HIDDEN: &str = "***";

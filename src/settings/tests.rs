@@ -12,6 +12,7 @@ use clap::CommandFactory;
 use super::fault::flag;
 use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
+use crate::secret::Secret;
 
 /// Names of our own that have a flag.
 const OURS: [&str; 34] = [

@@ -1,7 +1,6 @@
 //! Values as the reference reads them: Go's durations and booleans, hosts, ports, names.
 
 use std::fmt;
-use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,9 +8,8 @@ use std::time::Duration;
 use ratelease_rules::duration::parse_duration;
 
 use super::fault::Expected;
+use crate::store::redis::parse_host;
 
-/// Longest DNS name in its text form (RFC 1035 §2.3.4, less the root).
-const HOST_BYTES_MAX: usize = 253;
 /// Longest path of a Unix socket: `sun_path` of unix(7), less its NUL.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
@@ -106,20 +104,8 @@ pub(super) fn port(text: &str) -> Result<u16, Expected> {
 
 /// A DNS name or an IP address, IPv6 with or without brackets.
 pub(super) fn host(text: &str) -> Result<String, Expected> {
-    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
-    let is_address = bare.unwrap_or(text).parse().is_ok_and(|ip: IpAddr| {
-        // Brackets belong to IPv6 only.
-        bare.is_none() || ip.is_ipv6()
-    });
-    let is_name = (1..=HOST_BYTES_MAX).contains(&text.len())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
-    if is_address {
-        Ok(bare.unwrap_or(text).to_owned())
-    } else if is_name {
-        Ok(text.to_owned())
-    } else {
-        Err(Expected::new("an IP address or a host name, without a port", "127.0.0.1"))
-    }
+    let expected = || Expected::new("an IP address or a host name, without a port", "127.0.0.1");
+    parse_host(text).ok_or_else(expected)
 }
 
 /// A share from 0 to 1.

@@ -22,6 +22,7 @@ mod patience;
 mod pulse;
 mod reply_limit;
 mod sentinel;
+mod settings;
 mod site;
 mod slots;
 mod step;
@@ -38,11 +39,11 @@ use self::cluster::Cluster;
 use self::dial::Dial;
 use self::fault::{Fault, Kind};
 use self::link::Link;
+pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
 use self::site::{Site, count};
 pub(crate) use self::slots::slot_of;
 use self::trip::Trip;
 use super::{Ask, Beat, Beaten, Count, Grant, Lent, Ready, Replies, Store, StoreError};
-use crate::settings::redis::{Address, RedisKind, RedisSettings};
 
 /// Counts in Redis.
 #[derive(Debug)]

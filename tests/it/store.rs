@@ -24,7 +24,7 @@ mod scripts;
 mod sentinels;
 mod silence;
 
-use ratelease::settings::redis::RedisSettings;
+use ratelease::store::redis::RedisSettings;
 use ratelease::store::redis::RedisStore;
 use ratelease::store::{Ask, Grant, Store, StoreError};
 use ratelease_rules::key::Key;

@@ -5,7 +5,7 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Limit, Unit};
 
 use super::*;
-use crate::store::{Back, Deposit};
+use crate::ask::{Back, Deposit};
 
 const NOON: u64 = 1_700_000_000_250_000;
 const SECOND: Duration = Duration::from_secs(1);

@@ -3,13 +3,11 @@
 
 use ratelease_rules::{Algorithm, Leasing, Limit, Rule};
 
-use crate::app;
 use crate::cli::out::Trouble;
 use crate::limiter::Charge;
-use crate::settings::StoreSettings;
+use crate::store::StoreSettings;
 use crate::store::redis::slot_of;
-use crate::store::{Ask, Grant, StoreError};
-use crate::telemetry::trace::Tracer;
+use crate::store::{self, Ask, Grant, StoreError};
 
 /// A key's own count, which holds the whole limit, and its pools, which hold tokens lent by it.
 pub(super) struct Count {
@@ -92,7 +90,7 @@ pub(super) fn look(
     let runtime =
         runtime.map_err(|error| Trouble::new(format_args!("cannot look at Redis: {error}")))?;
     let (replies, servers): (Vec<_>, Vec<_>) = runtime.block_on(async {
-        let store = app::open(store, &Tracer::default());
+        let store = store::open(store);
         let replies = store.exchange(&asks).await;
         (replies, asks.iter().map(|ask| store.owner(ask)).collect())
     });

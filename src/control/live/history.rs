@@ -7,8 +7,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use crate::buckets::Buckets;
 use crate::metrics::Calls;
-use crate::metrics::family::Buckets;
 
 /// Seconds that are kept: five minutes, in some 100 KiB.
 pub const SECONDS_MAX: usize = 300;

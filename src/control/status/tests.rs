@@ -4,9 +4,9 @@ use ratelease_rules::Rules;
 use ratelease_rules::key::Key;
 
 use super::*;
+use crate::buckets::Buckets;
 use crate::hot::{Hot, OfRule, Top};
 use crate::lease::{HotKey, ShardTally};
-use crate::metrics::family::Buckets;
 use crate::metrics::{Calls, Meters, RuleTotals};
 
 /// Numbers that stay as they are.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::redis::{Address, RedisKind, RedisSettings};
 use super::*;
+use crate::store::redis::{Address, RedisKind, RedisSettings};
 
 fn store(env: Env<'_>) -> (RedisSettings, Option<RedisSettings>, String) {
     match good("ratelimit", env).store {

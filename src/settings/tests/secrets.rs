@@ -1,7 +1,7 @@
 //! Secrets in files, among the flags, and not set at all.
 
 use super::*;
-use crate::settings::redis::RedisSettings;
+use crate::store::redis::RedisSettings;
 
 /// A file of this content, which lasts as long as the directory.
 fn file(dir: &tempfile::TempDir, name: &str, content: &str) -> String {

@@ -1,6 +1,6 @@
 //! Addresses as Redis writes them.
 
-use crate::settings::redis::{Address, parse_host};
+use crate::store::redis::settings::{Address, parse_host};
 
 impl Address {
     /// Parses `host:port` as Redis writes it in redirects; an IPv6 address has no brackets there.

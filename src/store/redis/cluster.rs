@@ -36,8 +36,8 @@ use super::patience::Patience;
 use super::site::Site;
 use super::slots::Slots;
 use crate::backoff::{Backoff, jittered};
-use crate::settings::redis::Address;
 use crate::store::SHARDS_MAX;
+use crate::store::redis::settings::Address;
 
 /// A cluster whose map is kept up to date by a task. Dropping it ends the task.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use super::open::{Peer, open};
 use super::patience::Patience;
 use super::sentinel;
 use super::site::{Site, count};
-use crate::settings::redis::Address;
+use crate::store::redis::settings::Address;
 
 /// Opens connections to one server.
 #[derive(Debug, Clone)]

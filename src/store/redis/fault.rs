@@ -7,8 +7,8 @@ use std::fmt::{self, Write};
 
 use ratelease_rules::steering::steers;
 
-use crate::settings::redis::Address;
 use crate::store::StoreError;
+use crate::store::redis::settings::Address;
 
 /// Why a command has no result.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use ratelease_rules::{Algorithm, Limit, Unit};
 
 use super::slots::{SLOTS, Slots};
 use super::step;
-use crate::settings::redis::Address;
 use crate::store::Ask;
+use crate::store::redis::settings::Address;
 
 /// Tokens that the asks here want and need.
 const WANT: u64 = 10;

@@ -12,7 +12,7 @@ use super::fault::{Connection, Fault, Kind};
 use super::open::{Opened, fault_of};
 use super::patience::Patience;
 use super::site::Site;
-use crate::settings::redis::Address;
+use crate::store::redis::settings::Address;
 use crate::time::Time;
 
 /// An open connection; redis-rs pipelines what its users send.

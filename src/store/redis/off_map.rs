@@ -14,7 +14,7 @@ use redis::Value;
 use tokio::sync::watch;
 
 use super::link::Link;
-use crate::settings::redis::Address;
+use crate::store::redis::settings::Address;
 
 /// The nodes beside the map.
 #[derive(Debug, Default)]

@@ -17,7 +17,7 @@ use super::live::Stages;
 use super::reply_limit::ReplyLimit;
 use super::site::Site;
 use super::stream::{self, Bounded};
-use crate::settings::redis::{Address, Auth, RedisSettings};
+use crate::store::redis::settings::{Address, Auth, RedisSettings};
 
 /// A connection that is logged in.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use redis::Value;
 use super::fault::{Fault, Kind};
 use super::open::{Peer, open};
 use super::site::Site;
-use crate::settings::redis::Address;
+use crate::store::redis::settings::Address;
 
 /// For finding the master: all sentinels are asked at once.
 const FIND_TIMEOUT: Duration = Duration::from_secs(3);

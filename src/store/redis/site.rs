@@ -14,8 +14,8 @@ use super::fault::{Connection, Fault, Kind};
 use super::gate::Gates;
 use super::patience::Patience;
 use super::threads::Threads;
-use crate::settings::redis::{Address, RedisSettings};
 use crate::store::Count;
+use crate::store::redis::settings::{Address, RedisSettings};
 use crate::time::{Clock, Time};
 
 /// One for each store.

@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use redis::Value;
 
-use crate::settings::redis::Address;
 use crate::store::SHARDS_MAX;
+use crate::store::redis::settings::Address;
 
 /// Slots of a cluster; the specification fixes the number.
 pub(super) const SLOTS: usize = 16_384;

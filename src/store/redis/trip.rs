@@ -12,7 +12,7 @@ use super::patience::LEAST_MAX;
 use super::slots::slot_of;
 use super::{RedisStore, Servers};
 use crate::backoff::Backoff;
-use crate::settings::redis::Address;
+use crate::store::redis::settings::Address;
 
 /// For one call, whatever redirects and repeats it takes: so many replies as slow as its server is
 /// known to be, and the waits between. Leases are asked for ahead, so that no request waits for all

@@ -3,7 +3,6 @@
 use http::HeaderMap;
 
 use super::b3;
-use crate::dice;
 
 const TRACEPARENT: &str = "traceparent";
 
@@ -62,16 +61,6 @@ pub(super) fn state(headers: &HeaderMap) -> String {
         headers.get_all("tracestate").iter().map(|part| part.to_str().ok()).collect();
     let state = parts.unwrap_or_default().join(",");
     if state.len() <= STATE_BYTES_MAX { state } else { String::new() }
-}
-
-/// Random bytes, not all of them zero. For 16 at most.
-pub(super) fn fresh_id<const N: usize>() -> [u8; N] {
-    let mut id = [0; N];
-    for part in id.chunks_mut(8) {
-        let random = dice::roll().max(1).to_le_bytes();
-        part.iter_mut().zip(random).for_each(|(byte, random)| *byte = random);
-    }
-    id
 }
 
 /// Digits in lower case, as the standard has them.
@@ -161,12 +150,5 @@ mod tests {
         let long = format!("c={}", "x".repeat(STATE_BYTES_MAX));
         headers.append("tracestate", HeaderValue::from_str(&long).expect("a value"));
         assert_eq!(state(&headers), "");
-    }
-
-    #[test]
-    fn ids_are_random_and_never_zero() {
-        let ids: std::collections::HashSet<[u8; 16]> = (0..1000).map(|_| fresh_id()).collect();
-        assert_eq!(ids.len(), 1000);
-        assert!(!ids.contains(&[0; 16]));
     }
 }

@@ -171,7 +171,8 @@ async fn gather(items: &mut mpsc::Receiver<Item>) -> (Vec<Span>, Option<oneshot:
 mod tests {
     use super::*;
     use crate::settings::{Identity, OtlpProtocol};
-    use crate::telemetry::trace::{Context, Outcome, span};
+    use crate::span_context::SpanContext;
+    use crate::telemetry::trace::{Outcome, span};
 
     fn ends() -> (Queue, Export) {
         let endpoint = "http://127.0.0.1:1/v1/traces".parse().expect("a URL");
@@ -223,7 +224,7 @@ mod tests {
     #[test]
     fn a_span_ends_once_and_one_that_is_dropped_was_given_up() {
         let (queue, export) = ends();
-        let context = Context::fresh([7; 16]);
+        let context = SpanContext::fresh([7; 16]);
         let given_up = Outcome::Grpc(1);
         let begin = || span::Span::new(named(0), context, given_up, Clock::start(), queue.clone());
         let shown = |span: &Span| format!("{:?}", span.attributes.last().expect("a status").value);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use ratelease_rules::request::Request;
 
-use super::current::Context;
 use super::export::Queue;
+use crate::span_context::SpanContext;
 use crate::telemetry::otlp::message::{KeyValue, Span as Message, Status, StatusCode};
 use crate::telemetry::otlp::nanos;
 use crate::telemetry::samples::rule_of;
@@ -64,7 +64,7 @@ const DOMAIN_BYTES_MAX: usize = 256;
 struct Open {
     /// `None` once it has ended.
     message: Mutex<Option<Message>>,
-    context: Context,
+    context: SpanContext,
     begun: Time,
     /// How it ends if it is given up.
     given_up: Outcome,
@@ -77,7 +77,7 @@ struct Open {
 impl Span {
     pub(super) fn new(
         mut message: Message,
-        context: Context,
+        context: SpanContext,
         given_up: Outcome,
         clock: Clock,
         queue: Queue,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use ratelease::settings::Secret;
+use ratelease::secret::Secret;
 use ratelease::store::{Ask, Store, StoreError};
 
 use super::scripted::{Act, Scripted, grant_of};

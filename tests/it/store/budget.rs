@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ratelease::settings::SecretFile;
+use ratelease::secret::SecretFile;
 use ratelease::store::redis::RedisStore;
 
 use super::hostile::slots;

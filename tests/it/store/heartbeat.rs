@@ -1,7 +1,7 @@
 //! Pods that share a store count each other.
 
-use ratelease::settings::redis::RedisSettings;
 use ratelease::store::memory::MemoryStore;
+use ratelease::store::redis::RedisSettings;
 use ratelease::store::{Beat, Store};
 use ratelease_rules::key::Key;
 

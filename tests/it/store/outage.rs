@@ -1,7 +1,7 @@
 //! Redis away, and back.
 
-use ratelease::settings::redis::{Address, RedisKind, RedisSettings};
 use ratelease::store::redis::RedisStore;
+use ratelease::store::redis::{Address, RedisKind, RedisSettings};
 use ratelease::store::{Ask, SHARDS_MAX, Store, StoreError};
 
 use std::time::Duration;

@@ -343,7 +343,7 @@ async fn the_rights_that_pools_need() {
     single.server.command::<()>(&words.collect::<Vec<_>>());
     let mut config = single.config();
     config.username = Some("pools".into());
-    config.password = Some(ratelease::settings::Secret::from("pw"));
+    config.password = Some(ratelease::secret::Secret::from("pw"));
     let store = connected(config).await;
     let ask = Ask { pool: Some(0), ..ask_by(ALGORITHMS[0], 2, 0) };
     for _ in 0..2 {

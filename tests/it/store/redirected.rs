@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease::lease::{Desk, Position, Reply};
-use ratelease::settings::redis::RedisSettings;
+use ratelease::store::redis::RedisSettings;
 use ratelease::store::redis::RedisStore;
 use ratelease::store::{SHARDS_MAX, Store, StoreError};
 use ratelease::time::Clock;

@@ -1,6 +1,6 @@
 //! What is Redis's own: expiry, memory, scripts, logins.
 
-use ratelease::settings::Secret;
+use ratelease::secret::Secret;
 use ratelease::store::redis::RedisStore;
 use ratelease::store::{Ask, Back, Beat, Store, StoreError};
 use ratelease_rules::{Algorithm, Unit};

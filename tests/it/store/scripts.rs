@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelease::settings::Secret;
+use ratelease::secret::Secret;
 use ratelease::store::{Ask, Beat, Store};
 
 use super::{ALGORITHMS, ask_by, connected, connected_under, count, granted, within};

@@ -3,7 +3,7 @@
 use redis::{ErrorKind, RedisError, ServerError};
 
 use super::{Fault, Kind};
-use crate::settings::redis::Address;
+use crate::store::redis::settings::Address;
 
 /// What a script's user lacks the right to, as servers before 7.0 put it.
 const DENIED_IN_A_SCRIPT: &str = "The user executing the script can't";

@@ -18,25 +18,26 @@ static STRIPES: LazyLock<usize> = LazyLock::new(|| {
 /// `N` counters that go together. A stripe is made when its first thread comes, since most series
 /// are seen by few of them.
 #[derive(Debug)]
-pub(super) struct Striped<const N: usize> {
+pub struct Striped<const N: usize> {
     stripes: Box<[OnceLock<Box<Stripe<N>>>]>,
 }
 
 /// The counters of one stripe, on cache lines of their own.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Stripe<const N: usize>([AtomicU64; N]);
+pub struct Stripe<const N: usize>([AtomicU64; N]);
 
 // === impl Striped ===
 
 impl<const N: usize> Striped<N> {
-    pub(super) fn new() -> Self {
+    /// Counters at 0.
+    pub fn new() -> Self {
         Self { stripes: (0..*STRIPES).map(|_| OnceLock::new()).collect() }
     }
 
     /// This thread's stripe.
     #[inline]
-    pub(super) fn mine(&self) -> &Stripe<N> {
+    pub fn mine(&self) -> &Stripe<N> {
         // There is a power of two of them, so that this is the remainder.
         let stripe = &self.stripes[stripe::mine() & (self.stripes.len() - 1)];
         stripe.get_or_init(|| Box::new(Stripe(std::array::from_fn(|_| AtomicU64::new(0)))))
@@ -44,7 +45,7 @@ impl<const N: usize> Striped<N> {
 
     /// What each counter has come to. Counters that are added to meanwhile may differ in what of
     /// that they show.
-    pub(super) fn sums(&self) -> [u64; N] {
+    pub fn sums(&self) -> [u64; N] {
         let mut sums = [0_u64; N];
         for stripe in self.stripes.iter().filter_map(OnceLock::get) {
             for (sum, counter) in sums.iter_mut().zip(&stripe.0) {
@@ -66,7 +67,7 @@ impl<const N: usize> Default for Striped<N> {
 impl<const N: usize> Stripe<N> {
     /// Adds to the counter `at`, which is below `N`.
     #[inline]
-    pub(super) fn add(&self, at: usize, more: u64) {
+    pub fn add(&self, at: usize, more: u64) {
         self.0[at].fetch_add(more, Ordering::Relaxed);
     }
 }

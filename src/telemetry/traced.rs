@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Ask, Beat, Beaten, Count, Lent, Ready, Replies, Store};
-use crate::telemetry::trace::{Outcome, Tracer};
+use super::trace::{Outcome, Tracer};
+use crate::store::{Ask, Beat, Beaten, Count, Lent, Ready, Replies, Store};
 
 /// Passes everything on, and times what is to be traced.
 pub struct Traced {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::family::Buckets;
-use super::striped::Striped;
+use crate::buckets::Buckets;
+use crate::striped::Striped;
 
 /// Upper bounds in microseconds. A decision from tokens that are held takes a few microseconds, one
 /// that waits for a lease a round trip to the store, 5 ms unless told otherwise.
