@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group};
 use ratelease::metrics::{Meters, text};
-use ratelease::observe::Decision;
-use ratelease::time::Time;
-use ratelease::verdict::{Applied, Counted, How, Modes, Outcome, Trace, Verdict};
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::time::Time;
+use ratelease_engine::verdict::{Applied, Counted, How, Modes, Outcome, Trace, Verdict};
 use ratelease_rules::key::{KeyHasher, Part};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Allowance, Lookup, Rules, Source};

@@ -11,6 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use ratelease_engine::limiter::Limiter;
+use ratelease_engine::store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
@@ -28,8 +30,6 @@ use crate::grpc::serve::{self, ConnectionAge, HealthHandle};
 use crate::http::serve::{Site, UnreadPages};
 use crate::http::{self, JsonOptions};
 use crate::intake::Intake;
-use crate::limiter::Limiter;
-use crate::store::Store;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;

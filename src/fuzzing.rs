@@ -1,7 +1,6 @@
 //! Ways in for `tests/fuzz` to what reads hostile input and is private. For tests alone.
 
 pub use crate::cli::replay::read_line as log_line;
-pub use crate::store::redis::fuzzing::{cluster_slots, script_reply};
 
 /// How many descriptors a body that is sent to `/json` has.
 ///

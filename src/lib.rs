@@ -56,36 +56,18 @@
 #![forbid(unsafe_code)]
 
 pub mod accept;
-pub mod algorithm;
 pub mod app;
-pub mod ask;
-pub mod backoff;
-pub mod buckets;
-pub mod buffer;
 pub mod cli;
 pub mod control;
-pub mod count;
-pub mod dice;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod grpc;
 pub mod hot;
 pub mod http;
 pub mod intake;
-pub mod invariant;
-pub mod latency;
-pub mod lease;
-pub mod limiter;
 pub mod metrics;
 pub mod observe;
-pub mod secret;
+pub mod refusal;
 pub mod settings;
-pub mod sketch;
-pub mod span_context;
-pub mod store;
-pub mod stripe;
-pub mod striped;
 pub mod supervise;
 pub mod telemetry;
-pub mod time;
-pub mod verdict;

@@ -10,7 +10,7 @@ use ratelease::app::App;
 use ratelease::cli;
 use ratelease::settings::{Settings, SettingsError, Task, process_env};
 use ratelease::telemetry::{self, Spool};
-use ratelease::time::Clock;
+use ratelease_engine::time::Clock;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, warn};
 

@@ -27,15 +27,15 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use foldhash::quality::RandomState;
+use ratelease_engine::latency::Latency;
+use ratelease_engine::limiter::limits;
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::striped::Striped;
+use ratelease_engine::verdict::{Applied, Code, OVERRIDE, Status, Trace};
 use ratelease_rules::request::{Descriptor, Request};
 use ratelease_rules::{Rule, Rules};
 
-use crate::intake::Refusal;
-use crate::latency::Latency;
-use crate::limiter::limits;
-use crate::observe::Decision;
-use crate::striped::Striped;
-use crate::verdict::{Applied, Code, OVERRIDE, Status, Trace};
+use crate::refusal::Refusal;
 
 use hits::Hits;
 use registry::Registry;
@@ -123,8 +123,23 @@ impl Meters {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Counts a decision.
-    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// Counts a call without a verdict.
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        let reason = match refusal {
+            Refusal::EmptyDomain => 0,
+            Refusal::NoDescriptors => 1,
+            Refusal::NoRules => 2,
+            Refusal::Invalid(_) => 3,
+            Refusal::Store(_) => 4,
+            Refusal::Overloaded | Refusal::NoRoom => 5,
+            Refusal::Panicked => 6,
+        };
+        self.shared.calls.mine().add(calls::REFUSED + reason, 1);
+    }
+}
+
+impl Observer for Meters {
+    fn note(&self, decision: &Decision<'_, '_, '_>) {
         let Decision { request, verdict, took, .. } = *decision;
         let shared = &*self.shared;
         shared.took.note(took);
@@ -140,7 +155,7 @@ impl Meters {
 
     /// Counts the hits of a call that the store gave no verdict on, among all hits alone: as the
     /// reference, which counts them before it asks.
-    pub fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
+    fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
         let shared = &*self.shared;
         for (descriptor, applied) in request.descriptors.iter().zip(limits(rules, request)) {
             let Some(Applied { rule, .. }) = applied.filter(|_| !descriptor.refund) else {
@@ -157,20 +172,6 @@ impl Meters {
                 shared.values_of(rule, request, descriptor).note(hits, false);
             }
         }
-    }
-
-    /// Counts a call without a verdict.
-    pub fn note_refusal(&self, refusal: &Refusal) {
-        let reason = match refusal {
-            Refusal::EmptyDomain => 0,
-            Refusal::NoDescriptors => 1,
-            Refusal::NoRules => 2,
-            Refusal::Invalid(_) => 3,
-            Refusal::Store(_) => 4,
-            Refusal::Overloaded | Refusal::NoRoom => 5,
-            Refusal::Panicked => 6,
-        };
-        self.shared.calls.mine().add(calls::REFUSED + reason, 1);
     }
 }
 

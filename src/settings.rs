@@ -26,6 +26,8 @@ mod value;
 use std::ffi::OsString;
 use std::time::Duration;
 
+use ratelease_engine::store::StoreSettings;
+
 pub use answers::Answers;
 pub(crate) use cli::grammar;
 pub use cli::{Cli, Command, Role, ServeFlags};
@@ -44,7 +46,6 @@ pub use value::HostPort;
 
 use crate::cli::Tool;
 use crate::hot;
-use crate::store::StoreSettings;
 
 /// Everything `serve` is told.
 #[derive(Debug, Clone, PartialEq)]

@@ -12,8 +12,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tracing::error;
 
-use crate::backoff::Backoff;
-use crate::time::Clock;
+use ratelease_engine::backoff::Backoff;
+use ratelease_engine::time::Clock;
 
 /// The wait before a task begins anew, at most; doubled from one end to the next.
 const WAIT_FIRST: Duration = Duration::from_millis(100);

@@ -16,6 +16,7 @@ pub mod traced;
 use std::io::{self, IsTerminal};
 use std::panic::{self, PanicHookInfo};
 
+use ratelease_engine::time::Clock;
 use tracing::level_filters::LevelFilter;
 use tracing::{Subscriber, error, warn};
 use tracing_subscriber::filter::Targets;
@@ -24,7 +25,6 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::Registry;
 
 use crate::settings::{LogFormat, LogLevel, Logging};
-use crate::time::Clock;
 use calm::{Calm, Calmed};
 use format::{Json, OneLine};
 pub use otlp::Origin;

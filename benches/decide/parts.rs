@@ -5,8 +5,8 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group};
-use ratelease::buffer::{Buffer, Kind, Lot, Refill, Take};
-use ratelease::time::Time;
+use ratelease_engine::buffer::{Buffer, Kind, Lot, Refill, Take};
+use ratelease_engine::time::Time;
 use ratelease_rules::key::{KeyHasher, Part};
 use ratelease_rules::request::Entry;
 

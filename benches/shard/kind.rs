@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ratelease::store::Ask;
+use ratelease_engine::store::Ask;
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
 

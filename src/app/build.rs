@@ -5,6 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
+use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::StoreSettings;
+use ratelease_engine::store::{self, Count, Store};
+use ratelease_engine::time::{Clock, Time};
+use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
 use tokio::runtime::{Handle, RuntimeMetrics};
 use tokio::task::spawn_blocking;
@@ -28,21 +33,16 @@ use crate::grpc::serve::{ConnectionAge, Listener};
 use crate::hot::HotKeys;
 use crate::http::JsonOptions;
 use crate::intake::Intake;
-use crate::limiter::{Limiter, Options};
 use crate::metrics::{self as counting, Meters};
 use crate::observe::Observers;
 use crate::settings::{
     self, Answers, GrpcListen, Leases, Listeners, Logging, Metrics, RulesSource, Settings, Told,
 };
-use crate::store::StoreSettings;
-use crate::store::{self, Count, Store};
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
 use crate::telemetry::traced::Traced;
 use crate::telemetry::{Origin, Samples, Spool};
-use crate::time::{Clock, Time};
-use crate::verdict::Modes;
 
 /// Why the application cannot start: one line that says what, and how to mend it.
 #[derive(Debug, thiserror::Error)]

@@ -12,13 +12,13 @@ mod report;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use ratelease_engine::verdict::Code;
 use ratelease_rules::{Fault, Place};
 
 use super::out::{Ended, Out, OutFlags, Outcome, Trouble};
 use super::safe::Safe;
 use super::source;
 use crate::settings::{Reading, ReadingFlags};
-use crate::verdict::Code;
 use play::Failure;
 
 pub(super) const NOTES: &str = "\

@@ -5,6 +5,7 @@ mod report;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
+use ratelease_engine::limiter::{Resolved, resolve};
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::Request;
 use ratelease_rules::{Lookup, Places, Rule, Rules, Trace, Written};
@@ -12,7 +13,6 @@ use ratelease_rules::{Lookup, Places, Rule, Rules, Trace, Written};
 use super::descriptor::{self, Typed};
 use super::out::{Ended, Out, OutFlags, Outcome};
 use super::source;
-use crate::limiter::{Resolved, resolve};
 use crate::settings::{KeyFlags, PerSecondFlags, Role, RulesDirFlags, StoreFlags};
 use count::{Count, Entry};
 

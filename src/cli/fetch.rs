@@ -5,10 +5,11 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
+use ratelease_engine::secret::Secret;
+use ratelease_engine::time::{Clock, Time};
+
 use super::out::Trouble;
-use crate::secret::Secret;
 use crate::settings::HostPort;
-use crate::time::{Clock, Time};
 
 /// Bytes of an answer: `/status` has some tens of thousands.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;

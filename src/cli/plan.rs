@@ -11,11 +11,11 @@ mod tests;
 use std::time::Duration;
 
 use clap::Args;
+use ratelease_engine::store::PODS_MAX;
 use ratelease_rules::duration::parse_duration;
 use ratelease_rules::{Unit, WINDOW_SECONDS_MAX};
 
 use super::out::{Ended, Out, OutFlags, Outcome};
-use crate::store::PODS_MAX;
 use model::{Estimate, Fleet};
 
 /// Keys that can be told apart at most; above it `f64` no longer counts exactly.

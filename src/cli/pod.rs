@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Args;
+use ratelease_engine::secret::{Secret, SecretFile};
 use ratelease_rules::duration::parse_duration;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -13,7 +14,6 @@ use serde_json::Value;
 use super::fetch;
 use super::out::Trouble;
 use super::source;
-use crate::secret::{Secret, SecretFile};
 use crate::settings::HostPort;
 
 /// The page.

@@ -5,6 +5,7 @@ mod show;
 
 use std::time::Duration;
 
+use ratelease_engine::time::Clock;
 use ratelease_rules::request::Request;
 use serde_json::json;
 use tokio::time::timeout;
@@ -12,7 +13,6 @@ use tonic::transport::Channel;
 
 use super::out::{Ended, Out, Outcome, Trouble};
 use crate::grpc::wire::client::{Answered, ask};
-use crate::time::Clock;
 pub(super) use flags::{NOTES, QueryFlags};
 
 /// How the protocol calls a denial.

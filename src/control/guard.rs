@@ -28,7 +28,7 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 
-use crate::secret::Secret;
+use ratelease_engine::secret::Secret;
 
 /// Names below which nobody outside can have one: reserved for use within (RFC 6761, ICANN's
 /// `internal`), and those of services in Kubernetes.

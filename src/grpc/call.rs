@@ -13,7 +13,8 @@ use tonic::Code;
 use super::deadline::Deadline;
 use super::rest::Message;
 use super::{PREFIX_BYTES, status_of, wire};
-use crate::intake::{Intake, Peer, Refusal};
+use crate::intake::{Intake, Peer};
+use crate::refusal::Refusal;
 use crate::telemetry::trace::{Door, Outcome, Span};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");

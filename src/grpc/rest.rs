@@ -20,7 +20,8 @@ use super::call::Rest;
 use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
 use crate::accept::Half;
-use crate::intake::{Held, Parts, Refusal};
+use crate::intake::{Held, Parts};
+use crate::refusal::Refusal;
 
 /// A call's answer begins within this whatever happens; a verdict takes a few milliseconds at most.
 const CALL_MAX: Duration = Duration::from_secs(10);

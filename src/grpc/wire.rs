@@ -25,7 +25,8 @@ use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
 use super::call::Untried;
 use super::deadline::Deadline;
 use super::{MESSAGE_BYTES_MAX, status_of};
-use crate::intake::{Answer, Held, Intake, Peer, Refusal};
+use crate::intake::{Answer, Held, Intake, Peer};
+use crate::refusal::Refusal;
 use crate::telemetry::trace::{self, Outcome, Span};
 
 /// The request that a message of protobuf is; its text is borrowed. What it costs is bounded

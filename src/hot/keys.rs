@@ -3,8 +3,8 @@
 use ratelease_rules::Rule;
 use ratelease_rules::request::Descriptor;
 
-use crate::dice;
-use crate::sketch::{Frequent, Sketch, WAYS};
+use ratelease_engine::dice;
+use ratelease_engine::sketch::{Frequent, Sketch, WAYS};
 
 use super::{Seen, TEXT_BYTES_MAX};
 

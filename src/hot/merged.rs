@@ -10,7 +10,7 @@ use ratelease_rules::Rule;
 use ratelease_rules::key::Key;
 use ratelease_rules::steering::steers;
 
-use crate::verdict::OVERRIDE;
+use ratelease_engine::verdict::OVERRIDE;
 
 use super::board::Board;
 use super::keys::Keys;

@@ -1,10 +1,10 @@
 //! The proto3 JSON form of the rate limit response: as protobuf's mapping has it, with default
 //! values left out.
 
+use ratelease_engine::verdict::{Code, Status};
 use serde_json::{Map, Value, json};
 
 use crate::intake::Answer;
-use crate::verdict::{Code, Status};
 
 /// The response in JSON.
 pub(super) fn print(answer: &Answer<'_>) -> Value {

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
+use ratelease_engine::buckets::Buckets;
+
 use super::label::bounded;
-use crate::buckets::Buckets;
 
 /// All series of one name.
 #[derive(Debug, Clone, PartialEq)]

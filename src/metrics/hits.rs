@@ -1,7 +1,7 @@
 //! How the hits of a decision are counted: as the reference does (`src/limiter/base_limiter.go` at
 //! f2fb157). Pure.
 
-use crate::verdict::{Status, Trace};
+use ratelease_engine::verdict::{Status, Trace};
 
 /// What becomes of the hits of one descriptor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ fn threshold(limit: u64, ratio: f32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verdict::{Applied, Code, How};
+    use ratelease_engine::verdict::{Applied, Code, How};
     use ratelease_rules::key::KeyHasher;
     use ratelease_rules::{Limit, Unit};
 

@@ -126,7 +126,7 @@ mod tests {
     use super::super::hits::Hits;
     use super::super::series::Keys;
     use super::*;
-    use crate::verdict::How;
+    use ratelease_engine::verdict::How;
 
     fn meter(registry: &Registry, path: &str) -> Arc<RuleMeter> {
         registry.meter(path, || RuleMeter::new(path, "d", Keys::of(path)))

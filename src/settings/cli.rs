@@ -11,6 +11,7 @@ use std::path::Path;
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
+use ratelease_engine::secret::Secret;
 
 use super::SettingsError;
 use super::answers::AnswerFlags;
@@ -25,7 +26,6 @@ use super::store::{PerSecondFlags, StoreFlags};
 use super::summary::{self, Told};
 use super::tracing::TracingFlags;
 use crate::cli::Tool;
-use crate::secret::Secret;
 
 /// What the help text calls a flag's value that is true or false.
 pub(super) const BOOL: &str = "BOOL";

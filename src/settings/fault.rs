@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::secret::{Secret, SecretFile};
+use ratelease_engine::secret::{Secret, SecretFile};
 
 /// Characters of a faulty value that are shown.
 const FOUND_SHOWN_MAX: usize = 80;

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
+use ratelease_engine::secret::{Secret, SecretFile};
+use ratelease_engine::store::PODS_MAX;
 
 use super::cli::FILE;
 use super::fault::Faults;
 use super::value;
-use crate::secret::{Secret, SecretFile};
-use crate::store::PODS_MAX;
 
 /// Longest that a request may be told to wait for a lease: past it any caller has given up.
 const MAX_WAIT_MAX: Duration = Duration::from_secs(10);

@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use ratelease_engine::secret::{Secret, SecretFile};
 
 use super::cli::{BOOL, FILE};
 use super::fault::{Expected, Faults};
 use super::value::{self, HostPort};
-use crate::secret::{Secret, SecretFile};
 
 /// Most calls under way that one process may be told to take: each that waits holds some 12 KiB.
 ///

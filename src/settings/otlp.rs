@@ -8,9 +8,9 @@ mod tls;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use ratelease_engine::secret::{Secret, SecretFile};
 
 use super::fault::{Fault, Faults};
-use crate::secret::{Secret, SecretFile};
 pub use tls::OtlpTls;
 
 /// One of OpenTelemetry's kinds of telemetry.

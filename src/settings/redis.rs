@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
+use ratelease_engine::secret::{Secret, SecretFile};
+use ratelease_engine::store::redis::{Address, Auth, RedisKind, RedisSettings};
 
 use super::fault::{Expected, Fault, Faults};
 use super::value;
-use crate::secret::{Secret, SecretFile};
-use crate::store::redis::{Address, Auth, RedisKind, RedisSettings};
 
 /// Nodes that may be named; a cluster's client finds the others by itself.
 const ADDRESSES_MAX: usize = 256;

@@ -1,14 +1,14 @@
 //! Which store owns the counts.
 
 use clap::Args;
+use ratelease_engine::secret::{Secret, SecretFile};
+use ratelease_engine::store::StoreSettings;
+use ratelease_engine::store::redis::RedisSettings;
 
 use super::cli::{BOOL, FILE};
 use super::fault::{Expected, Fault, Faults};
 use super::redis::RawRedis;
 use super::value;
-use crate::secret::{Secret, SecretFile};
-use crate::store::StoreSettings;
-use crate::store::redis::RedisSettings;
 
 /// Longest `CACHE_KEY_PREFIX`: it is paid for with every key.
 const KEY_PREFIX_BYTES_MAX: usize = 64;

@@ -3,7 +3,7 @@
 use clap::parser::MatchesError;
 use clap::{Arg, ArgMatches, Command};
 
-use crate::secret::Secret;
+use ratelease_engine::secret::Secret;
 
 /// What is shown in the place of a secret.
 const HIDDEN: &str = "***";

@@ -8,11 +8,11 @@ mod telemetry;
 use std::collections::{BTreeSet, HashMap};
 
 use clap::CommandFactory;
+use ratelease_engine::secret::Secret;
 
 use super::fault::flag;
 use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
-use crate::secret::Secret;
 
 /// Names of our own that have a flag.
 const OURS: [&str; 34] = [

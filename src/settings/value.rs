@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ratelease_engine::store::redis::parse_host;
 use ratelease_rules::duration::parse_duration;
 
 use super::fault::Expected;
-use crate::store::redis::parse_host;
 
 /// Longest path of a Unix socket: `sun_path` of unix(7), less its NUL.
 const SOCKET_PATH_BYTES_MAX: usize = 107;

@@ -15,7 +15,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::span_context;
+use ratelease_engine::span_context;
 
 /// The name under which tracing keeps an event's message.
 const MESSAGE: &str = "message";

@@ -14,7 +14,8 @@ pub(super) use retry::{Again, Unsent, insist};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::dice;
+use ratelease_engine::dice;
+
 use crate::settings::Identity;
 
 /// Who sends: one for all that a process sends.

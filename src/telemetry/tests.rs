@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ratelease_engine::span_context::SpanContext;
 use serde_json::{Value, json};
 use tracing::{debug, error, info};
 
 use super::*;
-use crate::span_context::SpanContext;
 
 /// What `events` leave on a log of this format and level.
 fn logged(format: LogFormat, level: LogLevel, ansi: bool, events: impl FnOnce()) -> String {

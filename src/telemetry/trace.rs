@@ -16,14 +16,14 @@ mod span;
 use std::sync::Arc;
 
 use http::HeaderMap;
+use ratelease_engine::dice;
+use ratelease_engine::span_context::{self, SpanContext};
+use ratelease_engine::store::{Ask, Count};
+use ratelease_engine::time::Clock;
 
 use super::otlp::message::{KeyValue, Link, Span as Message, SpanKind};
 use super::otlp::{Origin, unix_nanos};
-use crate::dice;
 use crate::settings::Tracing;
-use crate::span_context::{self, SpanContext};
-use crate::store::{Ask, Count};
-use crate::time::Clock;
 
 use context::Parent;
 use export::{Export, Queue};

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_engine::store::{Ask, Beat, Beaten, Count, Lent, Ready, Replies, Store};
+
 use super::trace::{Outcome, Tracer};
-use crate::store::{Ask, Beat, Beaten, Count, Lent, Ready, Replies, Store};
 
 /// Passes everything on, and times what is to be traced.
 pub struct Traced {

@@ -24,9 +24,9 @@ mod scripts;
 mod sentinels;
 mod silence;
 
-use ratelease::store::redis::RedisSettings;
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, Grant, Store, StoreError};
+use ratelease_engine::store::redis::RedisSettings;
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{Ask, Grant, Store, StoreError};
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
 use ratelease_rules::key::Key;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{FailureMode, Limit, Rules, Unit};

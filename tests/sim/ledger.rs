@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ratelease::store::StoreError;
-use ratelease::time::Time;
-use ratelease::verdict::{Code, How, Verdict};
+use ratelease_engine::store::StoreError;
+use ratelease_engine::time::Time;
+use ratelease_engine::verdict::{Code, How, Verdict};
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::{Algorithm, FailureMode, Limit, Rules};
 

@@ -8,7 +8,7 @@ use h2::RecvStream;
 use h2::client::ResponseFuture;
 use http::{HeaderMap, StatusCode};
 
-use crate::time::Time;
+use ratelease_engine::time::Time;
 
 /// Bytes of an answer at most. A verdict on 64 descriptors takes a few thousand.
 const ANSWER_BYTES_MAX: usize = 1 << 20;

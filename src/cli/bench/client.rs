@@ -13,6 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::task::AtomicWaker;
 use h2::client::{Connection, SendRequest};
 use http::Request;
+use ratelease_engine::time::{Clock, Time};
 use tokio::time::{sleep, timeout, timeout_at};
 
 use super::call::{Call, Failure, Outcome};
@@ -22,7 +23,6 @@ use super::link::{Link, Socket};
 use super::request::Requests;
 use super::schedule::{Schedule, Span};
 use super::tally::Tally;
-use crate::time::{Clock, Time};
 
 /// What requests under way are left to be answered in when the run is over.
 pub(super) const DRAIN_MAX: Duration = Duration::from_secs(2);

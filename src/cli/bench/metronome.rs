@@ -3,9 +3,10 @@
 
 use std::thread;
 
+use ratelease_engine::time::Clock;
+
 use super::client::Seat;
 use super::schedule::{Pace, Span};
-use crate::time::Clock;
 
 /// The kernel may round a thread's sleep up by this many nanoseconds; 50 000 unless told otherwise.
 const TIMER_SLACK_NANOS: &str = "1";

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use ratelease_engine::time::Clock;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
@@ -23,7 +24,6 @@ use super::tally::Tally;
 use super::trial;
 use crate::cli::meter::Meter;
 use crate::cli::signals::Signals;
-use crate::time::Clock;
 
 /// From the word to begin to the first request, so that every thread has heard it.
 const HEAD_START: Duration = Duration::from_millis(20);

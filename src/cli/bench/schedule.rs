@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::time::Time;
+use ratelease_engine::time::Time;
 
 /// Requests that are due and not sent, on one connection, at most. Those beyond are given up, and
 /// counted with the time that they waited.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use ratelease_engine::time::Time;
 use tokio::time::timeout;
 
 use super::call::{Call, Failure, Outcome};
 use super::client::Shared;
 use crate::cli::target::Target;
-use crate::time::Time;
 
 /// To connect and be answered in.
 const TRIAL_MAX: Duration = Duration::from_secs(5);

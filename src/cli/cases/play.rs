@@ -1,12 +1,12 @@
 //! Plays a case and holds the answers to what it expects.
 
+use ratelease_engine::limiter::Exact;
+use ratelease_engine::verdict::{Modes, Verdict};
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{Lookup, Place, Rules};
 
 use super::{Case, NO_RULE, Status, Step};
-use crate::limiter::Exact;
-use crate::verdict::{Modes, Verdict};
 
 /// Keys of a case at most: a file cannot name more descriptors.
 const KEYS_MAX: usize = 1 << 22;

@@ -1,11 +1,11 @@
 //! From a YAML file to cases, with every fault of it.
 
+use ratelease_engine::verdict::Code;
 use ratelease_rules::duration::parse_duration;
 use ratelease_rules::yaml::{self, Yaml, YamlKind};
 use ratelease_rules::{Fault, Place, Source, excerpt, nearest};
 
 use super::{Case, Expect, NO_RULE, Status, Step, Suite};
-use crate::verdict::Code;
 
 /// Times that one step asks at most.
 const TIMES_MAX: u32 = 1_000_000;

@@ -1,13 +1,13 @@
 //! The count of one rule for one descriptor and the pools of its key: where they live, and what the
 //! store holds of them.
 
+use ratelease_engine::limiter::Charge;
+use ratelease_engine::store::StoreSettings;
+use ratelease_engine::store::redis::slot_of;
+use ratelease_engine::store::{self, Ask, Grant, StoreError};
 use ratelease_rules::{Algorithm, Leasing, Limit, Rule};
 
 use crate::cli::out::Trouble;
-use crate::limiter::Charge;
-use crate::store::StoreSettings;
-use crate::store::redis::slot_of;
-use crate::store::{self, Ask, Grant, StoreError};
 
 /// A key's own count, which holds the whole limit, and its pools, which hold tokens lent by it.
 pub(super) struct Count {

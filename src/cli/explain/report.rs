@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use ratelease_engine::store::Grant;
 use ratelease_rules::request::{self, Request};
 use ratelease_rules::{Allowance, Candidate, Fit, Limit, Rule, Step};
 use serde_json::{Map, Value, json};
@@ -12,7 +13,6 @@ use super::{End, Explained};
 use crate::cli::out::{Ink, Out, Trouble};
 use crate::cli::rule;
 use crate::cli::safe::Safe;
-use crate::store::Grant;
 
 /// Prints each descriptor's way, what it came to, and its count.
 pub(super) fn text(

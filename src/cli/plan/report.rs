@@ -1,10 +1,10 @@
 //! The estimate, for people and for programs.
 
+use ratelease_engine::limiter::Options;
 use serde_json::{Value, json};
 
 use super::model::{Estimate, Fleet};
 use crate::cli::out::{Ink, Out, Trouble};
-use crate::limiter::Options;
 
 const MIB: f64 = (1 << 20) as f64;
 

@@ -5,7 +5,7 @@ use ratelease_rules::key::Key;
 use ratelease_rules::request::Request;
 use serde::Serialize;
 
-use crate::verdict::{Code, Verdict};
+use ratelease_engine::verdict::{Code, Verdict};
 
 /// Keys whose denials are counted at once. When there are more, those denied least give way.
 pub(super) const KEYS_MAX: usize = 100_000;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ratelease_engine::buckets::Buckets;
 use serde_json::{Value, json};
 
-use crate::buckets::Buckets;
 use crate::metrics::Calls;
 
 /// Seconds that are kept: five minutes, in some 100 KiB.

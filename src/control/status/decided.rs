@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
+use ratelease_engine::lease::ShardTally;
 use ratelease_rules::{Allowance, Limit, Rule};
 use serde_json::{Value, json};
 
 use super::Status;
 use crate::control::live::history::micros;
 use crate::hot::{Hot, OfRule, Top};
-use crate::lease::ShardTally;
 use crate::metrics::{Calls, RuleTotals};
 
 /// Rules that are listed at most. A page shows no more in one view, and they are sent each second.

@@ -1,12 +1,12 @@
 //! What `/status` and the index tell.
 
+use ratelease_engine::buckets::Buckets;
+use ratelease_engine::lease::{HotKey, ShardTally};
 use ratelease_rules::Rules;
 use ratelease_rules::key::Key;
 
 use super::*;
-use crate::buckets::Buckets;
 use crate::hot::{Hot, OfRule, Top};
-use crate::lease::{HotKey, ShardTally};
 use crate::metrics::{Calls, Meters, RuleTotals};
 
 /// Numbers that stay as they are.

@@ -12,7 +12,7 @@ use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, ENTRIES_MAX, Entry, 
 use ratelease_rules::{Limit, Unit};
 
 use super::proto::{Fields, Malformed};
-use crate::intake::Fault;
+use crate::refusal::Fault;
 
 /// `RateLimitOverride` as it stands in the message.
 #[derive(Debug, Clone, Copy, Default)]

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use ratelease_engine::store::redis::{Address, RedisKind, RedisSettings};
+
 use super::*;
-use crate::store::redis::{Address, RedisKind, RedisSettings};
 
 fn store(env: Env<'_>) -> (RedisSettings, Option<RedisSettings>, String) {
     match good("ratelimit", env).store {

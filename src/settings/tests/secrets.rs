@@ -1,7 +1,8 @@
 //! Secrets in files, among the flags, and not set at all.
 
+use ratelease_engine::store::redis::RedisSettings;
+
 use super::*;
-use crate::store::redis::RedisSettings;
 
 /// A file of this content, which lasts as long as the directory.
 fn file(dir: &tempfile::TempDir, name: &str, content: &str) -> String {

@@ -9,11 +9,11 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use http::header::RETRY_AFTER;
 use http::{Response, StatusCode};
 use prost::Message;
+use ratelease_engine::backoff::Backoff;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::message::{Details, RetryInfo};
-use crate::backoff::Backoff;
 
 /// Tries of one message, and the waits between them where the collector names none: 15 s in all,
 /// which the restart of a collector takes.
@@ -132,7 +132,7 @@ mod tests {
 
     use super::super::message::{Delay, Detail};
     use super::*;
-    use crate::time::{Clock, Time};
+    use ratelease_engine::time::{Clock, Time};
 
     const HOUR: Duration = Duration::from_secs(3600);
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ratelease_engine::store::Count;
+use ratelease_engine::time::Clock;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 use crate::settings::Otlp;
-use crate::store::Count;
 use crate::telemetry::otlp::message::{ExportTraces, ResourceSpans, ScopeSpans, Span};
 use crate::telemetry::otlp::{self, Client, Origin, Told};
-use crate::time::Clock;
 
 /// Spans that may wait to be sent, those that travel together, and how long the first of these
 /// waits for company: the defaults of OpenTelemetry's batches.
@@ -171,8 +171,8 @@ async fn gather(items: &mut mpsc::Receiver<Item>) -> (Vec<Span>, Option<oneshot:
 mod tests {
     use super::*;
     use crate::settings::{Identity, OtlpProtocol};
-    use crate::span_context::SpanContext;
     use crate::telemetry::trace::{Outcome, span};
+    use ratelease_engine::span_context::SpanContext;
 
     fn ends() -> (Queue, Export) {
         let endpoint = "http://127.0.0.1:1/v1/traces".parse().expect("a URL");

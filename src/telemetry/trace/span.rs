@@ -5,15 +5,15 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ratelease_engine::span_context::SpanContext;
+use ratelease_engine::time::{Clock, Time};
+use ratelease_engine::verdict::Verdict;
 use ratelease_rules::request::Request;
 
 use super::export::Queue;
-use crate::span_context::SpanContext;
 use crate::telemetry::otlp::message::{KeyValue, Span as Message, Status, StatusCode};
 use crate::telemetry::otlp::nanos;
 use crate::telemetry::samples::rule_of;
-use crate::time::{Clock, Time};
-use crate::verdict::Verdict;
 
 /// A span that has begun. A handle: clones are of one span. It ends by [`Span::end`]; one whose
 /// last handle is dropped before was given up, by its client or for its deadline.

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, Deposit, Store};
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{Ask, Deposit, Store};
 use ratelease_rules::key::{KeyHasher, Part};
 use ratelease_rules::{Limit, Unit};
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
 //! Pods that share a store count each other.
 
-use ratelease::store::memory::MemoryStore;
-use ratelease::store::redis::RedisSettings;
-use ratelease::store::{Beat, Store};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::store::redis::RedisSettings;
+use ratelease_engine::store::{Beat, Store};
 use ratelease_rules::key::Key;
 
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Random asks, each compared with the pure arithmetic.
 
-use ratelease::algorithm::{State, fixed_window, sliding_window, step};
-use ratelease::store::memory::MemoryStore;
-use ratelease::store::{Ask, Back, Grant, Store};
+use ratelease_engine::algorithm::{State, fixed_window, sliding_window, step};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::store::{Ask, Back, Grant, Store};
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
 

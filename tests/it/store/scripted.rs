@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use ratelease::store::redis::{RedisKind, RedisSettings};
+use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 use ratelease_rules::Unit;
 
 use crate::support::redis::tcp;

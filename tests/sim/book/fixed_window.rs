@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
 
-use ratelease::store::Ask;
+use ratelease_engine::store::Ask;
 
 use super::{Book, Failover, Step};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
 use ratelease_rules::key::{Key, KeyHasher, Part};
 use ratelease_rules::{Algorithm, FailureMode, Limit, Rules};
 

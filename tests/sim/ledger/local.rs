@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit};
 

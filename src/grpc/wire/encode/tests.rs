@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use prost::Message;
+use ratelease_engine::verdict::Verdict;
 use ratelease_rules::request::Few;
 use ratelease_rules::{Limit, Rule, Unit};
 use serde_json::json;
 
 use super::*;
-use crate::verdict::Verdict;
 
 fn rule(name: &str) -> Arc<Rule> {
     let text = format!(

@@ -27,7 +27,7 @@ const MASTERS_MAX: usize = 1024;
 const _: () = assert!(MASTERS_MAX * 2 <= SHARDS_MAX);
 
 /// The slot of a key: CRC-16 (XMODEM) of its tag, the part in the first braces if there is one.
-pub(crate) fn slot_of(key: &[u8]) -> usize {
+pub fn slot_of(key: &[u8]) -> usize {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')? + 1;
         let rest = key.get(open..)?;

@@ -42,7 +42,7 @@ use holding::Holding;
 pub use options::{Options, PODS_EXPECTED};
 use outcome::{Attempt, Entered};
 use pods::Pods;
-pub(crate) use resolve::{Charge, Resolved, limits, resolve};
+pub use resolve::{Charge, Resolved, limits, resolve};
 use slot::{Slot, WATCH_EVERY};
 use wait::{WAITER_BYTES, WAITING_IN_ALL_MAX};
 

@@ -13,7 +13,7 @@ use crate::verdict::Applied;
 
 /// What the rules make of one descriptor.
 #[derive(Debug)]
-pub(crate) enum Resolved<'r> {
+pub enum Resolved<'r> {
     /// Nothing limits it.
     Free,
     /// Its rule allows everything.
@@ -24,19 +24,19 @@ pub(crate) enum Resolved<'r> {
 
 /// Hits to be charged to a key.
 #[derive(Debug)]
-pub(crate) struct Charge<'r> {
+pub struct Charge<'r> {
     /// Whose tokens, where there is room for it.
-    pub(crate) own: Key,
+    pub own: Key,
     /// Whose tokens instead.
     pub(super) overflow: OnceLock<Key>,
     /// Where an override belongs; empty for a rule, whose path says it.
     pub(super) domain: Box<str>,
     /// The limit and its rule.
-    pub(crate) applied: Applied<'r>,
+    pub applied: Applied<'r>,
     /// How many; 0 looks.
-    pub(crate) hits: u64,
+    pub hits: u64,
     /// The hits are given back instead.
-    pub(crate) refund: bool,
+    pub refund: bool,
 }
 
 /// Names of rules of a request that other rules of it replace. What finding them costs grows with
@@ -46,7 +46,7 @@ pub(crate) struct Charge<'r> {
 struct Replaced<'r>(HashSet<&'r str, RandomState>);
 
 /// Resolves every descriptor of `request`, in order.
-pub(crate) fn resolve<'r>(
+pub fn resolve<'r>(
     rules: &'r Rules,
     request: &Request<'_>,
     hasher: &KeyHasher,
@@ -62,7 +62,7 @@ pub(crate) fn resolve<'r>(
 }
 
 /// The limit that each descriptor of `request` is held to; `None` where nothing is counted.
-pub(crate) fn limits<'r>(rules: &'r Rules, request: &Request<'_>) -> Few<Option<Applied<'r>>> {
+pub fn limits<'r>(rules: &'r Rules, request: &Request<'_>) -> Few<Option<Applied<'r>>> {
     let find = |descriptor: &Descriptor<'_>| rules.find(request.domain, &descriptor.entries);
     let lookups: Few<_> = request.descriptors.iter().map(find).collect();
     let replaced = Replaced::of(request, &lookups);
@@ -208,7 +208,7 @@ impl Charge<'_> {
     }
 
     /// Whether a denial spends what is left of the key.
-    pub(crate) fn charge_denied(&self) -> bool {
+    pub fn charge_denied(&self) -> bool {
         self.applied.rule.is_none_or(|rule| rule.charge_denied)
     }
 }

@@ -105,13 +105,13 @@ impl RedisSettings {
 
     /// Who to log in to the servers as, by what the file holds now if there is one. Blocks while it
     /// is read. An error says what is wrong with it.
-    pub(crate) fn auth_now(&self) -> Result<Auth, String> {
+    pub fn auth_now(&self) -> Result<Auth, String> {
         let (username, password) = (self.username.clone(), self.password.clone());
         auth_now(self.auth_file.as_ref(), Auth { username, password })
     }
 
     /// The same for the sentinels.
-    pub(crate) fn sentinel_auth_now(&self) -> Result<Auth, String> {
+    pub fn sentinel_auth_now(&self) -> Result<Auth, String> {
         let (username, password) = (self.sentinel_username.clone(), self.sentinel_password.clone());
         auth_now(self.sentinel_auth_file.as_ref(), Auth { username, password })
     }
@@ -152,7 +152,8 @@ impl fmt::Display for Address {
     }
 }
 
-/// A host as people and servers name one: a DNS name or an IP address, IPv6 with or without brackets.
+/// A host as people and servers name one: a DNS name or an IP address, IPv6 with or without
+/// brackets.
 pub fn parse_host(text: &str) -> Option<String> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     let is_address = bare.unwrap_or(text).parse().is_ok_and(|ip: IpAddr| {

@@ -41,7 +41,7 @@ use self::fault::{Fault, Kind};
 use self::link::Link;
 pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
 use self::site::{Site, count};
-pub(crate) use self::slots::slot_of;
+pub use self::slots::slot_of;
 use self::trip::Trip;
 use super::{Ask, Beat, Beaten, Count, Grant, Lent, Ready, Replies, Store, StoreError};
 

@@ -37,7 +37,7 @@ pub fn lands(share: f32) -> bool {
 }
 
 /// Has this thread go on from `seed`, for a test to be repeated.
-#[cfg(test)]
+#[doc(hidden)]
 pub fn seed(seed: u64) {
     STATE.with(|state| state.set(seed));
 }
