@@ -17,9 +17,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
-use tokio::sync::watch as channel;
-
 use ratelease_rules::Rules;
+use tokio::sync::watch as channel;
 
 /// The rules in force, and how their loads went. Shared by everybody, written by the watcher.
 ///

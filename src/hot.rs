@@ -33,6 +33,7 @@ use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
+use ratelease_cli::settings;
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::stripe;
 use ratelease_engine::time::{Clock, Time};
@@ -149,6 +150,12 @@ struct Boards {
 // === impl Options ===
 
 /// A few nanoseconds a decision, and hashes alone.
+impl From<settings::HotKeys> for Options {
+    fn from(settings::HotKeys { sample, values }: settings::HotKeys) -> Self {
+        Self { sample, values }
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         const SAMPLE: NonZeroU32 = NonZeroU32::new(4).unwrap();

@@ -8,6 +8,7 @@ mod room;
 use std::sync::Arc;
 
 use http::HeaderMap;
+use ratelease_cli::settings::Headers;
 use ratelease_engine::limiter::Limiter;
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::store::{Count, StoreError};
@@ -20,7 +21,6 @@ use tracing::{Level, debug};
 use crate::control::Published;
 use crate::observe::Observers;
 use crate::refusal::{Fault, Refusal};
-use crate::settings::Headers;
 use crate::telemetry::trace::{Door, Span};
 
 use gate::Gate;

@@ -57,10 +57,7 @@
 
 pub mod accept;
 pub mod app;
-pub mod cli;
 pub mod control;
-#[doc(hidden)]
-pub mod fuzzing;
 pub mod grpc;
 pub mod hot;
 pub mod http;
@@ -68,6 +65,5 @@ pub mod intake;
 pub mod metrics;
 pub mod observe;
 pub mod refusal;
-pub mod settings;
 pub mod supervise;
 pub mod telemetry;

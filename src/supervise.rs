@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tracing::error;
-
 use ratelease_engine::backoff::Backoff;
 use ratelease_engine::time::Clock;
+use tracing::error;
 
 /// The wait before a task begins anew, at most; doubled from one end to the next.
 const WAIT_FIRST: Duration = Duration::from_millis(100);

@@ -5,12 +5,12 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
 use std::path::Path;
 
+use ratelease_cli::settings::{HostPort, Uds};
 use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
 
 use super::Open;
 use super::build::BuildError;
 use crate::accept::{CONNECTIONS_MAX, OpenConnections};
-use crate::settings::{HostPort, Uds};
 
 /// Connections that may wait to be accepted, as `std` has it for TCP.
 const BACKLOG: u32 = 128;

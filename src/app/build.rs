@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
+use ratelease_cli::settings::{
+    self, Answers, GrpcListen, Leases, Listeners, Logging, Metrics, RulesSource, Settings, Told,
+};
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::StoreSettings;
 use ratelease_engine::store::{self, Count, Store};
@@ -35,9 +38,6 @@ use crate::http::JsonOptions;
 use crate::intake::Intake;
 use crate::metrics::{self as counting, Meters};
 use crate::observe::Observers;
-use crate::settings::{
-    self, Answers, GrpcListen, Leases, Listeners, Logging, Metrics, RulesSource, Settings, Told,
-};
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
@@ -110,7 +110,7 @@ impl App {
         recall_pods(snapshot.clone(), &limiter).await;
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
-        let hot_keys = hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
+        let hot_keys = hot_keys.map(|told| HotKeys::new(told.into(), clock)).unwrap_or_default();
         let meters = metrics.counts_decisions.then(|| meters(&answers, &metrics));
         let counted = Counted { meters, hot_keys, limiter: limiter.clone() };
         let samples = samples(&settings.logging, clock);

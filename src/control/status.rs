@@ -8,6 +8,7 @@ use std::fmt::Write;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use ratelease_cli::settings::Told;
 use ratelease_engine::invariant;
 use ratelease_engine::lease::{Position, ShardState};
 use ratelease_engine::store::Count;
@@ -16,7 +17,6 @@ use serde_json::{Value, json};
 
 use super::Published;
 use super::live::history::History;
-use crate::settings::Told;
 use numbers::Numbers;
 
 /// What there is to tell. A handle: clones share everything.

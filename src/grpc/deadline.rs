@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use http::HeaderMap;
-
 use ratelease_engine::time::Time;
 
 const HEADER: &str = "grpc-timeout";

@@ -1,7 +1,6 @@
 //! Envoy's messages and ours. The only file that names Envoy's types.
 
 mod backwards;
-pub(crate) mod client;
 mod codec;
 mod decode;
 mod encode;
@@ -10,13 +9,12 @@ mod proto;
 use std::convert::Infallible;
 use std::task::{Context, Poll};
 
-use ratelease_rules::request::Request;
-
 use bytes::{Bytes, BytesMut};
 use codec::Codec;
 pub use decode::Unreadable;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use pb::rate_limit_service_server::SERVICE_NAME;
+use ratelease_rules::request::Request;
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, NamedService, UnaryService};

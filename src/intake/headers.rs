@@ -5,9 +5,8 @@
 
 use std::fmt::Write;
 
+use ratelease_cli::settings::Headers;
 use ratelease_engine::verdict::{Applied, Code, OVERRIDE, Status, Verdict};
-
-use crate::settings::Headers;
 
 /// Bytes of a header's value at most: Envoy refuses responses whose headers come to 60 KiB. Items
 /// that find no room are left out.

@@ -5,6 +5,7 @@
 
 use std::fmt::{self, Write};
 
+use ratelease_engine::span_context;
 use ratelease_rules::steering::steers;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
@@ -14,8 +15,6 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
-
-use ratelease_engine::span_context;
 
 /// The name under which tracing keeps an event's message.
 const MESSAGE: &str = "message";

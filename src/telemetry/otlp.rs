@@ -14,9 +14,8 @@ pub(super) use retry::{Again, Unsent, insist};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use ratelease_cli::settings::Identity;
 use ratelease_engine::dice;
-
-use crate::settings::Identity;
 
 /// Who sends: one for all that a process sends.
 #[derive(Debug, Clone)]

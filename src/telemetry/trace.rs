@@ -16,6 +16,7 @@ mod span;
 use std::sync::Arc;
 
 use http::HeaderMap;
+use ratelease_cli::settings::Tracing;
 use ratelease_engine::dice;
 use ratelease_engine::span_context::{self, SpanContext};
 use ratelease_engine::store::{Ask, Count};
@@ -23,11 +24,9 @@ use ratelease_engine::time::Clock;
 
 use super::otlp::message::{KeyValue, Link, Span as Message, SpanKind};
 use super::otlp::{Origin, unix_nanos};
-use crate::settings::Tracing;
 
 use context::Parent;
 use export::{Export, Queue};
-pub(crate) use span::GRPC_CODES;
 pub use span::{Outcome, Span};
 
 /// Begins spans. A handle: clones share everything; by default it traces nothing.

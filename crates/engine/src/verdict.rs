@@ -5,11 +5,10 @@ mod metadata;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Map, Value};
-
 use ratelease_rules::key::Key;
 use ratelease_rules::request::{Few, Request};
 use ratelease_rules::{Algorithm, FailureMode, Limit, Rule};
+use serde_json::{Map, Value};
 
 /// What stands in the place of a rule's path where the request itself named the limit.
 pub const OVERRIDE: &str = "override";

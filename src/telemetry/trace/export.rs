@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ratelease_cli::settings::Otlp;
 use ratelease_engine::store::Count;
 use ratelease_engine::time::Clock;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
-use crate::settings::Otlp;
 use crate::telemetry::otlp::message::{ExportTraces, ResourceSpans, ScopeSpans, Span};
 use crate::telemetry::otlp::{self, Client, Origin, Told};
 
@@ -170,8 +170,8 @@ async fn gather(items: &mut mpsc::Receiver<Item>) -> (Vec<Span>, Option<oneshot:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Identity, OtlpProtocol};
     use crate::telemetry::trace::{Outcome, span};
+    use ratelease_cli::settings::{Identity, OtlpProtocol};
     use ratelease_engine::span_context::SpanContext;
 
     fn ends() -> (Queue, Export) {

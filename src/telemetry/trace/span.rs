@@ -5,6 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ratelease_cli::grpc_codes::GRPC_CODES;
 use ratelease_engine::span_context::SpanContext;
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Verdict;
@@ -30,27 +31,6 @@ pub enum Outcome {
     /// An exchange with the store, in which so many asks failed.
     Failed(usize),
 }
-
-/// Names of gRPC's codes, by number.
-pub(crate) const GRPC_CODES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
 
 /// Of gRPC's codes those that are a server's error, as the conventions have it. The others are the
 /// client's.

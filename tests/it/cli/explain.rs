@@ -1,4 +1,4 @@
-//! `ratelease explain`, with and without a Redis Cluster.
+//! `ratectl explain`, with and without a Redis Cluster.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
+use ratelease_engine::store::redis::{RedisKind, RedisSettings};
+use ratelease_rules::Unit;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-
-use ratelease_engine::store::redis::{RedisKind, RedisSettings};
-use ratelease_rules::Unit;
 
 use crate::support::redis::tcp;
 

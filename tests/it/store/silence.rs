@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, Store, StoreError};
-
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::scripted::{Act, Scripted, grant_of};

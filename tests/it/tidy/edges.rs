@@ -30,12 +30,12 @@ enum Name {
 /// Tests may name anything.
 const EDGES: [Edge; 9] = [
     Edge {
-        // `cli/explain` looks, which takes nothing, and handles no requests; `telemetry/traced`
+        // `ctl/explain` looks, which takes nothing, and handles no requests; `telemetry/traced`
         // is a store.
         within: Modules::AllBut(&[
             "engine/lease",
             "engine/store",
-            "cli/explain",
+            "ctl/explain",
             "telemetry/traced",
         ]),
         never: &[Name::Method("exchange")],
@@ -52,7 +52,7 @@ const EDGES: [Edge; 9] = [
         reason: "buffer and lease meet only in limiter",
     },
     Edge {
-        within: Modules::AllBut(&["grpc/wire"]),
+        within: Modules::AllBut(&["grpc/wire", "ctl/query/wire"]),
         never: &[Name::Crate("envoy_types")],
         reason: "only grpc/wire.rs names Envoy's protobuf types; have it export what you need",
     },
@@ -91,7 +91,7 @@ const EDGES: [Edge; 9] = [
         reason: "every map, queue, wait and batch has a named ceiling",
     },
     Edge {
-        within: Modules::AllBut(&["main", "app", "cli"]),
+        within: Modules::AllBut(&["main", "app", "ctl"]),
         never: &[Name::Path(&["process", "exit"]), Name::Path(&["process", "abort"])],
         reason: "no input can make the process exit: return an error",
     },
