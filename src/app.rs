@@ -3,6 +3,7 @@
 mod background;
 mod bind;
 mod build;
+mod error;
 mod files;
 mod numbers;
 
@@ -35,7 +36,7 @@ use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
 
 use background::{Background, Page};
-pub use build::BuildError;
+pub use error::BuildError;
 
 /// A quarter of the drain is notice: calls are still taken, until whoever checks our health has
 /// heard that it fails. Another is kept for giving leases back when calls do not finish.

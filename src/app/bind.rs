@@ -9,7 +9,7 @@ use ratelease_cli::settings::{HostPort, Uds};
 use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
 
 use super::Open;
-use super::build::BuildError;
+use super::error::BuildError;
 use crate::accept::{CONNECTIONS_MAX, OpenConnections};
 
 /// Connections that may wait to be accepted, as `std` has it for TCP.

@@ -18,6 +18,7 @@ use tokio::runtime::{Handle, RuntimeMetrics};
 use tokio::task::spawn_blocking;
 use tracing::error;
 
+use super::error::BuildError;
 use super::numbers::Counted;
 use super::{App, Open, bind, files};
 use crate::accept::OpenConnections;
@@ -44,11 +45,6 @@ use crate::telemetry::trace::Tracer;
 use crate::telemetry::traced::Traced;
 use crate::telemetry::{Origin, Samples, Spool};
 
-/// Why the application cannot start: one line that says what, and how to mend it.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct BuildError(String);
-
 /// Everything that counts something.
 struct Parts {
     limiter: Limiter,
@@ -69,14 +65,6 @@ struct Bound {
     http: tokio::net::TcpListener,
     debug: tokio::net::TcpListener,
     metrics: Option<tokio::net::TcpListener>,
-}
-
-// === impl BuildError ===
-
-impl BuildError {
-    pub(super) fn new(line: impl Into<String>) -> Self {
-        Self(line.into())
-    }
 }
 
 // === impl App ===

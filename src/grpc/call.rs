@@ -11,7 +11,7 @@ use http::{HeaderMap, Method, Request, Response};
 use tonic::Code;
 
 use super::deadline::Deadline;
-use super::rest::Message;
+use super::rest::{Message, Rest};
 use super::{PREFIX_BYTES, status_of, wire};
 use crate::intake::{Intake, Peer};
 use crate::refusal::Refusal;
@@ -23,17 +23,6 @@ const OK: HeaderValue = HeaderValue::from_static("0");
 /// A call that has just begun.
 pub(super) struct Call {
     pub(super) request: Request<RecvStream>,
-    pub(super) respond: SendResponse<Bytes>,
-}
-
-/// Marks a call whose message came after its head: whether it has to wait was not looked at. An
-/// extension of the call's request.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Untried;
-
-/// A call for tonic: its message may wait, be more than one frame, or be no message at all.
-pub(super) struct Rest {
-    pub(super) request: Request<Message>,
     pub(super) respond: SendResponse<Bytes>,
 }
 
@@ -119,7 +108,7 @@ impl Call {
             request.extensions_mut().insert(deadline);
         }
         if read.is_none() || !request.body().is_end_stream() {
-            request.extensions_mut().insert(Untried);
+            request.extensions_mut().insert(wire::Untried);
         }
         let held = intake.hold(Door::Grpc, peer);
         request.extensions_mut().insert(held.clone());

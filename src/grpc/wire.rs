@@ -20,7 +20,6 @@ use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
 
-use super::call::Untried;
 use super::deadline::Deadline;
 use super::{MESSAGE_BYTES_MAX, status_of};
 use crate::intake::{Answer, Held, Intake, Peer};
@@ -54,6 +53,11 @@ pub(super) struct Door {
     /// Of the call that this clone is for, if it is traced.
     span: Option<Span>,
 }
+
+/// Marks a call whose message came after its head: whether it has to wait was not looked at. An
+/// extension of the call's request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Untried;
 
 /// The one call of the service.
 pub(super) const SHOULD_RATE_LIMIT: &str =

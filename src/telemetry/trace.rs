@@ -11,6 +11,7 @@
 mod b3;
 mod context;
 mod export;
+mod parent;
 mod span;
 
 use std::sync::Arc;
@@ -25,8 +26,8 @@ use ratelease_engine::time::Clock;
 use super::otlp::message::{KeyValue, Link, Span as Message, SpanKind};
 use super::otlp::{Origin, unix_nanos};
 
-use context::Parent;
 use export::{Export, Queue};
+use parent::Parent;
 pub use span::{Outcome, Span};
 
 /// Begins spans. A handle: clones share everything; by default it traces nothing.

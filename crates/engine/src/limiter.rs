@@ -40,11 +40,11 @@ use away::Away;
 pub use exact::Exact;
 use holding::Holding;
 pub use options::{Options, PODS_EXPECTED};
-use outcome::{Attempt, Entered};
+use outcome::Attempt;
 use pods::Pods;
 pub use resolve::{Charge, Resolved, limits, resolve};
-use slot::{Slot, WATCH_EVERY};
-use wait::{WAITER_BYTES, WAITING_IN_ALL_MAX};
+use slot::{Slot, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY};
+use wait::Entered;
 
 /// Decides requests. A handle: clones share everything.
 #[derive(Clone)]

@@ -3,20 +3,12 @@
 use http::HeaderMap;
 
 use super::b3;
+use super::parent::{Parent, hex};
 
 const TRACEPARENT: &str = "traceparent";
 
 /// Bytes of `tracestate` that are passed on at most: what W3C asks to be passed. More is dropped.
 const STATE_BYTES_MAX: usize = 512;
-
-/// What `traceparent` says, or B3's headers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Parent {
-    pub(super) trace: [u8; 16],
-    pub(super) span: [u8; 8],
-    /// `None` where that is left to us, as B3 may.
-    pub(super) is_sampled: Option<bool>,
-}
 
 // === impl Parent ===
 
@@ -61,24 +53,6 @@ pub(super) fn state(headers: &HeaderMap) -> String {
         headers.get_all("tracestate").iter().map(|part| part.to_str().ok()).collect();
     let state = parts.unwrap_or_default().join(",");
     if state.len() <= STATE_BYTES_MAX { state } else { String::new() }
-}
-
-/// Digits in lower case, as the standard has them.
-pub(super) fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
-    let digit = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    let (pairs, odd) = digits.as_chunks::<2>();
-    if pairs.len() != N || !odd.is_empty() {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
-        *byte = digit(*high)? << 4 | digit(*low)?;
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]

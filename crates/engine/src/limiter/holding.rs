@@ -10,8 +10,9 @@ use ratelease_rules::key::Key;
 use ratelease_rules::request::Few;
 use smallvec::smallvec;
 
-use super::outcome::{Attempt, Entered, Settled, Standing};
+use super::outcome::{Attempt, Settled, Standing};
 use super::resolve::{Charge, Resolved};
+use super::wait::Entered;
 use super::{Request, Shared, StoreError, Time, Verdict};
 use crate::verdict::{self, Code, Counted, How, Outcome, Trace};
 use queued::Queued;

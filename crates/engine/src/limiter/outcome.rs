@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use super::resolve::Charge;
-use super::wait::Promise;
 use crate::buffer::Lot;
-use crate::store::StoreError;
 use crate::time::Time;
 use crate::verdict::How;
 
@@ -49,17 +47,6 @@ impl Standing {
     pub(super) fn unknown(charge: &Charge<'_>) -> Self {
         Self { remaining: charge.applied.limit.capacity(), reset_after: None }
     }
-}
-
-/// Outcome of queueing for a lease.
-pub(super) enum Entered {
-    /// Tokens arrived in the meantime.
-    Settled(Settled),
-    /// The reply will come here.
-    Queued(Promise),
-    /// The ask that is out is overdue, so that waiting for it would only make the answer late; or
-    /// the store refused the key a moment ago.
-    Refused(StoreError),
 }
 
 /// What is to be done about a key that may lie idle.

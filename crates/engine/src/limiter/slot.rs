@@ -11,7 +11,9 @@ mod returns;
 mod terms;
 
 use pools::pools_of;
-pub(super) use rare::Rare;
+pub(super) use rare::{WAITER_BYTES, WAITING_IN_ALL_MAX};
+
+use rare::Rare;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,10 +22,10 @@ use ratelease_rules::{Algorithm, Limit, Rule};
 
 use super::Here;
 use super::lend::{Manner, Scarcity};
-use super::outcome::{Attempt, Entered, Settled, Standing};
+use super::outcome::{Attempt, Settled, Standing};
 use super::pods::domain_of;
 use super::resolve::Charge;
-use super::wait::Wish;
+use super::wait::{Entered, Wish};
 use crate::buffer::table::Link;
 use crate::buffer::{Buffer, Kind, Lot, Take};
 use crate::lease::demand::Demand;

@@ -8,26 +8,17 @@ use tokio::sync::oneshot;
 
 use super::outcome::Settled;
 use super::resolve::Charge;
-use super::slot::Rare;
-use crate::lease::QUEUE_MAX;
 use crate::store::StoreError;
 
 /// Requests that wait for the lease of one key at most. More are refused at once.
 const WAITING_MAX: usize = 1024;
 
-/// What one that waits counts for, in bytes: the place of a waiter in a deque that may be half
-/// empty and is copied when it grows, the box that the deque is in, and the channel of the reply,
-/// which tokio allocates (the reply, two wakers and three counters).
-pub(super) const WAITER_BYTES: usize = 4 * size_of::<Waiter>()
-    + Rare::BYTES
+/// What one that waits takes, in bytes: the place of a waiter in a deque that may be half empty and
+/// is copied when it grows, and the channel of the reply, which tokio allocates (the reply, two
+/// wakers and three counters).
+pub(super) const QUEUED_BYTES: usize = 4 * size_of::<Waiter>()
     + size_of::<Option<Result<Settled, StoreError>>>()
     + 7 * size_of::<usize>();
-
-/// Requests that wait for leases at most, at all keys together: eight times as many as the desk's
-/// queue for a shard holds asks, since one that gave up stays until its lease comes. Some 10 MiB.
-pub(super) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
-
-const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 12 << 20);
 
 /// First come, first served.
 #[derive(Debug, Default)]
@@ -37,6 +28,17 @@ pub(super) struct Queue {
 
 /// Where the word on a charge that waits arrives.
 pub(super) type Promise = oneshot::Receiver<Result<Settled, StoreError>>;
+
+/// Outcome of queueing for a lease.
+pub(super) enum Entered {
+    /// Tokens arrived in the meantime.
+    Settled(Settled),
+    /// The reply will come here.
+    Queued(Promise),
+    /// The ask that is out is overdue, so that waiting for it would only make the answer late; or
+    /// the store refused the key a moment ago.
+    Refused(StoreError),
+}
 
 /// A request that waits.
 #[derive(Debug)]

@@ -25,6 +25,7 @@ mod sentinel;
 mod settings;
 mod site;
 mod slots;
+mod stages;
 mod step;
 mod stream;
 mod threads;

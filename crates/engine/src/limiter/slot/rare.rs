@@ -3,8 +3,19 @@
 use ratelease_rules::Limit;
 
 use crate::buffer::{Buffer, Refill, Spare};
-use crate::limiter::wait::{Queue, WAITER_BYTES};
+use crate::lease::QUEUE_MAX;
+use crate::limiter::wait::{QUEUED_BYTES, Queue};
 use crate::time::Time;
+
+/// What one that waits counts for, in bytes: its place in the queue, and the box that the queue is
+/// in.
+pub(in crate::limiter) const WAITER_BYTES: usize = QUEUED_BYTES + Rare::BYTES;
+
+/// Requests that wait for leases at most, at all keys together: eight times as many as the desk's
+/// queue for a shard holds asks, since one that gave up stays until its lease comes. Some 10 MiB.
+pub(in crate::limiter) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
+
+const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 12 << 20);
 
 /// Requests that wait, and what a key has only in rare states.
 #[derive(Debug, Default)]

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::fault::{Fault, Kind};
 use super::gate::Gates;
-use super::live::{Live, Stages};
+use super::live::Live;
 use super::open::{Peer, open};
 use super::patience::Patience;
 use super::sentinel;
 use super::site::{Site, count};
+use super::stages::Stages;
 use crate::store::redis::settings::Address;
 
 /// Opens connections to one server.

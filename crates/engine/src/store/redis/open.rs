@@ -13,9 +13,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
 use super::fault::{Fault, Kind};
-use super::live::Stages;
 use super::reply_limit::ReplyLimit;
 use super::site::Site;
+use super::stages::Stages;
 use super::stream::{self, Bounded};
 use crate::store::redis::settings::{Address, Auth, RedisSettings};
 
