@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod guard;
 pub mod health;
+pub mod history;
 pub mod live;
 pub mod metrics;
 mod page;

@@ -16,7 +16,7 @@ use ratelease_engine::time::Clock;
 use serde_json::{Value, json};
 
 use super::Published;
-use super::live::history::History;
+use super::history::History;
 use numbers::Numbers;
 
 /// What there is to tell. A handle: clones share everything.

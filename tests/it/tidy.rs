@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use scan::{Source, Token};
 
+mod crates; // which crate is built from which
 mod edges; // who may name whom
+mod layers; // in which order
 mod scan; // tokens and paths
 
 /// Lines of a file, of a function, and columns of a line: what one can hold in view.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::request::Entry;
-use crate::rule::{Matched, Rule};
+use crate::rule::{Level, Matched, Rule};
 
 // === impl Rule ===
 
@@ -54,7 +54,7 @@ impl Rule {
 
 // === impl Level ===
 
-impl super::Level {
+impl Level {
     /// The value that a stats key shows for `entry`.
     fn shown<'a>(&'a self, entry: &Entry<'a>, is_detailed: bool) -> &'a str {
         match &self.matched {

@@ -7,7 +7,7 @@ use ratelease_rules::{Allowance, Limit, Rule};
 use serde_json::{Value, json};
 
 use super::Status;
-use crate::control::live::history::micros;
+use crate::control::history::micros;
 use crate::hot::{Hot, OfRule, Top};
 use crate::metrics::{Calls, RuleTotals};
 
