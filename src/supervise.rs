@@ -81,7 +81,7 @@ fn wait_after(backoff: &mut Backoff, ran: Duration) -> Duration {
     if ran >= WELL_AFTER {
         backoff.reset();
     }
-    backoff.next()
+    backoff.next_wait()
 }
 
 #[cfg(test)]

@@ -1,20 +1,22 @@
 //! **The command line** of `ratelease`, and what `ratectl` shares with it: flags with the
-//! environment behind them, what they mean, and how results are printed.
+//! environment behind them, the settings that they mean, and how results are printed.
 //!
 //! It is a crate of its own since both programs read the same flags (where rules lie, which Redis,
-//! which key secret), and since `ratectl` prints the manual of both; the tools must not depend on
-//! the sidecar.
+//! which key secret), and since `ratectl` prints the manual and the completions of both. The tools
+//! must not depend on the sidecar.
 //!
-//! It may use the rules and the engine. It serves nothing and leases nothing: what is in it runs
-//! before the sidecar serves, or in a process that asks a pod one question.
+//! It may use the rules and the engine. It serves nothing and leases nothing: its code runs before
+//! the sidecar serves, or in a process that asks a pod one question.
 //!
-//! # Modules, each of which names only those before it
+//! It is used by the sidecar and by the tools.
 //!
-//! [`grpc_codes`] and [`safe`] are words and text; [`settings`] is what each flag means; [`out`] is
-//! how results and troubles are printed, [`source`] how rule files are read, [`fetch`] and
-//! [`channel`] how a pod is asked at a [`target`]. [`check`] and [`health`] are the subcommands of
-//! `ratelease` beside `serve`, [`grammar`] reads a command line, and [`commands`] is that of
-//! `ratelease`.
+//! # Modules
+//!
+//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`grpc_codes`]
+//! and [`safe`] are names and text; [`settings`] is what each flag means; [`out`] prints results
+//! and errors, [`source`] reads rule files, [`fetch`] and [`channel`] ask a server at a
+//! [`target`]. [`check`] and [`health`] are the subcommands of `ratelease` beside `serve`;
+//! [`grammar`] reads a command line, and [`commands`] is that of `ratelease`.
 
 #![forbid(unsafe_code)]
 

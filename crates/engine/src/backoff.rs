@@ -23,7 +23,7 @@ impl Backoff {
     }
 
     /// The wait after one more failure: between half and all of the nominal one.
-    pub fn next(&mut self) -> Duration {
+    pub fn next_wait(&mut self) -> Duration {
         let nominal = self.next;
         self.next = (nominal * 2).min(self.last);
         jittered(nominal)
@@ -50,12 +50,12 @@ mod tests {
     fn waits_double_up_to_the_last_within_half_of_their_nominal() {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
         for nominal in [100, 200, 400, 800, 1600, 2000, 2000] {
-            let wait = backoff.next();
+            let wait = backoff.next_wait();
             let nominal = Duration::from_millis(nominal);
             assert!(wait >= nominal / 2 && wait <= nominal, "{wait:?} of {nominal:?}");
         }
         backoff.reset();
-        assert!(backoff.next() <= Duration::from_millis(100));
+        assert!(backoff.next_wait() <= Duration::from_millis(100));
     }
 
     #[test]

@@ -5,18 +5,18 @@
 //!                             UTF-8   places   aliases   types   meaning    lookup
 //! ```
 //!
-//! It may use the standard library and parsers. It knows no clock, no socket, no runtime and no
-//! store: what it needs comes in as an argument, and files are read only where it is asked to
-//! ([`read_directory`], [`read_path`]).
+//! It may use the standard library, a hash and parsers. It has no async runtime, reads no clock and
+//! opens no socket; files are read only by [`read_directory`] and [`read_path`].
 //!
-//! Used by the engine, which decides by the rules, by the sidecar, and by the tools.
+//! It is used by the engine, which decides by the rules, by the sidecar, and by the tools.
 //!
-//! # Modules, each of which names only those before it
+//! # Modules
 //!
-//! [`duration`] and [`steering`] read and judge text. [`attachment`], [`limit`], [`lease`] and
-//! [`failure`] are the parts of a [`rule`]; [`request`] is what is matched, [`key`] the name of a
-//! count. [`fault`] to [`mod@file`] read a rule file, [`tree`] is what they become, [`compile`]
-//! puts it together and [`directory`] finds the files.
+//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`duration`]
+//! and [`steering`] parse and judge text. `limit`, `lease`, `failure` and `attachment` are the
+//! parts of a `rule`; [`request`] is what is matched against rules, [`key`] the name of a count.
+//! The modules from `source` to `file` read a rule file, `tree` is the compiled form, `compile`
+//! makes it and `directory` finds the files. [`yaml`] reads other YAML files with the same parser.
 
 #![forbid(unsafe_code)]
 

@@ -76,7 +76,7 @@ where
         failed(&unsent);
         let asked = if let Again::After(asked) = unsent.again { asked } else { Duration::ZERO };
         // An error says that nobody is left who could be in a hurry.
-        if timeout(backoff.next().max(asked), hurry.wait_for(|it| *it)).await.is_ok() {
+        if timeout(backoff.next_wait().max(asked), hurry.wait_for(|it| *it)).await.is_ok() {
             break;
         }
     }

@@ -52,7 +52,7 @@ fn source() -> SystemTime {
             let entries = fs::read_dir(&path).expect("the source is there");
             let entries = entries.map(|entry| entry.unwrap().path());
             // Tests are no part of it.
-            left.extend(entries.filter(|path| !path.file_stem().is_some_and(|it| it == "tests")));
+            left.extend(entries.filter(|path| path.file_stem().is_none_or(|it| it != "tests")));
         } else if path.extension().is_some_and(|extension| extension != "md") {
             newest = newest.max(fs::metadata(&path).unwrap().modified().unwrap());
         }

@@ -4,7 +4,7 @@
 //! strings, enums by name or number, null for a default, unknown fields refused.
 //!
 //! What a body costs is bounded by its length: lists end at their bounds, and of what is faulty
-//! nothing is kept, nor more than [`FAULT_BYTES_MAX`] sent back.
+//! nothing is kept, nor more than `FAULT_BYTES_MAX` (200) sent back.
 
 mod values;
 

@@ -216,7 +216,7 @@ async fn keep_up(shared: Arc<Shared>) {
                 if changed {
                     gap.reset();
                 }
-                tokio::time::sleep(gap.next()).await;
+                tokio::time::sleep(gap.next_wait()).await;
                 let period = tokio::time::sleep(jittered(REFRESH_PERIOD));
                 tokio::select! {
                     () = shared.stale.notified() => {}
@@ -231,7 +231,7 @@ async fn keep_up(shared: Arc<Shared>) {
                     tracing::error!("no Redis Cluster: {why}");
                 }
                 shared.forget(why);
-                tokio::time::sleep(retry.next()).await;
+                tokio::time::sleep(retry.next_wait()).await;
             }
         }
     }

@@ -124,7 +124,7 @@ async fn keep_up(dial: Dial, patience: Arc<Patience>, publish: watch::Sender<Sta
         }
         publish.send_replace(State::Down(format!("{dial}: {}", why.text).into()));
         // An attempt that waited for an answer in vain has been wait enough.
-        tokio::time::sleep(backoff.next().saturating_sub(spent)).await;
+        tokio::time::sleep(backoff.next_wait().saturating_sub(spent)).await;
         dial.gates().again.pass(&site.clock).await;
     }
 }

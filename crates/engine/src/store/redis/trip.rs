@@ -96,7 +96,7 @@ impl<'a> Trip<'a> {
                 }
                 (Next::Again, _) if repeats < REPEATS_MAX => {
                     repeats += 1;
-                    tokio::time::sleep(wait.next()).await;
+                    tokio::time::sleep(wait.next_wait()).await;
                     self.route = Route::Owner;
                 }
                 _ => break,
