@@ -2,13 +2,14 @@
 //! client shuts others out, and none holds a connection without ever saying what it wants.
 //!
 //! ```text
-//! accept ─▶ pool (room is made by closing what is idle) ─▶ io: deadlines ─▶ frames ─▶ ledger
+//! accept ─▶ pool (room is made by closing what is idle) ─▶ io: deadlines, turns ─▶ frames ─▶ ledger
 //! ```
 
 mod frames;
 mod io;
 mod ledger;
 mod pool;
+mod turn;
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::IpAddr;
@@ -26,6 +27,7 @@ use tracing::{error, info};
 
 pub use io::{Connection, PREFACE};
 pub use pool::{CONNECTIONS_MAX, ConnectionHandle, Half, Lasting, OpenConnections};
+pub use turn::Handled;
 
 use pool::ConnectionGuard;
 

@@ -14,6 +14,7 @@ use tracing::debug;
 use super::frames::goaway;
 use super::ledger::{Excess, Ledger};
 use super::pool::{ConnectionGuard, ConnectionHandle};
+use super::turn::{Handled, Turn};
 
 /// What a client of HTTP/2 has to say first (RFC 9113 §3.4). No request of HTTP/1.1 is shorter.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -36,6 +37,7 @@ pub struct Connection<I> {
     stall: Option<Stall>,
     /// The last second in which the ledger was looked through.
     swept: u32,
+    turn: Turn,
     guard: ConnectionGuard,
 }
 
@@ -58,12 +60,18 @@ struct Stall {
 impl<I> Connection<I> {
     pub(super) fn new(io: I, life: Option<Duration>, guard: ConnectionGuard) -> Self {
         let end = Some(Box::pin(sleep(PREFACE_MAX)));
-        Self { io, speaks: Speaks::Unknown(0), life, end, stall: None, swept: 0, guard }
+        let (speaks, turn) = (Speaks::Unknown(0), Turn::default());
+        Self { io, speaks, life, end, stall: None, swept: 0, turn, guard }
     }
 
     /// What tells whoever serves the connection when to close it.
     pub fn handle(&self) -> ConnectionHandle {
         self.guard.handle().clone()
+    }
+
+    /// From now on the connection is read on only after what was read has been handled.
+    pub fn wait_for_handling(&mut self) -> Handled {
+        self.turn.wait_for_handling()
     }
 
     /// With as many bytes as the preface has, the life counts.
@@ -77,6 +85,7 @@ impl<I> Connection<I> {
     }
 
     fn note_read(&mut self, mut bytes: &[u8]) -> Result<(), Excess> {
+        self.turn.note_read(bytes.len(), 0);
         match &mut self.speaks {
             Speaks::Http2(_) => {}
             Speaks::Other(read) if *read >= PREFACE.len() => return Ok(()),
@@ -108,7 +117,9 @@ impl<I> Connection<I> {
         match &mut self.speaks {
             Speaks::Http2(ledger) => {
                 let handle = self.guard.handle();
-                ledger.note_read(bytes, handle.second(), handle.clock())
+                ledger.note_read(bytes, handle.second(), handle.clock())?;
+                self.turn.note_read(0, ledger.take_header_bytes());
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -202,8 +213,16 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         self.sweep().map_err(|excess| self.end(excess, cx))?;
+        if self.turn.is_over() {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buf.filled().len();
-        ready!(Pin::new(&mut self.io).poll_read(cx, buf))?;
+        let read = Pin::new(&mut self.io).poll_read(cx, buf)?;
+        if read.is_pending() {
+            self.turn.note_idle();
+            return Poll::Pending;
+        }
         let read = buf.filled().get(before..).unwrap_or_default();
         self.note_read(read).map_err(|excess| self.end(excess, cx))?;
         Poll::Ready(Ok(()))

@@ -57,6 +57,8 @@ pub(super) struct Ledger {
     /// Of the open streams: those whose request is not whole, and those whose answer has begun.
     unfinished: usize,
     answering: usize,
+    /// Bytes of header blocks since they were last asked for.
+    header_bytes: usize,
     budget: Budget,
 }
 
@@ -90,6 +92,7 @@ impl Ledger {
             last_stream: 0,
             unfinished: 0,
             answering: 0,
+            header_bytes: 0,
             budget: Budget { left: BUDGET_FIRST, filled: now },
         }
     }
@@ -102,6 +105,9 @@ impl Ledger {
         clock: &Clock,
     ) -> Result<(), Excess> {
         while let Some(head) = self.inbound.next(&mut bytes) {
+            if matches!(head.kind, HEADERS | CONTINUATION) {
+                self.header_bytes += head.length as usize;
+            }
             self.note_inbound(head, second, clock)?;
         }
         Ok(())
@@ -126,6 +132,11 @@ impl Ledger {
     /// their answers have begun and have not been taken.
     pub(super) fn waiting(&self) -> usize {
         self.unfinished + self.answering
+    }
+
+    /// Bytes of the header blocks that have begun since this was last called.
+    pub(super) fn take_header_bytes(&mut self) -> usize {
+        std::mem::take(&mut self.header_bytes)
     }
 
     /// The identifier of the newest stream.

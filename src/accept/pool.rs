@@ -33,7 +33,7 @@ const IDLE_MAX: u32 = 600;
 /// Answers of one listener that begin and are not taken, and requests that begin and do not end, in
 /// all, above which connections that have many of them are closed. Each takes some 3 KiB, and as
 /// much again as a task. An Envoy that reads its answers has none, or one that is split in two.
-const WAITING_MAX: usize = 384;
+const WAITING_MAX: usize = 256;
 
 /// Requests of one listener that were handed on before they were whole, and of one connection,
 /// which may have as many whatever the others do. Each takes some 12 KiB.

@@ -1,9 +1,11 @@
 //! Listeners, bound early so that a port in use is told before anything else starts.
 
+use std::fs::{File, TryLockError};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
 use std::path::Path;
+use std::time::Duration;
 
 use ratelease_cli::settings::{HostPort, Uds};
 use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
@@ -14,6 +16,11 @@ use crate::accept::{CONNECTIONS_MAX, OpenConnections};
 
 /// Connections that may wait to be accepted, as `std` has it for TCP.
 const BACKLOG: u32 = 128;
+
+/// How often a lock on the directory of a Unix socket is tried for, and the pause between two tries.
+/// It is held for as long as it takes to connect to a socket of this machine.
+const TURN_TRIES: u32 = 100;
+const TURN_PAUSE: Duration = Duration::from_millis(20);
 
 /// Of the files that this process may have open, one in so many may be connections of gRPC, of
 /// `PORT`, and of the debug and the metrics port each: a crowd at one port leaves files for the
@@ -68,6 +75,7 @@ pub(super) async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
         BuildError::new(format!("cannot listen on {path} for gRPC: {what}; {setting}"))
     };
     const MEND: &str = "set GRPC_UDS to a path that can be made";
+    let _turn = turn_at(path).await.map_err(|what| fault(MEND, &what))?;
     remove_stale(path).await.map_err(|what| fault(MEND, &what))?;
     let socket = UnixSocket::new_stream().map_err(|error| fault(MEND, &error))?;
     socket.bind(path).map_err(|error| fault(MEND, &error))?;
@@ -80,6 +88,24 @@ pub(super) async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
         })?;
     }
     socket.listen(BACKLOG).map_err(|error| fault(MEND, &error))
+}
+
+/// Held from the look at `path` until it is listened on: two processes that start together would
+/// both find it free, and the second would take it from the first. The lock is on the directory, so
+/// that no file is left behind.
+async fn turn_at(path: &Path) -> Result<File, String> {
+    let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
+    let directory = parent.unwrap_or(Path::new("."));
+    let lock =
+        File::open(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    for _ in 0..TURN_TRIES {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::WouldBlock) => tokio::time::sleep(TURN_PAUSE).await,
+            Err(TryLockError::Error(error)) => return Err(error.to_string()),
+        }
+    }
+    Err(format!("another process holds a lock on {}", directory.display()))
 }
 
 /// Removes the socket at `path` if nobody listens on it. Only a refused connection says so: one
@@ -123,6 +149,21 @@ pub(super) fn reachable(mut listener: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn processes_that_start_together_take_turns_at_a_unix_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("grpc.sock");
+        let uds = Uds { path: path.clone(), mode: 0o600, group: None };
+        let other = File::open(directory.path()).unwrap();
+        other.lock().unwrap();
+        let mut bound = std::pin::pin!(unix(&uds));
+        assert!(futures_util::poll!(&mut bound).is_pending() && !path.exists());
+        other.unlock().unwrap();
+        let _listener = bound.await.unwrap();
+        let second = unix(&uds).await.err().map(|error| error.to_string()).unwrap();
+        assert!(second.contains(LISTENED_ON), "{second}");
+    }
 
     #[test]
     fn the_limit_on_open_files_is_read_or_is_none() {

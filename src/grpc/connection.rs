@@ -24,7 +24,7 @@ use super::headers;
 use super::rest;
 use super::rest::Rest;
 use super::wire::SHOULD_RATE_LIMIT;
-use crate::accept::{self, ConnectionHandle, Half, PREFACE};
+use crate::accept::{self, ConnectionHandle, Half, Handled, PREFACE};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use crate::intake::{Intake, Peer};
 
@@ -91,7 +91,7 @@ pub(super) async fn serve<I>(
     if greeted.is_none() {
         return;
     }
-    let cork = Cork::default();
+    let (cork, handled) = (Cork::default(), io.wait_for_handling());
     let io = Corked::new(io, cork.clone(), PREFACE);
     let Ok(mut connection) = builder().handshake(io).await else { return };
     let mut silence = pin!(silence(connection.ping_pong()));
@@ -107,10 +107,11 @@ pub(super) async fn serve<I>(
     let mut is_leaving = false;
     let peer = Peer::new();
     let by = (&inside.intake, &peer);
+    let flow = (cork, handled);
     let (mut calls, mut others) = (JoinSet::new(), JoinSet::new());
     loop {
         tokio::select! {
-            next = poll_fn(|cx| next(&mut connection, &cork, by, cx)) => match next {
+            next = poll_fn(|cx| next(&mut connection, &flow, by, cx)) => match next {
                 Some(call) => {
                     let Some((call, half)) = prepared(call, &handle) else { continue };
                     let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
@@ -141,10 +142,10 @@ pub(super) async fn serve<I>(
 /// held back while there are calls that have been read already.
 ///
 /// It does not go on for ever: a client that waits for its answers has no more calls than streams,
-/// and what is read before others have their turn is bounded (`cork.rs`).
+/// and what is read before others have their turn is bounded (`accept::turn`).
 fn next<I>(
     connection: &mut Connection<Corked<I>, Bytes>,
-    cork: &Cork,
+    (cork, handled): &(Cork, Handled),
     (intake, peer): (&Intake, &Peer),
     cx: &mut Context<'_>,
 ) -> Poll<Option<Rest>>
@@ -160,7 +161,7 @@ where
                 match connection.poll_accept(cx) {
                     Poll::Ready(accepted) => accepted,
                     Poll::Pending => {
-                        cork.note_handled();
+                        handled.note();
                         return Poll::Pending;
                     }
                 }

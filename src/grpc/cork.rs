@@ -1,6 +1,5 @@
 //! A connection that holds what is written back until told to let it out, so that the answers to
-//! requests that were read together leave together; and that is not read for so long that others
-//! wait.
+//! requests that were read together leave together.
 
 use std::io;
 use std::pin::Pin;
@@ -14,22 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Above this, what is held goes out whatever the cork says.
 const HELD_MAX: usize = 16 * 1024;
 
-/// Bytes that are read one after the other before other tasks have their turn: hundreds of calls.
-/// tokio lets a task go on for 128 reads, which is a mebibyte of frames. A client whose frames did
-/// as much as they can (a new window for all its streams) had a neighbour wait for 2.5 s that way,
-/// and for 0.4 s with this (a debug build).
-const TURN_BYTES: usize = 32 * 1024;
-
 /// Holds writes back or lets them out. A handle: clones are of one connection.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Cork(Arc<Switches>);
-
-#[derive(Debug, Default)]
-struct Switches {
-    holds: AtomicBool,
-    /// Whether all that was read has been handled since a turn was over.
-    is_handled: AtomicBool,
-}
+pub(super) struct Cork(Arc<AtomicBool>);
 
 /// A connection under a [`Cork`].
 #[derive(Debug)]
@@ -39,8 +25,6 @@ pub(super) struct Corked<I> {
     held: BytesMut,
     /// Read before all that is still to come: someone has looked at it already.
     read: &'static [u8],
-    /// Bytes read since there was last nothing to be read.
-    turn: usize,
 }
 
 // === impl Cork ===
@@ -48,23 +32,16 @@ pub(super) struct Corked<I> {
 impl Cork {
     /// Flushes do nothing until [`Cork::release`].
     pub(super) fn hold(&self) {
-        self.0.holds.store(true, Ordering::Relaxed);
+        self.0.store(true, Ordering::Relaxed);
     }
 
     /// The next flush writes all that is held.
     pub(super) fn release(&self) {
-        self.0.holds.store(false, Ordering::Relaxed);
-    }
-
-    /// Lets the next turn begin: no call that was read waits to be accepted. Without this `h2`
-    /// would read on before each call that it hands out, and calls that their client resets
-    /// meanwhile would pile up until there are too many of them.
-    pub(super) fn note_handled(&self) {
-        self.0.is_handled.store(true, Ordering::Relaxed);
+        self.0.store(false, Ordering::Relaxed);
     }
 
     fn holds(&self) -> bool {
-        self.0.holds.load(Ordering::Relaxed)
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -73,7 +50,7 @@ impl Cork {
 impl<I: AsyncWrite + Unpin> Corked<I> {
     /// `read` has been read from `io` already; whoever reads this finds it first.
     pub(super) fn new(io: I, cork: Cork, read: &'static [u8]) -> Self {
-        Self { io, cork, held: BytesMut::new(), read, turn: 0 }
+        Self { io, cork, held: BytesMut::new(), read }
     }
 
     fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -106,21 +83,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Corked<I> {
             self.read = later;
             return Poll::Ready(Ok(()));
         }
-        if self.turn >= TURN_BYTES {
-            if !self.cork.0.is_handled.load(Ordering::Relaxed) {
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            self.turn = 0;
-        }
-        self.cork.0.is_handled.store(false, Ordering::Relaxed);
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut self.io).poll_read(cx, buf);
-        self.turn = match polled {
-            Poll::Ready(_) => self.turn + buf.filled().len() - before,
-            Poll::Pending => 0,
-        };
-        polled
+        Pin::new(&mut self.io).poll_read(cx, buf)
     }
 }
 
@@ -165,8 +128,6 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Corked<I> {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
-
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
     use super::*;
@@ -217,28 +178,6 @@ mod tests {
         let mut rest = String::new();
         corked.read_to_string(&mut rest).await.unwrap();
         assert_eq!(rest, " upon a time");
-    }
-
-    #[tokio::test]
-    async fn a_reader_that_always_finds_something_lets_others_have_their_turn() {
-        let (io, mut other) = duplex(8 * TURN_BYTES);
-        other.write_all(&vec![7; 4 * TURN_BYTES]).await.unwrap();
-        let cork = Cork::default();
-        let mut corked = Corked::new(io, cork.clone(), b"");
-        let (mut read, mut turns) = (0, 0);
-        while read < 4 * TURN_BYTES {
-            let mut part = [0; TURN_BYTES / 4];
-            match futures_util::poll!(pin!(corked.read(&mut part))) {
-                Poll::Ready(part) => read += part.unwrap(),
-                Poll::Pending => {
-                    turns += 1;
-                    let again = futures_util::poll!(pin!(corked.read(&mut part)));
-                    assert!(again.is_pending(), "what was read has not been handled");
-                    cork.note_handled();
-                }
-            }
-        }
-        assert_eq!(turns, 3);
     }
 
     #[tokio::test]

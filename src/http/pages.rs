@@ -96,3 +96,44 @@ impl Drop for Page {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::duplex;
+
+    use super::*;
+    use crate::accept;
+
+    fn connection() -> accept::Connection<tokio::io::DuplexStream> {
+        accept::alone(duplex(1).0)
+    }
+
+    fn is_closed(connection: &accept::Connection<tokio::io::DuplexStream>) -> bool {
+        connection.handle().told_to_go().now_or_never().is_some()
+    }
+
+    #[tokio::test]
+    async fn one_page_leaves_room_for_others_however_long_it_is() {
+        let budget = UnreadPages::default();
+        let (long, short) = (connection(), connection());
+        let page = Bytes::from(vec![b'x'; 2 * UNREAD_MAX]);
+        let _long = budget.enter(page, long.handle());
+        let _short: Vec<_> = (0..3)
+            .map(|_| budget.enter(Bytes::from(vec![b'x'; COUNTED_MAX]), short.handle()))
+            .collect();
+        assert!(!is_closed(&long) && !is_closed(&short), "all of them fit");
+        let _more = budget.enter(Bytes::from(vec![b'x'; COUNTED_MAX]), short.handle());
+        assert!(is_closed(&long) && !is_closed(&short), "the oldest gives way");
+    }
+
+    #[tokio::test]
+    async fn a_page_that_was_read_gives_its_room_back() {
+        let budget = UnreadPages::default();
+        let reader = connection();
+        for _ in 0..100 {
+            drop(budget.enter(Bytes::from(vec![b'x'; COUNTED_MAX]), reader.handle()));
+        }
+        assert!(!is_closed(&reader));
+        assert_eq!(budget.0.lock().bytes, 0);
+    }
+}

@@ -36,7 +36,7 @@ const REQUEST_MAX: Duration = Duration::from_secs(10);
 const HEAD_MAX: Duration = Duration::from_secs(10);
 
 /// Bytes of the head of an HTTP/1 request at most, and of its body that are read ahead.
-const BUFFER_MAX: usize = 16 * 1024;
+const BUFFER_MAX: usize = 8 * 1024;
 
 /// Streams that an HTTP/2 client reset before they were handled, at most, and those that were reset
 /// here for its faults.

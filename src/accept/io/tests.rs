@@ -6,6 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::timeout;
 
 use super::super::OpenConnections;
+use super::super::turn::{COST_MAX, HEADER_BYTE_COST};
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -126,4 +127,58 @@ async fn what_follows_the_preface_in_one_read_is_counted() {
     assert_eq!(connection.read(&mut [0; 100]).await.unwrap(), 33);
     assert!(matches!(&connection.speaks, Speaks::Http2(ledger) if ledger.last_stream() == 7));
     assert!(futures_util::poll!(pin!(connection.read_u8())).is_pending());
+}
+
+#[tokio::test]
+async fn a_reader_that_always_finds_something_lets_others_have_their_turn() {
+    let (mut client, mut connection) = pair(None, 8 * COST_MAX);
+    let handled = connection.wait_for_handling();
+    client.write_all(&vec![b'x'; 4 * COST_MAX]).await.unwrap();
+    let (mut read, mut turns) = (0, 0);
+    while read < 4 * COST_MAX {
+        let mut part = [0; COST_MAX / 4];
+        match futures_util::poll!(pin!(connection.read(&mut part))) {
+            Poll::Ready(part) => read += part.unwrap(),
+            Poll::Pending => {
+                turns += 1;
+                let again = futures_util::poll!(pin!(connection.read(&mut part)));
+                assert!(again.is_pending(), "what was read has not been handled");
+                handled.note();
+            }
+        }
+    }
+    assert_eq!(turns, 3);
+}
+
+/// A reference to a field is a byte, and takes as long to decode as a field.
+#[tokio::test]
+async fn header_blocks_end_a_turn_before_bytes_do() {
+    let (mut client, mut connection) = pair(None, 8 * COST_MAX);
+    let length = u16::try_from(COST_MAX / HEADER_BYTE_COST).unwrap();
+    let [high, low] = length.to_be_bytes();
+    let block = [&[0, high, low, 1, 5, 0, 0, 0, 1][..], &vec![0x82; length.into()]].concat();
+    client.write_all(&[PREFACE, &block, &[0; 9]].concat()).await.unwrap();
+    connection.read_exact(&mut vec![0; PREFACE.len() + block.len()]).await.unwrap();
+    assert!(futures_util::poll!(pin!(connection.read_u8())).is_pending());
+    connection.read_u8().await.unwrap();
+}
+
+/// A watch of the health service is an answer that has begun and does not end.
+#[tokio::test]
+async fn streams_that_may_be_quiet_are_not_counted_as_unread_answers() {
+    let open = OpenConnections::default();
+    let mut others = open.admit(None).unwrap();
+    others.note_waiting(1 << 16);
+    for quiet in [4, 0] {
+        let (mut client, server) = duplex(1024);
+        let mut connection = Connection::new(server, None, open.admit(None).unwrap());
+        let handle = connection.handle();
+        let _quiet: Vec<_> = (0..quiet).filter_map(|_| handle.lasting(4)).collect();
+        let begun = |flags| (0..4).flat_map(move |nth| [0, 0, 0, 1, flags, 0, 0, 0, 2 * nth + 1]);
+        let asked: Vec<u8> = PREFACE.iter().copied().chain(begun(5)).collect();
+        client.write_all(&asked).await.unwrap();
+        connection.read_exact(&mut vec![0; asked.len()]).await.unwrap();
+        connection.write_all(&begun(4).collect::<Vec<u8>>()).await.unwrap();
+        assert_eq!(connection.flush().await.is_ok(), quiet > 0, "{quiet} may be quiet");
+    }
 }

@@ -133,3 +133,39 @@ async fn at_the_end_a_connection_without_calls_goes_at_once() {
         client.abort();
     }
 }
+
+/// A watch whose message came after its head, and whose answer goes on.
+#[tokio::test]
+async fn a_call_whose_message_is_whole_gives_its_place_among_the_halves_back() {
+    let (near, far) = duplex(1 << 16);
+    let io = accept::alone(near);
+    let handle = io.handle();
+    // All places but one.
+    let mut taken: Vec<_> = std::iter::from_fn(|| handle.half()).collect();
+    taken.pop();
+    let (health, _standing) = crate::grpc::serve::health();
+    let watches = tonic_health::pb::health_server::HealthServer::new(health);
+    let inside = Inside { routes: Routes::new(watches).prepare(), ..inside(None) };
+    let (_end, ended) = watch::channel(false);
+    let serving = tokio::spawn(serve(io, inside, ended));
+    let (sender, connection) = h2::client::handshake(far).await.unwrap();
+    let client = tokio::spawn(connection);
+    let request = Request::post("http://test/grpc.health.v1.Health/Watch")
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap();
+    let (answer, mut message) = sender.ready().await.unwrap().send_request(request, false).unwrap();
+    message.send_data(Bytes::from_static(&[0; 2]), false).unwrap();
+    let is_taken = async {
+        while handle.half().is_some() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(HOUR, is_taken).await.expect("a place is taken by half a message");
+    message.send_data(Bytes::from_static(&[0; 3]), true).unwrap();
+    assert_eq!(answer.await.unwrap().status(), 200);
+    assert!(handle.half().is_some(), "its place is free, and it goes on");
+    client.abort();
+    serving.abort();
+}
