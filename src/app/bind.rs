@@ -17,8 +17,8 @@ use crate::accept::{CONNECTIONS_MAX, OpenConnections};
 /// Connections that may wait to be accepted, as `std` has it for TCP.
 const BACKLOG: u32 = 128;
 
-/// How often a lock on the directory of a Unix socket is tried for, and the pause between two tries.
-/// It is held for as long as it takes to connect to a socket of this machine.
+/// How often a lock on the directory of a Unix socket is tried for, and the pause between two
+/// tries. It is held for as long as it takes to connect to a socket of this machine.
 const TURN_TRIES: u32 = 100;
 const TURN_PAUSE: Duration = Duration::from_millis(20);
 
