@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1@sha256:87999aa3d42bdc6bea60565083ee17e86d1f3339802f543c0d03998580f9cb89
-# The sidecar's image: the binary and glibc, no shell, not root. Probes are HTTP (`/readyz` on 8080),
+# The sidecar's image: the binary, the tools (`ratectl`) and glibc, no shell, not root. Probes are HTTP (`/readyz` on 8080),
 # gRPC health on 8081, or `ratelease health`, which asks `/healthcheck` at the environment's PORT.
 
 #
@@ -15,10 +15,12 @@ COPY . .
 # The caches are not part of the image, so the binary is copied out of its own.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/build/target \
-    cargo auditable build --release --locked --bin ratelease && cp target/release/ratelease /ratelease
+    cargo auditable build --release --locked --package ratelease && \
+    cargo auditable build --release --locked --package ratelease-ctl --bin ratectl && \
+    cp target/release/ratelease target/release/ratectl /
 
 FROM gcr.io/distroless/cc-debian12:nonroot@sha256:9dac0a79194e45a7da0158a9c6da57b217585af0786db3845d1f0ec1a0dd182f
-COPY --from=build /ratelease /bin/ratelease
+COPY --from=build /ratelease /ratectl /bin/
 # The reference's manifests run `/bin/ratelimit`. By that name the defaults are the reference's,
 # such as all interfaces for gRPC (the debug port is on loopback). A copy, since there is no shell here to make a link with.
 COPY --from=build /ratelease /bin/ratelimit

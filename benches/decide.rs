@@ -10,13 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group};
-use ratelease::key::KeyHasher;
-use ratelease::limiter::{Limiter, Options};
-use ratelease::request::{Descriptor, Entry, Request};
-use ratelease::rules::{self, Rules, Source};
-use ratelease::store::memory::MemoryStore;
-use ratelease::time::{Clock, Time};
-use ratelease::verdict::Modes;
+use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::time::{Clock, Time};
+use ratelease_engine::verdict::Modes;
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{self as rules, Rules, Source};
 use smallvec::smallvec;
 use tokio::runtime::Runtime;
 

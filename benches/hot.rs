@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group};
 use ratelease::hot::{HotKeys, Options};
-use ratelease::key::{Key, KeyHasher};
-use ratelease::observe::Decision;
-use ratelease::request::{Descriptor, Entry, Request};
-use ratelease::rules::{Limit, Unit};
-use ratelease::time::{Clock, Time};
-use ratelease::verdict::{Applied, Code, How, Status, Trace, Verdict};
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::time::{Clock, Time};
+use ratelease_engine::verdict::{Applied, Code, How, Status, Trace, Verdict};
+use ratelease_rules::key::{Key, KeyHasher};
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{Limit, Unit};
 use smallvec::smallvec;
 
 criterion_group!(benches, note);

@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group};
-use ratelease::key::{KeyHasher, Part};
 use ratelease::metrics::{Meters, text};
-use ratelease::observe::Decision;
-use ratelease::request::{Descriptor, Entry, Request};
-use ratelease::rules::{self, Allowance, Lookup, Rules, Source};
-use ratelease::time::Time;
-use ratelease::verdict::{Applied, Counted, How, Modes, Outcome, Trace, Verdict};
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::time::Time;
+use ratelease_engine::verdict::{Applied, Counted, How, Modes, Outcome, Trace, Verdict};
+use ratelease_rules::key::{KeyHasher, Part};
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{self as rules, Allowance, Lookup, Rules, Source};
 use smallvec::smallvec;
 
 criterion_group!(benches, by_rule, by_threads, told);

@@ -4,8 +4,8 @@ use std::cell::LazyCell;
 use std::hint::black_box;
 
 use criterion::{Criterion, criterion_group};
-use ratelease::request::Entry;
-use ratelease::rules::{self, Rules, Source};
+use ratelease_rules::request::Entry;
+use ratelease_rules::{self as rules, Rules, Source};
 
 criterion_group!(benches, find, wild, load);
 

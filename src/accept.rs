@@ -2,7 +2,7 @@
 //! client shuts others out, and none holds a connection without ever saying what it wants.
 //!
 //! ```text
-//! accept ─▶ pool (room is made by closing what is idle) ─▶ io: deadlines, turns ─▶ frames ─▶ ledger
+//! accept ─▶ pool (room by closing what is idle) ─▶ io: deadlines, turns ─▶ frames ─▶ ledger
 //! ```
 
 mod frames;

@@ -3,6 +3,7 @@
 mod background;
 mod bind;
 mod build;
+mod error;
 mod files;
 mod numbers;
 
@@ -11,6 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use ratelease_engine::limiter::Limiter;
+use ratelease_engine::store::Store;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle};
@@ -28,15 +31,12 @@ use crate::grpc::serve::{self, ConnectionAge, HealthHandle};
 use crate::http::serve::{Site, UnreadPages};
 use crate::http::{self, JsonOptions};
 use crate::intake::Intake;
-use crate::limiter::Limiter;
-use crate::store::Store;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
 
 use background::{Background, Page};
-pub use build::BuildError;
-pub(crate) use build::open;
+pub use error::BuildError;
 
 /// A quarter of the drain is notice: calls are still taken, until whoever checks our health has
 /// heard that it fails. Another is kept for giving leases back when calls do not finish.

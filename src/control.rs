@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod guard;
 pub mod health;
+pub mod history;
 pub mod live;
 pub mod metrics;
 mod page;
@@ -17,9 +18,8 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
+use ratelease_rules::Rules;
 use tokio::sync::watch as channel;
-
-use crate::rules::Rules;
 
 /// The rules in force, and how their loads went. Shared by everybody, written by the watcher.
 ///

@@ -22,7 +22,7 @@ pub use call::answer_at_once;
 use tonic::Status;
 pub use wire::{Unreadable, frame, read};
 
-use crate::intake::Refusal;
+use crate::refusal::Refusal;
 
 /// What a client may send in one message. Envoy's own headers are bounded far below by default, and
 /// a value of any length within it is counted: refusing long values would let a client that sends

@@ -33,21 +33,21 @@ use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use parking_lot::{Mutex, MutexGuard};
-
-use crate::key::Key;
-use crate::observe::Decision;
-use crate::request::Descriptor;
-use crate::rules::Rule;
-use crate::stripe;
-use crate::time::{Clock, Time};
-use crate::verdict::{Code, OVERRIDE};
+use ratelease_cli::settings;
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::stripe;
+use ratelease_engine::time::{Clock, Time};
+use ratelease_engine::verdict::{Code, OVERRIDE};
+use ratelease_rules::Rule;
+use ratelease_rules::key::Key;
+use ratelease_rules::request::Descriptor;
 
 use board::Board;
 use merged::{Merged, MergedRules};
 pub use places::RULES_MAX;
 
 #[cfg(doc)]
-use crate::sketch::Sketch;
+use ratelease_engine::sketch::Sketch;
 
 /// After so long counts become those of before, and after twice as long they are dropped.
 pub const AGE: Duration = Duration::from_secs(60);
@@ -150,6 +150,12 @@ struct Boards {
 // === impl Options ===
 
 /// A few nanoseconds a decision, and hashes alone.
+impl From<settings::HotKeys> for Options {
+    fn from(settings::HotKeys { sample, values }: settings::HotKeys) -> Self {
+        Self { sample, values }
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         const SAMPLE: NonZeroU32 = NonZeroU32::new(4).unwrap();
@@ -175,14 +181,6 @@ impl HotKeys {
         STRIPES * (size_of::<Stripe>() + 4 * Board::bytes_max(values))
     }
 
-    /// Takes note of a decision.
-    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
-        let Some(shared) = self.shared.as_deref() else { return };
-        if sample::is_due(shared.options.sample) {
-            shared.note(decision);
-        }
-    }
-
     /// The `n` hottest keys of all.
     pub fn top(&self, n: usize) -> Top {
         let Some(shared) = self.shared.as_deref() else { return Top::default() };
@@ -202,6 +200,15 @@ impl HotKeys {
         let mut rules = MergedRules::default();
         shared.read(|boards| rules.add(&boards.requested, &boards.denied));
         rules.hottest(n, shared.options.sample)
+    }
+}
+
+impl Observer for HotKeys {
+    fn note(&self, decision: &Decision<'_, '_, '_>) {
+        let Some(shared) = self.shared.as_deref() else { return };
+        if sample::is_due(shared.options.sample) {
+            shared.note(decision);
+        }
     }
 }
 

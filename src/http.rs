@@ -1,7 +1,7 @@
 //! The HTTP door: `/json` decides, `/healthcheck`, `/livez` and `/readyz` answer probes.
 
 mod decide;
-pub(crate) mod json;
+mod json;
 mod pages;
 pub mod serve;
 

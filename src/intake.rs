@@ -5,34 +5,28 @@ mod headers;
 mod parts;
 mod room;
 
-use std::fmt;
 use std::sync::Arc;
 
 use http::HeaderMap;
+use ratelease_cli::settings::Headers;
+use ratelease_engine::limiter::Limiter;
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::store::{Count, StoreError};
+use ratelease_engine::time::Time;
+use ratelease_engine::verdict::Verdict;
+use ratelease_rules::Rules;
+use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
 use tracing::{Level, debug};
 
 use crate::control::Published;
-use crate::limiter::Limiter;
-use crate::observe::{Decision, Observers};
-use crate::request::Request;
-use crate::rules::Rules;
-use crate::settings::Headers;
-use crate::store::{Count, StoreError};
+use crate::observe::Observers;
+use crate::refusal::{Fault, Refusal};
 use crate::telemetry::trace::{Door, Span};
-use crate::time::Time;
-use crate::verdict::Verdict;
 
 use gate::Gate;
 pub use parts::Parts;
 use room::Room;
 pub use room::{Held, Peer};
-
-/// Descriptors of one request at most. Envoy sends as many as the route has actions for, so a
-/// client cannot reach this.
-pub const DESCRIPTORS_MAX: usize = 256;
-
-/// Entries of one descriptor at most.
-pub const ENTRIES_MAX: usize = 64;
 
 /// Bytes of unfinished messages of gRPC at most, of all connections together: 500 messages of
 /// Envoy, which take a few hundred bytes, or 4 that are as long as may be. What is on its way to
@@ -72,46 +66,6 @@ pub struct Answer<'r> {
     pub verdict: Verdict<'r>,
     /// To be added to the response; empty unless they were asked for and a limit applies.
     pub headers: Vec<(String, String)>,
-}
-
-/// Why a request has no verdict.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// Text and code are the reference's.
-    #[error("rate limit domain must not be empty")]
-    EmptyDomain,
-    /// Text and code are the reference's.
-    #[error("rate limit descriptor list must not be empty")]
-    NoDescriptors,
-    /// Text and code are the reference's.
-    #[error("no rate limit configuration loaded")]
-    NoRules,
-    /// The request breaks a bound or names something that does not exist.
-    #[error("{0}")]
-    Invalid(Fault),
-    /// No verdict without the store.
-    #[error("{0}")]
-    Store(StoreError),
-    /// As many calls wait as may.
-    #[error("too many calls are under way; raise MAX_IN_FLIGHT if they only wait")]
-    Overloaded,
-    /// Unfinished messages take all the room there is for them, this connection's the most.
-    #[error("no room for the message: too many unfinished ones are under way; send it again")]
-    NoRoom,
-    /// Nothing was charged that has not gone back.
-    #[error("the call failed here (a fault of the program's own; the log has more)")]
-    Panicked,
-}
-
-/// What is wrong with a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
-    /// More than [`DESCRIPTORS_MAX`].
-    Descriptors,
-    /// More than [`ENTRIES_MAX`] in the descriptor of this index.
-    Entries(usize),
-    /// The override of the descriptor of this index names no unit that exists.
-    Unit(usize),
 }
 
 // === impl Intake ===
@@ -320,27 +274,5 @@ fn tell(request: &Request<'_>, verdict: &Verdict<'_>) {
         let rule = rule.map(|rule| rule.stats_key(request.domain, &descriptor.entries));
         let rule = rule.as_deref().unwrap_or("none or override");
         debug!(rule, code = ?status.code, remaining = status.remaining, "decided");
-    }
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Fault::Descriptors => write!(
-                f,
-                "more descriptors in one request than the {DESCRIPTORS_MAX} that are accepted"
-            ),
-            Fault::Entries(at) => {
-                write!(
-                    f,
-                    "descriptor {at} has more entries than the {ENTRIES_MAX} that are accepted"
-                )
-            }
-            Fault::Unit(at) => write!(
-                f,
-                "the limit of descriptor {at} names no unit; \
-                 expected SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
-            ),
-        }
     }
 }

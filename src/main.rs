@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ratelease::app::App;
-use ratelease::cli;
-use ratelease::settings::{Settings, SettingsError, Task, process_env};
 use ratelease::telemetry::{self, Spool};
-use ratelease::time::Clock;
+use ratelease_cli::commands::{self, Task};
+use ratelease_cli::settings::{Settings, SettingsError, process_env};
+use ratelease_engine::time::Clock;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, warn};
 
@@ -39,8 +39,9 @@ fn main() -> ExitCode {
     let program = args.next().unwrap_or_default();
     let settings = match Task::parse(&program.to_string_lossy(), args, &process_env) {
         Ok(Task::Serve(settings)) => *settings,
-        Ok(Task::Tool(tool, role)) => return cli::run(tool, role),
-        Err(SettingsError::Help(text)) => return cli::help(&text),
+        Ok(Task::Check(flags, role)) => return commands::check(&flags, role),
+        Ok(Task::Health(flags)) => return commands::health(*flags),
+        Err(SettingsError::Help(text)) => return commands::help("ratelease", &text),
         Err(error) => {
             tell(io::stderr(), &error);
             return ExitCode::from(error.exit_code());

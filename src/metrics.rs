@@ -1,7 +1,7 @@
 //! Counts decisions, by rule and in all, and tells what has come of them.
 //!
 //! ```text
-//! intake ─▶ Meters::note ─▶ the rule's meter (Anchor) ─▶ this thread's stripe of counters
+//! intake ─▶ Meters::note ─▶ the rule's meter (Attachment) ─▶ this thread's stripe of counters
 //!                       └─▶ of rules that ask for it, the meter of the values on the request
 //! a scrape ─▶ Meters::families ─▶ Vec<Family> ─▶ text (Prometheus), or whoever else sends them
 //! ```
@@ -13,11 +13,9 @@
 pub mod family;
 mod hits;
 mod label;
-pub mod latency;
 mod registry;
 mod report;
 mod series;
-mod striped;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -29,21 +27,20 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use foldhash::quality::RandomState;
+use ratelease_engine::latency::Latency;
+use ratelease_engine::limiter::limits;
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::striped::Striped;
+use ratelease_engine::verdict::{Applied, Code, OVERRIDE, Status, Trace};
+use ratelease_rules::request::{Descriptor, Request};
+use ratelease_rules::{Rule, Rules};
 
-use crate::intake::Refusal;
-use crate::limiter::limits;
-use crate::observe::Decision;
-use crate::request::{Descriptor, Request};
-use crate::rules::{Rule, Rules};
-use crate::verdict::{Applied, Code, OVERRIDE, Status, Trace};
+use crate::refusal::Refusal;
 
 use hits::Hits;
-use latency::Latency;
-pub use registry::Anchor;
 use registry::Registry;
 pub use report::{Calls, RuleTotals};
 use series::{Keys, RuleMeter, ValueMeter, is_split};
-use striped::Striped;
 use table::Table;
 
 /// Series that are kept of one kind unless told otherwise: rules, and again values of rules that
@@ -126,8 +123,23 @@ impl Meters {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Counts a decision.
-    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// Counts a call without a verdict.
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        let reason = match refusal {
+            Refusal::EmptyDomain => 0,
+            Refusal::NoDescriptors => 1,
+            Refusal::NoRules => 2,
+            Refusal::Invalid(_) => 3,
+            Refusal::Store(_) => 4,
+            Refusal::Overloaded | Refusal::NoRoom => 5,
+            Refusal::Panicked => 6,
+        };
+        self.shared.calls.mine().add(calls::REFUSED + reason, 1);
+    }
+}
+
+impl Observer for Meters {
+    fn note(&self, decision: &Decision<'_, '_, '_>) {
         let Decision { request, verdict, took, .. } = *decision;
         let shared = &*self.shared;
         shared.took.note(took);
@@ -143,7 +155,7 @@ impl Meters {
 
     /// Counts the hits of a call that the store gave no verdict on, among all hits alone: as the
     /// reference, which counts them before it asks.
-    pub fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
+    fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
         let shared = &*self.shared;
         for (descriptor, applied) in request.descriptors.iter().zip(limits(rules, request)) {
             let Some(Applied { rule, .. }) = applied.filter(|_| !descriptor.refund) else {
@@ -154,26 +166,12 @@ impl Meters {
                 shared.overrides_of(request.domain).note_hits(hits);
                 continue;
             };
-            let meter = rule.meter.get_or_init(|| shared.bind(rule, request.domain, descriptor));
+            let meter = shared.meter_of(rule, request.domain, descriptor);
             meter.note_hits(hits);
             if meter.is_split() {
                 shared.values_of(rule, request, descriptor).note(hits, false);
             }
         }
-    }
-
-    /// Counts a call without a verdict.
-    pub fn note_refusal(&self, refusal: &Refusal) {
-        let reason = match refusal {
-            Refusal::EmptyDomain => 0,
-            Refusal::NoDescriptors => 1,
-            Refusal::NoRules => 2,
-            Refusal::Invalid(_) => 3,
-            Refusal::Store(_) => 4,
-            Refusal::Overloaded | Refusal::NoRoom => 5,
-            Refusal::Panicked => 6,
-        };
-        self.shared.calls.mine().add(calls::REFUSED + reason, 1);
     }
 }
 
@@ -225,13 +223,25 @@ impl Shared {
         trace: &Trace,
         hits: Hits,
     ) {
-        let meter = rule.meter.get_or_init(|| self.bind(rule, request.domain, descriptor));
+        let meter = self.meter_of(rule, request.domain, descriptor);
         meter.note(trace.how, status.code == Code::OverLimit, hits, rule.shadow_mode);
         if self.rules.is_folded(meter) {
             self.calls.mine().add(calls::FOLDED_RULES, 1);
         } else if meter.is_split() {
             self.values_of(rule, request, descriptor).note(hits, rule.shadow_mode);
         }
+    }
+
+    /// The meter of a rule, which the rule keeps once it has been hit.
+    #[inline]
+    fn meter_of<'a>(
+        &'a self,
+        rule: &'a Rule,
+        domain: &str,
+        descriptor: &Descriptor<'_>,
+    ) -> &'a RuleMeter {
+        let meter = rule.meter.get_or_init(|| self.bind(rule, domain, descriptor));
+        meter.unwrap_or_else(|| self.rules.folded())
     }
 
     /// Finds the meter of a rule that was hit for the first time since it was loaded.

@@ -3,33 +3,17 @@
 //! Runs on the way of every request: what is done here takes no lock and touches no counter that
 //! all cores share, and allocates nothing for a request of the common kind.
 
-use std::time::Duration;
-
 use http::HeaderMap;
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::store::Count;
+use ratelease_rules::Rules;
+use ratelease_rules::request::Request;
 
 use crate::hot::HotKeys;
-use crate::intake::Refusal;
 use crate::metrics::Meters;
-use crate::request::Request;
-use crate::rules::Rules;
-use crate::store::Count;
+use crate::refusal::Refusal;
 use crate::telemetry::Samples;
 use crate::telemetry::trace::{Door, Span, Tracer};
-use crate::time::Time;
-use crate::verdict::Verdict;
-
-/// A request that was decided.
-#[derive(Debug, Clone, Copy)]
-pub struct Decision<'a, 'q, 'r> {
-    /// What was asked.
-    pub request: &'a Request<'q>,
-    /// What was answered.
-    pub verdict: &'a Verdict<'r>,
-    /// From the decoded request to the verdict, with what it waited for leases and slots.
-    pub took: Duration,
-    /// When the verdict was there.
-    pub now: Time,
-}
 
 /// Whoever keeps count. A handle: clones share everything.
 #[derive(Debug, Clone, Default)]
@@ -79,8 +63,21 @@ impl Observers {
         self.tracer.begin(door, headers)
     }
 
-    /// Takes note of a decision.
-    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// What has happened to samples and spans since the process began, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        self.samples.counts().into_iter().chain(self.tracer.counts()).collect()
+    }
+
+    /// Takes note of a request that got no verdict.
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        if let Some(meters) = &self.meters {
+            meters.note_refusal(refusal);
+        }
+    }
+}
+
+impl Observer for Observers {
+    fn note(&self, decision: &Decision<'_, '_, '_>) {
         if let Some(meters) = &self.meters {
             meters.note(decision);
         }
@@ -88,22 +85,9 @@ impl Observers {
         self.samples.note(decision);
     }
 
-    /// What has happened to samples and spans since the process began, by name.
-    pub fn counts(&self) -> Vec<Count> {
-        self.samples.counts().into_iter().chain(self.tracer.counts()).collect()
-    }
-
-    /// Takes note of a request that the store gave no verdict on, beside the refusal.
-    pub fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
+    fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
         if let Some(meters) = &self.meters {
             meters.note_unanswered(rules, request);
-        }
-    }
-
-    /// Takes note of a request that got no verdict.
-    pub fn note_refusal(&self, refusal: &Refusal) {
-        if let Some(meters) = &self.meters {
-            meters.note_refusal(refusal);
         }
     }
 }

@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use ratelease_engine::backoff::Backoff;
+use ratelease_engine::time::Clock;
 use tracing::error;
-
-use crate::backoff::Backoff;
-use crate::time::Clock;
 
 /// The wait before a task begins anew, at most; doubled from one end to the next.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
@@ -82,7 +81,7 @@ fn wait_after(backoff: &mut Backoff, ran: Duration) -> Duration {
     if ran >= WELL_AFTER {
         backoff.reset();
     }
-    backoff.next()
+    backoff.next_wait()
 }
 
 #[cfg(test)]

@@ -11,10 +11,13 @@ pub mod push;
 mod samples;
 mod spool;
 pub mod trace;
+pub mod traced;
 
 use std::io::{self, IsTerminal};
 use std::panic::{self, PanicHookInfo};
 
+use ratelease_cli::settings::{LogFormat, LogLevel, Logging};
+use ratelease_engine::time::Clock;
 use tracing::level_filters::LevelFilter;
 use tracing::{Subscriber, error, warn};
 use tracing_subscriber::filter::Targets;
@@ -22,8 +25,6 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::Registry;
 
-use crate::settings::{LogFormat, LogLevel, Logging};
-use crate::time::Clock;
 use calm::{Calm, Calmed};
 use format::{Json, OneLine};
 pub use otlp::Origin;

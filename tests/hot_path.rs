@@ -14,17 +14,17 @@ use ratelease::control::Published;
 use ratelease::grpc;
 use ratelease::hot::{self, HotKeys};
 use ratelease::intake::Intake;
-use ratelease::key::KeyHasher;
-use ratelease::limiter::{Limiter, Options};
 use ratelease::metrics::Meters;
 use ratelease::observe::Observers;
-use ratelease::rules::{self, Source};
-use ratelease::settings::{Identity, Otlp, OtlpProtocol, Tracing};
-use ratelease::store::memory::MemoryStore;
 use ratelease::telemetry::trace::{Door, Tracer};
 use ratelease::telemetry::{Origin, Samples};
-use ratelease::time::Clock;
-use ratelease::verdict::Modes;
+use ratelease_cli::settings::{Identity, Otlp, OtlpProtocol, Tracing};
+use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::time::Clock;
+use ratelease_engine::verdict::Modes;
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::{self as rules, Source};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
@@ -125,7 +125,7 @@ async fn allocates_nothing(intake: Intake) {
     let begun = Clock::start();
     while grpc::answer_at_once(&intake, &frame, &mut answer).is_none() {
         assert!(begun.now().nanos() < 5_000_000_000, "no lease came");
-        let request = ratelease::request::Request {
+        let request = ratelease_rules::request::Request {
             domain: "d",
             descriptors: [descriptor()].into_iter().collect(),
             hits_addend: 0,
@@ -160,8 +160,11 @@ fn allocated_in_a_round(intake: &Intake, frame: &[u8], answer: &mut BytesMut) ->
     dhat::HeapStats::get().total_blocks - before.total_blocks
 }
 
-fn descriptor() -> ratelease::request::Descriptor<'static> {
-    let entry = |key, value| ratelease::request::Entry { key, value };
+fn descriptor() -> ratelease_rules::request::Descriptor<'static> {
+    let entry = |key, value| ratelease_rules::request::Entry { key, value };
     let entries = [entry("tenant", "shop"), entry("user", "user-12345678")];
-    ratelease::request::Descriptor { entries: entries.into_iter().collect(), ..Default::default() }
+    ratelease_rules::request::Descriptor {
+        entries: entries.into_iter().collect(),
+        ..Default::default()
+    }
 }

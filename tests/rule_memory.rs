@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use ratelease::rules::{self, Options, Source};
+use ratelease_rules::{self as rules, Options, Source};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;

@@ -4,7 +4,7 @@ use std::future::ready;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use ratelease::rules::Limit;
+use ratelease_rules::Limit;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 

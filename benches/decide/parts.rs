@@ -5,10 +5,10 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group};
-use ratelease::buffer::{Buffer, Kind, Lot, Refill, Take};
-use ratelease::key::{KeyHasher, Part};
-use ratelease::request::Entry;
-use ratelease::time::Time;
+use ratelease_engine::buffer::{Buffer, Kind, Lot, Refill, Take};
+use ratelease_engine::time::Time;
+use ratelease_rules::key::{KeyHasher, Part};
+use ratelease_rules::request::Entry;
 
 use super::{compile, wide};
 

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use ratelease::key::Key;
-use ratelease::rules::{Algorithm, Limit, Unit};
-use ratelease::store::Ask;
+use ratelease_engine::store::Ask;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit, Unit};
 
 /// Entries of each sliding log.
 pub const LOG_ENTRIES: u64 = 100;

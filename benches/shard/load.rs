@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, Store};
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{Ask, Store};
 use tokio::runtime::Handle;
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::interval;

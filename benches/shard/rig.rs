@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease::settings::redis::{RedisKind, RedisSettings};
-use ratelease::store::Store;
-use ratelease::store::redis::RedisStore;
+use ratelease_engine::store::Store;
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 
 use crate::support::redis::{Server, tcp};
 

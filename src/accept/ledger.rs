@@ -7,9 +7,10 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use ratelease_engine::time::{Clock, Time};
+
 use super::frames::*;
 use super::waiting::Waiting;
-use crate::time::{Clock, Time};
 
 /// What the frames that are no requests cost. Those that cost more make `h2` visit every stream
 /// (SETTINGS) or answer (PING), or are of no use (empty DATA, kinds that HTTP/2 does not have).

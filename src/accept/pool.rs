@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ratelease_engine::time::Clock;
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::warn;
 
 use super::waiting::{AllWaiting, Waiting};
-use crate::time::Clock;
 use members::{Close, Member, Members, Peer};
 
 /// Connections of one listener at most. An Envoy opens one or a few for each of its workers, so

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ratelease_engine::limiter::Limiter;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -17,7 +18,6 @@ use crate::control::live::Live;
 use crate::control::snapshot::Snapshot;
 use crate::grpc::serve::HealthHandle;
 use crate::http::serve::{self, Site};
-use crate::limiter::Limiter;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
@@ -185,12 +185,12 @@ mod tests {
     use super::*;
     use crate::accept::OpenConnections;
     use crate::http::serve::UnreadPages;
-    use crate::key::KeyHasher;
-    use crate::limiter::Options;
-    use crate::store::memory::MemoryStore;
-    use crate::store::{Ask, Beat, Beaten, Replies, Store};
-    use crate::time::Clock;
-    use crate::verdict::Modes;
+    use ratelease_engine::limiter::Options;
+    use ratelease_engine::store::memory::MemoryStore;
+    use ratelease_engine::store::{Ask, Beat, Beaten, Replies, Store};
+    use ratelease_engine::time::Clock;
+    use ratelease_engine::verdict::Modes;
+    use ratelease_rules::key::KeyHasher;
 
     const PATIENCE: Duration = Duration::from_secs(30);
 

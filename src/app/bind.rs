@@ -7,18 +7,18 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
 use std::path::Path;
 use std::time::Duration;
 
+use ratelease_cli::settings::{HostPort, Uds};
 use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
 
 use super::Open;
-use super::build::BuildError;
+use super::error::BuildError;
 use crate::accept::{CONNECTIONS_MAX, OpenConnections};
-use crate::settings::{HostPort, Uds};
 
 /// Connections that may wait to be accepted, as `std` has it for TCP.
 const BACKLOG: u32 = 128;
 
-/// How often a lock on the directory of a Unix socket is tried for, and the pause between two tries.
-/// It is held for as long as it takes to connect to a socket of this machine.
+/// How often a lock on the directory of a Unix socket is tried for, and the pause between two
+/// tries. It is held for as long as it takes to connect to a socket of this machine.
 const TURN_TRIES: u32 = 100;
 const TURN_PAUSE: Duration = Duration::from_millis(20);
 

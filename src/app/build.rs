@@ -5,10 +5,20 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
+use ratelease_cli::settings::{
+    self, Answers, GrpcListen, Leases, Listeners, Logging, Metrics, RulesSource, Settings, Told,
+};
+use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::StoreSettings;
+use ratelease_engine::store::{self, Count, Store};
+use ratelease_engine::time::{Clock, Time};
+use ratelease_engine::verdict::Modes;
+use ratelease_rules::key::KeyHasher;
 use tokio::runtime::{Handle, RuntimeMetrics};
 use tokio::task::spawn_blocking;
 use tracing::error;
 
+use super::error::BuildError;
 use super::numbers::Counted;
 use super::{App, Open, bind, files};
 use crate::accept::OpenConnections;
@@ -16,8 +26,8 @@ use crate::control::Published;
 use crate::control::admin;
 use crate::control::guard::{self, Guard};
 use crate::control::health::Health;
+use crate::control::history::History;
 use crate::control::live::Live;
-use crate::control::live::history::History;
 use crate::control::metrics::{self, Exposed};
 use crate::control::snapshot::Snapshot;
 use crate::control::source::Directory;
@@ -27,31 +37,13 @@ use crate::grpc::serve::{ConnectionAge, Listener};
 use crate::hot::HotKeys;
 use crate::http::JsonOptions;
 use crate::intake::Intake;
-use crate::key::KeyHasher;
-use crate::limiter::{Limiter, Options};
 use crate::metrics::{self as counting, Meters};
 use crate::observe::Observers;
-use crate::settings::redis::RedisSettings;
-use crate::settings::{
-    self, Answers, GrpcListen, Leases, Listeners, Logging, Metrics, RulesSource, Settings,
-    StoreSettings, Told,
-};
-use crate::store::memory::MemoryStore;
-use crate::store::per_second::PerSecond;
-use crate::store::redis::RedisStore;
-use crate::store::traced::Traced;
-use crate::store::{Count, Store};
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
+use crate::telemetry::traced::Traced;
 use crate::telemetry::{Origin, Samples, Spool};
-use crate::time::{Clock, Time};
-use crate::verdict::Modes;
-
-/// Why the application cannot start: one line that says what, and how to mend it.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct BuildError(String);
 
 /// Everything that counts something.
 struct Parts {
@@ -73,14 +65,6 @@ struct Bound {
     http: tokio::net::TcpListener,
     debug: tokio::net::TcpListener,
     metrics: Option<tokio::net::TcpListener>,
-}
-
-// === impl BuildError ===
-
-impl BuildError {
-    pub(super) fn new(line: impl Into<String>) -> Self {
-        Self(line.into())
-    }
 }
 
 // === impl App ===
@@ -114,7 +98,7 @@ impl App {
         recall_pods(snapshot.clone(), &limiter).await;
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
-        let hot_keys = hot_keys.map(|options| HotKeys::new(options, clock)).unwrap_or_default();
+        let hot_keys = hot_keys.map(|told| HotKeys::new(told.into(), clock)).unwrap_or_default();
         let meters = metrics.counts_decisions.then(|| meters(&answers, &metrics));
         let counted = Counted { meters, hot_keys, limiter: limiter.clone() };
         let samples = samples(&settings.logging, clock);
@@ -324,23 +308,10 @@ async fn watch(
     Ok(watcher)
 }
 
-/// The store of these settings; one on Redis starts to connect, on the present runtime.
-pub(crate) fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
-    match settings {
-        StoreSettings::Memory => Arc::new(MemoryStore::system()),
-        StoreSettings::Redis { main, per_second, key_prefix } => {
-            let spawn = |redis: RedisSettings| {
-                let connections_max = files::part_of_redis(redis.connections_max);
-                RedisStore::spawn(RedisSettings { connections_max, ..redis }, &key_prefix)
-            };
-            let main = spawn(main);
-            let store: Arc<dyn Store> = match per_second {
-                None => main,
-                Some(second) => Arc::new(PerSecond::new(main, spawn(second))),
-            };
-            if tracer.is_on() { Arc::new(Traced::new(store, tracer.clone())) } else { store }
-        }
-    }
+/// The store of these settings, within the files that this process may have open, and traced.
+fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
+    let store = store::open(settings.with_connections(files::part_of_redis));
+    if tracer.is_on() { Arc::new(Traced::new(store, tracer.clone())) } else { store }
 }
 
 fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answers) -> Limiter {

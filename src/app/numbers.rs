@@ -1,9 +1,10 @@
 //! What is counted, as the debug port tells it.
 
+use ratelease_engine::lease::ShardTally;
+use ratelease_engine::limiter::Limiter;
+
 use crate::control::status::numbers::Numbers;
 use crate::hot::{HotKeys, OfRule, Top};
-use crate::lease::ShardTally;
-use crate::limiter::Limiter;
 use crate::metrics::{Calls, Meters, RuleTotals};
 use crate::observe::Observers;
 

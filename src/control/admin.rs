@@ -8,11 +8,11 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
+use ratelease_rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
 use serde_json::Value;
 
 use super::page;
 use super::status::Status;
-use crate::rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 
@@ -149,7 +149,7 @@ fn span(span: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Options, Source, load};
+    use ratelease_rules::{Options, Source, load};
 
     /// The dump's line of the only rule, whose `rate_limit` has this beside 9 a day.
     fn dumped(beside: &str) -> String {

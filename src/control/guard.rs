@@ -27,8 +27,7 @@ use http::header::{
     WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
-
-use crate::settings::Secret;
+use ratelease_engine::secret::Secret;
 
 /// Names below which nobody outside can have one: reserved for use within (RFC 6761, ICANN's
 /// `internal`), and those of services in Kubernetes.

@@ -8,8 +8,6 @@
 //! one that is stuck is closed: nobody may hold a place for nothing. Events wait in one queue,
 //! however many listen.
 
-pub mod history;
-
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

@@ -11,11 +11,11 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
+use ratelease_engine::invariant;
+use ratelease_engine::lease::{Position, ShardState, ShardTally};
 
 use super::page;
 use super::status::Status;
-use crate::invariant;
-use crate::lease::{Position, ShardState, ShardTally};
 use crate::metrics::family::{Family, Kind, Labels, Value};
 use crate::metrics::{Meters, text};
 

@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ratelease_engine::store::Count;
+use ratelease_rules::Source;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tracing::{error, info};
 
-use crate::rules::Source;
-use crate::store::Count;
 use format::Kept;
 pub(super) use format::digest;
 pub use pods::{DOMAINS_MAX, Pods};

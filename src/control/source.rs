@@ -3,9 +3,10 @@
 use std::fs;
 use std::time::SystemTime;
 
+use ratelease_cli::settings::RulesSource;
+use ratelease_rules::{self as rules, Options, Source};
+
 use crate::control::watch::{Compiled, Load};
-use crate::rules::{self, Options, Source};
-use crate::settings::RulesSource;
 
 /// Reads and compiles every rule file of a directory.
 pub struct Directory {

@@ -8,15 +8,15 @@ use std::fmt::Write;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use ratelease_cli::settings::Told;
+use ratelease_engine::invariant;
+use ratelease_engine::lease::{Position, ShardState};
+use ratelease_engine::store::Count;
+use ratelease_engine::time::Clock;
 use serde_json::{Value, json};
 
 use super::Published;
-use super::live::history::History;
-use crate::invariant;
-use crate::lease::{Position, ShardState};
-use crate::settings::Told;
-use crate::store::Count;
-use crate::time::Clock;
+use super::history::History;
 use numbers::Numbers;
 
 /// What there is to tell. A handle: clones share everything.

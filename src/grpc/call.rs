@@ -11,9 +11,10 @@ use http::{HeaderMap, Method, Request, Response};
 use tonic::Code;
 
 use super::deadline::Deadline;
-use super::rest::Message;
+use super::rest::{Message, Rest};
 use super::{PREFIX_BYTES, status_of, wire};
-use crate::intake::{Intake, Peer, Refusal};
+use crate::intake::{Intake, Peer};
+use crate::refusal::Refusal;
 use crate::telemetry::trace::{Door, Outcome, Span};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -25,11 +26,6 @@ pub(super) struct Call {
     pub(super) respond: SendResponse<Bytes>,
 }
 
-/// Marks a call whose message came after its head: whether it has to wait was not looked at. An
-/// extension of the call's request.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Untried;
-
 /// What becomes of a call.
 pub(super) enum Step {
     /// It has ended.
@@ -38,12 +34,6 @@ pub(super) enum Step {
     Unread(Call),
     /// It takes longer.
     Rest(Rest),
-}
-
-/// A call for tonic: its message may wait, be more than one frame, or be no message at all.
-pub(super) struct Rest {
-    pub(super) request: Request<Message>,
-    pub(super) respond: SendResponse<Bytes>,
 }
 
 // === impl Call ===
@@ -124,7 +114,7 @@ impl Call {
             request.extensions_mut().insert(deadline);
         }
         if read.is_none() || !request.body().is_end_stream() {
-            request.extensions_mut().insert(Untried);
+            request.extensions_mut().insert(wire::Untried);
         }
         let held = intake.hold(Door::Grpc, peer);
         request.extensions_mut().insert(held.clone());

@@ -18,11 +18,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
 
-use super::call::{Call, Rest, Step};
+use super::call::{Call, Step};
 use super::cork::{Cork, Corked};
 use super::greeting::{self, Strangers};
 use super::headers;
 use super::rest;
+use super::rest::Rest;
 use super::wire::SHOULD_RATE_LIMIT;
 use crate::accept::{self, ConnectionHandle, Half, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};

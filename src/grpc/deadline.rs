@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use http::HeaderMap;
-
-use crate::time::Time;
+use ratelease_engine::time::Time;
 
 const HEADER: &str = "grpc-timeout";
 

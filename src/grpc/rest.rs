@@ -16,11 +16,11 @@ use tonic::service::Routes;
 use tonic::{Code, Status};
 use tower_service::Service;
 
-use super::call::Rest;
 use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
 use crate::accept::Half;
-use crate::intake::{Held, Parts, Refusal};
+use crate::intake::{Held, Parts};
+use crate::refusal::Refusal;
 
 /// A call's answer begins within this whatever happens; a verdict takes a few milliseconds at most.
 const CALL_MAX: Duration = Duration::from_secs(10);
@@ -28,6 +28,12 @@ const CALL_MAX: Duration = Duration::from_secs(10);
 /// A message is whole within this, from where it is first waited for, or its call ends. Envoy sends
 /// a message with the head of its call; the longest takes 16 round trips.
 const MESSAGE_MAX: Duration = Duration::from_secs(2);
+
+/// A call for tonic: its message may wait, be more than one frame, or be no message at all.
+pub(super) struct Rest {
+    pub(super) request: Request<Message>,
+    pub(super) respond: SendResponse<Bytes>,
+}
 
 /// The message of a call, as far as it has come.
 pub(super) struct Message {

@@ -1,7 +1,6 @@
 //! Envoy's messages and ours. The only file that names Envoy's types.
 
 mod backwards;
-pub(crate) mod client;
 mod codec;
 mod decode;
 mod encode;
@@ -15,16 +14,16 @@ use codec::Codec;
 pub use decode::Unreadable;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use pb::rate_limit_service_server::SERVICE_NAME;
+use ratelease_rules::request::Request;
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
 
-use super::call::Untried;
 use super::deadline::Deadline;
 use super::{MESSAGE_BYTES_MAX, status_of};
-use crate::intake::{Answer, Held, Intake, Peer, Refusal};
-use crate::request::Request;
+use crate::intake::{Answer, Held, Intake, Peer};
+use crate::refusal::Refusal;
 use crate::telemetry::trace::{self, Outcome, Span};
 
 /// The request that a message of protobuf is; its text is borrowed. What it costs is bounded
@@ -54,6 +53,11 @@ pub(super) struct Door {
     /// Of the call that this clone is for, if it is traced.
     span: Option<Span>,
 }
+
+/// Marks a call whose message came after its head: whether it has to wait was not looked at. An
+/// extension of the call's request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Untried;
 
 /// The one call of the service.
 pub(super) const SHOULD_RATE_LIMIT: &str =

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::rules::Rule;
+use ratelease_rules::Rule;
 
 use super::Seen;
 use super::keys::Keys;
@@ -26,7 +26,7 @@ pub(super) struct Board {
 impl Board {
     /// What one takes, a few words aside.
     pub(super) const fn bytes_max(values: bool) -> usize {
-        let rules = SETS * crate::sketch::WAYS * size_of::<Option<Arc<Rule>>>();
+        let rules = SETS * ratelease_engine::sketch::WAYS * size_of::<Option<Arc<Rule>>>();
         Keys::bytes_max(SETS, values) + rules + Places::bytes_max(values)
     }
 

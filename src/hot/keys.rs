@@ -1,9 +1,9 @@
 //! A sketch with the text of the keys that have a counter.
 
-use crate::dice;
-use crate::request::Descriptor;
-use crate::rules::Rule;
-use crate::sketch::{Frequent, Sketch, WAYS};
+use ratelease_engine::dice;
+use ratelease_engine::sketch::{Frequent, Sketch, WAYS};
+use ratelease_rules::Rule;
+use ratelease_rules::request::Descriptor;
 
 use super::{Seen, TEXT_BYTES_MAX};
 

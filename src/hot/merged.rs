@@ -6,10 +6,10 @@ use std::fmt::Write;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::key::Key;
-use crate::rules::Rule;
-use crate::steering::steers;
-use crate::verdict::OVERRIDE;
+use ratelease_engine::verdict::OVERRIDE;
+use ratelease_rules::Rule;
+use ratelease_rules::key::Key;
+use ratelease_rules::steering::steers;
 
 use super::board::Board;
 use super::keys::Keys;

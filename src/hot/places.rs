@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::rules::Rule;
+use ratelease_rules::Rule;
 
 use super::Seen;
 use super::keys::{Keys, takes_over};

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::num::NonZeroU32;
 
-use crate::dice;
+use ratelease_engine::dice;
 
 thread_local! {
     /// Decisions until the next sample, that one included; 0 for a thread that is new. Not the dice

@@ -5,12 +5,13 @@ mod by_rule;
 use std::collections::HashMap;
 use std::thread;
 
+use ratelease_engine::dice;
+use ratelease_engine::verdict::{Applied, How, Status, Trace, Verdict};
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::{Entry, Request};
+use ratelease_rules::{self as rules, Limit, Lookup, Rules, Source, Unit};
+
 use super::*;
-use crate::dice;
-use crate::key::KeyHasher;
-use crate::request::{Entry, Request};
-use crate::rules::{self, Limit, Lookup, Rules, Source, Unit};
-use crate::verdict::{Applied, How, Status, Trace, Verdict};
 
 const RULES: &str = "
 domain: d

@@ -18,13 +18,15 @@ use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http_body::Body as _;
+use ratelease_engine::verdict::Code;
+use ratelease_rules::request::json as request_json;
 use tokio::time::timeout;
 
 use super::json;
 use crate::control::guard::Guard;
-use crate::intake::{Answer, Held, Intake, JSON_CALLS_MAX, Parts, Peer, Refusal};
+use crate::intake::{Answer, Held, Intake, JSON_CALLS_MAX, Parts, Peer};
+use crate::refusal::Refusal;
 use crate::telemetry::trace::{Door, Outcome, Span};
-use crate::verdict::Code;
 
 /// Bytes of a body at most: as many as of a gRPC message.
 const BODY_BYTES_MAX: usize = 1024 * 1024;
@@ -103,7 +105,7 @@ impl Json {
         span: Option<&Span>,
     ) -> Result<Response, Unanswered> {
         let bad = |reason| Unanswered(StatusCode::BAD_REQUEST, reason);
-        let request = json::parse(&body).map_err(bad)?;
+        let request = request_json::parse(&body).map_err(bad)?;
         drop(body);
         let request = request.borrow();
         if let Some(at) = request.descriptors.iter().position(|it| it.refund && !self.refunds) {

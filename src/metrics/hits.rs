@@ -1,7 +1,7 @@
 //! How the hits of a decision are counted: as the reference does (`src/limiter/base_limiter.go` at
 //! f2fb157). Pure.
 
-use crate::verdict::{Status, Trace};
+use ratelease_engine::verdict::{Status, Trace};
 
 /// What becomes of the hits of one descriptor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -56,9 +56,9 @@ fn threshold(limit: u64, ratio: f32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::KeyHasher;
-    use crate::rules::{Limit, Unit};
-    use crate::verdict::{Applied, Code, How};
+    use ratelease_engine::verdict::{Applied, Code, How};
+    use ratelease_rules::key::KeyHasher;
+    use ratelease_rules::{Limit, Unit};
 
     /// Of a limit of 10 and a ratio of 0.8.
     fn hits(hits: u64, remaining: u32, over: bool) -> (u64, u64, u64, u64) {

@@ -1,8 +1,7 @@
 //! The meters of rules: one a path, so that counts go on when rules are loaded anew.
 
 use std::collections::HashMap;
-use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
@@ -13,10 +12,6 @@ const LOOKS_MAX: usize = 64;
 
 /// Meters that are read between two chances for others to come in.
 const READ_AT_ONCE: usize = 256;
-
-/// Where a rule keeps its meter, once it has been hit. Rules are compared, and copied, without it.
-#[derive(Default)]
-pub struct Anchor(OnceLock<Arc<RuleMeter>>);
 
 /// A meter for each rule that was hit, up to a ceiling. The rest share one.
 #[derive(Debug)]
@@ -34,33 +29,6 @@ struct Held {
     hand: usize,
     /// Of meters that gave their place to others.
     retired: RuleSums,
-}
-
-// === impl Anchor ===
-
-impl Anchor {
-    #[inline]
-    pub(super) fn get_or_init(&self, bind: impl FnOnce() -> Arc<RuleMeter>) -> &RuleMeter {
-        self.0.get_or_init(bind)
-    }
-}
-
-impl fmt::Debug for Anchor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Anchor")
-    }
-}
-
-impl Clone for Anchor {
-    fn clone(&self) -> Self {
-        Self::default()
-    }
-}
-
-impl PartialEq for Anchor {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
 }
 
 // === impl Registry ===
@@ -158,7 +126,7 @@ mod tests {
     use super::super::hits::Hits;
     use super::super::series::Keys;
     use super::*;
-    use crate::verdict::How;
+    use ratelease_engine::verdict::How;
 
     fn meter(registry: &Registry, path: &str) -> Arc<RuleMeter> {
         registry.meter(path, || RuleMeter::new(path, "d", Keys::of(path)))
@@ -204,14 +172,5 @@ mod tests {
             meter(&registry, &format!("d.{at}"));
         }
         assert_eq!(registry.meters().len(), 3 * READ_AT_ONCE + 2);
-    }
-
-    #[test]
-    fn anchors_make_no_difference_between_rules() {
-        let anchor = Anchor::default();
-        anchor.get_or_init(|| Arc::new(RuleMeter::folded()));
-        let copy = anchor.clone();
-        assert!(anchor == copy);
-        assert!(anchor.0.get().is_some() && copy.0.get().is_none());
     }
 }

@@ -4,12 +4,14 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use super::family::{Buckets, Family, Kind, Labels, Value};
+use ratelease_engine::buckets::Buckets;
+use ratelease_engine::verdict::{How, OVERRIDE};
+use ratelease_rules::Rules;
+
+use super::family::{Family, Kind, Labels, Value};
 use super::series::{Decisions, HOWS, HitSums, RuleMeter, RuleSums};
 use super::told::{HitSeries, Told};
 use super::{Meters, Shared, calls};
-use crate::rules::Rules;
-use crate::verdict::{How, OVERRIDE};
 
 /// What all calls have come to.
 #[derive(Debug, Clone, PartialEq)]

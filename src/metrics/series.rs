@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ratelease_engine::striped::Striped;
+use ratelease_engine::verdict::{How, OVERRIDE};
+use ratelease_rules::{FailureMode, Level, Matched, Rule};
+
 use super::family::Labels;
 use super::hits::Hits;
 use super::label::bounded;
-use super::striped::Striped;
-use crate::rules::{FailureMode, Level, Matched, Rule};
-use crate::verdict::{How, OVERRIDE};
 
 /// The name of whatever found no room of its own.
 pub(super) const FOLDED: &str = "folded";

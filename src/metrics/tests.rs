@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
+use ratelease_engine::time::Time;
+use ratelease_engine::verdict::{Applied, Counted, How, Modes, Outcome, Verdict};
+use ratelease_rules::key::Key;
+use ratelease_rules::request::{Descriptor, Entry};
+use ratelease_rules::{self as rules, Limit, Lookup, Rules, Source, Unit};
 use smallvec::smallvec;
 
 use super::family::{Family, Value};
 use super::*;
-use crate::key::Key;
-use crate::request::{Descriptor, Entry};
-use crate::rules::{self, Limit, Lookup, Rules, Source, Unit};
-use crate::time::Time;
-use crate::verdict::{Applied, Counted, How, Modes, Outcome, Verdict};
 
 const RULES: &str = "
 domain: d
@@ -131,7 +131,7 @@ fn a_known_sequence_comes_to_the_reference_s_numbers_and_ours() {
     note(&meters, &rules, &[("open", "a")], 1, false);
     note(&meters, &rules, &[("unknown", "a")], 0, false);
     meters.note_refusal(&Refusal::NoRules);
-    meters.note_refusal(&Refusal::Store(crate::store::StoreError::TimedOut));
+    meters.note_refusal(&Refusal::Store(ratelease_engine::store::StoreError::TimedOut));
     let told = meters.families(None);
     let of = |name: &str| format!("ratelimit_service_rate_limit_{name}");
     is(&told, &of("total_hits"), &[("d dark", 1), ("d plain", 4)]);

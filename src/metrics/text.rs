@@ -6,7 +6,9 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::family::{Buckets, Family, Kind, Labels, Value};
+use ratelease_engine::buckets::Buckets;
+
+use super::family::{Family, Kind, Labels, Value};
 
 /// What the text is, for the header of a response.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

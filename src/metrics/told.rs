@@ -5,8 +5,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use ratelease_rules::{Allowance, Rule, Rules};
+
 use super::series::{HitSums, Keys, RuleMeter};
-use crate::rules::{Allowance, Rule, Rules};
 
 /// Rules whose series are told at 0 at most; where more are in force, none is. Each rule has nine
 /// such series, some 1 KB of a scrape, and most of so many are never hit.

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ratelease_engine::time::Clock;
 use tracing::callsite::Identifier;
 use tracing::{Event, Level, Metadata, Subscriber, error, warn};
 use tracing_subscriber::fmt::format::Writer;
@@ -13,7 +14,6 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::samples;
-use crate::time::Clock;
 
 /// Places that are watched at most. A place is a line of source, so that there are only so many;
 /// one more would be logged without a bound.

@@ -5,6 +5,8 @@
 
 use std::fmt::{self, Write};
 
+use ratelease_engine::span_context;
+use ratelease_rules::steering::steers;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -13,9 +15,6 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
-
-use super::trace;
-use crate::steering::steers;
 
 /// The name under which tracing keeps an event's message.
 const MESSAGE: &str = "message";
@@ -49,7 +48,7 @@ impl<'w> FormatFields<'w> for OneLine {
         let mut visitor = TextFields { writer, result: Ok(()), is_first: true };
         fields.record(&mut visitor);
         visitor.result?;
-        trace::current().map_or(Ok(()), |context| {
+        span_context::current().map_or(Ok(()), |context| {
             let (trace, span) = (context.trace_id(), context.span_id());
             write!(visitor.writer, " {TRACE_ID}={trace} {SPAN_ID}={span}")
         })
@@ -113,7 +112,7 @@ where
         line.0.insert("@timestamp".to_owned(), time.into());
         line.0.insert("level".to_owned(), level(*meta.level()).into());
         line.0.insert("target".to_owned(), meta.target().into());
-        if let Some(context) = trace::current() {
+        if let Some(context) = span_context::current() {
             line.0.insert(TRACE_ID.to_owned(), context.trace_id().to_string().into());
             line.0.insert(SPAN_ID.to_owned(), context.span_id().to_string().into());
         }

@@ -14,8 +14,8 @@ pub(super) use retry::{Again, Unsent, insist};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::dice;
-use crate::settings::Identity;
+use ratelease_cli::settings::Identity;
+use ratelease_engine::dice;
 
 /// Who sends: one for all that a process sends.
 #[derive(Debug, Clone)]

@@ -5,14 +5,14 @@ mod points;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_cli::settings;
+use ratelease_engine::time::{Clock, Time};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::otlp::message::{ExportMetrics, Metric, ResourceMetrics, ScopeMetrics};
 use super::otlp::{self, Again, Client, Origin, Told, Unsent, nanos, unix_nanos};
 use crate::metrics::family::Family;
-use crate::settings;
-use crate::time::{Clock, Time};
 
 /// Reads everything that is measured, at this moment. It may take some milliseconds.
 pub type Read = Arc<dyn Fn() -> Vec<Family> + Send + Sync>;

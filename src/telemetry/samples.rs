@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use ratelease_engine::dice;
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::store::Count;
+use ratelease_engine::time::Clock;
+use ratelease_engine::verdict::Status;
+use ratelease_rules::request::Descriptor;
 use tracing::info;
-
-use crate::dice;
-use crate::observe::Decision;
-use crate::request::Descriptor;
-use crate::store::Count;
-use crate::time::Clock;
-use crate::verdict::Status;
 
 /// The target of their lines; they are logged whatever the level is, since they were asked for.
 pub(super) const TARGET: &str = "ratelease::decision";
@@ -55,19 +54,20 @@ impl Samples {
         Self { shared }
     }
 
-    /// Rolls the dice on `decision`.
-    pub fn note(&self, decision: &Decision<'_, '_, '_>) {
+    /// What has happened here since the process began, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        let left_out = |shared: &Arc<Shared>| shared.left_out.load(Ordering::Relaxed);
+        vec![("decision_samples_left_out", self.shared.as_ref().map_or(0, left_out))]
+    }
+}
+
+impl Observer for Samples {
+    fn note(&self, decision: &Decision<'_, '_, '_>) {
         if let Some(shared) = &self.shared
             && dice::lands(shared.share)
         {
             shared.tell(decision);
         }
-    }
-
-    /// What has happened here since the process began, by name.
-    pub fn counts(&self) -> Vec<Count> {
-        let left_out = |shared: &Arc<Shared>| shared.left_out.load(Ordering::Relaxed);
-        vec![("decision_samples_left_out", self.shared.as_ref().map_or(0, left_out))]
     }
 }
 
@@ -149,7 +149,7 @@ impl fmt::Display for Values<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::Entry;
+    use ratelease_rules::request::Entry;
 
     #[test]
     fn values_show_as_pairs_and_long_ones_are_cut_between_characters() {

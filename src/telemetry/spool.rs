@@ -8,8 +8,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use crate::store::Count;
-use crate::time::Clock;
+use ratelease_engine::store::Count;
+use ratelease_engine::time::Clock;
 
 /// Lines that may wait to be written; more are lost, and counted. Lines are a few hundred bytes.
 const LINES_MAX: usize = 1024;

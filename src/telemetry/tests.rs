@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ratelease_engine::span_context::SpanContext;
 use serde_json::{Value, json};
 use tracing::{debug, error, info};
 
@@ -102,7 +103,7 @@ fn json_is_an_object_an_event_with_the_names_of_the_reference() {
 
 #[test]
 fn a_line_names_the_span_that_it_was_written_for() {
-    let context = trace::Context::for_test(0x0a, 0xb7);
+    let context = SpanContext::for_test(0x0a, 0xb7);
     let events = || {
         context.within(|| warn!(trace_id = "mine", "in"));
         warn!("out");

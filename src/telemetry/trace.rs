@@ -10,25 +10,24 @@
 
 mod b3;
 mod context;
-mod current;
 mod export;
+mod parent;
 mod span;
 
 use std::sync::Arc;
 
 use http::HeaderMap;
+use ratelease_cli::settings::Tracing;
+use ratelease_engine::dice;
+use ratelease_engine::span_context::{self, SpanContext};
+use ratelease_engine::store::{Ask, Count};
+use ratelease_engine::time::Clock;
 
 use super::otlp::message::{KeyValue, Link, Span as Message, SpanKind};
 use super::otlp::{Origin, unix_nanos};
-use crate::dice;
-use crate::settings::Tracing;
-use crate::store::{Ask, Count};
-use crate::time::Clock;
 
-use context::Parent;
-pub use current::{Context, current};
 use export::{Export, Queue};
-pub(crate) use span::GRPC_CODES;
+use parent::Parent;
 pub use span::{Outcome, Span};
 
 /// Begins spans. A handle: clones share everything; by default it traces nothing.
@@ -156,7 +155,7 @@ impl Shared {
             message.trace_state = context::state(headers);
             message.flags = SAMPLED | PARENT_IS_REMOTE;
         }
-        let trace = parent.map_or_else(context::fresh_id, |parent| parent.trace);
+        let trace = parent.map_or_else(span_context::fresh_id, |parent| parent.trace);
         let given_up = match door {
             // CANCELLED.
             Door::Grpc => Outcome::Grpc(1),
@@ -174,7 +173,7 @@ impl Shared {
 
     fn start(&self, mut message: Message, trace: [u8; 16], given_up: Outcome) -> Span {
         message.start_time_unix_nano = unix_nanos();
-        Span::new(message, Context::fresh(trace), given_up, self.clock, self.queue.clone())
+        Span::new(message, SpanContext::fresh(trace), given_up, self.clock, self.queue.clone())
     }
 }
 
@@ -201,13 +200,13 @@ fn exchange(shard: usize, asks: &[Ask]) -> (Message, [u8; 16]) {
         }
         several => {
             message.links = several.iter().map(link).collect();
-            (message, context::fresh_id())
+            (message, span_context::fresh_id())
         }
     }
 }
 
 /// The requests that sent `asks`, each once.
-fn causes(asks: &[Ask]) -> Vec<Context> {
+fn causes(asks: &[Ask]) -> Vec<SpanContext> {
     let mut causes: Vec<_> = asks.iter().filter_map(|ask| ask.cause).collect();
     causes.sort_unstable();
     causes.dedup();
@@ -215,7 +214,7 @@ fn causes(asks: &[Ask]) -> Vec<Context> {
     causes
 }
 
-fn link(cause: &Context) -> Link {
+fn link(cause: &SpanContext) -> Link {
     let (trace_id, span_id) = (cause.trace.to_vec(), cause.span.to_vec());
     Link { trace_id, span_id, flags: SAMPLED | PARENT_IS_NOT }
 }
@@ -223,11 +222,11 @@ fn link(cause: &Context) -> Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Key;
-    use crate::rules::{Limit, Unit};
+    use ratelease_rules::key::Key;
+    use ratelease_rules::{Limit, Unit};
 
     /// The span of asks that these requests have sent.
-    fn sent_by(causes: &[Option<Context>]) -> (Message, [u8; 16]) {
+    fn sent_by(causes: &[Option<SpanContext>]) -> (Message, [u8; 16]) {
         let look = Ask::look(Key::for_test(7), Limit::fixed_window(1, Unit::Hour));
         let asks: Vec<_> = causes.iter().map(|cause| Ask { cause: *cause, ..look }).collect();
         exchange(3, &asks)
@@ -239,7 +238,7 @@ mod tests {
 
     #[test]
     fn what_one_request_asks_for_is_its_child() {
-        let request = Some(Context::for_test(1, 2));
+        let request = Some(SpanContext::for_test(1, 2));
         let (message, trace) = sent_by(&[request, None, request]);
         assert_eq!((trace, message.parent_span_id.as_slice()), ([1; 16], &[2; 8][..]));
         assert_eq!((message.links.len(), message.name.as_str()), (0, "PIPELINE EVALSHA"));
@@ -248,12 +247,12 @@ mod tests {
 
     #[test]
     fn what_several_ask_for_is_linked_to_each() {
-        let [first, second] = [(1, 2), (3, 4)].map(|(n, m)| Context::for_test(n, m));
+        let [first, second] = [(1, 2), (3, 4)].map(|(n, m)| SpanContext::for_test(n, m));
         let (message, trace) = sent_by(&[Some(second), Some(first), None, Some(second)]);
         assert!(trace != [1; 16] && trace != [3; 16] && message.parent_span_id.is_empty());
         assert_eq!(message.links, [first, second].map(|it| link(&it)));
         assert_eq!((&message.links[0].trace_id[..], message.links[0].flags), (&[1; 16][..], 0x101));
-        let many: Vec<_> = (0..=u8::MAX).map(|n| Some(Context::for_test(1, n))).collect();
+        let many: Vec<_> = (0..=u8::MAX).map(|n| Some(SpanContext::for_test(1, n))).collect();
         assert_eq!(sent_by(&many).0.links.len(), LINKS_MAX);
     }
 

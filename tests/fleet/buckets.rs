@@ -4,7 +4,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ratelease::rules::{Algorithm, Limit, Unit};
+use ratelease_rules::{Algorithm, Limit, Unit};
 use tokio::time::Instant;
 
 use crate::MACHINE;

@@ -8,14 +8,15 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_engine::limiter::{Exact, Limiter, Options};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::time::Clock;
+use ratelease_engine::verdict::{Code, Modes, Verdict};
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{self as rules, Limit, Rules, Source, Unit};
+
 use model::Model;
-use ratelease::key::KeyHasher;
-use ratelease::limiter::{Exact, Limiter, Options};
-use ratelease::request::{Descriptor, Entry, Request};
-use ratelease::rules::{self, Limit, Rules, Source, Unit};
-use ratelease::store::memory::MemoryStore;
-use ratelease::time::Clock;
-use ratelease::verdict::{Code, Modes, Verdict};
 use world::{Answer, Asked, Call, Status, World};
 
 use crate::dice::Dice;
@@ -108,7 +109,7 @@ impl Pod {
     }
 
     async fn wait_until(&self, now: u64) {
-        let passed = self.clock.now().since(ratelease::time::Time::default());
+        let passed = self.clock.now().since(ratelease_engine::time::Time::default());
         let wanted = Duration::from_secs(now - START);
         tokio::time::sleep(wanted.saturating_sub(passed)).await;
     }

@@ -15,6 +15,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::support::ratectl::program_of;
 use crate::support::ratelease::{BINARY, inherited};
 
 /// What a tool that has ended leaves.
@@ -44,7 +45,7 @@ fn ran(command: &mut Command) -> Ran {
 }
 
 fn command(dir: &Path, args: &[impl AsRef<OsStr>], env: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(BINARY);
+    let mut command = Command::new(program_of(args));
     command.args(args).current_dir(dir).env_clear().envs(inherited()).envs(env.iter().copied());
     command.stdin(Stdio::null());
     command
@@ -120,5 +121,20 @@ fn no_colour_goes_where_there_is_no_terminal() {
     for args in [&["check", "a.yaml"][..], &["explain", "--domain", "d", "a=b"]] {
         let ran = run_in(dir.path(), args, &[("TERM", "xterm-256color")]);
         assert!(!ran.out.contains('\u{1b}') && !ran.err.contains('\u{1b}'), "{}", ran.out);
+    }
+}
+
+#[test]
+fn what_is_a_tool_of_ratectl_ends_with_2_and_one_line_that_names_it() {
+    for (args, name) in [
+        (&["explain", "--domain", "d", "a=b"][..], "explain"),
+        (&["bench", "load"], "bench"),
+        (&["help", "replay"], "replay"),
+        (&["test"], "test"),
+    ] {
+        let mut command = Command::new(BINARY);
+        let ran = ran(command.args(args).current_dir(root()).env_clear().envs(inherited()));
+        let told = format!("ratelease: {name} is a subcommand of ratectl: run ratectl {name}\n");
+        assert_eq!((ran.ended(2).err.as_str(), ran.out.as_str()), (told.as_str(), ""));
     }
 }

@@ -20,7 +20,8 @@ use tempfile::TempDir;
 use tokio::process::Command;
 
 use crate::support::process::free_port;
-use crate::support::ratelease::{BINARY, Ratelease, inherited};
+use crate::support::ratectl::program_of;
+use crate::support::ratelease::{Ratelease, inherited};
 
 /// For a command that takes milliseconds, on a machine that also compiles.
 const RUN_MAX: Duration = Duration::from_secs(60);
@@ -72,7 +73,7 @@ async fn run_with(args: &[&str], env: &[(&str, &str)], input: &str) -> Ran {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("input");
     fs::write(&path, input).unwrap();
-    let mut command = Command::new(BINARY);
+    let mut command = Command::new(program_of(args));
     command.args(args).env_clear().envs(inherited()).envs(env.iter().copied());
     command.stdin(fs::File::open(path).unwrap()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = command.kill_on_drop(true).output();

@@ -24,11 +24,11 @@ mod scripts;
 mod sentinels;
 mod silence;
 
-use ratelease::key::Key;
-use ratelease::rules::{Algorithm, Limit, Unit};
-use ratelease::settings::redis::RedisSettings;
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, Grant, Store, StoreError};
+use ratelease_engine::store::redis::RedisSettings;
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{Ask, Grant, Store, StoreError};
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit, Unit};
 
 use std::future::Future;
 use std::sync::Arc;

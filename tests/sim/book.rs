@@ -11,9 +11,9 @@ mod sliding_log;
 mod sliding_window;
 mod token_bucket;
 
-use ratelease::rules::{Algorithm, Limit};
-use ratelease::store::{Ask, Grant};
-use ratelease::time::Time;
+use ratelease_engine::store::{Ask, Grant};
+use ratelease_engine::time::Time;
+use ratelease_rules::{Algorithm, Limit};
 
 /// One step of the store on one count.
 #[derive(Debug, Clone, Copy)]

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use ratelease::key::Key;
-use ratelease::request::{Descriptor, Entry, Request};
-use ratelease::rules::{FailureMode, Limit, Rules, Unit};
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
+use ratelease_rules::key::Key;
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{FailureMode, Limit, Rules, Unit};
 
 use crate::dice::Dice;
 use crate::fleet::{Fleet, Pod};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelease::rules::Algorithm;
+use ratelease_rules::Algorithm;
 
 use crate::plan::Plan;
 use crate::run::Outcome;

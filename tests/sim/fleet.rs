@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease::key::KeyHasher;
-use ratelease::limiter::{Limiter, Options};
-use ratelease::rules::Rules;
-use ratelease::verdict::Modes;
+use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::verdict::Modes;
+use ratelease_rules::Rules;
+use ratelease_rules::key::KeyHasher;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::dice::Dice;

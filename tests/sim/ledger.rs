@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ratelease::key::{Key, KeyHasher};
-use ratelease::rules::{Algorithm, FailureMode, Limit, Rules};
-use ratelease::store::StoreError;
-use ratelease::time::Time;
-use ratelease::verdict::{Code, How, Verdict};
+use ratelease_engine::store::StoreError;
+use ratelease_engine::time::Time;
+use ratelease_engine::verdict::{Code, How, Verdict};
+use ratelease_rules::key::{Key, KeyHasher};
+use ratelease_rules::{Algorithm, FailureMode, Limit, Rules};
 
 use crate::network::Network;
 use crate::oracle::Oracle;

@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use ratelease::key::Key;
-use ratelease::store::{Ask, Beat, Beaten, Grant, Replies, Store, StoreError};
-use ratelease::time::Time;
+use ratelease_engine::store::{Ask, Beat, Beaten, Grant, Replies, Store, StoreError};
+use ratelease_engine::time::Time;
+use ratelease_rules::key::Key;
 use tokio::sync::oneshot;
 
 use crate::dice::Dice;

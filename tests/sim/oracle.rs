@@ -3,8 +3,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use ratelease::key::Key;
-use ratelease::rules::{Algorithm, Limit};
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit};
 
 /// What one server knows, and what it and the fleet admitted.
 #[derive(Default)]

@@ -4,7 +4,7 @@ mod roll;
 
 use std::time::Duration;
 
-use ratelease::key::Key;
+use ratelease_rules::key::Key;
 
 use crate::rule::RulePlan;
 use crate::weather::Weather;
@@ -30,15 +30,15 @@ pub struct Plan {
     /// From this millisecond on, each master takes so many asks in one; more of them queue. `None`
     /// is no limit.
     pub asks_per_ms: Option<(u64, u64)>,
-    /// [`ratelease::limiter::Options::max_wait`].
+    /// [`ratelease_engine::limiter::Options::max_wait`].
     pub max_wait: Duration,
-    /// [`ratelease::limiter::Options::wait_limit`].
+    /// [`ratelease_engine::limiter::Options::wait_limit`].
     pub wait_limit: Duration,
-    /// [`ratelease::limiter::Options::pods_expected`].
+    /// [`ratelease_engine::limiter::Options::pods_expected`].
     pub pods_expected: u32,
     /// Pods that are alive and never asked for anything, beside those of the run.
     pub idle_pods: u32,
-    /// [`ratelease::limiter::Options::buffer_bytes_max`].
+    /// [`ratelease_engine::limiter::Options::buffer_bytes_max`].
     pub pod_bytes_max: usize,
     pub store_keys_max: usize,
     /// Masters of the store.
@@ -105,7 +105,8 @@ pub struct Demand {
     pub refunds_percent: u64,
     /// Callers that give up before the answer.
     pub cancels_percent: u64,
-    /// Callers that try [`ratelease::limiter::Limiter::decide_at_once`] first, as the doors do.
+    /// Callers that try [`ratelease_engine::limiter::Limiter::decide_at_once`] first, as the doors
+    /// do.
     pub at_once_percent: u64,
     /// Of these, callers that read the clock up to [`Demand::STALE_MS`] before.
     pub stale_percent: u64,

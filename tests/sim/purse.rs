@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use ratelease::store::Back;
-use ratelease::time::Time;
+use ratelease_engine::store::Back;
+use ratelease_engine::time::Time;
 
 /// The tokens of one pod and key.
 #[derive(Debug, Default)]
@@ -24,7 +24,8 @@ pub struct Purse {
 /// Tokens of one lease, or refunds that were added to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Lot {
-    /// Their [`ratelease::store::Grant::epoch`]; refunds have that of the lease they are added to.
+    /// Their [`ratelease_engine::store::Grant::epoch`]; refunds have that of the lease they are
+    /// added to.
     pub epoch: u64,
     /// When they were refunded, if they were.
     pub refunded: Option<Time>,

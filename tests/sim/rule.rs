@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelease::rules::{self, Algorithm, FailureMode, Limit, Lookup, Rule, Rules, Source};
+use ratelease_rules::{self as rules, Algorithm, FailureMode, Limit, Lookup, Rule, Rules, Source};
 
 use crate::dice::Dice;
 
@@ -195,7 +195,7 @@ pub fn load(plans: &[RulePlan]) -> Rules {
 
 /// How descriptors of this name are counted; `None` if nothing limits them.
 pub fn applied(rules: &Rules, name: &str) -> Option<Applied> {
-    let entry = ratelease::request::Entry { key: name, value: "0" };
+    let entry = ratelease_rules::request::Entry { key: name, value: "0" };
     let Lookup::Rule(rule) = rules.find(DOMAIN, &[entry]) else { return None };
     let Rule { allowance, failure_mode, .. } = **rule;
     match allowance {

@@ -4,7 +4,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
 
 use crate::caller::Callers;
 use crate::dice::Dice;

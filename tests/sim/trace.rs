@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
 
 /// A sum over the events of a run. Events of one instant may come in any order: those of different
 /// keys do, since the limiter walks hash maps with secrets of their own.

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
-use ratelease::key::Key;
-use ratelease::rules::Limit;
-use ratelease::store::{Ask, Beat, Beaten, Grant, Store, StoreError};
-use ratelease::time::{Clock, Time};
+use ratelease_engine::store::{Ask, Beat, Beaten, Grant, Store, StoreError};
+use ratelease_engine::time::{Clock, Time};
+use ratelease_rules::Limit;
+use ratelease_rules::key::Key;
 
 use crate::book::{self, Failover, Step};
 use crate::plan::{FailoverPlan, Plan, Tamper};

@@ -1,8 +1,9 @@
 //! A snapshot's bytes.
 
+use ratelease_rules::Source;
+
 use super::pods::{DOMAIN_BYTES_MAX, DOMAINS_MAX, PODS, Pods};
 use super::{SNAPSHOT_BYTES_MAX, SnapshotError};
-use crate::rules::Source;
 
 /// How every snapshot begins, whatever its format.
 const MAGIC: &[u8] = b"ratelease-rules ";

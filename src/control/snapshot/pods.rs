@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_engine::store::PODS_MAX;
 use tracing::warn;
 
 use super::{Snapshot, SnapshotError};
-use crate::store::PODS_MAX;
 
 /// Pods of each domain.
 pub type Pods = Vec<(Box<str>, u32)>;

@@ -2,14 +2,14 @@
 
 use std::collections::HashSet;
 
+use ratelease_engine::lease::ShardTally;
+use ratelease_rules::{Allowance, Limit, Rule};
 use serde_json::{Value, json};
 
 use super::Status;
-use crate::control::live::history::micros;
+use crate::control::history::micros;
 use crate::hot::{Hot, OfRule, Top};
-use crate::lease::ShardTally;
 use crate::metrics::{Calls, RuleTotals};
-use crate::rules::{Allowance, Limit, Rule};
 
 /// Rules that are listed at most. A page shows no more in one view, and they are sent each second.
 const RULES_MAX: usize = 200;
@@ -146,7 +146,7 @@ mod tests {
 
     use super::super::tests::{Fixed, status_of};
     use super::*;
-    use crate::rules::{Options, Rules, Source, load};
+    use ratelease_rules::{Options, Rules, Source, load};
 
     fn rules(text: &str) -> Arc<Rules> {
         let source = Source { name: "a.yaml".to_owned(), text: text.as_bytes().to_vec() };

@@ -1,7 +1,8 @@
 //! Where the numbers of `/status` and the live page come from.
 
+use ratelease_engine::lease::ShardTally;
+
 use crate::hot::{OfRule, Top};
-use crate::lease::ShardTally;
 use crate::metrics::{Calls, RuleTotals};
 
 /// What is counted of decisions and leases.

@@ -1,12 +1,13 @@
 //! What `/status` and the index tell.
 
+use ratelease_engine::buckets::Buckets;
+use ratelease_engine::lease::{HotKey, ShardTally};
+use ratelease_rules::Rules;
+use ratelease_rules::key::Key;
+
 use super::*;
 use crate::hot::{Hot, OfRule, Top};
-use crate::key::Key;
-use crate::lease::{HotKey, ShardTally};
-use crate::metrics::family::Buckets;
 use crate::metrics::{Calls, Meters, RuleTotals};
-use crate::rules::Rules;
 
 /// Numbers that stay as they are.
 pub(in crate::control) struct Fixed {

@@ -3,8 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::SystemTime;
 
+use ratelease_rules::{Rules, Source};
+
 use crate::control::snapshot::digest;
-use crate::rules::{Rules, Source};
 
 /// Readings of one load at most.
 const READINGS_MAX: usize = 4;

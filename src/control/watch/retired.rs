@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::rules::Rules;
+use ratelease_rules::Rules;
 
 /// Former versions that are kept hold of. An answer takes milliseconds and a load longer, so there
 /// are more only where something holds on to them; the oldest is then left to whoever that is.

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
+use ratelease_rules::Source;
+
 use super::load::Load;
-use crate::rules::Source;
 
 /// When each source was changed that the rules in force were read from; as many as those may be.
 #[derive(Debug, Default)]

@@ -4,16 +4,16 @@ mod deadline;
 
 use std::sync::Arc;
 
+use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::time::Clock;
+use ratelease_engine::verdict::Modes;
+use ratelease_rules::key::KeyHasher;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
 use crate::control::Published;
 use crate::grpc::wire;
-use crate::key::KeyHasher;
-use crate::limiter::{Limiter, Options};
-use crate::store::memory::MemoryStore;
-use crate::time::Clock;
-use crate::verdict::Modes;
 
 /// What a pipe holds: less than the answers to a few frames.
 const PIPE_BYTES: usize = 64;

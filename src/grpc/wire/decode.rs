@@ -8,10 +8,11 @@
 //! Descriptors and entries are counted as they are read: what a message costs is bounded before it
 //! is known how many it claims to have.
 
+use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, ENTRIES_MAX, Entry, Few, Request};
+use ratelease_rules::{Limit, Unit};
+
 use super::proto::{Fields, Malformed};
-use crate::intake::{DESCRIPTORS_MAX, ENTRIES_MAX, Fault};
-use crate::request::{Descriptor, Entry, Few, Request};
-use crate::rules::{Limit, Unit};
+use crate::refusal::Fault;
 
 /// `RateLimitOverride` as it stands in the message.
 #[derive(Debug, Clone, Copy, Default)]

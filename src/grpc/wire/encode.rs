@@ -4,11 +4,11 @@
 //! Each message is written from its last field to its first: see [`Backwards`].
 
 use bytes::BytesMut;
+use ratelease_engine::verdict::{Applied, Code, Status};
 use serde_json::{Map, Value};
 
 use super::backwards::Backwards;
 use crate::intake::Answer;
-use crate::verdict::{Applied, Code, Status};
 
 /// `answer` as one message of gRPC, prefix and all, added to `bytes`.
 pub(super) fn framed(answer: &Answer<'_>, bytes: &mut BytesMut) {

@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_rules::request::Few;
+use ratelease_rules::{self as rules, Limit, Rule, Rules, Source, Unit};
+
 use super::*;
-use crate::request::Few;
-use crate::rules::{self, Limit, Rule, Rules, Source, Unit};
 
 const RULES: &str = r#"
 domain: d

@@ -10,14 +10,14 @@ use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use parking_lot::Mutex;
 use prost::Message;
+use ratelease_cli::settings::{Otlp, OtlpProtocol};
+use ratelease_engine::time::{Clock, Time};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
 use super::connect::Connector;
 use super::message::Exported;
 use super::retry::{Again, Unsent};
-use crate::settings::{Otlp, OtlpProtocol};
-use crate::time::{Clock, Time};
 
 /// Bytes of an answer at most. A good one has a handful.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;

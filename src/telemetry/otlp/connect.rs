@@ -8,14 +8,13 @@ use std::task::{Context, Poll};
 use http::Uri;
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
+use ratelease_cli::settings::OtlpTls;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tower_service::Service;
-
-use crate::settings::OtlpTls;
 
 /// Connects, for hyper's client.
 #[derive(Clone)]

@@ -9,11 +9,11 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use http::header::RETRY_AFTER;
 use http::{Response, StatusCode};
 use prost::Message;
+use ratelease_engine::backoff::Backoff;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::message::{Details, RetryInfo};
-use crate::backoff::Backoff;
 
 /// Tries of one message, and the waits between them where the collector names none: 15 s in all,
 /// which the restart of a collector takes.
@@ -76,7 +76,7 @@ where
         failed(&unsent);
         let asked = if let Again::After(asked) = unsent.again { asked } else { Duration::ZERO };
         // An error says that nobody is left who could be in a hurry.
-        if timeout(backoff.next().max(asked), hurry.wait_for(|it| *it)).await.is_ok() {
+        if timeout(backoff.next_wait().max(asked), hurry.wait_for(|it| *it)).await.is_ok() {
             break;
         }
     }
@@ -132,7 +132,7 @@ mod tests {
 
     use super::super::message::{Delay, Detail};
     use super::*;
-    use crate::time::{Clock, Time};
+    use ratelease_engine::time::{Clock, Time};
 
     const HOUR: Duration = Duration::from_secs(3600);
 

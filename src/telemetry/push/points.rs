@@ -1,6 +1,8 @@
 //! From what is measured to the messages of OTLP.
 
-use crate::metrics::family::{Buckets, Family, Kind, Labels, Sample, Value};
+use ratelease_engine::buckets::Buckets;
+
+use crate::metrics::family::{Family, Kind, Labels, Sample, Value};
 use crate::telemetry::otlp::message::{
     Data, Gauge, Histogram, HistogramPoint, KeyValue, Metric, Number, NumberPoint, Sum, Temporality,
 };

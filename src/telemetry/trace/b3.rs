@@ -3,7 +3,7 @@
 
 use http::{HeaderMap, HeaderValue};
 
-use super::context::{Parent, hex};
+use super::parent::{Parent, hex};
 
 /// The header that says it all.
 pub(super) const ALL_IN_ONE: &str = "b3";

@@ -3,21 +3,12 @@
 use http::HeaderMap;
 
 use super::b3;
-use crate::dice;
+use super::parent::{Parent, hex};
 
 const TRACEPARENT: &str = "traceparent";
 
 /// Bytes of `tracestate` that are passed on at most: what W3C asks to be passed. More is dropped.
 const STATE_BYTES_MAX: usize = 512;
-
-/// What `traceparent` says, or B3's headers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Parent {
-    pub(super) trace: [u8; 16],
-    pub(super) span: [u8; 8],
-    /// `None` where that is left to us, as B3 may.
-    pub(super) is_sampled: Option<bool>,
-}
 
 // === impl Parent ===
 
@@ -62,34 +53,6 @@ pub(super) fn state(headers: &HeaderMap) -> String {
         headers.get_all("tracestate").iter().map(|part| part.to_str().ok()).collect();
     let state = parts.unwrap_or_default().join(",");
     if state.len() <= STATE_BYTES_MAX { state } else { String::new() }
-}
-
-/// Random bytes, not all of them zero. For 16 at most.
-pub(super) fn fresh_id<const N: usize>() -> [u8; N] {
-    let mut id = [0; N];
-    for part in id.chunks_mut(8) {
-        let random = dice::roll().max(1).to_le_bytes();
-        part.iter_mut().zip(random).for_each(|(byte, random)| *byte = random);
-    }
-    id
-}
-
-/// Digits in lower case, as the standard has them.
-pub(super) fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
-    let digit = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    let (pairs, odd) = digits.as_chunks::<2>();
-    if pairs.len() != N || !odd.is_empty() {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
-        *byte = digit(*high)? << 4 | digit(*low)?;
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]
@@ -161,12 +124,5 @@ mod tests {
         let long = format!("c={}", "x".repeat(STATE_BYTES_MAX));
         headers.append("tracestate", HeaderValue::from_str(&long).expect("a value"));
         assert_eq!(state(&headers), "");
-    }
-
-    #[test]
-    fn ids_are_random_and_never_zero() {
-        let ids: std::collections::HashSet<[u8; 16]> = (0..1000).map(|_| fresh_id()).collect();
-        assert_eq!(ids.len(), 1000);
-        assert!(!ids.contains(&[0; 16]));
     }
 }

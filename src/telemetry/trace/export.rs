@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ratelease_cli::settings::Otlp;
+use ratelease_engine::store::Count;
+use ratelease_engine::time::Clock;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
-use crate::settings::Otlp;
-use crate::store::Count;
 use crate::telemetry::otlp::message::{ExportTraces, ResourceSpans, ScopeSpans, Span};
 use crate::telemetry::otlp::{self, Client, Origin, Told};
-use crate::time::Clock;
 
 /// Spans that may wait to be sent, those that travel together, and how long the first of these
 /// waits for company: the defaults of OpenTelemetry's batches.
@@ -170,8 +170,9 @@ async fn gather(items: &mut mpsc::Receiver<Item>) -> (Vec<Span>, Option<oneshot:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::settings::{Identity, OtlpProtocol};
-    use crate::telemetry::trace::{Context, Outcome, span};
+    use crate::telemetry::trace::{Outcome, span};
+    use ratelease_cli::settings::{Identity, OtlpProtocol};
+    use ratelease_engine::span_context::SpanContext;
 
     fn ends() -> (Queue, Export) {
         let endpoint = "http://127.0.0.1:1/v1/traces".parse().expect("a URL");
@@ -223,7 +224,7 @@ mod tests {
     #[test]
     fn a_span_ends_once_and_one_that_is_dropped_was_given_up() {
         let (queue, export) = ends();
-        let context = Context::fresh([7; 16]);
+        let context = SpanContext::fresh([7; 16]);
         let given_up = Outcome::Grpc(1);
         let begin = || span::Span::new(named(0), context, given_up, Clock::start(), queue.clone());
         let shown = |span: &Span| format!("{:?}", span.attributes.last().expect("a status").value);

@@ -5,15 +5,16 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ratelease_cli::grpc_codes::GRPC_CODES;
+use ratelease_engine::span_context::SpanContext;
+use ratelease_engine::time::{Clock, Time};
+use ratelease_engine::verdict::Verdict;
+use ratelease_rules::request::Request;
 
-use super::current::Context;
 use super::export::Queue;
-use crate::request::Request;
 use crate::telemetry::otlp::message::{KeyValue, Span as Message, Status, StatusCode};
 use crate::telemetry::otlp::nanos;
 use crate::telemetry::samples::rule_of;
-use crate::time::{Clock, Time};
-use crate::verdict::Verdict;
 
 /// A span that has begun. A handle: clones are of one span. It ends by [`Span::end`]; one whose
 /// last handle is dropped before was given up, by its client or for its deadline.
@@ -31,27 +32,6 @@ pub enum Outcome {
     Failed(usize),
 }
 
-/// Names of gRPC's codes, by number.
-pub(crate) const GRPC_CODES: [&str; 17] = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-];
-
 /// Of gRPC's codes those that are a server's error, as the conventions have it. The others are the
 /// client's.
 const SERVER_ERRORS: [&str; 6] =
@@ -64,7 +44,7 @@ const DOMAIN_BYTES_MAX: usize = 256;
 struct Open {
     /// `None` once it has ended.
     message: Mutex<Option<Message>>,
-    context: Context,
+    context: SpanContext,
     begun: Time,
     /// How it ends if it is given up.
     given_up: Outcome,
@@ -77,7 +57,7 @@ struct Open {
 impl Span {
     pub(super) fn new(
         mut message: Message,
-        context: Context,
+        context: SpanContext,
         given_up: Outcome,
         clock: Clock,
         queue: Queue,

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use ratelease::key::{Key, KeyHasher, Part};
+use ratelease_rules::key::{Key, KeyHasher, Part};
 
 use crate::dice::Dice;
 use crate::run;

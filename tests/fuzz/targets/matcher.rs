@@ -1,7 +1,7 @@
 //! Patterns of a level, against one that tries each in turn, letter by letter.
 
-use ratelease::request::Entry;
-use ratelease::rules::{self, Allowance, Lookup, Options, Source};
+use ratelease_rules::request::Entry;
+use ratelease_rules::{self as rules, Allowance, Lookup, Options, Source};
 
 use crate::dice::Dice;
 use crate::run;

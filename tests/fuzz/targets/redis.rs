@@ -25,7 +25,7 @@ const WORDS: [&str; 16] = [
 #[test]
 fn any_reply_to_a_script_grants_what_was_asked_for_or_nothing() {
     run::mutated("replies", &WORDS, 20_000, |reply| {
-        ratelease::fuzzing::script_reply(reply).is_some_and(|tokens| tokens > 0)
+        ratelease_engine::fuzzing::script_reply(reply).is_some_and(|tokens| tokens > 0)
     });
 }
 
@@ -46,13 +46,15 @@ fn any_numbers_grant_what_was_asked_for_or_nothing() {
         format!("*{count}\r\n{}", numbers.collect::<String>()).into_bytes()
     };
     run::generated("numbers", 5000, reply, |reply| {
-        ratelease::fuzzing::script_reply(reply).is_some_and(|tokens| tokens > 0)
+        ratelease_engine::fuzzing::script_reply(reply).is_some_and(|tokens| tokens > 0)
     });
 }
 
 #[test]
 fn any_reply_to_cluster_slots_names_masters_or_none() {
-    run::mutated("slots", &WORDS, 2000, |reply| ratelease::fuzzing::cluster_slots(reply).is_some());
+    run::mutated("slots", &WORDS, 2000, |reply| {
+        ratelease_engine::fuzzing::cluster_slots(reply).is_some()
+    });
 }
 
 /// Ranges that overlap, run backwards or lie beyond the last slot, of few masters or many.
@@ -72,6 +74,6 @@ fn any_ranges_of_slots_lead_to_masters_that_were_named() {
         format!("*{count}\r\n{ranges}").into_bytes()
     };
     run::generated("ranges", 2000, reply, |reply| {
-        ratelease::fuzzing::cluster_slots(reply).is_some_and(|owned| owned > 0)
+        ratelease_engine::fuzzing::cluster_slots(reply).is_some_and(|owned| owned > 0)
     });
 }

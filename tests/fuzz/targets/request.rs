@@ -2,8 +2,8 @@
 
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use prost::Message;
-use ratelease::request::{Descriptor, Entry, Request};
-use ratelease::rules::{Limit, Unit};
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{Limit, Unit};
 
 use crate::run;
 

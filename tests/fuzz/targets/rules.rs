@@ -1,7 +1,7 @@
 //! YAML to rules.
 
-use ratelease::request::Entry;
-use ratelease::rules::{self, Lookup, Options, Source};
+use ratelease_rules::request::Entry;
+use ratelease_rules::{self as rules, Lookup, Options, Source};
 
 use crate::run;
 

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 
-use ratelease::settings::{SettingsError, Task};
+use ratelease_cli::commands::Task;
+use ratelease_cli::settings::SettingsError;
 
 use crate::run;
 

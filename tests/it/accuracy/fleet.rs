@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ratelease::key::{Key, KeyHasher, Part};
-use ratelease::limiter::{Limiter, Options};
-use ratelease::request::{Descriptor, Entry, Request};
-use ratelease::rules::{self, Allowance, Limit, Lookup, Rules, Source};
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, Beat, Beaten, Replies, Store};
-use ratelease::time::Clock;
-use ratelease::verdict::{Code, Modes};
+use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{Ask, Beat, Beaten, Replies, Store};
+use ratelease_engine::time::Clock;
+use ratelease_engine::verdict::{Code, Modes};
+use ratelease_rules::key::{Key, KeyHasher, Part};
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{self as rules, Allowance, Limit, Lookup, Rules, Source};
 use smallvec::smallvec;
 use tokio::task::JoinHandle;
 

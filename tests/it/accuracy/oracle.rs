@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use ratelease::rules::{Algorithm, Limit};
+use ratelease_rules::{Algorithm, Limit};
 
 /// The exact answers under one limit, from when nothing has been charged yet.
 pub struct Exact {

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use ratelease::rules::{Algorithm, Limit, Unit};
+use ratelease_rules::{Algorithm, Limit, Unit};
 use tokio::time::Instant;
 
 use super::demand::{Arrival, Demand};

@@ -1,4 +1,4 @@
-//! `ratelease test`.
+//! `ratectl test`.
 
 use serde_json::json;
 

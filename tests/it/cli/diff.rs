@@ -1,4 +1,4 @@
-//! `ratelease diff`.
+//! `ratectl diff`.
 
 use serde_json::json;
 

@@ -1,12 +1,12 @@
-//! `ratelease explain`, with and without a Redis Cluster.
+//! `ratectl explain`, with and without a Redis Cluster.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use ratelease::key::{KeyHasher, Part};
-use ratelease::rules::{Limit, Unit};
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, Deposit, Store};
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{Ask, Deposit, Store};
+use ratelease_rules::key::{KeyHasher, Part};
+use ratelease_rules::{Limit, Unit};
 use serde_json::{Value, json};
 
 use super::{files, root, run_in};

@@ -1,4 +1,4 @@
-//! `ratelease completions` and `ratelease man`.
+//! `ratectl completions` and `ratectl man`.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -11,18 +11,23 @@ const ENV: [(&str, &str); 2] = [("REDIS_AUTH", "sesame"), ("PORT", "4711")];
 #[test]
 fn each_shell_gets_completions_of_every_command_and_flag() {
     for shell in ["bash", "zsh", "fish"] {
-        let ran = run_in(root(), &["completions", shell], &ENV);
-        for name in ["serve", "check", "explain", "diff", "merge-domain-config", "redis-url"] {
-            assert!(ran.ended(0).out.contains(name), "{shell}: {name}");
+        for (program, names) in [
+            ("ratectl", ["explain", "diff", "merge-domain-config", "redis-url"]),
+            ("ratelease", ["serve", "check", "merge-domain-config", "redis-url"]),
+        ] {
+            let ran = run_in(root(), &["completions", shell, program], &ENV);
+            for name in names {
+                assert!(ran.ended(0).out.contains(name), "{shell}: {program} {name}");
+            }
+            assert!(!ran.out.contains("sesame") && !ran.out.contains("4711"), "{shell}");
         }
-        assert!(!ran.out.contains("sesame") && !ran.out.contains("4711"), "{shell}");
     }
     run_in(root(), &["completions", "tcsh"], &[]).ended(2);
 }
 
 #[test]
 fn bash_takes_its_completions_and_offers_a_flag() {
-    let script = run_in(root(), &["completions", "bash"], &[]).out;
+    let script = run_in(root(), &["completions", "bash", "ratelease"], &[]).out;
     let ask = "
 COMP_WORDS=(ratelease check --str) COMP_CWORD=2
 _ratelease ratelease --str check && echo \"${COMPREPLY[@]}\"";
@@ -41,10 +46,11 @@ _ratelease ratelease --str check && echo \"${COMPREPLY[@]}\"";
 #[test]
 fn the_manual_has_a_page_of_each_command_without_values_of_the_environment() {
     for (args, title) in [
-        (&["man"][..], ".TH ratelease 1"),
-        (&["man", "check"], ".TH ratelease-check 1"),
-        (&["man", "serve"], ".TH ratelease-serve 1"),
-        (&["man", "bench", "load"], ".TH ratelease-bench-load 1"),
+        (&["man"][..], ".TH ratectl 1"),
+        (&["man", "explain"], ".TH ratectl-explain 1"),
+        (&["man", "bench", "load"], ".TH ratectl-bench-load 1"),
+        (&["man", "ratelease"], ".TH ratelease 1"),
+        (&["man", "ratelease", "serve"], ".TH ratelease-serve 1"),
     ] {
         let ran = run_in(root(), args, &ENV);
         assert!(ran.ended(0).out.lines().any(|line| line.starts_with(title)), "{args:?}");

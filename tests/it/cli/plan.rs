@@ -1,4 +1,4 @@
-//! `ratelease plan`.
+//! `ratectl plan`.
 
 use super::{root, run_in};
 

@@ -9,16 +9,14 @@
 //! `+` and `-` are the descriptor's own hits, spent and given back, and `x` those of the request;
 //! `@` is an override. `unasked` is a counted status without a `duration_until_reset`.
 
+use descriptor_pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use envoy_types::pb::google::protobuf::UInt64Value;
-
-use descriptor_pb::rate_limit_descriptor::{Entry, RateLimitOverride};
 use pb::RateLimitRequest;
 use pb::rate_limit_response::rate_limit::Unit;
 use pb::rate_limit_response::{Code, DescriptorStatus};
-
-use ratelease::rules;
+use ratelease_rules as rules;
 
 /// An answer, whichever door it came out of.
 #[derive(Debug)]

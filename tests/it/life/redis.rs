@@ -38,7 +38,7 @@ async fn serves_without_redis(kind: &str, url: &str, why: &[&str]) -> Ratelease 
         let answer = health.check(check).await.unwrap().into_inner();
         assert_eq!(answer.status().as_str_name(), "SERVING", "{service:?}");
     }
-    pod.logs("ratelease::store::redis").await;
+    pod.logs("ratelease_engine::store::redis").await;
     for n in 0..20 {
         let asked = now();
         let reply = connection.call(&request("hundred", &n.to_string(), &[])).await;
@@ -47,7 +47,7 @@ async fn serves_without_redis(kind: &str, url: &str, why: &[&str]) -> Ratelease 
         assert!(reply.reason.starts_with("the store "), "{url}: {reply:?}");
         assert!(took < ANSWER_MAX, "{url}: {took:?} for {reply:?}");
     }
-    let line = only_line(&pod.process.log(), "ratelease::store::redis");
+    let line = only_line(&pod.process.log(), "ratelease_engine::store::redis");
     assert!(
         line.contains("; check that Redis runs there and can be reached (REDIS_URL)"),
         "{line}"

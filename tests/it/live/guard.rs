@@ -2,7 +2,8 @@
 
 use crate::support::http::{Answer, Client};
 use crate::support::process::free_port;
-use crate::support::ratelease::{BINARY, Ratelease};
+use crate::support::ratectl::ratectl;
+use crate::support::ratelease::Ratelease;
 use crate::support::shop::Shop;
 
 const GUARDED: [&str; 6] = ["/", "/status", "/rlconfig", "/metrics", "/live", "/live/events"];
@@ -93,7 +94,7 @@ async fn with_a_token_nothing_is_told_to_who_does_not_name_it() {
     }
     let status = |token: &str| {
         let debug = pod.debug.to_string();
-        let mut command = std::process::Command::new(BINARY);
+        let mut command = std::process::Command::new(ratectl());
         command.args(["status", "--debug", &debug]).env("DEBUG_TOKEN", token);
         command.output().unwrap()
     };

@@ -8,7 +8,8 @@ use rustix::fs::{CWD, Mode, mkfifoat};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{RULES, pod, rules};
-use crate::support::ratelease::{BINARY, inherited};
+use crate::support::ratectl::ratectl;
+use crate::support::ratelease::inherited;
 use crate::support::terminal::Terminal;
 
 /// Ctrl-C.
@@ -99,7 +100,7 @@ async fn a_replay_that_is_interrupted_tells_of_the_lines_so_far() {
 #[test]
 fn a_replay_without_a_terminal_ends_by_a_signal_too_and_json_says_so() {
     let rules = rules(RULES);
-    let mut command = Command::new(BINARY);
+    let mut command = Command::new(ratectl());
     command.args(["replay", "-", "--json", "--rules"]).arg(rules.path());
     command.env_clear().envs(inherited()).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();

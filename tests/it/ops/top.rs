@@ -12,7 +12,7 @@ async fn without_a_terminal_it_prints_one_screen() {
     for more in [&[][..], &["--once"], &svg] {
         let base = ["top", "--debug", &debug, "--interval", "50ms"];
         let ran = run(&[&base[..], more].concat()).await.ended(0);
-        assert!(ran.out.starts_with("ratelease top"), "{ran:?}");
+        assert!(ran.out.starts_with("ratectl top"), "{ran:?}");
         for part in [debug.as_str(), ": 2 rules, 1 loads accepted, 0 refused", "busiest rules"] {
             assert!(ran.out.contains(part), "{part}: {ran:?}");
         }

@@ -1,8 +1,8 @@
 //! Tokens of the next fixed window.
 
-use ratelease::algorithm::{State, fixed_window, step};
-use ratelease::rules::Unit;
-use ratelease::store::{Ask, Back, Store, StoreError};
+use ratelease_engine::algorithm::{State, fixed_window, step};
+use ratelease_engine::store::{Ask, Back, Store, StoreError};
+use ratelease_rules::Unit;
 
 use std::time::Duration;
 

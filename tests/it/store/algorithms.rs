@@ -1,7 +1,7 @@
 //! The clauses of the contract that every algorithm keeps, and each one's own.
 
-use ratelease::rules::{Algorithm, Unit};
-use ratelease::store::{Ask, Back, Store};
+use ratelease_engine::store::{Ask, Back, Store};
+use ratelease_rules::{Algorithm, Unit};
 
 use std::time::Duration;
 

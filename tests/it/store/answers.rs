@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use ratelease::settings::Secret;
-use ratelease::store::{Ask, Store, StoreError};
+use ratelease_engine::secret::Secret;
+use ratelease_engine::store::{Ask, Store, StoreError};
 
 use super::scripted::{Act, Scripted, grant_of};
 use super::{ask, connected, count, granted, one, until_granted, within};

@@ -1,6 +1,6 @@
 //! An ask whose reply is lost was taken once or not at all, never twice.
 
-use ratelease::store::{Ask, Back, StoreError};
+use ratelease_engine::store::{Ask, Back, StoreError};
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ratelease::settings::SecretFile;
-use ratelease::store::redis::RedisStore;
+use ratelease_engine::secret::SecretFile;
+use ratelease_engine::store::redis::RedisStore;
 
 use super::hostile::slots;
 use super::scripted::{Act, Scripted, grant_of};

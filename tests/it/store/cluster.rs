@@ -1,6 +1,6 @@
 //! A cluster whose slots move and whose shards fail.
 
-use ratelease::store::{Ask, Store};
+use ratelease_engine::store::{Ask, Store};
 
 use std::time::Duration;
 

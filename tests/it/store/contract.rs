@@ -1,9 +1,9 @@
 //! Every clause of the contract, against `&dyn Store`.
 
-use ratelease::rules::Unit;
-use ratelease::store::memory::MemoryStore;
-use ratelease::store::per_second::PerSecond;
-use ratelease::store::{Ask, Back, SHARDS_MAX, Store};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::store::per_second::PerSecond;
+use ratelease_engine::store::{Ask, Back, SHARDS_MAX, Store};
+use ratelease_rules::Unit;
 
 use std::sync::Arc;
 use std::time::Duration;

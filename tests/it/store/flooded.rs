@@ -1,7 +1,7 @@
 //! Replies of a Redis without end: texts, lists, errors.
 
-use ratelease::settings::redis::{RedisKind, RedisSettings};
-use ratelease::store::StoreError;
+use ratelease_engine::store::StoreError;
+use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;

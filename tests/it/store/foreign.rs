@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease::key::KeyHasher;
-use ratelease::limiter::{Limiter, Options};
-use ratelease::request::{Descriptor, Entry, Request};
-use ratelease::rules::{self, Rules, Source};
-use ratelease::store::redis::RedisStore;
-use ratelease::time::Clock;
-use ratelease::verdict::{Code, Modes};
+use ratelease_engine::limiter::{Limiter, Options};
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::time::Clock;
+use ratelease_engine::verdict::{Code, Modes};
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::{self as rules, Rules, Source};
 use smallvec::smallvec;
 
 use super::{connected, count, within};

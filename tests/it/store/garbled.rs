@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{Store, StoreError};
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{Store, StoreError};
 
 use super::scripted::{Act, Scripted, grant_of};
 use super::{ask, connected, count, one, until_granted};

@@ -1,9 +1,9 @@
 //! Pods that share a store count each other.
 
-use ratelease::key::Key;
-use ratelease::settings::redis::RedisSettings;
-use ratelease::store::memory::MemoryStore;
-use ratelease::store::{Beat, Store};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::store::redis::RedisSettings;
+use ratelease_engine::store::{Beat, Store};
+use ratelease_rules::key::Key;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ratelease::settings::Secret;
-use ratelease::settings::redis::{RedisKind, RedisSettings};
-use ratelease::store::redis::RedisStore;
+use ratelease_engine::secret::Secret;
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;

@@ -1,10 +1,10 @@
 //! Random asks, each compared with the pure arithmetic.
 
-use ratelease::algorithm::{State, fixed_window, sliding_window, step};
-use ratelease::key::Key;
-use ratelease::rules::{Algorithm, Limit, Unit};
-use ratelease::store::memory::MemoryStore;
-use ratelease::store::{Ask, Back, Grant, Store};
+use ratelease_engine::algorithm::{State, fixed_window, sliding_window, step};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::store::{Ask, Back, Grant, Store};
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit, Unit};
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;

@@ -1,8 +1,8 @@
 //! Redis away, and back.
 
-use ratelease::settings::redis::{Address, RedisKind, RedisSettings};
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, SHARDS_MAX, Store, StoreError};
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::redis::{Address, RedisKind, RedisSettings};
+use ratelease_engine::store::{Ask, SHARDS_MAX, Store, StoreError};
 
 use std::time::Duration;
 

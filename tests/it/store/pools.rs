@@ -1,11 +1,11 @@
 //! Pools of split keys: what is put in comes out once, and not after its lease.
 
-use ratelease::algorithm::pool::State;
-use ratelease::algorithm::{pool, step};
-use ratelease::key::Key;
-use ratelease::rules::{Algorithm, Limit, Unit};
-use ratelease::store::memory::MemoryStore;
-use ratelease::store::{Ask, Back, Deposit, Grant, Store, StoreError};
+use ratelease_engine::algorithm::pool::State;
+use ratelease_engine::algorithm::{pool, step};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::store::{Ask, Back, Deposit, Grant, Store, StoreError};
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit, Unit};
 
 use std::time::{Duration, Instant};
 
@@ -343,7 +343,7 @@ async fn the_rights_that_pools_need() {
     single.server.command::<()>(&words.collect::<Vec<_>>());
     let mut config = single.config();
     config.username = Some("pools".into());
-    config.password = Some(ratelease::settings::Secret::from("pw"));
+    config.password = Some(ratelease_engine::secret::Secret::from("pw"));
     let store = connected(config).await;
     let ask = Ask { pool: Some(0), ..ask_by(ALGORITHMS[0], 2, 0) };
     for _ in 0..2 {

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease::lease::{Desk, Position, Reply};
-use ratelease::settings::redis::RedisSettings;
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{SHARDS_MAX, Store, StoreError};
-use ratelease::time::Clock;
+use ratelease_engine::lease::{Desk, Position, Reply};
+use ratelease_engine::store::redis::RedisSettings;
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{SHARDS_MAX, Store, StoreError};
+use ratelease_engine::time::Clock;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -44,7 +44,7 @@ fn desk(store: Arc<RedisStore>) -> (Desk, mpsc::UnboundedReceiver<Reply>) {
 }
 
 /// A key of a slot that the node owns.
-fn owned(store: &dyn Store) -> ratelease::store::Ask {
+fn owned(store: &dyn Store) -> ratelease_engine::store::Ask {
     std::iter::repeat_with(|| ask(10, 1, 0)).find(|ask| store.owner(ask).is_some()).unwrap()
 }
 

@@ -1,9 +1,9 @@
 //! What is Redis's own: expiry, memory, scripts, logins.
 
-use ratelease::rules::{Algorithm, Unit};
-use ratelease::settings::Secret;
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, Back, Beat, Store, StoreError};
+use ratelease_engine::secret::Secret;
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{Ask, Back, Beat, Store, StoreError};
+use ratelease_rules::{Algorithm, Unit};
 
 use std::num::NonZeroU32;
 use std::time::Duration;

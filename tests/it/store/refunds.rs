@@ -1,7 +1,7 @@
 //! Refunds, whatever they name, never make more available than a fresh key has.
 
-use ratelease::rules::Algorithm;
-use ratelease::store::{Ask, Back, Store};
+use ratelease_engine::store::{Ask, Back, Store};
+use ratelease_rules::Algorithm;
 
 use super::{ALGORITHMS, ask_by, granted};
 

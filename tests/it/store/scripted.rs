@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
+use ratelease_engine::store::redis::{RedisKind, RedisSettings};
+use ratelease_rules::Unit;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-
-use ratelease::rules::Unit;
-use ratelease::settings::redis::{RedisKind, RedisSettings};
 
 use crate::support::redis::tcp;
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ratelease::settings::Secret;
-use ratelease::store::{Ask, Beat, Store};
+use ratelease_engine::secret::Secret;
+use ratelease_engine::store::{Ask, Beat, Store};
 
 use super::{ALGORITHMS, ask_by, connected, connected_under, count, granted, within};
 use crate::support::redis::{Cluster, Single};

@@ -1,7 +1,7 @@
 //! What a master says of itself before it is believed to be one.
 
-use ratelease::settings::redis::{RedisKind, RedisSettings};
-use ratelease::store::redis::RedisStore;
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 use tokio::net::TcpListener;
 
 use super::hostile::sentinel_of;

@@ -3,9 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use ratelease::store::redis::RedisStore;
-use ratelease::store::{Ask, Store, StoreError};
-
+use ratelease_engine::store::redis::RedisStore;
+use ratelease_engine::store::{Ask, Store, StoreError};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::scripted::{Act, Scripted, grant_of};

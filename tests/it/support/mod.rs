@@ -17,6 +17,7 @@ pub(crate) mod paced;
 pub(crate) mod papers;
 pub(crate) mod process;
 pub(crate) mod proxy;
+pub(crate) mod ratectl;
 pub(crate) mod ratelease;
 pub(crate) mod raw_grpc;
 pub(crate) mod redis;

@@ -4,7 +4,7 @@ pub use super::redis_cluster::Cluster;
 pub use super::redis_sentinel::Sentinel;
 pub use super::redis_server::{Server, free_port};
 
-use ratelease::settings::redis::{Address, RedisKind, RedisSettings};
+use ratelease_engine::store::redis::{Address, RedisKind, RedisSettings};
 
 /// One server on TCP and on a Unix socket.
 pub struct Single {

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
-use ratelease::settings::redis::{Address, RedisKind, RedisSettings};
+use ratelease_engine::store::redis::{Address, RedisKind, RedisSettings};
 
 use super::proxy::{Fault, Proxy};
 use super::redis::tcp;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelease::settings::redis::{RedisKind, RedisSettings};
+use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 
 use super::redis::tcp;
 use super::redis_server::Server;

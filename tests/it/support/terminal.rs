@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-use super::{ratelease, wait_for};
+use super::{ratectl, ratelease, wait_for};
 
 /// A program on a terminal of its own. When this process ends, the kernel hangs the terminal up,
 /// and that ends the program.
@@ -62,7 +62,7 @@ impl Terminal {
         let side = || Stdio::from(line.try_clone().unwrap());
         // It becomes the leader of a session on the terminal, so that Ctrl-C is a signal for it.
         let mut command = Command::new("setsid");
-        command.arg("--ctty").arg(ratelease::BINARY).args(args);
+        command.arg("--ctty").arg(ratectl::program_of(args)).args(args);
         command.env_clear().envs(ratelease::inherited()).env("TERM", "xterm-256color");
         command.stdin(side()).stdout(side()).stderr(side());
         let child = command.spawn().expect("setsid of util-linux");

@@ -1,4 +1,4 @@
-//! Who may name whom in `src/`: the rules of what is absent, which head `src/lib.rs`.
+//! Who may name whom: the rules of what is absent, which head the `lib.rs` of each crate.
 
 use super::scan::Source;
 
@@ -8,7 +8,8 @@ struct Edge {
     reason: &'static str,
 }
 
-/// Some modules of `src/`, by their path without `.rs`: `lease` is `lease.rs` and all of `lease/`.
+/// Some modules, by their path without `src/` and `.rs`, behind the name of their crate unless it
+/// is the sidecar: `engine/lease` is `lease.rs` and all of `lease/` in `crates/engine/src`.
 enum Modules {
     These(&'static [&'static str]),
     AllBut(&'static [&'static str]),
@@ -29,28 +30,34 @@ enum Name {
 /// Tests may name anything.
 const EDGES: [Edge; 9] = [
     Edge {
-        // `cli/explain` looks, which takes nothing, and handles no requests.
-        within: Modules::AllBut(&["lease", "store", "cli/explain"]),
+        // `ctl/explain` looks, which takes nothing, and handles no requests; `telemetry/traced`
+        // is a store.
+        within: Modules::AllBut(&[
+            "engine/lease",
+            "engine/store",
+            "ctl/explain",
+            "telemetry/traced",
+        ]),
         never: &[Name::Method("exchange")],
         reason: "only the lease desk asks the store; a request handler never does",
     },
     Edge {
-        within: Modules::These(&["buffer"]),
+        within: Modules::These(&["engine/buffer"]),
         never: &[Name::Module("lease")],
         reason: "buffer and lease meet only in limiter",
     },
     Edge {
-        within: Modules::These(&["lease"]),
+        within: Modules::These(&["engine/lease"]),
         never: &[Name::Module("buffer")],
         reason: "buffer and lease meet only in limiter",
     },
     Edge {
-        within: Modules::AllBut(&["grpc/wire"]),
+        within: Modules::AllBut(&["grpc/wire", "ctl/query/wire"]),
         never: &[Name::Crate("envoy_types")],
         reason: "only grpc/wire.rs names Envoy's protobuf types; have it export what you need",
     },
     Edge {
-        within: Modules::AllBut(&["store/redis"]),
+        within: Modules::AllBut(&["engine/store/redis"]),
         never: &[Name::Crate("redis")],
         reason: "only store/redis names the Redis client (if you mean our module, import its item)",
     },
@@ -61,13 +68,12 @@ const EDGES: [Edge; 9] = [
     },
     Edge {
         within: Modules::These(&[
-            "algorithm",
-            "buffer",
-            "key",
-            "lease/size",
-            "request",
+            "engine/algorithm",
+            "engine/ask",
+            "engine/buffer",
+            "engine/lease/size",
+            "engine/verdict",
             "rules",
-            "verdict",
         ]),
         never: &[
             Name::Crate("tokio"),
@@ -85,7 +91,7 @@ const EDGES: [Edge; 9] = [
         reason: "every map, queue, wait and batch has a named ceiling",
     },
     Edge {
-        within: Modules::AllBut(&["main", "app", "cli"]),
+        within: Modules::AllBut(&["main", "app", "ctl"]),
         never: &[Name::Path(&["process", "exit"]), Name::Path(&["process", "abort"])],
         reason: "no input can make the process exit: return an error",
     },
@@ -93,16 +99,24 @@ const EDGES: [Edge; 9] = [
 
 /// The faults of one file, as `file:line: what`.
 pub(super) fn check(file: &str, source: &Source) -> Vec<String> {
-    let Some(module) = file.strip_prefix("src/").and_then(|file| file.strip_suffix(".rs")) else {
-        return Vec::new();
-    };
+    let Some(module) = module_of(file) else { return Vec::new() };
     let product = source.without_tests();
     let mut faults = Vec::new();
-    for Edge { never, reason, .. } in EDGES.iter().filter(|edge| edge.within.contain(module)) {
+    for Edge { never, reason, .. } in EDGES.iter().filter(|edge| edge.within.contain(&module)) {
         let named = never.iter().flat_map(|name| name.find(&product));
         faults.extend(named.map(|(line, name)| format!("{file}:{line}: names {name}: {reason}")));
     }
     faults
+}
+
+/// As [`Modules`] names it: `crates/engine/src/lease.rs` is `engine/lease`. `None` of tests.
+pub(super) fn module_of(file: &str) -> Option<String> {
+    let file = file.strip_suffix(".rs")?;
+    if let Some(module) = file.strip_prefix("src/") {
+        return Some(module.to_owned());
+    }
+    let (of, module) = file.strip_prefix("crates/")?.split_once("/src/")?;
+    Some(format!("{of}/{module}"))
 }
 
 // === impl Modules ===

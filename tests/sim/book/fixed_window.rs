@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ratelease::time::Time;
-
-use ratelease::store::Ask;
+use ratelease_engine::store::Ask;
+use ratelease_engine::time::Time;
 
 use super::{Book, Failover, Step};
 

@@ -1,8 +1,8 @@
 //! Leaky buckets: slots are lent once, in order, each so long after the last, and none that begins
 //! later than an answer may be held.
 
-use ratelease::rules::Algorithm;
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
+use ratelease_rules::Algorithm;
 
 use super::{Book, Failover, Step};
 

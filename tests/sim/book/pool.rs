@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
 
 use super::{Book, Failover, Step};
 

@@ -5,7 +5,7 @@
 //! more is ever owed than a full bucket is worth. That holds at every step if and only if it holds
 //! over every stretch between two of them.
 
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
 
 use super::{Book, Failover, Step};
 

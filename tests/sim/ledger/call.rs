@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use ratelease::key::{Key, KeyHasher, Part};
-use ratelease::rules::{Algorithm, FailureMode, Limit, Rules};
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
+use ratelease_rules::key::{Key, KeyHasher, Part};
+use ratelease_rules::{Algorithm, FailureMode, Limit, Rules};
 
 use crate::rule::{self, DOMAIN};
 

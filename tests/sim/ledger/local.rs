@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use ratelease::key::Key;
-use ratelease::rules::{Algorithm, Limit};
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit};
 
 use crate::world::World;
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use ratelease::key::Key;
-use ratelease::rules::{Algorithm, Limit};
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit};
 
 use crate::world;
 

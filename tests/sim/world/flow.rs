@@ -1,6 +1,6 @@
 //! Where the tokens of one key went, and how many pods each pod heard of.
 
-use ratelease::time::Time;
+use ratelease_engine::time::Time;
 
 use crate::book::Step;
 

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use ratelease::key::Key;
-use ratelease::rules::Algorithm;
-use ratelease::store::memory::MemoryStore;
-use ratelease::store::{Ask, Back, Grant, Store, StoreError};
-use ratelease::time::Time;
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::store::{Ask, Back, Grant, Store, StoreError};
+use ratelease_engine::time::Time;
+use ratelease_rules::Algorithm;
+use ratelease_rules::key::Key;
 
 use super::flow::{Flow, Heard};
 use crate::book::{self, Book, Failover, Step};

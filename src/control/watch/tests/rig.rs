@@ -7,13 +7,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use ratelease_rules::{Rules, Source};
 use tempfile::TempDir;
 use tokio::time::timeout;
 use tracing::subscriber::DefaultGuard;
 
 use super::super::*;
 use crate::control::Loads;
-use crate::rules::{Rules, Source};
 
 /// A file of this is refused.
 pub(super) const BAD: &str = "bad";

@@ -10,7 +10,7 @@ async fn rig(text: &str, kept: &str) -> Rig {
     let mut rig = Rig::new();
     let snapshot = Arc::new(Snapshot::new(rig.above("snapshot")));
     rig.snapshot = Some(Arc::clone(&snapshot));
-    let source = crate::rules::Source { name: "a.yaml".to_owned(), text: kept.into() };
+    let source = ratelease_rules::Source { name: "a.yaml".to_owned(), text: kept.into() };
     snapshot.keep(vec![source]);
     let writing = tokio::spawn(Arc::clone(&snapshot).run());
     while snapshot.read().is_err() {

@@ -3,10 +3,10 @@
 use std::future::pending;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
+use ratelease_engine::store::{Ask, Beat, Beaten, Replies, Store};
+use ratelease_rules::{self as rules, Source};
 
 use super::*;
-use crate::rules::{self, Source};
-use crate::store::{Ask, Beat, Beaten, Replies, Store};
 
 /// Never answers.
 struct Silent;

@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use prost::Message;
+use ratelease_engine::verdict::Verdict;
+use ratelease_rules::request::Few;
+use ratelease_rules::{Limit, Rule, Unit};
 use serde_json::json;
 
 use super::*;
-use crate::request::Few;
-use crate::rules::{Limit, Rule, Unit};
-use crate::verdict::Verdict;
 
 fn rule(name: &str) -> Arc<Rule> {
     let text = format!(
         "domain: d\ndescriptors:\n\
          - {{key: k, rate_limit: {{unit: hour, requests_per_unit: 1, name: {name}}}}}"
     );
-    let source = crate::rules::Source { name: "a.yaml".into(), text: text.into() };
-    let loaded = crate::rules::load(&[source], crate::rules::Options::default()).unwrap();
+    let source = ratelease_rules::Source { name: "a.yaml".into(), text: text.into() };
+    let loaded = ratelease_rules::load(&[source], ratelease_rules::Options::default()).unwrap();
     Arc::clone(loaded.rules.iter().next().unwrap())
 }
 

@@ -1,0 +1,143 @@
+//! The way to a gRPC server, with TLS or without.
+
+use std::error::Error;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use tonic::Code;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use crate::out::Trouble;
+use crate::target::Target;
+
+/// Bytes of a certificate or key file: a bundle of all roots has a few hundred thousand.
+const PEM_BYTES_MAX: u64 = 16 << 20;
+
+/// How the connection is secured.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS")]
+pub struct TlsFlags {
+    /// Speak TLS; any of the flags below does too
+    #[arg(long)]
+    tls: bool,
+    /// Certificates that the server's must descend from, PEM [default: the system's]
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// Our own certificate, with those between it and the root, PEM
+    #[arg(long, value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// The key of our certificate, PEM
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+    /// Name that the server's certificate must bear [default: the host of the target]
+    #[arg(long, value_name = "NAME")]
+    server_name: Option<String>,
+}
+
+// === impl Target ===
+
+impl Target {
+    /// Connects.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the server cannot be reached in time: why, and what to look at.
+    pub async fn connect(
+        &self,
+        tls: Option<ClientTlsConfig>,
+        within: Duration,
+    ) -> Result<Channel, Trouble> {
+        let uri = match self {
+            Self::Tcp(address) if tls.is_some() => format!("https://{address}"),
+            Self::Tcp(address) => format!("http://{address}"),
+            Self::Unix(path) => format!("unix:{}", path.display()),
+        };
+        let failed = |error: &dyn Error| {
+            Trouble::new(format_args!("{self}: cannot be reached: {}", root(error)))
+        };
+        let mut endpoint = Endpoint::from_shared(uri).map_err(|error| failed(&error))?;
+        if let Some(tls) = tls {
+            endpoint = endpoint.tls_config(tls).map_err(|error| {
+                Trouble::new(format_args!("the TLS flags cannot be used: {}", root(&error)))
+            })?;
+        }
+        match tokio::time::timeout(within, endpoint.connect()).await {
+            Ok(connected) => connected.map_err(|error| failed(&error)),
+            Err(_) => Err(self.late(within)),
+        }
+    }
+
+    /// The trouble of a server that does not answer.
+    pub fn late(&self, within: Duration) -> Trouble {
+        Trouble::new(format_args!("{self}: no answer within {within:?}; --timeout waits longer"))
+    }
+
+    /// The trouble of an answer that is no answer.
+    pub fn refused(&self, status: &tonic::Status) -> Trouble {
+        let (code, reason) = (status.code(), status.message());
+        match status.source() {
+            Some(source) if code == Code::Unknown || code == Code::Unavailable => {
+                Trouble::new(format_args!("{self}: the connection broke: {}", root(source)))
+            }
+            _ => Trouble::new(format_args!("{self}: answered {code:?}: {reason}")),
+        }
+    }
+}
+
+/// The innermost reason, which is the one that says something, with what TLS says of itself.
+fn root(error: &dyn Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+// === impl TlsFlags ===
+
+impl TlsFlags {
+    /// Whether they ask for TLS.
+    pub fn is_on(&self) -> bool {
+        let Self { tls, ca, cert, key: _, server_name } = self;
+        *tls || ca.is_some() || cert.is_some() || server_name.is_some()
+    }
+
+    /// What they come to; `None` for no TLS.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn config(&self) -> Result<Option<ClientTlsConfig>, Trouble> {
+        let Self { ca, cert, key, server_name, .. } = self;
+        if !self.is_on() {
+            return Ok(None);
+        }
+        let mut config = ClientTlsConfig::new();
+        config = match ca {
+            Some(path) => config.ca_certificate(Certificate::from_pem(pem(path)?)),
+            None => config.with_native_roots(),
+        };
+        if let (Some(cert), Some(key)) = (cert, key) {
+            config = config.identity(Identity::from_pem(pem(cert)?, pem(key)?));
+        }
+        if let Some(name) = server_name {
+            config = config.domain_name(name);
+        }
+        Ok(Some(config))
+    }
+}
+
+fn pem(path: &Path) -> Result<Vec<u8>, Trouble> {
+    let failed = |why: &dyn fmt::Display| Trouble::new(format_args!("{}: {why}", path.display()));
+    let length = fs::metadata(path).map_err(|error| failed(&error))?.len();
+    if length > PEM_BYTES_MAX {
+        return Err(failed(&"too long for certificates"));
+    }
+    let pem = fs::read(path).map_err(|error| failed(&error))?;
+    // What has none of them is skipped silently further down, and nothing would be trusted.
+    if !pem.windows(11).any(|text| text == b"-----BEGIN ") {
+        return Err(failed(&"holds nothing in PEM, which begins with -----BEGIN"));
+    }
+    Ok(pem)
+}

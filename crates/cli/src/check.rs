@@ -1,0 +1,99 @@
+//! `ratelease check`: every fault of rule files, each with its place.
+
+mod report;
+mod snippet;
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use ratelease_rules::{self as rules, Fault, Options, Source};
+
+use crate::out::{Ended, Out, OutFlags, Outcome};
+use crate::settings::{Role, RulesDirFlags};
+use crate::source;
+use report::{Finding, Report, Rules, Severity};
+
+pub(crate) const NOTES: &str = "\
+All paths are checked together, as though they lay in one directory: two files of one domain are
+told unless MERGE_DOMAIN_CONFIG lets them add up.
+
+Exit status: 0 the rules load, 1 they do not, or --strict and there are warnings, 2 something could
+not be read.
+
+Examples:
+  ratelease check
+  ratelease check --strict config/rules extra.yaml
+  ratelease check --format github deploy/rules";
+
+/// Flags of `check`.
+#[derive(Debug, Args)]
+pub struct CheckFlags {
+    /// Rule files, directories with some, or - for standard input [default: as serve, see below]
+    #[arg(value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Warnings are findings too
+    #[arg(long)]
+    strict: bool,
+    /// How to print what was found
+    #[arg(long, value_name = "FORMAT", default_value = "text", conflicts_with = "json")]
+    format: Format,
+    #[command(flatten)]
+    out: OutFlags,
+    #[command(flatten)]
+    rules: RulesDirFlags,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A line each, the line of the file, and a caret under the place
+    Text,
+    /// One line of JSON
+    Json,
+    /// Annotations of a GitHub workflow
+    Github,
+}
+
+/// Reads, loads and tells.
+pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> Ended {
+    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
+    let default = std::slice::from_ref(&dir.dir);
+    let paths = if flags.paths.is_empty() { default } else { &flags.paths };
+    let sources = source::read(paths, dir.reading())?;
+    let report = check(&sources, Options { merge_domains: dir.merge_domains });
+    match flags.format {
+        _ if flags.out.json => out.json(&report.json())?,
+        Format::Json => out.json(&report.json())?,
+        Format::Text => report.text(&sources, out)?,
+        Format::Github => report.github(out)?,
+    }
+    Ok(Outcome::good_if(report.is_good(flags.strict)))
+}
+
+fn check(sources: &[Source], options: Options) -> Report {
+    let finding = |severity| {
+        move |fault: &Fault| {
+            let mut fault = fault.clone();
+            // It goes without saying here.
+            if let Some(message) = fault.message.strip_prefix("error loading config file: ") {
+                fault.message = message.to_owned();
+            }
+            Finding { severity, fault }
+        }
+    };
+    let (mut findings, unlisted, rules) = match rules::load(sources, options) {
+        Ok(loaded) => {
+            let warnings = loaded.warnings.iter().map(finding(Severity::Warning)).collect();
+            let rules =
+                Rules { rules: loaded.rules.len(), domains: loaded.rules.domains().count() };
+            (warnings, 0, Some(rules))
+        }
+        Err(faults) => {
+            let mut findings: Vec<_> = faults.iter().map(finding(Severity::Error)).collect();
+            let unlisted = faults.count() - findings.len();
+            findings.extend(faults.warnings().iter().map(finding(Severity::Warning)));
+            (findings, unlisted, None)
+        }
+    };
+    findings.sort_by(|a, b| a.fault.cmp(&b.fault));
+    Report { files: sources.len(), rules, findings, unlisted }
+}

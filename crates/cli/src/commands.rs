@@ -1,0 +1,149 @@
+//! What `ratelease` can do: its subcommands, and where those have gone that it had before.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::check::{self, CheckFlags};
+use crate::grammar;
+use crate::health::{self, HealthFlags};
+use crate::out::{self, Out};
+use crate::settings::{Role, ServeFlags, Settings, SettingsError};
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ratelease",
+    version,
+    about = "A rate limit sidecar for Envoy that answers from tokens leased from Redis",
+    propagate_version = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Answer Envoy's rate limit requests until a signal comes
+    #[command(after_help = EXAMPLES, next_line_help = true)]
+    Serve(Box<ServeFlags>),
+    /// Find every fault of rule files
+    #[command(after_help = check::NOTES)]
+    Check(Box<CheckFlags>),
+    /// Say whether a pod is healthy, for the probes of containers
+    #[command(after_help = health::NOTES)]
+    Health(Box<HealthFlags>),
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub enum Task {
+    /// To serve.
+    Serve(Box<Settings>),
+    /// To check rule files, by the defaults of the role.
+    Check(Box<CheckFlags>, Role),
+    /// To ask a pod whether it is healthy.
+    Health(Box<HealthFlags>),
+}
+
+/// Subcommands that are those of `ratectl`.
+const MOVED: [&str; 11] = [
+    "bench",
+    "completions",
+    "diff",
+    "explain",
+    "man",
+    "plan",
+    "query",
+    "replay",
+    "status",
+    "test",
+    "top",
+];
+
+const EXAMPLES: &str = "\
+A flag beats its environment variable; a variable set to nothing counts as unset.
+Durations are Go's: 20ms, 1.5s, 1h30m. Booleans too: true, false, t, f, 1, 0.
+
+Examples:
+  Counts in this process's memory, rules of ./config/rules:
+      ratelease serve
+  Counts in a Redis Cluster, log lines as JSON:
+      ratelease serve --redis-type cluster --redis-url redis-0:6379,redis-1:6379 --log-format json
+  With the environment of envoyproxy/ratelimit:
+      RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit REDIS_URL=redis:6379 ratelease serve";
+
+// === impl Task ===
+
+impl Task {
+    /// The task from the name the program was run under, the arguments behind it, and `env`.
+    ///
+    /// # Errors
+    /// See [`SettingsError`]; its [`exit_code`](SettingsError::exit_code) is the process's.
+    pub fn parse(
+        program: &str,
+        args: impl Iterator<Item = OsString>,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, SettingsError> {
+        let role = Role::of(program);
+        let args = arguments(role, args);
+        if let Some(name) = moved(&args) {
+            let text = format!("ratelease: {name} is a subcommand of ratectl: run ratectl {name}");
+            return Err(SettingsError::Usage(text));
+        }
+        let (Cli { command }, summary) = grammar::read(role, &args, env)?;
+        match command {
+            Command::Serve(flags) => {
+                let settings = Settings::resolve(role, &flags, env)?;
+                Ok(Self::Serve(Box::new(Settings { summary, ..settings })))
+            }
+            Command::Check(flags) => Ok(Self::Check(flags, role)),
+            Command::Health(flags) => Ok(Self::Health(flags)),
+        }
+    }
+}
+
+/// The subcommand that is asked for, or that help is asked on, if it is one of `ratectl`.
+fn moved(args: &[OsString]) -> Option<&'static str> {
+    let asked = args.iter().skip(1).find(|arg| *arg != "help")?;
+    MOVED.into_iter().find(|name| asked == name)
+}
+
+/// `args` behind a program's name, with the `serve` that goes without saying under `ratelimit`.
+fn arguments(role: Role, args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<OsString> = std::iter::once("ratelease".into()).chain(args).collect();
+    let names_command = args.get(1).and_then(|first| first.to_str()).is_some_and(|first| {
+        first == "help" || Cli::command().get_subcommands().any(|known| known.get_name() == first)
+    });
+    if role == Role::Ratelimit && !names_command {
+        args.insert(1, "serve".into());
+    }
+    args
+}
+
+/// Prints the help or version text that was asked for.
+pub fn help(program: &str, text: &str) -> ExitCode {
+    let mut out = Out::stdout();
+    let ended = out.line(text.trim_end()).map(|()| out::Outcome::Good);
+    out::end(&format!("{program} help"), out, ended)
+}
+
+/// Checks rule files. Results go to standard output, and why there are none to standard error.
+pub fn check(flags: &CheckFlags, role: Role) -> ExitCode {
+    let mut out = Out::stdout();
+    let ended = check::run(flags, role, &mut out);
+    out::end("ratelease check", out, ended)
+}
+
+/// Asks a pod whether it is healthy, and says nothing if it is.
+pub fn health(flags: HealthFlags) -> ExitCode {
+    let mut out = Out::stdout();
+    let ended = health::run(flags, &mut out);
+    out::end("ratelease health", out, ended)
+}

@@ -1,0 +1,212 @@
+//! A page of the program's own HTTP ports, asked for once, without a runtime: a probe starts often
+//! and should be quick.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use ratelease_engine::secret::Secret;
+use ratelease_engine::time::{Clock, Time};
+use ratelease_rules::duration::parse_duration;
+
+use crate::out::Trouble;
+use crate::settings::HostPort;
+
+/// Bytes of an answer: `/status` has some tens of thousands.
+const ANSWER_BYTES_MAX: u64 = 64 << 20;
+
+/// Bytes read at once.
+const PIECE_BYTES: usize = 1 << 16;
+
+/// An answer.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Page {
+    /// As HTTP has it, 200 if all is well.
+    pub status: u16,
+    /// What follows the head.
+    pub body: Vec<u8>,
+}
+
+/// Asks `server` for the page at `path`, within `within` in all.
+///
+/// # Errors
+/// It cannot be reached, or does not answer in time, or not with HTTP.
+pub fn get(server: &HostPort, path: &str, within: Duration) -> Result<Page, Trouble> {
+    get_with(server, path, &Secret::default(), within)
+}
+
+/// As [`get`], of a server that asks for a token.
+///
+/// # Errors
+/// As [`get`].
+pub fn get_with(
+    server: &HostPort,
+    path: &str,
+    token: &Secret,
+    within: Duration,
+) -> Result<Page, Trouble> {
+    exchange(server, path, token, within).map_err(|error| match error.kind() {
+        ErrorKind::TimedOut | ErrorKind::WouldBlock => {
+            Trouble::new(format_args!("{server}: no answer within {within:?}"))
+        }
+        ErrorKind::InvalidData => Trouble::new(format_args!("{server}: {error}")),
+        _ => Trouble::new(format_args!("{server}: cannot be reached: {error}")),
+    })
+}
+
+fn exchange(server: &HostPort, path: &str, token: &Secret, within: Duration) -> io::Result<Page> {
+    let clock = Clock::start();
+    let end = clock.now() + within;
+    let mut stream = connect(server, &clock, end)?;
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(left(&clock, end)?))?;
+    // Of HTTP/1.0, so that the answer comes in one piece and ends with the connection. By address:
+    // the debug port does not answer to all names.
+    let host = stream.peer_addr()?;
+    let token = match token.reveal() {
+        "" => String::new(),
+        token => format!("authorization: Bearer {token}\r\n"),
+    };
+    let request = format!("GET {path} HTTP/1.0\r\nhost: {host}\r\n{token}accept: */*\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
+    let mut answer = Vec::new();
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        stream.set_read_timeout(Some(left(&clock, end)?))?;
+        let read = stream.read(&mut piece)?;
+        if read == 0 {
+            return page(&answer);
+        }
+        answer.extend_from_slice(piece.get(..read).unwrap_or_default());
+        if answer.len() as u64 > ANSWER_BYTES_MAX {
+            return Err(io::Error::new(ErrorKind::InvalidData, "its answer is too long"));
+        }
+    }
+}
+
+/// Connects to the first of the server's addresses that takes it.
+fn connect(server: &HostPort, clock: &Clock, end: Time) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(ErrorKind::NotFound, "no such host");
+    for address in (server.host.as_str(), server.port).to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, left(clock, end)?) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn left(clock: &Clock, end: Time) -> io::Result<Duration> {
+    match end.since(clock.now()) {
+        Duration::ZERO => Err(ErrorKind::TimedOut.into()),
+        left => Ok(left),
+    }
+}
+
+fn page(answer: &[u8]) -> io::Result<Page> {
+    let end = answer.windows(4).position(|end| end == b"\r\n\r\n");
+    let status = answer.strip_prefix(b"HTTP/1.").and_then(|line| line.get(2..5));
+    let status = status.and_then(|code| std::str::from_utf8(code).ok()?.parse().ok());
+    match (status, end) {
+        (Some(status), Some(end)) => {
+            Ok(Page { status, body: answer.get(end + 4..).unwrap_or_default().to_vec() })
+        }
+        _ => Err(io::Error::new(ErrorKind::InvalidData, "its answer is not HTTP")),
+    }
+}
+
+/// A server's address from `HOST:PORT`; an IPv6 address stands in brackets.
+pub fn host_port(text: &str) -> Result<HostPort, String> {
+    let split = text.rsplit_once(':').and_then(|(host, port)| {
+        let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
+        // An IPv6 address stands in brackets.
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_good = match bare {
+            Some(bare) => bare.contains(':'),
+            None => !host.is_empty() && !host.contains([':', '/', '[', ']', '@', ' ']),
+        };
+        is_good.then(|| HostPort::new(bare.unwrap_or(host), port))
+    });
+    split.ok_or_else(|| "expected HOST:PORT, as in 127.0.0.1:8080".to_owned())
+}
+
+/// The address to ask a server at that listens on `host`: where that is all interfaces, loopback.
+pub fn local(host: &str, port: u16) -> HostPort {
+    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host) {
+        "0.0.0.0" | "" => HostPort::new("127.0.0.1", port),
+        "::" => HostPort::new("::1", port),
+        host => HostPort::new(host, port),
+    }
+}
+
+/// A duration above zero, as a flag has it.
+pub fn span_above_zero(text: &str) -> Result<Duration, String> {
+    let span = parse_duration(text).filter(|span| !span.is_zero());
+    span.ok_or_else(|| "expected a duration above 0 with its unit, as in 1s".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_secs(10);
+
+    /// A server that answers one request with `answer` and keeps the connection while `keeps`.
+    fn server(answer: &'static [u8], keeps: bool) -> HostPort {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = [0; 1024];
+            let read = stream.read(&mut request).unwrap();
+            assert!(request[..read].starts_with(b"GET /page HTTP/1.0\r\n"));
+            stream.write_all(answer).unwrap();
+            if keeps {
+                // Until the client goes.
+                let _ = stream.read(&mut request);
+            }
+        });
+        HostPort::new("127.0.0.1", port)
+    }
+
+    #[test]
+    fn a_page_is_its_status_and_what_follows_the_head() {
+        let server = server(b"HTTP/1.1 503 Service\r\na: b\r\n\r\nbody\r\n\r\nmore", false);
+        let page = get(&server, "/page", WITHIN).unwrap();
+        assert_eq!(page, Page { status: 503, body: b"body\r\n\r\nmore".to_vec() });
+    }
+
+    #[test]
+    fn what_is_not_http_is_told() {
+        let server = server(b"\x00\x00\x12\x04 not HTTP/1.1 200", false);
+        let trouble = get(&server, "/page", WITHIN).unwrap_err().to_string();
+        assert!(trouble.ends_with("its answer is not HTTP"), "{trouble}");
+    }
+
+    #[test]
+    fn a_server_that_hangs_is_left_in_time() {
+        let server = server(b"HTTP/1.1 200 OK\r\n\r\n", true);
+        let trouble = get(&server, "/page", Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(trouble.ends_with("no answer within 50ms"), "{trouble}");
+    }
+
+    #[test]
+    fn nobody_there_is_told_with_the_reason() {
+        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let trouble = get(&local("0.0.0.0", port), "/", WITHIN).unwrap_err().to_string();
+        assert!(
+            trouble.starts_with(&format!("127.0.0.1:{port}: cannot be reached: ")),
+            "{trouble}"
+        );
+    }
+
+    #[test]
+    fn all_interfaces_are_asked_at_loopback() {
+        for (host, asked) in [("::", "[::1]:1"), ("[::]", "[::1]:1"), ("a.b", "a.b:1")] {
+            assert_eq!(local(host, 1).to_string(), asked);
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! `ratelease health`: whether a pod of this machine is healthy, for the probes of containers.
+
+use std::time::Duration;
+
+use clap::Args;
+use tonic::transport::ClientTlsConfig;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+use crate::channel::TlsFlags;
+use crate::fetch;
+use crate::out::{Ended, Out, OutFlags, Outcome, Trouble, tell};
+use crate::safe;
+use crate::settings::HostPort;
+use crate::target::Target;
+
+pub(crate) const NOTES: &str = "\
+Asks /healthcheck at HOST and PORT of the environment, those that `serve` listens on; a host that
+stands for all interfaces is asked at loopback. Says nothing if the pod is healthy.
+
+Exit status: 0 healthy, 1 not, 2 it cannot be asked.
+
+Examples:
+  ratelease health
+  ratelease health --grpc --timeout 200ms
+  ratelease health --grpc 10.0.0.7:8081
+  ratelease health --grpc --ca /certs/ca.crt --server-name ratelimit
+  HEALTHCHECK CMD [\"/bin/ratelease\", \"health\"]";
+
+/// The page that says it, as in the reference.
+const PATH: &str = "/healthcheck";
+
+const HTTP_OK: u16 = 200;
+
+/// Characters of an answer that are told.
+const WORD_CHARS_MAX: usize = 200;
+
+/// Flags of `health`.
+#[derive(Debug, Args)]
+pub struct HealthFlags {
+    /// The HTTP address to ask [default: HOST and PORT]
+    #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port, conflicts_with = "grpc")]
+    http: Option<HostPort>,
+    /// Ask grpc.health.v1 instead, at this address [default: GRPC_UDS, or else GRPC_HOST and
+    /// GRPC_PORT]
+    #[arg(long, value_name = "TARGET", num_args = 0..=1, value_parser = Target::parse)]
+    grpc: Option<Option<Target>>,
+    /// What the answer may take, a duration
+    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = fetch::span_above_zero)]
+    timeout: Duration,
+    #[command(flatten)]
+    out: OutFlags,
+    #[command(flatten)]
+    listeners: Listening,
+    #[command(flatten)]
+    tls: TlsFlags,
+}
+
+/// Where `serve` listens in the same environment.
+#[derive(Debug, Args)]
+struct Listening {
+    #[arg(long, env = "HOST", default_value = "0.0.0.0", hide = true)]
+    host: String,
+    #[arg(long, env = "PORT", default_value = "8080", hide = true,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    port: u16,
+    #[arg(long, env = "GRPC_HOST", default_value = "127.0.0.1", hide = true)]
+    grpc_host: String,
+    #[arg(long, env = "GRPC_PORT", default_value = "8081", hide = true,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    grpc_port: u16,
+    #[arg(long, env = "GRPC_UDS", hide = true)]
+    grpc_uds: Option<String>,
+}
+
+/// What came of asking.
+struct Health {
+    is_healthy: bool,
+    /// Who was asked.
+    target: String,
+    /// What was answered.
+    word: String,
+}
+
+/// Asks, and says nothing if all is well.
+pub fn run(flags: HealthFlags, out: &mut Out) -> Ended {
+    let HealthFlags { http, grpc, timeout, out: OutFlags { json }, listeners, tls } = flags;
+    let Health { is_healthy, target, word } = match grpc {
+        Some(target) => {
+            ask_grpc(target.unwrap_or_else(|| listeners.grpc()), tls.config()?, timeout)?
+        }
+        None if tls.is_on() => {
+            return Err(Trouble::new("the flags for TLS go with --grpc: the HTTP port has none"));
+        }
+        None => ask_http(&http.unwrap_or_else(|| listeners.http()), timeout)?,
+    };
+    if json {
+        let word = word.trim();
+        out.json(&serde_json::json!({"healthy": is_healthy, "target": target, "answer": word}))?;
+    } else if !is_healthy {
+        tell(format_args!("ratelease health: {target} is not healthy: {}", word.trim()));
+    }
+    Ok(Outcome::good_if(is_healthy))
+}
+
+fn ask_http(target: &HostPort, within: Duration) -> Result<Health, Trouble> {
+    let page = fetch::get(target, PATH, within)?;
+    let word = safe::line(String::from_utf8_lossy(&page.body).trim());
+    let word: String = word.chars().take(WORD_CHARS_MAX).collect();
+    let word = format!("{} {word}", page.status);
+    Ok(Health { is_healthy: page.status == HTTP_OK, target: target.to_string(), word })
+}
+
+fn ask_grpc(
+    target: Target,
+    tls: Option<ClientTlsConfig>,
+    within: Duration,
+) -> Result<Health, Trouble> {
+    // One thread: there is one thing to wait for.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Trouble::new(format_args!("cannot start: {error}")))?;
+    runtime.block_on(async {
+        let asked = async {
+            let channel = target.connect(tls, within).await?;
+            // No name: the server as a whole.
+            let answer = HealthClient::new(channel).check(HealthCheckRequest::default()).await;
+            answer.map_err(|status| target.refused(&status))
+        };
+        let answer = tokio::time::timeout(within, asked).await;
+        let status = answer.map_err(|_| target.late(within))??.into_inner().status();
+        let is_healthy = status == ServingStatus::Serving;
+        let word = status.as_str_name().to_owned();
+        Ok(Health { is_healthy, target: target.to_string(), word })
+    })
+}
+
+// === impl Listening ===
+
+impl Listening {
+    fn http(&self) -> HostPort {
+        fetch::local(&self.host, self.port)
+    }
+
+    fn grpc(&self) -> Target {
+        match &self.grpc_uds {
+            Some(path) => Target::Unix(path.into()),
+            None => Target::Tcp(fetch::local(&self.grpc_host, self.grpc_port).to_string()),
+        }
+    }
+}

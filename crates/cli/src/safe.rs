@@ -1,0 +1,95 @@
+//! Text of others, fit for a terminal: whatever a file, a flag or a server holds, it ends no line,
+//! moves no cursor, and stands where it seems to stand.
+
+use std::fmt::{self, Display, Write};
+
+use ratelease_rules::steering::steers;
+
+/// Shows a text with what steers a terminal escaped. Line ends pass: messages have some.
+pub struct Safe<T>(pub T);
+
+struct Escaping<'a, 'f>(&'a mut fmt::Formatter<'f>);
+
+/// What `character` is on a terminal: a stand-in of its own for what cannot be shown, and how many
+/// cells it takes.
+pub fn cell(character: char) -> (char, usize) {
+    match character {
+        // U+2400 and on are pictures of the control characters.
+        '\0'..='\u{1f}' => (char::from_u32(0x2400 + u32::from(character)).unwrap_or('?'), 1),
+        '\u{7f}' => ('\u{2421}', 1),
+        other if steers(other) => (char::REPLACEMENT_CHARACTER, 1),
+        other if is_combining(other) => (other, 0),
+        other if is_wide(other) => (other, 2),
+        other => (other, 1),
+    }
+}
+
+/// `text` on one line, each character that cannot be shown by its stand-in.
+pub fn line(text: &str) -> String {
+    text.chars().map(|character| cell(character).0).collect()
+}
+
+/// The blocks of marks that stand on the character before them.
+fn is_combining(character: char) -> bool {
+    matches!(character,
+        '\u{300}'..='\u{36f}' | '\u{1ab0}'..='\u{1aff}' | '\u{1dc0}'..='\u{1dff}'
+        | '\u{20d0}'..='\u{20ff}' | '\u{fe00}'..='\u{fe0f}' | '\u{fe20}'..='\u{fe2f}')
+}
+
+/// The blocks that Unicode's annex 11 calls wide or full width, roughly: a caret may be off by a
+/// cell behind rare ones.
+fn is_wide(character: char) -> bool {
+    matches!(character,
+        '\u{1100}'..='\u{115f}' | '\u{2e80}'..='\u{303e}' | '\u{3041}'..='\u{a4cf}'
+        | '\u{a960}'..='\u{a97c}' | '\u{ac00}'..='\u{d7a3}' | '\u{f900}'..='\u{faff}'
+        | '\u{fe30}'..='\u{fe6f}' | '\u{ff01}'..='\u{ff60}' | '\u{ffe0}'..='\u{ffe6}'
+        | '\u{1f300}'..='\u{1f64f}' | '\u{1f680}'..='\u{1f6ff}' | '\u{1f900}'..='\u{1faff}'
+        | '\u{20000}'..='\u{3fffd}')
+}
+
+// === impl Safe ===
+
+impl<T: Display> Display for Safe<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(Escaping(f), "{}", self.0)
+    }
+}
+
+impl Write for Escaping<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.chars().try_for_each(|character| match character {
+            '\n' => self.0.write_char('\n'),
+            other if steers(other) => write!(self.0, "{}", other.escape_default()),
+            other => self.0.write_char(other),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_steers_a_terminal_is_escaped_and_all_else_is_left() {
+        let text = "\u{1b}[2J é 日本 \u{202e}x\u{200b}\t\r\na";
+        let shown = "\\u{1b}[2J é 日本 \\u{202e}x\\u{200b}\\t\\r\na";
+        assert_eq!(Safe(text).to_string(), shown);
+    }
+
+    #[test]
+    fn each_character_has_its_cells() {
+        for (character, expected) in [
+            ('a', ('a', 1)),
+            ('é', ('é', 1)),
+            ('日', ('日', 2)),
+            ('🦀', ('🦀', 2)),
+            ('\u{301}', ('\u{301}', 0)),
+            ('\u{1b}', ('␛', 1)),
+            ('\u{7f}', ('␡', 1)),
+            ('\u{9b}', ('\u{fffd}', 1)),
+            ('\u{202e}', ('\u{fffd}', 1)),
+        ] {
+            assert_eq!(cell(character), expected, "{character:?}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What is wrong with the settings: every fault is collected, then all are told at once.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use ratelease_engine::secret::{Secret, SecretFile};
+
+/// Characters of a faulty value that are shown.
+const FOUND_SHOWN_MAX: usize = 80;
+
+/// One setting that cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// The setting's environment name, such as `PORT`.
+    pub name: String,
+    /// What is wrong, in words; never a secret.
+    pub problem: String,
+    /// The value as it was given, cut to 80 characters; `None` for secrets and where there was
+    /// none.
+    pub found: Option<String>,
+    /// How to mend it.
+    pub mend: String,
+}
+
+/// All faults of one start.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Faults(Vec<Fault>);
+
+/// What a parser wanted to see, with an example that it takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Expected {
+    what: Cow<'static, str>,
+    example: &'static str,
+}
+
+/// The flag beside an environment name: `GRPC_PORT` is `--grpc-port`.
+pub(super) fn flag(name: &str) -> String {
+    format!("--{}", name.to_ascii_lowercase().replace('_', "-"))
+}
+
+/// Shows a value safely: cut, and without a key that stands where the name of its file should.
+fn shown(value: &str) -> String {
+    match value.split_once("-----BEGIN") {
+        Some((before, _)) => format!("{}…", shown(before)),
+        None => value.chars().take(FOUND_SHOWN_MAX).collect(),
+    }
+}
+
+// === impl Expected ===
+
+impl Expected {
+    pub(super) fn new(what: impl Into<Cow<'static, str>>, example: &'static str) -> Self {
+        Self { what: what.into(), example }
+    }
+}
+
+// === impl Faults ===
+
+impl Faults {
+    /// The faults in the order they were found.
+    pub fn iter(&self) -> impl Iterator<Item = &Fault> {
+        self.0.iter()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether every setting was good.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, fault: Fault) {
+        self.0.push(fault);
+    }
+
+    /// What `parse` makes of `value`; a fault under `name` if it makes nothing.
+    pub(super) fn parse<T>(
+        &mut self,
+        name: &str,
+        value: &str,
+        parse: impl FnOnce(&str) -> Result<T, Expected>,
+    ) -> Option<T> {
+        let expected = match parse(value) {
+            Ok(parsed) => return Some(parsed),
+            Err(expected) => expected,
+        };
+        self.add(Fault::expected(name, expected, Some(shown(value))));
+        None
+    }
+
+    /// As [`Faults::parse`] for a setting without a default: absent or empty is `Some(None)`.
+    pub(super) fn parse_optional<T>(
+        &mut self,
+        name: &str,
+        value: Option<&str>,
+        parse: impl FnOnce(&str) -> Result<T, Expected>,
+    ) -> Option<Option<T>> {
+        match value {
+            None | Some("") => Some(None),
+            Some(value) => self.parse(name, value, parse).map(Some),
+        }
+    }
+
+    /// As [`Faults::parse_optional`] for a value that must not be shown.
+    pub(super) fn parse_secret<T>(
+        &mut self,
+        name: &str,
+        value: Option<&Secret>,
+        parse: impl FnOnce(&str) -> Result<T, Expected>,
+    ) -> Option<Option<T>> {
+        match value {
+            Some(value) if !value.is_empty() => match parse(value.reveal()) {
+                Ok(parsed) => Some(Some(parsed)),
+                Err(expected) => {
+                    self.add(Fault::expected(name, expected, None));
+                    None
+                }
+            },
+            _ => Some(None),
+        }
+    }
+
+    /// The secret that is given as `name`, or that lies in the file given as `name` with `_FILE`
+    /// behind it; `Some(None)` for neither, and a fault for both.
+    pub fn secret(
+        &mut self,
+        name: &str,
+        given: Option<&Secret>,
+        file: Option<&SecretFile>,
+    ) -> Option<Option<Secret>> {
+        let given = given.filter(|given| !given.is_empty());
+        let file = file.filter(|file| !file.is_empty());
+        let name_of_file = format!("{name}_FILE");
+        match (given, file) {
+            (given, None) => Some(given.cloned()),
+            (None, Some(file)) => match file.read() {
+                Ok(secret) => Some(Some(secret)),
+                Err(problem) => {
+                    let mend = "name a file of one line, which this user may read";
+                    let fault = Fault::new(name_of_file, format!("the file {problem}"), mend);
+                    self.add(fault.with_found(&file.path().display().to_string()));
+                    None
+                }
+            },
+            (Some(_), Some(_)) => {
+                let problem = format!("{name} is set too, and one of them would be ignored");
+                self.add(Fault::new(name_of_file, problem, "unset one of them"));
+                None
+            }
+        }
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.len();
+        let heading = if count == 1 { "setting is" } else { "settings are" };
+        write!(f, "{count} {heading} faulty:")?;
+        self.iter().try_for_each(|fault| write!(f, "\n  {fault}"))
+    }
+}
+
+// === impl Fault ===
+
+impl Fault {
+    /// A fault that no single value is to blame for, or whose value does not help.
+    pub(crate) fn new(
+        name: impl Into<String>,
+        problem: impl Into<String>,
+        mend: impl Into<String>,
+    ) -> Self {
+        Self { name: name.into(), problem: problem.into(), found: None, mend: mend.into() }
+    }
+
+    pub(super) fn with_found(mut self, value: &str) -> Self {
+        self.found = Some(shown(value));
+        self
+    }
+
+    fn expected(name: &str, expected: Expected, found: Option<String>) -> Self {
+        let Expected { what, example } = expected;
+        Self {
+            problem: format!("expected {what}"),
+            found,
+            mend: format!("set {name} or {}, as in {name}={example}", flag(name)),
+            name: name.to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.problem)?;
+        if let Some(found) = &self.found {
+            write!(f, ", found {found:?}")?;
+        }
+        write!(f, "; {}", self.mend)
+    }
+}

@@ -1,0 +1,171 @@
+//! Which headers go with an answer.
+
+use clap::Args;
+
+use super::fault::{Expected, Fault, Faults};
+use super::flag::BOOL;
+use super::value;
+
+/// Which headers go with an answer; at least some do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Headers {
+    /// The reference's three, under these names.
+    pub reference: Option<HeaderNames>,
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, as Envoy's `DRAFT_VERSION_03` has them.
+    pub x_ratelimit: bool,
+    /// `Retry-After`, on denials.
+    pub retry_after: bool,
+    /// `RateLimit-Policy` and `RateLimit` (draft-ietf-httpapi-ratelimit-headers-11).
+    pub ietf: bool,
+}
+
+/// The reference's three headers, named in the case that was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeaderNames {
+    /// The limit.
+    pub limit: String,
+    /// What is left of it.
+    pub remaining: String,
+    /// Seconds until it is whole again.
+    pub reset: String,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Answers")]
+pub(super) struct HeaderFlags {
+    /// Headers of answers, separated by commas: reference (the three named below), x-ratelimit,
+    /// retry-after (on denials), ietf (RateLimit-Policy, RateLimit) [default: none]
+    #[arg(long, env = "RESPONSE_HEADERS", value_name = "LIST")]
+    response_headers: Option<String>,
+    /// Answer with the three headers below, as with reference above
+    #[arg(long, env = "LIMIT_RESPONSE_HEADERS_ENABLED", value_name = BOOL, default_value = "false")]
+    limit_response_headers_enabled: String,
+    /// Header for the limit
+    #[arg(
+        long,
+        env = "LIMIT_LIMIT_HEADER",
+        value_name = "NAME",
+        default_value = "RateLimit-Limit"
+    )]
+    limit_limit_header: String,
+    /// Header for what is left of the limit
+    #[arg(
+        long,
+        env = "LIMIT_REMAINING_HEADER",
+        value_name = "NAME",
+        default_value = "RateLimit-Remaining"
+    )]
+    limit_remaining_header: String,
+    /// Header for the seconds until the limit is whole again
+    #[arg(
+        long,
+        env = "LIMIT_RESET_HEADER",
+        value_name = "NAME",
+        default_value = "RateLimit-Reset"
+    )]
+    limit_reset_header: String,
+}
+
+/// What a list of headers asks for.
+#[derive(Debug, Default)]
+struct Asked {
+    reference: bool,
+    x_ratelimit: bool,
+    retry_after: bool,
+    ietf: bool,
+}
+
+// === impl HeaderFlags ===
+
+impl HeaderFlags {
+    /// `Some(None)` for no headers at all.
+    pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Option<Headers>> {
+        let list = self.response_headers.as_deref();
+        let asked = faults.parse_optional("RESPONSE_HEADERS", list, asked);
+        let enabled = faults.parse(
+            "LIMIT_RESPONSE_HEADERS_ENABLED",
+            &self.limit_response_headers_enabled,
+            value::boolean,
+        );
+        let mut name = |env, value: &str| faults.parse(env, value, value::header_name);
+        let limit = name("LIMIT_LIMIT_HEADER", &self.limit_limit_header);
+        let remaining = name("LIMIT_REMAINING_HEADER", &self.limit_remaining_header);
+        let reset = name("LIMIT_RESET_HEADER", &self.limit_reset_header);
+        let names = HeaderNames { limit: limit?, remaining: remaining?, reset: reset? };
+        let Asked { reference, x_ratelimit, retry_after, ietf } = asked?.unwrap_or_default();
+        let reference = (reference || enabled?).then_some(names);
+        let is_any = reference.is_some() || x_ratelimit || retry_after || ietf;
+        let headers = Headers { reference, x_ratelimit, retry_after, ietf };
+        headers.check(faults);
+        Some(is_any.then_some(headers))
+    }
+}
+
+fn asked(list: &str) -> Result<Asked, Expected> {
+    let mut asked = Asked::default();
+    for word in list.split(',').map(str::trim) {
+        match word {
+            "reference" => asked.reference = true,
+            "x-ratelimit" => asked.x_ratelimit = true,
+            "retry-after" => asked.retry_after = true,
+            "ietf" => asked.ietf = true,
+            _ => {
+                let what = "some of reference, x-ratelimit, retry-after, ietf, between commas";
+                return Err(Expected::new(what, "x-ratelimit,retry-after"));
+            }
+        }
+    }
+    Ok(asked)
+}
+
+// === impl Headers ===
+
+impl Headers {
+    /// No header may come twice, with two meanings.
+    fn check(&self, faults: &mut Faults) {
+        let Some(names) = &self.reference else { return };
+        let named = [
+            ("LIMIT_LIMIT_HEADER", &names.limit),
+            ("LIMIT_REMAINING_HEADER", &names.remaining),
+            ("LIMIT_RESET_HEADER", &names.reset),
+        ];
+        for (at, (env, name)) in named.into_iter().enumerate() {
+            let mut before = named.iter().take(at);
+            if let Some((other, _)) = before.find(|(_, other)| name.eq_ignore_ascii_case(other)) {
+                let problem = format!("{other} names this header too");
+                faults.add(Fault::new(env, problem, "name another header").with_found(name));
+            }
+            let taken = self.others().find(|(other, _)| name.eq_ignore_ascii_case(other));
+            if let Some((_, word)) = taken {
+                let problem = format!("RESPONSE_HEADERS has {word}, which sends this header too");
+                let mend = "name another header, or ask for only one of the two";
+                faults.add(Fault::new(env, problem, mend).with_found(name));
+            }
+        }
+    }
+
+    /// The headers that are asked for beside the reference's, and by which word.
+    fn others(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let x = ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"];
+        let x = self.x_ratelimit.then_some(x.map(|name| (name, "x-ratelimit")));
+        let retry = self.retry_after.then_some(("Retry-After", "retry-after"));
+        let ietf = self.ietf.then_some(["RateLimit-Policy", "RateLimit"].map(|it| (it, "ietf")));
+        x.into_iter().flatten().chain(retry).chain(ietf.into_iter().flatten())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_asks_for_what_it_names_in_any_order() {
+        let all = asked("ietf, reference,x-ratelimit ,retry-after").unwrap();
+        assert!(all.reference && all.x_ratelimit && all.retry_after && all.ietf);
+        let one = asked("retry-after").unwrap();
+        assert!(!one.reference && !one.x_ratelimit && one.retry_after && !one.ietf);
+        for list in ["", ",", "ietf,", "IETF", "x_ratelimit", "all"] {
+            assert!(asked(list).is_err(), "{list}");
+        }
+    }
+}

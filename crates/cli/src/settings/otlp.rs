@@ -1,0 +1,291 @@
+//! Where telemetry is pushed: OpenTelemetry's own variables, which have no flags here.
+//!
+//! Names, defaults and which of two wins are those of OpenTelemetry's "OTLP Exporter
+//! Configuration".
+
+mod tls;
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use ratelease_engine::secret::{Secret, SecretFile};
+
+use super::fault::{Fault, Faults};
+pub use tls::OtlpTls;
+
+/// One of OpenTelemetry's kinds of telemetry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Signal {
+    /// Spans.
+    Traces,
+    /// Counters, gauges, histograms.
+    Metrics,
+}
+
+/// How telemetry travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OtlpProtocol {
+    /// A call of gRPC on HTTP/2.
+    Grpc,
+    /// Protobuf in the body of a POST over HTTP/1.1.
+    Http,
+}
+
+/// Where one signal goes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Otlp {
+    /// How it travels.
+    pub protocol: OtlpProtocol,
+    /// Where to: scheme, authority and the whole path.
+    pub endpoint: Uri,
+    /// How connections are secured, to an endpoint of `https`.
+    pub tls: Option<OtlpTls>,
+    /// Sent along, such as a token of the collector's; values are marked sensitive, so that their
+    /// debug form does not show them.
+    pub headers: HeaderMap,
+    /// For one push, connecting included.
+    pub timeout: Duration,
+}
+
+/// `OTEL_EXPORTER_OTLP_TIMEOUT` by default, and the most.
+const TIMEOUT: Duration = Duration::from_secs(10);
+const TIMEOUT_MAX: Duration = Duration::from_secs(60);
+
+/// Headers that are sent along at most.
+const HEADERS_MAX: usize = 32;
+
+/// Looks up variables of one signal: `OTEL_EXPORTER_OTLP_TRACES_X` before `OTEL_EXPORTER_OTLP_X`.
+struct Lookup<'a> {
+    env: &'a dyn Fn(&str) -> Option<String>,
+    signal: Signal,
+}
+
+// === impl Otlp ===
+
+impl Otlp {
+    /// What the environment says of `signal`. `protocol` is what another setting said; without one,
+    /// the environment's. Warnings are added to `warnings`.
+    pub(super) fn resolve(
+        signal: Signal,
+        protocol: Option<OtlpProtocol>,
+        env: &dyn Fn(&str) -> Option<String>,
+        faults: &mut Faults,
+        warnings: &mut Vec<String>,
+    ) -> Option<Self> {
+        let lookup = Lookup { env, signal };
+        let protocol = protocol.map_or_else(|| lookup.protocol(faults), Some);
+        let endpoint = lookup.endpoint(protocol.unwrap_or(OtlpProtocol::Http), faults);
+        let headers = lookup.headers(faults);
+        let timeout = lookup.timeout(faults);
+        if let Some((name, found)) = lookup.find("COMPRESSION")
+            && found != "none"
+        {
+            warnings.push(format!("{name}: ignored; telemetry is pushed uncompressed"));
+        }
+        let (protocol, endpoint) = (protocol?, endpoint?);
+        let tls = lookup.tls(protocol, &endpoint, faults, warnings)?;
+        Some(Self { protocol, endpoint, tls, headers: headers?, timeout: timeout? })
+    }
+}
+
+/// A protocol by its name in OpenTelemetry's variables, or the reference's `http`.
+pub(super) fn protocol(text: &str) -> Option<OtlpProtocol> {
+    match text.to_ascii_lowercase().as_str() {
+        "grpc" => Some(OtlpProtocol::Grpc),
+        "http" | "http/protobuf" => Some(OtlpProtocol::Http),
+        _ => None,
+    }
+}
+
+// === impl Lookup ===
+
+impl Lookup<'_> {
+    /// The variable that counts, with its value.
+    fn find(&self, name: &str) -> Option<(String, String)> {
+        self.names(name).into_iter().find_map(|name| {
+            let value = (self.env)(&name).filter(|value| !value.is_empty())?;
+            Some((name, value))
+        })
+    }
+
+    /// A variable's names, the one that counts first.
+    fn names(&self, name: &str) -> [String; 2] {
+        let of_signal = match self.signal {
+            Signal::Traces => "TRACES_",
+            Signal::Metrics => "METRICS_",
+        };
+        [of_signal, ""].map(|part| format!("OTEL_EXPORTER_OTLP_{part}{name}"))
+    }
+
+    fn protocol(&self, faults: &mut Faults) -> Option<OtlpProtocol> {
+        let Some((name, found)) = self.find("PROTOCOL") else { return Some(OtlpProtocol::Http) };
+        protocol(&found).or_else(|| {
+            let mend = format!("set {name}=grpc or {name}=http/protobuf");
+            let fault = Fault::new(name, "expected grpc or http/protobuf", mend);
+            faults.add(fault.with_found(&found));
+            None
+        })
+    }
+
+    /// An endpoint of the signal's own is taken as it is; the common one gets the signal's path.
+    fn endpoint(&self, protocol: OtlpProtocol, faults: &mut Faults) -> Option<Uri> {
+        let (port, path) = match (protocol, self.signal) {
+            (OtlpProtocol::Http, Signal::Traces) => (4318, "/v1/traces"),
+            (OtlpProtocol::Http, Signal::Metrics) => (4318, "/v1/metrics"),
+            (OtlpProtocol::Grpc, Signal::Traces) => (4317, TRACES_EXPORT),
+            (OtlpProtocol::Grpc, Signal::Metrics) => (4317, METRICS_EXPORT),
+        };
+        let (name, found) = self.find("ENDPOINT").unwrap_or_else(|| {
+            ("OTEL_EXPORTER_OTLP_ENDPOINT".to_owned(), format!("http://localhost:{port}"))
+        });
+        let is_common = name == "OTEL_EXPORTER_OTLP_ENDPOINT";
+        let text = match protocol {
+            OtlpProtocol::Http if !is_common => found.clone(),
+            OtlpProtocol::Http => format!("{}{path}", found.trim_end_matches('/')),
+            OtlpProtocol::Grpc => format!("{}{path}", origin(&found)),
+        };
+        let uri = text.parse::<Uri>().ok().filter(|uri| {
+            [Some("http"), Some("https")].contains(&uri.scheme_str()) && uri.authority().is_some()
+        });
+        // Wherever it stands: a password may have a `/` in it. In a path it is written `%40`.
+        if found.contains('@') {
+            let problem = "the URL has a user or a password, which logs of connections would show";
+            let headers = name.replace("ENDPOINT", "HEADERS");
+            let mend = format!("send them as a header, as in {headers}=authorization=Basic%20…");
+            faults.add(Fault::new(name, problem, mend));
+            return None;
+        }
+        if uri.is_none() {
+            let mend = format!("as in {name}=http://otel-collector:{port}");
+            let problem = "expected a URL of http or https";
+            faults.add(Fault::new(name, problem, mend).with_found(without_query(&found)));
+        }
+        uri
+    }
+
+    /// TLS where the endpoint has it; `Some(None)` where it has not.
+    fn tls(
+        &self,
+        protocol: OtlpProtocol,
+        endpoint: &Uri,
+        faults: &mut Faults,
+        warnings: &mut Vec<String>,
+    ) -> Option<Option<OtlpTls>> {
+        if endpoint.scheme_str() == Some("https") {
+            return OtlpTls::resolve(self, protocol, faults).map(Some);
+        }
+        for (name, _) in tls::ALL.iter().filter_map(|name| self.find(name)) {
+            warnings.push(format!("{name}: ignored; the endpoint is http, not https"));
+        }
+        Some(None)
+    }
+
+    /// Of the signal's own, else the common ones, as they are or in a file: `Some(None)` for none.
+    fn headers_text(&self, faults: &mut Faults) -> Option<Option<(String, Secret)>> {
+        for name in self.names("HEADERS") {
+            let given = (self.env)(&name).map(Secret::from);
+            let file = (self.env)(&format!("{name}_FILE")).map(SecretFile::from);
+            let is_file = given.as_ref().is_none_or(Secret::is_empty);
+            if let Some(secret) = faults.secret(&name, given.as_ref(), file.as_ref())? {
+                return Some(Some((if is_file { format!("{name}_FILE") } else { name }, secret)));
+            }
+        }
+        Some(None)
+    }
+
+    /// `name=value,name=value`, values percent-encoded: secrets, so no fault shows them.
+    fn headers(&self, faults: &mut Faults) -> Option<HeaderMap> {
+        let Some((name, found)) = self.headers_text(faults)? else {
+            return Some(HeaderMap::new());
+        };
+        let found = found.reveal();
+        let pairs: Vec<_> = found.split(',').map(str::trim).filter(|it| !it.is_empty()).collect();
+        let headers = pairs.iter().map(|pair| {
+            let (key, value) = pair.split_once('=')?;
+            let key = HeaderName::from_bytes(key.trim().as_bytes()).ok()?;
+            let mut value = HeaderValue::from_bytes(&percent_decoded(value.trim())).ok()?;
+            value.set_sensitive(true);
+            Some((key, value))
+        });
+        let headers: Option<HeaderMap> =
+            headers.collect::<Option<Vec<_>>>().map(|headers| headers.into_iter().collect());
+        let headers = headers.filter(|_| pairs.len() <= HEADERS_MAX);
+        if headers.is_none() {
+            let problem =
+                format!("expected at most {HEADERS_MAX} headers as name=value,name=value");
+            let mend = format!("as in {name}=authorization=Bearer%20abc");
+            faults.add(Fault::new(name, problem, mend));
+        }
+        headers
+    }
+
+    fn timeout(&self, faults: &mut Faults) -> Option<Duration> {
+        let Some((name, found)) = self.find("TIMEOUT") else { return Some(TIMEOUT) };
+        let timeout = found.parse().ok().map(Duration::from_millis);
+        let good = timeout.filter(|it| !it.is_zero() && *it <= TIMEOUT_MAX);
+        if good.is_none() {
+            let problem = format!("expected milliseconds from 1 to {}", TIMEOUT_MAX.as_millis());
+            let mend = format!("as in {name}=10000");
+            faults.add(Fault::new(name, problem, mend).with_found(&found));
+        }
+        good
+    }
+}
+
+/// The methods of OTLP's gRPC services.
+const TRACES_EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
+const METRICS_EXPORT: &str = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
+
+/// A URL without what stands behind its authority: gRPC has paths of its own.
+fn origin(url: &str) -> &str {
+    let authority = url.find("://").map_or(0, |at| at + "://".len());
+    let end = url[authority..].find('/').map_or(url.len(), |at| authority + at);
+    &url[..end]
+}
+
+/// A URL up to its query, which may hold a token.
+fn without_query(url: &str) -> &str {
+    url.split(['?', '#']).next().unwrap_or_default()
+}
+
+/// `%20` and the like; what is not well-formed stays as it is.
+pub(super) fn percent_decoded(text: &str) -> Vec<u8> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, behind)) = rest.split_first() {
+        let code =
+            behind.split_at_checked(2).filter(|_| first == b'%').and_then(|(code, behind)| {
+                let code = std::str::from_utf8(code).ok()?;
+                Some((u8::from_str_radix(code, 16).ok()?, behind))
+            });
+        let (byte, behind) = code.unwrap_or((first, behind));
+        decoded.push(byte);
+        rest = behind;
+    }
+    decoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_codes_are_decoded_and_what_is_none_stays() {
+        for (text, expected) in
+            [("a%20b", "a b"), ("%41%4a", "AJ"), ("100%", "100%"), ("%zz", "%zz")]
+        {
+            assert_eq!(percent_decoded(text), expected.as_bytes(), "{text}");
+        }
+    }
+
+    #[test]
+    fn grpc_has_paths_of_its_own() {
+        for (url, expected) in [
+            ("http://a:4317", "http://a:4317"),
+            ("http://a:4317/v1/traces", "http://a:4317"),
+            ("a:4317", "a:4317"),
+        ] {
+            assert_eq!(origin(url), expected);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Every environment variable of the reference (`src/settings/settings.go` at f2fb157), and what
+//! becomes of it here.
+
+use ratelease_rules::duration::parse_duration;
+
+use super::fault::{Fault, Faults};
+use super::value;
+
+/// What becomes of a variable of the reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Support {
+    /// There is a flag for it.
+    Flag,
+    /// Only this value, in any case, will do; another is a fault, with the reason.
+    Only(&'static str, &'static str),
+    /// Only false will do, since the start would be less safe than was asked for; with the reason.
+    Off(&'static str),
+    /// One warning with the reason, where it asks for something.
+    Unsupported(&'static str),
+}
+
+use Support::{Flag, Off, Only, Unsupported};
+
+const GRPC_TLS: Support = Unsupported("TLS on the gRPC listener is not supported yet");
+const PLAIN_GRPC: &str =
+    "TLS on the gRPC listener is not supported yet, and plaintext is not what was asked for";
+const PLAIN_REDIS: &str =
+    "TLS to Redis is not supported yet, and plaintext is not what was asked for";
+const SPARED: &str = "not needed: a denied request spends nothing on its other rules anyway";
+const HEALTH: &str = "health does not hang on Redis: leased tokens go on being spent without it";
+const REDIS_TLS: Support = Unsupported("TLS to Redis is not supported yet");
+const XDS: Support = Unsupported("rules over xDS are not supported yet");
+const STATSD: Support = Unsupported("statsd is not supported; metrics are served for Prometheus");
+const MAPPER: Support =
+    Unsupported("metrics have the names and labels of the reference's default mapper");
+const MILLISECONDS: Support = Unsupported("response times are in seconds, as their name says");
+const MEMCACHE: Support = Unsupported("only Redis is supported");
+const ONE_CONNECTION: Support =
+    Unsupported("there is no pool: one multiplexed connection a node carries every ask");
+const BATCHES: Support = Unsupported("asks of a shard travel in batches anyway");
+const STARTUP: Support =
+    Unsupported("the start does not wait for Redis; connecting is tried again for ever");
+
+/// All 114 variables, in the reference's order.
+#[rustfmt::skip]
+pub(super) const REFERENCE: [(&str, Support); 114] = [
+    ("HOST", Flag),
+    ("PORT", Flag),
+    ("DEBUG_HOST", Flag),
+    ("DEBUG_PORT", Flag),
+    ("GRPC_UDS", Flag),
+    ("GRPC_HOST", Flag),
+    ("GRPC_PORT", Flag),
+    ("GRPC_MAX_CONNECTION_AGE", Flag),
+    ("GRPC_MAX_CONNECTION_AGE_GRACE", Flag),
+    ("GRPC_SERVER_USE_TLS", Off(PLAIN_GRPC)),
+    ("GRPC_SERVER_TLS_CERT", GRPC_TLS),
+    ("GRPC_SERVER_TLS_KEY", GRPC_TLS),
+    ("GRPC_CLIENT_TLS_CACERT", GRPC_TLS),
+    ("GRPC_CLIENT_TLS_SAN", GRPC_TLS),
+    ("LOG_LEVEL", Flag),
+    ("LOG_FORMAT", Flag),
+    ("CONFIG_TYPE", Only("FILE", "rules over xDS are not supported yet, only those of files")),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", Flag),
+    ("CONFIG_GRPC_XDS_NODE_ID", XDS),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", XDS),
+    ("CONFIG_GRPC_XDS_SERVER_URL", XDS),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", XDS),
+    ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", XDS),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", XDS),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", XDS),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", XDS),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", XDS),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", XDS),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", XDS),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", XDS),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", XDS),
+    ("XDS_CLIENT_BACKOFF_JITTER", XDS),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", XDS),
+    ("USE_DOG_STATSD", STATSD),
+    ("USE_DOG_STATSD_MOGRIFIERS", STATSD),
+    ("USE_STATSD", STATSD),
+    ("STATSD_HOST", STATSD),
+    ("STATSD_PORT", STATSD),
+    ("EXTRA_TAGS", STATSD),
+    ("STATS_FLUSH_INTERVAL", STATSD),
+    ("DISABLE_STATS", Flag),
+    ("USE_PROMETHEUS", Flag),
+    ("PROMETHEUS_ADDR", Flag),
+    ("PROMETHEUS_PATH", Flag),
+    ("PROMETHEUS_MAPPER_YAML", MAPPER),
+    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", MILLISECONDS),
+    ("RUNTIME_ROOT", Flag),
+    ("RUNTIME_SUBDIRECTORY", Flag),
+    ("RUNTIME_APPDIRECTORY", Flag),
+    ("RUNTIME_IGNOREDOTFILES", Flag),
+    ("RUNTIME_WATCH_ROOT", Flag),
+    ("EXPIRATION_JITTER_MAX_SECONDS", Unsupported("keys expire with their window")),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", Unsupported("not needed: exhausted keys are remembered anyway")),
+    ("NEAR_LIMIT_RATIO", Flag),
+    ("CACHE_KEY_PREFIX", Flag),
+    ("BACKEND_TYPE", Only("redis", "only Redis is supported")),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Unsupported(SPARED)),
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", Flag),
+    ("LIMIT_LIMIT_HEADER", Flag),
+    ("LIMIT_REMAINING_HEADER", Flag),
+    ("LIMIT_RESET_HEADER", Flag),
+    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Flag),
+    ("REDIS_SOCKET_TYPE", Flag),
+    ("REDIS_TYPE", Flag),
+    ("REDIS_URL", Flag),
+    ("REDIS_POOL_SIZE", ONE_CONNECTION),
+    ("REDIS_AUTH", Flag),
+    ("REDIS_TLS", Off(PLAIN_REDIS)),
+    ("REDIS_TLS_CLIENT_CERT", REDIS_TLS),
+    ("REDIS_TLS_CLIENT_KEY", REDIS_TLS),
+    ("REDIS_TLS_CACERT", REDIS_TLS),
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", REDIS_TLS),
+    ("REDIS_PIPELINE_WINDOW", BATCHES),
+    ("REDIS_PIPELINE_LIMIT", BATCHES),
+    ("REDIS_CLUSTER_PIPELINE_PARALLELISM", BATCHES),
+    ("REDIS_PERSECOND", Flag),
+    ("REDIS_PERSECOND_SOCKET_TYPE", Flag),
+    ("REDIS_PERSECOND_TYPE", Flag),
+    ("REDIS_PERSECOND_URL", Flag),
+    ("REDIS_PERSECOND_POOL_SIZE", ONE_CONNECTION),
+    ("REDIS_PERSECOND_AUTH", Flag),
+    ("REDIS_PERSECOND_TLS", Off(PLAIN_REDIS)),
+    ("REDIS_SENTINEL_AUTH", Flag),
+    ("REDIS_PERSECOND_SENTINEL_AUTH", Flag),
+    ("REDIS_PERSECOND_PIPELINE_WINDOW", BATCHES),
+    ("REDIS_PERSECOND_PIPELINE_LIMIT", BATCHES),
+    ("REDIS_PERSECOND_CLUSTER_PIPELINE_PARALLELISM", BATCHES),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Unsupported(HEALTH)),
+    ("REDIS_TIMEOUT", Flag),
+    ("REDIS_PERSECOND_TIMEOUT", Flag),
+    ("REDIS_POOL_ON_EMPTY_BEHAVIOR", ONE_CONNECTION),
+    ("REDIS_PERSECOND_POOL_ON_EMPTY_BEHAVIOR", ONE_CONNECTION),
+    ("REDIS_STARTUP_INITIAL_INTERVAL", STARTUP),
+    ("REDIS_STARTUP_MAX_INTERVAL", STARTUP),
+    ("REDIS_STARTUP_MAX_ELAPSED_TIME", STARTUP),
+    ("MEMCACHE_HOST_PORT", MEMCACHE),
+    ("MEMCACHE_MAX_IDLE_CONNS", MEMCACHE),
+    ("MEMCACHE_SRV", MEMCACHE),
+    ("MEMCACHE_SRV_REFRESH", MEMCACHE),
+    ("MEMCACHE_TLS", MEMCACHE),
+    ("MEMCACHE_TLS_CLIENT_CERT", MEMCACHE),
+    ("MEMCACHE_TLS_CLIENT_KEY", MEMCACHE),
+    ("MEMCACHE_TLS_CACERT", MEMCACHE),
+    ("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", MEMCACHE),
+    ("SHADOW_MODE", Flag),
+    ("QUOTA_MODE", Flag),
+    ("RESPONSE_DYNAMIC_METADATA", Flag),
+    ("MERGE_DOMAIN_CONFIG", Flag),
+    ("TRACING_ENABLED", Flag),
+    ("TRACING_SERVICE_NAME", Flag),
+    ("TRACING_SERVICE_NAMESPACE", Flag),
+    ("TRACING_SERVICE_INSTANCE_ID", Flag),
+    ("TRACING_EXPORTER_PROTOCOL", Flag),
+    ("TRACING_SAMPLING_RATE", Flag),
+];
+
+/// Variables that deployments of the reference set though it does not read them.
+pub(super) const BESIDE_REFERENCE: [(&str, Support); 1] = [
+    // Envoy Gateway's name for GRPC_CLIENT_TLS_CACERT.
+    ("GRPC_SERVER_TLS_CA_CERT", GRPC_TLS),
+];
+
+/// Adds a fault for each variable that cannot be followed safely, and returns a warning for each of
+/// the others that is not followed.
+pub(super) fn check(env: &dyn Fn(&str) -> Option<String>, faults: &mut Faults) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for (name, support) in REFERENCE.into_iter().chain(BESIDE_REFERENCE) {
+        let Some(value) = env(name).filter(|value| !value.is_empty()) else { continue };
+        match support {
+            Flag => {}
+            Only(good, _) if value.eq_ignore_ascii_case(good) => {}
+            Only(good, reason) => {
+                let fault = Fault::new(name, reason, format!("unset it, or set it to {good}"));
+                faults.add(fault.with_found(&value));
+            }
+            Off(_) | Unsupported(_) if asks_for_nothing(&value) => {}
+            Off(reason) => {
+                let fault = Fault::new(name, reason, "unset it, or set it to false");
+                faults.add(fault.with_found(&value));
+            }
+            Unsupported(reason) => warnings.push(format!("{name}: ignored; {reason}")),
+        }
+    }
+    warnings
+}
+
+/// False and zero turn off what is not there.
+fn asks_for_nothing(value: &str) -> bool {
+    matches!(value::boolean(value), Ok(false))
+        || parse_duration(value).is_some_and(|span| span.is_zero())
+}

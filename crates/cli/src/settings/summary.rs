@@ -1,0 +1,64 @@
+//! The settings as people may see them: by the names of their flags, without secrets.
+
+use clap::parser::MatchesError;
+use clap::{Arg, ArgMatches, Command};
+use ratelease_engine::secret::Secret;
+
+/// What is shown in the place of a secret.
+const HIDDEN: &str = "***";
+
+/// One setting, as it was given or by its default.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    /// The flag's name, without dashes.
+    pub name: String,
+    /// Its value; empty if it has none, and `***` for a secret.
+    pub value: String,
+    /// Whether it is what it would be if nobody had said anything.
+    pub is_default: bool,
+}
+
+/// Every flag of the subcommand of `command` that `matches` are of. `bare` are the matches of that
+/// subcommand with neither flags nor environment; `None` if it cannot do without.
+pub(crate) fn of(command: &Command, matches: &ArgMatches, bare: Option<&ArgMatches>) -> Vec<Told> {
+    let Some((name, matches)) = matches.subcommand() else { return Vec::new() };
+    let Some(command) = command.find_subcommand(name) else { return Vec::new() };
+    let bare = bare.and_then(|bare| bare.subcommand_matches(name));
+    let tell = |arg: &Arg| {
+        let flag = arg.get_long()?;
+        let value = text(matches, arg);
+        let is_default = bare.is_some_and(|bare| value == text(bare, arg));
+        let value = match value {
+            Value::Secret(_) => HIDDEN.to_owned(),
+            Value::Plain(text) => text,
+            Value::None => String::new(),
+        };
+        Some(Told { name: flag.to_owned(), value, is_default })
+    };
+    command.get_arguments().filter_map(tell).collect()
+}
+
+/// What was given for one flag.
+#[derive(PartialEq)]
+enum Value {
+    None,
+    Plain(String),
+    Secret(Secret),
+}
+
+/// A flag's type says whether it is a secret: nobody has to keep a list of them.
+fn text(matches: &ArgMatches, arg: &Arg) -> Value {
+    let id = arg.get_id().as_str();
+    match matches.try_get_one::<Secret>(id) {
+        Ok(Some(secret)) if secret.is_empty() => return Value::None,
+        Ok(Some(secret)) => return Value::Secret(secret.clone()),
+        Ok(None) | Err(MatchesError::Downcast { .. }) => {}
+        Err(_) => return Value::None,
+    }
+    let Ok(Some(values)) = matches.try_get_raw(id) else { return Value::None };
+    let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
+    match values.join(", ") {
+        text if text.is_empty() => Value::None,
+        text => Value::Plain(text),
+    }
+}

@@ -1,0 +1,373 @@
+//! The settings as a whole: what a command line and an environment come to.
+
+mod parts;
+mod redis;
+mod secrets;
+mod telemetry;
+
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::OsString;
+
+use clap::CommandFactory;
+use ratelease_engine::secret::Secret;
+
+use super::fault::flag;
+use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
+use super::*;
+use crate::commands::{Cli, Task};
+use crate::grammar;
+
+/// Names of our own that have a flag.
+const OURS: [&str; 34] = [
+    "LEASE_MAX_WAIT",
+    "LEASE_WAIT_LIMIT",
+    "PODS_EXPECTED",
+    "DRAIN_TIMEOUT",
+    "KEY_SECRET",
+    "KEY_SECRET_FILE",
+    "REDIS_URL_FILE",
+    "REDIS_AUTH_FILE",
+    "REDIS_SENTINEL_AUTH_FILE",
+    "REDIS_REDIRECT_NETWORKS",
+    "REDIS_PERSECOND_URL_FILE",
+    "REDIS_PERSECOND_AUTH_FILE",
+    "REDIS_PERSECOND_SENTINEL_AUTH_FILE",
+    "REDIS_PERSECOND_REDIRECT_NETWORKS",
+    "BUFFER_MEMORY",
+    "MAX_IN_FLIGHT",
+    "ALLOWED_HOSTS",
+    "JSON_REFUNDS",
+    "GRPC_UDS_MODE",
+    "GRPC_UDS_GROUP",
+    "DEBUG_TOKEN",
+    "DEBUG_TOKEN_FILE",
+    "DEBUG_ALLOWED_HOSTS",
+    "METRICS_SERIES_MAX",
+    "RULES_SNAPSHOT",
+    "RESPONSE_HEADERS",
+    "HOT_KEYS",
+    "HOT_KEYS_SAMPLE",
+    "HOT_KEYS_VALUES",
+    "LOG_LINES_PER_SECOND",
+    "LOG_VALUES",
+    "DECISION_SAMPLE_RATE",
+    "OTEL_METRICS_EXPORTER",
+    "OTEL_METRIC_EXPORT_INTERVAL",
+];
+
+type Env<'a> = &'a [(&'a str, &'a str)];
+
+/// Parses `line`, whose first word is the program's name, with exactly `env` behind it.
+fn parse(line: &str, env: Env<'_>) -> Result<Settings, SettingsError> {
+    let env: HashMap<&str, &str> = env.iter().copied().collect();
+    let mut words = line.split_whitespace();
+    let program = words.next().expect("a program's name");
+    let lookup = |name: &str| env.get(name).map(|&value| value.to_owned());
+    match Task::parse(program, words.map(OsString::from), &lookup)? {
+        Task::Serve(settings) => Ok(*settings),
+        task => panic!("{line:?}: not to serve but {task:?}"),
+    }
+}
+
+fn good(line: &str, env: Env<'_>) -> Settings {
+    parse(line, env).unwrap_or_else(|error| panic!("{line:?} with {env:?}: {error}"))
+}
+
+/// The faults as the user sees them.
+fn faults(line: &str, env: Env<'_>) -> Vec<String> {
+    match parse(line, env) {
+        Err(SettingsError::Faults(faults)) => faults.iter().map(ToString::to_string).collect(),
+        other => panic!("{line:?} with {env:?}: no faults but {other:?}"),
+    }
+}
+
+/// The one fault of one faulty variable.
+fn fault(name: &str, value: &str) -> String {
+    let faults = faults("ratelease serve", &[(name, value)]);
+    let [fault] = faults.as_slice() else { panic!("{name}={value}: not one fault but {faults:?}") };
+    assert!(fault.starts_with(&format!("{name}: ")), "{fault}");
+    fault.clone()
+}
+
+fn help(line: &str, env: Env<'_>) -> String {
+    match parse(line, env) {
+        Err(SettingsError::Help(text)) => text,
+        other => panic!("{line:?}: no help but {other:?}"),
+    }
+}
+
+#[test]
+fn ratelease_listens_on_loopback_and_keeps_counts_in_memory() {
+    let settings = good("/usr/local/bin/ratelease serve", &[]);
+    assert_eq!(settings.listeners.http.to_string(), "0.0.0.0:8080");
+    assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("127.0.0.1", 8081)));
+    assert_eq!(settings.listeners.debug.to_string(), "127.0.0.1:6070");
+    assert_eq!(settings.rules.dir.to_str(), Some("config/rules"));
+    assert_eq!(settings.rules.watch_root, None);
+    assert_eq!(settings.rules.snapshot, None);
+    assert_eq!(settings.listeners.calls_max, 4096);
+    assert!(settings.rules.ignore_dotfiles);
+    assert_eq!(settings.store, StoreSettings::Memory);
+    assert_eq!(
+        (settings.logging.level, settings.logging.format),
+        (LogLevel::Info, LogFormat::Text)
+    );
+    assert!(!settings.logging.values && settings.logging.decision_sample_rate == 0.0);
+    assert!(settings.telemetry.tracing.is_none() && settings.telemetry.push.is_none());
+    assert_eq!(settings.leases.max_wait, Duration::from_millis(5));
+    assert_eq!(settings.leases.wait_limit, Duration::from_millis(15));
+    assert_eq!(settings.leases.pods_expected, 16);
+    assert_eq!(settings.leases.buffer_bytes_max, 64 << 20);
+    assert!(settings.leases.key_secret.is_empty());
+    assert_eq!(settings.drain, Duration::from_secs(10));
+    assert_eq!(
+        settings.hot_keys,
+        Some(HotKeys { sample: 4.try_into().expect("above 0"), values: false })
+    );
+    assert_eq!(settings.warnings, [""; 0]);
+}
+
+#[test]
+fn ratelimit_serves_by_itself_with_the_defaults_of_the_reference() {
+    let settings = good("/bin/ratelimit", &[]);
+    assert_eq!(settings.listeners.http.to_string(), "0.0.0.0:8080");
+    assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("0.0.0.0", 8081)));
+    // Not the reference's, which shows it to every machine that reaches it.
+    assert_eq!(settings.listeners.debug.to_string(), "127.0.0.1:6070");
+    let told = [("DEBUG_HOST", "0.0.0.0")];
+    assert_eq!(good("ratelimit", &told).listeners.debug.to_string(), "0.0.0.0:6070");
+    let guarded = [("DEBUG_TOKEN", "hunter2")];
+    assert_eq!(good("ratelimit", &guarded).listeners.debug.to_string(), "0.0.0.0:6070");
+    let both = [("DEBUG_TOKEN", "hunter2"), ("DEBUG_HOST", "127.0.0.1")];
+    assert_eq!(good("ratelimit", &both).listeners.debug.to_string(), "127.0.0.1:6070");
+    assert_eq!(good("ratelease serve", &guarded).listeners.debug.to_string(), "127.0.0.1:6070");
+    assert_eq!(settings.listeners.max_connection_age, Some(Duration::from_secs(24 * 3600)));
+    assert_eq!(settings.listeners.max_connection_age_grace, Some(Duration::from_secs(3600)));
+    assert_eq!(settings.rules.dir.to_str(), Some("/srv/runtime_data/current/config"));
+    assert_eq!(
+        settings.rules.watch_root.as_deref().and_then(|root| root.to_str()),
+        Some("/srv/runtime_data/current")
+    );
+    assert!(!settings.rules.ignore_dotfiles);
+    assert_eq!(settings.store, StoreSettings::Memory);
+    assert_eq!(settings.logging.level, LogLevel::Warn);
+    assert_eq!(settings, good("ratelimit serve", &[]), "the subcommand may be given");
+}
+
+#[test]
+fn a_flag_beats_its_variable_and_a_variable_its_default() {
+    let env = [("PORT", "1111"), ("GRPC_PORT", "2222")];
+    let settings = good("ratelease serve --port 3333", &env);
+    assert_eq!(settings.listeners.http.port, 3333);
+    assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("127.0.0.1", 2222)));
+    assert_eq!(settings.listeners.debug.port, 6070);
+    let settings = good("ratelimit --host 127.0.0.1 --log-level=trace", &[("LOG_LEVEL", "error")]);
+    assert_eq!(settings.listeners.http.host, "127.0.0.1");
+    assert_eq!(settings.logging.level, LogLevel::Trace);
+}
+
+#[test]
+fn a_variable_set_to_nothing_counts_as_unset() {
+    let names = REFERENCE.iter().map(|(name, _)| *name).chain(OURS);
+    let env: Vec<_> = names.map(|name| (name, "")).collect();
+    assert_eq!(good("ratelease serve", &env), good("ratelease serve", &[]));
+}
+
+#[test]
+fn all_faults_are_told_at_once_each_with_what_was_expected_and_how_to_mend_it() {
+    let env = [
+        ("PORT", "70000"),
+        ("SHADOW_MODE", "yes"),
+        ("REDIS_TLS", "true"),
+        ("REDIS_URL", "redis:6379:1"),
+        ("LOG_LEVEL", "loud"),
+        ("CACHE_KEY_PREFIX", "{a}"),
+        ("LEASE_MAX_WAIT", "5"),
+        ("RUNTIME_WATCH_ROOT", "2"),
+    ];
+    let error = parse("ratelease serve --near-limit-ratio=1.5", &env).expect_err("faults");
+    assert_eq!(error.exit_code(), 2);
+    let text = error.to_string();
+    assert!(text.starts_with("9 settings are faulty:\n"), "{text}");
+    assert_eq!(text.lines().count(), 10, "{text}");
+    let lines = [
+        "PORT: expected a port from 0 to 65535, found \"70000\"; \
+         set PORT or --port, as in PORT=8080",
+        "SHADOW_MODE: expected true or false (also t, f, 1, 0), found \"yes\"; \
+         set SHADOW_MODE or --shadow-mode, as in SHADOW_MODE=true",
+        "REDIS_TLS: TLS to Redis is not supported yet, and plaintext is not what was asked for, \
+         found \"true\"; unset it, or set it to false",
+        "NEAR_LIMIT_RATIO: expected a number from 0 to 1, found \"1.5\"; \
+         set NEAR_LIMIT_RATIO or --near-limit-ratio, as in NEAR_LIMIT_RATIO=0.8",
+    ];
+    for line in lines {
+        assert!(text.lines().any(|found| found.trim() == line), "no {line}\nin {text}");
+    }
+}
+
+#[test]
+fn faulty_values_are_cut_and_their_control_characters_escaped() {
+    let text = fault("PORT", &format!("1\n2\u{1b}[31m{}", "3".repeat(1000)));
+    assert!(text.len() < 300, "{} bytes", text.len());
+    assert!(text.contains(r#"found "1\n2\u{1b}[31m333"#), "{text}");
+}
+
+#[test]
+fn secrets_show_in_no_debug_form_fault_warning_or_help() {
+    const SECRET: &str = "hunter2";
+    let url = "redis://user:hunter2@redis:6379";
+    let wrong = "redis://user:hunter2@redis:port";
+    let env = [
+        ("REDIS_URL", url),
+        ("REDIS_AUTH", "me:hunter2"),
+        ("REDIS_SENTINEL_AUTH", "hunter2"),
+        ("REDIS_PERSECOND", "true"),
+        ("REDIS_PERSECOND_URL", url),
+        ("REDIS_PERSECOND_AUTH", "hunter2"),
+        ("REDIS_PERSECOND_SENTINEL_AUTH", "hunter2"),
+        ("KEY_SECRET", "hunter2"),
+    ];
+    let settings = good("ratelease serve", &env);
+    assert!(!format!("{settings:?}").contains(SECRET), "{settings:?}");
+    assert_eq!(settings.leases.key_secret.reveal(), SECRET);
+    for wrong in [wrong, "redis://:hunter2", "hunter2@redis", "redis://a:hunter2,b@c:1"] {
+        let faulty = [("REDIS_URL", wrong), ("REDIS_AUTH", "hunter2:")];
+        let error = parse("ratelease serve", &faulty).expect_err("faults");
+        assert!(!error.to_string().contains(SECRET), "{error}");
+        assert!(!format!("{error:?}").contains(SECRET), "{error:?}");
+    }
+    assert!(!help("ratelease serve --help", &env).contains(SECRET));
+    let error = parse("ratelease serve --nonsense", &env).expect_err("unknown");
+    assert!(!error.to_string().contains(SECRET), "{error}");
+    let lookup = |name: &str| (name == "REDIS_AUTH").then(|| SECRET.to_owned());
+    let args = ["ratelease", "serve"].map(OsString::from);
+    let cli = grammar::read::<Cli>(Role::Ratelease, &args, &lookup).expect("good");
+    assert!(!format!("{cli:?}").contains(SECRET), "{cli:?}");
+}
+
+#[test]
+fn the_table_has_every_variable_of_the_reference_once() {
+    let names: BTreeSet<_> = REFERENCE.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names.len(), REFERENCE.len());
+    assert!(BESIDE_REFERENCE.iter().all(|(name, _)| !names.contains(name)));
+    assert!(OURS.iter().all(|name| !names.contains(name)));
+}
+
+#[test]
+fn each_secret_can_lie_in_a_file_instead() {
+    let command = Cli::command();
+    let serve = command.find_subcommand("serve").expect("serve");
+    let is_secret = |arg: &&clap::Arg| {
+        arg.get_value_parser().type_id()
+            == clap::builder::ValueParser::from(clap::value_parser!(Secret)).type_id()
+    };
+    let secrets: Vec<_> = serve.get_arguments().filter(is_secret).collect();
+    assert!(secrets.len() >= 7, "{secrets:?}");
+    for secret in secrets {
+        let file = format!("{}_file", secret.get_id());
+        let has_file = serve.get_arguments().any(|arg| *arg.get_id() == *file);
+        assert!(has_file, "{} has no {file}", secret.get_id());
+    }
+}
+
+/// The variable of each flag of `serve`, which is its name in capitals, and the flag.
+fn variables() -> Vec<(String, clap::Arg)> {
+    let command = Cli::command();
+    let serve = command.find_subcommand("serve").expect("serve");
+    let args = serve.get_arguments().filter(|arg| arg.get_env().is_some());
+    args.map(|arg| {
+        let name = arg.get_env().and_then(|name| name.to_str()).expect("a name");
+        (name.to_owned(), arg.clone())
+    })
+    .collect()
+}
+
+#[test]
+fn every_supported_variable_has_a_flag_and_every_flag_a_variable_that_is_listed() {
+    let supported = REFERENCE.iter().filter(|(_, support)| *support == Support::Flag);
+    let listed: BTreeSet<_> = supported.map(|(name, _)| *name).chain(OURS).collect();
+    let flags = variables();
+    let named: BTreeSet<_> = flags.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(named, listed);
+    assert_eq!(named.len(), flags.len(), "a variable has two flags");
+    for (name, arg) in &flags {
+        assert_eq!(format!("--{}", arg.get_long().expect("long")), flag(name));
+        assert!(!arg.get_help().map(ToString::to_string).unwrap_or_default().is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn help_names_each_variable_and_default_and_nothing_of_the_environment() {
+    let text = help("ratelease serve --help", &[("PORT", "4711")]);
+    for (name, _) in variables() {
+        assert!(text.contains(&format!("[env: {name}]")), "{name} in {text}");
+    }
+    for heading in [
+        "Listeners:",
+        "Rules:",
+        "Redis:",
+        "Answers:",
+        "Leases:",
+        "Hot keys:",
+        "Logging:",
+        "Examples:",
+    ] {
+        assert!(text.contains(&format!("\n{heading}\n")), "{heading} in {text}");
+    }
+    assert!(!text.contains("4711"), "{text}");
+    assert!(text.contains("[env: HOST] [default: 0.0.0.0]"), "{text}");
+    assert!(text.contains("[env: GRPC_HOST] [default: 127.0.0.1]"), "{text}");
+    let text = help("ratelimit --help", &[]);
+    assert!(text.contains("[env: GRPC_HOST] [default: 0.0.0.0]"), "{text}");
+    assert!(help("ratelease --version", &[]).contains(env!("CARGO_PKG_VERSION")));
+    assert!(help("ratelimit -V", &[]).contains(env!("CARGO_PKG_VERSION")));
+    assert_eq!(parse("ratelease --help", &[]).expect_err("help").exit_code(), 0);
+}
+
+#[test]
+fn what_clap_does_not_understand_ends_with_status_2() {
+    for line in ["ratelease", "ratelease fly", "ratelease serve --prot 1", "ratelimit --prot 1"] {
+        let error = parse(line, &[]).expect_err(line);
+        assert!(matches!(error, SettingsError::Usage(_)), "{line}: {error:?}");
+        assert_eq!(error.exit_code(), 2, "{line}");
+    }
+    let error = parse("ratelease serve --prot 1", &[]).expect_err("unknown");
+    assert!(error.to_string().contains("'--port'"), "a near name is offered: {error}");
+}
+
+#[test]
+fn a_variable_that_is_not_followed_gets_one_warning_with_the_reason() {
+    for (name, support) in REFERENCE.into_iter().chain(BESIDE_REFERENCE) {
+        let Support::Unsupported(reason) = support else { continue };
+        let settings = good("ratelimit", &[(name, "17")]);
+        assert_eq!(settings.warnings, [format!("{name}: ignored; {reason}")]);
+        for nothing in ["false", "0", "0s", ""] {
+            assert_eq!(good("ratelimit", &[(name, nothing)]).warnings, [""; 0], "{name}={nothing}");
+        }
+    }
+}
+
+#[test]
+fn what_would_be_less_safe_than_asked_for_is_a_fault() {
+    for (name, support) in REFERENCE {
+        match support {
+            Support::Off(reason) => {
+                for value in ["true", "1", "yes"] {
+                    assert!(fault(name, value).contains(reason));
+                }
+                assert_eq!(good("ratelimit", &[(name, "false")]).warnings, [""; 0]);
+            }
+            Support::Only(value, reason) => {
+                assert!(fault(name, "other").contains(reason));
+                assert_eq!(good("ratelimit", &[(name, value)]).warnings, [""; 0]);
+                assert_eq!(good("ratelimit", &[(name, &value.to_lowercase())]).warnings, [""; 0]);
+            }
+            Support::Flag | Support::Unsupported(_) => {}
+        }
+    }
+    assert!(fault("CONFIG_TYPE", "GRPC_XDS_SOTW").contains("xDS"));
+    assert!(fault("BACKEND_TYPE", "memcache").contains("only Redis"));
+    for name in ["GRPC_SERVER_USE_TLS", "REDIS_TLS", "REDIS_PERSECOND_TLS"] {
+        assert!(fault(name, "true").contains("TLS"));
+    }
+}

@@ -1,0 +1,157 @@
+//! Values as the reference reads them: Go's durations and booleans, hosts, ports, names.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ratelease_engine::store::redis::parse_host;
+use ratelease_rules::duration::parse_duration;
+
+use super::fault::Expected;
+
+/// Longest path of a Unix socket: `sun_path` of unix(7), less its NUL.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// Where to listen or connect: a name or an IP address, and a port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HostPort {
+    /// A DNS name, or an IPv4 or IPv6 address without brackets.
+    pub host: String,
+    /// Port; to listen on 0 takes any free one.
+    pub port: u16,
+}
+
+/// Go's `strconv.ParseBool`.
+pub(super) fn boolean(text: &str) -> Result<bool, Expected> {
+    match text {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
+        _ => Err(Expected::new("true or false (also t, f, 1, 0)", "true")),
+    }
+}
+
+/// A duration within `range`.
+pub(super) fn duration_within(
+    range: RangeInclusive<Duration>,
+    example: &'static str,
+) -> impl FnOnce(&str) -> Result<Duration, Expected> {
+    move |text| {
+        parse_duration(text).filter(|span| range.contains(span)).ok_or_else(|| {
+            let (least, most) = (range.start(), range.end());
+            Expected::new(format!("a duration from {least:?} to {most:?} with its unit"), example)
+        })
+    }
+}
+
+/// A duration, where 0 is for "without end".
+pub(super) fn duration_or_never(text: &str) -> Result<Option<Duration>, Expected> {
+    parse_duration(text)
+        .map(|span| (!span.is_zero()).then_some(span))
+        .ok_or_else(|| Expected::new("a duration with its unit, or 0 for none", "24h"))
+}
+
+/// A whole number within `range`.
+pub(super) fn count_within(
+    range: RangeInclusive<usize>,
+    example: &'static str,
+) -> impl FnOnce(&str) -> Result<usize, Expected> {
+    move |text| {
+        text.parse().ok().filter(|count| range.contains(count)).ok_or_else(|| {
+            let (least, most) = (range.start(), range.end());
+            Expected::new(format!("a whole number from {least} to {most}"), example)
+        })
+    }
+}
+
+/// Bytes of the units of a size.
+pub(super) const KIB: usize = 1 << 10;
+pub(super) const MIB: usize = 1 << 20;
+pub(super) const GIB: usize = 1 << 30;
+
+/// A number of bytes within `range`, as `65536`, `512KiB`, `64MiB` or `2GiB`. Other units are
+/// refused, since people differ on what 64 MB, or 64 M, is.
+pub(super) fn size_within(
+    range: RangeInclusive<usize>,
+    example: &'static str,
+) -> impl FnOnce(&str) -> Result<usize, Expected> {
+    move |text| {
+        let units = [("KiB", KIB), ("MiB", MIB), ("GiB", GIB)];
+        let named = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)));
+        let (number, unit) = named.unwrap_or((text, 1));
+        // Not `+5`, which `parse` would take.
+        let digits = Some(number).filter(|number| number.bytes().all(|b| b.is_ascii_digit()));
+        let bytes = digits.and_then(|digits| digits.parse::<usize>().ok()?.checked_mul(unit));
+        bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| {
+            let (least, most) = (shown(*range.start()), shown(*range.end()));
+            let what = format!("a size from {least} to {most}, in bytes or with KiB, MiB or GiB");
+            Expected::new(what, example)
+        })
+    }
+}
+
+/// A size in the largest unit that it is a multiple of.
+fn shown(bytes: usize) -> String {
+    let units = [("GiB", GIB), ("MiB", MIB), ("KiB", KIB)];
+    let whole = units.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
+    whole.map_or(bytes.to_string(), |(name, unit)| format!("{}{name}", bytes / unit))
+}
+
+/// A TCP port.
+pub(super) fn port(text: &str) -> Result<u16, Expected> {
+    text.parse().map_err(|_| Expected::new("a port from 0 to 65535", "8080"))
+}
+
+/// A DNS name or an IP address, IPv6 with or without brackets.
+pub(super) fn host(text: &str) -> Result<String, Expected> {
+    let expected = || Expected::new("an IP address or a host name, without a port", "127.0.0.1");
+    parse_host(text).ok_or_else(expected)
+}
+
+/// A share from 0 to 1.
+pub(super) fn ratio(text: &str) -> Result<f32, Expected> {
+    text.parse()
+        .ok()
+        .filter(|ratio| (0.0..=1.0).contains(ratio))
+        .ok_or_else(|| Expected::new("a number from 0 to 1", "0.8"))
+}
+
+/// The path of a Unix socket.
+pub(super) fn socket_path(text: &str) -> Result<PathBuf, Expected> {
+    if text.len() > SOCKET_PATH_BYTES_MAX {
+        let what = format!("a path of at most {SOCKET_PATH_BYTES_MAX} bytes for a socket");
+        return Err(Expected::new(what, "/run/ratelease/grpc.sock"));
+    }
+    Ok(PathBuf::from(text))
+}
+
+/// The name of an HTTP header, in the case it was given.
+pub(super) fn header_name(text: &str) -> Result<String, Expected> {
+    match http::HeaderName::from_bytes(text.as_bytes()) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => {
+            let what = "an HTTP header name (letters, digits and !#$%&'*+-.^_`|~)";
+            Err(Expected::new(what, "RateLimit-Limit"))
+        }
+    }
+}
+
+// === impl HostPort ===
+
+impl HostPort {
+    /// From a host without brackets and a port.
+    pub fn new(host: impl Into<String>, port: u16) -> Self {
+        Self { host: host.into(), port }
+    }
+}
+
+/// As in a URL: an IPv6 address stands in brackets.
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Rule files as the tools read them: all that the user named, as one set of rules.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use ratelease_rules::{
+    self as rules, Faults as RuleFaults, Options, Places, ReadError, Rules, Source,
+};
+
+use crate::out::Trouble;
+use crate::safe::Safe;
+use crate::settings::{Faults, Reading};
+
+/// What `resolve` makes of flags, or all that is wrong with them.
+pub fn resolved<T>(resolve: impl FnOnce(&mut Faults) -> Option<T>) -> Result<T, Trouble> {
+    let mut faults = Faults::default();
+    match resolve(&mut faults) {
+        Some(resolved) if faults.is_empty() => Ok(resolved),
+        _ => Err(faults.into()),
+    }
+}
+
+/// Standard input, as an argument.
+pub const STDIN: &str = "-";
+/// What messages call it.
+pub const STDIN_NAME: &str = "standard input";
+
+/// Whether `path` stands for standard input. A file of that name is `./-`.
+pub fn is_stdin(path: &Path) -> bool {
+    path.as_os_str() == STDIN
+}
+
+/// One file, or standard input.
+pub fn read_file(path: &Path) -> Result<Source, Trouble> {
+    if is_stdin(path) {
+        return Ok(rules::read_from(STDIN_NAME, io::stdin().lock())?);
+    }
+    let only = if path.is_dir() { None } else { rules::read_path(path, false)?.pop() };
+    only.ok_or_else(|| {
+        Trouble::new(format_args!("{}: is a directory; name the files in it", Safe(path.display())))
+    })
+}
+
+/// The rule files of all `paths`, directories and standard input among them. Their names lead to
+/// them from here.
+pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, Trouble> {
+    let mut sources = Vec::new();
+    for path in paths {
+        if is_stdin(path) {
+            sources.push(read_file(path)?);
+        } else {
+            sources.extend(rules::read_path(path, reading.ignore_dotfiles)?);
+        }
+    }
+    // A file that was named twice is one file.
+    sources.sort_by(|a, b| a.name.cmp(&b.name));
+    sources.dedup_by(|a, b| a.name == b.name);
+    if sources.is_empty() {
+        let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        return Err(Trouble::new(format_args!(
+            "{}: no rule files there; their names end in .yaml or .yml",
+            Safe(paths.join(", "))
+        )));
+    }
+    Ok(sources)
+}
+
+/// Rules that have to be good.
+pub fn load(paths: &[PathBuf], reading: Reading) -> Result<Rules, Trouble> {
+    good(paths, reading, rules::load).map(|loaded| loaded.rules)
+}
+
+/// As [`load`], and where each rule is written.
+pub fn load_with_places(paths: &[PathBuf], reading: Reading) -> Result<(Rules, Places), Trouble> {
+    let (loaded, places) = good(paths, reading, rules::load_with_places)?;
+    Ok((loaded.rules, places))
+}
+
+fn good<T>(
+    paths: &[PathBuf],
+    reading: Reading,
+    load: impl FnOnce(&[Source], Options) -> Result<T, RuleFaults>,
+) -> Result<T, Trouble> {
+    let sources = read(paths, reading)?;
+    load(&sources, Options { merge_domains: reading.merge_domains }).map_err(|faults| {
+        Trouble::new(format_args!(
+            "the rules are faulty; `ratelease check` shows the places\n{}",
+            Safe(faults)
+        ))
+    })
+}
+
+// === impl Trouble ===
+
+impl From<ReadError> for Trouble {
+    fn from(error: ReadError) -> Self {
+        match error {
+            // What a server lacks should be made; what a user typed may be wrong.
+            ReadError::Missing(path) => Self::new(format_args!(
+                "{}: does not exist, or is a link to nothing; name another path",
+                Safe(path.display())
+            )),
+            other => Self::new(Safe(other)),
+        }
+    }
+}

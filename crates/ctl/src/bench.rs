@@ -1,0 +1,49 @@
+//! `ratectl bench`: load for a rate limit service, and what it made of it.
+//!
+//! `load` sends `ShouldRateLimit` to any server of Envoy's protocol, ours or another, straight on
+//! HTTP/2: requests are encoded before the run, one task drives a connection with all its streams,
+//! and of an answer only the status and the overall code are read. So the load costs less than
+//! the cheapest server, and one machine can hold both.
+
+mod call;
+mod client;
+mod draw;
+mod flags;
+mod link;
+mod metronome;
+mod progress;
+mod report;
+mod request;
+mod run;
+mod schedule;
+mod tally;
+#[cfg(test)]
+mod tests;
+mod trial;
+
+use clap::Subcommand;
+use ratelease_cli::out::{Ended, Out, Trouble};
+
+pub use flags::LoadFlags;
+
+/// What can be measured.
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Load a rate limit server over gRPC, and report rates, codes and latencies
+    #[command(after_help = flags::NOTES, next_line_help = true)]
+    Load(Box<LoadFlags>),
+}
+
+/// Runs the bench and prints its report. Good where every request was answered with a verdict;
+/// trouble where the run could not begin.
+pub(super) fn run(bench: Bench, out: &mut Out) -> Ended {
+    let Bench::Load(flags) = bench;
+    let json = flags.out.json;
+    let report = flags.plan().and_then(run::run).map_err(Trouble::new)?;
+    if json {
+        out.line(report.json())?;
+    } else {
+        out.line(&report)?;
+    }
+    Ok(report.outcome())
+}

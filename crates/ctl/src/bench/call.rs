@@ -1,0 +1,188 @@
+//! One request under way, and what of its answer is looked at.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use h2::RecvStream;
+use h2::client::ResponseFuture;
+use http::{HeaderMap, StatusCode};
+use ratelease_engine::time::Time;
+
+/// Bytes of an answer at most. A verdict on 64 descriptors takes a few thousand.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// A request whose answer is awaited.
+pub(super) struct Call {
+    due: Time,
+    stage: Stage,
+    message: Bytes,
+}
+
+enum Stage {
+    Head(ResponseFuture),
+    Body(RecvStream),
+}
+
+/// How a request was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// To let pass.
+    Ok,
+    /// To refuse.
+    OverLimit,
+    /// Not with a verdict.
+    Failed(Failure),
+}
+
+/// Why there is no verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Failure {
+    /// gRPC said so, with this code.
+    Grpc(u16),
+    /// HTTP said so, or the answer is not gRPC's.
+    NotGrpc(u16),
+    /// An answer without an overall code, or one that does not decode.
+    NoVerdict,
+    /// The stream was reset.
+    Reset,
+    /// The connection ended.
+    Lost,
+    /// The run ended first.
+    Unanswered,
+    /// No stream came free in time for it to be sent.
+    Unsent,
+}
+
+// === impl Call ===
+
+impl Call {
+    pub(super) fn new(due: Time, response: ResponseFuture) -> Self {
+        Self { due, stage: Stage::Head(response), message: Bytes::new() }
+    }
+
+    /// When the request was to be sent.
+    pub(super) fn due(&self) -> Time {
+        self.due
+    }
+
+    /// Adds to what there is of the message. It comes in one piece unless it is very long.
+    fn take_in(&mut self, data: Bytes) {
+        if self.message.is_empty() {
+            self.message = data;
+        } else if self.message.len() < ANSWER_BYTES_MAX {
+            let mut joined = BytesMut::from(self.message.as_ref());
+            joined.extend_from_slice(&data);
+            self.message = joined.freeze();
+        }
+    }
+
+    fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<Result<Outcome, h2::Error>> {
+        loop {
+            match &mut self.stage {
+                Stage::Head(response) => {
+                    let response = ready!(Pin::new(response).poll(cx))?;
+                    if let Some(refusal) = refusal(response.status(), response.headers()) {
+                        return Poll::Ready(Ok(refusal));
+                    }
+                    self.stage = Stage::Body(response.into_body());
+                }
+                Stage::Body(body) => match ready!(body.poll_data(cx)) {
+                    Some(data) => {
+                        let data = data?;
+                        body.flow_control().release_capacity(data.len())?;
+                        self.take_in(data);
+                    }
+                    None => {
+                        let trailers = ready!(body.poll_trailers(cx))?.unwrap_or_default();
+                        return Poll::Ready(Ok(outcome(&self.message, &trailers)));
+                    }
+                },
+            }
+        }
+    }
+}
+
+impl Future for Call {
+    type Output = (Time, Outcome);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = match ready!(self.poll_outcome(cx)) {
+            Ok(outcome) => outcome,
+            Err(error) if error.is_reset() => Outcome::Failed(Failure::Reset),
+            Err(_) => Outcome::Failed(Failure::Lost),
+        };
+        Poll::Ready((self.due, outcome))
+    }
+}
+
+/// What the head alone says: that there is no answer behind it.
+fn refusal(status: StatusCode, headers: &HeaderMap) -> Option<Outcome> {
+    match code(headers) {
+        Some(0) | None if status == StatusCode::OK => None,
+        Some(code) if code != 0 => Some(Outcome::Failed(Failure::Grpc(code))),
+        _ => Some(Outcome::Failed(Failure::NotGrpc(status.as_u16()))),
+    }
+}
+
+fn outcome(message: &[u8], trailers: &HeaderMap) -> Outcome {
+    match code(trailers) {
+        Some(0) => match overall_code(message) {
+            Some(1) => Outcome::Ok,
+            Some(2) => Outcome::OverLimit,
+            _ => Outcome::Failed(Failure::NoVerdict),
+        },
+        Some(code) => Outcome::Failed(Failure::Grpc(code)),
+        None => Outcome::Failed(Failure::NotGrpc(StatusCode::OK.as_u16())),
+    }
+}
+
+fn code(headers: &HeaderMap) -> Option<u16> {
+    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
+}
+
+/// `RateLimitResponse.overall_code`, field 1, behind gRPC's prefix. Every encoder in use writes
+/// fields in their order, so that it comes first.
+fn overall_code(message: &[u8]) -> Option<u8> {
+    const OVERALL_CODE: u8 = 1 << 3;
+    match message {
+        [0, _, _, _, _, OVERALL_CODE, code, ..] => Some(*code),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(code: &'static str) -> HeaderMap {
+        HeaderMap::from_iter([(
+            http::HeaderName::from_static("grpc-status"),
+            http::HeaderValue::from_static(code),
+        )])
+    }
+
+    #[test]
+    fn a_verdict_is_the_overall_code_under_status_0() {
+        for (message, trailers, expected) in [
+            (&[0, 0, 0, 0, 2, 8, 1][..], status("0"), Outcome::Ok),
+            (&[0, 0, 0, 0, 4, 8, 2, 18, 0], status("0"), Outcome::OverLimit),
+            (&[0, 0, 0, 0, 2, 8, 0], status("0"), Outcome::Failed(Failure::NoVerdict)),
+            (&[0, 0, 0, 0, 0], status("0"), Outcome::Failed(Failure::NoVerdict)),
+            (&[], status("0"), Outcome::Failed(Failure::NoVerdict)),
+            (&[0, 0, 0, 0, 2, 8, 1], status("14"), Outcome::Failed(Failure::Grpc(14))),
+            (&[0, 0, 0, 0, 2, 8, 1], HeaderMap::new(), Outcome::Failed(Failure::NotGrpc(200))),
+        ] {
+            assert_eq!(outcome(message, &trailers), expected, "{message:?} {trailers:?}");
+        }
+    }
+
+    #[test]
+    fn a_head_may_say_all_there_is() {
+        let ok = StatusCode::OK;
+        assert_eq!(refusal(ok, &HeaderMap::new()), None);
+        assert_eq!(refusal(ok, &status("12")), Some(Outcome::Failed(Failure::Grpc(12))));
+        let gone = refusal(StatusCode::NOT_FOUND, &HeaderMap::new());
+        assert_eq!(gone, Some(Outcome::Failed(Failure::NotGrpc(404))));
+    }
+}

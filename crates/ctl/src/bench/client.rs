@@ -1,0 +1,256 @@
+//! One connection, driven by one task: what arrives, what is due, what goes out.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use futures_util::task::AtomicWaker;
+use h2::client::{Connection, SendRequest};
+use http::Request;
+use ratelease_engine::time::{Clock, Time};
+use tokio::time::{sleep, timeout, timeout_at};
+
+use super::call::{Call, Failure, Outcome};
+use super::draw::{Dice, Zipf};
+use super::flags::Plan;
+use super::link::{Link, Socket, connect};
+use super::request::Requests;
+use super::schedule::{Schedule, Span};
+use super::tally::Tally;
+
+/// What requests under way are left to be answered in when the run is over.
+pub(super) const DRAIN_MAX: Duration = Duration::from_secs(2);
+
+/// Between attempts to connect anew.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What all connections of a run share.
+pub(super) struct Shared {
+    pub(super) plan: Plan,
+    pub(super) head: Request<()>,
+    pub(super) requests: Requests,
+    pub(super) zipf: Zipf,
+    pub(super) clock: Clock,
+    /// One for each connection.
+    pub(super) seats: Vec<Seat>,
+    /// When the run was stopped before its time, in nanoseconds; `u64::MAX` while it was not.
+    pub(super) stopped_at: AtomicU64,
+}
+
+/// How others see a connection.
+#[derive(Default)]
+pub(super) struct Seat {
+    /// Wakes it.
+    pub(super) due: AtomicWaker,
+    /// Requests with a verdict so far, those of the warm-up too.
+    pub(super) answered: AtomicU64,
+    /// Requests without.
+    pub(super) failed: AtomicU64,
+}
+
+/// One connection's side of the run.
+pub(super) struct Client {
+    shared: Arc<Shared>,
+    index: usize,
+    span: Span,
+    schedule: Schedule,
+    dice: Dice,
+    tally: Tally,
+}
+
+/// An open connection with its requests under way.
+struct Exchange {
+    send: SendRequest<Bytes>,
+    connection: Connection<Box<dyn Socket>, Bytes>,
+    calls: FuturesUnordered<Call>,
+    /// The server takes no more requests on it.
+    is_closing: bool,
+}
+
+/// What came of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// The run is over.
+    Over,
+    /// The server has asked it to go, and everything was answered.
+    Gone,
+    /// It broke.
+    Lost,
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Ends the run at `now` unless it ends before. What is under way may still be answered.
+    pub(super) fn stop(&self, now: Time) {
+        self.stopped_at.fetch_min(now.nanos(), Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Has every connection look at what there is to do.
+    pub(super) fn wake(&self) {
+        self.seats.iter().for_each(|seat| seat.due.wake());
+    }
+
+    /// The run's end, where it should have ended at `end`.
+    pub(super) fn end(&self, end: Time) -> Time {
+        end.min(Time::from_nanos(self.stopped_at.load(Ordering::Relaxed)))
+    }
+}
+
+// === impl Client ===
+
+impl Client {
+    /// # Errors
+    ///
+    /// As [`Tally::new`].
+    pub(super) fn new(shared: Arc<Shared>, index: u32, span: Span) -> Result<Self, String> {
+        let Plan { seed, rate, connections, .. } = shared.plan;
+        let pace = rate.map(|rate| super::schedule::Pace { rate, connections });
+        Ok(Self {
+            index: index as usize,
+            span,
+            schedule: Schedule::new(span, pace, index),
+            dice: Dice::new(seed, index),
+            tally: Tally::new()?,
+            shared,
+        })
+    }
+
+    /// Loads the target until the run is over, on `link` and, where that ends, on new ones.
+    pub(super) async fn run(mut self, link: Link) -> Tally {
+        let end = self.shared.clock.instant(self.span.end + DRAIN_MAX);
+        let mut link = Some(link);
+        while let Some(next) = link.take() {
+            let mut exchange = Exchange::new(next);
+            let work = poll_fn(|cx| exchange.poll(&mut self, cx));
+            let ended = timeout_at(end, work).await.unwrap_or(Ended::Over);
+            let why = if ended == Ended::Over { Failure::Unanswered } else { Failure::Lost };
+            for call in &exchange.calls {
+                self.settle(call.due(), Outcome::Failed(why));
+            }
+            self.tally.lost += u64::from(ended == Ended::Lost);
+            if ended != Ended::Over {
+                link = timeout_at(end, self.connect()).await.ok().flatten();
+            }
+        }
+        self.heed_stop();
+        let now = self.shared.clock.now();
+        while let Some(due) = self.schedule.due(now).filter(|_| self.shared.plan.rate.is_some()) {
+            self.schedule.advance();
+            self.settle(due, Outcome::Failed(Failure::Unsent));
+        }
+        self.tally
+    }
+
+    /// A new connection, as soon as there is one; none once the run is over.
+    async fn connect(&mut self) -> Option<Link> {
+        while !self.schedule.is_over(self.shared.clock.now()) {
+            self.heed_stop();
+            if let Ok(Ok(link)) = timeout(DRAIN_MAX, connect(&self.shared.plan.target)).await {
+                return Some(link);
+            }
+            sleep(PAUSE).await;
+        }
+        None
+    }
+
+    /// Where the run was stopped, nothing is due from then on.
+    fn heed_stop(&mut self) {
+        self.span.end = self.shared.end(self.span.end);
+        self.schedule.end_at(self.span.end);
+    }
+
+    fn settle(&mut self, due: Time, outcome: Outcome) {
+        let seat = self.shared.seats.get(self.index);
+        if let Some(Seat { answered, failed, .. }) = seat {
+            let count = if matches!(outcome, Outcome::Failed(_)) { failed } else { answered };
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        if due >= self.span.warm {
+            self.tally.add(outcome, self.shared.clock.now().since(due));
+        }
+    }
+
+    fn draw(&mut self) -> Bytes {
+        self.shared.requests.get(self.shared.zipf.draw(&mut self.dice))
+    }
+}
+
+// === impl Exchange ===
+
+impl Exchange {
+    fn new((send, connection): Link) -> Self {
+        Self { send, connection, calls: FuturesUnordered::new(), is_closing: false }
+    }
+
+    /// Ready once there is no more to be had of this connection.
+    fn poll(&mut self, client: &mut Client, cx: &mut Context<'_>) -> Poll<Ended> {
+        let shared = Arc::clone(&client.shared);
+        if let Some(seat) = shared.seats.get(client.index) {
+            // Before looking at what is due: from here on no beat is missed.
+            seat.due.register(cx.waker());
+        }
+        loop {
+            // Writes what was begun below, all of it at once, and reads what there is.
+            let ended = Pin::new(&mut self.connection).poll(cx);
+            let mut broke = matches!(ended, Poll::Ready(Err(_)));
+            while let Poll::Ready(Some((due, outcome))) = self.calls.poll_next_unpin(cx) {
+                client.settle(due, outcome);
+                broke |= outcome == Outcome::Failed(Failure::Lost);
+            }
+            if ended.is_ready() {
+                return Poll::Ready(if broke { Ended::Lost } else { Ended::Gone });
+            }
+            client.heed_stop();
+            let now = shared.clock.now();
+            if now >= client.span.end + DRAIN_MAX {
+                return Poll::Ready(Ended::Over);
+            }
+            if self.calls.is_empty() {
+                if client.schedule.is_over(now) {
+                    return Poll::Ready(Ended::Over);
+                }
+                if self.is_closing {
+                    return Poll::Ready(Ended::Gone);
+                }
+            }
+            if !self.begin(client, now, cx) {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Sends what is due as far as there are streams. Whether anything was sent.
+    fn begin(&mut self, client: &mut Client, now: Time, cx: &mut Context<'_>) -> bool {
+        while let Some(due) = client.schedule.give_up(now) {
+            client.settle(due, Outcome::Failed(Failure::Unsent));
+        }
+        let before = self.calls.len();
+        while self.calls.len() < client.shared.plan.streams
+            && !self.is_closing
+            && let Some(due) = client.schedule.due(now)
+            && let Poll::Ready(ready) = self.send.poll_ready(cx)
+        {
+            let message = client.draw();
+            let head = client.shared.head.clone();
+            let sent = ready.and_then(|()| self.send.send_request(head, false));
+            let Ok((response, mut body)) = sent else {
+                // The request stays due, for the next connection.
+                self.is_closing = true;
+                break;
+            };
+            client.schedule.advance();
+            self.calls.push(Call::new(due, response));
+            // Should it fail, the answer says so.
+            let _ = body.send_data(message, true);
+        }
+        self.calls.len() > before
+    }
+}

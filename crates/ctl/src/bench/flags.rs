@@ -1,0 +1,169 @@
+//! The command line of `bench load`, and the plan that it comes to.
+
+use std::time::Duration;
+
+use clap::Args;
+use ratelease_cli::out::OutFlags;
+use ratelease_cli::target::Target;
+use ratelease_rules::duration::parse_duration;
+
+use super::request::Shape;
+
+/// The most of each that one run has. Each is far above what a machine can make use of.
+const CONNECTIONS_MAX: i64 = 1024;
+const STREAMS_MAX: i64 = 10_000;
+const THREADS_MAX: i64 = 64;
+const KEYS_MAX: i64 = 1_000_000;
+const RATE_MAX: i64 = 1_000_000;
+
+/// Bounds of a request that our own server has too.
+const DESCRIPTORS_MAX: i64 = 64;
+const ENTRIES_MAX: i64 = 32;
+
+/// The steepest skew: above it nearly every request is for the first key.
+const ZIPF_MAX: f64 = 10.0;
+
+/// Longer runs are several runs.
+const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
+
+pub(super) const NOTES: &str = "\
+By default requests are for domain \"shop\" with one descriptor (plan, free)(user_id, user-0000042),
+which config/rules/shop.yaml limits to 1000 a day for each user: the keys drawn most will soon be
+over it. --entries 1 sends (user_id, …) alone, 100 a minute there. Further entries stand between
+the two, (part_2, all), (part_3, all) and so on, and find no rule in that file.
+
+Without --rate the loop is closed: a stream sends when it was answered, which shows throughput.
+With --rate it is open: requests are due at even intervals whatever the server does, and latency
+counts from when a request was due, so that a stall shows in all of those that it held up.
+
+A signal, such as Ctrl-C, ends the run early and what was measured by then is reported.
+
+Exit status: 0 every request got a verdict, 1 some did not, 2 the run could not begin, or 128 and
+the number of the signal that ended it.
+
+Examples:
+  ratectl bench load --target 127.0.0.1:8081
+  ratectl bench load --target unix:/run/ratelease/grpc.sock --rate 4000 --duration 30s --json";
+
+/// Flags of `bench load`.
+#[derive(Debug, Args)]
+pub struct LoadFlags {
+    /// The gRPC address of the server: HOST:PORT, or unix:PATH
+    #[arg(long, value_name = "TARGET", value_parser = Target::parse)]
+    target: Target,
+    /// HTTP/2 connections
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = count(CONNECTIONS_MAX))]
+    connections: u32,
+    /// Requests under way on a connection at most
+    #[arg(long, value_name = "COUNT", default_value_t = 16, value_parser = count(STREAMS_MAX))]
+    streams: u32,
+    /// Requests a second in all, in an open loop; without it the loop is closed
+    #[arg(long, value_name = "COUNT", value_parser = count(RATE_MAX))]
+    rate: Option<u32>,
+    /// Threads that the connections are spread over
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = count(THREADS_MAX))]
+    threads: u32,
+    /// Distinct requests
+    #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = count(KEYS_MAX))]
+    keys: u32,
+    /// How skewed the draw is: the k-th key has weight 1/k^S; 0 draws all alike
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = skew)]
+    zipf: f64,
+    /// Descriptors of a request, each for another key
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = count(DESCRIPTORS_MAX))]
+    descriptors: u32,
+    /// Entries of a descriptor
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = count(ENTRIES_MAX))]
+    entries: u32,
+    /// Domain of the requests
+    #[arg(long, value_name = "NAME", default_value = "shop")]
+    domain: String,
+    /// How long to measure, a duration
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = span_above_zero)]
+    duration: Duration,
+    /// How long to load before that, a duration
+    #[arg(long, value_name = "SPAN", default_value = "2s", value_parser = span)]
+    warmup: Duration,
+    /// Two runs with the same seed draw the same keys
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    seed: u64,
+    #[command(flatten)]
+    pub(super) out: OutFlags,
+}
+
+/// A run, checked.
+#[derive(Debug, Clone)]
+pub(super) struct Plan {
+    pub(super) target: Target,
+    pub(super) connections: u32,
+    /// Under way on each connection at most.
+    pub(super) streams: usize,
+    /// Requests a second in all; `None` for a closed loop.
+    pub(super) rate: Option<u32>,
+    /// At most as many as connections.
+    pub(super) threads: u32,
+    pub(super) shape: Shape,
+    pub(super) zipf: f64,
+    pub(super) duration: Duration,
+    pub(super) warmup: Duration,
+    pub(super) seed: u64,
+}
+
+fn count(most: i64) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=most)
+}
+
+fn skew(text: &str) -> Result<f64, String> {
+    let skew = text.parse().ok().filter(|skew| (0.0..=ZIPF_MAX).contains(skew));
+    skew.ok_or_else(|| format!("expected a number from 0 to {ZIPF_MAX}, as in 1.0"))
+}
+
+fn span(text: &str) -> Result<Duration, String> {
+    let span = parse_duration(text).filter(|span| *span <= SPAN_MAX);
+    span.ok_or_else(|| "expected a duration of at most 24h with its unit, as in 10s".into())
+}
+
+fn span_above_zero(text: &str) -> Result<Duration, String> {
+    match span(text)? {
+        Duration::ZERO => Err("expected a duration above 0, as in 10s".into()),
+        span => Ok(span),
+    }
+}
+
+// === impl LoadFlags ===
+
+impl LoadFlags {
+    /// What they mean together.
+    ///
+    /// # Errors
+    ///
+    /// One line: which flags cannot go together, and what to set instead.
+    pub(super) fn plan(self) -> Result<Plan, String> {
+        let Self { connections, threads, keys, descriptors, .. } = self;
+        if threads > connections {
+            return Err(format!(
+                "{threads} threads cannot share {connections} connections; \
+                 set --threads {connections} or --connections {threads}"
+            ));
+        }
+        if descriptors > keys {
+            return Err(format!(
+                "{descriptors} descriptors are for as many keys, and there are {keys}; \
+                 set --keys {descriptors}"
+            ));
+        }
+        let shape = Shape { domain: self.domain, keys, descriptors, entries: self.entries };
+        Ok(Plan {
+            target: self.target,
+            connections,
+            streams: self.streams as usize,
+            rate: self.rate,
+            threads,
+            shape,
+            zipf: self.zipf,
+            duration: self.duration,
+            warmup: self.warmup,
+            seed: self.seed,
+        })
+    }
+}

@@ -1,0 +1,139 @@
+//! A run: a trial, connections on threads, all at once, and the counts together.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use ratelease_engine::time::Clock;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use super::client::{Client, Seat, Shared};
+use super::draw::Zipf;
+use super::flags::Plan;
+use super::link::{self, Link};
+use super::metronome;
+use super::progress::Progress;
+use super::report::Report;
+use super::request::{self, Requests};
+use super::schedule::{Pace, Span};
+use super::tally::Tally;
+use super::trial;
+use crate::meter::Meter;
+use crate::signals::Signals;
+
+/// From the word to begin to the first request, so that every thread has heard it.
+const HEAD_START: Duration = Duration::from_millis(20);
+
+/// A thread's end of a run: its connections' counts.
+type Worker = JoinHandle<Result<Tally, String>>;
+
+/// Carries out `plan`, or as much of it as there is time for until a signal comes.
+///
+/// # Errors
+///
+/// One line: why the run could not begin, and what to do.
+pub(super) fn run(plan: Plan) -> Result<Report, String> {
+    let shared = Arc::new(prepare(plan)?);
+    let Plan { connections, threads, rate, warmup, duration, .. } = shared.plan;
+    runtime()?.block_on(trial::trial(&shared))?;
+    metronome::sharpen();
+    let (ready, connected) = mpsc::sync_channel(threads as usize);
+    let (begin, begun) = watch::channel(None);
+    let mut workers = Vec::new();
+    for thread in 0..threads {
+        let seats: Vec<u32> = (0..connections).filter(|seat| seat % threads == thread).collect();
+        let (shared, ready, begun) = (Arc::clone(&shared), ready.clone(), begun.clone());
+        workers.push(thread::spawn(move || work(&shared, &seats, &ready, begun)));
+    }
+    drop(ready);
+    connected.iter().take(threads as usize).collect::<Result<(), String>>()?;
+    let signals =
+        Signals::listen(|| Meter::stderr().clear(), None).map_err(|trouble| trouble.to_string())?;
+    let start = shared.clock.now() + HEAD_START;
+    let span = Span { start, warm: start + warmup, end: start + warmup + duration };
+    begin.send_replace(Some(span));
+    if let Some(rate) = rate {
+        let shared = Arc::clone(&shared);
+        let pace = Pace { rate, connections };
+        thread::spawn(move || metronome::beat(&shared.seats, pace, span, shared.clock));
+    }
+    let is_over = || workers.iter().all(JoinHandle::is_finished);
+    let interrupted = Progress::new(&shared, span).follow(&signals, is_over);
+    let tally = gather(workers)?;
+    let measured = shared.end(span.end).since(span.warm);
+    Ok(Report::new(&shared.plan, &tally, measured, interrupted))
+}
+
+fn prepare(plan: Plan) -> Result<Shared, String> {
+    Ok(Shared {
+        head: request::head(&plan.target)?,
+        requests: Requests::encode(&plan.shape)?,
+        zipf: Zipf::new(plan.shape.keys, plan.zipf),
+        clock: Clock::start(),
+        seats: (0..plan.connections).map(|_| Seat::default()).collect(),
+        stopped_at: AtomicU64::new(u64::MAX),
+        plan,
+    })
+}
+
+/// One thread: connects, says so, waits for the word and drives its connections.
+fn work(
+    shared: &Arc<Shared>,
+    seats: &[u32],
+    ready: &mpsc::SyncSender<Result<(), String>>,
+    mut begun: watch::Receiver<Option<Span>>,
+) -> Result<Tally, String> {
+    runtime()?.block_on(async {
+        let links = connect(shared, seats.len()).await;
+        let (said, links) = match links {
+            Ok(links) => (Ok(()), links),
+            Err(reason) => (Err(reason), Vec::new()),
+        };
+        // Nobody listens any more where another thread has failed to connect.
+        let _ = ready.send(said);
+        let Ok(span) = begun.wait_for(Option::is_some).await.map(|span| *span) else {
+            return Tally::new();
+        };
+        let Some(span) = span else { return Tally::new() };
+        tokio::time::sleep_until(shared.clock.instant(span.start)).await;
+        let mut tasks = Vec::new();
+        for (link, seat) in links.into_iter().zip(seats) {
+            let client = Client::new(Arc::clone(shared), *seat, span)?;
+            tasks.push(tokio::spawn(client.run(link)));
+        }
+        let mut all = Tally::new()?;
+        for tally in join_all(tasks).await {
+            all.merge(&tally.map_err(|error| error.to_string())?)?;
+        }
+        Ok(all)
+    })
+}
+
+async fn connect(shared: &Shared, count: usize) -> Result<Vec<Link>, String> {
+    let target = &shared.plan.target;
+    let mut links = Vec::with_capacity(count);
+    for _ in 0..count {
+        let link = link::connect(target).await;
+        links.push(link.map_err(|error| trial::unreachable(target, &error))?);
+    }
+    Ok(links)
+}
+
+fn gather(workers: Vec<Worker>) -> Result<Tally, String> {
+    let mut all = Tally::new()?;
+    for worker in workers {
+        let tally =
+            worker.join().map_err(|_| "a thread of the load generator failed".to_owned())?;
+        all.merge(&tally?)?;
+    }
+    Ok(all)
+}
+
+fn runtime() -> Result<Runtime, String> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|error| format!("cannot start a runtime: {error}; raise the limit on open files"))
+}

@@ -1,0 +1,174 @@
+//! When requests are due.
+
+use std::time::Duration;
+
+use ratelease_engine::time::Time;
+
+/// Requests that are due and not sent, on one connection, at most. Those beyond are given up, and
+/// counted with the time that they waited.
+const BACKLOG_MAX: u64 = 100_000;
+
+const NANOS_A_SECOND: u128 = 1_000_000_000;
+
+/// The run's times.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) start: Time,
+    /// Requests due from here on are measured.
+    pub(super) warm: Time,
+    /// None is due from here on.
+    pub(super) end: Time,
+}
+
+/// A number of connections that send in turn, so many requests a second in all.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pace {
+    pub(super) rate: u32,
+    pub(super) connections: u32,
+}
+
+/// What one connection has to send, and when.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    span: Span,
+    /// The pace, this connection's turn, and how many of its requests are sent; `None` where a
+    /// request is due whenever there is a stream for it.
+    open: Option<(Pace, u32, u64)>,
+}
+
+// === impl Pace ===
+
+impl Pace {
+    /// From the start to the request `turn` of the connection `index`.
+    pub(super) fn after(self, index: u32, turn: u64) -> Duration {
+        let at = u128::from(turn) * u128::from(self.connections) + u128::from(index);
+        let nanos = at * NANOS_A_SECOND / u128::from(self.rate.max(1));
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+// === impl Schedule ===
+
+impl Schedule {
+    /// That of the connection `index`.
+    pub(super) fn new(span: Span, pace: Option<Pace>, index: u32) -> Self {
+        Self { span, open: pace.map(|pace| (pace, index, 0)) }
+    }
+
+    /// Nothing is due from `end` on.
+    pub(super) fn end_at(&mut self, end: Time) {
+        self.span.end = end;
+    }
+
+    /// When the next request was to be sent, if that is by now.
+    pub(super) fn due(&self, now: Time) -> Option<Time> {
+        let due = self.next(now);
+        (due <= now && due < self.span.end).then_some(due)
+    }
+
+    /// Takes it that the next request is sent.
+    pub(super) fn advance(&mut self) {
+        if let Some((_, _, sent)) = &mut self.open {
+            *sent += 1;
+        }
+    }
+
+    /// Gives up the next request if too many wait behind it. When it was due.
+    pub(super) fn give_up(&mut self, now: Time) -> Option<Time> {
+        let (pace, index, sent) = self.open?;
+        let last_kept = self.span.start + pace.after(index, sent + BACKLOG_MAX);
+        if last_kept > now {
+            return None;
+        }
+        let due = self.due(now)?;
+        self.advance();
+        Some(due)
+    }
+
+    /// Whether nothing is left to send.
+    pub(super) fn is_over(&self, now: Time) -> bool {
+        self.next(now) >= self.span.end
+    }
+
+    fn next(&self, now: Time) -> Time {
+        match self.open {
+            None => now.max(self.span.start),
+            Some((pace, index, sent)) => self.span.start + pace.after(index, sent),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Time {
+        Time::from_nanos(millis * 1_000_000)
+    }
+
+    fn span() -> Span {
+        Span { start: at(1000), warm: at(1500), end: at(2000) }
+    }
+
+    #[test]
+    fn a_closed_loop_sends_whenever_it_can_until_the_end() {
+        let mut schedule = Schedule::new(span(), None, 0);
+        assert_eq!(schedule.due(at(999)), None);
+        for now in [at(1000), at(1999)] {
+            assert_eq!(schedule.due(now), Some(now));
+            schedule.advance();
+            assert!(!schedule.is_over(now));
+        }
+        assert_eq!(schedule.due(at(2000)), None);
+        assert!(schedule.is_over(at(2000)));
+    }
+
+    #[test]
+    fn connections_of_an_open_loop_take_turns_at_even_intervals() {
+        let pace = Pace { rate: 100, connections: 3 };
+        let mut all = Vec::new();
+        for index in 0..3 {
+            let mut schedule = Schedule::new(span(), Some(pace), index);
+            // Long after the end: what was due before it still is.
+            while let Some(due) = schedule.due(at(9000)) {
+                all.push(due);
+                schedule.advance();
+            }
+            assert!(schedule.is_over(at(1000)));
+        }
+        all.sort_unstable();
+        assert_eq!(all, (0..100).map(|n| at(1000 + 10 * n)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_end_may_come_sooner() {
+        for pace in [None, Some(Pace { rate: 10, connections: 1 })] {
+            let mut schedule = Schedule::new(span(), pace, 0);
+            assert!(!schedule.is_over(at(1000)));
+            schedule.end_at(at(1000));
+            assert!(schedule.is_over(at(1000)) && schedule.due(at(1900)).is_none(), "{pace:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_not_due_before_its_time() {
+        let mut schedule = Schedule::new(span(), Some(Pace { rate: 10, connections: 1 }), 0);
+        schedule.advance();
+        assert_eq!(schedule.due(at(1099)), None);
+        assert_eq!(schedule.due(at(1100)), Some(at(1100)));
+        assert_eq!(schedule.due(at(1350)), Some(at(1100)), "a late one keeps its time");
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_the_oldest_is_given_up() {
+        let long = Span { end: at(1_000_000), ..span() };
+        let mut schedule = Schedule::new(long, Some(Pace { rate: 1000, connections: 1 }), 0);
+        let now = at(1000 + BACKLOG_MAX + 2);
+        assert_eq!(schedule.give_up(now), Some(at(1000)));
+        assert_eq!(schedule.give_up(now), Some(at(1001)));
+        assert_eq!(schedule.give_up(now), Some(at(1002)));
+        assert_eq!(schedule.give_up(now), None);
+        assert_eq!(schedule.due(now), Some(at(1003)));
+        assert_eq!(Schedule::new(long, None, 0).give_up(now), None);
+    }
+}

@@ -1,0 +1,109 @@
+//! Descriptors as people type them: `key=value,key=value`.
+
+use ratelease_rules::request::{Descriptor, Entry};
+
+/// One descriptor of a command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Typed {
+    /// Keys and values, in order.
+    entries: Vec<(String, String)>,
+}
+
+/// Entries of a descriptor at most, as a server takes them.
+const ENTRIES_MAX: usize = 32;
+
+/// What the help of a subcommand with descriptors says of them.
+pub(super) const NOTES: &str = "\
+A descriptor is one argument: key=value, further entries behind commas. A backslash takes the
+meaning off a comma, an equals sign or a backslash: path=/a\\,b.";
+
+// === impl Typed ===
+
+impl Typed {
+    /// Reads one argument.
+    ///
+    /// # Errors
+    /// In a few words, what is wrong with it.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let mut entries = Vec::new();
+        let mut rest = Some(text);
+        while let Some(here) = rest {
+            let (entry, after) = cut(here, ',').map_or((here, None), |(e, after)| (e, Some(after)));
+            rest = after;
+            let Some((key, value)) = cut(entry, '=') else {
+                return Err(format!("no '=' in {entry:?}; write key=value,key=value"));
+            };
+            if key.is_empty() {
+                return Err(format!("no key in {entry:?}; write key=value,key=value"));
+            }
+            entries.push((plain(key), plain(value)));
+        }
+        match entries.len() {
+            ..=ENTRIES_MAX => Ok(Self { entries }),
+            more => Err(format!("{more} entries; a descriptor has {ENTRIES_MAX} at most")),
+        }
+    }
+
+    /// As the core sees it.
+    pub(super) fn descriptor(&self) -> Descriptor<'_> {
+        let entries = self.entries.iter().map(|(key, value)| Entry { key, value });
+        Descriptor { entries: entries.collect(), ..Descriptor::default() }
+    }
+}
+
+/// `text` before and behind the first `mark` that has its meaning.
+fn cut(text: &str, mark: char) -> Option<(&str, &str)> {
+    let mut is_escaped = false;
+    let at = text.find(|character| {
+        let is_mark = character == mark && !is_escaped;
+        is_escaped = character == '\\' && !is_escaped;
+        is_mark
+    })?;
+    Some((text.get(..at)?, text.get(at + mark.len_utf8()..)?))
+}
+
+/// `text` without its escapes. Other backslashes stay.
+fn plain(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
+        let escaped =
+            characters.next_if(|next| character == '\\' && matches!(next, ',' | '=' | '\\'));
+        plain.push(escaped.unwrap_or(character));
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_parted_by_commas_and_keys_from_values_by_the_first_equals_sign() {
+        let table: [(&str, &[(&str, &str)]); 8] = [
+            ("a=b", &[("a", "b")]),
+            ("a=b,c=d", &[("a", "b"), ("c", "d")]),
+            ("a=", &[("a", "")]),
+            ("a=b=c", &[("a", "b=c")]),
+            (r"a=b\,c,d=e", &[("a", "b,c"), ("d", "e")]),
+            (r"a\=b=c", &[("a=b", "c")]),
+            (r"a=\\,b=c", &[("a", r"\"), ("b", "c")]),
+            (r"path=C:\dir", &[("path", r"C:\dir")]),
+        ];
+        for (text, expected) in table {
+            let typed = Typed::parse(text).unwrap();
+            let entries: Vec<_> = typed.entries.iter().map(|(k, v)| (&**k, &**v)).collect();
+            assert_eq!(entries, expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_entry_is_refused_with_how_to_write_one() {
+        for text in ["", "a", "a=b,", "a=b,,c=d", "=b", r"a\=b"] {
+            let why = Typed::parse(text).unwrap_err();
+            assert!(why.ends_with("; write key=value,key=value"), "{text}: {why}");
+        }
+        let long = vec!["a=b"; ENTRIES_MAX + 1].join(",");
+        assert!(Typed::parse(&long).unwrap_err().starts_with("33 entries"));
+    }
+}

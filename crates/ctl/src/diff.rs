@@ -1,0 +1,199 @@
+//! `ratectl diff`: what new rules change, and which counts they restart.
+
+mod report;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::Args;
+use ratelease_cli::out::{Ended, Out, OutFlags, Outcome, Trouble};
+use ratelease_cli::settings::ReadingFlags;
+use ratelease_cli::source;
+use ratelease_rules::{Allowance, Places, Rule, Rules};
+use serde_json::Value;
+
+use super::rule;
+
+pub(super) const NOTES: &str = "\
+A count belongs to the domain, the entries as they were matched, the window and the algorithm. So
+a limit may be raised and lowered and keeps its count; another unit, unit_multiplier or algorithm
+begins a new one. A change of shards keeps every count too: tokens in pools that go are taken back
+by the pods, or end with their lease.
+
+Exit status: 0 the same rules, 1 they differ, 2 one of the two is faulty or could not be read.
+
+Examples:
+  ratectl diff config/rules new/rules
+  git show HEAD:config/rules/shop.yaml | ratectl diff - config/rules/shop.yaml";
+
+/// Flags of `diff`.
+#[derive(Debug, Args)]
+pub struct DiffFlags {
+    /// The rules in force: a file, a directory, or - for standard input
+    #[arg(value_name = "OLD")]
+    old: PathBuf,
+    /// Those to come
+    #[arg(value_name = "NEW")]
+    new: PathBuf,
+    #[command(flatten)]
+    out: OutFlags,
+    #[command(flatten)]
+    reading: ReadingFlags,
+}
+
+/// What differs. Rules are told apart by their paths, and are in order of these.
+#[derive(Debug, Default)]
+struct Diff<'r> {
+    removed: Vec<&'r Rule>,
+    added: Vec<&'r Rule>,
+    changed: Vec<Change<'r>>,
+    same: usize,
+    /// Levels whose patterns are tried in another order: the new order of those that stayed.
+    reordered: Vec<(String, Vec<String>)>,
+}
+
+/// A rule that both have, and that differs.
+#[derive(Debug)]
+struct Change<'r> {
+    path: &'r str,
+    /// Each setting that differs: its name in rule files, what it was and what it will be. Null
+    /// where it does not apply.
+    settings: Vec<(&'static str, Value, Value)>,
+    counts: Counts,
+}
+
+/// Where the rules of both sides are written.
+#[derive(Debug, Clone, Copy)]
+struct Sides<'p> {
+    was: &'p Places,
+    is: &'p Places,
+}
+
+/// What becomes of the counts of a rule that changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counts {
+    Kept,
+    /// Kept, and so many pools of each key are no longer used.
+    KeptWithoutPools(u8),
+    /// What was counted is not known any more.
+    Restart,
+    /// Nothing was counted before.
+    Begin,
+    /// Nothing is counted any more.
+    End,
+    /// Neither counts.
+    None,
+}
+
+/// Loads both and compares them.
+pub(super) fn run(flags: &DiffFlags, out: &mut Out) -> Ended {
+    let reading = source::resolved(|faults| flags.reading.resolve(faults))?;
+    if [&flags.old, &flags.new].into_iter().all(|path| source::is_stdin(path)) {
+        return Err(Trouble::new("OLD and NEW cannot both be standard input"));
+    }
+    let (old, was) = source::load_with_places(std::slice::from_ref(&flags.old), reading)?;
+    let (new, is) = source::load_with_places(std::slice::from_ref(&flags.new), reading)?;
+    let diff = compare(&old, &new);
+    let places = Sides { was: &was, is: &is };
+    if flags.out.json {
+        out.json(&report::json(&diff, places))?;
+    } else {
+        report::text(&diff, places, out)?;
+    }
+    Ok(Outcome::good_if(diff.is_empty()))
+}
+
+fn compare<'r>(old: &'r Rules, new: &'r Rules) -> Diff<'r> {
+    let mut diff = Diff { reordered: reordered(old, new), ..Diff::default() };
+    let by_path = |rule: &'r Arc<Rule>| (&*rule.path, &**rule);
+    let mut before: BTreeMap<&str, &Rule> = old.iter().map(by_path).collect();
+    for (path, rule) in new.iter().map(by_path) {
+        match before.remove(path) {
+            None => diff.added.push(rule),
+            Some(earlier) if earlier == rule => diff.same += 1,
+            Some(earlier) => diff.changed.push(Change::new(earlier, rule)),
+        }
+    }
+    diff.removed = before.into_values().collect();
+    diff
+}
+
+/// Of patterns that match one text the first is taken, so that their order is a setting too.
+fn reordered(old: &Rules, new: &Rules) -> Vec<(String, Vec<String>)> {
+    let before: BTreeMap<_, _> = old.patterns().into_iter().collect();
+    let common = |of: &[String], with: &[String]| -> Vec<String> {
+        let with: std::collections::HashSet<&String> = with.iter().collect();
+        of.iter().filter(|pattern| with.contains(pattern)).cloned().collect()
+    };
+    let levels = new.patterns().into_iter().filter_map(|(level, now)| {
+        let then = before.get(&level)?;
+        let (then, now) = (common(then, &now), common(&now, then));
+        (then != now).then_some((level, now))
+    });
+    levels.collect()
+}
+
+// === impl Diff ===
+
+impl Diff<'_> {
+    fn is_empty(&self) -> bool {
+        self.removed.is_empty()
+            && self.added.is_empty()
+            && self.changed.is_empty()
+            && self.reordered.is_empty()
+    }
+}
+
+// === impl Change ===
+
+impl<'r> Change<'r> {
+    fn new(old: &'r Rule, new: &'r Rule) -> Self {
+        let (before, after) = (rule::settings(old), rule::settings(new));
+        let of = |settings: &[(&str, Value)], name: &str| {
+            let found = settings.iter().find(|(other, _)| *other == name);
+            found.map_or(Value::Null, |(_, value)| value.clone())
+        };
+        let gone = before.iter().filter(|(name, _)| after.iter().all(|(other, _)| other != name));
+        let names = after.iter().chain(gone).map(|(name, _)| *name);
+        let each = names.map(|name| (name, of(&before, name), of(&after, name)));
+        let settings = each.filter(|(_, before, after)| before != after).collect();
+        Self { path: &new.path, settings, counts: Counts::of(old, new) }
+    }
+}
+
+// === impl Counts ===
+
+impl Counts {
+    fn of(old: &Rule, new: &Rule) -> Self {
+        let (before, after) = match (old.allowance, new.allowance) {
+            (Allowance::Limited(before), Allowance::Limited(after)) => (before, after),
+            (Allowance::Limited(_), Allowance::Unlimited) => return Self::End,
+            (Allowance::Unlimited, Allowance::Limited(_)) => return Self::Begin,
+            (Allowance::Unlimited, Allowance::Unlimited) => return Self::None,
+        };
+        // A key is made of the entries, those of shared levels by their pattern, and the identity.
+        let shared = |rule: &Rule| rule.levels.iter().map(|level| level.shared.clone()).collect();
+        let (shared_before, shared_after): (Vec<_>, Vec<_>) = (shared(old), shared(new));
+        if before.identity() != after.identity() || shared_before != shared_after {
+            return Self::Restart;
+        }
+        // The own count holds the whole limit. Without `shards`, which is 1, there are no pools.
+        let pools = |rule: &Rule| if rule.shards.get() > 1 { rule.shards.get() } else { 0 };
+        match pools(old).saturating_sub(pools(new)) {
+            0 => Self::Kept,
+            dropped => Self::KeptWithoutPools(dropped),
+        }
+    }
+
+    /// Pools of each key that are no longer used.
+    fn pools_dropped(self) -> u8 {
+        match self {
+            Self::KeptWithoutPools(pools) => pools,
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! `ratectl explain`: what the rules make of a request, level by level, and where it is counted.
+
+mod count;
+mod report;
+
+use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
+use ratelease_cli::out::{Ended, Out, OutFlags, Outcome};
+use ratelease_cli::settings::{KeyFlags, PerSecondFlags, Role, RulesDirFlags, StoreFlags};
+use ratelease_cli::source;
+use ratelease_engine::limiter::{Resolved, resolve};
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::Request;
+use ratelease_rules::{Lookup, Places, Rule, Rules, Trace, Written};
+
+use super::descriptor::{self, Typed};
+use count::{Count, Entry};
+
+pub(super) const NOTES: &str = "\
+The descriptors are those of one request, so that a rule of one may replace that of another.
+Where a Redis is given, the store is looked at: what it holds now is shown, and nothing is taken.
+
+Exit status: 0 a rule applies, 1 none does, 2 the rules are faulty or could not be read.
+
+Examples:
+  ratectl explain --domain shop user_id=alice
+  ratectl explain --domain shop path=/checkout campaign=summer --json
+  ratectl explain --domain shop user_id=7 --redis-type cluster --redis-url redis-0:6379";
+
+/// Flags of `explain`.
+#[derive(Debug, Args)]
+pub struct ExplainFlags {
+    /// The request's domain
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    domain: String,
+    /// The request's descriptors: key=value,key=value
+    #[arg(
+        value_name = "DESCRIPTOR",
+        required = true,
+        value_parser = Typed::parse,
+        long_help = descriptor::NOTES
+    )]
+    descriptors: Vec<Typed>,
+    #[command(flatten)]
+    out: OutFlags,
+    #[command(flatten)]
+    rules: RulesDirFlags,
+    #[command(flatten)]
+    store: StoreFlags,
+    #[command(flatten)]
+    per_second: PerSecondFlags,
+    #[command(flatten)]
+    key: KeyFlags,
+}
+
+/// What the rules make of one descriptor.
+struct Explained<'r> {
+    typed: &'r Typed,
+    /// `None` where the domain has no rules.
+    trace: Option<Trace<'r>>,
+    end: End<'r>,
+    /// Where the rule is written, if one was found.
+    written: Option<Written<'r>>,
+}
+
+/// What becomes of a descriptor.
+enum End<'r> {
+    UnknownDomain,
+    NoRule,
+    /// By the rule of another descriptor.
+    Replaced {
+        rule: &'r Rule,
+        by: &'r Rule,
+    },
+    Unlimited(&'r Rule),
+    Counted {
+        rule: &'r Rule,
+        count: Box<Count>,
+    },
+}
+
+// === impl End ===
+
+impl<'r> End<'r> {
+    fn rule(&self) -> Option<&'r Rule> {
+        match self {
+            Self::UnknownDomain | Self::NoRule => None,
+            Self::Replaced { rule, .. } | Self::Unlimited(rule) | Self::Counted { rule, .. } => {
+                Some(rule)
+            }
+        }
+    }
+}
+
+/// Loads the rules, follows each descriptor, and looks at counts and pools if there is a Redis.
+pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
+    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
+    let store = source::resolved(|faults| flags.store.resolve(&flags.per_second, faults))?;
+    let dirs = std::slice::from_ref(&dir.dir);
+    let (rules, places) = source::load_with_places(dirs, dir.reading())?;
+    let request = Request {
+        domain: &flags.domain,
+        descriptors: flags.descriptors.iter().map(Typed::descriptor).collect(),
+        hits_addend: 1,
+    };
+    let secret = source::resolved(|faults| flags.key.secret(faults))?;
+    let hasher = KeyHasher::new(secret.reveal());
+    let mut explained = explain((&rules, &places), &request, &flags.descriptors, &hasher);
+    let counts = explained.iter_mut().filter_map(|one| match &mut one.end {
+        End::Counted { count, .. } => Some(&mut **count),
+        _ => None,
+    });
+    let mut entries: Vec<&mut Entry> = counts.flat_map(Count::entries).collect();
+    count::look(store, flags.store.key_prefix(), &mut entries)?;
+    if flags.out.json {
+        out.json(&report::json(&request, &explained))?;
+    } else {
+        report::text(&request, &explained, out)?;
+    }
+    let applies = |one: &Explained<'_>| !matches!(one.end, End::UnknownDomain | End::NoRule);
+    Ok(Outcome::good_if(explained.iter().any(applies)))
+}
+
+/// Resolves the request as the limiter does, and lists what was met on the way.
+fn explain<'r>(
+    (rules, places): (&'r Rules, &'r Places),
+    request: &Request<'_>,
+    typed: &'r [Typed],
+    hasher: &KeyHasher,
+) -> Vec<Explained<'r>> {
+    let resolved = resolve(rules, request, hasher);
+    let each = request.descriptors.iter().zip(&resolved).zip(typed);
+    each.map(|((descriptor, resolved), typed)| {
+        let found = rules.find(request.domain, &descriptor.entries);
+        let end = match (found, resolved) {
+            (Lookup::UnknownDomain, _) => End::UnknownDomain,
+            (Lookup::NoRule, _) => End::NoRule,
+            (Lookup::Rule(rule), Resolved::Charged(charge)) => {
+                End::Counted { rule, count: Box::new(Count::of(charge)) }
+            }
+            (Lookup::Rule(rule), Resolved::Unlimited) => End::Unlimited(rule),
+            // A rule that was found and limits nothing has been replaced.
+            (Lookup::Rule(rule), Resolved::Free) => {
+                let by = replacer(rules, request, rule).unwrap_or(rule);
+                End::Replaced { rule, by }
+            }
+        };
+        let trace = rules.trace(request.domain, &descriptor.entries);
+        let written = end.rule().and_then(|rule| places.of(&rule.path));
+        Explained { typed, trace, end, written }
+    })
+    .collect()
+}
+
+/// The first rule of the request that names `rule` among those that it replaces.
+fn replacer<'r>(rules: &'r Rules, request: &Request<'_>, rule: &Rule) -> Option<&'r Rule> {
+    request.descriptors.iter().find_map(|other| match rules.find(request.domain, &other.entries) {
+        Lookup::Rule(other) if other.replaces.contains(&rule.name) => Some(&**other),
+        _ => None,
+    })
+}

@@ -1,0 +1,320 @@
+//! An explanation, for people and for programs.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use ratelease_cli::out::{Ink, Out, Trouble};
+use ratelease_cli::safe::Safe;
+use ratelease_engine::store::Grant;
+use ratelease_rules::request::{self, Request};
+use ratelease_rules::{Allowance, Candidate, Fit, Limit, Rule, Step};
+use serde_json::{Map, Value, json};
+
+use super::count::{Count, Entry};
+use super::{End, Explained};
+use crate::rule;
+
+/// Prints each descriptor's way, what it came to, and its count.
+pub(super) fn text(
+    request: &Request<'_>,
+    explained: &[Explained<'_>],
+    out: &mut Out,
+) -> Result<(), Trouble> {
+    for (at, one) in explained.iter().enumerate() {
+        let descriptor = one.typed.descriptor();
+        let gap = if at > 0 { "\n" } else { "" };
+        let heading = format!("{}: {}", request.domain, shown(&descriptor.entries));
+        out.line(format_args!("{gap}{}", out.paint().dye(Ink::Strong, Safe(heading))))?;
+        for (number, (entry, step)) in
+            (1..).zip(descriptor.entries.iter().zip(one.trace.iter().flat_map(|t| &t.steps)))
+        {
+            level(number, entry, step, out)?;
+        }
+        out.line("")?;
+        end(request, &descriptor.entries, one, out)?;
+    }
+    Ok(())
+}
+
+fn level(
+    number: usize,
+    entry: &request::Entry<'_>,
+    step: &Step<'_>,
+    out: &mut Out,
+) -> Result<(), Trouble> {
+    out.line(format_args!("  level {number}: {}", Safe(shown(&[*entry]))))?;
+    for (at, candidate) in step.candidates.iter().enumerate() {
+        let (what, ink) = match step.taken {
+            Some(taken) if taken == at => ("taken", Ink::Good),
+            _ if !candidate.fits => ("does not match", Ink::Faint),
+            _ => ("matches, but what was taken comes first", Ink::Faint),
+        };
+        let node = format!("{:<9}{:<30}", fit(candidate.fit), node(candidate));
+        out.line(format_args!("    {} {}", Safe(node), out.paint().dye(ink, what)))?;
+    }
+    if step.unlisted > 0 {
+        out.line(format_args!("    and {} more patterns that do not match", step.unlisted))?;
+    }
+    if step.taken.is_none() {
+        let (names, count, what) = match &step.values {
+            (values, count) if *count > 0 => (values, *count, "values of this key"),
+            _ => (&step.keys.0, step.keys.1, "keys"),
+        };
+        let line = format!("nothing matches; {what} here: {}", some(names, count));
+        out.line(format_args!("    {}", out.paint().dye(Ink::Doubtful, Safe(line))))?;
+    }
+    Ok(())
+}
+
+/// Names, and how many are left out.
+fn some(names: &[&str], count: usize) -> String {
+    let mut text = names.join(", ");
+    match count - names.len() {
+        0 if names.is_empty() => text.push_str("none"),
+        0 => {}
+        more => {
+            let _ = write!(text, " and {more} more");
+        }
+    }
+    text
+}
+
+fn end(
+    request: &Request<'_>,
+    entries: &[request::Entry<'_>],
+    one: &Explained<'_>,
+    out: &mut Out,
+) -> Result<(), Trouble> {
+    if let Some(rule) = one.end.rule() {
+        field("rule", &rule.path, out)?;
+    }
+    if let Some(written) = one.written {
+        field("file", &written.to_string(), out)?;
+    }
+    match &one.end {
+        End::UnknownDomain => field("result", "no rule file names this domain; it passes", out),
+        End::NoRule => {
+            let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
+            field("result", &why_no_rule(entries, steps), out)
+        }
+        End::Replaced { by, .. } => {
+            let by = format!("replaced by {} in this request; it passes", by.path);
+            field("result", &by, out)
+        }
+        End::Unlimited(_) => field("allows", "everything; nothing is counted", out),
+        End::Counted { rule, count: counted } => {
+            let stats = rule.stats_key(request.domain, entries);
+            settings(rule, &stats, out)?;
+            count(counted, out)
+        }
+    }
+}
+
+/// Why the way led to no rule.
+fn why_no_rule(entries: &[request::Entry<'_>], steps: &[Step<'_>]) -> String {
+    let why = match steps.last() {
+        Some(step) if step.taken.is_none() => "no node matches",
+        Some(_) if steps.len() < entries.len() => "the last node has nothing below it",
+        Some(step) if step.leads_on => {
+            "the node that matches has no rate_limit, only descriptors below it"
+        }
+        Some(_) => "the node that matches has no rate_limit",
+        None => "it has no entries",
+    };
+    format!("no rule: {why}; it passes")
+}
+
+fn settings(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), Trouble> {
+    if !rule.name.is_empty() {
+        field("name", &rule.name, out)?;
+    }
+    let Allowance::Limited(limit) = rule.allowance else { return Ok(()) };
+    field("allows", &rule::allows(limit), out)?;
+    field("algorithm", limit.algorithm.name(), out)?;
+    field("lease", &rule::lent(limit, &rule.leasing), out)?;
+    field("store away", rule::failure(rule.failure_mode), out)?;
+    if !rule.charge_denied {
+        field("denied", "a denied charge leaves what is left of the count", out)?;
+    }
+    if rule.shards.get() > 1 {
+        field("shards", &format!("one count, and tokens of it in {} pools", rule.shards), out)?;
+    }
+    if rule.shadow_mode {
+        field("shadow", "counted and reported, never denied", out)?;
+    }
+    if rule.quota_mode {
+        field("quota", "denies only together with the request's other quota rules", out)?;
+    }
+    if !rule.replaces.is_empty() {
+        field("replaces", &rule.replaces.join(", "), out)?;
+    }
+    for (level, number) in rule.levels.iter().zip(1..) {
+        if let Some(pattern) = &level.shared {
+            let text = format!("level {number}: all values that match {pattern} share one count");
+            field("shared", &text, out)?;
+        }
+    }
+    if let Some(metadata) = &rule.metadata {
+        field("metadata", &Value::Object(metadata.clone()).to_string(), out)?;
+    }
+    field("stats key", stats, out)
+}
+
+fn count(Count { limit, own, pools }: &Count, out: &mut Out) -> Result<(), Trouble> {
+    field("key", &own.key(), out)?;
+    field("redis", &place(own), out)?;
+    match &own.now {
+        None => {}
+        Some(Ok(grant)) => field("now", &standing(*limit, grant), out)?,
+        Some(Err(error)) => field("now", &format!("unknown: {error}"), out)?,
+    }
+    pools.iter().enumerate().try_for_each(|(at, pool)| {
+        let held = match &pool.now {
+            None => String::new(),
+            Some(Ok(grant)) => format!(": {}", held(grant)),
+            Some(Err(error)) => format!(": unknown: {error}"),
+        };
+        field(&format!("pool {at}"), &format!("{}{held}", place(pool)), out)
+    })
+}
+
+/// `rl:{…}, slot 7, on 127.0.0.1:7000`
+fn place(entry: &Entry) -> String {
+    let server = entry.server.as_ref().map(|server| format!(", on {server}")).unwrap_or_default();
+    format!("{}, slot {}{server}", entry.in_store, entry.slot)
+}
+
+/// What a pool holds.
+fn held(grant: &Grant) -> String {
+    match grant.left {
+        0 => "empty".to_owned(),
+        1 => format!("1 token for {}", seconds(grant.ends_after)),
+        tokens => format!("{tokens} tokens for {}", seconds(grant.ends_after)),
+    }
+}
+
+fn standing(limit: Limit, grant: &Grant) -> String {
+    let mut text = format!("{} of {} left", grant.left, limit.capacity());
+    if grant.overdrawn {
+        text.push_str(", over the limit");
+    }
+    if grant.reset_after > Duration::ZERO {
+        let _ = write!(text, "; as new in {}", seconds(grant.reset_after));
+    }
+    if grant.retry_after > Duration::ZERO {
+        let _ = write!(text, "; the next token in {}", seconds(grant.retry_after));
+    }
+    text
+}
+
+fn seconds(span: Duration) -> String {
+    format!("{:.3} s", span.as_secs_f64())
+}
+
+fn field(name: &str, value: &str, out: &mut Out) -> Result<(), Trouble> {
+    out.line(format_args!("  {name:<11} {}", Safe(value)))
+}
+
+/// `(key, value)(key, value)`
+fn shown(entries: &[request::Entry<'_>]) -> String {
+    entries.iter().map(|request::Entry { key, value }| format!("({key}, {value})")).collect()
+}
+
+fn node(candidate: &Candidate<'_>) -> String {
+    match candidate.fit {
+        Fit::Key => format!("{}: any value", candidate.key),
+        Fit::Value | Fit::Pattern if candidate.value.is_empty() => candidate.key.to_owned(),
+        Fit::Value | Fit::Pattern => format!("{}: {}", candidate.key, candidate.value),
+    }
+}
+
+fn fit(fit: Fit) -> &'static str {
+    match fit {
+        Fit::Value => "value",
+        Fit::Pattern => "pattern",
+        Fit::Key => "key",
+    }
+}
+
+pub(super) fn json(request: &Request<'_>, explained: &[Explained<'_>]) -> Value {
+    let each = explained.iter().map(|one| {
+        let descriptor = one.typed.descriptor();
+        let entries = &descriptor.entries;
+        let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
+        let levels: Vec<Value> = entries.iter().zip(steps).map(level_json).collect();
+        let rule = one.end.rule();
+        let (result, by, count) = match &one.end {
+            End::UnknownDomain => ("unknown_domain", None, None),
+            End::NoRule => ("no_rule", None, None),
+            End::Replaced { by, .. } => ("replaced", Some(&by.path), None),
+            End::Unlimited(_) => ("unlimited", None, None),
+            End::Counted { count, .. } => ("counted", None, Some(count)),
+        };
+        json!({
+            "entries": entries.iter().map(entry_json).collect::<Vec<_>>(),
+            "levels": levels,
+            "result": result,
+            "rule": rule.map(|rule| &rule.path),
+            "place": rule::place(one.written),
+            "settings": rule.map(rule::object),
+            "stats_key": rule.map(|rule| rule.stats_key(request.domain, entries)),
+            "replaced_by": by,
+            "count": count.map(|count| count_json(count)),
+        })
+    });
+    json!({ "domain": request.domain, "descriptors": each.collect::<Vec<_>>() })
+}
+
+fn entry_json(entry: &request::Entry<'_>) -> Value {
+    json!({ "key": entry.key, "value": entry.value })
+}
+
+fn level_json((entry, step): (&request::Entry<'_>, &Step<'_>)) -> Value {
+    let candidates = step.candidates.iter().enumerate().map(|(at, candidate)| {
+        let Candidate { key, value, fits, .. } = candidate;
+        json!({ "by": fit(candidate.fit), "key": key, "value": value, "matches": fits,
+            "taken": step.taken == Some(at) })
+    });
+    json!({
+        "entry": entry_json(entry),
+        "candidates": candidates.collect::<Vec<_>>(),
+        "patterns_not_listed": step.unlisted,
+        "leads_on": step.leads_on,
+    })
+}
+
+fn count_json(Count { limit, own, pools }: &Count) -> Value {
+    let standing = |grant: &Grant| {
+        json!({
+            "left": grant.left,
+            "of": limit.capacity(),
+            "overdrawn": grant.overdrawn,
+            "reset_after_seconds": grant.reset_after.as_secs_f64(),
+            "retry_after_seconds": grant.retry_after.as_secs_f64(),
+        })
+    };
+    let held = |grant: &Grant| {
+        let ends = grant.ends_after.as_secs_f64();
+        json!({ "tokens": grant.left, "ends_after_seconds": ends })
+    };
+    let mut count = entry_in_store(own, standing);
+    let pools = pools.iter().map(|pool| Value::Object(entry_in_store(pool, held)));
+    count.insert("pools".into(), pools.collect());
+    Value::Object(count)
+}
+
+fn entry_in_store(entry: &Entry, shown: impl Fn(&Grant) -> Value) -> Map<String, Value> {
+    let now = match &entry.now {
+        Some(Ok(grant)) => shown(grant),
+        Some(Err(error)) => json!({ "error": error.to_string() }),
+        None => Value::Null,
+    };
+    let members = [
+        ("key", json!(entry.key())),
+        ("redis_key", json!(entry.in_store)),
+        ("slot", json!(entry.slot)),
+        ("server", json!(entry.server)),
+        ("now", now),
+    ];
+    members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}

@@ -1,0 +1,149 @@
+//! **The tools**: `ratectl`, a subcommand a module.
+//!
+//! They may use the rules, the engine and what the command lines share, and never the sidecar: they
+//! ask a pod as anybody may, over its ports, and run the engine themselves over logs and test
+//! cases. Nothing uses them but `main.rs` and the tests.
+//!
+//! They all end with one of three statuses: 0 good, 1 a finding, 2 usage or input and output; or,
+//! where a signal has ended them, with 128 and its number.
+
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod cases;
+mod descriptor;
+pub mod diff;
+pub mod explain;
+#[doc(hidden)]
+pub mod fuzzing;
+mod manual;
+mod meter;
+mod plan;
+mod pod;
+mod query;
+mod replay;
+mod rule;
+mod signals;
+mod status;
+mod top;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use ratelease_cli::grammar::documented;
+use ratelease_cli::out::{self, Out, tell};
+use ratelease_cli::settings::{Role, SettingsError, process_env};
+use ratelease_cli::{commands, grammar};
+
+use bench::Bench;
+use cases::CasesFlags;
+use diff::DiffFlags;
+use explain::ExplainFlags;
+use manual::{CompletionsFlags, ManFlags};
+use plan::PlanFlags;
+use query::QueryFlags;
+use replay::ReplayFlags;
+use status::StatusFlags;
+use top::TopFlags;
+
+/// The whole command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ratectl",
+    version,
+    about = "Tools for the rate limits of ratelease, and for other rate limit servers of Envoy",
+    propagate_version = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub tool: Tool,
+}
+
+/// A subcommand, with its flags as they were typed.
+#[derive(Debug, Subcommand)]
+pub enum Tool {
+    /// Say what the rules make of a request, and where it is counted
+    #[command(after_help = explain::NOTES)]
+    Explain(Box<ExplainFlags>),
+    /// Say what new rules change, and which counts they restart
+    #[command(after_help = diff::NOTES)]
+    Diff(Box<DiffFlags>),
+    /// Hold rules to cases of requests over virtual time
+    #[command(after_help = cases::NOTES)]
+    Test(Box<CasesFlags>),
+    /// Measure a rate limit server, this or another
+    #[command(subcommand)]
+    Bench(Bench),
+    /// Ask a live rate limit server, this or another, once
+    #[command(after_help = query::NOTES)]
+    Query(Box<QueryFlags>),
+    /// Print how a pod is doing
+    #[command(after_help = status::NOTES)]
+    Status(StatusFlags),
+    /// Show a pod live on a terminal: rates, rules, hot keys, shards
+    #[command(after_help = top::NOTES)]
+    Top(Box<TopFlags>),
+    /// Find what rules would have denied of a log
+    #[command(after_help = replay::NOTES)]
+    Replay(Box<ReplayFlags>),
+    /// Estimate what a fleet asks of Redis, and how much of it is needed
+    #[command(after_help = plan::NOTES)]
+    Plan(Box<PlanFlags>),
+    /// Print the completions of a shell
+    #[command(after_help = manual::COMPLETIONS_NOTES)]
+    Completions(CompletionsFlags),
+    /// Print a page of the manual, in roff
+    #[command(after_help = manual::MAN_NOTES)]
+    Man(ManFlags),
+}
+
+/// The tools have the defaults of `ratelease`; the environment may say otherwise.
+const ROLE: Role = Role::Ratelease;
+
+/// Runs the tool that `args` name, the program's name first.
+pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
+    match parse(args, &process_env) {
+        Ok(tool) => run_tool(tool),
+        Err(SettingsError::Help(text)) => commands::help("ratectl", &text),
+        Err(error) => {
+            tell(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// The tool that `args` name, with `env` behind its flags.
+fn parse(
+    args: impl Iterator<Item = OsString>,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<Tool, SettingsError> {
+    let args: Vec<OsString> = std::iter::once("ratectl".into()).chain(args.skip(1)).collect();
+    let (Cli { tool }, _) = grammar::read(ROLE, &args, env)?;
+    Ok(tool)
+}
+
+/// Runs `tool`. Results go to standard output, and why there are none
+/// to standard error.
+fn run_tool(tool: Tool) -> ExitCode {
+    let mut out = Out::stdout();
+    let (name, ended) = match tool {
+        Tool::Explain(flags) => ("explain", explain::run(&flags, ROLE, &mut out)),
+        Tool::Diff(flags) => ("diff", diff::run(&flags, &mut out)),
+        Tool::Test(flags) => ("test", cases::run(&flags, &mut out)),
+        Tool::Bench(bench) => ("bench", bench::run(bench, &mut out)),
+        Tool::Query(flags) => ("query", query::run(&flags, &mut out)),
+        Tool::Status(flags) => ("status", status::run(&flags, &mut out)),
+        Tool::Top(flags) => ("top", top::run(*flags, &mut out)),
+        Tool::Replay(flags) => ("replay", replay::run(&flags, ROLE, &mut out)),
+        Tool::Plan(flags) => ("plan", plan::run(&flags, &mut out)),
+        Tool::Completions(flags) => {
+            ("completions", manual::completions(&flags, documented::<Cli>(), &mut out))
+        }
+        Tool::Man(flags) => ("man", manual::man(&flags, documented::<Cli>(), &mut out)),
+    };
+    out::end(&format!("ratectl {name}"), out, ended)
+}

@@ -1,0 +1,111 @@
+//! `ratectl completions` and `ratectl man`: what the command lines of both programs know of
+//! themselves. Both are made of a grammar, in which nothing of the environment is but the names of
+//! variables.
+
+use clap::builder::styling::Styles;
+use clap::{Args, ValueEnum};
+use clap_complete::aot::{Bash, Fish, Zsh, generate};
+use clap_mangen::Man;
+use ratelease_cli::grammar::documented;
+use ratelease_cli::out::{Ended, Out, Outcome, Trouble};
+
+pub(super) const COMPLETIONS_NOTES: &str = "\
+Examples:
+  ratectl completions bash > /etc/bash_completion.d/ratectl
+  ratectl completions zsh ratelease > /usr/local/share/zsh/site-functions/_ratelease
+  ratectl completions fish > ~/.config/fish/completions/ratectl.fish";
+
+pub(super) const MAN_NOTES: &str = "\
+Examples:
+  ratectl man | man -l -
+  ratectl man ratelease serve > /usr/local/share/man/man1/ratelease-serve.1";
+
+/// Flags of `completions`.
+#[derive(Debug, Args)]
+pub struct CompletionsFlags {
+    /// Whose
+    #[arg(value_name = "SHELL")]
+    shell: Shell,
+    /// Of which program
+    #[arg(value_name = "PROGRAM", default_value = "ratectl")]
+    program: Program,
+}
+
+/// Flags of `man`.
+#[derive(Debug, Args)]
+pub struct ManFlags {
+    /// A subcommand, for its page; behind ratelease, one of that
+    #[arg(value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// The shells that there are completions for.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// The programs that there are pages and completions of.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Program {
+    Ratectl,
+    Ratelease,
+}
+
+/// Prints the completions of a shell.
+pub(super) fn completions(flags: &CompletionsFlags, tools: clap::Command, out: &mut Out) -> Ended {
+    let mut grammar = flags.program.grammar(tools);
+    let name = grammar.get_name().to_owned();
+    // Into memory first: the generator panics where it cannot write.
+    let mut script = Vec::new();
+    match flags.shell {
+        Shell::Bash => generate(Bash, &mut grammar, name, &mut script),
+        Shell::Zsh => generate(Zsh, &mut grammar, name, &mut script),
+        Shell::Fish => generate(Fish, &mut grammar, name, &mut script),
+    }
+    out.bytes(&script)?;
+    Ok(Outcome::Good)
+}
+
+/// Prints the page of the program, or of one of its subcommands.
+pub(super) fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> Ended {
+    let (program, names) = match flags.command.split_first() {
+        Some((first, names)) if first == "ratelease" => (Program::Ratelease, names),
+        _ => (Program::Ratectl, &*flags.command),
+    };
+    let grammar = program.grammar(tools);
+    let mut grammar = grammar.styles(Styles::plain()).disable_help_subcommand(true);
+    grammar.build();
+    let mut command = &grammar;
+    for name in names {
+        command = command.find_subcommand(name).ok_or_else(|| {
+            let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+            match known.as_slice() {
+                [] => Trouble::new(format_args!("{} has no subcommands", command.get_name())),
+                known => Trouble::new(format_args!(
+                    "there is no subcommand {name:?}; expected one of {}",
+                    known.join(", ")
+                )),
+            }
+        })?;
+    }
+    let mut page = Vec::new();
+    let version = concat!("ratelease ", env!("CARGO_PKG_VERSION"));
+    Man::new(command.clone()).source(version).manual("ratelease manual").render(&mut page)?;
+    out.bytes(&page)?;
+    Ok(Outcome::Good)
+}
+
+// === impl Program ===
+
+impl Program {
+    /// `tools` is that of `ratectl`.
+    fn grammar(self, tools: clap::Command) -> clap::Command {
+        match self {
+            Self::Ratectl => tools,
+            Self::Ratelease => documented::<ratelease_cli::commands::Cli>(),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `ratectl plan`: what a fleet will ask of Redis, and what it needs. An estimate by
+//! `docs/capacity.md`'s formulas; it connects to nothing.
+
+mod key;
+mod model;
+mod ranks;
+mod report;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use clap::Args;
+use ratelease_cli::out::{Ended, Out, OutFlags, Outcome};
+use ratelease_engine::store::PODS_MAX;
+use ratelease_rules::duration::parse_duration;
+use ratelease_rules::{Unit, WINDOW_SECONDS_MAX};
+
+use model::{Estimate, Fleet};
+
+/// Keys that can be told apart at most; above it `f64` no longer counts exactly.
+const KEYS_MAX: u64 = 1_000_000_000_000;
+
+/// Decisions a second, and calls of one shard, at most.
+const RATE_MAX: f64 = 1e12;
+
+/// The steepest skew: above it nearly every request is for the first key.
+const ZIPF_MAX: f64 = 10.0;
+
+/// Longest round trip to plan with.
+const ROUND_TRIP_MAX: Duration = Duration::from_secs(10);
+
+/// Half of what one core of Redis was measured to serve (`docs/capacity.md`).
+const CALLS_PER_SHARD: &str = "50000";
+
+pub(super) const NOTES: &str = "\
+An estimate, for fixed windows with the default lease, an even spread of each key's requests over
+the pods, and steady demand. docs/capacity.md has the formulas and what they leave out.
+
+Exit status: 0 the defaults serve this, 1 a setting has to be changed for it (a note says which),
+2 usage.
+
+Examples:
+  ratectl plan --pods 20 --keys 50000 --limit 100 --per minute --rate 20000
+  ratectl plan --pods 1000 --keys 100000 --limit 10000 --per 1m --rate 500000 --zipf 1
+  ratectl plan --pods 100 --keys 10000000 --limit 1000 --per hour --rate 1e6 --json";
+
+/// Flags of `plan`.
+#[derive(Debug, Args)]
+pub struct PlanFlags {
+    /// Pods that share the limits
+    #[arg(long, value_name = "COUNT", value_parser = pods)]
+    pods: u32,
+    /// Distinct keys, such as users
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..=KEYS_MAX))]
+    keys: u64,
+    /// Requests that each key is allowed in a window
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    /// The window: second, minute, hour, day, week, month or year, or a duration such as 5m
+    #[arg(long, value_name = "WINDOW", value_parser = window)]
+    per: Duration,
+    /// Decisions a second of all pods together
+    #[arg(long, value_name = "COUNT", value_parser = rate)]
+    rate: f64,
+    /// How skewed the demand is: the k-th key has weight 1/k^S; 0 means all alike
+    #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = skew)]
+    zipf: f64,
+    /// Script calls a second that one Redis shard is to serve; scripts/bench-shard measures it
+    #[arg(long, value_name = "COUNT", default_value = CALLS_PER_SHARD, value_parser = rate)]
+    calls_per_shard: f64,
+    /// What a round trip to Redis takes, a duration
+    #[arg(long, value_name = "SPAN", default_value = "500us", value_parser = round_trip)]
+    round_trip: Duration,
+    #[command(flatten)]
+    out: OutFlags,
+}
+
+/// Estimates and prints.
+pub(super) fn run(flags: &PlanFlags, out: &mut Out) -> Ended {
+    let fleet = flags.fleet();
+    let estimate = Estimate::of(&fleet);
+    let notes = report::notes(&fleet, &estimate);
+    if flags.out.json {
+        out.json(&report::json(&fleet, &estimate, &notes))?;
+    } else {
+        report::text(&fleet, &estimate, &notes, out)?;
+    }
+    Ok(Outcome::good_if(notes.is_empty()))
+}
+
+// === impl PlanFlags ===
+
+impl PlanFlags {
+    fn fleet(&self) -> Fleet {
+        let Self { pods, keys, limit, per: window, rate, zipf, .. } = *self;
+        let Self { calls_per_shard, round_trip, .. } = *self;
+        Fleet { pods, keys, limit, window, rate, zipf, calls_per_shard, round_trip }
+    }
+}
+
+fn pods(text: &str) -> Result<u32, String> {
+    let pods = text.parse().ok().filter(|pods: &u32| (1..=PODS_MAX).contains(&(*pods as usize)));
+    pods.ok_or_else(|| format!("expected a whole number from 1 to {PODS_MAX}"))
+}
+
+fn window(text: &str) -> Result<Duration, String> {
+    let named = Unit::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(text));
+    let named = named.map(|unit| Duration::from_secs(unit.seconds()));
+    let range = Duration::from_secs(1)..=Duration::from_secs(WINDOW_SECONDS_MAX);
+    named.or_else(|| parse_duration(text)).filter(|window| range.contains(window)).ok_or_else(
+        || {
+            "expected second, minute, hour, day, week, month or year, or a duration from 1s to ten \
+         years, such as 5m"
+                .into()
+        },
+    )
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate| *rate > 0.0 && *rate <= RATE_MAX);
+    rate.ok_or_else(|| format!("expected a number above 0, up to {RATE_MAX:e}"))
+}
+
+fn skew(text: &str) -> Result<f64, String> {
+    let skew = text.parse().ok().filter(|skew| (0.0..=ZIPF_MAX).contains(skew));
+    skew.ok_or_else(|| format!("expected a number from 0 to {ZIPF_MAX}, as in 1.0"))
+}
+
+fn round_trip(text: &str) -> Result<Duration, String> {
+    let range = Duration::from_micros(1)..=ROUND_TRIP_MAX;
+    let span = parse_duration(text).filter(|span| range.contains(span));
+    span.ok_or_else(|| "expected a duration from 1us to 10s, such as 500us".into())
+}

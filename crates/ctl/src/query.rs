@@ -1,0 +1,85 @@
+//! `ratectl query`: one rate limit call to a live server, this or another, and its answer.
+
+mod flags;
+mod show;
+mod wire;
+
+use std::time::Duration;
+
+use ratelease_cli::out::{Ended, Out, Outcome, Trouble};
+use ratelease_engine::time::Clock;
+use ratelease_rules::request::Request;
+use serde_json::json;
+use tokio::time::timeout;
+use tonic::transport::Channel;
+
+pub(super) use flags::{NOTES, QueryFlags};
+use wire::{Answered, ask};
+
+/// How the protocol calls a denial.
+const OVER_LIMIT: &str = "OVER_LIMIT";
+
+/// Asks and prints the answers. A denial is a finding, and so is an answer that is neither.
+pub(super) fn run(flags: &QueryFlags, out: &mut Out) -> Ended {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| {
+        Trouble::new(format_args!("cannot start: {error}; raise the limit on open files"))
+    })?;
+    runtime.block_on(query(flags, out))
+}
+
+async fn query(flags: &QueryFlags, out: &mut Out) -> Ended {
+    let tls = flags.tls.config()?;
+    let request = flags.request();
+    let channel = flags.target.connect(tls, flags.timeout).await?;
+    let clock = Clock::start();
+    let (mut passed, mut denied) = (0, 0);
+    for number in 1..=flags.repeat {
+        let sent = clock.now();
+        let answered = answer(flags, channel.clone(), &request).await?;
+        let took = clock.now().since(sent);
+        match answered.code.as_str() {
+            "OK" => passed += 1,
+            _ => denied += 1,
+        }
+        print(flags, (number, &answered, took), out)?;
+        // Each answer shows when it comes.
+        out.flush()?;
+        if out.is_closed() {
+            break;
+        }
+    }
+    if flags.repeat > 1 && !flags.out.json {
+        out.line(format_args!("{passed} passed, {denied} denied"))?;
+    }
+    Ok(Outcome::good_if(denied == 0))
+}
+
+async fn answer(
+    flags: &QueryFlags,
+    channel: Channel,
+    request: &Request<'_>,
+) -> Result<Answered, Trouble> {
+    let QueryFlags { target, timeout: within, .. } = flags;
+    match timeout(*within, ask(channel, request)).await {
+        Ok(answered) => answered.map_err(|status| target.refused(&status)),
+        Err(_) => Err(target.late(*within)),
+    }
+}
+
+fn print(
+    flags: &QueryFlags,
+    (number, answered, took): (u32, &Answered, Duration),
+    out: &mut Out,
+) -> Result<(), Trouble> {
+    if flags.out.json {
+        let mut line = json!(answered);
+        line["target"] = flags.target.to_string().into();
+        line["took_ms"] = (took.as_secs_f64() * 1e3).into();
+        return out.json(&line);
+    }
+    if flags.repeat > 1 {
+        return out.line(show::brief(number, answered, out.paint()));
+    }
+    out.line(show::full(&flags.descriptors, answered, took, out.paint()))
+}

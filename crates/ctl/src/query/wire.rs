@@ -1,0 +1,181 @@
+//! The other end of the call: what a server of Envoy's protocol, this or another, is asked. The
+//! only file of the tools that names Envoy's types.
+
+use envoy_types::pb::envoy::config::core::v3::HeaderValue;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
+use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
+use envoy_types::pb::google::protobuf::{Struct, Value as PbValue, value::Kind};
+use pb::rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit as PbUnit};
+use pb::rate_limit_service_client::RateLimitServiceClient;
+use ratelease_rules::request::Request;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use tonic::Status;
+use tonic::transport::Channel;
+
+/// Deepest nesting of metadata that is shown.
+const METADATA_DEPTH_MAX: usize = 64;
+
+/// A server's answer, as it came: nothing in it needs to make sense.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Answered {
+    /// `OK`, `OVER_LIMIT` or `UNKNOWN`; or the number of a code that has no name.
+    pub(super) code: String,
+    /// One a descriptor, from a server that keeps the contract.
+    pub(super) statuses: Vec<Told>,
+    /// Headers for the client.
+    pub(super) response_headers: Vec<(String, String)>,
+    /// Headers for the upstream.
+    pub(super) request_headers: Vec<(String, String)>,
+    /// What Envoy is to know of the request.
+    pub(super) metadata: Option<Value>,
+    /// The body of a local answer; empty for none.
+    pub(super) body: String,
+}
+
+/// What is said of one descriptor.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Told {
+    /// As [`Answered::code`].
+    pub(super) code: String,
+    /// The limit that applied, if any.
+    pub(super) limit: Option<ToldLimit>,
+    /// Tokens that remain.
+    pub(super) remaining: u32,
+    /// Seconds until the limit stands as new.
+    pub(super) reset_seconds: Option<f64>,
+}
+
+/// A limit, as the protocol has it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct ToldLimit {
+    /// Of the rule; often empty.
+    pub(super) name: String,
+    /// So many.
+    pub(super) requests_per_unit: u32,
+    /// In each of these.
+    pub(super) unit: String,
+}
+
+/// Asks the server behind `channel` once.
+///
+/// # Errors
+/// Its status, where that is not OK, or what became of the connection.
+pub(super) async fn ask(channel: Channel, request: &Request<'_>) -> Result<Answered, Status> {
+    let mut client = RateLimitServiceClient::new(channel);
+    let response = client.should_rate_limit(encode(request)).await?.into_inner();
+    Ok(Answered {
+        code: code(response.overall_code),
+        statuses: response.statuses.iter().map(told).collect(),
+        response_headers: response.response_headers_to_add.into_iter().map(header).collect(),
+        request_headers: response.request_headers_to_add.into_iter().map(header).collect(),
+        metadata: response.dynamic_metadata.map(|fields| object(fields, 0)),
+        body: String::from_utf8_lossy(&response.raw_body).into_owned(),
+    })
+}
+
+fn encode(request: &Request<'_>) -> pb::RateLimitRequest {
+    let descriptors = request.descriptors.iter().map(|descriptor| {
+        let entries = descriptor.entries.iter().map(|entry| {
+            let (key, value) = (entry.key.to_owned(), entry.value.to_owned());
+            descriptor_pb::rate_limit_descriptor::Entry { key, value }
+        });
+        let limit = descriptor.limit.map(|limit| {
+            let unit = i32::from(limit.unit.number());
+            let requests_per_unit = limit.requests_per_unit;
+            descriptor_pb::rate_limit_descriptor::RateLimitOverride { requests_per_unit, unit }
+        });
+        let entries = entries.collect();
+        descriptor_pb::RateLimitDescriptor { entries, limit, ..Default::default() }
+    });
+    pb::RateLimitRequest {
+        domain: request.domain.to_owned(),
+        descriptors: descriptors.collect(),
+        hits_addend: request.hits_addend,
+    }
+}
+
+fn code(code: i32) -> String {
+    Code::try_from(code).map_or(code.to_string(), |code| code.as_str_name().to_owned())
+}
+
+fn told(status: &DescriptorStatus) -> Told {
+    let limit = status.current_limit.as_ref().map(|limit| ToldLimit {
+        name: limit.name.clone(),
+        requests_per_unit: limit.requests_per_unit,
+        unit: PbUnit::try_from(limit.unit)
+            .map_or(limit.unit.to_string(), |unit| unit.as_str_name().to_owned()),
+    });
+    let reset = status.duration_until_reset.as_ref();
+    Told {
+        code: code(status.code),
+        limit,
+        remaining: status.limit_remaining,
+        reset_seconds: reset.map(|span| span.seconds as f64 + f64::from(span.nanos) / 1e9),
+    }
+}
+
+fn header(HeaderValue { key, value, .. }: HeaderValue) -> (String, String) {
+    (key, value)
+}
+
+fn object(fields: Struct, depth: usize) -> Value {
+    let fields = fields.fields.into_iter();
+    fields.map(|(name, value)| (name, json(value, depth + 1))).collect::<Map<_, _>>().into()
+}
+
+fn json(value: PbValue, depth: usize) -> Value {
+    match value.kind {
+        _ if depth > METADATA_DEPTH_MAX => Value::Null,
+        None | Some(Kind::NullValue(_)) => Value::Null,
+        Some(Kind::NumberValue(number)) => number.into(),
+        Some(Kind::StringValue(text)) => text.into(),
+        Some(Kind::BoolValue(yes)) => yes.into(),
+        Some(Kind::StructValue(fields)) => object(fields, depth),
+        Some(Kind::ListValue(list)) => {
+            list.values.into_iter().map(|value| json(value, depth + 1)).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+    use ratelease_rules::request::{Descriptor, Entry};
+    use ratelease_rules::{Limit, Unit};
+
+    #[test]
+    fn a_request_is_sent_with_all_that_it_holds() {
+        let entries = smallvec![Entry { key: "k", value: "v" }, Entry { key: "l", value: "" }];
+        let limit = Some(Limit::fixed_window(7, Unit::Week));
+        let sent = Request {
+            domain: "d",
+            descriptors: smallvec![Descriptor { entries, limit, ..Descriptor::default() }],
+            hits_addend: 3,
+        };
+        let sent = encode(&sent);
+        assert_eq!((sent.domain.as_str(), sent.hits_addend), ("d", 3));
+        let [descriptor] = &sent.descriptors[..] else { panic!("{sent:?}") };
+        let entries = descriptor.entries.iter().map(|entry| (&*entry.key, &*entry.value));
+        assert_eq!(entries.collect::<Vec<_>>(), [("k", "v"), ("l", "")]);
+        let limit = descriptor.limit.as_ref().expect("an override");
+        assert_eq!((limit.requests_per_unit, limit.unit), (7, PbUnit::Week.into()));
+    }
+
+    #[test]
+    fn codes_without_a_name_are_numbers() {
+        assert_eq!([code(0), code(1), code(2), code(9)], ["UNKNOWN", "OK", "OVER_LIMIT", "9"]);
+    }
+
+    #[test]
+    fn metadata_is_shown_as_json_and_not_too_deep() {
+        let leaf = PbValue { kind: Some(Kind::NumberValue(1.5)) };
+        let of = |value| Struct { fields: [("a".to_owned(), value)].into_iter().collect() };
+        assert_eq!(object(of(leaf.clone()), 0), serde_json::json!({"a": 1.5}));
+        let deep =
+            (0..1000).fold(leaf, |value, _| PbValue { kind: Some(Kind::StructValue(of(value))) });
+        assert!(object(of(deep), 0).to_string().contains("null"));
+    }
+}

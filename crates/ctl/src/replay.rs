@@ -1,0 +1,359 @@
+//! `ratectl replay`: what rules would have denied, had they been in force when a log was written.
+//!
+//! Lines are read one by one and decided at the times they bear, by the matcher and the arithmetic
+//! that serve. Memory is bounded whatever the log holds.
+
+mod envoy;
+mod lines;
+mod mapping;
+mod record;
+mod report;
+mod stamp;
+mod tally;
+
+use std::fs;
+use std::time::Duration;
+
+use clap::{Args, ValueHint};
+use ratelease_cli::out::{Ended, Out, OutFlags, Outcome, Trouble};
+use ratelease_cli::safe::Safe;
+use ratelease_cli::settings::{Role, RulesDirFlags};
+use ratelease_cli::source::{self, STDIN, STDIN_NAME};
+use ratelease_engine::limiter::Exact;
+use ratelease_engine::time::{Clock, Time};
+use ratelease_engine::verdict::Modes;
+use ratelease_rules::Rules;
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::{Descriptor, Entry, Request};
+use smallvec::SmallVec;
+
+use super::meter::{Meter, bar};
+use super::signals::Signals;
+use lines::{LINE_BYTES_MAX, Lines, Next};
+use mapping::{Entries, Mapping};
+use record::Record;
+use report::Report;
+use tally::Tally;
+
+/// Keys that are counted at once, about 100 bytes each; those whose windows are over give way.
+const KEYS_MAX: usize = 1 << 20;
+
+/// Descriptors of a line, as the server has it.
+const DESCRIPTORS_MAX: usize = 64;
+
+/// Rules and keys that may be asked for.
+const TOP_MAX: u64 = 100_000;
+
+/// Lines between two looks at the clock, and the time between two drawings of the progress.
+const LOOK_LINES: u64 = 1024;
+const DRAW_EACH: Duration = Duration::from_millis(100);
+
+pub(super) const NOTES: &str = "\
+A line is one of three things, told apart by itself:
+  - Envoy's default text format (the older one, the newer one, or Istio's), whose fields are method,
+    path, path_without_query, protocol, status, response_flags, bytes_received, bytes_sent,
+    duration, upstream_service_time, x_forwarded_for, remote_address (the last of x_forwarded_for),
+    user_agent, request_id, authority, upstream_host; and with Istio upstream_cluster,
+    downstream_remote_address, route_name and others;
+  - an object of JSON, with fields of any name; dots lead into objects, as in %http.path%;
+  - such an object with a field \"descriptors\": a request as /json takes it, and a time.
+
+Each --descriptor makes one descriptor of a line: KEY=VALUE, separated by commas, where %field% in
+VALUE stands for a field. Where a field is missing that descriptor is left out, as Envoy does.
+
+Each line is decided at its own time. Logs are written when requests end, so that some lines are
+older than one before them: those are decided at the newest time so far. Counts are those of one
+exact server; a fleet admits a little less, by what lies unspent in leases.
+
+A signal, such as Ctrl-C, ends the reading and what was read by then is reported.
+
+Exit status: 0 nothing would have been denied, 1 something would, 2 it could not be done, or 128 and
+the number of the signal that ended it.
+
+Examples:
+  ratectl replay access.log --rules config/rules --domain demo \\
+      --descriptor generic_key=hello --descriptor path=%path_without_query%
+  kubectl logs deploy/envoy | ratectl replay - --rules new-rules --domain shop \\
+      --descriptor 'user_id=%user%,path=%request.path%' --time request.time --json";
+
+/// Flags of `replay`.
+#[derive(Debug, Args)]
+pub struct ReplayFlags {
+    /// Logs, in order of their times; - for standard input
+    #[arg(required = true, value_name = "LOG", value_hint = ValueHint::FilePath)]
+    logs: Vec<String>,
+    /// Domain of the requests; that of a line in JSON goes before it
+    #[arg(long, value_name = "NAME")]
+    domain: Option<String>,
+    /// One descriptor of a line, with %fields%: key=%field%,key=text
+    #[arg(long = "descriptor", value_name = "KEY=VALUE,…", value_parser = Mapping::parse)]
+    descriptors: Vec<Mapping>,
+    /// The field of JSON lines that holds the time [default: start_time, time, timestamp,
+    /// @timestamp, ts or date]
+    #[arg(long = "time", value_name = "FIELD")]
+    time_field: Option<String>,
+    /// Rules and keys to show
+    #[arg(long, value_name = "COUNT", default_value_t = 10,
+          value_parser = clap::value_parser!(u64).range(1..=TOP_MAX))]
+    top: u64,
+    #[command(flatten)]
+    rules: RulesDirFlags,
+    #[command(flatten)]
+    out: OutFlags,
+}
+
+/// A replay under way.
+struct Replay<'a> {
+    flags: &'a ReplayFlags,
+    rules: &'a Rules,
+    exact: Exact,
+    tally: Tally,
+    progress: Progress,
+    signals: &'a Signals,
+}
+
+struct Progress {
+    meter: Meter,
+    clock: Clock,
+    /// `None` at first: a log that comes through a pipe may pause after a few lines.
+    drawn_at: Option<Time>,
+    /// Bytes of all files; `None` if that is not known.
+    bytes_all: Option<u64>,
+    /// Bytes of the files before this one.
+    bytes_before: u64,
+}
+
+/// Replays the logs and prints what would have been denied: a finding.
+pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> Ended {
+    if flags.descriptors.len() > DESCRIPTORS_MAX {
+        let count = flags.descriptors.len();
+        return Err(Trouble::new(format_args!("{count} descriptors, more than {DESCRIPTORS_MAX}")));
+    }
+    let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
+    let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?;
+    knows(&rules, flags.domain.as_deref())?;
+    let signals = Signals::listen(|| Meter::stderr().clear(), None)?;
+    let mut replay = Replay {
+        flags,
+        rules: &rules,
+        exact: Exact::new(KEYS_MAX, KeyHasher::new(""), Modes::default()),
+        tally: Tally::default(),
+        progress: Progress::new(&flags.logs),
+        signals: &signals,
+    };
+    let read = flags.logs.iter().try_for_each(|log| replay.log(log));
+    replay.progress.meter.clear();
+    read?;
+    let Replay { tally, .. } = replay;
+    let interrupted = signals.heard();
+    drop(signals);
+    if interrupted.is_none() && tally.requests == 0 {
+        return Err(nothing_replayed(&tally));
+    }
+    let top = usize::try_from(flags.top).unwrap_or(usize::MAX);
+    let report = Report { tally: &tally, top, is_interrupted: interrupted.is_some() };
+    if flags.out.json {
+        out.json(&report.json())?;
+    } else {
+        report.print(out)?;
+    }
+    Ok(interrupted.map_or(Outcome::good_if(tally.over_limit == 0), Outcome::Interrupted))
+}
+
+/// What a line of a log stands for under a `--descriptor`, if both can be read: its time, and the
+/// entries of the descriptor or how many descriptors it has itself. For `tests/fuzz`.
+pub fn read_line(line: &str, mapping: &str) -> Option<(Option<u64>, usize)> {
+    let mapping = Mapping::parse(mapping);
+    let record = Record::parse(line).ok()?;
+    let time = record.time(None).ok();
+    let request = record.request().and_then(Result::ok);
+    let of_request = request.map(|request| request.borrow().descriptors.len());
+    let mapped = mapping.ok().and_then(|mapping| mapping.apply(&record).map(|it| it.len()));
+    Some((time, of_request.or(mapped).unwrap_or_default()))
+}
+
+/// Refuses a domain without rules: all would pass, which is seldom what was to be found out.
+fn knows(rules: &Rules, domain: Option<&str>) -> Result<(), Trouble> {
+    let known: Vec<&str> = rules.domains().collect();
+    match domain.filter(|domain| !domain.is_empty() && !known.contains(domain)) {
+        None => Ok(()),
+        Some(domain) => Err(Trouble::new(format_args!(
+            "--domain {}: no rule file names it; they have {}",
+            Safe(domain),
+            Safe(known.join(", "))
+        ))),
+    }
+}
+
+fn nothing_replayed(tally: &Tally) -> Trouble {
+    let count = tally.without_descriptor;
+    match tally.first_unreadable.first() {
+        _ if count > 0 => Trouble::new(format_args!(
+            "no line has all the fields of a --descriptor, of {count} that can be read; correct \
+             their names"
+        )),
+        Some(first) => Trouble::new(format_args!(
+            "no line can be read; the first, {}:{}, is {}",
+            first.file, first.line, first.why
+        )),
+        None => Trouble::new("there is no line to replay"),
+    }
+}
+
+// === impl Replay ===
+
+impl Replay<'_> {
+    fn log(&mut self, name: &str) -> Result<(), Trouble> {
+        let shown = if name == STDIN { STDIN_NAME } else { name };
+        let failed = |error| Trouble::new(format_args!("{shown}: cannot be read: {error}"));
+        let mut lines = Lines::open(name, self.signals).map_err(failed)?;
+        let mut number = 0;
+        while let Some(line) = lines.next().map_err(failed)? {
+            number += 1;
+            match line {
+                Next::Line(line) if line.trim().is_empty() => {}
+                Next::Line(line) => self.line(shown, number, line.trim())?,
+                Next::TooLong => {
+                    let why = || format!("longer than {LINE_BYTES_MAX} bytes");
+                    self.unreadable(shown, number, why);
+                }
+            }
+            if number % LOOK_LINES == 0 {
+                self.progress.look(lines.bytes(), &self.tally);
+            }
+        }
+        self.progress.bytes_before += lines.bytes();
+        Ok(())
+    }
+
+    fn unreadable(&mut self, log: &str, number: u64, why: impl FnOnce() -> String) {
+        self.tally.lines += 1;
+        self.tally.note_unreadable(log, number, why);
+    }
+
+    /// Replays one line.
+    ///
+    /// # Errors
+    /// The flags do not say what it stands for.
+    fn line(&mut self, log: &str, number: u64, line: &str) -> Result<(), Trouble> {
+        let read = Record::parse(line)
+            .and_then(|record| Ok((record.time(self.flags.time_field.as_deref())?, record)));
+        let (at, record) = match read {
+            Ok(read) => read,
+            Err(why) => {
+                self.unreadable(log, number, || why);
+                return Ok(());
+            }
+        };
+        match record.request() {
+            None => self.mapped(at, &record, (log, number)),
+            Some(Ok(request)) => {
+                let flags = self.flags;
+                let mut request = request.borrow();
+                if request.domain.is_empty() {
+                    request.domain = flags.domain.as_deref().unwrap_or_default();
+                }
+                self.request(at, &request, (log, number))
+            }
+            Some(Err(why)) => {
+                self.unreadable(log, number, || why);
+                Ok(())
+            }
+        }
+    }
+
+    /// Replays a line that is a request by the flags.
+    fn mapped(&mut self, at: u64, record: &Record<'_>, place: (&str, u64)) -> Result<(), Trouble> {
+        let flags = self.flags;
+        if flags.descriptors.is_empty() {
+            return Err(of_line(
+                place,
+                "is of an access log: say what to make of it, as in \
+                --descriptor path=%path%",
+            ));
+        }
+        if matches!(record, Record::Envoy(_))
+            && let Some(field) = flags.descriptors.iter().find_map(Mapping::unknown_to_envoy)
+        {
+            let known: Vec<_> = envoy::names().collect();
+            let known = known.join(", ");
+            return Err(of_line(
+                place,
+                format!("is of Envoy's text format, which has no field {field}, but {known}"),
+            ));
+        }
+        let descriptors: Vec<_> =
+            flags.descriptors.iter().filter_map(|mapping| mapping.apply(record)).collect();
+        let descriptors: SmallVec<_> = descriptors.iter().map(descriptor).collect();
+        let domain = flags.domain.as_deref().unwrap_or_default();
+        self.request(at, &Request { domain, descriptors, hits_addend: 0 }, place)
+    }
+
+    /// Decides `request` at the time `at`, and notes it.
+    fn request(
+        &mut self,
+        at: u64,
+        request: &Request<'_>,
+        place: (&str, u64),
+    ) -> Result<(), Trouble> {
+        if request.domain.is_empty() {
+            return Err(of_line(place, "names no domain: say --domain"));
+        }
+        self.tally.lines += 1;
+        self.tally.note_time(at);
+        if request.descriptors.is_empty() {
+            self.tally.without_descriptor += 1;
+            return Ok(());
+        }
+        self.exact.advance(at);
+        match self.exact.decide(self.rules, request) {
+            Ok(verdict) => self.tally.note(request, &verdict),
+            Err(_) => {
+                self.tally.requests += 1;
+                self.tally.ok += 1;
+                self.tally.uncounted += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn descriptor<'a>(entries: &'a Entries<'_>) -> Descriptor<'a> {
+    let entries = entries.iter().map(|(key, value)| Entry { key, value });
+    Descriptor { entries: entries.collect(), ..Descriptor::default() }
+}
+
+fn of_line((log, number): (&str, u64), what: impl std::fmt::Display) -> Trouble {
+    Trouble::new(format_args!("{log}:{number}: {what}"))
+}
+
+// === impl Progress ===
+
+impl Progress {
+    fn new(logs: &[String]) -> Self {
+        let length = |name: &String| {
+            fs::metadata(name).ok().filter(fs::Metadata::is_file).map(|data| data.len())
+        };
+        let clock = Clock::start();
+        Self {
+            meter: Meter::stderr(),
+            clock,
+            drawn_at: None,
+            bytes_all: logs.iter().map(length).sum(),
+            bytes_before: 0,
+        }
+    }
+
+    fn look(&mut self, bytes: u64, tally: &Tally) {
+        let now = self.clock.now();
+        let drawn_lately = self.drawn_at.is_some_and(|at| now.since(at) < DRAW_EACH);
+        if !self.meter.is_seen() || drawn_lately {
+            return;
+        }
+        self.drawn_at = Some(now);
+        let done = (self.bytes_before + bytes) as f64;
+        let bar = self.bytes_all.map(|all| bar(done / all as f64)).unwrap_or_default();
+        let (lines, denied) = (tally.lines, tally.over_limit);
+        self.meter.draw(&bar, &format!("{lines} lines, {denied} denied"));
+    }
+}

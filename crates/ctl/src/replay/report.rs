@@ -1,0 +1,149 @@
+//! What a replay comes to, for people and as JSON.
+
+use std::time::Duration;
+
+use ratelease_cli::out::{Ink, Out, Trouble};
+use ratelease_cli::safe;
+use serde_json::{Value, json};
+
+use super::stamp;
+use super::tally::{RuleTally, Tally};
+
+/// Rules and keys that are shown.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Report<'a> {
+    pub(super) tally: &'a Tally,
+    /// Of each at most.
+    pub(super) top: usize,
+    /// A signal came before the end of the logs.
+    pub(super) is_interrupted: bool,
+}
+
+// === impl Report ===
+
+impl Report<'_> {
+    pub(super) fn json(&self) -> Value {
+        let Self { tally, top, is_interrupted } = self;
+        let mut report = json!(tally);
+        let rules = tally.rules();
+        let rules = rules.iter().take(*top).map(|(path, tally)| {
+            let RuleTally { ok, over_limit, shadow } = tally;
+            json!({"rule": path, "ok": ok, "over_limit": over_limit, "shadow": shadow})
+        });
+        report["rules"] = rules.collect();
+        report["keys"] = json!(tally.keys(*top));
+        report["interrupted"] = (*is_interrupted).into();
+        report["from"] = tally.span.map(|(from, _)| stamp::show(from)).into();
+        report["to"] = tally.span.map(|(_, to)| stamp::show(to)).into();
+        report
+    }
+
+    pub(super) fn print(&self, out: &mut Out) -> Result<(), Trouble> {
+        self.print_totals(out)?;
+        self.print_doubts(out)?;
+        self.print_rules(out)?;
+        self.print_keys(out)
+    }
+
+    fn print_totals(&self, out: &mut Out) -> Result<(), Trouble> {
+        let tally = self.tally;
+        if self.is_interrupted {
+            let line = "interrupted: this is of the lines that were read by then";
+            out.line(out.paint().dye(Ink::Doubtful, line))?;
+        }
+        if let Some((from, to)) = tally.span {
+            let (span, from, to) = (to - from, stamp::show(from), stamp::show(to));
+            let span = Duration::from_secs(span / 1_000_000);
+            out.line(format_args!("from {from} to {to}, {span:?}"))?;
+        }
+        out.line(format_args!("lines         {:>10}", tally.lines))?;
+        out.line(format_args!("requests      {:>10}", tally.requests))?;
+        out.line(format_args!(
+            "  passed      {:>10}{}",
+            tally.ok,
+            share(tally.ok, tally.requests)
+        ))?;
+        let (denied, of_all) = (tally.over_limit, share(tally.over_limit, tally.requests));
+        let ink = if denied > 0 { Ink::Bad } else { Ink::Good };
+        let denied = format!("  denied      {denied:>10}{of_all}");
+        out.line(out.paint().dye(ink, denied))?;
+        let (free, of_all) = (tally.unlimited, share(tally.unlimited, tally.requests));
+        out.line(format_args!("  no rule     {free:>10}{of_all}"))
+    }
+
+    /// Whatever makes the totals less sure.
+    fn print_doubts(&self, out: &mut Out) -> Result<(), Trouble> {
+        let tally = self.tally;
+        if tally.without_descriptor > 0 {
+            let (count, why) = (tally.without_descriptor, "a field of each was missing");
+            out.line(format_args!("no descriptor {count:>10}  {why}"))?;
+        }
+        if tally.out_of_order > 0 {
+            let (count, late) = (tally.out_of_order, Duration::from_micros(tally.late_us_max));
+            out.line(format_args!(
+                "out of order  {count:>10}  at most {late:?} late; decided at the newest so far"
+            ))?;
+        }
+        if tally.uncounted > 0 {
+            let (count, why) = (tally.uncounted, "passed: too many keys at once to count more");
+            out.line(format_args!("uncounted     {count:>10}  {why}"))?;
+        }
+        if tally.unreadable > 0 {
+            let line = format!("unreadable    {:>10}", tally.unreadable);
+            out.line(out.paint().dye(Ink::Doubtful, line))?;
+        }
+        for unreadable in &tally.first_unreadable {
+            let (file, line, why) = (&unreadable.file, unreadable.line, &unreadable.why);
+            out.line(format_args!("  {}:{line}: {}", safe::line(file), safe::line(why)))?;
+        }
+        Ok(())
+    }
+
+    fn print_rules(&self, out: &mut Out) -> Result<(), Trouble> {
+        let rules = self.tally.rules();
+        if rules.is_empty() {
+            return Ok(());
+        }
+        let heading = format!("\n{:>10} {:>10} {:>10}  rule", "denied", "shadow", "passed");
+        out.line(out.paint().dye(Ink::Strong, heading))?;
+        for (path, RuleTally { ok, over_limit, shadow }) in rules.iter().take(self.top) {
+            let path = safe::line(path);
+            out.line(format_args!("{over_limit:>10} {shadow:>10} {ok:>10}  {path}"))?;
+        }
+        self.print_rest(out, rules.len(), "rules")
+    }
+
+    fn print_keys(&self, out: &mut Out) -> Result<(), Trouble> {
+        let keys = self.tally.keys(usize::MAX);
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let heading = format!("\n{:>10}  key", "denied");
+        out.line(out.paint().dye(Ink::Strong, heading))?;
+        for key in keys.iter().take(self.top) {
+            let (count, entries, rule) =
+                (key.over_limit, safe::line(&key.entries), safe::line(&key.rule));
+            out.line(format_args!("{count:>10}  {entries}  ({rule})"))?;
+        }
+        if self.tally.key_counts_low_by > 0 {
+            let by = self.tally.key_counts_low_by;
+            out.line(format_args!("too many keys for all: counts may be low by {by}"))?;
+        }
+        self.print_rest(out, keys.len(), "keys")
+    }
+
+    fn print_rest(&self, out: &mut Out, count: usize, what: &str) -> Result<(), Trouble> {
+        match count.saturating_sub(self.top) {
+            0 => Ok(()),
+            rest => out.line(format_args!("and {rest} more {what}; --top shows more")),
+        }
+    }
+}
+
+/// `part` of `all` in per cent, behind two blanks; nothing where there is nothing.
+fn share(part: u64, all: u64) -> String {
+    match all {
+        0 => String::new(),
+        all => format!("  {:.1} %", part as f64 / all as f64 * 100.0),
+    }
+}

@@ -1,0 +1,222 @@
+//! What a replay counts, in bounded memory.
+
+use foldhash::HashMap;
+use ratelease_engine::verdict::{Code, Verdict};
+use ratelease_rules::key::Key;
+use ratelease_rules::request::Request;
+use serde::Serialize;
+
+/// Keys whose denials are counted at once. When there are more, those denied least give way.
+pub(super) const KEYS_MAX: usize = 100_000;
+
+/// Lines that could not be read, of which the reason is shown.
+const UNREADABLE_SHOWN: usize = 5;
+
+/// Counts of a whole replay.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Tally {
+    /// Lines read, blank ones aside.
+    pub(super) lines: u64,
+    /// Requests decided.
+    pub(super) requests: u64,
+    pub(super) ok: u64,
+    pub(super) over_limit: u64,
+    /// Requests that no rule limits.
+    pub(super) unlimited: u64,
+    /// Lines that stand for no descriptor.
+    pub(super) without_descriptor: u64,
+    /// Requests that could not be counted for want of memory; they count as passed.
+    pub(super) uncounted: u64,
+    pub(super) unreadable: u64,
+    pub(super) first_unreadable: Vec<Unreadable>,
+    /// Lines that are older than one before them.
+    pub(super) out_of_order: u64,
+    /// By how much at most, in microseconds.
+    pub(super) late_us_max: u64,
+    /// When the first and the last request were, in microseconds since the Unix epoch.
+    #[serde(skip)]
+    pub(super) span: Option<(u64, u64)>,
+    #[serde(skip)]
+    by_rule: HashMap<Box<str>, RuleTally>,
+    #[serde(skip)]
+    by_key: HashMap<Key, KeyTally>,
+    /// Most denials that a key can have had before it gave way.
+    pub(super) key_counts_low_by: u64,
+}
+
+/// A line that could not be read.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Unreadable {
+    pub(super) file: String,
+    /// From 1.
+    pub(super) line: u64,
+    pub(super) why: String,
+}
+
+/// Counts of one rule.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub(super) struct RuleTally {
+    pub(super) ok: u64,
+    pub(super) over_limit: u64,
+    /// Over its limit, and let pass by shadow mode.
+    pub(super) shadow: u64,
+}
+
+/// Denials of one key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct KeyTally {
+    pub(super) rule: Box<str>,
+    pub(super) entries: Box<str>,
+    pub(super) over_limit: u64,
+}
+
+// === impl Tally ===
+
+impl Tally {
+    /// Notes a request's time and gives the time it is decided at, which does not run back: a line
+    /// that comes late is decided as if it came now.
+    pub(super) fn note_time(&mut self, unix_us: u64) {
+        let (first, last) = self.span.unwrap_or((unix_us, unix_us));
+        if unix_us < last {
+            self.out_of_order += 1;
+            self.late_us_max = self.late_us_max.max(last - unix_us);
+        }
+        self.span = Some((first.min(unix_us), last.max(unix_us)));
+    }
+
+    /// Notes a line that could not be read.
+    pub(super) fn note_unreadable(&mut self, file: &str, line: u64, why: impl FnOnce() -> String) {
+        self.unreadable += 1;
+        if self.first_unreadable.len() < UNREADABLE_SHOWN {
+            let (file, why) = (file.to_owned(), why());
+            self.first_unreadable.push(Unreadable { file, line, why });
+        }
+    }
+
+    /// Notes what was decided on `request`.
+    pub(super) fn note(&mut self, request: &Request<'_>, verdict: &Verdict<'_>) {
+        self.requests += 1;
+        match verdict.code {
+            Code::Ok => self.ok += 1,
+            Code::OverLimit => self.over_limit += 1,
+        }
+        self.unlimited += u64::from(verdict.statuses.iter().all(|status| status.limit.is_none()));
+        for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
+            let (Some(applied), Some(trace)) = (status.limit, status.counted) else { continue };
+            let rule = applied.rule_path();
+            self.count(rule, |tally| match (trace.over, status.code) {
+                (false, _) => tally.ok += 1,
+                (true, Code::Ok) => tally.shadow += 1,
+                (true, Code::OverLimit) => tally.over_limit += 1,
+            });
+            if status.code == Code::OverLimit {
+                let entries = descriptor.entries.iter().map(|e| (e.key, e.value));
+                self.deny(trace.key, rule, entries);
+            }
+        }
+    }
+
+    /// The rules that limited a request, those that denied most first.
+    pub(super) fn rules(&self) -> Vec<(&str, &RuleTally)> {
+        let mut rules: Vec<_> = self.by_rule.iter().map(|(path, tally)| (&**path, tally)).collect();
+        rules.sort_by_key(|(path, tally)| {
+            let RuleTally { ok, over_limit, shadow } = tally;
+            (std::cmp::Reverse((*over_limit, *shadow, *ok)), *path)
+        });
+        rules
+    }
+
+    /// The `most` keys that were denied most.
+    pub(super) fn keys(&self, most: usize) -> Vec<&KeyTally> {
+        let mut keys: Vec<_> = self.by_key.values().collect();
+        keys.sort_by(|a, b| {
+            let order = b.over_limit.cmp(&a.over_limit);
+            order.then_with(|| (&a.rule, &a.entries).cmp(&(&b.rule, &b.entries)))
+        });
+        keys.truncate(most);
+        keys
+    }
+
+    fn count(&mut self, rule: &str, count: impl FnOnce(&mut RuleTally)) {
+        // Most find theirs, and then nothing is allocated.
+        if let Some(tally) = self.by_rule.get_mut(rule) {
+            count(tally);
+        } else {
+            count(self.by_rule.entry(rule.into()).or_default());
+        }
+    }
+
+    fn deny<'a>(
+        &mut self,
+        key: Key,
+        rule: &str,
+        entries: impl Iterator<Item = (&'a str, &'a str)>,
+    ) {
+        if let Some(known) = self.by_key.get_mut(&key) {
+            known.over_limit += 1;
+            return;
+        }
+        if self.by_key.len() >= KEYS_MAX {
+            self.give_way();
+        }
+        let entries: Vec<_> = entries.map(|(key, value)| format!("{key}={value}")).collect();
+        let entries = entries.join(", ").into();
+        self.by_key.insert(key, KeyTally { rule: rule.into(), entries, over_limit: 1 });
+    }
+
+    /// Forgets the half of the keys that were denied least.
+    fn give_way(&mut self) {
+        let mut counts: Vec<_> = self.by_key.values().map(|tally| tally.over_limit).collect();
+        let middle = counts.len() / 2;
+        let (_, median, _) = counts.select_nth_unstable(middle);
+        let median = *median;
+        self.key_counts_low_by += median;
+        self.by_key.retain(|_, tally| tally.over_limit > median);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deny(tally: &mut Tally, n: u64) {
+        tally.deny(Key::for_test(n), "rule", [("k", n.to_string().as_str())].into_iter());
+    }
+
+    #[test]
+    fn the_keys_that_are_denied_most_stay_however_many_there_are() {
+        let mut tally = Tally::default();
+        for n in 0..3 * KEYS_MAX as u64 {
+            deny(&mut tally, n);
+            if n % 3 == 0 {
+                deny(&mut tally, 1_000_000_000 + n % 2);
+            }
+        }
+        assert!(tally.by_key.len() <= KEYS_MAX);
+        let top: Vec<_> = tally.keys(2).iter().map(|key| (&*key.entries, key.over_limit)).collect();
+        assert_eq!(top, [("k=1000000000", 50_000), ("k=1000000001", 50_000)]);
+        assert!(tally.key_counts_low_by > 0, "{}", tally.key_counts_low_by);
+    }
+
+    #[test]
+    fn keys_of_one_count_all_give_way_and_it_is_told() {
+        let mut tally = Tally::default();
+        (0..=KEYS_MAX as u64).for_each(|n| deny(&mut tally, n));
+        assert_eq!((tally.by_key.len(), tally.key_counts_low_by), (1, 1));
+    }
+
+    #[test]
+    fn a_late_line_counts_and_the_span_is_of_all() {
+        let mut tally = Tally::default();
+        [5, 7, 4, 6, 9].into_iter().for_each(|at| tally.note_time(at));
+        assert_eq!((tally.out_of_order, tally.late_us_max, tally.span), (2, 3, Some((4, 9))));
+    }
+
+    #[test]
+    fn only_the_first_unreadable_lines_are_kept() {
+        let mut tally = Tally::default();
+        (1..=9).for_each(|line| tally.note_unreadable("a", line, || "why".to_owned()));
+        assert_eq!((tally.unreadable, tally.first_unreadable.len()), (9, UNREADABLE_SHOWN));
+        assert_eq!(tally.first_unreadable[0].line, 1);
+    }
+}

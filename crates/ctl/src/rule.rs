@@ -1,0 +1,182 @@
+//! A rule's settings, as rule files name them and in words.
+
+use std::time::Duration;
+
+use ratelease_rules::{
+    Algorithm, Allowance, FailureMode, Leasing, Level, Limit, Rule, Terms, Written,
+};
+use serde_json::{Map, Value, json};
+
+/// Every setting of `rule` under its name in rule files, whether it was written or is a default.
+/// Those that do not apply to its algorithm are left out.
+pub(super) fn settings(rule: &Rule) -> Vec<(&'static str, Value)> {
+    let mut settings = vec![("name", json!(rule.name))];
+    match rule.allowance {
+        Allowance::Unlimited => settings.push(("unlimited", json!(true))),
+        Allowance::Limited(limit) => settings.extend(of_limit(limit)),
+    }
+    settings.extend([
+        ("lease", json!(lease(&rule.leasing))),
+        ("failure_mode", json!(rule.failure_mode.name())),
+        ("shards", json!(rule.shards)),
+        ("charge_denied", json!(rule.charge_denied)),
+        ("shadow_mode", json!(rule.shadow_mode)),
+        ("quota_mode", json!(rule.quota_mode)),
+        ("replaces", json!(rule.replaces)),
+        ("detailed_metric", json!(rule.detailed_metric)),
+        ("value_to_metric", json!(marked(rule, |level| level.value_to_metric))),
+        ("share_threshold", json!(marked(rule, |level| level.shared.is_some()))),
+        ("metadata", Value::Object(rule.metadata.clone().unwrap_or_default())),
+    ]);
+    settings
+}
+
+/// As [`settings`], for a JSON object.
+pub(super) fn object(rule: &Rule) -> Map<String, Value> {
+    settings(rule).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Where a rule is written, for a JSON object; null where nobody knows.
+pub(super) fn place(written: Option<Written<'_>>) -> Value {
+    written.map_or(Value::Null, |Written { file, place }| {
+        json!({ "file": file, "line": place.line, "column": place.column })
+    })
+}
+
+fn of_limit(limit: Limit) -> Vec<(&'static str, Value)> {
+    let mut settings = vec![
+        ("requests_per_unit", json!(limit.requests_per_unit)),
+        ("unit", json!(limit.unit.name().to_ascii_lowercase())),
+        ("unit_multiplier", json!(limit.unit_multiplier)),
+        ("algorithm", json!(limit.algorithm.name())),
+    ];
+    match limit.algorithm {
+        Algorithm::TokenBucket { burst } => settings.push(("burst", json!(burst))),
+        Algorithm::LeakyBucket { max_delay_us } => {
+            let delay = Duration::from_micros(max_delay_us.into());
+            settings.push(("max_delay", json!(format!("{delay:?}"))));
+        }
+        Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {}
+    }
+    settings
+}
+
+/// The levels of the rule's path, from 1, for which `is_marked`.
+fn marked(rule: &Rule, is_marked: impl Fn(&Level) -> bool) -> Vec<usize> {
+    let levels = rule.levels.iter().zip(1..).filter(|(level, _)| is_marked(level));
+    levels.map(|(_, number)| number).collect()
+}
+
+fn lease(leasing: &Leasing) -> String {
+    let Leasing::On(terms) = leasing else { return "off".to_owned() };
+    let mut text = format!("fraction {}", terms.fraction);
+    if terms.max < u32::MAX {
+        text.push_str(&format!(", max {}", terms.max));
+    }
+    if let Some(ttl) = terms.ttl {
+        text.push_str(&format!(", ttl {ttl:?}"));
+    }
+    text
+}
+
+/// `minute`, `5 minutes`.
+pub(super) fn window(limit: Limit) -> String {
+    let unit = limit.unit.name().to_ascii_lowercase();
+    match limit.unit_multiplier.get() {
+        1 => unit,
+        units => format!("{units} {unit}s"),
+    }
+}
+
+/// `100 requests in each window of 5 minutes, aligned to the Unix epoch`
+pub(super) fn allows(limit: Limit) -> String {
+    let (requests, window) = (requests(limit.requests_per_unit.into()), window(limit));
+    match limit.algorithm {
+        Algorithm::FixedWindow => {
+            let one = if limit.unit_multiplier.get() == 1 { "one " } else { "" };
+            format!("{requests} in each window of {one}{window}, aligned to the Unix epoch")
+        }
+        Algorithm::TokenBucket { burst } => {
+            format!("{requests} in each {window}, refilled steadily, at most {burst} at once")
+        }
+        Algorithm::SlidingWindow => {
+            format!("{requests} in any {window}, estimated from this window and the last")
+        }
+        Algorithm::SlidingLog => format!("{requests} in any {window}, exactly"),
+        Algorithm::LeakyBucket { max_delay_us } => {
+            let delay = Duration::from_micros(max_delay_us.into());
+            format!("{requests} in each {window}, evenly spaced, each held {delay:?} at most")
+        }
+    }
+}
+
+/// What is answered when the store is away.
+pub(super) fn failure(mode: FailureMode) -> &'static str {
+    match mode {
+        FailureMode::Local => "local: each pod admits its part of the limit by itself",
+        FailureMode::Allow => "allow: everything passes, uncounted",
+        FailureMode::Deny => "deny: everything is over the limit",
+        FailureMode::Error => "error: no verdict, Envoy's failure_mode_deny decides",
+    }
+}
+
+/// How tokens are lent.
+pub(super) fn lent(limit: Limit, leasing: &Leasing) -> String {
+    let Leasing::On(terms) = leasing else {
+        return "off: every decision asks the store".to_owned();
+    };
+    let most = match terms.max {
+        u32::MAX => String::new(),
+        max => format!(", {max} tokens at most"),
+    };
+    let aligned = matches!(limit.algorithm, Algorithm::FixedWindow);
+    let span = match terms.ttl {
+        None if aligned => "until the window ends".to_owned(),
+        None => format!("for {:?} at most", Terms::TTL),
+        Some(ttl) => format!("for {ttl:?} at most"),
+    };
+    format!("on: a pod holds {} of what remains at most{most}, {span}", terms.fraction)
+}
+
+/// `1 request`, `100 requests`.
+fn requests(count: u64) -> String {
+    format!("{count} request{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use ratelease_rules::Unit;
+
+    #[test]
+    fn a_limit_is_said_in_words() {
+        let limit = |requests_per_unit, units, algorithm| Limit {
+            requests_per_unit,
+            unit: Unit::Minute,
+            unit_multiplier: NonZeroU32::new(units).unwrap(),
+            algorithm,
+        };
+        for (limit, words) in [
+            (
+                limit(1, 1, Algorithm::FixedWindow),
+                "1 request in each window of one minute, aligned to the Unix epoch",
+            ),
+            (
+                limit(100, 5, Algorithm::FixedWindow),
+                "100 requests in each window of 5 minutes, aligned to the Unix epoch",
+            ),
+            (
+                limit(100, 5, Algorithm::TokenBucket { burst: 20 }),
+                "100 requests in each 5 minutes, refilled steadily, at most 20 at once",
+            ),
+            (
+                limit(9, 1, Algorithm::LeakyBucket { max_delay_us: 50_000 }),
+                "9 requests in each minute, evenly spaced, each held 50ms at most",
+            ),
+        ] {
+            assert_eq!(allows(limit), words);
+        }
+    }
+}

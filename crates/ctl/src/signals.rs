@@ -1,0 +1,135 @@
+//! Signals that ask a tool to end. Long work hears of the first, stops, and tells what it has by
+//! then; a second, or the first when the work is done, ends the process at once.
+
+use std::cell::Cell;
+use std::fs;
+use std::future::pending;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use ratelease_cli::out::{Interrupt, Trouble};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// The signals of this process, heeded from when this was made until it is dropped.
+pub(super) struct Signals {
+    heard: Receiver<Interrupt>,
+    first: Cell<Option<Interrupt>>,
+}
+
+/// What asks a process to end: Ctrl-C, the terminal going away, and `kill`.
+const KINDS: [SignalKind; 3] =
+    [SignalKind::interrupt(), SignalKind::hangup(), SignalKind::terminate()];
+
+/// Where the kernel says which signals a process ignores.
+const STATUS: &str = "/proc/self/status";
+
+// === impl Signals ===
+
+impl Signals {
+    /// Listens. A second signal, or the end of `patience` after the first, ends the process at
+    /// once: `at_once` tidies up the terminal then, beside whatever the process is at.
+    ///
+    /// # Errors
+    /// The system has no thread or file descriptor left.
+    pub(super) fn listen(at_once: fn(), patience: Option<Duration>) -> Result<Self, Trouble> {
+        let failed = |error| {
+            Trouble::new(format_args!("cannot start: {error}; raise the limit on open files"))
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(failed)?;
+        let signals = all(&runtime).map_err(failed)?;
+        let (tell, heard) = sync_channel(1);
+        let listener = move || {
+            let last = runtime.block_on(last(signals, &tell, patience));
+            at_once();
+            std::process::exit(last.status().into());
+        };
+        thread::Builder::new().name("signals".to_owned()).spawn(listener).map_err(failed)?;
+        Ok(Self { heard, first: Cell::new(None) })
+    }
+
+    /// The first signal, if there was one.
+    pub(super) fn heard(&self) -> Option<Interrupt> {
+        self.wait(Duration::ZERO)
+    }
+
+    /// The first signal, as soon as there is one within `within`.
+    pub(super) fn wait(&self, within: Duration) -> Option<Interrupt> {
+        if self.first.get().is_none() {
+            self.first.set(self.heard.recv_timeout(within).ok());
+        }
+        self.first.get()
+    }
+}
+
+/// All that are not ignored: `nohup` and a shell's `&` have some of them ignored on purpose.
+fn all(runtime: &Runtime) -> std::io::Result<Vec<(Interrupt, Signal)>> {
+    let _context = runtime.enter();
+    let status = fs::read_to_string(STATUS).unwrap_or_default();
+    let heeded = KINDS.into_iter().filter(|kind| !is_ignored(&status, *kind));
+    heeded.map(|kind| Ok((Interrupt::of(kind), signal(kind)?))).collect()
+}
+
+/// Whether the mask in `status` has the signal: hexadecimal, signal 1 in the lowest bit.
+fn is_ignored(status: &str, kind: SignalKind) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let bit = u32::try_from(kind.as_raw_value() - 1).ok();
+    mask.zip(bit).is_some_and(|(mask, bit)| mask.checked_shr(bit).is_some_and(|at| at & 1 == 1))
+}
+
+/// The signal that ends the process, when it is time for that. The first is for the work, unless
+/// that is done and only its result is printed.
+async fn last(
+    signals: Vec<(Interrupt, Signal)>,
+    tell: &SyncSender<Interrupt>,
+    patience: Option<Duration>,
+) -> Interrupt {
+    let (told, mut heard) = mpsc::channel(KINDS.len());
+    for (interrupt, mut signal) in signals {
+        let told = told.clone();
+        tokio::spawn(async move {
+            while signal.recv().await.is_some() && told.send(interrupt).await.is_ok() {}
+        });
+    }
+    // Where all are ignored there is never one.
+    let mut next = async || match heard.recv().await {
+        Some(interrupt) => interrupt,
+        None => pending().await,
+    };
+    let first = next().await;
+    if tell.send(first).is_err() {
+        return first;
+    }
+    match patience {
+        Some(patience) => timeout(patience, next()).await.unwrap_or(first),
+        None => next().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_was_started_to_ignore_is_read_from_its_mask() {
+        // As `nohup` leaves it, and as a shell without job control starts what it puts aside.
+        for (mask, ignored) in [
+            ("0000000000000001", vec![SignalKind::hangup()]),
+            ("0000000000000006", vec![SignalKind::interrupt()]),
+            ("0000000000004003", KINDS.to_vec()),
+            ("0000000000000000", Vec::new()),
+        ] {
+            let status = format!("Name:\tratelease\nSigBlk:\tffffffff\nSigIgn:\t{mask}\n");
+            for kind in KINDS {
+                assert_eq!(is_ignored(&status, kind), ignored.contains(&kind), "{mask} {kind:?}");
+            }
+        }
+        assert!(!is_ignored("", SignalKind::hangup()));
+        assert!(!is_ignored("SigIgn:\tmany\n", SignalKind::hangup()));
+    }
+}

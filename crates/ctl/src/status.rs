@@ -1,0 +1,201 @@
+//! `ratectl status`: how a pod is doing, once.
+
+use std::fmt::Write;
+
+use clap::Args;
+use ratelease_cli::out::{Ended, Ink, Out, OutFlags, Outcome, Paint};
+use ratelease_cli::safe::{self, Safe};
+
+use super::pod::{BusyRule, Decisions, HotKey, Pod, PodFlags};
+
+pub(super) const NOTES: &str = "\
+Exit status: 0 all is well, 1 something is wrong (the last load of the rules was refused, or there
+are none; a breaker is not closed; an invariant was violated), 2 the pod cannot be asked.
+
+Examples:
+  ratectl status
+  ratectl status --debug 10.0.0.7:6070 --json | jq .rules";
+
+/// Rules and keys that are shown.
+const SHOWN_MAX: usize = 5;
+
+/// Flags of `status`.
+#[derive(Debug, Args)]
+pub struct StatusFlags {
+    #[command(flatten)]
+    pod: PodFlags,
+    #[command(flatten)]
+    out: OutFlags,
+}
+
+/// Prints a pod's status. Whatever is wrong with the pod is a finding.
+pub(super) fn run(flags: &StatusFlags, out: &mut Out) -> Ended {
+    let status = flags.pod.ask()?;
+    let pod = Pod::read(&status);
+    if flags.out.json {
+        out.json(&status)?;
+    } else {
+        out.line(table(&pod, out.paint()).trim_end())?;
+    }
+    Ok(Outcome::good_if(pod.wrongs().is_empty()))
+}
+
+/// A pod in lines for people.
+pub(super) fn table(pod: &Pod, paint: Paint) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail, here and below.
+    let wrongs = pod.wrongs();
+    for wrong in &wrongs {
+        let _ = writeln!(text, "{} {}", paint.dye(Ink::Bad, "wrong:"), Safe(wrong));
+    }
+    let uptime = pod.uptime.as_secs();
+    let _ = writeln!(
+        text,
+        "ratelease   {}, up for {uptime} s, store {}",
+        Safe(&pod.version),
+        Safe(&pod.store)
+    );
+    text.push_str(&rules(pod));
+    if let Some(of) = &pod.decisions {
+        text.push_str(&decisions(of));
+    }
+    for shard in &pod.shards {
+        let ink = if shard.is_open() { Ink::Bad } else { Ink::Good };
+        let breaker = paint.dye(ink, Safe(&shard.breaker));
+        let (number, away, opened) = (shard.shard, shard.round_trip_ms, shard.opened);
+        let hot = shard.hot_key.as_ref().map(|hot| format!(", hot key {}", key(hot)));
+        let _ = writeln!(
+            text,
+            "shard {number:<5} breaker {breaker}, opened {opened} times, {away:.2} ms away{}",
+            hot.unwrap_or_default()
+        );
+    }
+    text.push_str(&busiest(&pod.rules_busiest, paint));
+    text.push_str(&keys("most requested", &pod.hot_keys.requested, paint));
+    text.push_str(&keys("most denied", &pod.hot_keys.denied, paint));
+    let _ = writeln!(text, "{}", paint.dye(Ink::Strong, "counts"));
+    for (name, count) in pod.counts.iter().filter(|(_, count)| **count > 0) {
+        let _ = writeln!(text, "  {count:>12}  {}", Safe(name.replace('_', " ")));
+    }
+    text
+}
+
+fn rules(pod: &Pod) -> String {
+    let of = &pod.rules;
+    let version = Safe(of.version.as_deref().unwrap_or("none"));
+    let origin = if of.from_snapshot { " of the snapshot" } else { "" };
+    let (count, ok, refused) = (of.count, of.loads_ok, of.loads_failed);
+    format!(
+        "rules       version {version}{origin}, {count} rules, loads: {ok} accepted, {refused} \
+         refused\n"
+    )
+}
+
+fn decisions(of: &Decisions) -> String {
+    let Decisions { ok, over_limit, errors, .. } = of;
+    let mut text = format!("decisions   {ok} passed, {over_limit} denied, {errors} errors");
+    if let (Some(p50), Some(p99)) = (of.p50_us, of.p99_us) {
+        let _ = write!(text, "; p50 {p50:.0} µs, p99 {p99:.0} µs");
+    }
+    let how: Vec<_> = of.used().map(|(how, count)| format!("{} {count}", Safe(how))).collect();
+    if !how.is_empty() {
+        let _ = write!(text, "\n            by how: {}", how.join(", "));
+    }
+    text + "\n"
+}
+
+fn busiest(rules: &[BusyRule], paint: Paint) -> String {
+    let mut text = String::new();
+    if !rules.is_empty() {
+        let heading = format!("{:>12} {:>12}  busiest rules", "passed", "denied");
+        let _ = writeln!(text, "{}", paint.dye(Ink::Strong, heading));
+    }
+    for BusyRule { rule, ok, over_limit, shadow } in rules.iter().take(SHOWN_MAX) {
+        let shadow = if *shadow > 0 { format!(" ({shadow} in shadow)") } else { String::new() };
+        let _ = writeln!(text, "{ok:>12} {over_limit:>12}  {}{shadow}", Safe(rule));
+    }
+    text
+}
+
+fn keys(heading: &str, keys: &[HotKey], paint: Paint) -> String {
+    let mut text = String::new();
+    if !keys.is_empty() {
+        let heading = format!("{:>12} {:>8}  {heading} keys", "count", "share");
+        let _ = writeln!(text, "{}", paint.dye(Ink::Strong, heading));
+    }
+    for hot in keys.iter().take(SHOWN_MAX) {
+        let (count, share) = (hot.count, hot.share * 100.0);
+        let _ = writeln!(text, "{count:>12} {share:>6.1} %  {}", key(hot));
+    }
+    text
+}
+
+/// A key by its values, where they may be shown, or its hash; and its rule.
+pub(super) fn key(hot: &HotKey) -> String {
+    let name = safe::line(hot.values.as_deref().unwrap_or(&hot.key));
+    if hot.rule.is_empty() { name } else { format!("{name} ({})", safe::line(&hot.rule)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_comes_first_and_what_is_not_there_is_left_out() {
+        let pod = Pod::read(&json!({
+            "version": "1.2.3", "uptime_seconds": 61.9, "store": "memory",
+            "rules": {"version": "00ab", "count": 7, "loads_ok": 2, "loads_failed": 1,
+                "last_fault": "shop.yaml:3:5: bad"},
+            "shards": [{"shard": 0, "breaker": "open", "opened": 3, "round_trip_ms": 0.5}],
+            "counts": {"keys": 9, "task_restarts": 0},
+        }));
+        assert_eq!(
+            table(&pod, Paint::OFF),
+            "wrong: the last load of the rules was refused: shop.yaml:3:5: bad\n\
+             wrong: the breaker of shard 0 is open\n\
+             ratelease   1.2.3, up for 61 s, store memory\n\
+             rules       version 00ab, 7 rules, loads: 2 accepted, 1 refused\n\
+             shard 0     breaker open, opened 3 times, 0.50 ms away\n\
+             counts\n             9  keys\n"
+        );
+    }
+
+    #[test]
+    fn what_a_server_says_steers_no_terminal() {
+        let evil = "\u{1b}[2J\u{9b}";
+        let hot = json!([{"key": evil, "rule": evil, "values": evil}]);
+        let pod = Pod::read(&json!({
+            "version": evil, "store": evil, "rules": {"version": evil, "last_fault": evil},
+            "decisions": {"by_how": {evil: 1}}, "counts": {evil: 1},
+            "rules_busiest": [{"rule": evil}], "hot_keys": {"requested": hot, "denied": hot},
+            "shards": [{"breaker": evil, "hot_key": hot[0]}],
+        }));
+        let text = table(&pod, Paint::OFF);
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+    }
+
+    #[test]
+    fn decisions_rules_and_keys_are_shown_where_a_pod_tells_of_them() {
+        let hot = json!([{"key": "hash", "rule": "shop.user", "count": 5, "share": 0.125,
+            "values": null}]);
+        let pod = Pod::read(&json!({
+            "rules": {"version": "00ab"},
+            "decisions": {"ok": 10, "over_limit": 3, "errors": 1, "by_how": {"local": 14},
+                "p50_us": 12, "p99_us": 90.4},
+            "rules_busiest": [{"rule": "shop.user", "ok": 10, "over_limit": 3, "shadow": 2}],
+            "hot_keys": {"requested": hot, "denied": []},
+        }));
+        let text = table(&pod, Paint::OFF);
+        for line in [
+            "decisions   10 passed, 3 denied, 1 errors; p50 12 µs, p99 90 µs",
+            "            by how: local 14",
+            "          10            3  shop.user (2 in shadow)",
+            "           5   12.5 %  hash (shop.user)",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line} in\n{text}");
+        }
+        assert!(!text.contains("most denied"), "{text}");
+    }
+}

@@ -1,0 +1,281 @@
+//! `ratectl top`: a pod, live, on a terminal.
+//!
+//! A thread asks the pod at each interval; this one draws what came and listens to the keyboard, so
+//! that a pod that hangs holds up neither.
+
+mod draw;
+mod svg;
+mod view;
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+use ratatui::DefaultTerminal;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::cursor::Show;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::execute;
+use ratatui::layout::Rect;
+use ratelease_cli::fetch::span_above_zero;
+use ratelease_cli::out::{Ended, Out, OutFlags, Outcome, Paint, Trouble};
+use serde_json::{Value, json};
+
+use super::pod::{Pod, PodFlags};
+use super::signals::Signals;
+use draw::{Colours, draw};
+use view::View;
+
+pub(super) const NOTES: &str = "\
+q, Esc and Ctrl-C end it. Without a terminal, and with --once, two looks at the pod are printed as
+one screen of text. With --json each look is a line of JSON: rates, and the status they are from.
+
+Exit status: 0, 2 where the pod cannot be asked, or 128 and the number of the signal that ended it.
+
+Examples:
+  ratectl top
+  ratectl top --debug 10.0.0.7:6070 --interval 500ms
+  ratectl top --once";
+
+/// What the keyboard is listened to at once: a new look is drawn so much late at most.
+const LISTEN: Duration = Duration::from_millis(50);
+
+/// From a signal to the end. Whoever reads a terminal that has gone away reads for ever.
+const END_MAX: Duration = Duration::from_secs(1);
+
+/// What the terminal's restoring may take when a second signal ends the process.
+const RESTORE_MAX: Duration = Duration::from_millis(500);
+
+/// The screen where there is no terminal.
+const PAPER: Rect = Rect { x: 0, y: 0, width: 110, height: 34 };
+
+/// Looks of one run with `--samples`.
+const SAMPLES_MAX: i64 = 100_000;
+
+/// Flags of `top`.
+#[derive(Debug, Args)]
+pub struct TopFlags {
+    /// Between two looks, a duration
+    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = span_above_zero)]
+    interval: Duration,
+    /// Look twice, print, and end
+    #[arg(long)]
+    once: bool,
+    /// With --once, looks before it prints
+    #[arg(long, value_name = "COUNT", default_value_t = 2, hide = true,
+          value_parser = clap::value_parser!(u32).range(1..=SAMPLES_MAX))]
+    samples: u32,
+    /// With --once, also write the screen as a picture
+    #[arg(long, value_name = "FILE", hide = true, requires = "once")]
+    svg: Option<PathBuf>,
+    #[command(flatten)]
+    pod: PodFlags,
+    #[command(flatten)]
+    out: OutFlags,
+}
+
+/// What a look gave.
+type Look = Result<Value, Trouble>;
+
+/// Shows the pod until the user has seen enough.
+pub(super) fn run(flags: TopFlags, out: &mut Out) -> Ended {
+    let mut view = View::of(flags.pod.server().to_string());
+    // Whoever is not there at the beginning is a trouble; later it shows on the screen.
+    view.take(Pod::read(&flags.pod.ask()?));
+    let is_live = !flags.once && io::stdout().is_terminal() && io::stdin().is_terminal();
+    if flags.out.json {
+        print_looks(&flags, view, out)
+    } else if is_live {
+        let signals = Signals::listen(restore_at_once, Some(END_MAX))?;
+        Screen::open()?.show(flags, view, &signals)
+    } else {
+        print_once(&flags, view, out)
+    }
+}
+
+/// One line of JSON a look, until nobody reads any more or, with `--once`, there were enough.
+fn print_looks(flags: &TopFlags, mut view: View, out: &mut Out) -> Ended {
+    for look in 1_u32.. {
+        thread::sleep(flags.interval);
+        let status = flags.pod.ask()?;
+        view.take(Pod::read(&status));
+        if !flags.once || look + 1 >= flags.samples {
+            let rate = view.rate();
+            out.json(&json!({"per_second": rate, "rules": view.rules, "status": status}))?;
+            out.flush()?;
+        }
+        if out.is_closed() || (flags.once && look + 1 >= flags.samples) {
+            break;
+        }
+    }
+    Ok(Outcome::Good)
+}
+
+/// One screen as text.
+fn print_once(flags: &TopFlags, mut view: View, out: &mut Out) -> Ended {
+    for _ in 1..flags.samples {
+        thread::sleep(flags.interval);
+        view.take(Pod::read(&flags.pod.ask()?));
+    }
+    let mut buffer = Buffer::empty(PAPER);
+    draw(&view, Colours { are_on: flags.svg.is_some() }, PAPER, &mut buffer);
+    if let Some(path) = &flags.svg {
+        std::fs::write(path, svg::svg(&buffer)).map_err(|error| {
+            Trouble::new(format_args!("{}: cannot be written: {error}", path.display()))
+        })?;
+    }
+    for row in buffer.content.chunks(usize::from(PAPER.width)) {
+        let line: String = row.iter().map(ratatui::buffer::Cell::symbol).collect();
+        out.line(line.trim_end())?;
+    }
+    Ok(Outcome::Good)
+}
+
+/// Asks the pod at each interval until nobody listens. A look that nobody has taken yet gives way
+/// to none: the next is as good.
+fn look_on(pod: &PodFlags, interval: Duration, looks: &SyncSender<Look>) {
+    loop {
+        thread::sleep(interval);
+        if let Err(TrySendError::Disconnected(_)) = looks.try_send(pod.ask()) {
+            return;
+        }
+    }
+}
+
+/// The terminal, ours until it is dropped: it is as it was then, also after a panic or a signal.
+struct Screen {
+    terminal: DefaultTerminal,
+}
+
+// === impl Screen ===
+
+impl Screen {
+    fn open() -> Result<Self, Trouble> {
+        let terminal = ratatui::try_init().map_err(failed)?;
+        Ok(Self { terminal })
+    }
+
+    fn show(mut self, flags: TopFlags, mut view: View, signals: &Signals) -> Ended {
+        let TopFlags { pod, interval, .. } = flags;
+        let colours = Colours { are_on: Paint::of(&io::stdout()).is_on() };
+        let (sender, looks) = sync_channel(1);
+        thread::spawn(move || look_on(&pod, interval, &sender));
+        let mut is_stale = true;
+        loop {
+            if is_stale {
+                let frame = |frame: &mut ratatui::Frame<'_>| {
+                    draw(&view, colours, frame.area(), frame.buffer_mut());
+                };
+                self.terminal.draw(frame).map_err(failed)?;
+            }
+            if let Some(interrupt) = signals.heard() {
+                return Ok(Outcome::Interrupted(interrupt));
+            }
+            match heard()? {
+                Heard::Enough => return Ok(Outcome::Good),
+                Heard::Nothing => is_stale = false,
+                // The terminal's size may have changed.
+                Heard::Something => is_stale = true,
+            }
+            is_stale |= take_looks(&looks, &mut view);
+        }
+    }
+}
+
+/// What ends the process when it hangs in a terminal that takes or gives nothing any more.
+fn restore_at_once() {
+    let (restored, wait) = sync_channel(1);
+    thread::spawn(move || {
+        let _ = ratatui::try_restore().and_then(|()| execute!(io::stdout(), Show));
+        restored.send(())
+    });
+    let _ = wait.recv_timeout(RESTORE_MAX);
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // Nothing more can be done where it fails.
+        let _ = ratatui::try_restore();
+    }
+}
+
+/// Whether there was a look.
+fn take_looks(looks: &Receiver<Look>, view: &mut View) -> bool {
+    let Ok(look) = looks.try_recv() else { return false };
+    match look {
+        Ok(status) => view.take(Pod::read(&status)),
+        Err(trouble) => view.miss(trouble.to_string()),
+    }
+    true
+}
+
+/// What the keyboard said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Heard {
+    Nothing,
+    Something,
+    Enough,
+}
+
+fn heard() -> Result<Heard, Trouble> {
+    if !event::poll(LISTEN).map_err(failed)? {
+        return Ok(Heard::Nothing);
+    }
+    Ok(meaning(&event::read().map_err(failed)?))
+}
+
+fn meaning(event: &Event) -> Heard {
+    let Event::Key(KeyEvent { code, modifiers, kind, .. }) = event else { return Heard::Something };
+    let is_ctrl_c = *code == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL);
+    match code {
+        _ if *kind == KeyEventKind::Release => Heard::Something,
+        KeyCode::Char('q' | 'Q') | KeyCode::Esc => Heard::Enough,
+        _ if is_ctrl_c => Heard::Enough,
+        _ => Heard::Something,
+    }
+}
+
+fn failed(error: io::Error) -> Trouble {
+    Trouble::new(format_args!("the terminal cannot be used: {error}; --once needs none"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn q_escape_and_ctrl_c_end_it_and_nothing_else_does() {
+        let key = |code, modifiers| Event::Key(KeyEvent::new(code, modifiers));
+        let none = KeyModifiers::NONE;
+        for event in [
+            key(KeyCode::Char('q'), none),
+            key(KeyCode::Esc, none),
+            key(KeyCode::Char('c'), KeyModifiers::CONTROL),
+        ] {
+            assert_eq!(meaning(&event), Heard::Enough, "{event:?}");
+        }
+        for event in [
+            key(KeyCode::Char('c'), none),
+            key(KeyCode::Char('x'), KeyModifiers::CONTROL),
+            Event::Resize(10, 10),
+        ] {
+            assert_eq!(meaning(&event), Heard::Something, "{event:?}");
+        }
+    }
+
+    #[test]
+    fn a_look_that_fails_is_told_and_the_next_is_shown() {
+        let (sender, looks) = sync_channel(1);
+        let mut view = View::of("a:1".into());
+        assert!(!take_looks(&looks, &mut view));
+        sender.send(Err(Trouble::new("gone"))).unwrap();
+        assert!(take_looks(&looks, &mut view));
+        assert_eq!(view.trouble.as_deref(), Some("gone"));
+        sender.send(Ok(json!({"version": "1"}))).unwrap();
+        assert!(take_looks(&looks, &mut view));
+        assert_eq!((view.trouble.as_deref(), view.pod.version.as_str()), (None, "1"));
+    }
+}

@@ -1,0 +1,164 @@
+//! What `top` shows: the last status, and rates from those before.
+
+use std::collections::VecDeque;
+
+use serde::Serialize;
+
+use crate::pod::{BusyRule, Pod};
+
+/// Rates that are kept: ten minutes at one a second, more than a terminal is wide.
+const RATES_MAX: usize = 600;
+
+/// Everything on the screen.
+#[derive(Debug, Clone, Default)]
+pub(super) struct View {
+    /// Whom it is about.
+    pub(super) server: String,
+    /// As it last told.
+    pub(super) pod: Pod,
+    /// Why it told nothing since.
+    pub(super) trouble: Option<String>,
+    /// Oldest first.
+    pub(super) rates: VecDeque<Rate>,
+    /// Busiest first.
+    pub(super) rules: Vec<RuleRate>,
+}
+
+/// Requests a second between two looks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub(super) struct Rate {
+    pub(super) passed: f64,
+    pub(super) denied: f64,
+    pub(super) errors: f64,
+}
+
+/// A rule's requests a second.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct RuleRate {
+    pub(super) rule: String,
+    pub(super) passed: f64,
+    pub(super) denied: f64,
+}
+
+// === impl View ===
+
+impl View {
+    pub(super) fn of(server: String) -> Self {
+        Self { server, ..Self::default() }
+    }
+
+    /// The pod has told this. Rates follow from what it told before, unless it began anew since.
+    pub(super) fn take(&mut self, pod: Pod) {
+        let span = pod.uptime.checked_sub(self.pod.uptime).filter(|span| !span.is_zero());
+        let seconds = span.map_or(0.0, |span| span.as_secs_f64());
+        let per_second = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
+        match (&pod.decisions, &self.pod.decisions) {
+            (Some(now), Some(before)) if seconds > 0.0 => {
+                if self.rates.len() == RATES_MAX {
+                    self.rates.pop_front();
+                }
+                self.rates.push_back(Rate {
+                    passed: per_second(now.ok, before.ok),
+                    denied: per_second(now.over_limit, before.over_limit),
+                    errors: per_second(now.errors, before.errors),
+                });
+            }
+            // Another process: what the last one did says nothing of this one.
+            _ => self.rates.clear(),
+        }
+        self.rules = pod
+            .rules_busiest
+            .iter()
+            .map(|now| {
+                let mut known = self.pod.rules_busiest.iter();
+                let before = known.find(|before| before.rule == now.rule);
+                let zero = BusyRule::default();
+                let (before, is_known) = (before.unwrap_or(&zero), before.is_some());
+                let rate = |now, before| {
+                    if seconds > 0.0 && is_known { per_second(now, before) } else { 0.0 }
+                };
+                RuleRate {
+                    rule: now.rule.clone(),
+                    passed: rate(now.ok, before.ok),
+                    denied: rate(now.over_limit, before.over_limit),
+                }
+            })
+            .collect();
+        self.rules.sort_by(|a, b| (b.passed + b.denied).total_cmp(&(a.passed + a.denied)));
+        self.pod = pod;
+        self.trouble = None;
+    }
+
+    /// The pod could not be asked.
+    pub(super) fn miss(&mut self, trouble: String) {
+        self.trouble = Some(trouble);
+    }
+
+    /// The newest rates; none before there were two looks.
+    pub(super) fn rate(&self) -> Option<Rate> {
+        self.rates.back().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::pod::Decisions;
+
+    fn pod(uptime: u64, ok: u64, over_limit: u64) -> Pod {
+        let decisions = Some(Decisions { ok, over_limit, ..Decisions::default() });
+        let rule = |rule: &str, ok| BusyRule { rule: rule.into(), ok, ..BusyRule::default() };
+        let rules_busiest = vec![rule("few", 5), rule("many", ok)];
+        Pod { uptime: Duration::from_secs(uptime), decisions, rules_busiest, ..Pod::default() }
+    }
+
+    #[test]
+    fn rates_follow_from_two_looks() {
+        let mut view = View::default();
+        view.take(pod(10, 100, 7));
+        assert_eq!(view.rate(), None);
+        view.take(pod(12, 300, 8));
+        assert_eq!(view.rate(), Some(Rate { passed: 100.0, denied: 0.5, errors: 0.0 }));
+        let rules: Vec<_> = view.rules.iter().map(|of| (of.rule.as_str(), of.passed)).collect();
+        assert_eq!(rules, [("many", 100.0), ("few", 0.0)]);
+    }
+
+    #[test]
+    fn a_pod_that_began_anew_has_no_rates_yet() {
+        let mut view = View::default();
+        for (at, ok) in [(10, 1000), (11, 2000), (1, 10)] {
+            view.take(pod(at, ok, 0));
+        }
+        assert_eq!(view.rates.len(), 0);
+        assert_eq!(view.rules[0].passed, 0.0);
+        view.take(pod(2, 30, 0));
+        assert_eq!(view.rate().map(|rate| rate.passed), Some(20.0));
+    }
+
+    #[test]
+    fn a_pod_that_tells_of_no_decisions_has_no_rates() {
+        let mut view = View::default();
+        view.take(Pod { uptime: Duration::from_secs(1), ..Pod::default() });
+        view.take(Pod { uptime: Duration::from_secs(2), ..Pod::default() });
+        assert_eq!(view.rates.len(), 0);
+    }
+
+    #[test]
+    fn old_rates_give_way() {
+        let mut view = View::default();
+        (0..2 * RATES_MAX as u64).for_each(|at| view.take(pod(at + 1, at, 0)));
+        assert_eq!(view.rates.len(), RATES_MAX);
+    }
+
+    #[test]
+    fn what_was_told_stays_while_the_pod_is_away() {
+        let mut view = View::of("a:1".into());
+        view.take(pod(1, 1, 0));
+        view.miss("cannot be reached".into());
+        assert!(view.trouble.is_some() && view.pod.decisions.is_some());
+        view.take(pod(2, 1, 0));
+        assert_eq!(view.trouble, None);
+    }
+}

@@ -1,0 +1,41 @@
+//! The binary as a process: what it is called, and how it ends. That there is a test here also has
+//! `cargo test --workspace` build the binary, which the tests of the sidecar run beside a pod.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::process::{Command, Output};
+
+/// Runs the binary with nothing in its environment.
+fn run(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ratectl")).args(args).env_clear().output().expect("it runs")
+}
+
+#[test]
+fn its_help_names_every_tool_by_its_own_name() {
+    let help = run(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    let help = String::from_utf8(help.stdout).unwrap();
+    assert!(help.contains("Usage: ratectl <COMMAND>"), "{help}");
+    for tool in [
+        "explain",
+        "diff",
+        "test",
+        "bench",
+        "query",
+        "status",
+        "top",
+        "replay",
+        "plan",
+        "completions",
+        "man",
+    ] {
+        assert!(help.lines().any(|line| line.trim_start().starts_with(tool)), "{tool} in {help}");
+    }
+}
+
+#[test]
+fn what_it_does_not_know_ends_with_2() {
+    let ran = run(&["serve"]);
+    assert_eq!(ran.status.code(), Some(2));
+    let told = String::from_utf8(ran.stderr).unwrap();
+    assert!(told.contains("unrecognized subcommand 'serve'"), "{told}");
+}

@@ -1,0 +1,106 @@
+//! So many tokens in each window; windows are aligned to the Unix epoch and know nothing of each
+//! other. Tokens of the next window may be lent before it begins: they are counted apart, and the
+//! next window's count starts at them.
+
+use std::time::Duration;
+
+use ratelease_rules::Limit;
+
+use super::{until_end_us, window_of, window_us};
+use crate::ask::{Ask, Back, Grant};
+
+/// What the store keeps of one key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct State {
+    /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
+    pub window: u64,
+    /// Tokens lent in it and not given back; one above the limit where the key is overdrawn.
+    pub count: u64,
+    /// Tokens of the window after it that were lent ahead and not given back. Never more than a
+    /// limit, and never marked as overdrawn.
+    pub next: u32,
+}
+
+/// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
+/// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
+pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
+    let terms = ask.limit;
+    let limit = u64::from(terms.requests_per_unit);
+    let mut state = rolled(state, now_unix_us, terms);
+    if let Some(back) = ask.back {
+        state.credit(back, limit);
+    }
+    let counted = if ask.ahead { u64::from(state.next) } else { state.count };
+    let left = limit.saturating_sub(counted);
+    let mut tokens = 0;
+    if ask.need <= left {
+        tokens = ask.want.max(ask.need).min(left);
+    } else if ask.charge_denied && !ask.ahead {
+        state.count = state.count.max(limit + 1); // a limit is 32 bits wide
+    }
+    if ask.ahead {
+        // No more than the limit, unless none was lent.
+        let next = u64::from(state.next).saturating_add(tokens);
+        state.next = u32::try_from(next).unwrap_or(u32::MAX);
+    } else {
+        state.count = state.count.saturating_add(tokens);
+    }
+    (state, grant(ask, tokens, now_unix_us, state))
+}
+
+/// What it means to the pod that asked that `tokens` were lent and `state` is left.
+pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
+    let terms = ask.limit;
+    let limit = u64::from(terms.requests_per_unit);
+    let window = Duration::from_micros(window_us(terms));
+    let until_end =
+        Duration::from_micros(until_end_us(state.window, now_unix_us, window_us(terms)));
+    let (counted, starts_after, reset_after) = if ask.ahead {
+        (u64::from(state.next), until_end, until_end.saturating_add(window))
+    } else {
+        (state.count, Duration::ZERO, until_end)
+    };
+    let left = limit.saturating_sub(counted);
+    let epoch = state.window.saturating_add(u64::from(ask.ahead));
+    Grant {
+        tokens,
+        left,
+        overdrawn: !ask.ahead && counted > limit,
+        epoch,
+        starts_after,
+        ends_after: reset_after.min(starts_after.saturating_add(ask.ttl)),
+        reset_after,
+        retry_after: if left == 0 { reset_after } else { Duration::ZERO },
+    }
+}
+
+/// The state as of the present window, which begins with what was lent ahead of it.
+fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
+    let window = window_of(state.map(|state| state.window), now_unix_us, window_us(terms));
+    match state {
+        Some(state) if state.window == window => state,
+        Some(state) if state.window.checked_add(1) == Some(window) => {
+            State { window, count: u64::from(state.next), next: 0 }
+        }
+        _ => State { window, count: 0, next: 0 },
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// A lease is credited to the window that it is of, a refund to the present one.
+    fn credit(&mut self, back: Back, limit: u64) {
+        if back.epoch.is_none_or(|epoch| epoch == self.window) {
+            // Only the mark goes: what was counted under a larger limit stays counted.
+            let marked = u64::from(self.count == limit + 1);
+            self.count = (self.count - marked).saturating_sub(back.tokens);
+        } else if back.epoch == self.window.checked_add(1) {
+            let tokens = u32::try_from(back.tokens).unwrap_or(u32::MAX);
+            self.next = self.next.saturating_sub(tokens);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,285 @@
+//! The arithmetic against an oracle that keeps every hit.
+
+use std::mem::take;
+
+use proptest::prelude::*;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Limit, Unit};
+
+use super::*;
+use crate::store::Back;
+
+const NOON: u64 = 1_700_000_000_250_000;
+
+fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
+    let limit = Limit::fixed_window(requests_per_unit, Unit::Second);
+    Ask { want, need, charge_denied: true, ..Ask::look(Key::for_test(0), limit) }
+}
+
+/// A pile of real tokens, handled one at a time: slow, and too simple to be wrong.
+#[derive(Default)]
+struct Pile {
+    window: u64,
+    tokens: Vec<()>,
+    overdrawn: bool,
+    /// Of the window after it.
+    next: Vec<()>,
+}
+
+impl Pile {
+    fn take(&mut self, now_us: u64, ask: &Ask) -> (u64, u64, bool) {
+        let limit = ask.limit.requests_per_unit as usize;
+        let window = now_us / 1_000_000 / ask.limit.unit.seconds();
+        if window != self.window {
+            let begins = window == self.window + 1 && self.window > 0;
+            let tokens = if begins { take(&mut self.next) } else { vec![(); limit] };
+            *self = Pile { window, tokens, overdrawn: false, next: vec![(); limit] };
+        }
+        if let Some(back) = ask.back {
+            let ahead = back.epoch == Some(window + 1);
+            if back.epoch.is_none() || back.epoch == Some(window) {
+                self.overdrawn = false;
+                put_back(&mut self.tokens, back.tokens, limit);
+            } else if ahead {
+                put_back(&mut self.next, back.tokens, limit);
+            }
+        }
+        let tokens = if ask.ahead { &mut self.next } else { &mut self.tokens };
+        let mut taken = 0;
+        if (tokens.len() as u64) < ask.need {
+            if ask.charge_denied && !ask.ahead {
+                tokens.clear();
+                self.overdrawn = true;
+            }
+        } else {
+            while taken < ask.want.max(ask.need) && tokens.pop().is_some() {
+                taken += 1;
+            }
+        }
+        let left = if ask.ahead { &self.next } else { &self.tokens };
+        (taken, left.len() as u64, self.overdrawn && !ask.ahead)
+    }
+}
+
+fn put_back(tokens: &mut Vec<()>, back: u64, limit: usize) {
+    for _ in 0..back {
+        if tokens.len() == limit {
+            break;
+        }
+        tokens.push(());
+    }
+}
+
+fn amount() -> impl Strategy<Value = u64> {
+    prop_oneof![8 => 0..8u64, 1 => Just(u64::MAX), 1 => any::<u64>()]
+}
+
+/// An ask in a history: microseconds since the one before, and how far before the next window the
+/// window lies that its return names.
+fn any_step(limit: u32, unit: Unit) -> impl Strategy<Value = (u64, Ask, Option<u64>)> {
+    let back = proptest::option::of((amount(), proptest::option::of(0..4u64)));
+    let pause = 0..unit.seconds() * 400_000;
+    (pause, amount(), amount(), any::<(bool, bool)>(), back).prop_map(
+        move |(pause, want, need, (charge_denied, ahead), back)| {
+            let mut ask = Ask { ahead, ..ask(limit, want, need) };
+            ask.limit.unit = unit;
+            ask.charge_denied = charge_denied;
+            ask.back = back.map(|(tokens, _)| Back { tokens, epoch: None });
+            (pause, ask, back.and_then(|(_, behind)| behind))
+        },
+    )
+}
+
+fn any_unit() -> impl Strategy<Value = Unit> {
+    proptest::sample::select(Unit::ALL.to_vec())
+}
+
+fn any_history() -> impl Strategy<Value = Vec<(u64, Ask, Option<u64>)>> {
+    (0..20u32, any_unit())
+        .prop_flat_map(|(limit, unit)| proptest::collection::vec(any_step(limit, unit), 1..60))
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_a_pile_of_tokens(history in any_history()) {
+        let (mut now, mut state, mut pile) = (NOON, None, Pile::default());
+        for (pause, mut ask, behind) in history {
+            now += pause;
+            let window = now / 1_000_000 / ask.limit.unit.seconds();
+            if let (Some(back), Some(behind)) = (&mut ask.back, behind) {
+                back.epoch = Some(window + 1 - behind);
+            }
+            let (next, grant) = step(state, now, &ask);
+            prop_assert_eq!((grant.tokens, grant.left, grant.overdrawn), pile.take(now, &ask));
+            prop_assert_eq!(grant.epoch, window + u64::from(ask.ahead));
+            state = Some(next);
+        }
+    }
+
+    #[test]
+    fn tokens_out_never_exceed_the_limit(
+        limit in 0..50u32,
+        steps in proptest::collection::vec((0..400_000u64, 0..40u64, 0..4u64, 0..40u64), 1..200),
+    ) {
+        // Pods that give back only what they hold: what is out in a window stays within the limit.
+        let (mut now, mut state, mut out, mut of) = (NOON, None, 0, 0);
+        for (pause, want, need, back) in steps {
+            now += pause;
+            let window = now / 1_000_000;
+            let mut ask = ask(limit, want, need);
+            let back = back.min(out);
+            ask.back = Some(Back { tokens: back, epoch: Some(of) });
+            let (next, grant) = step(state, now, &ask);
+            out = if window == of { out - back } else { 0 } + grant.tokens;
+            prop_assert!(out <= u64::from(limit), "{} out of {}", out, limit);
+            (state, of) = (Some(next), window);
+        }
+    }
+
+    #[test]
+    fn any_input_gives_a_sane_grant(
+        now: u64, (window, count, next) in any::<(u64, u64, u32)>(), limit: u32,
+        want: u64, need: u64,
+        (charge_denied, ahead, same_window) in any::<(bool, bool, bool)>(),
+        back: Option<(u64, Option<u64>)>, unit in any_unit(),
+    ) {
+        let limit = Limit::fixed_window(limit, unit);
+        let back = back.map(|(tokens, window)| Back { tokens, epoch: window });
+        let look = Ask::look(Key::for_test(0), limit);
+        let ask = Ask { want, need, charge_denied, back, ahead, ..look };
+        let window = if same_window { now / 1_000_000 / unit.seconds() } else { window };
+        let (state, grant) = step(Some(State { window, count, next }), now, &ask);
+        let most = u64::from(limit.requests_per_unit);
+        prop_assert!(grant.tokens <= want.max(need) && grant.tokens <= most);
+        prop_assert!(grant.tokens == 0 || grant.tokens >= need);
+        prop_assert!(grant.left + grant.tokens <= most);
+        prop_assert!(grant.reset_after > Duration::ZERO && grant.reset_after <= 3 * limit.window());
+        prop_assert_eq!(grant.overdrawn, state.count > most && !ahead);
+        prop_assert_eq!(grant.epoch, state.window.saturating_add(ahead.into()));
+        prop_assert!(grant.starts_after < grant.ends_after);
+    }
+}
+
+#[test]
+fn grants_no_more_than_is_left() {
+    let (state, grant) = step(None, NOON, &ask(10, 4, 0));
+    assert_eq!((grant.tokens, grant.left), (4, 6));
+    assert_eq!(grant.epoch, 1_700_000_000);
+    assert_eq!(grant.reset_after, Duration::from_micros(750_000));
+    let (_, grant) = step(Some(state), NOON, &ask(10, u64::MAX, 0));
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (6, 0, false));
+}
+
+#[test]
+fn a_denied_charge_overdraws_only_where_it_may() {
+    let denied = ask(10, 0, 11);
+    let (state, grant) = step(None, NOON, &denied);
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 0, true));
+    assert_eq!(state.count, 11);
+    let (state, grant) = step(None, NOON, &Ask { charge_denied: false, ..denied });
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 10, false));
+    assert_eq!(state.count, 0);
+}
+
+#[test]
+fn the_last_microsecond_belongs_to_the_window() {
+    let (state, grant) = step(None, 1_999_999, &ask(3, 3, 0));
+    assert_eq!((grant.epoch, grant.reset_after), (1, Duration::from_micros(1)));
+    let (_, grant) = step(Some(state), 2_000_000, &ask(3, 1, 0));
+    assert_eq!((grant.epoch, grant.left, grant.reset_after), (2, 2, Duration::from_secs(1)));
+}
+
+#[test]
+fn a_limit_of_zero_grants_nothing_and_a_look_at_it_is_no_charge() {
+    let (_, grant) = step(None, NOON, &ask(0, 5, 0));
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 0, false));
+    let (_, grant) = step(None, NOON, &ask(0, 1, 1));
+    assert!(grant.overdrawn);
+}
+
+#[test]
+fn the_largest_limit_can_be_overdrawn() {
+    let (state, grant) = step(None, NOON, &ask(u32::MAX, 0, u64::MAX));
+    assert!(grant.overdrawn);
+    assert_eq!(state.count, 1 << 32);
+}
+
+#[test]
+fn a_master_whose_clock_is_behind_keeps_to_the_window_it_finds() {
+    let ahead = State { window: 1_700_000_001, count: 7, next: 0 };
+    let (state, grant) = step(Some(ahead), NOON, &ask(10, 1, 0));
+    assert_eq!((state.count, grant.left, grant.epoch), (8, 2, ahead.window));
+    assert_eq!(grant.reset_after, Duration::from_micros(1_750_000));
+    let far = State { window: 1_700_000_002, count: 7, next: 0 };
+    assert_eq!(step(Some(far), NOON, &ask(10, 1, 0)).1.left, 9, "a clock gone wrong");
+}
+
+fn ahead(ask: Ask) -> Ask {
+    Ask { ahead: true, ..ask }
+}
+
+#[test]
+fn the_next_window_starts_at_what_was_lent_ahead() {
+    let (state, grant) = step(None, NOON, &ahead(ask(10, 4, 0)));
+    assert_eq!((grant.tokens, grant.left, grant.epoch), (4, 6, 1_700_000_001));
+    assert_eq!(grant.starts_after, Duration::from_millis(750));
+    assert_eq!(grant.ends_after, Duration::from_millis(1_750));
+    assert_eq!((grant.reset_after, grant.overdrawn), (grant.ends_after, false));
+    let (state, grant) = step(Some(state), NOON, &ask(10, 7, 0));
+    assert_eq!((grant.tokens, grant.left, grant.epoch), (7, 3, 1_700_000_000), "the present one");
+    assert_eq!(grant.starts_after, Duration::ZERO);
+    let (state, grant) = step(Some(state), NOON + 750_000, &ask(10, u64::MAX, 0));
+    assert_eq!((grant.tokens, grant.left, grant.epoch), (6, 0, 1_700_000_001));
+    assert_eq!(state, State { window: 1_700_000_001, count: 10, next: 0 });
+    let (_, grant) = step(Some(state), NOON + 1_750_000, &ask(10, 0, 0));
+    assert_eq!(grant.left, 10, "two windows on, nothing is left of either");
+}
+
+#[test]
+fn a_lease_ahead_lasts_no_longer_than_it_may_from_its_start() {
+    let ttl = Duration::from_millis(20);
+    let (_, grant) = step(None, NOON, &Ask { ttl, ..ahead(ask(10, 4, 0)) });
+    assert_eq!(grant.ends_after, Duration::from_millis(770));
+}
+
+#[test]
+fn a_return_goes_to_the_window_that_it_names() {
+    let (state, _) = step(None, NOON, &ask(10, 4, 0));
+    let (state, _) = step(Some(state), NOON, &ahead(ask(10, 4, 0)));
+    for (behind, count, next) in [(0, 4, 1), (1, 1, 4), (2, 4, 4)] {
+        let back = Some(Back { tokens: 3, epoch: Some(1_700_000_001 - behind) });
+        let (after, _) = step(Some(state), NOON, &Ask { back, ..ask(10, 0, 0) });
+        assert_eq!((after.count, after.next), (count, next));
+    }
+    let refund = Some(Back { tokens: u64::MAX, epoch: None });
+    let (after, _) = step(Some(state), NOON, &Ask { back: refund, ..ahead(ask(10, 0, 0)) });
+    assert_eq!((after.count, after.next), (0, 4), "a refund is of the present window");
+}
+
+#[test]
+fn a_denial_ahead_marks_neither_window() {
+    let (state, _) = step(None, NOON, &ahead(ask(10, 4, 0)));
+    let (state, grant) = step(Some(state), NOON, &ahead(ask(10, 0, 7)));
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 6, false));
+    assert_eq!(grant.retry_after, Duration::ZERO);
+    assert_eq!((state.count, state.next), (0, 4));
+    let (state, _) = step(Some(state), NOON, &ask(10, 0, 11));
+    assert_eq!((state.count, state.next), (11, 4), "a denial now marks the present one");
+    let (state, grant) = step(Some(state), NOON, &ahead(ask(10, 6, 0)));
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (6, 0, false));
+    assert_eq!(grant.retry_after, Duration::from_millis(1_750));
+    let (_, grant) = step(Some(state), NOON + 750_000, &ask(10, 0, 0));
+    assert_eq!((grant.left, grant.overdrawn), (0, false));
+}
+
+#[test]
+fn a_clock_behind_tells_what_was_lent_ahead_from_a_window_begun() {
+    // Lent ahead of a window by a master in step; one that is a window behind takes over.
+    let (state, _) = step(None, NOON, &ahead(ask(10, 4, 0)));
+    let (state, grant) = step(Some(state), NOON - 1_000_000, &ask(10, 1, 0));
+    assert_eq!((grant.left, grant.epoch), (9, 1_700_000_000), "the window it found goes on");
+    let (state, grant) = step(Some(state), NOON - 1_000_000, &ahead(ask(10, 1, 0)));
+    assert_eq!((grant.left, grant.epoch), (5, 1_700_000_001));
+    let (_, grant) = step(Some(state), NOON + 1_000_000, &ask(10, 0, 0));
+    assert_eq!((grant.left, grant.epoch), (5, 1_700_000_001));
+}

@@ -1,0 +1,42 @@
+//! One token in each slot of `window / requests_per_unit`. A token is the right to a slot that
+//! begins within `max_delay`; the request is held until then.
+//!
+//! Slots go by whether they are used or not, so that nothing that comes back is credited, neither
+//! the rest of a lease nor a refund; and a denied charge spends nothing, since the slot that it did
+//! not get serves the next.
+
+use super::gcra::{Move, Moved, Pace, State};
+use crate::ask::{Ask, Grant};
+
+/// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
+/// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
+pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
+    let pace = Pace::of(ask.limit);
+    let by = Move { want: ask.want, need: ask.need, charge_denied: false, back: 0 };
+    let (state, moved) = pace.step(state, now_unix_us, by);
+    (state, grant(&pace, &moved))
+}
+
+/// What `moved` means to the pod that asked.
+pub fn grant(pace: &Pace, moved: &Moved) -> Grant {
+    let left = pace.left(moved.after);
+    let never = pace.tokens_max == 0;
+    let starts_after = pace.span(moved.before);
+    Grant {
+        tokens: moved.tokens,
+        left,
+        overdrawn: left == 0,
+        epoch: moved.now_unix_us,
+        starts_after,
+        // Until the last slot has gone by, and the grace of one.
+        ends_after: starts_after + pace.span(pace.cost(moved.tokens)) + pace.span(pace.cost(1)),
+        reset_after: if never { pace.window() } else { pace.span(moved.after) },
+        retry_after: match left {
+            0 if never => pace.window(),
+            _ => pace.span(pace.until_token(moved.after)),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

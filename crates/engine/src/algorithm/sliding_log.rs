@@ -1,0 +1,149 @@
+//! The time of every token lent: never more than so many in any window's length, exactly.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use ratelease_rules::Limit;
+
+use super::window_us;
+use crate::ask::{Ask, Back, Grant};
+
+/// What the store keeps of one key: when each token was lent, in microseconds since the Unix epoch,
+/// oldest first. At most [`ENTRIES_MAX`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct State {
+    times: VecDeque<u64>,
+}
+
+/// What became of an ask; the script replies with the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Logged {
+    /// Tokens lent.
+    pub tokens: u64,
+    /// The store's time, in microseconds since the Unix epoch.
+    pub now_unix_us: u64,
+    /// The time that they are entered under: the present, or that of the newest entry if it is
+    /// later, since a key's time does not run back.
+    pub at: u64,
+    /// Entries in the end.
+    pub entries: u64,
+    /// The newest of them; 0 without any.
+    pub newest: u64,
+    /// The one that must leave before there is a token more; 0 where there is one.
+    pub leaving: u64,
+}
+
+/// Entries of one key. Rules refuse a larger limit; one that gets here is cut to this.
+pub const ENTRIES_MAX: u32 = 10_000;
+
+/// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
+/// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
+pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
+    let terms = ask.limit;
+    let limit = u64::from(limit_of(terms));
+    state.forget(now_unix_us, window_us(terms));
+    let at = state.newest().map_or(now_unix_us, |newest| newest.max(now_unix_us));
+    if let Some(back) = ask.back {
+        state.credit(back);
+    }
+    let left = limit.saturating_sub(state.entries());
+    let (tokens, spent) = if ask.need <= left {
+        let tokens = ask.want.max(ask.need).min(left);
+        (tokens, tokens)
+    } else {
+        (0, if ask.charge_denied { left } else { 0 })
+    };
+    state.times.extend((0..spent).map(|_| at));
+    let logged = Logged {
+        tokens,
+        now_unix_us,
+        at,
+        entries: state.entries(),
+        newest: state.newest().unwrap_or(0),
+        leaving: state.leaving(limit),
+    };
+    grant(ask, &logged)
+}
+
+/// What `logged` means to the pod that asked.
+pub fn grant(ask: &Ask, logged: &Logged) -> Grant {
+    let terms = ask.limit;
+    let limit = u64::from(limit_of(terms));
+    let window = Duration::from_micros(window_us(terms));
+    let leaves_after = |time: u64| {
+        let leaves = time.saturating_add(window_us(terms));
+        Duration::from_micros(leaves.saturating_sub(logged.now_unix_us).max(1))
+    };
+    let left = limit.saturating_sub(logged.entries);
+    Grant {
+        tokens: logged.tokens,
+        left,
+        overdrawn: left == 0,
+        epoch: logged.at,
+        starts_after: Duration::ZERO,
+        ends_after: window.min(ask.ttl),
+        reset_after: match logged.entries {
+            0 => Duration::from_micros(1),
+            _ => leaves_after(logged.newest),
+        },
+        retry_after: match left {
+            0 if limit == 0 => window,
+            0 => leaves_after(logged.leaving),
+            _ => Duration::ZERO,
+        },
+    }
+}
+
+/// Tokens in a window's length, within what a log may hold.
+pub fn limit_of(terms: Limit) -> u32 {
+    terms.requests_per_unit.min(ENTRIES_MAX)
+}
+
+// === impl State ===
+
+impl State {
+    /// The time of the last token lent.
+    pub fn newest(&self) -> Option<u64> {
+        self.times.back().copied()
+    }
+
+    fn entries(&self) -> u64 {
+        self.times.len() as u64
+    }
+
+    /// Drops what a window's length up to now no longer covers; and all, if the newest lies more
+    /// than a window ahead: the clock was set back, and nothing would be lent until it caught up.
+    fn forget(&mut self, now_unix_us: u64, window_us: u64) {
+        if self.newest().is_some_and(|newest| newest > now_unix_us.saturating_add(window_us)) {
+            self.times.clear();
+        }
+        let gone = self.times.partition_point(|time| time.saturating_add(window_us) <= now_unix_us);
+        self.times.drain(..gone);
+        if self.times.is_empty() {
+            self.times = VecDeque::new(); // a quiet key gives its memory back
+        }
+    }
+
+    /// A lease takes back its own entries, so that a late or a second return finds none; a refund
+    /// takes back the newest.
+    fn credit(&mut self, back: Back) {
+        let (from, until) = match back.epoch {
+            Some(lent_at) => {
+                let from = self.times.partition_point(|time| *time < lent_at);
+                (from, self.times.partition_point(|time| *time <= lent_at))
+            }
+            None => (0, self.times.len()),
+        };
+        let tokens = usize::try_from(back.tokens).unwrap_or(usize::MAX).min(until - from);
+        self.times.drain(until - tokens..until);
+    }
+
+    fn leaving(&self, limit: u64) -> u64 {
+        let index =
+            usize::try_from(limit).ok().and_then(|limit| self.times.len().checked_sub(limit));
+        index.and_then(|index| self.times.get(index)).copied().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests;

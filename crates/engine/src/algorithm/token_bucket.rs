@@ -1,0 +1,58 @@
+//! A bucket that refills steadily, so many tokens in a window, and holds `burst` at most.
+
+use std::time::Duration;
+
+use super::gcra::{Move, Moved, Pace, State};
+use crate::ask::{Ask, Back, Grant};
+
+/// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
+/// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
+pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
+    let pace = Pace::of(ask.limit);
+    let in_time = |back: &Back| is_in_time(back, now_unix_us, ask.ttl);
+    let by = Move {
+        want: ask.want,
+        need: ask.need,
+        charge_denied: ask.charge_denied,
+        back: ask.back.filter(in_time).map_or(0, |back| back.tokens),
+    };
+    let (state, moved) = pace.step(state, now_unix_us, by);
+    (state, grant(&pace, ask, &moved))
+}
+
+/// What `moved` means to the pod that asked.
+pub fn grant(pace: &Pace, ask: &Ask, moved: &Moved) -> Grant {
+    let left = pace.left(moved.after);
+    let never = pace.tokens_max == 0;
+    Grant {
+        tokens: moved.tokens,
+        left,
+        overdrawn: left == 0,
+        epoch: moved.now_unix_us,
+        starts_after: Duration::ZERO,
+        ends_after: ask.ttl,
+        reset_after: if never { pace.window() } else { pace.span(moved.after) },
+        retry_after: match left {
+            0 if never => pace.window(),
+            0 => pace.span(pace.until_token(moved.after)),
+            _ => Duration::ZERO,
+        },
+    }
+}
+
+/// τ in microseconds; more than [`TTL_US_MAX`] is for ever.
+pub fn ttl_us(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX).min(TTL_US_MAX)
+}
+
+/// Some 143 years. Doubles count it exactly, with the present added to it.
+pub const TTL_US_MAX: u64 = 1 << 52;
+
+/// Later than its lease could last, a return has been earned anew in the meantime. One from the
+/// future is of a clock gone wrong.
+fn is_in_time(back: &Back, now_unix_us: u64, ttl: Duration) -> bool {
+    back.epoch.is_none_or(|lent_at| now_unix_us.abs_diff(lent_at) <= ttl_us(ttl))
+}
+
+#[cfg(test)]
+mod tests;

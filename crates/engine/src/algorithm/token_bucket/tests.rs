@@ -1,0 +1,231 @@
+//! The arithmetic against a bucket in exact fractions.
+
+use proptest::prelude::*;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit, Unit};
+
+use super::*;
+
+const NOON: u64 = 1_700_000_000_250_000;
+
+fn limit(requests_per_unit: u32, burst: u32, unit: Unit) -> Limit {
+    let algorithm = Algorithm::TokenBucket { burst };
+    Limit { algorithm, ..Limit::fixed_window(requests_per_unit, unit) }
+}
+
+fn ask(limit: Limit, want: u64) -> Ask {
+    let ttl = Duration::from_secs(2);
+    Ask { want, ttl, charge_denied: true, ..Ask::look(Key::for_test(0), limit) }
+}
+
+/// A bucket whose content is counted in parts of a token: with as many parts as the window has
+/// microseconds, a microsecond adds exactly `requests_per_unit` parts.
+struct Exact {
+    parts: u128,
+    at_us: u64,
+    limit: Limit,
+    burst: u64,
+}
+
+impl Exact {
+    fn full(limit: Limit) -> Self {
+        let mut exact = Self { parts: 0, at_us: 0, limit, burst: limit.capacity() };
+        exact.parts = exact.most();
+        exact
+    }
+
+    fn token(&self) -> u128 {
+        u128::from(self.limit.window_seconds()) * 1_000_000
+    }
+
+    fn most(&self) -> u128 {
+        u128::from(self.burst) * self.token()
+    }
+
+    /// As much as a debt of so many nanoseconds lacks.
+    fn of_nanos(&self, nanos: u128) -> u128 {
+        (nanos * u128::from(self.limit.requests_per_unit)).div_ceil(1_000)
+    }
+
+    fn refill(&mut self, now_us: u64) {
+        let earned = u128::from(now_us - self.at_us) * u128::from(self.limit.requests_per_unit);
+        self.add(earned);
+        self.at_us = now_us;
+    }
+
+    fn add(&mut self, parts: u128) {
+        self.parts = (self.parts + parts).min(self.most());
+    }
+}
+
+fn any_limit() -> impl Strategy<Value = Limit> {
+    let unit = proptest::sample::select(Unit::ALL.to_vec());
+    let requests = prop_oneof![1..20u32, 1..2_000_000u32, Just(u32::MAX)];
+    (requests, prop_oneof![1..20u32, 1..100_000u32], unit).prop_map(|(requests, burst, unit)| {
+        // A bucket that takes longer to fill is cut.
+        let most = 100 * Unit::Year.seconds() * u64::from(requests) / unit.seconds();
+        limit(requests, burst.min(u32::try_from(most).unwrap_or(u32::MAX)), unit)
+    })
+}
+
+/// Microseconds since the ask before in thousandths of the time that a token takes, and more.
+fn any_pause() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), 0..5_000u64, 0..200_000u64]
+}
+
+type Step = (u64, u64, u64, bool, Option<u64>);
+
+fn any_history() -> impl Strategy<Value = (Limit, Vec<Step>)> {
+    let amount = || prop_oneof![4 => 0..6u64, 1 => 0..100_000u64];
+    let step = (any_pause(), amount(), amount(), any::<bool>(), proptest::option::of(amount()));
+    (any_limit(), proptest::collection::vec(step, 1..80))
+}
+
+fn pause_us(limit: Limit, thousandths: u64) -> u64 {
+    let token_us = limit.window_seconds() * 1_000_000 / u64::from(limit.requests_per_unit);
+    // At most as long as it takes until the year 2255, after which no time fits.
+    (token_us.max(1) * thousandths / 1_000).min(10_000_000_000_000)
+}
+
+proptest! {
+    /// Never more than the exact bucket, and less by a tick an ask at most.
+    #[test]
+    fn agrees_with_exact_fractions((limit, history) in any_history()) {
+        let (mut now, mut state, mut exact) = (NOON, None, Exact::full(limit));
+        exact.at_us = now;
+        let tick_ns = u128::from(Pace::of(limit).tick_ns);
+        for (asks, (pause, want, need, charge_denied, back)) in (1..).zip(history) {
+            now += pause_us(limit, pause);
+            exact.refill(now);
+            let back = back.map(|tokens| Back { tokens, epoch: None });
+            let by = Ask { need, charge_denied, back, ..ask(limit, want) };
+            let (next, grant) = step(state, now, &by);
+            let back = u128::from(back.map_or(0, |back| back.tokens)) * exact.token();
+            exact.add(back);
+            // Spend in the exact bucket what was spent in ours.
+            let spent = if charge_denied && grant.tokens == 0 && need > 0 && grant.left == 0 {
+                let before = Ask { want: u64::MAX, need: 0, ..by };
+                step(state, now, &before).1.tokens
+            } else {
+                grant.tokens
+            };
+            let cost = u128::from(spent) * exact.token();
+            prop_assert!(cost <= exact.parts, "{} were spent of {}", spent, exact.parts);
+            exact.parts -= cost;
+            prop_assert!(u128::from(grant.left) * exact.token() <= exact.parts);
+            // A credit may be rounded too.
+            let lost = exact.of_nanos(2 * asks * tick_ns);
+            let least = exact.parts.saturating_sub(lost) / exact.token();
+            prop_assert!(u128::from(grant.left) >= least, "{} < {}", grant.left, least);
+            state = Some(next);
+        }
+    }
+
+    /// The bound that the bucket is for: over any span, burst + rate · span.
+    #[test]
+    fn no_span_admits_more_than_burst_and_rate((limit, history) in any_history()) {
+        let (mut now, mut state) = (NOON, None);
+        let mut spent: Vec<(u64, u64)> = Vec::new();
+        for (pause, want, need, charge_denied, _) in history {
+            now += pause_us(limit, pause);
+            let by = Ask { need, charge_denied, ..ask(limit, want) };
+            let (next, grant) = step(state, now, &by);
+            state = Some(next);
+            spent.push((now, grant.tokens));
+            let window_us = u128::from(limit.window_seconds()) * 1_000_000;
+            let mut sum = 0;
+            for (at, tokens) in spent.iter().rev() {
+                sum += u128::from(*tokens);
+                let rate = u128::from(now - at) * u128::from(limit.requests_per_unit);
+                let most = u128::from(limit.capacity()) * window_us + rate;
+                prop_assert!(sum * window_us <= most, "{} since {}", sum, at);
+            }
+        }
+    }
+
+    #[test]
+    fn a_token_comes_when_it_was_said_to((limit, history) in any_history()) {
+        let (mut now, mut state) = (NOON, None);
+        for (pause, want, ..) in history {
+            now += pause_us(limit, pause);
+            let (next, grant) = step(state, now, &ask(limit, want));
+            state = Some(next);
+            let look = ask(limit, 0);
+            let micros = |span: Duration| u64::try_from(span.as_nanos().div_ceil(1_000)).unwrap();
+            let after = |span| now + micros(span);
+            if grant.left == 0 {
+                let due = after(grant.retry_after);
+                prop_assert!(step(state, due, &look).1.left >= 1);
+                prop_assert_eq!(step(state, due - 1, &look).1.left, 0);
+            }
+            let full = step(state, after(grant.reset_after), &look).1;
+            prop_assert_eq!(full.left, limit.capacity());
+        }
+    }
+}
+
+#[test]
+fn earns_a_token_at_a_time() {
+    let limit = limit(10, 5, Unit::Second);
+    let (state, grant) = step(None, NOON, &ask(limit, 9));
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (5, 0, true));
+    assert_eq!((grant.epoch, grant.starts_after), (NOON, Duration::ZERO));
+    assert_eq!(grant.ends_after, Duration::from_secs(2));
+    assert_eq!(grant.retry_after, Duration::from_millis(100));
+    assert_eq!(grant.reset_after, Duration::from_millis(500));
+    assert_eq!(state.tat_ns, NOON * 1_000 + 500_000_000);
+    let (_, grant) = step(Some(state), NOON + 99_999, &ask(limit, 0));
+    assert_eq!((grant.left, grant.overdrawn), (0, true));
+    let (_, grant) = step(Some(state), NOON + 100_000, &ask(limit, 0));
+    assert_eq!((grant.left, grant.overdrawn, grant.retry_after), (1, false, Duration::ZERO));
+}
+
+#[test]
+fn a_return_is_credited_as_long_as_its_lease_could_last() {
+    let limit = limit(1, 10, Unit::Hour);
+    let (state, lent) = step(None, NOON, &ask(limit, 10));
+    let back = |epoch, now| {
+        let back = Some(Back { tokens: 4, epoch });
+        step(Some(state), now, &Ask { back, ..ask(limit, 0) }).1.left
+    };
+    assert_eq!(back(Some(lent.epoch), NOON + 2_000_000), 4);
+    assert_eq!(back(Some(lent.epoch), NOON + 2_000_001), 0, "late");
+    assert_eq!(back(Some(lent.epoch), NOON - 2_000_000), 4, "the clock was set back a little");
+    for absurd in [0, NOON + 2_000_001, u64::MAX] {
+        assert_eq!(back(Some(absurd), NOON), 0, "{absurd}");
+    }
+    assert_eq!(back(None, NOON + 900_000_000), 4, "a refund is never late");
+    let all = Some(Back { tokens: u64::MAX, epoch: None });
+    let (state, grant) = step(Some(state), NOON, &Ask { back: all, ..ask(limit, 0) });
+    assert_eq!((grant.left, grant.reset_after), (10, Duration::ZERO));
+    assert_eq!(state.tat_ns, NOON * 1_000);
+}
+
+#[test]
+fn a_denied_charge_spends_what_is_left_only_where_it_may() {
+    let limit = limit(10, 5, Unit::Minute);
+    let denied = Ask { need: 6, ..ask(limit, 0) };
+    let (state, grant) = step(None, NOON, &denied);
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 0, true));
+    assert_eq!(state.tat_ns, (NOON + 30_000_000) * 1_000);
+    let (_, grant) = step(None, NOON, &Ask { charge_denied: false, ..denied });
+    assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 5, false));
+}
+
+#[test]
+fn a_clock_that_was_set_back_leaves_an_empty_bucket_and_no_more() {
+    let limit = limit(10, 5, Unit::Second);
+    let (state, _) = step(None, NOON + 3_600_000_000, &ask(limit, 5));
+    let (_, grant) = step(Some(state), NOON, &ask(limit, 1));
+    assert_eq!((grant.tokens, grant.reset_after), (0, Duration::from_millis(500)));
+}
+
+#[test]
+fn a_rate_or_a_bucket_of_none_has_nothing_ever() {
+    for limit in [limit(0, 5, Unit::Minute), limit(5, 0, Unit::Minute)] {
+        let (state, grant) = step(None, NOON, &Ask { need: 1, ..ask(limit, 1) });
+        assert_eq!((grant.tokens, grant.left, grant.overdrawn), (0, 0, true));
+        assert_eq!((grant.retry_after, grant.reset_after), (limit.window(), limit.window()));
+        assert_eq!(state.tat_ns, 0);
+    }
+}

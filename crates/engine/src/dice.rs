@@ -1,0 +1,93 @@
+//! Random numbers that cost next to nothing: for samples, for the ids of spans, and for who gets a
+//! counter; never for what nobody may guess.
+
+use std::cell::Cell;
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+thread_local! {
+    /// Each thread draws from a sequence of its own, so that none waits for another.
+    static STATE: Cell<u64> = Cell::new(RandomState::new().hash_one(()));
+}
+
+/// A random number: SplitMix64, seeded once for each thread from the system's randomness.
+pub fn roll() -> u64 {
+    STATE.with(|state| {
+        // 2^64 / golden ratio: odd, so that every number comes once before one comes again.
+        let next = state.get().wrapping_add(0x9E37_79B9_7F4A_7C15);
+        state.set(next);
+        mixed(next)
+    })
+}
+
+/// One of the numbers below `count`, each as likely as the next but for 1 in 2^32; 0 if there is
+/// none.
+pub fn below(count: u32) -> u32 {
+    // The product of two halves fits, and its upper half is below `count`: no division.
+    let scaled = (roll() >> 32) * u64::from(count);
+    u32::try_from(scaled >> 32).unwrap_or_default()
+}
+
+/// True in `share` of the rolls: always for 1, never for 0.
+pub fn lands(share: f32) -> bool {
+    // 24 bits: each is exact in the fraction of an `f32`.
+    #[allow(clippy::cast_precision_loss, reason = "24 bits fit")]
+    let fraction = (roll() >> 40) as f32 / (1_u32 << 24) as f32;
+    fraction < share
+}
+
+/// Has this thread go on from `seed`, for a test to be repeated.
+#[doc(hidden)]
+pub fn seed(seed: u64) {
+    STATE.with(|state| state.set(seed));
+}
+
+/// The upper half of `bits` as a fraction, from 0 to 1.
+pub fn fraction(bits: u64) -> f64 {
+    (bits >> 32) as f64 / f64::from(u32::MAX)
+}
+
+/// Between half of `wait` and all of it, as `bits` say: so that pods do not act in step.
+pub fn shortened(wait: Duration, bits: u64) -> Duration {
+    wait.mul_f64(0.5 + fraction(bits) / 2.0)
+}
+
+/// Spreads whatever differs over all bits: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+pub fn mixed(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    bits ^ (bits >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_lands_as_often_as_it_says() {
+        const ROLLS: u32 = 100_000;
+        let landed = |share| (0..ROLLS).filter(|_| lands(share)).count();
+        assert_eq!((landed(0.0), landed(1.0)), (0, ROLLS as usize));
+        // 3 sigma are 95 of 1000, and 10 are allowed: one failure in more runs than there will be.
+        let hundredth = landed(0.01);
+        assert!((680..1320).contains(&hundredth), "{hundredth}");
+    }
+
+    #[test]
+    fn each_number_below_a_count_comes_as_often_as_any() {
+        const ROLLS: u32 = 100_000;
+        assert_eq!((below(0), below(1)), (0, 0));
+        let mut drawn = [0_u32; 5];
+        (0..ROLLS).for_each(|_| drawn[below(5) as usize] += 1);
+        // 10 sigma are 1265.
+        assert!(drawn.iter().all(|count| (18_735..21_265).contains(count)), "{drawn:?}");
+        assert!((0..100).any(|_| below(u32::MAX) > u32::MAX / 2));
+    }
+
+    #[test]
+    fn threads_draw_different_numbers() {
+        let draw = || (0..4).map(|_| roll()).collect::<Vec<_>>();
+        let other = std::thread::spawn(draw).join().expect("no panic");
+        assert!(draw().iter().all(|number| !other.contains(number)));
+    }
+}

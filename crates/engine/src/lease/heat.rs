@@ -1,0 +1,236 @@
+//! The key that a shard is asked for most. A key lives on one shard, so a hot one is load that
+//! cannot be spread. Pure: time comes in as an argument.
+
+use std::time::Duration;
+
+use ratelease_rules::key::Key;
+
+use crate::sketch::Sketch;
+use crate::time::Time;
+
+/// A key is hot with a larger share of its shard's asks of the last [`SPAN`] than this,
+const SHARE_BEGINS: f64 = 0.05;
+
+/// and until it has no more than this: a share on the edge does not come and go.
+const SHARE_ENDS: f64 = 0.04;
+
+/// Of fewer asks in [`SPAN`], ten a second, no key is hot: they are no load.
+const ASKS_MIN: u32 = 100;
+
+/// A hotter key takes the flag over once it has half as many asks again.
+const TAKES_OVER: f64 = 1.5;
+
+/// How far back asks count: ten seconds, less what is over of the present part.
+const SPAN: Duration = Duration::from_secs(10);
+const PARTS: usize = 5;
+const PART: Duration = Duration::from_secs(SPAN.as_secs() / PARTS as u64);
+
+/// Sets of each part's sketch: 64 counters. A key may be missed by what its set has seen over 8,
+/// which is some 1 / 64 of all asks less those of the hottest.
+const SETS: usize = 8;
+
+/// A key with more than its share of a shard's asks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HotKey {
+    /// Whose tokens are asked for.
+    pub key: Key,
+    /// Its share of the shard's asks of the last ten seconds, 0 to 1.
+    pub share: f64,
+    /// It is being relieved: so many of its asks since it was flagged, whose replies say that it is
+    /// hot.
+    pub relieved: u64,
+}
+
+/// Counts the asks of one shard.
+#[derive(Debug)]
+pub(super) struct Heat {
+    parts: [Part; PARTS],
+    flagged: Option<Key>,
+    /// Asks for it since then.
+    relieved: u64,
+}
+
+/// The asks of one part of the span.
+#[derive(Debug)]
+struct Part {
+    /// Which, counted from the clock's start.
+    number: u64,
+    asks: Sketch,
+}
+
+// === impl Heat ===
+
+impl Heat {
+    /// Notes an ask. Returns whether its key is hot, and, if it has become hot with this ask,
+    /// the key, once until it has cooled.
+    pub(super) fn note(&mut self, key: Key, now: Time) -> (bool, Option<HotKey>) {
+        let flagged = self.hot_key(now);
+        self.flagged = flagged.map(|flagged| flagged.key);
+        self.part(now).asks.note(key);
+        let becomes_hot = self.heat_of(key, now).filter(|hot| {
+            hot.share > SHARE_BEGINS
+                && flagged.is_none_or(|flagged| {
+                    flagged.key != key && hot.share > TAKES_OVER * flagged.share
+                })
+        });
+        if becomes_hot.is_some() {
+            (self.flagged, self.relieved) = (Some(key), 0);
+        }
+        let is_hot = self.flagged == Some(key);
+        self.relieved += u64::from(is_hot);
+        (is_hot, becomes_hot)
+    }
+
+    /// Whether `key` is the hot key.
+    pub(super) fn is_hot(&self, key: Key, now: Time) -> bool {
+        self.flagged == Some(key) && self.hot_key(now).is_some()
+    }
+
+    /// The present part, with nothing in it of the one before in its place.
+    fn part(&mut self, now: Time) -> &mut Part {
+        let number = number(now);
+        // The remainder is below a length, which is a `usize`.
+        let at = usize::try_from(number % PARTS as u64).unwrap_or_default();
+        let part = &mut self.parts[at];
+        if part.number != number {
+            part.asks.clear();
+            part.number = number;
+        }
+        part
+    }
+
+    /// The hot key, if there is one.
+    pub(super) fn hot_key(&self, now: Time) -> Option<HotKey> {
+        self.heat_of(self.flagged?, now).filter(|hot| hot.share > SHARE_ENDS)
+    }
+
+    /// The share of `key`, if it has enough asks.
+    fn heat_of(&self, key: Key, now: Time) -> Option<HotKey> {
+        let recent = || self.parts.iter().filter(|part| part.is_recent(now));
+        let asks: u32 = recent().map(|part| part.asks.at_least(key)).sum();
+        let all: u64 = recent().map(|part| part.asks.noted()).sum();
+        let share = f64::from(asks) / all.max(1) as f64;
+        let relieved = if self.flagged == Some(key) { self.relieved } else { 0 };
+        (asks >= ASKS_MIN).then_some(HotKey { key, share, relieved })
+    }
+}
+
+impl Default for Heat {
+    fn default() -> Self {
+        let part = || Part { number: 0, asks: Sketch::new(SETS) };
+        Self { parts: std::array::from_fn(|_| part()), flagged: None, relieved: 0 }
+    }
+}
+
+// === impl Part ===
+
+impl Part {
+    fn is_recent(&self, now: Time) -> bool {
+        self.number + PARTS as u64 > number(now)
+    }
+}
+
+/// The part of the span that `now` lies in.
+fn number(now: Time) -> u64 {
+    now.nanos() / (PART.as_secs() * 1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Time {
+        Time::from_nanos(millis * 1_000_000)
+    }
+
+    /// Asks for keys that are asked for once each.
+    fn others(heat: &mut Heat, asks: u64, millis: u64) {
+        let key = Key::for_test(1_000_000 + millis);
+        for n in 0..asks {
+            let pool = u8::try_from(n % 128).unwrap();
+            heat.note(key.of_pool(pool), at(millis));
+        }
+    }
+
+    /// So many asks in a row. Returns the keys that have become hot with one of them.
+    fn ask(heat: &mut Heat, key: Key, asks: u32, millis: u64) -> Vec<HotKey> {
+        (0..asks).filter_map(|_| heat.note(key, at(millis)).1).collect()
+    }
+
+    #[test]
+    fn a_key_with_more_than_its_share_is_reported_once_and_flagged_until_it_cools_down() {
+        let (mut heat, key) = (Heat::default(), Key::for_test(1));
+        others(&mut heat, 1_000, 0);
+        let became_hot = ask(&mut heat, key, 300, 100);
+        assert_eq!(became_hot.len(), 1, "{became_hot:?}");
+        assert_eq!(became_hot[0].key, key);
+        assert!((became_hot[0].share - 100.0 / 1_100.0).abs() < 1e-9, "{became_hot:?}");
+        let flagged = heat.hot_key(at(9_999)).unwrap();
+        assert!((flagged.share - 300.0 / 1_300.0).abs() < 1e-9, "{flagged:?}");
+        assert_eq!(heat.hot_key(at(10_000)), None, "no ask for ten seconds");
+        assert_eq!(ask(&mut heat, key, 300, 10_000).len(), 1, "again");
+    }
+
+    #[test]
+    fn a_key_is_not_hot_on_a_quiet_shard_nor_among_many() {
+        let (mut heat, key) = (Heat::default(), Key::for_test(1));
+        assert_eq!(ask(&mut heat, key, ASKS_MIN - 1, 0), []);
+        assert_eq!(heat.hot_key(at(0)), None);
+        let mut heat = Heat::default();
+        others(&mut heat, 5_000, 0);
+        assert_eq!(ask(&mut heat, key, 250, 1), []);
+        assert_eq!(ask(&mut heat, key, 50, 1).len(), 1, "over 5 % at the 264th");
+    }
+
+    #[test]
+    fn a_share_on_the_edge_does_not_come_and_go() {
+        let (mut heat, key) = (Heat::default(), Key::for_test(1));
+        others(&mut heat, 2_000, 0);
+        assert_eq!(ask(&mut heat, key, 120, 0).len(), 1);
+        others(&mut heat, 600, 1);
+        let share = heat.hot_key(at(1)).unwrap().share;
+        assert!((0.04..0.05).contains(&share), "{share}");
+        assert_eq!(ask(&mut heat, key, 100, 2), []);
+        others(&mut heat, 4_000, 3);
+        assert_eq!(heat.hot_key(at(3)), None, "below 4 %");
+    }
+
+    #[test]
+    fn a_hotter_key_takes_over_and_one_as_hot_does_not() {
+        let (mut heat, keys) = (Heat::default(), [1, 2].map(Key::for_test));
+        assert_eq!(ask(&mut heat, keys[0], 200, 0).len(), 1);
+        assert_eq!(ask(&mut heat, keys[1], 300, 0), []);
+        assert_eq!(heat.hot_key(at(0)).unwrap().key, keys[0]);
+        assert_eq!(ask(&mut heat, keys[1], 1, 0).len(), 1, "half as many again");
+        assert_eq!(heat.hot_key(at(0)).unwrap().key, keys[1]);
+    }
+
+    #[test]
+    fn asks_of_the_hot_key_are_hot_from_the_one_that_flags_it_until_it_cools() {
+        let (mut heat, key) = (Heat::default(), Key::for_test(1));
+        others(&mut heat, 1_000, 0);
+        let is_hot = |heat: &mut Heat, key, millis| heat.note(key, at(millis)).0;
+        let asks: Vec<_> = (0..150).map(|_| is_hot(&mut heat, key, 100)).collect();
+        assert_eq!(asks.iter().position(|hot| *hot), Some(99));
+        assert!(asks[99..].iter().all(|hot| *hot));
+        assert_eq!(heat.hot_key(at(100)).unwrap().relieved, 51);
+        assert!(!is_hot(&mut heat, Key::for_test(2), 100), "another key");
+        assert!(heat.is_hot(key, at(9_999)) && !heat.is_hot(Key::for_test(2), at(9_999)));
+        assert!(!heat.is_hot(key, at(10_000)) && !is_hot(&mut heat, key, 10_000), "cooled");
+    }
+
+    #[test]
+    fn asks_count_for_ten_seconds_less_a_part() {
+        let (mut heat, key) = (Heat::default(), Key::for_test(1));
+        for second in 0..10 {
+            ask(&mut heat, key, 20, 1_000 * second);
+        }
+        let asks = |now: u64| {
+            let heat = heat.heat_of(key, at(now));
+            heat.is_some()
+        };
+        assert!(asks(9_999), "200 asks");
+        assert!(asks(12_000), "40 and 40 are gone, 120 are left");
+        assert!(!asks(16_000), "80 are left");
+    }
+}

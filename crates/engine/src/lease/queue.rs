@@ -1,0 +1,194 @@
+//! What the lease desk knows of one shard: its breaker, its budget of asks, its round trip and its
+//! hot key.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use ratelease_rules::key::Key;
+
+use super::breaker::{Breaker, Position};
+use super::budget::Budget;
+use super::heat::{Heat, HotKey};
+use super::tally::{ShardTally, Tally};
+use super::{EXCHANGE_MAX, nanos};
+use crate::store::{Ask, Grant, Purpose, StoreError};
+use crate::time::Time;
+
+/// A shard is stalled once it has been silent for so many round trips, for this long, since
+/// scheduling alone takes a few milliseconds on a busy machine, and for as long as requests wait.
+const STALL_TRIPS: u32 = 4;
+const STALL_MIN: Duration = Duration::from_millis(50);
+
+/// What a round trip is taken for before the first was measured.
+const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);
+
+/// How a shard does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ShardState {
+    /// [`crate::store::Store::shard`].
+    pub shard: usize,
+    /// Of its breaker.
+    pub breaker: Position,
+    /// How often that has opened.
+    pub opened: u64,
+    /// What a round trip takes at present.
+    pub round_trip: Duration,
+    /// The key that makes up more than 5 % of its asks, if one does.
+    pub hot_key: Option<HotKey>,
+}
+
+/// What the desk and the task that sends a shard's asks share.
+#[derive(Debug)]
+pub(super) struct ShardQueue {
+    shard: usize,
+    admission: Mutex<Admission>,
+    /// In nanoseconds. The last one if that took longer than before, else a moving average.
+    round_trip: AtomicU64,
+    heat: Mutex<Heat>,
+    tally: Tally,
+}
+
+#[derive(Debug, Default)]
+struct Admission {
+    breaker: Breaker,
+    budget: Budget,
+}
+
+// === impl ShardQueue ===
+
+impl ShardQueue {
+    pub(super) fn new(shard: usize) -> Arc<Self> {
+        let round_trip = AtomicU64::new(nanos(ROUND_TRIP_FIRST));
+        let (admission, heat, tally) = Default::default();
+        Arc::new(Self { shard, admission, round_trip, heat, tally })
+    }
+
+    pub(super) fn shard(&self) -> usize {
+        self.shard
+    }
+
+    /// Spends from the budget for `ask`, which then has to be sent.
+    ///
+    /// # Errors
+    ///
+    /// The breaker is open, or the budget is spent.
+    pub(super) fn admit(&self, ask: &Ask, pods: u32, now: Time) -> Result<(), StoreError> {
+        let Admission { breaker, budget } = &mut *self.admission.lock();
+        // Before the breaker is asked: an ask that it admits may be its only probe.
+        let is_probe = breaker.position() != Position::Closed;
+        if !is_probe && !budget.permits(droppable(ask), pods, now) {
+            return Err(StoreError::Shed);
+        }
+        if !breaker.admits(now) {
+            return Err(StoreError::Away);
+        }
+        budget.spend(pods, now);
+        Ok(())
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.admission.lock().breaker.position() == Position::Closed
+    }
+
+    pub(super) fn state(&self, now: Time) -> ShardState {
+        let (breaker, opened) = {
+            let Admission { breaker, .. } = &*self.admission.lock();
+            (breaker.position(), breaker.opened())
+        };
+        let (round_trip, hot_key) = (self.round_trip(), self.heat.lock().hot_key(now));
+        ShardState { shard: self.shard, breaker, opened, round_trip, hot_key }
+    }
+
+    pub(super) fn tally(&self) -> ShardTally {
+        self.tally.of(self.shard)
+    }
+
+    fn round_trip(&self) -> Duration {
+        Duration::from_nanos(self.round_trip.load(Ordering::Relaxed))
+    }
+
+    /// A silence of this length is a stall, for requests that wait `max_wait` at most.
+    pub(super) fn stall_after(&self, max_wait: Duration) -> Duration {
+        STALL_MIN.max(STALL_TRIPS * self.round_trip()).max(max_wait).min(EXCHANGE_MAX)
+    }
+
+    /// Opens the breaker: the shard is silent.
+    pub(super) fn stall(&self, now: Time) {
+        let Admission { breaker, .. } = &mut *self.admission.lock();
+        if breaker.position() == Position::Closed {
+            tracing::warn!(shard = self.shard, "the store stalls; its breaker opens");
+        }
+        breaker.stall(now, dice(self.shard as u64, now));
+    }
+
+    /// Whether `key` is the shard's hot key.
+    pub(super) fn is_hot(&self, key: Key, now: Time) -> bool {
+        self.heat.lock().is_hot(key, now)
+    }
+
+    /// Notes what came of `ask`, which took so long. `is_congested`: other replies of the shard
+    /// have just arrived.
+    pub(super) fn note(
+        &self,
+        ask: &Ask,
+        outcome: &Result<Grant, StoreError>,
+        took: Duration,
+        is_congested: bool,
+        now: Time,
+    ) {
+        self.tally.note(ask, outcome);
+        self.tally.note_took(took, 1);
+        if outcome.is_ok() {
+            self.note_round_trip(took);
+        }
+        let Admission { breaker, .. } = &mut *self.admission.lock();
+        let before = breaker.position();
+        match outcome {
+            Err(error) if error.is_of_key() => breaker.note_of_key(),
+            // It was late, behind others that are being answered.
+            Err(StoreError::TimedOut) if is_congested => {}
+            _ => breaker.note(outcome.is_ok(), now, dice(ask.key.bits(), now)),
+        }
+        match (before, breaker.position()) {
+            (Position::Closed, Position::Open) => {
+                tracing::warn!(shard = self.shard, "the store fails; its breaker opens");
+            }
+            (Position::Open | Position::Probing, Position::Closed) => {
+                tracing::info!(shard = self.shard, "the store answers; its breaker closes");
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes an ask that goes out; whether its key is hot. Logs once which key has become hot.
+    pub(super) fn note_heat(&self, ask: &Ask, now: Time) -> bool {
+        let (is_hot, becomes_hot) = self.heat.lock().note(ask.key, now);
+        if let Some(HotKey { key, share, .. }) = becomes_hot {
+            let (shard, percent) = (self.shard, format_args!("{:.0}", share * 100.0));
+            tracing::warn!(shard, %key, %percent, "one key makes up much of a shard's asks");
+        }
+        is_hot
+    }
+
+    /// Up at once, down by an eighth of the news at a time, as TCP smooths its round trip
+    /// (RFC 6298): a shard that has become slow does not stall each time.
+    fn note_round_trip(&self, measured: Duration) {
+        let average = self.round_trip.load(Ordering::Relaxed);
+        let smooth = average - average / 8 + nanos(measured) / 8;
+        self.round_trip.store(smooth.max(nanos(measured)), Ordering::Relaxed);
+    }
+}
+
+/// What `ask` is dropped as: one that gives tokens back never is.
+fn droppable(ask: &Ask) -> Purpose {
+    let gives = ask.back.is_some() || ask.deposit.is_some();
+    if gives { Purpose::Return } else { ask.purpose }
+}
+
+/// Keys are hashes: mixed with the time, they spread the probes of pods and shards.
+fn dice(seed: u64, now: Time) -> u64 {
+    // 2^64 / golden ratio (Knuth 6.4).
+    (seed ^ now.nanos()).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}

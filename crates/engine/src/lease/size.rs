@@ -1,0 +1,309 @@
+//! How many tokens to ask for. Pure: the demand is measured on times that come in as arguments.
+//!
+//! `G = clamp(min(max(λ·T, ε·L/n), φ·remaining/n), 1, …)`, where λ is the pod's demand, T how long
+//! a lease should last, and n the number of pods that it has to share with. Hits that wait already
+//! count as demand too. `docs/decisions/0019` says what each part of the formula is for, and what
+//! was tried besides.
+
+use std::num::NonZeroU8;
+use std::time::Duration;
+
+use ratelease_rules::Terms;
+
+/// ε: the part of a limit that may lie unspent in the whole fleet, whatever the demand.
+const UNSPENT_ALLOWANCE: f64 = 0.005;
+
+/// A token is held before it is wanted while this pod's part of what remains is at least so many:
+/// fewer, and it would be missed elsewhere when the count is empty.
+const HELD_AHEAD_MIN: f64 = 1.5;
+
+/// A burst is expected to go on for so long: what only the faster average has seen is no demand of
+/// seconds yet.
+const BURST: Duration = Duration::from_millis(250);
+
+/// A lease is no longer than this part of what was used since the key was last idle. So the return
+/// of what a short burst leaves costs no more calls than its leases saved.
+const RUN_PART: u64 = 2;
+
+/// Leases last long, whatever part of the limit remains, while all that pods like this one would
+/// hold is no more than this part of it.
+const HARMLESS_PART: f64 = 0.1;
+
+/// How much longer the leases of a key last that weighs on its shard, and how much more of what
+/// remains they may be.
+const RELIEF_SPAN: u32 = 4;
+const RELIEF_PART: f64 = 2.0;
+
+/// T while more than half of the limit remains, while more than a fifth does, and below.
+const SPAN_LONG: Duration = Duration::from_secs(2);
+const SPAN_MIDDLE: Duration = Duration::from_millis(250);
+const SPAN_SHORT: Duration = Duration::from_millis(50);
+
+/// What the size of a lease follows from.
+#[derive(Debug, Clone, Copy)]
+pub struct Need {
+    /// Hits a second, as of the last second or so.
+    pub demand: f64,
+    /// Hits a second, as of late.
+    pub burst: f64,
+    /// Hits since the key was last idle; `None` where there were many.
+    pub run: Option<u64>,
+    /// Hits that wait for this lease.
+    pub waiting: u64,
+    /// Tokens that may be spent at once.
+    pub limit: u64,
+    /// Tokens that the store is thought to have left.
+    pub left: u64,
+    /// Tokens that come back each second by themselves; 0 for fixed windows, whose tokens come
+    /// back all at once.
+    pub inflow: f64,
+    /// How long a lease may last: until its window ends, if known, or its term.
+    pub lasts: Option<Duration>,
+    /// What an ask takes: a lease that lasts no longer is used up before the next one comes.
+    pub round_trip: Duration,
+    /// Pods to share with, at least 1: all that may use the key, or, once that has been observed,
+    /// the reciprocal of this pod's part in what the fleet draws. Too few strands tokens, too many
+    /// costs trips.
+    pub pods: f64,
+    /// The key weighs on its shard: fewer and larger leases.
+    pub relief: bool,
+    /// φ and the ceiling of one lease.
+    pub terms: Terms,
+}
+
+// === impl Need ===
+
+impl Need {
+    /// Tokens to ask for; at least 1. Long leases while much remains, one token at a time near the
+    /// end.
+    #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
+    pub fn size(&self) -> u64 {
+        let ahead = self.by_demand().min(self.by_run()).max(self.unspent_allowance());
+        let size = ahead.min(self.part_of_remaining()).min(f64::from(self.terms.max));
+        // What waits is spent at once and strands nothing. One token at a time, a queue would not
+        // be served within its wait.
+        (size as u64).max(self.waiting).max(1)
+    }
+
+    /// Whether to hold a token before a request wants it: if the demand will use it in time, and
+    /// enough remains. Near the end each is asked for by the request that spends it, so that none
+    /// lies with a pod while another denies.
+    pub fn may_hold_ahead(&self) -> bool {
+        self.part_of_remaining() >= HELD_AHEAD_MIN && self.by_demand().min(self.by_run()) >= 1.0
+    }
+
+    /// λ·T.
+    fn by_demand(&self) -> f64 {
+        let span = self.span();
+        let steady = self.demand * span.as_secs_f64();
+        steady.max(self.burst * span.min(self.lengthened(BURST)).as_secs_f64())
+    }
+
+    /// What a run this long may be expected to use.
+    fn by_run(&self) -> f64 {
+        self.run.map_or(f64::INFINITY, |run| (run / RUN_PART) as f64)
+    }
+
+    /// φ·remaining/n. What comes in until the next ask is shared too: a bucket that is kept empty
+    /// has nothing left, and serves its rate all the same. It is no more than a part of what the
+    /// bucket can hold, or pods would hold ahead what the bucket has to have for a burst.
+    fn part_of_remaining(&self) -> f64 {
+        let fraction = f64::from(self.terms.fraction);
+        let inflow = self.inflow * SPAN_SHORT.as_secs_f64();
+        let inflow = inflow.min(fraction * self.limit as f64);
+        let relief = if self.relief { RELIEF_PART } else { 1.0 };
+        let part = (relief * fraction).min(1.0).max(fraction);
+        (part * self.left as f64 + inflow) / self.pods.max(1.0)
+    }
+
+    /// ε·L/n: what this pod may hold of a key that nobody uses. Tokens that come back by
+    /// themselves are lost with a lease that ends unspent, so that the allowance is of what comes
+    /// in while one lasts.
+    pub fn unspent_allowance(&self) -> f64 {
+        let whole = match self.lasts {
+            Some(lasts) if self.inflow > 0.0 => {
+                (self.inflow * lasts.as_secs_f64()).min(self.limit as f64)
+            }
+            _ => self.limit as f64,
+        };
+        UNSPENT_ALLOWANCE * whole / self.pods.max(1.0)
+    }
+
+    /// Tokens for a pool that `others` take leases like this one from, one of as many as `pools`.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+    pub fn for_pool(&self, others: f64, pools: NonZeroU8) -> u64 {
+        let part = f64::from(self.terms.fraction) * self.left as f64 / f64::from(pools.get());
+        (self.size() as f64 * others).min(part) as u64
+    }
+
+    /// Tokens that the demand will use of what is held, or that may lie unspent.
+    #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
+    pub fn in_use(&self) -> u64 {
+        self.by_demand().max(self.unspent_allowance()).max(1.0) as u64
+    }
+
+    /// T: how long a lease should last; well within its end.
+    fn span(&self) -> Duration {
+        let span = match self.left {
+            left if left > self.limit / 2 || self.is_harmless() => SPAN_LONG,
+            left if left > self.limit / 5 => SPAN_MIDDLE,
+            _ => SPAN_SHORT,
+        };
+        let span = self.lengthened(span.max(2 * self.round_trip));
+        match self.lasts {
+            // Half of its term: what is unspent at the end of one is lost.
+            Some(lasts) if self.inflow > 0.0 => span.min(lasts / 2),
+            Some(lasts) if self.is_harmless() => span.min(lasts),
+            // A part of the window's rest, so that the forecast gets better towards its end.
+            Some(lasts) => span.min(lasts / 4),
+            None => span,
+        }
+    }
+
+    /// Whether long leases of this demand, by all pods, would be but little of what remains.
+    fn is_harmless(&self) -> bool {
+        let span = self.lasts.map_or(SPAN_LONG, |lasts| lasts.min(SPAN_LONG));
+        let held = self.demand.max(self.burst) * span.as_secs_f64() * self.pods.max(1.0);
+        held <= HARMLESS_PART * self.left as f64
+    }
+
+    fn lengthened(&self, span: Duration) -> Duration {
+        if self.relief { RELIEF_SPAN * span } else { span }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn need(demand: f64, limit: u64, left: u64) -> Need {
+        let (waiting, inflow, lasts, pods) = (0, 0.0, None, 1.0);
+        let (round_trip, terms) = (Duration::from_micros(500), Terms::default());
+        let (burst, run, relief) = (demand, None, false);
+        Need {
+            demand,
+            burst,
+            run,
+            waiting,
+            limit,
+            left,
+            inflow,
+            lasts,
+            round_trip,
+            pods,
+            relief,
+            terms,
+        }
+    }
+
+    #[test]
+    fn low_limits_are_lent_one_token_at_a_time() {
+        assert_eq!(need(1_000.0, 7, 7).size(), 1);
+        assert_eq!(need(1_000.0, 1_000_000, 3).size(), 1);
+        assert_eq!(need(0.0, 0, 0).size(), 1);
+    }
+
+    #[test]
+    fn an_unknown_demand_gets_the_allowance() {
+        assert_eq!(need(0.0, 1_000_000, 1_000_000).size(), 5_000);
+        assert_eq!(Need { pods: 10.0, ..need(0.0, 1_000_000, 1_000_000) }.size(), 500);
+    }
+
+    #[test]
+    fn hits_that_wait_are_asked_for_whatever_remains() {
+        assert_eq!(Need { waiting: 30, ..need(0.0, 1_000, 1_000) }.size(), 30);
+        assert_eq!(Need { waiting: 30, ..need(0.0, 1_000, 5) }.size(), 30);
+    }
+
+    #[test]
+    fn leases_shorten_as_the_tokens_go() {
+        assert_eq!(need(1_000.0, 100_000, 90_000).size(), 2_000);
+        assert_eq!(need(4_000.0, 100_000, 40_000).size(), 1_000);
+        assert_eq!(need(20_000.0, 100_000, 10_000).size(), 1_000);
+    }
+
+    #[test]
+    fn leases_grow_with_the_round_trip() {
+        let slow = |millis| Need {
+            round_trip: Duration::from_millis(millis),
+            ..need(4_000.0, 100_000, 40_000)
+        };
+        assert_eq!([5, 50, 500].map(|millis| slow(millis).size()), [1_000, 1_000, 4_000]);
+        assert_eq!(slow(50_000).size(), 10_000, "and never above the share of what remains");
+    }
+
+    #[test]
+    fn no_pod_gets_more_than_its_share_of_what_remains() {
+        assert_eq!(need(1e9, 100_000, 80_000).size(), 20_000);
+        assert_eq!(Need { pods: 4.0, ..need(1e9, 100_000, 80_000) }.size(), 5_000);
+    }
+
+    #[test]
+    fn near_the_end_no_token_is_held_before_it_is_wanted() {
+        assert!(Need { pods: 4.0, ..need(1e9, 200, 24) }.may_hold_ahead());
+        assert!(!Need { pods: 4.0, ..need(1e9, 200, 23) }.may_hold_ahead());
+        assert!(!need(19.0, 200, 39).may_hold_ahead(), "it would lie for more than 50 ms");
+    }
+
+    #[test]
+    fn no_lease_is_sized_beyond_its_window() {
+        let lasts = Some(Duration::from_millis(10));
+        let scarce = Need { lasts, ..need(400_000.0, 100_000, 6_000) }.size();
+        assert_eq!(scarce, 1_000, "a quarter of its rest");
+        let plenty = Need { lasts, ..need(400_000.0, 100_000, 100_000) }.size();
+        assert_eq!(plenty, 4_000, "its rest, where that is little of what remains");
+    }
+
+    #[test]
+    fn the_terms_of_a_rule_set_the_share_and_the_ceiling() {
+        let half = Terms { fraction: 0.5, ..Terms::default() };
+        assert_eq!(Need { terms: half, ..need(1e9, 100, 80) }.size(), 40);
+        let few = Terms { max: 7, ..Terms::default() };
+        assert_eq!(Need { terms: few, ..need(1e9, 100, 80) }.size(), 7);
+    }
+
+    #[test]
+    fn an_empty_bucket_lends_a_share_of_what_comes_in() {
+        let poor =
+            Need { inflow: 1_000.0, lasts: Some(Duration::from_secs(2)), ..need(900.0, 1_000, 0) };
+        assert_eq!(poor.size(), 45, "50 ms of the demand");
+        assert_eq!(Need { pods: 5.0, ..poor }.size(), 10, "a fifth of 50 ms of the rate");
+    }
+
+    #[test]
+    fn what_may_lie_unspent_is_a_part_of_what_comes_in_meanwhile() {
+        let hour =
+            Need { inflow: 10.0, lasts: Some(Duration::from_secs(2)), ..need(0.0, 36_000, 36_000) };
+        assert_eq!(hour.size(), 1, "0.5 % of 20 tokens");
+        assert_eq!(need(0.0, 36_000, 36_000).size(), 180, "0.5 % of the window's");
+    }
+
+    #[test]
+    fn a_short_run_is_lent_no_more_than_half_of_what_it_used() {
+        let after = |run| Need { run: Some(run), ..need(1_000.0, 100_000, 100_000) };
+        assert_eq!(Need { limit: 1_000, left: 1_000, ..after(1) }.size(), 5, "the allowance");
+        assert_eq!(Need { limit: 100, left: 100, ..after(3) }.size(), 1);
+        assert!(!Need { limit: 100, left: 100, ..after(1) }.may_hold_ahead());
+        assert_eq!(Need { limit: 100, left: 100, ..after(20) }.size(), 10);
+    }
+
+    #[test]
+    fn a_burst_is_not_taken_for_a_demand_of_seconds() {
+        let burst = Need { burst: 1_000.0, ..need(3.0, 100_000, 100_000) };
+        assert_eq!(Need { limit: 1_000, left: 1_000, pods: 1.0, ..burst }.size(), 250);
+    }
+
+    #[test]
+    fn long_leases_go_on_near_the_end_while_they_are_little_of_what_remains() {
+        assert_eq!(Need { pods: 4.0, ..need(3.0, 1_000, 240) }.size(), 6);
+        assert_eq!(Need { pods: 4.0, ..need(3.0, 1_000, 239) }.size(), 1, "6 * 4 are more than 23");
+    }
+
+    #[test]
+    fn a_key_that_weighs_on_its_shard_gets_larger_leases() {
+        let relieved = Need { relief: true, ..need(1_000.0, 1_000_000, 900_000) };
+        assert_eq!((need(1_000.0, 1_000_000, 900_000).size(), relieved.size()), (5_000, 8_000));
+        let little = Need { relief: true, ..need(1e9, 100_000, 80_000) };
+        assert_eq!(little.size(), 40_000, "half of what remains");
+    }
+}

@@ -1,0 +1,81 @@
+//! What the asks of one shard have come to.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::buckets::Buckets;
+use crate::latency::Latency;
+use crate::store::{Ask, Grant, StoreError};
+
+/// What the asks of one shard have come to, since the process began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardTally {
+    /// [`crate::store::Store::shard`].
+    pub shard: usize,
+    /// Asks for tokens that were sent.
+    pub asks: u64,
+    /// Of those, how many were answered, be it with no token.
+    pub grants: u64,
+    /// Asks that were sent only to give unspent tokens back.
+    pub returns: u64,
+    /// Asks of both kinds that the store did not answer, or only with an error.
+    pub failures: u64,
+    /// Tokens lent.
+    pub tokens_granted: u64,
+    /// Unspent tokens that the store has taken back, or would have but for their lease's end.
+    pub tokens_returned: u64,
+    /// How long each ask was out, whatever came of it.
+    pub took: Buckets,
+}
+
+/// Counts the asks of one shard.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    asks: AtomicU64,
+    grants: AtomicU64,
+    returns: AtomicU64,
+    failures: AtomicU64,
+    tokens_granted: AtomicU64,
+    tokens_returned: AtomicU64,
+    took: Latency,
+}
+
+// === impl Tally ===
+
+impl Tally {
+    /// Notes what came of `ask`.
+    pub(super) fn note(&self, ask: &Ask, outcome: &Result<Grant, StoreError>) {
+        let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
+        let is_return = ask.is_return();
+        add(if is_return { &self.returns } else { &self.asks }, 1);
+        match outcome {
+            Err(_) => add(&self.failures, 1),
+            Ok(_) if is_return => {
+                add(&self.tokens_returned, ask.back.map_or(0, |back| back.tokens))
+            }
+            Ok(grant) => {
+                add(&self.tokens_granted, grant.tokens);
+                add(&self.grants, 1)
+            }
+        };
+    }
+
+    /// Notes that so many asks were out for so long.
+    pub(super) fn note_took(&self, took: Duration, asks: usize) {
+        self.took.note_all(took, asks as u64);
+    }
+
+    pub(super) fn of(&self, shard: usize) -> ShardTally {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ShardTally {
+            shard,
+            asks: read(&self.asks),
+            grants: read(&self.grants),
+            returns: read(&self.returns),
+            failures: read(&self.failures),
+            tokens_granted: read(&self.tokens_granted),
+            tokens_returned: read(&self.tokens_returned),
+            took: self.took.shown(),
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! **The engine**: decides a rate limit request from tokens that this process holds, and leases
+//! more tokens from a store that owns each key's count.
+//!
+//! ```text
+//! limiter ─▶ buffer.take ──enough──▶ verdict
+//!    │           │ low: ask ahead, answer now
+//!    │           └ empty: wait for a lease, at most the deadline
+//!    └──▶ lease desk ─▶ store ─▶ Redis shard ─▶ grant ─▶ buffer.refill
+//! ```
+//!
+//! It may use the rules, an async runtime and a Redis client. It knows nothing of gRPC, HTTP,
+//! settings, metrics or OpenTelemetry: decisions go to an [`observer`], counts are read by the
+//! caller, and events are logged with `tracing`.
+//!
+//! It is used by the sidecar, which serves it, and by the tools, which run it over logs and test
+//! cases.
+//!
+//! # What is absent
+//!
+//! 1. No request handler calls Redis: only the lease desk does.
+//! 2. `buffer` and `lease` meet only in `limiter`.
+//! 3. One module names the Redis client (`store/redis`).
+//! 4. `algorithm`, `ask`, `buffer`, `lease/size` and `verdict` read no clock, no dice and no
+//!    socket: `now` is an argument.
+//! 5. Every map, queue, wait and batch has a named ceiling.
+//!
+//! # Words
+//!
+//! A *key* names one count. A *buffer* holds the local tokens of a key; requests *take* from it. A
+//! *lease* is tokens lent to a pod, with an end: an *ask* goes out, a *grant* comes back and is the
+//! buffer's *refill*; what is not spent is *given back*. A *lot* is the tokens of one lease in a
+//! buffer, a *pool* holds tokens of a hot key on another slot of the store. A *shard* is a Redis
+//! node, the *store* the trait in front of it, a *verdict* the answer.
+//!
+//! # Modules
+//!
+//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`invariant`]
+//! checks what must hold, [`dice`], [`stripe`] and [`time`] give randomness, thread numbers and the
+//! clock, [`backoff`] the waits between attempts. [`count`], [`buckets`], [`striped`], [`latency`]
+//! and [`sketch`] count. [`secret`] is text that is never shown, [`span_context`] the span that a
+//! thread works for. [`ask`] is a request to the store and its reply, [`algorithm`] the arithmetic,
+//! [`store`] the owner of the counts, in memory or in Redis. [`verdict`] is the answer,
+//! [`observer`] the trait that is told of it, [`buffer`] the local tokens, [`lease`] the desk that
+//! asks the store, and [`limiter`] decides.
+
+#![forbid(unsafe_code)]
+
+pub mod algorithm;
+pub mod ask;
+pub mod backoff;
+pub mod buckets;
+pub mod buffer;
+pub mod count;
+pub mod dice;
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod invariant;
+pub mod latency;
+pub mod lease;
+pub mod limiter;
+pub mod observer;
+pub mod secret;
+pub mod sketch;
+pub mod span_context;
+pub mod store;
+pub mod stripe;
+pub mod striped;
+pub mod time;
+pub mod verdict;

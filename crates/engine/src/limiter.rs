@@ -1,0 +1,389 @@
+//! Decides: takes from the buffers, waits for leases where it must, and makes the verdict.
+//!
+//! The only place where buffers and the lease desk meet.
+
+mod away;
+mod exact;
+mod holding;
+mod keep;
+mod lend;
+mod one;
+mod options;
+mod outcome;
+mod overflow;
+mod pods;
+mod resolve;
+mod settle;
+mod slot;
+mod wait;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use ratelease_rules::key::Key;
+use ratelease_rules::request::Request;
+use ratelease_rules::{Limit, Rules};
+
+use crate::buffer::expired;
+use crate::buffer::table::{Table, TableFull};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::lease::{Desk, Reply, ShardState, ShardTally};
+use crate::store::{Ask, Count, Store, StoreError};
+use crate::time::{Clock, Time};
+use crate::verdict::Verdict;
+
+use away::Away;
+pub use exact::Exact;
+use holding::Holding;
+pub use options::{Options, PODS_EXPECTED};
+use outcome::Attempt;
+use pods::Pods;
+pub use resolve::{Charge, Resolved, limits, resolve};
+use slot::{Slot, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY};
+use wait::Entered;
+
+/// Decides requests. A handle: clones share everything.
+#[derive(Clone)]
+pub struct Limiter {
+    shared: Arc<Shared>,
+}
+
+/// What a slot has to know of its surroundings.
+#[derive(Clone, Copy)]
+struct Here<'a> {
+    now: Time,
+    pods: &'a Pods,
+    /// This pod's number.
+    pod: u64,
+    /// What a request waits for a lease at most.
+    patience: Duration,
+    /// A round trip to the store, as last measured at any key, in microseconds.
+    trip_us: u64,
+    desk: &'a Desk,
+}
+
+/// Keys that hold more than their allowance, with the time to look whether they lie idle, soonest
+/// first. It is full at the capacity that it was made with.
+type IdleQueue = Mutex<VecDeque<(Time, Key)>>;
+
+/// What the handles share.
+struct Shared {
+    table: Table<Slot>,
+    pods: Pods,
+    /// A round trip to the store, as last measured at any key, in microseconds.
+    trip_us: AtomicU64,
+    /// Notified when the pods of a further domain are to be counted.
+    new_domain: Notify,
+    idle: IdleQueue,
+    /// Charges that went to an overflow key.
+    overflows: AtomicU64,
+    desk: Desk,
+    away: Away,
+    clock: Clock,
+    options: Options,
+}
+
+// === impl Limiter ===
+
+impl Limiter {
+    /// A limiter that leases from `store`. Starts no task until a lease is needed.
+    pub fn new(store: Arc<dyn Store>, clock: Clock, options: Options) -> Self {
+        let shared = Arc::new_cyclic(|weak: &Weak<Shared>| {
+            let weak = Weak::clone(weak);
+            let on_reply = move |reply| {
+                if let Some(shared) = weak.upgrade() {
+                    shared.on_reply(reply);
+                }
+            };
+            let desk = Desk::open(store, clock, options.max_wait, Box::new(on_reply));
+            desk.set_pods(options.pods_expected.max(1));
+            let idle = keep::idle_queue(options.buffer_bytes_max);
+            let rest = options.buffer_bytes_max.saturating_sub(idle.capacity() * keep::IDLE_BYTES);
+            Shared {
+                table: Table::new(rest, WAITING_IN_ALL_MAX * WAITER_BYTES),
+                pods: Pods::new(options.pods_expected),
+                trip_us: AtomicU64::new(slot::TRIP_FIRST_US),
+                new_domain: Notify::new(),
+                idle: Mutex::new(idle),
+                overflows: AtomicU64::new(0),
+                desk,
+                away: Away::new(clock, options.unix_start, options.pod),
+                clock,
+                options,
+            }
+        });
+        Self { shared }
+    }
+
+    /// The verdict on `request` under `rules`, within `max_wait`, and for a leaky bucket at most
+    /// its `max_delay` later, when the request's slot begins.
+    ///
+    /// Every descriptor is checked before any is charged for good: if one denies, what was taken
+    /// for the others goes back. Local words come first, so that a denial found here asks nobody;
+    /// the leases that are missing are asked for together. Where the store does not answer in time,
+    /// the rule's failure mode does.
+    ///
+    /// # Errors
+    ///
+    /// The store could not answer and the failure mode is `error`; what it did say denies nothing.
+    /// Nothing is charged then.
+    pub async fn decide<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+    ) -> Result<Verdict<'r>, StoreError> {
+        self.decide_within(rules, request, None).await
+    }
+
+    /// As [`Limiter::decide`], for a caller that waits for the answer at most `caller`: that is how
+    /// long the store may take, less a margin for the way back, within `max_wait` and
+    /// `wait_limit`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Limiter::decide`].
+    pub async fn decide_within<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+        caller: Option<Duration>,
+    ) -> Result<Verdict<'r>, StoreError> {
+        let resolved = resolve(rules, request, &self.shared.options.hasher);
+        let now = self.shared.clock.now();
+        let mut holding = Holding::new(&self.shared, &resolved);
+        holding.take_local(now)?;
+        if holding.is_short() && !holding.is_denied() {
+            holding.take_leased(now, now + self.shared.options.wait_for(caller)).await?;
+        }
+        if let Some(slot) = holding.slot_after(now) {
+            tokio::time::sleep_until(self.shared.clock.instant(slot)).await;
+        }
+        Ok(holding.conclude(request, self.shared.clock.now()))
+    }
+
+    /// Pods of each domain that this pod has used, as the store last said.
+    pub fn pods_by_domain(&self) -> Vec<(Box<str>, u32)> {
+        self.shared.pods.all()
+    }
+
+    /// Takes these for the pods of each domain until the store says how many there are.
+    pub fn expect_pods(&self, pods: &[(Box<str>, u32)]) {
+        self.shared.pods.expect(pods);
+    }
+
+    /// As [`Limiter::decide`] at `now`, if that takes no waiting; else nothing has happened, and
+    /// `decide` has to be asked. Allocates nothing for requests of two descriptors of four entries.
+    pub fn decide_at_once<'r>(
+        &self,
+        rules: &'r Rules,
+        request: &Request<'_>,
+        now: Time,
+    ) -> Option<Result<Verdict<'r>, StoreError>> {
+        if let [descriptor] = &*request.descriptors {
+            return self.shared.decide_one(rules, request, descriptor, now);
+        }
+        let resolved = resolve(rules, request, &self.shared.options.hasher);
+        let mut holding = Holding::new(&self.shared, &resolved);
+        if let Err(error) = holding.take_local(now) {
+            return Some(Err(error));
+        }
+        let waits =
+            (holding.is_short() && !holding.is_denied()) || holding.slot_after(now).is_some();
+        (!waits).then(|| Ok(holding.conclude(request, now)))
+    }
+
+    /// The clock that everything here goes by.
+    pub fn clock(&self) -> Clock {
+        self.shared.clock
+    }
+
+    /// Keys held at present.
+    pub fn keys(&self) -> usize {
+        self.shared.table.len()
+    }
+
+    /// What has happened here since the process began, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        let Shared { table, idle, overflows, desk, away, options, .. } = &*self.shared;
+        let idle_bytes = idle.lock().capacity() * keep::IDLE_BYTES;
+        let mut counts = vec![
+            ("keys", self.keys() as u64),
+            ("buffer_bytes", (table.bytes() + idle_bytes) as u64),
+            ("buffer_budget_bytes", options.buffer_bytes_max as u64),
+            ("buffer_waiting_bytes", table.heap_bytes() as u64),
+            ("buffer_evictions", table.evictions()),
+            ("buffer_overflows", overflows.load(Ordering::Relaxed)),
+            ("tokens_expired", expired()),
+        ];
+        counts.extend(away.counts());
+        counts.extend(desk.counts());
+        counts
+    }
+
+    /// How the shards do that have been asked, in order of their numbers.
+    pub fn shards(&self) -> Vec<ShardState> {
+        self.shared.desk.shards()
+    }
+
+    /// What the asks of each shard have come to, in order of their numbers.
+    pub fn tallies(&self) -> Vec<ShardTally> {
+        self.shared.desk.tallies()
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Charges what is held here, if that is enough. Of a refund, says what it would make of the
+    /// key.
+    fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, StoreError> {
+        let attempt = || {
+            self.with_slot(charge, now, 0, |slot, here, asks| {
+                if charge.refund {
+                    return slot.preview_refund(charge, here);
+                }
+                let attempt = slot.attempt(charge, here);
+                if let Attempt::Settled(settled) = &attempt {
+                    slot.look_to_next_window(charge, settled, here, asks);
+                }
+                // A charge that is short asks for itself, in time where the store is far away.
+                if matches!(attempt, Attempt::Settled(_)) || !slot.is_far(here) {
+                    slot.look_ahead(charge, here, asks);
+                }
+                attempt
+            })
+        };
+        match attempt() {
+            Err(StoreError::Overloaded) if self.overflow(charge) => attempt(),
+            attempted => attempted,
+        }
+    }
+
+    /// Gives back what `charge` refunds: to a lease that is held here, else to the store.
+    fn refund(&self, charge: &Charge<'_>, now: Time) {
+        // Without room for the key the refund is lost, as with a store that is away.
+        let _ = self.with_slot(charge, now, 0, |slot, here, asks| slot.refund(charge, here, asks));
+    }
+
+    /// Charges what is held here or queues for the next lease.
+    fn enter(&self, charge: &Charge<'_>, now: Time) -> Result<Entered, StoreError> {
+        if let Some(domain) = charge.domain()
+            && self.pods.note_used(domain, now)
+        {
+            self.new_domain.notify_one();
+        }
+        self.with_slot(charge, now, WAITER_BYTES, |slot, here, asks| slot.enter(charge, here, asks))
+    }
+
+    /// Runs `visit` on the slot of `charge`, then sends what it wants to ask, without the lock. It
+    /// may add `room` bytes to what waits there.
+    fn with_slot<R>(
+        &self,
+        charge: &Charge<'_>,
+        now: Time,
+        room: usize,
+        visit: impl FnOnce(&mut Slot, &Here<'_>, &mut Vec<Ask>) -> R,
+    ) -> Result<R, StoreError> {
+        let here = self.here(now);
+        let mut asks = Vec::new();
+        let visited = self.table.with(
+            charge.seat(),
+            now,
+            room,
+            || Slot::new(charge, &here),
+            |slot| {
+                slot.adopt(charge, &here, &mut asks);
+                visit(slot, &here, &mut asks)
+            },
+        );
+        let (result, evicted) = visited.map_err(|TableFull| StoreError::Overloaded)?;
+        if let Some((key, mut slot)) = evicted {
+            slot.give_back(key, now, &mut asks);
+        }
+        self.send(asks);
+        Ok(result)
+    }
+
+    /// Hands a reply of the store to the key it is about, and asks on if requests still wait.
+    fn on_reply(&self, reply: Reply) {
+        let key = reply.ask.key;
+        let here = self.here(self.clock.now());
+        if reply.ask.is_return() {
+            // No request waits. What was not taken is still held; what was lost on the way ends
+            // with its lease.
+            if reply.outcome.as_ref().is_err_and(StoreError::is_not_taken) {
+                let starts = self.table.with_existing(key, |slot| {
+                    slot.keep_refused(&reply, &here);
+                    slot.watch(&here)
+                });
+                if starts == Some(true) {
+                    self.watch(key, here.now + WATCH_EVERY);
+                }
+            }
+            return;
+        }
+        if let Ok(grant) = &reply.outcome {
+            self.away.note_time(&reply, grant);
+            let trip_us = here.now.since(reply.asked_at).as_micros();
+            self.trip_us.store(u64::try_from(trip_us).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+        let mut asks = Vec::new();
+        let visited = self.table.with_existing(key, |slot| {
+            let paid = slot.reply(&reply, &here, &mut asks);
+            let pods = if paid > 0 { self.pods.of(slot.domain()) } else { 1 };
+            (slot.watch(&here), paid, pods)
+        });
+        match visited {
+            Some((starts, paid, pods)) => {
+                if starts {
+                    self.watch(key, here.now + WATCH_EVERY);
+                }
+                if paid > 0 {
+                    self.return_own(key, reply.ask.limit, paid, pods);
+                }
+            }
+            // A key that was evicted since has no use for its lease.
+            None => asks.extend(lend::unwanted(&reply)),
+        }
+        self.send(asks);
+    }
+
+    fn send(&self, asks: Vec<Ask>) {
+        for ask in asks {
+            self.desk.ask(ask);
+        }
+    }
+
+    fn here(&self, now: Time) -> Here<'_> {
+        let Options { pod, max_wait: patience, .. } = self.options;
+        let trip_us = self.trip_us.load(Ordering::Relaxed);
+        Here { now, pods: &self.pods, pod, patience, trip_us, desk: &self.desk }
+    }
+
+    /// The shard that owns the count of `key`, which those of its pools may not be.
+    fn shard_of(&self, key: Key, limit: Limit) -> usize {
+        self.desk.shard(&Ask::look(key, limit))
+    }
+
+    /// Pods that share the limit of `charge`.
+    fn pods_of(&self, charge: &Charge<'_>) -> u32 {
+        self.pods.of(charge.domain())
+    }
+}
+
+// === impl Here ===
+
+impl Here<'_> {
+    /// The pool of a split key that this pod asks: each pod one of its own, as far as they go.
+    #[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]
+    fn first_pool(&self, key: Key) -> u8 {
+        self.pod.wrapping_add(key.bits()) as u8
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! What is answered when the store cannot be asked, by the rule's failure mode.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, FailureMode, Limit};
+
+use super::outcome::{Settled, Standing};
+use super::resolve::Charge;
+use parking_lot::Mutex;
+
+use crate::buffer::Lot;
+use crate::dice::mixed;
+use crate::lease::Reply;
+use crate::store::memory::MemoryStore;
+use crate::store::{Ask, Back, Count, Grant, StoreError};
+use crate::time::{Clock, Time};
+use crate::verdict::How;
+
+/// Keys that a pod counts by itself at most: some 8 MiB of them. Beyond that the count of one whose
+/// window ends soonest is forgotten for each that is new, as buffers give way.
+const KEYS_MAX: usize = 1 << 16;
+
+/// Answers in the store's place.
+pub(super) struct Away {
+    /// This pod's number.
+    pod: u64,
+    clock: Clock,
+    /// `local`: what this pod has admitted by itself, each key by its own algorithm.
+    own: MemoryStore,
+    clocks: Mutex<Clocks>,
+    answers: [AtomicU64; FailureMode::ALL.len()],
+    /// Hits that `allow` let pass: nobody counted them.
+    unmetered: AtomicU64,
+}
+
+/// The time of each shard when this pod's clock was started, in microseconds since the Unix epoch:
+/// a window is that of the shard which owns its key, and the clocks of two masters may differ by
+/// more than a window.
+struct Clocks {
+    /// Of a shard that nothing was heard of.
+    unknown: u64,
+    /// By shard, at most [`crate::store::SHARDS_MAX`].
+    known: HashMap<usize, u64>,
+}
+
+// === impl Away ===
+
+impl Away {
+    /// `unix_start` is the time of day when `clock` was started. It serves until a shard's own is
+    /// known, which its first grant says.
+    pub(super) fn new(clock: Clock, unix_start: Duration, pod: u64) -> Self {
+        let unknown = u64::try_from(unix_start.as_micros()).unwrap_or(u64::MAX);
+        let unix = move || unix_start.saturating_add(clock.now().since(Time::default()));
+        let own = MemoryStore::new(Arc::new(unix), KEYS_MAX).giving_way();
+        let clocks = Mutex::new(Clocks { unknown, known: HashMap::default() });
+        Self { pod, clock, own, clocks, answers: Default::default(), unmetered: AtomicU64::new(0) }
+    }
+
+    /// The answer to `charge`, which `shard` of the store did not give because of `why`. `pods`
+    /// share the limit.
+    pub(super) fn answer(
+        &self,
+        charge: &Charge<'_>,
+        pods: u32,
+        shard: usize,
+        now: Time,
+        why: StoreError,
+    ) -> Result<Settled, StoreError> {
+        let mode = charge.failure_mode();
+        self.answers[mode as usize].fetch_add(1, Ordering::Relaxed);
+        match mode {
+            FailureMode::Local => Ok(self.admit(charge, pods, shard, now)),
+            FailureMode::Allow => {
+                let hits = if charge.refund { 0 } else { charge.hits };
+                self.unmetered.fetch_add(hits, Ordering::Relaxed);
+                Ok(settled(mode, false, charge.applied.limit.capacity()))
+            }
+            FailureMode::Deny => Ok(settled(mode, !charge.refund, 0)),
+            FailureMode::Error => Err(why),
+        }
+    }
+
+    /// Lets `charge` pass and counts nothing.
+    pub(super) fn pass(mode: FailureMode, charge: &Charge<'_>) -> Settled {
+        settled(mode, false, charge.applied.limit.capacity())
+    }
+
+    /// The key is known to be used up until its window ends: no pod has a part of nothing.
+    pub(super) fn deny(&self, standing: Standing) -> Settled {
+        self.answers[FailureMode::Local as usize].fetch_add(1, Ordering::Relaxed);
+        Settled { standing, ..settled(FailureMode::Local, true, 0) }
+    }
+
+    /// What was admitted here is not spent after all, or has been paid for since.
+    pub(super) fn return_hits(&self, key: Key, limit: Limit, hits: u64, pods: u32, shard: usize) {
+        let unix = self.unix_time(shard);
+        let back = Some(Back { tokens: hits, epoch: None });
+        let ask = Ask { back, ..Ask::look(key, self.part(key, limit, pods, unix)) };
+        // A key without room was denied, and has nothing to return.
+        let _ = self.own.take_at(&ask, unix);
+    }
+
+    /// Takes the store's time from a grant, so that windows here are the store's.
+    pub(super) fn note_time(&self, reply: &Reply, grant: &Grant) {
+        if reply.ask.pool.is_some() {
+            return; // a pool keeps no time
+        }
+        let window_us = u64::try_from(reply.ask.limit.window().as_micros()).unwrap_or(u64::MAX);
+        let store_us = match reply.ask.limit.algorithm {
+            Algorithm::FixedWindow => {
+                let reset_us = u64::try_from(grant.reset_after.as_micros()).unwrap_or(u64::MAX);
+                grant.epoch.saturating_add(1).saturating_mul(window_us).saturating_sub(reset_us)
+            }
+            Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => grant.epoch,
+            // The one corrects its window's end, the other its newest entry's time.
+            Algorithm::SlidingWindow | Algorithm::SlidingLog => return,
+        };
+        let since_start = reply.asked_at.since(Time::default()).as_micros();
+        let since_start = u64::try_from(since_start).unwrap_or(u64::MAX);
+        self.clocks.lock().known.insert(reply.shard, store_us.saturating_sub(since_start));
+    }
+
+    /// The present by the clock of `shard`, since the Unix epoch.
+    fn unix_time(&self, shard: usize) -> Duration {
+        let clocks = self.clocks.lock();
+        let start = clocks.known.get(&shard).copied().unwrap_or(clocks.unknown);
+        let since_start = self.clock.now().since(Time::default());
+        since_start.saturating_add(Duration::from_micros(start))
+    }
+
+    pub(super) fn counts(&self) -> Vec<Count> {
+        let of = |mode: FailureMode| self.answers[mode as usize].load(Ordering::Relaxed);
+        vec![
+            ("failure_mode_local", of(FailureMode::Local)),
+            ("failure_mode_allow", of(FailureMode::Allow)),
+            ("failure_mode_deny", of(FailureMode::Deny)),
+            ("failure_mode_error", of(FailureMode::Error)),
+            ("unmetered_hits", self.unmetered.load(Ordering::Relaxed)),
+        ]
+    }
+
+    /// This pod's part of a limit that `pods` share, in the present window: drawn so that the parts
+    /// of all pods add up to the limit on average.
+    fn part(&self, key: Key, limit: Limit, pods: u32, unix: Duration) -> Limit {
+        let window = unix.as_secs() / limit.window_seconds().max(1);
+        limit.part(pods, mixed(key.bits() ^ mixed(self.pod ^ mixed(window))))
+    }
+
+    /// `local`: the pod's part of the limit, by the limit's own algorithm.
+    fn admit(&self, charge: &Charge<'_>, pods: u32, shard: usize, now: Time) -> Settled {
+        let (mode, hits, key) = (FailureMode::Local, charge.hits, charge.key());
+        let unix = self.unix_time(shard);
+        let own = Ask::look(key, self.part(key, charge.applied.limit, pods, unix));
+        let ask = if charge.refund {
+            Ask { back: Some(Back { tokens: hits, epoch: None }), ..own }
+        } else {
+            Ask { want: hits, need: hits, charge_denied: charge.charge_denied(), ..own }
+        };
+        let Ok(grant) = self.own.take_at(&ask, unix) else {
+            return settled(mode, !charge.refund, 0);
+        };
+        let over = !charge.refund && if hits == 0 { grant.overdrawn } else { grant.tokens < hits };
+        let reset = if grant.left > 0 { grant.reset_after } else { grant.retry_after };
+        Settled {
+            standing: Standing { remaining: grant.left, reset_after: Some(reset) },
+            // Of a leaky bucket's slot, when it begins.
+            taken: Lot { starts: now + grant.starts_after, ..Lot::default() },
+            ..settled(mode, over, 0)
+        }
+    }
+}
+
+fn settled(mode: FailureMode, over: bool, remaining: u64) -> Settled {
+    let standing = Standing { remaining, reset_after: None };
+    Settled { over, fitted: 0, taken: Lot::default(), standing, how: How::Failure(mode) }
+}

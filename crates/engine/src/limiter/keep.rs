@@ -1,0 +1,225 @@
+//! Keeping the table: tokens that nobody will spend go back to the store.
+
+use std::collections::VecDeque;
+use std::mem::size_of;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Rule, Rules};
+use tokio::time::MissedTickBehavior;
+
+use crate::buffer::table::Entry;
+use crate::store::{Ask, Beat};
+use crate::time::Time;
+
+use super::outcome::Watch;
+use super::pods::Due;
+use super::slot::Slot;
+use super::{Limiter, Shared};
+
+/// Between two signs of life.
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often keys of which nothing is known any more are forgotten.
+const TIDY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often keys that may lie idle are looked at.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Idle keys that are looked at at once: their returns must find room in the desk's queue.
+const WATCH_BATCH: usize = 1024;
+
+/// Keys that wait to be looked at at most, as far as a 32nd of the buffers' budget holds them: more
+/// than three seconds of looking.
+const IDLE_MAX: usize = 1 << 16;
+const IDLE_DIVISOR: usize = 32;
+
+/// Bytes of a key that waits to be looked at.
+pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
+
+/// A round of heartbeats takes no longer: what has no answer by then comes with the next.
+const ROUND_MAX: Duration = Duration::from_secs(1);
+
+/// A pod that has not been heard of for so long is taken for dead: three beats.
+const BEAT_LASTS: Duration = Duration::from_secs(3);
+
+impl Limiter {
+    /// Keeps the table and the count of pods up to date, for ever. One task of each limiter runs
+    /// it, or three tasks one of its parts each: [`Limiter::keep_beating`], [`Limiter::keep_tidy`]
+    /// and [`Limiter::watch_idle`].
+    pub async fn run(&self) {
+        tokio::join!(self.keep_beating(), self.keep_tidy(), self.watch_idle());
+    }
+
+    /// Tells the store every second, and once a further domain is used, that this pod is alive;
+    /// never returns.
+    pub async fn keep_beating(&self) {
+        let mut ticks = tokio::time::interval(BEAT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.shared.new_domain.notified() => {}
+            }
+            self.beat_once().await;
+        }
+    }
+
+    /// Forgets keys of which nothing is known any more, every second, for ever.
+    pub async fn keep_tidy(&self) {
+        let mut ticks = tokio::time::interval(TIDY_INTERVAL);
+        loop {
+            ticks.tick().await;
+            self.tidy().await;
+        }
+    }
+
+    /// Gives back what idle keys hold above their allowance, for ever.
+    pub async fn watch_idle(&self) {
+        let mut ticks = tokio::time::interval(WATCH_INTERVAL);
+        loop {
+            ticks.tick().await;
+            self.shared.return_idle();
+        }
+    }
+
+    /// Tells the store that this pod is alive, in each domain whose turn it is, and learns how many
+    /// are.
+    async fn beat_once(&self) {
+        let Self { shared } = self;
+        let Due { domains, rounds } = shared.pods.due(shared.clock.now());
+        let beats = domains.into_iter().map(|domain| async move {
+            let beat = shared.beat(domain.as_deref(), rounds, false);
+            if let Ok(pods) = shared.desk.beat(beat).await {
+                shared.pods.note(&domain, pods);
+            }
+        });
+        // One that hangs must not hold the next round back.
+        let _ = tokio::time::timeout(ROUND_MAX, join_all(beats)).await;
+        shared.desk.set_pods(shared.pods.of(None));
+    }
+
+    /// Tells the store that this pod leaves.
+    async fn leave(&self) {
+        let Self { shared } = self;
+        let Due { domains, rounds } = shared.pods.due(shared.clock.now());
+        let beats = domains
+            .into_iter()
+            .map(|domain| shared.desk.beat(shared.beat(domain.as_deref(), rounds, true)));
+        join_all(beats).await;
+    }
+
+    /// Gives back the tokens of rules that `rules` no longer has, or has with another limit.
+    pub async fn adopt(&self, rules: &Rules) {
+        self.sweep(|key, slot, now, asks| {
+            let here = self.shared.here(now);
+            if stale(rules, slot) && slot.takes_returns(key, &here) {
+                slot.give_back(key, now, asks);
+            }
+        })
+        .await;
+    }
+
+    /// Forgets the keys whose window has ended. To be called every second or so.
+    pub async fn tidy(&self) {
+        self.sweep(|_, _, _, _| ()).await;
+    }
+
+    /// Gives every unspent token back and returns once the store has been told. No decision may be
+    /// under way; later ones find the store closed.
+    pub async fn close(&self) {
+        // A lease that is still on its way has to be here to be given back.
+        self.shared.desk.settle().await;
+        self.sweep(|key, slot, now, asks| slot.give_back(key, now, asks)).await;
+        self.leave().await;
+        self.shared.desk.close().await;
+    }
+
+    /// Shows `visit` every key, removes those that are of no more use, and sends what it returns.
+    async fn sweep(&self, mut visit: impl FnMut(Key, &mut Slot, Time, &mut Vec<Ask>)) {
+        let Self { shared } = self;
+        for part in shared.table.parts() {
+            let now = shared.clock.now();
+            let mut returned = Vec::new();
+            shared.table.retain(part, |key, slot| {
+                visit(key, slot, now, &mut returned);
+                let stays = slot.is_busy() || slot.is_live(now);
+                if !stays {
+                    slot.give_back(key, now, &mut returned); // and what has ended is counted
+                }
+                stays
+            });
+            for ask in returned {
+                shared.desk.ask_patiently(ask).await;
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// A heartbeat of this pod in a domain, or in all.
+    /// A domain has its next one after so many `rounds`.
+    fn beat(&self, domain: Option<&str>, rounds: u32, leaves: bool) -> Beat {
+        let domain = domain.map(|name| self.options.hasher.key(name, 0, std::iter::empty()));
+        let lasts = if domain.is_some() { BEAT_LASTS * rounds } else { BEAT_LASTS };
+        Beat { pod: self.options.pod, lasts, leaves, domain }
+    }
+
+    /// Looks again at `key` when it is `due`. Beyond the ceiling the key is not watched: it keeps
+    /// what it holds until its next lease, or its end.
+    pub(super) fn watch(&self, key: Key, due: Time) {
+        let has_room = {
+            let mut idle = self.idle.lock();
+            // A key that was evicted while it stood here may stand here twice.
+            let has_room = idle.len() < idle.capacity();
+            if has_room {
+                idle.push_back((due, key));
+            }
+            has_room
+        };
+        if !has_room {
+            self.table.with_existing(key, Slot::unwatch);
+        }
+    }
+
+    /// Gives back what idle keys hold above their allowance.
+    fn return_idle(&self) {
+        let here = self.here(self.clock.now());
+        let due = |(due, _): &mut (Time, Key)| *due <= here.now;
+        let mut asks = Vec::new();
+        for _ in 0..WATCH_BATCH {
+            let next = self.idle.lock().pop_front_if(due);
+            let Some((_, key)) = next else { break };
+            let watch = self.table.with_existing(key, |slot| slot.inspect(key, &here, &mut asks));
+            if let Some(Watch::Until(due)) = watch {
+                self.watch(key, due);
+            }
+            self.send(std::mem::take(&mut asks)); // while there is the room that the key looked for
+        }
+    }
+}
+
+/// A queue that never grows, for a limiter whose buffers may take `budget` bytes.
+pub(super) fn idle_queue(budget: usize) -> VecDeque<(Time, Key)> {
+    VecDeque::with_capacity((budget / IDLE_DIVISOR / IDLE_BYTES).min(IDLE_MAX))
+}
+
+/// Whether two rules lend tokens in one manner.
+fn lends_alike(one: &Rule, other: &Rule) -> bool {
+    let manner = |rule: &Rule| (rule.allowance, rule.leasing, rule.shards);
+    manner(one) == manner(other)
+}
+
+/// Whether the key's rule is gone or allows something else now. An unchanged rule is replaced by
+/// its new copy, so that old versions of the rules can be freed.
+fn stale(rules: &Rules, slot: &mut Slot) -> bool {
+    let Some(rule) = slot.rule() else { return false };
+    match rules.by_path(&rule.path).filter(|new| lends_alike(new, rule)) {
+        Some(new) => {
+            slot.renew(new);
+            false
+        }
+        None => true,
+    }
+}

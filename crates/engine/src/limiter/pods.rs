@@ -1,0 +1,263 @@
+//! How many pods there are, by domain: what a pod may hold before it has seen who draws on a key,
+//! and its part of a limit when the store is away.
+//!
+//! Pods of one domain count each other by heartbeats in the store. A pod takes part in the count of
+//! a domain while it has asked for its keys within [`USED_FOR`].
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use ratelease_rules::Rule;
+
+use crate::time::Time;
+
+/// Domains that are counted apart at most; pods of further ones are counted together.
+pub(super) const DOMAINS_MAX: usize = 1024;
+
+/// Heartbeats that a pod sends in one round at most: with more domains than that, each is sent in
+/// its turn.
+pub(super) const BEATS_MAX: usize = 32;
+
+/// A domain that was not asked for in so long is not used any more.
+const USED_FOR: Duration = Duration::from_secs(600);
+
+/// Heartbeats whose counts are compared: see [`Heard`].
+const HEARD_BEATS: usize = 4;
+
+/// The counts of pods.
+#[derive(Debug)]
+pub(super) struct Pods {
+    /// Pods of a domain that nothing was heard of.
+    expected: u32,
+    counts: RwLock<Counts>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Pods of all domains.
+    all: Heard,
+    by_domain: HashMap<Box<str>, Count>,
+    /// Which domains' heartbeats come next.
+    round: usize,
+}
+
+#[derive(Debug, Default)]
+struct Count {
+    heard: Heard,
+    /// When it was last asked for; `None` if it never was.
+    used_at: Option<Time>,
+}
+
+/// Heartbeats of one round.
+#[derive(Debug)]
+pub(super) struct Due {
+    /// Their domains; `None` is for the pods of all.
+    pub(super) domains: Vec<Option<Box<str>>>,
+    /// Rounds until each domain has had one.
+    pub(super) rounds: u32,
+}
+
+/// What the last heartbeats heard of how many pods are alive.
+///
+/// After an outage that outlasts a heartbeat the first pod that gets through finds itself alone,
+/// until the others do, which their back-off may take two seconds to. Were it to believe that, it
+/// would take the whole limit for its part: so the count falls only once the last beats agree.
+#[derive(Debug, Default)]
+struct Heard([u32; HEARD_BEATS]);
+
+// === impl Pods ===
+
+impl Pods {
+    /// Counts that are `expected` until the store says more; at least 1.
+    pub(super) fn new(expected: u32) -> Self {
+        Self { expected: expected.max(1), counts: RwLock::default() }
+    }
+
+    /// Pods of a domain, as far as is known; of all domains without one. At least 1.
+    pub(super) fn of(&self, domain: Option<&str>) -> u32 {
+        let counts = self.counts.read();
+        let of_domain = domain.and_then(|domain| counts.by_domain.get(domain)?.heard.count());
+        of_domain.or_else(|| counts.all.count()).unwrap_or(self.expected)
+    }
+
+    /// Notes that keys of a domain are asked for. Whether it is new here, so that its pods are to
+    /// be counted.
+    pub(super) fn note_used(&self, domain: &str, now: Time) -> bool {
+        let known = |counts: &Counts| {
+            let count = counts.by_domain.get(domain)?;
+            Some(count.used_at.is_some_and(|used_at| now.since(used_at) < USED_FOR / 2))
+        };
+        let (known, full) = {
+            let counts = self.counts.read();
+            (known(&counts), counts.by_domain.len() >= DOMAINS_MAX)
+        };
+        if known == Some(true) || (known.is_none() && full) {
+            return false;
+        }
+        let mut counts = self.counts.write();
+        let count = counts.by_domain.entry(domain.into()).or_default();
+        count.used_at.replace(now).is_none()
+    }
+
+    /// The domains whose heartbeats are due in this round; `None` for all of them, always.
+    pub(super) fn due(&self, now: Time) -> Due {
+        let mut counts = self.counts.write();
+        let is_used =
+            |count: &Count| count.used_at.is_some_and(|used_at| now.since(used_at) < USED_FOR);
+        if counts.by_domain.len() >= DOMAINS_MAX {
+            counts.by_domain.retain(|_, count| is_used(count)); // room for others
+        }
+        let used = counts.by_domain.iter().filter(|(_, count)| is_used(count));
+        let mut used: Vec<_> = used.map(|(domain, _)| Some(domain.clone())).collect();
+        used.sort();
+        let rounds = u32::try_from(used.len().div_ceil(BEATS_MAX)).unwrap_or(u32::MAX).max(1);
+        if used.len() > BEATS_MAX {
+            let first = counts.round % used.len();
+            counts.round = first + BEATS_MAX;
+            used.rotate_left(first);
+            used.truncate(BEATS_MAX);
+        }
+        used.insert(0, None);
+        Due { domains: used, rounds }
+    }
+
+    /// Notes what a heartbeat heard.
+    pub(super) fn note(&self, domain: &Option<Box<str>>, pods: u32) {
+        let mut counts = self.counts.write();
+        match domain {
+            None => counts.all.note(pods),
+            Some(domain) => {
+                if let Some(count) = counts.by_domain.get_mut(domain) {
+                    count.heard.note(pods);
+                }
+            }
+        }
+    }
+
+    /// The counts of the domains that were heard of, in order of their names.
+    pub(super) fn all(&self) -> Vec<(Box<str>, u32)> {
+        let counts = self.counts.read();
+        let heard = counts.by_domain.iter();
+        let heard = heard.filter_map(|(name, count)| Some((name.clone(), count.heard.count()?)));
+        let mut heard: Vec<_> = heard.collect();
+        heard.sort();
+        heard
+    }
+
+    /// Takes these for what was last heard, where nothing was.
+    pub(super) fn expect(&self, pods: &[(Box<str>, u32)]) {
+        let mut counts = self.counts.write();
+        for (domain, pods) in pods.iter().take(DOMAINS_MAX) {
+            let count = counts.by_domain.entry(domain.clone()).or_default();
+            if count.heard.count().is_none() {
+                count.heard = Heard([0, 0, 0, *pods]);
+            }
+        }
+    }
+
+    /// Takes so many pods for all that there are.
+    #[cfg(test)]
+    pub(super) fn set(&self, pods: u32) {
+        self.counts.write().all = Heard([pods; HEARD_BEATS]);
+    }
+}
+
+/// The domain of a rule, which its path begins with.
+pub(super) fn domain_of(rule: &Rule) -> Option<&str> {
+    let start = usize::try_from(rule.levels.first()?.start).ok()?;
+    rule.path.get(..start.checked_sub(1)?)
+}
+
+// === impl Heard ===
+
+impl Heard {
+    fn note(&mut self, pods: u32) {
+        self.0.rotate_right(1);
+        if let Some(last) = self.0.first_mut() {
+            *last = pods;
+        }
+    }
+
+    /// Pods that are taken to be alive; `None` before any heartbeat was answered.
+    fn count(&self) -> Option<u32> {
+        self.0.into_iter().max().filter(|pods| *pods > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Time = Time::from_nanos(1_000_000_000);
+
+    #[test]
+    fn the_count_of_pods_rises_at_once_and_falls_when_the_last_beats_agree() {
+        let mut heard = Heard::default();
+        let beats = [0, 2, 2, 1, 1, 2, 3, 1, 1, 1, 1, 1];
+        let counted = [0, 2, 2, 2, 2, 2, 3, 3, 3, 3, 1, 1];
+        for (beat, counted) in beats.into_iter().zip(counted) {
+            heard.note(beat);
+            assert_eq!(heard.count().unwrap_or(0), counted, "{beat} after {heard:?}");
+        }
+    }
+
+    #[test]
+    fn a_domain_that_nothing_was_heard_of_has_as_many_pods_as_all_or_as_expected() {
+        let pods = Pods::new(7);
+        assert_eq!((pods.of(None), pods.of(Some("shop"))), (7, 7));
+        pods.note(&None, 40);
+        assert_eq!((pods.of(None), pods.of(Some("shop"))), (40, 40));
+        assert!(pods.note_used("shop", NOW));
+        assert!(!pods.note_used("shop", NOW), "known");
+        pods.note(&Some("shop".into()), 3);
+        assert_eq!((pods.of(None), pods.of(Some("shop")), pods.of(Some("x"))), (40, 3, 40));
+    }
+
+    #[test]
+    fn no_pods_expected_counts_as_one() {
+        assert_eq!(Pods::new(0).of(None), 1);
+    }
+
+    #[test]
+    fn counts_of_before_a_restart_stand_until_the_store_says_more() {
+        let pods = Pods::new(16);
+        pods.expect(&[("shop".into(), 400)]);
+        assert_eq!((pods.of(Some("shop")), pods.of(Some("other"))), (400, 16));
+        assert_eq!(pods.all(), [("shop".into(), 400)]);
+        pods.note_used("shop", NOW);
+        for _ in 0..HEARD_BEATS {
+            pods.note(&Some("shop".into()), 390);
+        }
+        assert_eq!(pods.of(Some("shop")), 390);
+        pods.expect(&[("shop".into(), 1)]);
+        assert_eq!(pods.of(Some("shop")), 390, "known better");
+    }
+
+    #[test]
+    fn only_domains_in_use_have_heartbeats_and_each_comes_to_its_turn() {
+        let pods = Pods::new(1);
+        assert_eq!(pods.due(NOW).domains, [None]);
+        let names: Vec<Box<str>> = (0..100).map(|n| format!("d{n}").into()).collect();
+        names.iter().for_each(|name| assert!(pods.note_used(name, NOW)));
+        let mut beaten = std::collections::BTreeSet::new();
+        for _ in 0..100_usize.div_ceil(BEATS_MAX) {
+            let Due { domains, rounds } = pods.due(NOW);
+            assert_eq!((domains.len(), &domains[0], rounds), (BEATS_MAX + 1, &None, 4));
+            beaten.extend(domains);
+        }
+        assert_eq!(beaten.len(), 101);
+        assert_eq!(pods.due(NOW + USED_FOR).domains, [None], "none is used any more");
+    }
+
+    #[test]
+    fn domains_beyond_the_ceiling_are_counted_with_all() {
+        let pods = Pods::new(1);
+        (0..2 * DOMAINS_MAX).for_each(|n| {
+            pods.note_used(&format!("d{n}"), NOW);
+        });
+        assert!(pods.counts.read().by_domain.len() <= DOMAINS_MAX);
+        pods.due(NOW + USED_FOR);
+        assert!(pods.note_used("new", NOW + USED_FOR), "those that are not used give way");
+    }
+}

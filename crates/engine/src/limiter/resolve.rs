@@ -1,0 +1,214 @@
+//! From a request to what has to be charged: rules, overrides, replacements and keys.
+
+use std::collections::HashSet;
+use std::sync::{Arc, OnceLock};
+
+use foldhash::fast::RandomState;
+use ratelease_rules::key::{Key, KeyHasher, Part};
+use ratelease_rules::request::{Descriptor, Few, Request};
+use ratelease_rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
+
+use super::pods::domain_of;
+use crate::verdict::Applied;
+
+/// What the rules make of one descriptor.
+#[derive(Debug)]
+pub enum Resolved<'r> {
+    /// Nothing limits it.
+    Free,
+    /// Its rule allows everything.
+    Unlimited,
+    /// It has to be charged.
+    Charged(Charge<'r>),
+}
+
+/// Hits to be charged to a key.
+#[derive(Debug)]
+pub struct Charge<'r> {
+    /// Whose tokens, where there is room for it.
+    pub own: Key,
+    /// Whose tokens instead.
+    pub(super) overflow: OnceLock<Key>,
+    /// Where an override belongs; empty for a rule, whose path says it.
+    pub(super) domain: Box<str>,
+    /// The limit and its rule.
+    pub applied: Applied<'r>,
+    /// How many; 0 looks.
+    pub hits: u64,
+    /// The hits are given back instead.
+    pub refund: bool,
+}
+
+/// Names of rules of a request that other rules of it replace. What finding them costs grows with
+/// the descriptors and with the names that their rules replace, not with the product; what they
+/// take grows with the descriptors alone.
+#[derive(Debug, Default)]
+struct Replaced<'r>(HashSet<&'r str, RandomState>);
+
+/// Resolves every descriptor of `request`, in order.
+pub fn resolve<'r>(
+    rules: &'r Rules,
+    request: &Request<'_>,
+    hasher: &KeyHasher,
+) -> Few<Resolved<'r>> {
+    let lookups: Few<_> = request
+        .descriptors
+        .iter()
+        .map(|descriptor| rules.find(request.domain, &descriptor.entries))
+        .collect();
+    let replaced = Replaced::of(request, &lookups);
+    let pairs = request.descriptors.iter().zip(&lookups);
+    pairs.map(|(descriptor, it)| resolved(request, descriptor, *it, &replaced, hasher)).collect()
+}
+
+/// The limit that each descriptor of `request` is held to; `None` where nothing is counted.
+pub fn limits<'r>(rules: &'r Rules, request: &Request<'_>) -> Few<Option<Applied<'r>>> {
+    let find = |descriptor: &Descriptor<'_>| rules.find(request.domain, &descriptor.entries);
+    let lookups: Few<_> = request.descriptors.iter().map(find).collect();
+    let replaced = Replaced::of(request, &lookups);
+    let limits =
+        request.descriptors.iter().zip(&lookups).map(|(descriptor, lookup)| {
+            match limit_of(descriptor, *lookup, &replaced)? {
+                (Allowance::Limited(limit), rule) => Some(Applied { limit, rule }),
+                (Allowance::Unlimited, _) => None,
+            }
+        });
+    limits.collect()
+}
+
+/// Resolves the only descriptor of `request`.
+pub(super) fn resolve_one<'r>(
+    rules: &'r Rules,
+    request: &Request<'_>,
+    descriptor: &Descriptor<'_>,
+    hasher: &KeyHasher,
+) -> Resolved<'r> {
+    let lookup = rules.find(request.domain, &descriptor.entries);
+    // No rule replaces its own name: the load would have been refused.
+    resolved(request, descriptor, lookup, &Replaced::default(), hasher)
+}
+
+#[inline]
+fn resolved<'r>(
+    request: &Request<'_>,
+    descriptor: &Descriptor<'_>,
+    lookup: Lookup<'r>,
+    replaced: &Replaced<'r>,
+    hasher: &KeyHasher,
+) -> Resolved<'r> {
+    match limit_of(descriptor, lookup, replaced) {
+        None => Resolved::Free,
+        Some((Allowance::Unlimited, _)) => Resolved::Unlimited,
+        Some((Allowance::Limited(limit), applied)) => {
+            Resolved::Charged(charge(request, descriptor, limit, applied, hasher))
+        }
+    }
+}
+
+/// The limit in force for a descriptor. An override goes before the rules, if the domain is known.
+fn limit_of<'r>(
+    descriptor: &Descriptor<'_>,
+    lookup: Lookup<'r>,
+    replaced: &Replaced<'_>,
+) -> Option<(Allowance, Option<&'r Arc<Rule>>)> {
+    match (lookup, descriptor.limit) {
+        (Lookup::UnknownDomain, _) | (Lookup::NoRule, None) => None,
+        (_, Some(limit)) => Some((Allowance::Limited(limit), None)),
+        // A rule that allows everything cannot be replaced, as in the reference.
+        (Lookup::Rule(rule), None) => {
+            let counts = rule.allowance == Allowance::Unlimited || !replaced.has(&rule.name);
+            counts.then_some((rule.allowance, Some(rule)))
+        }
+    }
+}
+
+fn charge<'r>(
+    request: &Request<'_>,
+    descriptor: &Descriptor<'_>,
+    limit: Limit,
+    rule: Option<&'r Arc<Rule>>,
+    hasher: &KeyHasher,
+) -> Charge<'r> {
+    let levels = rule.map_or(&[][..], |rule| &rule.levels);
+    let parts = descriptor.entries.iter().enumerate().map(|(at, entry)| {
+        let shared = levels.get(at).and_then(|level| level.shared.as_deref());
+        (entry.key, shared.map_or(Part::Value(entry.value), Part::Shared))
+    });
+    // Two windows on the same entries count apart; two limits of one window share a count, so that
+    // raising or lowering a limit keeps it.
+    let own = hasher.key(request.domain, limit.identity(), parts);
+    Charge {
+        own,
+        overflow: OnceLock::new(),
+        domain: if rule.is_none() { request.domain.into() } else { Box::default() },
+        applied: Applied { limit, rule },
+        hits: request.hits(descriptor),
+        refund: descriptor.refund,
+    }
+}
+
+// === impl Replaced ===
+
+impl<'r> Replaced<'r> {
+    /// Of the rules that `lookups` found for the descriptors of `request`; a descriptor with an
+    /// override replaces nothing.
+    fn of(request: &Request<'_>, lookups: &[Lookup<'r>]) -> Self {
+        let found = request.descriptors.iter().zip(lookups).filter_map(|it| match it {
+            (Descriptor { limit: None, .. }, Lookup::Rule(rule)) => Some(*rule),
+            _ => None,
+        });
+        let mut rules: Few<&'r Arc<Rule>> = found.collect();
+        if rules.iter().all(|rule| rule.replaces.is_empty()) {
+            return Self::default();
+        }
+        // A rule that many descriptors match says what it replaces once.
+        rules.sort_unstable_by_key(|rule| Arc::as_ptr(rule));
+        rules.dedup_by_key(|rule| Arc::as_ptr(rule));
+        let names: HashSet<&str, RandomState> = rules.iter().map(|rule| &*rule.name).collect();
+        let replaces = rules.iter().flat_map(|rule| &rule.replaces).map(AsRef::as_ref);
+        Self(replaces.filter(|name| names.contains(name)).collect())
+    }
+
+    /// Whether `name` is one of them.
+    fn has(&self, name: &str) -> bool {
+        !self.0.is_empty() && self.0.contains(name)
+    }
+}
+
+// === impl Charge ===
+
+impl Charge<'_> {
+    /// Whose tokens it takes.
+    pub(super) fn key(&self) -> Key {
+        self.overflow.get().copied().unwrap_or(self.own)
+    }
+
+    /// The domain that it is of; `None` where no name says so.
+    pub(super) fn domain(&self) -> Option<&str> {
+        match self.applied.rule {
+            Some(rule) => domain_of(rule),
+            None => Some(&self.domain),
+        }
+    }
+
+    /// Whether it takes tokens if it passes.
+    pub(super) fn spends(&self) -> bool {
+        self.hits > 0 && !self.refund
+    }
+
+    /// What is answered when the store is away. A rule in shadow mode never stands in the way.
+    pub(super) fn failure_mode(&self) -> FailureMode {
+        match self.applied.rule {
+            Some(rule) if rule.shadow_mode && rule.failure_mode == FailureMode::Error => {
+                FailureMode::Allow
+            }
+            Some(rule) => rule.failure_mode,
+            None => FailureMode::default(),
+        }
+    }
+
+    /// Whether a denial spends what is left of the key.
+    pub fn charge_denied(&self) -> bool {
+        self.applied.rule.is_none_or(|rule| rule.charge_denied)
+    }
+}

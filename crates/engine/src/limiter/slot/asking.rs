@@ -1,0 +1,188 @@
+//! What a slot asks of the store: how much, when it asks on, and what it returns.
+
+use std::time::Duration;
+
+use ratelease_rules::key::Key;
+use ratelease_rules::{Algorithm, Limit};
+
+use super::{LOST_AFTER, OVERDUE_MIN, OVERDUE_TRIPS, PROBES_SHED_FOR, Slot};
+use crate::buffer::Kind;
+use crate::lease::size::Need;
+use crate::limiter::Here;
+use crate::limiter::lend::Manner;
+use crate::limiter::wait::Wish;
+use crate::store::{Ask, Back};
+use crate::time::{Coarse, Time};
+
+/// Asks for one key that are out at once at most, where the store is so far away that a request
+/// cannot wait for one after the other.
+const ASKS_MAX: u8 = 8;
+
+impl Slot {
+    /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
+    /// not at all. Looks ask for nothing, and neither do those held to another limit. Refunds that
+    /// found no lease here go to the store with it.
+    pub(super) fn ask(&mut self, key: Key, here: &Here<'_>) -> Ask {
+        let expected = self.expected();
+        self.note_asked(here.now);
+        let manner = self.manner(here);
+        let refunds = self.buffer.aside_mut().map_or(0, |rare| {
+            // Nothing is asked, and nothing charged, for a request that has been answered.
+            rare.waiting.forget_answered();
+            rare.waiting.take_refunds(manner.limit)
+        });
+        let waiting = self.buffer.aside().map(|rare| &rare.waiting);
+        // Slots that are held go by while one waits for more: a charge gets its own in one piece.
+        let spaced = matches!(manner.kind, Kind::Spaced { .. });
+        let held = if spaced { 0 } else { self.buffer.tokens(here.now) };
+        let charges =
+            || waiting.into_iter().flat_map(|queue| queue.under(manner.limit)).filter(Wish::spends);
+        let wanted = charges().fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
+        let missing = wanted.saturating_sub(held).saturating_sub(expected);
+        // Of those that wait, the first whom no ask that is out has in mind.
+        let first = if expected > 0 { charges().last() } else { charges().next() };
+        let need = first.map_or(0, |wish| wish.hits.saturating_sub(held));
+        let lease = self.need(&manner, missing, here);
+        let pool = self.pool(&manner, &lease, here.now).filter(|_| refunds == 0);
+        let want = match first {
+            None if self.has_waiting() => 0,
+            // The slots of one lease follow each other faster than one pod's part of the demand.
+            _ if manner.is_leased() && !spaced => {
+                let fill = if pool.is_none() { self.fill(&manner, &lease, key, here) } else { 0 };
+                lease.size().max(need).saturating_add(fill)
+            }
+            _ => missing,
+        };
+        // A pool gives what it has, and denies nothing.
+        let own = pool.is_none();
+        if first.is_some() {
+            let more = expected.saturating_add(want.max(need));
+            self.buffer.make_aside().expected = u32::try_from(more).unwrap_or(u32::MAX);
+        }
+        Ask {
+            want,
+            need: if own { need } else { 0 },
+            charge_denied: own && first.is_some_and(|wish| wish.charge_denied),
+            back: (refunds > 0).then_some(Back { tokens: refunds, epoch: None }),
+            pool,
+            ..manner.ask(key)
+        }
+    }
+
+    /// Notes that an ask goes out.
+    pub(super) fn note_asked(&mut self, now: Time) {
+        self.flags.set_shed(false);
+        if self.asking == 0 {
+            self.buffer.note_ask(now);
+        }
+        self.asking = self.asking.saturating_add(1);
+    }
+
+    /// Notes that `ask` has been answered: where others are out still, the next answer is awaited
+    /// from now on.
+    pub(super) fn note_answered(&mut self, ask: &Ask, now: Time) {
+        self.asking = self.asking.saturating_sub(1);
+        self.buffer.note_ask(now);
+        let out = self.asking > 0;
+        if let Some(rare) = self.buffer.aside_mut() {
+            let asked = u32::try_from(ask.want.max(ask.need)).unwrap_or(u32::MAX);
+            let expected = rare.expected.saturating_sub(asked);
+            rare.expected = if out { expected } else { 0 };
+        }
+    }
+
+    /// Tokens that the asks which are out may bring to those that wait.
+    fn expected(&self) -> u64 {
+        self.buffer.aside().map_or(0, |rare| rare.expected.into())
+    }
+
+    /// Whether an ask made now would only find out whether an empty key is still empty. A bucket
+    /// that had a token at the last ask has another one soon.
+    pub(super) fn is_probe(&self, here: &Here<'_>) -> bool {
+        let refills = self.manner(here).inflow() > 0.0 && self.flags.misses() == 0;
+        let recent = here.now.since(self.buffer.heard()) < PROBES_SHED_FOR;
+        self.buffer.is_known_empty(here.now) && recent && !refills
+    }
+
+    /// Whether a request has no time to wait for three asks, one after the other: the one that is
+    /// out, one that brings less than is wanted, and one that is denied.
+    pub(in crate::limiter) fn is_far(&self, here: &Here<'_>) -> bool {
+        3 * self.round_trip() > here.patience
+    }
+
+    /// Whether those that wait want more than the asks that are out may bring, and there is no time
+    /// to ask again once they are answered.
+    pub(super) fn is_uncovered(&self, here: &Here<'_>) -> bool {
+        let empty = self.buffer.is_known_empty(here.now); // one probe is enough
+        if empty || !self.is_far(here) || self.asking >= ASKS_MAX {
+            return false;
+        }
+        let Some(rare) = self.buffer.aside() else { return false };
+        let spending = rare.waiting.under(self.limit()).filter(Wish::spends);
+        let wanted = spending.fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
+        // No more than that is counted as expected.
+        wanted.min(u32::MAX.into()) > self.expected().saturating_add(self.buffer.tokens(here.now))
+    }
+
+    pub(super) fn need(&self, manner: &Manner, waiting: u64, here: &Here<'_>) -> Need {
+        let limit = manner.limit.capacity();
+        let lasts = match manner.kind {
+            Kind::Windowed => self.buffer.reset_after(here.now),
+            // Its leases end with their aligned window, too.
+            Kind::Timed if limit_slides(manner.limit) => {
+                let rest = self.buffer.reset_after(here.now);
+                Some(rest.map_or(manner.ttl(), |rest| rest.min(manner.ttl())))
+            }
+            Kind::Timed | Kind::Spaced { .. } => Some(manner.ttl()),
+        };
+        Need {
+            demand: self.demand.steady(),
+            burst: self.demand.burst(),
+            run: self.demand.run(),
+            waiting,
+            limit,
+            left: self.buffer.left(here.now).unwrap_or(limit),
+            inflow: manner.inflow(),
+            lasts,
+            round_trip: self.round_trip(),
+            pods: self.pods(here),
+            relief: self.flags.relief(),
+            terms: manner.terms(),
+        }
+    }
+
+    pub(super) fn holds_above_allowance(&self, here: &Here<'_>) -> bool {
+        let manner = self.manner(here);
+        let tokens = self.buffer.tokens(here.now);
+        let spaced = matches!(manner.kind, Kind::Spaced { .. });
+        let allowance = || self.need(&manner, 0, here).unspent_allowance();
+        self.has_next(here.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
+    }
+
+    /// Whether the answer to the ask that is out should have been here.
+    pub(super) fn is_overdue(&self, here: &Here<'_>) -> bool {
+        let trips = self.round_trip() * OVERDUE_TRIPS;
+        let asked_for = self.buffer.asked_for(here.now);
+        self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(here.patience)
+    }
+
+    /// Whether the answer to the ask that is out will never come.
+    pub(super) fn is_lost(&self, now: Time) -> bool {
+        self.asking > 0 && self.buffer.asked_for(now) > LOST_AFTER
+    }
+
+    pub(super) fn round_trip(&self) -> Duration {
+        Duration::from_micros(self.trip_us.get())
+    }
+
+    pub(super) fn note_trip(&mut self, measured: Duration) {
+        let measured = u64::try_from(measured.as_micros()).unwrap_or(u64::MAX);
+        let before = self.trip_us.get();
+        let smooth = before - before / 8 + measured / 8;
+        self.trip_us = Coarse::floor(smooth.max(measured));
+    }
+}
+
+fn limit_slides(limit: Limit) -> bool {
+    limit.algorithm == Algorithm::SlidingWindow
+}

@@ -1,0 +1,143 @@
+//! Leases of the next fixed window, asked for in the last tenth of the present one, so that windows
+//! do not begin with an ask of every pod for every key.
+//!
+//! Such a lease waits beside the buffer until its window has begun by the store's clock. The start
+//! is counted from the reply, so that no token is spent too early, and the end from before the ask,
+//! so that none is spent too late.
+
+use std::time::Duration;
+
+use ratelease_rules::Algorithm;
+use ratelease_rules::key::Key;
+
+use super::Slot;
+use crate::buffer::{Kind, Refill};
+use crate::dice::{fraction, mixed};
+use crate::lease::Reply;
+use crate::lease::size::Need;
+use crate::limiter::Here;
+use crate::limiter::lend::unwanted;
+use crate::limiter::outcome::Settled;
+use crate::limiter::resolve::Charge;
+use crate::store::{Ask, Grant, Purpose};
+use crate::time::Time;
+
+/// The last part of a window, in which the next one is lent.
+const LAST_PART: u32 = 10;
+
+/// A key is left alone for no longer than this before its next window begins, and is looked at no
+/// later than this after. Keys are looked at in the order in which they came to be watched, so that
+/// one which waits for its window holds up the others.
+const LOOK_WITHIN: Duration = Duration::from_secs(2);
+
+/// Of that part, pods leave this much unused at its end, for a round trip.
+const UNUSED: f64 = 0.2;
+
+impl Slot {
+    /// After a charge, near the end of its window: asks for a lease of the next one, once, at a
+    /// time that differs from pod to pod, if the demand will use it at once.
+    pub(in crate::limiter) fn look_to_next_window(
+        &mut self,
+        charge: &Charge<'_>,
+        settled: &Settled,
+        here: &Here<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let limit = charge.applied.limit;
+        let Some(rest) = settled.standing.reset_after else { return };
+        if self.flags.is_next_asked()
+            || self.has_next(here.now)
+            || limit.algorithm != Algorithm::FixedWindow
+            || rest > limit.window() / LAST_PART
+            || self.asking > 0
+        {
+            return;
+        }
+        let key = charge.key();
+        let at = UNUSED + (1.0 - UNUSED) * self.place(key, here);
+        if rest <= (limit.window() / LAST_PART).mul_f64(at) {
+            self.ask_for_next_window(key, here, asks);
+        }
+    }
+
+    fn ask_for_next_window(&mut self, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) {
+        let manner = self.manner(here);
+        let limit = manner.limit.capacity();
+        let lasts = Some(manner.limit.window());
+        let need = Need { left: limit, lasts, ..self.need(&manner, 0, here) };
+        let used = self.demand.uses_soon(manner.limit.window()) && need.may_hold_ahead();
+        if manner.kind != Kind::Windowed || !manner.is_leased() || !used {
+            return;
+        }
+        self.flags.set_next_asked(true);
+        self.note_asked(here.now);
+        let (want, purpose) = (need.size(), Purpose::Ahead);
+        asks.push(Ask { want, purpose, ahead: true, ..manner.ask(key) });
+    }
+
+    /// Puts the lease of the next window aside until that begins.
+    pub(super) fn take_next(
+        &mut self,
+        reply: &Reply,
+        grant: &Grant,
+        here: &Here<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let manner = self.manner(here);
+        if manner.limit != reply.ask.limit || manner.kind != Kind::Windowed {
+            asks.extend(unwanted(reply)); // the limit has changed meanwhile
+            return;
+        }
+        if grant.tokens == 0 {
+            return;
+        }
+        self.drop_next(reply.ask.key, asks);
+        let refill = manner.refill(reply, grant, self.scarcity(here), here);
+        let fresh_until = refill.lot.starts;
+        self.buffer.make_aside().next = Some(Box::new(Refill { fresh_until, ..refill }));
+    }
+
+    /// Makes the lease that waits for its window the present one, once that has begun.
+    pub(in crate::limiter) fn begin_next(&mut self, now: Time) {
+        let Some(rare) = self.buffer.aside_mut() else { return };
+        let Some(refill) = rare.next.take_if(|refill| now >= refill.lot.starts) else { return };
+        self.flags.set_next_asked(false);
+        let known = self.buffer.is_live(now) && self.buffer.epoch() == refill.lot.epoch;
+        if known {
+            self.buffer.put_back(refill.lot, Kind::Windowed, now);
+        } else {
+            self.buffer.refill(*refill, Kind::Windowed, now);
+        }
+        self.buffer.trim();
+    }
+
+    /// When to look whether the lease that waits is used, if that begins soon. It is a while after
+    /// the start, another one for each pod and key, so that what idle keys give back does not reach
+    /// the masters all at once with the window's first asks.
+    pub(super) fn looks_at_next(&self, key: Key, here: &Here<'_>) -> Option<Time> {
+        let begins = self.buffer.aside()?.next.as_ref()?.lot.starts;
+        let spread = (self.limit().window() / LAST_PART).min(LOOK_WITHIN);
+        let soon = begins.since(here.now) <= LOOK_WITHIN;
+        soon.then(|| begins + spread.mul_f64(self.place(key, here)))
+    }
+
+    /// This pod's place among all that hold the key, from 0 to 1, another one in each window.
+    fn place(&self, key: Key, here: &Here<'_>) -> f64 {
+        fraction(mixed(key.bits() ^ mixed(here.pod ^ self.buffer.epoch())))
+    }
+
+    /// Whether a lease waits for its window, which is not over yet.
+    pub(super) fn has_next(&self, now: Time) -> bool {
+        let next = self.buffer.aside().and_then(|rare| rare.next.as_ref());
+        next.is_some_and(|refill| now < refill.lot.ends)
+    }
+
+    /// Takes out the lease that waits, to be given back.
+    pub(super) fn drop_next(&mut self, key: Key, asks: &mut Vec<Ask>) {
+        let next = self.buffer.aside_mut().and_then(|rare| rare.next.take());
+        if let Some(refill) = next {
+            asks.extend(self.manner_of_returns().returning(key, refill.lot));
+            self.buffer.trim();
+        }
+    }
+}

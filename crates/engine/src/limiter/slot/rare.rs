@@ -1,0 +1,64 @@
+//! What only few keys have at a time, in the box that a slot may have beside its buffer.
+
+use ratelease_rules::Limit;
+
+use crate::buffer::{Buffer, Refill, Spare};
+use crate::lease::QUEUE_MAX;
+use crate::limiter::wait::{QUEUED_BYTES, Queue};
+use crate::time::Time;
+
+/// What one that waits counts for, in bytes: its place in the queue, and the box that the queue is
+/// in.
+pub(in crate::limiter) const WAITER_BYTES: usize = QUEUED_BYTES + Rare::BYTES;
+
+/// Requests that wait for leases at most, at all keys together: eight times as many as the desk's
+/// queue for a shard holds asks, since one that gave up stays until its lease comes. Some 10 MiB.
+pub(in crate::limiter) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
+
+const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 12 << 20);
+
+/// Requests that wait, and what a key has only in rare states.
+#[derive(Debug, Default)]
+pub(in crate::limiter) struct Rare {
+    pub(super) waiting: Queue,
+    /// Hits that this pod has admitted by itself since the ask that is out: if its lease comes, it
+    /// pays for them.
+    pub(super) owed: u32,
+    /// Tokens that the asks which are out may bring to those that wait.
+    pub(super) expected: u32,
+    /// Until when the store is not asked, since it holds somebody else's value under the key.
+    pub(super) barred_until: Time,
+    /// A lease of the next window, which has not begun yet.
+    pub(super) next: Option<Box<Refill>>,
+    /// The limit that the tokens were lent under, if it is neither the rule's nor an override's.
+    pub(super) limit: Option<Box<Limit>>,
+}
+
+// === impl Rare ===
+
+impl Rare {
+    /// Bytes of a box.
+    pub(in crate::limiter) const BYTES: usize = Buffer::<Self>::ASIDE_BYTES;
+
+    /// Bytes that the box and those who wait in it count for.
+    pub(super) fn heap(&self) -> usize {
+        let next = if self.next.is_some() { size_of::<Refill>() } else { 0 };
+        match self.waiting.len() {
+            0 => Self::BYTES + next,
+            waiting => waiting * WAITER_BYTES + next,
+        }
+    }
+}
+
+impl Spare for Rare {
+    fn is_empty(&self) -> bool {
+        let Self { waiting, owed, expected, barred_until, next, limit } = self;
+        let is_barred = *barred_until > Time::default();
+        waiting.is_empty()
+            && *owed == 0
+            && *expected == 0
+            && !is_barred
+            && limit.is_none()
+            && next.is_none()
+    }
+}

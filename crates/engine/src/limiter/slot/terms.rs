@@ -1,0 +1,97 @@
+//! What a slot's tokens are held to, and what it keeps of debts and refusals: in place
+//! where every key has it, else in the box.
+
+use std::time::Duration;
+
+use ratelease_rules::{Allowance, Limit, Unit};
+
+use super::Slot;
+use crate::store::StoreError;
+use crate::time::Time;
+
+/// A key under which the store holds somebody else's value is not asked for again for so long:
+/// twice a second, as a shard that is away is probed.
+const BARRED_FOR: Duration = Duration::from_millis(500);
+
+/// Where the limit is that a key's tokens were lent under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    /// With its rule.
+    Rule,
+    /// It is an override's: so many requests in a fixed window of one unit.
+    Override(Unit),
+    /// In the box: the rule has changed, and those who wait asked under the old one.
+    Apart,
+}
+
+impl Slot {
+    /// The limit that the tokens were lent under.
+    pub(super) fn limit(&self) -> Limit {
+        let limit = match self.held {
+            Held::Rule => self.limit_of_rule(),
+            Held::Override(_) => None,
+            Held::Apart => self.buffer.aside().and_then(|rare| rare.limit.as_deref().copied()),
+        };
+        let unit = if let Held::Override(unit) = self.held { unit } else { Unit::Second };
+        limit.unwrap_or(Limit::fixed_window(self.requests, unit))
+    }
+
+    pub(super) fn set_limit(&mut self, limit: Limit) {
+        let (mut apart, mut requests) = (None, 0);
+        self.held = if self.limit_of_rule() == Some(limit) {
+            Held::Rule
+        } else if limit == Limit::fixed_window(limit.requests_per_unit, limit.unit) {
+            requests = limit.requests_per_unit;
+            Held::Override(limit.unit)
+        } else {
+            apart = Some(limit);
+            Held::Apart
+        };
+        self.requests = requests;
+        if apart.is_some() {
+            self.buffer.make_aside().limit = apart.map(Box::new);
+        } else if let Some(rare) = self.buffer.aside_mut() {
+            rare.limit = None;
+            self.buffer.trim();
+        }
+    }
+
+    pub(super) fn limit_of_rule(&self) -> Option<Limit> {
+        match self.rule.as_ref()?.allowance {
+            Allowance::Limited(limit) => Some(limit),
+            Allowance::Unlimited => None,
+        }
+    }
+
+    /// Takes note that the store gave no grant, because of `error`.
+    pub(super) fn bar(&mut self, error: &StoreError, now: Time) {
+        if *error == StoreError::Foreign {
+            self.buffer.make_aside().barred_until = now + BARRED_FOR;
+        }
+    }
+
+    /// Whether the store said a moment ago that it can have no count under this key.
+    pub(super) fn is_barred(&self, now: Time) -> bool {
+        self.buffer.aside().is_some_and(|rare| now < rare.barred_until)
+    }
+
+    /// Takes note that the store has a count under this key.
+    pub(super) fn unbar(&mut self) {
+        if let Some(rare) = self.buffer.aside_mut() {
+            rare.barred_until = Time::default();
+        }
+    }
+
+    pub(super) fn owed(&self) -> u32 {
+        self.buffer.aside().map_or(0, |rare| rare.owed)
+    }
+
+    pub(super) fn set_owed(&mut self, hits: u32) {
+        if hits > 0 {
+            self.buffer.make_aside().owed = hits;
+        } else if let Some(rare) = self.buffer.aside_mut() {
+            rare.owed = 0;
+            self.buffer.trim();
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! The limiter over the embedded store, in virtual time.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::request::{Descriptor, Entry};
+use ratelease_rules::{self as rules, FailureMode, Limit, Source, Unit};
+use smallvec::smallvec;
+
+use super::*;
+use crate::lease::Position;
+use crate::store::memory::MemoryStore;
+use crate::store::{Beat, Beaten, Replies};
+use crate::verdict::{Code, Modes};
+
+mod algorithms;
+mod away;
+mod demand;
+mod leases;
+mod memory;
+mod next_window;
+mod pools;
+mod replaced;
+mod transaction;
+
+const STORE_KEYS_MAX: usize = 10_000;
+const BUFFER_BYTES_MAX: usize = 8 << 20;
+const MAX_WAIT: Duration = Duration::from_millis(5);
+
+/// Half a minute into a window of every unit above.
+const START: Duration = Duration::from_secs(365 * 86_400 * 50 + 30);
+
+/// The embedded store, a round trip away, that counts its asks and fails or hangs when told to.
+struct Distant {
+    memory: MemoryStore,
+    round_trip: Mutex<Duration>,
+    /// On top of it, for limits of a day, which are on a shard of their own.
+    days_late: Mutex<Duration>,
+    asks: AtomicUsize,
+    /// Of those, asks of pools.
+    pool_asks: AtomicUsize,
+    hangs: AtomicBool,
+    fails: AtomicBool,
+    fails_for_days: AtomicBool,
+    /// Limits of a day count under keys that are somebody else's.
+    has_foreign_days: AtomicBool,
+    panics: AtomicBool,
+    panics_in_requests: AtomicBool,
+}
+
+impl Store for Distant {
+    fn shard(&self, ask: &Ask) -> usize {
+        assert!(!self.panics_in_requests.load(Ordering::Relaxed), "as it was told");
+        usize::from(ask.limit.unit == Unit::Day)
+    }
+
+    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+        Box::pin(async move {
+            self.asks.fetch_add(asks.len(), Ordering::Relaxed);
+            let of_pools = asks.iter().filter(|ask| ask.pool.is_some()).count();
+            self.pool_asks.fetch_add(of_pools, Ordering::Relaxed);
+            let one_way = *self.round_trip.lock() / 2;
+            tokio::time::sleep(one_way).await;
+            if asks.iter().any(|ask| ask.limit.unit == Unit::Day) {
+                let late = *self.days_late.lock();
+                tokio::time::sleep(late).await;
+            }
+            assert!(!self.panics.load(Ordering::Relaxed), "as it was told");
+            if self.hangs.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
+            }
+            if self.fails.load(Ordering::Relaxed) {
+                return asks.iter().map(|_| Err(StoreError::Unreachable("gone".into()))).collect();
+            }
+            let mut replies = Vec::new();
+            for ask in asks {
+                if ask.limit.unit == Unit::Day && self.fails_for_days.load(Ordering::Relaxed) {
+                    replies.push(Err(StoreError::Unreachable("half of it is gone".into())));
+                } else if ask.limit.unit == Unit::Day
+                    && self.has_foreign_days.load(Ordering::Relaxed)
+                {
+                    replies.push(Err(StoreError::Foreign));
+                } else {
+                    replies.append(&mut self.memory.exchange(std::slice::from_ref(ask)).await);
+                }
+            }
+            tokio::time::sleep(one_way).await;
+            replies
+        })
+    }
+
+    fn beat(&self, beat: Beat) -> Beaten<'_> {
+        self.memory.beat(beat)
+    }
+
+    fn describe(&self) -> String {
+        "distant".into()
+    }
+}
+
+struct Rig {
+    store: Arc<Distant>,
+    clock: Clock,
+    rules: Arc<Rules>,
+}
+
+impl Rig {
+    fn new(yaml: &str) -> Self {
+        Self::slow(yaml, Duration::from_micros(500))
+    }
+
+    /// With this round trip to the store.
+    fn slow(yaml: &str, round_trip: Duration) -> Self {
+        let clock = Clock::start();
+        let wall = Arc::new(move || START + clock.now().since(Time::default()));
+        let store = Distant {
+            memory: MemoryStore::new(wall, STORE_KEYS_MAX),
+            round_trip: Mutex::new(round_trip),
+            days_late: Mutex::default(),
+            asks: AtomicUsize::new(0),
+            pool_asks: AtomicUsize::new(0),
+            hangs: AtomicBool::new(false),
+            fails: AtomicBool::new(false),
+            fails_for_days: AtomicBool::new(false),
+            has_foreign_days: AtomicBool::new(false),
+            panics: AtomicBool::new(false),
+            panics_in_requests: AtomicBool::new(false),
+        };
+        Self { store: Arc::new(store), clock, rules: Arc::new(compile(yaml)) }
+    }
+
+    fn pod(&self) -> Limiter {
+        self.pod_of(BUFFER_BYTES_MAX)
+    }
+
+    /// A pod of this number.
+    fn pod_numbered(&self, pod: u64) -> Limiter {
+        let unix_start = START;
+        let options = Options { pod, max_wait: MAX_WAIT, unix_start, ..Options::default() };
+        Limiter::new(Arc::clone(&self.store) as _, self.clock, options)
+    }
+
+    /// A pod whose buffers take so many bytes.
+    fn pod_of(&self, buffer_bytes_max: usize) -> Limiter {
+        self.pod_on(Arc::clone(&self.store) as _, buffer_bytes_max)
+    }
+
+    /// The same on another store.
+    fn pod_on(&self, store: Arc<dyn Store>, buffer_bytes_max: usize) -> Limiter {
+        let hasher = KeyHasher::new("");
+        let modes = Modes::default();
+        let unix_start = Duration::from_secs(1_700_000_000);
+        let max_wait = MAX_WAIT;
+        let options = Options {
+            max_wait,
+            buffer_bytes_max,
+            pod: 0,
+            hasher,
+            modes,
+            unix_start,
+            ..Options::default()
+        };
+        let pod = Limiter::new(store, self.clock, options);
+        pod.shared.pods.set(1);
+        pod
+    }
+
+    fn asks(&self) -> usize {
+        self.store.asks.load(Ordering::Relaxed)
+    }
+
+    /// Tokens that the store has left of `a` and nobody holds.
+    async fn left(&self, limit: u32) -> u64 {
+        let verdict = self.pod().decide(&self.rules, &look("a")).await.unwrap();
+        assert_eq!(verdict.statuses[0].limit.as_ref().unwrap().limit.requests_per_unit, limit);
+        u64::from(verdict.statuses[0].remaining)
+    }
+}
+
+fn compile(yaml: &str) -> Rules {
+    let source = Source { name: "test.yaml".into(), text: yaml.into() };
+    rules::load(&[source], rules::Options { merge_domains: false }).unwrap().rules
+}
+
+/// Rules for the keys `a` and `b` of domain `d`.
+fn limits(a: &str, b: &str) -> String {
+    format!(
+        "domain: d\ndefaults: {{failure_mode: error}}\ndescriptors:\n\
+         - {{key: a, rate_limit: {{{a}}}}}\n\
+         - {{key: b, rate_limit: {{{b}}}}}\n"
+    )
+}
+
+fn per_hour(a: u32, b: u32) -> String {
+    let limit = |n| format!("unit: hour, requests_per_unit: {n}");
+    limits(&limit(a), &limit(b))
+}
+
+fn descriptor(key: &str) -> Descriptor<'_> {
+    Descriptor { entries: smallvec![Entry { key, value: "x" }], ..Descriptor::default() }
+}
+
+fn request<'a>(keys: &[&'a str]) -> Request<'a> {
+    let descriptors = keys.iter().map(|key| descriptor(key)).collect();
+    Request { domain: "d", descriptors, hits_addend: 0 }
+}
+
+fn charge(key: &str, hits: u64) -> Request<'_> {
+    let descriptor = Descriptor { hits_addend: Some(hits), ..descriptor(key) };
+    Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 }
+}
+
+fn look(key: &str) -> Request<'_> {
+    charge(key, 0)
+}
+
+fn refund(key: &str, hits: u64) -> Request<'_> {
+    let mut request = charge(key, hits);
+    request.descriptors[0].refund = true;
+    request
+}
+
+/// Decides, and returns whether it passed and what remained of the first descriptor.
+async fn decide(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> (bool, u32) {
+    let verdict = pod.decide(rules, request).await.unwrap();
+    (verdict.code == Code::Ok, verdict.statuses[0].remaining)
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_pod_counts_down_to_the_limit_and_denies_from_there() {
+    for limit in [0, 1, 7, 20, 1_000] {
+        let rig = Rig::new(&per_hour(limit, 1));
+        let pod = rig.pod();
+        for hit in 0..limit + 20 {
+            let expected = (hit < limit, limit.saturating_sub(hit + 1));
+            assert_eq!(decide(&pod, &rig.rules, &request(&["a"])).await, expected, "hit {hit}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_window_begins_with_the_whole_limit() {
+    let rig = Rig::new(&limits("unit: second, requests_per_unit: 3", "unlimited: true"));
+    let pod = rig.pod();
+    for second in 0..3 {
+        for hit in 0..5_u32 {
+            let expected = (hit < 3, 2_u32.saturating_sub(hit));
+            let seen = decide(&pod, &rig.rules, &request(&["a"])).await;
+            assert_eq!(seen, expected, "second {second}, hit {hit}");
+        }
+        let next = Duration::from_secs(second + 1) - rig.clock.now().since(Time::default());
+        tokio::time::sleep(next).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denial_by_one_rule_spends_nothing_on_the_others() {
+    for keys in [["a", "b"], ["b", "a"]] {
+        let rig = Rig::new(&per_hour(20, 10));
+        let pod = rig.pod();
+        for hit in 0..15 {
+            let verdict = pod.decide(&rig.rules, &request(&keys)).await.unwrap();
+            let a = verdict.statuses[keys.iter().position(|key| *key == "a").unwrap()];
+            let remaining = if hit < 10 { 19 - hit } else { 10 };
+            assert_eq!((a.code, a.remaining), (Code::Ok, remaining), "{keys:?}, hit {hit}");
+            assert_eq!(verdict.code == Code::Ok, hit < 10);
+        }
+        assert_eq!(decide(&pod, &rig.rules, &request(&["a"])).await, (true, 9));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denied_charge_spends_what_is_left_of_its_own_key() {
+    let rig = Rig::new(&per_hour(10, 1));
+    let pod = rig.pod();
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", 5)).await, (true, 5));
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", 6)).await, (false, 0));
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", 1)).await, (false, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_denied_charge_spends_nothing_where_the_rule_says_so() {
+    let a = "unit: hour, requests_per_unit: 10, charge_denied: false";
+    let rig = Rig::new(&limits(a, "unlimited: true"));
+    let pod = rig.pod();
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", 5)).await, (true, 5));
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", 6)).await, (false, 5));
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", 5)).await, (true, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_charge_larger_than_any_lease_is_granted_whole() {
+    let rig = Rig::new(&per_hour(1_000, 1));
+    let pod = rig.pod();
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", 900)).await, (true, 100));
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", u64::MAX)).await, (false, 0));
+}
+
+/// The reference's token quotas: look, and charge after the fact what was let through.
+#[tokio::test(start_paused = true)]
+async fn looks_pass_at_the_limit_and_not_beyond_it() {
+    let rig = Rig::new(&per_hour(2, 1));
+    let pod = rig.pod();
+    for _ in 0..3 {
+        assert!(decide(&pod, &rig.rules, &look("a")).await.0);
+        decide(&pod, &rig.rules, &charge("a", 1)).await;
+    }
+    assert_eq!(decide(&pod, &rig.rules, &look("a")).await, (false, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_spends_nothing() {
+    let rig = Rig::new(&per_hour(5, 1));
+    let pod = rig.pod();
+    for _ in 0..10 {
+        assert_eq!(decide(&pod, &rig.rules, &look("a")).await, (true, 5));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_gives_tokens_back_and_never_more_than_were_spent() {
+    let rig = Rig::new(&per_hour(10, 1));
+    let pod = rig.pod();
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", 8)).await, (true, 2));
+    assert_eq!(decide(&pod, &rig.rules, &refund("a", 3)).await, (true, 5));
+    assert_eq!(decide(&pod, &rig.rules, &refund("a", u64::MAX)).await, (true, 10));
+    assert_eq!(decide(&pod, &rig.rules, &charge("a", 10)).await, (true, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_reaches_a_key_that_this_pod_does_not_know() {
+    let rig = Rig::new(&per_hour(10, 1));
+    assert_eq!(decide(&rig.pod(), &rig.rules, &charge("a", 8)).await, (true, 2));
+    assert_eq!(decide(&rig.pod(), &rig.rules, &refund("a", 3)).await, (true, 5));
+    assert_eq!(rig.left(10).await, 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_override_takes_the_place_of_the_rule_and_counts_apart_by_window() {
+    let rig = Rig::new(&per_hour(10, 1));
+    let pod = rig.pod();
+    let with = |requests_per_unit, unit| {
+        let mut request = request(&["a"]);
+        request.descriptors[0].limit = Some(Limit::fixed_window(requests_per_unit, unit));
+        request
+    };
+    assert_eq!(decide(&pod, &rig.rules, &with(3, Unit::Day)).await, (true, 2));
+    assert_eq!(decide(&pod, &rig.rules, &with(3, Unit::Minute)).await, (true, 2));
+    assert_eq!(decide(&pod, &rig.rules, &with(3, Unit::Day)).await, (true, 1));
+    let unknown = Request { domain: "unknown", ..with(0, Unit::Day) };
+    assert_eq!(decide(&pod, &rig.rules, &unknown).await, (true, 0));
+}
+
+/// One waits for its lease while the other arrives, in either order.
+#[tokio::test(start_paused = true)]
+async fn each_of_two_limits_on_one_count_is_held_to_its_own() {
+    let held_to = |requests_per_unit| {
+        let mut request = request(&["a"]);
+        request.descriptors[0].limit = Some(Limit::fixed_window(requests_per_unit, Unit::Hour));
+        request
+    };
+    for limits in [[3, 100], [100, 3]] {
+        let rig = Rig::new(&per_hour(10, 1));
+        assert_eq!(decide(&rig.pod(), &rig.rules, &charge("a", 5)).await, (true, 5));
+        let pod = rig.pod();
+        let [first, second] = limits.map(held_to);
+        let (first, second) =
+            tokio::join!(decide(&pod, &rig.rules, &first), decide(&pod, &rig.rules, &second));
+        for (limit, (passed, remaining)) in limits.into_iter().zip([first, second]) {
+            let expected = if limit == 3 { (false, 0) } else { (true, 94) };
+            assert_eq!((passed, remaining), expected, "{limit} of {limits:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn replaced_and_unlimited_rules_are_not_counted() {
+    let rig = Rig::new(
+        "domain: d\ndescriptors:\n\
+         - {key: a, rate_limit: {name: base, unit: hour, requests_per_unit: 1}}\n\
+         - {key: b, rate_limit: {unit: hour, requests_per_unit: 2, replaces: [{name: base}]}}\n\
+         - {key: c, rate_limit: {unlimited: true}}\n",
+    );
+    let pod = rig.pod();
+    for hit in 0..3 {
+        let verdict = pod.decide(&rig.rules, &request(&["a", "b", "c"])).await.unwrap();
+        assert_eq!(verdict.code == Code::Ok, hit < 2);
+        let limited: Vec<_> = verdict.statuses.iter().map(|s| s.limit.is_some()).collect();
+        assert_eq!(limited, [false, true, false]);
+        assert_eq!(verdict.statuses[2].remaining, u32::MAX);
+    }
+    assert_eq!(decide(&pod, &rig.rules, &request(&["a"])).await, (true, 0));
+}

@@ -1,0 +1,162 @@
+//! Bounded memory: floods of keys, and what becomes of those that find no room.
+
+use std::mem::size_of;
+
+use futures_util::future::join_all;
+use ratelease_rules::key::Owner;
+
+use super::*;
+use crate::algorithm::step;
+use crate::buffer::table::Table;
+
+/// Distinct keys of the flood, unless `RATELEASE_TEST_KEYS` says otherwise: ten million take a
+/// quarter of an hour without optimisation.
+const FLOOD_KEYS: u64 = 50_000;
+
+/// Some fifty keys.
+const TINY: usize = 6 << 10;
+
+/// Lends to every key as to a new one, but for those with a limit a day, which it counts. It holds
+/// no state for the flood, so that the memory that is left is the limiter's.
+struct Forgetful {
+    counted: MemoryStore,
+    clock: Clock,
+}
+
+impl Store for Forgetful {
+    fn shard(&self, _ask: &Ask) -> usize {
+        0
+    }
+
+    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+        let now = START + self.clock.now().since(Time::default());
+        let micros = u64::try_from(now.as_micros()).unwrap();
+        let reply = move |ask: &Ask| match ask.limit.unit {
+            Unit::Day => self.counted.take(ask),
+            _ => Ok(step(None, micros, ask).1),
+        };
+        Box::pin(async move { asks.iter().map(reply).collect() })
+    }
+
+    fn beat(&self, beat: Beat) -> Beaten<'_> {
+        self.counted.beat(beat)
+    }
+
+    fn describe(&self) -> String {
+        "forgetful".into()
+    }
+}
+
+/// A rig whose store is no way off: the last tokens go one a trip, and hundreds wait for them.
+fn near(yaml: &str) -> Rig {
+    let rig = Rig::new(yaml);
+    *rig.store.round_trip.lock() = Duration::ZERO;
+    rig
+}
+
+fn count(pod: &Limiter, name: &str) -> u64 {
+    pod.counts().into_iter().find(|(of, _)| *of == name).map(|(_, count)| count).unwrap()
+}
+
+/// A request for `a` with this value.
+fn of_value(value: &str) -> Request<'_> {
+    let mut request = request(&["a"]);
+    request.descriptors[0].entries[0].value = value;
+    request
+}
+
+fn texts(numbers: std::ops::Range<u64>) -> Vec<String> {
+    numbers.map(|n| n.to_string()).collect()
+}
+
+/// Of requests for `a` with each of these values at once, those that pass.
+async fn passed_at_once(pod: &Limiter, rules: &Rules, values: std::ops::Range<u64>) -> u64 {
+    let values = texts(values);
+    let requests: Vec<_> = values.iter().map(|value| of_value(value)).collect();
+    let decided = join_all(requests.iter().map(|request| decide(pod, rules, request))).await;
+    decided.iter().filter(|(passed, _)| *passed).count() as u64
+}
+
+/// A million keys take a hundred million bytes at most: their slots, their names, the heads of
+/// their chains, and their part of the frames.
+#[test]
+fn a_key_takes_less_than_100_bytes() {
+    assert_eq!(size_of::<Slot>(), 80);
+    for budget in [64 << 20, 100_000_000, 1 << 30] {
+        let keys = Table::<Slot>::new(budget, 0).len_max();
+        assert!(keys * 100 >= budget, "{keys} keys in {budget} bytes");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flood_of_keys_stays_in_its_budget_and_leaves_a_hot_key_exact() {
+    let keys = std::env::var("RATELEASE_TEST_KEYS").ok().and_then(|keys| keys.parse().ok());
+    let keys: u64 = keys.unwrap_or(FLOOD_KEYS);
+    let limit = u32::try_from(keys / 40).unwrap();
+    let b = format!("unit: day, requests_per_unit: {limit}");
+    let rig = Rig::new(&limits("unit: hour, requests_per_unit: 1", &b));
+    let wall = Arc::new(move || START + rig.clock.now().since(Time::default()));
+    let store = Forgetful { counted: MemoryStore::new(wall, 8), clock: rig.clock };
+    let budget = 400 << 10;
+    let pod = rig.pod_on(Arc::new(store), budget);
+    let (mut flood, mut hot) = (0, 0);
+    for from in (0..keys).step_by(20) {
+        flood += passed_at_once(&pod, &rig.rules, from..from + 20).await;
+        hot += u32::from(decide(&pod, &rig.rules, &request(&["b"])).await.0);
+        let bytes = count(&pod, "buffer_bytes");
+        assert!(bytes <= budget as u64, "{bytes} bytes after {from} keys");
+    }
+    assert_eq!((flood, hot), (keys, limit), "of twice as many hits on the hot key");
+    assert!(count(&pod, "buffer_evictions") > keys - 5_000);
+    assert_eq!(count(&pod, "buffer_overflows"), 0);
+    assert_eq!(count(&pod, "buffer_waiting_bytes"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_that_find_every_entry_busy_share_an_overflow_of_their_rule() {
+    let rig = near(&per_hour(10, 1));
+    let pod = rig.pod_of(TINY);
+    let passed = passed_at_once(&pod, &rig.rules, 0..800).await;
+    let overflows = count(&pod, "buffer_overflows");
+    let own = 800 - overflows;
+    assert!((20..100).contains(&own), "{own} keys had an entry");
+    assert_eq!(passed, own + 10, "each on its own, and the rest together as one");
+    // What caused the overflow cannot push it out.
+    for value in texts(1_000..1_500) {
+        assert!(decide(&pod, &rig.rules, &of_value(&value)).await.0);
+    }
+    let passed = passed_at_once(&pod, &rig.rules, 2_000..2_800).await;
+    let overflows = count(&pod, "buffer_overflows") - overflows;
+    assert_eq!(passed, 800 - overflows, "nothing is left of the overflow");
+}
+
+#[tokio::test(start_paused = true)]
+async fn overrides_overflow_by_their_limit() {
+    let rig = near(&per_hour(10, 1));
+    let pod = rig.pod_of(TINY);
+    let values = texts(0..600);
+    let requests = values.iter().enumerate().map(|(at, value)| {
+        let mut request = of_value(value);
+        let requests_per_unit = if at % 2 == 0 { 3 } else { 5 };
+        request.descriptors[0].limit = Some(Limit::fixed_window(requests_per_unit, Unit::Hour));
+        request
+    });
+    let requests: Vec<_> = requests.collect();
+    let decided = join_all(requests.iter().map(|request| decide(&pod, &rig.rules, request))).await;
+    let passed = decided.iter().filter(|(passed, _)| *passed).count() as u64;
+    assert_eq!(passed, 600 - count(&pod, "buffer_overflows") + 3 + 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_overflow_holds_goes_back_when_the_pod_closes() {
+    let rig = Rig::new(&per_hour(1_000, 1));
+    let pod = rig.pod_of(TINY);
+    passed_at_once(&pod, &rig.rules, 0..100).await;
+    let taken = count(&pod, "buffer_overflows");
+    assert!(taken > 0);
+    pod.close().await;
+    let limit = Limit::fixed_window(1_000, Unit::Hour);
+    let key = KeyHasher::new("").overflow_key(Owner::Rule("d.a"), limit.identity());
+    let left = rig.store.memory.take(&Ask::look(key, limit)).unwrap().left;
+    assert_eq!(left, 1_000 - taken);
+}

@@ -1,0 +1,148 @@
+//! The effects of a request of several descriptors: applied once, or not at all.
+
+use ratelease_rules::key::Part;
+
+use super::*;
+
+const HOUR: &str = "unit: hour, requests_per_unit: 100";
+const DAY: &str = "unit: day, requests_per_unit: 1";
+
+/// A request of a refund of `a` and a charge of `b`, in this order.
+fn refund_and_charge(refunded: u64, charged: u64) -> Request<'static> {
+    let refund = Descriptor { hits_addend: Some(refunded), refund: true, ..descriptor("a") };
+    let charge = Descriptor { hits_addend: Some(charged), ..descriptor("b") };
+    Request { domain: "d", descriptors: smallvec![refund, charge], hits_addend: 0 }
+}
+
+/// As the doors decide: at once if that can be, else with a wait.
+async fn as_doors_do(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> Code {
+    match pod.decide_at_once(rules, request, pod.clock().now()) {
+        Some(verdict) => verdict.unwrap().code,
+        None => pod.decide(rules, request).await.unwrap().code,
+    }
+}
+
+async fn remaining(pod: &Limiter, rules: &Rules, key: &str) -> u32 {
+    decide(pod, rules, &look(key)).await.1
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_beside_a_key_that_has_to_be_asked_for_is_credited_once() {
+    let rig = Rig::new(&limits(HOUR, HOUR));
+    let pod = rig.pod();
+    decide(&pod, &rig.rules, &charge("a", 50)).await;
+    assert_eq!(as_doors_do(&pod, &rig.rules, &refund_and_charge(5, 1)).await, Code::Ok);
+    assert_eq!(remaining(&pod, &rig.rules, "a").await, 55);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_of_a_request_that_is_denied_is_not_credited() {
+    let rig = Rig::new(&limits(HOUR, DAY));
+    for knows_b in [false, true] {
+        let pod = rig.pod();
+        decide(&pod, &rig.rules, &charge("a", 1)).await;
+        if knows_b {
+            decide(&pod, &rig.rules, &charge("b", 1)).await;
+        }
+        let before = remaining(&pod, &rig.rules, "a").await;
+        let denied = as_doors_do(&pod, &rig.rules, &refund_and_charge(1, 2)).await;
+        assert_eq!(denied, Code::OverLimit);
+        assert_eq!(remaining(&pod, &rig.rules, "a").await, before, "known: {knows_b}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refunds_of_the_same_key_in_one_request_are_each_credited_once() {
+    let rig = Rig::new(&limits(HOUR, HOUR));
+    let pod = rig.pod();
+    decide(&pod, &rig.rules, &charge("a", 50)).await;
+    let mut request = refund_and_charge(5, 1);
+    request.descriptors.push(request.descriptors[0].clone());
+    let charged = Descriptor { hits_addend: Some(3), ..descriptor("a") };
+    request.descriptors.push(charged);
+    assert_eq!(as_doors_do(&pod, &rig.rules, &request).await, Code::Ok);
+    assert_eq!(remaining(&pod, &rig.rules, "a").await, 50 + 5 + 5 - 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_that_no_lease_here_can_take_goes_to_the_store_with_its_request() {
+    let rig = Rig::new(&limits(HOUR, HOUR));
+    decide(&rig.pod(), &rig.rules, &charge("a", 50)).await;
+    let pod = rig.pod();
+    assert_eq!(as_doors_do(&pod, &rig.rules, &refund_and_charge(5, 1)).await, Code::Ok);
+    assert_eq!(remaining(&rig.pod(), &rig.rules, "a").await, 55);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refund_that_gave_up_waiting_is_credited_once_in_every_failure_mode() {
+    for mode in ["local", "allow", "deny"] {
+        let yaml = limits(HOUR, HOUR).replace("error", mode);
+        let rig = Rig::new(&yaml);
+        decide(&rig.pod(), &rig.rules, &charge("a", 50)).await;
+        *rig.store.round_trip.lock() = MAX_WAIT * 4;
+        let pod = rig.pod();
+        assert!(decide(&pod, &rig.rules, &refund("a", 5)).await.0, "{mode}");
+        tokio::time::sleep(MAX_WAIT * 4).await;
+        *rig.store.round_trip.lock() = Duration::ZERO;
+        assert_eq!(remaining(&rig.pod(), &rig.rules, "a").await, 55, "{mode}");
+    }
+}
+
+/// Two keys of one request; the first is admitted by this pod itself while its lease is late, the
+/// second denies. The lease that comes then holds all its tokens, and the pod's own count none.
+#[tokio::test(start_paused = true)]
+async fn what_a_pod_admits_by_itself_for_a_denied_request_costs_nothing() {
+    let yaml = limits("unit: day, requests_per_unit: 100", "unit: hour, requests_per_unit: 1");
+    let rig = Rig::new(&yaml.replace("error", "local"));
+    let pod = rig.pod();
+    decide(&pod, &rig.rules, &charge("b", 1)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await; // its denial has to be asked for
+    *rig.store.days_late.lock() = MAX_WAIT * 2;
+    let verdict = pod.decide(&rig.rules, &request(&["a", "b"])).await.unwrap();
+    assert_eq!(verdict.code, Code::OverLimit);
+    tokio::time::sleep(MAX_WAIT * 4).await;
+    *rig.store.days_late.lock() = Duration::ZERO;
+    assert_eq!(remaining(&pod, &rig.rules, "a").await, 100);
+    rig.store.fails.store(true, Ordering::Relaxed);
+    pod.shared.table.with_existing(
+        pod.shared.options.hasher.key(
+            "d",
+            Limit::fixed_window(100, Unit::Day).identity(),
+            std::iter::once(("a", Part::Value("x"))),
+        ),
+        |slot| slot.give_back(Key::for_test(0), pod.clock().now(), &mut Vec::new()),
+    );
+    let admitted = passed_by_itself(&pod, &rig.rules, 200).await;
+    assert_eq!(admitted, 100, "none of its part was spent before");
+}
+
+async fn passed_by_itself(pod: &Limiter, rules: &Rules, requests: u32) -> u32 {
+    let mut passed = 0;
+    for _ in 0..requests {
+        let verdict = pod.decide(rules, &request(&["a"])).await.unwrap();
+        passed += u32::from(verdict.code == Code::Ok);
+    }
+    passed
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_is_cancelled_leaves_nothing_behind() {
+    let yaml = limits(HOUR, "unit: day, requests_per_unit: 100");
+    let rig = Rig::new(&yaml);
+    let pod = rig.pod();
+    *rig.store.days_late.lock() = MAX_WAIT * 2;
+    let both = request(&["a", "b"]);
+    let decision = pod.decide(&rig.rules, &both);
+    // The lease of `a` is there by now, that of `b` is not.
+    let cancelled = tokio::time::timeout(MAX_WAIT / 2, decision).await;
+    assert!(cancelled.is_err());
+    tokio::time::sleep(MAX_WAIT * 4).await;
+    *rig.store.days_late.lock() = Duration::ZERO;
+    for key in ["a", "b"] {
+        assert_eq!(remaining(&pod, &rig.rules, key).await, 100, "{key}");
+    }
+    pod.close().await;
+    for key in ["a", "b"] {
+        assert_eq!(remaining(&rig.pod(), &rig.rules, key).await, 100, "{key}, at the store");
+    }
+}

@@ -1,0 +1,198 @@
+//! The store owns each key's count. The lease desk asks it for tokens and gives unspent ones back.
+
+pub mod memory;
+pub mod per_second;
+pub mod redis;
+mod settings;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use ratelease_rules::POOLS_MAX;
+use ratelease_rules::key::{Key, POOLS_FROM};
+
+pub use crate::ask::{Ask, Back, Deposit, Grant, Purpose};
+pub use crate::count::Count;
+pub use settings::{StoreSettings, open};
+
+/// Owner of every key's count.
+///
+/// # Contract
+///
+/// Each ask is one atomic step on one count ([`Ask::counter`]), taken at the store's own time (the
+/// only wall clock) by the arithmetic of its limit's algorithm, [`crate::algorithm`]:
+///
+/// 1. [`Ask::back`] is credited first, never beyond what was debited. A lease's return that is
+///    late, which its epoch tells, credits nothing; and a leaky bucket credits nothing at all,
+///    since its slots go by whether they are used or not.
+/// 2. If [`Ask::need`] is more than what is left, nothing is granted and, where
+///    [`Ask::charge_denied`] is set, what is left is spent (a leaky bucket's slots are not: one
+///    that this charge did not get serves the next). Otherwise `min(max(want, need), left)`
+///    tokens are granted, debited *before* the reply leaves, so that tokens handed out never
+///    exceed the limit whatever happens to the reply.
+/// 3. Every count expires by itself once it says no more than its absence.
+///
+/// # Pools
+///
+/// A key's own count always holds the whole limit. A key that is split over several slots has pools
+/// besides: each holds tokens that some pod leased from the count and put there for other pods. An
+/// ask with [`Ask::pool`] is a step of that pool alone, by [`crate::algorithm::pool`]:
+///
+/// 1. [`Ask::deposit`] is put in. With the epoch of what the pool holds, or into an empty pool,
+///    tokens add up, and all of them end at the earliest end of their leases. In a fixed or a
+///    sliding window, whose epochs are windows, tokens of a newer window replace older ones, and
+///    older ones are dropped. In a token bucket, whose epochs are times, tokens of all epochs add
+///    up, and the pool keeps the oldest epoch. A deposit of no tokens, or for less than a
+///    millisecond, changes nothing. A lease that has yet to start must not be put in.
+/// 2. If [`Ask::need`] is at most what the pool holds, it lends `min(max(want, need), held)`
+///    tokens, and else none. A pool never denies: [`Ask::charge_denied`] and [`Ask::ahead`] are
+///    ignored, and [`Grant::overdrawn`] is never set.
+/// 3. [`Ask::back`] is ignored: tokens return to the key's own count.
+///
+/// A leaky bucket has no pools, since its slots are spaced; a sliding log is never leased, so that
+/// there is nothing to put in.
+///
+/// # The next window
+///
+/// An ask of a fixed window with [`Ask::ahead`] takes from the window after the present one, whose
+/// count then starts at what was lent ahead of it. The present window is left as it is, and a
+/// denial ahead spends nothing. With or without `ahead`, a return is credited to the window that
+/// its epoch names, the present one or the next, and a refund to the present one. The other
+/// algorithms ignore `ahead`.
+///
+/// A reply that is lost leaves its tokens debited. An implementation may repeat an ask that it
+/// knows was not taken; it never repeats one whose fate it does not know, since a credit applied
+/// twice would admit more than the limit.
+pub trait Store: Send + Sync + 'static {
+    /// The shard that owns the key of `ask`: asks of one shard travel together. Below
+    /// [`SHARDS_MAX`]. Advisory: a stale answer costs time, never correctness.
+    fn shard(&self, ask: &Ask) -> usize;
+
+    /// Carries `asks` to their shard. One reply an ask, in order; one that fails fails alone, and
+    /// each within a deadline of the store's own.
+    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a>;
+
+    /// Carries one ask to its shard: its reply depends on no other ask.
+    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+        Box::pin(async move {
+            let reply = self.exchange(std::slice::from_ref(ask)).await.pop();
+            reply.unwrap_or_else(|| Err(StoreError::Garbled("no reply".into())))
+        })
+    }
+
+    /// Waits until every server that holds counts is connected; for ever if one never is.
+    fn ready(&self) -> Ready<'_> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// How long the server of `shard` has owed replies and sent nothing; zero while it owes none,
+    /// since what is then still out waits for another server. `None` where that is not known.
+    fn silence(&self, _shard: usize) -> Option<Duration> {
+        None
+    }
+
+    /// Notes that a pod is alive, or that it leaves, and tells how many are.
+    fn beat(&self, beat: Beat) -> Beaten<'_>;
+
+    /// What it has met since it began, by name; each only grows. Empty where nothing can happen.
+    fn counts(&self) -> Vec<Count> {
+        Vec::new()
+    }
+
+    /// The server that owns the count of `ask`, for people; `None` where that is not known at
+    /// present.
+    fn owner(&self, _ask: &Ask) -> Option<String> {
+        None
+    }
+
+    /// One word for people: where the counts live, such as `memory` or `cluster 127.0.0.1:7000`.
+    /// Never a password.
+    fn describe(&self) -> String;
+}
+
+/// What [`Store::exchange`] returns.
+pub type Replies<'a> = Pin<Box<dyn Future<Output = Vec<Result<Grant, StoreError>>> + Send + 'a>>;
+
+/// What [`Store::lend`] returns.
+pub type Lent<'a> = Pin<Box<dyn Future<Output = Result<Grant, StoreError>> + Send + 'a>>;
+
+/// What [`Store::ready`] returns.
+pub type Ready<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// What [`Store::beat`] returns: pods alive, this one among them unless it leaves.
+pub type Beaten<'a> = Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;
+
+/// A pod's sign of life. Pods that share counts see each other's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beat {
+    /// The pod, by a number of its own drawing.
+    pub pod: u64,
+    /// How long it is taken for alive without another.
+    pub lasts: Duration,
+    /// It goes now, and has given back what it held.
+    pub leaves: bool,
+    /// The domain whose pods are counted, as a keyed hash; `None` counts those of all domains.
+    pub domain: Option<Key>,
+}
+
+/// Pods that one store counts at most; it counts no others until some have gone.
+pub const PODS_MAX: usize = 10_000;
+
+/// Shards that one store may have: the masters of a large Redis Cluster, twice over.
+pub const SHARDS_MAX: usize = 2048;
+
+const _: () = assert!(POOLS_MAX <= POOLS_FROM);
+
+/// Why an ask has no grant. None of them says whether the ask was taken, unless noted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// No connection to the shard, or it broke.
+    #[error("the store cannot be reached: {0}")]
+    Unreachable(String),
+    /// No reply within the deadline of the ask.
+    #[error("the store did not answer in time")]
+    TimedOut,
+    /// The store answered that it cannot take the ask (not taken).
+    #[error("the store refused the ask: {0}")]
+    Refused(String),
+    /// Too many asks are waiting for this shard (not taken).
+    #[error("too many asks are waiting for the store")]
+    Overloaded,
+    /// The shard's budget of asks is spent, and this one could be dropped (not taken). It says
+    /// nothing about the shard.
+    #[error("not sent: the shard's budget of asks is spent")]
+    Shed,
+    /// The shard named another node for the key, and that node did not answer; other keys of the
+    /// shard are served.
+    #[error("the node that takes over the key did not answer: {0}")]
+    Elsewhere(String),
+    /// Under the key lies a value of somebody else's, which stays; other keys are served (not
+    /// taken).
+    #[error("the store holds another program's value under this key")]
+    Foreign,
+    /// The store holds as many keys as it may; those that it holds it serves (not taken).
+    #[error("the store is full: {0}")]
+    Full(String),
+    /// The shard's breaker is open: nothing was sent (not taken).
+    #[error("the store is taken for away: its last answers were errors, or late")]
+    Away,
+    /// The reply is not one that the script can give.
+    #[error("the store gave an unexpected reply: {0}")]
+    Garbled(String),
+}
+
+// === impl StoreError ===
+
+impl StoreError {
+    /// Whether the ask was certainly not taken: what it gives back is still held.
+    pub fn is_not_taken(&self) -> bool {
+        let here = matches!(self, Self::Overloaded | Self::Away | Self::Shed);
+        here || matches!(self, Self::Refused(_) | Self::Foreign | Self::Full(_))
+    }
+
+    /// Whether it is of the key alone: the store answers, and serves other keys.
+    pub fn is_of_key(&self) -> bool {
+        matches!(self, Self::Foreign | Self::Full(_) | Self::Elsewhere(_))
+    }
+}

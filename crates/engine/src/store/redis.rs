@@ -1,0 +1,181 @@
+//! The store on Redis: a cluster, one server, or a master that sentinels watch over. This file and
+//! those beneath it are the only ones that name the Redis client.
+//!
+//! Every ask is one call of one script on one key. It is sent again only after an error reply,
+//! which says that the script changed nothing: **an ask is applied at most once**, with or without
+//! tokens to give back. A lost reply costs the tokens of one lease until the window ends; repeating
+//! would cost as many again each time, and a credit twice would admit more than the limit.
+
+mod address;
+mod call;
+mod cluster;
+mod dial;
+mod fault;
+pub(crate) mod fuzzing;
+mod gate;
+mod link;
+mod live;
+mod off_map;
+mod open;
+mod outage;
+mod patience;
+mod pulse;
+mod reply_limit;
+mod sentinel;
+mod settings;
+mod site;
+mod slots;
+mod stages;
+mod step;
+mod stream;
+mod threads;
+mod trip;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use self::cluster::Cluster;
+use self::dial::Dial;
+use self::fault::{Fault, Kind};
+use self::link::Link;
+pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
+use self::site::{Site, count};
+pub use self::slots::slot_of;
+use self::trip::Trip;
+use super::{Ask, Beat, Beaten, Count, Grant, Lent, Ready, Replies, Store, StoreError};
+
+/// Counts in Redis.
+#[derive(Debug)]
+pub struct RedisStore {
+    site: Arc<Site>,
+    key_prefix: String,
+    servers: Servers,
+}
+
+#[derive(Debug)]
+enum Servers {
+    One(Arc<Link>),
+    Cluster(Cluster),
+}
+
+// === impl RedisStore ===
+
+impl RedisStore {
+    /// A store on the servers of `settings`, whose keys all begin with `key_prefix`. Returns at
+    /// once, whether the servers are there or not: tasks of the present runtime connect, and go on
+    /// trying. Until then asks are [`StoreError::Unreachable`], after waiting for the first attempt
+    /// at most.
+    pub fn spawn(settings: RedisSettings, key_prefix: &str) -> Arc<Self> {
+        let site = Site::new(settings);
+        let servers = match &site.settings.kind {
+            RedisKind::Single => Servers::One(Link::spawn(Dial::first_server(&site))),
+            RedisKind::Cluster => Servers::Cluster(Cluster::spawn(Arc::clone(&site))),
+            RedisKind::Sentinel { master } => {
+                Servers::One(Link::spawn(Dial::master(&site, master)))
+            }
+        };
+        let key_prefix = key_prefix.to_owned();
+        Arc::new(Self { site, key_prefix, servers })
+    }
+
+    async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
+        count(&self.site.tally.asks);
+        let call = step::call(&self.site.scripts, ask, ask.counter().in_store(&self.key_prefix));
+        let grant = Trip::new(&call).result(self, |reply| step::grant(ask, reply)).await;
+        grant.map_err(|fault| {
+            count(&self.site.tally.errors);
+            StoreError::from(fault)
+        })
+    }
+
+    async fn beats(&self, beat: Beat) -> Result<u32, StoreError> {
+        let call = pulse::call(&self.site.scripts, beat, format!("{}rl:pods", self.key_prefix));
+        Ok(Trip::new(&call).result(self, pulse::pods).await?)
+    }
+
+    fn routes(&self) -> bool {
+        matches!(self.servers, Servers::Cluster(_))
+    }
+
+    fn suspect(&self) {
+        if let Servers::Cluster(cluster) = &self.servers {
+            cluster.suspect();
+        }
+    }
+
+    fn explained(&self, fault: Fault) -> Fault {
+        match fault.kind {
+            Kind::Moved | Kind::Ask if !self.routes() => Fault::new(
+                Kind::Refused,
+                "the server is a node of a Redis Cluster; set REDIS_TYPE=cluster",
+            ),
+            _ => fault,
+        }
+    }
+}
+
+impl Store for RedisStore {
+    fn shard(&self, ask: &Ask) -> usize {
+        match &self.servers {
+            Servers::One(_) => 0,
+            Servers::Cluster(cluster) => {
+                let key = ask.counter().in_store(&self.key_prefix);
+                cluster.shard(slot_of(key.as_bytes()))
+            }
+        }
+    }
+
+    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+        // Each connection pipelines what reaches it at about the same time.
+        Box::pin(join_all(asks.iter().map(|ask| self.carry(ask))))
+    }
+
+    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+        Box::pin(self.carry(ask))
+    }
+
+    fn ready(&self) -> Ready<'_> {
+        match &self.servers {
+            Servers::One(link) => Box::pin(link.up()),
+            Servers::Cluster(cluster) => Box::pin(cluster.ready()),
+        }
+    }
+
+    fn silence(&self, shard: usize) -> Option<Duration> {
+        match &self.servers {
+            Servers::One(link) => link.silence(),
+            Servers::Cluster(cluster) => cluster.silence(shard),
+        }
+    }
+
+    fn beat(&self, beat: Beat) -> Beaten<'_> {
+        Box::pin(self.beats(beat))
+    }
+
+    fn owner(&self, ask: &Ask) -> Option<String> {
+        match &self.servers {
+            Servers::One(link) => link.live().ok().map(|live| live.address.to_string()),
+            Servers::Cluster(cluster) => {
+                let key = ask.counter().in_store(&self.key_prefix);
+                cluster.master(slot_of(key.as_bytes())).map(|master| master.to_string())
+            }
+        }
+    }
+
+    /// Asks, attempts to connect, and each kind of answer that is no result.
+    fn counts(&self) -> Vec<Count> {
+        self.site.tally.counts()
+    }
+
+    fn describe(&self) -> String {
+        let first =
+            self.site.settings.addresses.first().map(Address::to_string).unwrap_or_default();
+        match &self.site.settings.kind {
+            RedisKind::Single => format!("redis {first}"),
+            RedisKind::Cluster => format!("cluster {first}"),
+            RedisKind::Sentinel { master } => format!("master {master} of sentinel {first}"),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! How one server is reached: where it is, who we are there, how long it may take.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::fault::{Fault, Kind};
+use super::gate::Gates;
+use super::live::Live;
+use super::open::{Peer, open};
+use super::patience::Patience;
+use super::sentinel;
+use super::site::{Site, count};
+use super::stages::Stages;
+use crate::store::redis::settings::Address;
+
+/// Opens connections to one server.
+#[derive(Debug, Clone)]
+pub(super) struct Dial {
+    site: Arc<Site>,
+    to: Target,
+}
+
+#[derive(Debug, Clone)]
+enum Target {
+    /// The server at this address.
+    Server(Address),
+    /// Whichever server the sentinels call the master of this name.
+    Master(String),
+    /// No address was configured.
+    Nowhere,
+}
+
+// === impl Dial ===
+
+impl Dial {
+    pub(super) fn server(site: &Arc<Site>, address: Address) -> Self {
+        Self { site: Arc::clone(site), to: Target::Server(address) }
+    }
+
+    pub(super) fn first_server(site: &Arc<Site>) -> Self {
+        let to = site.settings.addresses.first().cloned().map_or(Target::Nowhere, Target::Server);
+        Self { site: Arc::clone(site), to }
+    }
+
+    pub(super) fn master(site: &Arc<Site>, name: &str) -> Self {
+        Self { site: Arc::clone(site), to: Target::Master(name.to_owned()) }
+    }
+
+    pub(super) fn site(&self) -> &Arc<Site> {
+        &self.site
+    }
+
+    /// What its connections pass.
+    pub(super) fn gates(&self) -> &Gates {
+        match &self.to {
+            Target::Server(address) => self.site.gates(address),
+            Target::Master(_) | Target::Nowhere => self.site.own_gates(),
+        }
+    }
+
+    /// A connection, logged in; else why not. It takes no longer than `patience` has for it,
+    /// however many addresses a name has, and tells it what it took.
+    pub(super) async fn open(&self, patience: &Arc<Patience>) -> Result<Live, Fault> {
+        count(&self.site.tally.connects);
+        let opened = self.try_open(patience).await;
+        opened.inspect_err(|fault| {
+            count(&self.site.tally.connect_errors);
+            match fault.kind {
+                // Nobody there: no command was lost.
+                Kind::Lost => {}
+                Kind::TimedOut => patience.dialled_in_vain(),
+                kind => {
+                    self.site.meet(kind);
+                }
+            }
+        })
+    }
+
+    async fn try_open(&self, patience: &Arc<Patience>) -> Result<Live, Fault> {
+        let address = match &self.to {
+            Target::Server(address) => address.clone(),
+            Target::Master(name) => sentinel::find_master(&self.site, name).await?,
+            Target::Nowhere => return Err(Fault::new(Kind::Lost, "no address is configured")),
+        };
+        let stages = Stages::new();
+        let began = self.site.clock.now();
+        let within = patience.of_dial();
+        let opened = open(&self.site, &address, Peer::Server, Some(&stages), within).await?;
+        patience.connected(self.site.clock.now().since(began));
+        let (site, patience) = (Arc::clone(&self.site), Arc::clone(patience));
+        Ok(Live::new(address, opened, stages, site, patience))
+    }
+
+    /// What might mend `why`.
+    pub(super) fn advice(&self, why: &Fault) -> &'static str {
+        match (why.kind.meaning().mend, &self.to) {
+            (Some(mend), _) if why.kind != Kind::Refused => mend,
+            (_, Target::Master(_)) => {
+                "check the sentinels' addresses and the master's name (REDIS_URL); retrying"
+            }
+            _ => "check that Redis runs there and can be reached (REDIS_URL); retrying",
+        }
+    }
+}
+
+impl fmt::Display for Dial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.to {
+            Target::Server(address) => write!(f, "{address}"),
+            Target::Master(name) => write!(f, "master {name}"),
+            Target::Nowhere => f.write_str("nowhere"),
+        }
+    }
+}

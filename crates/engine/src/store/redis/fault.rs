@@ -1,0 +1,326 @@
+//! What went wrong with a command: what the answer was, whether it says that the command changed
+//! nothing, and what follows from it. All of that is one table, [`Kind::meaning`].
+
+mod reading;
+
+use std::fmt::{self, Write};
+
+use ratelease_rules::steering::steers;
+
+use crate::store::StoreError;
+use crate::store::redis::settings::Address;
+
+/// Why a command has no result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) kind: Kind,
+    /// In the words of whoever said so: cut to [`TEXT_BYTES_MAX`], and safe to show.
+    pub(super) text: String,
+    /// Where MOVED and ASK lead.
+    pub(super) to: Option<Address>,
+    /// It is another node's than the owner of the slot, to which the owner redirected.
+    pub(super) elsewhere: bool,
+}
+
+/// The kinds of answers that are no result, and of none.
+///
+/// A server's error reply means that the command changed nothing: a script that takes an ask writes
+/// last, after all that can fail. Only `Lost`, `TimedOut` and `Garbled` leave the fate open, and
+/// then nothing is sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The server has not seen the script yet, or forgot it.
+    NoScript,
+    /// Another node owns the slot now.
+    Moved,
+    /// Another node is taking over the slot: ask it, just for this command.
+    Ask,
+    /// Some keys of the command have moved on already and some have not.
+    TryAgain,
+    /// The slot has no owner, or the node is cut off from most of the cluster.
+    ClusterDown,
+    /// The server is reading its data.
+    Loading,
+    /// The server is a replica, out of step with its master.
+    MasterDown,
+    /// The server is a replica.
+    ReadOnly,
+    /// The server is full, and evicts nothing.
+    OutOfMemory,
+    /// A script has held the server up for long.
+    Busy,
+    /// We are not logged in, or may not do this.
+    Denied,
+    /// The key holds a value of somebody else's: other keys are served.
+    Foreign,
+    /// Any other error reply.
+    Refused,
+    /// There is no connection: the command was not sent.
+    NotSent,
+    /// The connection broke with the command on its way.
+    Lost,
+    /// No reply in time.
+    TimedOut,
+    /// The reply is not one that this command has.
+    Garbled,
+}
+
+/// What follows from an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Meaning {
+    /// The name under which it is counted.
+    pub(super) count: &'static str,
+    /// What error replies of this kind begin with.
+    codes: &'static [&'static str],
+    pub(super) next: Next,
+    pub(super) connection: Connection,
+    /// Whether the map of the cluster may be out of date.
+    pub(super) map_is_suspect: bool,
+    /// What a person can do, where there is something to do.
+    pub(super) mend: Option<&'static str>,
+}
+
+/// What becomes of the command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Sent again at once, with the script in full.
+    InFull,
+    /// Sent again at once, to the node that was named.
+    There,
+    /// The same, after ASKING.
+    ThereAsking,
+    /// Sent again after a short wait, a few times.
+    Again,
+    /// Over: its fate is unknown, or soon is no better than now.
+    GiveUp,
+}
+
+/// What becomes of the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Connection {
+    Keeps,
+    /// Is replaced; what is under way on it may still be answered.
+    Retires,
+    /// Is replaced, and nothing that still comes on it is believed.
+    IsAbandoned,
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// Each kind, in the order of their numbers.
+    pub(super) const ALL: [Kind; 17] = {
+        use Kind::*;
+        [
+            NoScript,
+            Moved,
+            Ask,
+            TryAgain,
+            ClusterDown,
+            Loading,
+            MasterDown,
+            ReadOnly,
+            OutOfMemory,
+            Busy,
+            Denied,
+            Foreign,
+            Refused,
+            NotSent,
+            Lost,
+            TimedOut,
+            Garbled,
+        ]
+    };
+
+    #[rustfmt::skip] // a table
+    pub(super) const fn meaning(self) -> Meaning {
+        use Connection::{IsAbandoned, Keeps, Retires};
+        use Next::{Again, GiveUp, InFull, There, ThereAsking};
+        match self {
+            // Not taken, and worth another try.
+            Self::NoScript    => row("redis_noscript", &["NOSCRIPT"], InFull, Keeps),
+            Self::Moved       => row("redis_moved", &["MOVED"], There, Keeps).on_a_suspect_map(),
+            Self::Ask         => row("redis_ask", &["ASK"], ThereAsking, Keeps),
+            Self::TryAgain    => row("redis_tryagain", &["TRYAGAIN"], Again, Keeps),
+            Self::ClusterDown => row("redis_clusterdown", &["CLUSTERDOWN"], Again, Keeps)
+                .on_a_suspect_map().mend(MEND_CLUSTER),
+            Self::Loading     => row("redis_loading", &["LOADING"], Again, Keeps)
+                .on_a_suspect_map().mend(MEND_LOADING),
+            // Replicas: whoever led us here may know better now.
+            Self::MasterDown  => row("redis_masterdown", &["MASTERDOWN"], Again, Retires)
+                .on_a_suspect_map().mend(MEND_REPLICA),
+            Self::ReadOnly    => row("redis_readonly", &["READONLY"], Again, Retires)
+                .on_a_suspect_map().mend(MEND_REPLICA),
+            // Not taken, and soon no better.
+            Self::OutOfMemory => row("redis_oom", &["OOM"], GiveUp, Keeps).mend(MEND_MEMORY),
+            Self::Busy        => row("redis_busy", &["BUSY"], GiveUp, Keeps).mend(MEND_BUSY),
+            Self::Denied      => row("redis_denied", DENIALS, GiveUp, Retires).mend(MEND_LOGIN),
+            Self::Foreign     => row("redis_foreign", FOREIGN, GiveUp, Keeps).mend(MEND_FOREIGN),
+            Self::Refused     => row("redis_refused", &[], GiveUp, Keeps).mend(MEND_REFUSED),
+            Self::NotSent     => row("redis_not_sent", &[], GiveUp, Keeps).on_a_suspect_map(),
+            // Taken, or not: nobody knows.
+            Self::Lost        => row("redis_lost", &[], GiveUp, Retires).on_a_suspect_map(),
+            Self::TimedOut    => row("redis_timed_out", &[], GiveUp, Keeps).on_a_suspect_map(),
+            Self::Garbled     => row("redis_garbled", &[], GiveUp, IsAbandoned)
+                .on_a_suspect_map().mend(MEND_GARBLED),
+        }
+    }
+}
+
+const DENIALS: &[&str] = &["NOAUTH", "NOPERM", "WRONGPASS"];
+
+/// Redis's own word, for another type, and our scripts', for a text that none of them writes.
+const FOREIGN: &[&str] = &["WRONGTYPE", "FOREIGN"];
+
+const MEND_CLUSTER: &str = "see CLUSTER INFO; slots without an owner need a replica or a new one";
+const MEND_LOADING: &str = "it reads its data after a start, and serves once it has";
+const MEND_REPLICA: &str = "point REDIS_URL at the master, or let a cluster or sentinels name it";
+const MEND_MEMORY: &str = "raise maxmemory, and keep maxmemory-policy at noeviction";
+const MEND_BUSY: &str = "somebody's script holds it up: SCRIPT KILL ends one that has not written";
+const MEND_LOGIN: &str =
+    "check the user's name and password (REDIS_AUTH) and what the user may do (ACL GETUSER)";
+const MEND_FOREIGN: &str = "give ratelease a database or a CACHE_KEY_PREFIX of its own, and delete \
+                            such keys; until then they alone fail";
+const MEND_REFUSED: &str = "mend there what it says; until then its keys fail";
+const MEND_GARBLED: &str = "check that it is Redis, of version 6.2 or later, and no other client's";
+
+const fn row(
+    count: &'static str,
+    codes: &'static [&'static str],
+    next: Next,
+    connection: Connection,
+) -> Meaning {
+    Meaning { count, codes, next, connection, map_is_suspect: false, mend: None }
+}
+
+// === impl Meaning ===
+
+impl Meaning {
+    const fn on_a_suspect_map(self) -> Self {
+        Self { map_is_suspect: true, ..self }
+    }
+
+    const fn mend(self, mend: &'static str) -> Self {
+        Self { mend: Some(mend), ..self }
+    }
+}
+
+// === impl Fault ===
+
+impl Fault {
+    pub(super) fn new(kind: Kind, text: impl Into<String>) -> Self {
+        Self { kind, text: shown(&text.into()), to: None, elsewhere: false }
+    }
+
+    pub(super) fn timed_out() -> Self {
+        Self::new(Kind::TimedOut, "no answer in time")
+    }
+
+    /// The same, with who it came from before its text.
+    pub(super) fn at(self, whom: &str) -> Self {
+        Self::new(self.kind, format!("{whom}: {}", self.text))
+    }
+
+    pub(super) fn garbled(reply: &redis::Value) -> Self {
+        let mut text = Beginning(String::new());
+        // It fails where there is more than is kept.
+        let _ = write!(text, "{reply:?}");
+        Self::new(Kind::Garbled, text.0)
+    }
+}
+
+/// Takes a text up to the piece with which it is longer than what is kept of it.
+struct Beginning(String);
+
+impl Write for Beginning {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let left = TEXT_BYTES_MAX + 1 - self.0.len();
+        let cut = text.floor_char_boundary(left);
+        self.0.push_str(text.get(..cut).unwrap_or_default());
+        if self.0.len() > TEXT_BYTES_MAX || cut < text.len() { Err(fmt::Error) } else { Ok(()) }
+    }
+}
+
+/// Bytes of a server's text that are kept: an error of a script is longer only where it quotes the
+/// script.
+const TEXT_BYTES_MAX: usize = 256;
+
+/// The beginning of `text`, with an escape in place of each character that would steer a terminal
+/// or a page: a server's words go to logs, errors and spans.
+fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len().min(TEXT_BYTES_MAX));
+    for character in text.chars() {
+        let escaped = steers(character).then(|| character.escape_unicode());
+        let length = escaped.as_ref().map_or(character.len_utf8(), |escaped| escaped.len());
+        if shown.len() + length > TEXT_BYTES_MAX - CUT_MARK.len_utf8() {
+            shown.push(CUT_MARK);
+            break;
+        }
+        match escaped {
+            Some(escaped) => shown.extend(escaped),
+            None => shown.push(character),
+        }
+    }
+    shown
+}
+
+/// Stands for the rest of a text.
+const CUT_MARK: char = '…';
+
+impl From<Fault> for StoreError {
+    fn from(Fault { kind, text, to, elsewhere }: Fault) -> Self {
+        match (kind, to) {
+            (Kind::NotSent | Kind::Lost | Kind::TimedOut, _) if elsewhere => {
+                StoreError::Elsewhere(text)
+            }
+            (Kind::NotSent | Kind::Lost, _) => StoreError::Unreachable(text),
+            (Kind::TimedOut, _) => StoreError::TimedOut,
+            (Kind::Garbled, _) => StoreError::Garbled(text),
+            (Kind::Foreign, _) => StoreError::Foreign,
+            (Kind::NoScript, _) => StoreError::Refused("the script was forgotten again".into()),
+            (_, Some(to)) => StoreError::Refused(format!("redirected once more, to {to}")),
+            (_, None) => StoreError::Refused(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_stands_at_its_number_and_is_counted_apart() {
+        let mut names = std::collections::BTreeSet::new();
+        for (at, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, at);
+            assert!(names.insert(kind.meaning().count), "{kind:?} is counted as another");
+        }
+    }
+
+    #[test]
+    fn a_text_is_cut_to_256_bytes_and_steers_nothing() {
+        let text = |text: &str| Fault::new(Kind::Refused, text).text;
+        assert_eq!(text("ERR plain é"), "ERR plain é");
+        assert_eq!(text("a\r\n\u{1b}[2J\u{202e}b"), r"a\u{d}\u{a}\u{1b}[2J\u{202e}b");
+        let long = text(&"é".repeat(5_000_000));
+        assert_eq!(long, "é".repeat(126) + "…");
+        assert!(text(&"\u{7}".repeat(1_000)).len() <= TEXT_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_reply_that_is_none_is_shown_no_further_than_it_is_kept() {
+        let ones = redis::Value::Array(vec![redis::Value::Int(1); 1 << 17]);
+        let mut text = Beginning(String::new());
+        assert!(write!(text, "{ones:?}").is_err());
+        assert!(text.0.len() <= TEXT_BYTES_MAX + 1 && text.0.capacity() < 1_024);
+        assert_eq!(Fault::garbled(&ones).text.len(), TEXT_BYTES_MAX);
+        assert_eq!(Fault::garbled(&redis::Value::Int(1)).text, "int(1)");
+    }
+
+    #[test]
+    fn what_may_have_been_taken_is_never_sent_again() {
+        for kind in [Kind::Lost, Kind::TimedOut, Kind::Garbled] {
+            assert_eq!(kind.meaning().next, Next::GiveUp, "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What this store makes of a reply, whatever it is. For `tests/fuzz`.
+
+use std::time::Duration;
+
+use ratelease_rules::key::KeyHasher;
+use ratelease_rules::{Algorithm, Limit, Unit};
+
+use super::slots::{SLOTS, Slots};
+use super::step;
+use crate::store::Ask;
+use crate::store::redis::settings::Address;
+
+/// Tokens that the asks here want and need.
+const WANT: u64 = 10;
+const NEED: u64 = 3;
+
+/// Reads a reply to CLUSTER SLOTS, twice, as one map after another. `None` if it is no reply at all
+/// or tells of no slots; else how many slots have an owner, each of which is a master.
+pub fn cluster_slots(bytes: &[u8]) -> Option<usize> {
+    let reply = redis::parse_redis_value(bytes).ok()?;
+    let from = Address::Tcp("10.0.0.1".to_owned(), 6379);
+    let slots = Slots::parse(&reply, &from, None).ok()?;
+    let again = Slots::parse(&reply, &from, Some(&slots)).ok()?;
+    let owners = |slots: &Slots| -> Vec<Option<Address>> {
+        let owner = |slot| slots.owner(slot).and_then(|at| slots.masters().get(at).cloned()?);
+        (0..SLOTS).map(owner).collect()
+    };
+    let (owners, owners_again) = (owners(&slots), owners(&again));
+    assert_eq!(owners, owners_again, "a map that has not changed leads elsewhere");
+    Some(owners.iter().flatten().count())
+}
+
+/// Reads a reply to an ask of each algorithm. `None` if it is no reply at all; else the most tokens
+/// that any of them takes it for, which is never more than was asked for.
+pub fn script_reply(bytes: &[u8]) -> Option<u64> {
+    let reply = redis::parse_redis_value(bytes).ok()?;
+    let key = KeyHasher::new("").key("d", 0, std::iter::empty());
+    let algorithms = [
+        Algorithm::FixedWindow,
+        Algorithm::TokenBucket { burst: 20 },
+        Algorithm::SlidingWindow,
+        Algorithm::SlidingLog,
+        Algorithm::LeakyBucket { max_delay_us: 1_000_000 },
+    ];
+    let read = algorithms.into_iter().flat_map(|algorithm| {
+        let limit = Limit { algorithm, ..Limit::fixed_window(20, Unit::Minute) };
+        let look = Ask::look(key, limit);
+        let ask = Ask { want: WANT, need: NEED, ttl: Duration::from_secs(2), ..look };
+        let ahead = Ask { ahead: true, ..ask };
+        let pool = Ask { pool: Some(1), ..ask };
+        [ask, ahead, pool].map(|ask| step::grant(&ask, &reply).map_or(0, |grant| grant.tokens))
+    });
+    let most = read.max();
+    assert!(most <= Some(WANT.max(NEED)), "{most:?} tokens of a reply that grants fewer");
+    most
+}

@@ -1,0 +1,184 @@
+//! Opens one connection: the stream, the login, and the limit on what is read from it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Cmd, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult,
+    Value,
+};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::AbortHandle;
+
+use super::fault::{Fault, Kind};
+use super::reply_limit::ReplyLimit;
+use super::site::Site;
+use super::stages::Stages;
+use super::stream::{self, Bounded};
+use crate::store::redis::settings::{Address, Auth, RedisSettings};
+
+/// A connection that is logged in.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) limit: Arc<ReplyLimit>,
+    address: Address,
+    _driver: Driver,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+/// The task that carries the bytes of a connection. Dropping it ends both.
+#[derive(Debug)]
+struct Driver(AbortHandle);
+
+/// Whom a connection leads to, and so who we are there.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Peer {
+    Server,
+    /// Old ones know no HELLO.
+    Sentinel,
+}
+
+/// Commands of one connection that may wait to be written; the rest wait for their place. It is as
+/// many as the lease desk sends to a shard at once.
+const UNWRITTEN_MAX: usize = 256;
+
+/// Connects to `address` and logs in, within the given time, however many addresses a name has and
+/// however long a password takes to read. `stages` are told of the end.
+pub(super) async fn open(
+    site: &Arc<Site>,
+    address: &Address,
+    peer: Peer,
+    stages: Option<&Stages>,
+    within: Duration,
+) -> Result<Opened, Fault> {
+    let place = site.place(address)?;
+    let limit = Arc::new(ReplyLimit::default());
+    let opening = async {
+        let login = peer.login(site).await?;
+        let opening = connect(site, address, &login, Arc::clone(&limit), stages).await;
+        // redis-rs never puts a password into an error.
+        opening.map_err(|error| fault_of(&error, address, &limit))
+    };
+    let opened = tokio::time::timeout(within, Box::pin(opening)).await;
+    let (connection, driver) = opened.map_err(|_| Fault::timed_out())??;
+    Ok(Opened { connection, limit, address: address.clone(), _driver: driver, _place: place })
+}
+
+async fn connect(
+    site: &Site,
+    address: &Address,
+    login: &RedisConnectionInfo,
+    limit: Arc<ReplyLimit>,
+    stages: Option<&Stages>,
+) -> RedisResult<(MultiplexedConnection, Driver)> {
+    // Replies have deadlines of our own: `Live`.
+    let mut config = AsyncConnectionConfig::new()
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(UNWRITTEN_MAX);
+    if let Some(stages) = stages {
+        config = config.set_push_sender(stages.on_push());
+    }
+    match address {
+        Address::Tcp(host, port) => {
+            let allows = |ip| site.allows(address, ip);
+            let stream = stream::tcp(host, *port, site.threads(address), allows).await?;
+            log_in(Bounded::new(stream, limit), login, config).await
+        }
+        Address::Unix(path) => {
+            let stream = stream::unix(path).await?;
+            log_in(Bounded::new(stream, limit), login, config).await
+        }
+    }
+}
+
+async fn log_in<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: Bounded<S>,
+    login: &RedisConnectionInfo,
+    config: AsyncConnectionConfig,
+) -> RedisResult<(MultiplexedConnection, Driver)> {
+    let new = MultiplexedConnection::new_with_config(login, stream, config);
+    let (connection, driver) = new.await?;
+    Ok((connection, Driver(tokio::spawn(driver).abort_handle())))
+}
+
+// === impl Peer ===
+
+impl Peer {
+    /// Who we are there.
+    ///
+    /// RESP3 to servers: its HELLO logs in and speaks up in one command that either succeeds or
+    /// ends the attempt, so that a wrong password never leaves us there as another user; and
+    /// redis-rs tells of a closed connection only there. In RESP2 it would skip the login of a user
+    /// without a password, and drop the user's name for a server that knows no names.
+    async fn login(self, site: &Arc<Site>) -> Result<RedisConnectionInfo, Fault> {
+        let protocol = match self {
+            Self::Server => ProtocolVersion::RESP3,
+            Self::Sentinel => ProtocolVersion::RESP2,
+        };
+        let auth = if self.has_file(&site.settings) {
+            let of = Arc::clone(site);
+            let read = site.files.run(move || self.auth(&of.settings)).await;
+            read.unwrap_or_else(|_| Err("reading the password was interrupted".to_owned()))
+        } else {
+            self.auth(&site.settings)
+        };
+        auth.map(|auth| login(auth, protocol)).map_err(|why| Fault::new(Kind::Denied, why))
+    }
+
+    fn has_file(self, settings: &RedisSettings) -> bool {
+        match self {
+            Self::Server => settings.auth_file.is_some(),
+            Self::Sentinel => settings.sentinel_auth_file.is_some(),
+        }
+    }
+
+    fn auth(self, settings: &RedisSettings) -> Result<Auth, String> {
+        match self {
+            Self::Server => settings.auth_now(),
+            Self::Sentinel => settings.sentinel_auth_now(),
+        }
+    }
+}
+
+fn login(auth: Auth, protocol: ProtocolVersion) -> RedisConnectionInfo {
+    // CLIENT SETINFO is left out: servers before 7.2 do not know it, and an access list may well
+    // not name it.
+    let mut login = RedisConnectionInfo::default().set_protocol(protocol).set_skip_set_lib_name();
+    if let Some(username) = &auth.username {
+        login = login.set_username(username);
+    }
+    match (&auth.password, &auth.username) {
+        (Some(password), _) => login.set_password(password.reveal()),
+        (None, Some(_)) => login.set_password(""),
+        (None, None) => login,
+    }
+}
+
+/// An error of a connection to `from`; one of its limit says that the reply was none of ours.
+pub(super) fn fault_of(error: &RedisError, from: &Address, limit: &ReplyLimit) -> Fault {
+    let fault = Fault::of(error, from);
+    match fault.kind {
+        Kind::Lost if limit.is_exceeded() => Fault { kind: Kind::Garbled, ..fault },
+        _ => fault,
+    }
+}
+
+// === impl Opened ===
+
+impl Opened {
+    /// The reply to one command; an error reply is a fault.
+    pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, Fault> {
+        let reply = self.connection.clone().send_packed_command(command).await;
+        let reply = reply.and_then(Value::extract_error);
+        reply.map_err(|error| fault_of(&error, &self.address, &self.limit))
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,101 @@
+//! Which server is the master, by the word of the sentinels and its own.
+//!
+//! Asked over connections of this store rather than by redis-rs's `SentinelClient`, which bounds
+//! neither the replies nor where the password of the servers is taken.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::select_ok;
+use redis::Value;
+
+use super::fault::{Fault, Kind};
+use super::open::{Peer, open};
+use super::site::Site;
+use crate::store::redis::settings::Address;
+
+/// For finding the master: all sentinels are asked at once.
+const FIND_TIMEOUT: Duration = Duration::from_secs(3);
+/// Of it, for connecting to a server that a sentinel named: an old master may be gone without
+/// a word.
+const MASTER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The server that some sentinel calls the master `name`, and that says so itself. A sentinel that
+/// was cut off may still name an old one.
+pub(super) async fn find_master(site: &Arc<Site>, name: &str) -> Result<Address, Fault> {
+    let sentinels = &site.settings.addresses;
+    if sentinels.is_empty() {
+        return Err(Fault::new(Kind::Lost, "no address is configured"));
+    }
+    let asked = sentinels.iter().map(|sentinel| Box::pin(ask(site, sentinel, name)));
+    let found = tokio::time::timeout(FIND_TIMEOUT, select_ok(asked)).await;
+    let silent = |_| Fault::new(Kind::Lost, "the sentinels did not answer in time");
+    found.map_err(silent)?.map(|(master, _)| master)
+}
+
+async fn ask(site: &Arc<Site>, sentinel: &Address, name: &str) -> Result<Address, Fault> {
+    let master = named_by(site, sentinel, name).await;
+    let master = master.map_err(|fault| fault.at(&format!("sentinel {sentinel}")))?;
+    let answer = is_master(site, &master).await.map_err(|fault| fault.at(&master.to_string()))?;
+    if answer {
+        return Ok(master);
+    }
+    Err(Fault::new(Kind::Lost, format!("{master} is called the master and is none yet")))
+}
+
+async fn named_by(site: &Arc<Site>, sentinel: &Address, name: &str) -> Result<Address, Fault> {
+    let asked = open(site, sentinel, Peer::Sentinel, None, FIND_TIMEOUT).await?;
+    let mut command = redis::cmd("SENTINEL");
+    command.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+    let reply = asked.ask(&command).await?;
+    let unknown = || Fault::new(Kind::Lost, format!("no master {name} is known there"));
+    named(&reply).ok_or_else(unknown)
+}
+
+async fn is_master(site: &Arc<Site>, server: &Address) -> Result<bool, Fault> {
+    let server = open(site, server, Peer::Server, None, MASTER_TIMEOUT).await?;
+    match server.ask(&redis::cmd("ROLE")).await {
+        Ok(Value::Array(parts)) => Ok(parts.first().and_then(text) == Some("master")),
+        Ok(_) => Ok(false),
+        // Its user may have the right to INFO alone.
+        Err(fault) if matches!(fault.kind, Kind::Denied | Kind::Refused) => {
+            let reply = server.ask(redis::cmd("INFO").arg("REPLICATION")).await?;
+            Ok(text(&reply).is_some_and(|info| info.lines().any(|line| line == "role:master")))
+        }
+        Err(fault) => Err(fault),
+    }
+}
+
+/// `[host, port]`
+fn named(reply: &Value) -> Option<Address> {
+    let Value::Array(parts) = reply else { return None };
+    let [host, port] = parts.as_slice() else { return None };
+    let host = text(host).filter(|host| !host.is_empty())?;
+    Address::of_node(host, text(port)?.parse().ok()?)
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(text) => std::str::from_utf8(text).ok(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_master_is_a_host_and_a_port() {
+        let reply = |parts: &[&str]| {
+            Value::Array(parts.iter().map(|it| Value::BulkString((*it).into())).collect())
+        };
+        let master = Address::Tcp("10.0.0.1".into(), 6379);
+        assert_eq!(named(&reply(&["10.0.0.1", "6379"])), Some(master));
+        for parts in [&["10.0.0.1"][..], &["", "6379"], &["a b", "6379"], &["a", "99999"]] {
+            assert_eq!(named(&reply(parts)), None, "{parts:?}");
+        }
+        assert_eq!(named(&Value::Nil), None);
+    }
+}

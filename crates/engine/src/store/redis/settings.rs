@@ -1,0 +1,172 @@
+//! Where one Redis is and how to log in to it.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::secret::{Secret, SecretFile};
+
+/// Connections to one Redis: to 1024 masters, to nodes that redirects name, and to look for them.
+const CONNECTIONS_MAX: usize = 1024 + 128;
+/// Longest DNS name in its text form (RFC 1035 §2.3.4, less the root).
+const HOST_BYTES_MAX: usize = 253;
+
+/// Where one Redis is and how to log in to it. Holds at least one address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedisSettings {
+    /// How its nodes hang together.
+    pub kind: RedisKind,
+    /// Where to connect: the server, nodes of the cluster, or the sentinels.
+    pub addresses: Vec<Address>,
+    /// The user to log in as; `None` is Redis' own `default`.
+    pub username: Option<String>,
+    /// The password of the servers; `None` does not log in.
+    pub password: Option<Secret>,
+    /// The user to log in to the sentinels as.
+    pub sentinel_username: Option<String>,
+    /// The password of the sentinels, which is not that of the servers.
+    pub sentinel_password: Option<Secret>,
+    /// What holds the user and password of the servers, read again for each connection: `username`
+    /// and `password` are what it held at the start.
+    pub auth_file: Option<SecretFile>,
+    /// The same of the sentinels.
+    pub sentinel_auth_file: Option<SecretFile>,
+    /// Where nodes must lie that a server or sentinel sends us to; those of `addresses` may lie
+    /// anywhere. `None` to follow a redirect to any node that the cluster lists, and to connect to
+    /// any master that a map or a sentinel names.
+    pub redirect_networks: Option<Vec<IpNet>>,
+    /// Connections that may be open at once, those under way with them. Each is a file.
+    pub connections_max: usize,
+    /// How long a connection may be silent, at least, with a command waiting for its reply, before
+    /// it is given up; and the least that connecting and logging in may take. More is waited for a
+    /// server that was measured to be slower, up to 4 s. 1 ms to 60 s; more than 8 s count as 8 s.
+    pub timeout: Duration,
+}
+
+/// How the nodes of a Redis hang together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RedisKind {
+    /// One server, or a proxy that looks like one.
+    Single,
+    /// A Redis Cluster.
+    Cluster,
+    /// A master and its replicas, looked after by sentinels.
+    Sentinel {
+        /// The name under which the sentinels know the master.
+        master: String,
+    },
+}
+
+/// Where one node listens.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Address {
+    /// Host (an IPv6 address without brackets) and port.
+    Tcp(String, u16),
+    /// Path of a Unix socket.
+    Unix(PathBuf),
+}
+
+/// Who to log in as.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Auth {
+    /// `None` is Redis' own `default`.
+    pub username: Option<String>,
+    /// `None` does not log in, unless there is a user.
+    pub password: Option<Secret>,
+}
+
+/// The default of `REDIS_TIMEOUT`: long enough for a server that forks, and short enough for
+/// a connection that became a black hole to be replaced within half a second. What is farther away
+/// is measured and waited for.
+const TIMEOUT: Duration = Duration::from_millis(250);
+
+// === impl RedisSettings ===
+
+impl RedisSettings {
+    /// A server, cluster or sentinels at `addresses`, without a password.
+    pub fn new(kind: RedisKind, addresses: Vec<Address>) -> Self {
+        Self {
+            kind,
+            addresses,
+            username: None,
+            password: None,
+            sentinel_username: None,
+            sentinel_password: None,
+            auth_file: None,
+            sentinel_auth_file: None,
+            redirect_networks: None,
+            connections_max: CONNECTIONS_MAX,
+            timeout: TIMEOUT,
+        }
+    }
+
+    /// Who to log in to the servers as, by what the file holds now if there is one. Blocks while it
+    /// is read. An error says what is wrong with it.
+    pub fn auth_now(&self) -> Result<Auth, String> {
+        let (username, password) = (self.username.clone(), self.password.clone());
+        auth_now(self.auth_file.as_ref(), Auth { username, password })
+    }
+
+    /// The same for the sentinels.
+    pub fn sentinel_auth_now(&self) -> Result<Auth, String> {
+        let (username, password) = (self.sentinel_username.clone(), self.sentinel_password.clone());
+        auth_now(self.sentinel_auth_file.as_ref(), Auth { username, password })
+    }
+}
+
+fn auth_now(file: Option<&SecretFile>, given: Auth) -> Result<Auth, String> {
+    let Some(file) = file else { return Ok(given) };
+    let at = |problem: String| format!("the file {} {problem}", file.path().display());
+    let secret = file.read().map_err(at)?;
+    let neither = || at("holds neither password nor user:password".to_owned());
+    Auth::parse(secret.reveal()).ok_or_else(neither)
+}
+
+// === impl Auth ===
+
+impl Auth {
+    /// `password` or `user:password`, parted at the first colon as in the reference.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (username, password) = match text.split_once(':') {
+            Some((user, password)) => ((!user.is_empty()).then(|| user.to_owned()), password),
+            None => (None, text),
+        };
+        let password = (!password.is_empty()).then(|| password.into());
+        password.map(|password| Self { username, password: Some(password) })
+    }
+}
+
+// === impl Address ===
+
+/// As in a list of addresses: `host:port`, `[::1]:6379`, or a path.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// A host as people and servers name one: a DNS name or an IP address, IPv6 with or without
+/// brackets.
+pub fn parse_host(text: &str) -> Option<String> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let is_address = bare.unwrap_or(text).parse().is_ok_and(|ip: IpAddr| {
+        // Brackets belong to IPv6 only.
+        bare.is_none() || ip.is_ipv6()
+    });
+    let is_name = (1..=HOST_BYTES_MAX).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._".contains(&b));
+    if is_address {
+        Some(bare.unwrap_or(text).to_owned())
+    } else if is_name {
+        Some(text.to_owned())
+    } else {
+        None
+    }
+}

@@ -1,0 +1,199 @@
+//! What all connections of one store share: its settings, its scripts, its counts, its clock, its
+//! gates.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::call::Scripts;
+use super::fault::{Connection, Fault, Kind};
+use super::gate::Gates;
+use super::patience::Patience;
+use super::threads::Threads;
+use crate::store::Count;
+use crate::store::redis::settings::{Address, RedisSettings};
+use crate::time::{Clock, Time};
+
+/// One for each store.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) settings: RedisSettings,
+    pub(super) scripts: Scripts,
+    pub(super) clock: Clock,
+    /// To the addresses of the settings.
+    own_gates: Gates,
+    /// To nodes that a server named.
+    gates: Gates,
+    connections: Arc<Semaphore>,
+    /// Where names of the settings are looked up.
+    own_names: Threads,
+    /// Where names that a server gave are looked up.
+    names: Threads,
+    /// Where files of passwords are read.
+    pub(super) files: Threads,
+    pub(super) tally: Tally,
+}
+
+/// What was met so far; each only grows.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Asks carried, or tried to.
+    pub(super) asks: AtomicU64,
+    /// Asks that ended in an error.
+    pub(super) errors: AtomicU64,
+    /// Attempts to connect.
+    pub(super) connects: AtomicU64,
+    /// Of these, those that failed.
+    pub(super) connect_errors: AtomicU64,
+    /// By kind.
+    faults: [Met; Kind::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct Met {
+    times: AtomicU64,
+    /// When last, in nanoseconds of the site's clock; 0 is never.
+    last: AtomicU64,
+}
+
+/// Of each kind. A name or file that nobody answers for holds its thread for as long as that takes,
+/// and the process has 512.
+const THREADS_MAX: usize = 16;
+
+/// Faults of one kind that follow each other within this are one outage, and its log one line.
+const OUTAGE_GAP: Duration = Duration::from_secs(30);
+
+// === impl Site ===
+
+impl Site {
+    pub(super) fn new(settings: RedisSettings) -> Arc<Self> {
+        let connections = Arc::new(Semaphore::new(settings.connections_max));
+        Arc::new(Self {
+            settings,
+            connections,
+            own_names: Threads::new(THREADS_MAX),
+            names: Threads::new(THREADS_MAX),
+            files: Threads::new(THREADS_MAX),
+            scripts: Scripts::default(),
+            clock: Clock::start(),
+            own_gates: Gates::new(),
+            gates: Gates::new(),
+            tally: Tally::default(),
+        })
+    }
+
+    /// What to begin with where nothing was measured yet.
+    pub(super) fn patience(&self) -> Arc<Patience> {
+        Arc::new(Patience::new(self.settings.timeout))
+    }
+
+    /// A place for one more connection to `node`, until what this returns is dropped. Configured
+    /// addresses have theirs, one or two each: however many nodes a server names, the way to those
+    /// that know better stays open.
+    pub(super) fn place(&self, node: &Address) -> Result<Option<OwnedSemaphorePermit>, Fault> {
+        if self.is_configured(node) {
+            return Ok(None);
+        }
+        let place = Arc::clone(&self.connections).try_acquire_owned();
+        place.map(Some).map_err(|_| {
+            let most = self.settings.connections_max;
+            let text = format!("{most} connections to Redis are open; allow more open files");
+            Fault::new(Kind::Lost, text)
+        })
+    }
+
+    /// What the name of `node` is looked up on.
+    pub(super) fn threads(&self, node: &Address) -> &Threads {
+        if self.is_configured(node) { &self.own_names } else { &self.names }
+    }
+
+    /// What connections to where the settings lead pass.
+    pub(super) fn own_gates(&self) -> &Gates {
+        &self.own_gates
+    }
+
+    /// What connections to `node` pass: those to configured addresses wait for no others.
+    pub(super) fn gates(&self, node: &Address) -> &Gates {
+        if self.is_configured(node) { &self.own_gates } else { &self.gates }
+    }
+
+    fn is_configured(&self, node: &Address) -> bool {
+        self.settings.addresses.contains(node)
+    }
+
+    /// Whether the password may be taken to `node`, whose name leads to `ip`: to what is configured
+    /// it always may, and to what a server named, within the networks that are.
+    pub(super) fn allows(&self, node: &Address, ip: IpAddr) -> bool {
+        let is_within = |networks: &Vec<IpNet>| {
+            networks.iter().any(|network| network.contains(&ip.to_canonical()))
+        };
+        self.settings.redirect_networks.as_ref().is_none_or(is_within) || self.is_configured(node)
+    }
+
+    /// Counts what a server answered. It is logged here if the connection lives on; else whoever
+    /// keeps the connection up says why it ended.
+    pub(super) fn note(&self, fault: &Fault, from: &Address) {
+        let meaning = fault.kind.meaning();
+        let is_first = self.meet(fault.kind);
+        if let Some(mend) = meaning.mend
+            && is_first
+            && meaning.connection == Connection::Keeps
+        {
+            tracing::error!(redis = %from, "Redis refuses asks: {}; {mend}", fault.text);
+        }
+    }
+
+    /// Counts a fault; whether it begins an outage.
+    pub(super) fn meet(&self, kind: Kind) -> bool {
+        self.tally.meet(kind, self.clock.now())
+    }
+}
+
+// === impl Tally ===
+
+impl Tally {
+    fn meet(&self, kind: Kind, now: Time) -> bool {
+        let Some(met) = self.faults.get(kind as usize) else { return false };
+        count(&met.times);
+        let last = met.last.swap(now.nanos().max(1), Ordering::Relaxed);
+        last == 0 || now.since(Time::from_nanos(last)) > OUTAGE_GAP
+    }
+
+    /// All of it, by name.
+    pub(super) fn counts(&self) -> Vec<Count> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut counts = vec![
+            ("redis_asks", read(&self.asks)),
+            ("redis_errors", read(&self.errors)),
+            ("redis_connects", read(&self.connects)),
+            ("redis_connect_errors", read(&self.connect_errors)),
+        ];
+        let kinds = Kind::ALL.iter().zip(&self.faults);
+        counts.extend(kinds.map(|(kind, met)| (kind.meaning().count, read(&met.times))));
+        counts
+    }
+}
+
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_begins_with_its_first_fault_and_ends_in_silence() {
+        let tally = Tally::default();
+        let at = |seconds| Time::default() + Duration::from_secs(seconds);
+        assert!(tally.meet(Kind::OutOfMemory, at(0)));
+        assert!(tally.meet(Kind::Busy, at(1)), "another kind is another outage");
+        assert!((1..100).all(|seconds| !tally.meet(Kind::OutOfMemory, at(seconds * 10))));
+        assert!(tally.meet(Kind::OutOfMemory, at(990 + 31)));
+        assert!(tally.counts().contains(&("redis_oom", 101)));
+    }
+}

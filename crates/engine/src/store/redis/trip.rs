@@ -1,0 +1,153 @@
+//! One call on its way: where it is sent, and what follows from each reply.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::call::Call;
+use super::fault::{Fault, Kind, Next};
+use super::live::Live;
+use super::patience::LEAST_MAX;
+use super::slots::slot_of;
+use super::{RedisStore, Servers};
+use crate::backoff::Backoff;
+use crate::store::redis::settings::Address;
+
+/// For one call, whatever redirects and repeats it takes: so many replies as slow as its server is
+/// known to be, and the waits between. Leases are asked for ahead, so that no request waits for all
+/// of this.
+const REPLIES: u32 = 3;
+const WAITS: Duration = Duration::from_millis(50);
+
+/// However slow the server is: below what the lease desk allows an ask, above the longest silence.
+const DEADLINE_MAX: Duration = Duration::from_secs(9);
+const _: () = assert!(LEAST_MAX.as_millis() < DEADLINE_MAX.as_millis());
+
+/// Times that one call is sent at most. The longest way that is not a fault takes four: moved,
+/// still moving on, unknown script there, script in full.
+const SENDS_MAX: u32 = 7;
+
+/// Of these, repeats to a server that cannot serve the key just now, and the waits before them.
+const REPEATS_MAX: u32 = 3;
+const REPEAT_FIRST: Duration = Duration::from_millis(2);
+const REPEAT_LAST: Duration = Duration::from_millis(50);
+
+/// A call, and where it is sent next.
+#[derive(Debug)]
+pub(super) struct Trip<'a> {
+    call: &'a Call<'a>,
+    /// Of its key. Computed once: it takes a checksum.
+    slot: usize,
+    route: Route,
+    in_full: bool,
+}
+
+/// Where a call goes next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Route {
+    Owner,
+    Moved(Address),
+    Asking(Address),
+}
+
+// === impl Trip ===
+
+impl<'a> Trip<'a> {
+    pub(super) fn new(call: &'a Call<'a>) -> Self {
+        Self { call, slot: slot_of(call.key().as_bytes()), route: Route::Owner, in_full: false }
+    }
+
+    /// The result of the call, which `read` makes of its reply, within the deadline.
+    pub(super) async fn result<T>(
+        mut self,
+        store: &RedisStore,
+        read: impl Fn(&Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let result = tokio::time::timeout(self.deadline(store), self.follow(store, &read)).await;
+        let result = result.unwrap_or_else(|_| {
+            store.site.meet(Kind::TimedOut);
+            store.suspect();
+            Err(Fault::timed_out())
+        });
+        let elsewhere = self.route != Route::Owner;
+        result.map_err(|fault| Fault { elsewhere, ..fault })
+    }
+
+    /// Sends the call where it belongs, following the replies, until one has its result.
+    async fn follow<T>(
+        &mut self,
+        store: &RedisStore,
+        read: &impl Fn(&Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let mut repeats = 0;
+        let mut wait = Backoff::new(REPEAT_FIRST, REPEAT_LAST);
+        let mut last = Fault::timed_out();
+        for _ in 0..SENDS_MAX {
+            last = match self.send(store, read).await {
+                Ok(result) => return Ok(result),
+                Err(fault) => fault,
+            };
+            match (last.kind.meaning().next, &last.to) {
+                (Next::InFull, _) => self.in_full = true,
+                (Next::There, Some(to)) if store.routes() => self.route = Route::Moved(to.clone()),
+                (Next::ThereAsking, Some(to)) if store.routes() => {
+                    self.route = Route::Asking(to.clone());
+                }
+                (Next::Again, _) if repeats < REPEATS_MAX => {
+                    repeats += 1;
+                    tokio::time::sleep(wait.next_wait()).await;
+                    self.route = Route::Owner;
+                }
+                _ => break,
+            }
+        }
+        Err(store.explained(last))
+    }
+
+    async fn send<T>(
+        &self,
+        store: &RedisStore,
+        read: &impl Fn(&Value) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let read = |reply: Value| read(&reply);
+        let command = if self.in_full { self.call.in_full() } else { self.call.by_name() };
+        let result = match (self.connected(store).await, &self.route) {
+            (Ok(live), Route::Asking(_)) => live.send_asking(&command, read).await,
+            (Ok(live), Route::Owner | Route::Moved(_)) => live.send(&command, read).await,
+            (Err(fault), _) => Err(fault),
+        };
+        result.inspect_err(|fault| {
+            if fault.kind == Kind::NotSent {
+                store.site.meet(fault.kind);
+            }
+            if fault.kind.meaning().map_is_suspect {
+                store.suspect();
+            }
+        })
+    }
+
+    async fn connected(&self, store: &RedisStore) -> Result<Arc<Live>, Fault> {
+        let live = tokio::time::timeout(store.site.settings.timeout, self.server(store)).await;
+        live.unwrap_or_else(|_| Err(Fault::new(Kind::NotSent, "still connecting")))
+    }
+
+    async fn server(&self, store: &RedisStore) -> Result<Arc<Live>, Fault> {
+        match (&store.servers, &self.route) {
+            (Servers::One(link), _) => link.dialled().await,
+            (Servers::Cluster(cluster), Route::Owner) => cluster.owner(self.slot).await,
+            (Servers::Cluster(cluster), Route::Moved(to) | Route::Asking(to)) => {
+                cluster.node(to).await
+            }
+        }
+    }
+
+    fn deadline(&self, store: &RedisStore) -> Duration {
+        let reply = match &store.servers {
+            Servers::One(link) => Some(link.patience()),
+            Servers::Cluster(cluster) => cluster.patience(self.slot),
+        };
+        let reply = reply.unwrap_or(store.site.settings.timeout);
+        (REPLIES * reply + WAITS).min(DEADLINE_MAX)
+    }
+}

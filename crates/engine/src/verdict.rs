@@ -1,0 +1,269 @@
+//! From what became of each descriptor to the one answer. Pure.
+
+mod metadata;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelease_rules::key::Key;
+use ratelease_rules::request::{Few, Request};
+use ratelease_rules::{Algorithm, FailureMode, Limit, Rule};
+use serde_json::{Map, Value};
+
+/// What stands in the place of a rule's path where the request itself named the limit.
+pub const OVERRIDE: &str = "override";
+
+/// The answer to one request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Verdict<'r> {
+    /// Whether the request may pass.
+    pub code: Code,
+    /// One a descriptor, in the order of the request.
+    pub statuses: Few<Status<'r>>,
+    /// The status that the rate limit headers tell of: an index into `statuses`, if any has a
+    /// limit.
+    pub tightest: Option<usize>,
+    /// It would deny, but for the global shadow mode.
+    pub shadowed: bool,
+    /// What Envoy is to know of the request, if asked for.
+    pub metadata: Option<Map<String, Value>>,
+}
+
+/// Pass or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Code {
+    /// Within the limit.
+    Ok,
+    /// Over it.
+    OverLimit,
+}
+
+/// What is said of one descriptor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Status<'r> {
+    /// Within its limit or not.
+    pub code: Code,
+    /// The limit that was applied; `None` if there was none, or none that counts.
+    pub limit: Option<Applied<'r>>,
+    /// Tokens that remain: if over, 0 unless the rule leaves them; `u32::MAX` if unlimited.
+    pub remaining: u32,
+    /// Until the window ends, where that is known.
+    pub reset_after: Option<Duration>,
+    /// What was counted, and how it was decided; `None` where nothing was.
+    pub counted: Option<Trace>,
+}
+
+/// How one descriptor's answer came about: for whoever observes decisions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trace {
+    /// Whose tokens were charged.
+    pub key: Key,
+    /// Hits that were charged, or would have been; 0 looks.
+    pub hits: u64,
+    /// Of a charge over the limit that spends what was left, how many that was, as far as is known.
+    pub fitted: u32,
+    /// The limit was exceeded, whether or not the rule's mode lets the request pass all the same.
+    pub over: bool,
+    /// Who decided.
+    pub how: How,
+}
+
+/// Who decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    /// This pod, from what it held or knew.
+    Local,
+    /// The store, while the request waited.
+    Leased,
+    /// The rule's failure mode, since the store did not answer.
+    Failure(FailureMode),
+}
+
+/// A limit and where it came from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Applied<'r> {
+    /// So many in each window.
+    pub limit: Limit,
+    /// The rule, or `None` for an override.
+    pub rule: Option<&'r Arc<Rule>>,
+}
+
+/// What became of one descriptor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Outcome<'r> {
+    /// Nothing limits it, or a rule replaced the one that would have.
+    Free,
+    /// Its rule allows everything.
+    Unlimited,
+    /// It was counted.
+    Counted(Counted<'r>),
+}
+
+/// What became of a charge.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Counted<'r> {
+    /// The limit and its rule.
+    pub applied: Applied<'r>,
+    /// What was charged, and how that was decided.
+    pub trace: Trace,
+    /// Tokens that remain.
+    pub remaining: u64,
+    /// Until the window ends, where that is known.
+    pub reset_after: Option<Duration>,
+}
+
+/// Settings that change how answers are made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Modes {
+    /// Everything passes; statuses tell the truth.
+    pub shadow: bool,
+    /// Every rule is a quota rule.
+    pub quota: bool,
+    /// Answers carry dynamic metadata.
+    pub metadata: bool,
+}
+
+// === impl Verdict ===
+
+impl<'r> Verdict<'r> {
+    /// The answer that follows from `outcomes`, one for each descriptor of `request`.
+    pub fn new(request: &Request<'_>, outcomes: &[Outcome<'r>], modes: Modes) -> Self {
+        let statuses: Few<_> = outcomes.iter().map(Outcome::status).collect();
+        let metadata = modes.metadata.then(|| metadata::of(request, outcomes));
+        let tightest = tightest(outcomes, &statuses, modes);
+        let shadowed = modes.shadow && denies(outcomes, modes);
+        Self { code: code(outcomes, modes), statuses, tightest, shadowed, metadata }
+    }
+}
+
+/// Over the limit if the outcomes deny, but for the global shadow mode.
+pub fn code(outcomes: &[Outcome<'_>], modes: Modes) -> Code {
+    if !modes.shadow && denies(outcomes, modes) { Code::OverLimit } else { Code::Ok }
+}
+
+/// They do if one descriptor is over its limit, quotas aside, or if there are quotas and each is
+/// over. The global quota mode also counts descriptors without a limit as quotas that pass, as the
+/// reference does; unlimited ones count for neither.
+fn denies(outcomes: &[Outcome<'_>], modes: Modes) -> bool {
+    let (mut quotas, mut quotas_over, mut denied) = (0, 0, false);
+    for outcome in outcomes.iter().filter(|outcome| **outcome != Outcome::Unlimited) {
+        let over = outcome.is_over();
+        if outcome.is_quota(modes) {
+            quotas += 1;
+            quotas_over += u32::from(over);
+        } else {
+            denied |= over;
+        }
+    }
+    denied || (quotas > 0 && quotas == quotas_over)
+}
+
+/// The last descriptor that is over, quotas aside; else the first of those with fewest remaining.
+fn tightest(outcomes: &[Outcome<'_>], statuses: &[Status<'_>], modes: Modes) -> Option<usize> {
+    let over = |at: &usize| outcomes[*at].is_over() && !outcomes[*at].is_quota(modes);
+    let limited = |at: &usize| statuses[*at].limit.is_some();
+    (0..statuses.len())
+        .rfind(over)
+        .or_else(|| (0..statuses.len()).filter(limited).min_by_key(|at| statuses[*at].remaining))
+}
+
+// === impl Outcome ===
+
+impl<'r> Outcome<'r> {
+    /// Over its limit, and its rule is not in shadow mode.
+    pub fn is_over(&self) -> bool {
+        matches!(self, Outcome::Counted(counted) if counted.trace.over && !counted.in_shadow())
+    }
+
+    fn is_quota(&self, modes: Modes) -> bool {
+        let by_rule = match self {
+            Outcome::Counted(counted) => counted.applied.rule.is_some_and(|rule| rule.quota_mode),
+            Outcome::Free | Outcome::Unlimited => false,
+        };
+        by_rule || modes.quota
+    }
+
+    fn status(&self) -> Status<'r> {
+        match self {
+            Outcome::Free => Status::ok(0),
+            Outcome::Unlimited => Status::ok(u32::MAX),
+            Outcome::Counted(counted) => Status {
+                code: if self.is_over() { Code::OverLimit } else { Code::Ok },
+                limit: Some(counted.applied),
+                remaining: u32::try_from(counted.remaining).unwrap_or(u32::MAX),
+                reset_after: counted.reset_after(),
+                counted: Some(counted.trace),
+            },
+        }
+    }
+}
+
+// === impl Counted ===
+
+impl Counted<'_> {
+    /// A store's clock that has stepped back leaves the count of a window that lies ahead. Its end
+    /// is further off than clients expect of the unit: they hear the unit, and ask again then.
+    fn reset_after(&self) -> Option<Duration> {
+        let limit = self.applied.limit;
+        let aligned = matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow);
+        self.reset_after.map(|after| if aligned { after.min(limit.window()) } else { after })
+    }
+
+    fn in_shadow(&self) -> bool {
+        self.applied.rule.is_some_and(|rule| rule.shadow_mode)
+    }
+}
+
+// === impl Code ===
+
+impl Code {
+    /// In a word, as metrics, logs and files say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Code::Ok => "ok",
+            Code::OverLimit => "over_limit",
+        }
+    }
+}
+
+// === impl Applied ===
+
+impl<'r> Applied<'r> {
+    /// Path of the rule, or [`OVERRIDE`].
+    pub fn rule_path(&self) -> &'r str {
+        self.rule.map_or(OVERRIDE, |rule| &rule.path)
+    }
+}
+
+// === impl How ===
+
+impl How {
+    /// In a word, as metrics and logs say it.
+    pub fn name(self) -> &'static str {
+        match self {
+            How::Local => "local",
+            How::Leased => "leased",
+            How::Failure(FailureMode::Local) => "failure_local",
+            How::Failure(FailureMode::Allow) => "failure_allow",
+            How::Failure(FailureMode::Deny) => "failure_deny",
+            How::Failure(FailureMode::Error) => "failure_error",
+        }
+    }
+}
+
+// === impl Status ===
+
+impl Status<'_> {
+    fn ok(remaining: u32) -> Self {
+        Self { code: Code::Ok, limit: None, remaining, reset_after: None, counted: None }
+    }
+
+    /// Whole seconds until the window ends, rounded up: a client that waits as long as it is told
+    /// finds tokens.
+    pub fn reset_seconds(&self) -> Option<u64> {
+        self.reset_after.map(|span| span.as_secs() + u64::from(span.subsec_nanos() > 0))
+    }
+}
+
+#[cfg(test)]
+mod tests;

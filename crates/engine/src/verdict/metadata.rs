@@ -1,0 +1,53 @@
+//! Dynamic metadata of an answer: the request, and what the rules that passed say of it.
+
+use ratelease_rules::request::{Descriptor, Request};
+use serde_json::{Map, Value, json};
+
+use super::Outcome;
+
+/// The fields of the reference: `domain`, `descriptors`, `hitsAddend` and the merged `metadata`.
+pub(super) fn of(request: &Request<'_>, outcomes: &[Outcome<'_>]) -> Map<String, Value> {
+    let mut fields = Map::new();
+    fields.insert("domain".into(), request.domain.into());
+    fields.insert("descriptors".into(), request.descriptors.iter().map(descriptor).collect());
+    if request.hits_addend != 0 {
+        fields.insert("hitsAddend".into(), request.hits_addend.into());
+    }
+    let mut merged = Map::new();
+    for outcome in outcomes.iter().filter(|outcome| !outcome.is_over()) {
+        let Outcome::Counted(counted) = outcome else { continue };
+        if let Some(metadata) = counted.applied.rule.and_then(|rule| rule.metadata.as_ref()) {
+            merge(&mut merged, metadata);
+        }
+    }
+    if !merged.is_empty() {
+        fields.insert("metadata".into(), merged.into());
+    }
+    fields
+}
+
+fn descriptor(descriptor: &Descriptor<'_>) -> Value {
+    let entries: Vec<_> =
+        descriptor.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value)).collect();
+    let mut fields = json!({ "entries": entries });
+    if let Some(limit) = descriptor.limit {
+        let (requests, unit) = (limit.requests_per_unit, limit.unit.name());
+        fields["limit"] = format!("requests_per_unit:{requests} unit:{unit}").into();
+    }
+    if let Some(hits) = descriptor.hits_addend {
+        fields["hitsAddend"] = hits.into();
+    }
+    fields
+}
+
+/// Adds what `from` has and `into` has not, at every depth: the first to name a scalar wins. `from`
+/// is copied, never linked: the reference links, and one answer's merge shows in the next.
+fn merge(into: &mut Map<String, Value>, from: &Map<String, Value>) {
+    for (name, value) in from {
+        match (into.get_mut(name), value) {
+            (None, value) => drop(into.insert(name.clone(), value.clone())),
+            (Some(Value::Object(into)), Value::Object(from)) => merge(into, from),
+            (Some(_), _) => {}
+        }
+    }
+}

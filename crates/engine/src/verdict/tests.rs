@@ -1,0 +1,179 @@
+//! The reference's service tests of codes, headers and metadata, as tables.
+
+use std::num::NonZeroU8;
+
+use ratelease_rules::request::{Descriptor, Entry};
+use ratelease_rules::{Allowance, Attachment, FailureMode, Leasing, Unit};
+use serde_json::json;
+use smallvec::smallvec;
+
+use super::*;
+
+const MINUTE: Limit = Limit::fixed_window(10, Unit::Minute);
+
+fn rule() -> Rule {
+    Rule {
+        path: "d.k".into(),
+        name: "".into(),
+        allowance: Allowance::Limited(MINUTE),
+        replaces: Box::default(),
+        shadow_mode: false,
+        quota_mode: false,
+        detailed_metric: false,
+        charge_denied: true,
+        leasing: Leasing::default(),
+        failure_mode: FailureMode::Local,
+        shards: NonZeroU8::MIN,
+        metadata: None,
+        levels: Arc::default(),
+        meter: Attachment::default(),
+    }
+}
+
+fn counted(rule: Rule, over: bool, remaining: u64) -> Outcome<'static> {
+    let applied = Applied { limit: MINUTE, rule: Some(Box::leak(Box::new(Arc::new(rule)))) };
+    Outcome::Counted(Counted { applied, trace: trace(over), remaining, reset_after: None })
+}
+
+fn trace(over: bool) -> Trace {
+    Trace { key: Key::for_test(1), hits: 1, fitted: 0, over, how: How::Local }
+}
+
+fn plain(over: bool) -> Outcome<'static> {
+    counted(rule(), over, u64::from(!over))
+}
+
+fn quota(over: bool) -> Outcome<'static> {
+    counted(Rule { quota_mode: true, ..rule() }, over, u64::from(!over))
+}
+
+fn shadow(over: bool) -> Outcome<'static> {
+    counted(Rule { shadow_mode: true, ..rule() }, over, u64::from(!over))
+}
+
+/// The table of the reference's service tests (V1, V2, V3, V8, V10 to V14).
+#[test]
+fn the_overall_code_follows_from_limits_quotas_and_modes() {
+    let none = Modes::default();
+    let global_quota = Modes { quota: true, ..none };
+    let global_shadow = Modes { shadow: true, ..none };
+    let (ok, over) = (Code::Ok, Code::OverLimit);
+    for (case, outcomes, modes, expected) in [
+        ("one over, one free", vec![plain(true), Outcome::Free], none, over),
+        ("one free, one over", vec![Outcome::Free, plain(true)], none, over),
+        ("all within", vec![plain(false), Outcome::Unlimited, Outcome::Free], none, ok),
+        ("rules in shadow", vec![shadow(true), shadow(true)], none, ok),
+        ("shadow and over", vec![shadow(true), plain(true)], none, over),
+        ("global shadow", vec![plain(true)], global_shadow, ok),
+        ("global shadow over quotas", vec![quota(true), plain(true)], global_shadow, ok),
+        ("limit over, quota within", vec![plain(true), quota(false)], none, over),
+        ("limit within, only quota over", vec![plain(false), quota(true)], none, over),
+        ("two quotas within", vec![quota(false), quota(false)], none, ok),
+        ("two quotas over", vec![quota(true), quota(true)], none, over),
+        ("one of two quotas over", vec![quota(true), quota(false)], none, ok),
+        ("global quota, all over", vec![plain(true), plain(true)], global_quota, over),
+        ("global quota, one free", vec![plain(true), Outcome::Free], global_quota, ok),
+        ("global quota, one unlimited", vec![plain(true), Outcome::Unlimited], global_quota, over),
+        ("nothing limits", vec![Outcome::Free], none, ok),
+    ] {
+        assert_eq!(code(&outcomes, modes), expected, "{case}");
+    }
+}
+
+fn request<'a>(descriptors: usize) -> Request<'a> {
+    let entries = vec![Entry { key: "k", value: "v" }];
+    let descriptor = Descriptor { entries: entries.into(), ..Descriptor::default() };
+    Request { domain: "d", descriptors: smallvec![descriptor; descriptors], hits_addend: 0 }
+}
+
+fn verdict<'r>(outcomes: &[Outcome<'r>]) -> Verdict<'r> {
+    Verdict::new(&request(outcomes.len()), outcomes, Modes::default())
+}
+
+#[test]
+fn statuses_stand_one_to_one_with_descriptors() {
+    let verdict = verdict(&[Outcome::Unlimited, plain(true), Outcome::Free, shadow(true)]);
+    let codes: Vec<_> = verdict.statuses.iter().map(|status| status.code).collect();
+    assert_eq!(codes, [Code::Ok, Code::OverLimit, Code::Ok, Code::Ok]);
+    let remaining: Vec<_> = verdict.statuses.iter().map(|status| status.remaining).collect();
+    assert_eq!(remaining, [u32::MAX, 0, 0, 0]);
+    let limited: Vec<_> = verdict.statuses.iter().map(|status| status.limit.is_some()).collect();
+    assert_eq!(limited, [false, true, false, true]);
+}
+
+#[test]
+fn headers_tell_of_the_fewest_remaining_unless_one_is_over() {
+    let within = |remaining| counted(rule(), false, remaining);
+    assert_eq!(verdict(&[Outcome::Free, Outcome::Unlimited]).tightest, None);
+    assert_eq!(verdict(&[Outcome::Free, within(3), within(2), within(2)]).tightest, Some(2));
+    assert_eq!(verdict(&[plain(true), within(0), plain(true), within(0)]).tightest, Some(2));
+    assert_eq!(verdict(&[within(1), quota(true)]).tightest, Some(1));
+}
+
+#[test]
+fn a_window_that_lies_ahead_resets_after_its_unit_at_most() {
+    let reset = |algorithm, after| {
+        let limit = Limit { algorithm, ..MINUTE };
+        let applied = Applied { limit, rule: None };
+        let reset_after = Some(Duration::from_secs(after));
+        Outcome::Counted(Counted { applied, trace: trace(false), remaining: 1, reset_after })
+            .status()
+    };
+    for (algorithm, after, told) in [
+        (Algorithm::FixedWindow, 59, 59),
+        (Algorithm::FixedWindow, 90, 60),
+        (Algorithm::SlidingWindow, 90, 60),
+        // A bucket may take longer to fill than its unit.
+        (Algorithm::TokenBucket { burst: 20 }, 90, 90),
+    ] {
+        assert_eq!(reset(algorithm, after).reset_seconds(), Some(told), "{algorithm:?}");
+    }
+}
+
+#[test]
+fn seconds_until_reset_are_rounded_up() {
+    for (millis, seconds) in [(1, 1), (1_000, 1), (1_001, 2), (58_000, 58)] {
+        let reset_after = Some(Duration::from_millis(millis));
+        let status =
+            Status { code: Code::Ok, limit: None, remaining: 0, reset_after, counted: None };
+        assert_eq!(status.reset_seconds(), Some(seconds));
+    }
+}
+
+fn with_metadata(metadata: Value, over: bool) -> Outcome<'static> {
+    let metadata = metadata.as_object().cloned();
+    counted(Rule { metadata, ..rule() }, over, 1)
+}
+
+#[test]
+fn metadata_of_what_passes_is_merged_and_the_first_scalar_wins() {
+    let outcomes = [
+        with_metadata(json!({"a": 1, "deep": {"x": 1}}), false),
+        with_metadata(json!({"denied": true}), true),
+        with_metadata(json!({"a": 2, "deep": {"x": 2, "y": 2}, "b": 2}), false),
+    ];
+    let mut request = request(3);
+    request.hits_addend = 4;
+    request.descriptors[1].hits_addend = Some(0);
+    request.descriptors[2].limit = Some(MINUTE);
+    let modes = Modes { metadata: true, ..Modes::default() };
+    let expected = json!({
+        "domain": "d",
+        "descriptors": [
+            {"entries": ["k=v"]},
+            {"entries": ["k=v"], "hitsAddend": 0},
+            {"entries": ["k=v"], "limit": "requests_per_unit:10 unit:MINUTE"},
+        ],
+        "hitsAddend": 4,
+        "metadata": {"a": 1, "b": 2, "deep": {"x": 1, "y": 2}},
+    });
+    for _ in 0..2 {
+        let verdict = Verdict::new(&request, &outcomes, modes);
+        assert_eq!(verdict.metadata.map(Value::from), Some(expected.clone()));
+    }
+}
+
+#[test]
+fn without_asking_there_is_no_metadata() {
+    assert_eq!(verdict(&[with_metadata(json!({"a": 1}), false)]).metadata, None);
+}

@@ -1,0 +1,323 @@
+//! From the shape of the files to `Rules`: all or nothing, with every fault of every file.
+
+mod limit;
+mod manner;
+mod path;
+mod rule;
+
+use std::sync::Arc;
+
+use crate::fault::{Fault, Faults, Findings, Place, excerpt};
+use crate::file::{self, Descriptor, File};
+use crate::given::Given;
+use crate::handful::TextMap;
+use crate::node::{self, Document};
+use crate::places::Places;
+use crate::reader::Reader;
+use crate::rule::{Level, Matched, Rule};
+use crate::rules::Rules;
+use crate::source::Source;
+use crate::text;
+use crate::tree::{Branch, Node, composite};
+use manner::Manner;
+use path::{Paths, Trail};
+
+/// How sources become rules.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Options {
+    /// `MERGE_DOMAIN_CONFIG`: several files may name one domain; the descriptors of a later one are
+    /// added at its top level.
+    pub merge_domains: bool,
+}
+
+/// What came of a load that was not refused.
+#[derive(Debug, Default)]
+pub struct Loaded {
+    /// The rules.
+    pub rules: Rules,
+    /// What loads, and may not do what its author meant; in order of file and place, at most 10
+    /// 000.
+    pub warnings: Vec<Fault>,
+}
+
+/// Descriptors of one load, in all files.
+const DESCRIPTORS_MAX: usize = 4_000_000;
+/// Bytes of all paths and patterns that rules repeat, in one load: each rule holds the text of all
+/// its levels, so a long key above many children is copied for each of them.
+const PATH_BYTES_MAX: usize = 256 << 20;
+
+/// Compiles `sources`, in order of their names. One fault refuses the whole load.
+///
+/// # Errors
+/// Every fault of every source, with its place.
+pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
+    compile(sources, options, None).map(|(loaded, _)| loaded)
+}
+
+/// As [`load`], and where each rule is written, which takes memory that only people's tools spend.
+pub fn load_with_places(sources: &[Source], options: Options) -> Result<(Loaded, Places), Faults> {
+    let (loaded, places) = compile(sources, options, Some(Places::default()))?;
+    Ok((loaded, places.unwrap_or_default()))
+}
+
+fn compile(
+    sources: &[Source],
+    options: Options,
+    places: Option<Places>,
+) -> Result<(Loaded, Option<Places>), Faults> {
+    let mut sorted: Vec<&Source> = sources.iter().collect();
+    sorted.sort_by(|a, b| a.name.cmp(&b.name));
+    let findings = Findings::default();
+    let mut compiler = Compiler::new(options, &findings, places);
+    for source in &sorted {
+        compiler.source(source);
+    }
+    let Compiler { mut rules, domains, places, .. } = compiler;
+    let warnings = findings.finish()?;
+    rules.sort_by(|a, b| a.path.cmp(&b.path));
+    let domains =
+        domains.into_iter().map(|(name, domain)| (name, domain.branch.finish())).collect();
+    let rules = Rules::new(version(&sorted, options), domains, rules);
+    Ok((Loaded { rules, warnings }, places))
+}
+
+/// Hashes all that decides what the rules are. `sources` are in order of their names.
+fn version(sources: &[&Source], options: Options) -> u64 {
+    let mut hasher = blake3::Hasher::new_derive_key("ratelease 2026-11 version of rules");
+    let mut write = |bytes: &[u8]| {
+        hasher.update(&(bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    let Options { merge_domains } = options;
+    write(&[u8::from(merge_domains)]);
+    for source in sources {
+        write(source.name.as_bytes());
+        write(&source.text);
+    }
+    let mut version = [0; 8];
+    version.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+    u64::from_le_bytes(version)
+}
+
+struct Compiler<'f> {
+    findings: &'f Findings,
+    options: Options,
+    /// Of the file being compiled.
+    defaults: Manner,
+    domains: TextMap<Domain>,
+    rules: Vec<Arc<Rule>>,
+    /// Where each is written, if anybody wants to know.
+    places: Option<Places>,
+    paths: Paths,
+    /// Of the rule before: most rules have the levels of their neighbour, and share them.
+    levels: Arc<[Level]>,
+    descriptors: usize,
+    path_bytes: usize,
+    /// A ceiling of the whole load was reached, and reported.
+    is_full: bool,
+}
+
+struct Domain {
+    branch: Branch,
+    file: String,
+    line: u32,
+}
+
+// === impl Compiler ===
+
+impl<'f> Compiler<'f> {
+    fn new(options: Options, findings: &'f Findings, places: Option<Places>) -> Self {
+        Compiler {
+            findings,
+            options,
+            defaults: Manner::default(),
+            domains: TextMap::default(),
+            rules: Vec::new(),
+            places,
+            paths: Paths::default(),
+            levels: Arc::default(),
+            descriptors: 0,
+            path_bytes: 0,
+            is_full: false,
+        }
+    }
+
+    /// Reports the first ceiling that the load as a whole exceeds.
+    fn fault_once(&mut self, place: Place, message: String) {
+        if !std::mem::replace(&mut self.is_full, true) {
+            self.findings.fault(place, message);
+        }
+    }
+
+    fn source(&mut self, source: &Source) {
+        self.findings.begin(&source.name);
+        match text::decode(&source.text).and_then(Document::parse) {
+            Ok(document) => self.file(&mut Reader::new(&document, self.findings)),
+            Err((place, why)) => {
+                self.findings.fault(place, format!("error loading config file: {why}"));
+            }
+        }
+    }
+
+    fn file(&mut self, reader: &mut Reader<'_, '_>) {
+        let file = file::read(reader);
+        let name = file.domain.text();
+        let mut domain = self.domain(&file).unwrap_or_else(|| Domain {
+            branch: Branch::default(),
+            file: self.findings.file(),
+            line: file.domain.place_or(file.place).line,
+        });
+        self.defaults = self.manner(&file.defaults);
+        let mut trail = Trail { path: name.to_owned(), levels: Vec::new() };
+        if let Some(list) = file.descriptors {
+            self.branch(reader, list, &mut domain.branch, &mut trail);
+        }
+        self.domains.insert(name.into(), domain);
+    }
+
+    /// The domain that `file` adds to, taken out. Where it should not, that is reported.
+    fn domain(&mut self, file: &File<'_>) -> Option<Domain> {
+        let name = file.domain.text();
+        let place = file.domain.place_or(file.place);
+        if name.is_empty() {
+            if !file.domain.is_faulty() {
+                let message =
+                    "config file cannot have empty domain; add a line such as 'domain: shop'";
+                self.findings.fault(place, message);
+            }
+            return None;
+        }
+        let domain = self.domains.remove(name)?;
+        if !self.options.merge_domains {
+            let message = format!(
+                "duplicate domain '{}' in config file; {}:{} has it already: rename one, or set \
+                 MERGE_DOMAIN_CONFIG=true",
+                excerpt(name),
+                excerpt(&domain.file),
+                domain.line
+            );
+            self.findings.fault(place, message);
+            // What is wrong below the domain is reported too, but not against the other file.
+            return None;
+        }
+        Some(domain)
+    }
+
+    fn branch<'d>(
+        &mut self,
+        reader: &mut Reader<'d, '_>,
+        list: &'d node::Node<'d>,
+        branch: &mut Branch,
+        trail: &mut Trail,
+    ) {
+        reader.descriptors(list, |reader, descriptor| {
+            self.descriptors += 1;
+            if self.descriptors <= DESCRIPTORS_MAX {
+                self.descriptor(reader, descriptor, branch, trail);
+            } else {
+                let message = format!("more than {DESCRIPTORS_MAX} descriptors in all files");
+                self.fault_once(descriptor.place, message);
+            }
+        });
+    }
+
+    fn descriptor<'d>(
+        &mut self,
+        reader: &mut Reader<'d, '_>,
+        descriptor: &Descriptor<'d>,
+        branch: &mut Branch,
+        trail: &mut Trail,
+    ) {
+        let up = trail.path.len();
+        let start = trail.push(descriptor);
+        let mut detached = Node::default();
+        let node = self.insert(branch, descriptor, &trail.path).unwrap_or(&mut detached);
+        trail.levels.push(self.level(descriptor, start));
+        if let Some(limit) = &descriptor.rate_limit {
+            node.rule = self.rule(descriptor, limit, trail);
+        } else {
+            self.warn_of_idle_flags(descriptor);
+        }
+        if let Some(list) = descriptor.descriptors {
+            let mut children = Branch::default();
+            self.branch(reader, list, &mut children, trail);
+            node.children = (!children.is_empty()).then(|| Box::new(children.finish()));
+        }
+        trail.levels.pop();
+        trail.path.truncate(up);
+    }
+
+    /// The descriptor's node. `None`, and reported, if its key is missing or taken.
+    fn insert<'b>(
+        &mut self,
+        branch: &'b mut Branch,
+        descriptor: &Descriptor<'_>,
+        path: &str,
+    ) -> Option<&'b mut Node> {
+        let (key, value) = (&descriptor.key, &descriptor.value);
+        if key.text().is_empty() {
+            if !key.is_faulty() {
+                let place = key.place_or(descriptor.place);
+                self.findings.fault(place, "descriptor has empty key; add 'key: …'");
+            }
+            return None;
+        }
+        if value.is_faulty() {
+            return None;
+        }
+        let node = branch.insert(key.text(), value.text());
+        if node.is_none() {
+            let message = format!(
+                "duplicate descriptor composite key '{}'; its level has this key and value already",
+                excerpt(path)
+            );
+            self.findings.fault(key.place_or(descriptor.place), message);
+        }
+        node
+    }
+
+    fn level(&mut self, descriptor: &Descriptor<'_>, start: u32) -> Level {
+        let (key, value) = (descriptor.key.text(), descriptor.value.text());
+        let has_pattern = key.contains('*') || value.contains('*');
+        let is_shared = descriptor.share_threshold.is_true();
+        if is_shared && !has_pattern && !descriptor.key.is_faulty() && !descriptor.value.is_faulty()
+        {
+            let message = format!(
+                "share_threshold can only be used with wildcard values (containing '*'), but found \
+                 key '{}'",
+                excerpt(&composite(key, value))
+            );
+            self.findings.fault(descriptor.share_threshold.place_or(descriptor.place), message);
+        }
+        let pattern = || if key.contains('*') { composite(key, value) } else { value.to_owned() };
+        Level {
+            shared: (is_shared && has_pattern).then(|| pattern().into()),
+            value_to_metric: descriptor.value_to_metric.is_true(),
+            matched: match value {
+                _ if has_pattern => Matched::Wildcard(composite(key, value).into()),
+                "" => Matched::Key,
+                _ => Matched::Value,
+            },
+            start,
+        }
+    }
+
+    fn warn_of_idle_flags(&mut self, descriptor: &Descriptor<'_>) {
+        let flags = [
+            ("shadow_mode", &descriptor.shadow_mode),
+            ("quota_mode", &descriptor.quota_mode),
+            ("detailed_metric", &descriptor.detailed_metric),
+        ];
+        for (name, flag) in flags {
+            if let Given::As(place, true) = flag {
+                let message =
+                    format!("'{name}' has no effect on a descriptor without 'rate_limit'");
+                self.findings.warn(*place, message);
+            }
+        }
+        if let Given::As(place, _) = descriptor.metadata {
+            let message = "'metadata' has no effect on a descriptor without 'rate_limit'";
+            self.findings.warn(place, message);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! How limits are kept, as one map says: each value within its range, or reported.
+
+use std::num::NonZeroU8;
+use std::time::Duration;
+
+use super::Compiler;
+use crate::failure::FailureMode;
+use crate::fault::{Findings, excerpt};
+use crate::file;
+use crate::given::Given;
+use crate::lease::{Leasing, Terms};
+use crate::limit::{Algorithm, MAX_DELAY_MAX, POOLS_MAX};
+
+/// How a limit is kept, as a rule or its file's `defaults` say.
+#[derive(Debug, Default)]
+pub(super) struct Manner {
+    /// With amounts that are still to be filled in.
+    pub(super) algorithm: Given<Algorithm>,
+    /// In microseconds.
+    pub(super) max_delay: Given<u32>,
+    pub(super) lease: Given<Lease>,
+    pub(super) shards: Given<NonZeroU8>,
+    pub(super) charge_denied: Given<bool>,
+    pub(super) failure_mode: Given<FailureMode>,
+}
+
+/// What is said of leases. A term that is not named is left to whoever comes next.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Lease {
+    Off,
+    On { fraction: Option<f32>, max: Option<u32>, ttl: Option<Duration> },
+}
+
+const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm::FixedWindow,
+    Algorithm::TokenBucket { burst: 0 },
+    Algorithm::SlidingWindow,
+    Algorithm::SlidingLog,
+    Algorithm::LeakyBucket { max_delay_us: 0 },
+];
+
+// === impl Compiler ===
+
+impl Compiler<'_> {
+    pub(super) fn manner(&mut self, read: &file::Manner<'_>) -> Manner {
+        let findings = self.findings;
+        Manner {
+            algorithm: self.within(&read.algorithm, |name| algorithm(name, findings)),
+            max_delay: self.within(&read.max_delay, max_delay),
+            lease: self.lease(&read.lease),
+            shards: self.within(&read.shards, shards),
+            charge_denied: self.within(&read.charge_denied, Ok),
+            failure_mode: self.within(&read.failure_mode, |name| failure_mode(name, findings)),
+        }
+    }
+
+    fn lease(&mut self, read: &Given<file::Lease>) -> Given<Lease> {
+        match read {
+            Given::Absent => Given::Absent,
+            Given::Faulty => Given::Faulty,
+            Given::As(place, file::Lease::Off) => Given::As(*place, Lease::Off),
+            Given::As(place, file::Lease::On(terms)) => {
+                let lease = Lease::On {
+                    fraction: self.within(&terms.fraction, fraction).value().copied(),
+                    max: self.within(&terms.max, lease_max).value().copied(),
+                    ttl: self.within(&terms.ttl, ttl).value().copied(),
+                };
+                Given::As(*place, lease)
+            }
+        }
+    }
+
+    /// What `check` makes of the value; why it refuses it is reported.
+    pub(super) fn within<T: Copy, U>(
+        &mut self,
+        given: &Given<T>,
+        check: impl FnOnce(T) -> Result<U, String>,
+    ) -> Given<U> {
+        match given {
+            Given::Absent => Given::Absent,
+            Given::Faulty => Given::Faulty,
+            Given::As(place, value) => match check(*value) {
+                Ok(value) => Given::As(*place, value),
+                Err(why) => {
+                    self.findings.fault(*place, why);
+                    Given::Faulty
+                }
+            },
+        }
+    }
+}
+
+/// The algorithm of this name, in any case as units are.
+fn algorithm(name: &str, findings: &Findings) -> Result<Algorithm, String> {
+    let named = |algorithm: &Algorithm| algorithm.name().eq_ignore_ascii_case(name);
+    let found = ALGORITHMS.into_iter().find(named);
+    let names = ALGORITHMS.map(Algorithm::name);
+    found.ok_or_else(|| unknown("algorithm", name, &names, findings))
+}
+
+/// The failure mode of this name, in any case as units are.
+fn failure_mode(name: &str, findings: &Findings) -> Result<FailureMode, String> {
+    let named = |mode: &FailureMode| mode.name().eq_ignore_ascii_case(name);
+    let found = FailureMode::ALL.into_iter().find(named);
+    let names = FailureMode::ALL.map(FailureMode::name);
+    found.ok_or_else(|| unknown("failure mode", name, &names, findings))
+}
+
+fn unknown(what: &str, name: &str, names: &[&str], findings: &Findings) -> String {
+    let (shown, meant) = (excerpt(name), findings.suggestion(name, &[names]));
+    format!("unknown {what} '{shown}'; expected one of {}{meant}", names.join(", "))
+}
+
+fn max_delay(span: Duration) -> Result<u32, String> {
+    let micros = u32::try_from(span.as_micros()).ok().filter(|_| span <= MAX_DELAY_MAX);
+    micros.ok_or_else(|| format!("'max_delay' must be from 0 to {MAX_DELAY_MAX:?}, found {span:?}"))
+}
+
+fn shards(count: u32) -> Result<NonZeroU8, String> {
+    let within = u8::try_from(count).ok().filter(|count| *count <= POOLS_MAX);
+    within
+        .and_then(NonZeroU8::new)
+        .ok_or_else(|| format!("'shards' must be from 1 to {POOLS_MAX}, found {count}"))
+}
+
+fn fraction(number: f64) -> Result<f32, String> {
+    #[allow(clippy::cast_possible_truncation, reason = "checked for 0; the rest is rounding")]
+    let rounded = number as f32;
+    if rounded > 0.0 && number <= 1.0 {
+        return Ok(rounded);
+    }
+    Err(format!("'fraction' must be above 0 and at most 1, found {number:?}"))
+}
+
+fn lease_max(tokens: u32) -> Result<u32, String> {
+    match tokens {
+        0 => Err("'max' must be at least 1, found 0; to lease nothing write 'lease: off'".into()),
+        _ => Ok(tokens),
+    }
+}
+
+fn ttl(span: Duration) -> Result<Duration, String> {
+    let (least, most) = (Terms::TTL_MIN, Terms::TTL_MAX);
+    if (least..=most).contains(&span) {
+        return Ok(span);
+    }
+    Err(format!("'ttl' must be from {least:?} to {most:?}, found {span:?}"))
+}
+
+// === impl Lease ===
+
+impl Lease {
+    /// The terms in force: each is `own`'s, or else the `default`'s, or else the built-in one.
+    pub(super) fn resolve(own: Option<&Lease>, default: Option<&Lease>) -> Leasing {
+        let none = Lease::On { fraction: None, max: None, ttl: None };
+        let (own, default) = match own {
+            Some(own) => (own, default.unwrap_or(&none)),
+            None => (default.unwrap_or(&none), &none),
+        };
+        let Lease::On { fraction, max, ttl } = *own else { return Leasing::Off };
+        let (or_fraction, or_max, or_ttl) = match *default {
+            Lease::On { fraction, max, ttl } => (fraction, max, ttl),
+            Lease::Off => (None, None, None),
+        };
+        let built_in = Terms::default();
+        Leasing::On(Terms {
+            fraction: fraction.or(or_fraction).unwrap_or(built_in.fraction),
+            max: max.or(or_max).unwrap_or(built_in.max),
+            ttl: ttl.or(or_ttl).or(built_in.ttl),
+        })
+    }
+}

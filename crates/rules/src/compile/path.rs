@@ -1,0 +1,97 @@
+//! The paths of rules: how each grows on the way down, and stays the only one of its text.
+
+use std::borrow::Borrow;
+use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+
+use crate::file::Descriptor;
+use crate::handful::TextMap;
+use crate::rule::{Level, Rule};
+
+/// The levels from the domain down to the descriptor being compiled.
+pub(super) struct Trail {
+    pub(super) path: String,
+    pub(super) levels: Vec<Level>,
+}
+
+/// The paths that rules have.
+#[derive(Default)]
+pub(super) struct Paths {
+    taken: HashSet<ByPath, RandomState>,
+    /// How many rules wanted each path that more than one did.
+    wanted: TextMap<u32>,
+}
+
+/// A rule, told from others by its path.
+struct ByPath(Arc<Rule>);
+
+// === impl Trail ===
+
+impl Trail {
+    /// Adds `descriptor` to the path, and says where its text starts.
+    pub(super) fn push(&mut self, descriptor: &Descriptor<'_>) -> u32 {
+        self.path.push('.');
+        // `PATH_BYTES_MAX` keeps paths of rules far below 4 GiB.
+        let start = u32::try_from(self.path.len()).unwrap_or(u32::MAX);
+        let value = descriptor.value.text();
+        self.path.push_str(descriptor.key.text());
+        if !value.is_empty() {
+            self.path.push('_');
+            self.path.push_str(value);
+        }
+        start
+    }
+}
+
+// === impl Paths ===
+
+impl Paths {
+    /// `path`, or what is nearest to it and not taken. `_` and `.` may occur in keys and values
+    /// too, so two rules can come to one path; the second, in order of the files, gets `#2`.
+    pub(super) fn unique(&mut self, path: &str) -> Box<str> {
+        if !self.taken.contains(path) {
+            return path.into();
+        }
+        let mut wanted = self.wanted.get(path).copied().unwrap_or(1);
+        let other = loop {
+            wanted += 1;
+            let other = format!("{path}#{wanted}");
+            if !self.taken.contains(other.as_str()) {
+                break other;
+            }
+        };
+        // Remembered, so that a thousand rules of one path do not try a thousand suffixes each.
+        self.wanted.insert(path.into(), wanted);
+        other.into()
+    }
+
+    /// Notes that `rule` has its path.
+    pub(super) fn take(&mut self, rule: Arc<Rule>) {
+        self.taken.insert(ByPath(rule));
+    }
+}
+
+// === impl ByPath ===
+
+impl Borrow<str> for ByPath {
+    fn borrow(&self) -> &str {
+        &self.0.path
+    }
+}
+
+impl Hash for ByPath {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.path.hash(state);
+    }
+}
+
+impl PartialEq for ByPath {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.path == other.0.path
+    }
+}
+
+impl Eq for ByPath {}

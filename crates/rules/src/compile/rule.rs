@@ -1,0 +1,122 @@
+//! What a descriptor allows: its `rate_limit` as a `Rule`.
+
+use std::sync::Arc;
+
+use serde_json::Map;
+
+use super::limit::Counting;
+use super::path::Trail;
+use super::{Compiler, PATH_BYTES_MAX};
+use crate::attachment::Attachment;
+use crate::fault::{Place, excerpt};
+use crate::file::{Descriptor, RateLimit};
+use crate::given::Given;
+use crate::rule::{Level, Matched, Rule};
+
+// === impl Compiler ===
+
+impl Compiler<'_> {
+    /// `None` if it is faulty, which is reported.
+    pub(super) fn rule(
+        &mut self,
+        descriptor: &Descriptor<'_>,
+        limit: &RateLimit<'_>,
+        trail: &Trail,
+    ) -> Option<Arc<Rule>> {
+        self.warn_of_name(limit);
+        let replaces = self.replaces(limit);
+        let counted = self.counting(limit)?;
+        let Counting { allowance, leasing, shards, charge_denied, failure_mode } = counted;
+        let (path, levels) = self.identity(trail, limit.place)?;
+        let rule = Arc::new(Rule {
+            path,
+            name: limit.name.text().into(),
+            allowance,
+            replaces,
+            shadow_mode: descriptor.shadow_mode.is_true(),
+            quota_mode: descriptor.quota_mode.is_true(),
+            detailed_metric: descriptor.detailed_metric.is_true(),
+            charge_denied,
+            leasing,
+            failure_mode,
+            shards,
+            metadata: descriptor
+                .metadata
+                .value()
+                .filter(|map: &&Map<_, _>| !map.is_empty())
+                .cloned(),
+            levels,
+            meter: Attachment::default(),
+        });
+        if let Some(places) = &mut self.places {
+            places.note(&rule.path, &self.findings.file(), descriptor.place);
+        }
+        self.paths.take(Arc::clone(&rule));
+        self.rules.push(Arc::clone(&rule));
+        Some(rule)
+    }
+
+    fn replaces(&mut self, limit: &RateLimit<'_>) -> Box<[Box<str>]> {
+        for replaced in &limit.replaces {
+            let place = replaced.name.place_or(replaced.place);
+            match replaced.name.text() {
+                _ if replaced.name.is_faulty() => {}
+                "" => {
+                    let message = "should not have an empty replaces entry; write '- name: …'";
+                    self.findings.fault(place, message);
+                }
+                name if name == limit.name.text() => {
+                    let message = format!(
+                        "replaces should not contain name of same descriptor; '{}' is this one",
+                        excerpt(name)
+                    );
+                    self.findings.fault(place, message);
+                }
+                _ => {}
+            }
+        }
+        limit.replaces.iter().map(|replaced| replaced.name.text().into()).collect()
+    }
+
+    fn warn_of_name(&mut self, limit: &RateLimit<'_>) {
+        if let Given::As(place, name) = limit.name
+            && name.contains(['"', '\\'])
+        {
+            let shown = excerpt(name);
+            let message =
+                format!("name '{shown}' has a quote or backslash, which Envoy does not escape");
+            self.findings.warn(place, message);
+        }
+    }
+
+    /// The trail's path, made unique, and its levels. `None`, and reported, if all that rules hold
+    /// grows too large.
+    fn identity(&mut self, trail: &Trail, place: Place) -> Option<(Box<str>, Arc<[Level]>)> {
+        self.path_bytes += trail.path.len();
+        if *self.levels != *trail.levels {
+            self.path_bytes += trail.levels.iter().map(Level::bytes).sum::<usize>();
+            self.levels = trail.levels.as_slice().into();
+        }
+        if self.path_bytes > PATH_BYTES_MAX {
+            let mib = PATH_BYTES_MAX >> 20;
+            let message =
+                format!("keys and values of all rules exceed {mib} MiB together; shorten them");
+            self.fault_once(place, message);
+            return None;
+        }
+        Some((self.paths.unique(&trail.path), Arc::clone(&self.levels)))
+    }
+}
+
+// === impl Level ===
+
+impl Level {
+    /// What it takes, with its text.
+    fn bytes(&self) -> usize {
+        let pattern = match &self.matched {
+            Matched::Wildcard(pattern) => pattern.len(),
+            Matched::Key | Matched::Value => 0,
+        };
+        size_of::<Level>() + pattern + self.shared.as_ref().map_or(0, |shared| shared.len())
+    }
+}

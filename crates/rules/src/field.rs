@@ -1,0 +1,221 @@
+//! The names that a rule file may use.
+
+use crate::fault::Findings;
+
+/// A name in a rule file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Field {
+    Domain,
+    Descriptors,
+    Key,
+    Value,
+    RateLimit,
+    ShadowMode,
+    QuotaMode,
+    DetailedMetric,
+    ValueToMetric,
+    ShareThreshold,
+    Metadata,
+    Unit,
+    RequestsPerUnit,
+    Unlimited,
+    Name,
+    Replaces,
+    ChargeDenied,
+    UnitMultiplier,
+    Algorithm,
+    Burst,
+    MaxDelay,
+    Lease,
+    Shards,
+    FailureMode,
+    Defaults,
+    Fraction,
+    Max,
+    Ttl,
+}
+
+/// The kinds of map in a rule file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Root,
+    Descriptor,
+    RateLimit,
+    Replaced,
+    Defaults,
+    Lease,
+}
+
+// === impl Field ===
+
+impl Field {
+    /// Every name as it is written, in the order of the enum.
+    const NAMES: [(Field, &'static str); 28] = [
+        (Field::Domain, "domain"),
+        (Field::Descriptors, "descriptors"),
+        (Field::Key, "key"),
+        (Field::Value, "value"),
+        (Field::RateLimit, "rate_limit"),
+        (Field::ShadowMode, "shadow_mode"),
+        (Field::QuotaMode, "quota_mode"),
+        (Field::DetailedMetric, "detailed_metric"),
+        (Field::ValueToMetric, "value_to_metric"),
+        (Field::ShareThreshold, "share_threshold"),
+        (Field::Metadata, "metadata"),
+        (Field::Unit, "unit"),
+        (Field::RequestsPerUnit, "requests_per_unit"),
+        (Field::Unlimited, "unlimited"),
+        (Field::Name, "name"),
+        (Field::Replaces, "replaces"),
+        (Field::ChargeDenied, "charge_denied"),
+        (Field::UnitMultiplier, "unit_multiplier"),
+        (Field::Algorithm, "algorithm"),
+        (Field::Burst, "burst"),
+        (Field::MaxDelay, "max_delay"),
+        (Field::Lease, "lease"),
+        (Field::Shards, "shards"),
+        (Field::FailureMode, "failure_mode"),
+        (Field::Defaults, "defaults"),
+        (Field::Fraction, "fraction"),
+        (Field::Max, "max"),
+        (Field::Ttl, "ttl"),
+    ];
+
+    /// As it is written.
+    pub(crate) const fn name(self) -> &'static str {
+        Field::NAMES[self as usize].1
+    }
+
+    /// The field of this name, in exactly this case.
+    pub(crate) fn parse(name: &str) -> Option<Field> {
+        Field::NAMES.into_iter().find(|(_, other)| *other == name).map(|(field, _)| field)
+    }
+
+    /// The map in which it means something.
+    pub(crate) fn belongs_to(self, owner: Owner) -> bool {
+        owner.fields().contains(&self)
+    }
+
+    /// Whether the reference knows it. What it knows it ignores in a wrong place; the rest it
+    /// refuses anywhere.
+    pub(crate) const fn is_known_to_reference(self) -> bool {
+        !matches!(
+            self,
+            Field::ChargeDenied
+                | Field::UnitMultiplier
+                | Field::Algorithm
+                | Field::Burst
+                | Field::MaxDelay
+                | Field::Lease
+                | Field::Shards
+                | Field::FailureMode
+                | Field::Defaults
+                | Field::Fraction
+                | Field::Max
+                | Field::Ttl
+        )
+    }
+}
+
+// === impl Owner ===
+
+impl Owner {
+    const ALL: [Owner; 6] = [
+        Owner::Root,
+        Owner::Descriptor,
+        Owner::RateLimit,
+        Owner::Replaced,
+        Owner::Defaults,
+        Owner::Lease,
+    ];
+
+    /// What it may hold.
+    pub(crate) const fn fields(self) -> &'static [Field] {
+        match self {
+            Owner::Root => &[Field::Domain, Field::Descriptors, Field::Defaults],
+            Owner::Descriptor => &[
+                Field::Key,
+                Field::Value,
+                Field::RateLimit,
+                Field::Descriptors,
+                Field::ShadowMode,
+                Field::QuotaMode,
+                Field::DetailedMetric,
+                Field::ValueToMetric,
+                Field::ShareThreshold,
+                Field::Metadata,
+            ],
+            Owner::RateLimit => &[
+                Field::Unit,
+                Field::RequestsPerUnit,
+                Field::Unlimited,
+                Field::Name,
+                Field::Replaces,
+                Field::ChargeDenied,
+                Field::UnitMultiplier,
+                Field::Algorithm,
+                Field::Burst,
+                Field::MaxDelay,
+                Field::Lease,
+                Field::Shards,
+                Field::FailureMode,
+            ],
+            Owner::Replaced => &[Field::Name],
+            Owner::Defaults => &[
+                Field::Algorithm,
+                Field::MaxDelay,
+                Field::Lease,
+                Field::Shards,
+                Field::ChargeDenied,
+                Field::FailureMode,
+            ],
+            Owner::Lease => &[Field::Fraction, Field::Max, Field::Ttl],
+        }
+    }
+
+    /// Whether the reference knows it.
+    pub(crate) const fn is_known_to_reference(self) -> bool {
+        !matches!(self, Owner::Defaults | Owner::Lease)
+    }
+
+    /// What it is, for a message.
+    pub(crate) const fn describe(self) -> &'static str {
+        match self {
+            Owner::Root => "the file's top level",
+            Owner::Descriptor => "a descriptor",
+            Owner::RateLimit => "'rate_limit'",
+            Owner::Replaced => "an item of 'replaces'",
+            Owner::Defaults => "'defaults'",
+            Owner::Lease => "'lease'",
+        }
+    }
+
+    /// Where `field` means something, for a message.
+    pub(crate) fn place_of(field: Field) -> String {
+        let owners = Owner::ALL.into_iter().filter(|owner| field.belongs_to(*owner));
+        owners.map(Owner::describe).collect::<Vec<_>>().join(" or ")
+    }
+
+    /// What to say of a name that no map may hold.
+    pub(crate) fn refusal(self, name: &str, findings: &Findings) -> String {
+        let names: Vec<_> = self.fields().iter().map(|field| field.name()).collect();
+        let all = Field::NAMES.map(|(_, name)| name);
+        let meant = findings.suggestion(name, &[&names, &all]);
+        let shown = super::fault::excerpt(name);
+        format!("unknown key '{shown}'; expected one of {}{meant}", names.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_is_found_by_its_name_and_belongs_somewhere() {
+        for (field, _) in Field::NAMES {
+            assert_eq!(Field::parse(field.name()), Some(field));
+            assert!(Owner::ALL.iter().any(|owner| field.belongs_to(*owner)), "{field:?}");
+        }
+        assert_eq!(Field::parse("Domain"), None);
+    }
+}

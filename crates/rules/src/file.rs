@@ -1,0 +1,231 @@
+//! The shape of a rule file: what was written, each thing with its place, judged by its type only.
+//!
+//! Descriptors are read one at a time, and what lies below one only once it has been taken: of a
+//! million of them there is never more than one way down.
+
+mod limit;
+mod value;
+
+pub(crate) use limit::{Lease, Manner, RateLimit};
+
+use crate::fault::{Place, excerpt};
+use crate::field::{Field, Owner};
+use crate::given::Given;
+use crate::metadata;
+use crate::node::{Kind, Node};
+use crate::reader::{Entry, Reader};
+use crate::scalar::Meaning;
+
+/// What a file says of one domain.
+#[derive(Debug)]
+pub(crate) struct File<'d> {
+    /// The file's first value.
+    pub(crate) place: Place,
+    pub(crate) domain: Given<&'d str>,
+    /// For every `rate_limit` of the file that does not say otherwise.
+    pub(crate) defaults: Manner<'d>,
+    /// To be read by [`Reader::descriptors`].
+    pub(crate) descriptors: Option<&'d Node<'d>>,
+}
+
+/// An item of `descriptors`.
+#[derive(Debug)]
+pub(crate) struct Descriptor<'d> {
+    pub(crate) place: Place,
+    pub(crate) key: Given<&'d str>,
+    pub(crate) value: Given<&'d str>,
+    pub(crate) rate_limit: Option<RateLimit<'d>>,
+    /// To be read by [`Reader::descriptors`].
+    pub(crate) descriptors: Option<&'d Node<'d>>,
+    pub(crate) shadow_mode: Given<bool>,
+    pub(crate) quota_mode: Given<bool>,
+    pub(crate) detailed_metric: Given<bool>,
+    pub(crate) value_to_metric: Given<bool>,
+    pub(crate) share_threshold: Given<bool>,
+    pub(crate) metadata: Given<serde_json::Map<String, serde_json::Value>>,
+}
+
+/// Reads the outermost map of a file, but for its descriptors.
+pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
+    let root = reader.root();
+    let place = root.map_or(Place::START, |root| root.place);
+    let mut file =
+        File { place, domain: Given::Absent, defaults: Manner::default(), descriptors: None };
+    if let Some(root) = root
+        && let Some(entries) = reader.map(root, "the file")
+    {
+        for (field, value) in reader.fields(entries, Owner::Root) {
+            match field {
+                Field::Domain => file.domain = reader.text(value, field),
+                Field::Descriptors => reader.replace(&mut file.descriptors, value),
+                Field::Defaults => reader.defaults(value, &mut file.defaults),
+                _ => {}
+            }
+        }
+    } else if root.is_some_and(|root| !is_null(root)) {
+        // Its type has been reported; that it names no domain follows from that.
+        file.domain = Given::Faulty;
+    }
+    file
+}
+
+fn is_null(node: &Node<'_>) -> bool {
+    matches!(node.kind, Kind::Scalar(_, Meaning::Null))
+}
+
+// === impl Reader: the maps of a rule file ===
+
+impl<'d> Reader<'d, '_> {
+    /// Reads the items of a `descriptors` one after the other, and shows each to `take`, which may
+    /// go on with those below it.
+    pub(crate) fn descriptors(
+        &mut self,
+        list: &'d Node<'d>,
+        mut take: impl FnMut(&mut Self, &Descriptor<'d>),
+    ) {
+        self.inside(list.place, |reader| {
+            reader.maps(list, Field::Descriptors, |reader, place, entries| {
+                let descriptor = reader.descriptor(place, entries);
+                take(reader, &descriptor);
+            });
+        });
+    }
+
+    /// Puts `list` in the place of descriptors that are read only for what is wrong with them.
+    fn replace(&mut self, descriptors: &mut Option<&'d Node<'d>>, list: &'d Node<'d>) {
+        if let Some(replaced) = descriptors.replace(list) {
+            self.sift(replaced);
+        }
+    }
+
+    fn sift(&mut self, list: &'d Node<'d>) {
+        self.descriptors(list, |reader, descriptor| {
+            descriptor.descriptors.into_iter().for_each(|list| reader.sift(list));
+        });
+    }
+
+    fn descriptor(&mut self, place: Place, entries: Vec<Entry<'d>>) -> Descriptor<'d> {
+        let mut read = Descriptor::at(place);
+        for (field, value) in self.fields(entries, Owner::Descriptor) {
+            match field {
+                Field::Key => read.key = self.text(value, field),
+                Field::Value => read.value = self.text(value, field),
+                Field::RateLimit => self.rate_limit(value, &mut read.rate_limit),
+                Field::Descriptors => self.replace(&mut read.descriptors, value),
+                Field::ShadowMode => read.shadow_mode = self.flag(value, field),
+                Field::QuotaMode => read.quota_mode = self.flag(value, field),
+                Field::DetailedMetric => read.detailed_metric = self.flag(value, field),
+                Field::ValueToMetric => read.value_to_metric = self.flag(value, field),
+                Field::ShareThreshold => read.share_threshold = self.flag(value, field),
+                Field::Metadata => metadata::read(self, value, &mut read.metadata),
+                _ => {}
+            }
+        }
+        read
+    }
+
+    /// The entries of `entries` that mean something in `owner`; the others are reported.
+    fn fields(&mut self, entries: Vec<Entry<'d>>, owner: Owner) -> Vec<(Field, &'d Node<'d>)> {
+        let mut fields: Vec<(Field, Entry<'d>)> = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let Some(name) = self.key_text(entry.key) else { continue };
+            match Field::parse(name) {
+                Some(field) if field.belongs_to(owner) => {
+                    // Few different fields, but a map may repeat one; only the last copy matters.
+                    let earlier = fields.iter_mut().rev().find(|(other, _)| *other == field);
+                    if let Some((_, earlier)) = earlier {
+                        let earlier = *earlier;
+                        self.warn_of_duplicate(name, earlier, entry);
+                    }
+                    fields.push((field, entry));
+                }
+                Some(field)
+                    if !(owner.is_known_to_reference() && field.is_known_to_reference()) =>
+                {
+                    let home = Owner::place_of(field);
+                    let message = format!("'{name}' cannot stand here; it belongs to {home}");
+                    self.fault(entry.key.place, message);
+                }
+                Some(field) => {
+                    let home = Owner::place_of(field);
+                    let message = format!("'{name}' has no effect here; it belongs to {home}");
+                    self.warn(entry.key.place, message);
+                    if field != Field::Metadata {
+                        self.sweep(entry.value, owner);
+                    }
+                }
+                None => self.refuse_key(entry.key.place, name, owner),
+            }
+        }
+        fields.into_iter().map(|(field, entry)| (field, entry.value)).collect()
+    }
+
+    /// The text of a map's key, if it is text.
+    fn key_text(&mut self, key: &'d Node<'d>) -> Option<&'d str> {
+        match &key.kind {
+            Kind::Scalar(text, Meaning::Text | Meaning::Merge) => Some(text),
+            Kind::Scalar(text, _) => {
+                let shown = excerpt(text);
+                let message =
+                    format!("key is not of type string: {shown}; expected the name of a setting");
+                self.fault(key.place, message);
+                None
+            }
+            _ => {
+                let what = key.describe();
+                self.fault(key.place, format!("key is not of type string: {what}"));
+                None
+            }
+        }
+    }
+
+    /// Checks the names in a value that is not used, as the reference does.
+    fn sweep(&mut self, node: &'d Node<'d>, owner: Owner) {
+        self.inside(node.place, |reader| match &node.kind {
+            Kind::Map(pairs) => {
+                for entry in reader.entries(pairs) {
+                    let Some(name) = reader.key_text(entry.key) else { continue };
+                    match Field::parse(name) {
+                        None => reader.refuse_key(entry.key.place, name, owner),
+                        // They may hold fractions.
+                        Some(Field::Metadata | Field::Lease) => {}
+                        Some(_) => reader.sweep(entry.value, owner),
+                    }
+                }
+            }
+            Kind::List(ids) => {
+                for item in reader.items(ids) {
+                    match item.kind {
+                        Kind::Map(_) => reader.sweep(item, owner),
+                        _ => reader.refuse_item(item, "name: …"),
+                    }
+                }
+            }
+            Kind::Scalar(text, Meaning::Float(_) | Meaning::Big(_)) => {
+                let shown = excerpt(text);
+                reader.fault(node.place, format!("error checking config: number {shown} unused"));
+            }
+            _ => {}
+        });
+    }
+}
+
+// === impl Descriptor ===
+
+impl Descriptor<'_> {
+    fn at(place: Place) -> Self {
+        Descriptor {
+            place,
+            key: Given::Absent,
+            value: Given::Absent,
+            rate_limit: None,
+            descriptors: None,
+            shadow_mode: Given::Absent,
+            quota_mode: Given::Absent,
+            detailed_metric: Given::Absent,
+            value_to_metric: Given::Absent,
+            share_threshold: Given::Absent,
+            metadata: Given::Absent,
+        }
+    }
+}

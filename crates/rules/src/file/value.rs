@@ -1,0 +1,152 @@
+//! The values of a rule file by their types; a wrong one is reported.
+
+use std::time::Duration;
+
+use crate::duration::parse_duration;
+use crate::fault::{Place, excerpt};
+use crate::field::Field;
+use crate::given::Given;
+use crate::node::{Kind, Node};
+use crate::reader::{Entry, Reader};
+use crate::scalar::Meaning;
+
+// === impl Reader ===
+
+impl<'d> Reader<'d, '_> {
+    /// The entries of `node`, which is `what`; `None` if it holds nothing, or something else, which
+    /// is reported.
+    pub(super) fn map(&mut self, node: &'d Node<'d>, what: &str) -> Option<Vec<Entry<'d>>> {
+        match &node.kind {
+            Kind::Map(pairs) => Some(self.entries(pairs)),
+            Kind::Scalar(_, Meaning::Null) => None,
+            _ => {
+                self.refuse_type(node, what, "a map");
+                None
+            }
+        }
+    }
+
+    /// Reads the maps of a list, one after the other.
+    pub(super) fn maps(
+        &mut self,
+        node: &'d Node<'d>,
+        field: Field,
+        mut read: impl FnMut(&mut Self, Place, Vec<Entry<'d>>),
+    ) {
+        let ids = match &node.kind {
+            Kind::List(ids) => ids,
+            Kind::Scalar(_, Meaning::Null) => return,
+            _ => {
+                self.refuse_type(node, &format!("'{}'", field.name()), "a list of maps");
+                return;
+            }
+        };
+        for item in self.items(ids) {
+            match &item.kind {
+                Kind::Map(pairs) => {
+                    let entries = self.entries(pairs);
+                    read(self, item.place, entries);
+                }
+                _ if field == Field::Replaces => self.refuse_item(item, "name: …"),
+                _ => self.refuse_item(item, "key: …"),
+            }
+        }
+    }
+
+    pub(super) fn text(&mut self, node: &'d Node<'d>, field: Field) -> Given<&'d str> {
+        match &node.kind {
+            Kind::Scalar(_, Meaning::Null) => Given::Absent,
+            Kind::Scalar(text, meaning)
+                if !matches!(meaning, Meaning::Float(_) | Meaning::Big(_)) =>
+            {
+                Given::As(node.place, text)
+            }
+            Kind::Scalar(text, _) => {
+                let shown = excerpt(text);
+                let message = format!(
+                    "error checking config: '{}' is the number {shown}; put it in quotes",
+                    field.name()
+                );
+                self.fault(node.place, message);
+                Given::Faulty
+            }
+            _ => self.refuse(node, field, "text"),
+        }
+    }
+
+    pub(super) fn flag(&mut self, node: &'d Node<'d>, field: Field) -> Given<bool> {
+        match node.kind {
+            Kind::Scalar(_, Meaning::Null) => Given::Absent,
+            Kind::Scalar(_, Meaning::Bool(value)) => Given::As(node.place, value),
+            _ => self.refuse(node, field, "true or false without quotes"),
+        }
+    }
+
+    pub(super) fn number(&mut self, node: &'d Node<'d>, field: Field) -> Given<u32> {
+        let expected = "a whole number from 0 to 4294967295 without quotes";
+        match node.kind {
+            Kind::Scalar(_, Meaning::Null) => Given::Absent,
+            Kind::Scalar(_, Meaning::Int(number)) => match u32::try_from(number) {
+                Ok(number) => Given::As(node.place, number),
+                Err(_) => self.refuse(node, field, expected),
+            },
+            _ => self.refuse(node, field, expected),
+        }
+    }
+
+    /// As Go writes it, with or without quotes; `example` is one.
+    pub(super) fn duration(
+        &mut self,
+        node: &'d Node<'d>,
+        field: Field,
+        example: &str,
+    ) -> Given<Duration> {
+        let read = match &node.kind {
+            Kind::Scalar(_, Meaning::Null) => return Given::Absent,
+            Kind::Scalar(text, _) => parse_duration(text),
+            _ => None,
+        };
+        let expected = || format!("a duration with its unit, such as {example}");
+        read.map_or_else(
+            || self.refuse(node, field, &expected()),
+            |span| Given::As(node.place, span),
+        )
+    }
+
+    /// Any number.
+    pub(super) fn fraction(&mut self, node: &'d Node<'d>, field: Field) -> Given<f64> {
+        match node.kind {
+            Kind::Scalar(_, Meaning::Null) => Given::Absent,
+            Kind::Scalar(_, Meaning::Float(number)) => Given::As(node.place, number),
+            // Whole numbers are out of range but for 1, whatever their last digits.
+            #[allow(clippy::cast_precision_loss, reason = "see above")]
+            Kind::Scalar(_, Meaning::Int(number)) => Given::As(node.place, number as f64),
+            _ => self.refuse(node, field, "a number above 0 and at most 1, without quotes"),
+        }
+    }
+
+    pub(super) fn refuse<T>(&mut self, node: &Node<'_>, field: Field, expected: &str) -> Given<T> {
+        self.refuse_type(node, &format!("'{}'", field.name()), expected);
+        Given::Faulty
+    }
+
+    pub(crate) fn refuse_type(&mut self, node: &Node<'_>, what: &str, expected: &str) {
+        let phrase = match node.kind {
+            Kind::Scalar(_, Meaning::Float(_) | Meaning::Big(_)) => "error checking config",
+            _ => "error loading config file",
+        };
+        let found = node.describe();
+        self.fault(node.place, format!("{phrase}: {what} must be {expected}, found {found}"));
+    }
+
+    pub(super) fn refuse_item(&mut self, item: &Node<'_>, expected: &str) {
+        let shown = match &item.kind {
+            Kind::Scalar(text, meaning) if *meaning != Meaning::Null => excerpt(text),
+            _ => item.describe(),
+        };
+        let message = format!(
+            "yaml file contains list of type other than map: {shown}; expected '- {expected}'"
+        );
+        self.fault(item.place, message);
+    }
+}

@@ -1,0 +1,365 @@
+//! A key names one count: domain, matched entries and the rule's identity, hashed to 128 bits.
+//!
+//! The hash is BLAKE3 in keyed mode, cut to 128 bits, over an injective encoding: each part carries
+//! its kind and its length, so no two different inputs encode alike. With a secret of one's own no
+//! client can aim a value at a slot of the cluster or find two values that share a count; with the
+//! built-in secret, which anybody can read, collisions still cost 2^64 hashes. Nothing of a
+//! client's value reaches Redis, and a long value costs no memory there.
+
+mod recent;
+
+use std::fmt;
+
+/// Name of one count, in local tables and in the store.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key([u8; 16]);
+
+/// Added to the numbers of pools, so that none has the key of a share, which earlier versions
+/// counted by and numbered from 0.
+pub const POOLS_FROM: u8 = 1 << 7;
+
+/// Turns descriptors into keys. Pods that share counts share its secret.
+#[derive(Clone)]
+pub struct KeyHasher {
+    secret: [u8; 32],
+}
+
+/// An entry's value as the count sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// The value on the request.
+    Value(&'a str),
+    /// The pattern of a rule with `share_threshold`: one count for all values that match.
+    Shared(&'a str),
+}
+
+/// Whose overflow a key counts: see [`KeyHasher::overflow_key`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner<'a> {
+    /// The rule of this path.
+    Rule(&'a str),
+    /// Overrides in this domain to so many requests.
+    Override(&'a str, u32),
+}
+
+// === impl KeyHasher ===
+
+impl KeyHasher {
+    /// A hasher from a secret of any length; an empty one is the built-in secret.
+    pub fn new(secret: &str) -> Self {
+        // The context string is BLAKE3's domain separation; changing it restarts every count.
+        Self { secret: blake3::derive_key("ratelease 2026-11 key of counts", secret.as_bytes()) }
+    }
+
+    /// The key of a count in `domain`, for a rule of this `identity` (what must differ for two
+    /// rules on the same entries to count apart), and the entries in order.
+    pub fn key<'a>(
+        &self,
+        domain: &str,
+        identity: u64,
+        parts: impl Iterator<Item = (&'a str, Part<'a>)>,
+    ) -> Key {
+        let mut encoding = Encoding::new(&self.secret);
+        encoding.part(b'd', domain);
+        for (key, part) in parts {
+            encoding.part(b'k', key);
+            match part {
+                Part::Value(text) => encoding.part(b'v', text),
+                Part::Shared(text) => encoding.part(b's', text),
+            }
+        }
+        encoding.write(&identity.to_le_bytes());
+        Key::of(&encoding)
+    }
+
+    /// The key under which a pod counts what it has no room to count by key; never that of a
+    /// descriptor, whose encoding begins otherwise.
+    pub fn overflow_key(&self, owner: Owner<'_>, identity: u64) -> Key {
+        let mut encoding = Encoding::new(&self.secret);
+        match owner {
+            Owner::Rule(path) => encoding.part(b'r', path),
+            Owner::Override(domain, requests) => {
+                encoding.part(b'o', domain);
+                encoding.write(&requests.to_le_bytes());
+            }
+        }
+        encoding.write(&identity.to_le_bytes());
+        Key::of(&encoding)
+    }
+}
+
+// === impl Encoding ===
+
+/// The bytes that are hashed. Few, and hashed in one go, for all but very long values: BLAKE3's
+/// state is costly to set up and to feed by pieces.
+struct Encoding<'a> {
+    secret: &'a [u8; 32],
+    held: [u8; HELD_MAX],
+    len: usize,
+    /// Takes what does not fit. It is large.
+    spilled: Option<Box<blake3::Hasher>>,
+}
+
+/// Four blocks of BLAKE3. Domain, keys and values of most descriptors fit into one or two.
+const HELD_MAX: usize = 256;
+
+impl<'a> Encoding<'a> {
+    fn new(secret: &'a [u8; 32]) -> Self {
+        Self { secret, held: [0; HELD_MAX], len: 0, spilled: None }
+    }
+
+    /// Kind, length, text. The length tells where the text ends, so that parts cannot run together.
+    fn part(&mut self, kind: u8, text: &str) {
+        let text = text.as_bytes();
+        if let Ok(length) = u8::try_from(text.len())
+            && length < u8::MAX
+            && self.spilled.is_none()
+            && let Some(place) = self.held.get_mut(self.len..self.len + 2 + text.len())
+            && let [kind_at, length_at, place @ ..] = place
+        {
+            (*kind_at, *length_at) = (kind, length);
+            copy(text, place);
+            self.len += 2 + text.len();
+        } else {
+            self.long_part(kind, text);
+        }
+    }
+
+    #[cold]
+    fn long_part(&mut self, kind: u8, text: &[u8]) {
+        match u8::try_from(text.len()) {
+            Ok(length) if length < u8::MAX => self.write(&[kind, length]),
+            _ => {
+                self.write(&[kind, u8::MAX]);
+                self.write(&(text.len() as u64).to_le_bytes());
+            }
+        }
+        self.write(text);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        if let Some(free) = self.held.get_mut(self.len..self.len + bytes.len())
+            && self.spilled.is_none()
+        {
+            copy(bytes, free);
+            self.len += bytes.len();
+            return;
+        }
+        let Self { secret, held, len, spilled } = self;
+        let hasher = spilled.get_or_insert_with(|| {
+            let mut hasher = Box::new(blake3::Hasher::new_keyed(secret));
+            hasher.update(&held[..*len]);
+            hasher
+        });
+        hasher.update(bytes);
+    }
+
+    /// What is hashed, and what stands for the secret, if it is all held here.
+    fn short(&self) -> Option<(u64, &[u8])> {
+        let secret = u64::from_le_bytes(*self.secret.first_chunk()?);
+        self.spilled.is_none().then_some((secret, self.held.get(..self.len)?))
+    }
+
+    fn finish(&self) -> blake3::Hash {
+        match &self.spilled {
+            None => blake3::keyed_hash(self.secret, &self.held[..self.len]),
+            Some(hasher) => hasher.finalize(),
+        }
+    }
+}
+
+/// As `copy_from_slice`, for slices of one length. Most parts are so short that a call costs more
+/// than the copy: these go by two pieces, which may overlap, of a length that the compiler knows.
+#[inline]
+fn copy(from: &[u8], to: &mut [u8]) {
+    let copied = match from.len() {
+        8..=16 => by_ends::<8>(from, to),
+        4..8 => by_ends::<4>(from, to),
+        2..4 => by_ends::<2>(from, to),
+        _ => None,
+    };
+    if copied.is_none() {
+        to.copy_from_slice(from);
+    }
+}
+
+#[inline]
+fn by_ends<const N: usize>(from: &[u8], to: &mut [u8]) -> Option<()> {
+    *to.first_chunk_mut::<N>()? = *from.first_chunk()?;
+    *to.last_chunk_mut::<N>()? = *from.last_chunk()?;
+    Some(())
+}
+
+impl fmt::Debug for KeyHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyHasher(secret)")
+    }
+}
+
+// === impl Key ===
+
+impl Key {
+    fn of(encoding: &Encoding<'_>) -> Self {
+        let make = || {
+            let hash = encoding.finish();
+            let mut key = [0; 16];
+            key.copy_from_slice(&hash.as_bytes()[..16]);
+            Self(key)
+        };
+        match encoding.short() {
+            Some((secret, bytes)) => recent::key(secret, bytes, make),
+            None => make(),
+        }
+    }
+
+    /// The key in the store, `rl:{…}` behind `prefix`. The braces make all the hash the slot's tag.
+    pub fn in_store(self, prefix: &str) -> String {
+        format!("{prefix}rl:{{{self}}}")
+    }
+
+    /// The key of pool `at` of this key, from 0 and below 128. It differs from the key
+    /// itself and lies on a slot of its own.
+    #[must_use]
+    pub fn of_pool(self, at: u8) -> Self {
+        // An odd factor takes different pools to different numbers: 2^64 / golden ratio.
+        let mark = u64::from(POOLS_FROM | at).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
+        let mut bytes = self.0;
+        for (byte, mark) in bytes.iter_mut().zip(mark) {
+            *byte ^= mark;
+        }
+        Self(bytes)
+    }
+
+    /// The first 64 bits; uniform, so any part of them serves to spread keys.
+    pub fn bits(self) -> u64 {
+        let mut bits = [0; 8];
+        bits.copy_from_slice(&self.0[..8]);
+        u64::from_le_bytes(bits)
+    }
+
+    /// A key for tests, told apart by `n`.
+    #[doc(hidden)]
+    pub fn for_test(n: u64) -> Self {
+        KeyHasher::new("test").key("test", n, std::iter::empty())
+    }
+}
+
+/// 22 characters: 128 bits, six to a character, in the alphabet of RFC 4648 §5 (base64url).
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const ALPHABET: &[u8; 64] =
+            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        let bits = u128::from_be_bytes(self.0);
+        let mut text = [0; 22];
+        for (at, character) in text.iter_mut().enumerate() {
+            // The last character holds the two bits that are left, on its high side.
+            let six = if at < 21 { bits >> (122 - 6 * at) } else { bits << 4 };
+            *character = ALPHABET[(six & 63) as usize];
+        }
+        f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({self})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn key(secret: &str, domain: &str, identity: u64, entries: &[(&str, Part<'_>)]) -> Key {
+        KeyHasher::new(secret).key(domain, identity, entries.iter().copied())
+    }
+
+    #[test]
+    fn no_two_descriptors_share_a_key() {
+        use Part::{Shared, Value};
+        let long = "x".repeat(300);
+        let longer = "x".repeat(301);
+        type Case<'a> = (&'a str, u64, &'a [(&'a str, Part<'a>)]);
+        let cases: [Case<'_>; 14] = [
+            ("d", 60, &[]),
+            ("d", 1, &[]),
+            ("", 60, &[("d", Value(""))]),
+            ("d", 60, &[("k_v", Value("x"))]),
+            ("d", 60, &[("k", Value("v_x"))]),
+            ("d_k", 60, &[("v", Value("x"))]),
+            ("d", 60, &[("k", Value("v")), ("x", Value(""))]),
+            ("d", 60, &[("k1", Value("x_k2_y")), ("k2", Value("z"))]),
+            ("d", 60, &[("k1", Value("x")), ("k2", Value("y_k2_z"))]),
+            ("d", 60, &[("k", Value("a*"))]),
+            ("d", 60, &[("k", Shared("a*"))]),
+            ("d", 60, &[("k", Value("\u{1}v\u{1}x"))]),
+            ("d", 60, &[("k", Value(&long))]),
+            ("d", 60, &[("k", Value(&longer))]),
+        ];
+        let keys: HashSet<_> = cases.iter().map(|(d, i, parts)| key("", d, *i, parts)).collect();
+        assert_eq!(keys.len(), cases.len());
+    }
+
+    #[test]
+    fn overflow_keys_are_apart_from_each_other_and_from_those_of_descriptors() {
+        let hasher = KeyHasher::new("");
+        let owners = [
+            (Owner::Rule("d"), 60),
+            (Owner::Rule("d"), 1),
+            (Owner::Rule("d.k"), 60),
+            (Owner::Override("d", 5), 60),
+            (Owner::Override("d", 6), 60),
+            (Owner::Override("d.k", 5), 60),
+        ];
+        let overflows = owners.map(|(owner, identity)| hasher.overflow_key(owner, identity));
+        let own = [key("", "d", 60, &[]), key("", "d", 60, &[("k", Part::Value(""))])];
+        let keys: HashSet<_> = overflows.iter().chain(&own).collect();
+        assert_eq!(keys.len(), owners.len() + own.len());
+    }
+
+    /// Pods of different versions share counts: a key must not change from one to the next.
+    #[test]
+    fn keys_are_what_they_were() {
+        let parts = [("user", Part::Value("alice"))];
+        assert_eq!(key("", "shop", 60, &parts).in_store("p:"), "p:rl:{SIkqHKtZuP__J8Xf1wKPgA}");
+        let long = "x".repeat(20_000);
+        let parts = [("user", Part::Value(long.as_str()))];
+        let own = key("", "shop", 60, &parts);
+        assert_eq!(own.to_string(), "usCMpKEe3l9KRRL-gXFxmA");
+        let pools = [0, 1, 63].map(|at| own.of_pool(at).to_string());
+        let expected =
+            ["OsqyAR7CYkRKRRL-gXFxmA", "L0YEgNhIKuZKRRL-gXFxmA", "EVMeXMTPvVRKRRL-gXFxmA"];
+        assert_eq!(pools, expected);
+    }
+
+    #[test]
+    fn a_secret_changes_every_key() {
+        let parts = [("user", Part::Value("alice"))];
+        assert_ne!(key("", "shop", 60, &parts), key("s", "shop", 60, &parts));
+    }
+
+    /// Whatever the pieces, BLAKE3 sees the same bytes.
+    #[test]
+    fn spilling_changes_nothing() {
+        let secret = [7; 32];
+        for len in (0..40).chain([253, 254, 255, 256, 257, 5_000]) {
+            let text = "y".repeat(len);
+            let mut encoding = Encoding::new(&secret);
+            encoding.part(b'v', &text);
+            encoding.write(b"end");
+            let mut bytes = vec![b'v'];
+            match u8::try_from(len) {
+                Ok(len) if len < 255 => bytes.push(len),
+                _ => {
+                    bytes.push(255);
+                    bytes.extend((len as u64).to_le_bytes());
+                }
+            }
+            bytes.extend(text.as_bytes());
+            bytes.extend(b"end");
+            assert_eq!(encoding.finish(), blake3::keyed_hash(&secret, &bytes), "length {len}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! **Rules**: what a rate limit request is, which rule limits it, and the name of its count.
+//!
+//! ```text
+//! read_directory ─▶ Source ─▶ text ─▶ node ─▶ reader ─▶ file ─▶ compile ─▶ Rules (tree)
+//!                             UTF-8   places   aliases   types   meaning    lookup
+//! ```
+//!
+//! It may use the standard library, a hash and parsers. It has no async runtime, reads no clock and
+//! opens no socket; files are read only by [`read_directory`] and [`read_path`].
+//!
+//! It is used by the engine, which decides by the rules, by the sidecar, and by the tools.
+//!
+//! # Modules
+//!
+//! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`duration`]
+//! and [`steering`] parse and judge text. `limit`, `lease`, `failure` and `attachment` are the
+//! parts of a `rule`; [`request`] is what is matched against rules, [`key`] the name of a count.
+//! The modules from `source` to `file` read a rule file, `tree` is the compiled form, `compile`
+//! makes it and `directory` finds the files. [`yaml`] reads other YAML files with the same parser.
+
+#![forbid(unsafe_code)]
+
+mod attachment;
+mod compile;
+mod directory;
+pub mod duration;
+mod failure;
+mod fault;
+mod field;
+mod file;
+mod given;
+mod handful;
+pub mod key;
+mod lease;
+mod letters;
+mod limit;
+mod metadata;
+mod nearest;
+mod node;
+mod places;
+mod reader;
+pub mod request;
+mod rule;
+mod rules;
+mod scalar;
+mod source;
+mod stats;
+pub mod steering;
+#[cfg(test)]
+mod tests;
+mod text;
+mod tree;
+mod wildcard;
+pub mod yaml;
+
+pub use attachment::Attachment;
+pub use compile::{Loaded, Options, load, load_with_places};
+pub use directory::{ReadError, read_directory, read_from, read_path};
+pub use failure::FailureMode;
+pub use fault::{Fault, Faults, Place, excerpt};
+pub use lease::{Leasing, Terms};
+pub use limit::{
+    Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, POOLS_MAX, SLIDING_LOG_MAX,
+    SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
+};
+pub use nearest::nearest;
+pub use places::{Places, Written};
+pub use rule::{Allowance, Level, Matched, Rule};
+pub use rules::{Lookup, Rules};
+pub use source::Source;
+pub use tree::{Candidate, Fit, Step, Trace};

@@ -1,0 +1,140 @@
+//! `metadata`: any map, as the JSON that a protobuf Struct can hold.
+
+use serde_json::{Map, Number, Value};
+
+use crate::fault::{Place, excerpt};
+use crate::given::Given;
+use crate::node::{Kind, Node};
+use crate::reader::{Entry, Reader};
+use crate::scalar::Meaning;
+
+/// Maps and lists inside one another. Each is three protobuf messages deep or so, and protobuf
+/// readers, Envoy's too, stop at 100.
+const METADATA_DEPTH_MAX: usize = 24;
+/// Size of one descriptor's metadata: text, and 32 bytes a value. It goes out with every passing
+/// request.
+const METADATA_BYTES_MAX: usize = 64 << 10;
+
+/// Reads `node` into what is there already, so that a map of one's own adds to one merged in by
+/// `<<`.
+pub(crate) fn read<'d>(
+    reader: &mut Reader<'d, '_>,
+    node: &'d Node<'d>,
+    metadata: &mut Given<Map<String, Value>>,
+) {
+    let mut bounds = Bounds { bytes: METADATA_BYTES_MAX, levels: METADATA_DEPTH_MAX };
+    match &node.kind {
+        Kind::Scalar(_, Meaning::Null) => *metadata = Given::Absent,
+        Kind::Map(pairs) => {
+            let entries = reader.entries(pairs);
+            let mut map = match std::mem::take(metadata) {
+                Given::As(_, map) => map,
+                _ => Map::new(),
+            };
+            *metadata = match bounds.fill(reader, entries, &mut map) {
+                Ok(()) => Given::As(node.place, map),
+                Err((place, why)) => {
+                    reader.fault(place, format!("error parsing metadata: {why}"));
+                    Given::Faulty
+                }
+            };
+        }
+        _ => {
+            reader.refuse_type(node, "'metadata'", "a map");
+            *metadata = Given::Faulty;
+        }
+    }
+}
+
+/// What is left of the room for one descriptor's metadata.
+struct Bounds {
+    bytes: usize,
+    levels: usize,
+}
+
+type Refusal = (Place, String);
+
+// === impl Bounds ===
+
+impl Bounds {
+    fn fill<'d>(
+        &mut self,
+        reader: &mut Reader<'d, '_>,
+        entries: Vec<Entry<'d>>,
+        map: &mut Map<String, Value>,
+    ) -> Result<(), Refusal> {
+        let mut seen: std::collections::HashMap<&str, Entry<'d>> = std::collections::HashMap::new();
+        for entry in entries {
+            let Kind::Scalar(name, _) = &entry.key.kind else {
+                let why = format!("a key must be text, found {}", entry.key.describe());
+                return Err((entry.key.place, why));
+            };
+            self.spend(entry.key)?;
+            if let Some(earlier) = seen.insert(name, entry) {
+                reader.warn_of_duplicate(name, earlier, entry);
+            }
+            let value = self.value(reader, entry.value)?;
+            map.insert(name.to_string(), value);
+        }
+        Ok(())
+    }
+
+    fn value<'d>(
+        &mut self,
+        reader: &mut Reader<'d, '_>,
+        node: &'d Node<'d>,
+    ) -> Result<Value, Refusal> {
+        self.spend(node)?;
+        Ok(match &node.kind {
+            Kind::Scalar(text, meaning) => {
+                scalar(text, *meaning).map_err(|why| (node.place, why))?
+            }
+            Kind::List(ids) => {
+                let items = reader.items(ids);
+                self.inside(node, |bounds| {
+                    items.into_iter().map(|item| bounds.value(reader, item)).collect()
+                })
+                .map(Value::Array)?
+            }
+            Kind::Map(pairs) => {
+                let entries = reader.entries(pairs);
+                let mut map = Map::new();
+                self.inside(node, |bounds| bounds.fill(reader, entries, &mut map))?;
+                Value::Object(map)
+            }
+            Kind::Alias(_) => Value::Null,
+        })
+    }
+
+    fn spend(&mut self, node: &Node<'_>) -> Result<(), Refusal> {
+        let left = self.bytes.checked_sub(node.cost());
+        let why = || format!("larger than {} KiB; shorten it", METADATA_BYTES_MAX >> 10);
+        self.bytes = left.ok_or_else(|| (node.place, why()))?;
+        Ok(())
+    }
+
+    fn inside<T>(
+        &mut self,
+        node: &Node<'_>,
+        read: impl FnOnce(&mut Self) -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        let why = || format!("nested deeper than {METADATA_DEPTH_MAX} levels");
+        self.levels = self.levels.checked_sub(1).ok_or_else(|| (node.place, why()))?;
+        let read = read(self);
+        self.levels += 1;
+        read
+    }
+}
+
+fn scalar(text: &str, meaning: Meaning) -> Result<Value, String> {
+    Ok(match meaning {
+        Meaning::Null => Value::Null,
+        Meaning::Bool(value) => Value::Bool(value),
+        Meaning::Int(number) => Value::Number(number.into()),
+        Meaning::Big(number) => Value::Number(number.into()),
+        Meaning::Float(number) => Number::from_f64(number)
+            .map(Value::Number)
+            .ok_or_else(|| format!("{} is no number that JSON has", excerpt(text)))?,
+        Meaning::Text | Meaning::Merge => Value::String(text.to_owned()),
+    })
+}

@@ -1,0 +1,295 @@
+//! A YAML file as a tree in which every node knows its place.
+//!
+//! Only the first document is read, as the reference does. Aliases stay aliases: what they stand
+//! for is shared, never copied, so a tree is never larger than its file.
+
+use std::borrow::Cow;
+use std::str::Chars;
+
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Tag};
+
+use crate::fault::{Place, excerpt};
+use crate::letters::Letters;
+use crate::scalar::Meaning;
+
+/// The first document of a file.
+#[derive(Debug)]
+pub(crate) struct Document<'s> {
+    nodes: Vec<Node<'s>>,
+    root: Option<NodeId>,
+    cost: usize,
+}
+
+/// A scalar, list, map or alias.
+#[derive(Debug)]
+pub(crate) struct Node<'s> {
+    /// Its first character.
+    pub(crate) place: Place,
+    pub(crate) kind: Kind<'s>,
+}
+
+/// What a node is.
+#[derive(Debug)]
+pub(crate) enum Kind<'s> {
+    Scalar(Cow<'s, str>, Meaning),
+    List(Vec<NodeId>),
+    /// Pairs of key and value, as written: duplicates and merge keys are still in it.
+    Map(Vec<(NodeId, NodeId)>),
+    /// Never of another alias, nor of a node that contains this one.
+    Alias(NodeId),
+}
+
+/// Position of a node in its document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NodeId(u32);
+
+/// Lists and maps inside one another. 64 levels hold 31 levels of descriptors.
+pub(crate) const DEPTH_MAX: usize = 64;
+/// Nodes of one file: about 300 000 rules.
+const NODES_MAX: usize = 3_000_000;
+
+/// Grows a document event by event.
+struct Builder<'s> {
+    nodes: Vec<Node<'s>>,
+    root: Option<NodeId>,
+    /// Lists and maps that have not ended, outermost first.
+    open: Vec<Open>,
+    /// The node of each anchor; the parser numbers anchors from 1.
+    anchors: Vec<NodeId>,
+    /// The text from the last scalar on, and how many characters come before it.
+    rest: Chars<'s>,
+    passed: usize,
+}
+
+struct Open {
+    node: NodeId,
+    /// The key that waits for its value, in a map.
+    key: Option<NodeId>,
+}
+
+type Refusal = (Place, String);
+
+// === impl Document ===
+
+impl<'s> Document<'s> {
+    /// Reads `text`, or says where and why it is not YAML that we read.
+    pub(crate) fn parse(text: &'s str) -> Result<Self, Refusal> {
+        let mut parser = Parser::new(Letters::new(text));
+        let mut builder = Builder::new(text);
+        while let Some(event) = parser.next_event() {
+            let (event, span) = event.map_err(|error| syntax_fault(&error, text))?;
+            if matches!(event, Event::DocumentEnd | Event::StreamEnd) {
+                break;
+            }
+            builder.accept(event, span.start)?;
+        }
+        let cost = builder.nodes.iter().map(Node::cost).sum();
+        Ok(Document { nodes: builder.nodes, root: builder.root, cost })
+    }
+
+    /// The outermost node; `None` if the file holds nothing but comments.
+    pub(crate) fn root(&self) -> Option<NodeId> {
+        self.root
+    }
+
+    /// What reading every node once costs.
+    pub(crate) fn cost(&self) -> usize {
+        self.cost
+    }
+
+    /// The node that `id` stands for, and whether an alias led to it.
+    pub(crate) fn node(&self, id: NodeId) -> Option<(&Node<'s>, bool)> {
+        let node = self.nodes.get(id.0 as usize)?;
+        match node.kind {
+            Kind::Alias(target) => Some((self.nodes.get(target.0 as usize)?, true)),
+            _ => Some((node, false)),
+        }
+    }
+}
+
+// === impl Node ===
+
+impl Node<'_> {
+    /// Roughly the bytes that a copy of this node, without what is in it, takes.
+    pub(crate) fn cost(&self) -> usize {
+        match &self.kind {
+            Kind::Scalar(text, _) => 32 + text.len(),
+            _ => 32,
+        }
+    }
+
+    /// What it is, for a message.
+    pub(crate) fn describe(&self) -> String {
+        match &self.kind {
+            Kind::Scalar(text, meaning) => match meaning {
+                Meaning::Null => "nothing".to_owned(),
+                Meaning::Bool(_) => format!("the boolean {text}"),
+                Meaning::Int(_) | Meaning::Big(_) | Meaning::Float(_) => {
+                    format!("the number {}", excerpt(text))
+                }
+                Meaning::Text | Meaning::Merge => format!("the text '{}'", excerpt(text)),
+            },
+            Kind::List(_) => "a list".to_owned(),
+            Kind::Map(_) => "a map".to_owned(),
+            Kind::Alias(_) => "an alias".to_owned(),
+        }
+    }
+}
+
+// === impl Builder ===
+
+impl<'s> Builder<'s> {
+    fn new(text: &'s str) -> Self {
+        Builder {
+            nodes: Vec::new(),
+            root: None,
+            open: Vec::new(),
+            anchors: Vec::new(),
+            rest: text.chars(),
+            passed: 0,
+        }
+    }
+
+    fn accept(&mut self, event: Event<'s>, start: Marker) -> Result<(), Refusal> {
+        let place = place_of(start);
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let meaning = meaning(&text, style, tag.as_deref()).map_err(|why| (place, why))?;
+                let text = self.borrowed(text, style, start);
+                let node = self.add(place, Kind::Scalar(text, meaning))?;
+                self.anchor(anchor, node);
+            }
+            Event::SequenceStart(anchor, _) => self.open(place, anchor, Kind::List(Vec::new()))?,
+            Event::MappingStart(anchor, _) => self.open(place, anchor, Kind::Map(Vec::new()))?,
+            Event::SequenceEnd | Event::MappingEnd => {
+                self.open.pop();
+            }
+            Event::Alias(anchor) => {
+                let target = self.aliased(anchor, place)?;
+                self.add(place, Kind::Alias(target))?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, place: Place, anchor: usize, kind: Kind<'s>) -> Result<(), Refusal> {
+        if self.open.len() == DEPTH_MAX {
+            return Err((place, format!("nested deeper than {DEPTH_MAX} levels")));
+        }
+        let node = self.add(place, kind)?;
+        self.anchor(anchor, node);
+        self.open.push(Open { node, key: None });
+        Ok(())
+    }
+
+    /// Adds a node where the last event left off.
+    fn add(&mut self, place: Place, kind: Kind<'s>) -> Result<NodeId, Refusal> {
+        let full = || (place, format!("more than {NODES_MAX} values in one file; split it"));
+        if self.nodes.len() == NODES_MAX {
+            return Err(full());
+        }
+        let id = NodeId(u32::try_from(self.nodes.len()).map_err(|_| full())?);
+        self.nodes.push(Node { place, kind });
+        let Some(open) = self.open.last_mut() else {
+            self.root = Some(id);
+            return Ok(id);
+        };
+        match self.nodes.get_mut(open.node.0 as usize).map(|node| &mut node.kind) {
+            Some(Kind::List(items)) => items.push(id),
+            Some(Kind::Map(pairs)) => match open.key.take() {
+                Some(key) => pairs.push((key, id)),
+                None => open.key = Some(id),
+            },
+            _ => {}
+        }
+        Ok(id)
+    }
+
+    /// The scalar `text`, which began at `start`, as a part of the file where it stands there as it
+    /// is: the parser copies each, into more room than it takes.
+    fn borrowed(&mut self, text: Cow<'s, str>, style: ScalarStyle, start: Marker) -> Cow<'s, str> {
+        let Cow::Owned(owned) = text else { return text };
+        if let Some(ahead) = start.index().checked_sub(self.passed) {
+            if let Some(last) = ahead.checked_sub(1) {
+                self.rest.nth(last);
+            }
+            self.passed = start.index();
+        }
+        let quote = match style {
+            ScalarStyle::SingleQuoted | ScalarStyle::DoubleQuoted => 1,
+            _ => 0,
+        };
+        match self.rest.as_str().get(quote..quote + owned.len()) {
+            Some(found) if found == owned => Cow::Borrowed(found),
+            _ => Cow::Owned(owned.into_boxed_str().into_string()),
+        }
+    }
+
+    /// The parser gives out anchor numbers in order of appearance.
+    fn anchor(&mut self, anchor: usize, node: NodeId) {
+        if anchor > 0 {
+            self.anchors.push(node);
+        }
+    }
+
+    fn aliased(&self, anchor: usize, place: Place) -> Result<NodeId, Refusal> {
+        let target = anchor.checked_sub(1).and_then(|index| self.anchors.get(index).copied());
+        match target {
+            None => Err((place, "alias of an anchor that is not there".to_owned())),
+            Some(target) if self.open.iter().any(|open| open.node == target) => {
+                Err((place, "the anchor's value contains itself; remove this alias".to_owned()))
+            }
+            Some(target) => Ok(target),
+        }
+    }
+}
+
+/// What a scalar means, by its quotes and tag. A tag of one's own makes it text, as in yaml.v2.
+fn meaning(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Meaning, String> {
+    let Some(tag) = tag else {
+        return Ok(match style {
+            ScalarStyle::Plain => Meaning::of(text),
+            _ => Meaning::Text,
+        });
+    };
+    if !tag.is_yaml_core_schema() {
+        return Ok(Meaning::Text);
+    }
+    let meaning = Meaning::of(text);
+    match (tag.suffix.as_str(), meaning) {
+        ("binary", _) => Err("tag !!binary is not read here; write the text itself".to_owned()),
+        ("merge", _) if text == "<<" => Ok(Meaning::Merge),
+        #[allow(clippy::cast_precision_loss)] // as asked for by the tag
+        ("float", Meaning::Int(number)) => Ok(Meaning::Float(number as f64)),
+        ("float", Meaning::Float(_))
+        | ("int", Meaning::Int(_) | Meaning::Big(_))
+        | ("bool", Meaning::Bool(_))
+        | ("null", Meaning::Null) => Ok(meaning),
+        ("float" | "int" | "bool" | "null", _) => {
+            Err(format!("cannot decode '{}' as a !!{}", excerpt(text), tag.suffix))
+        }
+        _ => Ok(Meaning::Text),
+    }
+}
+
+fn place_of(marker: Marker) -> Place {
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Place { line: number(marker.line()), column: number(marker.col()).saturating_add(1) }
+}
+
+/// The parser's words, and a hint where people trip most: `*` opens an alias unless it is quoted.
+fn syntax_fault(error: &ScanError, text: &str) -> Refusal {
+    let place = place_of(*error.marker());
+    let mut message = error.info().to_owned();
+    let line = text.lines().nth(place.line.saturating_sub(1) as usize).unwrap_or_default();
+    if line.split_once(": ").is_some_and(|(_, value)| value.trim_start().starts_with('*')) {
+        message.push_str("; a value that starts with '*' needs quotes, such as \"*.pdf\"");
+    } else if line.trim_start_matches(' ').starts_with('\t') {
+        message.push_str("; YAML is indented with spaces, not with tabs");
+    }
+    (place, message)
+}
+
+#[cfg(test)]
+mod tests;

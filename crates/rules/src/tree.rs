@@ -1,0 +1,143 @@
+//! The tree that descriptors are matched against.
+//!
+//! One branch holds the children of a node: for each key, a map from value to child, the patterns
+//! in the order of the file, and the child for the key alone. Keys and values are looked up one
+//! after the other and never joined, so a lookup takes as long among ten children as among a
+//! million, and no two pairs of key and value can be taken for one another. It allocates nothing
+//! but for the search among many patterns, and for a long value where a key is a pattern.
+
+mod trace;
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::handful::{Handful, TextMap};
+use crate::request::Entry;
+use crate::rule::Rule;
+use crate::wildcard::Patterns;
+pub use trace::{Candidate, Fit, Step, Trace};
+
+/// One configured level: where a descriptor's entry leads.
+#[derive(Debug, Default)]
+pub(crate) struct Node {
+    /// What applies to descriptors that end here.
+    pub(crate) rule: Option<Arc<Rule>>,
+    /// Where their next entry leads.
+    pub(crate) children: Option<Box<Branch>>,
+}
+
+/// The children of a node, or of a domain.
+#[derive(Debug, Default)]
+pub(crate) struct Branch {
+    keys: Handful<Slot>,
+    /// Keys with a `*` in them: patterns over the text `key_value`.
+    wild_keys: Patterns,
+    /// In the order of the file, so that of two wildcards the one with the smaller index wins.
+    nodes: Vec<Node>,
+}
+
+/// The children of one key.
+#[derive(Debug, Default)]
+struct Slot {
+    values: TextMap<u32>,
+    wild_values: Patterns,
+    alone: Option<u32>,
+}
+
+/// `key_value` as one text.
+type Joined = SmallVec<[u8; JOINED_INLINE]>;
+
+/// Bytes of a joined key and value that take no allocation.
+const JOINED_INLINE: usize = 256;
+
+// === impl Branch ===
+
+impl Branch {
+    /// The node that `entries`, which must not be empty, lead to.
+    pub(crate) fn find(&self, entries: &[Entry<'_>]) -> Option<&Node> {
+        let (last, path) = entries.split_last()?;
+        let mut branch = self;
+        for entry in path {
+            branch = branch.child(entry)?.children.as_deref()?;
+        }
+        branch.child(last)
+    }
+
+    fn child(&self, entry: &Entry<'_>) -> Option<&Node> {
+        self.nodes.get(self.choose(entry)? as usize)
+    }
+
+    /// The value itself, else the first wildcard that matches, else the key alone.
+    fn choose(&self, entry: &Entry<'_>) -> Option<u32> {
+        let slot = self.keys.get(entry.key);
+        slot.and_then(|slot| slot.values.get(entry.value).copied())
+            .or_else(|| self.first_wild(slot, entry))
+            .or_else(|| slot?.alone)
+    }
+
+    fn first_wild(&self, slot: Option<&Slot>, entry: &Entry<'_>) -> Option<u32> {
+        let by_value = slot.and_then(|slot| slot.wild_values.find(entry.value.as_bytes()));
+        let by_key = match self.wild_keys.is_empty() {
+            true => None,
+            false => self.wild_keys.find(&joined(entry)),
+        };
+        match (by_value, by_key) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Prepares lookups, since nothing more comes, and gives up the room that is left.
+    pub(crate) fn finish(mut self) -> Branch {
+        self.keys.shrink();
+        self.keys.values_mut().for_each(|slot| slot.wild_values.index());
+        self.wild_keys.index();
+        self.nodes.shrink_to_fit();
+        self
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Adds a node for `key` and `value` (empty: the key alone); `None` if there is one already.
+    pub(crate) fn insert(&mut self, key: &str, value: &str) -> Option<&mut Node> {
+        // `DESCRIPTORS_MAX` keeps this far from failing.
+        let index = u32::try_from(self.nodes.len()).ok()?;
+        if self.keys.get(key).is_none() {
+            self.keys.insert(key.into(), Slot::default());
+        }
+        let slot = self.keys.get_mut(key)?;
+        match value {
+            "" if slot.alone.is_some() => return None,
+            "" => slot.alone = Some(index),
+            _ if slot.values.contains_key(value) => return None,
+            _ => drop(slot.values.insert(value.into(), index)),
+        }
+        if key.contains('*') {
+            self.wild_keys.push(&composite(key, value), index);
+        } else {
+            slot.wild_values.push(value, index);
+        }
+        self.nodes.push(Node::default());
+        self.nodes.last_mut()
+    }
+}
+
+/// The text that a pattern over key and value is matched with; it has the `_` without a value too.
+fn joined(entry: &Entry<'_>) -> Joined {
+    let mut text = Joined::with_capacity(entry.key.len() + 1 + entry.value.len());
+    text.extend_from_slice(entry.key.as_bytes());
+    text.push(b'_');
+    text.extend_from_slice(entry.value.as_bytes());
+    text
+}
+
+/// Key and value as the reference writes them in one: `key_value`, or `key` alone.
+pub(crate) fn composite(key: &str, value: &str) -> String {
+    match value {
+        "" => key.to_owned(),
+        _ => format!("{key}_{value}"),
+    }
+}

@@ -1,0 +1,189 @@
+//! A lookup that tells what it met. What is taken is what `find` takes, by the same code; the rest
+//! is only listed beside it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{Branch, Slot, composite, joined};
+use crate::request::Entry;
+use crate::rule::Rule;
+
+/// The way of one descriptor through the tree.
+#[derive(Debug, Clone)]
+pub struct Trace<'r> {
+    /// One an entry, up to the first at which nothing was taken or below which there is nothing.
+    pub steps: Vec<Step<'r>>,
+    /// The rule at the node of the last entry, if the way led there and it has one.
+    pub rule: Option<&'r Arc<Rule>>,
+}
+
+/// What one level holds for an entry.
+#[derive(Debug, Clone)]
+pub struct Step<'r> {
+    /// The nodes that the entry could lead to, in the order in which they are tried; of patterns
+    /// that do not match, the first [`Step::SHOWN_MAX`].
+    pub candidates: Vec<Candidate<'r>>,
+    /// The one that was taken, as an index into `candidates`.
+    pub taken: Option<usize>,
+    /// Patterns that do not match and are not among the candidates.
+    pub unlisted: usize,
+    /// The keys of the level in order, at most [`Step::SHOWN_MAX`], and how many there are.
+    pub keys: (Vec<&'r str>, usize),
+    /// The values that the entry's key has here, likewise.
+    pub values: (Vec<&'r str>, usize),
+    /// The rule at the node that was taken.
+    pub rule: Option<&'r Arc<Rule>>,
+    /// Whether further entries lead on from it.
+    pub leads_on: bool,
+}
+
+/// One node that an entry could lead to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate<'r> {
+    /// As the file has it.
+    pub key: &'r str,
+    /// As the file has it; empty for the key alone.
+    pub value: &'r str,
+    /// How it would match.
+    pub fit: Fit,
+    /// Whether it matches the entry.
+    pub fits: bool,
+}
+
+/// How a node matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fit {
+    /// By the value itself.
+    Value,
+    /// By a pattern.
+    Pattern,
+    /// By the key, whatever the value.
+    Key,
+}
+
+// === impl Step ===
+
+impl Step<'_> {
+    /// Names that a step lists of each kind: enough to see a misspelling.
+    pub const SHOWN_MAX: usize = 8;
+}
+
+// === impl Branch ===
+
+impl Branch {
+    /// The way that `find` takes.
+    pub(crate) fn trace(&self, entries: &[Entry<'_>]) -> Trace<'_> {
+        let mut steps = Vec::with_capacity(entries.len());
+        let mut branch = Some(self);
+        for entry in entries {
+            let Some(here) = branch else { break };
+            steps.push(here.step(entry));
+            branch = here.child(entry).and_then(|node| node.children.as_deref());
+        }
+        let arrived = steps.len() == entries.len();
+        let rule = steps.last().filter(|_| arrived).and_then(|step| step.rule);
+        Trace { steps, rule }
+    }
+
+    /// Adds the patterns of this level, whose path is `path`, and of those below it. Levels are at
+    /// most as deep as a file.
+    pub(crate) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
+        let texts = self.keys.iter().flat_map(|(key, slot)| slot.nodes(key));
+        let mut texts: Vec<(u32, &str, &str)> = texts.collect();
+        texts.sort_unstable();
+        let is_pattern =
+            |(_, key, value): &&(u32, &str, &str)| (*key).contains('*') || value.contains('*');
+        let patterns = texts.iter().filter(is_pattern).map(|(_, key, value)| composite(key, value));
+        let patterns: Vec<String> = patterns.collect();
+        if !patterns.is_empty() {
+            found.push((path.to_owned(), patterns));
+        }
+        for (index, key, value) in texts {
+            let node = self.nodes.get(index as usize);
+            if let Some(children) = node.and_then(|node| node.children.as_deref()) {
+                children.patterns(&format!("{path}.{}", composite(key, value)), found);
+            }
+        }
+    }
+
+    fn step(&self, entry: &Entry<'_>) -> Step<'_> {
+        let chosen = self.choose(entry);
+        let node = chosen.and_then(|index| self.nodes.get(index as usize));
+        let mut listed = self.listed(entry);
+        let mut unlisted = 0;
+        let mut misses = 0;
+        listed.retain(|(_, candidate)| {
+            misses += usize::from(!candidate.fits);
+            let keep = candidate.fits || misses <= Step::SHOWN_MAX;
+            unlisted += usize::from(!keep);
+            keep
+        });
+        Step {
+            taken: listed.iter().position(|(index, _)| Some(*index) == chosen),
+            candidates: listed.into_iter().map(|(_, candidate)| candidate).collect(),
+            unlisted,
+            keys: first_of(self.keys.keys()),
+            values: self.keys.get(entry.key).map_or_else(Default::default, Slot::shown),
+            rule: node.and_then(|node| node.rule.as_ref()),
+            leads_on: node.is_some_and(|node| node.children.is_some()),
+        }
+    }
+
+    /// Every node that could match, with its index, in the order in which they are tried.
+    fn listed(&self, entry: &Entry<'_>) -> Vec<(u32, Candidate<'_>)> {
+        let slot = self.keys.iter().find(|(key, _)| *key == entry.key);
+        let exact = slot.and_then(|(key, slot)| {
+            let (value, index) = slot.values.get_key_value(entry.value)?;
+            Some((*index, Candidate { key, value, fit: Fit::Value, fits: true }))
+        });
+        let wild_values = slot.into_iter().map(|(_, slot)| &slot.wild_values);
+        let by_value = wild_values.flat_map(|wild| wild.matches(entry.value.as_bytes()));
+        let text = joined(entry);
+        let by_key = self.wild_keys.matches(&text);
+        // As they were written, by their index.
+        let wild_slots = self.keys.iter().filter(|(key, _)| key.contains('*'));
+        let nodes = slot.into_iter().chain(wild_slots).flat_map(|(key, slot)| slot.nodes(key));
+        let written: HashMap<u32, (&str, &str)> =
+            nodes.map(|(index, key, value)| (index, (key, value))).collect();
+        let by_value_or_key = by_value.chain(by_key).filter_map(|(node, fits)| {
+            let (key, value) = *written.get(&node)?;
+            Some((node, Candidate { key, value, fit: Fit::Pattern, fits }))
+        });
+        let mut patterns: Vec<_> = by_value_or_key.collect();
+        patterns.sort_by_key(|(index, _)| *index);
+        // The value may be a pattern's own text.
+        patterns.retain(|(index, _)| exact.is_none_or(|(exact, _)| exact != *index));
+        let alone = slot.and_then(|(key, slot)| {
+            Some((slot.alone?, Candidate { key, value: "", fit: Fit::Key, fits: true }))
+        });
+        // A key with a `*` is a pattern too, which was tried before; that it need not match.
+        let is_met =
+            |alone: &(u32, _)| patterns.iter().any(|(index, p)| p.fits && *index == alone.0);
+        let alone = alone.filter(|alone| !is_met(alone));
+        patterns.retain(|(index, _)| alone.is_none_or(|(alone, _)| alone != *index));
+        exact.into_iter().chain(patterns).chain(alone).collect()
+    }
+}
+
+// === impl Slot ===
+
+impl Slot {
+    /// Its nodes: index, `key` and value.
+    fn nodes<'b>(&'b self, key: &'b str) -> impl Iterator<Item = (u32, &'b str, &'b str)> {
+        let values = self.values.iter().map(move |(value, index)| (*index, key, &**value));
+        values.chain(self.alone.map(|index| (index, key, "")))
+    }
+
+    fn shown(&self) -> (Vec<&str>, usize) {
+        first_of(self.values.keys().map(AsRef::as_ref))
+    }
+}
+
+/// The first names in order, and how many there are in all.
+fn first_of<'r>(names: impl Iterator<Item = &'r str>) -> (Vec<&'r str>, usize) {
+    let mut names: Vec<&str> = names.collect();
+    let count = names.len();
+    names.sort_unstable();
+    names.truncate(Step::SHOWN_MAX);
+    (names, count)
+}

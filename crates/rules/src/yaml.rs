@@ -1,0 +1,130 @@
+//! YAML with places for files that are not rules: read as rule files are, with the same ceilings,
+//! into a tree of its own.
+
+use crate::fault::{Faults, Findings, Place};
+use crate::node::{Document, Kind, Node};
+use crate::reader::Reader;
+use crate::scalar::Meaning;
+use crate::source::Source;
+use crate::text;
+
+/// A value, aliases followed and merge keys unfolded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Yaml {
+    /// Where it begins.
+    pub place: Place,
+    /// What it is.
+    pub kind: YamlKind,
+}
+
+/// What a value is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum YamlKind {
+    /// Nothing, or `null`.
+    Null,
+    /// As it was written, whatever it may mean.
+    Scalar(String),
+    /// In order.
+    List(Vec<Yaml>),
+    /// In order; keys may come twice.
+    Map(Vec<(Yaml, Yaml)>),
+}
+
+/// The first document of `source`; `None` if it holds nothing.
+///
+/// # Errors
+/// Every fault of its syntax.
+pub fn read(source: &Source) -> Result<Option<Yaml>, Faults> {
+    let findings = Findings::default();
+    findings.begin(&source.name);
+    let root = match text::decode(&source.text).and_then(Document::parse) {
+        Ok(document) => {
+            let mut reader = Reader::new(&document, &findings);
+            let root = reader.root();
+            root.map(|root| copy(&mut reader, root))
+        }
+        Err((place, why)) => {
+            findings.fault(place, why);
+            None
+        }
+    };
+    findings.finish().map(|_| root)
+}
+
+/// The reader's bounds hold here too: it stops to give nodes once aliases stand for too much.
+fn copy<'d>(reader: &mut Reader<'d, '_>, node: &'d Node<'d>) -> Yaml {
+    let kind = match &node.kind {
+        Kind::Scalar(_, Meaning::Null) | Kind::Alias(_) => YamlKind::Null,
+        Kind::Scalar(text, _) => YamlKind::Scalar(text.to_string()),
+        Kind::List(ids) => {
+            let items = reader.items(ids);
+            let copied = reader.inside(node.place, |reader| {
+                items.into_iter().map(|item| copy(reader, item)).collect()
+            });
+            YamlKind::List(copied.unwrap_or_default())
+        }
+        Kind::Map(pairs) => {
+            let entries = reader.entries(pairs);
+            let copied = reader.inside(node.place, |reader| {
+                let pairs = entries.into_iter();
+                pairs.map(|entry| (copy(reader, entry.key), copy(reader, entry.value))).collect()
+            });
+            YamlKind::Map(copied.unwrap_or_default())
+        }
+    };
+    Yaml { place: node.place, kind }
+}
+
+// === impl Yaml ===
+
+impl Yaml {
+    /// What it is, for a message.
+    pub fn describe(&self) -> String {
+        match &self.kind {
+            YamlKind::Null => "nothing".to_owned(),
+            YamlKind::Scalar(text) => format!("'{}'", super::fault::excerpt(text)),
+            YamlKind::List(_) => "a list".to_owned(),
+            YamlKind::Map(_) => "a map".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Option<Yaml>, Faults> {
+        super::read(&Source { name: "a.yaml".into(), text: text.into() })
+    }
+
+    #[test]
+    fn values_keep_their_text_their_order_and_their_place() {
+        let root = read("b: 007\na: [yes, ~]\n").unwrap().unwrap();
+        let YamlKind::Map(pairs) = root.kind else { panic!("no map") };
+        let shown = pairs.iter().map(|(key, value)| {
+            (key.describe(), value.describe(), (value.place.line, value.place.column))
+        });
+        assert_eq!(
+            shown.collect::<Vec<_>>(),
+            [("'b'".into(), "'007'".into(), (1, 4)), ("'a'".into(), "a list".into(), (2, 4))]
+        );
+    }
+
+    #[test]
+    fn what_is_no_yaml_is_refused_with_its_place() {
+        let faults = read("a: [b\n").unwrap_err();
+        assert!(faults.to_string().starts_with("a.yaml:"), "{faults}");
+        assert!(read("# nothing\n").unwrap().is_none());
+    }
+
+    #[test]
+    fn aliases_cannot_make_a_tree_that_is_larger_than_memory() {
+        let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for level in 1..10 {
+            let items = vec![format!("*a{}", level - 1); 10].join(", ");
+            bomb.push_str(&format!("a{level}: &a{level} [{items}]\n"));
+        }
+        let faults = read(&bomb).unwrap_err();
+        assert!(faults.to_string().contains("aliases stand for more than"), "{faults}");
+    }
+}

@@ -1,0 +1,28 @@
+//! The span that a request's headers name as its parent.
+
+/// What `traceparent` says, or B3's headers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Parent {
+    pub(super) trace: [u8; 16],
+    pub(super) span: [u8; 8],
+    /// `None` where that is left to us, as B3 may.
+    pub(super) is_sampled: Option<bool>,
+}
+
+/// Digits in lower case, as the standard has them.
+pub(super) fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
+    let digit = |digit: u8| match digit {
+        b'0'..=b'9' => Some(digit - b'0'),
+        b'a'..=b'f' => Some(digit - b'a' + 10),
+        _ => None,
+    };
+    let (pairs, odd) = digits.as_chunks::<2>();
+    if pairs.len() != N || !odd.is_empty() {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+        *byte = digit(*high)? << 4 | digit(*low)?;
+    }
+    Some(bytes)
+}

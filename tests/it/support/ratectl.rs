@@ -1,0 +1,61 @@
+//! The tools' binary. It is of another package than these tests, so that cargo does not say where
+//! it is: it lies beside the sidecar's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+use std::time::SystemTime;
+
+use super::ratelease::BINARY;
+
+/// Subcommands of the sidecar; all others are the tools'.
+const OF_SIDECAR: [&str; 3] = ["serve", "check", "health"];
+
+/// The binary, built by now. `cargo test` builds that of each package whose tests it runs; where
+/// only tests of this package are run, it may be missing, or older than its source.
+static RATECTL: LazyLock<PathBuf> = LazyLock::new(|| {
+    let path = Path::new(BINARY).with_file_name("ratectl");
+    if fs::metadata(&path).and_then(|built| built.modified()).is_ok_and(|built| built >= source()) {
+        return path;
+    }
+    let profile = match Path::new(BINARY).parent().and_then(Path::file_name) {
+        Some(name) if name != "debug" => name.to_str().expect("a profile"),
+        _ => "dev",
+    };
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--locked", "--package", "ratelease-ctl", "--bin", "ratectl"]);
+    build.args(["--profile", profile]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    assert!(build.status().expect("cargo runs").success(), "ratectl cannot be built");
+    path
+});
+
+/// The tools' binary.
+pub(crate) fn ratectl() -> &'static Path {
+    &RATECTL
+}
+
+/// The program that has the subcommand which `args` begin with.
+pub(crate) fn program_of(args: &[impl AsRef<std::ffi::OsStr>]) -> &'static Path {
+    let first = args.first().and_then(|first| first.as_ref().to_str()).unwrap_or("");
+    let is_of_sidecar = first.starts_with('-') || OF_SIDECAR.contains(&first);
+    if is_of_sidecar { Path::new(BINARY) } else { ratectl() }
+}
+
+/// When the source was last changed that the binary is built from.
+fn source() -> SystemTime {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+    let mut newest = SystemTime::UNIX_EPOCH;
+    let mut left = vec![root];
+    while let Some(path) = left.pop() {
+        if path.is_dir() {
+            let entries = fs::read_dir(&path).expect("the source is there");
+            let entries = entries.map(|entry| entry.unwrap().path());
+            // Tests are no part of it.
+            left.extend(entries.filter(|path| path.file_stem().is_none_or(|it| it != "tests")));
+        } else if path.extension().is_some_and(|extension| extension != "md") {
+            newest = newest.max(fs::metadata(&path).unwrap().modified().unwrap());
+        }
+    }
+    newest
+}

@@ -1,0 +1,109 @@
+//! The graph of crates: who depends on whom, by what cargo says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Each crate of ours with those of ours that it is built from, the lowest first.
+const GRAPH: [(&str, &[&str]); 5] = [
+    ("ratelease-rules", &[]),
+    ("ratelease-engine", &["ratelease-rules"]),
+    ("ratelease-cli", &["ratelease-engine", "ratelease-rules"]),
+    ("ratelease-ctl", &["ratelease-cli", "ratelease-engine", "ratelease-rules"]),
+    ("ratelease", &["ratelease-cli", "ratelease-engine", "ratelease-rules"]),
+];
+
+/// What no crate may be built from, directly or not, with the reason.
+const NEVER: [(&str, &[&str], &str); 3] = [
+    (
+        "ratelease-rules",
+        &["tokio", "redis", "http", "hyper", "tonic", "clap", "tracing", "fastrand", "rand"],
+        "rules are pure: no runtime, no clock, no socket, no dice",
+    ),
+    (
+        "ratelease-engine",
+        &["http", "hyper", "tonic", "prost", "axum", "clap", "tracing-subscriber"],
+        "the engine knows nothing of gRPC, HTTP, settings, metrics or OpenTelemetry",
+    ),
+    (
+        "ratelease",
+        &["ratatui", "hdrhistogram", "clap_mangen", "clap_complete", "ratelease-ctl"],
+        "what only the tools need is not of the sidecar",
+    ),
+];
+
+/// Who needs whom to be built, without tests and build scripts: names by cargo's ids, and ids.
+struct Graph {
+    names: BTreeMap<String, String>,
+    needs: BTreeMap<String, Vec<String>>,
+}
+
+#[test]
+fn crates_depend_one_way() {
+    let graph = Graph::read();
+    let ours: BTreeSet<_> = graph.ours().collect();
+    assert_eq!(ours, GRAPH.iter().map(|(name, _)| *name).collect(), "a crate in no layer");
+    for (at, (name, expected)) in GRAPH.iter().enumerate() {
+        let found: BTreeSet<_> =
+            graph.needed(name).filter(|needed| needed.starts_with("ratelease")).collect();
+        assert_eq!(found, expected.iter().copied().collect(), "what {name} is built from");
+        let is_before = |needed: &&str| GRAPH[..at].iter().any(|(before, _)| before == needed);
+        assert!(expected.iter().all(is_before), "{name} needs a crate that is not before it");
+    }
+}
+
+#[test]
+fn no_crate_is_built_from_what_it_must_not_know() {
+    let graph = Graph::read();
+    for (name, never, reason) in NEVER {
+        let all = graph.all_needed(name);
+        let wrong: Vec<_> = never.iter().filter(|never| all.contains(**never)).collect();
+        assert!(wrong.is_empty(), "{name} is built from {wrong:?}: {reason}");
+        assert!(all.contains(if name == "ratelease" { "tokio" } else { "smallvec" }), "{all:?}");
+    }
+}
+
+// === impl Graph ===
+
+impl Graph {
+    fn read() -> Self {
+        let mut metadata = Command::new(env!("CARGO"));
+        metadata.args(["metadata", "--format-version", "1", "--locked", "--offline"]);
+        let output = metadata.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let list = |value: &Value| value.as_array().expect("a list").clone();
+        let text = |value: &Value| value.as_str().expect("text").to_owned();
+        let packages = list(&metadata["packages"]);
+        let names = packages.iter().map(|package| (text(&package["id"]), text(&package["name"])));
+        // `null` is a dependency that is neither of tests nor of a build script.
+        let is_normal =
+            |of: &Value| list(&of["dep_kinds"]).iter().any(|kind| kind["kind"].is_null());
+        let needs = list(&metadata["resolve"]["nodes"]).into_iter().map(|node| {
+            let needs = list(&node["deps"]).into_iter().filter(is_normal);
+            (text(&node["id"]), needs.map(|needed| text(&needed["pkg"])).collect())
+        });
+        Self { names: names.collect(), needs: needs.collect() }
+    }
+
+    fn ours(&self) -> impl Iterator<Item = &str> {
+        self.names.values().map(String::as_str).filter(|name| name.starts_with("ratelease"))
+    }
+
+    /// The crates that `name` names itself.
+    fn needed(&self, name: &str) -> impl Iterator<Item = &str> {
+        let (id, _) = self.names.iter().find(|(_, of)| *of == name).expect("the crate is there");
+        self.needs[id].iter().map(|needed| self.names[needed].as_str())
+    }
+
+    /// The crates that `name` is built from, however far down.
+    fn all_needed(&self, name: &str) -> BTreeSet<&str> {
+        let (id, _) = self.names.iter().find(|(_, of)| *of == name).expect("the crate is there");
+        let (mut seen, mut left) = (BTreeSet::new(), vec![id]);
+        while let Some(next) = left.pop() {
+            left.extend(self.needs[next].iter().filter(|needed| seen.insert(*needed)));
+        }
+        seen.into_iter().map(|id| self.names[id].as_str()).collect()
+    }
+}
