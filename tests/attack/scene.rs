@@ -16,7 +16,8 @@ use crate::neighbour::{self, Seen};
 use crate::probes::{self, Probed};
 use crate::row::{AFTER_MAX, DURING_MAX, Row};
 use crate::support::now;
-use crate::support::process::{free_port, leashed};
+use crate::support::ports::free_port;
+use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
 
 /// How long the parts of a row last.

@@ -17,6 +17,7 @@ use tokio::sync::RwLock;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::support::envoy::EnvoyOptions;
+use crate::support::files::put;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
 
@@ -101,9 +102,7 @@ impl Rules {
 
     /// Puts another file in the place of the present one, atomically.
     pub fn replace(&self, file: &str) {
-        let next = self.dir.path().join("next");
-        std::fs::write(&next, file).expect("a written file");
-        std::fs::rename(&next, self.dir.path().join("rules.yaml")).expect("a renamed file");
+        put(self.dir.path().join("rules.yaml"), file);
     }
 }
 

@@ -97,7 +97,6 @@ async fn r11_the_clock_of_a_redis_steps() {
             row.holds(ttl > 0 || ttl == -2, &format!("{key} lives for ever"));
         }
     }
-    row.errors(0);
     row.admitted(admitted, 2 * LIMIT);
     row.holds(admitted >= LIMIT, "fewer than L were admitted");
     judge_process(&mut row, &pod).await;

@@ -8,7 +8,7 @@ use crate::stand::PATIENT;
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::now;
 use crate::support::paced::Paced;
-use crate::support::process::free_port;
+use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
 

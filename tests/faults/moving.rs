@@ -162,8 +162,9 @@ async fn r10_redis_refuses() {
         let load = stage.load().await;
         let all = || cluster.nodes.iter().map(scripts).sum::<u64>();
         cluster.nodes.iter().for_each(|node| node.command::<()>(begin));
-        tokio::time::sleep(Duration::from_millis(1500)).await;
-        row.holds(count(&stage.pods[0], counted).await > 0, &format!("{counted} is 0"));
+        let is_counted = async || count(&stage.pods[0], counted).await > 0;
+        let refused = time_until(Duration::from_secs(10), is_counted).await;
+        row.holds(refused.is_some(), &format!("{counted} is 0"));
         cluster.nodes.iter().for_each(|node| node.command::<()>(end));
         let at_first = all();
         let resumed = time_until(2 * RECOVERED_MAX, async || all() > at_first + 20).await;

@@ -1,12 +1,12 @@
 //! R13 and R14: rules that are garbage, and rules that change all the time.
 
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use crate::row::Row;
 use crate::stage::{Plan, Stage, TIGHT, plenty, time_until};
 use crate::stand::{Asker, file, rule};
+use crate::support::files::put;
 use crate::support::http;
 use crate::support::now;
 use crate::support::ratelease::Ratelease;
@@ -77,7 +77,7 @@ async fn r13_rules_are_garbage() {
 
     for (what, bytes) in garbage(&stage) {
         let before = refused(&stage.pods[0]).await;
-        replace(stage.rules.path(), &bytes);
+        put(stage.rules.path().join("rules.yaml"), &bytes);
         let told = async || refused(&stage.pods[0]).await > before;
         row.holds(
             time_until(stage.scale.pick(30, 60) * LIVE_MAX, told).await.is_some(),
@@ -87,12 +87,15 @@ async fn r13_rules_are_garbage() {
     // Some of these parts are rules, of which nothing that is asked for is missing.
     let steps = stage.scale.pick(16, good.len());
     for step in 1..steps {
-        replace(stage.rules.path(), &good.as_bytes()[..good.len() * step / steps]);
+        put(stage.rules.path().join("rules.yaml"), &good.as_bytes()[..good.len() * step / steps]);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     odd_places(&stage).await;
-    let log = stage.pods[0].process.log();
-    row.holds(log.contains("rules.yaml:"), "the log does not name the file and line");
+    let named = async || stage.pods[0].log().contains("rules.yaml:");
+    row.holds(
+        time_until(Duration::from_secs(10), named).await.is_some(),
+        "the log does not name the file and line",
+    );
     stage.rules.replace(&version("r13", stage.tight, 2));
     let took = live(&stage, "r13", 2).await;
     let samples = load.stop().await;
@@ -126,12 +129,6 @@ fn garbage(stage: &Stage) -> Vec<(&'static str, Vec<u8>)> {
         ("a large file", vec![b'a'; large]),
         ("a list for a file", b"- 1\n- 2\n".to_vec()),
     ]
-}
-
-/// In the place of the present file, atomically.
-fn replace(dir: &Path, bytes: &[u8]) {
-    fs::write(dir.join("next"), bytes).expect("a written file");
-    fs::rename(dir.join("next"), dir.join("rules.yaml")).expect("a renamed file");
 }
 
 /// A link to nowhere, a directory for a file, and no directory at all.

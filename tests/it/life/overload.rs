@@ -90,10 +90,9 @@ async fn calls_that_would_wait_are_refused_above_the_ceiling_and_no_others() {
             assert_eq!(reply.is_over_limit(), Some(false), "the connection lives: {reply:?}");
         }
     }
-    let log = pod.process.log();
-    let told = |what: &str| log.lines().filter(|line| line.contains(what)).count();
-    assert_eq!(told("calls are refused: 8 wait, of at most 10 (MAX_IN_FLIGHT)"), 2, "{log}");
-    pod.is_unharmed();
+    assert_eq!(pod.stop().await, 0);
+    let told = pod.logged("calls are refused: 8 wait, of at most 10 (MAX_IN_FLIGHT)");
+    assert_eq!(told.len(), 2, "{}", pod.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]

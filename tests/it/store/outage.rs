@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::{ask, connected, granted, one, until_granted, within};
 use crate::support::now;
-use crate::support::redis::{Cluster, Sentinel, Server, Single, free_port, tcp};
+use crate::support::ports::free_port;
+use crate::support::redis::{Cluster, Sentinel, Server, Single, tcp};
 
 async fn is_unreachable(store: &dyn Store) -> String {
     let sent = now();
