@@ -11,6 +11,7 @@ mod redis;
 mod settings;
 mod snapshot;
 mod start;
+mod stores;
 
 use std::path::Path;
 use std::time::Duration;
