@@ -44,9 +44,9 @@ async fn a_thousand_decisions_on_a_hot_key_cost_redis_fewer_than_five_commands()
     assert!(ours < 5.0, "{ours:.2} commands for 1000 decisions: {made:?}");
 }
 
-/// One round without an error is asked for, of so many: whoever shares the machine may keep a
-/// process waiting for 20 ms, and not in every round. What is ours would be.
-const ROUNDS_MAX: usize = 10;
+/// Most of so many rounds are to be without an error: what else runs on the machine may keep a
+/// process waiting for 20 ms now and then, and what is ours would do so in every round.
+const ROUNDS: usize = 5;
 
 #[tokio::test]
 async fn on_warm_keys_no_answer_misses_envoys_default_timeout() {
@@ -59,7 +59,7 @@ async fn on_warm_keys_no_answer_misses_envoys_default_timeout() {
     let envoy = envoy.await;
     envoy.load(Load::new("/warm", 2, 500)).finish().await;
     let mut errors = Vec::new();
-    while errors.len() < ROUNDS_MAX && errors.last() != Some(&0) {
+    for _ in 0..ROUNDS {
         let (warm, start) = (envoy.verdicts().await, now());
         let tally = envoy.load(Load::new("/warm", 2, REQUESTS)).finish().await;
         let took = start.elapsed();
@@ -70,7 +70,10 @@ async fn on_warm_keys_no_answer_misses_envoys_default_timeout() {
     }
     let late = envoy.counter("cluster.ratelease.upstream_rq_timeout").await;
     println!("errors by round: {errors:?}, of them late {late}");
-    assert_eq!(errors.last(), Some(&0), "in each of {ROUNDS_MAX} rounds: {errors:?}");
+    let clean = errors.iter().filter(|errors| **errors == 0).count();
+    assert!(2 * clean > ROUNDS, "{clean} rounds of {ROUNDS} without an error: {errors:?}");
+    let sum: u64 = errors.iter().sum();
+    assert!(sum <= late, "{sum} errors, of which {late} are late answers");
 }
 
 /// How many of so many decisions on one key pass.

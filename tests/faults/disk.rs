@@ -3,6 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -30,26 +31,31 @@ struct Place {
     pod: Ratelease,
 }
 
-/// Becomes the pod, with no right that the permission bits do not give: root's are dropped.
+/// Becomes the pod, with no right that the permission bits do not give: root's are dropped, which
+/// takes `setpriv` of util-linux. Any other user has none.
 fn bound_by_permissions() -> String {
     let is_root = fs::metadata("/proc/self").expect("this process").uid() == 0;
     let drop = if is_root { "setpriv --bounding-set=-all --inh-caps=-all " } else { "" };
     format!(r#"exec {drop}"$0" "$@""#)
 }
 
-/// Becomes the pod, on a file system without room where the machine can mount one; else no file may
-/// become larger than there is room. The second value tells which.
-fn on_a_small_disk(dir: &Path) -> (String, &'static str) {
-    let dir = dir.display();
-    let mount = format!(r#"mount -t tmpfs -o size={ROOM} none "{dir}""#);
-    let tried =
-        std::process::Command::new("unshare").args(["--mount", "sh", "-c", &mount]).output();
-    if tried.is_ok_and(|tried| tried.status.success()) {
-        let script = format!(r#"exec unshare --mount sh -c '{mount} && exec "$0" "$@"' "$0" "$@""#);
-        return (script, "no space left on the device");
-    }
+/// Becomes the pod, on a file system without room where this process may mount one, which takes
+/// CAP_SYS_ADMIN; else no file may become larger than there is room. The second value tells which,
+/// and why.
+fn on_a_small_disk(dir: &Path) -> (String, String) {
+    let mount = format!(r#"mount -t tmpfs -o size={ROOM} none "{}""#, dir.display());
+    let why = match Command::new("unshare").args(["--mount", "sh", "-c", &mount]).output() {
+        Ok(tried) if tried.status.success() => {
+            let script =
+                format!(r#"exec unshare --mount sh -c '{mount} && exec "$0" "$@"' "$0" "$@""#);
+            return (script, "no space left on the device".to_owned());
+        }
+        Ok(tried) => String::from_utf8_lossy(&tried.stderr).trim().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let how = format!("files of at most {ROOM} bytes, since no file system can be mounted: {why}");
     // In units of 512 bytes.
-    (format!(r#"trap "" XFSZ; ulimit -f {}; exec "$0" "$@""#, ROOM / 512), "no larger files")
+    (format!(r#"trap "" XFSZ; ulimit -f {}; exec "$0" "$@""#, ROOM / 512), how)
 }
 
 // === impl Place ===
@@ -154,7 +160,7 @@ async fn r13_files_may_not_be_read_or_written() {
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_the_disk_is_full() {
     let _alone = MACHINE.write().await;
-    let mut how = "";
+    let mut how = String::new();
     let place = Place::open(|dir| {
         let (script, by) = on_a_small_disk(dir);
         how = by;

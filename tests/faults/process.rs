@@ -48,6 +48,7 @@ async fn r15_sigterm_under_load() {
     let took = told.elapsed();
     let samples = load.stop_after(Duration::from_secs(1)).await;
 
+    row.note(&stage.settings);
     row.recovered(took, DRAIN_MAX + Duration::from_millis(500));
     row.holds(status == 0, &format!("exit status {status}"));
     let soon = unhealthy.is_some_and(|after| after < Duration::from_millis(500));

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::sync::RwLockWriteGuard;
 
 use crate::row::Row;
-use crate::stand::{MACHINE, Rules, clear_of_midnight, file, rule};
+use crate::stand::{MACHINE, PATIENT, Rules, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::http;
 use crate::support::now;
@@ -63,6 +63,8 @@ pub struct Stage {
     pub scale: Scale,
     pub tight: u64,
     exact: bool,
+    /// What the figures of the row are made with, to be noted there.
+    pub settings: String,
     prefix: String,
     _alone: RwLockWriteGuard<'static, ()>,
 }
@@ -162,7 +164,18 @@ impl<'a> Plan<'a> {
         let timeout = self.envoy_timeout.unwrap_or(scale.envoy_timeout);
         let options = EnvoyOptions { timeout, ..EnvoyOptions::new(self.domain, &addrs) };
         let envoy = Envoy::start(options).await;
-        Stage { rules, pods, envoy, scale, tight, exact, prefix, _alone: alone }
+        let settings = self.settings(timeout);
+        Stage { rules, pods, envoy, scale, tight, exact, settings, prefix, _alone: alone }
+    }
+
+    /// What is not as by default and lets requests wait, or be denied, where they would fail.
+    fn settings(&self, envoy_timeout: Duration) -> String {
+        let mut all = vec![format!("Envoy's time-out {envoy_timeout:?}")];
+        all.extend(
+            PATIENT.iter().filter(|it| self.env.contains(it)).map(|(k, v)| format!("{k}={v}")),
+        );
+        all.extend(self.exact.then(|| "failure_mode: deny".to_owned()));
+        format!("with {}", all.join(", "))
     }
 
     fn rules(&self) -> String {
@@ -244,6 +257,7 @@ impl Stage {
 
     /// Ends the pods as Kubernetes would; none has broken what must hold.
     pub async fn stop(&self, row: &mut Row) {
+        row.note(&self.settings);
         for pod in &self.pods {
             judge_process(row, pod).await;
         }
