@@ -6,7 +6,7 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tokio::task::JoinSet;
 
-use crate::stand::{Asker, MACHINE, PATIENT, Rules, before, clear_of_midnight, file, nodes, rule};
+use crate::stand::{Asker, MACHINE, PATIENT, Rules, before, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions, Verdicts};
 use crate::support::load::Load;
 use crate::support::now;
@@ -28,7 +28,7 @@ async fn a_thousand_decisions_on_a_hot_key_cost_redis_fewer_than_five_commands()
     // Its own, so that every command there has to do with this test.
     let cluster = Cluster::start(3, 1);
     let rules = Rules::new(&file("trips", &[rule("hot", None, 1_000_000)]));
-    let pod = Ratelease::start(rules.path(), &nodes(&cluster), &PATIENT).await;
+    let pod = Ratelease::start(rules.path(), &cluster.places(), &PATIENT).await;
     let asker = Asker::connect(&pod).await;
     let (before, start) = (calls(&cluster), now());
     assert_eq!(decide(&asker, DECISIONS).await, DECISIONS);
@@ -54,7 +54,7 @@ async fn on_warm_keys_no_answer_misses_envoys_default_timeout() {
     let _alone = MACHINE.write().await;
     clear_of_midnight().await;
     let rules = Rules::new(&file("timeout", &[rule("path", Some("/warm"), 1_000_000)]));
-    let pod = Ratelease::start(rules.path(), &nodes(Cluster::shared()), &[]).await;
+    let pod = Ratelease::start(rules.path(), &Cluster::shared().places(), &[]).await;
     let envoy = Envoy::start(EnvoyOptions { timeout: ENVOY_TIMEOUT, ..before("timeout", &[&pod]) });
     let envoy = envoy.await;
     envoy.load(Load::new("/warm", 2, 500)).finish().await;
@@ -94,7 +94,7 @@ async fn decide(asker: &Asker, decisions: u64) -> u64 {
     asking.join_all().await.into_iter().sum()
 }
 
-/// Calls of each command on all nodes, the replicas too.
+/// Calls of each command on all the replicas too.
 fn calls(cluster: &Cluster) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for (name, calls) in cluster.nodes.iter().flat_map(|node| node.command_calls()) {

@@ -1,6 +1,6 @@
 //! R8: links that are cut, between network namespaces where this process may make them, which takes
-//! root and `ip` of iproute2, and by proxies that let nothing through where it may not. The row says
-//! which, and why.
+//! root and `ip` of iproute2, and by proxies that let nothing through where it may not. The row
+//! says which, and why.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -254,7 +254,7 @@ async fn r18_the_log_goes_nowhere() {
         for number in 0..20 {
             // Each fault is a line to log.
             rules.replace(&format!("domain: [ # {number}"));
-            let refused = async || pod.status()["rules"]["loads_failed"] == number + 1;
+            let refused = async || pod.loads_refused() == number + 1;
             let logged = time_until(Duration::from_secs(10), refused).await;
             row.holds(logged.is_some(), "there was nothing to log");
             unanswered += u64::from(!decides(&pod, 5).await);

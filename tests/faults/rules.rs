@@ -7,9 +7,7 @@ use crate::row::Row;
 use crate::stage::{Plan, Stage, TIGHT, plenty, time_until};
 use crate::stand::{Asker, file, rule};
 use crate::support::files::put;
-use crate::support::http;
 use crate::support::now;
-use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
 
 /// From a good file in place to its rules in force, at full scale.
@@ -57,13 +55,6 @@ async fn live(stage: &Stage, domain: &str, number: u64) -> Duration {
     start.elapsed()
 }
 
-/// Loads that were refused, as the debug page counts them.
-async fn refused(pod: &Ratelease) -> u64 {
-    let page = http::get(pod.debug, "/").await.expect("the debug page").body;
-    let count = page.lines().find_map(|line| line.strip_prefix("loads refused: "));
-    count.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no count: {page}"))
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_rules_are_garbage() {
     let promise = "0 errors; the last good rules stay; the log names the file; good rules are in \
@@ -76,9 +67,9 @@ async fn r13_rules_are_garbage() {
     let (load, memory) = (stage.load().await, stage.resident());
 
     for (what, bytes) in garbage(&stage) {
-        let before = refused(&stage.pods[0]).await;
+        let before = stage.pods[0].loads_refused();
         put(stage.rules.path().join("rules.yaml"), &bytes);
-        let told = async || refused(&stage.pods[0]).await > before;
+        let told = async || stage.pods[0].loads_refused() > before;
         row.holds(
             time_until(stage.scale.pick(30, 60) * LIVE_MAX, told).await.is_some(),
             &format!("{what}: not refused"),

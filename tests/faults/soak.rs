@@ -12,7 +12,7 @@ mod trouble;
 use std::time::{Duration, Instant};
 
 use crate::row::Row;
-use crate::stage::{judge_process, resident};
+use crate::stage::judge_process;
 use crate::stand::{MACHINE, Rules, file};
 use crate::support::dice::Dice;
 use crate::support::envoy::{Envoy, EnvoyOptions};
@@ -199,6 +199,6 @@ impl Extra {
             let path = format!("/warm-{}", at % 8);
             asker.ask("soak", &[("path", path.as_str())], 1).await;
         }
-        assert!(resident(self.pod.process.pid()) > 0);
+        assert!(self.pod.process.memory("VmRSS") > 0);
     }
 }

@@ -252,7 +252,7 @@ impl Stage {
 
     /// Memory that the largest pod holds, in bytes.
     pub fn resident(&self) -> u64 {
-        self.pods.iter().map(|pod| resident(pod.process.pid())).max().unwrap_or(0)
+        self.pods.iter().map(|pod| pod.process.memory("VmRSS")).max().unwrap_or(0)
     }
 
     /// Ends the pods as Kubernetes would; none has broken what must hold.
@@ -309,14 +309,6 @@ pub async fn count(pod: &Ratelease, name: &str) -> u64 {
 /// Scripts that a node has run, which is how it is asked; 0 while it does not answer.
 pub fn scripts(node: &Server) -> u64 {
     node.try_command::<()>(&["PING"]).map_or(0, |()| node.calls("evalsha") + node.calls("eval"))
-}
-
-/// Memory that a process holds, in bytes.
-pub fn resident(pid: u32) -> u64 {
-    let page = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a running process");
-    let line = page.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
-    kib * 1024
 }
 
 /// Judges a part of the load, in which Envoy saw so many errors.

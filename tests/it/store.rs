@@ -82,7 +82,7 @@ async fn granted(store: &dyn Store, ask: Ask) -> Grant {
 /// For stores whose subject is not the time-out: a machine that is busy with other things may hold
 /// up an exchange for longer than the default.
 fn patient(config: RedisSettings) -> RedisSettings {
-    RedisSettings { timeout: Duration::from_secs(5), ..config }
+    RedisSettings { timeout: Duration::from_secs(8), ..config }
 }
 
 /// A store with its connections up.

@@ -144,10 +144,7 @@ impl Pod {
 async fn run(world: World, rules: &Path, env: &[(&str, &str)]) -> (Ratelease, Door) {
     let nodes: Vec<_> = match world {
         World::Memory | World::MemoryOverHttp => Vec::new(),
-        World::Cluster => {
-            let nodes = Cluster::shared().nodes.iter().take(3);
-            nodes.map(|node| ([127, 0, 0, 1], node.port()).into()).collect()
-        }
+        World::Cluster => Cluster::shared().places(),
     };
     static PROCESSES: AtomicU64 = AtomicU64::new(0);
     let prefix = format!("contract-{}:", PROCESSES.fetch_add(1, Ordering::Relaxed));

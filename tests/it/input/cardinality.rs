@@ -93,8 +93,7 @@ async fn pod(limit: u64, budget: u64) -> (Ratelease, TempDir) {
          - {{key: flood, rate_limit: {{unit: year, requests_per_unit: 1, failure_mode: allow}}}}\n"
     );
     let rules = dir_of(&[("test.yaml", &text)]);
-    let nodes = Cluster::shared().nodes.iter().take(3);
-    let nodes: Vec<_> = nodes.map(|node| ([127, 0, 0, 1], node.port()).into()).collect();
+    let nodes = Cluster::shared().places();
     let budget = budget.to_string();
     let env = [
         ("BUFFER_MEMORY", budget.as_str()),

@@ -42,7 +42,7 @@ async fn output_that_nobody_takes_does_not_stop_it() {
         // Something to log, and to lose.
         let bad = rules.path().join("bad.yaml");
         put(&bad, "domain: [");
-        let refused = async || pod.status()["rules"]["loads_failed"] == 1;
+        let refused = async || pod.loads_refused() == 1;
         pod.process.until("refusing the rules", SOON, refused).await;
         fs::remove_file(&bad).unwrap();
         assert_eq!(decide(&pod, "hundred", name).await.is_over_limit(), Some(false), "{name}");

@@ -153,9 +153,7 @@ async fn memory_agrees_with_the_arithmetic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_agrees_with_the_arithmetic() {
-    let mut config = Cluster::shared().config();
-    config.timeout = Duration::from_secs(10);
-    let store = connected(patient(config)).await;
+    let store = connected(patient(Cluster::shared().config())).await;
     agrees_with_the_arithmetic(&*store).await;
 }
 

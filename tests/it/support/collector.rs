@@ -139,6 +139,11 @@ impl Collector {
     }
 }
 
+/// An id as headers and logs have it.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn serve<L>(listener: L, routes: Router)
 where
     L: Listener<Addr = SocketAddr>,

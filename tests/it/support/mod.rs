@@ -17,6 +17,7 @@ pub(crate) mod netns;
 pub(crate) mod paced;
 pub(crate) mod papers;
 pub(crate) mod ports;
+pub(crate) mod probe;
 pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod ratelease;

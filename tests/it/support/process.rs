@@ -103,18 +103,9 @@ impl Process {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// A line of `/proc/PID/status`, in bytes: `VmRSS`, or `VmHWM`, the most there was of it.
+    /// As [`memory`], of this process.
     pub(crate) fn memory(&self, line: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
-        let kib = status.lines().find_map(|text| {
-            text.strip_prefix(line)?
-                .strip_prefix(':')?
-                .strip_suffix("kB")?
-                .trim()
-                .parse::<u64>()
-                .ok()
-        });
-        1024 * kib.unwrap_or_else(|| self.fail(&format!("no {line} in {status}")))
+        memory(self.pid, line)
     }
 
     /// Its exit status, or 128 + n after signal n; none while it runs.
@@ -185,6 +176,15 @@ impl Drop for Process {
             eprintln!("--- the end of the log of {}:\n{}\n---", self.name, self.log_end());
         }
     }
+}
+
+/// A line of `/proc/PID/status`, in bytes: `VmRSS`, or `VmHWM`, the most there was of it. Fails the
+/// test if no such process runs.
+pub(crate) fn memory(pid: u32, line: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a running process");
+    let text = status.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':'));
+    let kib = text.and_then(|text| text.strip_suffix("kB")?.trim().parse::<u64>().ok());
+    1024 * kib.unwrap_or_else(|| panic!("no {line} in {status}"))
 }
 
 fn reap(mut shell: Child, exited: &watch::Sender<Option<i32>>) {

@@ -201,6 +201,12 @@ impl Ratelease {
         status
     }
 
+    /// Loads of rules that were refused so far.
+    #[track_caller]
+    pub(crate) fn loads_refused(&self) -> u64 {
+        self.status()["rules"]["loads_failed"].as_u64().expect("a number")
+    }
+
     /// Fails the test if the process has ended, a part of it has panicked, or something did not
     /// hold that must always hold. The pod has to be serving.
     pub(crate) fn is_unharmed(&self) {

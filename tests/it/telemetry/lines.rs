@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{PATIENT, decide, decide_json, request, rules};
-use crate::support::collector::Collector;
+use crate::support::collector::{Collector, hex};
 use crate::support::ratelease::Ratelease;
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -38,10 +38,6 @@ async fn telling(format: &str, endpoint: &str) -> Ratelease {
     }
     assert_eq!(pod.stop().await, 0);
     pod
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[tokio::test]
