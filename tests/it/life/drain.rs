@@ -17,7 +17,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::{QUICK_END, RULES, SOON, Waiting, request, rules, status};
+use super::{PATIENT, QUICK_END, RULES, SOON, Waiting, request, rules, status};
 use crate::support::http::Client;
 use crate::support::now;
 use crate::support::ratelease::Ratelease;
@@ -74,7 +74,7 @@ fn redis_at(redis: &Server) -> [(&'static str, &'static str); 6] {
 async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
     let rules = rules(RULES);
     for signal in ["TERM", "INT", "HUP"] {
-        let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN]).await;
+        let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN, PATIENT]).await;
         let connection = Connection::open(pod.grpc).await;
         let mut health = HealthClient::new(Connection::open(pod.grpc).await.channel());
         let named = HealthCheckRequest { service: "ratelimit".into() };
@@ -199,7 +199,7 @@ async fn a_call_that_lasts_too_long_is_cut_off_and_leases_still_go_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_clients_that_never_close_hold_up_nothing() {
     let rules = rules(RULES);
-    let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN]).await;
+    let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN, PATIENT]).await;
     let connection = Connection::open(pod.grpc).await;
     assert_eq!(decided(&connection, "idle").await.is_over_limit(), Some(false));
     let mut kept = Vec::new();
@@ -221,7 +221,7 @@ async fn idle_clients_that_never_close_hold_up_nothing() {
 async fn a_second_signal_ends_it_at_once() {
     let rules = rules(RULES);
     for (first, second) in [("TERM", "TERM"), ("TERM", "INT"), ("INT", "TERM"), ("INT", "INT")] {
-        let pod = Ratelease::start(rules.path(), &[], &[("DRAIN_TIMEOUT", "60s")]).await;
+        let pod = Ratelease::start(rules.path(), &[], &[("DRAIN_TIMEOUT", "60s"), PATIENT]).await;
         let connection = Connection::open(pod.grpc).await;
         let waiting = Waiting::begin(&connection, "held_6s", "v").await;
         decided(&connection, "v").await;
@@ -271,7 +271,7 @@ async fn an_old_connection_is_asked_to_go_and_may_finish_its_calls() {
     const AGE: Duration = Duration::from_secs(1);
     const GRACE: Duration = Duration::from_secs(2);
     let rules = rules(RULES);
-    let env = [("GRPC_MAX_CONNECTION_AGE", "1s"), ("GRPC_MAX_CONNECTION_AGE_GRACE", "2s")];
+    let env = [("GRPC_MAX_CONNECTION_AGE", "1s"), ("GRPC_MAX_CONNECTION_AGE_GRACE", "2s"), PATIENT];
     let pod = Ratelease::start(rules.path(), &[], &env).await;
     let open = || Connection::open(pod.grpc);
     let (idle, finishing, endless) = (open().await, open().await, open().await);

@@ -23,7 +23,7 @@ pub(crate) struct Trips(Vec<Duration>);
 
 /// A request passes the scheduler so many times as often as a bare PING does: beside Redis and the
 /// proxy it waits for a client, Envoy, and the pod, there and back.
-const HOPS: f64 = 4.0;
+const HOPS: u64 = 4;
 
 // === impl Probe ===
 
@@ -61,8 +61,8 @@ impl Trips {
     /// Of so many requests that may wait for Redis as long as `limit`, those that are late by the
     /// machine: none where no PING was.
     pub(crate) fn late_of(&self, requests: u64, limit: Duration) -> u64 {
-        let late = self.0.iter().filter(|trip| **trip > limit).count() as f64;
-        (HOPS * late / self.0.len() as f64 * requests as f64).ceil() as u64
+        let late = self.0.iter().filter(|trip| **trip > limit).count() as u64;
+        (HOPS * late * requests).div_ceil(self.0.len() as u64)
     }
 }
 
