@@ -9,8 +9,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::row::Row;
-use crate::stage::{count, judge_process, time_until};
-use crate::stand::{Asker, MACHINE, Rules, file, rule};
+use crate::stage::{count, judge_process, time_until, turn};
+use crate::stand::{Asker, Rules, file, rule};
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
 
@@ -130,7 +130,7 @@ const NOT_KEPT: &str = "the rules are in force, but not kept as a snapshot: ";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_files_may_not_be_read_or_written() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let mut row = Row::new("R13", "no permission for the rules, then for the snapshot", PROMISE);
     let place = Place::open(|_| bound_by_permissions()).await;
     row.holds(place.counts("snapshots_written", 1).await, "no snapshot is written");
@@ -159,7 +159,7 @@ async fn r13_files_may_not_be_read_or_written() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_the_disk_is_full() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let mut how = String::new();
     let place = Place::open(|dir| {
         let (script, by) = on_a_small_disk(dir);

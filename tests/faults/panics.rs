@@ -21,8 +21,8 @@ use ratelease::verdict::Modes;
 use tokio::net::TcpListener;
 
 use crate::row::Row;
-use crate::stage::time_until;
-use crate::stand::{MACHINE, Rules, file, rule};
+use crate::stage::{time_until, turn};
+use crate::stand::{Rules, file, rule};
 use crate::support::now;
 use crate::support::raw_grpc::{Connection, framed, post};
 
@@ -118,7 +118,7 @@ impl Load for Reader {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r17_parts_of_the_process_panic() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let promise = "request: one INTERNAL, the next is OK; lease: its key gets the failure mode, \
                    others are lent to; tasks: restarted within 100 ms and counted; watcher: the \
                    last good rules stay";

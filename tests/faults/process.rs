@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::row::Row;
-use crate::stage::{Plan, Stage, TIGHT, count, judge_process, paths, time_until};
-use crate::stand::{Asker, MACHINE, PATIENT, Rules, file, rule};
+use crate::stage::{Plan, Stage, TIGHT, count, judge_process, paths, time_until, turn};
+use crate::stand::{Asker, PATIENT, Rules, file, rule};
 use crate::support::http;
 use crate::support::now;
 use crate::support::ports::free_port;
@@ -26,6 +26,7 @@ fn patient<'a>(domain: &'a str, cluster: &'a Cluster) -> Plan<'a> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r15_sigterm_under_load() {
+    let _turn = turn().await;
     const DRAIN_MAX: Duration = Duration::from_secs(4);
     let promise = "0 errors on open connections; not serving at once; every unspent token back; \
                    exit 0 within the drain limit, whatever a client keeps open; at most L";
@@ -77,6 +78,7 @@ async fn stuck(pod: &Ratelease) -> mpsc::Sender<Vec<u8>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r16_a_pod_is_killed_and_restarted() {
+    let _turn = turn().await;
     /// Tokens that one lease may hold.
     const LEASE: u64 = 5;
     let promise = "what the dead pod held of a key is lost, a lease in hand and one on its way; \
@@ -126,7 +128,7 @@ async fn restart(stage: &Stage, dead: &Ratelease, cluster: &Cluster) -> Rateleas
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r16_a_pod_starts_without_redis() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let promise = "serving, by its failure mode, within 250 ms of exec";
     let mut row = Row::new("R16", "start with Redis down", promise);
     let rules = Rules::new(&file("r16", &[rule("path", None, 100)]));
@@ -169,7 +171,7 @@ async fn decides(pod: &Ratelease, times: usize) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r18_descriptors_run_out() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let promise = "no exit, no deadlock: open connections are served, new ones again after it";
     let mut row = Row::new("R18", "all 64 file descriptors in use", promise);
     let rules = Rules::new(&file("r18", &[rule("path", None, 1_000_000)]));
@@ -203,6 +205,7 @@ async fn r18_descriptors_run_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r18_hardly_any_processor() {
+    let _turn = turn().await;
     let promise = "no exit, no deadlock; 0 errors once it runs again; at most 2 L";
     let mut row = Row::new("R18", "pods get 5 % of a processor (SIGSTOP and SIGCONT)", promise);
     let stage = Plan::new("r18", Cluster::shared()).start().await;
@@ -234,7 +237,7 @@ async fn r18_hardly_any_processor() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r18_the_log_goes_nowhere() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let promise = "no exit, no deadlock; what cannot be logged is dropped";
     let mut row =
         Row::new("R18", "the log's disk is full; its pipe is full; nobody reads", promise);

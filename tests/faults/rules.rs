@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use crate::row::Row;
-use crate::stage::{Plan, Stage, TIGHT, plenty, time_until};
+use crate::stage::{Plan, Stage, TIGHT, plenty, time_until, turn};
 use crate::stand::{Asker, file, rule};
 use crate::support::files::put;
 use crate::support::now;
@@ -57,6 +57,7 @@ async fn live(stage: &Stage, domain: &str, number: u64) -> Duration {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_rules_are_garbage() {
+    let _turn = turn().await;
     let promise = "0 errors; the last good rules stay; the log names the file; good rules are in \
                    force 1 s after they are in place; memory + 16 MiB at most; at most 2 L";
     let mut row = Row::new("R13", "garbage in the place of the rules, 14 kinds", promise);
@@ -141,6 +142,7 @@ async fn odd_places(stage: &Stage) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r14_rules_change_all_the_time() {
+    let _turn = turn().await;
     let promise = "0 errors; no answer of two versions; the last version in force after 1 s; \
                    memory + 16 MiB at most";
     let mut row = Row::new("R14", "good reloads, 50 a second (200 at full scale)", promise);

@@ -12,8 +12,8 @@ mod trouble;
 use std::time::{Duration, Instant};
 
 use crate::row::Row;
-use crate::stage::judge_process;
-use crate::stand::{MACHINE, Rules, file};
+use crate::stage::{judge_process, turn};
+use crate::stand::{Rules, file};
 use crate::support::dice::Dice;
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::load::Tally;
@@ -59,7 +59,7 @@ struct Scene {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r23_mixed_faults_by_seed() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let seconds = std::env::var("RATELEASE_SOAK_SECONDS").ok();
     let lasts = Duration::from_secs(seconds.map_or(6, |text| text.parse().expect("seconds")));
     let promise = "0 errors; memory and descriptors flat; no invariant violated";

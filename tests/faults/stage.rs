@@ -1,18 +1,20 @@
 //! Pods behind an Envoy under load, and what is counted there.
 //!
-//! Every test has the machine for itself, since time is part of what it measures; windows are days,
-//! so that none ends meanwhile. The load goes to [`TIGHT`], whose limit is reached; to warm keys,
-//! of which the pods hold tokens; and to new keys all the time, for which they hold none. The limit
-//! of the last two kinds is not reached: their requests must all pass.
+//! At full scale every test has the machine for itself, since time is part of what it measures, and
+//! `scripts/faults` runs one at a time; at small scale, whose bounds allow for a busy machine, two
+//! run at a time. Windows are days, so that none ends meanwhile. The load goes to [`TIGHT`], whose
+//! limit is reached; to warm keys, of which the pods hold tokens; and to new keys all the time, for
+//! which they hold none. The limit of the last two kinds is not reached: their requests must all
+//! pass.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tokio::sync::RwLockWriteGuard;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::row::Row;
-use crate::stand::{MACHINE, PATIENT, Rules, clear_of_midnight, file, rule};
+use crate::stand::{PATIENT, Rules, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::http;
 use crate::support::now;
@@ -66,8 +68,10 @@ pub struct Stage {
     /// What the figures of the row are made with, to be noted there.
     pub settings: String,
     prefix: String,
-    _alone: RwLockWriteGuard<'static, ()>,
 }
+
+/// See [`turn`].
+static TURNS: Semaphore = Semaphore::const_new(2);
 
 /// The path whose limit is reached; the first of [`paths`].
 pub const TIGHT: &str = "/tight";
@@ -148,8 +152,8 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// The test has taken its [`turn`] by then.
     pub async fn start(self) -> Stage {
-        let alone = MACHINE.write().await;
         let scale = Scale::of_env();
         clear_of_midnight().await;
         let rules = Rules::new(&self.rules());
@@ -165,7 +169,7 @@ impl<'a> Plan<'a> {
         let options = EnvoyOptions { timeout, ..EnvoyOptions::new(self.domain, &addrs) };
         let envoy = Envoy::start(options).await;
         let settings = self.settings(timeout);
-        Stage { rules, pods, envoy, scale, tight, exact, settings, prefix, _alone: alone }
+        Stage { rules, pods, envoy, scale, tight, exact, settings, prefix }
     }
 
     /// What is not as by default and lets requests wait, or be denied, where they would fail.
@@ -286,6 +290,11 @@ impl Stage {
     pub fn debited(&self, cluster: &Cluster) -> BTreeMap<String, u64> {
         cluster.nodes.iter().flat_map(|node| debited_at(node, &self.prefix)).collect()
     }
+}
+
+/// Waits for one of the places of tests that run at a time, whatever the number of test threads.
+pub async fn turn() -> SemaphorePermit<'static> {
+    TURNS.acquire().await.expect("it is never closed")
 }
 
 /// All paths of the load.
