@@ -148,7 +148,8 @@ async fn no_pod_admits_by_itself_just_after_its_start() {
 /// Keys that nobody has seen: as many as make it certain that each of three masters has some.
 const FIRST: usize = 60;
 
-/// Of [`FIRST`] answers, those without Redis, and how many of them are the machine's.
+/// Of [`FIRST`] answers, those without Redis or later than the caller waits, and how many of them
+/// are the machine's.
 #[derive(Debug)]
 struct Late {
     answers: u64,
@@ -158,12 +159,13 @@ struct Late {
 /// Asks for the first keys of a name, one after the other, beside a probe of the node at `place`.
 async fn answers_without_redis(pods: &Pods, place: SocketAddr, name: &str) -> Late {
     let (before, probe) = (pods.local(), Probe::start(place));
+    let mut failed = 0;
     for number in 0..FIRST {
         let said = pods.hit(0, "path", &format!("{name}-{number}")).await;
-        assert_ne!(said, Said::Failed);
+        failed += u64::from(said == Said::Failed);
     }
     let excused = probe.stop().late_of(FIRST as u64, WAIT_LIMIT);
-    Late { answers: pods.local() - before, excused }
+    Late { answers: pods.local() - before + failed, excused }
 }
 
 /// All requests for the keys of one round, in a random order, evenly.
