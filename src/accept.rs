@@ -10,6 +10,7 @@ mod io;
 mod ledger;
 mod pool;
 mod turn;
+mod waiting;
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::IpAddr;
@@ -27,7 +28,7 @@ use tracing::{error, info};
 
 pub use io::{Connection, PREFACE};
 pub use pool::{CONNECTIONS_MAX, ConnectionHandle, Half, Lasting, OpenConnections};
-pub use turn::Handled;
+pub use turn::TurnHandle;
 
 use pool::ConnectionGuard;
 
@@ -177,7 +178,7 @@ impl Accept for UnixListener {
 /// A connection that is alone in its pool.
 #[cfg(test)]
 pub(crate) fn alone<I>(io: I) -> Connection<I> {
-    let guard = OpenConnections::default().admit(None);
+    let guard = OpenConnections::for_calls(1).admit(None);
     Connection::new(io, None, guard.expect("room in an empty pool"))
 }
 

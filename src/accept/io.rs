@@ -14,7 +14,7 @@ use tracing::debug;
 use super::frames::goaway;
 use super::ledger::{Excess, Ledger};
 use super::pool::{ConnectionGuard, ConnectionHandle};
-use super::turn::{Handled, Turn};
+use super::turn::{Turn, TurnHandle};
 
 /// What a client of HTTP/2 has to say first (RFC 9113 §3.4). No request of HTTP/1.1 is shorter.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -70,7 +70,7 @@ impl<I> Connection<I> {
     }
 
     /// From now on the connection is read on only after what was read has been handled.
-    pub fn wait_for_handling(&mut self) -> Handled {
+    pub fn wait_for_handling(&mut self) -> TurnHandle {
         self.turn.wait_for_handling()
     }
 
@@ -150,14 +150,18 @@ impl<I> Connection<I> {
     }
 
     /// Counts the streams that wait for the client: all that are open while it `is_stalled`, but
-    /// for those that may be quiet, which are bounded on their own.
+    /// for those that may be quiet, which are bounded on their own. The rest of a request may have
+    /// been sent and not been read yet.
     fn count_waiting(&mut self, is_stalled: bool) -> Result<(), Excess> {
-        let waiting = match &self.speaks {
-            Speaks::Http2(ledger) if is_stalled => ledger.open(),
-            Speaks::Http2(ledger) => ledger.waiting(),
-            _ => return Ok(()),
-        };
-        let waiting = waiting.saturating_sub(self.guard.handle().lasting_streams());
+        let Speaks::Http2(ledger) = &self.speaks else { return Ok(()) };
+        let lasting = self.guard.handle().lasting_streams();
+        let mut waiting = ledger.waiting(lasting);
+        if is_stalled {
+            waiting.unread = ledger.open().saturating_sub(lasting);
+        }
+        if !self.turn.is_idle() {
+            waiting.unfinished = 0;
+        }
         let is_well = self.guard.note_waiting(waiting);
         if is_well { Ok(()) } else { Err(Excess("answers that wait")) }
     }

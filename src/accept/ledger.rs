@@ -10,6 +10,7 @@ use std::time::Duration;
 use ratelease_engine::time::{Clock, Time};
 
 use super::frames::*;
+use super::waiting::Waiting;
 
 /// What the frames that are no requests cost. Those that cost more make `h2` visit every stream
 /// (SETTINGS) or answer (PING), or are of no use (empty DATA, kinds that HTTP/2 does not have).
@@ -128,10 +129,10 @@ impl Ledger {
         self.streams.len()
     }
 
-    /// Streams that hold memory for a client that lets us wait: their requests are not whole, or
-    /// their answers have begun and have not been taken.
-    pub(super) fn waiting(&self) -> usize {
-        self.unfinished + self.answering
+    /// Streams that wait for the client, but for `lasting` ones.
+    pub(super) fn waiting(&self, lasting: usize) -> Waiting {
+        let unread = self.answering.saturating_sub(lasting);
+        Waiting { unfinished: self.unfinished, unread }
     }
 
     /// Bytes of the header blocks that have begun since this was last called.

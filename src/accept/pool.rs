@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::warn;
 
+use super::waiting::{AllWaiting, Waiting};
 use members::{Close, Member, Members, Peer};
 
 /// Connections of one listener at most. An Envoy opens one or a few for each of its workers, so
@@ -30,15 +31,19 @@ const LEAVE_MAX: Duration = Duration::from_secs(2);
 /// Seconds without an answer after which a connection is told to go.
 const IDLE_MAX: u32 = 600;
 
-/// Answers of one listener that begin and are not taken, and requests that begin and do not end, in
-/// all, above which connections that have many of them are closed. Each takes some 3 KiB, and as
-/// much again as a task. An Envoy that reads its answers has none, or one that is split in two.
-const WAITING_MAX: usize = 256;
+/// Requests of one HTTP listener that begin and do not end, above which connections that have many
+/// of them are closed. Each takes some 3 KiB, and as much again as a task.
+const UNFINISHED_MAX: usize = 384;
+
+/// As [`UNFINISHED_MAX`], of gRPC: a call gets no task before part of its message has come, or for
+/// a second. An Envoy has none, or one that is split in two; an HTTP/2 library under load sends the
+/// heads of up to 256 calls before their messages.
+const UNFINISHED_CALLS_MAX: usize = 2 * UNFINISHED_MAX;
 
 /// Requests of one listener that were handed on before they were whole, and of one connection,
 /// which may have as many whatever the others do. Each takes some 12 KiB.
-const HALVES_MAX: usize = 512;
-const HALVES_OWN: usize = 8;
+const HALVES_MAX: usize = 256;
+const HALVES_OWN: usize = 4;
 
 /// Counts the connections of a listener and makes room for new ones. A handle: clones share it.
 #[derive(Debug, Clone)]
@@ -53,7 +58,7 @@ struct Pool {
     refused: AtomicU64,
     evicted: AtomicU64,
     calmed: AtomicU64,
-    waiting: AtomicUsize,
+    waiting: AllWaiting,
     halves: AtomicUsize,
     left: Notify,
     is_crowded: AtomicBool,
@@ -71,7 +76,7 @@ pub struct ConnectionHandle {
 #[derive(Debug)]
 pub(super) struct ConnectionGuard {
     handle: ConnectionHandle,
-    waiting: usize,
+    waiting: Waiting,
 }
 
 /// Counts one request that came before it was whole for as long as it lives.
@@ -85,8 +90,17 @@ pub struct Lasting(Arc<Member>);
 // === impl OpenConnections ===
 
 impl OpenConnections {
-    /// Takes so many, and [`CONNECTIONS_MAX`] at most.
+    /// Takes so many HTTP connections, and [`CONNECTIONS_MAX`] at most.
     pub fn new(max: usize) -> Self {
+        Self::with_unfinished_max(max, UNFINISHED_MAX)
+    }
+
+    /// As [`OpenConnections::new`], of gRPC.
+    pub fn for_calls(max: usize) -> Self {
+        Self::with_unfinished_max(max, UNFINISHED_CALLS_MAX)
+    }
+
+    fn with_unfinished_max(max: usize, unfinished_max: usize) -> Self {
         Self(Arc::new(Pool {
             max: max.clamp(1, CONNECTIONS_MAX),
             members: Mutex::default(),
@@ -94,7 +108,7 @@ impl OpenConnections {
             refused: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             calmed: AtomicU64::new(0),
-            waiting: AtomicUsize::new(0),
+            waiting: AllWaiting::new(unfinished_max),
             halves: AtomicUsize::new(0),
             left: Notify::new(),
             is_crowded: AtomicBool::new(false),
@@ -152,7 +166,7 @@ impl OpenConnections {
             self.0.is_crowded.store(false, Ordering::Relaxed);
         }
         let handle = ConnectionHandle { pool: self.clone(), member };
-        Some(ConnectionGuard { handle, waiting: 0 })
+        Some(ConnectionGuard { handle, waiting: Waiting::default() })
     }
 
     /// Resolves once a connection has ended, or after `limit`.
@@ -245,7 +259,8 @@ impl ConnectionHandle {
         self.member.ask_to_close(Close::AtOnce);
     }
 
-    pub(super) fn second(&self) -> u32 {
+    /// Seconds since the connection was accepted.
+    pub fn second(&self) -> u32 {
         self.member.second.load(Ordering::Relaxed)
     }
 
@@ -289,35 +304,18 @@ impl ConnectionGuard {
         &self.handle
     }
 
-    /// Takes in that so many streams wait for the client. False if that is too many while all
+    /// Takes in that these streams wait for the client. False if they are too many while all
     /// connections of the listener have too many.
-    pub(super) fn note_waiting(&mut self, waiting: usize) -> bool {
-        if waiting == self.waiting {
-            return true;
-        }
-        let all = &self.handle.pool.0.waiting;
-        all.fetch_add(waiting, Ordering::Relaxed);
-        let before = all.fetch_sub(self.waiting, Ordering::Relaxed);
-        let all = before - self.waiting;
-        self.waiting = waiting;
-        waiting <= waiting_max(all)
-    }
-}
-
-/// How many one connection may have while there are `all`.
-fn waiting_max(all: usize) -> usize {
-    match all / WAITING_MAX {
-        0 => usize::MAX,
-        1 => 32,
-        2 | 3 => 8,
-        _ => 2,
+    pub(super) fn note_waiting(&mut self, waiting: Waiting) -> bool {
+        let before = std::mem::replace(&mut self.waiting, waiting);
+        self.handle.pool.0.waiting.replace(before, waiting)
     }
 }
 
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         let pool = &self.handle.pool.0;
-        pool.waiting.fetch_sub(self.waiting, Ordering::Relaxed);
+        pool.waiting.replace(self.waiting, Waiting::default());
         pool.members.lock().remove(&self.handle.member);
         pool.left.notify_one();
     }

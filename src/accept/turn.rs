@@ -15,61 +15,82 @@ pub(super) const COST_MAX: usize = 32 * 1024;
 /// hundred calls of an Envoy that fit into a read do not.
 pub(super) const HEADER_BYTE_COST: usize = 4;
 
-/// Says that everything that was read has been handled, which lets the next turn begin. A handle:
-/// clones are of one connection.
+/// What whoever serves a connection tells its reader, and is told by it. A handle: clones are of
+/// one connection.
 #[derive(Debug, Clone, Default)]
-pub struct Handled(Arc<AtomicBool>);
+pub struct TurnHandle(Arc<Flags>);
+
+#[derive(Debug, Default)]
+struct Flags {
+    /// Whether all requests have been accepted since the last read.
+    is_handled: AtomicBool,
+    /// Whether the last read found nothing.
+    is_idle: AtomicBool,
+}
 
 /// The turn under way.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     cost: usize,
-    /// What the next turn waits for, where it waits.
-    handled: Option<Handled>,
+    /// Whether the next turn begins only after [`TurnHandle::note_handled`].
+    waits: bool,
+    handle: TurnHandle,
 }
 
-// === impl Handled ===
+// === impl TurnHandle ===
 
-impl Handled {
+impl TurnHandle {
     /// No request that was read waits to be accepted.
-    pub fn note(&self) {
-        self.0.store(true, Ordering::Relaxed);
+    pub fn note_handled(&self) {
+        self.0.is_handled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether everything that the client has sent was read.
+    pub fn is_idle(&self) -> bool {
+        self.0.is_idle.load(Ordering::Relaxed)
     }
 }
 
 // === impl Turn ===
 
 impl Turn {
-    /// From now on a new turn begins only after [`Handled::note`]. Without this `h2` would read on
-    /// before each call that it hands out, and calls that their client resets meanwhile would pile
-    /// up until there are too many of them.
-    pub(super) fn wait_for_handling(&mut self) -> Handled {
-        self.handled.get_or_insert_default().clone()
+    /// From now on a new turn begins only after [`TurnHandle::note_handled`]. Without this `h2`
+    /// would read on before each call that it hands out, and calls that their client resets
+    /// meanwhile would pile up until there are too many of them.
+    pub(super) fn wait_for_handling(&mut self) -> TurnHandle {
+        self.waits = true;
+        self.handle.clone()
     }
 
     /// Whether nothing may be read now. The connection is to be polled again after others.
     pub(super) fn is_over(&mut self) -> bool {
+        let Flags { is_handled, .. } = &*self.handle.0;
         let is_spent = self.cost >= COST_MAX;
-        let Some(Handled(handled)) = &self.handled else {
-            self.cost = if is_spent { 0 } else { self.cost };
-            return is_spent;
-        };
-        if is_spent && !handled.load(Ordering::Relaxed) {
+        if is_spent && self.waits && !is_handled.load(Ordering::Relaxed) {
             return true;
         }
-        self.cost = if is_spent { 0 } else { self.cost };
-        handled.store(false, Ordering::Relaxed);
-        false
+        if is_spent {
+            self.cost = 0;
+        }
+        is_handled.store(false, Ordering::Relaxed);
+        is_spent && !self.waits
     }
 
     /// So many bytes were read, and so many of header blocks have begun.
     pub(super) fn note_read(&mut self, bytes: usize, header_bytes: usize) {
         self.cost += bytes + header_bytes * HEADER_BYTE_COST;
+        self.handle.0.is_idle.store(false, Ordering::Relaxed);
     }
 
     /// There was nothing to be read: others have their turn.
     pub(super) fn note_idle(&mut self) {
         self.cost = 0;
+        self.handle.0.is_idle.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the last read found nothing.
+    pub(super) fn is_idle(&self) -> bool {
+        self.handle.is_idle()
     }
 }
 
@@ -106,12 +127,12 @@ mod tests {
     #[test]
     fn the_next_turn_waits_until_all_is_handled() {
         let mut turn = Turn::default();
-        let handled = turn.wait_for_handling();
+        let handle = turn.wait_for_handling();
         assert!(!turn.is_over());
         turn.note_read(COST_MAX, 0);
         assert!(turn.is_over());
         assert!(turn.is_over(), "what was read has not been handled");
-        handled.note();
+        handle.note_handled();
         assert!(!turn.is_over());
         turn.note_read(COST_MAX, 0);
         assert!(turn.is_over(), "this was not handled yet");

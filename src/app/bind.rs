@@ -37,9 +37,10 @@ const PAGES_MAX: usize = 64;
 pub(super) fn room() -> Open {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let files = files_max(&limits).unwrap_or(usize::MAX);
-    let part = |of: usize, max: usize| OpenConnections::new((files / of).clamp(1, max));
-    let pages = || part(PAGES_PART, PAGES_MAX);
-    let (grpc, http) = (part(GRPC_PART, CONNECTIONS_MAX), part(HTTP_PART, HTTP_MAX));
+    let part = |of: usize, max: usize| (files / of).clamp(1, max);
+    let pages = || OpenConnections::new(part(PAGES_PART, PAGES_MAX));
+    let grpc = OpenConnections::for_calls(part(GRPC_PART, CONNECTIONS_MAX));
+    let http = OpenConnections::new(part(HTTP_PART, HTTP_MAX));
     Open { grpc, http, debug: pages(), metrics: pages() }
 }
 

@@ -26,29 +26,34 @@ pub(super) struct Call {
     pub(super) respond: SendResponse<Bytes>,
 }
 
+/// What becomes of a call.
+pub(super) enum Step {
+    /// It has ended.
+    Done,
+    /// Nothing of its message has come.
+    Unread(Call),
+    /// It takes longer.
+    Rest(Rest),
+}
+
 // === impl Call ===
 
 impl Call {
     /// Answers it, if that can be done at once; else returns it.
-    pub(super) fn answer(
-        mut self,
-        intake: &Intake,
-        peer: &Peer,
-        cx: &mut Context<'_>,
-    ) -> Option<Rest> {
+    pub(super) fn answer(mut self, intake: &Intake, peer: &Peer, cx: &mut Context<'_>) -> Step {
         if !self.is_plain() {
-            return Some(self.hand_on(intake, peer, None));
+            return Step::Rest(self.hand_on(intake, peer, None));
         }
         let read = match self.request.body_mut().poll_data(cx) {
             Poll::Ready(Some(Ok(read))) => read,
-            // Nothing was taken out: whoever comes next finds it.
-            Poll::Pending | Poll::Ready(None) => return Some(self.hand_on(intake, peer, None)),
-            Poll::Ready(Some(Err(_))) => return None, // the client has reset it
+            Poll::Pending => return Step::Unread(self),
+            Poll::Ready(None) => return Step::Rest(self.hand_on(intake, peer, None)),
+            Poll::Ready(Some(Err(_))) => return Step::Done, // the client has reset it
         };
         // It has been read whole, whatever becomes of it.
         let _ = self.request.body_mut().flow_control().release_capacity(read.len());
         if !self.request.body().is_end_stream() {
-            return Some(self.hand_on(intake, peer, Some(read)));
+            return Step::Rest(self.hand_on(intake, peer, Some(read)));
         }
         let mut answer = BytesMut::new();
         let span = intake.begin(Door::Grpc, self.request.headers());
@@ -61,7 +66,7 @@ impl Call {
             None => {
                 // Whoever sees to it begins another.
                 span.inspect(Span::discard);
-                return Some(self.hand_on(intake, peer, Some(read)));
+                return Step::Rest(self.hand_on(intake, peer, Some(read)));
             }
             Some(Ok(())) => {
                 self.send(answer.freeze());
@@ -78,7 +83,7 @@ impl Call {
         if let Some(span) = span {
             span.end(Outcome::Grpc(code.into()));
         }
-        None
+        Step::Done
     }
 
     fn is_plain(&self) -> bool {
@@ -101,7 +106,8 @@ impl Call {
         }
     }
 
-    fn hand_on(self, intake: &Intake, peer: &Peer, read: Option<Bytes>) -> Rest {
+    /// For tonic: its message, or the answer, takes a while. `read` is what has come of the message.
+    pub(super) fn hand_on(self, intake: &Intake, peer: &Peer, read: Option<Bytes>) -> Rest {
         let Self { mut request, respond } = self;
         // Its message and its turn may take a while from here on.
         if let Some(deadline) = Deadline::of(request.headers(), intake.now()) {

@@ -1,6 +1,7 @@
 //! One HTTP/2 connection, straight on `h2`. Plain calls are answered in its own task, one batch of
 //! reads and writes after the other; the rest get a task each.
 
+use std::collections::VecDeque;
 use std::future::{pending, poll_fn};
 use std::pin::pin;
 use std::task::{Context, Poll};
@@ -17,14 +18,14 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
 
-use super::call::Call;
+use super::call::{Call, Step};
 use super::cork::{Cork, Corked};
 use super::greeting::{self, Strangers};
 use super::headers;
 use super::rest;
 use super::rest::Rest;
 use super::wire::SHOULD_RATE_LIMIT;
-use crate::accept::{self, ConnectionHandle, Half, Handled, PREFACE};
+use crate::accept::{self, ConnectionHandle, Half, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use crate::intake::{Intake, Peer};
 
@@ -33,6 +34,10 @@ use crate::intake::{Intake, Peer};
 /// An Envoy opens a connection for each of its workers, and another when one has no stream left.
 /// With each call waiting 5 ms for a lease, this many are 51 000 a second.
 const STREAMS_MAX: u32 = 256;
+
+/// Header fields that a call may keep while its message is on its way. A client of gRPC sends six,
+/// and what tracers add.
+const FIELDS_FEW: usize = 16;
 
 /// Calls of one connection that are not for a verdict and are not answered at once, at most:
 /// watches of the health service, and calls that are not whole. One more is reset. Each takes
@@ -91,8 +96,9 @@ pub(super) async fn serve<I>(
     if greeted.is_none() {
         return;
     }
-    let (cork, handled) = (Cork::default(), io.wait_for_handling());
+    let (cork, turn) = (Cork::default(), io.wait_for_handling());
     let io = Corked::new(io, cork.clone(), PREFACE);
+    let mut flow = Flow { cork, turn, handle: handle.clone(), unread: VecDeque::new() };
     let Ok(mut connection) = builder().handshake(io).await else { return };
     let mut silence = pin!(silence(connection.ping_pong()));
     let mut told_to_go = pin!(async {
@@ -107,11 +113,10 @@ pub(super) async fn serve<I>(
     let mut is_leaving = false;
     let peer = Peer::new();
     let by = (&inside.intake, &peer);
-    let flow = (cork, handled);
     let (mut calls, mut others) = (JoinSet::new(), JoinSet::new());
     loop {
         tokio::select! {
-            next = poll_fn(|cx| next(&mut connection, &flow, by, cx)) => match next {
+            next = poll_fn(|cx| flow.next(&mut connection, by, cx)) => match next {
                 Some(call) => {
                     let Some((call, half)) = prepared(call, &handle) else { continue };
                     let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
@@ -138,43 +143,102 @@ pub(super) async fn serve<I>(
     }
 }
 
-/// Answers calls until one comes that takes longer; `None` at the connection's end. Answers are
-/// held back while there are calls that have been read already.
-///
-/// It does not go on for ever: a client that waits for its answers has no more calls than streams,
-/// and what is read before others have their turn is bounded (`accept::turn`).
-fn next<I>(
-    connection: &mut Connection<Corked<I>, Bytes>,
-    (cork, handled): &(Cork, Handled),
-    (intake, peer): (&Intake, &Peer),
-    cx: &mut Context<'_>,
-) -> Poll<Option<Rest>>
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-{
-    loop {
-        cork.hold();
-        let accepted = match connection.poll_accept(cx) {
-            Poll::Ready(accepted) => accepted,
-            Poll::Pending => {
-                cork.release();
-                match connection.poll_accept(cx) {
-                    Poll::Ready(accepted) => accepted,
-                    Poll::Pending => {
-                        handled.note();
-                        return Poll::Pending;
+/// What is read and written on a connection, batch by batch.
+struct Flow {
+    cork: Cork,
+    turn: TurnHandle,
+    handle: ConnectionHandle,
+    /// Calls of which only the head has been read, and in which second. The message may be on its
+    /// way, such as after the heads of other calls.
+    unread: VecDeque<Unread>,
+}
+
+struct Unread {
+    call: Call,
+    /// Of the connection, when the head was read.
+    second: u32,
+}
+
+// === impl Flow ===
+
+impl Flow {
+    /// Answers calls until one comes that takes longer; `None` at the connection's end. Answers
+    /// are held back while there are calls that have been read already.
+    ///
+    /// It does not go on for ever: a client that waits for its answers has no more calls than
+    /// streams, and what is read before others have their turn is bounded (`accept::turn`).
+    fn next<I>(
+        &mut self,
+        connection: &mut Connection<Corked<I>, Bytes>,
+        by: (&Intake, &Peer),
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Rest>>
+    where
+        I: AsyncRead + AsyncWrite + Unpin,
+    {
+        loop {
+            self.cork.hold();
+            let accepted = match connection.poll_accept(cx) {
+                Poll::Ready(accepted) => accepted,
+                Poll::Pending => {
+                    if let Some(rest) = self.answer_unread(by, cx) {
+                        return Poll::Ready(Some(rest));
+                    }
+                    self.cork.release();
+                    match connection.poll_accept(cx) {
+                        Poll::Ready(accepted) => accepted,
+                        Poll::Pending => {
+                            self.turn.note_handled();
+                            return Poll::Pending;
+                        }
                     }
                 }
+            };
+            let Some((request, mut respond)) = begun(accepted) else { return Poll::Ready(None) };
+            if headers::are_too_many(request.headers()) {
+                headers::refuse(&mut respond);
+                continue;
             }
-        };
-        let Some((request, mut respond)) = begun(accepted) else { return Poll::Ready(None) };
-        if headers::are_too_many(request.headers()) {
-            headers::refuse(&mut respond);
-            continue;
+            match (Call { request, respond }).answer(by.0, by.1, cx) {
+                Step::Done => {}
+                Step::Unread(call) => self.unread.push_back(Unread::new(call, &self.handle)),
+                Step::Rest(rest) => return Poll::Ready(Some(rest)),
+            }
         }
-        if let Some(rest) = (Call { request, respond }).answer(intake, peer, cx) {
-            return Poll::Ready(Some(rest));
+    }
+
+    /// Looks again at the calls whose messages had not come. One that does not come in the same
+    /// second, while nothing else is to be read, takes longer.
+    fn answer_unread(
+        &mut self,
+        (intake, peer): (&Intake, &Peer),
+        cx: &mut Context<'_>,
+    ) -> Option<Rest> {
+        let second = self.handle.second();
+        for _ in 0..self.unread.len() {
+            let unread = self.unread.pop_front()?;
+            match unread.call.answer(intake, peer, cx) {
+                Step::Done => {}
+                Step::Rest(rest) => return Some(rest),
+                Step::Unread(call) if self.turn.is_idle() && unread.second != second => {
+                    return Some(call.hand_on(intake, peer, None));
+                }
+                Step::Unread(call) => self.unread.push_back(Unread { call, ..unread }),
+            }
         }
+        None
+    }
+}
+
+// === impl Unread ===
+
+impl Unread {
+    /// Many headers take more room than the rest of the call.
+    fn new(mut call: Call, handle: &ConnectionHandle) -> Self {
+        if call.request.headers().len() > FIELDS_FEW {
+            headers::keep_those_read(call.request.headers_mut());
+        }
+        Self { call, second: handle.second() }
     }
 }
 

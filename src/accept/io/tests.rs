@@ -7,6 +7,7 @@ use tokio::time::timeout;
 
 use super::super::OpenConnections;
 use super::super::turn::{COST_MAX, HEADER_BYTE_COST};
+use super::super::waiting::Waiting;
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -132,7 +133,7 @@ async fn what_follows_the_preface_in_one_read_is_counted() {
 #[tokio::test]
 async fn a_reader_that_always_finds_something_lets_others_have_their_turn() {
     let (mut client, mut connection) = pair(None, 8 * COST_MAX);
-    let handled = connection.wait_for_handling();
+    let turn = connection.wait_for_handling();
     client.write_all(&vec![b'x'; 4 * COST_MAX]).await.unwrap();
     let (mut read, mut turns) = (0, 0);
     while read < 4 * COST_MAX {
@@ -143,7 +144,7 @@ async fn a_reader_that_always_finds_something_lets_others_have_their_turn() {
                 turns += 1;
                 let again = futures_util::poll!(pin!(connection.read(&mut part)));
                 assert!(again.is_pending(), "what was read has not been handled");
-                handled.note();
+                turn.note_handled();
             }
         }
     }
@@ -168,7 +169,7 @@ async fn header_blocks_end_a_turn_before_bytes_do() {
 async fn streams_that_may_be_quiet_are_not_counted_as_unread_answers() {
     let open = OpenConnections::default();
     let mut others = open.admit(None).unwrap();
-    others.note_waiting(1 << 16);
+    others.note_waiting(Waiting { unfinished: 0, unread: 1 << 16 });
     for quiet in [4, 0] {
         let (mut client, server) = duplex(1024);
         let mut connection = Connection::new(server, None, open.admit(None).unwrap());

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::members::IDLE_MIN;
 use super::*;
+use crate::accept::waiting::UNREAD_MAX;
 
 fn addresses(last: u8) -> Option<IpAddr> {
     Some(Ipv4Addr::new(10, 0, 0, last).into())
@@ -160,17 +161,23 @@ async fn who_is_told_to_go_has_some_time_and_no_more() {
 
 #[test]
 fn streams_that_wait_are_bounded_over_all_connections_and_a_few_of_each_are_always_well() {
-    let open = OpenConnections::default();
-    let mut guards: Vec<_> = (0..20).map(|_| open.admit(None).unwrap()).collect();
-    let mut is_well = guards.iter_mut().map(|guard| guard.note_waiting(255));
-    assert_eq!(is_well.position(|is_well| !is_well), Some(WAITING_MAX / 255));
-    assert!(guards[19].note_waiting(2), "an honest one");
-    drop(guards);
-    let mut guards: Vec<_> = (0..4096).map(|_| open.admit(None).unwrap()).collect();
-    let well = guards.iter_mut().map(|guard| 9 * usize::from(guard.note_waiting(9)));
-    assert!(well.sum::<usize>() <= 4 * WAITING_MAX, "in all");
-    drop(guards);
-    assert_eq!(open.0.waiting.load(Ordering::Relaxed), 0);
+    let unfinished = |unfinished| Waiting { unfinished, unread: 0 };
+    let unread = |unread| Waiting { unfinished: 0, unread };
+    let kinds: [(&dyn Fn(usize) -> Waiting, usize); 2] =
+        [(&unfinished, UNFINISHED_MAX), (&unread, UNREAD_MAX)];
+    for (waiting, max) in kinds {
+        let open = OpenConnections::default();
+        let mut guards: Vec<_> = (0..20).map(|_| open.admit(None).unwrap()).collect();
+        let mut is_well = guards.iter_mut().map(|guard| guard.note_waiting(waiting(255)));
+        assert_eq!(is_well.position(|is_well| !is_well), Some(max / 255));
+        assert!(guards[19].note_waiting(waiting(2)), "an honest one");
+        drop(guards);
+        let mut guards: Vec<_> = (0..4096).map(|_| open.admit(None).unwrap()).collect();
+        let well = guards.iter_mut().map(|guard| guard.note_waiting(waiting(9)));
+        assert!(9 * well.filter(|it| *it).count() <= 4 * max, "in all");
+        drop(guards);
+        assert_eq!(open.0.waiting.count(), Waiting::default());
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tonic::Code;
 
 use super::{descriptor, good, pod, request};
 use crate::support::WHOLE_CORE;
-use crate::support::frames::{DATA, END_HEADERS, HEADERS, Raw, begun, field, frame};
+use crate::support::frames::{DATA, END_HEADERS, HEADERS, RST_STREAM, Raw, begun, field, frame};
 use crate::support::http::{self, Client};
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, bytes_field, framed, post};
@@ -81,10 +81,6 @@ async fn withstands(attack: impl AsyncFn(&Ratelease) -> Vec<Raw>) {
     serves_on(&pod, &neighbour).await;
     let before = pod.process.memory("VmRSS");
     let open = attack(&pod).await;
-    // By the room for messages, or by the bounds of their connections.
-    let counts = ["shed", "connections_calmed", "connections_evicted"];
-    let refused = async || counts.iter().any(|name| pod.count(name) > 0);
-    pod.process.until("refusing half requests", SOON, refused).await;
     serves_on(&pod, &neighbour).await;
     let grown = pod.process.memory("VmHWM") - before;
     println!("{} KiB more at most, {} refused", grown / 1024, pod.count("shed"));
@@ -99,12 +95,25 @@ async fn withstands(attack: impl AsyncFn(&Ratelease) -> Vec<Raw>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn half_calls_on_the_grpc_port_shut_nobody_out() {
-    withstands(async |pod| halves(pod.grpc, 17, 255, begun).await).await;
+    withstands(async |pod| {
+        let mut open = halves(pod.grpc, 17, 255, begun).await;
+        assert!(open[16].next_of(RST_STREAM).await.is_some(), "more than a few are refused");
+        open
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn half_requests_on_the_http_port_shut_nobody_out() {
-    withstands(async |pod| halves(pod.http, 64, 16, json_begun).await).await;
+    withstands(async |pod| {
+        let open = halves(pod.http, 64, 16, json_begun).await;
+        // By the room for messages, or by the bounds of their connections.
+        let counts = ["shed", "connections_calmed", "connections_evicted"];
+        let refused = async || counts.iter().any(|name| pod.count(name) > 0);
+        pod.process.until("refusing half requests", SOON, refused).await;
+        open
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,64 @@
+# The daily commands by name. `just` lists them; each is one line that can be typed without `just`
+# (https://just.systems) too.
+
+# List the commands
+default:
+    @just --list
+
+# Serve the sample rules on the embedded store, in a debug build
+serve *flags:
+    cargo run -- serve {{ flags }}
+
+# Start a Redis Cluster, two pods and Envoy, and send them traffic
+demo *flags:
+    scripts/demo {{ flags }}
+
+# Compile everything without linking: the fastest answer to "does it build?"
+check:
+    cargo check --workspace --all-targets --locked
+
+# Format the source
+fmt:
+    cargo fmt
+
+# Check format, lints and documentation, as scripts/test does before its tests
+lint:
+    cargo fmt --check
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+# Run the unit tests: seconds, and no server is needed
+unit *filter:
+    cargo test --workspace --lib --locked {{ filter }}
+
+# Run one test binary (it, envoy, faults, fleet, attack, sim, fuzz), with an optional filter
+only binary *filter:
+    cargo test --locked --test {{ binary }} {{ filter }}
+
+# Install what is missing, then run every check and every test
+test *args:
+    scripts/test {{ args }}
+
+# Run what must pass before a change is merged: tests, fuzzing, dependency rules, bill of materials
+ci:
+    .ci/run
+
+# Measure one decision in process; `just bench key` runs one group
+bench *filter:
+    cargo bench --bench main -- {{ filter }}
+
+# Measure a pod over gRPC, beside servers that decide nothing
+bench-served *flags:
+    scripts/bench {{ flags }}
+
+# Run the fault table; `just faults --row R4` runs one row
+faults *flags:
+    scripts/faults {{ flags }}
+
+# Run the attack table; `just attack --only V4` runs some rows
+attack *flags:
+    scripts/attack {{ flags }}
+
+# Fuzz what reads hostile input, with fresh seeds
+fuzz *flags='--for 1m':
+    scripts/fuzz {{ flags }}

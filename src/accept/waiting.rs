@@ -1,0 +1,79 @@
+//! Bounds the streams that hold memory for clients that let us wait, over all connections of a
+//! listener.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Answers that begin and are not taken, in all, above which connections that have many of them are
+/// closed. Each takes some KiB. An Envoy that reads its answers has none, or one that is split in
+/// two; one that does not read for a moment has up to 256.
+pub(super) const UNREAD_MAX: usize = 320;
+
+/// Streams of one connection that wait for its client.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Waiting {
+    /// Requests that begin and do not end.
+    pub(super) unfinished: usize,
+    /// Answers that begin and are not taken.
+    pub(super) unread: usize,
+}
+
+/// Those of all connections.
+#[derive(Debug)]
+pub(super) struct AllWaiting {
+    unfinished: Total,
+    unread: Total,
+}
+
+#[derive(Debug)]
+struct Total {
+    max: usize,
+    count: AtomicUsize,
+}
+
+// === impl AllWaiting ===
+
+impl AllWaiting {
+    pub(super) fn new(unfinished_max: usize) -> Self {
+        Self { unfinished: Total::new(unfinished_max), unread: Total::new(UNREAD_MAX) }
+    }
+
+    /// A connection that had `before` has `now`. False if that is too many while all connections
+    /// have too many.
+    pub(super) fn replace(&self, before: Waiting, now: Waiting) -> bool {
+        let is_finishing = self.unfinished.replace(before.unfinished, now.unfinished);
+        self.unread.replace(before.unread, now.unread) && is_finishing
+    }
+
+    #[cfg(test)]
+    pub(super) fn count(&self) -> Waiting {
+        let count = |total: &Total| total.count.load(Ordering::Relaxed);
+        Waiting { unfinished: count(&self.unfinished), unread: count(&self.unread) }
+    }
+}
+
+// === impl Total ===
+
+impl Total {
+    fn new(max: usize) -> Self {
+        Self { max, count: AtomicUsize::new(0) }
+    }
+
+    fn replace(&self, before: usize, now: usize) -> bool {
+        if now == before {
+            return true;
+        }
+        self.count.fetch_add(now, Ordering::Relaxed);
+        let all = self.count.fetch_sub(before, Ordering::Relaxed) - before;
+        now <= self.one_max(all)
+    }
+
+    /// How many one connection may have while there are `all`.
+    fn one_max(&self, all: usize) -> usize {
+        match all / self.max {
+            0 => usize::MAX,
+            1 => 32,
+            2 | 3 => 8,
+            _ => 2,
+        }
+    }
+}

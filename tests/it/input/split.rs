@@ -1,0 +1,74 @@
+//! Honest clients that send the heads of many calls before their messages, as HTTP/2 libraries do
+//! under load.
+
+use futures_util::future::join_all;
+
+use super::{good, pod};
+use crate::support::frames::{DATA, END_STREAM, GOAWAY, HEADERS, PING, RST_STREAM};
+use crate::support::frames::{Raw, begun, frame};
+use crate::support::ratelease::Ratelease;
+use crate::support::raw_grpc::framed;
+
+/// As many as a connection may have under way.
+const STREAMS: u32 = 256;
+
+fn streams() -> impl Iterator<Item = u32> {
+    (0..STREAMS).map(|nth| 2 * nth + 1)
+}
+
+fn heads() -> Vec<u8> {
+    streams().flat_map(begun).collect()
+}
+
+fn messages() -> Vec<u8> {
+    let message = framed(&good());
+    streams().flat_map(|stream| frame(DATA, END_STREAM, stream, &message)).collect()
+}
+
+/// Reads until all calls were answered.
+async fn all_pass(raw: &mut Raw) {
+    let (mut passed, mut ended) = (0, 0);
+    while ended < STREAMS {
+        let frame = raw.next().await.expect("the connection lives");
+        assert!(![RST_STREAM, GOAWAY].contains(&frame.kind), "{frame:?}");
+        // A frame's head, and then `overall_code: OK`.
+        passed += u32::from(frame.kind == DATA && frame.payload.get(5..7) == Some(&[8, 1]));
+        ended += u32::from(frame.kind == HEADERS && frame.flags & END_STREAM != 0);
+    }
+    assert_eq!(passed, STREAMS);
+}
+
+async fn open(pod: &Ratelease, connections: usize) -> Vec<Raw> {
+    join_all((0..connections).map(|_| Raw::open(pod.grpc, &[]))).await
+}
+
+/// The pod has read the heads, and nothing else is there to be read.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_connections_may_send_all_their_heads_first() {
+    let (pod, _rules) = pod().await;
+    let mut raws = open(&pod, 2).await;
+    for raw in &mut raws {
+        raw.send(&[heads(), frame(PING, 0, 0, &[7; 8])].concat()).await;
+    }
+    for raw in &mut raws {
+        assert!(raw.next_of(PING).await.is_some());
+    }
+    for raw in &mut raws {
+        raw.send(&messages()).await;
+        all_pass(raw).await;
+    }
+    assert_eq!(pod.count("connections_calmed"), 0);
+    pod.is_unharmed();
+}
+
+/// What is still to be read is not missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn any_number_of_connections_may_send_heads_and_then_messages() {
+    let (pod, _rules) = pod().await;
+    let mut raws = open(&pod, 16).await;
+    let all = [heads(), messages()].concat();
+    join_all(raws.iter_mut().map(|raw| raw.send(&all))).await;
+    join_all(raws.iter_mut().map(all_pass)).await;
+    assert_eq!(pod.count("connections_calmed"), 0);
+    pod.is_unharmed();
+}
