@@ -98,7 +98,8 @@ where
     Registry::default().with(lines.with_filter(filter(logging.level)))
 }
 
-/// The level is for this crate. Libraries say little that an operator needs, and much at `debug`:
+/// The level is for the crates of this workspace, whose names all begin with that of this one.
+/// Libraries say little that an operator needs, and much at `debug`:
 /// of them only warnings and errors are logged, and everything at `trace`.
 fn filter(level: LogLevel) -> Targets {
     let (ours, theirs) = match level {

@@ -308,10 +308,12 @@ async fn watch(
     Ok(watcher)
 }
 
-/// The store of these settings, within the files that this process may have open, and traced.
+/// The store of these settings, within the files that this process may have open. One on Redis has
+/// its exchanges traced.
 fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
+    let is_traced = tracer.is_on() && settings != StoreSettings::Memory;
     let store = store::open(settings.with_connections(files::part_of_redis));
-    if tracer.is_on() { Arc::new(Traced::new(store, tracer.clone())) } else { store }
+    if is_traced { Arc::new(Traced::new(store, tracer.clone())) } else { store }
 }
 
 fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answers) -> Limiter {

@@ -106,7 +106,8 @@ impl Call {
         }
     }
 
-    /// For tonic: its message, or the answer, takes a while. `read` is what has come of the message.
+    /// For tonic: its message, or the answer, takes a while. `read` is what has come of the
+    /// message.
     pub(super) fn hand_on(self, intake: &Intake, peer: &Peer, read: Option<Bytes>) -> Rest {
         let Self { mut request, respond } = self;
         // Its message and its turn may take a while from here on.

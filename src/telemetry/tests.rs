@@ -181,3 +181,12 @@ fn a_sample_is_logged_at_any_level() {
         assert_eq!(text.contains(" D\n"), level == LogLevel::Trace, "{level:?}: {text}");
     }
 }
+
+#[test]
+fn the_level_is_for_every_crate_of_ours_and_not_for_libraries() {
+    let filter = filter(LogLevel::Debug);
+    for ours in ["ratelease::app", "ratelease_engine::lease", "ratelease_rules::compile"] {
+        assert!(filter.would_enable(ours, &tracing::Level::DEBUG), "{ours}");
+    }
+    assert!(!filter.would_enable("h2::client", &tracing::Level::DEBUG));
+}
