@@ -64,7 +64,8 @@ impl Store for Cursed {
 /// A door to a limiter on that store.
 async fn open(armed: Arc<Armed>, published: Arc<Published>) -> Connection {
     let options = Options {
-        max_wait: Duration::from_millis(50),
+        // A lease may be late on a busy machine, and is not to be taken for one that never comes.
+        max_wait: Duration::from_secs(5),
         buffer_bytes_max: 1 << 20,
         pod: 1,
         hasher: KeyHasher::new(""),
