@@ -15,9 +15,10 @@ COPY . .
 # The caches are not part of the image, so the binary is copied out of its own.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/build/target \
-    cargo auditable build --release --locked --package ratelease && \
-    cargo auditable build --release --locked --package ratelease-ctl --bin ratectl && \
-    cp target/release/ratelease target/release/ratectl /
+    cargo auditable build --profile dist --locked --package ratelease && \
+    cargo auditable build --profile dist --locked --package ratelease-ctl --bin ratectl && \
+    strip target/dist/ratelease target/dist/ratectl && \
+    cp target/dist/ratelease target/dist/ratectl /
 
 FROM gcr.io/distroless/cc-debian12:nonroot@sha256:9dac0a79194e45a7da0158a9c6da57b217585af0786db3845d1f0ec1a0dd182f
 COPY --from=build /ratelease /ratectl /bin/
