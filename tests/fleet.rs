@@ -2,8 +2,8 @@
 //! driven over gRPC. `cargo test --test fleet -- --nocapture` prints what each test measures.
 //!
 //! The settings of the pods are the defaults, apart from addresses and a key prefix; a test that
-//! sets anything else says so. Each call carries the `grpc-timeout` that Envoy sends by default
-//! (20 ms), so a request waits for Redis at most `LEASE_WAIT_LIMIT` (15 ms).
+//! sets anything else says so. Each call carries a `grpc-timeout` that leaves a request the whole
+//! of `LEASE_WAIT_LIMIT` (15 ms) to wait for Redis, as Envoy's default does.
 #![cfg(test)]
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

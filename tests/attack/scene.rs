@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
 use crate::foe::{Foes, Meter};
 use crate::messages::PLENTY;
@@ -16,7 +16,8 @@ use crate::neighbour::{self, Seen};
 use crate::probes::{self, Probed};
 use crate::row::{AFTER_MAX, DURING_MAX, Row};
 use crate::support::now;
-use crate::support::process::{free_port, leashed};
+use crate::support::ports::free_port;
+use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
 
 /// How long the parts of a row last.
@@ -59,7 +60,12 @@ pub struct Scene {
     more: Duration,
     during_max: u64,
     after_max: u64,
+    _turn: SemaphorePermit<'static>,
 }
+
+/// Rows that run at a time, whatever the number of test threads: each measures how late an honest
+/// client is answered, and more of them on a machine of two cores would measure each other.
+static TURNS: Semaphore = Semaphore::const_new(2);
 
 /// The neighbour and the probes, on a thread of their own. Dropped, they end.
 struct Honest {
@@ -111,6 +117,7 @@ impl<'a> Plan<'a> {
 impl Scene {
     /// Starts the pod, and its neighbour once it is ready.
     pub async fn start(plan: Plan<'_>) -> Self {
+        let turn = TURNS.acquire().await.expect("it is never closed");
         let row = Row::new(plan.name, plan.attack);
         let rules = TempDir::new().expect("a directory for rules");
         let text = plan.rules.as_deref().unwrap_or(PLENTY);
@@ -138,6 +145,7 @@ impl Scene {
             more: plan.more,
             during_max,
             after_max,
+            _turn: turn,
         }
     }
 

@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use crate::fake_redis::{FakeRedis, Say, slots};
 use crate::scene::{Attacked, Plan, Scene};
-use crate::support::process::free_port;
+use crate::support::ports::free_port;
 
 /// The pod's password for Redis.
 const PASSWORD: &str = "open-sesame";

@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::stand::{Asker, MACHINE, Rules, before, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::http::Client;
+use crate::support::probe::Probe;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_server::Server;
@@ -17,9 +18,13 @@ const AWAY: Duration = Duration::from_millis(9);
 const LIMIT: usize = 5;
 const USERS: usize = 10;
 
-/// One round without an answer that came too late is asked for, of so many: a machine that is busy
-/// elsewhere may hold a process up for some milliseconds.
+/// One round without an answer that came too late is asked for, of so many, but for those that a
+/// probe beside it says are late by the machine. What is the product's would be in each round, and
+/// for most of its requests.
 const ROUNDS_MAX: usize = 10;
+
+/// What a request may wait for Redis by default under Envoy's timeout.
+const WAIT_LIMIT: Duration = Duration::from_millis(15);
 
 #[tokio::test]
 async fn a_redis_ten_milliseconds_away_is_waited_for_under_envoys_default_timeout() {
@@ -47,13 +52,18 @@ async fn a_redis_ten_milliseconds_away_is_waited_for_under_envoys_default_timeou
     assert!(alone() >= USERS as u64 / 2, "{} of {USERS} admitted here alone", alone());
 
     let mut rounds = Vec::new();
-    while rounds.len() < ROUNDS_MAX && rounds.last() != Some(&(LIMIT * USERS, 0)) {
-        let before = alone();
+    // Passed, admitted here alone, and excused by the machine.
+    let is_clean = |&(passed, alone, excused): &(usize, u64, u64)| {
+        passed.abs_diff(LIMIT * USERS) as u64 <= excused && alone <= excused
+    };
+    while rounds.len() < ROUNDS_MAX && !rounds.last().is_some_and(is_clean) {
+        let (before, probe) = (alone(), Probe::start(proxy.addr));
         let passed = passed(&envoy, rounds.len()).await;
-        rounds.push((passed, alone() - before));
+        let excused = probe.stop().late_of((2 * LIMIT * USERS) as u64, WAIT_LIMIT);
+        rounds.push((passed, alone() - before, excused));
     }
-    println!("passed of {}, and admitted here alone, by round: {rounds:?}", LIMIT * USERS);
-    assert_eq!(rounds.last(), Some(&(LIMIT * USERS, 0)), "in each round: {rounds:?}");
+    println!("passed of {}, admitted here alone, excused: {rounds:?}", LIMIT * USERS);
+    assert!(rounds.last().is_some_and(is_clean), "in each round: {rounds:?}");
 }
 
 /// Requests that pass, of twice as many as each user may send.

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::stand::{MACHINE, PATIENT, Rules, before, clear_of_midnight, nodes};
+use crate::stand::{MACHINE, PATIENT, Rules, before, clear_of_midnight};
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::http::{Answer, Client};
 use crate::support::ratelease::Ratelease;
@@ -26,7 +26,7 @@ async fn a_client_is_told_of_every_limit_and_when_to_come_back() {
     clear_of_midnight().await;
     let rules = Rules::new(RULES);
     let env: Vec<_> = PATIENT.into_iter().chain([("RESPONSE_HEADERS", ALL)]).collect();
-    let pod = Ratelease::start(rules.path(), &nodes(Cluster::shared()), &env).await;
+    let pod = Ratelease::start(rules.path(), &Cluster::shared().places(), &env).await;
     // Its own would stand beside ours.
     let off = json!({"enable_x_ratelimit_headers": "OFF"});
     let envoy = Envoy::start(EnvoyOptions { filter: off, ..before("told", &[&pod]) }).await;

@@ -9,10 +9,8 @@ use tokio::task::JoinSet;
 use crate::stand::{Asker, MACHINE, Rules, before, pod};
 use crate::support::dice::Dice;
 use crate::support::envoy::Envoy;
-use crate::support::http;
 use crate::support::load::Load;
 use crate::support::now;
-use crate::support::ratelease::Ratelease;
 
 /// The two descriptors of each request; both rules carry the version of their file.
 const CANARIES: [(&str, &str); 2] = [("path", "/canary"), ("generic_key", "all")];
@@ -35,10 +33,10 @@ async fn a_reload_under_load_fails_no_request_and_no_answer_mixes_two_versions()
     let mut slowest = Duration::ZERO;
     for number in 1..=VERSIONS {
         if dice.below(4) == 0 {
-            let refused = refused(&pod).await;
+            let refused = pod.loads_refused();
             // The same fault twice in a row would be told once.
             rules.replace(&format!("# before {number}\n{}", dice.pick(&BAD)));
-            let is_refused = async || self::refused(&pod).await > refused;
+            let is_refused = async || pod.loads_refused() > refused;
             pod.process.until("told of bad rules", LIVE_MAX, is_refused).await;
         }
         rules.replace(&version(number));
@@ -110,13 +108,6 @@ async fn ask(asker: &Asker) -> u32 {
     let within = answer.statuses.iter().all(|status| status.limit_remaining < limit(number));
     assert!(within, "tokens of another version than {number}: {answer:?}");
     number
-}
-
-/// Loads that were refused, as the debug page counts them.
-async fn refused(pod: &Ratelease) -> u64 {
-    let page = http::get(pod.debug, "/").await.expect("the debug page").body;
-    let count = page.lines().find_map(|line| line.strip_prefix("loads refused: "));
-    count.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no count: {page}"))
 }
 
 // === impl Watch ===

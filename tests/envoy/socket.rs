@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::stand::{MACHINE, PATIENT, Rules, before, clear_of_midnight, file, nodes, rule};
+use crate::stand::{MACHINE, PATIENT, Rules, before, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::load::{Load, Tally};
 use crate::support::ratelease::Ratelease;
@@ -52,5 +52,5 @@ async fn a_pod_serves_on_a_unix_socket_and_takes_the_place_of_a_dead_one_only() 
 fn spawn(rules: &Rules, socket: &Path) -> Ratelease {
     let socket = socket.to_str().expect("a path in UTF-8");
     let env = [PATIENT[0], PATIENT[1], ("GRPC_UDS", socket), ("KEY_SECRET", "pepper")];
-    Ratelease::spawn(rules.path(), &nodes(Cluster::shared()), &env)
+    Ratelease::spawn(rules.path(), &Cluster::shared().places(), &env)
 }

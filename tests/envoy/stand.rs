@@ -3,7 +3,6 @@
 //! All share one cluster, so each test has a domain of its own. Windows are days: none ends while a
 //! test runs, which [`pod`] sees to.
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,6 +16,7 @@ use tokio::sync::RwLock;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::support::envoy::EnvoyOptions;
+use crate::support::files::put;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
 
@@ -57,15 +57,10 @@ pub fn rule(key: &str, value: Option<&str>, limit: u64) -> String {
     format!("- {{key: {key}{value}, rate_limit: {{unit: day, requests_per_unit: {limit}}}}}\n")
 }
 
-/// Where the nodes of a cluster are.
-pub fn nodes(cluster: &Cluster) -> Vec<SocketAddr> {
-    cluster.nodes.iter().map(|node| SocketAddr::from(([127, 0, 0, 1], node.port()))).collect()
-}
-
 /// A patient pod on the shared cluster.
 pub async fn pod(rules: &Rules) -> Ratelease {
     clear_of_midnight().await;
-    Ratelease::start(rules.path(), &nodes(Cluster::shared()), &PATIENT).await
+    Ratelease::start(rules.path(), &Cluster::shared().places(), &PATIENT).await
 }
 
 /// An Envoy's options, as patient as the pods.
@@ -101,9 +96,7 @@ impl Rules {
 
     /// Puts another file in the place of the present one, atomically.
     pub fn replace(&self, file: &str) {
-        let next = self.dir.path().join("next");
-        std::fs::write(&next, file).expect("a written file");
-        std::fs::rename(&next, self.dir.path().join("rules.yaml")).expect("a renamed file");
+        put(self.dir.path().join("rules.yaml"), file);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use tokio::task::JoinSet;
 
-use crate::stand::{Asker, MACHINE, PATIENT, Rules, before, clear_of_midnight, file, nodes, rule};
+use crate::stand::{Asker, MACHINE, PATIENT, Rules, before, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions, Verdicts};
 use crate::support::load::Load;
 use crate::support::now;
@@ -28,7 +28,7 @@ async fn a_thousand_decisions_on_a_hot_key_cost_redis_fewer_than_five_commands()
     // Its own, so that every command there has to do with this test.
     let cluster = Cluster::start(3, 1);
     let rules = Rules::new(&file("trips", &[rule("hot", None, 1_000_000)]));
-    let pod = Ratelease::start(rules.path(), &nodes(&cluster), &PATIENT).await;
+    let pod = Ratelease::start(rules.path(), &cluster.places(), &PATIENT).await;
     let asker = Asker::connect(&pod).await;
     let (before, start) = (calls(&cluster), now());
     assert_eq!(decide(&asker, DECISIONS).await, DECISIONS);
@@ -44,9 +44,9 @@ async fn a_thousand_decisions_on_a_hot_key_cost_redis_fewer_than_five_commands()
     assert!(ours < 5.0, "{ours:.2} commands for 1000 decisions: {made:?}");
 }
 
-/// One round without an error is asked for, of so many: whoever shares the machine may keep a
-/// process waiting for 20 ms, and not in every round. What is ours would be.
-const ROUNDS_MAX: usize = 10;
+/// Most of so many rounds are to be without an error: what else runs on the machine may keep a
+/// process waiting for 20 ms now and then, and what is ours would do so in every round.
+const ROUNDS: usize = 5;
 
 #[tokio::test]
 async fn on_warm_keys_no_answer_misses_envoys_default_timeout() {
@@ -54,12 +54,12 @@ async fn on_warm_keys_no_answer_misses_envoys_default_timeout() {
     let _alone = MACHINE.write().await;
     clear_of_midnight().await;
     let rules = Rules::new(&file("timeout", &[rule("path", Some("/warm"), 1_000_000)]));
-    let pod = Ratelease::start(rules.path(), &nodes(Cluster::shared()), &[]).await;
+    let pod = Ratelease::start(rules.path(), &Cluster::shared().places(), &[]).await;
     let envoy = Envoy::start(EnvoyOptions { timeout: ENVOY_TIMEOUT, ..before("timeout", &[&pod]) });
     let envoy = envoy.await;
     envoy.load(Load::new("/warm", 2, 500)).finish().await;
     let mut errors = Vec::new();
-    while errors.len() < ROUNDS_MAX && errors.last() != Some(&0) {
+    for _ in 0..ROUNDS {
         let (warm, start) = (envoy.verdicts().await, now());
         let tally = envoy.load(Load::new("/warm", 2, REQUESTS)).finish().await;
         let took = start.elapsed();
@@ -70,7 +70,10 @@ async fn on_warm_keys_no_answer_misses_envoys_default_timeout() {
     }
     let late = envoy.counter("cluster.ratelease.upstream_rq_timeout").await;
     println!("errors by round: {errors:?}, of them late {late}");
-    assert_eq!(errors.last(), Some(&0), "in each of {ROUNDS_MAX} rounds: {errors:?}");
+    let clean = errors.iter().filter(|errors| **errors == 0).count();
+    assert!(2 * clean > ROUNDS, "{clean} rounds of {ROUNDS} without an error: {errors:?}");
+    let sum: u64 = errors.iter().sum();
+    assert!(sum <= late, "{sum} errors, of which {late} are late answers");
 }
 
 /// How many of so many decisions on one key pass.
@@ -91,7 +94,7 @@ async fn decide(asker: &Asker, decisions: u64) -> u64 {
     asking.join_all().await.into_iter().sum()
 }
 
-/// Calls of each command on all nodes, the replicas too.
+/// Calls of each command on all the replicas too.
 fn calls(cluster: &Cluster) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for (name, calls) in cluster.nodes.iter().flat_map(|node| node.command_calls()) {

@@ -3,13 +3,14 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::row::Row;
-use crate::stage::{count, judge_process, time_until};
-use crate::stand::{Asker, MACHINE, Rules, file, rule};
+use crate::stage::{count, judge_process, time_until, turn};
+use crate::stand::{Asker, Rules, file, rule};
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
 
@@ -30,26 +31,31 @@ struct Place {
     pod: Ratelease,
 }
 
-/// Becomes the pod, with no right that the permission bits do not give: root's are dropped.
+/// Becomes the pod, with no right that the permission bits do not give: root's are dropped, which
+/// takes `setpriv` of util-linux. Any other user has none.
 fn bound_by_permissions() -> String {
     let is_root = fs::metadata("/proc/self").expect("this process").uid() == 0;
     let drop = if is_root { "setpriv --bounding-set=-all --inh-caps=-all " } else { "" };
     format!(r#"exec {drop}"$0" "$@""#)
 }
 
-/// Becomes the pod, on a file system without room where the machine can mount one; else no file may
-/// become larger than there is room. The second value tells which.
-fn on_a_small_disk(dir: &Path) -> (String, &'static str) {
-    let dir = dir.display();
-    let mount = format!(r#"mount -t tmpfs -o size={ROOM} none "{dir}""#);
-    let tried =
-        std::process::Command::new("unshare").args(["--mount", "sh", "-c", &mount]).output();
-    if tried.is_ok_and(|tried| tried.status.success()) {
-        let script = format!(r#"exec unshare --mount sh -c '{mount} && exec "$0" "$@"' "$0" "$@""#);
-        return (script, "no space left on the device");
-    }
+/// Becomes the pod, on a file system without room where this process may mount one, which takes
+/// CAP_SYS_ADMIN; else no file may become larger than there is room. The second value tells which,
+/// and why.
+fn on_a_small_disk(dir: &Path) -> (String, String) {
+    let mount = format!(r#"mount -t tmpfs -o size={ROOM} none "{}""#, dir.display());
+    let why = match Command::new("unshare").args(["--mount", "sh", "-c", &mount]).output() {
+        Ok(tried) if tried.status.success() => {
+            let script =
+                format!(r#"exec unshare --mount sh -c '{mount} && exec "$0" "$@"' "$0" "$@""#);
+            return (script, "no space left on the device".to_owned());
+        }
+        Ok(tried) => String::from_utf8_lossy(&tried.stderr).trim().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let how = format!("files of at most {ROOM} bytes, since no file system can be mounted: {why}");
     // In units of 512 bytes.
-    (format!(r#"trap "" XFSZ; ulimit -f {}; exec "$0" "$@""#, ROOM / 512), "no larger files")
+    (format!(r#"trap "" XFSZ; ulimit -f {}; exec "$0" "$@""#, ROOM / 512), how)
 }
 
 // === impl Place ===
@@ -94,20 +100,20 @@ impl Place {
         time_until(SOON, answers).await.is_some()
     }
 
-    /// Lines of the log with this.
-    fn told(&self, what: &str) -> usize {
-        self.pod.process.log().lines().filter(|line| line.contains(what)).count()
-    }
-
-    /// Whether the log tells this once. A line comes to the log after what it tells of has been
+    /// Whether the log comes to tell this. A line is written after what it tells of has been
     /// counted.
-    async fn tells_once(&self, what: &str) -> bool {
-        time_until(SOON, async || self.told(what) > 0).await.is_some() && self.told(what) == 1
+    async fn tells(&self, what: &str) -> bool {
+        time_until(SOON, async || self.pod.log().contains(what)).await.is_some()
     }
 
-    async fn end(self, row: &mut Row) {
+    /// Ends the pod, whose log is to tell each of these once.
+    async fn end(self, row: &mut Row, once: &[&str]) {
         judge_process(row, &self.pod).await;
         row.holds(self.pod.stop().await == 0, "the pod did not end well");
+        for what in once {
+            let times = self.pod.logged(what).len();
+            row.holds(times == 1, &format!("told {times} times: {what}"));
+        }
     }
 }
 
@@ -124,7 +130,7 @@ const NOT_KEPT: &str = "the rules are in force, but not kept as a snapshot: ";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_files_may_not_be_read_or_written() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let mut row = Row::new("R13", "no permission for the rules, then for the snapshot", PROMISE);
     let place = Place::open(|_| bound_by_permissions()).await;
     row.holds(place.counts("snapshots_written", 1).await, "no snapshot is written");
@@ -135,27 +141,26 @@ async fn r13_files_may_not_be_read_or_written() {
     fs::write(&next, version(2, 0)).expect("a written file");
     fs::set_permissions(&next, Permissions::from_mode(0o000)).expect("a mode");
     fs::rename(&next, place.rules.path().join("rules.yaml")).expect("a renamed file");
-    let told = async || place.told("rules.yaml: permission denied; let the user") > 0;
-    row.holds(time_until(SOON, told).await.is_some(), "what may not be read is not told");
+    let refused = "rules.yaml: permission denied; let the user";
+    row.holds(place.tells(refused).await, "what may not be read is not told");
     row.holds(place.answers_by(1).await, "the last good rules are gone");
 
     fs::set_permissions(place.dir.path(), Permissions::from_mode(0o555)).expect("a mode");
     place.rules.replace(&version(3, 0));
     row.holds(place.answers_by(3).await, "good rules do not come into force");
     row.holds(place.counts("snapshot_failures", 1).await, "the snapshot was written");
-    row.holds(place.tells_once(NOT_KEPT).await, "that it was not kept is not told once");
+    row.holds(place.tells(NOT_KEPT).await, "that it was not kept is not told");
     let way_out = "let the user of this process write there";
-    row.holds(place.tells_once(way_out).await, "nor the way out");
+    row.holds(place.tells(way_out).await, "nor the way out");
     row.holds(!kept.is_empty() && place.snapshot() == kept, "the snapshot is not what it was");
-    row.errors(0);
-    place.end(&mut row).await;
+    place.end(&mut row, &[NOT_KEPT, way_out]).await;
     row.end();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_the_disk_is_full() {
-    let _alone = MACHINE.write().await;
-    let mut how = "";
+    let _turn = turn().await;
+    let mut how = String::new();
     let place = Place::open(|dir| {
         let (script, by) = on_a_small_disk(dir);
         how = by;
@@ -168,12 +173,11 @@ async fn r13_the_disk_is_full() {
     place.rules.replace(&version(2, NO_ROOM));
     row.holds(place.answers_by(2).await, "good rules do not come into force");
     row.holds(place.counts("snapshot_failures", 1).await, "the snapshot was written");
-    row.holds(place.tells_once(NOT_KEPT).await, "that it was not kept is not told once");
-    row.holds(place.tells_once("make room").await, "nor the way out");
+    row.holds(place.tells(NOT_KEPT).await, "that it was not kept is not told");
+    row.holds(place.tells("make room").await, "nor the way out");
     row.holds(!kept.is_empty() && place.snapshot() == kept, "the snapshot is not what it was");
     let left = fs::read_dir(place.dir()).expect("the directory").count();
     row.holds(left == 1, "a part of a file is left behind");
-    row.errors(0);
-    place.end(&mut row).await;
+    place.end(&mut row, &[NOT_KEPT, "make room"]).await;
     row.end();
 }

@@ -3,17 +3,18 @@
 use std::time::Duration;
 
 use crate::row::Row;
-use crate::stage::{Plan, scripts};
+use crate::stage::{Plan, scripts, turn};
 use crate::stand::PATIENT;
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::now;
 use crate::support::paced::Paced;
-use crate::support::process::free_port;
+use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r22_pods_come_and_go() {
+    let _turn = turn().await;
     let promise = "0 errors; at most L; nearly all of L, whatever the pods that went had held";
     let mut row = Row::new("R22", "pods 4 → 12 → 4 (→ 40 → at full scale) in seconds", promise);
     let cluster = Cluster::shared();

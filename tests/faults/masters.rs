@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::row::Row;
-use crate::stage::{Plan, Stage, scripts, time_until};
+use crate::stage::{Plan, Stage, scripts, time_until, turn};
 use crate::support::now;
 use crate::support::paced::Paced;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
@@ -32,6 +32,7 @@ async fn r2_a_master_killed_where_all_slots_go_down_with_it() {
 }
 
 async fn kill_a_master(mut row: Row, domain: &str, options: &ClusterOptions) {
+    let _turn = turn().await;
     let cluster = Cluster::start_with(options);
     let stage = Plan::new(domain, &cluster).start().await;
     let load = stage.load().await;
@@ -67,6 +68,7 @@ const LATE_MAX: u64 = 2 * 6 * LEASE;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r4_all_masters_frozen_under_load() {
+    let _turn = turn().await;
     let promise = "0 errors; p99 < 5 ms in the stall; nothing that Redis did not lend is charged \
                    after it; at most 2 L";
     let mut row = Row::new("R4", "SIGSTOP of all masters for 3 s", promise);
@@ -108,6 +110,7 @@ async fn r4_all_masters_frozen_under_load() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r3_a_master_and_its_replica_killed() {
+    let _turn = turn().await;
     let promise = "0 errors; at most 10 connects a second and pod; leases resume within 3 s of the \
                    master's return; at most 2 L";
     let mut row = Row::new("R3", "kill -9 of a master and its replica", promise);
@@ -146,6 +149,7 @@ async fn r3_a_master_and_its_replica_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r5_a_frozen_master_wakes_after_its_replica_took_over() {
+    let _turn = turn().await;
     let promise = "0 errors; the stale master lends nothing; leases resume within 1 s of the slot \
                    being writable; at most 2 L";
     let mut row = Row::new("R5", "SIGSTOP of a master until a replica has taken over", promise);

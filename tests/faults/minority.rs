@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::masters::{FAILOVER_MAX, RESUME_MAX, is_writable, judge_failover};
 use crate::row::Row;
-use crate::stage::{Plan, count_at, scripts, time_until};
+use crate::stage::{Plan, count_at, scripts, time_until, turn};
 use crate::support::paced::Paced;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
 
@@ -17,6 +17,7 @@ const SPLIT: &str = "/split";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r8_a_master_is_alone_with_the_pods() {
+    let _turn = turn().await;
     let promise = "0 errors; the lone master lends until its node timeout is over; leases resume \
                    within 1 s of the slot being writable at its heir; at most 2 L";
     let fault = "a master cut off from all other nodes, and not from the pods";

@@ -1,12 +1,15 @@
-//! R8: links that are cut, between network namespaces where the machine can make them, and by
-//! proxies that let nothing through where it cannot.
+//! R8: links that are cut, between network namespaces where this process may make them, which takes
+//! root and `ip` of iproute2, and by proxies that let nothing through where it may not. The row
+//! says which, and why.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::row::Row;
-use crate::stage::{Scale, TIGHT, judge_errors, judge_process, paths, plenty, scripts, time_until};
-use crate::stand::{MACHINE, Rules, clear_of_midnight, file, rule};
+use crate::stage::{
+    Scale, TIGHT, judge_errors, judge_process, paths, plenty, scripts, time_until, turn,
+};
+use crate::stand::{Rules, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::netns::Namespace;
 use crate::support::now;
@@ -33,7 +36,7 @@ enum Cut {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r8_a_pod_is_cut_off_from_its_shards() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     clear_of_midnight().await;
     let namespace = Namespace::make();
     let how = match &namespace {

@@ -8,11 +8,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::row::Row;
-use crate::stage::{Plan, Stage, TIGHT, judge_process, paths, time_until};
-use crate::stand::{Asker, MACHINE, PATIENT, Rules, file, rule};
+use crate::stage::{Plan, Stage, TIGHT, count, judge_process, paths, time_until, turn};
+use crate::stand::{Asker, PATIENT, Rules, file, rule};
 use crate::support::http;
 use crate::support::now;
-use crate::support::process::{free_port, leashed};
+use crate::support::ports::free_port;
+use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::{Connection, SHOULD_RATE_LIMIT, post};
 use crate::support::redis::Cluster;
@@ -25,6 +26,7 @@ fn patient<'a>(domain: &'a str, cluster: &'a Cluster) -> Plan<'a> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r15_sigterm_under_load() {
+    let _turn = turn().await;
     const DRAIN_MAX: Duration = Duration::from_secs(4);
     let promise = "0 errors on open connections; not serving at once; every unspent token back; \
                    exit 0 within the drain limit, whatever a client keeps open; at most L";
@@ -47,6 +49,7 @@ async fn r15_sigterm_under_load() {
     let took = told.elapsed();
     let samples = load.stop_after(Duration::from_secs(1)).await;
 
+    row.note(&stage.settings);
     row.recovered(took, DRAIN_MAX + Duration::from_millis(500));
     row.holds(status == 0, &format!("exit status {status}"));
     let soon = unhealthy.is_some_and(|after| after < Duration::from_millis(500));
@@ -68,13 +71,14 @@ async fn stuck(pod: &Ratelease) -> mpsc::Sender<Vec<u8>> {
     rest.send(vec![0, 0, 0, 0, 100, 1, 2, 3]).await.expect("room");
     let body = ReceiverStream::new(sent);
     tokio::spawn(async move { connection.request(post(SHOULD_RATE_LIMIT), body).await });
-    // Until the half is there, which a whole call behind it would tell; a moment does too.
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let is_there = async || count(pod, "message_bytes").await > 0;
+    assert!(time_until(Duration::from_secs(10), is_there).await.is_some(), "no half of a call");
     rest
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r16_a_pod_is_killed_and_restarted() {
+    let _turn = turn().await;
     /// Tokens that one lease may hold.
     const LEASE: u64 = 5;
     let promise = "what the dead pod held of a key is lost, a lease in hand and one on its way; \
@@ -124,7 +128,7 @@ async fn restart(stage: &Stage, dead: &Ratelease, cluster: &Cluster) -> Rateleas
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r16_a_pod_starts_without_redis() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let promise = "serving, by its failure mode, within 250 ms of exec";
     let mut row = Row::new("R16", "start with Redis down", promise);
     let rules = Rules::new(&file("r16", &[rule("path", None, 100)]));
@@ -167,7 +171,7 @@ async fn decides(pod: &Ratelease, times: usize) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r18_descriptors_run_out() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let promise = "no exit, no deadlock: open connections are served, new ones again after it";
     let mut row = Row::new("R18", "all 64 file descriptors in use", promise);
     let rules = Rules::new(&file("r18", &[rule("path", None, 1_000_000)]));
@@ -178,16 +182,22 @@ async fn r18_descriptors_run_out() {
     for _ in 0..200 {
         idle.push(TcpStream::connect(pod.grpc).await.expect("the backlog takes it"));
     }
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    // Those that came first had to go, or those that came last were refused.
+    let turned_away = async || {
+        count(&pod, "connections_evicted").await + count(&pod, "connections_refused").await > 100
+    };
+    let crowded = time_until(Duration::from_secs(10), turned_away).await;
+    row.holds(crowded.is_some(), "descriptors did not run out: the row shows nothing");
+    let mut denied = 0;
     for _ in 0..100 {
         let answer = open.ask("r18", &[("path", "/a")], 1).await;
-        row.holds(answer.overall_code == 1, "an open connection is not served");
+        denied += u64::from(answer.overall_code != 1);
     }
+    row.errors(denied);
     drop(idle);
     let freed = now();
     row.holds(decides(&pod, 1).await, "it takes no connections any more");
     row.recovered(freed.elapsed(), Duration::from_secs(2));
-    row.errors(0);
     judge_process(&mut row, &pod).await;
     row.holds(pod.stop().await == 0, "the pod did not end well");
     row.end();
@@ -195,6 +205,7 @@ async fn r18_descriptors_run_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r18_hardly_any_processor() {
+    let _turn = turn().await;
     let promise = "no exit, no deadlock; 0 errors once it runs again; at most 2 L";
     let mut row = Row::new("R18", "pods get 5 % of a processor (SIGSTOP and SIGCONT)", promise);
     let stage = Plan::new("r18", Cluster::shared()).start().await;
@@ -226,7 +237,7 @@ async fn r18_hardly_any_processor() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r18_the_log_goes_nowhere() {
-    let _alone = MACHINE.write().await;
+    let _turn = turn().await;
     let promise = "no exit, no deadlock; what cannot be logged is dropped";
     let mut row =
         Row::new("R18", "the log's disk is full; its pipe is full; nobody reads", promise);
@@ -235,7 +246,7 @@ async fn r18_the_log_goes_nowhere() {
     let fifo = fifo.path().join("fifo");
     let made = Command::new("mkfifo").arg(&fifo).status().expect("mkfifo");
     assert!(made.success());
-    let fifo = fifo.display();
+    let (fifo, mut unanswered) = (fifo.display(), 0);
     for script in [
         r#"exec "$0" "$@" >/dev/full 2>&1"#.to_owned(),
         format!(r#"exec 8<>"{fifo}"; head -c 65536 /dev/zero >&8; exec "$0" "$@" >&8 2>&8"#),
@@ -244,13 +255,16 @@ async fn r18_the_log_goes_nowhere() {
         let pod = in_shell(&script, &rules);
         pod.ready().await;
         for number in 0..20 {
+            // Each fault is a line to log.
             rules.replace(&format!("domain: [ # {number}"));
-            row.holds(decides(&pod, 5).await, "no answer");
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            let refused = async || pod.loads_refused() == number + 1;
+            let logged = time_until(Duration::from_secs(10), refused).await;
+            row.holds(logged.is_some(), "there was nothing to log");
+            unanswered += u64::from(!decides(&pod, 5).await);
         }
         row.holds(pod.stop().await == 0, "the pod did not end well");
         rules.replace(&file("r18", &[rule("path", None, 1_000_000)]));
     }
-    row.errors(0);
+    row.errors(unanswered);
     row.end();
 }

@@ -1,15 +1,13 @@
 //! R13 and R14: rules that are garbage, and rules that change all the time.
 
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use crate::row::Row;
-use crate::stage::{Plan, Stage, TIGHT, plenty, time_until};
+use crate::stage::{Plan, Stage, TIGHT, plenty, time_until, turn};
 use crate::stand::{Asker, file, rule};
-use crate::support::http;
+use crate::support::files::put;
 use crate::support::now;
-use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
 
 /// From a good file in place to its rules in force, at full scale.
@@ -57,15 +55,9 @@ async fn live(stage: &Stage, domain: &str, number: u64) -> Duration {
     start.elapsed()
 }
 
-/// Loads that were refused, as the debug page counts them.
-async fn refused(pod: &Ratelease) -> u64 {
-    let page = http::get(pod.debug, "/").await.expect("the debug page").body;
-    let count = page.lines().find_map(|line| line.strip_prefix("loads refused: "));
-    count.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("no count: {page}"))
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn r13_rules_are_garbage() {
+    let _turn = turn().await;
     let promise = "0 errors; the last good rules stay; the log names the file; good rules are in \
                    force 1 s after they are in place; memory + 16 MiB at most; at most 2 L";
     let mut row = Row::new("R13", "garbage in the place of the rules, 14 kinds", promise);
@@ -76,9 +68,9 @@ async fn r13_rules_are_garbage() {
     let (load, memory) = (stage.load().await, stage.resident());
 
     for (what, bytes) in garbage(&stage) {
-        let before = refused(&stage.pods[0]).await;
-        replace(stage.rules.path(), &bytes);
-        let told = async || refused(&stage.pods[0]).await > before;
+        let before = stage.pods[0].loads_refused();
+        put(stage.rules.path().join("rules.yaml"), &bytes);
+        let told = async || stage.pods[0].loads_refused() > before;
         row.holds(
             time_until(stage.scale.pick(30, 60) * LIVE_MAX, told).await.is_some(),
             &format!("{what}: not refused"),
@@ -87,12 +79,15 @@ async fn r13_rules_are_garbage() {
     // Some of these parts are rules, of which nothing that is asked for is missing.
     let steps = stage.scale.pick(16, good.len());
     for step in 1..steps {
-        replace(stage.rules.path(), &good.as_bytes()[..good.len() * step / steps]);
+        put(stage.rules.path().join("rules.yaml"), &good.as_bytes()[..good.len() * step / steps]);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     odd_places(&stage).await;
-    let log = stage.pods[0].process.log();
-    row.holds(log.contains("rules.yaml:"), "the log does not name the file and line");
+    let named = async || stage.pods[0].log().contains("rules.yaml:");
+    row.holds(
+        time_until(Duration::from_secs(10), named).await.is_some(),
+        "the log does not name the file and line",
+    );
     stage.rules.replace(&version("r13", stage.tight, 2));
     let took = live(&stage, "r13", 2).await;
     let samples = load.stop().await;
@@ -128,12 +123,6 @@ fn garbage(stage: &Stage) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// In the place of the present file, atomically.
-fn replace(dir: &Path, bytes: &[u8]) {
-    fs::write(dir.join("next"), bytes).expect("a written file");
-    fs::rename(dir.join("next"), dir.join("rules.yaml")).expect("a renamed file");
-}
-
 /// A link to nowhere, a directory for a file, and no directory at all.
 async fn odd_places(stage: &Stage) {
     let wait = || tokio::time::sleep(Duration::from_millis(300));
@@ -153,6 +142,7 @@ async fn odd_places(stage: &Stage) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn r14_rules_change_all_the_time() {
+    let _turn = turn().await;
     let promise = "0 errors; no answer of two versions; the last version in force after 1 s; \
                    memory + 16 MiB at most";
     let mut row = Row::new("R14", "good reloads, 50 a second (200 at full scale)", promise);

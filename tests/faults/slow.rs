@@ -3,8 +3,10 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use tokio::sync::Mutex;
+
 use crate::row::Row;
-use crate::stage::{Plan, Scale, Stage, judge_errors, scripts, status, time_until};
+use crate::stage::{Plan, Scale, Stage, judge_errors, scripts, status, time_until, turn};
 use crate::stand::Asker;
 use crate::support::now;
 use crate::support::paced::Samples;
@@ -28,6 +30,9 @@ fn proxied() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(|| Cluster::start_with(&ClusterOptions::new(3, 0).proxied()))
 }
+
+/// Held by a test that puts faults before them.
+static PROXIED: Mutex<()> = Mutex::const_new(());
 
 fn set_all(cluster: &Cluster, fault: Fault) {
     cluster.proxies.iter().for_each(|proxy| proxy.set(fault));
@@ -85,6 +90,8 @@ impl Spell {
 }
 
 async fn check(name: &str, promise: &str, spells: &[(&str, Fault)]) {
+    let _proxied = PROXIED.lock().await;
+    let _turn = turn().await;
     let cluster = proxied();
     let stage = Plan::new(&name.to_lowercase(), cluster).start().await;
     let load = stage.load().await;
@@ -136,9 +143,11 @@ async fn lease_size(stage: &Stage) -> f64 {
 /// half a second away that is over before the next one can come.
 #[tokio::test(flavor = "multi_thread")]
 async fn r6_leases_grow_with_the_round_trip() {
+    let _turn = turn().await;
     const STEADY: &str = "/steady";
     let promise = "leases last as long as two round trips, and are never more than a quarter of \
                    what is left; 0 errors; at most L, for less is asked";
+    let _proxied = PROXIED.lock().await;
     let mut row = Row::new("R6", "replies 500 ms late: the size of leases", promise);
     let limit: u32 = Scale::of_env().pick(8_000, 80_000);
     let more = format!(

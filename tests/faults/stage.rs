@@ -1,18 +1,20 @@
 //! Pods behind an Envoy under load, and what is counted there.
 //!
-//! Every test has the machine for itself, since time is part of what it measures; windows are days,
-//! so that none ends meanwhile. The load goes to [`TIGHT`], whose limit is reached; to warm keys,
-//! of which the pods hold tokens; and to new keys all the time, for which they hold none. The limit
-//! of the last two kinds is not reached: their requests must all pass.
+//! At full scale every test has the machine for itself, since time is part of what it measures, and
+//! `scripts/faults` runs one at a time; at small scale, whose bounds allow for a busy machine, two
+//! run at a time. Windows are days, so that none ends meanwhile. The load goes to [`TIGHT`], whose
+//! limit is reached; to warm keys, of which the pods hold tokens; and to new keys all the time, for
+//! which they hold none. The limit of the last two kinds is not reached: their requests must all
+//! pass.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tokio::sync::RwLockWriteGuard;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::row::Row;
-use crate::stand::{MACHINE, Rules, clear_of_midnight, file, rule};
+use crate::stand::{PATIENT, Rules, clear_of_midnight, file, rule};
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::http;
 use crate::support::now;
@@ -63,9 +65,13 @@ pub struct Stage {
     pub scale: Scale,
     pub tight: u64,
     exact: bool,
+    /// What the figures of the row are made with, to be noted there.
+    pub settings: String,
     prefix: String,
-    _alone: RwLockWriteGuard<'static, ()>,
 }
+
+/// See [`turn`].
+static TURNS: Semaphore = Semaphore::const_new(2);
 
 /// The path whose limit is reached; the first of [`paths`].
 pub const TIGHT: &str = "/tight";
@@ -84,6 +90,10 @@ const NEW_PATHS: usize = 4;
 
 /// What a request waits for a lease at most, by default.
 const LEASE_WAIT: Duration = Duration::from_millis(5);
+
+/// Envoy keeps its connections, so that each end takes the whole notice: a quarter of this. Leases
+/// go back in the last quarter.
+const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
 
 /// How often [`time_until`] looks.
 const POLL: Duration = Duration::from_millis(20);
@@ -142,15 +152,15 @@ impl<'a> Plan<'a> {
         }
     }
 
+    /// The test has taken its [`turn`] by then.
     pub async fn start(self) -> Stage {
-        let alone = MACHINE.write().await;
         let scale = Scale::of_env();
         clear_of_midnight().await;
         let rules = Rules::new(&self.rules());
         let (prefix, exact, tight) = (format!("{}-", self.domain), self.exact, self.tight);
         let mut pods = Vec::new();
         for _ in 0..self.pods {
-            let mut env = vec![("CACHE_KEY_PREFIX", prefix.as_str())];
+            let mut env = vec![("CACHE_KEY_PREFIX", prefix.as_str()), DRAIN];
             env.extend(&self.env);
             pods.push(Ratelease::start(rules.path(), &self.cluster.places(), &env).await);
         }
@@ -158,7 +168,18 @@ impl<'a> Plan<'a> {
         let timeout = self.envoy_timeout.unwrap_or(scale.envoy_timeout);
         let options = EnvoyOptions { timeout, ..EnvoyOptions::new(self.domain, &addrs) };
         let envoy = Envoy::start(options).await;
-        Stage { rules, pods, envoy, scale, tight, exact, prefix, _alone: alone }
+        let settings = self.settings(timeout);
+        Stage { rules, pods, envoy, scale, tight, exact, settings, prefix }
+    }
+
+    /// What is not as by default and lets requests wait, or be denied, where they would fail.
+    fn settings(&self, envoy_timeout: Duration) -> String {
+        let mut all = vec![format!("Envoy's time-out {envoy_timeout:?}")];
+        all.extend(
+            PATIENT.iter().filter(|it| self.env.contains(it)).map(|(k, v)| format!("{k}={v}")),
+        );
+        all.extend(self.exact.then(|| "failure_mode: deny".to_owned()));
+        format!("with {}", all.join(", "))
     }
 
     fn rules(&self) -> String {
@@ -235,14 +256,16 @@ impl Stage {
 
     /// Memory that the largest pod holds, in bytes.
     pub fn resident(&self) -> u64 {
-        self.pods.iter().map(|pod| resident(pod.process.pid())).max().unwrap_or(0)
+        self.pods.iter().map(|pod| pod.process.memory("VmRSS")).max().unwrap_or(0)
     }
 
     /// Ends the pods as Kubernetes would; none has broken what must hold.
     pub async fn stop(&self, row: &mut Row) {
+        row.note(&self.settings);
         for pod in &self.pods {
             judge_process(row, pod).await;
-            let status = pod.stop().await;
+        }
+        for status in Ratelease::stop_all(&self.pods).await {
             row.holds(status == 0, &format!("a pod ended with status {status}"));
         }
     }
@@ -269,6 +292,11 @@ impl Stage {
     }
 }
 
+/// Waits for one of the places of tests that run at a time, whatever the number of test threads.
+pub async fn turn() -> SemaphorePermit<'static> {
+    TURNS.acquire().await.expect("it is never closed")
+}
+
 /// All paths of the load.
 pub fn paths() -> Vec<String> {
     let warm = (0..WARM_PATHS).map(|at| format!("/warm-{at}"));
@@ -292,19 +320,12 @@ pub fn scripts(node: &Server) -> u64 {
     node.try_command::<()>(&["PING"]).map_or(0, |()| node.calls("evalsha") + node.calls("eval"))
 }
 
-/// Memory that a process holds, in bytes.
-pub fn resident(pid: u32) -> u64 {
-    let page = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a running process");
-    let line = page.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("its memory");
-    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
-    kib * 1024
-}
-
 /// Judges a part of the load, in which Envoy saw so many errors.
 pub fn judge_errors(row: &mut Row, samples: &Samples, errors: u64) {
     let denied = denied_of_plenty(samples);
     row.errors(errors + samples.tally().faults());
     row.holds(denied == 0, &format!("{denied} denied that had plenty"));
+    row.holds(!samples.0.is_empty(), "no request was sent: the row shows nothing");
     row.note(&format!("{} requests", samples.0.len()));
 }
 
@@ -312,11 +333,19 @@ fn denied_of_plenty(samples: &Samples) -> u64 {
     samples.of(|path| path > 0).tally().limited()
 }
 
-/// A pod has neither panicked nor found anything of its own broken.
+/// A pod that runs has neither panicked nor found anything of its own broken.
 pub async fn judge_process(row: &mut Row, pod: &Ratelease) {
-    row.holds(!pod.process.log().contains("panicked at"), "a pod has panicked");
-    let violations = status(pod).await.map(|page| page["invariant_violations"].as_u64());
-    row.holds(matches!(violations, None | Some(Some(0))), &format!("invariants: {violations:?}"));
+    match status(pod).await {
+        Some(page) => Ratelease::harm(&page).iter().for_each(|broken| row.holds(false, broken)),
+        None => row.holds(false, "a pod does not serve its status page"),
+    }
+    judge_log(row, pod);
+}
+
+/// The log of a pod shows no panic and nothing of its own broken.
+fn judge_log(row: &mut Row, pod: &Ratelease) {
+    let broken = pod.logged_harm();
+    row.holds(broken.is_none(), &format!("a pod is broken: {}", broken.unwrap_or_default()));
 }
 
 /// The status page, where the pod has one.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::drive::Said;
 use crate::pods::Pods;
-use crate::support::process::{Process, free_port, leashed};
+use crate::support::ports::free_port;
+use crate::support::process::{Process, leashed};
 use crate::support::ratelease::{BINARY, inherited};
 use crate::{DAY, MACHINE, early_in_a_window};
 

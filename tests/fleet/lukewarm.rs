@@ -13,15 +13,15 @@ use crate::support::redis::Cluster;
 use crate::{HOUR, MACHINE, early_in_a_window};
 
 const PODS: usize = 4;
-const DECISIONS: usize = 1_000;
+const DECISIONS: usize = 500;
 /// Requests a second, all pods together.
 const RATE: f64 = 12.0;
-const LIMITS: [(&str, &str); 1] = [("key", "unit: hour, requests_per_unit: 1000")];
+const LIMITS: [(&str, &str); 1] = [("key", "unit: hour, requests_per_unit: 500")];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_decisions_on_a_lukewarm_key_cost_at_most_600_calls() {
+async fn decisions_on_a_lukewarm_key_cost_at_most_six_calls_in_ten() {
     let _shared = MACHINE.read().await;
-    early_in_a_window(HOUR, Duration::from_secs(110)).await;
+    early_in_a_window(HOUR, Duration::from_secs(70)).await;
     // Its own, so that every call there has to do with this test.
     let cluster = Cluster::start(3, 1);
     let pods = Pods::start("lukewarm", PODS, &cluster.places(), &LIMITS, &[]).await;
@@ -41,9 +41,12 @@ async fn a_thousand_decisions_on_a_lukewarm_key_cost_at_most_600_calls() {
         count(&answers, Said::Admitted),
         pods.local(),
     );
-    assert!(leases > 0 && leases <= 600, "{leases} calls");
+    assert!(leases > 0 && leases <= DECISIONS as u64 * 6 / 10, "{leases} calls");
     assert_eq!(count(&answers, Said::Failed), 0);
-    assert!(count(&answers, Said::Admitted) >= 950, "few were offered more than the limit");
+    assert!(
+        count(&answers, Said::Admitted) >= DECISIONS as u64 * 95 / 100,
+        "few were offered more than the limit"
+    );
     pods.are_unharmed();
 }
 

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use crate::caller::{Caller, charge, passes, request};
 use crate::drive::Said;
+use crate::support::files::put;
 use crate::support::ratelease::Ratelease;
 use crate::support::{http, now};
 
@@ -173,7 +174,5 @@ impl Pod {
 
 /// Puts a rule file in the place of the present one, atomically.
 fn write(rules: &TempDir, text: &str) {
-    let next = rules.path().join("next");
-    std::fs::write(&next, text).expect("a written file");
-    std::fs::rename(&next, rules.path().join("rules.yaml")).expect("a renamed file");
+    put(rules.path().join("rules.yaml"), text);
 }

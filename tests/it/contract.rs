@@ -5,6 +5,7 @@
 //! notation of [`notation`]. Where ratelease differs on purpose the answer is ratelease's, and a
 //! comment at the row says what the reference does; `docs/differences.md` says why.
 
+mod algorithms;
 mod arithmetic;
 mod doors;
 mod examples;

@@ -1,10 +1,9 @@
 //! The hottest keys, as the debug port tells of them.
 
-use std::fs;
-
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::support::files::dir_of;
 use crate::support::http::{self, Client};
 use crate::support::ratelease::Ratelease;
 
@@ -42,8 +41,7 @@ fn lines(keys: &Value) -> Vec<String> {
 }
 
 async fn pod(env: &[(&str, &str)]) -> (TempDir, Ratelease) {
-    let rules = TempDir::new().unwrap();
-    fs::write(rules.path().join("shop.yaml"), RULES).unwrap();
+    let rules = dir_of(&[("shop.yaml", RULES)]);
     // Waiting is not what is tested here, on a machine that also compiles.
     let env = [&[("LEASE_MAX_WAIT", "5s")], env].concat();
     let pod = Ratelease::start(rules.path(), &[], &env).await;

@@ -15,10 +15,9 @@ mod split;
 mod unfinished;
 mod unread;
 
-use std::fs;
-
 use tempfile::TempDir;
 
+use crate::support::files::dir_of;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{bytes_field, number_field};
 
@@ -38,8 +37,7 @@ async fn pod() -> (Ratelease, TempDir) {
 }
 
 async fn pod_with(env: &[(&str, &str)]) -> (Ratelease, TempDir) {
-    let rules = TempDir::new().unwrap();
-    fs::write(rules.path().join("test.yaml"), RULES).unwrap();
+    let rules = dir_of(&[("test.yaml", RULES)]);
     // Waiting is not what is tested here, on a machine that also compiles.
     let env = [&[("LEASE_MAX_WAIT", "5s")], env].concat();
     (Ratelease::start(rules.path(), &[], &env).await, rules)

@@ -11,8 +11,8 @@ mod redis;
 mod settings;
 mod snapshot;
 mod start;
+mod stores;
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use futures_util::stream;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
+use crate::support::files::dir_of;
 use crate::support::http;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, bytes_field, framed, post};
@@ -29,6 +30,10 @@ const SOON: Duration = Duration::from_secs(10);
 
 /// For a test that is not about the drain.
 const QUICK_END: (&str, &str) = ("DRAIN_TIMEOUT", "200ms");
+
+/// For a test whose calls are held for their slots: on a machine that is busy with other things,
+/// even the embedded store may take longer than the usual 5 ms, and then no slot is known.
+const PATIENT: (&str, &str) = ("LEASE_MAX_WAIT", "5s");
 
 /// A year's window does not end while a test runs.
 const RULES: &str = "
@@ -64,9 +69,7 @@ impl Waiting {
 
 /// A directory with these rules.
 fn rules(text: &str) -> TempDir {
-    let dir = TempDir::new().unwrap();
-    fs::write(dir.path().join("test.yaml"), text).unwrap();
-    dir
+    dir_of(&[("test.yaml", text)])
 }
 
 /// A `RateLimitRequest` of one entry, with more fields of its descriptor.
@@ -86,12 +89,12 @@ async fn status(addr: std::net::SocketAddr, path: &str) -> u16 {
     http::get(addr, path).await.unwrap().status
 }
 
-/// The only line of the log with `what`.
+/// The only line with `what` of the log of a process that has ended.
 #[track_caller]
-fn only_line(log: &str, what: &str) -> String {
-    let lines: Vec<_> = log.lines().filter(|line| line.contains(what)).collect();
-    assert_eq!(lines.len(), 1, "lines with {what:?}: {lines:#?}\nin\n{log}");
-    lines[0].to_owned()
+fn only_line(pod: &Ratelease, what: &str) -> String {
+    let lines = pod.logged(what);
+    assert_eq!(lines.len(), 1, "lines with {what:?}: {lines:#?}\nin\n{}", pod.log());
+    lines[0].clone()
 }
 
 /// A process that does not start says why in one line, and exits with 1.
@@ -100,7 +103,7 @@ async fn refuses_to_start(rules: &Path, env: &[(&str, &str)], why: &[&str]) {
     let status = pod.process.exit(SOON).await;
     let log = pod.process.log();
     assert_eq!(status, 1, "{env:?}: {log}");
-    let line = only_line(&log, "ratelease: ");
+    let line = only_line(&pod, "ratelease: ");
     assert_eq!(log.lines().count(), 1, "{log}");
     for why in why {
         assert!(line.contains(why), "{env:?}: {why:?} not in {line}");

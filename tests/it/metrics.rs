@@ -11,8 +11,9 @@ use std::time::Duration;
 use serde_json::json;
 use tempfile::TempDir;
 
+use crate::support::files::{dir_of, put};
 use crate::support::http;
-use crate::support::process::free_port;
+use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
 use crate::support::shop::Shop;
@@ -43,9 +44,7 @@ descriptors:
 ";
 
 fn rules(text: &str) -> TempDir {
-    let dir = TempDir::new().unwrap();
-    fs::write(dir.path().join("shop.yaml"), text).unwrap();
-    dir
+    dir_of(&[("shop.yaml", text)])
 }
 
 async fn page(addr: SocketAddr, path: &str) -> String {
@@ -223,7 +222,7 @@ async fn a_change_of_the_rules_is_told_with_how_long_it_took() {
     let first = page(pod.debug, "/metrics").await;
     assert!(!first.contains("\nratelease_rules_propagation_seconds "), "{first}");
     assert_eq!(sum(&first, "ratelease_rules_stale "), 0.0);
-    fs::write(&file, format!("{RULES}  - key: more\n")).unwrap();
+    put(&file, format!("{RULES}  - key: more\n"));
     let shows = async |what: &str| {
         let told = async || page(pod.debug, "/metrics").await.contains(what);
         pod.process.until(&format!("showing {what}"), SOON, told).await;
@@ -234,7 +233,7 @@ async fn a_change_of_the_rules_is_told_with_how_long_it_took() {
     assert!((0.0..SOON.as_secs_f64()).contains(&took), "{took}");
     assert!(sum(&changed, "ratelease_rules_age_seconds ") < SOON.as_secs_f64(), "{changed}");
     assert!(info(&changed).is_some() && info(&changed) != info(&first), "{changed}");
-    fs::write(&file, "domain: [").unwrap();
+    put(&file, "domain: [");
     let refused = shows("\nratelease_rules_stale 1\n").await;
     assert_eq!(sum(&refused, r#"ratelease_rules_loads_total{result="refused"} "#), 1.0);
     assert_eq!(info(&refused), info(&changed), "the good ones stay");

@@ -19,7 +19,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use crate::support::process::free_port;
+use crate::support::files::dir_of;
+use crate::support::ports::free_port;
 use crate::support::ratectl::program_of;
 use crate::support::ratelease::{Ratelease, inherited};
 
@@ -84,14 +85,14 @@ async fn run_with(args: &[&str], env: &[(&str, &str)], input: &str) -> Ran {
 
 /// A directory with these rules.
 fn rules(text: &str) -> TempDir {
-    let dir = TempDir::new().unwrap();
-    fs::write(dir.path().join("shop.yaml"), text).unwrap();
-    dir
+    dir_of(&[("shop.yaml", text)])
 }
 
-/// A pod on its embedded store.
+/// A pod on its embedded store, which waits for each lease on a busy machine too: what remains is
+/// exact.
 async fn pod(rules: &TempDir) -> Ratelease {
-    Ratelease::start(rules.path(), &[], &[("DRAIN_TIMEOUT", "200ms")]).await
+    let env = [("DRAIN_TIMEOUT", "200ms"), ("LEASE_MAX_WAIT", "5s")];
+    Ratelease::start(rules.path(), &[], &env).await
 }
 
 /// Where nobody listens.

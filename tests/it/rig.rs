@@ -10,7 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use crate::support::load::{Load, Tally};
-use crate::support::process::{Process, free_port, leashed};
+use crate::support::ports::free_port;
+use crate::support::process::{Process, leashed};
 
 const SOON: Duration = Duration::from_secs(10);
 

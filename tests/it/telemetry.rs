@@ -7,10 +7,9 @@ mod samples;
 mod spans;
 mod tls;
 
-use std::fs;
-
 use tempfile::TempDir;
 
+use crate::support::files::dir_of;
 use crate::support::http::Client;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, bytes_field, framed, post};
@@ -38,9 +37,7 @@ const ARRIVED_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "8s"), ("REDIS_TIMEOUT", "8s")];
 
 fn rules() -> TempDir {
-    let dir = TempDir::new().unwrap();
-    fs::write(dir.path().join("test.yaml"), RULES).unwrap();
-    dir
+    dir_of(&[("test.yaml", RULES)])
 }
 
 /// A `RateLimitRequest` of one entry of the domain `test`, or of another one.

@@ -1,6 +1,6 @@
 //! What the store lent of one count, and whether its algorithm's bound allowed it.
 //!
-//! Each book works on plain lists and sums of its own, from the table of the bounds in the design,
+//! Each book works on plain lists and sums of its own, from the bounds in `docs/accuracy.md`,
 //! and shares no line with `src/algorithm`. It is told of every step in the order the store took
 //! them, and of failovers: what a failover lost or repeated is the only excuse for a token more.
 

@@ -1,6 +1,6 @@
 //! Pods by the dozen over one store, in virtual time: thousands of short runs, each with rules,
 //! demand and trouble of its own, all of which follow from a seed. After every step the run is held
-//! to what the design promises:
+//! to what `docs/accuracy.md` promises:
 //!
 //! 1. The store lends no more than the bound of the algorithm, by sums of our own ([`book`]).
 //! 2. No pod spends what it was not lent, or what has ended, or gives it back twice ([`purse`]).

@@ -46,6 +46,9 @@ const LISTEN: Duration = Duration::from_millis(50);
 /// From a signal to the end. Whoever reads a terminal that has gone away reads for ever.
 const END_MAX: Duration = Duration::from_secs(1);
 
+/// From a failure of the terminal to the signal that says that it has gone away.
+const HANGUP_MAX: Duration = Duration::from_millis(500);
+
 /// What the terminal's restoring may take when a second signal ends the process.
 const RESTORE_MAX: Duration = Duration::from_millis(500);
 
@@ -158,7 +161,14 @@ impl Screen {
         Ok(Self { terminal })
     }
 
-    fn show(mut self, flags: TopFlags, mut view: View, signals: &Signals) -> Ended {
+    /// Shows the pod until the user or a signal ends it. A terminal that goes away fails here, and
+    /// sends SIGHUP, in no fixed order: then the signal is the reason.
+    fn show(self, flags: TopFlags, view: View, signals: &Signals) -> Ended {
+        self.draw_until_end(flags, view, signals)
+            .or_else(|trouble| signals.wait(HANGUP_MAX).map(Outcome::Interrupted).ok_or(trouble))
+    }
+
+    fn draw_until_end(mut self, flags: TopFlags, mut view: View, signals: &Signals) -> Ended {
         let TopFlags { pod, interval, .. } = flags;
         let colours = Colours { are_on: Paint::of(&io::stdout()).is_on() };
         let (sender, looks) = sync_channel(1);

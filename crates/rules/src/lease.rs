@@ -27,10 +27,10 @@ pub struct Terms {
 
 impl Terms {
     /// φ where the rule names none. At ½, a demand that moves between pods strands several per cent
-    /// of the tokens; at ¼ it does not (`design.md`, Leases).
+    /// of the tokens; at ¼ it does not (`docs/architecture.md`).
     pub const FRACTION: f32 = 0.25;
 
-    /// τ of the algorithms without a window of their own (`design.md`, Leases).
+    /// τ of the algorithms without a window of their own (`docs/architecture.md`).
     pub const TTL: Duration = Duration::from_secs(2);
 
     /// The shortest τ: a lease has to outlast a few asks.

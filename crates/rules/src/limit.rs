@@ -30,7 +30,7 @@ pub const SLIDING_LOG_MAX: u32 = 10_000;
 /// window are one number in Redis.
 pub const SLIDING_WINDOW_MAX: u32 = 999_999_999;
 
-/// How requests are counted; `design.md` states the bound of each.
+/// How requests are counted; `docs/rules.md` states the bound of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// So many in each window, aligned to the Unix epoch.

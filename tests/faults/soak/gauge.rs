@@ -8,9 +8,9 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::stage::resident;
 use crate::support::http;
 use crate::support::now;
+use crate::support::process::memory;
 use crate::support::ratelease::Ratelease;
 
 /// One measurement of one pod.
@@ -74,7 +74,7 @@ async fn measure(pod: usize, pid: u32, debug: SocketAddr) -> Point {
         page.and_then(|page| serde_json::from_str(&page.body).ok()).unwrap_or_default();
     let violations = page["invariant_violations"].as_u64().unwrap_or(0);
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a running pod").count();
-    let point = Point { at: now(), pod, resident: resident(pid), descriptors, violations };
+    let point = Point { at: now(), pod, resident: memory(pid, "VmRSS"), descriptors, violations };
     println!("SOAK pod {pod}: {} KiB, {descriptors} descriptors", point.resident / 1024);
     point
 }

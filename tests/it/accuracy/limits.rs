@@ -72,6 +72,9 @@ async fn over_subscribed(limit: u64, span: Duration) {
     assert!(admitted <= limit, "{admitted} of {limit}");
     assert!(admitted * 1_000 >= limit * 995, "{admitted} of {limit}");
     assert!(out_of_turn <= 0.015, "{falsely:?} of {offered}");
+    // 0.1 to 0.6 % were seen of the large limit, and 8 % on a machine that was far too busy. Pods
+    // that keep their tokens to themselves deny all of the 60 % that have to be denied too early.
+    assert!(too_early <= 0.2, "{falsely:?} of {offered}");
 }
 
 async fn within_the_limit(limit: u64, span: Duration) {

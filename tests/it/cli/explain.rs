@@ -158,7 +158,7 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
 #[test]
 fn a_store_that_is_away_is_told_and_the_rest_explained() {
     // A port that nobody has: one that was free a moment ago.
-    let port = crate::support::process::free_port();
+    let port = crate::support::ports::free_port();
     let url = format!("127.0.0.1:{port}");
     let args = ["explain", "--json", "--domain", "shop", "--redis-url", &url, "user_id=x"];
     let report = run_in(root(), &args, &[]).ended(0).json();

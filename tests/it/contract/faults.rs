@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use super::doors::Door;
 use super::notation::request;
 use super::{Case, Pod, World};
+use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
-use crate::support::redis::free_port;
 
 const RULES: &str = "
 domain: d

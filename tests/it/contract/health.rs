@@ -11,9 +11,9 @@ use tonic_health::pb::health_client::HealthClient;
 
 use super::{Pod, World};
 use crate::support::http;
+use crate::support::ports::free_port;
 use crate::support::process::Process;
 use crate::support::ratelease::Ratelease;
-use crate::support::redis::free_port;
 
 const RULES: &str = "domain: d\n";
 
@@ -54,6 +54,7 @@ async fn health_does_not_depend_on_redis() {
     let rules = tempfile::tempdir().unwrap();
     std::fs::write(rules.path().join("d.yaml"), RULES).unwrap();
     let pod = Ratelease::start(rules.path(), &[nowhere], &[]).await;
+    pod.logs("check that Redis runs there").await;
     let client = probe(&pod).await;
     until(&pod.process, &pod, &client, true).await;
     assert_eq!(serving(&client, "other").await, Err(Code::NotFound));

@@ -1,13 +1,8 @@
 //! CFG on a live server: whatever the directory comes to hold, the last good rules answer, and the
 //! debug port says what is wrong and where.
 
-use std::time::Duration;
-
 use super::{Case, Pod, World, in_every_world};
 use crate::support::http;
-
-/// For a line to come to the log.
-const LOGGED_MAX: Duration = Duration::from_secs(20);
 
 const GOOD: &str = "
 domain: d
@@ -74,9 +69,7 @@ async fn every_fault_of_a_load_is_told_at_once() {
     }
     assert!(page.contains("loads accepted: 0\nloads refused: 1\n"), "{page}");
     // The log has them too, for those who look there first, though a little later than the page.
-    let process = &pod.ratelease.process;
-    let told = async || process.log().contains("b.yaml:2:24");
-    process.until("telling of the faults", LOGGED_MAX, told).await;
+    pod.ratelease.logs("b.yaml:2:24").await;
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 use super::doors::Door;
 use super::notation::{self, Answer};
 use super::{Case, World};
+use crate::support::files::{dir_of, put};
 use crate::support::http;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
@@ -62,8 +63,7 @@ impl Pod {
         rules: &[(&str, &str)],
         env: &[(&str, &str)],
     ) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        rules.iter().for_each(|(name, text)| fs::write(dir.path().join(name), text).unwrap());
+        let dir = dir_of(rules);
         let (ratelease, door) = run(world, dir.path(), env).await;
         Self { ratelease, door, rules: dir, fresh: 0 }
     }
@@ -107,9 +107,7 @@ impl Pod {
 
     /// A rule file, new or in the place of the old one; never seen half written.
     pub(crate) fn write(&self, name: &str, text: &str) {
-        let passing = self.rules.path().join(".passing");
-        fs::write(&passing, text).unwrap();
-        fs::rename(passing, self.path(name)).unwrap();
+        put(self.path(name), text);
     }
 
     pub(crate) fn remove(&self, name: &str) {
@@ -146,10 +144,7 @@ impl Pod {
 async fn run(world: World, rules: &Path, env: &[(&str, &str)]) -> (Ratelease, Door) {
     let nodes: Vec<_> = match world {
         World::Memory | World::MemoryOverHttp => Vec::new(),
-        World::Cluster => {
-            let nodes = Cluster::shared().nodes.iter().take(3);
-            nodes.map(|node| ([127, 0, 0, 1], node.port()).into()).collect()
-        }
+        World::Cluster => Cluster::shared().places(),
     };
     static PROCESSES: AtomicU64 = AtomicU64::new(0);
     let prefix = format!("contract-{}:", PROCESSES.fetch_add(1, Ordering::Relaxed));

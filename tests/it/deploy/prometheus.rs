@@ -8,7 +8,8 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::http;
-use crate::support::process::{Process, free_port, leashed};
+use crate::support::ports::free_port;
+use crate::support::process::{Process, leashed};
 
 /// Dropped, it is killed, and its data is gone.
 pub(super) struct Prometheus {

@@ -1,6 +1,5 @@
 //! A pod under load, and a Prometheus that reads it.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -9,8 +8,9 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 use super::prometheus::Prometheus;
+use crate::support::files::{dir_of, put};
 use crate::support::now;
-use crate::support::process::free_port;
+use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{Connection, bytes_field};
 
@@ -69,7 +69,7 @@ impl Scene {
 
     /// Changes the rules of one domain.
     pub(super) fn write_rules(&self, text: &str) {
-        fs::write(self.rules.path().join("shop.yaml"), text).unwrap();
+        put(self.rules.path().join("shop.yaml"), text);
     }
 
     /// Waits until an expression has a value.
@@ -128,7 +128,6 @@ scrape_configs:
 }
 
 fn rules() -> TempDir {
-    let dir = TempDir::new().unwrap();
     let gateway = format!(
         "
 domain: {GATEWAY_DOMAIN}
@@ -140,9 +139,7 @@ descriptors:
          rate_limit: {{unit: hour, requests_per_unit: 50}}}}
 "
     );
-    fs::write(dir.path().join("shop.yaml"), SHOP).unwrap();
-    fs::write(dir.path().join("gateway.yaml"), gateway).unwrap();
-    dir
+    dir_of(&[("shop.yaml", SHOP), ("gateway.yaml", &gateway)])
 }
 
 fn request(domain: &str, entries: &[(&str, &str)]) -> Vec<u8> {

@@ -1,7 +1,6 @@
 //! Distinct keys by the ten thousand: memory stays within its bound, and a legitimate hot key
 //! beside them is exact. With `RATELEASE_TEST_KEYS=1000000` the promise at its full scale.
 
-use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,6 +9,7 @@ use tokio::task::JoinSet;
 use tonic::Code;
 
 use super::{descriptor, request};
+use crate::support::files::dir_of;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::Connection;
 use crate::support::redis::Cluster;
@@ -84,7 +84,6 @@ impl Scale {
 
 /// A pod on the cluster, whose memory is its own: the embedded store would keep every key.
 async fn pod(limit: u64, budget: u64) -> (Ratelease, TempDir) {
-    let rules = TempDir::new().unwrap();
     // Whoever is answered without the store is not counted by it: those of the hot key ask again.
     let text = format!(
         "domain: test\n\
@@ -93,9 +92,8 @@ async fn pod(limit: u64, budget: u64) -> (Ratelease, TempDir) {
          - {{key: hot, rate_limit: {{unit: year, requests_per_unit: {limit}}}}}\n\
          - {{key: flood, rate_limit: {{unit: year, requests_per_unit: 1, failure_mode: allow}}}}\n"
     );
-    fs::write(rules.path().join("test.yaml"), text).unwrap();
-    let nodes = Cluster::shared().nodes.iter().take(3);
-    let nodes: Vec<_> = nodes.map(|node| ([127, 0, 0, 1], node.port()).into()).collect();
+    let rules = dir_of(&[("test.yaml", &text)]);
+    let nodes = Cluster::shared().places();
     let budget = budget.to_string();
     let env = [
         ("BUFFER_MEMORY", budget.as_str()),

@@ -27,6 +27,9 @@ const LEFT_MAX: u64 = 12 * MIB;
 /// An answer beside a flood, on a machine that also compiles; milliseconds are usual.
 const NEIGHBOUR_MAX: Duration = Duration::from_secs(10);
 
+/// Parts a second that are twice as many as are served of any kind.
+const FLOOD_MIN: f64 = 32.0 * 1024.0;
+
 /// Calls of the neighbour beside each flood, at least.
 const CALLS_MIN: u32 = 20;
 
@@ -60,11 +63,12 @@ impl Flood {
     }
 
     /// Sends without reading, until the time is over, the connection is closed, or nobody reads.
-    async fn run(&self, server: std::net::SocketAddr) -> Raw {
+    /// Gives how many parts a second it has sent, too.
+    async fn run(&self, server: std::net::SocketAddr) -> (Raw, f64) {
         let mut raw = Raw::open(server, &self.settings).await;
         raw.send(&self.first).await;
-        let (end, mut n) = (now() + self.patience(), 0);
-        while now() < end {
+        let (start, mut n) = (now(), 0);
+        while start.elapsed() < self.patience() {
             // Some at a time, so that what is measured is not this client.
             let parts: Vec<_> = (n..n + 64).flat_map(&self.part).collect();
             n += 64;
@@ -73,7 +77,7 @@ impl Flood {
                 Ok(Err(_)) | Err(_) => break,
             }
         }
-        raw
+        (raw, f64::from(n) / start.elapsed().as_secs_f64())
     }
 }
 
@@ -109,7 +113,8 @@ fn floods() -> Vec<Flood> {
         Flood::of("settings", |_| settings(&[])).closed(),
         Flood::of("settings of windows", windows).after(hundred).closed(),
         Flood::of("priorities", |n| frame(PRIORITY, 0, stream(n), &[0; 5])).closed(),
-        Flood::of("kinds that nobody knows", |_| frame(0xbe, 0, 0, &[0; 16_384])).closed(),
+        // Of 2048 a second, which is more than is served: a busy machine reads 2 MiB, if not 32.
+        Flood::of("kinds that nobody knows", |_| frame(0xbe, 0, 0, &[0; 1_024])).closed(),
         Flood::of("empty data", |_| frame(DATA, 0, 1, &[])).after(begun(1)).closed(),
         Flood::of("data byte by byte", |_| frame(DATA, 0, 1, &[0])).after(begun(1)).closed(),
         Flood::of("more room", |_| frame(WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]))
@@ -143,12 +148,12 @@ async fn reason(raw: &mut Raw, patience: Duration) -> Option<u32> {
 
 /// Calls one after the other until `flood` is over and some have been answered: how long the
 /// slowest took.
-async fn beside(neighbour: &Connection, flood: impl Future<Output = Raw>) -> (Raw, Duration) {
+async fn beside<T>(neighbour: &Connection, flood: impl Future<Output = T>) -> (T, Duration) {
     let is_over = AtomicBool::new(false);
     let flood = async {
-        let raw = flood.await;
+        let sent = flood.await;
         is_over.store(true, Ordering::Relaxed);
-        raw
+        sent
     };
     let served = async {
         let (mut slowest, mut calls) = (Duration::ZERO, 0);
@@ -174,17 +179,18 @@ async fn a_flood_ends_its_own_connection_or_nothing_at_all() {
     }
     for flood in floods() {
         let before = pod.process.memory("VmRSS");
-        let (mut raw, slowest) = beside(&neighbour, flood.run(pod.grpc)).await;
+        let ((mut raw, rate), slowest) = beside(&neighbour, flood.run(pod.grpc)).await;
         let after = pod.process.memory("VmRSS");
         let name = flood.name;
         let more = after.saturating_sub(before) / 1024;
-        println!("{name}: slowest answer {slowest:?}, {more} KiB more");
+        println!("{name}: {rate:.0} a second, slowest answer {slowest:?}, {more} KiB more");
         match reason(&mut raw, flood.patience()).await {
             Some(reason) => {
                 assert_eq!(reason, ENHANCE_YOUR_CALM, "{name}");
                 assert_ne!(flood.is_closed, Some(false), "{name}: closed");
             }
-            None => assert_ne!(flood.is_closed, Some(true), "{name}: goes on"),
+            // A machine that is far too busy may make no flood of it.
+            None => assert!(flood.is_closed != Some(true) || rate < FLOOD_MIN, "{name}: goes on"),
         }
         assert!(after < before + LEFT_MAX, "{name}: {before} to {after} bytes");
         assert!(slowest < NEIGHBOUR_MAX, "{name}: {slowest:?}");

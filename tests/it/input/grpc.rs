@@ -262,12 +262,11 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
         let reply = neighbour.call(&good()).await;
         assert_eq!(reply.is_over_limit(), Some(false), "after {name:?}: {reply:?}");
     }
-    let log = pod.process.log();
+    assert_eq!(pod.stop().await, 0);
     for told in ["a client speaks TLS to the gRPC port", "a client speaks HTTP/1 to the gRPC port"]
     {
-        assert_eq!(log.matches(told).count(), 1, "{told}: {log}");
+        assert_eq!(pod.logged(told).len(), 1, "{told}: {}", pod.log());
     }
-    pod.is_unharmed();
 }
 
 /// A client that opens calls and gives them up again is not cut off: Envoy's timeouts look so.

@@ -22,6 +22,10 @@ fn ticks(process: &Process) -> u64 {
     fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
 }
 
+fn open_files(process: &Process) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", process.pid())).unwrap().count()
+}
+
 /// A pod that may open so many files.
 async fn pod(files: u32, rules: &TempDir) -> Ratelease {
     let mut command = leashed("/bin/sh");
@@ -57,6 +61,8 @@ async fn a_crowd_at_one_port_leaves_files_for_the_others() {
         }
         assert!(serves(&pod).await, "whoever comes after them");
         assert_eq!(decide(&pod, "hundred", "v").await.is_over_limit(), Some(false));
+        let files = open_files(&pod.process);
+        println!("{files} files are open");
         let before = ticks(&pod.process);
         tokio::time::sleep(Duration::from_secs(1)).await; // the time to measure
         let worked = ticks(&pod.process) - before;

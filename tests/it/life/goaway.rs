@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use super::{RULES, SOON, request, rules};
+use super::{PATIENT, RULES, SOON, request, rules};
 use crate::support::frames::{
     ACK, DATA, END_STREAM, Frame, GOAWAY, HEADERS, NO_ERROR, PING, Raw, call, frame,
 };
@@ -43,7 +43,7 @@ async fn answer(raw: &mut Raw, stream: u32) {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_call_is_lost_and_the_last_one_is_named() {
     let rules = rules(RULES);
-    let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN]).await;
+    let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN, PATIENT]).await;
     let mut raw = Raw::open(pod.grpc, &[]).await;
     // Answered after six seconds, in the middle of what calls may take once notice was given.
     let held = request("held_6s", "goaway", &[]);
@@ -73,13 +73,13 @@ async fn no_call_is_lost_and_the_last_one_is_named() {
         assert_ne!(frame.stream, 9, "{frame:?}");
     }
     assert_eq!(pod.process.exit(SOON).await, 0);
-    pod.has_not_panicked();
+    pod.ended_unharmed();
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_has_said_nothing_yet_holds_up_nothing() {
     let rules = rules(RULES);
-    let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN]).await;
+    let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN, PATIENT]).await;
     let mut silent = Vec::new();
     for said in [&b""[..], b"PRI * HTTP/2"] {
         let mut stream = TcpStream::connect(pod.grpc).await.unwrap();

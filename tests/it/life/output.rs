@@ -2,11 +2,11 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use tempfile::TempDir;
 
 use super::{QUICK_END, RULES, SOON, decide, request, rules};
+use crate::support::files::put;
 use crate::support::process::{Process, leashed};
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::Connection;
@@ -41,8 +41,9 @@ async fn output_that_nobody_takes_does_not_stop_it() {
         pod.ready().await;
         // Something to log, and to lose.
         let bad = rules.path().join("bad.yaml");
-        fs::write(&bad, "domain: [").unwrap();
-        tokio::time::sleep(Duration::from_millis(300)).await; // it cannot tell when it has
+        put(&bad, "domain: [");
+        let refused = async || pod.loads_refused() == 1;
+        pod.process.until("refusing the rules", SOON, refused).await;
         fs::remove_file(&bad).unwrap();
         assert_eq!(decide(&pod, "hundred", name).await.is_over_limit(), Some(false), "{name}");
         pod.is_unharmed();

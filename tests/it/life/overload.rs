@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use super::{QUICK_END, RULES, SOON, Waiting, request, rules, status};
+use super::{PATIENT, QUICK_END, RULES, SOON, Waiting, request, rules, status};
 use crate::support::http::Client;
 use crate::support::process::Process;
 use crate::support::ratelease::Ratelease;
@@ -58,7 +58,7 @@ async fn decided(pod: &Ratelease, key: &str, value: &str) -> u16 {
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_would_wait_are_refused_above_the_ceiling_and_no_others() {
     let rules = rules(RULES);
-    let env = [("MAX_IN_FLIGHT", "10"), ("LEASE_MAX_WAIT", "5s"), QUICK_END];
+    let env = [("MAX_IN_FLIGHT", "10"), PATIENT, QUICK_END];
     let pod = Ratelease::start(rules.path(), &[], &env).await;
     let (slow, quick) = (Connection::open(pod.grpc).await, Connection::open(pod.grpc).await);
     // That no limit is for.
@@ -90,16 +90,15 @@ async fn calls_that_would_wait_are_refused_above_the_ceiling_and_no_others() {
             assert_eq!(reply.is_over_limit(), Some(false), "the connection lives: {reply:?}");
         }
     }
-    let log = pod.process.log();
-    let told = |what: &str| log.lines().filter(|line| line.contains(what)).count();
-    assert_eq!(told("calls are refused: 8 wait, of at most 10 (MAX_IN_FLIGHT)"), 2, "{log}");
-    pod.is_unharmed();
+    assert_eq!(pod.stop().await, 0);
+    let told = pod.logged("calls are refused: 8 wait, of at most 10 (MAX_IN_FLIGHT)");
+    assert_eq!(told.len(), 2, "{}", pod.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn json_has_places_of_its_own_and_takes_none_of_envoys() {
     let rules = rules(RULES);
-    let env = [("MAX_IN_FLIGHT", "10"), ("LEASE_MAX_WAIT", "5s"), QUICK_END];
+    let env = [("MAX_IN_FLIGHT", "10"), PATIENT, QUICK_END];
     let pod = Ratelease::start(rules.path(), &[], &env).await;
     let envoy = Connection::open(pod.grpc).await;
     let pod = Arc::new(pod);
@@ -131,7 +130,7 @@ async fn calls_that_wait_take_little_memory() {
     const CALLS: usize = 480;
     let _core = WHOLE_CORE.lock().await;
     let rules = rules(RULES);
-    let pod = Ratelease::start(rules.path(), &[], &[QUICK_END]).await;
+    let pod = Ratelease::start(rules.path(), &[], &[QUICK_END, PATIENT]).await;
     let connections = join_all((0..8).map(|_| Connection::open(pod.grpc))).await;
     // With the keys, which are not what is measured.
     for n in 0..CALLS {

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::{QUICK_END, RULES, SOON, request, rules};
 use crate::support::now;
-use crate::support::process::free_port;
+use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::Connection;
 

@@ -7,9 +7,9 @@ use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::{QUICK_END, RULES, SOON, only_line, request, rules, status};
+use super::{QUICK_END, RULES, SOON, request, rules, status};
 use crate::support::now;
-use crate::support::process::free_port;
+use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::Connection;
 use crate::support::redis::Server;
@@ -18,9 +18,13 @@ const MAX_WAIT: &str = "50ms";
 /// That, and much for a machine that also compiles.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
 
-/// Serves, says so, and refuses decisions in good time. `why` is in the one line of the log that is
-/// about Redis.
-async fn serves_without_redis(kind: &str, url: &str, why: &[&str]) -> Ratelease {
+/// In each line of the log that is about Redis.
+const TARGET: &str = "::store::redis";
+/// In the one of a Redis that is there again.
+const AGAIN: &str = "connected to Redis again";
+
+/// Serves, says so, and refuses decisions in good time.
+async fn serves_without_redis(kind: &str, url: &str) -> Ratelease {
     let rules = rules(&format!("defaults: {{failure_mode: error}}\n{RULES}"));
     let env = [
         ("REDIS_TYPE", kind),
@@ -38,7 +42,7 @@ async fn serves_without_redis(kind: &str, url: &str, why: &[&str]) -> Ratelease 
         let answer = health.check(check).await.unwrap().into_inner();
         assert_eq!(answer.status().as_str_name(), "SERVING", "{service:?}");
     }
-    pod.logs("ratelease_engine::store::redis").await;
+    pod.logs(TARGET).await;
     for n in 0..20 {
         let asked = now();
         let reply = connection.call(&request("hundred", &n.to_string(), &[])).await;
@@ -47,7 +51,16 @@ async fn serves_without_redis(kind: &str, url: &str, why: &[&str]) -> Ratelease 
         assert!(reply.reason.starts_with("the store "), "{url}: {reply:?}");
         assert!(took < ANSWER_MAX, "{url}: {took:?} for {reply:?}");
     }
-    let line = only_line(&pod.process.log(), "ratelease_engine::store::redis");
+    pod.is_unharmed();
+    pod
+}
+
+/// Ends the pod, which has logged once that Redis is away, with `why`.
+async fn ends_having_told_once(pod: Ratelease, why: &[&str]) {
+    assert_eq!(pod.stop().await, 0);
+    let mut lines = pod.logged(TARGET);
+    lines.retain(|line| !line.contains(AGAIN));
+    let [line] = &lines[..] else { panic!("not once: {lines:#?}") };
     assert!(
         line.contains("; check that Redis runs there and can be reached (REDIS_URL)"),
         "{line}"
@@ -55,8 +68,6 @@ async fn serves_without_redis(kind: &str, url: &str, why: &[&str]) -> Ratelease 
     for why in why {
         assert!(line.contains(why), "{why:?} not in {line}");
     }
-    pod.is_unharmed();
-    pod
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -64,8 +75,8 @@ async fn a_name_that_does_not_resolve_is_told_once() {
     for kind in ["single", "cluster"] {
         // .invalid never resolves (RFC 2606).
         let why = ["no-such-host.invalid:6379", "REDIS_URL"];
-        let pod = serves_without_redis(kind, "no-such-host.invalid:6379", &why).await;
-        assert_eq!(pod.stop().await, 0);
+        let pod = serves_without_redis(kind, "no-such-host.invalid:6379").await;
+        ends_having_told_once(pod, &why).await;
     }
 }
 
@@ -74,8 +85,8 @@ async fn a_server_that_takes_connections_and_never_answers_is_told_once() {
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = mute.local_addr().unwrap().to_string();
     for kind in ["single", "cluster"] {
-        let pod = serves_without_redis(kind, &addr, &[&addr]).await;
-        assert_eq!(pod.stop().await, 0);
+        let pod = serves_without_redis(kind, &addr).await;
+        ends_having_told_once(pod, &[&addr]).await;
     }
 }
 
@@ -83,7 +94,7 @@ async fn a_server_that_takes_connections_and_never_answers_is_told_once() {
 async fn a_redis_that_comes_later_is_found() {
     let port = free_port();
     let addr = format!("127.0.0.1:{port}");
-    let pod = serves_without_redis("single", &addr, &[&addr, "REDIS_URL"]).await;
+    let pod = serves_without_redis("single", &addr).await;
     let redis = tokio::task::spawn_blocking(move || Server::start_on(port, &[])).await.unwrap();
     let connection = Connection::open(pod.grpc).await;
     let served = async || {
@@ -92,6 +103,6 @@ async fn a_redis_that_comes_later_is_found() {
     };
     pod.process.until("served by the Redis that came", SOON, served).await;
     assert_eq!(redis.keys().len(), 1);
-    pod.logs("connected to Redis again").await;
-    assert_eq!(pod.stop().await, 0);
+    pod.logs(AGAIN).await;
+    ends_having_told_once(pod, &[&addr, "REDIS_URL"]).await;
 }

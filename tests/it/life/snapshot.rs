@@ -6,6 +6,7 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::{QUICK_END, RULES, SOON, decide, refuses_to_start, rules};
+use crate::support::files::put;
 use crate::support::ratelease::Ratelease;
 
 /// A rules directory, and a path for the snapshot beside it.
@@ -71,7 +72,7 @@ async fn without_rules_to_load_those_of_the_snapshot_are_in_force_until_there_ar
     let pod = place.spawn(&dir);
     pod.ready().await;
     fs::create_dir(&dir).unwrap();
-    fs::write(dir.join("test.yaml"), format!("{RULES}  - key: more\n")).unwrap();
+    put(dir.join("test.yaml"), format!("{RULES}  - key: more\n"));
     let replaced = async || pod.status()["rules"]["from_snapshot"] == false;
     pod.process.until("using the directory", SOON, replaced).await;
     let told = &pod.status()["rules"];
@@ -123,13 +124,13 @@ async fn a_snapshot_that_cannot_be_written_is_told_once_and_harms_nothing() {
         pod.logs("the rules are in force, but not kept as a snapshot: ").await;
         let counted = async || pod.count("snapshot_failures") > 0;
         pod.process.until("counting the failure", SOON, counted).await;
-        fs::write(rules.path().join("more.yaml"), "domain: more\n").unwrap();
+        put(rules.path().join("more.yaml"), "domain: more\n");
         let loaded = async || pod.status()["rules"]["loads_ok"] == 2;
         pod.process.until("loading more", SOON, loaded).await;
         fs::remove_file(rules.path().join("more.yaml")).unwrap();
         serves(&pod).await;
-        super::only_line(&pod.process.log(), "not kept as a snapshot");
         assert_eq!(pod.stop().await, 0);
+        super::only_line(&pod, "not kept as a snapshot");
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::process::Command;
 use tonic::Code;
 
 use super::{QUICK_END, RULES, SOON, decide, refuses_to_start, request, rules, status};
+use crate::support::files::put;
 use crate::support::http;
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
@@ -72,7 +73,7 @@ async fn forced_to_start_without_a_directory_it_waits_for_one() {
     let pod = Ratelease::spawn(&dir, &[], &[("FORCE_START_WITHOUT_INITIAL_CONFIG", "true")]);
     pod.says("/readyz", 503).await;
     fs::create_dir(&dir).unwrap();
-    fs::write(dir.join("test.yaml"), RULES).unwrap();
+    put(dir.join("test.yaml"), RULES);
     pod.ready().await;
     assert_eq!(decide(&pod, "hundred", "v").await.is_over_limit(), Some(false));
     pod.is_unharmed();
@@ -91,7 +92,7 @@ async fn bad_rules_at_start_are_told_and_mended_while_it_runs() {
     assert_eq!(reply.code, Code::Unknown, "{reply:?}");
     assert_eq!(reply.reason, "no rate limit configuration loaded");
 
-    fs::write(dir.path().join("test.yaml"), RULES).unwrap();
+    put(dir.path().join("test.yaml"), RULES);
     pod.ready().await;
     assert_eq!(decide(&pod, "hundred", "v").await.is_over_limit(), Some(false));
     pod.is_unharmed();

@@ -1,7 +1,7 @@
 //! Whom the debug port answers: no page that an operator's browser happens to have open.
 
 use crate::support::http::{Answer, Client};
-use crate::support::process::free_port;
+use crate::support::ports::free_port;
 use crate::support::ratectl::ratectl;
 use crate::support::ratelease::Ratelease;
 use crate::support::shop::Shop;
@@ -127,5 +127,5 @@ async fn the_metrics_port_looks_at_names_and_asks_scrapers_for_no_token() {
         client.write(head.as_bytes()).await.unwrap();
         assert_eq!(client.answer().await.unwrap().status, status, "{host}");
     }
-    pod.has_not_panicked();
+    pod.is_unharmed();
 }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::{HOSTILE, VALUE, ask, shop};
 use crate::support::chromium::{Browser, View};
+use crate::support::files::put;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::ratelease::Ratelease;
 
@@ -129,7 +130,7 @@ async fn the_page_is_readable_in_light_in_dark_and_on_a_phone() {
     let mut shop = shop().await;
     ask(&mut shop, 5, &[(HOSTILE, VALUE)]).await;
     // What is wrong is shown in colours of its own.
-    fs::write(shop.rules().join("wrong.yaml"), "domain: [").unwrap();
+    put(shop.rules().join("wrong.yaml"), "domain: [");
     let pod = &shop.pod;
     pod.logs("rules refused").await;
     let mut browser = opened(pod, "light").await;
@@ -157,7 +158,7 @@ async fn the_page_is_readable_in_light_in_dark_and_on_a_phone() {
 async fn many_rules_with_long_names_fit_a_phone_and_a_keyboard() {
     let shop = shop().await;
     let mut browser = opened(&shop.pod, "light").await;
-    fs::write(shop.rules().join("long.yaml"), long_rules()).unwrap();
+    put(shop.rules().join("long.yaml"), long_rules());
     browser.until("document.getElementById('rules').dataset.value", &"1004".into()).await;
     browser.until("document.getElementById('listed').dataset.others", &"804".into()).await;
     browser.view(View { scheme: "light", width: PHONE }).await;
@@ -210,7 +211,7 @@ async fn a_refused_load_is_shown_with_its_place_and_a_pod_that_is_gone_too() {
     browser.until(state, &"● live".into()).await;
     let attention = "document.getElementById('attention').hidden";
     browser.until(attention, &true.into()).await;
-    fs::write(shop.rules().join("wrong.yaml"), "domain: other\nlimits: 3\n").unwrap();
+    put(shop.rules().join("wrong.yaml"), "domain: other\nlimits: 3\n");
     let place = "document.querySelector('#faults strong')?.textContent";
     browser.until(place, &"wrong.yaml:2:1".into()).await;
     browser.until(attention, &false.into()).await;

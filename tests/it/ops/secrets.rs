@@ -8,6 +8,7 @@ use tempfile::TempDir;
 
 use super::{RULES, nowhere, rules, run_with};
 use crate::support::collector::Collector;
+use crate::support::files::put;
 use crate::support::http::{self, Client};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Server;
@@ -86,10 +87,10 @@ async fn seen(pod: &Ratelease, rules: &TempDir) -> String {
             seen += &page(http::get(addr, path).await);
         }
     }
-    fs::write(rules.path().join("shop.yaml"), "domain: [").unwrap();
+    put(rules.path().join("shop.yaml"), "domain: [");
     pod.logs("shop.yaml").await;
     seen += &page(http::get(pod.debug, "/rlconfig").await);
-    fs::write(rules.path().join("shop.yaml"), RULES).unwrap();
+    put(rules.path().join("shop.yaml"), RULES);
     let pid = pod.process.pid();
     seen += &fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
     seen += &fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
@@ -208,7 +209,7 @@ async fn a_password_in_a_file_is_read_again_for_each_connection() {
         client.send("POST", "/json", &json, body).await.unwrap().status
     };
     assert_eq!(asked(&pod).await, 200);
-    fs::write(&path, "second\n").unwrap();
+    put(&path, "second\n");
     let mut redis = server.connect();
     redis::cmd("CONFIG").arg("SET").arg("requirepass").arg("second").exec(&mut redis).unwrap();
     redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").exec(&mut redis).unwrap();

@@ -1,8 +1,7 @@
 //! `status`, against a pod.
 
-use std::fs;
-
 use super::{RULES, nowhere, pod, rules, run, run_with};
+use crate::support::files::put;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_good_pod_is_shown_and_a_refused_load_is_a_finding() {
@@ -13,7 +12,7 @@ async fn a_good_pod_is_shown_and_a_refused_load_is_a_finding() {
     assert!(ran.out.contains(", 2 rules, loads: 1 accepted, 0 refused\n"), "{ran:?}");
     assert!(ran.out.starts_with("ratelease   ") && ran.out.contains("store memory"), "{ran:?}");
 
-    fs::write(rules.path().join("bad.yaml"), "domain: [").unwrap();
+    put(rules.path().join("bad.yaml"), "domain: [");
     let refused = async || run(&["status", "--debug", &debug]).await.status == Some(1);
     pod.process.until("telling of the fault", super::RUN_MAX, refused).await;
     let ran = run(&["status", "--debug", &debug]).await.ended(1);

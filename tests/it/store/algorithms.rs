@@ -5,7 +5,7 @@ use ratelease_rules::{Algorithm, Unit};
 
 use std::time::Duration;
 
-use super::{ask_by, granted, within};
+use super::{ask_by, granted, until};
 
 type By = (Algorithm, Unit);
 
@@ -137,10 +137,8 @@ async fn a_late_return_is_not_credited(store: &dyn Store, by: By) {
     let ask = Ask { ttl: Duration::from_millis(1), ..ask_by(by, 8, 0) };
     let lent = granted(store, ask).await;
     let look = Ask { want: 0, ..ask };
-    within(10, "the lease is over", async {
-        while granted(store, look).await.epoch <= lent.epoch + 1_000 {}
-    })
-    .await;
+    until(10, "the lease is over", async || granted(store, look).await.epoch > lent.epoch + 1_000)
+        .await;
     let back = Some(Back { tokens: 5, epoch: Some(lent.epoch) });
     assert_eq!(granted(store, Ask { back, ..look }).await.left, 2, "{by:?}");
 }

@@ -9,7 +9,7 @@ use ratelease_engine::secret::Secret;
 use ratelease_engine::store::{Ask, Store, StoreError};
 
 use super::scripted::{Act, Scripted, grant_of};
-use super::{ask, connected, count, granted, one, until_granted, within};
+use super::{ask, connected, count, granted, one, until, until_granted, within};
 use crate::support::redis::{Cluster, Server, Single};
 use crate::support::wait_for;
 
@@ -17,25 +17,16 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Asks until an ask fails with these words, and its count has moved.
 async fn until_refused(store: &dyn Store, words: &str, name: &str) {
-    within(20, words, async {
-        loop {
-            match one(store, ask(10, 1, 0)).await {
-                Err(why) if why.to_string().contains(words) => break,
-                _ => tokio::time::sleep(Duration::from_millis(10)).await,
-            }
-        }
-    })
-    .await;
+    let refused = async || {
+        let reply = one(store, ask(10, 1, 0)).await;
+        reply.is_err_and(|why| why.to_string().contains(words))
+    };
+    until(20, words, refused).await;
     assert!(count(store, name) > 0, "{:?}", store.counts());
 }
 
 async fn until_connected_anew(store: &dyn Store) {
-    within(10, "it is connected to anew", async {
-        while count(store, "redis_connects") < 2 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until(10, "it is connected to anew", async || count(store, "redis_connects") >= 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -204,12 +195,11 @@ async fn a_cluster_that_is_down_for_a_lost_slot_is_used_again_once_it_is_up() {
     for node in &cluster.nodes {
         node.command::<()>(&["CLUSTER", "DELSLOTS", &lost.to_string()]);
     }
-    within(20, "CLUSTERDOWN", async {
-        while count(&*store, "redis_clusterdown") == 0 {
-            let _ = one(&*store, Ask { want: 0, ..lent }).await;
-        }
-    })
-    .await;
+    let is_down = async || {
+        let _ = one(&*store, Ask { want: 0, ..lent }).await;
+        count(&*store, "redis_clusterdown") > 0
+    };
+    until(20, "CLUSTERDOWN", is_down).await;
     cluster.nodes[loser].command::<()>(&["CLUSTER", "ADDSLOTS", &lost.to_string()]);
     assert_eq!(until_granted(&*store, Ask { want: 0, ..lent }, 20).await.left, 90);
 }
@@ -271,12 +261,11 @@ async fn the_log_says_once_what_is_wrong_and_how_it_is_mended() {
     }
     single.server.command::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
     single.server.command::<()>(&["ACL", "SETUSER", "default", "-evalsha"]);
-    within(10, "it has tried a few times", async {
-        while count(&*store, "redis_denied") < 3 {
-            let _ = one(&*store, ask(10, 1, 0)).await;
-        }
-    })
-    .await;
+    let has_tried = async || {
+        let _ = one(&*store, ask(10, 1, 0)).await;
+        count(&*store, "redis_denied") >= 3
+    };
+    until(10, "it has tried a few times", has_tried).await;
     single.server.command::<()>(&["ACL", "SETUSER", "default", "+evalsha"]);
     until_granted(&*store, ask(10, 1, 0), 10).await;
     within(5, "it says that all is well", async {

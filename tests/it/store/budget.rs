@@ -11,18 +11,9 @@ use ratelease_engine::store::redis::RedisStore;
 
 use super::hostile::slots;
 use super::scripted::{Act, Scripted, grant_of};
-use super::{ask, connected, count, one, until_granted, within};
+use super::{ask, connected, count, one, until, until_granted};
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
-
-async fn until(what: &str, seconds: u64, mut is_so: impl FnMut() -> bool) {
-    within(seconds, what, async {
-        while !is_so() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_low_soft_limit_of_files_leaves_redis_its_part_of_the_hard_one() {
@@ -46,7 +37,7 @@ async fn a_low_soft_limit_of_files_leaves_redis_its_part_of_the_hard_one() {
     let seed = ([127, 0, 0, 1], masters[0].port()).into();
     let _pod = Ratelease::run(command, &[seed], &[]);
     let reached = || masters.iter().filter(|it| it.connections() > 0).count();
-    until("each master is connected to", 20, || reached() == 40).await;
+    until(20, "each master is connected to", async || reached() == 40).await;
 }
 
 /// A master that owns one half of the slots itself, and gives the other to 1000 names that nobody
@@ -78,13 +69,12 @@ async fn masters_that_were_named_and_are_gone_hold_up_no_later_one() {
     };
     let server = Scripted::at(act_at).await;
     let store = RedisStore::spawn(server.of_cluster(), "");
-    within(30, "all lies are told", async {
-        while reads.load(Ordering::Relaxed) <= LIES {
-            let _ = one(&*store, ask(10, 1, 0)).await;
-        }
+    until(30, "all lies are told", async || {
+        let _ = one(&*store, ask(10, 1, 0)).await;
+        reads.load(Ordering::Relaxed) > LIES
     })
     .await;
-    until("the honest master is connected to", 5, || honest.connections() > 0).await;
+    until(5, "the honest master is connected to", async || honest.connections() > 0).await;
 }
 
 /// Maps, each of which used to shut the gate for ten seconds more.
@@ -118,7 +108,7 @@ async fn strangers_who_hold_all_connections_keep_a_pod_from_no_configured_addres
     settings.connections_max = 4;
     let store = RedisStore::spawn(settings, "");
     let held = || strangers.iter().filter(|it| it.connections() > 0).count();
-    until("strangers hold all connections", 10, || held() == 4).await;
+    until(10, "strangers hold all connections", async || held() == 4).await;
     is_honest.store(true, Ordering::Relaxed);
     until_granted(&*store, ask(10, 1, 0), 10).await;
 }
@@ -147,7 +137,8 @@ async fn a_file_of_a_password_that_cannot_be_read_to_its_end_ends_no_more_than_a
     settings.auth_file = Some(SecretFile::from(pipe.display().to_string()));
     let store = RedisStore::spawn(settings, "");
     let failed = || count(&*store, "redis_connect_errors") > 1;
-    let patience = tokio::time::timeout(Duration::from_secs(20), until("", 30, failed)).await;
+    let patience =
+        tokio::time::timeout(Duration::from_secs(20), until(30, "", async || failed())).await;
     drop(store);
     // It lets go of those that read.
     std::fs::OpenOptions::new().write(true).open(&pipe).unwrap();

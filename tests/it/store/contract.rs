@@ -8,7 +8,9 @@ use ratelease_rules::Unit;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{ALGORITHMS, ahead, algorithms, ask, connected, granted, one, pools, refunds, within};
+use super::{
+    ALGORITHMS, ahead, algorithms, ask, connected, granted, one, patient, pools, refunds, within,
+};
 use crate::support::now;
 use crate::support::redis::{Cluster, Sentinel, Single};
 
@@ -25,7 +27,7 @@ async fn two_stores_in_one_keep_the_contract() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_keeps_the_contract() {
-    let store = connected(Cluster::shared().config()).await;
+    let store = connected(patient(Cluster::shared().config())).await;
     keeps_the_contract(&*store).await;
 }
 
@@ -33,15 +35,15 @@ async fn a_cluster_keeps_the_contract() {
 async fn one_server_keeps_the_contract_over_tcp_and_unix_socket() {
     let single = Single::start();
     let mut config = single.config();
-    keeps_the_contract(&*connected(config.clone()).await).await;
+    keeps_the_contract(&*connected(patient(config.clone())).await).await;
     config.addresses = vec![single.socket()];
-    keeps_the_contract(&*connected(config).await).await;
+    keeps_the_contract(&*connected(patient(config)).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_under_sentinels_keeps_the_contract() {
     let sentinel = Sentinel::start();
-    keeps_the_contract(&*connected(sentinel.config()).await).await;
+    keeps_the_contract(&*connected(patient(sentinel.config())).await).await;
 }
 
 async fn keeps_the_contract(store: &dyn Store) {

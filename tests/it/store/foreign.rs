@@ -12,7 +12,7 @@ use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Rules, Source};
 use smallvec::smallvec;
 
-use super::{connected, count, within};
+use super::{connected, count, patient, until};
 use crate::support::now;
 use crate::support::redis::Single;
 
@@ -57,7 +57,7 @@ async fn passes(pod: &Limiter, rules: &Rules, key: &str) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_holds_a_foreign_value_harms_no_neighbour_and_is_seldom_asked_for() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let rules = two_rules();
     assert!(passes(&pod(Arc::clone(&store)), &rules, "poisoned").await);
     let [key] = &single.server.keys()[..] else { panic!("one key") };
@@ -85,10 +85,5 @@ async fn a_key_that_holds_a_foreign_value_harms_no_neighbour_and_is_seldom_asked
     assert_eq!(count(&*store, "redis_connects"), 1, "the connection is kept");
 
     single.server.command::<()>(&["DEL", key]);
-    within(20, "the key is served again", async {
-        while !passes(&pod, &rules, "poisoned").await {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until(20, "the key is served again", async || passes(&pod, &rules, "poisoned").await).await;
 }

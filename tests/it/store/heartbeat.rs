@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::{connected, connected_under, within};
+use super::{connected, connected_under, patient, until, within};
 use crate::support::redis::{Cluster, Single};
 
 async fn beat(store: &dyn Store, pod: u64, lasts_ms: u64, leaves: bool) -> u32 {
@@ -39,8 +39,7 @@ async fn counts_each_domain_apart(store: &dyn Store) {
     assert_eq!(beat_in(store, shop, 2, LONG, true).await, 1);
     assert_eq!(beat_in(store, mail, 2, LONG, false).await, 1, "it left the other domain");
     assert_eq!(beat_in(store, shop, 3, 200, false).await, 2);
-    within(10, "one lapses", async { while beat_in(store, shop, 1, LONG, false).await > 1 {} })
-        .await;
+    until(10, "one lapses", async || beat_in(store, shop, 1, LONG, false).await <= 1).await;
     for domain in [shop, mail, None] {
         for pod in 1..=3 {
             beat_in(store, domain, pod, LONG, true).await;
@@ -56,14 +55,14 @@ async fn memory_counts_each_domain_apart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_counts_each_domain_apart() {
-    let store = connected_under(Cluster::shared().config(), "domains:").await;
+    let store = connected_under(patient(Cluster::shared().config()), "domains:").await;
     counts_each_domain_apart(&*store).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_pods_of_a_domain_have_a_key_of_their_own_that_expires() {
     let single = Single::start();
-    let store = connected_under(single.config(), "shop:").await;
+    let store = connected_under(patient(single.config()), "shop:").await;
     let domain = Key::for_test(1);
     assert_eq!(beat_in(&*store, Some(domain), 7, 60_000, false).await, 1);
     let key = format!("shop:rl:pods:{domain}");
@@ -84,7 +83,7 @@ async fn counts_the_pods_alive(store: &dyn Store, pass: impl FnOnce()) {
     assert_eq!(beat(store, u64::MAX, LONG, true).await, 2, "one leaves");
     assert_eq!(beat(store, u64::MAX, LONG, true).await, 2, "it cannot leave twice");
     pass();
-    within(10, "one lapses", async { while beat(store, 1, LONG, false).await > 1 {} }).await;
+    until(10, "one lapses", async || beat(store, 1, LONG, false).await <= 1).await;
     assert_eq!(beat(store, 3, LONG, false).await, 2, "and is back");
     assert_eq!(beat(store, 3, LONG, true).await, 1);
     assert_eq!(beat(store, 1, LONG, true).await, 0);
@@ -103,12 +102,12 @@ async fn memory_counts_the_pods_alive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_counts_the_pods_alive() {
     // A prefix of its own: other tests have pods too.
-    let store = connected_under(Cluster::shared().config(), "heartbeat:").await;
+    let store = connected_under(patient(Cluster::shared().config()), "heartbeat:").await;
     counts_the_pods_alive(&*store, || {}).await;
 }
 
 async fn pods_of(config: RedisSettings) -> u32 {
-    let store = connected(config).await;
+    let store = connected(patient(config)).await;
     beat(&*store, 7, 60_000, false).await
 }
 
@@ -118,7 +117,7 @@ async fn the_key_of_the_pods_expires_with_the_last_of_them() {
     assert_eq!(pods_of(single.config()).await, 1);
     let ttl: u64 = single.server.command(&["PTTL", "rl:pods"]);
     assert!((50_000..=61_000).contains(&ttl), "{ttl}");
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     assert_eq!(beat(&*store, 8, 5_000, false).await, 2);
     let ttl: u64 = single.server.command(&["PTTL", "rl:pods"]);
     assert!(ttl > 50_000, "the other one lasts longer: {ttl}");
@@ -130,7 +129,7 @@ async fn the_key_of_the_pods_expires_with_the_last_of_them() {
 #[tokio::test(flavor = "multi_thread")]
 async fn more_pods_than_there_may_be_are_not_counted() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let fill = "local now = tonumber(redis.call('TIME')[1]) * 1000
         for pod = 1, 10000 do redis.call('ZADD', KEYS[1], now + 60000, pod) end";
     single.server.command::<()>(&["EVAL", fill, "1", "rl:pods"]);
@@ -156,7 +155,7 @@ async fn a_beat_after_a_script_flush_and_under_a_foreign_value() {
     single.server.command::<()>(&["SCRIPT", "FLUSH"]);
     assert_eq!(pods_of(single.config()).await, 1);
     single.server.command::<()>(&["SET", "rl:pods", "mine"]);
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let beat = Beat { pod: 7, lasts: Duration::from_secs(1), leaves: false, domain: None };
     assert!(store.beat(beat).await.is_err());
     assert_eq!(single.server.command::<String>(&["GET", "rl:pods"]), "mine");

@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::scripted::{Act, Scripted, grant_of};
-use super::{ask, connected, count, granted, one, until_granted, within};
+use super::{ask, connected, count, granted, one, until, until_granted, within};
 use crate::support::now;
 use crate::support::redis::tcp;
 
@@ -253,12 +253,7 @@ async fn a_map_of_too_many_masters_is_refused_and_the_old_one_kept() {
     let store = connected(server.of_cluster()).await;
     granted(&*store, ask(10, 1, 0)).await;
     // The map is read again every ten seconds.
-    within(30, "the map is read again", async {
-        while reads.load(Ordering::Relaxed) < 3 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until(30, "the map is read again", async || reads.load(Ordering::Relaxed) >= 3).await;
     until_granted(&*store, ask(10, 1, 0), 10).await;
     let connects = count(&*store, "redis_connects");
     assert!(connects < 20, "{connects} attempts to connect");
@@ -277,12 +272,7 @@ async fn masters_of_a_new_map_are_connected_to_a_few_at_a_time() {
     let begun = now();
     let store = RedisStore::spawn(settings, "");
     let connects = || count(&*store, "redis_connects");
-    within(10, "it begins to connect", async {
-        while connects() < 3 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    })
-    .await;
+    until(10, "it begins to connect", async || connects() >= 3).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let (connects, passed) = (connects(), begun.elapsed());
     // Attempts that fail are repeated ten times a second.
@@ -306,12 +296,7 @@ async fn masters_take_no_more_connections_than_may_be_open() {
     (settings.connections_max, settings.timeout) = (8, Duration::from_secs(8));
     let store = RedisStore::spawn(settings, "");
     // All were tried, and those that found a place wait for an answer that never comes.
-    within(10, "twelve find no place", async {
-        while count(&*store, "redis_connect_errors") < 12 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    })
-    .await;
+    until(10, "twelve find no place", async || count(&*store, "redis_connect_errors") >= 12).await;
     let mut open = Vec::new();
     for stranger in &strangers {
         let accepted = tokio::time::timeout(Duration::from_millis(20), stranger.accept()).await;

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use super::{ask_by, connected, fresh_key, granted};
+use super::{ask_by, connected, fresh_key, granted, patient};
 use crate::support::dice::Dice;
 use crate::support::redis::{Cluster, Single};
 
@@ -42,10 +42,8 @@ async fn memory_agrees_with_the_arithmetic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_agrees_with_the_arithmetic() {
-    let mut config = Cluster::shared().config();
     // It is about sums, not about speed: logs of 10 000 are filled on a busy machine.
-    config.timeout = Duration::from_secs(10);
-    let store = connected(config).await;
+    let store = connected(patient(Cluster::shared().config())).await;
     agrees_with_the_arithmetic(&*store).await;
 }
 
@@ -83,7 +81,7 @@ async fn a_bucket_multiplies_exactly() {
     /// A prime, so that every part of a tick has an inverse.
     const REQUESTS: u32 = 4_294_967_291;
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let (algorithm, prime) = (Algorithm::TokenBucket { burst: REQUESTS }, u64::from(REQUESTS));
     for seconds in 1..=30 {
         let unit_multiplier = NonZeroU32::new(seconds).unwrap();
@@ -116,7 +114,7 @@ fn inverse(of: u64, prime: u64) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sliding_window_weighs_the_counts_of_long_windows() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let mut dice = Dice::new();
     for unit in [Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Year] {
         for nth in 0..40 {
@@ -140,7 +138,7 @@ async fn a_sliding_window_weighs_the_counts_of_long_windows() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_window_that_lies_ahead_is_gone_on_with() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let ahead = |algorithm, window| match algorithm {
         Algorithm::FixedWindow => {
             State::FixedWindow(fixed_window::State { window, count: 7, next: 0 })

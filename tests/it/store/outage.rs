@@ -6,9 +6,10 @@ use ratelease_engine::store::{Ask, SHARDS_MAX, Store, StoreError};
 
 use std::time::Duration;
 
-use super::{ask, connected, granted, one, until_granted, within};
+use super::{ask, connected, granted, one, until, until_granted};
 use crate::support::now;
-use crate::support::redis::{Cluster, Sentinel, Server, Single, free_port, tcp};
+use crate::support::ports::free_port;
+use crate::support::redis::{Cluster, Sentinel, Server, Single, tcp};
 
 async fn is_unreachable(store: &dyn Store) -> String {
     let sent = now();
@@ -36,8 +37,7 @@ async fn a_server_that_restarts_is_used_again() {
     let store = connected(single.config()).await;
     granted(&*store, ask(10, 1, 0)).await;
     single.server.kill();
-    within(5, "the loss is noticed", async { while one(&*store, ask(10, 1, 0)).await.is_ok() {} })
-        .await;
+    until(5, "the loss is noticed", async || one(&*store, ask(10, 1, 0)).await.is_err()).await;
     single.server.start_again();
     until_granted(&*store, ask(10, 1, 0), 10).await;
 }

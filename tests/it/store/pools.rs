@@ -9,7 +9,7 @@ use ratelease_rules::{Algorithm, Limit, Unit};
 
 use std::time::{Duration, Instant};
 
-use super::{ask_by, connected, fresh_key, granted, one, within};
+use super::{ask_by, connected, fresh_key, granted, one, patient, until};
 use crate::support::dice::Dice;
 use crate::support::now;
 use crate::support::redis::{Cluster, Single};
@@ -87,12 +87,7 @@ async fn a_pool_ends_with_its_lease(store: &dyn Store, ask: Ask) {
     let put_at = now();
     let lasts = Duration::from_millis(300);
     assert_eq!(granted(store, putting(ask, 8, 7, lasts)).await.ends_after, lasts);
-    within(10, "the pool expires", async {
-        while granted(store, ask).await.left > 0 {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await;
+    until(10, "the pool expires", async || granted(store, ask).await.left == 0).await;
     // A clock in milliseconds, and the tick that it is read at.
     assert!(put_at.elapsed() + Duration::from_millis(4) >= lasts, "{:?}", put_at.elapsed());
     let anew = granted(store, putting(ask, 2, 5, MINUTE)).await;
@@ -158,9 +153,7 @@ async fn memory_agrees_with_the_arithmetic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_agrees_with_the_arithmetic() {
-    let mut config = Cluster::shared().config();
-    config.timeout = Duration::from_secs(10);
-    let store = connected(config).await;
+    let store = connected(patient(Cluster::shared().config())).await;
     agrees_with_the_arithmetic(&*store).await;
 }
 
@@ -289,7 +282,7 @@ fn pools_have_keys_of_their_own() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_is_one_small_key_that_goes_when_it_is_empty() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let ask = Ask { pool: Some(63), ..ask_by(ALGORITHMS[1], 0, 0) };
     let key = ask.counter().in_store("");
     granted(&*store, Ask { want: 1, ..ask }).await;
@@ -317,7 +310,7 @@ async fn a_pool_is_one_small_key_that_goes_when_it_is_empty() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_value_under_a_pools_key_is_refused_and_kept() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let ask = Ask { pool: Some(0), ..ask_by(ALGORITHMS[0], 1, 0) };
     let key = ask.counter().in_store("");
     for foreign in ["mine", "17", "1:2", "17000000000000005", "12345678901234567:0000000005"] {
@@ -344,7 +337,7 @@ async fn the_rights_that_pools_need() {
     let mut config = single.config();
     config.username = Some("pools".into());
     config.password = Some(ratelease_engine::secret::Secret::from("pw"));
-    let store = connected(config).await;
+    let store = connected(patient(config)).await;
     let ask = Ask { pool: Some(0), ..ask_by(ALGORITHMS[0], 2, 0) };
     for _ in 0..2 {
         granted(&*store, putting(ask, 3, 7, MINUTE)).await;

@@ -9,7 +9,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::{
-    ALGORITHMS, algorithms, ask, ask_by, connected, connected_under, count, granted, one, within,
+    ALGORITHMS, algorithms, ask, ask_by, connected, connected_under, count, granted, one, patient,
+    until,
 };
 use crate::support::redis::{Cluster, Server, Single, tcp};
 
@@ -19,7 +20,7 @@ const KEY_BYTES_MAX: u64 = 100;
 #[tokio::test(flavor = "multi_thread")]
 async fn every_key_expires_a_second_after_its_window() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     for unit in Unit::ALL {
         for (algorithm, windows) in [(Algorithm::FixedWindow, 1), (Algorithm::SlidingWindow, 2)] {
             let ask = ask_by((algorithm, unit), 1, 0);
@@ -37,7 +38,7 @@ async fn every_key_expires_a_second_after_its_window() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_other_key_expires_a_second_after_its_debt_or_its_last_entry() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     for by in ALGORITHMS.into_iter().filter(|(by, _)| !is_aligned(*by)) {
         // A second step must move the end on.
         let ask = ask_by(by, 1, 0);
@@ -62,7 +63,7 @@ fn expires_ms(single: &Single, ask: &Ask) -> u64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_costs_no_more_than_it_may() {
     let cluster = Cluster::shared();
-    let store = connected(cluster.config()).await;
+    let store = connected(patient(cluster.config())).await;
     for (algorithm, unit) in ALGORITHMS {
         let algorithm = match algorithm {
             Algorithm::SlidingLog => continue,
@@ -85,7 +86,7 @@ async fn a_key_costs_no_more_than_it_may() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_look_makes_no_key_and_writes_nothing() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     for by in ALGORITHMS {
         let ask = ask_by(by, 0, 0);
         single.server.command::<()>(&["CONFIG", "RESETSTAT"]);
@@ -105,7 +106,7 @@ async fn a_look_makes_no_key_and_writes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_is_one_call_of_three_commands() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     for by in ALGORITHMS.into_iter().filter(|by| by.0 != Algorithm::SlidingLog) {
         let ask = ask_by(by, 1, 0);
         granted(&*store, ask).await;
@@ -127,21 +128,18 @@ async fn an_ask_is_one_call_of_three_commands() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_of_ten_thousand_is_searched_by_halving() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     let mut ask = ask_by((Algorithm::SlidingLog, Unit::Second), 5_000, 0);
     ask.limit.requests_per_unit = 10_000;
     ask.limit.unit_multiplier = NonZeroU32::new(2).unwrap();
     let first = granted(&*store, ask).await;
     let look = Ask { want: 0, ..ask };
-    within(10, "half of the window passes", async {
-        while granted(&*store, look).await.epoch < first.epoch + 1_000_000 {}
+    until(10, "half of the window passes", async || {
+        granted(&*store, look).await.epoch >= first.epoch + 1_000_000
     })
     .await;
     assert_eq!(granted(&*store, ask).await.left, 0);
-    within(10, "the first half expires", async {
-        while granted(&*store, look).await.left < 5_000 {}
-    })
-    .await;
+    until(10, "the first half expires", async || granted(&*store, look).await.left >= 5_000).await;
     single.server.command::<()>(&["CONFIG", "RESETSTAT"]);
     assert_eq!(granted(&*store, Ask { want: 1, ..ask }).await.tokens, 1);
     assert!(single.server.calls("lindex") <= 20, "{}", single.server.calls("lindex"));
@@ -156,7 +154,7 @@ async fn a_log_of_ten_thousand_is_searched_by_halving() {
 async fn asks_right_after_a_script_flush_all_succeed() {
     // One of its own: whoever else asks a node brings the script back.
     let cluster = Cluster::start(3, 0);
-    let store = connected(cluster.config()).await;
+    let store = connected(patient(cluster.config())).await;
     for node in &cluster.nodes {
         node.command::<()>(&["SCRIPT", "FLUSH"]);
     }
@@ -171,7 +169,7 @@ async fn asks_right_after_a_script_flush_all_succeed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefix_names_the_keys() {
     let single = Single::start();
-    let store = connected_under(single.config(), "shop:").await;
+    let store = connected_under(patient(single.config()), "shop:").await;
     let ask = ask(10, 1, 0);
     granted(&*store, ask).await;
     assert_eq!(single.server.keys(), [ask.key.in_store("shop:")]);
@@ -180,7 +178,7 @@ async fn a_prefix_names_the_keys() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_value_under_the_key_is_refused_and_kept() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     for by in ALGORITHMS {
         let ask = ask_by(by, 1, 0);
         let key = ask.key.in_store("");
@@ -199,7 +197,7 @@ async fn a_foreign_value_under_the_key_is_refused_and_kept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_refuses_the_ask() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     for by in ALGORITHMS {
         let ask = ask_by(by, 1, 0);
         granted(&*store, ask).await;
@@ -225,7 +223,7 @@ async fn a_password_opens_the_door_and_a_wrong_one_does_not() {
         assert!(!why.contains("barley"), "{why}");
     }
     config.password = Some(Secret::from("sesame"));
-    granted(&*connected(config).await, ask(10, 1, 0)).await;
+    granted(&*connected(patient(config)).await, ask(10, 1, 0)).await;
 }
 
 /// With these rights and no others it must work. A cluster needs `+cluster|slots +asking` as well,
@@ -251,7 +249,7 @@ async fn a_user_with_the_fewest_rights_suffices() {
     let refused = one(&*RedisStore::spawn(config.clone(), ""), ask(10, 1, 0)).await;
     assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
     config.password = Some(Secret::from("pw"));
-    let store = connected(config).await;
+    let store = connected(patient(config)).await;
     for by in ALGORITHMS.into_iter().filter(|by| by.0 != Algorithm::SlidingLog) {
         granted(&*store, ask_by(by, 1, 0)).await;
     }
@@ -274,7 +272,7 @@ async fn a_cluster_taken_for_one_server_is_called_so() {
     let cluster = Cluster::shared();
     let mut config = Single::start().config();
     config.addresses = vec![cluster.addresses().remove(0)];
-    let store = connected(config).await;
+    let store = connected(patient(config)).await;
     let asks: Vec<_> = (0..30).map(|_| ask(10, 1, 0)).collect();
     let refused: Vec<_> = store.exchange(&asks).await.into_iter().filter_map(Result::err).collect();
     assert!(!refused.is_empty());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::{Ask, Beat, Store};
 
-use super::{ALGORITHMS, ask_by, connected, connected_under, count, granted, within};
+use super::{ALGORITHMS, ask_by, connected, connected_under, count, granted, patient, within};
 use crate::support::redis::{Cluster, Single};
 
 /// A call of every script, one after the other.
@@ -21,7 +21,7 @@ async fn call_every_script(store: &dyn Store) {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_first_call_of_a_script_on_a_connection_finds_it() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     call_every_script(&*store).await;
     assert_eq!((count(&*store, "redis_noscript"), single.server.calls("eval")), (0, 0));
 
@@ -42,7 +42,7 @@ async fn the_first_call_of_a_script_on_a_connection_finds_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn after_a_script_flush_one_ask_meets_noscript_and_none_after_it() {
     let single = Single::start();
-    let store = connected(single.config()).await;
+    let store = connected(patient(single.config())).await;
     single.server.command::<()>(&["SCRIPT", "FLUSH"]);
     call_every_script(&*store).await;
     assert_eq!((count(&*store, "redis_noscript"), single.server.calls("eval")), (1, 1));
@@ -52,7 +52,7 @@ async fn after_a_script_flush_one_ask_meets_noscript_and_none_after_it() {
 async fn a_node_that_a_redirect_names_has_the_scripts() {
     // One of its own: whoever else asks a node teaches it.
     let cluster = Cluster::start(3, 0);
-    let store = connected_under(cluster.config(), "{on the move}").await;
+    let store = connected_under(patient(cluster.config()), "{on the move}").await;
     let slot = cluster.slot("{on the move}");
     let from = cluster.slot_owner(0, "{on the move}");
     let to = (from + 1) % 3;
@@ -70,7 +70,7 @@ async fn a_user_who_may_not_load_scripts_teaches_them_by_calls() {
     single.server.command::<()>(&words);
     let mut config = single.config();
     (config.username, config.password) = (Some("pod".into()), Some(Secret::from("pw")));
-    let store = connected(config).await;
+    let store = connected(patient(config)).await;
     call_every_script(&*store).await;
     call_every_script(&*store).await;
     let met = |name| count(&*store, name);

@@ -5,7 +5,7 @@ use ratelease_engine::store::redis::{RedisKind, RedisSettings};
 use tokio::net::TcpListener;
 
 use super::hostile::sentinel_of;
-use super::{ask, connected, granted, one, within};
+use super::{ask, connected, granted, one, until};
 use crate::support::redis::{Server, tcp};
 
 async fn under_a_sentinel(master: u16) -> RedisSettings {
@@ -36,14 +36,11 @@ async fn a_master_that_does_not_answer_is_named() {
     let hole = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = hole.local_addr().unwrap().port();
     let store = RedisStore::spawn(under_a_sentinel(port).await, "");
-    let told = within(20, "the attempt ends", async {
-        loop {
-            let failed = one(&*store, ask(10, 1, 0)).await.unwrap_err().to_string();
-            if !failed.contains("still connecting") {
-                return failed;
-            }
-        }
-    });
-    let told = told.await;
+    let mut told = String::new();
+    until(20, "the attempt ends", async || {
+        told = one(&*store, ask(10, 1, 0)).await.unwrap_err().to_string();
+        !told.contains("still connecting")
+    })
+    .await;
     assert!(told.contains(&format!("master counts: 127.0.0.1:{port}: no answer")), "{told}");
 }

@@ -8,7 +8,7 @@ use ratelease_engine::store::{Ask, Store, StoreError};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::scripted::{Act, Scripted, grant_of};
-use super::{ask, connected, count, granted, one, until_granted, within};
+use super::{ask, connected, count, granted, one, patient, until, until_granted, within};
 use crate::support::now;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis::{Cluster, Single, tcp};
@@ -37,7 +37,7 @@ async fn a_black_hole_is_replaced_within_half_a_second() {
         proxy.set_so_far(Fault::Hole);
         let sent = now();
         assert_eq!(one(&*store, ask(10, 1, 0)).await, Err(StoreError::TimedOut));
-        let replaced = within(5, "a new connection", proxy.connection_after(before)).await;
+        let replaced = within(20, "a new connection", proxy.connection_after(before)).await;
         took.push(replaced.duration_since(sent));
     }
     println!("replaced after {took:?}");
@@ -169,12 +169,7 @@ async fn nobody_waits_for_a_server_that_does_not_even_accept() {
         assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
         assert!(sent.elapsed() < Duration::from_secs(1), "{:?}", sent.elapsed());
     }
-    within(10, "it knocks again", async {
-        while count(&*store, "redis_connects") < 3 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    })
-    .await;
+    until(10, "it knocks again", async || count(&*store, "redis_connects") >= 3).await;
     drop(queued);
     let listener = listener.into_std().unwrap();
     let _proxy = Proxy::on(listener, single.server.port());
@@ -185,7 +180,8 @@ async fn nobody_waits_for_a_server_that_does_not_even_accept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_servers_are_knocked_at_ten_times_a_second_at_most() {
     let cluster = Cluster::start(3, 0);
-    let store = connected(cluster.config()).await;
+    // Patient: a stall of the machine is not to cost the rest a connection.
+    let store = connected(patient(cluster.config())).await;
     let asks: Vec<_> = (0..30).map(|_| ask(1_000, 1, 0)).collect();
     assert!(store.exchange(&asks).await.iter().all(Result::is_ok));
     let (lost, rest) = cluster.nodes.split_last().unwrap();

@@ -104,11 +104,14 @@ impl Collector {
         (Self::default(), listener, addr)
     }
 
-    /// All spans so far, in the order they ended.
+    /// All spans so far, in the order they began. They end, and are sent, in another: a span of a
+    /// call may end after the next call has begun, since its answer is on the way by then.
     pub(crate) fn spans(&self) -> Vec<Span> {
         let kept = self.kept.lock();
         let scopes = kept.spans.iter().flat_map(|resource| &resource.scope_spans);
-        scopes.flat_map(|scope| scope.spans.clone()).collect()
+        let mut spans: Vec<_> = scopes.flat_map(|scope| scope.spans.clone()).collect();
+        spans.sort_by_key(|span| span.start_time_unix_nano);
+        spans
     }
 
     /// Attributes of the resources that sent spans or metrics, as `key=value`, each once.
@@ -134,6 +137,11 @@ impl Collector {
         let values = kept.heads.iter().map(|head| head.get(name).map(|it| it.to_str().unwrap()));
         values.map(|value| value.unwrap_or_default().to_owned()).collect()
     }
+}
+
+/// An id as headers and logs have it.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn serve<L>(listener: L, routes: Router)

@@ -5,7 +5,6 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -33,11 +32,12 @@ const POLL: Duration = Duration::from_millis(10);
 /// kills the child once its own stdin is at an end. Its status is the child's, or 128 + n after
 /// signal n.
 ///
-/// A shell without job control starts such a child with SIGINT ignored: send SIGTERM, or have the
-/// program install a handler, as servers do.
+/// The child begins with default dispositions of the signals that end a process: some are ignored
+/// in whatever nohup or a script's `&` has started, and the shell itself ignores SIGINT and SIGQUIT
+/// in what it runs in the background.
 const GUARD: &str = r#"
 exec 3<&0
-"$@" >&2 3<&- </dev/null &
+env --default-signal=HUP,INT,QUIT,TERM "$@" >&2 3<&- </dev/null &
 child=$!
 { read -r _; kill -KILL "$child"; } <&3 >/dev/null 2>&1 3<&- &
 guard=$!
@@ -50,28 +50,19 @@ kill "$guard"
 exit "$status"
 "#;
 
+/// A command that runs `program` with default dispositions of the signals that end a process,
+/// whatever this process has inherited. It has no leash: for a child that the test waits for.
+pub(crate) fn undisturbed(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(program);
+    command
+}
+
 /// A command that runs `program` on a leash, for [`Process::spawn`]: add arguments and environment.
 pub(crate) fn leashed(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("/bin/sh");
     command.args(["-c", GUARD, "guard"]).arg(program);
     command
-}
-
-/// A loopback TCP port that nobody listens on and that no other call in this process has had.
-///
-/// It is below the range that the kernel hands out to outgoing connections, so that none of those
-/// takes it before the child does.
-pub(crate) fn free_port() -> u16 {
-    const FIRST: u32 = 22_000;
-    const COUNT: u32 = 10_000;
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Test binaries that run at the same time start apart.
-    let offset = std::process::id().wrapping_mul(97);
-    (0..COUNT)
-        .map(|_| FIRST + offset.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT)
-        .map(|port| u16::try_from(port).expect("FIRST + COUNT is a port"))
-        .find(|&port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok())
-        .expect("a free port between 22000 and 31999")
 }
 
 // === impl Process ===
@@ -112,18 +103,9 @@ impl Process {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// A line of `/proc/PID/status`, in bytes: `VmRSS`, or `VmHWM`, the most there was of it.
+    /// As [`memory`], of this process.
     pub(crate) fn memory(&self, line: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap();
-        let kib = status.lines().find_map(|text| {
-            text.strip_prefix(line)?
-                .strip_prefix(':')?
-                .strip_suffix("kB")?
-                .trim()
-                .parse::<u64>()
-                .ok()
-        });
-        1024 * kib.unwrap_or_else(|| self.fail(&format!("no {line} in {status}")))
+        memory(self.pid, line)
     }
 
     /// Its exit status, or 128 + n after signal n; none while it runs.
@@ -194,6 +176,15 @@ impl Drop for Process {
             eprintln!("--- the end of the log of {}:\n{}\n---", self.name, self.log_end());
         }
     }
+}
+
+/// A line of `/proc/PID/status`, in bytes: `VmRSS`, or `VmHWM`, the most there was of it. Fails the
+/// test if no such process runs.
+pub(crate) fn memory(pid: u32, line: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a running process");
+    let text = status.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':'));
+    let kib = text.and_then(|text| text.strip_suffix("kB")?.trim().parse::<u64>().ok());
+    1024 * kib.unwrap_or_else(|| panic!("no {line} in {status}"))
 }
 
 fn reap(mut shell: Child, exited: &watch::Sender<Option<i32>>) {

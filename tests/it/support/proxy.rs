@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::dice::Dice;
 use super::now;
-use super::process::free_port;
+use super::ports::free_port;
 
 /// Leads to a port of loopback. It has a runtime of its own, so that a cluster behind proxies
 /// outlives the test that started it. Dropped, it closes its listener and its connections.

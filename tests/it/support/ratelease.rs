@@ -11,7 +11,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::http;
-use super::process::{Process, free_port, leashed};
+use super::ports::free_port;
+use super::process::{Process, leashed};
 
 /// One pod. Dropped, it is killed; [`Ratelease::stop`] ends it as Kubernetes would. A test whose
 /// pod has violated an invariant fails, however the pod ends.
@@ -20,6 +21,8 @@ pub(crate) struct Ratelease {
     pub(crate) grpc: SocketAddr,
     pub(crate) http: SocketAddr,
     pub(crate) debug: SocketAddr,
+    /// `DEBUG_TOKEN`.
+    token: Option<String>,
 }
 
 /// The binary under test.
@@ -33,6 +36,15 @@ const STOP_MAX: Duration = Duration::from_secs(15);
 
 /// For a page of the debug port.
 const STATUS_MAX: Duration = Duration::from_secs(10);
+
+/// Counts of `/status` that are 0 unless a part of the process has panicked.
+const PANICS: [&str; 4] = ["request_panics", "lease_panics", "loader_panics", "task_restarts"];
+
+/// The part of `/status` that counts what did not hold and must always hold.
+const INVARIANTS: &str = "invariant_violations";
+
+/// What the log says of the same.
+const HARM: [&str; 2] = ["panicked at", "invariant violated"];
 
 /// What a child gets of our own environment. Not a `REDIS_URL` that happens to be set there.
 const INHERITED: [&str; 3] = ["PATH", "LLVM_PROFILE_FILE", "RUST_BACKTRACE"];
@@ -75,7 +87,9 @@ impl Ratelease {
             command.env("REDIS_URL", nodes.join(","));
         }
         command.envs(env.iter().copied());
-        Self { process: Process::spawn("ratelease", command), grpc, http, debug }
+        let token = env.iter().find(|(name, _)| *name == "DEBUG_TOKEN");
+        let token = token.map(|(_, token)| (*token).to_owned());
+        Self { process: Process::spawn("ratelease", command), grpc, http, debug, token }
     }
 
     /// Waits until `/readyz` answers 200.
@@ -89,15 +103,31 @@ impl Ratelease {
         self.process.until(&format!("saying {status} at {path}"), START_MAX, asked).await;
     }
 
-    /// Waits until a line of the log holds `what`, and gives the line.
+    /// Waits until a line of the log holds `what`, and gives the line. A thread of its own writes
+    /// the log: a line comes after what it tells of can be seen elsewhere.
     pub(crate) async fn logs(&self, what: &str) -> String {
-        let line = || {
-            let log = self.process.log();
-            log.lines().find(|line| line.contains(what)).map(str::to_owned)
-        };
-        let logged = async || line().is_some();
-        self.process.until(&format!("logging {what:?}"), START_MAX, logged).await;
-        line().expect("what is logged stays")
+        self.logs_times(what, 1).await.remove(0)
+    }
+
+    /// Waits until so many lines of the log hold `what`, and gives them all. That there are no more
+    /// is known once the process has ended: see [`Ratelease::logged`].
+    pub(crate) async fn logs_times(&self, what: &str, times: usize) -> Vec<String> {
+        let logged = async || self.lines_with(what).len() >= times;
+        self.process.until(&format!("logging {what:?}, {times} times"), START_MAX, logged).await;
+        self.lines_with(what)
+    }
+
+    /// All lines with `what` of the log of the process, which has ended.
+    pub(crate) fn logged(&self, what: &str) -> Vec<String> {
+        if self.process.exited().is_none() {
+            self.process.fail("still runs: its log is not whole");
+        }
+        self.lines_with(what)
+    }
+
+    fn lines_with(&self, what: &str) -> Vec<String> {
+        let log = self.process.log();
+        log.lines().filter(|line| line.contains(what)).map(str::to_owned).collect()
     }
 
     /// What it has logged so far.
@@ -113,7 +143,11 @@ impl Ratelease {
     fn ask_status(&self) -> std::io::Result<Value> {
         let mut stream = TcpStream::connect_timeout(&self.debug, STATUS_MAX)?;
         stream.set_read_timeout(Some(STATUS_MAX))?;
-        stream.write_all(b"GET /status HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n")?;
+        let token = self.token.iter().map(|token| format!("authorization: Bearer {token}\r\n"));
+        let token: String = token.collect();
+        let head =
+            format!("GET /status HTTP/1.1\r\nhost: test\r\nconnection: close\r\n{token}\r\n");
+        stream.write_all(head.as_bytes())?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
@@ -127,44 +161,85 @@ impl Ratelease {
         status["counts"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
     }
 
-    /// Fails the test if something did not hold in the process that must always hold.
-    fn has_kept_its_invariants(&self) {
-        let status = self.status();
-        if status["invariant_violations"] != 0 {
-            self.process.fail(&format!("has violated invariants: {status}"));
-        }
+    /// What `/status` shows to be broken in the process: panics, or invariants that did not hold.
+    pub(crate) fn harm(status: &Value) -> Vec<String> {
+        let counts = PANICS.iter().map(|name| (*name, &status["counts"][name]));
+        let all = counts.chain([(INVARIANTS, &status[INVARIANTS])]);
+        let broken = all.filter(|(_, count)| count.as_u64() != Some(0));
+        broken.map(|(name, count)| format!("{name} is {count}, not 0")).collect()
+    }
+
+    /// What the log shows to be broken in the process. It is whole once the process has ended.
+    pub(crate) fn logged_harm(&self) -> Option<String> {
+        let log = self.process.log();
+        log.lines().find(|line| HARM.iter().any(|it| line.contains(it))).map(str::to_owned)
     }
 
     /// Sends SIGTERM, waits for the drain and gives the exit status. The pod has to be serving.
+    /// Fails the test if a part of it has panicked, or if something did not hold that must always
+    /// hold, the drain included.
     pub(crate) async fn stop(&self) -> i32 {
-        self.has_kept_its_invariants();
+        self.is_unharmed();
         self.process.signal("TERM");
-        self.process.exit(STOP_MAX).await
+        self.end().await
     }
 
-    /// Fails the test if the process has ended, a thread or task of it has panicked, or something
-    /// did not hold that must always hold. The pod has to be serving.
+    /// As [`Ratelease::stop`], of several pods at a time.
+    pub(crate) async fn stop_all(pods: &[Self]) -> Vec<i32> {
+        pods.iter().for_each(Self::is_unharmed);
+        pods.iter().for_each(|pod| pod.process.signal("TERM"));
+        let mut statuses = Vec::new();
+        for pod in pods {
+            statuses.push(pod.end().await);
+        }
+        statuses
+    }
+
+    async fn end(&self) -> i32 {
+        let status = self.process.exit(STOP_MAX).await;
+        self.ended_unharmed();
+        status
+    }
+
+    /// Loads of rules that were refused so far.
+    #[track_caller]
+    pub(crate) fn loads_refused(&self) -> u64 {
+        self.status()["rules"]["loads_failed"].as_u64().expect("a number")
+    }
+
+    /// Fails the test if the process has ended, a part of it has panicked, or something did not
+    /// hold that must always hold. The pod has to be serving.
     pub(crate) fn is_unharmed(&self) {
         if let Some(status) = self.process.exited() {
             self.process.fail(&format!("ended with status {status}"));
         }
-        self.has_kept_its_invariants();
-        self.has_not_panicked();
+        let broken = Self::harm(&self.status());
+        if !broken.is_empty() {
+            self.process.fail(&format!("is broken: {}", broken.join(", ")));
+        }
     }
 
-    /// Fails the test if a thread or task of the process has panicked.
-    pub(crate) fn has_not_panicked(&self) {
-        if self.process.log().contains("panicked at") {
-            self.process.fail("panicked");
+    /// Fails the test if the log of the process, which has ended, shows a panic or a broken
+    /// invariant.
+    pub(crate) fn ended_unharmed(&self) {
+        if self.process.exited().is_none() {
+            self.process.fail("still runs: its log is not whole");
+        }
+        if let Some(line) = self.logged_harm() {
+            self.process.fail(&format!("is broken: {line}"));
         }
     }
 }
 
 impl Drop for Ratelease {
-    /// The log tells of the first violations, and stays: this does not race the end of the process.
+    /// The log tells of panics and broken invariants, and stays: this does not race the end of the
+    /// process.
     fn drop(&mut self) {
-        if !thread::panicking() && self.process.log().contains("invariant violated") {
-            self.process.fail("has violated invariants");
+        if thread::panicking() {
+            return;
+        }
+        if let Some(line) = self.logged_harm() {
+            self.process.fail(&format!("is broken: {line}"));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 pub use super::redis_cluster::Cluster;
 pub use super::redis_sentinel::Sentinel;
-pub use super::redis_server::{Server, free_port};
+pub use super::redis_server::Server;
 
 use ratelease_engine::store::redis::{Address, RedisKind, RedisSettings};
 

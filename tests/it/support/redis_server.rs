@@ -1,12 +1,16 @@
 //! One `redis-server` process that ends with the test process, however that ends.
+//!
+//! `REDIS_SERVER_BIN` names the program that every test starts in its place, such as another
+//! version of Redis, or Valkey: a path, or a name on PATH.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use super::ports::free_port;
 use super::wait_for;
 
 /// A running server. Dropping it kills the process and removes its directory.
@@ -35,13 +39,13 @@ struct Start<'a> {
 }
 
 const START_PATIENCE: Duration = Duration::from_secs(10);
-/// Another test may take the port between our picking it and the server's binding it.
+/// A process that is no test may take the port between our picking it and the server's binding it.
 const PORT_TRIES: usize = 5;
 
 /// `$1` is the directory, the rest the server's command line. A line `keep` leaves the directory.
 const SHELL: &str = r#"
 dir=$1; shift
-"$@" >/dev/null 2>&1 &
+env --default-signal=HUP,INT,QUIT,TERM "$@" >/dev/null 2>&1 &
 pid=$!
 echo $pid
 read word
@@ -255,17 +259,9 @@ impl Process {
     }
 }
 
-/// A port that nobody listens on at the moment.
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn redis_server() -> PathBuf {
-    let paths = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&paths).map(|dir| dir.join("redis-server"));
-    found.into_iter().find(|path| path.is_file()).unwrap_or_else(|| {
-        panic!("no redis-server on PATH: run scripts/test, or apt-get install redis-server")
-    })
+/// The program to run: `REDIS_SERVER_BIN`, or `redis-server` of PATH.
+fn redis_server() -> OsString {
+    std::env::var_os("REDIS_SERVER_BIN").unwrap_or_else(|| "redis-server".into())
 }
 
 fn parse_info(text: &str) -> HashMap<String, String> {

@@ -1,11 +1,11 @@
 //! A pod with rules of its own that is asked for one descriptor at a time, to see what it tells.
 
-use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::files::dir_of;
 use super::http::Client;
 use super::ratelease::Ratelease;
 
@@ -24,8 +24,7 @@ pub(crate) struct Shop {
 impl Shop {
     /// Starts a [`PATIENT`] pod with the embedded store, on one file of rules.
     pub(crate) async fn open(rules: &str, env: &[(&str, &str)]) -> Self {
-        let dir = TempDir::new().unwrap();
-        fs::write(dir.path().join("shop.yaml"), rules).unwrap();
+        let dir = dir_of(&[("shop.yaml", rules)]);
         let pod = Ratelease::start(dir.path(), &[], &[&[PATIENT], env].concat()).await;
         let client = Client::connect(pod.http).await.unwrap();
         Self { pod, rules: dir, client }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -15,6 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
+use super::process::undisturbed;
 use super::{ratectl, ratelease, wait_for};
 
 /// A program on a terminal of its own. When this process ends, the kernel hangs the terminal up,
@@ -53,6 +54,16 @@ const PATIENCE: Duration = Duration::from_secs(60);
 impl Terminal {
     /// Runs the binary with `args` on a terminal of 24 lines.
     pub(crate) fn ratelease(args: &[&str], columns: u16) -> Self {
+        Self::run(&[], args, columns)
+    }
+
+    /// As [`Terminal::ratelease`], of a process that ignores SIGHUP from its start, as by nohup.
+    pub(crate) fn ratelease_without_hangup(args: &[&str], columns: u16) -> Self {
+        Self::run(&["env", "--ignore-signal=HUP"], args, columns)
+    }
+
+    /// `program` are words that become the binary.
+    fn run(program: &[&str], args: &[&str], columns: u16) -> Self {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let keyboard = openpt(flags).expect("a pseudoterminal");
         grantpt(&keyboard).and_then(|()| unlockpt(&keyboard)).unwrap();
@@ -61,8 +72,9 @@ impl Terminal {
         tcsetwinsize(&line, size).unwrap();
         let side = || Stdio::from(line.try_clone().unwrap());
         // It becomes the leader of a session on the terminal, so that Ctrl-C is a signal for it.
-        let mut command = Command::new("setsid");
-        command.arg("--ctty").arg(ratectl::program_of(args)).args(args);
+        let mut command = undisturbed("setsid");
+        command.args(["--ctty", "--"]).args(program);
+        command.arg(ratectl::program_of(args)).args(args);
         command.env_clear().envs(ratelease::inherited()).env("TERM", "xterm-256color");
         command.stdin(side()).stdout(side()).stderr(side());
         let child = command.spawn().expect("setsid of util-linux");
@@ -82,6 +94,14 @@ impl Terminal {
         wait_for(&format!("{text:?} on the terminal"), PATIENCE, || {
             shown().contains(text).then_some(())
         });
+    }
+
+    /// Waits until it has written more than it has by now.
+    #[track_caller]
+    pub(crate) fn shows_more(&self) {
+        let written = || self.shown.lock().unwrap().len();
+        let before = written();
+        wait_for("more on the terminal", PATIENCE, || (written() > before).then_some(()));
     }
 
     /// Whether what is typed is echoed and handed on by lines, as a shell wants to find it.

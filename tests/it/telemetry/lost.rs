@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{ARRIVED_MAX, decide, request, rules};
 use crate::support::collector::Collector;
 use crate::support::now;
-use crate::support::process::free_port;
+use crate::support::ports::free_port;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::ratelease::Ratelease;
 

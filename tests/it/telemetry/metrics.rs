@@ -35,6 +35,41 @@ fn point<'a>(points: &'a [NumberDataPoint], attributes: &[&str]) -> &'a NumberDa
     points.iter().find(has_all).unwrap_or_else(|| panic!("{attributes:?} in {points:#?}"))
 }
 
+/// Each family of the page is pushed, with no less than was scraped before the last push. Families
+/// without a series have nothing to push.
+fn has_all_of(metrics: &[Metric], scraped: &str) {
+    let types = scraped.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    for (name, kind) in types {
+        let counted = if kind == "histogram" { format!("{name}_count") } else { name.to_owned() };
+        let series = scraped.lines().filter_map(|line| {
+            let rest = line.strip_prefix(&counted)?;
+            let is_series = rest.starts_with(['{', ' ']);
+            is_series.then(|| rest.rsplit(' ').next()?.parse::<f64>().ok()).flatten()
+        });
+        let series: Vec<_> = series.collect();
+        if series.is_empty() {
+            continue;
+        }
+        let (pushed, sum) = (total(metric(metrics, name)), series.iter().sum::<f64>());
+        assert!(kind == "gauge" || pushed >= sum, "{name}: {pushed} pushed, {sum} scraped before");
+    }
+}
+
+/// All points of a metric together.
+fn total(metric: &Metric) -> f64 {
+    let value = |point: &NumberDataPoint| match point.value {
+        Some(Value::AsInt(value)) => value as f64,
+        Some(Value::AsDouble(value)) => value,
+        None => panic!("a point without a value: {metric:?}"),
+    };
+    match &metric.data {
+        Some(Data::Sum(sum)) => sum.data_points.iter().map(value).sum(),
+        Some(Data::Gauge(gauge)) => gauge.data_points.iter().map(value).sum(),
+        Some(Data::Histogram(all)) => all.data_points.iter().map(|it| it.count as f64).sum(),
+        other => panic!("{other:?}"),
+    }
+}
+
 async fn pushes_what_is_scraped(protocol: &str, (collector, endpoint): (Collector, String)) {
     let [wait, timeout] = PATIENT;
     let env = [
@@ -73,14 +108,7 @@ async fn pushes_what_is_scraped(protocol: &str, (collector, endpoint): (Collecto
     assert!(took.sum.unwrap() > 0.0);
     let info = metric(&metrics, "ratelease_build_info");
     assert!(matches!(info.data, Some(Data::Gauge(_))), "{info:?}");
-    // Families without a series have nothing to push.
-    let shown = scraped.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-    for name in shown.filter_map(|line| line.split(' ').next()) {
-        let has_series = scraped.lines().any(|line| {
-            line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ', '_']))
-        });
-        assert!(!has_series || metrics.iter().any(|it| it.name == name), "{name} is not pushed");
-    }
+    has_all_of(&metrics, &scraped);
     assert!(collector.resources().contains(&"service.name=shop-limits".to_owned()));
     assert!(!format!("{metrics:?}").contains(SECRET));
 }

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tonic::Code;
 
 use super::{PATIENT, SECRET, decide, decide_json, request, rules};
-use crate::support::collector::{Collector, shown};
+use crate::support::collector::{Collector, hex, shown};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
 
@@ -35,10 +35,6 @@ async fn traced(
     all.extend(PATIENT);
     all.extend(env);
     (Ratelease::start(rules.path(), redis, &all).await, rules)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[track_caller]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::dice::shortened;
 use crate::time::Time;
 
-/// Failures in a row that open it (`design.md`, When the store is away).
+/// Failures in a row that open it (`docs/architecture.md`, When Redis is away).
 const IN_A_ROW_MAX: u32 = 5;
 
 /// It also opens when more than half of the asks of this span failed.

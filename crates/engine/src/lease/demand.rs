@@ -10,7 +10,7 @@ const USED_WITHIN: Duration = Duration::from_millis(200);
 
 /// A key is idle after a silence of so many of its mean gaps, within these bounds: at random
 /// arrivals, a demand that goes on is silent for so long once in e^4 = 55 gaps. Shorter, and what a
-/// key of a few requests a second holds would go back and forth (finding F8).
+/// key of a few requests a second holds would go back and forth (`docs/decisions`, 0019).
 const IDLE_GAPS: f64 = 4.0;
 
 const IDLE_MIN: Duration = USED_WITHIN;
