@@ -11,6 +11,7 @@ thread_local! {
 }
 
 /// A random number: SplitMix64, seeded once for each thread from the system's randomness.
+#[inline]
 pub fn roll() -> u64 {
     STATE.with(|state| {
         // 2^64 / golden ratio: odd, so that every number comes once before one comes again.
@@ -22,6 +23,7 @@ pub fn roll() -> u64 {
 
 /// One of the numbers below `count`, each as likely as the next but for 1 in 2^32; 0 if there is
 /// none.
+#[inline]
 pub fn below(count: u32) -> u32 {
     // The product of two halves fits, and its upper half is below `count`: no division.
     let scaled = (roll() >> 32) * u64::from(count);
@@ -29,6 +31,7 @@ pub fn below(count: u32) -> u32 {
 }
 
 /// True in `share` of the rolls: always for 1, never for 0.
+#[inline]
 pub fn lands(share: f32) -> bool {
     // 24 bits: each is exact in the fraction of an `f32`.
     #[allow(clippy::cast_precision_loss, reason = "24 bits fit")]
@@ -53,6 +56,7 @@ pub fn shortened(wait: Duration, bits: u64) -> Duration {
 }
 
 /// Spreads whatever differs over all bits: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+#[inline]
 pub fn mixed(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

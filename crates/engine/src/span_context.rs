@@ -28,6 +28,7 @@ pub struct Hex<'a>(&'a [u8]);
 struct Before(Option<SpanContext>);
 
 /// The span that the present thread works for, if that is traced.
+#[inline]
 pub fn current() -> Option<SpanContext> {
     CURRENT.get()
 }

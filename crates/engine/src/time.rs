@@ -25,16 +25,19 @@ pub struct Clock {
 
 impl Time {
     /// `nanos` after the clock was started.
+    #[inline]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
     /// Nanoseconds since the clock was started.
+    #[inline]
     pub const fn nanos(self) -> u64 {
         self.0
     }
 
     /// From `earlier` to this; zero if `earlier` is later.
+    #[inline]
     pub const fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -44,6 +47,7 @@ impl Add<Duration> for Time {
     type Output = Time;
 
     /// Saturates after 584 years.
+    #[inline]
     fn add(self, span: Duration) -> Time {
         Time(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
     }
@@ -59,6 +63,7 @@ impl Clock {
     }
 
     /// The present.
+    #[inline]
     pub fn now(&self) -> Time {
         Time::default() + self.start.elapsed()
     }

@@ -21,6 +21,7 @@ pub(crate) struct Handful<T> {
 // === impl Handful ===
 
 impl<T> Handful<T> {
+    #[inline]
     pub(crate) fn get(&self, text: &str) -> Option<&T> {
         if self.many.is_empty() {
             return self.few.iter().find_map(|(known, entry)| (**known == *text).then_some(entry));

@@ -104,11 +104,13 @@ struct Encoding<'a> {
 const HELD_MAX: usize = 256;
 
 impl<'a> Encoding<'a> {
+    #[inline]
     fn new(secret: &'a [u8; 32]) -> Self {
         Self { secret, held: [0; HELD_MAX], len: 0, spilled: None }
     }
 
     /// Kind, length, text. The length tells where the text ends, so that parts cannot run together.
+    #[inline]
     fn part(&mut self, kind: u8, text: &str) {
         let text = text.as_bytes();
         if let Ok(length) = u8::try_from(text.len())
@@ -137,6 +139,7 @@ impl<'a> Encoding<'a> {
         self.write(text);
     }
 
+    #[inline]
     fn write(&mut self, bytes: &[u8]) {
         if let Some(free) = self.held.get_mut(self.len..self.len + bytes.len())
             && self.spilled.is_none()
@@ -155,6 +158,7 @@ impl<'a> Encoding<'a> {
     }
 
     /// What is hashed, and what stands for the secret, if it is all held here.
+    #[inline]
     fn short(&self) -> Option<(u64, &[u8])> {
         let secret = u64::from_le_bytes(*self.secret.first_chunk()?);
         self.spilled.is_none().then_some((secret, self.held.get(..self.len)?))
@@ -199,6 +203,7 @@ impl fmt::Debug for KeyHasher {
 // === impl Key ===
 
 impl Key {
+    #[inline]
     fn of(encoding: &Encoding<'_>) -> Self {
         let make = || {
             let hash = encoding.finish();
@@ -231,6 +236,7 @@ impl Key {
     }
 
     /// The first 64 bits; uniform, so any part of them serves to spread keys.
+    #[inline]
     pub fn bits(self) -> u64 {
         let mut bits = [0; 8];
         bits.copy_from_slice(&self.0[..8]);

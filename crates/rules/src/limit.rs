@@ -87,16 +87,19 @@ impl Limit {
     }
 
     /// Length of the window in seconds.
+    #[inline]
     pub const fn window_seconds(self) -> u64 {
         self.unit.seconds().saturating_mul(self.unit_multiplier.get() as u64)
     }
 
     /// Length of the window.
+    #[inline]
     pub const fn window(self) -> Duration {
         Duration::from_secs(self.window_seconds())
     }
 
     /// Tokens that may be spent at once at most.
+    #[inline]
     pub const fn capacity(self) -> u64 {
         match self.algorithm {
             Algorithm::TokenBucket { burst } => burst as u64,
@@ -107,6 +110,7 @@ impl Limit {
     /// What must differ for two limits on the same entries to count apart: the algorithm, whose
     /// state only it can read, and the window. Amounts do not, so that raising or lowering a limit
     /// keeps its count. Below 2^56 for fixed windows: the window alone.
+    #[inline]
     pub const fn identity(self) -> u64 {
         let algorithm: u64 = match self.algorithm {
             Algorithm::FixedWindow => 0,
@@ -167,6 +171,7 @@ impl Unit {
         [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
 
     /// Length in seconds. Month is 30 days and year 365, as in the reference (`utilities.go`).
+    #[inline]
     pub const fn seconds(self) -> u64 {
         const DAY: u64 = 86_400;
         match self {

@@ -54,6 +54,7 @@ pub struct Entry<'a> {
 
 impl Request<'_> {
     /// Hits that `descriptor` charges: its own addend if present, even 0; else the request's or 1.
+    #[inline]
     pub fn hits(&self, descriptor: &Descriptor<'_>) -> u64 {
         descriptor.hits_addend.unwrap_or(u64::from(self.hits_addend.max(1)))
     }

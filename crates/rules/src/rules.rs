@@ -40,6 +40,7 @@ impl Rules {
     /// At each level the entry's value is tried first, then the level's wildcards in the order of
     /// the files, then the key alone; what was chosen is never reconsidered. Only a rule at the
     /// node of the last entry applies.
+    #[inline]
     pub fn find(&self, domain: &str, entries: &[Entry<'_>]) -> Lookup<'_> {
         let Some(branch) = self.domains.get(domain) else { return Lookup::UnknownDomain };
         match branch.find(entries).and_then(|node| node.rule.as_ref()) {

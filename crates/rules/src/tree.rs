@@ -55,6 +55,7 @@ const JOINED_INLINE: usize = 256;
 
 impl Branch {
     /// The node that `entries`, which must not be empty, lead to.
+    #[inline]
     pub(crate) fn find(&self, entries: &[Entry<'_>]) -> Option<&Node> {
         let (last, path) = entries.split_last()?;
         let mut branch = self;
@@ -64,11 +65,13 @@ impl Branch {
         branch.child(last)
     }
 
+    #[inline]
     fn child(&self, entry: &Entry<'_>) -> Option<&Node> {
         self.nodes.get(self.choose(entry)? as usize)
     }
 
     /// The value itself, else the first wildcard that matches, else the key alone.
+    #[inline]
     fn choose(&self, entry: &Entry<'_>) -> Option<u32> {
         let slot = self.keys.get(entry.key);
         slot.and_then(|slot| slot.values.get(entry.value).copied())

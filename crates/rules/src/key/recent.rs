@@ -32,6 +32,7 @@ struct Made {
 }
 
 /// The key that `make` makes of `bytes`, under the secret that `secret` stands for.
+#[inline]
 pub(super) fn key(secret: u64, bytes: &[u8], make: impl Fn() -> Key) -> Key {
     let Some(len) = u8::try_from(bytes.len()).ok().filter(|len| usize::from(*len) <= BYTES_MAX)
     else {
@@ -59,6 +60,7 @@ pub(super) fn key(secret: u64, bytes: &[u8], make: impl Fn() -> Key) -> Key {
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "a remainder of PLACES fits")]
+#[inline]
 fn place_of(bytes: &[u8]) -> usize {
     (FixedState::default().hash_one(bytes) % PLACES as u64) as usize
 }
