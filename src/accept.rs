@@ -1,5 +1,5 @@
-//! Taking connections, before any protocol sees them. No error of accepting ends a listener, no
-//! client shuts others out, and none holds a connection without ever saying what it wants.
+//! Accepts connections, before any protocol reads from them. No accept error ends a listener, no
+//! client can keep others from connecting, and no connection stays open without sending a request.
 //!
 //! ```text
 //! accept ─▶ pool (room by closing what is idle) ─▶ io: deadlines, turns ─▶ frames ─▶ ledger
@@ -32,39 +32,42 @@ pub use turn::TurnHandle;
 
 use pool::ConnectionGuard;
 
-/// A pause after an error that the next attempt would meet too, such as no files left. They come
-/// back when connections end, which nothing tells us.
+/// Pause after an error that the next attempt would meet too, such as too many open files. File
+/// descriptors are freed when connections end, and no event announces that.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// How long a connection waits for one that is cut off to be gone.
+/// Maximum wait for an evicted connection to end.
 const ROOM_WAIT_MAX: Duration = Duration::from_millis(50);
 
-/// How often it does, before it is refused: no longer than its client would wait.
+/// Number of such waits before a new connection is refused; in total no longer than its client
+/// would wait.
 const ROOM_WAITS: u32 = 20;
 
-/// Header fields of one request at most, on every port. Envoy sends a dozen, and what
+/// Maximum number of header fields of one request, on every port. Envoy sends a dozen, plus what
 /// `initial_metadata` adds.
 pub const FIELDS_MAX: usize = 64;
 
-/// Bytes of headers of one HTTP/2 request at most, as HTTP/2 counts them: 32 more for each. A call
-/// of Envoy's has a dozen, of 1 KiB. One that is no more than a reference costs a byte and is 90
-/// bytes here, so that this bounds what they grow to before they can be counted.
+/// Maximum size in bytes of the headers of one HTTP/2 request, as HTTP/2 counts it: with 32 bytes
+/// added for each field. A call from Envoy has a dozen fields, 1 KiB in all. A field that is only a
+/// reference to the header table takes one byte on the wire and 90 bytes in memory, so this limit
+/// bounds the decoded size before the fields can be counted.
 pub const HEADER_BYTES_MAX: u32 = 8 * 1024;
 
-/// A silent HTTP/2 connection is probed after this and closed when it does not answer in time.
+/// A silent HTTP/2 connection is pinged after this interval, and closed if it does not answer in
+/// time.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Something to accept connections from.
+/// A source of connections.
 pub trait Accept {
-    /// A connection.
+    /// The type of a connection.
     type Io: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static;
 
-    /// The next one, and its client's address if it has one.
+    /// Returns the next connection, and its client's address if it has one.
     fn accept(&self) -> impl Future<Output = Result<(Self::Io, Option<IpAddr>)>> + Send;
 }
 
-/// Every connection of `listener`, for ever. Above the ceiling of `open`, others are closed to make
-/// room. Each is cut off after `life`, if given.
+/// Returns every connection of `listener`; the stream never ends. When `open` is full, other
+/// connections are closed to make room. Each connection is cut off after `life`, if given.
 pub fn connections<L: Accept>(
     listener: L,
     life: Option<Duration>,
@@ -103,9 +106,9 @@ pub fn connections<L: Accept>(
     })
 }
 
-/// Serves each of the `incoming` connections in a task of its own until `stop` resolves, and waits
-/// for those tasks. The receiver that `serve` is given becomes true then, so that the connection
-/// tells its client to go. Dropped, this ends every connection.
+/// Serves each of the `incoming` connections in a task of its own until `stop` resolves, then waits
+/// for those tasks. When `stop` resolves, the receiver passed to `serve` becomes true, so that the
+/// connection asks its client to go away. Dropping the future ends every connection.
 pub async fn serve_each<I, F>(
     incoming: impl Stream<Item = Result<Connection<I>>>,
     stop: impl Future<Output = ()>,
@@ -121,7 +124,7 @@ pub async fn serve_each<I, F>(
         tokio::select! {
             () = &mut stop => break,
             Some(accepted) = incoming.next() => {
-                // An error was of that connection alone.
+                // An error concerns that connection alone.
                 if let Ok(io) = accepted {
                     open.spawn(serve(io, ended.clone()));
                 }
@@ -129,14 +132,16 @@ pub async fn serve_each<I, F>(
             Some(_) = open.join_next(), if !open.is_empty() => {}
         }
     }
-    // Closed, not left open until the last request has been answered: whoever comes now is refused
-    // at once and can go elsewhere, where it would wait in the queue for somebody to accept it.
+    // The listener is closed now rather than when the last request has been answered: a new client
+    // is refused at once and can go to another pod, instead of waiting in a queue that is never
+    // served.
     drop(incoming);
     end.send_replace(true);
     while open.join_next().await.is_some() {}
 }
 
-/// A place in the pool, for which another connection may have to end first; `None` if none does.
+/// Returns a place in the pool, which may require another connection to end first; `None` if none
+/// ends.
 async fn admitted(open: &OpenConnections, address: Option<IpAddr>) -> Option<ConnectionGuard> {
     for _ in 0..ROOM_WAITS {
         if let Some(guard) = open.admit(address) {
@@ -148,7 +153,7 @@ async fn admitted(open: &OpenConnections, address: Option<IpAddr>) -> Option<Con
     None
 }
 
-/// The client was gone before it was accepted: the next one may be well.
+/// Whether the client was gone before its connection was accepted; the next connection may be fine.
 fn is_of_the_client(error: &Error) -> bool {
     use ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
@@ -161,7 +166,7 @@ impl Accept for TcpListener {
 
     async fn accept(&self) -> Result<(TcpStream, Option<IpAddr>)> {
         let (stream, address) = TcpListener::accept(self).await?;
-        // Fails only on a connection that is broken already, which reading it tells.
+        // Fails only if the connection is broken already; the next read reports that.
         let _ = stream.set_nodelay(true);
         Ok((stream, Some(address.ip())))
     }
@@ -175,7 +180,7 @@ impl Accept for UnixListener {
     }
 }
 
-/// A connection that is alone in its pool.
+/// A connection in a pool of its own.
 #[cfg(test)]
 pub(crate) fn alone<I>(io: I) -> Connection<I> {
     let guard = OpenConnections::for_calls(1).admit(None);

@@ -38,21 +38,22 @@ use crate::telemetry::trace::Tracer;
 use background::{Background, Page};
 pub use error::BuildError;
 
-/// A quarter of the drain is notice: calls are still taken, until whoever checks our health has
-/// heard that it fails. Another is kept for giving leases back when calls do not finish.
+/// The drain time is divided into this many parts. One part is notice: calls are still accepted,
+/// until health checkers have seen that health fails. Another is reserved for giving leases back
+/// when calls do not finish.
 const DRAIN_PARTS: u32 = 4;
 
-/// Before it serves, a pod waits for its store to be connected, but no longer than this: without
-/// Redis it serves too, within a quarter of a second of its start. To find a cluster and to connect
+/// Before it serves, a pod waits for the connection to its store, but no longer than this: without
+/// Redis it serves too, within a quarter of a second of its start. Finding a cluster and connecting
 /// to its masters takes five round trips, of ten milliseconds each where Redis is far away.
 const CONNECT_MAX: Duration = Duration::from_millis(150);
 
-/// Everything, built and bound, not yet serving.
+/// All parts, built and bound, not yet serving.
 pub struct App {
     grpc: serve::Listener,
     http: TcpListener,
     debug: TcpListener,
-    /// With the page that it shows.
+    /// The listener and the routes of its page.
     metrics: Option<(TcpListener, Router)>,
     json: JsonOptions,
     age: ConnectionAge,
@@ -74,12 +75,12 @@ pub struct App {
     greeting: String,
 }
 
-/// Requests under way on one HTTP/2 connection at most: of `PORT`, and of the debug and the metrics
-/// port, where each may make a page of some megabytes.
+/// Maximum number of concurrent requests on one HTTP/2 connection: the first for `PORT`, the second
+/// for the debug and the metrics port, where each request may produce a page of some megabytes.
 const STREAMS_MAX: u32 = 128;
 const PAGES_MAX: u32 = 8;
 
-/// The connections of each listener.
+/// The connection pool of each listener.
 #[derive(Clone)]
 struct Open {
     grpc: OpenConnections,
@@ -88,13 +89,13 @@ struct Open {
     metrics: OpenConnections,
 }
 
-/// Everything, serving.
+/// All parts, while serving.
 struct Serving {
     grpc: JoinHandle<io::Result<()>>,
     /// The HTTP listeners.
     pages: Background,
     side: Background,
-    /// Sending tells the gRPC listener, and then the HTTP ones, to take no more.
+    /// A value of true tells the gRPC listener, and then the HTTP listeners, to stop accepting.
     end_grpc: watch::Sender<bool>,
     end_http: watch::Sender<bool>,
     live: Live,
@@ -111,18 +112,20 @@ struct Serving {
 // === impl App ===
 
 impl App {
-    /// One line for people: where it listens, on which store, how many rules, what to try.
+    /// One line for people: the addresses it listens on, the store, the number of rules, and what
+    /// to try first.
     pub fn greeting(&self) -> &str {
         &self.greeting
     }
 
-    /// Waits a short while for the store to be connected and serves until `stop` resolves, then
-    /// drains: health fails first, calls are taken until clients had time to hear of it, those
-    /// under way finish, leases go back. Ends within the drain limit even if a client never closes.
+    /// Waits a short while for the connection to the store and serves until `stop` resolves, then
+    /// drains: health fails first, calls are accepted until clients have had time to notice, calls
+    /// in progress finish, leases are given back. Ends within the drain limit even if a client
+    /// never closes.
     ///
     /// # Errors
     ///
-    /// The gRPC listener failed. Leases have gone back all the same.
+    /// Returns an error if the gRPC listener failed. Leases have been given back all the same.
     pub async fn run(self, stop: impl Future<Output = ()>) -> io::Result<()> {
         let mut serving = self.start().await?;
         let ended = tokio::select! {
@@ -152,8 +155,8 @@ impl App {
         if let Some(push) = &self.push {
             side.keep_push(push.clone());
         }
-        // Who connects meanwhile waits in the queue of a listener. Else the first requests of each
-        // new pod were answered without Redis.
+        // Clients that connect meanwhile wait in the listener's queue. Without this wait, the first
+        // requests of each new pod would be answered without Redis.
         if timeout(CONNECT_MAX, self.store.ready()).await.is_err() {
             let store = self.store.describe();
             warn!("serving without {store}, which is not connected after {CONNECT_MAX:?}");
@@ -209,8 +212,8 @@ impl Serving {
         let part = self.drain_max / DRAIN_PARTS;
         if is_serving {
             if self.open.count() > 0 {
-                // An Envoy that is told to go away before it has found the pod unhealthy connects
-                // again at once, and each request that finds the door closed fails.
+                // If an Envoy is told to go away before it has found the pod unhealthy, it
+                // reconnects at once, and each request that meets the closed listener fails.
                 sleep(part).await;
             }
             self.finish(self.drain_max - 2 * part).await;
@@ -227,7 +230,7 @@ impl Serving {
         drop(self.side);
     }
 
-    /// Sends what the collector has not been told.
+    /// Sends the spans and metrics that the collector does not have yet.
     async fn tell(&self) {
         let push = async {
             if let Some(push) = &self.push {
@@ -237,15 +240,16 @@ impl Serving {
         tokio::join!(self.tracer.flush(), push);
     }
 
-    /// Takes no more calls and lets those under way finish, within `limit`.
+    /// Stops accepting calls and lets those in progress finish, within `limit`.
     async fn finish(&mut self, limit: Duration) {
-        // Not before: a watcher whose call ends while calls are taken begins another.
+        // Not earlier: a health watch that ends while calls are accepted is started again by its
+        // client.
         self.handle.end();
         self.end_grpc.send_replace(true);
         let finished = async {
-            // It logs its own fault.
+            // The listener's task logs its own error.
             let _ = (&mut self.grpc).await;
-            // Until here, so that `/healthcheck` says no while calls finish.
+            // Only now, so that `/healthcheck` fails visibly while calls finish.
             self.end_http.send_replace(true);
             self.live.end();
             self.pages.ended().await;
@@ -258,7 +262,7 @@ impl Serving {
     }
 }
 
-/// Why the gRPC listener has ended, which nobody told it to.
+/// Why the gRPC listener ended although it was not asked to.
 fn fault(ended: Result<io::Result<()>, JoinError>) -> io::Error {
     match ended {
         Ok(Ok(())) => io::Error::other("it ended by itself"),
@@ -267,8 +271,8 @@ fn fault(ended: Result<io::Result<()>, JoinError>) -> io::Error {
     }
 }
 
-/// Resolves once `end` is true, or nobody is left to say so.
+/// Resolves once `end` is true or its sender is gone.
 async fn told(end: &mut watch::Receiver<bool>) {
-    // An error says that the sender is gone.
+    // An error means that the sender is gone.
     let _ = end.wait_for(|end| *end).await;
 }

@@ -1,4 +1,4 @@
-//! What may change while the program runs: the rules in force, and how the process is doing.
+//! State that may change while the program runs: the rules in force, and how the process is doing.
 
 pub mod admin;
 pub mod guard;
@@ -21,19 +21,19 @@ use parking_lot::Mutex;
 use ratelease_rules::Rules;
 use tokio::sync::watch as channel;
 
-/// The rules in force, and how their loads went. Shared by everybody, written by the watcher.
+/// The rules in force, and the results of their loads. Shared by all parts, written by the watcher.
 ///
 /// ```text
 ///  none ──publish──▶ in force ──publish──▶ in force (newer)
 ///                     └─refuse─▶ in force, with a last fault ─publish or restore─▶ in force
 /// ```
-/// Rules are replaced whole and never withdrawn. The first may be those of a snapshot, while what
-/// the source has is refused.
+/// Rules are replaced whole and never withdrawn. The first rules may come from a snapshot, while
+/// the rules of the source are refused.
 #[derive(Debug)]
 pub struct Published {
     rules: ArcSwapOption<Rules>,
     last_fault: Mutex<Option<String>>,
-    /// How many sets have been published.
+    /// Number of sets published.
     changes: channel::Sender<u64>,
     loads: channel::Sender<Loads>,
     is_from_snapshot: AtomicBool,
@@ -48,19 +48,19 @@ struct Ages {
     propagation: Option<Duration>,
 }
 
-/// How many loads there have been. A reading that finds what the one before it found is none.
+/// Number of loads. A reading that finds the same as the one before does not count.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Loads {
-    /// That found good rules.
+    /// Loads that found good rules.
     pub ok: u64,
-    /// That found none to take.
+    /// Loads that found no usable rules.
     pub failed: u64,
 }
 
 // === impl Published ===
 
 impl Published {
-    /// Without rules yet.
+    /// Creates the state without rules.
     pub fn new() -> Self {
         Self {
             rules: ArcSwapOption::empty(),
@@ -73,20 +73,20 @@ impl Published {
         }
     }
 
-    /// The rules in force; `None` until the first good load. One answer is computed under one of
-    /// them.
+    /// The rules in force; `None` until the first good load. An answer is computed under one such
+    /// set.
     pub fn current(&self) -> Option<Arc<Rules>> {
         self.rules.load_full()
     }
 
-    /// As [`Published::current`], for an answer that is computed without waiting: no count that all
-    /// cores share is touched.
+    /// Like [`Published::current`], for an answer that is computed without waiting: touches no
+    /// reference count that cores share.
     pub fn borrow(&self) -> arc_swap::Guard<Option<Arc<Rules>>> {
         self.rules.load()
     }
 
-    /// Puts `rules` in force, then tells those who wait for it. Returns the former ones, which
-    /// answers may still be computed under: who drops them last frees them, and that takes a while.
+    /// Puts `rules` in force, then wakes those that wait for them. Returns the former rules, which
+    /// answers in progress may still use. The last holder frees them, which is slow.
     pub fn publish(&self, rules: Arc<Rules>) -> Option<Arc<Rules>> {
         let former = self.replace(rules);
         self.restore();
@@ -94,28 +94,28 @@ impl Published {
         former
     }
 
-    /// Puts the `rules` of a snapshot in force: no load has found them.
+    /// Puts the `rules` of a snapshot in force. Does not count as a load.
     pub fn publish_snapshot(&self, rules: Arc<Rules>) {
         self.replace(rules);
         self.is_from_snapshot.store(true, Ordering::Relaxed);
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// The rules in force are what the directory holds, after something else was refused.
+    /// Notes that the directory holds the rules in force again, after other rules were refused.
     pub fn restore(&self) {
         *self.last_fault.lock() = None;
         self.is_from_snapshot.store(false, Ordering::Relaxed);
         self.loads.send_modify(|loads| loads.ok += 1);
     }
 
-    /// Notes a load that failed; the rules in force stay.
+    /// Records a failed load; the rules in force stay.
     pub fn refuse(&self, fault: String) {
         *self.last_fault.lock() = Some(fault);
         self.loads.send_modify(|loads| loads.failed += 1);
     }
 
-    /// Wakes once [`Published::current`] has become another set; the value counts the sets. To miss
-    /// none: take the receiver first, then the rules.
+    /// Wakes when [`Published::current`] has become another set; the value counts the sets. To miss
+    /// none, take the receiver first, then the rules.
     pub fn changes(&self) -> channel::Receiver<u64> {
         self.changes.subscribe()
     }
@@ -130,7 +130,7 @@ impl Published {
         self.loads.borrow().ok
     }
 
-    /// Loads that found none to take.
+    /// Loads that found no usable rules.
     pub fn loads_failed(&self) -> u64 {
         self.loads.borrow().failed
     }
@@ -140,12 +140,12 @@ impl Published {
         self.is_from_snapshot.load(Ordering::Relaxed)
     }
 
-    /// Notes how long it took from a change of the source to its rules being in force.
+    /// Records the time from a change of the source until its rules were in force.
     pub fn note_propagation(&self, took: Duration) {
         self.ages.lock().propagation = Some(took);
     }
 
-    /// That, of the last change; `None` before the first.
+    /// The propagation time of the last change; `None` before the first.
     pub fn propagation(&self) -> Option<Duration> {
         self.ages.lock().propagation
     }
@@ -162,7 +162,7 @@ impl Published {
         former
     }
 
-    /// Notes that a load panicked.
+    /// Records a load that panicked.
     pub fn note_panic(&self) {
         self.panics.fetch_add(1, Ordering::Relaxed);
     }
@@ -172,7 +172,7 @@ impl Published {
         self.panics.load(Ordering::Relaxed)
     }
 
-    /// Why the last load failed, a line a fault; `None` if it was good.
+    /// Why the last load failed, one line for each fault; `None` if it succeeded.
     pub fn last_fault(&self) -> Option<String> {
         self.last_fault.lock().clone()
     }

@@ -1,11 +1,11 @@
-//! The gRPC door: `ShouldRateLimit` and the standard health service on one listener.
+//! The gRPC server: `ShouldRateLimit` and the standard health service on one listener.
 //!
 //! ```text
 //! accept ─▶ connection ─▶ call ──plain, nobody waits──▶ answered in the connection's own task
 //!                           └─▶ rest ──message whole──▶ tonic ─▶ wire ─▶ answered
 //! ```
-//! tonic's machinery for a call costs more than the decision (`docs/performance.md`): the plain
-//! call goes beneath it, and everything else is left to it.
+//! tonic's processing of a call costs more than the decision (`docs/performance.md`): plain calls
+//! bypass tonic, and all others go through it.
 
 mod call;
 mod connection;
@@ -24,15 +24,16 @@ pub use wire::{Unreadable, frame, read};
 
 use crate::refusal::Refusal;
 
-/// What a client may send in one message. Envoy's own headers are bounded far below by default, and
-/// a value of any length within it is counted: refusing long values would let a client that sends
-/// one slip past a limit wherever Envoy lets requests pass on errors.
+/// Maximum size in bytes of one message from a client. Envoy limits its own headers to far less by
+/// default, and a value of any length within this size is counted: if long values were refused, a
+/// client that sends one would escape its limit wherever Envoy lets requests pass on errors.
 const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 
-/// Before each message of gRPC: a flag for compression, and the length.
+/// Size in bytes of the prefix of each gRPC message: a flag for compression, and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// The one map from refusals to gRPC codes. The first three are the reference's, code and text.
+/// Maps refusals to gRPC codes; nothing else does. The first three have the reference
+/// implementation's code and text.
 fn status_of(refusal: &Refusal) -> Status {
     let reason = refusal.to_string();
     match refusal {

@@ -1,21 +1,21 @@
-//! The hottest keys: those that were requested, and denied, most often of late, of all and of each
-//! busy rule.
+//! Finds the hottest keys: those requested, and denied, most often in the last one to two minutes,
+//! overall and for each busy rule.
 //!
-//! A sample of the decisions, one in [`Options::sample`] on average, is counted for each of eight
-//! stripes: in a [`Sketch`] of all keys, and in one of its rule, if that is among the
-//! [`RULES_MAX`] busiest. Each thread has a stripe of its own, and shares it if there are more than
-//! eight; they are merged when somebody looks. Counts reach back one to two minutes: every minute
-//! ([`AGE`]) the counts become those of before, and those of before are dropped. Nothing here grows
-//! beyond [`HotKeys::bytes_max`].
+//! A sample of the decisions, one in [`Options::sample`] on average, is counted in one of eight
+//! stripes: in a [`Sketch`] of all keys, and in a sketch of its rule if the rule is among the
+//! [`RULES_MAX`] busiest. Each thread has its own stripe; more than eight threads share stripes.
+//! The stripes are merged when they are read. Counts cover the last one to two minutes: every
+//! minute ([`AGE`]) the present counts become the previous ones, and the previous ones are dropped.
+//! Memory never exceeds [`HotKeys::bytes_max`].
 //!
-//! # How far the counts are off
+//! # Accuracy
 //!
-//! A key that was requested f times is told with a standard deviation of √(f · (sample − 1)), since
-//! it was sampled: 170 of 10 000 by the default of 4. It is also told too low by what it was
-//! requested before it had a counter in a stripe, or its rule a place: on average about as often as
-//! the smallest counter of its set had counted then, or the rule of the lowest standing. A key that
-//! is hot all the time gets its counter while counts are small, and loses next to nothing. No key
-//! is told too high but for the sampling. Samples that find every stripe taken are left out.
+//! Since keys are sampled, the count of a key that was requested f times has a standard deviation
+//! of √(f · (sample − 1)): 170 for 10 000 requests at the default of 4. The count also misses
+//! requests from before the key had a counter in a stripe, or its rule had a place: on average
+//! about as many as the smallest counter of its set had then, or the rule of the lowest rank. A key
+//! that is hot all the time gets its counter while counts are small, and loses next to nothing.
+//! Apart from sampling, no count is too high. Samples that find every stripe locked are dropped.
 
 mod board;
 mod keys;
@@ -49,16 +49,16 @@ pub use places::RULES_MAX;
 #[cfg(doc)]
 use ratelease_engine::sketch::Sketch;
 
-/// After so long counts become those of before, and after twice as long they are dropped.
+/// After this time counts become the previous ones, and after twice this time they are dropped.
 pub const AGE: Duration = Duration::from_secs(60);
 
-/// Bytes of an entry's text that are kept, with [`Options::values`].
+/// Maximum number of bytes kept of an entry's text, with [`Options::values`].
 pub const TEXT_BYTES_MAX: usize = 128;
 
-/// Sketches are kept apart for so many threads; more threads share them.
+/// Number of separate sets of sketches; threads beyond this number share them.
 const STRIPES: usize = 8;
 
-/// Counts keys. A handle: clones share everything. The default counts nothing.
+/// Counts keys. A cheap handle: clones share all state. The default counts nothing.
 #[derive(Clone, Default)]
 pub struct HotKeys {
     shared: Option<Arc<Shared>>,
@@ -67,9 +67,9 @@ pub struct HotKeys {
 /// How keys are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// One decision in so many is counted, on average.
+    /// One decision in this many is counted, on average.
     pub sample: NonZeroU32,
-    /// Keep the text of the entries too, not only the key's hash.
+    /// Keeps the text of the entries too, not only the key's hash.
     pub values: bool,
 }
 
@@ -89,11 +89,12 @@ pub struct Hot {
     pub key: String,
     /// Path of the rule that limits it, or [`OVERRIDE`].
     pub rule: String,
-    /// Requests, or denials, of the last one to two minutes, as far as the sample tells.
+    /// Requests, or denials, in the last one to two minutes, estimated from the sample.
     pub count: u64,
-    /// That by all requests, or denials, of that time, or by those of the rule: 0 to 1.
+    /// Share of this count in all requests, or denials, of that time, or in those of the rule: 0 to
+    /// 1.
     pub share: f64,
-    /// The entries as `key=value, key=value`, cut and with control characters escaped; `None`
+    /// The entries as `key=value, key=value`, truncated and with control characters escaped; `None`
     /// without [`Options::values`].
     pub values: Option<String>,
 }
@@ -101,24 +102,24 @@ pub struct Hot {
 /// The hottest keys of a rule.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OfRule {
-    /// Its path, or [`OVERRIDE`].
+    /// The rule's path, or [`OVERRIDE`].
     pub rule: String,
-    /// Its requests of the last one to two minutes, since it has a place, as far as the sample
-    /// tells; 0 if it has none among those that are requested most.
+    /// The rule's requests in the last one to two minutes, from when it got a place, estimated from
+    /// the sample; 0 if it is not among the rules that are requested most.
     pub requests: u64,
-    /// And its denials; 0 if it has no place among those that deny most.
+    /// The rule's denials, counted likewise; 0 if it is not among the rules that deny most.
     pub denials: u64,
-    /// Its keys; their shares are of these requests, and denials.
+    /// The rule's keys; their shares are of these requests and denials.
     pub top: Top,
 }
 
-/// What a decision tells of one descriptor.
+/// The parts of a decision on one descriptor that are counted.
 struct Seen<'a, 'q> {
     key: Key,
-    /// What limits it; `None` for an override.
+    /// The rule that limits the descriptor; `None` for an override.
     rule: Option<&'a Arc<Rule>>,
-    /// Of the rule's path, which stays when rules are loaded anew; taken for the path, as there are
-    /// far too few of them for two to meet.
+    /// Hash of the rule's path, which stays the same when rules are reloaded. It stands for the
+    /// path, since there are far too few rules for two hashes to collide.
     rule_hash: u64,
     descriptor: &'a Descriptor<'q>,
 }
@@ -134,9 +135,9 @@ struct Shared {
 #[repr(align(128))]
 struct Stripe(Mutex<Ages>);
 
-/// The counts of two ages.
+/// The counts of two ages, present and previous.
 struct Ages {
-    /// Which age is the present one, counted from the clock's start.
+    /// Number of the present age, counted from the clock's start.
     age: u64,
     present: Boards,
     before: Boards,
@@ -149,7 +150,7 @@ struct Boards {
 
 // === impl Options ===
 
-/// A few nanoseconds a decision, and hashes alone.
+/// Costs a few nanoseconds for each decision; keeps hashes only.
 impl From<settings::HotKeys> for Options {
     fn from(settings::HotKeys { sample, values }: settings::HotKeys) -> Self {
         Self { sample, values }
@@ -166,22 +167,22 @@ impl Default for Options {
 // === impl HotKeys ===
 
 impl HotKeys {
-    /// Counts by `clock`, by which [`Decision::now`] goes as well.
+    /// Counts by `clock`, which must be the clock of [`Decision::now`].
     pub fn new(options: Options, clock: Clock) -> Self {
         let stripes = std::array::from_fn(|_| Stripe(Mutex::new(Ages::new(options.values))));
         let hasher = RandomState::default();
         Self { shared: Some(Arc::new(Shared { options, clock, hasher, stripes })) }
     }
 
-    /// What all of it takes at most, in bytes: 1.3 MiB, and 7.2 MiB with texts. That is with eight
-    /// threads and [`RULES_MAX`] rules that are requested, and denied; a rule's sketch is made when
-    /// it is first needed in a stripe.
+    /// Upper bound of the memory in bytes: 1.3 MiB, and 7.2 MiB with texts. This assumes eight
+    /// threads and [`RULES_MAX`] rules that are requested and denied; a rule's sketch is made when
+    /// a stripe first needs it.
     pub const fn bytes_max(values: bool) -> usize {
-        // Two ages of two boards.
+        // Two boards in each of two ages.
         STRIPES * (size_of::<Stripe>() + 4 * Board::bytes_max(values))
     }
 
-    /// The `n` hottest keys of all.
+    /// The `n` hottest keys of all rules.
     pub fn top(&self, n: usize) -> Top {
         let Some(shared) = self.shared.as_deref() else { return Top::default() };
         let (mut requested, mut denied) = (Merged::default(), Merged::default());
@@ -193,8 +194,8 @@ impl HotKeys {
         Top { requested: requested.hottest(n, sample), denied: denied.hottest(n, sample) }
     }
 
-    /// The `n` hottest keys of each of the busiest rules, those first: of twice [`RULES_MAX`] at
-    /// most.
+    /// The `n` hottest keys of each of the busiest rules, busiest rule first; at most twice
+    /// [`RULES_MAX`] rules.
     pub fn by_rule(&self, n: usize) -> Vec<OfRule> {
         let Some(shared) = self.shared.as_deref() else { return Vec::new() };
         let mut rules = MergedRules::default();
@@ -221,7 +222,7 @@ impl fmt::Debug for HotKeys {
 // === impl Shared ===
 
 impl Shared {
-    /// Out of line: most decisions are not sampled.
+    /// Not inlined: most decisions are not sampled.
     #[cold]
     #[inline(never)]
     fn note(&self, decision: &Decision<'_, '_, '_>) {
@@ -242,15 +243,15 @@ impl Shared {
         }
     }
 
-    /// This thread's stripe, or the next that nobody has: a request never waits for whoever reads,
-    /// nor for a thread that shares its stripe and was put to sleep.
+    /// Locks this thread's stripe, or the next free one: a request never waits for a reader, nor
+    /// for a thread that shares its stripe and was descheduled.
     fn free_stripe(&self) -> Option<MutexGuard<'_, Ages>> {
         let from = stripe::mine() % STRIPES;
         let (before, from_mine) = self.stripes.split_at(from);
         from_mine.iter().chain(before).find_map(|stripe| stripe.0.try_lock())
     }
 
-    /// Shows the boards of all stripes, present and before.
+    /// Passes the boards of all stripes, present and previous, to `look`.
     fn read(&self, mut look: impl FnMut(&Boards)) {
         let now = self.clock.now();
         for Stripe(ages) in &self.stripes {
@@ -269,9 +270,9 @@ impl Ages {
         Self { age: 0, present: Boards::new(values), before: Boards::new(values) }
     }
 
-    /// Makes the age of `now` the present one, if that is still to come.
+    /// Makes the age of `now` the present one, if `now` is later than the present age.
     fn turn(&mut self, now: Time) {
-        // Some nanoseconds make no difference to an age: no `u128` on this way.
+        // A few nanoseconds make no difference to an age, so `u128` arithmetic is avoided here.
         const AGE_NANOS: u64 = AGE.as_secs() * 1_000_000_000;
         let age = now.nanos() / AGE_NANOS;
         if age <= self.age {

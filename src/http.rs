@@ -1,4 +1,4 @@
-//! The HTTP door: `/json` decides, `/healthcheck`, `/livez` and `/readyz` answer probes.
+//! The HTTP server: `/json` decides, `/healthcheck`, `/livez` and `/readyz` answer probes.
 
 mod decide;
 mod json;

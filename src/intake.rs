@@ -1,4 +1,5 @@
-//! What every door, gRPC or HTTP, does with a request: check it, decide it, or say why not.
+//! What both servers, gRPC and HTTP, do with a request: check it, decide it, or return the reason
+//! why not.
 
 mod gate;
 mod headers;
@@ -28,20 +29,20 @@ pub use parts::Parts;
 use room::Room;
 pub use room::{Held, Peer};
 
-/// Bytes of unfinished messages of gRPC at most, of all connections together: 500 messages of
-/// Envoy, which take a few hundred bytes, or 4 that are as long as may be. What is on its way to
-/// them, in streams and buffers, takes about as much again.
+/// Maximum size in bytes of unfinished gRPC messages, over all connections: 500 messages of Envoy,
+/// which take a few hundred bytes, or 4 of the maximum size. The streams and buffers on their way
+/// take about as much again.
 const GRPC_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// The same of `/json`, which is for people and small scripts. One connection may have half, which
-/// is more than the longest body.
+/// The same limit for `/json`, which serves people and small scripts. One connection may use half,
+/// which is more than the longest body.
 const JSON_BYTES_MAX: usize = 3 * 1024 * 1024;
 
-/// Requests of `/json` that wait at most, whatever `MAX_IN_FLIGHT` says. With each waiting 5 ms for
-/// a lease, this many are 12 800 a second.
+/// Maximum number of `/json` requests that wait at once, whatever `MAX_IN_FLIGHT` says. If each
+/// waits 5 ms for a lease, this is 12 800 requests a second.
 pub const JSON_CALLS_MAX: usize = 64;
 
-/// Checks and decides requests. A handle: clones share everything.
+/// Checks and decides requests. A cheap handle: clones share all state.
 #[derive(Clone)]
 pub struct Intake {
     limiter: Limiter,
@@ -52,7 +53,8 @@ pub struct Intake {
     observers: Observers,
 }
 
-/// What one door's calls may have. Each door has its own, so that none is shut out by another.
+/// Limits on the calls of one protocol. Each has its own, so that neither protocol can shut out the
+/// other.
 #[derive(Clone)]
 struct Entrance {
     gate: Gate,
@@ -62,17 +64,17 @@ struct Entrance {
 /// A verdict with the headers that go with it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer<'r> {
-    /// What was decided.
+    /// The decision.
     pub verdict: Verdict<'r>,
-    /// To be added to the response; empty unless they were asked for and a limit applies.
+    /// Headers to add to the response; empty unless they were asked for and a limit applies.
     pub headers: Vec<(String, String)>,
 }
 
 // === impl Intake ===
 
 impl Intake {
-    /// An intake that decides by whatever rules are published at the time; `calls_max` calls of
-    /// gRPC wait at once.
+    /// Creates an intake that decides by the rules in force at the time of a call; at most
+    /// `calls_max` gRPC calls wait at once.
     pub fn new(
         limiter: Limiter,
         published: Arc<Published>,
@@ -96,24 +98,25 @@ impl Intake {
         }
     }
 
-    /// The same, and `observers` are told of every request that gets as far as this.
+    /// Returns this intake with `observers`, which record every request that reaches it.
     #[must_use]
     pub fn observed_by(self, observers: Observers) -> Self {
         Self { observers, ..self }
     }
 
-    /// The span of a request that comes in at `door` with these headers, if it is to be traced.
+    /// Begins a span for a request that arrives at `door` with these headers, if it is to be
+    /// traced.
     pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
         self.observers.begin(door, headers)
     }
 
-    /// Sees `call` of `peer` through, which may wait. Its message is whole: what is not is bounded
-    /// by [`Intake::hold`].
+    /// Runs `call` of `peer`, which may wait. Its message must be complete; incomplete messages are
+    /// bounded by [`Intake::hold`].
     ///
     /// # Errors
     ///
-    /// Too many calls wait ([`Refusal::Overloaded`], and `call` was not begun), or it panicked
-    /// ([`Refusal::Panicked`]).
+    /// Returns [`Refusal::Overloaded`] if too many calls wait (`call` was not polled), or
+    /// [`Refusal::Panicked`] if the call panicked.
     pub async fn pass<T>(
         &self,
         door: Door,
@@ -124,11 +127,11 @@ impl Intake {
         passed.inspect_err(|refusal| self.observers.note_refusal(refusal))
     }
 
-    /// Sees to a call from its head to its answer.
+    /// Runs a call from its headers to its answer and catches its panics.
     ///
     /// # Errors
     ///
-    /// It panicked ([`Refusal::Panicked`]).
+    /// Returns [`Refusal::Panicked`] if the call panicked.
     pub async fn contain<T>(
         &self,
         door: Door,
@@ -138,17 +141,17 @@ impl Intake {
         contained.inspect_err(|refusal| self.observers.note_refusal(refusal))
     }
 
-    /// To count what is read of a message that is not whole yet.
+    /// Returns the account on which the bytes of an incomplete message are counted.
     pub fn hold(&self, door: Door, peer: &Peer) -> Held {
         self.entrance(door).room.hold(peer)
     }
 
-    /// Takes note of a request that a door refused by itself.
+    /// Records a request that a server refused itself.
     pub fn note_refusal(&self, refusal: &Refusal) {
         self.observers.note_refusal(refusal);
     }
 
-    /// What has happened here since the process began, by name.
+    /// Event counts since the process began, and present levels, by name.
     pub fn counts(&self) -> Vec<Count> {
         let Self { grpc, json, .. } = self;
         let sum = |of: fn(&Entrance) -> u64| of(grpc) + of(json);
@@ -167,17 +170,17 @@ impl Intake {
         }
     }
 
-    /// The present, by the clock that [`Intake::answer_by`] goes by.
+    /// The present time, by the clock that [`Intake::answer_by`] uses.
     pub fn now(&self) -> Time {
         self.limiter.clock().now()
     }
 
-    /// What `make` makes of the answer to `request`, which is computed under one version of the
-    /// rules.
+    /// Returns what `make` makes of the answer to `request`. The answer is computed under one
+    /// version of the rules.
     ///
     /// # Errors
     ///
-    /// The request is not one that can be decided, or the store could not answer.
+    /// Fails if the request is invalid or the store could not answer.
     pub async fn answer<T>(
         &self,
         request: &Request<'_>,
@@ -186,7 +189,7 @@ impl Intake {
         self.answer_by(None, request, make).await
     }
 
-    /// As [`Intake::answer`], for a caller that gives up at `deadline`: what is left until then
+    /// Like [`Intake::answer`], for a caller that gives up at `deadline`: the time left until then
     /// bounds how long the store may take.
     ///
     /// # Errors
@@ -211,8 +214,8 @@ impl Intake {
         answered.inspect_err(|refusal| self.observers.note_refusal(refusal))
     }
 
-    /// As [`Intake::answer`], if that takes no waiting; else nothing has happened, and
-    /// [`Intake::pass`] has to be asked. It takes no place among the calls that wait.
+    /// Like [`Intake::answer`], if that requires no waiting. Otherwise returns `None` without side
+    /// effects, and the caller has to use [`Intake::pass`]. It does not count as a waiting call.
     pub fn answer_at_once<T>(
         &self,
         request: &Request<'_>,
@@ -266,8 +269,8 @@ fn check(request: &Request<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// One line a descriptor, named as the reference names its statistics: values show only where the
-/// rule asks for them.
+/// Logs one line for each descriptor, named as the reference implementation names its statistics:
+/// values show only where the rule asks for them.
 fn tell(request: &Request<'_>, verdict: &Verdict<'_>) {
     for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
         let rule = status.limit.and_then(|applied| applied.rule);

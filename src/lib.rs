@@ -5,8 +5,8 @@
 //! count. A lease is debited there before its first token is spent, so that a lost reply admits
 //! less, not more.
 //!
-//! This crate serves: it may use the rules, the engine and the command line, and nothing uses it
-//! but its binary, tests and benches.
+//! This crate is the sidecar's server. It may use the rules, the engine and the command line; only
+//! its own binary, tests and benches use it.
 //!
 //! # From a request to an answer
 //!
@@ -26,7 +26,7 @@
 //! | `ratelease` | this one: the sidecar, `serve`, `check`, `health` |
 //! | `ratelease-ctl` | the tools, `ratectl` |
 //!
-//! # What is absent
+//! # Invariants
 //!
 //! 1. No request handler calls Redis: only the engine's lease desk does.
 //! 2. One file names Envoy's protobuf types (`grpc/wire.rs`).
@@ -35,16 +35,17 @@
 //! 4. Every map, queue, wait and batch has a named ceiling.
 //! 5. No input can make the process exit.
 //!
-//! `tests/it/tidy.rs` checks what of this the compiler does not, for every crate.
+//! `tests/it/tidy.rs` checks, for every crate, those that the compiler does not enforce.
 //!
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`accept`]
-//! takes connections; [`refusal`] is why a call gets no verdict; [`supervise`] keeps tasks
-//! running. [`metrics`] counts all decisions, [`hot`] the hottest keys, [`telemetry`] is the log,
-//! the spans and what is pushed, and [`observe`] tells all of them of each decision. [`control`]
-//! holds what may change while the process runs, with its pages. [`intake`] checks and decides a
-//! request, for both [`grpc`] and [`http`]. [`app`] builds all parts and runs them.
+//! accepts connections; [`refusal`] holds the reasons why a call gets no verdict; [`supervise`]
+//! restarts background tasks. [`metrics`] counts all decisions, [`hot`] the hottest keys,
+//! [`telemetry`] is the log, the spans and what is pushed, and [`observe`] passes each decision to
+//! all of them. [`control`] holds the state that may change while the process runs, and the pages
+//! that show it. [`intake`] checks and decides a request, for both [`grpc`] and [`http`]. [`app`]
+//! builds all parts and runs them.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The binary: settings, logging, build, run until a signal, drain.
+//! The binary: reads settings, sets up the log, builds the app, runs it until a signal, drains.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -14,21 +14,22 @@ use ratelease_engine::time::Clock;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, warn};
 
-/// The machine refused: a port in use, a directory that cannot be read, a listener that failed.
+/// Exit code when the environment prevents the start or ends the service: a port in use, a
+/// directory that cannot be read, a listener that failed.
 const EXIT_BUILD: u8 = 1;
 
-/// A second signal while draining.
+/// Exit code when a second signal arrives while draining.
 const EXIT_CUT_SHORT: i32 = 130;
 
-/// For the last lines of the log to go out.
+/// Maximum time to write the last lines of the log.
 const FLUSH_MAX: Duration = Duration::from_millis(500);
 
-/// Tasks that a busy worker polls before it looks for new events. One poll may take half a
-/// millisecond when a client sends as much as it can: with tokio's 61 of them, a neighbour's call
-/// waits for 30 ms before anything sees that it has come.
+/// Number of tasks that a busy worker polls before it checks for new I/O events. One poll may take
+/// half a millisecond when a client sends as fast as it can: with tokio's default of 61, a call on
+/// another connection waits 30 ms before its arrival is noticed.
 const EVENT_INTERVAL: u32 = 16;
 
-/// Gives back to the system what a burst of work or an attack took; the allocator of the C library
+/// Returns memory to the system after a burst of work or an attack; the allocator of the C library
 /// keeps most of it. `docs/decisions/0027` has figures.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -63,14 +64,14 @@ fn main() -> ExitCode {
         }
     };
     let code = runtime.block_on(serve(settings, clock, log.clone()));
-    // Whatever still blocks a thread must not hold up the end.
+    // Does not wait for threads that are still blocked.
     runtime.shutdown_background();
     flush(log.as_ref());
     code
 }
 
 async fn serve(settings: Settings, clock: Clock, log: Option<Spool>) -> ExitCode {
-    // From here on no signal is lost, not even one that comes before there is something to end.
+    // Signals are caught from here on, including one that arrives before the build is done.
     let mut stop = pin!(stop_signal(log.clone()));
     let built = tokio::select! {
         built = App::build(settings, clock, log) => built,
@@ -84,7 +85,7 @@ async fn serve(settings: Settings, clock: Clock, log: Option<Spool>) -> ExitCode
         }
     };
     let greeting = app.greeting().to_owned();
-    // Apart, since a pipe that nobody reads would hold it up.
+    // On a blocking thread, since writing to a pipe that has no reader would block.
     tokio::task::spawn_blocking(move || tell(io::stdout(), greeting));
     match app.run(stop).await {
         Ok(()) => ExitCode::SUCCESS,
@@ -95,8 +96,8 @@ async fn serve(settings: Settings, clock: Clock, log: Option<Spool>) -> ExitCode
     }
 }
 
-/// Resolves at the first signal to end; the second ends the process at once. Signals count from
-/// this call on.
+/// Resolves at the first termination signal; the second exits the process at once. Signals are
+/// counted from the time of this call.
 fn stop_signal(log: Option<Spool>) -> impl Future<Output = ()> {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
     let (told, mut heard) = tokio::sync::mpsc::channel(kinds.len());
@@ -125,7 +126,7 @@ fn flush(log: Option<&Spool>) {
     }
 }
 
-/// Writes a line for people. One that cannot be written is lost, which must not end the process.
+/// Writes a line for people. A failed write is ignored: it must not end the process.
 fn tell(mut to: impl Write, line: impl Display) {
     let _ = to.write_all(format!("{line}\n").as_bytes());
 }

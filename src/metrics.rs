@@ -1,14 +1,14 @@
-//! Counts decisions, by rule and in all, and tells what has come of them.
+//! Counts decisions, by rule and in total, and reports the counts.
 //!
 //! ```text
 //! intake ─▶ Meters::note ─▶ the rule's meter (Attachment) ─▶ this thread's stripe of counters
 //!                       └─▶ of rules that ask for it, the meter of the values on the request
 //! a scrape ─▶ Meters::families ─▶ Vec<Family> ─▶ text (Prometheus), or whoever else sends them
 //! ```
-//! A decision touches no counter that all cores share, waits for no lock, and allocates only when a
-//! rule or a value is seen for the first time. Every map has a ceiling: what finds no room is
-//! counted as `folded`; and so has every label: a long value ends in a hash. What each metric
-//! means is in `docs/metrics.md`.
+//! Recording a decision touches no counter that all cores share, waits for no lock, and allocates
+//! only when a rule or a value is seen for the first time. Every map has a maximum size: entries
+//! that do not fit are counted as `folded`. Every label has a maximum length: a longer value is cut
+//! and ends in a hash. `docs/metrics.md` says what each metric means.
 
 pub mod family;
 mod hits;
@@ -43,14 +43,14 @@ pub use report::{Calls, RuleTotals};
 use series::{Keys, RuleMeter, ValueMeter, is_split};
 use table::Table;
 
-/// Series that are kept of one kind unless told otherwise: rules, and again values of rules that
-/// ask for series by value. A full pod of two cores keeps some 5 MB of each.
+/// Default maximum number of series of one kind: rules, and separately the values of rules that ask
+/// for series by value. Each kind at its maximum takes some 5 MB in a pod of two cores.
 pub const SERIES_MAX_DEFAULT: usize = 10_000;
 
-/// Domains whose overrides are counted apart.
+/// Maximum number of domains whose overrides are counted separately.
 const OVERRIDES_MAX: usize = 1024;
 
-/// Counts decisions. A handle: clones share everything.
+/// Counts decisions. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub struct Meters {
     shared: Arc<Shared>,
@@ -59,9 +59,9 @@ pub struct Meters {
 /// How decisions are counted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Options {
-    /// Share of a limit, 0 to 1, above which hits count as near it.
+    /// Share of a limit, 0 to 1, above which hits count as near the limit.
     pub near_limit_ratio: f32,
-    /// Rules that are counted apart at most, and values.
+    /// Maximum number of rules counted separately, and of values.
     pub series_max: usize,
 }
 
@@ -77,20 +77,20 @@ struct Shared {
     hasher: RandomState,
 }
 
-/// Counters of whole calls, and of what no rule counts.
+/// Indexes of the counters of whole calls, and of descriptors that no rule counts.
 mod calls {
-    /// Denied; the others of those that took their time passed.
+    /// Calls that were denied; the other calls in the latency histogram were allowed.
     pub(super) const OVER: usize = 0;
-    /// That the global shadow mode let pass.
+    /// Calls that the global shadow mode allowed.
     pub(super) const SHADOWED: usize = 1;
-    /// Descriptors that nothing limits.
+    /// Descriptors that no rule limits.
     pub(super) const FREE: usize = 2;
     /// Descriptors whose rule allows everything.
     pub(super) const UNLIMITED: usize = 3;
-    /// Decisions that went to a folded series of rules, or of values.
+    /// Decisions counted in the folded series of rules, or of values.
     pub(super) const FOLDED_RULES: usize = 4;
     pub(super) const FOLDED_VALUES: usize = 5;
-    /// The first of those without a verdict, in the order of [`REASONS`].
+    /// The first of the counters of calls without a verdict, in the order of [`REASONS`].
     pub(super) const REFUSED: usize = 6;
     pub(super) const REASONS: [&str; 7] = [
         "empty_domain",
@@ -107,7 +107,7 @@ mod calls {
 // === impl Meters ===
 
 impl Meters {
-    /// Meters that have counted nothing yet.
+    /// Creates meters whose counts are zero.
     pub fn new(options: Options) -> Self {
         let Options { series_max, .. } = options;
         let shared = Shared {
@@ -153,8 +153,8 @@ impl Observer for Meters {
         }
     }
 
-    /// Counts the hits of a call that the store gave no verdict on, among all hits alone: as the
-    /// reference, which counts them before it asks.
+    /// Counts the hits of a call that the store gave no verdict on, as total hits only: the
+    /// reference implementation counts them before it asks the store.
     fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
         let shared = &*self.shared;
         for (descriptor, applied) in request.descriptors.iter().zip(limits(rules, request)) {
@@ -182,7 +182,7 @@ impl Default for Meters {
 }
 
 impl Default for Options {
-    /// As without settings; the ratio is the reference's.
+    /// The defaults of the settings; the ratio is the reference implementation's.
     fn default() -> Self {
         Self { near_limit_ratio: 0.8, series_max: SERIES_MAX_DEFAULT }
     }
@@ -199,7 +199,7 @@ impl Shared {
             self.calls.mine().add(counter, 1);
             return;
         };
-        // Hits that are given back are none of the reference's.
+        // Refunded hits are not part of the reference implementation's statistics.
         let hits = match descriptor.refund {
             true => Hits::default(),
             false => Hits::of(status, &trace, self.options.near_limit_ratio),
@@ -232,7 +232,7 @@ impl Shared {
         }
     }
 
-    /// The meter of a rule, which the rule keeps once it has been hit.
+    /// The meter of a rule, cached in the rule from its first hit.
     #[inline]
     fn meter_of<'a>(
         &'a self,
@@ -244,7 +244,7 @@ impl Shared {
         meter.unwrap_or_else(|| self.rules.folded())
     }
 
-    /// Finds the meter of a rule that was hit for the first time since it was loaded.
+    /// Finds the meter of a rule at its first hit since it was loaded.
     #[cold]
     fn bind(&self, rule: &Rule, domain: &str, descriptor: &Descriptor<'_>) -> Arc<RuleMeter> {
         let is_split = is_split(rule);
@@ -263,7 +263,7 @@ impl Shared {
     }
 
     fn overrides_of(&self, domain: &str) -> &RuleMeter {
-        // The domain is one that the rules name: another's override is ignored.
+        // Rules name this domain: overrides of other domains are ignored.
         let make = || RuleMeter::new(OVERRIDE, domain, Keys::overrides(domain));
         let found = self.overrides.get_or_insert(non_zero(self.hasher.hash_one(domain)), make);
         found.unwrap_or_else(|| {
@@ -272,7 +272,7 @@ impl Shared {
         })
     }
 
-    /// The meter of the values on the request, as far as labels show them.
+    /// The meter of the request's values, as far as labels show them.
     fn values_of(
         &self,
         rule: &Rule,

@@ -1,7 +1,7 @@
-//! What is told of each decision, to whoever keeps count of them.
+//! Passes each decision to the observers that record it.
 //!
-//! Runs on the way of every request: what is done here takes no lock and touches no counter that
-//! all cores share, and allocates nothing for a request of the common kind.
+//! Runs in the path of every request: takes no lock, touches no counter that all cores share, and
+//! allocates nothing for a request of the common kind.
 
 use http::HeaderMap;
 use ratelease_engine::observer::{Decision, Observer};
@@ -15,60 +15,61 @@ use crate::refusal::Refusal;
 use crate::telemetry::Samples;
 use crate::telemetry::trace::{Door, Span, Tracer};
 
-/// Whoever keeps count. A handle: clones share everything.
+/// The observers. A cheap handle: clones share all state.
 #[derive(Debug, Clone, Default)]
 pub struct Observers {
     meters: Option<Meters>,
     /// Counts the hottest keys.
     hot_keys: HotKeys,
-    /// Logs a share of the decisions.
+    /// Logs a sample of the decisions.
     samples: Samples,
-    /// Begins spans; the doors note in them what was decided.
+    /// Begins spans; the servers record the decision in them.
     tracer: Tracer,
 }
 
 // === impl Observers ===
 
 impl Observers {
-    /// The same, and `meters` count.
+    /// Returns these observers with `meters`, which count decisions.
     #[must_use]
     pub fn with_meters(mut self, meters: Meters) -> Self {
         self.meters = Some(meters);
         self
     }
 
-    /// The same, and `hot_keys` counts.
+    /// Returns these observers with `hot_keys`, which counts keys.
     #[must_use]
     pub fn with_hot_keys(mut self, hot_keys: HotKeys) -> Self {
         self.hot_keys = hot_keys;
         self
     }
 
-    /// The same, and `samples` log some of the decisions.
+    /// Returns these observers with `samples`, which log some of the decisions.
     #[must_use]
     pub fn with_samples(mut self, samples: Samples) -> Self {
         self.samples = samples;
         self
     }
 
-    /// The same, and `tracer` traces some of the requests.
+    /// Returns these observers with `tracer`, which traces some of the requests.
     #[must_use]
     pub fn with_tracer(mut self, tracer: Tracer) -> Self {
         self.tracer = tracer;
         self
     }
 
-    /// The span of a request that comes in at `door` with these headers, if it is to be traced.
+    /// Begins a span for a request that arrives at `door` with these headers, if it is to be
+    /// traced.
     pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
         self.tracer.begin(door, headers)
     }
 
-    /// What has happened to samples and spans since the process began, by name.
+    /// Event counts of samples and spans since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
         self.samples.counts().into_iter().chain(self.tracer.counts()).collect()
     }
 
-    /// Takes note of a request that got no verdict.
+    /// Records a request that got no verdict.
     pub fn note_refusal(&self, refusal: &Refusal) {
         if let Some(meters) = &self.meters {
             meters.note_refusal(refusal);

@@ -17,19 +17,19 @@ pub enum Refusal {
     /// Text and code are the reference's.
     #[error("no rate limit configuration loaded")]
     NoRules,
-    /// The request breaks a bound or names something that does not exist.
+    /// The request exceeds a bound or has an invalid value.
     #[error("{0}")]
     Invalid(Fault),
-    /// No verdict without the store.
+    /// The store failed, and a verdict needs it.
     #[error("{0}")]
     Store(StoreError),
-    /// As many calls wait as may.
+    /// The maximum number of calls is waiting already.
     #[error("too many calls are under way; raise MAX_IN_FLIGHT if they only wait")]
     Overloaded,
-    /// Unfinished messages take all the room there is for them, this connection's the most.
+    /// Unfinished messages use all the memory allowed for them, and this connection uses the most.
     #[error("no room for the message: too many unfinished ones are under way; send it again")]
     NoRoom,
-    /// Nothing was charged that has not gone back.
+    /// The call panicked. Everything that it charged has been given back.
     #[error("the call failed here (a fault of the program's own; the log has more)")]
     Panicked,
 }
@@ -37,11 +37,11 @@ pub enum Refusal {
 /// What is wrong with a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// More than [`DESCRIPTORS_MAX`].
+    /// More descriptors than [`DESCRIPTORS_MAX`].
     Descriptors,
-    /// More than [`ENTRIES_MAX`] in the descriptor of this index.
+    /// More entries than [`ENTRIES_MAX`] in the descriptor at this index.
     Entries(usize),
-    /// The override of the descriptor of this index names no unit that exists.
+    /// The override of the descriptor at this index has an unknown unit.
     Unit(usize),
 }
 

@@ -1,4 +1,5 @@
-//! Background tasks that go on: one that ends or panics begins anew, and is counted.
+//! Keeps background tasks running: a task that ends or panics is restarted, and the restart is
+//! counted.
 //!
 //! ```text
 //!  running ──ends or panics──▶ waiting, jittered ──▶ running
@@ -14,17 +15,17 @@ use ratelease_engine::backoff::Backoff;
 use ratelease_engine::time::Clock;
 use tracing::error;
 
-/// The wait before a task begins anew, at most; doubled from one end to the next.
+/// Upper bounds of the wait before a restart: the first, doubled at each further end up to the
+/// last.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
 const WAIT_LAST: Duration = Duration::from_secs(5);
 
-/// A task that ran for so long was well: its end counts as a first one.
+/// A task that ran this long was healthy: its end counts as a first one.
 const WELL_AFTER: Duration = Duration::from_secs(10);
 
 const _: () = assert!(WAIT_FIRST.as_millis() <= WAIT_LAST.as_millis());
 
-/// Keeps tasks running, and counts how often one had to begin anew. A handle: clones share the
-/// count.
+/// Restarts tasks and counts the restarts. A cheap handle: clones share the count.
 #[derive(Debug, Clone, Default)]
 pub struct Supervisor {
     restarts: Arc<AtomicU64>,
@@ -33,8 +34,8 @@ pub struct Supervisor {
 // === impl Supervisor ===
 
 impl Supervisor {
-    /// Runs what `task` gives, and runs it anew whenever it ends or panics, until this is dropped.
-    /// `name` is for the log.
+    /// Runs the future that `task` returns, and restarts it whenever it ends or panics, until this
+    /// future is dropped. `name` is for the log.
     pub async fn keep<F>(self, name: &'static str, task: impl FnMut() -> F)
     where
         F: Future<Output = ()>,
@@ -42,7 +43,7 @@ impl Supervisor {
         self.keep_until(name, || false, task).await;
     }
 
-    /// As [`Supervisor::keep`], until a task ends while `is_over` says yes.
+    /// Like [`Supervisor::keep`], until a task ends while `is_over` returns true.
     pub async fn keep_until<F>(
         self,
         name: &'static str,
@@ -55,7 +56,8 @@ impl Supervisor {
         let mut backoff = Backoff::new(WAIT_FIRST, WAIT_LAST);
         loop {
             let begun = clock.now();
-            // Making the future may panic as well as running it. Nothing of it is used again.
+            // Making the future may panic as well as running it. No part of it is used after a
+            // panic.
             let ended = AssertUnwindSafe(async { task().await }).catch_unwind().await;
             if is_over() {
                 return;
@@ -70,13 +72,13 @@ impl Supervisor {
         }
     }
 
-    /// Times that a task had to begin anew.
+    /// Number of restarts.
     pub fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::Relaxed)
     }
 }
 
-/// The wait after a run of such a length.
+/// The wait before the next restart, after a run of this length.
 fn wait_after(backoff: &mut Backoff, ran: Duration) -> Duration {
     if ran >= WELL_AFTER {
         backoff.reset();

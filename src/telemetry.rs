@@ -1,8 +1,8 @@
-//! Set-up of the log: lines on standard error, as text or JSON. Below it, what else is told of the
-//! process: [`Samples`] of its decisions in the log, [`trace`] and [`push`] to a collector.
+//! Sets up the log: lines on standard error, as text or JSON. The submodules hold the rest of
+//! telemetry: [`Samples`] logs some decisions, [`trace`] and [`push`] send to a collector.
 //!
-//! One event is one line whatever is in it: control characters are escaped, so that no value that
-//! came from outside can end a line, forge another or steer a terminal.
+//! One event is one line whatever it contains: control characters are escaped, so that no value
+//! from outside can end a line, forge another or control a terminal.
 
 mod calm;
 mod format;
@@ -31,24 +31,24 @@ pub use otlp::Origin;
 pub use samples::Samples;
 pub use spool::Spool;
 
-/// Why there is no log.
+/// Why the log could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SetUpError {
-    /// Logging was set up before, and stays as it was.
+    /// Logging was set up before, and is unchanged.
     #[error("logging is already set up")]
     AlreadySetUp,
-    /// No thread to write it.
+    /// The thread that writes the log could not be started.
     #[error("nothing is logged, since there can be no thread for it: {0}")]
     NoThread(io::Error),
 }
 
 /// Sets up logging for the whole process: to standard error, in colour if that is a terminal and
-/// `NO_COLOR` is not set. Lines are lost rather than waited for if nobody takes them; the spool is
-/// to be flushed before the process ends. Panics are lines of the log from now on: told as they are
-/// by default, right to standard error, one would wait for whoever reads that.
+/// `NO_COLOR` is not set. If standard error is not read, lines are dropped rather than waited for.
+/// Flush the spool before the process ends. Panics are logged from now on: the default hook writes
+/// directly to standard error and would block until that is read.
 ///
 /// # Errors
-/// If the process has a log already, or can have no thread for it.
+/// Returns an error if the process has a log already, or the log's thread cannot be started.
 pub fn init(logging: &Logging, clock: Clock) -> Result<Spool, SetUpError> {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let ansi = io::stderr().is_terminal() && !no_color;
@@ -85,8 +85,8 @@ where
 {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(writer)
-        // A line that cannot be written is lost: told on the same standard error, it would panic.
-        // And those that are left out, which fail on purpose, are not to be told one by one.
+        // A line that cannot be written is dropped: reporting it on the same standard error would
+        // panic. Suppressed lines return an error on purpose and must not be reported one by one.
         .log_internal_errors(false);
     let lines = match logging.format {
         LogFormat::Text => {
@@ -98,9 +98,9 @@ where
     Registry::default().with(lines.with_filter(filter(logging.level)))
 }
 
-/// The level is for the crates of this workspace, whose names all begin with that of this one.
-/// Libraries say little that an operator needs, and much at `debug`:
-/// of them only warnings and errors are logged, and everything at `trace`.
+/// The level applies to the crates of this workspace, whose names all begin with this crate's name.
+/// Libraries log little that an operator needs, and much at `debug`: only their warnings and errors
+/// are logged, and everything at `trace`.
 fn filter(level: LogLevel) -> Targets {
     let (ours, theirs) = match level {
         LogLevel::Error => (LevelFilter::ERROR, LevelFilter::ERROR),
