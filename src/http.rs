@@ -20,7 +20,7 @@ pub use decide::JsonOptions;
 /// The routes of `PORT`.
 pub fn routes(intake: Intake, health: Health, json: JsonOptions) -> Router {
     let probes = Router::new()
-        // Any method will do for these two, as for the reference.
+        // These two accept any method, as in the reference implementation.
         .route("/healthcheck", any(healthcheck))
         .route("/livez", get(|| async { "OK" }))
         .route("/readyz", get(readyz))
@@ -28,7 +28,7 @@ pub fn routes(intake: Intake, health: Health, json: JsonOptions) -> Router {
     guard::with_headers(decide::routes(intake, json)).merge(probes)
 }
 
-/// The reference's probe: 200 and `OK`, or 500 and nothing.
+/// The reference implementation's health check: 200 and `OK`, or 500 and an empty body.
 async fn healthcheck(State(health): State<Health>) -> Response {
     match health.is_healthy() {
         true => (StatusCode::OK, "OK").into_response(),

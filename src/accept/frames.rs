@@ -1,10 +1,10 @@
-//! Reads the heads of HTTP/2 frames while their bytes pass by. Nothing is copied but a head that is
+//! Reads the frame headers of HTTP/2 as bytes pass through. Copies nothing but a header that is
 //! split between two reads.
 
-/// Bytes of a frame's head (RFC 9113 §4.1).
+/// Size in bytes of a frame header (RFC 9113 §4.1).
 const HEAD_BYTES: usize = 9;
 
-/// Kinds of frames (RFC 9113 §6).
+/// Frame types (RFC 9113 §6).
 pub(super) const DATA: u8 = 0;
 pub(super) const HEADERS: u8 = 1;
 pub(super) const PRIORITY: u8 = 2;
@@ -14,7 +14,7 @@ pub(super) const SETTINGS: u8 = 4;
 pub(super) const PING: u8 = 6;
 pub(super) const CONTINUATION: u8 = 9;
 
-/// Flags of frames; [`ACK`] is of SETTINGS and PING.
+/// Frame flags; [`ACK`] belongs to SETTINGS and PING.
 pub(super) const END_STREAM: u8 = 1;
 pub(super) const ACK: u8 = 1;
 
@@ -24,7 +24,7 @@ pub(super) fn goaway(last_stream: u32) -> [u8; 17] {
     [0, 0, 8, 7, 0, 0, 0, 0, 0, a, b, c, d, 0, 0, 0, 11]
 }
 
-/// The head of a frame.
+/// A frame header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) length: u32,
@@ -33,13 +33,13 @@ pub(super) struct Head {
     pub(super) stream: u32,
 }
 
-/// Finds the heads in one direction of a connection.
+/// Finds the frame headers in one direction of a connection.
 #[derive(Debug, Default)]
 pub(super) struct FrameHeads {
-    /// The first bytes of a head whose other bytes are still to come.
+    /// The first bytes of a header whose other bytes have not arrived yet.
     split: [u8; HEAD_BYTES],
     split_bytes: usize,
-    /// Bytes left of the payload that is passing by.
+    /// Number of bytes left of the payload that is passing through.
     payload: usize,
 }
 
@@ -60,7 +60,8 @@ impl Head {
 // === impl FrameHeads ===
 
 impl FrameHeads {
-    /// The next head in `bytes`, which are cut down to what follows it; `None` at their end.
+    /// Returns the next header in `bytes` and advances `bytes` past it; `None` at the end of
+    /// `bytes`.
     #[inline]
     pub(super) fn next(&mut self, bytes: &mut &[u8]) -> Option<Head> {
         let skipped = self.payload.min(bytes.len());
@@ -83,7 +84,8 @@ impl FrameHeads {
         self.split_bytes == 0 && self.payload == 0
     }
 
-    /// The head of which some bytes came before, or that ends in a later read.
+    /// Returns a header that began in an earlier read; keeps the bytes of one that ends in a later
+    /// read.
     #[cold]
     fn join(&mut self, bytes: &mut &[u8]) -> Option<[u8; HEAD_BYTES]> {
         let wanted = self.split.get_mut(self.split_bytes..)?;

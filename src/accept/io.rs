@@ -1,5 +1,5 @@
-//! A connection that ends when its client does not say what it wants, does not read what it asked
-//! for, or does more than it may.
+//! A connection that is closed when its client sends no request, does not read the answers to its
+//! requests, or exceeds its limits.
 
 use std::io;
 use std::pin::Pin;
@@ -16,13 +16,15 @@ use super::ledger::{Excess, Ledger};
 use super::pool::{ConnectionGuard, ConnectionHandle};
 use super::turn::{Turn, TurnHandle};
 
-/// What a client of HTTP/2 has to say first (RFC 9113 §3.4). No request of HTTP/1.1 is shorter.
+/// The first bytes that an HTTP/2 client has to send (RFC 9113 §3.4). No HTTP/1.1 request is
+/// shorter.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// How long it may take over that.
+/// Maximum time for a client to send that many bytes.
 pub(super) const PREFACE_MAX: Duration = Duration::from_secs(10);
 
-/// A client that takes fewer bytes than this in so long, while more are waiting, is cut off.
+/// A client that accepts fewer bytes than this within the time below, while more are waiting, is
+/// cut off.
 const SEND_BYTES_MIN: usize = 64 * 1024;
 const SEND_MAX: Duration = Duration::from_secs(10);
 
@@ -31,22 +33,22 @@ pub struct Connection<I> {
     io: I,
     speaks: Speaks,
     life: Option<Duration>,
-    /// Of the preface, and then of the life.
+    /// The deadline of the preface, and then of the connection's age.
     end: Option<Pin<Box<Sleep>>>,
-    /// While the client does not read.
+    /// Present while the client does not read.
     stall: Option<Stall>,
-    /// The last second in which the ledger was looked through.
+    /// The second in which the ledger was last checked.
     swept: u32,
     turn: Turn,
     guard: ConnectionGuard,
 }
 
-/// What the client speaks, by its first bytes.
+/// The client's protocol, judged by its first bytes.
 enum Speaks {
-    /// It has sent so many bytes, all of which are of the preface of HTTP/2.
+    /// This many bytes have arrived, all of which match the preface of HTTP/2.
     Unknown(usize),
     Http2(Box<Ledger>),
-    /// HTTP/1, or nothing that we know: it has sent so many bytes.
+    /// HTTP/1 or an unknown protocol; this many bytes have arrived.
     Other(usize),
 }
 
@@ -64,17 +66,18 @@ impl<I> Connection<I> {
         Self { io, speaks, life, end, stall: None, swept: 0, turn, guard }
     }
 
-    /// What tells whoever serves the connection when to close it.
+    /// Returns the handle by which the server of the connection learns when to close it.
     pub fn handle(&self) -> ConnectionHandle {
         self.guard.handle().clone()
     }
 
-    /// From now on the connection is read on only after what was read has been handled.
+    /// From now on the connection is read again only after the bytes read before have been handled.
     pub fn wait_for_handling(&mut self) -> TurnHandle {
         self.turn.wait_for_handling()
     }
 
-    /// With as many bytes as the preface has, the life counts.
+    /// Once as many bytes as the preface has have arrived, the deadline is that of the connection's
+    /// age.
     fn note_preface(&mut self) {
         let end = self.end.take().zip(self.life).and_then(|(mut end, life)| {
             let accepted: Instant = end.deadline() - PREFACE_MAX;
@@ -136,7 +139,7 @@ impl<I> Connection<I> {
         }
     }
 
-    /// Looks through the streams, once a second.
+    /// Checks the streams, once a second.
     fn sweep(&mut self) -> Result<(), Excess> {
         let handle = self.guard.handle();
         let second = handle.second();
@@ -149,9 +152,9 @@ impl<I> Connection<I> {
         }
     }
 
-    /// Counts the streams that wait for the client: all that are open while it `is_stalled`, but
-    /// for those that may be quiet, which are bounded on their own. The rest of a request may have
-    /// been sent and not been read yet.
+    /// Counts the streams that wait for the client. While the client `is_stalled`, these are all
+    /// open streams except the long-lived ones, which have a limit of their own: the rest of a
+    /// request may have been sent and not been read yet.
     fn count_waiting(&mut self, is_stalled: bool) -> Result<(), Excess> {
         let Speaks::Http2(ledger) = &self.speaks else { return Ok(()) };
         let lasting = self.guard.handle().lasting_streams();
@@ -168,20 +171,21 @@ impl<I> Connection<I> {
 }
 
 impl<I: AsyncWrite + Unpin> Connection<I> {
-    /// Tells the client to calm down, if there is room for it, and why it is cut off.
+    /// Sends the client a GOAWAY if it can be written now, and returns the reason why the
+    /// connection is cut off.
     fn end(&mut self, Excess(what): Excess, cx: &mut Context<'_>) -> io::Error {
         debug!("a connection is closed: too many {what}");
         self.guard.handle().note_calmed();
         if let Speaks::Http2(ledger) = &self.speaks
             && ledger.is_between_frames()
         {
-            // Nothing can be made of a failure.
+            // A failure is ignored: the connection ends anyway.
             let _ = Pin::new(&mut self.io).poll_write(cx, &goaway(ledger.last_stream()));
         }
         io::Error::new(io::ErrorKind::ConnectionAborted, what)
     }
 
-    /// After an attempt to write `bytes`.
+    /// Handles the result of an attempt to write `bytes`.
     fn wrote(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,8 +1,8 @@
-//! What an HTTP/2 client may do on its connection: the streams that are open, for how long, and a
-//! budget for the frames that are no requests.
+//! Limits on an HTTP/2 connection: the number of open streams, how long they may be open, and a
+//! budget for frames that are not requests.
 //!
-//! `h2` answers control frames itself and does not say how many there were, nor which answers the
-//! client does not read. Both can be told from the heads of the frames that pass by.
+//! `h2` answers control frames itself and does not report how many arrived, nor which answers the
+//! client leaves unread. Both can be derived from the frame headers that pass through.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,53 +12,55 @@ use ratelease_engine::time::{Clock, Time};
 use super::frames::*;
 use super::waiting::Waiting;
 
-/// What the frames that are no requests cost. Those that cost more make `h2` visit every stream
-/// (SETTINGS) or answer (PING), or are of no use (empty DATA, kinds that HTTP/2 does not have).
+/// Costs of frames that are not requests. The expensive ones make `h2` visit every stream
+/// (SETTINGS) or answer (PING), or are useless (empty DATA, types that HTTP/2 does not define).
 const SETTINGS_COST: u32 = 64;
 const PING_COST: u32 = 8;
 const EMPTY_COST: u32 = 8;
 const COST: u32 = 1;
 
-/// The budget of a new connection: 32 SETTINGS or 2048 resets. More of it would serve a flood that
-/// connects again and again.
+/// The budget of a new connection: 32 SETTINGS or 2048 resets. A larger one would help a flood that
+/// reconnects again and again.
 const BUDGET_FIRST: u32 = 2 * 1024;
 
-/// The most that a budget grows to: what comes back in four seconds, for which this process may
-/// stand still while an Envoy goes on.
+/// Maximum of a budget: the amount regained in four seconds, a time for which this process may be
+/// stopped while an Envoy goes on.
 const BUDGET_MAX: u32 = 4 * PER_SECOND;
 
-/// What comes back each second. An Envoy that resets each stream after 20 ms has at most 256
-/// streams under way and so resets 12 800 a second; a flood is a hundred thousand and more.
+/// Budget regained each second. An Envoy that resets each stream after 20 ms has at most 256
+/// streams open and so resets 12 800 a second; a flood is a hundred thousand and more.
 const PER_SECOND: u32 = 16 * 1024;
 
-/// What each frame of headers that is sent earns, so that a client whose requests are answered may
-/// send frames in proportion: some ping and open their windows with each answer.
+/// Budget earned by each frame of headers sent, so that a client whose requests are answered may
+/// send frames in proportion: some clients ping and open their windows with each answer.
 const EARNED: u32 = 8;
 
-/// Streams that are open or refused but not yet told so, above which a client has to calm down.
+/// Maximum number of streams that are open, or refused without the client having been informed yet;
+/// above it the connection is closed with ENHANCE_YOUR_CALM.
 const STREAMS_HELD_MAX: usize = 4096;
 
-/// Seconds after which a request has to be whole. More than a few that are not end the connection;
-/// so does any after [`QUIET_MAX`]. A request that is one message has it in the packet of its head.
+/// Seconds after which a request has to be complete. A connection with more than a few incomplete
+/// ones is closed, and so is one with any after [`QUIET_MAX`]. A request of one message has the
+/// message in the same packet as its headers.
 const UNFINISHED_MAX: u32 = 2;
 const UNFINISHED_FEW: usize = 8;
 
-/// Seconds without a frame of an answer, above which its client does not read it: longer than any
-/// request may take to be answered (10 s).
+/// Seconds without a frame of an answer, above which the client is taken not to read it: longer
+/// than any request may take to be answered (10 s).
 const QUIET_MAX: u32 = 15;
 
-/// The streams of one connection, and what its client may still send.
+/// The streams of one connection, and the client's remaining budget.
 #[derive(Debug)]
 pub(super) struct Ledger {
     inbound: FrameHeads,
     outbound: FrameHeads,
-    /// Open ones by identifier, which only grows.
+    /// Open streams by identifier, which only grows.
     streams: VecDeque<Stream>,
     last_stream: u32,
-    /// Of the open streams: those whose request is not whole, and those whose answer has begun.
+    /// Among the open streams: those whose request is incomplete, and those whose answer has begun.
     unfinished: usize,
     answering: usize,
-    /// Bytes of header blocks since they were last asked for.
+    /// Bytes of header blocks since [`Ledger::take_header_bytes`] was last called.
     header_bytes: usize,
     budget: Budget,
 }
@@ -66,7 +68,8 @@ pub(super) struct Ledger {
 #[derive(Debug, Clone, Copy)]
 struct Stream {
     id: u32,
-    /// The second of its last frame that counts: the first of its request, then those sent.
+    /// The second of the stream's last frame that counts: the first of its request, then those
+    /// sent.
     moved: u32,
     is_whole: bool,
     is_answering: bool,
@@ -78,7 +81,7 @@ struct Budget {
     filled: Time,
 }
 
-/// The client has done more than it may.
+/// The client exceeded a limit; the text says which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Excess(pub(super) &'static str);
 
@@ -98,7 +101,7 @@ impl Ledger {
         }
     }
 
-    /// Takes in what was read in this second.
+    /// Processes bytes read in this second.
     pub(super) fn note_read(
         &mut self,
         mut bytes: &[u8],
@@ -114,7 +117,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes in what was written in this second; whether part of an answer was among it.
+    /// Processes bytes written in this second; returns whether they held part of an answer.
     pub(super) fn note_written(&mut self, mut bytes: &[u8], second: u32) -> bool {
         let mut has_answers = false;
         while let Some(head) = self.outbound.next(&mut bytes) {
@@ -124,18 +127,18 @@ impl Ledger {
         has_answers
     }
 
-    /// Open streams.
+    /// Number of open streams.
     pub(super) fn open(&self) -> usize {
         self.streams.len()
     }
 
-    /// Streams that wait for the client, but for `lasting` ones.
+    /// Number of streams that wait for the client, not counting `lasting` ones.
     pub(super) fn waiting(&self, lasting: usize) -> Waiting {
         let unread = self.answering.saturating_sub(lasting);
         Waiting { unfinished: self.unfinished, unread }
     }
 
-    /// Bytes of the header blocks that have begun since this was last called.
+    /// Bytes of the header blocks that have begun since the last call.
     pub(super) fn take_header_bytes(&mut self) -> usize {
         std::mem::take(&mut self.header_bytes)
     }
@@ -150,7 +153,7 @@ impl Ledger {
         self.outbound.is_between_frames()
     }
 
-    /// Fails if streams have stood still for too long; `lasting` of them may.
+    /// Fails if streams have made no progress for too long; `lasting` of them may.
     pub(super) fn sweep(&self, second: u32, lasting: usize) -> Result<(), Excess> {
         let (mut unfinished, mut quiet) = (0, 0);
         for stream in &self.streams {
@@ -237,7 +240,7 @@ impl Ledger {
 
     fn find(&self, id: u32) -> Option<usize> {
         let is = |stream: &Stream| stream.id == id;
-        // A message follows its head, and calls are mostly answered in their order.
+        // A message mostly follows its headers directly, and calls are mostly answered in order.
         if self.streams.back().is_some_and(is) {
             return Some(self.streams.len() - 1);
         }
@@ -258,7 +261,8 @@ impl Ledger {
 // === impl Budget ===
 
 impl Budget {
-    /// False if that much is not left. The clock is read only then.
+    /// Takes `cost` from the budget; returns false if less is left. The clock is read only when the
+    /// budget is too small.
     fn spend(&mut self, cost: u32, clock: &Clock) -> bool {
         if self.left < cost {
             self.fill(clock.now());

@@ -1,5 +1,5 @@
-//! The connections of one listener. A pool that is full closes the connection that was of no use
-//! for longest and takes the new one, so that a crowd of idle connections shuts nobody out.
+//! The connections of one listener. A full pool closes the connection that has been idle longest
+//! and accepts the new one, so that a crowd of idle connections cannot keep others out.
 
 mod members;
 
@@ -17,35 +17,36 @@ use tracing::warn;
 use super::waiting::{AllWaiting, Waiting};
 use members::{Close, Member, Members, Peer};
 
-/// Connections of one listener at most. An Envoy opens one or a few for each of its workers, so
-/// that this many serve hundreds of them.
+/// Maximum number of connections of one listener. An Envoy opens one or a few for each of its
+/// workers, so this many serve hundreds of Envoys.
 pub const CONNECTIONS_MAX: usize = 4096;
 
-/// Of the connections that a pool may have, one in so many is kept free for those that come while
-/// others are told to go.
+/// One in this many of a pool's connections is kept free for new clients while others are asked to
+/// go away.
 const SPARE_PART: usize = 8;
 
-/// A connection that is told to go to make room has this long to finish its calls.
+/// A connection that is asked to go away to make room has this long to finish its calls.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
 
-/// Seconds without an answer after which a connection is told to go.
+/// Seconds without an answer after which a connection is asked to go away.
 const IDLE_MAX: u32 = 600;
 
-/// Requests of one HTTP listener that begin and do not end, above which connections that have many
-/// of them are closed. Each takes some 3 KiB, and as much again as a task.
+/// Number of incomplete requests of one HTTP listener, above which connections that have many of
+/// them are closed. Each takes some 3 KiB, and as much again as a task.
 const UNFINISHED_MAX: usize = 384;
 
-/// As [`UNFINISHED_MAX`], of gRPC: a call gets no task before part of its message has come, or for
-/// a second. An Envoy has none, or one that is split in two; an HTTP/2 library under load sends the
-/// heads of up to 256 calls before their messages.
+/// Like [`UNFINISHED_MAX`], for gRPC: a call gets a task only once part of its message has arrived,
+/// or after a second. An Envoy has none, or one that is split in two; an HTTP/2 library under load
+/// sends the headers of up to 256 calls before their messages.
 const UNFINISHED_CALLS_MAX: usize = 2 * UNFINISHED_MAX;
 
-/// Requests of one listener that were handed on before they were whole, and of one connection,
-/// which may have as many whatever the others do. Each takes some 12 KiB.
+/// Maximum number of requests of one listener that are handed on incomplete; and of one connection,
+/// which may have as many regardless of the others. Each takes some 12 KiB.
 const HALVES_MAX: usize = 256;
 const HALVES_OWN: usize = 4;
 
-/// Counts the connections of a listener and makes room for new ones. A handle: clones share it.
+/// Counts the connections of a listener and makes room for new ones. A cheap handle: clones share
+/// all state.
 #[derive(Debug, Clone)]
 pub struct OpenConnections(Arc<Pool>);
 
@@ -53,7 +54,7 @@ pub struct OpenConnections(Arc<Pool>);
 struct Pool {
     max: usize,
     members: Mutex<Members>,
-    /// Counts the connections that came: the time by which idleness is compared.
+    /// Number of connections accepted so far: the time by which idleness is compared.
     came: AtomicU64,
     refused: AtomicU64,
     evicted: AtomicU64,
@@ -65,37 +66,37 @@ struct Pool {
     clock: Clock,
 }
 
-/// One connection of a pool, for whoever serves it. Clones share it.
+/// One connection of a pool, for the server of the connection. Clones share it.
 #[derive(Debug, Clone)]
 pub struct ConnectionHandle {
     pool: OpenConnections,
     member: Arc<Member>,
 }
 
-/// Counts one connection for as long as it lives.
+/// Counts one connection until it is dropped.
 #[derive(Debug)]
 pub(super) struct ConnectionGuard {
     handle: ConnectionHandle,
     waiting: Waiting,
 }
 
-/// Counts one request that came before it was whole for as long as it lives.
+/// Counts one request that was handed on incomplete, until it is dropped.
 #[derive(Debug)]
 pub struct Half(ConnectionHandle);
 
-/// Counts one stream that may be quiet for as long as it lives.
+/// Counts one stream that may be quiet, until it is dropped.
 #[derive(Debug)]
 pub struct Lasting(Arc<Member>);
 
 // === impl OpenConnections ===
 
 impl OpenConnections {
-    /// Takes so many HTTP connections, and [`CONNECTIONS_MAX`] at most.
+    /// Creates a pool of at most `max` HTTP connections, and at most [`CONNECTIONS_MAX`].
     pub fn new(max: usize) -> Self {
         Self::with_unfinished_max(max, UNFINISHED_MAX)
     }
 
-    /// As [`OpenConnections::new`], of gRPC.
+    /// Like [`OpenConnections::new`], for gRPC.
     pub fn for_calls(max: usize) -> Self {
         Self::with_unfinished_max(max, UNFINISHED_CALLS_MAX)
     }
@@ -116,22 +117,22 @@ impl OpenConnections {
         }))
     }
 
-    /// Connections open at present.
+    /// Number of open connections.
     pub fn count(&self) -> usize {
         self.0.members.lock().open.len()
     }
 
-    /// Connections that were closed at once since the process began.
+    /// Number of connections refused since the process began.
     pub fn refused(&self) -> u64 {
         self.0.refused.load(Ordering::Relaxed)
     }
 
-    /// Connections that were told to go to make room for others.
+    /// Number of connections asked to go away to make room for others.
     pub fn evicted(&self) -> u64 {
         self.0.evicted.load(Ordering::Relaxed)
     }
 
-    /// Connections that were closed because their client did more than it may.
+    /// Number of connections closed because their client exceeded a limit.
     pub fn calmed(&self) -> u64 {
         self.0.calmed.load(Ordering::Relaxed)
     }
@@ -148,11 +149,11 @@ impl OpenConnections {
         self.0.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes in a connection of this address; `None` if there is no room for it yet.
+    /// Admits a connection from this address; `None` if there is no room for it yet.
     pub(super) fn admit(&self, address: Option<IpAddr>) -> Option<ConnectionGuard> {
         let mut members = self.0.members.lock();
         if members.open.len() >= self.0.max {
-            // Those that were told to go, or else the next one, have no more time.
+            // Connections that were asked to go away, or else the next one, get no more time.
             self.evict(&members, Close::AtOnce);
             return None;
         }
@@ -203,14 +204,14 @@ impl Default for OpenConnections {
 // === impl ConnectionHandle ===
 
 impl ConnectionHandle {
-    /// Resolves once the connection is to go, when its calls have finished.
+    /// Resolves once the connection should close, after its calls have finished.
     pub async fn told_to_go(&self) {
-        // The sender lives as long as this.
+        // The sender lives as long as `self`.
         let _ = self.member.close.subscribe().wait_for(|asked| *asked > Close::No).await;
     }
 
-    /// Resolves once the connection has to end, whatever its calls, and counts its seconds until
-    /// then. Whoever serves the connection polls this beside it.
+    /// Resolves once the connection has to be closed even if calls are in progress, and counts its
+    /// seconds until then. The server of the connection polls this beside it.
     pub async fn over(&self) {
         tokio::select! {
             () = self.cut() => {}
@@ -218,16 +219,16 @@ impl ConnectionHandle {
         }
     }
 
-    /// Resolves once the connection has to end, whatever its calls: some time after it was told to
-    /// go, and at once when even that is too long.
+    /// Resolves once the connection has to be closed even if calls are in progress: [`LEAVE_MAX`]
+    /// after it was asked to go away, or at once if there is no time for that.
     async fn cut(&self) {
         let mut asked = self.member.close.subscribe();
         let _ = asked.wait_for(|asked| *asked > Close::No).await;
         let _ = timeout(LEAVE_MAX, asked.wait_for(|asked| *asked == Close::AtOnce)).await;
     }
 
-    /// Counts the seconds of the connection, for ever, and tells it to go once it was idle for so
-    /// many.
+    /// Counts the seconds of the connection and asks it to go away once it was idle for
+    /// [`IDLE_MAX`] of them; never returns.
     async fn count_seconds(&self) {
         loop {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -240,13 +241,13 @@ impl ConnectionHandle {
         }
     }
 
-    /// A stream of this connection that may be quiet; `None` if there are `max` already.
+    /// Registers a stream of this connection that may be quiet; `None` if there are `max` already.
     pub fn lasting(&self, max: usize) -> Option<Lasting> {
         let count = Lasting(Arc::clone(&self.member));
         (self.member.lasting.fetch_add(1, Ordering::Relaxed) < max).then_some(count)
     }
 
-    /// A request of this connection that is not whole; `None` if there are too many.
+    /// Registers an incomplete request of this connection; `None` if there are too many.
     pub fn half(&self) -> Option<Half> {
         let half = Half(self.clone());
         let own = self.member.halves.fetch_add(1, Ordering::Relaxed);
@@ -254,7 +255,7 @@ impl ConnectionHandle {
         (own < HALVES_OWN || all < HALVES_MAX).then_some(half)
     }
 
-    /// Ends the connection, whatever its calls.
+    /// Closes the connection, even if calls are in progress.
     pub fn close(&self) {
         self.member.ask_to_close(Close::AtOnce);
     }
@@ -272,7 +273,7 @@ impl ConnectionHandle {
         self.pool.clock()
     }
 
-    /// Part of an answer was sent.
+    /// Records that part of an answer was sent.
     pub(super) fn note_use(&self) {
         let Member { used, used_second, .. } = &*self.member;
         used.store(self.pool.0.came.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -304,8 +305,8 @@ impl ConnectionGuard {
         &self.handle
     }
 
-    /// Takes in that these streams wait for the client. False if they are too many while all
-    /// connections of the listener have too many.
+    /// Records how many streams wait for the client. Returns false if they are too many while all
+    /// connections of the listener together have too many.
     pub(super) fn note_waiting(&mut self, waiting: Waiting) -> bool {
         let before = std::mem::replace(&mut self.waiting, waiting);
         self.handle.pool.0.waiting.replace(before, waiting)

@@ -1,22 +1,22 @@
-//! Bounds what is read from one connection before other connections have their turn, so that a
-//! client that sends much delays its neighbours by little.
+//! Limits how much is read from one connection before other connections get their turn, so that a
+//! client that sends much delays the others only a little.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What one turn may cost: a byte costs one, which makes hundreds of calls. tokio lets a task go on
-/// for 128 reads, which is a mebibyte of frames. A client whose frames do as much as they can (a
-/// new window for all its streams) delayed a neighbour by 2.5 s that way, and by 0.4 s with this
-/// (a debug build).
+/// Maximum cost of one turn: a byte costs one, so a turn is hundreds of calls. tokio lets a task go
+/// on for 128 reads, which is a mebibyte of frames. With that, a client whose frames cause the most
+/// work possible (a new window for all its streams) delayed another connection by 2.5 s, and with
+/// this limit by 0.4 s (a debug build).
 pub(super) const COST_MAX: usize = 32 * 1024;
 
-/// What a byte of a header block costs. It may refer to a whole field, which takes some 100 ns to
-/// decode: with this, one read of `h2`'s (8 KiB) that is full of references ends the turn, and the
-/// hundred calls of an Envoy that fit into a read do not.
+/// Cost of a byte of a header block. It may refer to a whole field, which takes some 100 ns to
+/// decode: with this cost, one read by `h2` (8 KiB) that is full of references ends the turn, and
+/// the hundred calls of an Envoy that fit into a read do not.
 pub(super) const HEADER_BYTE_COST: usize = 4;
 
-/// What whoever serves a connection tells its reader, and is told by it. A handle: clones are of
-/// one connection.
+/// Signals between the server of a connection and its reader. A cheap handle: clones belong to the
+/// same connection.
 #[derive(Debug, Clone, Default)]
 pub struct TurnHandle(Arc<Flags>);
 
@@ -28,7 +28,7 @@ struct Flags {
     is_idle: AtomicBool,
 }
 
-/// The turn under way.
+/// The current turn.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     cost: usize,
@@ -40,12 +40,12 @@ pub(super) struct Turn {
 // === impl TurnHandle ===
 
 impl TurnHandle {
-    /// No request that was read waits to be accepted.
+    /// Signals that every request read so far has been accepted.
     pub fn note_handled(&self) {
         self.0.is_handled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether everything that the client has sent was read.
+    /// Whether all bytes received from the client have been read.
     pub fn is_idle(&self) -> bool {
         self.0.is_idle.load(Ordering::Relaxed)
     }
@@ -55,14 +55,15 @@ impl TurnHandle {
 
 impl Turn {
     /// From now on a new turn begins only after [`TurnHandle::note_handled`]. Without this `h2`
-    /// would read on before each call that it hands out, and calls that their client resets
-    /// meanwhile would pile up until there are too many of them.
+    /// would read on before each call that it hands out, and calls that their client resets in the
+    /// meantime would accumulate beyond the limit.
     pub(super) fn wait_for_handling(&mut self) -> TurnHandle {
         self.waits = true;
         self.handle.clone()
     }
 
-    /// Whether nothing may be read now. The connection is to be polled again after others.
+    /// Whether the turn is over, so that nothing may be read now. The connection has to be polled
+    /// again after others.
     pub(super) fn is_over(&mut self) -> bool {
         let Flags { is_handled, .. } = &*self.handle.0;
         let is_spent = self.cost >= COST_MAX;
@@ -76,13 +77,13 @@ impl Turn {
         is_spent && !self.waits
     }
 
-    /// So many bytes were read, and so many of header blocks have begun.
+    /// Records that this many bytes were read, and how many bytes of header blocks have begun.
     pub(super) fn note_read(&mut self, bytes: usize, header_bytes: usize) {
         self.cost += bytes + header_bytes * HEADER_BYTE_COST;
         self.handle.0.is_idle.store(false, Ordering::Relaxed);
     }
 
-    /// There was nothing to be read: others have their turn.
+    /// Records that there was nothing to read, which ends the turn.
     pub(super) fn note_idle(&mut self) {
         self.cost = 0;
         self.handle.0.is_idle.store(true, Ordering::Relaxed);

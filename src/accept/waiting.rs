@@ -1,23 +1,24 @@
-//! Bounds the streams that hold memory for clients that let us wait, over all connections of a
+//! Limits the streams that hold memory while they wait for their client, over all connections of a
 //! listener.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Answers that begin and are not taken, in all, above which connections that have many of them are
-/// closed. Each takes some KiB. An Envoy that reads its answers has none, or one that is split in
-/// two; one that does not read for a moment has up to 256.
+/// Number of answers begun and not read by their clients, over all connections, above which
+/// connections that have many of them are closed. Each takes some KiB. An Envoy that reads its
+/// answers has none, or one that is split in two; one that does not read for a moment has up to
+/// 256.
 pub(super) const UNREAD_MAX: usize = 320;
 
 /// Streams of one connection that wait for its client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Waiting {
-    /// Requests that begin and do not end.
+    /// Requests that have begun and are incomplete.
     pub(super) unfinished: usize,
-    /// Answers that begin and are not taken.
+    /// Answers that have begun and are not read.
     pub(super) unread: usize,
 }
 
-/// Those of all connections.
+/// The streams that wait, over all connections.
 #[derive(Debug)]
 pub(super) struct AllWaiting {
     unfinished: Total,
@@ -37,8 +38,8 @@ impl AllWaiting {
         Self { unfinished: Total::new(unfinished_max), unread: Total::new(UNREAD_MAX) }
     }
 
-    /// A connection that had `before` has `now`. False if that is too many while all connections
-    /// have too many.
+    /// Replaces the count of a connection, `before`, with `now`. Returns false if `now` is too many
+    /// while all connections together have too many.
     pub(super) fn replace(&self, before: Waiting, now: Waiting) -> bool {
         let is_finishing = self.unfinished.replace(before.unfinished, now.unfinished);
         self.unread.replace(before.unread, now.unread) && is_finishing
@@ -67,7 +68,7 @@ impl Total {
         now <= self.one_max(all)
     }
 
-    /// How many one connection may have while there are `all`.
+    /// Maximum for one connection while all connections together have `all`.
     fn one_max(&self, all: usize) -> usize {
         match all / self.max {
             0 => usize::MAX,

@@ -1,5 +1,5 @@
-//! What runs beside the calls. The supervisor keeps each task running: it ends by being dropped,
-//! and an HTTP listener also once it is told to.
+//! Tasks that run beside the calls. The supervisor restarts each task when it ends; dropping a task
+//! ends it for good, and an HTTP listener also ends once it is asked to stop.
 
 use std::io;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
 
-/// Supervised tasks; dropped, they end.
+/// Supervised tasks; dropping this ends them.
 pub(super) struct Background {
     tasks: JoinSet<()>,
     supervisor: Supervisor,
 }
 
-/// What is served on a port for HTTP.
+/// The pages served on one HTTP port.
 #[derive(Clone)]
 pub(super) struct Page {
     pub(super) site: Site,
-    /// True once no more is to be taken.
+    /// True once no more connections are to be accepted.
     pub(super) end: watch::Receiver<bool>,
 }
 
-/// A listener that can be had again and again, until it is given up.
+/// A listener that a restarted task can take again, until it is removed.
 type Source = Arc<Mutex<Option<std::net::TcpListener>>>;
 
 // === impl Background ===
@@ -46,7 +46,7 @@ impl Background {
         Self { tasks: JoinSet::new(), supervisor: supervisor.clone() }
     }
 
-    /// Tells gRPC's health service whatever `/healthcheck` says.
+    /// Keeps gRPC's health service in step with `/healthcheck`.
     pub(super) fn keep_health(
         &mut self,
         published: Arc<Published>,
@@ -56,7 +56,7 @@ impl Background {
         self.keep("health", (published, health, handle), keep_health);
     }
 
-    /// Looks after what `limiter` holds and has asked for.
+    /// Maintains the leases of `limiter` and its requests for more.
     pub(super) fn keep_limiter(&mut self, published: Arc<Published>, limiter: Limiter) {
         self.keep("rules", (published, limiter.clone()), keep_rules);
         let keep = |limiter: Limiter| async move { limiter.keep_beating().await };
@@ -82,7 +82,7 @@ impl Background {
         self.keep("metrics", push, Push::run);
     }
 
-    /// Writes the rules that come into force, and the counts of pods that `limiter` is given.
+    /// Writes the rules that come into force, and the pod counts that `limiter` receives.
     pub(super) fn keep_snapshot(&mut self, snapshot: Arc<Snapshot>, limiter: Limiter) {
         self.keep("snapshot", Arc::clone(&snapshot), Snapshot::run);
         let follow = |(snapshot, limiter): (Arc<Snapshot>, Limiter)| async move {
@@ -91,7 +91,7 @@ impl Background {
         self.keep("pods", (snapshot, limiter), follow);
     }
 
-    /// Serves `page` until it is told to end and every request has been answered.
+    /// Serves `page` until it is asked to stop and every request has been answered.
     pub(super) fn serve(
         &mut self,
         name: &'static str,
@@ -106,12 +106,12 @@ impl Background {
         Ok(())
     }
 
-    /// Ends every task where it stands.
+    /// Aborts every task.
     pub(super) fn abort(&mut self) {
         self.tasks.abort_all();
     }
 
-    /// Resolves once every task has ended; those that are only dropped never do.
+    /// Resolves once every task has ended; tasks that end only by being dropped never do.
     pub(super) async fn ended(&mut self) {
         while self.tasks.join_next().await.is_some() {}
     }
@@ -126,13 +126,14 @@ impl Background {
     }
 }
 
-/// Until something ends the changes, which nothing does.
+/// Returns if the sender of changes is gone, which does not happen.
 async fn keep_health((published, health, handle): (Arc<Published>, Health, HealthHandle)) {
     let mut changes = published.changes();
     loop {
         let healthy = health.is_healthy();
         handle.set(healthy);
-        // A drain that began meanwhile has said no, and the line above may have said yes after it.
+        // A drain that began meanwhile has set the status to unhealthy, and the line above may have
+        // overwritten that.
         if healthy == health.is_healthy() && changes.changed().await.is_err() {
             return;
         }
@@ -140,7 +141,7 @@ async fn keep_health((published, health, handle): (Arc<Published>, Health, Healt
 }
 
 /// Gives back the leases of rules that a new version no longer has. Begins with the rules in force:
-/// a version that came while the task was not running may have gone unseen.
+/// the task may have missed a version that came while it was not running.
 async fn keep_rules((published, limiter): (Arc<Published>, Limiter)) {
     let mut changes = published.changes();
     loop {
@@ -162,7 +163,7 @@ async fn serve_page(name: &str, source: Source, page: Page) {
     };
     let stop = async {
         told(&mut end).await;
-        // With the last of its descriptors the port is closed: nobody is left to wait there.
+        // Dropping the last of its descriptors closes the port: no client is left waiting there.
         drop(source.lock().take());
     };
     let served = async { serve::serve(listener?, site, stop).await };
@@ -194,7 +195,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// Its first heartbeats panic.
+    /// Panics at its first heartbeats.
     struct Faint {
         memory: MemoryStore,
         beats: AtomicUsize,
@@ -243,7 +244,7 @@ mod tests {
         assert!(store.beats.load(Ordering::Relaxed) > FAINTS + 2, "it beats on");
     }
 
-    /// The status line of the answer to `/`; none if nobody listens.
+    /// Returns the status line of the answer to `/`; `None` if nothing listens.
     async fn ask(addr: std::net::SocketAddr) -> Option<String> {
         let mut stream = TcpStream::connect(addr).await.ok()?;
         stream
@@ -266,7 +267,7 @@ mod tests {
         let routes = Router::new().route("/", get(answer));
         let supervisor = Supervisor::default();
         let mut background = Background::new(&supervisor);
-        // As `Background::serve`, with a fault before the first time.
+        // Like `Background::serve`, with an error before the first run.
         let source: Source = Arc::new(Mutex::new(Some(listener.into_std().unwrap())));
         let (open, unread) = (OpenConnections::default(), UnreadPages::default());
         let site = Site { routes, open, unread, streams_max: 1, in_turn: false };

@@ -1,4 +1,4 @@
-//! Listeners, bound early so that a port in use is told before anything else starts.
+//! Binds listeners early, so that a port in use is reported before any other part starts.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -14,26 +14,27 @@ use super::Open;
 use super::error::BuildError;
 use crate::accept::{CONNECTIONS_MAX, OpenConnections};
 
-/// Connections that may wait to be accepted, as `std` has it for TCP.
+/// Maximum number of connections that wait to be accepted, the same as in `std` for TCP.
 const BACKLOG: u32 = 128;
 
-/// How often a lock on the directory of a Unix socket is tried for, and the pause between two
-/// tries. It is held for as long as it takes to connect to a socket of this machine.
+/// Number of attempts to lock the directory of a Unix socket, and the pause between two attempts.
+/// The lock is held for as long as it takes to connect to a socket of this machine.
 const TURN_TRIES: u32 = 100;
 const TURN_PAUSE: Duration = Duration::from_millis(20);
 
-/// Of the files that this process may have open, one in so many may be connections of gRPC, of
-/// `PORT`, and of the debug and the metrics port each: a crowd at one port leaves files for the
-/// others, for Redis and for the rules.
+/// One in this many of the files that this process may have open may be a connection: of gRPC, of
+/// `PORT`, and of the debug and the metrics port each. A crowd at one port thus leaves files for
+/// the others, for Redis and for the rules.
 const GRPC_PART: usize = 2;
 const HTTP_PART: usize = 8;
 const PAGES_PART: usize = 16;
 
-/// However many files there are: probes and pages have few clients, each of which takes memory.
+/// Maximum however many files there are: probes and pages have few clients, each of which takes
+/// memory.
 const HTTP_MAX: usize = 1024;
 const PAGES_MAX: usize = 64;
 
-/// Room for connections, as far as the limit on open files lets there be.
+/// Creates the connection pools, sized by the limit on open files.
 pub(super) fn room() -> Open {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let files = files_max(&limits).unwrap_or(usize::MAX);
@@ -44,13 +45,14 @@ pub(super) fn room() -> Open {
     Open { grpc, http, debug: pages(), metrics: pages() }
 }
 
-/// The soft limit on open files in the text of proc(5); `None` if there is none.
+/// The soft limit on open files in the text of proc(5); `None` if the text has none.
 fn files_max(limits: &str) -> Option<usize> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Binds a TCP listener. `name` and `variable` tell people which one, and how to move it.
+/// Binds a TCP listener. `name` and `variable` appear in errors: which listener it is, and how to
+/// change its address.
 pub(super) async fn tcp(
     address: &HostPort,
     name: &str,
@@ -67,8 +69,8 @@ pub(super) async fn tcp(
     })
 }
 
-/// Binds a Unix socket, in the place of one that nobody listens on any more. Nobody can connect
-/// before it has its mode and group.
+/// Binds a Unix socket and replaces one that no process listens on any more. No client can connect
+/// before the socket has its mode and group.
 pub(super) async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
     let Uds { path, mode, group } = uds;
     let fault = |setting: &str, what: &dyn std::fmt::Display| {
@@ -91,9 +93,9 @@ pub(super) async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
     socket.listen(BACKLOG).map_err(|error| fault(MEND, &error))
 }
 
-/// Held from the look at `path` until it is listened on: two processes that start together would
-/// both find it free, and the second would take it from the first. The lock is on the directory, so
-/// that no file is left behind.
+/// Acquires a lock that is held from the check of `path` until the socket is listened on: two
+/// processes that start together would both find the path free, and the second would replace the
+/// socket of the first. The lock is on the directory, so that no file is left behind.
 async fn turn_at(path: &Path) -> Result<File, String> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     let directory = parent.unwrap_or(Path::new("."));
@@ -109,8 +111,8 @@ async fn turn_at(path: &Path) -> Result<File, String> {
     Err(format!("another process holds a lock on {}", directory.display()))
 }
 
-/// Removes the socket at `path` if nobody listens on it. Only a refused connection says so: one
-/// that cannot be made for another reason may have a listener that is busy.
+/// Removes the socket at `path` if no process listens on it. Only a refused connection proves that:
+/// a connection that fails for another reason may have a busy listener.
 async fn remove_stale(path: &Path) -> Result<(), String> {
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
@@ -130,13 +132,13 @@ async fn remove_stale(path: &Path) -> Result<(), String> {
 
 const LISTENED_ON: &str = "another process listens on it";
 
-/// Where a listener ended up; ports given as 0 are known now.
+/// The address a listener is bound to; a port given as 0 is resolved.
 pub(super) fn local(listener: &TcpListener) -> Result<SocketAddr, BuildError> {
     listener.local_addr().map_err(|error| BuildError::new(error.to_string()))
 }
 
-/// The address by which a listener is reached from this machine: "all interfaces" is none to
-/// connect to.
+/// The address at which a listener is reached from this machine, since a client cannot connect to
+/// "all interfaces".
 pub(super) fn reachable(mut listener: SocketAddr) -> SocketAddr {
     if listener.ip().is_unspecified() {
         match listener {

@@ -45,7 +45,7 @@ use crate::telemetry::trace::Tracer;
 use crate::telemetry::traced::Traced;
 use crate::telemetry::{Origin, Samples, Spool};
 
-/// Everything that counts something.
+/// The parts that count.
 struct Parts {
     limiter: Limiter,
     intake: Intake,
@@ -58,7 +58,7 @@ struct Parts {
     runtime: RuntimeMetrics,
 }
 
-/// The listeners, bound.
+/// The bound listeners.
 struct Bound {
     grpc: Listener,
     grpc_at: String,
@@ -70,14 +70,15 @@ struct Bound {
 // === impl App ===
 
 impl App {
-    /// Raises the limit of files, of which the store has its part. Then binds the listeners, loads
-    /// the rules and starts to connect to the store, in this order: a port in use is told before
-    /// anything else happens. The store need not be there. `clock` was started with the process;
-    /// `log` is where its lines go.
+    /// Raises the limit on open files, of which the store has its part. Then binds the listeners,
+    /// loads the rules and starts to connect to the store, in this order: a port in use is reported
+    /// before any other step. The store need not be reachable. `clock` was started with the
+    /// process; the log is written to `log`.
     ///
     /// # Errors
     ///
-    /// A port cannot be had, or there is no rules directory and nothing says to start without.
+    /// Fails if a port cannot be bound, or if there is no rules directory and no setting allows a
+    /// start without one.
     pub async fn build(
         settings: Settings,
         clock: Clock,
@@ -153,7 +154,7 @@ impl App {
 // === impl Parts ===
 
 impl Parts {
-    /// What has happened since the process began, and what is under way. Names may come twice.
+    /// Event counts since the process began, and current levels. A name may occur twice.
     fn counts(&self) -> Vec<Count> {
         let Open { grpc, http, debug, metrics } = &self.open;
         let of_all = |count: fn(&OpenConnections) -> u64| {
@@ -161,7 +162,7 @@ impl Parts {
         };
         let mut counts = vec![
             ("task_restarts", self.supervisor.restarts()),
-            // That wait for the CPU.
+            // Tasks that wait for a thread.
             ("tasks_ready", self.runtime.global_queue_depth() as u64),
             ("loader_panics", self.published.panics()),
             ("grpc_connections", grpc.count() as u64),
@@ -180,7 +181,7 @@ impl Parts {
         counts
     }
 
-    /// All that the debug port tells.
+    /// Everything that the debug port shows.
     fn exposed(
         self,
         counted: Counted,
@@ -224,19 +225,19 @@ async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildE
     Ok(Bound { grpc, grpc_at, http, debug, metrics })
 }
 
-/// What the debug port shows.
+/// The pages of the debug port.
 fn debug_pages(listeners: &Listeners, exposed: &Exposed, live: &Live) -> Router {
     let pages = admin::routes(exposed.status.clone()).merge(live.routes());
     guarded(listeners, pages.merge(metrics::routes("/metrics", exposed.clone())))
 }
 
-/// What the metrics port shows, to scrapers that know no token.
+/// The page of the metrics port, for scrapers that have no token.
 fn metrics_page(listeners: &Listeners, metrics: &Metrics, exposed: Exposed) -> Router {
     let page = metrics::routes(&metrics.path, exposed);
     guard::with_headers(guard_of(listeners).before(page))
 }
 
-/// `pages`, for those who may read them.
+/// Restricts `pages` to clients that may read them.
 fn guarded(listeners: &Listeners, pages: Router) -> Router {
     guard::with_headers(guard_of(listeners).with_token(&listeners.debug_token).before(pages))
 }
@@ -279,8 +280,9 @@ fn modes(answers: &Answers) -> Modes {
     }
 }
 
-/// Starts to watch the rules. Bad rules are logged and leave the process without any, as the
-/// reference; what cannot be read at all is more likely a mistake in the settings.
+/// Starts to watch the rules. Bad rules are logged and leave the process without any, as in the
+/// reference implementation; rules that cannot be read at all are more likely a mistake in the
+/// settings.
 async fn watch(
     source: &RulesSource,
     published: &Arc<Published>,
@@ -308,8 +310,7 @@ async fn watch(
     Ok(watcher)
 }
 
-/// The store of these settings, within the files that this process may have open. One on Redis has
-/// its exchanges traced.
+/// Opens the store of these settings, within the limit on open files. Requests to Redis are traced.
 fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
     let is_traced = tracer.is_on() && settings != StoreSettings::Memory;
     let store = store::open(settings.with_connections(files::part_of_redis));
@@ -322,7 +323,7 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
         wait_limit: leases.wait_limit,
         pods_expected: leases.pods_expected,
         buffer_bytes_max: leases.buffer_bytes_max,
-        // Drawn from the system's randomness, as every hash map's seed.
+        // Drawn from the system's randomness, like every hash map's seed.
         pod: RandomState::new().hash_one(()),
         hasher: KeyHasher::new(leases.key_secret.reveal()),
         modes: modes(answers),
@@ -331,7 +332,7 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
     Limiter::new(store, clock, options)
 }
 
-/// Until the store says how many pods there are, the counts that the snapshot kept stand in.
+/// The pod counts of the snapshot are used until the store reports how many pods there are.
 async fn recall_pods(snapshot: Option<Arc<Snapshot>>, limiter: &Limiter) {
     let Some(snapshot) = snapshot else { return };
     match spawn_blocking(move || snapshot.recall_pods()).await {
@@ -340,7 +341,7 @@ async fn recall_pods(snapshot: Option<Arc<Snapshot>>, limiter: &Limiter) {
     }
 }
 
-/// Read once: a clock that is set later changes nothing.
+/// Read once: a clock that is set later has no effect.
 fn unix_time() -> Duration {
     #[allow(clippy::disallowed_methods, reason = "the edge where the time of day is read")]
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()

@@ -1,6 +1,6 @@
 //! Why the application cannot start.
 
-/// Why the application cannot start: one line that says what, and how to mend it.
+/// Why the application cannot start: one line with the cause and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BuildError(String);

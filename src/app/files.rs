@@ -1,25 +1,25 @@
-//! How many files this process may have open: connections are files.
+//! The limit on open files of this process: each connection is a file.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Of the files that may be open, one in so many may be connections to one Redis: listeners have
-/// most of the others.
+/// One in this many of the files that may be open may be a connection to one Redis; the listeners
+/// get most of the others.
 const REDIS_PART: usize = 8;
-/// However few files may be open: a seed and the masters of a small cluster.
+/// Minimum of that, however few files may be open: a seed and the masters of a small cluster.
 const REDIS_MIN: usize = 4;
 
-/// Raises the limit as far as this process may. Many systems start processes with 1024, for the
-/// sake of programs that call select(2), and let them have hundreds of thousands.
+/// Raises the limit as far as this process is allowed to. Many systems start processes with 1024,
+/// for programs that call select(2), and allow hundreds of thousands.
 pub(super) fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current < limit.maximum || limit.maximum.is_none() {
         let raised = Rlimit { current: limit.maximum, ..limit };
-        // What is refused leaves the limit as it was, which everything keeps to.
+        // If this fails, the limit is unchanged, and all parts keep to it.
         let _ = setrlimit(Resource::Nofile, raised);
     }
 }
 
-/// Connections that one Redis may have of the present limit; at most `most`.
+/// Maximum number of connections to one Redis under the present limit; at most `most`.
 pub(super) fn part_of_redis(most: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current;
     let files = files.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX);

@@ -1,4 +1,4 @@
-//! What is counted, as the debug port tells it.
+//! The counts that the debug port shows.
 
 use ratelease_engine::lease::ShardTally;
 use ratelease_engine::limiter::Limiter;
@@ -8,7 +8,7 @@ use crate::hot::{HotKeys, OfRule, Top};
 use crate::metrics::{Calls, Meters, RuleTotals};
 use crate::observe::Observers;
 
-/// Those who count.
+/// The observers that count.
 pub(super) struct Counted {
     pub(super) meters: Option<Meters>,
     pub(super) hot_keys: HotKeys,
@@ -18,7 +18,7 @@ pub(super) struct Counted {
 // === impl Counted ===
 
 impl Counted {
-    /// They, to be told of each decision.
+    /// Observers that record each decision.
     pub(super) fn observers(&self) -> Observers {
         let observers = Observers::default().with_hot_keys(self.hot_keys.clone());
         match &self.meters {

@@ -1,4 +1,4 @@
-//! The debug port: what the process holds, for people and for `egctl`.
+//! The debug port: the state of the process, for people and for `egctl`.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::status::Status;
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// The routes of `DEBUG_PORT`, but for those of the live page.
+/// The routes of `DEBUG_PORT`, except those of the live page.
 pub fn routes(status: Status) -> Router {
     Router::new()
         .route("/", get(index))
@@ -62,7 +62,8 @@ async fn rlconfig(State(status): State<Status>) -> impl IntoResponse {
     page.map(|page| ([(CONTENT_TYPE, PLAIN)], page))
 }
 
-/// The reference's dump: a line for each rule, which ends with what the reference has not.
+/// The reference implementation's dump: a line for each rule, followed by the options that the
+/// reference does not have.
 fn dump(status: &Status) -> String {
     let mut page = String::new();
     for rule in status.published.current().iter().flat_map(|rules| rules.iter()) {
@@ -88,8 +89,8 @@ fn line(rule: &Rule) -> String {
     line
 }
 
-/// What a rule has that the reference's line has no word for, as it would stand in a file; nothing
-/// where it is as in the reference.
+/// Options of a rule that the reference's line cannot express, as they would stand in a file; empty
+/// if the rule behaves as in the reference.
 fn beyond(rule: &Rule) -> Vec<(&'static str, String)> {
     let mut set = Vec::new();
     if let Allowance::Limited(limit) = rule.allowance {
@@ -141,7 +142,7 @@ fn lease(terms: Terms) -> String {
     format!("{{{}}}", set.join(", "))
 }
 
-/// As rule files write it.
+/// Formats a duration as rule files write it.
 fn span(span: Duration) -> String {
     format!("{span:?}").replace('\u{b5}', "u")
 }
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
     use ratelease_rules::{Options, Source, load};
 
-    /// The dump's line of the only rule, whose `rate_limit` has this beside 9 a day.
+    /// The dump's line of the only rule, whose `rate_limit` has `beside` in addition to 9 a day.
     fn dumped(beside: &str) -> String {
         let text = format!(
             "domain: d\ndescriptors:\n  - key: k\n    rate_limit: {{unit: day, \

@@ -1,17 +1,17 @@
-//! Who may read the debug port, and ask `/json`: anybody who reaches it, but no page that a browser
-//! there has open.
+//! Who may read the debug port and call `/json`: any client that reaches it, but no foreign page
+//! open in a browser there.
 //!
-//! The ports ask for no password unless one was set, so that an operator's browser reaches them
-//! through a port-forward, and with it every page that the browser shows. Nothing on the debug port
-//! changes anything; what it tells (names of rules, settings, values of hot keys) is none of those
-//! pages' business, and neither is what `/json` charges.
+//! The ports ask for no password unless one was set, so that an operator's browser can reach them
+//! through a port-forward; every page open in that browser can then reach them too. Nothing on the
+//! debug port changes anything, but its content (names of rules, settings, values of hot keys) must
+//! not be readable by such pages, and they must not charge limits through `/json`.
 //!
 //! - A page of another origin cannot read an answer: none allows it. What such a page *loads* (an
 //!   image, a frame, a stream that takes the place of a listener) is refused by `Sec-Fetch-Site`
-//!   and `Origin`. To follow a link is allowed.
-//! - A page whose own name was made to lead here (DNS rebinding) could read all of it. It is
-//!   refused by the `Host` that it asks for: an address, or a name that nobody outside can have,
-//!   is good; others are told by a setting.
+//!   and `Origin`. Following a link is allowed.
+//! - A page whose own name was made to resolve to this address (DNS rebinding) could read all of
+//!   it. It is refused by the `Host` that it asks for. Allowed are addresses, names that cannot be
+//!   registered publicly, and the names in a setting.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -29,18 +29,18 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use ratelease_engine::secret::Secret;
 
-/// Names below which nobody outside can have one: reserved for use within (RFC 6761, ICANN's
-/// `internal`), and those of services in Kubernetes.
+/// Suffixes under which no outsider can register a name: those reserved for internal use (RFC 6761,
+/// ICANN's `internal`), and those of services in Kubernetes.
 const INNER: [&str; 4] = ["localhost", "internal", "svc", "cluster.local"];
 
-/// Bytes of a name that is refused that are told: none is longer (RFC 1035 §2.3.4).
+/// Maximum number of bytes shown of a refused name: no valid name is longer (RFC 1035 §2.3.4).
 const NAME_BYTES_MAX: usize = 255;
 
-/// Lets every name in.
+/// Allows every name.
 const ANY: &str = "*";
 
-/// Set on every answer that has none of its own: nothing here is to be kept, guessed at, framed, or
-/// loaded by another origin.
+/// Set on every answer that has no value of its own: answers must not be cached, sniffed, framed,
+/// or loaded by another origin.
 const HEADERS: [(HeaderName, HeaderValue); 5] = [
     (CACHE_CONTROL, HeaderValue::from_static("no-store")),
     (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
@@ -55,17 +55,17 @@ const HEADERS: [(HeaderName, HeaderValue); 5] = [
     ),
 ];
 
-/// Which names are good beside those that always are. A handle: clones share it.
+/// The names allowed in addition to those that always are. A cheap handle: clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Guard {
     allowed: Arc<[String]>,
     /// The setting that allows them.
     setting: &'static str,
-    /// What requests have to name, if anything.
+    /// The token that requests have to present, if one is set.
     token: Option<Arc<Token>>,
 }
 
-/// Text that requests have to name, by its hash: to compare takes the same time whatever they say.
+/// The hash of the token: comparing hashes takes the same time whatever a request presents.
 #[derive(Debug)]
 struct Token(blake3::Hash);
 
@@ -86,28 +86,28 @@ enum Refused {
 // === impl Guard ===
 
 impl Guard {
-    /// Lets requests for `allowed` in as well, as `setting` says: names without a port, or `*` for
-    /// all of them.
+    /// Also allows requests for the names in `allowed`, which come from `setting`: names without a
+    /// port, or `*` for all.
     pub fn new(allowed: &[String], setting: &'static str) -> Self {
         Self { allowed: allowed.into(), setting, token: None }
     }
 
-    /// Lets in only requests that name `token`, unless that is empty: as a bearer token (RFC 6750),
-    /// or as the password of any user (RFC 7617), which a browser asks its user for.
+    /// Allows only requests that present `token`, unless that is empty: as a bearer token (RFC
+    /// 6750), or as the password of any user (RFC 7617), for which a browser prompts.
     #[must_use]
     pub fn with_token(self, token: &Secret) -> Self {
         let hash = || Arc::new(Token(blake3::hash(token.reveal().as_bytes())));
         Self { token: (!token.is_empty()).then(hash), ..self }
     }
 
-    /// `routes`, behind the guard.
+    /// Puts `routes` behind the guard.
     pub fn before(&self, routes: Router) -> Router {
         routes.layer(middleware::from_fn_with_state(self.clone(), pass))
     }
 
     fn check(&self, request: &Request) -> Result<(), Refused> {
         let headers = request.headers();
-        // HTTP/2 has it in the address. A browser always tells it.
+        // HTTP/2 has the name in the request URI. A browser always sends it.
         let named = request.uri().authority().map(http::uri::Authority::as_str);
         let told = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
         for host in named.into_iter().chain(told) {
@@ -134,11 +134,12 @@ impl Guard {
         self.allowed.iter().any(|told| told == ANY || told.eq_ignore_ascii_case(name))
     }
 
-    /// Whether a browser says that a page of another origin asks, other than by following a link.
+    /// Whether a browser reports that a page of another origin makes the request, other than by
+    /// following a link.
     fn is_foreign(&self, method: &Method, headers: &HeaderMap, named: Option<&str>) -> bool {
         let header = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let says = |name, what| header(name) == Some(what);
-        // A form that is sent is followed like a link, but for its method.
+        // A submitted form looks like a followed link, except for its method.
         let is_link = [Method::GET, Method::HEAD].contains(method)
             && says("sec-fetch-mode", "navigate")
             && says("sec-fetch-dest", "document");
@@ -148,7 +149,7 @@ impl Guard {
         let Some(origin) = headers.get(ORIGIN) else { return false };
         let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
         let host = header(HOST.as_str()).or(named).unwrap_or_default();
-        // A name that is allowed may be a proxy's, which asks here by another.
+        // An allowed name may be that of a proxy, which connects here by another name.
         !origin.is_some_and(|(_, at)| at.eq_ignore_ascii_case(host) || self.is_told(name_of(at)))
     }
 }
@@ -182,7 +183,7 @@ impl Token {
     }
 }
 
-/// `routes`, whose answers say what browsers may do with them.
+/// Returns `routes` whose answers restrict what browsers may do with them.
 pub fn with_headers(routes: Router) -> Router {
     routes.layer(middleware::map_response(|mut response: Response| async move {
         for (name, value) in HEADERS {
@@ -192,16 +193,17 @@ pub fn with_headers(routes: Router) -> Router {
     }))
 }
 
-/// Without the port.
+/// The name or address in `host`, without the port.
 fn name_of(host: &str) -> &str {
     match host.rsplit_once(':') {
-        // An IPv6 address ends with a bracket, or with the port behind it.
+        // An IPv6 address ends with a bracket, or with the port after it.
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => host,
     }
 }
 
-/// An address, a name without dots, which no one can register, or one below [`INNER`].
+/// Whether `name` is an address, a name without dots, which cannot be registered, or a name under
+/// one of [`INNER`].
 fn is_own(name: &str) -> bool {
     let bracketed = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
     if let Some(address) = bracketed {
@@ -269,7 +271,7 @@ mod tests {
         assert_eq!(checked(&allowed, &[("host", "debug.example.com:443")]), Ok(()));
         assert!(checked(&allowed, &[("host", "a.debug.example.com")]).is_err());
         assert_eq!(checked(&["*"], &[("host", "any.example")]), Ok(()));
-        // Neither a browser, nor one that leaves us the choice.
+        // Requests that are not from a browser, and requests that name more than one host.
         assert_eq!(checked(&[], &[]), Ok(()));
         assert!(checked(&[], &[("host", "localhost"), ("host", "evil.example")]).is_err());
     }

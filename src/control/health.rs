@@ -1,12 +1,13 @@
-//! Whether this process is alive, healthy and ready. The store has no say: a decision has an answer
-//! without it, and a sidecar that stops being ready whenever Redis does takes its pod along.
+//! Whether this process is alive, healthy and ready. The state of the store does not matter:
+//! decisions are answered without it, and a sidecar that became unready with Redis would make its
+//! whole pod unready.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::Published;
 
-/// A view of the process's health. A handle: clones share everything.
+/// A view of the process's health. A cheap handle: clones share all state.
 #[derive(Clone)]
 pub struct Health {
     published: Arc<Published>,
@@ -17,17 +18,18 @@ pub struct Health {
 // === impl Health ===
 
 impl Health {
-    /// With `needs_rules` (`HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`), no rules is no health.
+    /// With `needs_rules` (`HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`), a process without rules is
+    /// unhealthy.
     pub fn new(published: Arc<Published>, needs_rules: bool) -> Self {
         Self { published, draining: Arc::default(), needs_rules }
     }
 
-    /// From now on this process is not healthy: it is about to end.
+    /// Marks this process as unhealthy from now on: it is about to end.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// What `/healthcheck` and the gRPC health service say.
+    /// The status that `/healthcheck` and the gRPC health service report.
     pub fn is_healthy(&self) -> bool {
         let rules = self.published.current();
         let has_rules = rules.is_some_and(|rules| rules.domains().next().is_some());

@@ -1,4 +1,4 @@
-//! The last minutes, second by second, so that a page that was just opened has something to draw.
+//! The last minutes, second by second, so that a newly opened page has data to draw.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use crate::metrics::Calls;
 
-/// Seconds that are kept: five minutes, in some 100 KiB.
+/// Number of seconds kept: five minutes, in some 100 KiB.
 pub const SECONDS_MAX: usize = 300;
 
-/// Seconds that [`History::recently`] looks at.
+/// Number of seconds that [`History::recently`] covers.
 const RECENT: usize = 60;
 
 /// What was decided in each of the last seconds. A handle: clones share it.
@@ -22,18 +22,18 @@ pub struct History(Arc<Mutex<Ring>>);
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// What there was at the last look, and when.
+    /// The time and the totals of the last call of [`History::note`].
     last: Option<(Duration, Calls)>,
-    /// [`SECONDS_MAX`] at most, the newest last.
+    /// At most [`SECONDS_MAX`], the newest last.
     seconds: VecDeque<Second>,
 }
 
-/// What was decided between two looks.
+/// The decisions between two calls of [`History::note`].
 #[derive(Debug)]
 struct Second {
-    /// When it ended, since the start of the process.
+    /// The end of this second, since the start of the process.
     end: Duration,
-    /// How long it was: about a second.
+    /// Its length: about a second.
     length: Duration,
     ok: u64,
     over_limit: u64,
@@ -44,7 +44,7 @@ struct Second {
 // === impl History ===
 
 impl History {
-    /// Takes in what there is `at` a time since the start of the process, all counts since then.
+    /// Records the totals since the start of the process; `at` is the time since then.
     pub fn note(&self, at: Duration, calls: Calls) {
         let ring = &mut *self.0.lock();
         if let Some((before, earlier)) = &ring.last {
@@ -106,12 +106,13 @@ impl Second {
     }
 }
 
-/// What a share of them, 0 to 1, did not exceed, in microseconds; `None` if there were none.
+/// The duration in microseconds that a `share` of them, 0 to 1, did not exceed; `None` if there
+/// were none.
 pub fn micros(took: &Buckets, share: f64) -> Option<f64> {
     took.quantile(share).map(|took| took.as_secs_f64() * 1e6)
 }
 
-/// What came to `later` after `earlier`, which has the same bounds.
+/// The counts added to `earlier` to reach `later`; both have the same bounds.
 fn since(later: &Buckets, earlier: &Buckets) -> Buckets {
     let mut difference = later.clone();
     combine(&mut difference, earlier, u64::saturating_sub, Duration::saturating_sub);
@@ -134,7 +135,7 @@ fn combine(
 mod tests {
     use super::*;
 
-    /// Ten requests a second: nine pass, one is denied, all within 20 µs.
+    /// Totals after ten requests a second: nine are allowed, one is denied, all within 20 µs.
     fn after(second: u64) -> Calls {
         Calls { ok: 9 * second, over_limit: second, errors: 0, took: took(10 * second) }
     }

@@ -4,9 +4,9 @@
 //!  each second: count ─▶ History ─┐ only while somebody listens:
 //!                                 └▶ one event ─▶ the queue of all listeners ─▶ their pages
 //! ```
-//! A listener that does not keep up is let go; its browser comes back by itself. The connection of
-//! one that is stuck is closed: nobody may hold a place for nothing. Events wait in one queue,
-//! however many listen.
+//! A listener that does not keep up is disconnected; its browser reconnects by itself. If a
+//! connection is stuck it is closed, so that no idle client keeps a place. All listeners share one
+//! queue of events.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,24 +30,26 @@ use super::page;
 use super::status::Status;
 use crate::accept::ConnectionHandle;
 
-/// Pages that may listen at once: each costs an event a second on the network.
+/// Maximum number of pages that listen at once: each costs an event a second on the network.
 pub const LISTENERS_MAX: usize = 16;
 
-/// Events after which a listener's place may be given to another when all are taken: what a client
-/// does not read, the network takes for minutes. A browser comes back by itself.
+/// Number of events after which a listener's place may be given to another when all are taken: for
+/// minutes, the network's buffers accept data that a client does not read. A browser reconnects by
+/// itself.
 const TENURE: u64 = 60;
 
-/// Events that wait at most, for all listeners: so many seconds may the network of one stall.
+/// Maximum number of queued events, for all listeners: a listener's network may stall for this many
+/// seconds.
 const QUEUE_MAX: usize = 8;
 
-/// Between two looks.
+/// The interval between two events.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// What a browser waits before it comes back, in milliseconds.
+/// The time that a browser waits before it reconnects, in milliseconds.
 const RETRY: &str = "retry: 2000\n\n";
 
-/// The page, and what it may do: run the script and the style that are in it, which are known by
-/// their SHA-256; listen here, and load nothing from anywhere.
+/// The page, and its content security policy: it may run the script and the style that it contains,
+/// identified by their SHA-256, and listen here; it may load nothing from elsewhere.
 const PAGE: &str = include_str!("live/page.html");
 const POLICY: &str = "default-src 'none'; \
      script-src 'sha256-A/FH+caNMQ0hKkKRi+ZR9gb6arWRhOFhRS0Ye+CJGjc='; \
@@ -55,7 +57,7 @@ const POLICY: &str = "default-src 'none'; \
      img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
      frame-ancestors 'none'";
 
-/// Feeds the page. A handle: clones share everything.
+/// Feeds the page. A cheap handle: clones share all state.
 #[derive(Clone)]
 pub struct Live {
     shared: Arc<Shared>,
@@ -63,38 +65,38 @@ pub struct Live {
 
 struct Shared {
     status: Status,
-    /// `None` once no more is told.
+    /// `None` once no more events are sent.
     told: Mutex<Option<Told>>,
 }
 
 struct Told {
     sender: broadcast::Sender<Bytes>,
-    /// Events so far.
+    /// Number of events so far.
     events: u64,
-    /// [`LISTENERS_MAX`] at most, the oldest first. Each lives as long as its listener's stream.
+    /// At most [`LISTENERS_MAX`], the oldest first. Each lives as long as its listener's stream.
     places: Vec<Weak<Place>>,
 }
 
-/// Somebody's place.
+/// The place of one listener.
 struct Place {
-    /// Events that were told before it came.
+    /// Number of events sent before this listener came.
     since: u64,
-    /// Events that it has taken, and those before.
+    /// Number of events that this listener has taken, plus those sent before it came.
     heard: AtomicU64,
     connection: Option<ConnectionHandle>,
 }
 
 struct Listener {
     place: Arc<Place>,
-    /// The last minutes, and how things stand.
+    /// The first events of a listener: the last minutes, and the present state.
     first: [Bytes; 3],
     heard: broadcast::Receiver<Bytes>,
 }
 
-/// Why somebody cannot listen.
+/// Why a client cannot listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Full {
-    /// There are [`LISTENERS_MAX`] already.
+    /// There are [`LISTENERS_MAX`] listeners already.
     Listeners,
     /// The process is about to end.
     Ending,
@@ -103,7 +105,7 @@ enum Full {
 // === impl Live ===
 
 impl Live {
-    /// Tells what `status` does.
+    /// Creates a page that shows `status`.
     pub fn new(status: Status) -> Self {
         let sender = broadcast::Sender::new(QUEUE_MAX);
         let told = Mutex::new(Some(Told { sender, events: 0, places: Vec::new() }));
@@ -118,28 +120,28 @@ impl Live {
             .with_state(self.clone())
     }
 
-    /// Looks once a second, for ever.
+    /// Records a second and sends an event once a second; never returns.
     pub async fn run(self) {
         let mut ticks = interval(PERIOD);
-        // What is late is not made up for: each look says how long it is since the one before.
+        // A late tick is not made up for: each second records its real length.
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
             self.note();
             if self.shared.is_heard() {
                 let live = self.clone();
-                // What could not be made is made a second later.
+                // An event that could not be made is made a second later.
                 let _ = page::made(move || live.tell()).await;
             }
         }
     }
 
-    /// From now on nothing is told. Whoever listens has heard all there is.
+    /// Stops sending events. Listeners have received every event so far.
     pub fn end(&self) {
         *self.shared.told.lock() = None;
     }
 
-    /// All that is done while nobody listens.
+    /// Records a second; this is the only work while no client listens.
     fn note(&self) {
         let Status { start, numbers, history, .. } = &self.shared.status;
         if let Some(calls) = numbers.calls() {
@@ -147,19 +149,19 @@ impl Live {
         }
     }
 
-    /// Sends everybody an event.
+    /// Sends an event to every listener.
     fn tell(&self) {
         let event = self.shared.now();
         if let Some(told) = &mut *self.shared.told.lock() {
             told.events += 1;
-            // All may have gone meanwhile.
+            // All listeners may have gone in the meantime.
             let _ = told.sender.send(event);
             told.let_go();
         }
     }
 
     fn listen(&self, connection: Option<ConnectionHandle>) -> Result<Listener, Full> {
-        // First: nothing is made for whoever finds no room.
+        // Subscribes first: no page is made for a client that finds no room.
         let (place, heard) = self.shared.subscribe(connection)?;
         let history = event("history", &self.shared.status.history.json());
         let first = [Bytes::from_static(RETRY.as_bytes()), history, self.shared.now()];
@@ -201,8 +203,8 @@ impl Shared {
 // === impl Told ===
 
 impl Told {
-    /// Forgets the places of those who have gone, and closes the connections of those who have
-    /// taken none of the events that wait: nothing asks their streams for more.
+    /// Removes the places of listeners that have gone, and closes the connections of those that
+    /// have taken none of the queued events: nothing polls their streams.
     fn let_go(&mut self) {
         let Self { events, places, .. } = self;
         places.retain(|place| {
@@ -233,7 +235,7 @@ impl Told {
 // === impl Listener ===
 
 impl Listener {
-    /// Ends once no more is told, or events were missed.
+    /// A stream that ends once no more events are sent, or events were missed.
     fn events(self) -> impl Stream<Item = Result<Bytes, Infallible>> {
         let Self { place, first, heard } = self;
         let rest = stream::unfold((place, heard), |(place, mut heard)| async {
@@ -245,7 +247,7 @@ impl Listener {
     }
 }
 
-/// As server-sent events have it. JSON has no line breaks of its own.
+/// Formats a server-sent event. JSON text has no line breaks of its own.
 fn event(name: &str, data: &Value) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }

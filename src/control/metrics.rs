@@ -1,5 +1,5 @@
-//! `/metrics`: the numbers of every part, as Prometheus reads them. What each means is in
-//! `docs/metrics.md`.
+//! `/metrics`: the numbers of every part, as Prometheus reads them. `docs/metrics.md` says what
+//! each means.
 
 mod counts;
 mod process;
@@ -19,19 +19,19 @@ use super::status::Status;
 use crate::metrics::family::{Family, Kind, Labels, Value};
 use crate::metrics::{Meters, text};
 
-/// Reads further families when asked.
+/// Returns further families when called.
 pub type Source = Arc<dyn Fn() -> Vec<Family> + Send + Sync>;
 
-/// All there is to measure. A handle: clones share everything.
+/// Everything that is measured. A cheap handle: clones share all state.
 #[derive(Clone)]
 pub struct Exposed {
-    /// What counts decisions; `None` where nothing does.
+    /// The counts of decisions; `None` if decisions are not counted.
     pub meters: Option<Meters>,
-    /// Rules, breakers and counts, as the status page tells them.
+    /// Rules, breakers and counts, as the status page shows them.
     pub status: Status,
-    /// What the asks of each shard have come to.
+    /// The results of the asks of each shard.
     pub tallies: Arc<dyn Fn() -> Vec<ShardTally> + Send + Sync>,
-    /// Whatever else there is; each family is of one source.
+    /// Further sources; each family comes from one source.
     pub more: Vec<Source>,
 }
 
@@ -48,7 +48,7 @@ async fn show(State(exposed): State<Exposed>) -> impl IntoResponse {
 // === impl Exposed ===
 
 impl Exposed {
-    /// Everything, at this moment.
+    /// All families, at this moment.
     pub fn families(&self) -> Vec<Family> {
         let in_force = self.status.published.current();
         let mut families: Vec<_> =

@@ -1,17 +1,17 @@
-//! Pages that take milliseconds to make, and may take megabytes: not on the threads that decide,
-//! and few at a time.
+//! Makes pages that take milliseconds and may take megabytes: outside the threads that decide, and
+//! few at a time.
 
 use http::StatusCode;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-/// Pages that are made at once. The others wait, for no longer than a request may take; a scrape of
-/// ten thousand rules takes some 10 MB while it is written.
+/// Maximum number of pages made at once. Others wait, for no longer than a request may take; a
+/// scrape of ten thousand rules takes some 10 MB while it is written.
 const AT_ONCE: usize = 2;
 
 static ROOM: Semaphore = Semaphore::const_new(AT_ONCE);
 
-/// The answer where a page could not be made.
+/// The answer if a page could not be made.
 pub(super) type Unmade = (StatusCode, &'static str);
 
 const UNMADE: Unmade = (
@@ -19,14 +19,14 @@ const UNMADE: Unmade = (
     "the page could not be made (a fault of the program's own; the log has more)\n",
 );
 
-/// What `make` makes.
+/// Runs `make` on a blocking thread, and returns its result.
 pub(super) async fn made<T: Send + 'static>(
     make: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Unmade> {
-    // It is never closed.
+    // The semaphore is never closed.
     let room = ROOM.acquire().await.map_err(|_| UNMADE)?;
     let make = move || {
-        // Goes when the work is done: whoever asked may be gone before.
+        // Released when the work is done: the client may be gone before.
         let _room = room;
         make()
     };

@@ -1,13 +1,14 @@
-//! The last good rules, kept in a file: what a start takes when its source has no rules to give.
-//! Beside them, the number of pods of each domain.
+//! The last good rules, kept in a file: a process uses them at its start when its source has no
+//! usable rules. The file also holds the number of pods of each domain.
 //!
-//! The file is replaced whole. Its rules are taken only if they are whole: a line
-//! `ratelease-rules 2 <BLAKE3> <bytes>`, then each source as the length of its name, the name, the
-//! length of its text and the text, lengths as eight bytes, the lowest first. It holds sources, not
-//! what was made of them, so that it serves whatever they came from and outlives the program's own
-//! shapes. After so many bytes follow the counts, which are taken only if they are whole: a line
-//! `ratelease-pods <BLAKE3>`, then each domain as its length and its name, and its pods as four
-//! bytes. Format 1 has no counts, and no number of bytes in its first line.
+//! The file is replaced as a whole. Its rules are used only if they are intact: a line
+//! `ratelease-rules 2 <BLAKE3> <bytes>`, then for each source the length of its name, the name, the
+//! length of its text and the text; lengths are eight bytes, little-endian. The file holds sources
+//! rather than compiled rules, so that it does not depend on where they came from or on the
+//! program's data structures. The pod counts follow after that many bytes and are used only if they
+//! are intact: a line `ratelease-pods <BLAKE3>`, then for each domain the length of its name, the
+//! name, and its pods as four bytes. Format 1 has no counts, and no number of bytes in its first
+//! line.
 
 mod format;
 mod pods;
@@ -30,10 +31,10 @@ use format::Kept;
 pub(super) use format::digest;
 pub use pods::{DOMAINS_MAX, Pods};
 
-/// Bytes of a snapshot at most: some 600 000 rules. What is larger is not kept.
+/// Maximum size of a snapshot in bytes: some 600 000 rules. A larger snapshot is not written.
 pub const SNAPSHOT_BYTES_MAX: usize = 64 << 20;
 
-/// Between two attempts to write what could not be written.
+/// Interval between attempts to write a snapshot that could not be written.
 const RETRY: Duration = Duration::from_secs(30);
 
 /// Keeps the last good rules in a file.
@@ -46,45 +47,45 @@ pub struct Snapshot {
     failed: AtomicU64,
 }
 
-/// To be written. What comes later takes its place, so that a disk that hangs holds up nothing.
+/// Data to be written. Newer data replaces it, so that a disk that hangs delays nothing else.
 #[derive(Debug, Default)]
 struct Waiting {
-    /// `None` if those of the file are to stay.
+    /// `None` if the sources in the file are to stay.
     sources: Option<Arc<Vec<Source>>>,
-    /// The last counts, written or not.
+    /// The latest counts, written or not.
     pods: Arc<Pods>,
     has_new_pods: bool,
 }
 
-/// One write.
+/// The data of one write.
 #[derive(Debug, Clone)]
 struct Next {
     sources: Option<Arc<Vec<Source>>>,
     pods: Arc<Pods>,
 }
 
-/// Why there is no snapshot to take, or why one was not kept.
+/// Why there is no snapshot to use, or why one was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// Nothing is there.
+    /// There is no file.
     #[error("there is none yet; it is written once good rules are loaded")]
     Missing,
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("it cannot be read: {0}; let the user of this process read it")]
     Unreadable(io::Error),
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error("it cannot be written: {0}; make room, and let the user of this process write there")]
     Unwritable(io::Error),
-    /// More than [`SNAPSHOT_BYTES_MAX`].
+    /// The snapshot is larger than [`SNAPSHOT_BYTES_MAX`].
     #[error("it is larger than {} MiB; name another file", SNAPSHOT_BYTES_MAX >> 20)]
     TooLarge,
-    /// Another kind of file.
+    /// The file is not a snapshot.
     #[error("it is no snapshot of rules; name another file")]
     Foreign,
-    /// Written by a program that knows more.
+    /// The file was written in a newer format.
     #[error("it has format {0}, and this version knows formats up to {1} only; remove it")]
     Unknown(u64, u64),
-    /// What it holds is not what was written.
+    /// The content does not match its hash.
     #[error("it is damaged or cut short; remove it")]
     Damaged,
 }
@@ -92,22 +93,22 @@ pub enum SnapshotError {
 // === impl Snapshot ===
 
 impl Snapshot {
-    /// A snapshot at `path`, which need not be there yet.
+    /// Creates a snapshot at `path`; the file need not exist yet.
     pub fn new(path: PathBuf) -> Self {
         let (written, failed) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { path, waiting: Mutex::default(), bell: Notify::new(), written, failed }
     }
 
-    /// Where it is.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The rules that were kept last. Blocks.
+    /// Reads the rules that were last written. Blocks.
     ///
     /// # Errors
     ///
-    /// There is nothing, or nothing whole.
+    /// Fails if there is no file, or none that is intact.
     pub fn read(&self) -> Result<Vec<Source>, SnapshotError> {
         Ok(self.read_all()?.sources)
     }
@@ -118,7 +119,7 @@ impl Snapshot {
             _ => SnapshotError::Unreadable(error),
         })?;
         if !found.is_file() {
-            return Err(SnapshotError::Foreign); // to open a pipe might take for ever
+            return Err(SnapshotError::Foreign); // opening a pipe might block without end
         }
         let mut bytes = Vec::new();
         let file = File::open(&self.path).map_err(SnapshotError::Unreadable)?;
@@ -130,14 +131,15 @@ impl Snapshot {
         format::decode(&bytes)
     }
 
-    /// Notes `sources` as what is to be kept from now on; [`Snapshot::run`] writes them. Never
+    /// Sets `sources` as the rules to be written from now on; [`Snapshot::run`] writes them. Never
     /// waits.
     pub fn keep(&self, sources: Vec<Source>) {
         self.waiting.lock().sources = Some(Arc::new(sources));
         self.bell.notify_one();
     }
 
-    /// Writes what is to be kept, for ever. What cannot be written is told once, and tried again.
+    /// Writes new data whenever there is any; never returns. A failed write is logged once, and
+    /// tried again.
     pub async fn run(self: Arc<Self>) {
         let mut told = String::new();
         loop {
@@ -164,13 +166,13 @@ impl Snapshot {
         }
     }
 
-    /// What has happened here since the process began, by name.
+    /// Event counts since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         vec![("snapshots_written", read(&self.written)), ("snapshot_failures", read(&self.failed))]
     }
 
-    /// Says once what is wrong, and once that it is over.
+    /// Logs an error once, and once that it is over.
     fn tell(&self, told: &mut String, error: &str) {
         let path = self.path.display();
         if error.is_empty() && !told.is_empty() {
@@ -181,8 +183,8 @@ impl Snapshot {
         error.clone_into(told);
     }
 
-    /// Puts `next` in the place of what was kept before, whole or not at all. Counts go with rules:
-    /// without a file there is nothing to write them to, and they wait for the next rules.
+    /// Replaces the file with `next`, completely or not at all. Counts need rules: without a file
+    /// there is nothing to add them to, and they wait for the next rules.
     fn write(&self, next: &Next) -> Result<(), SnapshotError> {
         let bytes = match &next.sources {
             Some(sources) => format::encode(sources, &next.pods)?,
@@ -195,7 +197,7 @@ impl Snapshot {
         let temporary = self.temporary();
         let replaced = self.replace(&temporary, &bytes);
         if replaced.is_err() {
-            // It may never have been there; what is left of it is of no use.
+            // The temporary file may not exist; if it does, it is of no use.
             let _ = fs::remove_file(&temporary);
         }
         replaced.map_err(SnapshotError::Unwritable)
@@ -207,19 +209,20 @@ impl Snapshot {
         {
             return Err(error);
         }
-        // Not through a link that somebody has put there.
+        // Does not follow a link that someone else has put there.
         let mut file = OpenOptions::new().write(true).create_new(true).open(temporary)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(temporary, &self.path)?;
-        // The name is in the directory once that is on the disk too.
+        // The new name is permanent once the directory is synced too.
         match self.path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             Some(parent) => File::open(parent)?.sync_all(),
             None => File::open(".")?.sync_all(),
         }
     }
 
-    /// Beside the snapshot, so that renaming it is one step; of this process alone.
+    /// In the same directory as the snapshot, so that one rename replaces it; its name is unique to
+    /// this process.
     fn temporary(&self) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(format!(".{}.tmp", std::process::id()));
@@ -230,14 +233,15 @@ impl Snapshot {
 // === impl Waiting ===
 
 impl Waiting {
-    /// What is to be written, if anything is.
+    /// Takes the data to be written, if there is any.
     fn take(&mut self) -> Option<Next> {
         let has_new_pods = std::mem::take(&mut self.has_new_pods);
         let sources = self.sources.take();
         (sources.is_some() || has_new_pods).then(|| Next { sources, pods: Arc::clone(&self.pods) })
     }
 
-    /// What could not be written is tried again, unless there is something newer.
+    /// Puts back data that could not be written, unless there is newer data, so that it is tried
+    /// again.
     fn put_back(&mut self, failed: Next) {
         self.sources = self.sources.take().or(failed.sources);
         self.has_new_pods = true;

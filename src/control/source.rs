@@ -16,7 +16,7 @@ pub struct Directory {
 // === impl Directory ===
 
 impl Directory {
-    /// The directory of `settings`, read as they say.
+    /// Creates a source for the directory of `settings`.
     pub fn new(settings: RulesSource) -> Self {
         Self { settings }
     }

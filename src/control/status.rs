@@ -1,4 +1,4 @@
-//! How the process is doing, in numbers: `/status`, and in words on the index of the debug port.
+//! The state of the process in numbers: `/status`, and as text on the index of the debug port.
 
 mod decided;
 pub mod numbers;
@@ -19,28 +19,28 @@ use super::Published;
 use super::history::History;
 use numbers::Numbers;
 
-/// What there is to tell. A handle: clones share everything.
+/// The sources of the status. A cheap handle: clones share all state.
 #[derive(Clone)]
 pub struct Status {
-    /// When the process began, and how long it took to serve.
+    /// When the process began, and how long it took until it served.
     pub start: Start,
-    /// The rules and how loading them went.
+    /// The rules and the results of loading them.
     pub published: Arc<Published>,
-    /// Where the counts live.
+    /// Description of the store of the counts.
     pub store: String,
-    /// How the shards do that have been asked.
+    /// The state of each shard that has been asked.
     pub shards: Arc<dyn Fn() -> Vec<ShardState> + Send + Sync>,
-    /// What has happened since the process began, by name; those of one name add up.
+    /// Event counts since the process began, by name; counts of the same name are added up.
     pub counts: Arc<dyn Fn() -> Vec<Count> + Send + Sync>,
-    /// What was decided since the process began.
+    /// Counts of decisions since the process began.
     pub numbers: Arc<dyn Numbers>,
-    /// And in each of the last seconds.
+    /// The decisions in each of the last seconds.
     pub history: History,
-    /// What the process was told at its start.
+    /// The settings of the process.
     pub settings: Arc<[Told]>,
 }
 
-/// When the process began, and how long it took until it served. A handle: clones share it.
+/// When the process began, and how long it took until it served. A cheap handle: clones share it.
 #[derive(Debug, Clone)]
 pub struct Start {
     clock: Clock,
@@ -55,12 +55,13 @@ impl Start {
         Self { clock, served_after: Arc::default() }
     }
 
-    /// From now on calls are served. Returns how long that took; only the first time counts.
+    /// Records that calls are served from now on. Returns how long that took; only the first call
+    /// has an effect.
     pub fn note_serving(&self) -> Duration {
         *self.served_after.get_or_init(|| self.uptime())
     }
 
-    /// How long the process has run.
+    /// Time since the process began.
     pub fn uptime(&self) -> Duration {
         self.clock.now().since(Default::default())
     }
@@ -69,7 +70,7 @@ impl Start {
 // === impl Status ===
 
 impl Status {
-    /// As `/status` shows it: an object.
+    /// The status as the JSON object of `/status`.
     pub fn json(&self) -> Value {
         let rules = self.published.current();
         let version = rules.as_ref().map(|rules| format!("{:016x}", rules.version()));
@@ -99,7 +100,7 @@ impl Status {
         })
     }
 
-    /// As the index shows it: a line each.
+    /// The status as the lines of the index.
     pub fn lines(&self) -> String {
         let rules = self.published.current();
         let version = rules.as_ref().map(|rules| format!("{:016x}", rules.version()));
@@ -133,7 +134,7 @@ impl Status {
         lines
     }
 
-    /// What has happened since the process began, by name.
+    /// Event counts since the process began, by name.
     pub(super) fn counts(&self) -> BTreeMap<&'static str, u64> {
         let mut counts = BTreeMap::new();
         for (name, count) in (self.counts)() {

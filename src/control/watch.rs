@@ -6,10 +6,11 @@
 //!                                                            ├─ good ─▶ publish
 //!                                                            └─ bad ──▶ refuse, log once
 //! ```
-//! Good rules are kept as a snapshot, which a start takes when it finds none to load.
-//! Whatever happens to the directory (files renamed into place, a ConfigMap's `..data` swapped, the
-//! directory or a link on the way to it replaced or gone), the next reading finds it; events only
-//! make that soon. The work has a thread of its own: it blocks, and compiling takes a while.
+//! Good rules are also written to a snapshot, from which a start takes rules when it finds none to
+//! load. Whatever happens to the directory (files renamed into place, a ConfigMap's `..data`
+//! swapped, the directory or a link on the way to it replaced or removed), the next reading finds
+//! it; events only make that reading happen sooner. The work has a thread of its own: it blocks,
+//! and compiling takes a while.
 
 mod eyes;
 mod load;
@@ -39,58 +40,60 @@ use load::{Digest, Found, Trouble};
 use retired::Retired;
 use times::Times;
 
-/// A change is over once nothing has happened for so long. Writing a file is several events.
+/// A change is complete once there has been no event for this long. Writing a file causes several
+/// events.
 const QUIET: Duration = Duration::from_millis(200);
-/// Under change without end, what there is by then is read; leaves time to be live within 1 s.
+/// If events do not stop, the rules are read after this long; this leaves time for them to be in
+/// force within 1 s.
 const SETTLE_MAX: Duration = Duration::from_millis(600);
-/// The rules are read at least so often: network file systems send no events, and a kernel whose
-/// queue overflows loses some.
+/// The rules are read at least this often: network file systems send no events, and a kernel whose
+/// queue overflows drops some.
 const POLL: Duration = Duration::from_secs(30);
-/// How far the watcher's thread stands back for those that answer requests: some tenth of a core
-/// is left to it where they want all of them.
+/// Niceness of the watcher's thread, in favour of threads that answer requests: it gets about a
+/// tenth of a core when they want all cores.
 const NICE: i32 = 10;
-/// Faults or warnings of one load that are logged, a line each.
+/// Maximum number of faults or warnings of one load that are logged, one line each.
 const LINES_LOGGED_MAX: usize = 20;
 
 const _: () = assert!(QUIET.as_millis() < SETTLE_MAX.as_millis());
 
-/// What to watch.
+/// The paths to watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchPaths {
     /// The directory with the rules. It need not exist yet.
     pub dir: PathBuf,
-    /// A directory above `dir`: it, and each on the way down, may be replaced at any time. Links
-    /// are watched in any case.
+    /// A directory above `dir`: this directory and each one on the way down to `dir` may be
+    /// replaced at any time. Links are watched in any case.
     pub root: Option<PathBuf>,
 }
 
-/// A running watch; it ends when this is dropped.
+/// A running watch; dropping it ends the watch.
 #[derive(Debug)]
 pub struct Watcher {
     bell: SyncSender<()>,
     is_stopping: Arc<AtomicBool>,
 }
 
-/// What the first load came to.
+/// The result of the first load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstLoad {
     /// Rule files read.
     pub files: usize,
-    /// Warnings about them, which have been logged.
+    /// Number of warnings about them, which have been logged.
     pub warnings: usize,
 }
 
-/// Nothing to take was found at first. Not logged: what to do about it is the caller's to say.
+/// The first load found no usable rules. It is not logged: the caller decides what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", faults.join("\n"))]
 pub struct FirstLoadFailed {
-    /// A line each, with its place.
+    /// One line for each fault, with its place.
     pub faults: Vec<String>,
-    /// There was nothing that could be read, which may be a mistake in the settings.
+    /// Nothing could be read, which may be a mistake in the settings.
     pub is_unread: bool,
 }
 
-/// How soon and how often.
+/// The timing of readings.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
     quiet: Duration,
@@ -107,9 +110,9 @@ struct Watch<L> {
     eyes: Eyes,
     bell: Receiver<()>,
     is_stopping: Arc<AtomicBool>,
-    /// What was read last, good or not.
+    /// What was last read, good or not.
     known: Option<Digest>,
-    /// What the rules in force were read from.
+    /// The state of the directory that the rules in force were read from.
     in_force: Option<Digest>,
     retired: Retired,
     times: Times,
@@ -118,12 +121,13 @@ struct Watch<L> {
 // === impl Watcher ===
 
 impl Watcher {
-    /// Loads the rules, then watches them. Returns after that first load, with what it came to; a
-    /// failed one leaves the watch running, so that rules which come later are found, and puts
-    /// those of `snapshot` in force, if it has any.
+    /// Loads the rules, then watches them. Returns after that first load, with its result. If it
+    /// fails, the watch goes on, so that later rules are found, and the rules of `snapshot` are put
+    /// in force, if it has any.
     ///
     /// # Errors
-    /// If there can be no thread, or the working directory that a relative path begins at is gone.
+    /// Fails if the thread cannot be started, or if the working directory that a relative path
+    /// starts from is gone.
     pub async fn spawn<L: Load>(
         paths: WatchPaths,
         load: L,
@@ -163,10 +167,10 @@ impl Watcher {
             times: Times::default(),
         };
         let (tell, first) = oneshot::channel();
-        // The thread logs where its starter does.
+        // The thread logs to the same subscriber as its starter.
         let log = dispatcher::get_default(Clone::clone);
         thread::Builder::new().name("rules-watch".to_owned()).spawn(move || {
-            // Where that is not allowed, loading may show in the answers' tail.
+            // Where that is not allowed, loading may show in the tail of the latencies of answers.
             let _ = rustix::process::nice(NICE);
             dispatcher::with_default(&log, || watch.run(tell));
         })?;
@@ -178,7 +182,7 @@ impl Watcher {
 impl Drop for Watcher {
     fn drop(&mut self) {
         self.is_stopping.store(true, Ordering::Relaxed);
-        // One that has rung already wakes it as well.
+        // If a wake-up is pending already, it serves for this one too.
         let _ = self.bell.try_send(());
     }
 }
@@ -188,7 +192,7 @@ impl Drop for Watcher {
 impl<L: Load> Watch<L> {
     fn run(mut self, tell: oneshot::Sender<Result<FirstLoad, FirstLoadFailed>>) {
         let first = self.turn(|_| {}).unwrap_or_else(|| {
-            Err(Trouble::Unread("the rules were not read".to_owned())) // nothing was known before
+            Err(Trouble::Unread("the rules were not read".to_owned())) // no state was known before
         });
         if first.is_err() {
             self.take_snapshot();
@@ -198,7 +202,7 @@ impl<L: Load> Watch<L> {
             is_unread: matches!(trouble, Trouble::Unread(_)),
         });
         if tell.send(first).is_err() {
-            return; // the start was given up, and nobody could end the watch later
+            return; // the start was cancelled, so the watch could not be ended later
         }
         loop {
             match self.wait() {
@@ -211,14 +215,14 @@ impl<L: Load> Watch<L> {
             }
             let turned = catch_unwind(AssertUnwindSafe(|| self.turn(tell_faults)));
             if turned.is_err() {
-                // The loader's panics are caught nearer to it; whatever this one was, rules that
-                // come later are to be found.
+                // Panics of the loader are caught in `load`. Whatever this panic was, the watch
+                // goes on, so that later rules are found.
                 self.published.note_panic();
             }
         }
     }
 
-    /// Waits for the bell, or until it is time to read again; frees former rules meanwhile.
+    /// Waits for a wake-up, or until it is time to read again; frees former rules meanwhile.
     fn wait(&mut self) -> Result<(), RecvTimeoutError> {
         let mut left = self.pace.poll;
         loop {
@@ -231,8 +235,8 @@ impl<L: Load> Watch<L> {
         }
     }
 
-    /// Waits until a change is over.
-    #[allow(clippy::disallowed_methods)] // the edge: only how long to wait is taken from the clock
+    /// Waits until a change is complete.
+    #[allow(clippy::disallowed_methods)] // the edge: the clock is used only for how long to wait
     fn settle(&self) {
         let start = Instant::now();
         while !self.is_stopping.load(Ordering::Relaxed) {
@@ -243,8 +247,9 @@ impl<L: Load> Watch<L> {
         }
     }
 
-    /// Reads the rules and takes what is new and good. `None` if nothing is new. What is to be told
-    /// is told before it is published, so that who waits for that finds it in the log.
+    /// Reads the rules and puts them in force if they are new and good. `None` if they are not new.
+    /// Results are logged before they are published, so that a task that waits for the publication
+    /// finds them in the log.
     fn turn(&mut self, tell: impl FnOnce(&[String])) -> Option<Result<FirstLoad, Trouble>> {
         self.eyes.arm(&self.paths);
         let Found::New { digest, sources, result } = load::load(&mut self.load, self.known) else {
@@ -284,7 +289,7 @@ impl<L: Load> Watch<L> {
         Some(Ok(FirstLoad { files, warnings }))
     }
 
-    /// Puts the rules of the snapshot in force, if it has any: the source has none to take.
+    /// Puts the rules of the snapshot in force, if it has any: the source has none that are usable.
     fn take_snapshot(&mut self) {
         let Some(snapshot) = self.snapshot.clone() else { return };
         let path = snapshot.path().display();

@@ -1,4 +1,4 @@
-//! Listeners: what they hear, who is let go, and how it ends.
+//! Listeners: the events they receive, when they are disconnected, and how the stream ends.
 
 use std::pin::Pin;
 
@@ -11,7 +11,7 @@ fn live() -> Live {
     Live::new(status_of(Fixed::default()))
 }
 
-/// One second.
+/// Advances by one second.
 fn look(live: &Live) {
     live.note();
     live.tell();
@@ -21,7 +21,7 @@ fn listener(live: &Live) -> Pin<Box<dyn Stream<Item = Result<Bytes, Infallible>>
     Box::pin(live.listen(None).map_err(|_| ()).expect("a place").events())
 }
 
-/// What a listener can hear by now, as text.
+/// The events that a listener can receive by now, as text.
 fn drained(events: &mut (impl Stream<Item = Result<Bytes, Infallible>> + Unpin)) -> Vec<String> {
     let next = || events.next().now_or_never()??.ok();
     std::iter::from_fn(next).map(|event| String::from_utf8_lossy(&event).into_owned()).collect()
@@ -97,7 +97,7 @@ async fn the_connection_of_who_is_stuck_is_closed_and_its_place_is_free() {
 
 #[test]
 fn the_oldest_makes_room_once_it_has_had_its_time() {
-    // Not a task of tokio's, which would have it pause now and then.
+    // Not a tokio task, which would yield now and then.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let _context = runtime.enter();
     let live = live();
@@ -126,7 +126,7 @@ fn at_the_end_every_stream_ends_and_none_begins() {
     look(&live);
 }
 
-/// What `sha256sum`, of coreutils, makes of `text`, in base 64.
+/// The output of `sha256sum`, from coreutils, for `text`, in base 64.
 fn sha256(text: &str) -> String {
     let script = "printf %s \"$0\" | sha256sum | cut -c-64 | tr a-f A-F | basenc -d --base16 \
                   | base64";
@@ -148,7 +148,7 @@ fn the_policy_knows_what_the_page_runs_and_the_page_loads_nothing() {
     let has_handlers = PAGE.contains(" onclick=") || PAGE.contains(" onload=");
     assert!(!PAGE.contains(" style=") && !has_handlers, "no policy lets these run");
     for never in ["http://", "https://", "//cdn", "innerHTML", "insertAdjacentHTML", "eval("] {
-        // The one name of SVG's elements is no address that is asked.
+        // The namespace of SVG's elements is a name, not an address that is requested.
         let found = PAGE.replace("http://www.w3.org/2000/svg", "");
         assert!(!found.contains(never), "{never}");
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::metrics::family::{Family, Kind, Labels, Value};
 
-/// A count that is not `ratelease_<name>_total`, or has more to be said of it.
+/// A count whose metric has another name than `ratelease_<name>_total`, or needs more description.
 struct Named {
     count: &'static str,
     metric: &'static str,
@@ -26,7 +26,7 @@ const fn listener(count: &'static str, name: &'static str) -> Named {
     Named { label, ..gauge(count, "ratelease_connections", "Open connections, by listener.") }
 }
 
-/// Told by shard.
+/// Counts that are reported by shard instead.
 const ELSEWHERE: [&str; 1] = ["breaker_opened"];
 
 const NAMED: [Named; 35] = [
@@ -128,7 +128,7 @@ const NAMED: [Named; 35] = [
 
 const ANSWERED: &str = "Charges that this failure mode answered, since the store did not.";
 
-/// `counts` as metrics: none is left out, whatever its name.
+/// Returns `counts` as metrics: every count is included, whatever its name.
 pub(super) fn families(counts: &BTreeMap<&'static str, u64>) -> Vec<Family> {
     let mut families: Vec<Family> = Vec::new();
     for (count, value) in counts.iter().filter(|(count, _)| !ELSEWHERE.contains(count)) {

@@ -7,7 +7,7 @@ use crate::metrics::family::{Family, Kind, Value};
 /// The kernel's unit of CPU time and of start times: USER_HZ, 100 on every platform we build for.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What `/proc` holds; `None` for what cannot be read.
+/// The values read from `/proc`; `None` for those that cannot be read.
 #[derive(Debug, Default, PartialEq)]
 struct Process {
     cpu_seconds: Option<f64>,
@@ -19,7 +19,7 @@ struct Process {
     start_seconds: Option<f64>,
 }
 
-/// What can be read of it at this moment.
+/// The metrics that can be read at this moment.
 pub(super) fn families() -> Vec<Family> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let mut process = Process::parse(
@@ -28,7 +28,7 @@ pub(super) fn families() -> Vec<Family> {
         &read("/proc/self/limits"),
         &read("/proc/stat"),
     );
-    // Less the one that reads the directory.
+    // Minus the descriptor that reads the directory.
     process.open_files =
         fs::read_dir("/proc/self/fd").ok().map(|files| (files.count() as u64).saturating_sub(1));
     process.families()
@@ -41,7 +41,7 @@ impl Process {
         // The second field is the program's name, which may hold spaces and brackets.
         let fields: Vec<&str> =
             stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
-        // Numbered from 1 in proc(5), whose third is the first here.
+        // proc(5) numbers fields from 1, and its third field is the first here.
         let ticks = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
         let kib = |name: &str| Some(value_of(status, name)?.parse::<u64>().ok()? * 1024);
         let booted = value_of(machine, "btime").and_then(|text| text.parse::<f64>().ok());
@@ -99,7 +99,7 @@ impl Process {
     }
 }
 
-/// The first word behind `name` at the start of a line.
+/// The first word after `name`, where `name` is at the start of a line.
 fn value_of<'t>(text: &'t str, name: &str) -> Option<&'t str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next())
 }

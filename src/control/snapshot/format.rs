@@ -1,23 +1,23 @@
-//! A snapshot's bytes.
+//! The byte format of a snapshot.
 
 use ratelease_rules::Source;
 
 use super::pods::{DOMAIN_BYTES_MAX, DOMAINS_MAX, PODS, Pods};
 use super::{SNAPSHOT_BYTES_MAX, SnapshotError};
 
-/// How every snapshot begins, whatever its format.
+/// The first bytes of every snapshot, in any format.
 const MAGIC: &[u8] = b"ratelease-rules ";
 
-/// How the counts of pods begin.
+/// The first bytes of the pod counts.
 const PODS_MAGIC: &[u8] = b"ratelease-pods ";
 
-/// The format that is written here. Format 1, without counts of pods, is read as well.
+/// The format that is written. Format 1, without pod counts, can be read too.
 const FORMAT: u64 = 2;
 
-/// Bytes of a length.
+/// Size in bytes of a length.
 const LENGTH: usize = size_of::<u64>();
 
-/// What a snapshot holds.
+/// The content of a snapshot.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     pub(super) sources: Vec<Source>,
@@ -25,7 +25,7 @@ pub(super) struct Kept {
     pub(super) pods: Option<Pods>,
 }
 
-/// Of names and texts with their lengths, so that no two lists hash alike.
+/// Hash of names and texts with their lengths, so that different lists hash differently.
 pub(in crate::control) fn digest(sources: &[Source]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in sources.iter().flat_map(parts) {
@@ -35,7 +35,7 @@ pub(in crate::control) fn digest(sources: &[Source]) -> blake3::Hash {
     hasher.finalize()
 }
 
-/// The bytes of a snapshot that holds `sources` and, where there is room left, `pods`.
+/// Returns the bytes of a snapshot that holds `sources` and, if there is room left, `pods`.
 pub(super) fn encode(
     sources: &[Source],
     pods: &[(Box<str>, u32)],
@@ -59,12 +59,11 @@ pub(super) fn encode(
     Ok(bytes)
 }
 
-/// What a snapshot holds. Its format is looked at first: what follows may be anything in another
-/// one.
+/// Decodes a snapshot. Checks the format first: the rest may be anything in another format.
 pub(super) fn decode(bytes: &[u8]) -> Result<Kept, SnapshotError> {
     let rest = match bytes.strip_prefix(MAGIC) {
         Some(rest) => rest,
-        // Cut off within the magic itself.
+        // The file ends within the magic bytes.
         None if MAGIC.starts_with(bytes) => return Err(SnapshotError::Damaged),
         None => return Err(SnapshotError::Foreign),
     };
@@ -88,8 +87,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Kept, SnapshotError> {
     Ok(Kept { sources, pods })
 }
 
-/// The hash in the `head` of format 2, and what follows that: sources, as long as the head says,
-/// and counts.
+/// Splits a snapshot of format 2 into the hash in its `head`, the sources, whose length is in the
+/// head, and the counts.
 fn divided<'b>(head: &'b str, rest: &'b [u8]) -> Option<(&'b str, &'b [u8], &'b [u8])> {
     let (hash, length) = head.split_once(' ')?;
     let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
@@ -98,8 +97,8 @@ fn divided<'b>(head: &'b str, rest: &'b [u8]) -> Option<(&'b str, &'b [u8], &'b 
     Some((hash, body, pods))
 }
 
-/// Counts with a hash of their own, so that they are whole or not taken. Those out of bounds are
-/// left out.
+/// Encodes counts with a hash of their own, so that damaged counts are ignored. Values out of
+/// bounds are left out.
 fn encode_pods(pods: &[(Box<str>, u32)]) -> Vec<u8> {
     let mut body = Vec::new();
     let fitting = pods.iter().filter(|(domain, count)| is_fitting(domain, *count));
@@ -112,8 +111,8 @@ fn encode_pods(pods: &[(Box<str>, u32)]) -> Vec<u8> {
     [PODS_MAGIC, hash.as_bytes(), b"\n", &body].concat()
 }
 
-/// The counts in `section`, which may be missing altogether; `None` if they are not what was
-/// written, or cannot be.
+/// Decodes the counts in `section`, which may be empty; returns `None` if they are damaged or out
+/// of bounds.
 fn decode_pods(section: &[u8]) -> Option<Pods> {
     if section.is_empty() {
         return Some(Pods::new());
@@ -148,7 +147,7 @@ fn length(part: &[u8]) -> [u8; LENGTH] {
     (part.len() as u64).to_le_bytes()
 }
 
-/// The text before the first `mark`, and what follows that.
+/// Splits `bytes` into the text before the first `mark` and the rest.
 fn until(bytes: &[u8], mark: u8) -> Option<(&str, &[u8])> {
     let at = bytes.iter().position(|byte| *byte == mark)?;
     Some((std::str::from_utf8(bytes.get(..at)?).ok()?, bytes.get(at + 1..)?))
@@ -164,7 +163,8 @@ fn split(mut body: &[u8]) -> Option<Vec<Source>> {
     Some(sources)
 }
 
-/// Takes a length off `body`, and so many bytes. No length is believed before the bytes are there.
+/// Removes a length from the front of `body`, and then that many bytes. Returns `None` if they are
+/// not there, so that a wrong length allocates nothing.
 fn take<'b>(body: &mut &'b [u8]) -> Option<&'b [u8]> {
     let (length, rest) = body.split_first_chunk::<LENGTH>()?;
     let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;

@@ -1,5 +1,5 @@
-//! How many pods each domain had when the store last said, kept beside the rules: what a pod that
-//! starts without the store takes its part of a limit by.
+//! The number of pods of each domain as the store last reported it, kept beside the rules: a pod
+//! that starts without the store derives its share of a limit from it.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use super::{Snapshot, SnapshotError};
 /// Pods of each domain.
 pub type Pods = Vec<(Box<str>, u32)>;
 
-/// Domains that are kept at most.
+/// Maximum number of domains that are kept.
 pub const DOMAINS_MAX: usize = 1024;
 
-/// Bytes of a domain that is kept at most.
+/// Maximum length in bytes of a domain that is kept.
 pub(super) const DOMAIN_BYTES_MAX: usize = 1024;
 
-/// What a count may be: a store counts no more.
+/// Valid range of a count: a store counts no more.
 #[allow(clippy::cast_possible_truncation, reason = "10 000")]
 pub(super) const PODS: RangeInclusive<u32> = 1..=PODS_MAX as u32;
 
-/// Between two looks at the counts, and so between two writes for their sake.
+/// Interval between reads of the counts, and so between writes because of them.
 const PODS_EVERY: Duration = Duration::from_secs(10);
 
 // === impl Snapshot ===
 
 impl Snapshot {
-    /// Takes the counts of the file for those to be kept, and returns them. None if there is no
-    /// file, or it is damaged, which is logged. Blocks.
+    /// Reads the counts in the file, sets them as those to be kept, and returns them. Returns none
+    /// if there is no file, or it is damaged, which is logged. Blocks.
     pub fn recall_pods(&self) -> Pods {
         let pods = match self.read_all() {
             Ok(kept) => kept.pods.ok_or(SnapshotError::Damaged),
@@ -47,7 +47,7 @@ impl Snapshot {
         pods
     }
 
-    /// Keeps what `counts` returns, looking every 10 s; never returns.
+    /// Keeps the counts that `counts` returns, reading them every 10 s; never returns.
     pub async fn follow_pods(&self, counts: impl Fn() -> Pods) {
         loop {
             tokio::time::sleep(PODS_EVERY).await;
@@ -55,8 +55,8 @@ impl Snapshot {
         }
     }
 
-    /// Notes `counts` as those to be kept from now on, beside earlier ones of other domains.
-    /// [`Snapshot::run`] writes them, if there is anything new. Never waits.
+    /// Sets `counts` as those to be kept from now on, in addition to earlier ones of other domains.
+    /// [`Snapshot::run`] writes them if they are new. Never waits.
     pub(super) fn keep_pods(&self, counts: Pods) {
         let mut waiting = self.waiting.lock();
         let counts = merged(counts, &waiting.pods);
@@ -69,8 +69,8 @@ impl Snapshot {
     }
 }
 
-/// `counts`, and those of `earlier` whose domains are not among them, in order of the domains. At
-/// the ceiling, earlier ones are left out.
+/// Merges `counts` with those of `earlier` for other domains, in order of the domains. Above the
+/// maximum, earlier ones are left out.
 fn merged(mut counts: Pods, earlier: &[(Box<str>, u32)]) -> Pods {
     counts.retain(|(domain, count)| domain.len() <= DOMAIN_BYTES_MAX && PODS.contains(count));
     counts.sort_unstable();

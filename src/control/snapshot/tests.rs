@@ -1,4 +1,4 @@
-//! What is kept comes back whole; what is not whole does not come back.
+//! Rules that were written are read back unchanged; a damaged file is not read.
 
 mod pods;
 
@@ -15,7 +15,7 @@ fn source(name: &str, text: &[u8]) -> Source {
     Source { name: name.to_owned(), text: text.to_vec() }
 }
 
-/// Sources of any bytes, and none.
+/// Lists of sources with arbitrary bytes, and an empty list.
 fn sources() -> Vec<Vec<Source>> {
     vec![
         vec![],
@@ -33,7 +33,7 @@ fn encode(sources: &[Source]) -> Vec<u8> {
     format::encode(sources, &[]).unwrap()
 }
 
-/// As format 1 had it.
+/// Encodes in format 1.
 fn encode_first(sources: &[Source]) -> Vec<u8> {
     let hash = digest(sources).to_hex();
     let mut bytes = format!("ratelease-rules 1 {hash}\n").into_bytes();
@@ -121,7 +121,7 @@ fn a_newer_format_and_other_files_are_refused_each_in_its_words() {
         let is_start = "ratelease-rules ".starts_with(foreign);
         assert_eq!(matches!(told, SnapshotError::Foreign), !is_start, "{foreign:?}: {told}");
     }
-    // A length that no file has.
+    // A length that no file can have.
     for first in [text, String::from_utf8(encode_first(&[source("a", b"b")])).unwrap()] {
         let head = first.split_inclusive('\n').next().unwrap();
         let absurd = [head.as_bytes(), &[0xff; 18]].concat();
@@ -145,7 +145,7 @@ fn what_is_missing_no_file_or_too_large_is_told() {
     symlink("rules.snapshot", snapshot.path()).unwrap();
     assert!(matches!(snapshot.read(), Err(SnapshotError::Unreadable(_))));
     fs::remove_file(snapshot.path()).unwrap();
-    // A hole: it takes no room.
+    // A sparse file: it takes no space on disk.
     File::create(snapshot.path()).unwrap().set_len(SNAPSHOT_BYTES_MAX as u64 + 1).unwrap();
     assert!(matches!(snapshot.read(), Err(SnapshotError::TooLarge)));
     let large = vec![source("a", &vec![b'a'; SNAPSHOT_BYTES_MAX])];
@@ -157,7 +157,7 @@ fn a_write_that_fails_leaves_the_last_one() {
     let dir = TempDir::new().unwrap();
     let snapshot = snapshot(&dir);
     snapshot.write(&rules(&[source("a", b"1")])).unwrap();
-    // In the place of the temporary file, and not to be removed as one.
+    // A directory in place of the temporary file: it must not be removed as if it were one.
     fs::create_dir(snapshot.temporary()).unwrap();
     assert!(matches!(
         snapshot.write(&rules(&[source("a", b"2")])),
@@ -165,7 +165,7 @@ fn a_write_that_fails_leaves_the_last_one() {
     ));
     assert_eq!(snapshot.read().unwrap(), [source("a", b"1")]);
     fs::remove_dir(snapshot.temporary()).unwrap();
-    // What a process that was killed has left behind is in nobody's way.
+    // A temporary file left behind by a killed process does not prevent a write.
     fs::write(snapshot.temporary(), "half").unwrap();
     snapshot.write(&rules(&[source("a", b"3")])).unwrap();
     assert_eq!(snapshot.read().unwrap(), [source("a", b"3")]);

@@ -1,4 +1,4 @@
-//! What was decided, as `/status` shows it.
+//! Decisions, as `/status` shows them.
 
 use std::collections::HashSet;
 
@@ -11,17 +11,16 @@ use crate::control::history::micros;
 use crate::hot::{Hot, OfRule, Top};
 use crate::metrics::{Calls, RuleTotals};
 
-/// Rules that are listed at most. A page shows no more in one view, and they are sent each second.
+/// Maximum number of rules listed. A page shows no more in one view, and they are sent each second.
 const RULES_MAX: usize = 200;
 
-/// Keys of each list of hot ones.
+/// Number of keys in each list of hot keys.
 const HOT_KEYS_MAX: usize = 10;
 
 // === impl Status ===
 
 impl Status {
-    /// How many decisions there were and how they were made; how long those of the last minute
-    /// took.
+    /// The number of decisions and how they were made; how long those of the last minute took.
     pub(super) fn decisions(&self) -> Value {
         let calls = self.numbers.calls();
         let is_counted = calls.is_some();
@@ -43,7 +42,7 @@ impl Status {
         })
     }
 
-    /// What was asked of all shards together, and what came of it.
+    /// The asks of all shards together, and their results.
     pub(super) fn leases(&self) -> Value {
         let tallies = self.numbers.leases();
         let sum = |of: fn(&ShardTally) -> u64| tallies.iter().map(of).sum::<u64>();
@@ -57,7 +56,7 @@ impl Status {
         })
     }
 
-    /// The rules that decided most; where there is room, those that decided nothing yet.
+    /// The rules that decided most; if there is room, also those that decided nothing yet.
     pub(super) fn rules_busiest(&self) -> Value {
         let rules = self.published.current().unwrap_or_default();
         let busiest = self.numbers.rules(RULES_MAX);
@@ -76,7 +75,7 @@ impl Status {
         json!({"requested": hot_keys(&requested), "denied": hot_keys(&denied)})
     }
 
-    /// As `/hotkeys` shows it: an object. Apart from `/status`, which is sent each second.
+    /// The object of `/hotkeys`. Separate from `/status`, which is sent each second.
     pub(in crate::control) fn hot_keys_by_rule(&self) -> Value {
         let rules = self.numbers.hot_keys_by_rule(HOT_KEYS_MAX);
         let of_rule = |OfRule { rule, requests, denials, top }: &OfRule| {
@@ -107,7 +106,7 @@ fn hot_key(hot: &Hot) -> Value {
     json!({"key": key, "rule": rule, "count": count, "share": share, "values": values})
 }
 
-/// What a rule says, and what it counted.
+/// The text of a rule, and its counts.
 fn told(rule: &Rule, counts: Option<&RuleTotals>) -> Value {
     let mut told = counted(&rule.path, counts);
     told["path"] = rule.steps().collect();
@@ -119,7 +118,7 @@ fn told(rule: &Rule, counts: Option<&RuleTotals>) -> Value {
     told
 }
 
-/// What was counted under a path that is no rule's, or none that is in force.
+/// The counts of a path that belongs to no rule, or to none that is in force.
 fn counted(path: &str, counts: Option<&RuleTotals>) -> Value {
     let of = |count: fn(&RuleTotals) -> u64| counts.map_or(0, count);
     json!({
@@ -131,7 +130,7 @@ fn counted(path: &str, counts: Option<&RuleTotals>) -> Value {
     })
 }
 
-/// Such as `100 / 5 minutes`.
+/// Formats a limit, such as `100 / 5 minutes`.
 fn words(limit: Limit) -> String {
     let unit = limit.unit.name().to_ascii_lowercase();
     match limit.unit_multiplier.get() {

@@ -1,28 +1,28 @@
-//! Where the numbers of `/status` and the live page come from.
+//! The source of the numbers of `/status` and the live page.
 
 use ratelease_engine::lease::ShardTally;
 
 use crate::hot::{OfRule, Top};
 use crate::metrics::{Calls, RuleTotals};
 
-/// What is counted of decisions and leases.
+/// Counts of decisions and leases.
 pub trait Numbers: Send + Sync {
-    /// Every call since the process began; `None` where decisions are not counted. Asked once a
-    /// second, whether or not somebody watches; the others only when somebody does.
+    /// Every call since the process began; `None` if decisions are not counted. Called once a
+    /// second, even while no client watches; the other methods are called only while one does.
     fn calls(&self) -> Option<Calls>;
 
     /// Descriptors, by how they were decided.
     fn by_how(&self) -> Vec<(&'static str, u64)>;
 
-    /// The rules that decided most, busiest first, `max` at most.
+    /// The rules that decided most, busiest first, at most `max`.
     fn rules(&self, max: usize) -> Vec<RuleTotals>;
 
-    /// The hottest keys of late, `max` of each kind at most.
+    /// The hottest keys of the last one to two minutes, at most `max` of each kind.
     fn hot_keys(&self, max: usize) -> Top;
 
-    /// And those of each of the busiest rules.
+    /// The hottest keys of each of the busiest rules.
     fn hot_keys_by_rule(&self, max: usize) -> Vec<OfRule>;
 
-    /// What the asks of each shard have come to.
+    /// The results of the asks of each shard.
     fn leases(&self) -> Vec<ShardTally>;
 }

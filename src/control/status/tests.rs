@@ -1,4 +1,4 @@
-//! What `/status` and the index tell.
+//! The content of `/status` and of the index.
 
 use ratelease_engine::buckets::Buckets;
 use ratelease_engine::lease::{HotKey, ShardTally};
@@ -9,7 +9,7 @@ use super::*;
 use crate::hot::{Hot, OfRule, Top};
 use crate::metrics::{Calls, Meters, RuleTotals};
 
-/// Numbers that stay as they are.
+/// Numbers that do not change.
 pub(in crate::control) struct Fixed {
     pub(in crate::control) calls: Calls,
     pub(in crate::control) by_how: Vec<(&'static str, u64)>,
@@ -19,7 +19,7 @@ pub(in crate::control) struct Fixed {
 }
 
 impl Default for Fixed {
-    /// Nothing at all.
+    /// All counts are zero.
     fn default() -> Self {
         let calls = Meters::default().calls();
         let (by_how, rules, hot_keys, hot_keys_by_rule) = Default::default();

@@ -1,4 +1,4 @@
-//! The watches themselves: set anew before each load, since the load may find other directories.
+//! The file system watches: set anew before each load, since the load may find other directories.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,21 +16,22 @@ use tracing::warn;
 use super::WatchPaths;
 use super::places::{DIRECTORIES_MAX, Places};
 
-/// Looks at the file system until two looks agree, this often at most; an event follows otherwise.
+/// Maximum number of times that the file system is scanned until two scans agree; if they never
+/// agree, an event follows.
 const LOOKS_MAX: usize = 4;
 
-/// Rings `bell` when something that matters happens. Without a watcher it is blind, and only the
-/// regular reading finds changes.
+/// Rings `bell` on each relevant event. Without a watcher it reports nothing, and only the periodic
+/// reading finds changes.
 pub(super) struct Eyes {
     bell: SyncSender<()>,
     watcher: Option<RecommendedWatcher>,
-    /// What matters now; the handler of events asks.
+    /// The places that matter now; the event handler reads them.
     places: Arc<Mutex<Places>>,
-    /// Each watched directory, and which one it was: another may stand in its place by now.
+    /// Each watched directory and its identity: another directory may have replaced it since.
     watched: HashMap<PathBuf, Identity>,
-    /// The last trouble told, so that each is told once.
+    /// The last error logged, so that each is logged once.
     trouble: String,
-    /// Tests close them.
+    /// Set by tests, to watch nothing.
     is_shut: bool,
 }
 
@@ -51,21 +52,21 @@ impl Eyes {
         }
     }
 
-    /// Never to see anything.
+    /// Creates eyes that report no event.
     #[cfg(test)]
     pub(super) fn shut(bell: SyncSender<()>) -> Self {
         Self { is_shut: true, ..Self::new(bell) }
     }
 
-    /// Watches what there is to watch by now. To be called before reading, so that what changes
-    /// after is either read or rings.
+    /// Watches the places that exist now. Call this before reading, so that a later change is
+    /// either read or rings the bell.
     pub(super) fn arm(&mut self, paths: &WatchPaths) {
         if self.is_shut {
             return;
         }
         // notify panics once its own thread has ended.
         let trouble = catch_unwind(AssertUnwindSafe(|| self.try_arm(paths))).unwrap_or_else(|_| {
-            // Dropping it would panic as well.
+            // Dropping the watcher would panic as well.
             mem::forget(self.watcher.take());
             self.watched.clear();
             Err("the file watcher panicked".to_owned())
@@ -82,7 +83,8 @@ impl Eyes {
         let mut result = Ok(());
         for look in 0..LOOKS_MAX {
             let places = Places::look(&paths.dir, paths.root.as_deref());
-            // What appeared after the first look and before the watch was set has not rung.
+            // A place that appeared after the first scan and before its watch was set has caused no
+            // event.
             if look > 0 && places == *self.places.lock() && self.is_watching(&places) {
                 break;
             }
@@ -105,7 +107,7 @@ impl Eyes {
                 }
             };
             if is_concern {
-                // A bell that has rung already need not ring twice.
+                // A bell that has rung already need not ring again.
                 let _ = bell.try_send(());
             }
         };
@@ -118,14 +120,14 @@ impl Eyes {
             && self.watched.iter().all(|(path, &was)| identity(path) == Some(was))
     }
 
-    /// Every directory is watched again, even one that is: its watch may have ended with a
-    /// directory that stood in its place before, under the same inode number.
+    /// Sets every watch again, even an existing one: it may have ended with a directory that was in
+    /// the same place before, under the same inode number.
     fn watch(&mut self, places: Places) -> Result<(), String> {
         let Some(watcher) = &mut self.watcher else { return Ok(()) };
         self.watched.retain(|path, was| {
             let keep = places.directories.contains(path) && identity(path) == Some(*was);
             if !keep {
-                // It may have ended by itself.
+                // The watch may have ended by itself.
                 let _ = watcher.unwatch(path);
             }
             keep

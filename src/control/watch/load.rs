@@ -1,4 +1,4 @@
-//! One load: read, see whether anything is new, compile.
+//! One load: read, check whether there are changes, compile.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::SystemTime;
@@ -7,68 +7,68 @@ use ratelease_rules::{Rules, Source};
 
 use crate::control::snapshot::digest;
 
-/// Readings of one load at most.
+/// Maximum number of readings of one load.
 const READINGS_MAX: usize = 4;
 
-/// How rules are read and compiled: the seam to `rules` and to where they come from. It may block;
-/// it is called from the watcher's own thread.
+/// Reads and compiles rules: separates the watch from `rules` and from their source. May block;
+/// called from the watcher's own thread.
 pub trait Load: Send + 'static {
-    /// Every source of rules, in an order that depends on nothing but their names.
+    /// Reads every source of rules, in an order that depends only on their names.
     ///
     /// # Errors
-    /// A line saying what could not be read, and why.
+    /// One line: the source that could not be read, and why.
     fn read(&mut self) -> Result<Vec<Source>, String>;
 
-    /// The rules of `sources`.
+    /// Compiles the rules of `sources`.
     ///
     /// # Errors
-    /// Every fault, each a line with its place; at least one.
+    /// Every fault, one line each with its place; at least one.
     fn compile(&mut self, sources: &[Source]) -> Result<Compiled, Vec<String>>;
 
-    /// When `source` was last changed, where that is known.
+    /// When `source` was last changed, if that is known.
     fn changed_at(&mut self, _source: &Source) -> Option<SystemTime> {
         None
     }
 }
 
-/// Good rules, with what is odd about them.
+/// Good rules, with their warnings.
 #[derive(Debug, Default)]
 pub struct Compiled {
     /// The rules.
     pub rules: Rules,
-    /// A line each, with its place.
+    /// One line for each warning, with its place.
     pub warnings: Vec<String>,
 }
 
-/// Tells two states of the directory apart.
+/// Identifies a state of the directory.
 pub(super) type Digest = blake3::Hash;
 
-/// What a load found.
+/// The result of a load.
 pub(super) enum Found {
-    /// What was known.
+    /// The state is the known one.
     Known,
-    /// Another state, with the rules in it or what is wrong with it.
+    /// Another state, with its rules or its faults.
     New { digest: Digest, sources: Vec<Source>, result: Result<Compiled, Trouble> },
 }
 
-/// Why a load found no rules to take.
+/// Why a load found no usable rules.
 pub(super) enum Trouble {
-    /// There was nothing that could be read.
+    /// Nothing could be read.
     Unread(String),
-    /// A line each.
+    /// One line for each fault.
     Faults(Vec<String>),
     /// The loader panicked.
     Panicked,
 }
 
-/// Loads, unless what is there is `known`. A panic is a fault as any other: it must not end the
-/// watch.
+/// Loads the rules, unless the state of the directory is `known`. A panic is a fault like any
+/// other: it must not end the watch.
 pub(super) fn load<L: Load>(load: &mut L, known: Option<Digest>) -> Found {
     catch_unwind(AssertUnwindSafe(|| attempt(load, known)))
         .unwrap_or_else(|_| refused(Trouble::Panicked, known))
 }
 
-/// The rules of `sources`, which no reading has found. A panic is a fault here too.
+/// Compiles `sources` that do not come from a reading. Here too a panic is a fault.
 pub(super) fn compile<L: Load>(load: &mut L, sources: &[Source]) -> Result<Compiled, Trouble> {
     let compiled = catch_unwind(AssertUnwindSafe(|| load.compile(sources)));
     compiled.map_err(|_| Trouble::Panicked)?.map_err(Trouble::Faults)
@@ -77,9 +77,9 @@ pub(super) fn compile<L: Load>(load: &mut L, sources: &[Source]) -> Result<Compi
 fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> Found {
     let mut last = None;
     // A link swapped between the reading of two files would mix two versions of the rules, and a
-    // file that goes away between being found and being read is an error, so a reading counts once
-    // another has found the same. Under change without end the last one counts: an event follows
-    // it.
+    // file that is removed between being found and being read is an error, so a reading is used
+    // only if the next one finds the same. If changes never stop, the last reading is used: an
+    // event follows it.
     for reading in 1..=READINGS_MAX {
         let read = load.read().map_err(Trouble::Unread);
         let digest = read.as_ref().map_or_else(Trouble::digest, |sources| digest(sources));
@@ -115,7 +115,7 @@ impl Trouble {
         blake3::hash(self.lines().concat().as_bytes())
     }
 
-    /// For people, a line each; at least one.
+    /// Lines for people, one for each fault; at least one.
     pub(super) fn lines(&self) -> Vec<String> {
         match self {
             Self::Unread(fault) => vec![fault.clone()],
@@ -138,7 +138,7 @@ mod tests {
     /// The file is not there.
     const GONE: &str = "gone";
 
-    /// Finds one text after another in its only file.
+    /// Returns the given texts one after another as its only file.
     struct Script {
         readings: VecDeque<&'static str>,
         compiled: Vec<String>,
@@ -161,8 +161,8 @@ mod tests {
         Source { name: "a.yaml".to_owned(), text: text.into() }
     }
 
-    /// What was compiled of these readings where `known` was known; `None` if nothing was found
-    /// new.
+    /// Checks what is compiled from these readings while `known` is known; `None` if nothing new
+    /// was found.
     fn check(known: Option<&'static str>, readings: &[&'static str], expected: Option<&str>) {
         let mut script =
             Script { readings: readings.iter().copied().collect(), compiled: Vec::new() };

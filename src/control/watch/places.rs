@@ -1,8 +1,8 @@
-//! Which directories to watch so that no change of the rules goes unseen.
+//! Finds the directories to watch so that no change of the rules is missed.
 //!
-//! Watched are directories, never files: a watch on a file follows the file when another is put in
-//! its place, and then sees nothing ever after. The way to the rules is walked link by link, since
-//! each link on it may be swapped: it is the directory with the link in it that tells.
+//! Only directories are watched, never files: a watch on a file stays on that file when another
+//! replaces it, and then reports nothing more. The way to the rules is walked link by link, since
+//! each link on it may be swapped: the event comes from the directory that contains the link.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -12,31 +12,31 @@ use std::path::{Component, Path, PathBuf};
 
 use notify::{Event, EventKind};
 
-/// Directories that are watched at most. What lies beyond is found when the rules are read again.
+/// Maximum number of watched directories. Changes in others are found by the periodic reading.
 pub(super) const DIRECTORIES_MAX: usize = 256;
-/// Entries of the rules directory that are looked at for links and directories.
+/// Maximum number of entries of the rules directory that are checked for links and directories.
 const ENTRIES_MAX: usize = 20_000;
-/// Links on one way; as many as Linux follows.
+/// Maximum number of links on one path, the same as in Linux.
 const LINKS_MAX: usize = 40;
 
-/// What to watch, found by one look at the file system. Paths are canonical.
+/// What to watch, found by one scan of the file system. Paths are canonical.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Places {
     /// Every directory to watch.
     pub(super) directories: BTreeSet<PathBuf>,
-    /// Those of them in which everything matters: the rules directory and those below it.
+    /// Watched directories in which every entry matters: the rules directory and those below it.
     whole: HashSet<PathBuf>,
-    /// Names that matter in the others: links, ends of links, and what is missing.
+    /// Names that matter in the other directories: links, targets of links, and missing names.
     names: HashSet<PathBuf>,
-    /// There were more than may be watched.
+    /// Some directories were left out because of the maximum.
     pub(super) is_cut: bool,
 }
 
 // === impl Places ===
 
 impl Places {
-    /// What to watch for the rules in `dir`; where `root` is given, that path and each directory
-    /// from it down to `dir` may also be replaced. Both are absolute.
+    /// Finds the places to watch for the rules in `dir`; if `root` is given, that path and each
+    /// directory from it down to `dir` may also be replaced. Both are absolute.
     pub(super) fn look(dir: &Path, root: Option<&Path>) -> Self {
         let mut places = Self::default();
         if let Some(root) = root {
@@ -51,7 +51,8 @@ impl Places {
         places
     }
 
-    /// Whether `event` may mean other rules. Reading a file is an event as well, and means none.
+    /// Whether `event` may mean that the rules changed. Reading a file is an event as well, and
+    /// does not.
     pub(super) fn concern(&self, event: &Event) -> bool {
         !matches!(event.kind, EventKind::Access(_))
             && (event.need_rescan() || event.paths.is_empty() || self.concern_any(&event.paths))
@@ -60,13 +61,13 @@ impl Places {
     fn concern_any(&self, paths: &[PathBuf]) -> bool {
         paths.iter().any(|path| {
             self.names.contains(path)
-                // A watched directory itself: gone, or moved away.
+                // A watched directory itself was removed or moved away.
                 || self.directories.contains(path)
                 || path.parent().is_some_and(|parent| self.whole.contains(parent))
         })
     }
 
-    /// Watches for `path` to be put in place of what it is now.
+    /// Watches for a replacement of `path`.
     fn add_entry(&mut self, path: &Path) {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return };
         if let Some(parent) = self.follow(parent) {
@@ -92,8 +93,8 @@ impl Places {
         has_room
     }
 
-    /// Walks to `path` and returns where it leads, without links. Each link on the way is watched,
-    /// and so is the first name that is missing.
+    /// Walks to `path` and returns its target, without links. Watches each link on the way, and the
+    /// first name that is missing.
     fn follow(&mut self, path: &Path) -> Option<PathBuf> {
         let mut place = PathBuf::from("/");
         let mut ahead = steps(path);
@@ -128,7 +129,7 @@ impl Places {
         Some(place)
     }
 
-    /// Everything in `dir` and below matters, and the ends of the links there.
+    /// Everything in and below `dir` matters, and so do the targets of the links there.
     fn add_tree(&mut self, dir: PathBuf) {
         let mut ahead = vec![dir];
         let mut entries = 0;
@@ -154,8 +155,8 @@ impl Places {
         }
     }
 
-    /// Watches where a link in the rules directory leads: a directory is returned, a file's own
-    /// directory is watched for it.
+    /// Watches the target of a link in the rules directory: returns a directory; for a file,
+    /// watches the directory that holds the file.
     fn add_link(&mut self, link: &Path) -> Option<PathBuf> {
         let end = self.follow(link)?;
         if end.is_dir() {
@@ -166,7 +167,7 @@ impl Places {
     }
 }
 
-/// The steps of a path, the first one last. A path that is absolute begins at the root by itself.
+/// The components of a path in reverse: the first one is last. An absolute path includes the root.
 fn steps(path: &Path) -> Vec<OsString> {
     let steps = path.components().rev().filter_map(|component| match component {
         Component::Normal(name) => Some(name.to_owned()),

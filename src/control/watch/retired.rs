@@ -1,19 +1,19 @@
-//! Former rules, kept until no answer is computed under them any more.
+//! Former rules, kept until no answer uses them any more.
 //!
-//! Who lets go of a version last frees it, and freeing a million rules takes a good part of a
-//! second. So the watcher keeps hold of what it has replaced: it has the time, and a thread that
-//! answers requests has not.
+//! The last holder of a version frees it, and freeing a million rules takes a good part of a
+//! second. The watcher therefore holds the versions that it has replaced: it has the time for that,
+//! and a thread that answers requests has not.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease_rules::Rules;
 
-/// Former versions that are kept hold of. An answer takes milliseconds and a load longer, so there
-/// are more only where something holds on to them; the oldest is then left to whoever that is.
+/// Maximum number of former versions held. An answer takes milliseconds and a load takes longer, so
+/// there are more only if some other part keeps one; the oldest is then left to its other holder.
 const RETIRED_MAX: usize = 4;
 
-/// How often is looked whether they are still used.
+/// Interval between checks whether they are still used.
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 /// Former versions that may still be in use, oldest first.
@@ -30,7 +30,7 @@ impl Retired {
         }
     }
 
-    /// Frees those that nobody else holds: nobody can come to hold them again.
+    /// Frees the versions that have no other holder: no new holder can appear.
     pub(super) fn free_unused(&mut self) {
         self.0.retain(|rules| Arc::strong_count(rules) > 1);
     }

@@ -1,4 +1,4 @@
-//! When rule files were changed, and how long it took until that was in force.
+//! When rule files were changed, and how long it took until the change was in force.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -7,7 +7,8 @@ use ratelease_rules::Source;
 
 use super::load::Load;
 
-/// When each source was changed that the rules in force were read from; as many as those may be.
+/// The time of change of each source that the rules in force were read from; never more than there
+/// are sources.
 #[derive(Debug, Default)]
 pub(super) struct Times {
     known: Option<HashMap<String, SystemTime>>,
@@ -16,9 +17,8 @@ pub(super) struct Times {
 // === impl Times ===
 
 impl Times {
-    /// Notes that the rules of `sources` are in force. Returns how long ago the newest of the
-    /// changes that this put in force was made; `None` at the start, which follows no change, and
-    /// where no file tells.
+    /// Notes that the rules of `sources` are in force. Returns the age of the newest change that
+    /// this put in force; `None` at the start, which follows no change, and if no file has a time.
     #[allow(clippy::disallowed_methods, reason = "files tell the time of day; only to be shown")]
     pub(super) fn note<L: Load>(&mut self, load: &mut L, sources: &[Source]) -> Option<Duration> {
         let times = sources.iter().filter_map(|source| {
@@ -30,7 +30,7 @@ impl Times {
         let changed =
             self.known.iter().flatten().filter(|(name, at)| before.get(*name) != Some(at));
         let newest = changed.map(|(_, at)| *at).max()?;
-        // A clock that was set back meanwhile leaves nothing to tell.
+        // If the clock was set back meanwhile, there is no age to return.
         SystemTime::now().duration_since(newest).ok()
     }
 }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
     use crate::control::watch::Compiled;
 
-    /// Files that were changed so many seconds ago, by their names.
+    /// Files by name, and how many seconds ago each was changed.
     struct Files(HashMap<String, u64>);
 
     impl Load for Files {

@@ -1,4 +1,4 @@
-//! Counts of pods beside the rules.
+//! Pod counts beside the rules.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn pods(counts: &[(&str, u32)]) -> Pods {
     counts.iter().map(|&(domain, count)| (domain.into(), count)).collect()
 }
 
-/// A file whose section of counts is `body`, with its hash.
+/// A file whose section of counts is `body`, with a valid hash.
 fn with_section(sources: &[Source], body: &[u8]) -> Vec<u8> {
     let mut whole = encode(sources);
     let section = format!("ratelease-pods {}\n", blake3::hash(&[]).to_hex());
@@ -89,7 +89,7 @@ fn counts_that_do_not_fit_are_not_written() {
     let counts = pods(&[("none", 0), ("good", 2), ("many", 10_001)]);
     let whole = format::encode(&[], &counts).unwrap();
     assert_eq!(format::decode(&whole).unwrap().pods, Some(pods(&[("good", 2)])));
-    // Rules that leave no room are kept without them.
+    // Rules that leave no room are written without counts.
     let text = vec![b'a'; SNAPSHOT_BYTES_MAX - encode(&[source("a", b"")]).len() - 7];
     let whole = format::encode(&[source("a", &text)], &counts).unwrap();
     assert!(whole.len() <= SNAPSHOT_BYTES_MAX);
@@ -151,7 +151,7 @@ async fn counts_are_looked_at_every_ten_seconds_and_written_only_if_they_changed
     let snapshot = Arc::new(snapshot(&dir));
     snapshot.write(&rules(&[source("a", b"1")])).unwrap();
     let looks = AtomicU64::new(0);
-    // Another count each two looks.
+    // Returns another count at every second call.
     let counts = || {
         let look = looks.fetch_add(1, Ordering::Relaxed);
         pods(&[("shop", 1 + u32::try_from(look / 2).unwrap())])
