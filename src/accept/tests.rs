@@ -1,4 +1,4 @@
-//! Listeners that fail, and pools that are full.
+//! Listeners that fail, and full pools.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::*;
 
-/// Fails in every way before it gives a connection.
+/// A listener that fails in every way before it returns a connection.
 struct Failing(AtomicUsize);
 
 impl Accept for Failing {
@@ -48,7 +48,7 @@ async fn errors_are_waited_out() {
     }
 }
 
-/// Gives connections whose clients wait for nothing.
+/// A listener that returns connections without end; their clients wait for nothing.
 struct Endless;
 
 impl Accept for Endless {
@@ -70,7 +70,7 @@ async fn a_connection_is_refused_only_when_none_of_the_others_ends() {
         crowd.push(connections.next().await.unwrap().unwrap());
     }
     assert_eq!((open.count(), open.refused()), (MAX, 0));
-    // Whoever serves them does not hear.
+    // The servers of the connections ignore requests to close.
     let mut next = connections.next();
     let limit = ROOM_WAIT_MAX * ROOM_WAITS * 3 / 2;
     assert!(tokio::time::timeout(limit, &mut next).await.is_err());

@@ -1,5 +1,5 @@
-//! One call on a connection: answered on the spot if it is plain and nobody has to wait, else
-//! handed on to tonic.
+//! One call on a connection: answered in place if it is plain and need not wait, else handed on to
+//! tonic.
 
 use std::task::{Context, Poll};
 
@@ -26,20 +26,20 @@ pub(super) struct Call {
     pub(super) respond: SendResponse<Bytes>,
 }
 
-/// What becomes of a call.
+/// The result of an attempt to answer a call.
 pub(super) enum Step {
-    /// It has ended.
+    /// The call has ended.
     Done,
-    /// Nothing of its message has come.
+    /// No part of the message has arrived.
     Unread(Call),
-    /// It takes longer.
+    /// The call takes longer: it is for tonic.
     Rest(Rest),
 }
 
 // === impl Call ===
 
 impl Call {
-    /// Answers it, if that can be done at once; else returns it.
+    /// Answers the call if that is possible without waiting; else returns it.
     pub(super) fn answer(mut self, intake: &Intake, peer: &Peer, cx: &mut Context<'_>) -> Step {
         if !self.is_plain() {
             return Step::Rest(self.hand_on(intake, peer, None));
@@ -50,7 +50,7 @@ impl Call {
             Poll::Ready(None) => return Step::Rest(self.hand_on(intake, peer, None)),
             Poll::Ready(Some(Err(_))) => return Step::Done, // the client has reset it
         };
-        // It has been read whole, whatever becomes of it.
+        // The bytes have been read completely, whatever the result of the call.
         let _ = self.request.body_mut().flow_control().release_capacity(read.len());
         if !self.request.body().is_end_stream() {
             return Step::Rest(self.hand_on(intake, peer, Some(read)));
@@ -64,7 +64,7 @@ impl Call {
         };
         let code = match answered {
             None => {
-                // Whoever sees to it begins another.
+                // tonic's route begins another span for the call.
                 span.inspect(Span::discard);
                 return Step::Rest(self.hand_on(intake, peer, Some(read)));
             }
@@ -94,7 +94,7 @@ impl Call {
             && !request.headers().contains_key(CONTENT_ENCODING)
     }
 
-    /// An error here says that the client is gone, or has reset the call.
+    /// An error means that the client is gone, or has reset the call.
     fn send(&mut self, message: Bytes) {
         let mut response = Response::new(());
         response.headers_mut().insert(CONTENT_TYPE, GRPC);
@@ -106,11 +106,11 @@ impl Call {
         }
     }
 
-    /// For tonic: its message, or the answer, takes a while. `read` is what has come of the
-    /// message.
+    /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
+    /// of the message that has arrived.
     pub(super) fn hand_on(self, intake: &Intake, peer: &Peer, read: Option<Bytes>) -> Rest {
         let Self { mut request, respond } = self;
-        // Its message and its turn may take a while from here on.
+        // From here on the message and the wait for a place may take a while.
         if let Some(deadline) = Deadline::of(request.headers(), intake.now()) {
             request.extensions_mut().insert(deadline);
         }
@@ -123,13 +123,13 @@ impl Call {
     }
 }
 
-/// Adds the answer to a frame of gRPC to `answer`, as a frame; allocates nothing beside it for a
-/// request of one or two descriptors. `None` for a call that tonic has to see to: one that is not
-/// plain, or has to wait.
+/// Answers `frame`, a gRPC frame, and appends the answer to `answer`, as a frame. Allocates nothing
+/// else for a request of one or two descriptors. Returns `None` for a call that has to go through
+/// tonic: one that is not plain, or has to wait.
 ///
 /// # Errors
 ///
-/// The request has no verdict, and waiting would not give it one.
+/// Returns the refusal if the request has no verdict, and waiting would not change that.
 pub fn answer_at_once(
     intake: &Intake,
     frame: &[u8],
@@ -138,7 +138,7 @@ pub fn answer_at_once(
     answer_frame(intake, frame, answer, None)
 }
 
-/// As [`answer_at_once`]; notes in `span` what was decided.
+/// Like [`answer_at_once`]; records the decision in `span`.
 fn answer_frame(
     intake: &Intake,
     frame: &[u8],
@@ -154,7 +154,7 @@ fn answer_frame(
     })
 }
 
-/// The message of a frame that holds one, whole and not compressed.
+/// The message in a frame that holds exactly one, complete and not compressed.
 fn plain_message(frame: &[u8]) -> Option<&[u8]> {
     let ([0, length @ ..], message) = frame.split_first_chunk::<PREFIX_BYTES>()? else {
         return None;

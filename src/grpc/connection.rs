@@ -1,5 +1,5 @@
-//! One HTTP/2 connection, straight on `h2`. Plain calls are answered in its own task, one batch of
-//! reads and writes after the other; the rest get a task each.
+//! One HTTP/2 connection, directly on `h2`. Plain calls are answered in the connection's task, in
+//! batches of reads and writes; each other call gets a task.
 
 use std::collections::VecDeque;
 use std::future::{pending, poll_fn};
@@ -29,56 +29,58 @@ use crate::accept::{self, ConnectionHandle, Half, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use crate::intake::{Intake, Peer};
 
-/// Calls under way on one connection at most. A connection's calls are read and get a task each
-/// before any of them runs, so that this bounds what one connection can have waiting for the CPU.
-/// An Envoy opens a connection for each of its workers, and another when one has no stream left.
-/// With each call waiting 5 ms for a lease, this many are 51 000 a second.
+/// Maximum number of concurrent calls on one connection. A connection's calls are read and each
+/// gets a task before any of them runs, so this bounds how many tasks of one connection wait for
+/// the CPU. An Envoy opens a connection for each of its workers, and another when one has no stream
+/// left. If each call waits 5 ms for a lease, this many are 51 000 calls a second.
 const STREAMS_MAX: u32 = 256;
 
-/// Header fields that a call may keep while its message is on its way. A client of gRPC sends six,
-/// and what tracers add.
+/// Number of header fields that a call may keep while its message has not arrived. A gRPC client
+/// sends six, plus those added by tracers.
 const FIELDS_FEW: usize = 16;
 
-/// Calls of one connection that are not for a verdict and are not answered at once, at most:
-/// watches of the health service, and calls that are not whole. One more is reset. Each takes
-/// several times as much memory as its stream.
+/// Maximum number of calls on one connection that are not for a verdict and are not answered at
+/// once: health watches, and incomplete calls. Further ones are reset. Each takes several times as
+/// much memory as its stream.
 const OTHERS_MAX: usize = 16;
 
-/// Streams that a client reset before they were handled, at most, before the connection is closed
-/// (CVE-2023-44487). Envoy resets a stream whenever its timeout strikes, so a stall must not look
-/// like an attack: this many is far above h2's own 20.
+/// Maximum number of streams that a client resets before they are handled; above it the connection
+/// is closed (CVE-2023-44487). Envoy resets a stream whenever its timeout expires, so a stall must
+/// not look like an attack: this is far above h2's default of 20.
 const PENDING_RESETS_MAX: usize = 1024;
 
-/// Streams reset here because of the client's faults at most (CVE-2025-8671), as hyper has it.
+/// Maximum number of streams reset by this end because of the client's errors (CVE-2025-8671), the
+/// same as in hyper.
 const LOCAL_RESETS_MAX: usize = 1024;
 
-/// Bytes of answers that wait for the client to read them, of one call at most.
+/// Maximum number of answer bytes of one call that wait for the client to read them.
 const SEND_BUFFER_MAX: usize = 256 * 1024;
 
-/// Bytes of one frame that a client may send: the least that HTTP/2 allows to offer.
+/// Maximum size in bytes of one frame from a client: the least that HTTP/2 allows to set.
 const FRAME_BYTES_MAX: u32 = 16 * 1024;
 
-/// Bytes of messages on their way to us, of one call and of all of them.
+/// Flow control windows: maximum number of message bytes in flight to this process, of one call and
+/// of all calls of a connection.
 const CALL_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
 
-/// A connection that was probed is closed when it does not answer in time.
+/// A pinged connection is closed when it does not answer within this time.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What serves a connection's calls. Clones share everything.
+/// The parts needed to serve the calls of a connection. Clones share all state.
 #[derive(Clone)]
 pub(super) struct Inside {
     pub(super) intake: Intake,
     pub(super) routes: Routes,
     pub(super) strangers: Strangers,
-    /// A connection is asked to go away after this.
+    /// A connection is asked to go away at this age.
     pub(super) age: Option<Duration>,
 }
 
 type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
 
-/// Serves a connection until its client closes it, until its pool needs its place or its client
-/// does more than it may, or until `stop` is true and every call has been answered.
+/// Serves a connection until its client closes it, its pool needs its place or its client exceeds a
+/// limit, or until `stop` is true and every call has been answered.
 pub(super) async fn serve<I>(
     mut io: accept::Connection<I>,
     inside: Inside,
@@ -89,7 +91,7 @@ pub(super) async fn serve<I>(
     let handle = io.handle();
     let greeted = tokio::select! {
         greeted = greeting::read(&mut io, &inside.strangers) => greeted,
-        // Who has not said what it wants is owed nothing.
+        // A client that has sent no preface yet is dropped without notice.
         _ = stop.wait_for(|stop| *stop) => None,
         () = handle.told_to_go() => None,
     };
@@ -105,7 +107,7 @@ pub(super) async fn serve<I>(
         tokio::select! {
             () = old(inside.age) => {}
             () = handle.told_to_go() => {}
-            // An error says that the sender is gone, with whoever served.
+            // An error means that the sender is gone, together with the server.
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });
@@ -143,30 +145,30 @@ pub(super) async fn serve<I>(
     }
 }
 
-/// What is read and written on a connection, batch by batch.
+/// State of the reads and writes of a connection, batch by batch.
 struct Flow {
     cork: Cork,
     turn: TurnHandle,
     handle: ConnectionHandle,
-    /// Calls of which only the head has been read, and in which second. The message may be on its
-    /// way, such as after the heads of other calls.
+    /// Calls of which only the headers have been read, and the second of that. The message may
+    /// still arrive, for example after the headers of other calls.
     unread: VecDeque<Unread>,
 }
 
 struct Unread {
     call: Call,
-    /// Of the connection, when the head was read.
+    /// The connection's age in seconds when the headers were read.
     second: u32,
 }
 
 // === impl Flow ===
 
 impl Flow {
-    /// Answers calls until one comes that takes longer; `None` at the connection's end. Answers
-    /// are held back while there are calls that have been read already.
+    /// Answers calls until one takes longer, and returns it; `None` at the connection's end.
+    /// Answers are held back while there are calls that have been read already.
     ///
-    /// It does not go on for ever: a client that waits for its answers has no more calls than
-    /// streams, and what is read before others have their turn is bounded (`accept::turn`).
+    /// The loop is bounded: a client that waits for its answers has no more calls than streams, and
+    /// the amount read before other connections get their turn is limited (`accept::turn`).
     fn next<I>(
         &mut self,
         connection: &mut Connection<Corked<I>, Bytes>,
@@ -207,8 +209,8 @@ impl Flow {
         }
     }
 
-    /// Looks again at the calls whose messages had not come. One that does not come in the same
-    /// second, while nothing else is to be read, takes longer.
+    /// Tries again to answer the calls whose messages had not arrived. A call goes to tonic if its
+    /// message does not arrive within the same second and there is nothing else to read.
     fn answer_unread(
         &mut self,
         (intake, peer): (&Intake, &Peer),
@@ -233,7 +235,7 @@ impl Flow {
 // === impl Unread ===
 
 impl Unread {
-    /// Many headers take more room than the rest of the call.
+    /// Drops unused headers if there are many: they take more memory than the rest of the call.
     fn new(mut call: Call, handle: &ConnectionHandle) -> Self {
         if call.request.headers().len() > FIELDS_FEW {
             headers::keep_those_read(call.request.headers_mut());
@@ -242,8 +244,9 @@ impl Unread {
     }
 }
 
-/// `call` without what nobody reads any more, and a place for it if it is not whole; `None` if
-/// there is none, and the call is reset. Its client may try again: nothing was done.
+/// Drops the headers of `call` that are not read any more, and reserves a place for it if its
+/// message is incomplete. Returns `None` if there is no place: the call is reset, and its client
+/// may try again, since nothing was done.
 fn prepared(mut call: Rest, handle: &ConnectionHandle) -> Option<(Rest, Option<Half>)> {
     headers::keep_those_read(call.request.headers_mut());
     call.request.extensions_mut().insert(handle.clone());
@@ -259,7 +262,7 @@ fn prepared(mut call: Rest, handle: &ConnectionHandle) -> Option<(Rest, Option<H
     }
 }
 
-/// An error ends the connection: it is the client's, or the network's.
+/// An error ends the connection: it comes from the client or the network.
 fn begun(accepted: Accepted) -> Option<(Request<RecvStream>, SendResponse<Bytes>)> {
     accepted?.inspect_err(|error| tracing::debug!(%error, "a connection broke")).ok()
 }
@@ -278,7 +281,7 @@ fn builder() -> Builder {
     builder
 }
 
-/// Resolves once the other end no longer answers.
+/// Resolves once the other end no longer answers pings.
 async fn silence(pings: Option<PingPong>) {
     let Some(mut pings) = pings else { return pending().await };
     loop {
@@ -289,7 +292,7 @@ async fn silence(pings: Option<PingPong>) {
     }
 }
 
-/// Resolves once a connection has lived for `age`.
+/// Resolves once a connection has reached `age`.
 async fn old(age: Option<Duration>) {
     match age {
         Some(age) => sleep(age).await,

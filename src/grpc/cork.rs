@@ -1,5 +1,5 @@
-//! A connection that holds what is written back until told to let it out, so that the answers to
-//! requests that were read together leave together.
+//! A connection that holds writes back until they are released, so that the answers to requests
+//! that were read together are sent together.
 
 use std::io;
 use std::pin::Pin;
@@ -10,10 +10,10 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Above this, what is held goes out whatever the cork says.
+/// Above this many bytes, held writes are sent even while the cork holds.
 const HELD_MAX: usize = 16 * 1024;
 
-/// Holds writes back or lets them out. A handle: clones are of one connection.
+/// Holds writes back or releases them. A cheap handle: clones belong to the same connection.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Cork(Arc<AtomicBool>);
 
@@ -23,7 +23,7 @@ pub(super) struct Corked<I> {
     io: I,
     cork: Cork,
     held: BytesMut,
-    /// Read before all that is still to come: someone has looked at it already.
+    /// Bytes to return before the rest: they have been read from the connection already.
     read: &'static [u8],
 }
 
@@ -35,7 +35,7 @@ impl Cork {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// The next flush writes all that is held.
+    /// The next flush writes everything that is held.
     pub(super) fn release(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
@@ -48,7 +48,7 @@ impl Cork {
 // === impl Corked ===
 
 impl<I: AsyncWrite + Unpin> Corked<I> {
-    /// `read` has been read from `io` already; whoever reads this finds it first.
+    /// `read` has been read from `io` already; the next reader gets it first.
     pub(super) fn new(io: I, cork: Cork, read: &'static [u8]) -> Self {
         Self { io, cork, held: BytesMut::new(), read }
     }
@@ -60,12 +60,12 @@ impl<I: AsyncWrite + Unpin> Corked<I> {
                 written => self.held.advance(written),
             }
         }
-        // Keeps the room that was made, for the next batch.
+        // Keeps the capacity for the next batch.
         self.held.clear();
         Poll::Ready(Ok(()))
     }
 
-    /// Room for more, made by writing what is held if that is much.
+    /// Makes room for more, by writing what is held if that is much.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.held.len() < HELD_MAX { Poll::Ready(Ok(())) } else { self.poll_drain(cx) }
     }
@@ -158,7 +158,7 @@ mod tests {
         cork.hold();
         let block = vec![7_u8; HELD_MAX];
         corked.write_all(&block).await.unwrap();
-        corked.write_all(&block).await.unwrap(); // the first one lies in the pipe
+        corked.write_all(&block).await.unwrap(); // the first one is in the pipe
         let mut third = Box::pin(corked.write_all(&block));
         assert!(futures_util::poll!(&mut third).is_pending());
         let mut read = vec![0; HELD_MAX];

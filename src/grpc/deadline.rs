@@ -1,5 +1,5 @@
 //! How long the caller of a gRPC method waits for its answer: the header `grpc-timeout` (gRPC over
-//! HTTP/2, Requests). Envoy sends the timeout of its filter in it.
+//! HTTP/2, Requests). Envoy sends the timeout of its filter in this header.
 
 use std::time::Duration;
 
@@ -8,15 +8,16 @@ use ratelease_engine::time::Time;
 
 const HEADER: &str = "grpc-timeout";
 
-/// Digits that the specification allows.
+/// Maximum number of digits in the specification.
 const DIGITS_MAX: usize = 8;
 
-/// When the caller of a call gives up. An extension of the call's request, if it names one.
+/// The time at which the caller of a call gives up. An extension of the call's request, if its
+/// headers have a timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Deadline(pub(super) Time);
 
-/// The timeout in `headers`: one to eight digits and a unit. Any other value counts as none, as an
-/// answer is worth more than a complaint about a header.
+/// The timeout in `headers`: one to eight digits and a unit. Any other value is ignored: an answer
+/// is worth more than an error about a header.
 pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let (unit, digits) = headers.get(HEADER)?.as_bytes().split_last()?;
     if digits.is_empty() || digits.len() > DIGITS_MAX || !digits.iter().all(u8::is_ascii_digit) {
@@ -37,7 +38,7 @@ pub(super) fn timeout(headers: &HeaderMap) -> Option<Duration> {
 // === impl Deadline ===
 
 impl Deadline {
-    /// That of a call with these headers that began at `began`.
+    /// The deadline of a call with these headers that began at `began`.
     pub(super) fn of(headers: &HeaderMap, began: Time) -> Option<Self> {
         timeout(headers).map(|timeout| Self(began + timeout))
     }

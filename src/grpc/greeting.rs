@@ -1,5 +1,5 @@
-//! What a client says first. It is read before any of HTTP/2 is set up, so that those who came to
-//! the wrong port are told apart, and whoever runs them is told how to mend it.
+//! Reads the client's preface before any HTTP/2 state is set up, so that clients that came to the
+//! wrong port are recognised, and the log tells their operator how to correct that.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +11,13 @@ use tracing::{debug, warn};
 
 use crate::accept::PREFACE;
 
-/// What a stranger has sent already is read before the connection is closed, up to so much and for
-/// so long: otherwise it would be reset, and the client would not see an orderly end.
+/// Limits on reading what a client without HTTP/2 has sent already before the connection is closed:
+/// unread data would cause a reset, and the client would not see an orderly end.
 const LINGER_BYTES_MAX: usize = 16 * 1024;
 const LINGER_MAX: Duration = Duration::from_millis(500);
 
-/// Remembers which kinds of strangers came, so that each is told of once: they come back.
-/// A handle: clones share it.
+/// Remembers which kinds of such clients came, so that each kind is logged once: they come back. A
+/// cheap handle: clones share it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Strangers(Arc<Seen>);
 
@@ -27,7 +27,7 @@ struct Seen {
     http1: AtomicBool,
 }
 
-/// Who does not speak HTTP/2, by the first bytes.
+/// A client that does not speak HTTP/2, classified by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stranger {
     Tls,
@@ -35,11 +35,12 @@ enum Stranger {
     Other,
 }
 
-/// The type of a TLS record that holds a handshake (RFC 8446 §5.1): every client's first byte.
+/// The type of a TLS record that holds a handshake (RFC 8446 §5.1): the first byte from every TLS
+/// client.
 const TLS_HANDSHAKE: u8 = 22;
 
-/// Reads the greeting and no more. `None` if something else comes, which `strangers` is told, or
-/// nothing any more.
+/// Reads the preface and nothing more. Returns `None` if other bytes arrive, which are reported to
+/// `strangers`, or if the connection ends.
 pub(super) async fn read<I>(io: &mut I, strangers: &Strangers) -> Option<()>
 where
     I: AsyncRead + AsyncWrite + Unpin,
@@ -61,9 +62,9 @@ where
     Some(())
 }
 
-/// Ends the connection and reads what is still on its way.
+/// Shuts the connection down and reads the data that is still in flight.
 async fn linger<I: AsyncRead + AsyncWrite + Unpin>(io: &mut I) {
-    // A client that is gone has nothing on its way.
+    // An error means that the client is gone, so there is no data in flight.
     let _ = io.shutdown().await;
     let mut rest = [0; 1024];
     let mut read = 0;
@@ -114,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of a client that sends `pieces`, and the bytes that are left to read.
+    /// The result for a client that sends `pieces`, and the bytes that are left to read.
     async fn hears(pieces: &[&[u8]]) -> (Option<()>, Strangers, Vec<u8>) {
         let (mut client, mut server) = tokio::io::duplex(1024);
         let strangers = Strangers::default();

@@ -1,4 +1,4 @@
-//! The headers of a call: how many there may be, and which of them are kept while it lasts.
+//! The headers of a call: their maximum number, and which of them are kept while it lasts.
 
 use bytes::Bytes;
 use h2::server::SendResponse;
@@ -6,8 +6,8 @@ use http::{HeaderMap, Response, StatusCode};
 
 use crate::accept::FIELDS_MAX;
 
-/// Names that are read after a call has begun, and beginnings of names: those of gRPC, and those in
-/// which tracers hand their contexts on.
+/// Names, and prefixes of names, that are read after a call has begun: those of gRPC, and those in
+/// which tracers propagate their contexts.
 const READ: [&str; 8] = [
     "content-type",
     "content-length",
@@ -25,20 +25,20 @@ pub(super) fn are_too_many(headers: &HeaderMap) -> bool {
     headers.len() > FIELDS_MAX
 }
 
-/// Answers as `h2` does when there are too many bytes of them.
+/// Answers as `h2` does when the headers have too many bytes.
 pub(super) fn refuse(respond: &mut SendResponse<Bytes>) {
     let mut response = Response::new(());
     *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
-    // An error says that the client is gone, or has reset the call.
+    // An error means that the client is gone, or has reset the call.
     let _ = respond.send_response(response, true);
 }
 
-/// Drops those that nobody reads, and the room that they took: the call may last.
+/// Drops the headers that are not read any more, and their memory: the call may last.
 pub(super) fn keep_those_read(headers: &mut HeaderMap) {
     let is_read = |name: &str| {
         READ.contains(&name) || READ_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
     };
-    // Into a new map: one that was drained keeps its room.
+    // Copied into a new map: a map that was drained keeps its capacity.
     *headers = headers
         .iter()
         .filter(|(name, _)| is_read(name.as_str()))

@@ -1,5 +1,6 @@
-//! The standard health service, `grpc.health.v1`: one standing, under the reference's name and
-//! under none. `/healthcheck` answers plain HTTP/2 requests with the same standing.
+//! The standard health service, `grpc.health.v1`, with one status under two names: the reference
+//! implementation's and the empty one. `/healthcheck` answers plain HTTP/2 requests with the same
+//! status.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -15,20 +16,21 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use crate::accept::{ConnectionHandle, Lasting};
 
-/// The whole process by the protocol's name for it, and by the reference's.
+/// The names of the whole process: the protocol's and the reference implementation's.
 const NAMES: [&str; 2] = ["", "ratelimit"];
 
 /// The path of the health check of plain HTTP/2.
 pub(super) const HEALTHCHECK: &str = "/healthcheck";
 
-/// Watches of one connection at most: a client needs one for each name, and there are two names.
+/// Maximum number of watches on one connection: a client needs one for each name, and there are two
+/// names.
 const WATCHES_MAX: usize = 4;
 
-/// Answers checks, and tells watchers of every change.
+/// Answers checks, and reports every change to watchers.
 #[derive(Debug, Clone)]
 pub struct Health(watch::Receiver<Standing>);
 
-/// Says whether this process is healthy. A handle: clones share what is said.
+/// Sets whether this process is healthy. A cheap handle: clones set the same status.
 #[derive(Debug, Clone)]
 pub struct HealthHandle(watch::Sender<Standing>);
 
@@ -36,21 +38,21 @@ pub struct HealthHandle(watch::Sender<Standing>);
 enum Standing {
     Serving,
     NotServing,
-    /// Not serving, and never again.
+    /// Not serving; this status is final.
     Over,
 }
 
-/// A health service that says no until told otherwise, and the handle to tell it.
+/// Creates a health service that reports unhealthy until it is set, and the handle to set it.
 pub fn health() -> (Health, HealthHandle) {
     let (said, heard) = watch::channel(Standing::NotServing);
     (Health(heard), HealthHandle(said))
 }
 
-/// What a watcher of `name` is told: the standing now, and each change of it. It ends when no
-/// change can come any more, so that no watcher holds up the end of the process.
+/// The stream for a watcher of `name`: the present status, and each change of it. It ends when no
+/// more change can come, so that no watcher delays the end of the process.
 ///
-/// Of a name that nobody has it is told so, as the protocol wants it, and nothing else. `place` is
-/// given up with it.
+/// For an unknown name it sends only SERVICE_UNKNOWN, as the protocol requires. `place` is released
+/// with the stream.
 fn told(
     name: &str,
     standing: watch::Receiver<Standing>,
@@ -89,7 +91,8 @@ impl Standing {
 // === impl HealthHandle ===
 
 impl HealthHandle {
-    /// Every later check, and every watcher, is told. After [`HealthHandle::end`] nothing changes.
+    /// Sets the status for every later check and every watcher. Has no effect after
+    /// [`HealthHandle::end`].
     pub fn set(&self, healthy: bool) {
         let standing = if healthy { Standing::Serving } else { Standing::NotServing };
         self.0.send_if_modified(|now| {
@@ -101,7 +104,7 @@ impl HealthHandle {
         });
     }
 
-    /// Says no from now on, and ends the calls of watchers once they have read that.
+    /// Reports unhealthy from now on, and ends the calls of watchers once they have read that.
     pub fn end(&self) {
         self.0.send_replace(Standing::Over);
     }
@@ -111,8 +114,8 @@ impl HealthHandle {
 
 impl Health {
     /// `/healthcheck` for GET and POST: the statuses are those of [`crate::http`], 200 or 500, and
-    /// the word is that of `grpc.health.v1`. The request's body is read to its end first, so that
-    /// the answer is to a complete request.
+    /// the word is that of `grpc.health.v1`. Reads the request's body to its end first, so that the
+    /// answer is to a complete request.
     pub(super) fn page(&self) -> Router {
         let healthcheck = |State(Self(standing)): State<Self>, _body: Bytes| async move {
             let standing = *standing.borrow();

@@ -1,4 +1,4 @@
-//! Everything but the plain call: tonic's routes, over a stream of `h2`.
+//! Serves every call except the plain one: tonic's routes, over a stream of `h2`.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -22,28 +22,28 @@ use crate::accept::Half;
 use crate::intake::{Held, Parts};
 use crate::refusal::Refusal;
 
-/// A call's answer begins within this whatever happens; a verdict takes a few milliseconds at most.
+/// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
 const CALL_MAX: Duration = Duration::from_secs(10);
 
-/// A message is whole within this, from where it is first waited for, or its call ends. Envoy sends
-/// a message with the head of its call; the longest takes 16 round trips.
+/// Maximum time for a message to be complete, from the first wait for it; after that its call ends.
+/// Envoy sends a message together with the headers of its call; the longest takes 16 round trips.
 const MESSAGE_MAX: Duration = Duration::from_secs(2);
 
-/// A call for tonic: its message may wait, be more than one frame, or be no message at all.
+/// A call for tonic: its message may be incomplete, be more than one frame, or be absent.
 pub(super) struct Rest {
     pub(super) request: Request<Message>,
     pub(super) respond: SendResponse<Bytes>,
 }
 
-/// The message of a call, as far as it has come.
+/// The message of a call, as far as it has arrived.
 pub(super) struct Message {
     read: Bytes,
     rest: RecvStream,
     held: Held,
 }
 
-/// Sees `call` through, until its client gives it up. Until its message is whole it takes little:
-/// tonic's machinery is for what can be answered. `half` is its place among those that are not.
+/// Serves `call`, until its client cancels it. Until the message is complete the call takes little
+/// memory: tonic is involved only after that. `half` is the call's place among the incomplete ones.
 pub(super) async fn serve(call: Rest, half: Option<Half>, mut routes: Routes) {
     let Rest { request, mut respond } = call;
     let limit = deadline::timeout(request.headers()).unwrap_or(CALL_MAX).min(CALL_MAX);
@@ -70,8 +70,9 @@ pub(super) async fn serve(call: Rest, half: Option<Half>, mut routes: Routes) {
     send(answered.unwrap_or_else(expired), respond).await;
 }
 
-/// The answer to what is no call of gRPC at all, which tonic would take for one. The status of HTTP
-/// says so as well, for clients that know no other (gRPC over HTTP/2, Requests).
+/// The answer to a request that is not a gRPC call, which tonic would accept as one. The HTTP
+/// status reports the error as well, for clients that know no gRPC status (gRPC over HTTP/2,
+/// Requests).
 fn refused<B>(request: &Request<B>) -> Option<Response<TonicBody>> {
     if request.uri().path() == HEALTHCHECK {
         return None;
@@ -94,8 +95,9 @@ fn refused<B>(request: &Request<B>) -> Option<Response<TonicBody>> {
     Some(response)
 }
 
-/// tonic says OUT_OF_RANGE of a message that is too long, where gRPC's own table of statuses has
-/// RESOURCE_EXHAUSTED, as the reference does. Nothing else here says the former.
+/// Replaces OUT_OF_RANGE, which tonic returns for a message that is too long, by
+/// RESOURCE_EXHAUSTED, as in gRPC's own table of statuses and the reference implementation. No
+/// other error here is OUT_OF_RANGE.
 fn mended(mut response: Response<TonicBody>) -> Response<TonicBody> {
     if let Some(status) = response.headers_mut().get_mut("grpc-status")
         && Code::from_bytes(status.as_bytes()) == Code::OutOfRange
@@ -105,7 +107,7 @@ fn mended(mut response: Response<TonicBody>) -> Response<TonicBody> {
     response
 }
 
-/// Sends `response` as far as its client takes it.
+/// Sends `response` as fast as the client accepts it.
 async fn send(response: Response<TonicBody>, mut respond: SendResponse<Bytes>) {
     let (head, mut body) = response.into_parts();
     let is_over = body.is_end_stream();
@@ -139,7 +141,7 @@ async fn send(response: Response<TonicBody>, mut respond: SendResponse<Bytes>) {
     }
 }
 
-/// Sends `data` in the pieces that the client has room for; `None` once it is gone.
+/// Sends `data` in pieces that fit the client's window; `None` once the client is gone.
 async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Option<()> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
@@ -153,21 +155,22 @@ async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Option<()
 // === impl Message ===
 
 impl Message {
-    /// Of which `read` is there. It counts as `held`.
+    /// Creates a message of which `read` has arrived. It counts as `held`.
     pub(super) fn new(read: Option<Bytes>, rest: RecvStream, held: Held) -> Self {
         Self { read: read.unwrap_or_default(), rest, held }
     }
 
-    /// Whether all of it has come.
+    /// Whether the whole message has arrived.
     pub(super) fn is_whole(&self) -> bool {
         self.rest.is_end_stream()
     }
 
-    /// All of it, or as much as is too much.
+    /// Returns the whole message, or a beginning of it that is longer than the maximum.
     ///
     /// # Errors
     ///
-    /// It was not whole in time, or lost its room to others, or its client has reset it.
+    /// Fails if the message was not complete in time, lost its memory to others, or was reset by
+    /// its client.
     async fn whole(self) -> Result<Bytes, Status> {
         let Self { read, mut rest, held } = self;
         if rest.is_end_stream() {
@@ -181,7 +184,7 @@ impl Message {
                 && let Some(part) = rest.data().await
             {
                 let part = part.map_err(|error| Status::cancelled(error.to_string()))?;
-                // Fails only on a stream that is over, which the next read tells.
+                // Fails only on a stream that has ended; the next read reports that.
                 let _ = rest.flow_control().release_capacity(part.len());
                 whole.add(&part).map_err(|refusal| status_of(&refusal))?;
             }

@@ -1,4 +1,4 @@
-//! Serves gRPC on a listener until told to stop.
+//! Serves gRPC on a listener until it is asked to stop.
 
 use std::io;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::{MESSAGE_BYTES_MAX, wire};
 use crate::accept::{OpenConnections, connections, serve_each};
 use crate::intake::Intake;
 
-/// Where to listen.
+/// The listening socket.
 pub enum Listener {
     /// A TCP socket.
     Tcp(TcpListener),
@@ -22,33 +22,34 @@ pub enum Listener {
     Unix(UnixListener),
 }
 
-/// How long a connection lives; `None` for as long as it likes.
+/// How long a connection lives; `None` for no limit.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ConnectionAge {
-    /// It is asked to go away after this.
+    /// The connection is asked to go away at this age.
     pub age: Option<Duration>,
-    /// Calls under way have this long to finish then, before it is cut off.
+    /// Calls in progress have this long to finish then, before the connection is cut off.
     pub grace: Option<Duration>,
 }
 
-/// What is behind the listener.
+/// The parts needed to serve a listener.
 pub struct Door {
-    /// Decides.
+    /// Decides requests.
     pub intake: Intake,
     /// Answers health checks.
     pub health: Health,
     /// How long a connection lives.
     pub age: ConnectionAge,
-    /// Counts connections.
+    /// Counts and limits connections.
     pub open: OpenConnections,
 }
 
-/// Serves until `stop` resolves and every call has finished. No connection is taken any more then,
-/// and those that there are are told to go away; one that does not is the caller's to bound.
+/// Serves until `stop` resolves and every call has finished. From then on no connection is
+/// accepted, and open ones are asked to go away; the caller has to bound the wait for those that
+/// stay open.
 ///
 /// # Errors
 ///
-/// None at present: no error of accepting ends it.
+/// None at present: no accept error ends it.
 pub async fn serve(
     listener: Listener,
     door: Door,

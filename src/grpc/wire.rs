@@ -1,4 +1,5 @@
-//! Envoy's messages and ours. The only file that names Envoy's types.
+//! Converts between Envoy's messages and this crate's types. The only file that names Envoy's
+//! types.
 
 mod backwards;
 mod codec;
@@ -26,40 +27,40 @@ use crate::intake::{Answer, Held, Intake, Peer};
 use crate::refusal::Refusal;
 use crate::telemetry::trace::{self, Outcome, Span};
 
-/// The request that a message of protobuf is; its text is borrowed. What it costs is bounded
-/// whatever the message claims to hold.
+/// Reads a request from a protobuf message; its text is borrowed. The cost is bounded whatever
+/// lengths the message claims.
 ///
 /// # Errors
 ///
-/// It is no request, or breaks a bound of [`crate::intake`].
+/// Fails if the message is not a request, or exceeds a bound of [`crate::intake`].
 pub fn read(message: &[u8]) -> Result<Request<'_>, Unreadable> {
     decode::request(message)
 }
 
-/// Adds `answer` to `bytes`, as one message of gRPC with its prefix.
+/// Appends `answer` to `bytes`, as one gRPC message with its prefix.
 pub fn frame(answer: &Answer<'_>, bytes: &mut BytesMut) {
     encode::framed(answer, bytes);
 }
 
-/// The service as tonic routes to it; its clones share everything.
+/// The service in the form that tonic routes to; its clones share all state.
 pub(super) fn service(intake: Intake) -> Door {
     Door { intake, span: None }
 }
 
-/// `RateLimitService`. Not the generated server, which would answer in Envoy's messages.
+/// `RateLimitService`. Does not use the generated server, which would answer in Envoy's messages.
 #[derive(Clone)]
 pub(super) struct Door {
     intake: Intake,
-    /// Of the call that this clone is for, if it is traced.
+    /// The span of the call that this clone serves, if it is traced.
     span: Option<Span>,
 }
 
-/// Marks a call whose message came after its head: whether it has to wait was not looked at. An
-/// extension of the call's request.
+/// Marks a call whose message came after its headers, so that an answer without waiting has not
+/// been tried yet. An extension of the call's request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Untried;
 
-/// The one call of the service.
+/// The only method of the service.
 pub(super) const SHOULD_RATE_LIMIT: &str =
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
@@ -98,13 +99,13 @@ impl tonic::codegen::Service<http::Request<Body>> for Door {
     }
 }
 
-/// Ends `span` as it is answered.
+/// Ends `span` with the status of the answer.
 async fn traced(
     span: Span,
     answered: impl Future<Output = Result<http::Response<Body>, Infallible>>,
 ) -> Result<http::Response<Body>, Infallible> {
     let response = span.around(answered).await?;
-    // Only what has no message says its status this early.
+    // Only a response without a message has its status in the headers.
     let status = GrpcStatus::from_header_map(response.headers());
     let code = status.map_or(Code::Ok, |status| status.code());
     span.end(Outcome::Grpc(code.into()));
@@ -115,13 +116,13 @@ impl UnaryService<Bytes> for Door {
     type Response = BytesMut;
     type Future = BoxFuture<Response<BytesMut>, GrpcStatus>;
 
-    /// The message is whole: from here on the call counts among those that wait.
+    /// The message is complete: from here on the call counts as waiting.
     fn call(&mut self, request: GrpcRequest<Bytes>) -> Self::Future {
         let Self { intake, span } = self.clone();
         Box::pin(async move {
             let deadline = request.extensions().get().map(|Deadline(deadline)| *deadline);
             let held = request.extensions().get::<Held>().cloned().unwrap_or_else(|| {
-                // Of a call that came by no connection of ours.
+                // For a call that came through a connection not made by this crate.
                 intake.hold(trace::Door::Grpc, &Peer::new())
             });
             let is_untried = request.extensions().get::<Untried>().is_some();
@@ -134,7 +135,7 @@ impl UnaryService<Bytes> for Door {
                 }
                 encode::message(answer)
             };
-            // One that does not wait needs no place.
+            // A call that need not wait needs no place.
             let answered = is_untried.then(|| intake.answer_at_once(&decoded, made)).flatten();
             let answered = match answered {
                 Some(answered) => answered,
@@ -149,7 +150,7 @@ impl UnaryService<Bytes> for Door {
     }
 }
 
-/// The reference's server says INTERNAL of a message that it cannot decode.
+/// The reference implementation's server returns INTERNAL for a message that it cannot decode.
 fn unreadable(fault: Unreadable, intake: &Intake) -> GrpcStatus {
     match fault {
         Unreadable::Malformed(fault) => GrpcStatus::internal(fault.to_string()),

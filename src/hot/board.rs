@@ -1,4 +1,5 @@
-//! What is counted of one kind: of all keys together, and of each of the busiest rules.
+//! The counts of one kind, requests or denials: of all keys together, and of each of the busiest
+//! rules.
 
 use std::sync::Arc;
 
@@ -8,13 +9,13 @@ use super::Seen;
 use super::keys::Keys;
 use super::places::Places;
 
-/// Sets of the sketch of all keys: 256 counters.
+/// Number of sets of the sketch of all keys: 256 counters.
 const SETS: usize = 32;
 
-/// Counts keys: requested ones, or denied ones.
+/// Counts keys, either of requests or of denials.
 pub(super) struct Board {
     all: Keys,
-    /// Of the keys that have a counter, by counter; `None` for overrides.
+    /// The rule of the key that has each counter; `None` for overrides.
     rules: Box<[Option<Arc<Rule>>]>,
     by_rule: Places,
     /// Whether texts are kept.
@@ -24,7 +25,7 @@ pub(super) struct Board {
 // === impl Board ===
 
 impl Board {
-    /// What one takes, a few words aside.
+    /// Upper bound of the memory of one board in bytes, except for a few words.
     pub(super) const fn bytes_max(values: bool) -> usize {
         let rules = SETS * ratelease_engine::sketch::WAYS * size_of::<Option<Arc<Rule>>>();
         Keys::bytes_max(SETS, values) + rules + Places::bytes_max(values)
@@ -54,7 +55,7 @@ impl Board {
         &self.all
     }
 
-    /// The rule of the key that has this counter among all.
+    /// The rule of the key that has this counter in the sketch of all keys.
     pub(super) fn rule_of(&self, counter: usize) -> Option<&Arc<Rule>> {
         self.rules.get(counter)?.as_ref()
     }

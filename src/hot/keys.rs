@@ -1,4 +1,4 @@
-//! A sketch with the text of the keys that have a counter.
+//! A sketch that also keeps the text of the keys that have a counter.
 
 use ratelease_engine::dice;
 use ratelease_engine::sketch::{Frequent, Sketch, WAYS};
@@ -7,17 +7,17 @@ use ratelease_rules::request::Descriptor;
 
 use super::{Seen, TEXT_BYTES_MAX};
 
-/// Counts keys, and remembers the text of those that have a counter.
+/// Counts keys, and keeps the text of those that have a counter.
 pub(super) struct Keys {
     sketch: Sketch,
-    /// By counter, each of [`TEXT_BYTES_MAX`]; none at all if they are not kept.
+    /// Texts by counter, each of at most [`TEXT_BYTES_MAX`]; empty if texts are not kept.
     texts: Box<[String]>,
 }
 
 // === impl Keys ===
 
 impl Keys {
-    /// What those of so many sets take beside themselves.
+    /// Upper bound of the heap memory in bytes for this many sets.
     pub(super) const fn bytes_max(sets: usize, values: bool) -> usize {
         let text = if values { size_of::<String>() + TEXT_BYTES_MAX } else { 0 };
         Sketch::bytes(sets) + sets * WAYS * text
@@ -26,7 +26,7 @@ impl Keys {
     pub(super) fn new(sets: usize, values: bool) -> Self {
         let sketch = Sketch::new(sets);
         let texts = if values { sketch.len() } else { 0 };
-        // All room they will ever need: nothing is allocated for a request.
+        // Allocated at full capacity: a request allocates nothing.
         let texts = (0..texts).map(|_| String::with_capacity(TEXT_BYTES_MAX)).collect();
         Self { sketch, texts }
     }
@@ -35,17 +35,18 @@ impl Keys {
         self.sketch.len()
     }
 
-    /// How often any key was noted.
+    /// Number of notes, over all keys.
     pub(super) fn noted(&self) -> u64 {
         self.sketch.noted()
     }
 
-    /// Counts the key that was seen. Returns the counter that it has taken over, if it had none.
+    /// Counts the key in `seen`. Returns the counter that it has taken over, if it had none.
     ///
-    /// A newcomer gets the smallest counter with a chance of one in so many as it has counted, and
-    /// one: "Randomized Admission Policy for Efficient Top-k and Frequency Estimation" (Ben Basat,
-    /// Einziger, Friedman, Kassner: INFOCOM 2017). Who comes often gets in soon. The many that come
-    /// once would otherwise take one counter after the other, and write a text each time.
+    /// A new key takes over the smallest counter, at count c, with probability 1 / (c + 1):
+    /// "Randomized Admission Policy for Efficient Top-k and Frequency Estimation" (Ben Basat,
+    /// Einziger, Friedman, Kassner: INFOCOM 2017). A frequent key soon gets a counter. Without
+    /// this, the many keys that occur once would take one counter after the other, and write a text
+    /// each time.
     #[inline]
     pub(super) fn note(&mut self, seen: &Seen<'_, '_>) -> Option<usize> {
         let counter = self.sketch.note_if(seen.key, takes_over)?;
@@ -56,7 +57,7 @@ impl Keys {
         Some(counter)
     }
 
-    /// Forgets everything; the texts, once their counters are taken.
+    /// Clears all counters; a text is replaced when its counter is next taken.
     pub(super) fn clear(&mut self) {
         self.sketch.clear();
     }
@@ -76,13 +77,13 @@ impl Keys {
     }
 }
 
-/// Whether a newcomer takes over what has counted so much; surely what is free.
+/// Whether a newcomer takes over a counter at `counted`; always true for a free one.
 pub(super) fn takes_over(counted: u32) -> bool {
     counted == 0 || dice::below(counted.saturating_add(1)) == 0
 }
 
-/// The entries as counted: a value that a rule shares a count for shows as the rule's pattern. What
-/// does not fit is cut.
+/// Writes the entries as counted: if a rule shares a count among values, its pattern appears
+/// instead of the value. Text that does not fit is cut.
 fn write_entries(text: &mut String, rule: Option<&Rule>, descriptor: &Descriptor<'_>) {
     let levels = rule.map_or(&[][..], |rule| &rule.levels);
     for (at, entry) in descriptor.entries.iter().enumerate() {

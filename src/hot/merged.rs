@@ -1,4 +1,4 @@
-//! What several sketches come to together.
+//! Merges the counts of several sketches.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -28,11 +28,11 @@ struct Sum {
     text: Option<String>,
 }
 
-/// Rules of several boards, by the hash of their path: at most as many as those have places.
+/// Rules of several boards, by the hash of their path: at most as many as those boards have places.
 #[derive(Default)]
 pub(super) struct MergedRules(HashMap<u64, Kinds>);
 
-/// What was counted of a rule, by kind.
+/// The counts of a rule, by kind.
 #[derive(Default)]
 struct Kinds {
     rule: Option<Arc<Rule>>,
@@ -43,12 +43,12 @@ struct Kinds {
 // === impl Merged ===
 
 impl Merged {
-    /// Adds what a board has counted of all keys.
+    /// Adds the counts of all keys of a board.
     pub(super) fn add_all(&mut self, board: &Board) {
         self.add(board.all(), |counter| board.rule_of(counter));
     }
 
-    /// Adds what was counted for sure.
+    /// Adds the guaranteed counts.
     fn add<'a>(&mut self, keys: &Keys, rule_of: impl Fn(usize) -> Option<&'a Arc<Rule>>) {
         self.noted += keys.noted();
         for (frequent, text) in keys.iter() {
@@ -61,10 +61,10 @@ impl Merged {
         }
     }
 
-    /// The `n` keys that were counted most often, each sample taken for `sample`.
+    /// The `n` keys with the highest counts; each sample stands for `sample` decisions.
     pub(super) fn hottest(&self, n: usize, sample: NonZeroU32) -> Vec<Hot> {
         let mut keys: Vec<_> = self.keys.iter().collect();
-        // Those of one count in an order that does not change from one look to the next.
+        // Keys with equal counts are sorted by key, so that their order is the same each time.
         keys.sort_unstable_by_key(|(key, sum)| (Reverse(sum.samples), **key));
         let hot = |(key, sum): (&Key, &Sum)| Hot {
             key: key.to_string(),
@@ -80,7 +80,7 @@ impl Merged {
 // === impl MergedRules ===
 
 impl MergedRules {
-    /// Adds what was counted of rules that have a place.
+    /// Adds the counts of rules that have a place.
     pub(super) fn add(&mut self, requested: &Board, denied: &Board) {
         let requested = requested.by_rule().iter().map(|place| (place, false));
         let denied = denied.by_rule().iter().map(|place| (place, true));
@@ -92,7 +92,7 @@ impl MergedRules {
         }
     }
 
-    /// The busiest rules with their `n` hottest keys, each sample taken for `sample`.
+    /// The busiest rules with their `n` hottest keys; each sample stands for `sample` decisions.
     pub(super) fn hottest(&self, n: usize, sample: NonZeroU32) -> Vec<OfRule> {
         let count = |of: &Merged| of.noted * u64::from(sample.get());
         let of_rule = |Kinds { rule, requested, denied }: &Kinds| OfRule {
@@ -104,14 +104,15 @@ impl MergedRules {
         self.busiest().into_iter().map(of_rule).collect()
     }
 
-    /// Those that deny most and those that are requested most, [`RULES_MAX`] each; busiest first.
+    /// The rules that deny most and those that are requested most, [`RULES_MAX`] each; busiest
+    /// first.
     fn busiest(&self) -> Vec<&Kinds> {
         let mut busiest: Vec<_> = self.0.values().collect();
         busiest.sort_unstable_by_key(|it| (Reverse(it.denied.noted), it.path()));
         let mut others = busiest.split_off(RULES_MAX.min(busiest.len()));
         others.sort_unstable_by_key(|it| (Reverse(it.requested.noted), it.path()));
         busiest.extend(others.into_iter().take(RULES_MAX));
-        // What is denied was requested, though it may be known of that kind alone.
+        // A denied request counts as requested, even if the rule has a place only for denials.
         let noted = |it: &Kinds| it.requested.noted.max(it.denied.noted);
         busiest.sort_unstable_by_key(|it| (Reverse(noted(it)), it.path()));
         busiest
@@ -130,8 +131,7 @@ fn path(rule: Option<&Arc<Rule>>) -> &str {
     rule.map_or(OVERRIDE, |rule| &rule.path)
 }
 
-/// Fit to be shown: what would steer a terminal, turn the direction of text or cannot be seen is
-/// escaped.
+/// Escapes characters that would control a terminal, change the direction of text or be invisible.
 fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {

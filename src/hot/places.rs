@@ -1,4 +1,5 @@
-//! The busiest rules, each with a sketch of its own: a quiet rule's keys show beside a loud one's.
+//! The busiest rules, each with a sketch of its own, so that the keys of a quiet rule show beside
+//! those of a busy one.
 
 use std::sync::Arc;
 
@@ -7,35 +8,36 @@ use ratelease_rules::Rule;
 use super::Seen;
 use super::keys::{Keys, takes_over};
 
-/// Rules that have a place at most, by requests, and again by denials; in each stripe and age.
+/// Maximum number of rules with a place, by requests, and separately by denials; in each stripe and
+/// age.
 pub const RULES_MAX: usize = 32;
 
-/// Sets of each rule's sketch: 32 counters.
+/// Number of sets of each rule's sketch: 32 counters.
 const SETS: usize = 4;
 
-/// A place for each of the busiest rules.
+/// The places of the busiest rules.
 ///
-/// A rule gets a place while there are free ones. Then it takes that of the rule with the lowest
-/// standing, with a chance of one in that standing and one, and goes on from it: a rule that is
-/// busier than one of those soon has a place, whenever it comes, and a thousand quiet ones do not
-/// take the places of the busy. A standing is what its holder was noted, and what the one before it
-/// stood at.
+/// A rule gets a free place if there is one. Otherwise it takes that of the rule with the lowest
+/// rank r, with probability 1 / (r + 1), and continues from that rank: a rule that is busier than
+/// one of those soon has a place, whenever it appears, and a thousand quiet rules do not take the
+/// places of the busy ones. A rank (`standing`) is the number of notes of the present rule in the
+/// place, plus the rank of the rule before it.
 #[derive(Default)]
 pub(super) struct Places {
-    /// Apart from the places, to be looked through for each note.
+    /// Separate from the places, because each note searches them.
     heads: Vec<Head>,
-    /// In the order of the heads, and never fewer. Made when first needed, and kept.
+    /// In the order of the heads, and never fewer. Allocated when first needed, and kept.
     places: Vec<Place>,
 }
 
-/// Who has a place.
+/// The rule that has a place.
 #[derive(Clone, Copy)]
 struct Head {
     rule_hash: u64,
     standing: u32,
 }
 
-/// What is kept of a rule.
+/// The data kept of a rule.
 pub(super) struct Place {
     /// `None` for overrides.
     pub(super) rule: Option<Arc<Rule>>,
@@ -45,12 +47,12 @@ pub(super) struct Place {
 // === impl Places ===
 
 impl Places {
-    /// What they take beside themselves, a few words aside.
+    /// Upper bound of the heap memory in bytes, except for a few words.
     pub(super) const fn bytes_max(values: bool) -> usize {
         RULES_MAX * (size_of::<Head>() + size_of::<Place>() + Keys::bytes_max(SETS, values))
     }
 
-    /// Counts the key that was seen, among those of its rule.
+    /// Counts the key in `seen` among those of its rule.
     pub(super) fn note(&mut self, seen: &Seen<'_, '_>, values: bool) {
         let Some(at) = self.held(seen.rule_hash).or_else(|| self.take(seen, values)) else {
             return;
@@ -66,7 +68,7 @@ impl Places {
         self.places.iter_mut().for_each(Place::clear);
     }
 
-    /// Those that are taken, each with the hash of its rule.
+    /// The occupied places, each with the hash of its rule.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Place)> {
         self.heads.iter().map(|head| head.rule_hash).zip(&self.places)
     }
@@ -78,7 +80,7 @@ impl Places {
         Some(at)
     }
 
-    /// A place for a rule that has none.
+    /// Assigns a place to a rule that has none.
     #[inline(never)]
     fn take(&mut self, seen: &Seen<'_, '_>, values: bool) -> Option<usize> {
         let Seen { rule, rule_hash, .. } = *seen;

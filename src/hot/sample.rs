@@ -1,4 +1,4 @@
-//! Which decisions of a thread are sampled.
+//! Selects the decisions of a thread that are sampled.
 
 use std::cell::Cell;
 use std::num::NonZeroU32;
@@ -6,12 +6,12 @@ use std::num::NonZeroU32;
 use ratelease_engine::dice;
 
 thread_local! {
-    /// Decisions until the next sample, that one included; 0 for a thread that is new. Not the dice
-    /// for each decision: most are no sample, and counting down is all that they cost.
+    /// Number of decisions until the next sample, including that one; 0 in a new thread. A
+    /// countdown is cheaper than a random number for each decision: most are not sampled.
     static LEFT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Whether the thread's present decision is the one in `sample`.
+/// Whether the thread's present decision is sampled, one in `sample` on average.
 #[inline]
 pub(super) fn is_due(sample: NonZeroU32) -> bool {
     LEFT.with(|left| match left.get() {
@@ -23,7 +23,7 @@ pub(super) fn is_due(sample: NonZeroU32) -> bool {
     })
 }
 
-/// The sample is due, or the thread is new.
+/// Called when the sample is due, or the thread is new.
 #[cold]
 fn draw(left: &Cell<u32>, last: u32, sample: NonZeroU32) -> bool {
     left.set(gap(sample));
@@ -31,8 +31,8 @@ fn draw(left: &Cell<u32>, last: u32, sample: NonZeroU32) -> bool {
     last == 1 || is_due(sample)
 }
 
-/// From 1 to twice `sample` less 1, so `sample` on average: a fixed stride could keep step with
-/// traffic that repeats itself.
+/// A random number from 1 to `2 * sample - 1`, so `sample` on average: a fixed stride could be in
+/// phase with traffic that repeats itself.
 fn gap(sample: NonZeroU32) -> u32 {
     1 + dice::below(sample.get().saturating_mul(2) - 1)
 }

@@ -1,4 +1,4 @@
-//! Against an exact count, and what is told of what.
+//! Compares the counts with an exact count, and checks which decisions count where.
 
 mod by_rule;
 
@@ -38,7 +38,7 @@ fn request<'a>(entries: &[(&'a str, &'a str)]) -> Request<'a> {
     Request { domain: "d", descriptors: [descriptor].into_iter().collect(), hits_addend: 1 }
 }
 
-/// A verdict on one descriptor: the key is that of `rule`, or of an override.
+/// A verdict on one descriptor: the key belongs to `rule`, or to an override.
 fn verdict(rule: Option<&Arc<Rule>>, key: Key, over: bool) -> Verdict<'_> {
     let code = if over { Code::OverLimit } else { Code::Ok };
     let limit = Limit::fixed_window(10, Unit::Minute);
@@ -67,10 +67,11 @@ fn told(hot: &[Hot]) -> Vec<(&str, u64)> {
 const KEYS: usize = 10_000;
 const DECISIONS: usize = 1_000_000;
 const THREADS: usize = 4;
-/// What is above it of a key in each thread is denied.
+/// Requests for a key above this number, in each thread, are denied.
 const LIMIT: u32 = 500;
 
-/// Zipf's law with exponent 1: as often as one over the rank; all of it in an order of its own.
+/// Zipf's law with exponent 1: frequency is proportional to one over the rank. The result is
+/// shuffled.
 fn zipf(seed: u64) -> Vec<u16> {
     let whole: f64 = (1..=KEYS).map(|rank| 1.0 / rank as f64).sum();
     let mut stream = Vec::with_capacity(DECISIONS + KEYS);
@@ -86,7 +87,7 @@ fn zipf(seed: u64) -> Vec<u16> {
     stream
 }
 
-/// The ten most frequent of `truth`, and that `hot` tells them and their counts within the bounds.
+/// Checks that `hot` holds the ten most frequent keys of `truth` with counts within the bounds.
 fn check(hot: &[Hot], truth: &HashMap<String, u32>, sample: u32, kind: &str) {
     let mut ranked: Vec<_> = truth.iter().map(|(key, count)| (*count, key)).collect();
     ranked.sort_unstable_by(|a, b| b.cmp(a));
@@ -207,7 +208,7 @@ fn counts_reach_back_a_minute_or_two() {
     assert_eq!(keys.map(count), [Some(2), Some(1), None]);
     at(&request, &verdict(None, keys[2], false), 120, &hot);
     assert_eq!(keys.map(count), [Some(1), Some(1), Some(1)], "the first minute is gone");
-    // Noted late, by a thread that read the clock before.
+    // Noted late, by a thread that read the clock earlier.
     at(&request, &verdict(None, keys[2], false), 119, &hot);
     at(&request, &verdict(None, keys[0], false), 300, &hot);
     assert_eq!(keys.map(count), [Some(1), None, None], "nobody came for two minutes");

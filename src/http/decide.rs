@@ -1,9 +1,10 @@
-//! `/json`: a decision for people and scripts, in protobuf's JSON.
+//! `/json`: a decision for people and scripts, in protobuf's JSON mapping.
 //!
-//! The port asks for no password, and a browser beside it is reached by every page that it shows. A
-//! page of another origin may send a form or text anywhere, and a body without a type; JSON it may
-//! not, unless the server says so. So JSON has to be named as the type, names and origins are
-//! looked at as on the debug port, and refunds have to be allowed (`docs/decisions/0025`).
+//! The port asks for no password, so every page open in a browser that reaches the port can send
+//! requests to it. A page of another origin may send a form, text or a body without a type
+//! anywhere; it may not send JSON unless the server allows it. So the content type has to be JSON,
+//! names and origins are checked as on the debug port, and refunds have to be enabled
+//! (`docs/decisions/0025`).
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -28,22 +29,22 @@ use crate::intake::{Answer, Held, Intake, JSON_CALLS_MAX, Parts, Peer};
 use crate::refusal::Refusal;
 use crate::telemetry::trace::{Door, Outcome, Span};
 
-/// Bytes of a body at most: as many as of a gRPC message.
+/// Maximum size in bytes of a body: that of a gRPC message.
 const BODY_BYTES_MAX: usize = 1024 * 1024;
 
-/// A body is whole within this, as a gRPC message is.
+/// Maximum time for a body to be complete, as for a gRPC message.
 const BODY_MAX: Duration = Duration::from_secs(2);
 
-/// Who may ask, and for what.
+/// Who may call `/json`, and what for.
 #[derive(Debug, Clone, Default)]
 pub struct JsonOptions {
-    /// Refuses pages of other origins.
+    /// Refuses requests from pages of other origins.
     pub guard: Guard,
-    /// Whether hits may be given back.
+    /// Whether hits may be refunded.
     pub refunds: bool,
 }
 
-/// What serves the route.
+/// The state of the route.
 #[derive(Clone)]
 struct Json {
     intake: Intake,
@@ -59,7 +60,7 @@ pub(super) fn routes(intake: Intake, options: JsonOptions) -> Router {
     guard.before(Router::new().route("/json", any(decide)).with_state(Json { intake, refunds }))
 }
 
-/// 200 or 429 with the answer; else a reason.
+/// Returns 200 or 429 with the answer; else a status and a reason.
 async fn decide(
     State(json): State<Json>,
     peer: Option<Extension<Peer>>,
@@ -94,7 +95,7 @@ impl Json {
         check_type(request.headers())?;
         let held = self.intake.hold(Door::Json, peer);
         let body = read(request.into_body(), &held).await?;
-        // A request that is not whole does not hold what a decision takes.
+        // Boxed, so that an incomplete request does not hold the memory that a decision takes.
         Box::pin(self.decide(body, peer, span)).await
     }
 
@@ -121,7 +122,7 @@ impl Json {
             }
             (answer.verdict.code, json::print(answer).to_string())
         };
-        // One that does not wait needs no place.
+        // A call that need not wait needs no place.
         let (code, text) = match self.intake.answer_at_once(&request, printed) {
             Some(answered) => answered?,
             None => {
@@ -137,7 +138,7 @@ impl Json {
     }
 }
 
-/// The type has to be one that a page of another origin may not send unasked.
+/// The type has to be one that a page of another origin may not send without a preflight.
 fn check_type(headers: &HeaderMap) -> Result<(), Unanswered> {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (first, second) = (types.next().and_then(|it| it.to_str().ok()), types.next());
@@ -150,7 +151,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), Unanswered> {
     Err(Unanswered(StatusCode::UNSUPPORTED_MEDIA_TYPE, told.to_owned()))
 }
 
-/// The whole body, which counts as `held`.
+/// Returns the whole body, which counts as `held`.
 async fn read(body: Body, held: &Held) -> Result<Bytes, Unanswered> {
     let too_long = || {
         let told = format!("the body is longer than the limit of {BODY_BYTES_MAX} bytes");
@@ -188,7 +189,8 @@ async fn read(body: Body, held: &Held) -> Result<Bytes, Unanswered> {
 // === impl Unanswered ===
 
 impl From<Refusal> for Unanswered {
-    /// The reference says 400 of all that has no verdict, the store's errors as well.
+    /// The reference implementation returns 400 for all requests without a verdict, errors of the
+    /// store included.
     fn from(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Overloaded => Self(

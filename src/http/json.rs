@@ -1,5 +1,5 @@
-//! The proto3 JSON form of the rate limit response: as protobuf's mapping has it, with default
-//! values left out.
+//! The proto3 JSON form of the rate limit response: follows protobuf's mapping, with default values
+//! left out.
 
 use ratelease_engine::verdict::{Code, Status};
 use serde_json::{Map, Value, json};

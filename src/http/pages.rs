@@ -1,4 +1,4 @@
-//! A budget for answers that are large and that their clients do not read.
+//! A memory budget for large answers that their clients do not read.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,19 +10,20 @@ use parking_lot::Mutex;
 
 use crate::accept::ConnectionHandle;
 
-/// Answers below this are not counted: streams and connections bound how many there are.
+/// Answers smaller than this are not counted: the limits on streams and connections bound their
+/// number.
 const LARGE: u64 = 4 * 1024;
 
-/// Bytes of large answers that are not read yet, of all sites that share the budget. A page of ten
-/// thousand rules has 10 MB.
+/// Maximum number of bytes of large answers that are not read yet, over all sites that share the
+/// budget. A page of ten thousand rules has 10 MB.
 const UNREAD_MAX: usize = 8 * 1024 * 1024;
 
-/// A page counts for no more than this, so that others have room beside the largest.
+/// A page counts for no more bytes than this, so that there is room for others beside the largest.
 const COUNTED_MAX: usize = UNREAD_MAX / 4;
 
-/// Counts the bytes of large answers for as long as they are held, and closes the connections of
-/// those that were not read for longest when they are too many: the answer of a client that reads
-/// is the newest. A handle: clones share the count.
+/// Counts the bytes of large answers as long as they are held. When there are too many, closes the
+/// connections whose answers have been unread the longest: the answer of a client that reads is the
+/// newest. A cheap handle: clones share the count.
 #[derive(Debug, Clone, Default)]
 pub struct UnreadPages(Arc<Mutex<Unread>>);
 
@@ -34,7 +35,7 @@ struct Unread {
     last: u64,
 }
 
-/// A large answer, whose bytes are given up when the last of them has been sent.
+/// A large answer; its bytes are released when the last of them has been sent.
 struct Page {
     bytes: Bytes,
     number: u64,
@@ -44,7 +45,7 @@ struct Page {
 // === impl UnreadPages ===
 
 impl UnreadPages {
-    /// The same response, whose body counts if it is large and there already.
+    /// Returns the same response, whose body is counted if it is large and complete.
     pub(super) fn count(&self, response: Response, handle: ConnectionHandle) -> Response {
         let size = response.body().size_hint().exact().unwrap_or_default();
         if size < LARGE {
@@ -53,7 +54,7 @@ impl UnreadPages {
         response.map(|body| {
             let mut pieces = body.into_data_stream();
             match pieces.next().now_or_never() {
-                // Those that are made here are of one piece.
+                // Bodies made by this crate are in one piece.
                 Some(Some(Ok(bytes))) if bytes.len() as u64 == size => {
                     Body::from(Bytes::from_owner(self.enter(bytes, handle)))
                 }

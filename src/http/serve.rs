@@ -1,4 +1,4 @@
-//! Serves HTTP/1.1 and HTTP/2 on a listener until told to stop.
+//! Serves HTTP/1.1 and HTTP/2 on a listener until it is asked to stop.
 
 use std::convert::Infallible;
 use std::io;
@@ -28,43 +28,46 @@ use crate::accept::{Connection, ConnectionHandle, OpenConnections, connections, 
 use crate::accept::{FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use crate::intake::Peer;
 
-/// A request ends after this whatever happens, as a gRPC call does: it bounds clients that never
-/// finish their body.
+/// Maximum duration of a request, the same as for a gRPC call: it bounds clients that never finish
+/// their body.
 const REQUEST_MAX: Duration = Duration::from_secs(10);
 
-/// The head of an HTTP/1 request has to be whole after this, and the next one has to begin.
+/// Maximum time until the headers of an HTTP/1 request are complete, and until the next request
+/// begins.
 const HEAD_MAX: Duration = Duration::from_secs(10);
 
-/// Bytes of the head of an HTTP/1 request at most, and of its body that are read ahead.
+/// Maximum size in bytes of the headers of an HTTP/1 request, and of the part of its body that is
+/// read ahead.
 const BUFFER_MAX: usize = 8 * 1024;
 
-/// Streams that an HTTP/2 client reset before they were handled, at most, and those that were reset
-/// here for its faults.
+/// Maximum number of streams that an HTTP/2 client resets before they are handled, and of those
+/// that are reset by this end for the client's errors.
 const PENDING_RESETS_MAX: usize = 128;
 const LOCAL_RESETS_MAX: usize = 128;
 
-/// What is served on a port.
+/// The pages and limits of a port.
 #[derive(Clone)]
 pub struct Site {
-    /// By path.
+    /// The routes, by path.
     pub routes: Router,
-    /// Counts its connections.
+    /// Counts and limits its connections.
     pub open: OpenConnections,
-    /// Requests under way on one HTTP/2 connection at most.
+    /// Maximum number of concurrent requests on one HTTP/2 connection.
     pub streams_max: u32,
-    /// Whether the requests of one connection are handled one after the other: a client that asks
-    /// for many pages at once then has others wait for one of them only.
+    /// Whether the requests of one connection are handled one after the other: if a client asks for
+    /// many pages at once, others then wait for only one of them.
     pub in_turn: bool,
     /// Counts the bytes of large answers until they are read; may be shared with other sites.
     pub unread: UnreadPages,
 }
 
 /// Serves `site` until `stop` resolves and every request has been answered. Clients that keep their
-/// connection are told to go; one that leaves a request unfinished is the caller's to bound.
+/// connection are asked to go away; the caller has to bound the wait for one that leaves a request
+/// unfinished.
 ///
 /// # Errors
 ///
-/// None at present: no error of accepting ends it.
+/// None at present: no accept error ends it.
 pub async fn serve(
     listener: TcpListener,
     site: Site,
@@ -98,7 +101,7 @@ async fn serve_one<I>(
     let mut told_to_go = pin!(async {
         tokio::select! {
             () = handle.told_to_go() => {}
-            // An error says that the sender is gone, with whoever served.
+            // An error means that the sender is gone, together with the server.
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });
@@ -140,7 +143,7 @@ fn builder(streams_max: u32) -> auto::Builder<TokioExecutor> {
     builder
 }
 
-/// The routes, which are told on which connection a request came.
+/// The routes; adds the connection to each request.
 #[derive(Clone)]
 struct Served {
     routes: Router,
@@ -149,7 +152,7 @@ struct Served {
     turn: Option<Turn>,
 }
 
-/// Held by the request of a connection that is handled.
+/// Held by the request of a connection that is being handled.
 type Turn = Arc<Mutex<()>>;
 
 impl<B> Service<Request<B>> for Served

@@ -1,10 +1,10 @@
-//! The way in: so many calls that wait at once and no more, and a panic in one ends that one alone.
+//! Limits the number of calls that wait at once, and confines a panic to the call that panics.
 //!
-//! A call takes its place once its message is whole; what unfinished messages take is bounded apart
-//! (`room.rs`). Calls that wait (for a lease or a slot) are what may pile up here. Those that wait
-//! for the CPU do so before they come here, and are bounded by the streams of their connections.
-//! Refusing these by the length of their queue left nothing decided at all (tried once, at three
-//! times the load that saturates): a refusal may well cost as much as a decision.
+//! A call takes its place once its message is complete; the memory of incomplete messages is
+//! bounded separately (`room.rs`). The calls that can accumulate here wait for a lease or a slot.
+//! Calls that wait for the CPU do so before they come here, and are bounded by the streams of their
+//! connections. Refusing these by the length of their queue left nothing decided at all (tried
+//! once, at three times the saturating load): a refusal may well cost as much as a decision.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,14 +16,15 @@ use tracing::{info, warn};
 use super::Refusal;
 use super::room::Peer;
 
-/// The last places, one in so many of all, are for connections that have few of them: one that
-/// fills the others shuts out itself, and not the next one.
+/// One in this many places is reserved for connections that have few of them: a connection that
+/// fills the others shuts out only itself.
 const KEPT_PART: usize = 4;
 
-/// Calls that wait of a connection that may have one of the last places.
+/// Number of waiting calls below which a connection may take one of the reserved places.
 const FEW: usize = 8;
 
-/// Counts the calls that wait, and refuses those above its ceiling. A handle: clones share it.
+/// Counts the calls that wait, and refuses those above the maximum. A cheap handle: clones share
+/// all state.
 #[derive(Debug, Clone)]
 pub(super) struct Gate {
     shared: Arc<Shared>,
@@ -32,16 +33,16 @@ pub(super) struct Gate {
 #[derive(Debug)]
 struct Shared {
     calls_max: usize,
-    /// Where the ceiling comes from, for the log.
+    /// The setting that the maximum comes from, for the log.
     said_by: &'static str,
     waiting: AtomicUsize,
     shed: AtomicU64,
     panics: AtomicU64,
-    /// Calls were refused, and not yet few since: so that an overload is told once.
+    /// Set while overloaded, so that each overload is logged once.
     is_crowded: AtomicBool,
 }
 
-/// A place among the calls that wait, for as long as it lives.
+/// A place among the calls that wait, held until it is dropped.
 struct Place<'a> {
     shared: &'a Shared,
     peer: &'a Peer,
@@ -50,7 +51,7 @@ struct Place<'a> {
 // === impl Gate ===
 
 impl Gate {
-    /// For `calls_max` calls at once, as `said_by` says.
+    /// Creates a gate for `calls_max` calls at once, a number that `said_by` sets.
     pub(super) fn new(calls_max: usize, said_by: &'static str) -> Self {
         let shared = Shared {
             calls_max,
@@ -63,7 +64,7 @@ impl Gate {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Sees `call` of `peer` through, unless too many wait: then it is dropped, not yet begun.
+    /// Runs `call` of `peer`, unless too many wait: then drops it without polling it.
     pub(super) async fn pass<T>(
         &self,
         peer: &Peer,
@@ -73,16 +74,16 @@ impl Gate {
         self.contain(call).await
     }
 
-    /// Sees `call` through, or says that it panicked.
+    /// Runs `call`, and returns an error if it panics.
     pub(super) async fn contain<T>(&self, call: impl Future<Output = T>) -> Result<T, Refusal> {
-        // What the call shares with others, it shares through locks and atomics that a panic
-        // leaves usable; what it held itself is dropped, which gives it back.
+        // State that the call shares with others is behind locks and atomics that a panic leaves
+        // usable; state that the call owns is dropped, which releases it.
         let passed = AssertUnwindSafe(call).catch_unwind().await;
         passed.map_err(|_| self.panicked())
     }
 
-    /// As [`Gate::contain`], for a call that never waits and takes no place: it touches nothing
-    /// that calls of other cores touch, and no crowd shuts it out.
+    /// Like [`Gate::contain`], for a call that never waits and takes no place: it touches no state
+    /// that calls on other cores touch, and it runs even when too many calls wait.
     pub(super) fn contain_at_once<T>(
         &self,
         call: impl FnOnce() -> Option<Result<T, Refusal>>,
@@ -95,17 +96,17 @@ impl Gate {
         Refusal::Panicked
     }
 
-    /// Calls that wait.
+    /// Number of calls that wait.
     pub(super) fn waiting(&self) -> u64 {
         self.shared.waiting.load(Ordering::Relaxed) as u64
     }
 
-    /// Calls that were refused.
+    /// Number of calls that were refused.
     pub(super) fn shed(&self) -> u64 {
         self.shared.shed.load(Ordering::Relaxed)
     }
 
-    /// Calls that panicked.
+    /// Number of calls that panicked.
     pub(super) fn panics(&self) -> u64 {
         self.shared.panics.load(Ordering::Relaxed)
     }

@@ -1,29 +1,29 @@
-//! The headers that tell of limits, of a verdict.
+//! The response headers that describe the limits of a verdict.
 //!
-//! Those of one limit tell of the tightest ([`Verdict::tightest`]). Lists have one item for each
-//! name of a policy: rules of one name are one policy, told by the tightest of them.
+//! Headers for one limit describe the tightest ([`Verdict::tightest`]). Lists have one item for
+//! each policy name: rules with the same name are one policy, described by the tightest of them.
 
 use std::fmt::Write;
 
 use ratelease_cli::settings::Headers;
 use ratelease_engine::verdict::{Applied, Code, OVERRIDE, Status, Verdict};
 
-/// Bytes of a header's value at most: Envoy refuses responses whose headers come to 60 KiB. Items
-/// that find no room are left out.
+/// Maximum size in bytes of a header's value: Envoy refuses responses whose headers exceed 60 KiB
+/// in total. Items that do not fit are left out.
 const VALUE_BYTES_MAX: usize = 4096;
 
-/// Bytes of a policy's name in a header at most, less its quotes; longer ones are cut.
+/// Maximum size in bytes of a policy's name in a header, without its quotes; longer names are cut.
 const NAME_BYTES_MAX: usize = 128;
 
-/// What a list tells of one limit.
+/// The item of a list for one limit.
 struct Item<'a> {
     status: &'a Status<'a>,
     applied: Applied<'a>,
-    /// In quotes.
+    /// The name in quotes.
     name: String,
 }
 
-/// The headers of `verdict`; none where no limit applies.
+/// The headers for `verdict`; empty if no limit applies.
 pub(super) fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, String)> {
     let mut told = Vec::new();
     let tightest = verdict.tightest.and_then(|at| verdict.statuses.get(at));
@@ -54,8 +54,8 @@ pub(super) fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, Strin
     told
 }
 
-/// As Envoy writes it: the limit that bounds, then each limit with its window and, if it has one,
-/// its name. Envoy takes the name as it is; here it is escaped.
+/// The value in Envoy's format: the limit that bounds, then each limit with its window and, if it
+/// has one, its name. Envoy inserts the name unchanged; here it is escaped.
 fn x_ratelimit_limit(requests: u32, verdict: &Verdict<'_>) -> String {
     let limits = verdict.statuses.iter().filter_map(|status| status.limit).map(|applied| {
         let (requests, window) = (applied.limit.requests_per_unit, applied.limit.window_seconds());
@@ -67,14 +67,14 @@ fn x_ratelimit_limit(requests: u32, verdict: &Verdict<'_>) -> String {
     list(std::iter::once(requests.to_string()).chain(limits))
 }
 
-/// Seconds, at least one, after which no limit that was exceeded stands as it does; never sooner
-/// than `reset`, which is told beside it.
+/// Seconds, at least one, until every limit that was exceeded has reset; never less than `reset`,
+/// which is sent in another header.
 fn retry_after(reset: u64, verdict: &Verdict<'_>) -> u64 {
     let over = verdict.statuses.iter().filter(|status| status.code == Code::OverLimit);
     over.filter_map(Status::reset_seconds).fold(reset.max(1), u64::max)
 }
 
-/// One for each policy, the tightest first, then those with the fewest remaining.
+/// One item for each policy, the tightest first, then by remaining, fewest first.
 fn items<'a>(tightest: &'a Status<'a>, verdict: &'a Verdict<'_>) -> Vec<Item<'a>> {
     let mut others: Vec<_> =
         verdict.statuses.iter().filter(|other| !std::ptr::eq(*other, tightest)).collect();
@@ -90,7 +90,7 @@ fn items<'a>(tightest: &'a Status<'a>, verdict: &'a Verdict<'_>) -> Vec<Item<'a>
     items
 }
 
-/// What the rule is called, or where it stands among the rules: never what a client has sent.
+/// The rule's name or its path: never text that a client has sent.
 fn policy(applied: Applied<'_>) -> &str {
     match applied.rule {
         Some(rule) if rule.name.is_empty() => &rule.path,
@@ -99,7 +99,7 @@ fn policy(applied: Applied<'_>) -> &str {
     }
 }
 
-/// Items with commas between them, as many as there is room for.
+/// Joins items with commas, as many as fit.
 fn list(items: impl Iterator<Item = String>) -> String {
     let mut list = String::new();
     for item in items {
@@ -112,9 +112,9 @@ fn list(items: impl Iterator<Item = String>) -> String {
     list
 }
 
-/// `text` as a String of RFC 9651 §3.3.3, which holds ASCII alone: all else is written as in its
-/// Display Strings (§3.3.8), `%` and two hexadecimal digits a byte; `%` itself too, so that no two
-/// texts are written alike. Cut to [`NAME_BYTES_MAX`].
+/// Formats `text` as a String of RFC 9651 §3.3.3, which allows only ASCII: other bytes are written
+/// as in its Display Strings (§3.3.8), `%` and two hexadecimal digits a byte; `%` itself too, so
+/// that different texts never have the same form. Cut to [`NAME_BYTES_MAX`].
 fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
@@ -141,13 +141,13 @@ fn quoted(text: &str) -> String {
 // === impl Item ===
 
 impl Item<'_> {
-    /// Quota and window, in seconds, of the policy.
+    /// Quota and window of the policy; the window is in seconds.
     fn policy(&self) -> String {
         let Self { name, applied: Applied { limit, .. }, .. } = self;
         format!("{name};q={};w={}", limit.requests_per_unit, limit.window_seconds())
     }
 
-    /// What remains of it, and the seconds until it is whole again, where they are known.
+    /// The remaining quota, and the seconds until it is full again, if they are known.
     fn standing(&self) -> String {
         let Self { name, status, .. } = self;
         match status.reset_seconds() {

@@ -1,17 +1,17 @@
-//! What has come of a message that is not whole yet.
+//! The part of an incomplete message that has arrived.
 
 use bytes::{Bytes, BytesMut};
 
 use super::{Held, Refusal};
 
-/// Bytes of a part at most, which is what a frame of HTTP/2 brings.
+/// Maximum size in bytes of a part: the payload of one HTTP/2 frame.
 const PART_BYTES_MAX: usize = 16 * 1024;
 
-/// Bytes of a part at least: a message that comes byte by byte has few of them.
+/// Minimum size in bytes of a part: a message that arrives byte by byte has few parts.
 const PART_BYTES_MIN: usize = 64;
 
-/// The beginning of a message, in parts. What is read is copied into them, since it shares its
-/// memory with what was read beside it. A part never moves: one buffer that grows leaves holes of
+/// The beginning of a message, in parts. Bytes are copied into the parts, since the buffer they
+/// were read into is shared with other data. A part never moves: one growing buffer leaves holes of
 /// every size behind, which took as much memory again as the messages themselves.
 #[derive(Debug)]
 pub struct Parts<'h> {
@@ -21,27 +21,27 @@ pub struct Parts<'h> {
 }
 
 impl<'h> Parts<'h> {
-    /// None yet, of the message that counts as `held`.
+    /// Creates an empty message that counts as `held`.
     pub fn new(held: &'h Held) -> Self {
         Self { held, parts: Vec::new(), bytes: 0 }
     }
 
-    /// Bytes that have come.
+    /// Number of bytes that have arrived.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Counts and keeps what comes next.
+    /// Counts and keeps the next bytes.
     ///
     /// # Errors
     ///
-    /// There is no room for it ([`Refusal::NoRoom`]).
+    /// Returns [`Refusal::NoRoom`] if there is no room for them.
     pub fn add(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
         self.held.take(bytes.len())?;
         while !bytes.is_empty() {
             let room = self.parts.last().map_or(0, |part| part.capacity() - part.len());
             if room == 0 {
-                // As much as there is already, so that their number stays small.
+                // As large as all parts so far, so that their number stays small.
                 let capacity = bytes.len().max(self.bytes).clamp(PART_BYTES_MIN, PART_BYTES_MAX);
                 self.parts.push(BytesMut::with_capacity(capacity));
                 continue;
@@ -56,7 +56,7 @@ impl<'h> Parts<'h> {
         Ok(())
     }
 
-    /// All that has come, in one piece.
+    /// Returns everything that has arrived, in one piece.
     pub fn join(mut self) -> Bytes {
         if self.parts.len() <= 1 {
             return self.parts.pop().unwrap_or_default().freeze();

@@ -1,9 +1,9 @@
-//! Room for messages that are not whole yet, and for long ones until their calls are answered.
+//! Limits the memory of incomplete messages, and of long ones until their calls are answered.
 //!
-//! Half a message costs its sender nothing and this process a call that waits. All of them together
-//! may take so many bytes, those of one connection half of that. When there is no room, the
-//! connection that holds the most loses its oldest unfinished message: a client that fills the room
-//! takes it from itself, and one that sends its messages whole is not refused.
+//! An incomplete message costs its sender nothing and this process a waiting call. All of them
+//! together may take a fixed number of bytes, those of one connection half of that. When there is
+//! no room, the connection that holds the most loses its oldest incomplete message: a client that
+//! fills the room takes it from itself, and one that sends complete messages is not refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,21 +15,23 @@ use parking_lot::Mutex;
 
 use super::Refusal;
 
-/// What an unfinished message counts for at least, in bytes: its call's headers, task and buffers.
+/// Minimum size in bytes that an incomplete message counts for: its call's headers, task and
+/// buffers.
 const MESSAGE_BYTES_MIN: usize = 8 * 1024;
 
-/// A client's connection, whose messages count together. A handle: clones are the same connection.
+/// A client's connection, whose messages count together. A cheap handle: clones are the same
+/// connection.
 #[derive(Debug, Clone)]
 pub struct Peer(Arc<Caller>);
 
 #[derive(Debug)]
 struct Caller {
     id: u64,
-    /// Calls of this connection that hold a place of the gate.
+    /// Number of calls of this connection that hold a place of the gate.
     waiting: AtomicUsize,
 }
 
-/// Bounds the bytes of messages. A handle: clones share it.
+/// Bounds the bytes of messages. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub(super) struct Room {
     shared: Arc<Shared>,
@@ -46,28 +48,28 @@ struct Shared {
 struct State {
     /// Bytes of all messages.
     held: usize,
-    /// Those of messages that are whole.
+    /// Bytes of complete messages.
     whole: usize,
-    /// The connections with unfinished messages.
+    /// The connections with incomplete messages.
     peers: HashMap<u64, Unfinished>,
     next: u64,
 }
 
-/// The unfinished messages of one connection, oldest first.
+/// The incomplete messages of one connection, oldest first.
 #[derive(Debug, Default)]
 struct Unfinished {
     held: usize,
     messages: BTreeMap<u64, (usize, Arc<Notice>)>,
 }
 
-/// Tells a message's reader that the message has lost its room.
+/// Notifies a message's reader that the message has lost its room.
 #[derive(Debug, Default)]
 struct Notice {
     is_given_up: AtomicBool,
     reader: AtomicWaker,
 }
 
-/// One message. It counts from its first wait or byte until the last clone of it is dropped.
+/// One message. It is counted from its first wait or byte until its last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct Held(Arc<Message>);
 
@@ -81,25 +83,25 @@ struct Message {
 
 #[derive(Debug, Clone, Copy)]
 enum Stage {
-    /// Nothing was read, and nothing waited for.
+    /// No byte was read, and no wait has begun.
     New,
-    /// Of this number, among those of its connection.
+    /// The message has this number among those of its connection.
     Unfinished(u64),
-    /// It counts for so many bytes.
+    /// The message counts for this many bytes.
     Whole(usize),
 }
 
 // === impl Peer ===
 
 impl Peer {
-    /// A connection that has just been accepted.
+    /// Creates the peer of a newly accepted connection.
     pub fn new() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Self(Arc::new(Caller { id, waiting: AtomicUsize::new(0) }))
     }
 
-    /// Calls of this connection that hold a place of the gate.
+    /// Number of calls of this connection that hold a place of the gate.
     pub(super) fn waiting(&self) -> &AtomicUsize {
         &self.0.waiting
     }
@@ -114,25 +116,25 @@ impl Default for Peer {
 // === impl Room ===
 
 impl Room {
-    /// For so many bytes.
+    /// Creates a room of `bytes_max` bytes.
     pub(super) fn new(bytes_max: usize) -> Self {
         let (refused, state) = (AtomicU64::new(0), Mutex::default());
         Self { shared: Arc::new(Shared { bytes_max, refused, state }) }
     }
 
-    /// A message that `peer` has begun.
+    /// Registers a message that `peer` has begun.
     pub(super) fn hold(&self, peer: &Peer) -> Held {
         let (room, peer) = (self.clone(), peer.clone());
         let (notice, stage) = (Arc::default(), Mutex::new(Stage::New));
         Held(Arc::new(Message { room, peer, notice, stage }))
     }
 
-    /// Messages that found no room, or lost it.
+    /// Number of messages that found no room, or lost it.
     pub(super) fn refused(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed)
     }
 
-    /// Bytes that are held.
+    /// Number of bytes that are held.
     pub(super) fn bytes(&self) -> u64 {
         self.shared.state.lock().held as u64
     }
@@ -150,7 +152,7 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// There is no room for them, or the message has lost what it had ([`Refusal::NoRoom`]).
+    /// Returns [`Refusal::NoRoom`] if there is no room for them, or the message has lost its room.
     pub fn take(&self, bytes: usize) -> Result<(), Refusal> {
         let Message { room: Room { shared }, peer, notice, stage } = &*self.0;
         let given_up = {
@@ -169,12 +171,12 @@ impl Held {
         if notice.is_given_up.load(Ordering::Acquire) { Err(Refusal::NoRoom) } else { Ok(()) }
     }
 
-    /// Notes that the message is whole: it cannot be given up any more, and counts only if it is
+    /// Marks the message as complete: it cannot lose its room any more, and counts only if it is
     /// long.
     ///
     /// # Errors
     ///
-    /// Long messages have half of the room, and it is full ([`Refusal::NoRoom`]).
+    /// Returns [`Refusal::NoRoom`] if long messages have used up their half of the room.
     pub fn finish(&self) -> Result<(), Refusal> {
         let Message { room: Room { shared }, peer, stage, .. } = &*self.0;
         let mut stage = stage.lock();
@@ -224,7 +226,7 @@ impl Drop for Message {
 // === impl State ===
 
 impl State {
-    /// The number of a new message.
+    /// Returns the number of a new message.
     fn begin(&mut self, peer: u64, notice: &Arc<Notice>) -> u64 {
         self.next += 1;
         let unfinished = self.peers.entry(peer).or_default();
@@ -234,8 +236,8 @@ impl State {
         self.next
     }
 
-    /// Counts `bytes` more for a message and makes room for them: gives the messages that lost
-    /// theirs, whose readers are to be woken.
+    /// Counts `bytes` more for a message and makes room for them. Returns the messages that lost
+    /// their room; the caller has to wake their readers.
     fn grow(&mut self, peer: u64, number: u64, bytes: usize, bytes_max: usize) -> Vec<Arc<Notice>> {
         if let Some(unfinished) = self.peers.get_mut(&peer)
             && let Some((held, _)) = unfinished.messages.get_mut(&number)
@@ -259,8 +261,8 @@ impl State {
         }
     }
 
-    /// The connection whose unfinished messages hold the most. Where none has more than one, it is
-    /// the one with the oldest: an honest message is milliseconds old, however large it is.
+    /// The connection whose incomplete messages hold the most. If none has more than one, the
+    /// connection with the oldest: an honest message is milliseconds old, however large it is.
     fn next_to_lose(&self) -> Option<u64> {
         let (largest, unfinished) =
             self.peers.iter().max_by_key(|(_, unfinished)| unfinished.held)?;
@@ -271,7 +273,7 @@ impl State {
         self.peers.iter().min_by_key(|(_, unfinished)| oldest(unfinished)).map(|(peer, _)| *peer)
     }
 
-    /// Takes the room from the oldest message of `peer`.
+    /// Removes the oldest message of `peer`.
     fn give_up_oldest(&mut self, peer: u64) -> Option<Arc<Notice>> {
         let (number, (_, notice)) = self.peers.get(&peer)?.messages.first_key_value()?;
         let (number, notice) = (*number, Arc::clone(notice));
@@ -280,7 +282,7 @@ impl State {
         Some(notice)
     }
 
-    /// Counts a message no more: gives what it counted for.
+    /// Stops counting a message; returns the bytes that it counted for.
     fn remove(&mut self, peer: u64, number: u64) -> Option<usize> {
         let unfinished = self.peers.get_mut(&peer)?;
         let (bytes, _) = unfinished.messages.remove(&number)?;

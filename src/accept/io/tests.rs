@@ -1,4 +1,4 @@
-//! Connections whose clients say nothing, read nothing, or say too much.
+//! Connections whose clients send nothing, read nothing, or send too much.
 
 use std::pin::pin;
 
@@ -20,7 +20,7 @@ fn pair(life: Option<Duration>, bytes: usize) -> (DuplexStream, Connection<Duple
     (client, Connection::new(server, life, guard))
 }
 
-/// A connection, and how long it lasts for a client that sends `bytes` and no more.
+/// A connection, and how long it lasts for a client that sends `bytes` and nothing else.
 async fn lasts(bytes: &[u8], life: Option<Duration>) -> (Connection<DuplexStream>, Duration) {
     let (mut client, mut connection) = pair(life, 1024);
     client.write_all(bytes).await.unwrap();
@@ -52,13 +52,13 @@ async fn a_client_that_does_lives_as_long_as_it_may() {
             let (_, lived) = lasts(bytes, Some(life)).await;
             assert!((life..life + SECOND).contains(&lived), "{lived:?}");
         }
-        // Longer than the clock can count.
+        // A maximum age longer than the clock can represent.
         let (_, lived) = lasts(bytes, Some(Duration::MAX)).await;
         assert!(lived >= HOUR, "{lived:?}");
     }
 }
 
-/// How long a connection lasts on which there is always more to write.
+/// How long a connection lasts that always has more to write.
 async fn writes(speaks: &[u8], reads: impl AsyncFn(&mut DuplexStream)) -> Duration {
     let (mut client, mut connection) = pair(None, 1024);
     client.write_all(speaks).await.unwrap();
@@ -101,7 +101,7 @@ async fn a_client_that_does_not_read_or_hardly_does_is_cut_off() {
 async fn a_flood_is_answered_with_the_word_to_calm_down() {
     let (mut client, mut connection) = pair(None, 1 << 20);
     client.write_all(PREFACE).await.unwrap();
-    // A request, of which the client shall hear that it was taken, and pings.
+    // A request, whose identifier the GOAWAY has to report as processed, and pings.
     client.write_all(&[0, 0, 0, 1, 5, 0, 0, 0, 7]).await.unwrap();
     for _ in 0..10_000 {
         client.write_all(&[0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]).await.unwrap();
@@ -151,7 +151,7 @@ async fn a_reader_that_always_finds_something_lets_others_have_their_turn() {
     assert_eq!(turns, 3);
 }
 
-/// A reference to a field is a byte, and takes as long to decode as a field.
+/// A reference to a field is one byte, and takes as long to decode as a whole field.
 #[tokio::test]
 async fn header_blocks_end_a_turn_before_bytes_do() {
     let (mut client, mut connection) = pair(None, 8 * COST_MAX);

@@ -1,4 +1,4 @@
-//! Ledgers that are shown frames, in virtual time.
+//! Ledgers that process frames, in virtual time.
 
 use super::*;
 
@@ -33,7 +33,7 @@ impl Shown {
         self.ledger.note_written(frame, self.second)
     }
 
-    /// A call, as Envoy makes it.
+    /// A call, as Envoy sends it.
     fn asked(&mut self, stream: u32) -> Result<(), Excess> {
         self.read(&[head(HEADERS, 4, stream, 90), head(DATA, END_STREAM, stream, 50)].concat())
     }
@@ -44,7 +44,7 @@ impl Shown {
         self.write(&head(HEADERS, 5, stream, 4));
     }
 
-    /// How many of `frame` are taken, one after the other, of a hundred thousand.
+    /// Number of `frame`s accepted, one after the other, out of a hundred thousand.
     fn taken(&mut self, frame: &[u8]) -> usize {
         (0..100_000).take_while(|_| self.read(frame).is_ok()).count()
     }

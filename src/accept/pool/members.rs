@@ -1,4 +1,4 @@
-//! The connections of a pool, and which of them goes to make room.
+//! The connections of a pool, and the choice of which one closes to make room.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,20 +7,20 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use tokio::sync::watch;
 
-/// Those that are open, by their numbers, which only grow.
+/// The open connections, by their numbers, which only grow.
 #[derive(Debug, Default)]
 pub(super) struct Members {
     pub(super) open: HashMap<u64, Arc<Member>>,
     pub(super) by_peer: HashMap<Peer, usize>,
 }
 
-/// Who is at the other end. Processes of one machine are not told apart: an Envoy and an attacker
-/// beside it have one address.
+/// The client of a connection. Processes of one machine cannot be told apart: an Envoy and an
+/// attacker beside it have one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
     Local,
     Address(IpAddr),
-    /// The network part of an IPv6 address, of which a host may have as many as it likes.
+    /// The network part of an IPv6 address: a host may use any number of addresses within it.
     Network(u64),
 }
 
@@ -29,29 +29,31 @@ pub(super) enum Peer {
 pub(super) struct Member {
     pub(super) number: u64,
     pub(super) peer: Peer,
-    /// When it came, or part of an answer was last sent: the number of the newest connection then.
+    /// The number of the newest connection at the time when this one came, or last sent part of an
+    /// answer.
     pub(super) used: AtomicU64,
-    /// Seconds that the connection has lived, as far as it is told, and those at its last answer.
+    /// Age of the connection in seconds, as far as they are counted, and its age at the last
+    /// answer.
     pub(super) second: AtomicU32,
     pub(super) used_second: AtomicU32,
-    /// Streams that may be quiet for as long as they like.
+    /// Number of streams that may be quiet without a time limit.
     pub(super) lasting: AtomicUsize,
-    /// Requests that were handed on before they were whole.
+    /// Number of requests that were handed on incomplete.
     pub(super) halves: AtomicUsize,
     pub(super) close: watch::Sender<Close>,
 }
 
-/// Whether a connection is to end.
+/// Whether and how a connection has to close.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Close {
     No,
-    /// Its calls may finish.
+    /// After its calls have finished.
     Gracefully,
     AtOnce,
 }
 
-/// Seconds without an answer after which a connection may be told to go for another. One that is
-/// used more often would come back at once, and have the next one go.
+/// Seconds without an answer after which a connection may be asked to go away for another. One that
+/// is used more often would reconnect at once, and displace the next one.
 pub(super) const IDLE_MIN: u32 = 5;
 
 // === impl Members ===
@@ -83,10 +85,11 @@ impl Members {
         }
     }
 
-    /// The connection to close for another: one that has not been told so yet, of the peer that has
-    /// more than half of all if there is one; the one that came or was last answered the longest
-    /// ago. So a connection that comes has as long for its first request as it takes to fill the
-    /// pool, and an Envoy that calls stays; one that is idle loses no call and connects again.
+    /// The connection to close for another: one that has not been asked to close this way yet, of
+    /// the peer that has more than half of all connections if there is one; among these, the one
+    /// that came or was last answered the longest ago. So a new connection has as long for its
+    /// first request as it takes to fill the pool, and an Envoy that calls stays; one that is idle
+    /// loses no call and reconnects.
     pub(super) fn next_to_go(&self, how: Close) -> Option<&Arc<Member>> {
         let crowd = self.by_peer.iter().find(|(_, count)| **count * 2 > self.open.len());
         let is_of_crowd = |member: &Member| crowd.is_none_or(|(peer, _)| member.peer == *peer);
@@ -105,7 +108,8 @@ impl Members {
 // === impl Member ===
 
 impl Member {
-    /// Seconds since it came or part of an answer was last sent, as far as they are counted.
+    /// Seconds since the connection came or last sent part of an answer, as far as they are
+    /// counted.
     pub(super) fn idle_seconds(&self) -> u32 {
         let used = self.used_second.load(Ordering::Relaxed);
         self.second.load(Ordering::Relaxed).saturating_sub(used)
@@ -133,7 +137,7 @@ impl Peer {
 // === impl Member ===
 
 impl Member {
-    /// Whether that is news.
+    /// Asks the connection to close; returns false if it was asked before to close this way.
     pub(super) fn ask_to_close(&self, how: Close) -> bool {
         self.close.send_if_modified(|asked| {
             let is_new = *asked < how;

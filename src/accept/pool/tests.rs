@@ -1,4 +1,4 @@
-//! Pools that are full: who goes, and who stays.
+//! Full pools: which connections close, and which stay.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -14,19 +14,19 @@ fn is_told(guard: &ConnectionGuard) -> bool {
     *guard.handle.member.close.borrow() > Close::No
 }
 
-/// The places of those that were told to go.
+/// The indexes of the connections that were asked to close.
 fn told(guards: &[ConnectionGuard]) -> Vec<usize> {
     (0..guards.len()).filter(|at| is_told(&guards[*at])).collect()
 }
 
-/// A connection that was idle for so long that it may be told to go.
+/// A connection that has been idle long enough to be asked to go away.
 fn admit(open: &OpenConnections, address: Option<IpAddr>) -> ConnectionGuard {
     let guard = open.admit(address).expect("room");
     note_use(&guard);
     guard
 }
 
-/// As [`admit`], after an answer.
+/// Like [`admit`], after an answer.
 fn note_use(guard: &ConnectionGuard) {
     guard.handle.note_use();
     guard.handle.member.second.fetch_add(IDLE_MIN, Ordering::Relaxed);
@@ -80,7 +80,7 @@ fn an_envoy_that_is_answered_outlasts_any_crowd() {
     for n in 0..1000 {
         note_use(&envoy);
         crowd.push(admit(&open, None));
-        // Some of the crowd are answered as well.
+        // Some connections of the crowd are answered as well.
         if n % 3 == 0 {
             note_use(crowd.last().unwrap());
         }
@@ -94,7 +94,7 @@ fn the_peer_that_has_most_of_all_makes_room_for_the_others() {
     let open = OpenConnections::new(32);
     let few: Vec<_> = (0..8).map(|n| admit(&open, addresses(n))).collect();
     let crowd: Vec<_> = (0..20).map(|_| admit(&open, addresses(99))).collect();
-    // They are used, and the few are not.
+    // The crowd is used, and the few are not.
     crowd.iter().for_each(note_use);
     let _new = admit(&open, addresses(9));
     assert_eq!((told(&few), told(&crowd)), (vec![], vec![0]));

@@ -15,12 +15,12 @@ use super::*;
 use crate::control::Published;
 use crate::grpc::wire;
 
-/// What a pipe holds: less than the answers to a few frames.
+/// Capacity of a pipe in bytes: less than the answers to a few frames.
 const PIPE_BYTES: usize = 64;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Serves, without any rules.
+/// The parts of a server without rules.
 fn inside(age: Option<Duration>) -> Inside {
     let options = Options {
         max_wait: Duration::from_millis(5),
@@ -37,7 +37,7 @@ fn inside(age: Option<Duration>) -> Inside {
     Inside { intake, routes, strangers: Strangers::default(), age }
 }
 
-/// How long a connection lasts that `client` has the other end of.
+/// How long a connection lasts whose other end `client` has.
 async fn lasts<C>(age: Option<Duration>, client: impl FnOnce(DuplexStream) -> C) -> Duration
 where
     C: Future<Output = ()>,
@@ -54,7 +54,7 @@ where
     start.elapsed()
 }
 
-/// A client that answers pings, and makes a call now and then.
+/// A client that answers pings and makes a call now and then.
 async fn calling(far: DuplexStream) {
     let (sender, connection) = h2::client::handshake(far).await.unwrap();
     let calls = async {
@@ -72,7 +72,7 @@ async fn calling(far: DuplexStream) {
     }
 }
 
-/// A client that answers pings, as every client of HTTP/2 does.
+/// A client that answers pings, as every HTTP/2 client does.
 async fn polite(far: DuplexStream) {
     let (_sender, connection) = h2::client::handshake(far).await.unwrap();
     let _ = connection.await;
@@ -95,7 +95,7 @@ async fn a_client_that_answers_no_more_is_given_up() {
         while far.read(&mut read).await.is_ok_and(|read| read > 0) {}
         pending::<()>().await;
     };
-    // Its settings, and pings whose answers it never reads.
+    // Sends its settings, and pings whose answers it never reads.
     let deaf = |mut far: DuplexStream| async move {
         far.write_all(&[PREFACE, &[0, 0, 0, 4, 0, 0, 0, 0, 0]].concat()).await.unwrap();
         while far.write_all(&[0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]).await.is_ok() {}
@@ -134,13 +134,13 @@ async fn at_the_end_a_connection_without_calls_goes_at_once() {
     }
 }
 
-/// A watch whose message came after its head, and whose answer goes on.
+/// A watch whose message comes after its headers, and whose answer does not end.
 #[tokio::test]
 async fn a_call_whose_message_is_whole_gives_its_place_among_the_halves_back() {
     let (near, far) = duplex(1 << 16);
     let io = accept::alone(near);
     let handle = io.handle();
-    // All places but one.
+    // Takes all places but one.
     let mut taken: Vec<_> = std::iter::from_fn(|| handle.half()).collect();
     taken.pop();
     let (health, _standing) = crate::grpc::serve::health();

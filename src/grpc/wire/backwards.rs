@@ -1,17 +1,18 @@
-//! Writes protobuf from the end to the beginning: what a message takes is known once it is written,
-//! and its length goes before it. So each byte is written once, and nothing is measured.
+//! Writes protobuf from the end to the beginning: the length of a message is known once it is
+//! written, and precedes it. So each byte is written once, and no message is measured first.
 
 use smallvec::SmallVec;
 
 use super::proto::VARINT_BYTES_MAX;
 
-/// Bytes of a message that allocates nothing: some four statuses with names.
+/// Size in bytes up to which a message is written without allocation: some four statuses with
+/// names.
 const PLACE_BYTES: usize = 256;
 
 /// Takes fields in reverse order.
 pub(super) struct Backwards {
     place: SmallVec<[u8; PLACE_BYTES]>,
-    /// What follows has been written.
+    /// Everything from this index on has been written.
     at: usize,
 }
 
@@ -22,12 +23,12 @@ impl Backwards {
         Self { place: SmallVec::from_buf([0; PLACE_BYTES]), at: PLACE_BYTES }
     }
 
-    /// What has been written.
+    /// The bytes written so far.
     pub(super) fn written(&self) -> &[u8] {
         self.place.get(self.at..).unwrap_or_default()
     }
 
-    /// Bytes as they are.
+    /// Writes bytes unchanged.
     pub(super) fn put(&mut self, bytes: &[u8]) {
         if bytes.len() > self.at {
             self.grow(bytes.len());
@@ -39,38 +40,38 @@ impl Backwards {
         self.at = start;
     }
 
-    /// A number, left out if it is 0, as proto3 has it.
+    /// Writes a number; a 0 is left out, as in proto3.
     pub(super) fn number(&mut self, field: u32, value: u64) {
         if value != 0 {
             self.varint_field(field, value);
         }
     }
 
-    /// A number, whatever it is.
+    /// Writes a number, even a 0.
     pub(super) fn varint_field(&mut self, field: u32, value: u64) {
         self.varint(value);
         self.varint(u64::from(field) << 3);
     }
 
-    /// A double, whatever it is.
+    /// Writes a double, even a 0.
     pub(super) fn double(&mut self, field: u32, value: f64) {
         self.put(&value.to_le_bytes());
         self.varint(u64::from(field) << 3 | 1);
     }
 
-    /// Text, left out if it is empty.
+    /// Writes text; empty text is left out.
     pub(super) fn text(&mut self, field: u32, text: &str) {
         if !text.is_empty() {
             self.text_field(field, text);
         }
     }
 
-    /// Text, whatever it is.
+    /// Writes text, even if it is empty.
     pub(super) fn text_field(&mut self, field: u32, text: &str) {
         self.message(field, |this| this.put(text.as_bytes()));
     }
 
-    /// A message, which is there even if it is empty.
+    /// Writes a message, even if it is empty.
     pub(super) fn message(&mut self, field: u32, write: impl FnOnce(&mut Self)) {
         let after = self.written().len();
         write(self);
@@ -81,7 +82,7 @@ impl Backwards {
     #[allow(clippy::cast_possible_truncation, reason = "seven bits at a time")]
     fn varint(&mut self, mut value: u64) {
         if value < 0x80 {
-            return self.put(&[value as u8]); // by far the most frequent
+            return self.put(&[value as u8]); // by far the most frequent case
         }
         let mut bytes = [0; VARINT_BYTES_MAX];
         let mut len = 0;
@@ -97,7 +98,7 @@ impl Backwards {
         self.put(bytes.get(..len).unwrap_or_default());
     }
 
-    /// Makes room for `more` bytes before what is written.
+    /// Makes room for `more` bytes before those written.
     #[cold]
     fn grow(&mut self, more: usize) {
         let free = self.place.len().max(more);

@@ -1,11 +1,11 @@
-//! How tonic takes a request's message and an answer's: as bytes, which `decode.rs` reads and
+//! tonic's codec for requests and answers: messages are bytes, which `decode.rs` reads and
 //! `encode.rs` has written.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tonic::Status;
 use tonic::codec::{BufferSettings, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-/// Messages as they are.
+/// Passes messages through unchanged.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Codec;
 
@@ -15,8 +15,8 @@ pub(super) struct Once {
     has_read: bool,
 }
 
-/// What tonic sets aside for a message before it knows how long it is, and its own measure of when
-/// to let others go first. By itself it would set 8 KiB aside, twice for each call that waits.
+/// Capacity that tonic reserves for a message before its length is known, and its threshold for
+/// yielding to other tasks. tonic's default would reserve 8 KiB, twice for each call that waits.
 fn buffers() -> BufferSettings {
     BufferSettings::new(512, 32 * 1024)
 }

@@ -1,12 +1,12 @@
-//! Reads a `RateLimitRequest`: all text is borrowed from the message. Numbers are those of
-//! `envoy/service/ratelimit/v3/rls.proto` and, beneath `envoy/extensions/common/ratelimit`, of
+//! Reads a `RateLimitRequest`: all text is borrowed from the message. Field numbers are those of
+//! `envoy/service/ratelimit/v3/rls.proto` and, from `envoy/extensions/common/ratelimit`, of
 //! `v3/ratelimit.proto`.
 //!
-//! As protobuf has it, unknown fields are skipped, the last of a repeated number wins, and a
-//! message that comes in parts is put together.
+//! As protobuf specifies, unknown fields are skipped, the last occurrence of a number wins, and
+//! parts of a split message are merged.
 //!
-//! Descriptors and entries are counted as they are read: what a message costs is bounded before it
-//! is known how many it claims to have.
+//! Descriptors and entries are counted as they are read, so the cost of a message is bounded before
+//! the number that it contains is known.
 
 use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, ENTRIES_MAX, Entry, Few, Request};
 use ratelease_rules::{Limit, Unit};
@@ -14,25 +14,25 @@ use ratelease_rules::{Limit, Unit};
 use super::proto::{Fields, Malformed};
 use crate::refusal::Fault;
 
-/// `RateLimitOverride` as it stands in the message.
+/// `RateLimitOverride` as in the message.
 #[derive(Debug, Clone, Copy, Default)]
 struct Override {
     requests_per_unit: u32,
     unit: u32,
 }
 
-/// Why a message is no request.
+/// Why a message is not a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// It is not one of protobuf, or not of this type.
+    /// The message is not valid protobuf, or has another type.
     #[error("the message is no RateLimitRequest: {0}")]
     Malformed(#[from] Malformed),
-    /// It breaks a bound or names something that does not exist.
+    /// The request exceeds a bound or has an invalid value.
     #[error("{0}")]
     Refused(Fault),
 }
 
-/// The request that `message` is.
+/// Reads the request in `message`.
 pub(super) fn request(message: &[u8]) -> Result<Request<'_>, Unreadable> {
     let mut request = Request { domain: "", descriptors: Few::new(), hits_addend: 0 };
     let mut fields = Fields::of(message);
@@ -53,14 +53,14 @@ pub(super) fn request(message: &[u8]) -> Result<Request<'_>, Unreadable> {
     Ok(request)
 }
 
-/// A new element at the end, to be filled where it is: descriptors are large.
+/// Appends a new element, to be filled in place: descriptors are large.
 fn push<'v, 'a>(descriptors: &'v mut Few<Descriptor<'a>>) -> &'v mut Descriptor<'a> {
     let at = descriptors.len();
     descriptors.push(Descriptor::default());
     &mut descriptors[at]
 }
 
-/// The descriptor of this index.
+/// Reads the descriptor at this index.
 fn descriptor<'a>(
     at: usize,
     message: &'a [u8],
@@ -112,7 +112,7 @@ fn override_of(mut read: Override, message: &[u8]) -> Result<Override, Malformed
     Ok(read)
 }
 
-/// A `UInt64Value`.
+/// Reads a `UInt64Value`.
 fn wrapped(mut read: u64, message: &[u8]) -> Result<u64, Malformed> {
     let mut fields = Fields::of(message);
     while let Some((field, value)) = fields.next()? {
@@ -123,7 +123,7 @@ fn wrapped(mut read: u64, message: &[u8]) -> Result<u64, Malformed> {
     Ok(read)
 }
 
-/// A unit that does not exist is refused; it ends the reference's process.
+/// Refuses an unknown unit, which would end the reference implementation's process.
 fn limit_of(at: usize, limit: Override) -> Result<Limit, Unreadable> {
     let unit = Unit::from_number(limit.unit.into()).ok_or(Unreadable::Refused(Fault::Unit(at)))?;
     Ok(Limit::fixed_window(limit.requests_per_unit, unit))

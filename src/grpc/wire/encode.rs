@@ -1,4 +1,4 @@
-//! Writes a `RateLimitResponse`, straight from the verdict. Numbers are those of
+//! Writes a `RateLimitResponse` directly from the verdict. Field numbers are those of
 //! `envoy/service/ratelimit/v3/rls.proto`, `google/protobuf/struct.proto` and `duration.proto`.
 //!
 //! Each message is written from its last field to its first: see [`Backwards`].
@@ -10,18 +10,19 @@ use serde_json::{Map, Value};
 use super::backwards::Backwards;
 use crate::intake::Answer;
 
-/// `answer` as one message of gRPC, prefix and all, added to `bytes`.
+/// Appends `answer` to `bytes` as one gRPC message, with its prefix.
 pub(super) fn framed(answer: &Answer<'_>, bytes: &mut BytesMut) {
     let mut sink = Backwards::new();
     response(&mut sink, answer);
-    // Metadata is what rules hold, and they are bounded far below.
+    // The only part without a fixed bound is the metadata, which comes from rules, and their size
+    // is limited to far less.
     let length = u32::try_from(sink.written().len()).unwrap_or(u32::MAX);
     sink.put(&length.to_be_bytes());
     sink.put(&[0]);
     bytes.extend_from_slice(sink.written());
 }
 
-/// `answer` alone.
+/// Returns `answer` without a prefix.
 pub(super) fn message(answer: &Answer<'_>) -> BytesMut {
     let mut sink = Backwards::new();
     response(&mut sink, answer);
@@ -65,7 +66,7 @@ fn status(sink: &mut Backwards, status: &Status<'_>) {
 
 fn limit(sink: &mut Backwards, applied: &Applied<'_>) {
     let Applied { limit, rule } = applied;
-    // Field 4 of Envoy's pull request 47307. An Envoy that does not know it (1.40) skips it.
+    // Field 4 is from Envoy's pull request 47307. An Envoy without it (1.40) skips the field.
     if limit.unit_multiplier.get() > 1 {
         sink.message(4, |sink| sink.number(1, limit.unit_multiplier.get().into()));
     }
@@ -74,7 +75,7 @@ fn limit(sink: &mut Backwards, applied: &Applied<'_>) {
     sink.number(1, limit.requests_per_unit.into());
 }
 
-/// `Struct`.
+/// Writes a `Struct`.
 fn fields(sink: &mut Backwards, map: &Map<String, Value>) {
     for (name, value) in map.iter().rev() {
         sink.message(1, |sink| {
@@ -84,8 +85,8 @@ fn fields(sink: &mut Backwards, map: &Map<String, Value>) {
     }
 }
 
-/// `Value`, of whose kinds one is there even if it is a default. Numbers become doubles, as JSON's
-/// are in protobuf. The depth is bounded where rules are read.
+/// Writes a `Value`, whose kind is written even if it is a default. Numbers become doubles, as in
+/// protobuf's JSON mapping. The depth is bounded when rules are read.
 fn dynamic(sink: &mut Backwards, value: &Value) {
     match value {
         Value::Null => sink.varint_field(1, 0),

@@ -1,7 +1,7 @@
-//! Reads protobuf's wire format, by hand: what is read is borrowed from the message, and nothing is
-//! allocated. The format is <https://protobuf.dev/programming-guides/encoding/>.
+//! Reads protobuf's wire format without a library: values are borrowed from the message, and
+//! nothing is allocated. The format is <https://protobuf.dev/programming-guides/encoding/>.
 
-/// A varint of 64 bits takes at most so many bytes.
+/// Maximum size in bytes of a 64-bit varint.
 pub(super) const VARINT_BYTES_MAX: usize = 10;
 
 /// Reads the fields of one message.
@@ -16,32 +16,32 @@ pub(super) enum Value<'a> {
     Varint(u64),
     /// Text, bytes or a message.
     Bytes(&'a [u8]),
-    /// Of a type that none of our messages has; skipped.
+    /// A type that none of the known messages uses; skipped.
     Other,
 }
 
-/// Groups within groups at most, as prost has it. No message of ours has any.
+/// Maximum nesting of groups, the same as in prost. No known message has groups.
 const GROUPS_MAX: usize = 100;
 
 /// What is wrong with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// It has the number 0 or one above 2^29, or no number.
+    /// The field number is 0, above 2^29, or missing.
     #[error("invalid tag: a field has no valid number")]
     Tag,
-    /// It does not end within ten bytes, or is above 64 bits.
+    /// The varint does not end within ten bytes, or exceeds 64 bits.
     #[error("invalid varint: a number has more than 64 bits, or no end")]
     Varint,
     /// A field claims more bytes than the message has left.
     #[error("buffer underflow: a field is longer than the message")]
     Length,
-    /// A known field has another type, or the type is none.
+    /// A known field has another type, or the type does not exist.
     #[error("invalid wire type: a field is not of the type that the protocol gives it")]
     WireType,
     /// A text is not UTF-8.
     #[error("invalid string: a text is not UTF-8")]
     Text,
-    /// A group has no end, or is too deep.
+    /// A group has no end, or is nested too deeply.
     #[error("invalid group: it has no end, or more than {GROUPS_MAX} around it")]
     Group,
 }
@@ -53,7 +53,7 @@ impl<'a> Fields<'a> {
         Self { rest: message }
     }
 
-    /// The next field's number and value.
+    /// Returns the next field's number and value.
     pub(super) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, Malformed> {
         if self.rest.is_empty() {
             return Ok(None);
@@ -74,7 +74,7 @@ impl<'a> Fields<'a> {
     }
 
     fn varint(&mut self) -> Result<u64, Malformed> {
-        // One byte is by far the most frequent: tags, lengths, small numbers.
+        // One byte is by far the most frequent case: tags, lengths, small numbers.
         if let [byte @ 0..0x80, rest @ ..] = self.rest {
             self.rest = rest;
             return Ok(u64::from(*byte));
@@ -113,7 +113,7 @@ impl<'a> Fields<'a> {
         Ok(Value::Other)
     }
 
-    /// To the end of a group that has begun, with the groups in it.
+    /// Skips to the end of a group that has begun, including nested groups.
     fn skip_group(&mut self, number: u32) -> Result<Value<'a>, Malformed> {
         let mut open = vec![number];
         while let Some(innermost) = open.last() {
@@ -140,7 +140,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A number of 32 bits: what is above is cut off, as protobuf wants it.
+    /// A 32-bit number: higher bits are cut off, as protobuf requires.
     #[allow(clippy::cast_possible_truncation, reason = "as protobuf wants it")]
     pub(super) fn varint32(self) -> Result<u32, Malformed> {
         self.varint().map(|value| value as u32)

@@ -1,10 +1,10 @@
-//! The hottest keys of each rule, beside others.
+//! The hottest keys of each rule, among other rules.
 
 use std::collections::HashSet;
 
 use super::*;
 
-/// So many rules, `d.rule0` and on.
+/// Creates `count` rules, named from `d.rule0` on.
 fn many_rules(count: usize) -> Rules {
     let rule = |n: usize| {
         format!("  - {{key: rule{n}, rate_limit: {{unit: minute, requests_per_unit: 10}}}}\n")
@@ -30,22 +30,23 @@ fn paths(of: &[OfRule]) -> HashSet<&str> {
     of.iter().map(|of| &*of.rule).collect()
 }
 
-/// Rules that are quiet beside a loud one: one decision in so many is theirs, all of them together.
+/// Number of quiet rules beside a busy one; together they have one decision in this many.
 const QUIET: u32 = 4;
 const QUIET_ONE_IN: u32 = 100;
-/// Keys of each, and which of them are always denied, by their rank.
+/// Number of keys of each rule, and the ranks of those that are always denied.
 const QUIET_KEYS: u32 = 300;
 const DENIED: [u32; 5] = [1, 4, 7, 10, 13];
 
-/// By Zipf's law, nearly: as likely as one over the rank, which is from 0.
+/// A rank by Zipf's law, approximately: its probability is proportional to one over the rank. Ranks
+/// start at 0.
 fn quiet_rank() -> u32 {
     let spread = f64::from(dice::below(u32::MAX)) / f64::from(u32::MAX);
     let limits = (1..QUIET_KEYS).map(|rank| f64::from(rank + 1).ln() / f64::from(QUIET_KEYS).ln());
     limits.zip(0..).find(|(limit, _)| spread < *limit).map_or(0, |(_, rank)| rank)
 }
 
-/// That the true first five come first, those of nearly one count in any order; each told no
-/// higher than it is, and little lower.
+/// Checks that the true first five come first, in any order among nearly equal counts; and that no
+/// count is too high, nor much too low.
 fn check_first(told: &[Hot], truth: &HashMap<Key, u64>, all: u64, kind: &str) {
     let truth: HashMap<_, _> = truth.iter().map(|(key, count)| (key.to_string(), *count)).collect();
     let mut ranked: Vec<_> = truth.values().copied().collect();
@@ -115,7 +116,7 @@ fn five_million_keys_of_thousands_of_rules_take_no_more_memory_than_one_of_each_
             }
         }
         let few = hot_keys(1, values);
-        // Some of the first are left to the stride of the samples before.
+        // Some of the first decisions are not sampled because of the stride of the samples before.
         (0..2 * RULES_MAX).for_each(|n| {
             at(&request, &verdict(Some(rule(&rules, n)), Key::for_test(1), true), 0, &few);
         });
@@ -169,7 +170,7 @@ fn a_busy_rule_that_comes_late_takes_the_place_of_a_quiet_one() {
     let of_late = told.iter().find(|of| *of.rule == *late.path).unwrap();
     assert!((700..=1_001).contains(&of_late.requests), "{of_late:?}");
     assert_eq!(of_late.top.requested[0].key, key.to_string());
-    // The next minute begins with every place free.
+    // The next minute begins with all places free.
     requests(&hot, rule(&rules, 5), 3, 60);
     assert!(paths(&hot.by_rule(10)).contains("d.rule5"));
 }
@@ -207,7 +208,7 @@ fn a_rule_that_is_loaded_anew_keeps_its_place_and_an_override_has_one() {
     assert_eq!(self::told(&told[0].top.requested), [(&*name, 3)]);
     assert_eq!(self::told(&told[0].top.denied), [(&*name, 1)]);
     assert_eq!((told[0].top.requested[0].share, &*told[0].top.requested[0].rule), (1.0, "d.rule0"));
-    // Two minutes on, nothing is left of either; nor does anybody hold on to the old rules.
+    // Two minutes later no count of either is left, and the old rules have no holder.
     at(&request, &verdict(None, key, false), 200, &hot);
     assert_eq!(paths(&hot.by_rule(10)), HashSet::from([OVERRIDE]));
     let held = |rules: &Rules| Arc::strong_count(rule(rules, 0));
@@ -223,7 +224,7 @@ fn the_busiest_of_all_stripes_are_told_and_no_more() {
         let taken = (0..STRIPES).filter(|at| *at != free).map(|at| stripes[at].0.lock());
         let taken: Vec<_> = taken.collect();
         for n in (0..RULES_MAX).map(|n| free * RULES_MAX + n) {
-            // The first are denied once, the last requested twice.
+            // The first rules are denied once, the last requested twice.
             let verdict = verdict(Some(rule(&rules, n)), Key::for_test(1), n < RULES_MAX);
             (0..1 + n / (7 * RULES_MAX)).for_each(|_| at(&request, &verdict, 0, &hot));
         }

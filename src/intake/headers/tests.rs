@@ -1,4 +1,4 @@
-//! What each kind of header says of a verdict.
+//! The content of each kind of header for a verdict.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -121,7 +121,8 @@ fn a_denied_client_is_to_wait_for_every_limit_it_exceeded_and_never_less_than_a_
         (&[hour, minute], 1, "3000"),
         (&[unknown], 0, "1"),
         (&[short], 0, "1"),
-        // Not over itself, as among quotas: still not before the reset that is told.
+        // The tightest is not exceeded itself, as among quotas: the value is still not less than
+        // its reset.
         (&[minute, day], 1, "86400"),
     ] {
         let expected = format!("Retry-After: {expected}");
@@ -143,7 +144,7 @@ fn names_are_written_as_strings_of_structured_fields() {
         assert_eq!(quoted(name), expected);
     }
     assert_eq!(quoted(&"x".repeat(500)), format!("\"{}\"", "x".repeat(NAME_BYTES_MAX)));
-    // No character is cut apart.
+    // No character is split.
     assert_eq!(quoted(&"é".repeat(500)), format!("\"{}\"", "%c3%a9".repeat(21)));
 }
 

@@ -1,4 +1,4 @@
-//! Who keeps its room, and who loses it.
+//! Which messages keep their room, and which lose it.
 
 use std::future::poll_fn;
 
@@ -8,7 +8,7 @@ use super::*;
 
 const KIB: usize = 1024;
 
-/// As many messages as fit without any bytes of their own.
+/// Number of messages that fit if they have no bytes.
 const MESSAGES: usize = 16;
 
 fn room() -> Room {
@@ -19,7 +19,7 @@ fn is_given_up(held: &Held) -> bool {
     poll_fn(|cx| held.poll_given_up(cx)).now_or_never().is_some()
 }
 
-/// `count` unfinished messages of one connection.
+/// Begins `count` incomplete messages of one connection.
 fn begun(room: &Room, peer: &Peer, count: usize) -> Vec<Held> {
     let begun = |_| {
         let held = room.hold(peer);

@@ -8,7 +8,7 @@ use ratelease_rules::{self as rules, Source};
 
 use super::*;
 
-/// Never answers.
+/// A store that never answers.
 struct Silent;
 
 const RULES: &str = "
@@ -18,11 +18,11 @@ descriptors:
     rate_limit: {unit: hour, requests_per_unit: 5, failure_mode: deny}
 ";
 
-/// One descriptor (k, v) of domain d, as a frame of gRPC.
+/// One descriptor (k, v) of domain d, as a gRPC frame.
 const FRAME: &[u8] = b"\0\0\0\0\x0d\x0a\x01d\x12\x08\x0a\x06\x0a\x01k\x12\x01v";
 
-/// Sends `timeout` as `grpc-timeout`, and the message in two parts, `pause` apart. What the answer
-/// took, and its headers.
+/// Sends `timeout` as `grpc-timeout`, and the message in two parts, `pause` apart. Returns the time
+/// until the answer, and its headers.
 async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration, HeaderMap) {
     let limiter = Limiter::new(Arc::new(Silent), Clock::start(), options);
     let source = Source { name: "rules.yaml".into(), text: RULES.into() };
@@ -56,14 +56,14 @@ async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration
     (start.elapsed(), response.into_parts().0.headers)
 }
 
-/// Within the millisecond that tokio's timers round up to, and one of its own.
+/// Whether `took` is `millis`, within the millisecond that tokio's timers round up to and one more.
 fn takes(took: Duration, millis: u64) -> bool {
     (Duration::from_millis(millis)..Duration::from_millis(millis + 3)).contains(&took)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_call_waits_as_long_as_its_caller_less_a_margin_and_within_both_settings() {
-    // By the defaults: at least 5 ms, at most 15 ms.
+    // With the defaults: at least 5 ms, at most 15 ms.
     for (timeout, millis) in [
         ("20m", 15),
         ("20000u", 15),

@@ -1,4 +1,4 @@
-//! What is written comes back, whatever its length.
+//! Values that are written are read back unchanged, whatever their length.
 
 use super::*;
 use crate::grpc::wire::proto::{Fields, Value};

@@ -1,4 +1,4 @@
-//! Against prost: what both read is the same, and what one refuses the other refuses.
+//! Compares the decoder with prost: both read the same requests, and both refuse the same messages.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
@@ -37,7 +37,7 @@ fn message() -> impl Strategy<Value = pb::RateLimitRequest> {
     )
 }
 
-/// What prost's message says, as a request; or what is refused in it.
+/// The request in prost's message, or the reason to refuse it.
 fn decoded(sent: &pb::RateLimitRequest) -> Result<Request<'_>, Unreadable> {
     let mut request =
         Request { domain: &sent.domain, descriptors: Few::new(), hits_addend: sent.hits_addend };
@@ -61,12 +61,12 @@ fn decoded(sent: &pb::RateLimitRequest) -> Result<Request<'_>, Unreadable> {
     Ok(request)
 }
 
-/// Whether `bytes` are a request: for both readers, or for none.
+/// Whether `bytes` are a request; both readers must agree.
 fn agree(bytes: &[u8]) -> bool {
     let theirs = pb::RateLimitRequest::decode(bytes);
     let read = request(bytes);
     match &theirs {
-        // What is refused is refused before the rest is read.
+        // This decoder may refuse a message before the rest of it is read.
         Err(error) => assert!(read.is_err(), "{read:?}, and prost says {error}"),
         Ok(theirs) => assert_eq!(read, decoded(theirs)),
     }
@@ -130,7 +130,7 @@ fn as_many_descriptors_and_entries_as_may_be_are_read_and_one_more_is_refused() 
     }
 }
 
-/// What is behind it is not looked at: it would be another fault.
+/// The rest is not read: it contains a different fault.
 #[test]
 fn a_message_is_refused_where_it_breaks_a_bound() {
     let tail = vec![0xff; 1 << 20];

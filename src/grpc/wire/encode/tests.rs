@@ -1,4 +1,4 @@
-//! Against prost: what is written is what Envoy's own messages make.
+//! Compares the encoder with prost: both write the same messages.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ fn every_byte_is_what_envoys_messages_make() {
     let rule = rule("n");
     let bytes = message(&answer(&rule, 1));
     let read = pb::RateLimitResponse::decode(&*bytes).unwrap();
-    // A map has no order in prost.
+    // prost writes the fields of a map in no fixed order.
     let mut again = read.encode_to_vec();
     let mut sorted = bytes.to_vec();
     again.sort_unstable();
@@ -80,7 +80,7 @@ fn a_multiplier_is_skipped_by_who_does_not_know_it() {
     let (with, without) = (message(&answer(&rule, 300)), message(&answer(&rule, 1)));
     let read = |bytes: &[u8]| pb::RateLimitResponse::decode(bytes).unwrap();
     assert_eq!(read(&with), read(&without));
-    // Field 4, three bytes: their field 1, the number 300.
+    // Field 4 with a length of three bytes: field 1 of the inner message, the number 300.
     let multiplier = [0x22, 3, 0x08, 0xac, 0x02];
     assert_eq!(with.len(), without.len() + multiplier.len());
     assert!(with.windows(multiplier.len()).any(|bytes| bytes == multiplier));

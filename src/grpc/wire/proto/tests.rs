@@ -1,4 +1,4 @@
-//! Fields as they come, and what is malformed.
+//! Valid fields, and malformed ones.
 
 use super::*;
 
