@@ -1,4 +1,4 @@
-//! What is measured, at one moment: plain values, for whoever writes or sends them.
+//! Metrics at one moment, as plain values for the code that writes or sends them.
 
 use std::borrow::Cow;
 
@@ -11,33 +11,34 @@ use super::label::bounded;
 pub struct Family {
     /// In `snake_case`, with its unit; that of a counter ends in `_total`.
     pub name: Cow<'static, str>,
-    /// What it means: a sentence or two.
+    /// The meaning, in a sentence or two.
     pub help: Cow<'static, str>,
-    /// How its values move.
+    /// How the values behave.
     pub kind: Kind,
-    /// One a series.
+    /// One for each series.
     pub samples: Vec<Sample>,
 }
 
-/// How the values of a family move.
+/// How the values of a family behave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// They only grow, from 0 at the start of the process.
+    /// Values only grow, from 0 at the start of the process.
     Counter,
-    /// As [`Kind::Counter`], under a name of the reference's, which no counter should have.
+    /// Like [`Kind::Counter`], under a name from the reference implementation, which lacks the
+    /// suffix of counters.
     Unsuffixed,
-    /// They go up and down.
+    /// Values go up and down.
     Gauge,
-    /// Each is a distribution of durations; the name ends in `_seconds`.
+    /// Each value is a distribution of durations; the name ends in `_seconds`.
     Histogram,
 }
 
 /// One series.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sample {
-    /// Names and values, in the order of the name's other series.
+    /// Names and values, in the same order as in the family's other series.
     pub labels: Labels,
-    /// What it is now.
+    /// The present value.
     pub value: Value,
 }
 
@@ -47,18 +48,18 @@ pub type Labels = Vec<(&'static str, Cow<'static, str>)>;
 /// The value of a series.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// Of a counter, or of a gauge that counts.
+    /// The value of a counter, or of a gauge that counts.
     Count(u64),
-    /// Of a gauge, or of a counter of seconds; finite.
+    /// The value of a gauge, or of a counter of seconds; finite.
     Number(f64),
-    /// Of a histogram.
+    /// The value of a histogram.
     Buckets(Buckets),
 }
 
 // === impl Family ===
 
 impl Family {
-    /// A family without series yet.
+    /// Creates a family without series.
     pub fn new(
         name: impl Into<Cow<'static, str>>,
         kind: Kind,
@@ -67,7 +68,7 @@ impl Family {
         Self { name: name.into(), help: help.into(), kind, samples: Vec::new() }
     }
 
-    /// A family of one series without labels.
+    /// Creates a family of one series without labels.
     pub fn single(
         name: impl Into<Cow<'static, str>>,
         kind: Kind,
@@ -79,7 +80,7 @@ impl Family {
         family
     }
 
-    /// Adds a series. Values of labels longer than 256 bytes are cut, and end in a hash.
+    /// Adds a series. Label values longer than 256 bytes are cut, and end in a hash.
     pub fn push(&mut self, mut labels: Labels, value: Value) {
         for (_, shown) in &mut labels {
             if let Cow::Owned(cut) = bounded(shown) {

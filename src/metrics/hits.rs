@@ -1,29 +1,29 @@
-//! How the hits of a decision are counted: as the reference does (`src/limiter/base_limiter.go` at
-//! f2fb157). Pure.
+//! Classifies the hits of a decision as the reference implementation does
+//! (`src/limiter/base_limiter.go` at f2fb157). Pure.
 
 use ratelease_engine::verdict::{Status, Trace};
 
-/// What becomes of the hits of one descriptor.
+/// The hits of one descriptor, by class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Hits {
-    /// All of them.
+    /// All hits.
     pub(super) total: u64,
-    /// Those of a charge that passed.
+    /// Hits of a charge that was allowed.
     pub(super) within: u64,
-    /// Those that exceeded the limit.
+    /// Hits that exceeded the limit.
     pub(super) over: u64,
-    /// Those between the near limit and the limit, whether or not their charge passed.
+    /// Hits between the near limit and the limit, whether or not their charge was allowed.
     pub(super) near: u64,
 }
 
 // === impl Hits ===
 
 impl Hits {
-    /// The hits of `trace`, whose descriptor's `status` is told. Near is what lies above `ratio` of
-    /// the limit.
+    /// Classifies the hits of `trace`, whose descriptor has this `status`. Hits above `ratio` of
+    /// the limit are near.
     ///
-    /// What was used before is reckoned from what remains, or remained before a denied charge spent
-    /// it: an estimate while several pods hold tokens.
+    /// The use before the charge is computed from what remains, or remained before a denied charge
+    /// spent it: an estimate while several pods hold tokens.
     pub(super) fn of(status: &Status<'_>, trace: &Trace, ratio: f32) -> Self {
         let Some(applied) = status.limit else { return Self::default() };
         let limit = applied.limit.capacity();
@@ -43,7 +43,7 @@ impl Hits {
     }
 }
 
-/// What may be used before it counts as near; the reference multiplies in 32 bits too.
+/// The number of hits below the near limit; like the reference, this multiplies in 32 bits.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -60,7 +60,7 @@ mod tests {
     use ratelease_rules::key::KeyHasher;
     use ratelease_rules::{Limit, Unit};
 
-    /// Of a limit of 10 and a ratio of 0.8.
+    /// With a limit of 10 and a ratio of 0.8.
     fn hits(hits: u64, remaining: u32, over: bool) -> (u64, u64, u64, u64) {
         split(hits, remaining, 0, over)
     }
@@ -93,7 +93,7 @@ mod tests {
             ((0, 0, false), (0, 0, 0, 0)),
             ((1, 0, true), (1, 0, 1, 0)),
             ((4, 0, true), (4, 0, 4, 0)),
-            // Of a rule that leaves what a denied charge did not get: 7 used, then 9.
+            // With a rule that does not spend the rest on a denied charge: 7 used, then 9.
             ((5, 3, true), (5, 0, 2, 2)),
             ((5, 1, true), (5, 0, 4, 1)),
         ] {
@@ -101,7 +101,7 @@ mod tests {
         }
     }
 
-    /// The reference's counter after 7 hits of a limit of 10, and after 5 more, and again.
+    /// The reference's counter after 7 hits of a limit of 10, and after 5 more, twice.
     #[test]
     fn a_denied_charge_that_spends_what_was_left_counts_that_as_near() {
         for ((count, fitted), expected) in [

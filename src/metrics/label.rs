@@ -1,19 +1,20 @@
-//! The length of what labels show.
+//! Bounds the length of label values.
 //!
-//! A label of the reference's series carries what was on a request, as long as a client likes; it
-//! is kept for as long as the process runs, and is in every scrape.
+//! A label of the reference implementation's series contains text from a request, as long as a
+//! client chooses. It is kept for as long as the process runs, and is part of every scrape.
 
 use std::borrow::Cow;
 
-/// Bytes of a label's value at most, before what the exposition escapes. A path of rules is shorter
-/// nearly everywhere; Prometheus itself takes any length.
+/// Maximum size in bytes of a label's value, before the exposition format escapes it. Paths of
+/// rules are nearly always shorter; Prometheus itself accepts any length.
 pub(super) const VALUE_BYTES_MAX: usize = 256;
 
-/// Hexadecimal digits of the hash that stands for what was cut off.
+/// Number of hexadecimal digits of the hash that replaces the part cut off.
 const HASH_DIGITS: usize = 16;
 
-/// `value` as a label shows it: a longer one is cut, and ends in `~` and a hash of all of it, so
-/// that two that begin alike stay apart, and one is the same on every pod.
+/// Returns `value` for use in a label. A longer value is cut and ends in `~` and a hash of the
+/// whole, so that values with the same beginning differ, and a value has the same label on every
+/// pod.
 pub(super) fn bounded(value: &str) -> Cow<'_, str> {
     if value.len() <= VALUE_BYTES_MAX {
         return Cow::Borrowed(value);

@@ -1,4 +1,4 @@
-//! The meters of rules: one a path, so that counts go on when rules are loaded anew.
+//! The meters of rules: one for each path, so that counts continue when rules are reloaded.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use parking_lot::Mutex;
 
 use super::series::{RuleMeter, RuleSums};
 
-/// Meters that are looked at, for one whose rule is gone, before a rule is folded.
+/// Maximum number of meters searched for one whose rule is gone, before a rule is folded.
 const LOOKS_MAX: usize = 64;
 
-/// Meters that are read between two chances for others to come in.
+/// Number of meters read before the lock is released, so that a new rule can be added.
 const READ_AT_ONCE: usize = 256;
 
-/// A meter for each rule that was hit, up to a ceiling. The rest share one.
+/// A meter for each rule that was hit, up to a maximum. The other rules share one.
 #[derive(Debug)]
 pub(super) struct Registry {
     max: usize,
@@ -25,21 +25,21 @@ pub(super) struct Registry {
 struct Held {
     by_path: HashMap<Box<str>, usize>,
     meters: Vec<Arc<RuleMeter>>,
-    /// Where to look next for one whose rule is gone.
+    /// Where the next search for a meter whose rule is gone begins.
     hand: usize,
-    /// Of meters that gave their place to others.
+    /// Sums of the meters whose places were given to other rules.
     retired: RuleSums,
 }
 
 // === impl Registry ===
 
 impl Registry {
-    /// For `max` rules.
+    /// Creates a registry for `max` rules.
     pub(super) fn new(max: usize) -> Self {
         Self { max, held: Mutex::default(), folded: Arc::new(RuleMeter::folded()) }
     }
 
-    /// The meter of the rule of `path`; `make` makes it if it is new.
+    /// The meter of the rule at `path`; `make` creates it if it is new.
     pub(super) fn meter(&self, path: &str, make: impl FnOnce() -> RuleMeter) -> Arc<RuleMeter> {
         let mut held = self.held.lock();
         if let Some(meter) = held.by_path.get(path).and_then(|at| held.meters.get(*at)) {
@@ -58,19 +58,19 @@ impl Registry {
         }
     }
 
-    /// The meter of whatever finds no room.
+    /// The meter of all rules that find no room.
     pub(super) fn folded(&self) -> &RuleMeter {
         &self.folded
     }
 
-    /// Whether `meter` is the one of all rules that found no room.
+    /// Whether `meter` is the meter of all rules that find no room.
     #[inline]
     pub(super) fn is_folded(&self, meter: &RuleMeter) -> bool {
         std::ptr::eq(meter, &*self.folded)
     }
 
-    /// Every meter, that of the folded rules last. Whoever waits to come in meanwhile waits for few
-    /// of them.
+    /// Every meter, that of the folded rules last. A rule that has to be added meanwhile waits for
+    /// few reads.
     pub(super) fn meters(&self) -> Vec<Arc<RuleMeter>> {
         let mut meters = Vec::new();
         loop {
@@ -89,7 +89,7 @@ impl Registry {
         self.held.lock().meters.len()
     }
 
-    /// What rules came to whose meters gave their place to others.
+    /// The sums of rules whose meters were given to other rules.
     pub(super) fn retired(&self) -> RuleSums {
         self.held.lock().retired
     }
@@ -98,7 +98,7 @@ impl Registry {
 // === impl Held ===
 
 impl Held {
-    /// A meter that no rule in force has: none has anchored it since the rules were loaded.
+    /// Finds a meter that no rule in force has: none has bound it since the rules were loaded.
     fn abandoned(&mut self) -> Option<usize> {
         for _ in 0..LOOKS_MAX.min(self.meters.len()) {
             let at = self.hand % self.meters.len();

@@ -1,4 +1,4 @@
-//! What has been counted: as families, and in a few numbers.
+//! Reports the counts: as families, and as a few numbers.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -13,35 +13,36 @@ use super::series::{Decisions, HOWS, HitSums, RuleMeter, RuleSums};
 use super::told::{HitSeries, Told};
 use super::{Meters, Shared, calls};
 
-/// What all calls have come to.
+/// The totals of all calls.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Calls {
-    /// That passed.
+    /// Calls that were allowed.
     pub ok: u64,
-    /// That were denied.
+    /// Calls that were denied.
     pub over_limit: u64,
-    /// That got no verdict.
+    /// Calls that got no verdict.
     pub errors: u64,
-    /// From a decoded request to its verdict, in buckets from 1 us.
+    /// Time from a decoded request to its verdict, in buckets from 1 us.
     pub took: Buckets,
 }
 
-/// What one rule has come to.
+/// The totals of one rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuleTotals {
-    /// Its path; `override` for those of all domains, `folded` for the rules that found no room.
+    /// The rule's path; `override` for the overrides of all domains, `folded` for the rules that
+    /// found no room.
     pub rule: String,
-    /// Descriptors that passed.
+    /// Descriptors that were allowed.
     pub ok: u64,
     /// Descriptors over their limit.
     pub over_limit: u64,
     /// Hits near the limit.
     pub near_limit: u64,
-    /// Hits over the limit that shadow mode let pass.
+    /// Hits over the limit that shadow mode allowed.
     pub shadow: u64,
 }
 
-/// A number of the reference's, of one series.
+/// Selects the value of one series of the reference implementation.
 type OfHits = fn(&HitSums) -> u64;
 
 const REFERENCE_HITS: [(&str, &str, OfHits); 5] = [
@@ -60,14 +61,14 @@ const REFERENCE_HITS: [(&str, &str, OfHits); 5] = [
     ),
 ];
 
-/// The method's label of the reference.
+/// The reference implementation's label for the method.
 const METHOD: (&str, Cow<'static, str>) = ("grpc_method", Cow::Borrowed("ShouldRateLimit"));
 
 // === impl Meters ===
 
 impl Meters {
-    /// What all calls have come to. Reads a few counters, however many series there are: this is
-    /// asked once a second for as long as the process runs.
+    /// The totals of all calls. Reads a few counters, however many series there are: this is called
+    /// once a second for as long as the process runs.
     pub fn calls(&self) -> Calls {
         let Shared { took, calls, .. } = &*self.shared;
         let (counts, took) = (calls.sums(), took.fine());
@@ -76,9 +77,9 @@ impl Meters {
         Calls { ok: took.count().saturating_sub(over_limit), over_limit, errors, took }
     }
 
-    /// Descriptors, by how they were decided; each is in one of them alone. `denied_local` are
-    /// those over their limit that this pod knew of by itself, and are not in `local`. Reads every
-    /// series.
+    /// Descriptors, by how they were decided; each is counted in one class only. `denied_local` are
+    /// those over their limit that this pod denied without asking the store, and are not in
+    /// `local`. Reads every series.
     pub fn by_how(&self) -> Vec<(&'static str, u64)> {
         let Shared { rules, overrides, .. } = &*self.shared;
         let mut sums = rules.retired();
@@ -92,8 +93,8 @@ impl Meters {
         by_how
     }
 
-    /// What the busiest rules have come to, `max` of them at most, busiest first. Reads every
-    /// series, and copies the paths of those that it tells.
+    /// The totals of the busiest rules, at most `max`, busiest first. Reads every series, and
+    /// copies the paths of the rules that it returns.
     pub fn by_rule(&self, max: usize) -> Vec<RuleTotals> {
         let Shared { rules, overrides, .. } = &*self.shared;
         let meters = rules.meters();
@@ -107,8 +108,8 @@ impl Meters {
         busy.into_iter().map(RuleTotals::of).collect()
     }
 
-    /// Every number that is kept of decisions. Holds up no decision. Series of the rules in force
-    /// are told at 0 too, unless there are more than a thousand.
+    /// Every metric of decisions. Blocks no decision. Series of the rules in force are included at
+    /// 0 too, unless there are more than a thousand rules.
     pub fn families(&self, in_force: Option<&Rules>) -> Vec<Family> {
         let meters = self.shared.rules.meters();
         let told = Told::of(in_force, self.shared.options.series_max);
@@ -164,7 +165,8 @@ impl Meters {
         families
     }
 
-    /// What the reference counts, by its labels. Several rules may come to the same.
+    /// The values of the reference implementation's series, by label. Several rules may share a
+    /// series.
     fn hits(&self, meters: &[Arc<RuleMeter>], told: Told<'_>) -> HitSeries {
         let Shared { overrides, values, values_folded, .. } = &*self.shared;
         let whole = meters.iter().map(AsRef::as_ref).filter(|meter| !meter.is_split());
@@ -216,7 +218,7 @@ impl Meters {
         family
     }
 
-    /// How many series there are, and what found no room among them.
+    /// The number of series, and the decisions that were folded.
     fn series(&self) -> [Family; 2] {
         let Shared { calls, rules, values, .. } = &*self.shared;
         let counts = calls.sums();
@@ -243,8 +245,9 @@ impl Meters {
     }
 }
 
-/// The decisions of one rule. Those that pods with tokens and a store make are told at 0 too, if
-/// they are to be told: a failure mode's are seen for long enough if it matters.
+/// Adds the decisions of one rule. If `is_told`, series at 0 are included for the ways of deciding
+/// that use tokens or the store; those of failure modes are not: they last long enough to be seen
+/// if they matter.
 fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, is_told: bool) {
     for (how, [ok, over]) in HOWS.iter().zip(sums) {
         let is_told = is_told && matches!(how, How::Local | How::Leased);
@@ -266,7 +269,7 @@ fn decided(of: (&str, &str), verdict: &'static str, how: &'static str) -> Labels
     ]
 }
 
-/// Errors as the reference tells them apart: those of the service, then those of the store.
+/// Errors by the reference implementation's classes: those of the service, then those of the store.
 fn errors(counts: &[u64]) -> [u64; 2] {
     let reasons = calls::REASONS.iter().zip(counts.iter().skip(calls::REFUSED));
     reasons.fold([0, 0], |[client, store], (reason, count)| match *reason {

@@ -1,4 +1,4 @@
-//! What is counted for one rule, and for one of the values that a rule sees.
+//! The counters of one rule, and of one of the values that a rule sees.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,10 +11,10 @@ use super::family::Labels;
 use super::hits::Hits;
 use super::label::bounded;
 
-/// The name of whatever found no room of its own.
+/// The name of the series of rules that found no room.
 pub(super) const FOLDED: &str = "folded";
 
-/// Ways to decide that a verdict can come of, in the order of their counters.
+/// Ways of deciding that lead to a verdict, in the order of their counters.
 pub(super) const HOWS: [How; 5] = [
     How::Local,
     How::Leased,
@@ -23,30 +23,30 @@ pub(super) const HOWS: [How; 5] = [
     How::Failure(FailureMode::Deny),
 ];
 
-/// Counters of decisions: for each of [`HOWS`] those that passed, then those over the limit.
+/// Number of counters of decisions: for each of [`HOWS`] those allowed, then those over the limit.
 const DECISIONS: usize = 2 * HOWS.len();
 const HITS: usize = 5;
 
-/// What is counted of one rule.
+/// The counters of one rule.
 #[derive(Debug)]
 pub(super) struct RuleMeter {
     /// `Rule::path`.
     pub(super) path: Box<str>,
     pub(super) domain: Box<str>,
     pub(super) keys: Keys,
-    /// Its hits are shown by the values on the requests, and not here.
+    /// Its hits are reported by the values on the requests, and not here.
     is_split: AtomicBool,
     counters: Striped<{ DECISIONS + HITS }>,
 }
 
-/// What is counted of some of the values that a rule sees.
+/// The counters of some of the values that a rule sees.
 #[derive(Debug)]
 pub(super) struct ValueMeter {
     pub(super) keys: Keys,
     counters: Striped<HITS>,
 }
 
-/// Labels of the reference's series: what its mapper makes of a stats key.
+/// Labels of the reference implementation's series: its mapper derives them from a stats key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Keys {
     pub(super) domain: Box<str>,
@@ -54,17 +54,17 @@ pub(super) struct Keys {
     pub(super) key2: Option<Box<str>>,
 }
 
-/// What one rule has come to.
+/// The totals of one rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct RuleSums {
     pub(super) decisions: Decisions,
     pub(super) hits: HitSums,
 }
 
-/// As [`HOWS`]: passed, and over the limit.
+/// Indexed like [`HOWS`]: allowed, and over the limit.
 pub(super) type Decisions = [[u64; 2]; HOWS.len()];
 
-/// What the reference counts.
+/// The counts that the reference implementation has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct HitSums {
     pub(super) total: u64,
@@ -82,12 +82,12 @@ impl RuleMeter {
         Self { path: path.into(), domain: domain.into(), keys, is_split, counters: Striped::new() }
     }
 
-    /// For rules that find no room.
+    /// Creates the meter of rules that find no room.
     pub(super) fn folded() -> Self {
         Self::new(FOLDED, FOLDED, Keys::folded())
     }
 
-    /// Notes a decision. `is_over` is of the verdict, after shadow mode.
+    /// Records a decision. `is_over` is the verdict after shadow mode.
     #[inline]
     pub(super) fn note(&self, how: How, is_over: bool, hits: Hits, in_shadow: bool) {
         let stripe = self.counters.mine();
@@ -95,7 +95,7 @@ impl RuleMeter {
         note_hits(hits, in_shadow, |at, more| stripe.add(DECISIONS + at, more));
     }
 
-    /// Notes the hits of a charge that came to no decision.
+    /// Records the hits of a charge without a decision.
     pub(super) fn note_hits(&self, hits: Hits) {
         let stripe = self.counters.mine();
         note_hits(hits, false, |at, more| stripe.add(DECISIONS + at, more));
@@ -138,13 +138,13 @@ impl ValueMeter {
     }
 }
 
-/// Whether hits of `rule` are shown by the values on the requests. Deeper levels are on no label.
+/// Whether hits of `rule` are reported by the values on the requests. Deeper levels have no label.
 pub(super) fn is_split(rule: &Rule) -> bool {
     rule.varies_at(0) || rule.varies_at(1)
 }
 
-/// All hits are not counted: they are those within, those over, and those of a charge that was
-/// denied though they still fitted, which are few.
+/// Total hits have no counter of their own: they are those within, those over, and those of a
+/// denied charge that still fitted, which are few.
 #[inline]
 fn note_hits(hits: Hits, in_shadow: bool, add: impl Fn(usize, u64)) {
     let Hits { total, within, over, near } = hits;
@@ -157,7 +157,7 @@ fn note_hits(hits: Hits, in_shadow: bool, add: impl Fn(usize, u64)) {
     }
 }
 
-/// A failure mode of `error` has no verdict.
+/// A failure mode of `error` gives no verdict.
 fn index(how: How) -> usize {
     match how {
         How::Local => 0,
@@ -171,8 +171,9 @@ fn index(how: How) -> usize {
 // === impl Keys ===
 
 impl Keys {
-    /// What the reference's default mapper makes of a stats key: the first three parts between
-    /// dots. Dots in a domain shift them, there and here. Long parts are cut: they are kept.
+    /// The labels that the reference implementation's default mapper derives from a stats key: the
+    /// first three parts between dots. Dots in a domain shift the parts, in the reference and here.
+    /// Long parts are cut, because they are kept in memory.
     pub(super) fn of(stats_key: &str) -> Self {
         let mut parts = stats_key.split('.');
         let domain = bounded(parts.next().unwrap_or_default()).into();
@@ -180,15 +181,16 @@ impl Keys {
         Self { domain, key1, key2: parts.next().map(|part| bounded(part).into()) }
     }
 
-    /// For a rule that was not hit yet; `None` if they show what is on the requests, as the key
-    /// that a pattern has met.
+    /// The labels of a rule that was not hit yet; `None` if they contain text from requests, such
+    /// as the key that matched a pattern.
     pub(super) fn beforehand(rule: &Rule) -> Option<Self> {
         let is_pattern = |level: &Level| matches!(level.matched, Matched::Wildcard(_));
         let varies = is_split(rule) || rule.levels.iter().take(2).any(is_pattern);
         (!varies).then(|| Self::of(&rule.stats_name()))
     }
 
-    /// For overrides, of which the reference makes a series for each value.
+    /// The labels for overrides, for each value of which the reference implementation makes a
+    /// series.
     pub(super) fn overrides(domain: &str) -> Self {
         Self { domain: bounded(domain).into(), key1: OVERRIDE.into(), key2: None }
     }
@@ -210,12 +212,12 @@ impl Keys {
 // === impl RuleSums ===
 
 impl RuleSums {
-    /// Decisions in all.
+    /// Number of decisions in total.
     pub(super) fn count(&self) -> u64 {
         self.by_verdict().iter().sum()
     }
 
-    /// Decisions: passed, and over the limit.
+    /// Decisions: allowed, and over the limit.
     pub(super) fn by_verdict(&self) -> [u64; 2] {
         let column = |at: usize| self.decisions.iter().map(|pair| pair[at]).sum();
         [column(0), column(1)]
@@ -237,7 +239,8 @@ impl HitSums {
         Self { total, within, over, near, shadow }
     }
 
-    /// Hits are whatever clients say: their sum may begin again at 0, and must not end the scrape.
+    /// Clients choose the number of hits: the sum wraps around, since an overflow must not end the
+    /// scrape.
     pub(super) fn add(&mut self, other: &Self) {
         self.total = self.total.wrapping_add(other.total);
         self.within = self.within.wrapping_add(other.within);

@@ -1,14 +1,14 @@
-//! A map that only grows, up to a ceiling, and that readers never wait for.
+//! A map that only grows, up to a maximum, and whose readers never wait.
 
 use std::num::NonZeroU64;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Values by a hash of 64 bits, which is taken for what it is a hash of: among ten thousand, the
-/// chance that two of them meet is one in 10^11.
+/// Maps a 64-bit hash to a value. The hash stands for the key: among ten thousand keys, the chance
+/// that two collide is one in 10^11.
 ///
-/// Open addressing over a fixed number of places, at most half of them taken, so that a search
-/// ends soon. The places are made when the first value comes.
+/// Open addressing over a fixed number of places, at most half of them used, so that a search is
+/// short. The places are allocated when the first value is inserted.
 #[derive(Debug)]
 pub(super) struct Table<V> {
     max: usize,
@@ -18,7 +18,7 @@ pub(super) struct Table<V> {
 
 #[derive(Debug)]
 struct Place<V> {
-    /// 0 while it is free. Never changes again.
+    /// 0 while the place is free. Once set, it never changes.
     hash: AtomicU64,
     value: OnceLock<Box<V>>,
 }
@@ -28,12 +28,13 @@ const FREE: u64 = 0;
 // === impl Table ===
 
 impl<V> Table<V> {
-    /// For `max` values.
+    /// Creates a table for `max` values.
     pub(super) fn new(max: usize) -> Self {
         Self { max, taken: AtomicUsize::new(0), places: OnceLock::new() }
     }
 
-    /// The value of `hash`, which `make` makes if there is none; `None` if there is no room for it.
+    /// The value of `hash`, which `make` creates if there is none; `None` if there is no room for
+    /// it.
     pub(super) fn get_or_insert(&self, hash: NonZeroU64, make: impl FnOnce() -> V) -> Option<&V> {
         let places = self.places.get_or_init(|| self.empty());
         let mask = places.len() - 1;
@@ -51,7 +52,7 @@ impl<V> Table<V> {
         }
     }
 
-    /// Every value there is.
+    /// All values.
     pub(super) fn iter(&self) -> impl Iterator<Item = &V> {
         let places = self.places.get().into_iter().flatten();
         places.filter_map(|place| place.value.get().map(AsRef::as_ref))
@@ -61,10 +62,10 @@ impl<V> Table<V> {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Takes a free place for `hash`, unless all that may be taken are. Returns whose it is now:
-    /// another thread may have been there first.
+    /// Claims a free place for `hash`, unless the table is full. Returns the hash that the place
+    /// has now: another thread may have claimed it first.
     fn claim(&self, place: &Place<V>, hash: NonZeroU64) -> Option<u64> {
-        // A table that is full is only read.
+        // A full table is only read.
         if self.len() >= self.max {
             return None;
         }
@@ -106,7 +107,7 @@ mod tests {
     fn a_hash_keeps_its_value_and_one_too_many_finds_none() {
         let table = Table::new(2);
         assert_eq!(table.iter().count(), 0);
-        // All three begin at the same place.
+        // All three have the same first place.
         assert_eq!(table.get_or_insert(hash(4), || "a"), Some(&"a"));
         assert_eq!(table.get_or_insert(hash(8), || "b"), Some(&"b"));
         assert_eq!(table.get_or_insert(hash(12), || "c"), None);

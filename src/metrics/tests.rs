@@ -1,4 +1,4 @@
-//! What a known sequence of decisions comes to.
+//! The metrics after a known sequence of decisions.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn meters(series_max: usize) -> Meters {
     Meters::new(Options { series_max, ..Options::default() })
 }
 
-/// Notes that a descriptor of `entries` of the domain d was decided so.
+/// Records a decision on a descriptor of `entries` of the domain d.
 fn note(meters: &Meters, rules: &Rules, entries: &[(&str, &str)], remaining: u64, over: bool) {
     let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
     let descriptor = Descriptor { entries, ..Descriptor::default() };
@@ -78,7 +78,7 @@ fn note_descriptor(
     meters.note(&Decision { request: &request, verdict: &verdict, took, now: Time::default() });
 }
 
-/// The series of this name, each as its labels in one text, with its count.
+/// The series of this name: for each its labels in one text, and its count.
 fn series(families: &[Family], name: &str) -> Vec<(String, u64)> {
     let family = families.iter().find(|family| family.name == name).expect(name);
     let told = family.samples.iter().map(|sample| {
@@ -112,7 +112,7 @@ fn no_label_of_a_series_is_longer_than_its_ceiling_whatever_clients_send() {
     assert!(kept.iter().all(|key| key.len() <= label::VALUE_BYTES_MAX));
     let different: std::collections::HashSet<_> = kept.iter().collect();
     assert_eq!(different.len(), VALUES / 2 * 3, "long values stay apart");
-    // What the rules' author wrote is bounded too.
+    // Text from the rules' author is bounded too.
     rules = rules::load(&[source], rules::Options::default()).unwrap().rules;
     let families = meters.families(Some(&rules));
     let samples = families.iter().flat_map(|family| &family.samples);
@@ -224,7 +224,7 @@ fn rules_in_force_are_told_before_their_first_hit() {
     let decisions = series(&told, "ratelease_decisions_total");
     assert_eq!(decisions.len(), 4 * 4, "none is told twice: {decisions:?}");
     assert!(decisions.contains(&("d d.plain ok local".to_owned(), 1)));
-    // What is gone is told if it counted something.
+    // Series of a removed rule are included if they have counted anything.
     let none = Rules::default();
     is(&meters.families(Some(&none)), total, &[("d plain", 1)]);
 }
@@ -319,14 +319,14 @@ fn hits_beyond_all_counting_end_nothing() {
             note_descriptor(&meters, &rules, sent, 0, true);
         }
     }
-    // Adding up what they came to must not overflow.
+    // Adding up the totals must not overflow.
     assert_eq!((meters.calls().over_limit, meters.by_how()[0].1), (4, 4));
     assert_eq!(meters.by_rule(9).len(), 3);
     assert!(text::write(&meters.families(None)).contains("key1=\"dark\""));
 }
 
-/// Hashes of five million values are noted where each has its own series in the reference. The
-/// number is smaller in debug builds only for the time it takes; RATELEASE_VALUES sets it.
+/// Records hashes of five million values where each would have its own series in the reference
+/// implementation. Debug builds use a smaller number only to save time; RATELEASE_VALUES sets it.
 #[test]
 fn series_stay_bounded_however_many_values_come() {
     let values = std::env::var("RATELEASE_VALUES").ok().and_then(|count| count.parse().ok());

@@ -1,7 +1,7 @@
 //! Families in Prometheus's text format, version 0.0.4, which every scraper reads.
 //!
-//! Its newer form, OpenMetrics, lets no counter be named without `_total`; some of the reference's
-//! are (docs/decisions/0016).
+//! Its successor, OpenMetrics, requires that every counter's name ends in `_total`; some of the
+//! reference implementation's do not (docs/decisions/0016).
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use ratelease_engine::buckets::Buckets;
 
 use super::family::{Family, Kind, Labels, Value};
 
-/// What the text is, for the header of a response.
+/// The content type of the text, for the header of a response.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The text of `families`, in their order.
@@ -33,7 +33,7 @@ pub fn write(families: &[Family]) -> String {
     text
 }
 
-/// The buckets count everything up to their bound, as Prometheus wants it.
+/// Each bucket counts all values up to its bound, as Prometheus requires.
 fn histogram(text: &mut String, name: &str, labels: &Labels, buckets: &Buckets) {
     let mut count = 0_u64;
     let ends = buckets.bounds.iter().map(|bound| bound.as_secs_f64().to_string());
@@ -69,7 +69,7 @@ fn line(
     let _ = writeln!(text, " {value}");
 }
 
-/// Line ends and backslashes would end the line or change it; within quotes, so would these.
+/// Line ends and backslashes would break the line; within quotes, so would quotes.
 fn escape(text: &mut String, value: &str, quoted: bool) {
     let mut rest = value;
     while let Some(at) = rest.find(['\\', '\n', '"']) {

@@ -1,7 +1,7 @@
-//! Rules whose series are told before they have counted anything.
+//! Selects the rules whose series are reported before they have counted anything.
 //!
 //! A series that begins with its first hit hides that hit from `rate()` and `increase()`, which see
-//! growth between two samples alone.
+//! only growth between two samples.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,32 +9,33 @@ use ratelease_rules::{Allowance, Rule, Rules};
 
 use super::series::{HitSums, Keys, RuleMeter};
 
-/// Rules whose series are told at 0 at most; where more are in force, none is. Each rule has nine
-/// such series, some 1 KB of a scrape, and most of so many are never hit.
+/// Maximum number of rules whose series are reported at 0; if more are in force, none is. Each rule
+/// has nine such series, some 1 KB of a scrape, and most of so many are never hit.
 pub(super) const TOLD_MAX: usize = 1000;
 
-/// The rules in force, if their series are told at 0.
+/// The rules in force, if their series are reported at 0.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Told<'r>(Option<&'r Rules>);
 
-/// The series of the reference, by their labels: what they came to, and whether they are told at 0.
+/// The reference implementation's series, by label: their totals, and whether they are reported at
+/// 0.
 pub(super) type HitSeries = BTreeMap<Keys, (HitSums, bool)>;
 
 // === impl Told ===
 
 impl<'r> Told<'r> {
-    /// Where no more than `series_max` rules are counted apart, one that is told may be folded
-    /// when it is hit.
+    /// Returns the rules to report at 0. If no more than `series_max` rules are counted separately,
+    /// a rule reported at 0 may still be folded when it is hit.
     pub(super) fn of(rules: Option<&'r Rules>, series_max: usize) -> Self {
         Self(rules.filter(|rules| rules.len() <= TOLD_MAX.min(series_max)))
     }
 
-    /// Whether the rule of this path is one of them.
+    /// Whether the rule at this path is one of them.
     pub(super) fn has(self, path: &str) -> bool {
         self.0.and_then(|rules| rules.by_path(path)).is_some_and(|rule| counts(rule))
     }
 
-    /// Those that have no meter among `meters`.
+    /// The rules that have no meter among `meters`.
     pub(super) fn without<'a>(
         self,
         meters: impl Iterator<Item = &'a RuleMeter>,
@@ -44,7 +45,7 @@ impl<'r> Told<'r> {
         unhit.into_iter()
     }
 
-    /// Marks the series of the reference's names.
+    /// Marks the reference implementation's series that are reported at 0.
     pub(super) fn mark(self, series: &mut HitSeries) {
         for keys in self.rules().filter_map(Keys::beforehand) {
             series.entry(keys).or_default().1 = true;

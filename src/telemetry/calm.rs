@@ -1,5 +1,5 @@
-//! Lines that repeat: so many a second from one place in the code and no more. Those left out are
-//! counted, and the count is a line of its own, once a second.
+//! Limits repeated log lines to a number per second from each place in the code. Suppressed lines
+//! are counted, and the count is logged as a line of its own, once a second.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,11 +15,11 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::samples;
 
-/// Places that are watched at most. A place is a line of source, so that there are only so many;
-/// one more would be logged without a bound.
+/// Maximum number of places tracked. A place is a line of source, so their number is limited; lines
+/// from further places would be logged without a limit.
 const PLACES_MAX: usize = 4096;
 
-/// Leaves lines out. A handle: clones share everything.
+/// Suppresses lines. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub(super) struct Calm {
     shared: Arc<Shared>,
@@ -27,30 +27,30 @@ pub(super) struct Calm {
 
 #[derive(Debug)]
 struct Shared {
-    /// 0 for no bound.
+    /// 0 for no limit.
     lines_per_second: u32,
     places: Mutex<HashMap<Identifier, Place>>,
     clock: Clock,
 }
 
-/// A form of lines that fails for those that are left out: what fails is not written. Not a filter
-/// of tracing-subscriber: 0.3.23 forgets to take back what a filter of events has said, and the
-/// next event pays for it.
+/// A formatter that returns an error for suppressed lines, so that they are not written. It is not
+/// a filter of tracing-subscriber: version 0.3.23 fails to reset the decision of an event filter,
+/// and the next event is affected.
 #[derive(Debug)]
 pub(super) struct Calmed<F> {
     pub(super) inner: F,
     pub(super) calm: Calm,
 }
 
-/// What came from one place.
+/// The lines from one place.
 #[derive(Debug)]
 struct Place {
     meta: &'static Metadata<'static>,
-    /// Since the clock was started.
+    /// The present second, since the clock was started.
     second: u64,
-    /// Lines of that second that were let through.
+    /// Lines written in that second.
     lines: u32,
-    /// Lines that were not, and have not been told.
+    /// Lines suppressed and not yet reported.
     left_out: u64,
 }
 
@@ -62,12 +62,12 @@ impl Calm {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Logs how many lines were left out since this was called last, a line for each place.
+    /// Logs how many lines were suppressed since the last call, one line for each place.
     pub(super) fn tell(&self) {
         for (place, lines) in self.untold() {
             let at = format_args!("{}:{}", place.file().unwrap_or("?"), place.line().unwrap_or(0));
             let level = place.level();
-            // As severe as they were, so that it shows where they did.
+            // At the level of the suppressed lines, so that the report appears wherever they would.
             if *level == Level::ERROR {
                 error!(lines, %level, %at, "lines like those before were left out");
             } else {
@@ -84,7 +84,7 @@ impl Calm {
 
     fn admits(&self, meta: &'static Metadata<'static>) -> bool {
         let Shared { lines_per_second, places, clock } = &*self.shared;
-        // Samples have a bound of their own.
+        // Samples have a limit of their own.
         if *lines_per_second == 0 || [module_path!(), samples::TARGET].contains(&meta.target()) {
             return true;
         }

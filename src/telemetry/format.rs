@@ -1,7 +1,8 @@
-//! How an event becomes a line.
+//! Formats events as lines.
 //!
-//! tracing-subscriber 0.3.23 escapes what steers a terminal in messages, but neither line ends nor
-//! anything in fields that are logged by their `Display`; hence fields of our own for text.
+//! tracing-subscriber 0.3.23 escapes terminal control sequences in messages, but neither line ends
+//! nor anything in fields that are logged by their `Display`; so text lines have their own field
+//! formatter here.
 
 use std::fmt::{self, Write};
 
@@ -19,18 +20,19 @@ use tracing_subscriber::registry::LookupSpan;
 /// The name under which tracing keeps an event's message.
 const MESSAGE: &str = "message";
 
-/// What a line says of the request that it was written for, if that is traced: the names of
-/// OpenTelemetry's "Trace Context in non-OTLP Log Formats".
+/// The field that names the trace of the request for which a line was written, if that is traced:
+/// the names are from OpenTelemetry's "Trace Context in non-OTLP Log Formats".
 const TRACE_ID: &str = "trace_id";
 const SPAN_ID: &str = "span_id";
 
 /// Fields of a text line: the message, then `name=value`, control characters escaped.
 pub(super) struct OneLine;
 
-/// A whole line as a JSON object, named as the reference's log: `@timestamp`, `@message`, `level`.
+/// A whole line as a JSON object, with the reference implementation's names: `@timestamp`,
+/// `@message`, `level`.
 pub(super) struct Json;
 
-/// Escapes what ends a line or steers its display.
+/// Escapes characters that end a line or control its display.
 struct Escaping<'a, 'w>(&'a mut Writer<'w>);
 
 struct TextFields<'w> {
@@ -122,8 +124,8 @@ where
     }
 }
 
-/// A character of a line of JSON. Of those that steer its display serde_json escapes only the first
-/// 32; the others can stand in strings alone, where an escape means the same.
+/// Writes a character of a JSON line. Of the characters that control the display serde_json escapes
+/// only the first 32; the others can occur only in strings, where an escape means the same.
 fn write_json(writer: &mut Writer<'_>, c: char) -> fmt::Result {
     if !steers(c) {
         return writer.write_char(c);
@@ -131,7 +133,7 @@ fn write_json(writer: &mut Writer<'_>, c: char) -> fmt::Result {
     c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))
 }
 
-/// The reference's names of the levels.
+/// The reference implementation's names of the levels.
 fn level(level: Level) -> &'static str {
     match level {
         Level::ERROR => "error",
@@ -146,7 +148,8 @@ impl JsonFields {
     fn insert(&mut self, field: &Field, value: impl Into<Value>) {
         let name = match field.name() {
             MESSAGE => "@message".to_owned(),
-            // As in the reference's log, where a field has the name of a part of the line.
+            // As in the reference implementation's log, if a field has the name of a part of the
+            // line.
             name @ ("level" | "target" | "@timestamp" | "@message" | TRACE_ID | SPAN_ID) => {
                 format!("fields.{name}")
             }

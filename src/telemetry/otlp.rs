@@ -1,7 +1,7 @@
-//! OTLP, OpenTelemetry's protocol: what both kinds of telemetry share.
+//! OTLP, OpenTelemetry's protocol: the parts shared by spans and metrics.
 //!
-//! Not by OpenTelemetry's SDK: `docs/decisions/0017` says why. What is left to do without it is a
-//! few messages, and to send them.
+//! OpenTelemetry's SDK is not used: `docs/decisions/0017` says why. That leaves a few messages to
+//! define and send.
 
 mod client;
 mod connect;
@@ -17,14 +17,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ratelease_cli::settings::Identity;
 use ratelease_engine::dice;
 
-/// Who sends: one for all that a process sends.
+/// The sender's identity: one for all telemetry of a process.
 #[derive(Debug, Clone)]
 pub struct Origin(Resource);
 
 // === impl Origin ===
 
 impl Origin {
-    /// What `identity` says; where it does not, this version and a random instance.
+    /// The identity in `identity`; where that has no value, this version and a random instance.
     pub fn new(identity: Identity) -> Self {
         let Identity { name, namespace, instance, attributes } = identity;
         let set = [
@@ -39,7 +39,7 @@ impl Origin {
         let owned = |(key, value): (&str, String)| (key.to_owned(), value);
         let set = set.into_iter().filter(|(_, value)| !value.is_empty()).map(owned);
         let mut all: Vec<KeyValue> = Vec::new();
-        // The first that says it wins: a setting, then the list, as OpenTelemetry has it.
+        // The first value wins: a setting, then the list, as OpenTelemetry specifies.
         for (key, value) in set.chain(attributes).chain(unset.into_iter().map(owned)) {
             if all.iter().all(|said| said.key != key) {
                 all.push(KeyValue::text(&key, value));
@@ -62,12 +62,12 @@ fn random_instance() -> String {
     format!("{first:08x}-{second:04x}-{version:04x}-{variant:04x}-{node:012x}")
 }
 
-/// What part of a process telemetry comes from: all of it.
+/// The part of a process that telemetry comes from: the whole process.
 pub(super) fn scope() -> Scope {
     Scope { name: env!("CARGO_PKG_NAME").to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
 }
 
-/// The time of day, in nanoseconds since the Unix epoch; nobody's count hangs on it.
+/// The time of day, in nanoseconds since the Unix epoch; no count depends on it.
 pub(super) fn unix_nanos() -> u64 {
     #[allow(clippy::disallowed_methods, reason = "the edge where telemetry is dated")]
     nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())

@@ -1,4 +1,4 @@
-//! Metrics that are pushed: the same that are there to be scraped, under the same names.
+//! Pushes metrics: the same that can be scraped, under the same names.
 
 mod points;
 
@@ -14,13 +14,14 @@ use super::otlp::message::{ExportMetrics, Metric, ResourceMetrics, ScopeMetrics}
 use super::otlp::{self, Again, Client, Origin, Told, Unsent, nanos, unix_nanos};
 use crate::metrics::family::Family;
 
-/// Reads everything that is measured, at this moment. It may take some milliseconds.
+/// Reads all metrics, at this moment. May take some milliseconds.
 pub type Read = Arc<dyn Fn() -> Vec<Family> + Send + Sync>;
 
-/// Series that travel together at most: some hundred bytes each, where collectors take 4 MiB.
+/// Maximum number of series in one message: each takes some hundred bytes, and collectors accept 4
+/// MiB.
 const POINTS_MAX: usize = 5_000;
 
-/// Pushes metrics. A handle: clones share everything.
+/// Pushes metrics. A cheap handle: clones share all state.
 #[derive(Clone)]
 pub struct Push {
     shared: Arc<Shared>,
@@ -39,8 +40,8 @@ struct Shared {
 // === impl Push ===
 
 impl Push {
-    /// Pushes what `read` gives as `settings` say, once [`Push::run`] runs. Counters began when
-    /// `clock` was started.
+    /// Creates a push of the metrics that `read` returns, following `settings`; [`Push::run`] does
+    /// the work. Counters began when `clock` was started.
     pub fn new(origin: &Origin, settings: settings::Push, clock: Clock, read: Read) -> Self {
         let settings::Push { interval, otlp } = settings;
         let shared = Shared {
@@ -54,7 +55,7 @@ impl Push {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Pushes at each interval, or when a collector that asked for time has had it; never ends.
+    /// Pushes at each interval, or after the time for which a collector asked; never returns.
     pub async fn run(self) {
         let mut asked = Duration::ZERO;
         loop {
@@ -63,15 +64,15 @@ impl Push {
         }
     }
 
-    /// Pushes once, now, and returns how long the collector asks to be left alone. What it did not
-    /// take is not tried again by itself: counts are cumulative, so that the next push says it all.
+    /// Pushes once, now, and returns how long the collector asks to be left alone. Metrics that
+    /// were not accepted are not sent again: counts are cumulative, so the next push includes them.
     pub async fn push(&self) -> Duration {
         let read = Arc::clone(&self.shared.read);
-        // A panic there is told by its hook; the next push tries again.
+        // A panic in `read` is logged by the panic hook; the next push tries again.
         let Ok(families) = spawn_blocking(move || read()).await else { return Duration::ZERO };
         for metrics in points::batches(&families, self.shared.begun, unix_nanos(), POINTS_MAX) {
             if let Err(unsent) = self.shared.send(metrics).await {
-                // The others would fare no better.
+                // The other batches would fail too.
                 return if let Again::After(asked) = unsent.again { asked } else { Duration::ZERO };
             }
         }

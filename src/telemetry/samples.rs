@@ -1,4 +1,4 @@
-//! Decision samples: a share of the decisions as structured lines of the log.
+//! Decision samples: logs a share of the decisions as structured lines.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use ratelease_engine::verdict::Status;
 use ratelease_rules::request::Descriptor;
 use tracing::info;
 
-/// The target of their lines; they are logged whatever the level is, since they were asked for.
+/// The log target of samples; they are logged at any level, since they were asked for.
 pub(super) const TARGET: &str = "ratelease::decision";
 
-/// Lines of samples a second at most; what is above is counted.
+/// Maximum number of sample lines a second; further ones are dropped and counted.
 const LINES_PER_SECOND_MAX: u32 = 1000;
 
-/// Bytes of a descriptor that a line shows, where values may show.
+/// Maximum number of bytes of a descriptor in a line, if values may be shown.
 const VALUES_BYTES_MAX: usize = 512;
 
-/// Logs a share of the decisions. A handle: clones share everything; by default there is none.
+/// Logs a share of the decisions. A cheap handle: clones share all state; the default logs none.
 #[derive(Debug, Clone, Default)]
 pub struct Samples {
     shared: Option<Arc<Shared>>,
@@ -33,18 +33,18 @@ struct Shared {
     share: f32,
     shows_values: bool,
     clock: Clock,
-    /// The second since the clock was started, and the lines of it so far.
+    /// The present second, since the clock was started, and the number of lines in it so far.
     present: Mutex<(u64, u32)>,
     left_out: AtomicU64,
 }
 
-/// The entries of a descriptor as `key=value`, cut.
+/// The entries of a descriptor as `key=value`, truncated.
 struct Values<'a, 'q>(&'a Descriptor<'q>);
 
 // === impl Samples ===
 
 impl Samples {
-    /// Samples of a `share` of the decisions, 0 to 1; with the values of descriptors if
+    /// Creates samples of a `share` of the decisions, 0 to 1; with the values of descriptors if
     /// `shows_values`.
     pub fn new(share: f32, shows_values: bool, clock: Clock) -> Self {
         let shared = (share > 0.0).then(|| {
@@ -54,7 +54,7 @@ impl Samples {
         Self { shared }
     }
 
-    /// What has happened here since the process began, by name.
+    /// Event counts since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
         let left_out = |shared: &Arc<Shared>| shared.left_out.load(Ordering::Relaxed);
         vec![("decision_samples_left_out", self.shared.as_ref().map_or(0, left_out))]
@@ -74,7 +74,7 @@ impl Observer for Samples {
 // === impl Shared ===
 
 impl Shared {
-    /// A line for each descriptor.
+    /// Logs a line for each descriptor.
     #[cold]
     fn tell(&self, decision: &Decision<'_, '_, '_>) {
         let Decision { request, verdict, .. } = decision;
@@ -121,7 +121,7 @@ impl Shared {
     }
 }
 
-/// The path of the rule behind `status`, or what stood in its place.
+/// The path of the rule behind `status`, or what decided in its place.
 pub(super) fn rule_of<'r>(status: &Status<'r>) -> &'r str {
     status.limit.map_or("none", |applied| applied.rule_path())
 }

@@ -1,4 +1,5 @@
-//! Lines on their way out, written by a thread of their own: who logs never waits for who reads.
+//! Queues log lines for a thread that writes them, so that logging never waits for the reader of
+//! the log.
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,24 +12,25 @@ use std::time::Duration;
 use ratelease_engine::store::Count;
 use ratelease_engine::time::Clock;
 
-/// Lines that may wait to be written; more are lost, and counted. Lines are a few hundred bytes.
+/// Maximum number of lines that wait to be written; further ones are dropped, and counted. Lines
+/// are a few hundred bytes.
 const LINES_MAX: usize = 1024;
 
-/// With nothing left to write, the thread lets lines gather for so long: if it woke for every line
-/// of a busy log, it would take the processor from decisions each time. The queue has room for what
-/// comes meanwhile, at a hundred lines a millisecond.
+/// The thread collects lines for this long before it writes: if it woke for every line of a busy
+/// log, it would take the processor from decisions each time. The queue has room for the lines of
+/// that time, at a hundred lines a millisecond.
 const GATHER: Duration = Duration::from_millis(10);
 
-/// Lines that gathered go out in one piece of so many bytes, and up to a line more.
+/// Collected lines are written in one piece of this many bytes, and up to a line more.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Before the thread goes on after a panic: what it was made to write may make it panic again.
+/// Pause after a panic: the data that the thread writes may cause another panic.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// From one look at what was left out of the log to the next.
+/// Interval between reports of suppressed lines.
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Takes each line at once, or loses it. A handle: clones share everything.
+/// Accepts each line at once, or drops it. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub struct Spool {
     items: SyncSender<Item>,
@@ -37,9 +39,9 @@ pub struct Spool {
 
 #[derive(Debug, Default)]
 struct Tally {
-    /// Lost since that was told last.
+    /// Lines dropped and not yet reported.
     untold: AtomicU64,
-    /// Lost since the process began.
+    /// Lines dropped since the process began.
     lost: AtomicU64,
     panics: AtomicU64,
 }
@@ -47,18 +49,18 @@ struct Tally {
 #[derive(Debug)]
 enum Item {
     Line(Vec<u8>),
-    /// Dropped once everything before it is written.
+    /// Dropped once every line before it has been written.
     Mark(#[allow(dead_code, reason = "its end is the message")] SyncSender<()>),
 }
 
 // === impl Spool ===
 
 impl Spool {
-    /// Starts the thread that writes to `to`, calls `tell` with the number of lines that were lost
-    /// once lines go out again, and `each_second` about once a second.
+    /// Starts the thread that writes to `to`. It calls `tell` with the number of dropped lines once
+    /// lines are written again, and `each_second` about once a second.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// Fails if the thread cannot be started.
     pub(super) fn start(
         to: impl Write + Send + 'static,
         tell: fn(u64),
@@ -72,19 +74,19 @@ impl Spool {
         Ok(Self { items, tally })
     }
 
-    /// Waits until what was logged so far is written, at most `within`.
+    /// Waits until every line logged so far is written, at most `within`.
     pub fn flush(&self, within: Duration) {
-        // What was left out is told at the first mark, which the second is behind.
+        // Suppressed lines are reported at the first mark; the second mark comes after that report.
         for _ in 0..2 {
             let (mark, written) = sync_channel(1);
-            // With the queue full there is nobody who reads.
+            // If the queue is full, the log is not being read.
             if self.items.try_send(Item::Mark(mark)).is_ok() {
                 let _ = written.recv_timeout(within / 2);
             }
         }
     }
 
-    /// What has happened here since the process began, by name.
+    /// Event counts since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
         let Tally { lost, panics, .. } = &*self.tally;
         vec![
@@ -94,7 +96,7 @@ impl Spool {
     }
 }
 
-/// A call is a line, as tracing-subscriber writes them.
+/// Each call writes one line, as tracing-subscriber does.
 impl Write for Spool {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.items.try_send(Item::Line(line.to_vec())).is_err() {
@@ -109,7 +111,7 @@ impl Write for Spool {
     }
 }
 
-/// Until nobody is left who logs. A panic costs the lines that went out with it.
+/// Writes until the last handle is gone. A panic loses the lines of the same piece.
 fn keep_writing(
     mut to: impl Write,
     items: &Receiver<Item>,
@@ -137,7 +139,7 @@ fn write_all(
         let mut piece = Vec::new();
         let end = gather(items, &mut piece);
         if !piece.is_empty() {
-            // Lines that cannot be written are lost: there is no other place to tell it.
+            // Lines that cannot be written are lost: there is nowhere else to report that.
             let _ = to.write_all(&piece);
             match lost.swap(0, Ordering::Relaxed) {
                 0 => {}
@@ -157,7 +159,7 @@ fn write_all(
     }
 }
 
-/// Puts lines into `piece` until there are no more, or it is full, or a mark comes.
+/// Moves lines into `piece` until there are no more, it is full, or a mark comes.
 fn gather(
     items: &Receiver<Item>,
     piece: &mut Vec<u8>,
@@ -187,7 +189,7 @@ fn next(items: &Receiver<Item>) -> Result<Item, RecvTimeoutError> {
 mod tests {
     use super::*;
 
-    /// Gives each piece to a channel without room.
+    /// Sends each piece to a channel without capacity.
     struct Slow(SyncSender<String>);
 
     impl Write for Slow {

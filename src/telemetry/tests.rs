@@ -1,4 +1,4 @@
-//! Lines as they come out.
+//! The text of log lines.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tracing::{debug, error, info};
 
 use super::*;
 
-/// What `events` leave on a log of this format and level.
+/// The text that `events` write to a log of this format and level.
 fn logged(format: LogFormat, level: LogLevel, ansi: bool, events: impl FnOnce()) -> String {
     logged_calmly(&logging(format, level, 0), ansi, |_| events())
 }
@@ -18,7 +18,7 @@ fn logging(format: LogFormat, level: LogLevel, lines_per_second: u32) -> Logging
     Logging { level, format, lines_per_second, values: false, decision_sample_rate: 0.0 }
 }
 
-/// As [`logged`], of events that may have the left out lines told.
+/// Like [`logged`], for events that may report the suppressed lines.
 fn logged_calmly(logging: &Logging, ansi: bool, events: impl FnOnce(&Calm)) -> String {
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
@@ -71,7 +71,7 @@ fn no_value_can_end_a_line_or_steer_a_terminal() {
 
 #[test]
 fn what_cannot_be_seen_or_turns_text_around_is_escaped_in_either_format() {
-    // One of each range that a display is steered by.
+    // One character of each range that controls a display.
     let evil = "\u{7f}\u{9b}\u{ad}\u{61c}\u{180e}\u{200b}\u{200f}\u{2028}\u{202e}\u{2060}\u{2069}\
                 \u{feff}\u{fff9}\u{e0041}";
     for format in [LogFormat::Text, LogFormat::Json] {

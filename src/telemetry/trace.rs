@@ -1,12 +1,12 @@
-//! Spans of requests, for a collector of OpenTelemetry.
+//! Spans of requests, for an OpenTelemetry collector.
 //!
 //! ```text
 //! door ─begin─▶ Span ─note, end─▶ queue, bounded ─▶ export, a batch at a time ─▶ collector
 //!    └─ not sampled: nothing
 //! ```
-//! A request is traced where its parent is, by W3C's `traceparent` or B3's headers; one without a
-//! parent is traced by the dice. That is decided before anything is allocated, and with tracing off
-//! not at all.
+//! A request is traced if its parent is, by W3C's `traceparent` or B3's headers; a request without
+//! a parent is sampled at random. This is decided before anything is allocated, and not at all
+//! while tracing is off.
 
 mod b3;
 mod context;
@@ -30,7 +30,7 @@ use export::{Export, Queue};
 use parent::Parent;
 pub use span::{Outcome, Span};
 
-/// Begins spans. A handle: clones share everything; by default it traces nothing.
+/// Begins spans. A cheap handle: clones share all state; the default traces nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Tracer {
     shared: Option<Arc<Shared>>,
@@ -44,7 +44,7 @@ struct Shared {
     export: Export,
 }
 
-/// Where a request came in.
+/// The protocol by which a request came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Door {
     /// `ShouldRateLimit` over gRPC.
@@ -53,24 +53,24 @@ pub enum Door {
     Json,
 }
 
-/// `rpc.method`, and the name of its spans.
+/// `rpc.method`, and the name of the spans.
 const METHOD: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Lowest bit of W3C's flags, and of OTLP's.
+/// The lowest bit of W3C's flags, and of OTLP's.
 const SAMPLED: u32 = 1;
 
-/// OTLP: it is known whether the parent is of another process, and it is.
+/// OTLP flags: it is known whether the parent belongs to another process, and it does.
 const PARENT_IS_REMOTE: u32 = 1 << 8 | 1 << 9;
 const PARENT_IS_NOT: u32 = 1 << 8;
 
-/// Requests that one exchange is linked to at most: OpenTelemetry's default.
+/// Maximum number of requests that one exchange is linked to: OpenTelemetry's default.
 const LINKS_MAX: usize = 128;
 
 // === impl Tracer ===
 
 impl Tracer {
-    /// A tracer that sends spans as `settings` say, once [`Tracer::run`] runs; one that traces
-    /// nothing without.
+    /// Creates a tracer that sends spans as `settings` say, once [`Tracer::run`] runs; without
+    /// settings it traces nothing.
     pub fn new(origin: &Origin, settings: Option<Tracing>, clock: Clock) -> Self {
         let shared = settings.map(|Tracing { rate, otlp }| {
             let (queue, export) = export::open(origin, otlp, clock);
@@ -79,7 +79,8 @@ impl Tracer {
         Self { shared }
     }
 
-    /// The span of a request that comes in at `door` with these headers, if it is to be traced.
+    /// Begins a span for a request that arrives at `door` with these headers, if it is to be
+    /// traced.
     pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
         let shared = self.shared.as_deref()?;
         let parent = Parent::of(headers);
@@ -88,9 +89,9 @@ impl Tracer {
         is_sampled.then(|| shared.begin_request(door, parent, headers))
     }
 
-    /// The span of a batch of `asks` on its way to a shard of Redis, if a request that is traced
-    /// sent one of them; else, if the dice say so. Sent by one request, it is that one's child; a
-    /// batch of several begins a trace of its own, with a link to each.
+    /// Begins a span for a batch of `asks` on its way to a shard of Redis, if a traced request sent
+    /// one of them; else the batch is sampled at random. If one request sent them, the span is its
+    /// child; a batch of several begins a trace of its own, with a link to each.
     pub fn begin_exchange(&self, shard: usize, asks: &[Ask]) -> Option<Span> {
         let shared = self.shared.as_deref()?;
         let is_sampled = asks.iter().any(|ask| ask.cause.is_some()) || dice::lands(shared.rate);
@@ -102,7 +103,7 @@ impl Tracer {
         self.shared.is_some()
     }
 
-    /// Sends spans as they come; never ends.
+    /// Sends spans as they end; never returns.
     pub async fn run(self) {
         match &self.shared {
             Some(shared) => shared.export.run().await,
@@ -110,14 +111,14 @@ impl Tracer {
         }
     }
 
-    /// Returns once the spans that ended so far have been sent, or could not be.
+    /// Returns once the spans that have ended so far have been sent, or could not be.
     pub async fn flush(&self) {
         if let Some(shared) = &self.shared {
             shared.queue.flush().await;
         }
     }
 
-    /// What has happened here since the process began, by name.
+    /// Event counts since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
         self.shared.as_ref().map_or_else(export::no_counts, |shared| shared.queue.counts())
     }
@@ -159,7 +160,7 @@ impl Shared {
         let given_up = match door {
             // CANCELLED.
             Door::Grpc => Outcome::Grpc(1),
-            // Nobody hears it; nginx has it so in its log.
+            // No client receives this status; nginx uses it in its log.
             Door::Json => Outcome::Http(499),
         };
         self.start(message, trace, given_up)
@@ -177,9 +178,9 @@ impl Shared {
     }
 }
 
-/// A span of `asks` on their way, and its trace.
+/// A span of `asks` sent to a shard, and its trace.
 fn exchange(shard: usize, asks: &[Ask]) -> (Message, [u8; 16]) {
-    // One is no batch, as the conventions have it.
+    // A single ask is not a batch, by OpenTelemetry's conventions.
     let is_batch = asks.len() > 1;
     let operation = if is_batch { "PIPELINE EVALSHA" } else { "EVALSHA" };
     let mut attributes = vec![
@@ -225,7 +226,7 @@ mod tests {
     use ratelease_rules::key::Key;
     use ratelease_rules::{Limit, Unit};
 
-    /// The span of asks that these requests have sent.
+    /// The span of asks that were sent by these requests.
     fn sent_by(causes: &[Option<SpanContext>]) -> (Message, [u8; 16]) {
         let look = Ask::look(Key::for_test(7), Limit::fixed_window(1, Unit::Hour));
         let asks: Vec<_> = causes.iter().map(|cause| Ask { cause: *cause, ..look }).collect();

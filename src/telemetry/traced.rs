@@ -1,4 +1,4 @@
-//! A store whose asks are spans: each ask on its way to a shard, or a batch of them.
+//! A store whose asks are traced: one span for each ask sent to a shard, or for a batch of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use ratelease_engine::store::{Ask, Beat, Beaten, Count, Lent, Ready, Replies, St
 
 use super::trace::{Outcome, Tracer};
 
-/// Passes everything on, and times what is to be traced.
+/// Passes all calls on to another store, and times those that are to be traced.
 pub struct Traced {
     inner: Arc<dyn Store>,
     tracer: Tracer,
@@ -16,7 +16,7 @@ pub struct Traced {
 // === impl Traced ===
 
 impl Traced {
-    /// `inner`, with its exchanges as spans of `tracer`.
+    /// Creates a store that passes calls to `inner`, and makes its exchanges spans of `tracer`.
     pub fn new(inner: Arc<dyn Store>, tracer: Tracer) -> Self {
         Self { inner, tracer }
     }

@@ -16,7 +16,7 @@ use super::places::Places;
 use super::*;
 use rig::{BAD, PANIC, Rig};
 
-/// Writes beside `path`, then renames into place.
+/// Writes a file beside `path`, then renames it into place.
 fn replace(path: &Path, text: &str) {
     let temporary = path.with_extension("tmp");
     fs::write(&temporary, text).expect("write");
@@ -64,7 +64,7 @@ async fn a_change_is_live_within_a_second() {
         rig.until_in_force(&format!("a.yaml={n}")).await;
         waits.push(start.elapsed());
     }
-    // The best of five: the machine may be busy with others.
+    // The best of five: other processes may load the machine.
     assert!(waits.iter().min() < Some(&Duration::from_secs(1)), "{waits:?}");
 }
 
@@ -78,7 +78,7 @@ async fn a_config_map_may_be_swapped_again_and_again() {
         for name in ["a.yaml", "b.yaml"] {
             fs::write(version(n).join(name), n.to_string()).expect("write");
         }
-        // The link's target is relative, as the kubelet's.
+        // The link's target is relative, like the kubelet's.
         relink(&dir.join("..data"), format!("..2026_{n}"));
     };
     mount(0);
@@ -91,7 +91,7 @@ async fn a_config_map_may_be_swapped_again_and_again() {
         fs::remove_dir_all(version(n - 1)).expect("remove");
         rig.until_in_force(&format!("a.yaml={n} b.yaml={n}")).await;
     }
-    // Nothing between two versions was ever taken.
+    // A mixture of two versions was never in force.
     let versions: Vec<_> = (0..=4).map(|n| format!("a.yaml={n} b.yaml={n}")).collect();
     assert_eq!(rig.compiled(), versions);
     assert_eq!(rig.published.loads_failed(), 0);
@@ -110,7 +110,7 @@ async fn the_directory_may_go_and_come_back_and_be_replaced() {
         rig.write("a.yaml", &n.to_string());
         rig.until_in_force(&format!("a.yaml={n}")).await;
     }
-    // At once, so that the new one may have the inode number of the old one.
+    // Immediately, so that the new directory may have the inode number of the old one.
     for n in 5..=8 {
         fs::remove_dir_all(rig.path("")).expect("remove");
         fs::create_dir(rig.path("")).expect("directory");
@@ -124,7 +124,7 @@ async fn the_directory_may_go_and_come_back_and_be_replaced() {
     fs::create_dir(rig.path("")).expect("directory");
     rig.write("a.yaml", "moved");
     rig.until_in_force("a.yaml=moved").await;
-    // It is the one in place now that is watched, not the one that was moved away.
+    // The directory now in place is watched, not the one that was moved away.
     rig.write("a.yaml", "edited");
     rig.until_in_force("a.yaml=edited").await;
 }
@@ -239,7 +239,7 @@ async fn bad_rules_leave_the_good_ones_and_are_counted_and_logged_once() {
     let current = rig.published.current().expect("rules");
     assert!(Arc::ptr_eq(&good, &current), "the very same rules stay");
     assert_eq!(rig.published.last_fault().as_deref(), Some("a.yaml:1:1: bad"));
-    // The same content again: an event, a reading, and nothing else.
+    // The same content again causes an event and a reading, and nothing else.
     let readings = rig.readings();
     replace(&rig.path("a.yaml"), BAD);
     rig.until_readings(readings + 1).await;
@@ -263,7 +263,7 @@ async fn going_back_to_the_rules_in_force_ends_the_fault_without_a_new_version()
     rig.until_ok(2).await;
     assert_eq!(rig.published.last_fault(), None);
     assert!(!changes.has_changed().expect("open"));
-    // Bad once more is a fault once more.
+    // A file that becomes bad again is a new fault.
     rig.write("a.yaml", BAD);
     rig.until_failed(2).await;
 }

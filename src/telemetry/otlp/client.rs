@@ -1,4 +1,4 @@
-//! Carries messages to a collector, one at a time: over gRPC, or in the body of a POST.
+//! Sends messages to a collector, one at a time: over gRPC, or in the body of a POST.
 
 use std::time::Duration;
 
@@ -19,19 +19,19 @@ use super::connect::Connector;
 use super::message::Exported;
 use super::retry::{Again, Unsent};
 
-/// Bytes of an answer at most. A good one has a handful.
+/// Maximum size in bytes of an answer. A successful one has a handful.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
-/// From one line about a collector that cannot be reached to the next.
+/// Interval between log lines about a collector that cannot be reached.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// Characters of a collector's own words that are logged.
+/// Maximum number of characters logged of a collector's error message.
 const WORDS_MAX: usize = 200;
 
-/// Who sends, where the headers of the settings do not say.
+/// The user agent, if the settings contain no such header.
 const AGENT: &str = concat!(env!("CARGO_PKG_NAME"), "/", env!("CARGO_PKG_VERSION"));
 
-/// A connection for each kind of telemetry, made when it is needed.
+/// A connection for one kind of telemetry, made when it is needed.
 #[derive(Debug)]
 pub(crate) struct Client {
     http: Mutex<Http>,
@@ -41,13 +41,13 @@ pub(crate) struct Client {
 /// Its clones share the connection.
 type Http = legacy::Client<Connector, Full<Bytes>>;
 
-/// Tells people of pushes that fail, once in a while.
+/// Logs failed pushes, at most once in each interval.
 #[derive(Debug)]
 pub(crate) struct Told {
     /// What is pushed, in the plural.
     what: &'static str,
     clock: Clock,
-    /// When a failure was told last; `None` while all is well.
+    /// When a failure was last logged; `None` while pushes succeed.
     last: Mutex<Option<Time>>,
 }
 
@@ -58,17 +58,18 @@ impl Client {
         Self { http: Mutex::new(unconnected(&otlp)), otlp }
     }
 
-    /// Sends `message` and waits for the answer: how many of its items were refused.
+    /// Sends `message` and waits for the answer; returns how many of its items were refused.
     ///
     /// # Errors
     ///
-    /// Why it did not arrive, or was refused as a whole; never what the headers hold.
+    /// Returns why it did not arrive, or was refused as a whole. The text never contains the values
+    /// of headers.
     pub(crate) async fn send(&self, message: &impl Message) -> Result<u64, Unsent> {
         let limit = self.otlp.timeout;
         let sent = timeout(limit, self.carry(message)).await;
         sent.unwrap_or_else(|_| {
-            // HTTP/2 would try the same connection again, and if its other end is gone without a
-            // word, go on with that until the kernel gives it up: a quarter of an hour.
+            // HTTP/2 would reuse the connection, and if the other end has vanished silently, go on
+            // doing so until the kernel gives the connection up, after a quarter of an hour.
             *self.http.lock() = unconnected(&self.otlp);
             Err(Unsent { why: format!("no answer within {limit:?}"), again: Again::Later })
         })
@@ -93,7 +94,7 @@ impl Client {
             OtlpProtocol::Http => answer(&head, body)?,
             OtlpProtocol::Grpc => grpc_answer(&head, body)?,
         };
-        // What cannot be read says nothing against the items.
+        // An answer that cannot be decoded does not mean that items were refused.
         let partial = Exported::decode(answer).unwrap_or_default().partial_success;
         Ok(partial.map_or(0, |partial| u64::try_from(partial.rejected).unwrap_or(0)))
     }
@@ -120,7 +121,7 @@ impl Client {
     }
 }
 
-/// A client without a connection; it makes one when it is needed.
+/// Creates a client without a connection; it connects when needed.
 fn unconnected(otlp: &Otlp) -> Http {
     let mut builder = legacy::Client::builder(TokioExecutor::new());
     builder
@@ -130,18 +131,18 @@ fn unconnected(otlp: &Otlp) -> Http {
     builder.build(Connector::new(otlp.tls.as_ref()))
 }
 
-/// One message of gRPC: not compressed, its length, itself.
+/// One gRPC message: no compression, the length, the message.
 fn framed(message: &impl Message) -> Bytes {
     let encoded = message.encode_to_vec();
     let mut frame = BytesMut::with_capacity(GRPC_PREFIX_BYTES + encoded.len());
     frame.put_u8(0);
-    // Telemetry of 4 GiB cannot be: its queues are bounded.
+    // Telemetry cannot reach 4 GiB: its queues are bounded.
     frame.put_u32(u32::try_from(encoded.len()).unwrap_or(u32::MAX));
     frame.extend_from_slice(&encoded);
     frame.freeze()
 }
 
-/// A flag for compression, and the length.
+/// Size in bytes of the prefix: a flag for compression, and the length.
 const GRPC_PREFIX_BYTES: usize = 5;
 
 fn answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, Unsent> {
@@ -177,12 +178,12 @@ fn grpc_answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, Uns
     }
 }
 
-/// The connection could not be made, or broke.
+/// The error of a connection that could not be made, or broke.
 fn broken(error: &(dyn std::error::Error + 'static)) -> Unsent {
     Unsent { why: causes(error), again: Again::Later }
 }
 
-/// An error with those behind it: the first alone says little.
+/// The text of an error and of its sources: the first alone says little.
 fn causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
@@ -200,7 +201,7 @@ impl Told {
         Self { what, clock, last: Mutex::new(None) }
     }
 
-    /// After a push of `items`, the last try; how many of them are lost.
+    /// Records the last try of a push of `items`; returns how many of them are lost.
     pub(crate) fn note(&self, items: u64, pushed: &Result<u64, Unsent>) -> u64 {
         let what = self.what;
         match pushed {
@@ -223,7 +224,7 @@ impl Told {
         }
     }
 
-    /// After a try that failed; there may be another.
+    /// Records a failed try that may be followed by another.
     pub(crate) fn note_try(&self, unsent: &Unsent) {
         if self.is_due() {
             let (what, why) = (self.what, &unsent.why);

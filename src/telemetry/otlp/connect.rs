@@ -1,4 +1,4 @@
-//! Connections to a collector: in the clear, or TLS.
+//! Connections to a collector: in plain text, or with TLS.
 
 use std::error::Error;
 use std::io::{self, IoSlice};
@@ -16,14 +16,14 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tower_service::Service;
 
-/// Connects, for hyper's client.
+/// The connector for hyper's client.
 #[derive(Clone)]
 pub(super) struct Connector {
     tcp: HttpConnector,
     tls: Option<TlsConnector>,
 }
 
-/// What bytes travel on.
+/// The transport of a connection.
 pub(super) enum Wire {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
@@ -34,7 +34,7 @@ type Failure = Box<dyn Error + Send + Sync>;
 // === impl Connector ===
 
 impl Connector {
-    /// With TLS as it says, or without.
+    /// Creates a connector with the given TLS options, or without TLS.
     pub(super) fn new(tls: Option<&OtlpTls>) -> Self {
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(tls.is_none());
@@ -66,7 +66,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// The name that the collector's certificate must bear.
+/// The name that the collector's certificate must have.
 fn server_name(uri: &Uri) -> Result<ServerName<'static>, Failure> {
     let host = uri.host().unwrap_or_default();
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));

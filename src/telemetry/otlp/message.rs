@@ -1,6 +1,6 @@
-//! The messages of OTLP 1.x, with the fields that are set here. Numbers and types are those of
-//! `opentelemetry/proto` in github.com/open-telemetry/opentelemetry-proto; the tests read what is
-//! sent with the types that OpenTelemetry generates from it.
+//! The messages of OTLP 1.x, with the fields that are set here. Field numbers and types are those
+//! of `opentelemetry/proto` in github.com/open-telemetry/opentelemetry-proto; the tests decode sent
+//! messages with the types that OpenTelemetry generates from it.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -239,7 +239,8 @@ pub(crate) enum Any {
     Int(i64),
 }
 
-/// The answer to either export, `ExportTraceServiceResponse` or that of metrics: they are alike.
+/// The answer to either export, `ExportTraceServiceResponse` or that of metrics: both have the same
+/// form.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Exported {
     #[prost(message, optional, tag = "1")]
@@ -248,14 +249,14 @@ pub(crate) struct Exported {
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct PartialSuccess {
-    /// Spans, or data points.
+    /// Rejected spans, or data points.
     #[prost(int64, tag = "1")]
     pub(crate) rejected: i64,
     #[prost(string, tag = "2")]
     pub(crate) error_message: String,
 }
 
-/// `google.rpc.Status`, of which only the details are read: what gRPC sends beside a status.
+/// `google.rpc.Status`, of which only the details are read: gRPC sends it in addition to a status.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Details {
     #[prost(message, repeated, tag = "3")]
@@ -294,7 +295,7 @@ impl KeyValue {
         Self::new(key, Any::Text(value.into()))
     }
 
-    /// A number too large for the protocol becomes its largest.
+    /// Creates an attribute; a number too large for the protocol becomes the largest.
     pub(crate) fn number(key: &str, value: impl TryInto<i64>) -> Self {
         Self::new(key, Any::Int(value.try_into().unwrap_or(i64::MAX)))
     }

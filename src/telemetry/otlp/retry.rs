@@ -1,4 +1,4 @@
-//! What is tried again, when, and how often: as OTLP's specification has it ("Failures" and
+//! Retries: which failures, when, and how often, following OTLP's specification ("Failures" and
 //! "Throttling").
 
 use std::time::Duration;
@@ -15,50 +15,51 @@ use tokio::time::timeout;
 
 use super::message::{Details, RetryInfo};
 
-/// Tries of one message, and the waits between them where the collector names none: 15 s in all,
-/// which the restart of a collector takes.
+/// Number of tries of one message, and the waits between them if the collector names none: 15 s in
+/// total, enough for the restart of a collector.
 const TRIES_MAX: u32 = 5;
 const WAIT_FIRST: Duration = Duration::from_secs(1);
 const WAIT_LAST: Duration = Duration::from_secs(8);
 
-/// What is waited at most where the collector names a time.
+/// Maximum wait if the collector names a time.
 const ASKED_MAX: Duration = Duration::from_secs(300);
 
 /// Why a message did not arrive, or was refused as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unsent {
-    /// In words.
+    /// The reason, as text.
     pub(crate) why: String,
     /// Whether to try again.
     pub(crate) again: Again,
 }
 
-/// Whether a message that did not arrive may on another try.
+/// Whether a message that did not arrive may arrive on another try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Again {
-    /// The collector will not take it.
+    /// The collector will not accept it.
     Never,
-    /// When some time has passed.
+    /// After some time.
     Later,
-    /// Not before the collector has had this time; 300 s at most.
+    /// After this time, which the collector has asked for; 300 s at most.
     After(Duration),
 }
 
-/// What a message of gRPC's details is, by the last part of its URL.
+/// The type of a detail in a gRPC status, as the last part of its URL.
 const RETRY_INFO: &str = "/google.rpc.RetryInfo";
 
-/// Servers of gRPC pad or do not.
+/// Accepts both forms, since some gRPC servers pad and others do not.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Tries `send` until it succeeds, or need not be tried again, or has been often enough. `failed`
-/// is told of each try but the last. Once `hurry` says so there is no more waiting: one last try.
+/// Tries `send` until it succeeds, cannot succeed, or the number of tries is used up. Calls
+/// `failed` for each failed try but the last. Once `hurry` is true, it stops waiting and makes one
+/// last try.
 ///
 /// # Errors
 ///
-/// Of the last try.
+/// Returns the error of the last try.
 pub(crate) async fn insist<S>(
     mut send: impl FnMut() -> S,
     failed: impl Fn(&Unsent),
@@ -75,7 +76,7 @@ where
         };
         failed(&unsent);
         let asked = if let Again::After(asked) = unsent.again { asked } else { Duration::ZERO };
-        // An error says that nobody is left who could be in a hurry.
+        // An error means that the sender is gone, so `hurry` can no longer become true.
         if timeout(backoff.next_wait().max(asked), hurry.wait_for(|it| *it)).await.is_ok() {
             break;
         }
@@ -86,14 +87,14 @@ where
 // === impl Again ===
 
 impl Again {
-    /// After an answer of HTTP that is no success.
+    /// From an HTTP answer that is not a success.
     pub(super) fn of_http(head: &Response<()>) -> Self {
         match head.status() {
             StatusCode::TOO_MANY_REQUESTS
             | StatusCode::BAD_GATEWAY
             | StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::GATEWAY_TIMEOUT => {
-                // A date instead of seconds is not read.
+                // A date instead of seconds is ignored.
                 let seconds = head.headers().get(RETRY_AFTER).and_then(|it| it.to_str().ok());
                 let seconds = seconds.and_then(|it| it.trim().parse().ok());
                 seconds
@@ -103,20 +104,20 @@ impl Again {
         }
     }
 
-    /// After a status of gRPC, by its number, with the header that holds its details.
+    /// From a gRPC status, by number, and the header that holds its details.
     pub(super) fn of_grpc(status: &str, details: &[u8]) -> Self {
         let asked = || asked(details).map(Self::After);
         match status {
             // CANCELLED, DEADLINE_EXCEEDED, ABORTED, OUT_OF_RANGE, UNAVAILABLE, DATA_LOSS.
             "1" | "4" | "10" | "11" | "14" | "15" => asked().unwrap_or(Self::Later),
-            // RESOURCE_EXHAUSTED: without a time, it is a quota that no wait will mend.
+            // RESOURCE_EXHAUSTED: without a time, it means a quota that no wait restores.
             "8" => asked().unwrap_or(Self::Never),
             _ => Self::Never,
         }
     }
 }
 
-/// The time that a collector asks to be given.
+/// The time for which a collector asks to be left alone.
 fn asked(details: &[u8]) -> Option<Duration> {
     let status = Details::decode(BASE64.decode(details).ok()?.as_slice()).ok()?;
     let info = status.details.iter().find(|detail| detail.type_url.ends_with(RETRY_INFO))?;
@@ -140,8 +141,8 @@ mod tests {
         Unsent { why: "why".to_owned(), again }
     }
 
-    /// What comes of a message whose tries end so, how long that took, and of how many failures was
-    /// told. The last outcome stays.
+    /// Sends a message whose tries end with these outcomes; the last outcome repeats. Returns the
+    /// result, how long it took, and the number of tries and of reported failures.
     async fn insisted(
         outcomes: &[Result<u64, Unsent>],
         hurry: bool,
@@ -163,7 +164,7 @@ mod tests {
         let later = Err(unsent(Again::Later));
         let (sent, took, tries, told) = insisted(std::slice::from_ref(&later), false).await;
         assert_eq!((sent, tries, told), (later.clone(), 5, 4));
-        // Each wait is cut by up to a half.
+        // Each wait is shortened at random by up to a half.
         assert!(took >= Duration::from_millis(7_500) && took < Duration::from_secs(16), "{took:?}");
         let (sent, _, tries, told) = insisted(&[later.clone(), later, Ok(3)], false).await;
         assert_eq!((sent, tries, told), (Ok(3), 3, 2));

@@ -1,4 +1,4 @@
-//! From what is measured to the messages of OTLP.
+//! Converts metrics to OTLP messages.
 
 use ratelease_engine::buckets::Buckets;
 
@@ -14,7 +14,7 @@ struct Span {
     now: u64,
 }
 
-/// All of `families`, in batches of `points_max` series at most.
+/// Converts all `families`, in batches of at most `points_max` series.
 pub(super) fn batches(
     families: &[Family],
     begun: u64,
@@ -42,7 +42,7 @@ pub(super) fn batches(
     batches
 }
 
-/// Series of a metric.
+/// Number of series of a metric.
 pub(super) fn count(metric: &Metric) -> usize {
     match &metric.data {
         Some(Data::Gauge(gauge)) => gauge.data_points.len(),
@@ -73,7 +73,7 @@ fn metric(family: &Family, samples: &[Sample], span: Span) -> Metric {
     }
 }
 
-/// `None` for a distribution, which no family of numbers has.
+/// `None` for a distribution, which a family of numbers never contains.
 fn number_point(sample: &Sample, span: Span) -> Option<NumberPoint> {
     let value = match &sample.value {
         Value::Count(count) => Number::Int(i64::try_from(*count).unwrap_or(i64::MAX)),
@@ -88,7 +88,7 @@ fn number_point(sample: &Sample, span: Span) -> Option<NumberPoint> {
     })
 }
 
-/// `None` for a number, which no family of distributions has.
+/// `None` for a number, which a family of distributions never contains.
 fn histogram_point(sample: &Sample, span: Span) -> Option<HistogramPoint> {
     let Value::Buckets(buckets) = &sample.value else { return None };
     let Buckets { bounds, counts, sum } = buckets;

@@ -1,17 +1,17 @@
-//! Where a trace comes from, in the headers of Zipkin's tracers
-//! (<https://github.com/openzipkin/b3-propagation>): one that says it all, or several.
+//! The parent of a request in the headers of Zipkin's tracers
+//! (<https://github.com/openzipkin/b3-propagation>): a single header, or several.
 
 use http::{HeaderMap, HeaderValue};
 
 use super::parent::{Parent, hex};
 
-/// The header that says it all.
+/// The single header.
 pub(super) const ALL_IN_ONE: &str = "b3";
 
-/// The one without which the several say nothing.
+/// The header without which the several headers are ignored.
 pub(super) const TRACE_ID: &str = "x-b3-traceid";
 
-/// The parent that `headers` name; `None` if they name none, or none that is well-formed.
+/// The parent in `headers`; `None` if there is none, or it is malformed.
 pub(super) fn parent(headers: &HeaderMap) -> Option<Parent> {
     let of = |name| headers.get(name).map(HeaderValue::as_bytes);
     let several = || {
@@ -22,13 +22,13 @@ pub(super) fn parent(headers: &HeaderMap) -> Option<Parent> {
     of(ALL_IN_ONE).and_then(parse_one).or_else(several)
 }
 
-/// `<trace>-<span>-<sampled>-<parent>`, of which the last two may be left out.
+/// Parses `<trace>-<span>-<sampled>-<parent>`, of which the last two may be left out.
 fn parse_one(text: &[u8]) -> Option<Parent> {
     let mut parts = text.split(|byte| *byte == b'-');
     parse(parts.next()?, parts.next()?, parts.next())
 }
 
-/// A trace has 16 or 32 digits: the shorter ids are the lower half of the longer.
+/// A trace id has 16 or 32 digits: a short id is the lower half of a long one.
 fn parse(trace: &[u8], span: &[u8], sampled: Option<&[u8]>) -> Option<Parent> {
     let trace = if trace.len() == 16 {
         let lower: [u8; 8] = hex(trace)?;
@@ -39,7 +39,7 @@ fn parse(trace: &[u8], span: &[u8], sampled: Option<&[u8]>) -> Option<Parent> {
     let span = hex(span)?;
     let is_sampled = match sampled {
         None => None,
-        // `d` is for debugging.
+        // `d` means debug.
         Some(b"1" | b"d" | b"true") => Some(true),
         Some(b"0" | b"false") => Some(false),
         Some(_) => return None,

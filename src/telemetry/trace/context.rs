@@ -1,4 +1,4 @@
-//! Where a trace comes from: W3C's Trace Context (<https://www.w3.org/TR/trace-context/>).
+//! The parent of a request by W3C's Trace Context (<https://www.w3.org/TR/trace-context/>).
 
 use http::HeaderMap;
 
@@ -7,16 +7,17 @@ use super::parent::{Parent, hex};
 
 const TRACEPARENT: &str = "traceparent";
 
-/// Bytes of `tracestate` that are passed on at most: what W3C asks to be passed. More is dropped.
+/// Maximum number of bytes of `tracestate` that are passed on: the length that W3C asks for. The
+/// rest is dropped.
 const STATE_BYTES_MAX: usize = 512;
 
 // === impl Parent ===
 
 impl Parent {
-    /// The parent that `headers` name; `None` if they name none, or none that is well-formed: the
-    /// request begins a trace of its own then.
+    /// The parent in `headers`; `None` if there is none, or it is malformed: the request then
+    /// begins a trace of its own.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
-        // Most requests name none: to look at each name once costs less than to look one up.
+        // Most requests have no parent: checking each header name once costs less than one lookup.
         let may_be = headers
             .keys()
             .any(|name| matches!(name.as_str(), TRACEPARENT | b3::ALL_IN_ONE | b3::TRACE_ID));
@@ -29,7 +30,8 @@ impl Parent {
         if second.is_some() { None } else { Self::parse(first.as_bytes()) }
     }
 
-    /// `00-<32 hex digits>-<16 hex digits>-<2 hex digits>`. Later versions may have more behind.
+    /// Parses `00-<32 hex digits>-<16 hex digits>-<2 hex digits>`. Later versions may have more
+    /// fields after these.
     fn parse(text: &[u8]) -> Option<Self> {
         let (text, more) = text.split_first_chunk::<55>()?;
         let version: [u8; 1] = hex(text.get(..2)?)?;
@@ -47,7 +49,8 @@ impl Parent {
     }
 }
 
-/// `tracestate`, its headers joined; empty if there is none, or it is not to be passed on.
+/// The value of `tracestate`, its headers joined; empty if there is none, or it must not be passed
+/// on.
 pub(super) fn state(headers: &HeaderMap) -> String {
     let parts: Option<Vec<_>> =
         headers.get_all("tracestate").iter().map(|part| part.to_str().ok()).collect();

@@ -1,5 +1,5 @@
-//! From the queue to the collector: who ends a span never waits, and what finds no room is lost and
-//! counted.
+//! From the queue to the collector: ending a span never waits; a span that finds the queue full is
+//! dropped and counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,24 +14,24 @@ use tokio::time::{Instant, timeout_at};
 use crate::telemetry::otlp::message::{ExportTraces, ResourceSpans, ScopeSpans, Span};
 use crate::telemetry::otlp::{self, Client, Origin, Told};
 
-/// Spans that may wait to be sent, those that travel together, and how long the first of these
-/// waits for company: the defaults of OpenTelemetry's batches.
+/// Maximum number of queued spans, maximum number of spans in a batch, and how long the first span
+/// of a batch waits for others: the defaults of OpenTelemetry's batches.
 const QUEUE_MAX: usize = 2048;
 const BATCH_MAX: usize = 512;
 const LINGER: Duration = Duration::from_secs(5);
 
 const _: () = assert!(BATCH_MAX <= QUEUE_MAX);
 
-/// Where spans go when they end. A handle: clones share everything.
+/// The queue of ended spans. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub(super) struct Queue {
     items: mpsc::Sender<Item>,
-    /// Whether somebody waits for what is in it to be sent.
+    /// Whether a flush is waiting for the queued spans to be sent.
     hurry: Arc<watch::Sender<bool>>,
     tally: Arc<Tally>,
 }
 
-/// What takes them out of the queue.
+/// Sends the spans in the queue.
 #[derive(Debug)]
 pub(super) struct Export {
     items: Mutex<mpsc::Receiver<Item>>,
@@ -45,20 +45,20 @@ pub(super) struct Export {
 #[derive(Debug, Default)]
 struct Tally {
     sent: AtomicU64,
-    /// They found the queue full.
+    /// Spans that found the queue full.
     dropped: AtomicU64,
-    /// The collector did not take them, on several tries where that may help.
+    /// Spans that the collector did not accept, after several tries where those may help.
     failed: AtomicU64,
 }
 
 #[derive(Debug)]
 enum Item {
     Span(Box<Span>),
-    /// Dropped once everything before it has been sent, or lost.
+    /// Dropped once every span before it has been sent, or lost.
     Mark(#[allow(dead_code, reason = "its end is the message")] oneshot::Sender<()>),
 }
 
-/// Both ends of a new queue.
+/// Creates a queue and its sender.
 pub(super) fn open(origin: &Origin, otlp: Otlp, clock: Clock) -> (Queue, Export) {
     let (items, waiting) = mpsc::channel(QUEUE_MAX);
     let (hurry, hurried) = watch::channel(false);
@@ -87,7 +87,7 @@ impl Queue {
         self.hurry.send_replace(true);
         let (mark, passed) = oneshot::channel();
         if self.items.send(Item::Mark(mark)).await.is_ok() {
-            // An error is what it waits for: the mark was dropped.
+            // An error is the expected result: the mark was dropped.
             let _ = passed.await;
         }
         self.hurry.send_replace(false);
@@ -111,7 +111,7 @@ impl Tally {
     }
 }
 
-/// The counts of no span, for whom nothing traces.
+/// Counts of zero spans, for a tracer that is off.
 pub(super) fn no_counts() -> Vec<Count> {
     Tally::default().counts()
 }
@@ -119,7 +119,7 @@ pub(super) fn no_counts() -> Vec<Count> {
 // === impl Export ===
 
 impl Export {
-    /// Sends what comes, a batch after the other; never ends.
+    /// Sends spans in batches; never returns.
     pub(super) async fn run(&self) {
         let mut items = self.items.lock().await;
         loop {
@@ -146,7 +146,8 @@ impl Export {
     }
 }
 
-/// The next batch: full, or what came within [`LINGER`] of the first, or before a mark.
+/// The next batch: a full one, or the spans that came within [`LINGER`] of the first, or before a
+/// mark.
 async fn gather(items: &mut mpsc::Receiver<Item>) -> (Vec<Span>, Option<oneshot::Sender<()>>) {
     let mut spans = Vec::new();
     let mut end = None;
@@ -158,7 +159,7 @@ async fn gather(items: &mut mpsc::Receiver<Item>) -> (Vec<Span>, Option<oneshot:
         match next {
             Some(Item::Span(span)) => spans.push(*span),
             Some(Item::Mark(mark)) => return (spans, Some(mark)),
-            // It lingered long enough; the queue itself stays open for as long as its other end.
+            // The time is over; the queue itself stays open as long as its other end.
             None => break,
         }
         #[allow(clippy::disallowed_methods, reason = "the edge where batches are timed")]

@@ -1,15 +1,15 @@
-//! The span that a request's headers name as its parent.
+//! The parent span of a request, from its headers.
 
-/// What `traceparent` says, or B3's headers.
+/// The content of `traceparent`, or of B3's headers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Parent {
     pub(super) trace: [u8; 16],
     pub(super) span: [u8; 8],
-    /// `None` where that is left to us, as B3 may.
+    /// `None` if the decision is left to this process, as B3 allows.
     pub(super) is_sampled: Option<bool>,
 }
 
-/// Digits in lower case, as the standard has them.
+/// Parses lower-case hexadecimal digits, as the standard requires.
 pub(super) fn hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
     let digit = |digit: u8| match digit {
         b'0'..=b'9' => Some(digit - b'0'),

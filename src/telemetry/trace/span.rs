@@ -1,4 +1,4 @@
-//! One span: what is noted of a request between its beginning and its end.
+//! One span: the data recorded of a request between its beginning and its end.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -16,28 +16,29 @@ use crate::telemetry::otlp::message::{KeyValue, Span as Message, Status, StatusC
 use crate::telemetry::otlp::nanos;
 use crate::telemetry::samples::rule_of;
 
-/// A span that has begun. A handle: clones are of one span. It ends by [`Span::end`]; one whose
-/// last handle is dropped before was given up, by its client or for its deadline.
+/// A span that has begun. A cheap handle: clones are the same span. It ends with [`Span::end`]; a
+/// span whose last handle is dropped before that was given up, by its client or because of its
+/// deadline.
 #[derive(Debug, Clone)]
 pub struct Span(Arc<Open>);
 
 /// How a span ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// With this status of gRPC, by its number.
+    /// With this gRPC status, by number.
     Grpc(i32),
-    /// With this status of HTTP.
+    /// With this HTTP status.
     Http(u16),
-    /// An exchange with the store, in which so many asks failed.
+    /// An exchange with the store, in which this many asks failed.
     Failed(usize),
 }
 
-/// Of gRPC's codes those that are a server's error, as the conventions have it. The others are the
+/// The gRPC codes that are a server's error by OpenTelemetry's conventions. The others are the
 /// client's.
 const SERVER_ERRORS: [&str; 6] =
     ["UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"];
 
-/// Bytes of a domain that are shown: it is the client's to choose.
+/// Maximum number of bytes shown of a domain: the client chooses it.
 const DOMAIN_BYTES_MAX: usize = 256;
 
 #[derive(Debug)]
@@ -46,7 +47,7 @@ struct Open {
     message: Mutex<Option<Message>>,
     context: SpanContext,
     begun: Time,
-    /// How it ends if it is given up.
+    /// The outcome if the span is given up.
     given_up: Outcome,
     clock: Clock,
     queue: Queue,
@@ -68,20 +69,20 @@ impl Span {
         Self(Arc::new(Open { message, context, begun: clock.now(), given_up, clock, queue }))
     }
 
-    /// What `call` comes to. Lines of the log that are written meanwhile, and asks that are sent,
-    /// name the span.
+    /// Runs `call` and returns its result. Log lines written and asks sent during the call refer to
+    /// the span.
     pub fn within<T>(&self, call: impl FnOnce() -> T) -> T {
         self.0.context.within(call)
     }
 
-    /// As [`Span::within`], of a call that may wait.
+    /// Like [`Span::within`], for a call that may wait.
     pub async fn around<F: Future>(&self, call: F) -> F::Output {
         let mut call = pin!(call);
         poll_fn(|cx| self.within(|| call.as_mut().poll(cx))).await
     }
 
-    /// Notes what was decided. Of several descriptors the one that bounds the request is told of;
-    /// values of descriptors are not.
+    /// Records the decision. If there are several descriptors, records the one that bounds the
+    /// request; never the values of descriptors.
     pub fn note(&self, request: &Request<'_>, verdict: &Verdict<'_>) {
         let end = request.domain.floor_char_boundary(DOMAIN_BYTES_MAX);
         let mut noted = vec![
@@ -101,12 +102,12 @@ impl Span {
         }
     }
 
-    /// Ends it now; a second end changes nothing.
+    /// Ends the span now; a second end has no effect.
     pub fn end(&self, outcome: Outcome) {
         self.0.end(outcome);
     }
 
-    /// It is as if it had not begun.
+    /// Drops the span as if it had not begun.
     pub fn discard(&self) {
         self.0.message.lock().take();
     }

@@ -1,4 +1,4 @@
-//! A temporary directory, a loader that remembers, and waits for what it is to see.
+//! A temporary directory, a loader that records its calls, and waits for the results.
 
 use std::fs;
 use std::io;
@@ -15,11 +15,11 @@ use tracing::subscriber::DefaultGuard;
 use super::super::*;
 use crate::control::Loads;
 
-/// A file of this is refused.
+/// A file with this text is refused.
 pub(super) const BAD: &str = "bad";
-/// A file of this makes the loader panic.
+/// A file with this text makes the loader panic.
 pub(super) const PANIC: &str = "panic";
-/// Longest that anything is waited for: the machine may be busy.
+/// Longest wait for any result: the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) struct Rig {
@@ -33,7 +33,7 @@ pub(super) struct Rig {
     log: Option<DefaultGuard>,
 }
 
-/// What the loader did.
+/// The calls of the loader.
 #[derive(Default)]
 struct Seen {
     readings: u64,
@@ -41,7 +41,7 @@ struct Seen {
     compiled: Vec<String>,
 }
 
-/// Reads `*.yaml` below a directory, through links, without names that begin with a dot.
+/// Reads `*.yaml` below a directory, through links, except names that begin with a dot.
 struct Files {
     dir: PathBuf,
     seen: Arc<Mutex<Seen>>,
@@ -91,7 +91,7 @@ fn read_below(dir: &Path, prefix: &str, files: &mut Vec<(String, Vec<u8>)>) -> i
         if path.is_dir() {
             read_below(&path, &format!("{prefix}{name}/"), files)?;
         } else if name.ends_with(".yaml") {
-            // A file that is gone by now is none.
+            // A file that has been removed is ignored.
             if let Ok(text) = fs::read(&path) {
                 files.push((format!("{prefix}{name}"), text));
             }
@@ -122,14 +122,14 @@ impl io::Write for Log {
 // === impl Rig ===
 
 impl Rig {
-    /// With an empty rules directory.
+    /// Creates a rig with an empty rules directory.
     pub(super) fn new() -> Self {
         let rig = Self::below("rules");
         fs::create_dir(rig.path("")).expect("directory");
         rig
     }
 
-    /// With a rules directory that is not there yet.
+    /// Creates a rig with a rules directory that does not exist yet.
     pub(super) fn below(below: &str) -> Self {
         Self {
             temp: tempfile::tempdir().expect("directory"),
@@ -149,7 +149,7 @@ impl Rig {
         if name.is_empty() { dir } else { dir.join(name) }
     }
 
-    /// A path in the temporary directory, which the rules directory is in.
+    /// A path in the temporary directory, which contains the rules directory.
     pub(super) fn above(&self, name: &str) -> PathBuf {
         self.temp.path().join(name)
     }
@@ -158,7 +158,7 @@ impl Rig {
         fs::write(self.path(name), text).expect("write");
     }
 
-    /// Everything logged from now on, as long as the rig lives.
+    /// Records everything logged from now on, as long as the rig lives.
     pub(super) fn log(&mut self) -> Log {
         let log = Log::default();
         let writer = log.clone();
@@ -172,12 +172,12 @@ impl Rig {
     }
 
     pub(super) async fn start(&mut self) -> Result<FirstLoad, FirstLoadFailed> {
-        // The regular reading must not hide an event that was missed.
+        // The periodic reading must not hide an event that was missed.
         let poll = Duration::from_secs(3600);
         self.start_with(poll, Eyes::new).await
     }
 
-    /// Without events.
+    /// Starts the watch without events.
     pub(super) async fn start_blind(
         &mut self,
         poll: Duration,
@@ -210,7 +210,7 @@ impl Rig {
         self.seen.lock().compiled.clone()
     }
 
-    /// The set compiled last.
+    /// The set that was compiled last.
     pub(super) fn in_force(&self) -> String {
         assert!(self.published.current().is_some(), "no rules are in force");
         self.compiled().pop().expect("a good set")
@@ -229,7 +229,7 @@ impl Rig {
     pub(super) async fn until_in_force(&self, set: &str) {
         let is_in_force = |loads: Loads| {
             let compiled = self.compiled();
-            // Compiled is not published yet.
+            // A compiled set may not be published yet.
             let is_last = compiled.last().is_some_and(|last| last == set);
             is_last && loads.ok == compiled.len() as u64 && self.published.last_fault().is_none()
         };
@@ -253,7 +253,7 @@ impl Rig {
         assert!(is_met, "waited in vain for {what}: {loads:?}, {compiled:?}");
     }
 
-    /// Readings publish nothing to wait for, so they are looked at now and again.
+    /// Polls, because a reading publishes nothing to wait for.
     pub(super) async fn until_readings(&self, readings: u64) {
         self.until("readings", || self.readings() >= readings).await;
     }

@@ -1,11 +1,11 @@
-//! The snapshot as the watch uses it: taken when there is nothing to load, kept when there is.
+//! The snapshot as the watch uses it: read when there is nothing to load, written when there is.
 
 use std::sync::Arc;
 
 use super::rig::{BAD, PANIC, Rig};
 use crate::control::snapshot::Snapshot;
 
-/// A rig whose directory holds `text`, and whose snapshot `kept`.
+/// A rig whose directory holds `text`, and whose snapshot holds `kept`.
 async fn rig(text: &str, kept: &str) -> Rig {
     let mut rig = Rig::new();
     let snapshot = Arc::new(Snapshot::new(rig.above("snapshot")));
@@ -29,7 +29,7 @@ async fn bad_rules_at_first_leave_those_of_the_snapshot_in_force() {
     assert_eq!(rig.in_force(), "a.yaml=1");
     assert!(rig.published.is_from_snapshot());
     assert_eq!(rig.published.last_fault().as_deref(), Some("a.yaml:1:1: bad"));
-    // The very same rules, loaded at last: no other version comes into force.
+    // The same rules are loaded at last: no other version comes into force.
     let changes = rig.published.changes();
     rig.write("a.yaml", "1");
     rig.until_ok(1).await;
