@@ -212,7 +212,7 @@ impl Serving {
         let part = self.drain_max / DRAIN_PARTS;
         if is_serving {
             if self.open.count() > 0 {
-                // If an Envoy is told to go away before it has found the pod unhealthy, it
+                // If an Envoy is asked to go away before it has found the pod unhealthy, it
                 // reconnects at once, and each request that meets the closed listener fails.
                 sleep(part).await;
             }

@@ -131,7 +131,7 @@ struct Shared {
     stripes: [Stripe; STRIPES],
 }
 
-/// Alone on its cache lines (two, since processors fetch them in pairs).
+/// Has its cache lines to itself (two, since processors fetch them in pairs).
 #[repr(align(128))]
 struct Stripe(Mutex<Ages>);
 

@@ -61,7 +61,7 @@ struct Entrance {
     room: Room,
 }
 
-/// A verdict with the headers that go with it.
+/// A verdict and its response headers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer<'r> {
     /// The decision.

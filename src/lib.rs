@@ -2,8 +2,8 @@
 //!
 //! It answers `envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit` from tokens that it
 //! already holds. The tokens come in batches, *leases*, from a Redis Cluster that owns each key's
-//! count. A lease is debited there before its first token is spent, so that a lost reply admits
-//! less, not more.
+//! count. Redis debits a lease before its first token is spent, so that a lost reply admits fewer
+//! requests, not more.
 //!
 //! This crate is the sidecar's server. It may use the rules, the engine and the command line; only
 //! its own binary, tests and benches use it.

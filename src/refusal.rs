@@ -8,13 +8,13 @@ use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX};
 /// Why a request has no verdict.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Text and code are the reference's.
+    /// Text and code are the reference implementation's.
     #[error("rate limit domain must not be empty")]
     EmptyDomain,
-    /// Text and code are the reference's.
+    /// Text and code are the reference implementation's.
     #[error("rate limit descriptor list must not be empty")]
     NoDescriptors,
-    /// Text and code are the reference's.
+    /// Text and code are the reference implementation's.
     #[error("no rate limit configuration loaded")]
     NoRules,
     /// The request exceeds a bound or has an invalid value.

@@ -60,7 +60,7 @@ pub(super) struct Ledger {
     /// Among the open streams: those whose request is incomplete, and those whose answer has begun.
     unfinished: usize,
     answering: usize,
-    /// Bytes of header blocks since [`Ledger::take_header_bytes`] was last called.
+    /// Bytes of header blocks since `take_header_bytes` was last called.
     header_bytes: usize,
     budget: Budget,
 }

@@ -91,7 +91,7 @@ pub struct Lasting(Arc<Member>);
 // === impl OpenConnections ===
 
 impl OpenConnections {
-    /// Creates a pool of at most `max` HTTP connections, and at most [`CONNECTIONS_MAX`].
+    /// Creates a pool of at most `max` HTTP connections, and never more than [`CONNECTIONS_MAX`].
     pub fn new(max: usize) -> Self {
         Self::with_unfinished_max(max, UNFINISHED_MAX)
     }
@@ -219,16 +219,16 @@ impl ConnectionHandle {
         }
     }
 
-    /// Resolves once the connection has to be closed even if calls are in progress: [`LEAVE_MAX`]
-    /// after it was asked to go away, or at once if there is no time for that.
+    /// Resolves once the connection has to be closed even if calls are in progress: `LEAVE_MAX`
+    /// after it was asked to go away, or at once if it has to make room immediately.
     async fn cut(&self) {
         let mut asked = self.member.close.subscribe();
         let _ = asked.wait_for(|asked| *asked > Close::No).await;
         let _ = timeout(LEAVE_MAX, asked.wait_for(|asked| *asked == Close::AtOnce)).await;
     }
 
-    /// Counts the seconds of the connection and asks it to go away once it was idle for
-    /// [`IDLE_MAX`] of them; never returns.
+    /// Counts the seconds of the connection and asks it to go away once it was idle for `IDLE_MAX`
+    /// of them; never returns.
     async fn count_seconds(&self) {
         loop {
             tokio::time::sleep(Duration::from_secs(1)).await;

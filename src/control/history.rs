@@ -16,19 +16,19 @@ pub const SECONDS_MAX: usize = 300;
 /// Number of seconds that [`History::recently`] covers.
 const RECENT: usize = 60;
 
-/// What was decided in each of the last seconds. A handle: clones share it.
+/// The decisions in each of the last seconds. A cheap handle: clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct History(Arc<Mutex<Ring>>);
 
 #[derive(Debug, Default)]
 struct Ring {
-    /// The time and the totals of the last call of [`History::note`].
+    /// The time and the totals at the last call of `note`.
     last: Option<(Duration, Calls)>,
     /// At most [`SECONDS_MAX`], the newest last.
     seconds: VecDeque<Second>,
 }
 
-/// The decisions between two calls of [`History::note`].
+/// The decisions between two calls of `note`.
 #[derive(Debug)]
 struct Second {
     /// The end of this second, since the start of the process.

@@ -70,7 +70,7 @@ impl Exposed {
         families
     }
 
-    /// Loads of rules, under the reference's names and ours.
+    /// Counts of loads, under the reference implementation's names and our own.
     fn loads(&self) -> Vec<Family> {
         let published = &self.status.published;
         let (ok, refused) = (published.loads_ok(), published.loads_failed());
@@ -153,7 +153,7 @@ fn of_shard(shard: usize) -> Labels {
     vec![("shard", shard.to_string().into())]
 }
 
-/// Asks, by shard, and tokens in all.
+/// Counts of asks by shard, and of tokens in total.
 fn leases(tallies: &[ShardTally]) -> Vec<Family> {
     type Read = fn(&ShardTally) -> u64;
     let by_shard: [(&str, &str, Read); 4] = [

@@ -140,7 +140,7 @@ impl health_server::Health for Health {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
         if !NAMES.contains(&&*request.get_ref().service) {
-            return Err(Status::not_found("unknown service")); // the reference's words
+            return Err(Status::not_found("unknown service")); // the reference's text
         }
         let standing = *self.0.borrow();
         Ok(Response::new(response(standing.status())))

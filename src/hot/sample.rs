@@ -27,7 +27,7 @@ pub(super) fn is_due(sample: NonZeroU32) -> bool {
 #[cold]
 fn draw(left: &Cell<u32>, last: u32, sample: NonZeroU32) -> bool {
     left.set(gap(sample));
-    // The first decision of a thread may be one that is sampled.
+    // The first decision of a thread may itself be sampled.
     last == 1 || is_due(sample)
 }
 

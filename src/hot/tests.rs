@@ -161,7 +161,7 @@ fn bytes_of(hot: &HotKeys) -> usize {
     hot.shared.as_ref().unwrap().stripes.iter().map(of).sum()
 }
 
-// === What is told ===
+// === Reported keys and counts ===
 
 #[test]
 fn keys_are_told_by_how_often_they_were_requested_and_denied() {

@@ -189,8 +189,8 @@ impl Keys {
         (!varies).then(|| Self::of(&rule.stats_name()))
     }
 
-    /// The labels for overrides, for each value of which the reference implementation makes a
-    /// series.
+    /// The labels for overrides; the reference implementation makes a series for each of their
+    /// values.
     pub(super) fn overrides(domain: &str) -> Self {
         Self { domain: bounded(domain).into(), key1: OVERRIDE.into(), key2: None }
     }

@@ -205,7 +205,7 @@ fn values_are_series_where_the_rule_asks_and_the_label_shows_them() {
     is(&told, "ratelease_series", &expected);
 }
 
-/// Of five rules one is unlimited, and two have series by value.
+/// Of the five rules one is unlimited, and two have series by value.
 #[test]
 fn rules_in_force_are_told_before_their_first_hit() {
     let (meters, rules) = (meters(100), rules());

@@ -24,8 +24,8 @@ pub(super) type HitSeries = BTreeMap<Keys, (HitSums, bool)>;
 // === impl Told ===
 
 impl<'r> Told<'r> {
-    /// Returns the rules to report at 0. If no more than `series_max` rules are counted separately,
-    /// a rule reported at 0 may still be folded when it is hit.
+    /// Returns the rules to report at 0: none if there are more than `series_max` rules. Only so
+    /// many are counted separately, and a rule reported at 0 might be folded when it is hit.
     pub(super) fn of(rules: Option<&'r Rules>, series_max: usize) -> Self {
         Self(rules.filter(|rules| rules.len() <= TOLD_MAX.min(series_max)))
     }

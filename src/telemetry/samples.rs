@@ -121,7 +121,7 @@ impl Shared {
     }
 }
 
-/// The path of the rule behind `status`, or what decided in its place.
+/// The path of the rule behind `status`, or a word in its place: `none` if no limit applies.
 pub(super) fn rule_of<'r>(status: &Status<'r>) -> &'r str {
     status.limit.map_or("none", |applied| applied.rule_path())
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::metrics::family::{Family, Kind, Value};
 
-/// The kernel's unit of CPU time and of start times: USER_HZ, 100 on every platform we build for.
+/// The kernel's unit of CPU time and of start times: USER_HZ, 100 on every supported platform.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// The values read from `/proc`; `None` for those that cannot be read.
@@ -38,7 +38,7 @@ pub(super) fn families() -> Vec<Family> {
 
 impl Process {
     fn parse(stat: &str, status: &str, limits: &str, machine: &str) -> Self {
-        // The second field is the program's name, which may hold spaces and brackets.
+        // The second field is the program's name, which may contain spaces and brackets.
         let fields: Vec<&str> =
             stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
         // proc(5) numbers fields from 1, and its third field is the first here.

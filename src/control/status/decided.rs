@@ -106,7 +106,7 @@ fn hot_key(hot: &Hot) -> Value {
     json!({"key": key, "rule": rule, "count": count, "share": share, "values": values})
 }
 
-/// The text of a rule, and its counts.
+/// A rule and its counts.
 fn told(rule: &Rule, counts: Option<&RuleTotals>) -> Value {
     let mut told = counted(&rule.path, counts);
     told["path"] = rule.steps().collect();

@@ -64,7 +64,7 @@ impl Eyes {
         if self.is_shut {
             return;
         }
-        // notify panics once its own thread has ended.
+        // `notify` panics once its own thread has ended.
         let trouble = catch_unwind(AssertUnwindSafe(|| self.try_arm(paths))).unwrap_or_else(|_| {
             // Dropping the watcher would panic as well.
             mem::forget(self.watcher.take());

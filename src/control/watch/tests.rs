@@ -1,4 +1,5 @@
-//! A real directory, real events, real time: what happens to the files and what comes into force.
+//! Tests with a real directory, real events and real time: which rules come into force after
+//! changes of the files.
 
 mod rig;
 mod snapshot;

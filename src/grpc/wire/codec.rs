@@ -9,7 +9,7 @@ use tonic::codec::{BufferSettings, DecodeBuf, Decoder, EncodeBuf, Encoder};
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Codec;
 
-/// Reads the one message of a call.
+/// Decodes the only message of a call.
 #[derive(Debug, Default)]
 pub(super) struct Once {
     has_read: bool,

@@ -32,7 +32,7 @@ pub enum Malformed {
     /// The varint does not end within ten bytes, or exceeds 64 bits.
     #[error("invalid varint: a number has more than 64 bits, or no end")]
     Varint,
-    /// A field claims more bytes than the message has left.
+    /// A field's length exceeds the bytes that the message has left.
     #[error("buffer underflow: a field is longer than the message")]
     Length,
     /// A known field has another type, or the type does not exist.

@@ -23,7 +23,7 @@ fn count(domain: &str, count: u32) -> Vec<u8> {
     [&length[..], domain.as_bytes(), &count.to_le_bytes()].concat()
 }
 
-/// Waits until the file holds what `is_there` looks for.
+/// Waits until `is_there` returns true for the content of the file.
 async fn until(snapshot: &Snapshot, is_there: impl Fn(&Kept) -> bool) {
     let written = async {
         while !snapshot.read_all().is_ok_and(|kept| is_there(&kept)) {
@@ -109,7 +109,7 @@ async fn counts_that_change_are_written_beside_the_rules_of_the_file() {
     snapshot.keep_pods(pods(&[("shop", 4), ("chat", 2)]));
     until(&snapshot, |kept| kept.pods == Some(pods(&[("chat", 2), ("shop", 4)]))).await;
     assert_eq!(snapshot.read().unwrap(), [source("a", b"1")]);
-    // The next rules keep them.
+    // The next rules are written with the counts.
     snapshot.keep(vec![source("a", b"2")]);
     until(&snapshot, |kept| kept.sources == [source("a", b"2")]).await;
     assert_eq!(snapshot.read_all().unwrap().pods, Some(pods(&[("chat", 2), ("shop", 4)])));
