@@ -152,9 +152,10 @@ impl<I> Connection<I> {
         }
     }
 
-    /// Counts the streams that wait for the client. While the client `is_stalled`, these are all
-    /// open streams except the long-lived ones, which have a limit of their own: the rest of a
-    /// request may have been sent and not been read yet.
+    /// Counts the streams that wait for the client. While the client `is_stalled`, every open
+    /// stream counts as unread, except the long-lived ones, which have a limit of their own.
+    /// Incomplete requests count only when everything that the client sent has been read, since the
+    /// rest of them may have been sent already.
     fn count_waiting(&mut self, is_stalled: bool) -> Result<(), Excess> {
         let Speaks::Http2(ledger) = &self.speaks else { return Ok(()) };
         let lasting = self.guard.handle().lasting_streams();

@@ -126,14 +126,15 @@ impl Background {
     }
 }
 
-/// Returns if the sender of changes is gone, which does not happen.
+/// Sets gRPC's health status after each change of the rules. Returns only if the sender of changes
+/// is gone, which does not happen.
 async fn keep_health((published, health, handle): (Arc<Published>, Health, HealthHandle)) {
     let mut changes = published.changes();
     loop {
         let healthy = health.is_healthy();
         handle.set(healthy);
-        // A drain that began meanwhile has set the status to unhealthy, and the line above may have
-        // overwritten that.
+        // If a drain began meanwhile, it set the status to unhealthy, and the line above may have
+        // overwritten that; the status is then set again.
         if healthy == health.is_healthy() && changes.changed().await.is_err() {
             return;
         }

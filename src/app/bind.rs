@@ -112,7 +112,7 @@ async fn turn_at(path: &Path) -> Result<File, String> {
 }
 
 /// Removes the socket at `path` if no process listens on it. Only a refused connection proves that:
-/// a connection that fails for another reason may have a busy listener.
+/// any other failure may mean that a listener is busy.
 async fn remove_stale(path: &Path) -> Result<(), String> {
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {

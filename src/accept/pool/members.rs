@@ -137,7 +137,8 @@ impl Peer {
 // === impl Member ===
 
 impl Member {
-    /// Asks the connection to close; returns false if it was asked before to close this way.
+    /// Asks the connection to close; returns false if it had been asked to close this way, or
+    /// sooner, before.
     pub(super) fn ask_to_close(&self, how: Close) -> bool {
         self.close.send_if_modified(|asked| {
             let is_new = *asked < how;

@@ -84,7 +84,7 @@ impl Eyes {
         for look in 0..LOOKS_MAX {
             let places = Places::look(&paths.dir, paths.root.as_deref());
             // A place that appeared after the first scan and before its watch was set has caused no
-            // event.
+            // event, so a second scan has to find the same places.
             if look > 0 && places == *self.places.lock() && self.is_watching(&places) {
                 break;
             }
