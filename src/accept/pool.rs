@@ -40,8 +40,9 @@ const UNFINISHED_MAX: usize = 384;
 /// sends the headers of up to 256 calls before their messages.
 const UNFINISHED_CALLS_MAX: usize = 2 * UNFINISHED_MAX;
 
-/// Maximum number of requests of one listener that are handed on incomplete; and of one connection,
-/// which may have as many regardless of the others. Each takes some 12 KiB.
+/// Maximum number of requests of one listener that are handed on incomplete. Each connection may
+/// have the second number of them even when the listener has reached the first. Each takes some 12
+/// KiB.
 const HALVES_MAX: usize = 256;
 const HALVES_OWN: usize = 4;
 

@@ -1,9 +1,10 @@
 //! Limits the memory of incomplete messages, and of long ones until their calls are answered.
 //!
-//! An incomplete message costs its sender nothing and this process a waiting call. All of them
-//! together may take a fixed number of bytes, those of one connection half of that. When there is
-//! no room, the connection that holds the most loses its oldest incomplete message: a client that
-//! fills the room takes it from itself, and one that sends complete messages is not refused.
+//! An incomplete message costs its sender nothing and this process a waiting call. All incomplete
+//! messages together may take a fixed number of bytes, those of one connection half of that. When
+//! there is no room, the connection that holds the most loses its oldest incomplete message: a
+//! client that fills the room takes it from itself, and one that sends complete messages is not
+//! refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -16,9 +16,9 @@ use ratelease_engine::time::Clock;
 /// are a few hundred bytes.
 const LINES_MAX: usize = 1024;
 
-/// The thread collects lines for this long before it writes: if it woke for every line of a busy
-/// log, it would take the processor from decisions each time. The queue has room for the lines of
-/// that time, at a hundred lines a millisecond.
+/// When nothing is left to write, the thread lets lines collect for this long: if it woke for every
+/// line of a busy log, it would take the processor from decisions each time. The queue has room for
+/// the lines of that time, at a hundred lines a millisecond.
 const GATHER: Duration = Duration::from_millis(10);
 
 /// Collected lines are written in one piece of this many bytes, and up to a line more.

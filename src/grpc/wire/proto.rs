@@ -26,7 +26,7 @@ const GROUPS_MAX: usize = 100;
 /// What is wrong with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// The field number is 0, above 2^29, or missing.
+    /// The field number is 0, 2^29 or above, or missing.
     #[error("invalid tag: a field has no valid number")]
     Tag,
     /// The varint does not end within ten bytes, or exceeds 64 bits.
