@@ -1,20 +1,21 @@
 //! A value that the program keeps with a rule, such as the rule's meter.
 //!
-//! The rules know nothing of its type, so that they need not know who keeps it.
+//! The slot is type-erased, so that this crate does not depend on the code that stores the value.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-/// Room for one value, which is put in at first use and stays. Rules are compared, and copied,
-/// without it.
+/// A slot for one value, which is set on first use and never replaced. Comparing rules ignores the
+/// slot, and copying a rule does not copy it.
 #[derive(Default)]
 pub struct Attachment(OnceLock<Arc<dyn Any + Send + Sync>>);
 
 // === impl Attachment ===
 
 impl Attachment {
-    /// The value, made by `make` at the first call. `None` if another type was put in before.
+    /// Returns the value; the first call makes it with `make`. Returns `None` if a value of another
+    /// type was stored first.
     #[inline]
     pub fn get_or_init<T: Any + Send + Sync>(&self, make: impl FnOnce() -> Arc<T>) -> Option<&T> {
         let value = self.0.get_or_init(|| {

@@ -1,4 +1,5 @@
-//! From the shape of the files to `Rules`: all or nothing, with every fault of every file.
+//! Compiles parsed files to `Rules`. A load succeeds as a whole or reports every fault of every
+//! file.
 
 mod limit;
 mod manner;
@@ -22,7 +23,7 @@ use crate::tree::{Branch, Node, composite};
 use manner::Manner;
 use path::{Paths, Trail};
 
-/// How sources become rules.
+/// Options for compiling sources to rules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {
     /// `MERGE_DOMAIN_CONFIG`: several files may name one domain; the descriptors of a later one are
@@ -30,23 +31,23 @@ pub struct Options {
     pub merge_domains: bool,
 }
 
-/// What came of a load that was not refused.
+/// The result of a successful load.
 #[derive(Debug, Default)]
 pub struct Loaded {
     /// The rules.
     pub rules: Rules,
-    /// What loads, and may not do what its author meant; in order of file and place, at most 10
-    /// 000.
+    /// Things that load but may not do what their author meant, in order of file and place; at most
+    /// 10 000.
     pub warnings: Vec<Fault>,
 }
 
-/// Descriptors of one load, in all files.
+/// Maximum number of descriptors in one load, over all files.
 const DESCRIPTORS_MAX: usize = 4_000_000;
-/// Bytes of all paths and patterns that rules repeat, in one load: each rule holds the text of all
-/// its levels, so a long key above many children is copied for each of them.
+/// Maximum size, in bytes, of all paths and patterns of the rules of one load. Each rule holds the
+/// text of all its levels, so a long key above many children is copied for each of them.
 const PATH_BYTES_MAX: usize = 256 << 20;
 
-/// Compiles `sources`, in order of their names. One fault refuses the whole load.
+/// Compiles `sources`, in order of their names. A single fault refuses the whole load.
 ///
 /// # Errors
 /// Every fault of every source, with its place.
@@ -54,7 +55,8 @@ pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
     compile(sources, options, None).map(|(loaded, _)| loaded)
 }
 
-/// As [`load`], and where each rule is written, which takes memory that only people's tools spend.
+/// Like [`load`], and also returns where each rule is written. This costs memory, so only tools use
+/// it.
 pub fn load_with_places(sources: &[Source], options: Options) -> Result<(Loaded, Places), Faults> {
     let (loaded, places) = compile(sources, options, Some(Places::default()))?;
     Ok((loaded, places.unwrap_or_default()))
@@ -81,7 +83,7 @@ fn compile(
     Ok((Loaded { rules, warnings }, places))
 }
 
-/// Hashes all that decides what the rules are. `sources` are in order of their names.
+/// Hashes everything that determines the rules. `sources` are in order of their names.
 fn version(sources: &[&Source], options: Options) -> u64 {
     let mut hasher = blake3::Hasher::new_derive_key("ratelease 2026-11 version of rules");
     let mut write = |bytes: &[u8]| {
@@ -102,18 +104,19 @@ fn version(sources: &[&Source], options: Options) -> u64 {
 struct Compiler<'f> {
     findings: &'f Findings,
     options: Options,
-    /// Of the file being compiled.
+    /// The defaults of the file being compiled.
     defaults: Manner,
     domains: TextMap<Domain>,
     rules: Vec<Arc<Rule>>,
-    /// Where each is written, if anybody wants to know.
+    /// Where each rule is written, if the caller asked for it.
     places: Option<Places>,
     paths: Paths,
-    /// Of the rule before: most rules have the levels of their neighbour, and share them.
+    /// The levels of the previous rule. Most rules have the same levels as the rule before, and
+    /// share them.
     levels: Arc<[Level]>,
     descriptors: usize,
     path_bytes: usize,
-    /// A ceiling of the whole load was reached, and reported.
+    /// Set once the load has exceeded a ceiling, which has been reported.
     is_full: bool,
 }
 
@@ -142,7 +145,7 @@ impl<'f> Compiler<'f> {
         }
     }
 
-    /// Reports the first ceiling that the load as a whole exceeds.
+    /// Reports a fault for the first ceiling that the whole load exceeds, and only for that one.
     fn fault_once(&mut self, place: Place, message: String) {
         if !std::mem::replace(&mut self.is_full, true) {
             self.findings.fault(place, message);
@@ -175,7 +178,8 @@ impl<'f> Compiler<'f> {
         self.domains.insert(name.into(), domain);
     }
 
-    /// The domain that `file` adds to, taken out. Where it should not, that is reported.
+    /// Removes and returns the domain that `file` adds to. Reports a fault if `file` may not add to
+    /// it.
     fn domain(&mut self, file: &File<'_>) -> Option<Domain> {
         let name = file.domain.text();
         let place = file.domain.place_or(file.place);
@@ -197,7 +201,8 @@ impl<'f> Compiler<'f> {
                 domain.line
             );
             self.findings.fault(place, message);
-            // What is wrong below the domain is reported too, but not against the other file.
+            // Faults below the domain are still reported, but the rules are not checked against the
+            // other file.
             return None;
         }
         Some(domain)
@@ -247,7 +252,8 @@ impl<'f> Compiler<'f> {
         trail.path.truncate(up);
     }
 
-    /// The descriptor's node. `None`, and reported, if its key is missing or taken.
+    /// Inserts the descriptor's node and returns it. If its key is missing or taken, reports that
+    /// and returns `None`.
     fn insert<'b>(
         &mut self,
         branch: &'b mut Branch,

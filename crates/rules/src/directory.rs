@@ -1,4 +1,4 @@
-//! The rule files of a directory.
+//! Reads the rule files of a directory.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
@@ -10,16 +10,16 @@ use thiserror::Error;
 use crate::source::Source;
 use crate::text::SOURCE_BYTES_MAX;
 
-/// Directories inside one another.
+/// Maximum depth of nested directories.
 const DIRECTORY_DEPTH_MAX: usize = 16;
-/// Names looked at, of rule files or not.
+/// Maximum number of directory entries that are looked at, rule files or not.
 const ENTRIES_MAX: usize = 100_000;
-/// Rule files.
+/// Maximum number of rule files.
 const FILES_MAX: usize = 10_000;
-/// Bytes of all rule files together.
+/// Maximum size of all rule files together, in bytes.
 const FILES_BYTES_MAX: usize = 512 << 20;
 
-/// Why the rule files of a directory could not be read: the path, and how to mend it.
+/// The reason why rule files could not be read. Its message names the path and suggests a remedy.
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// There is nothing at the path.
@@ -28,41 +28,42 @@ pub enum ReadError {
     /// A file stands where the directory should.
     #[error("{}: is not a directory; name the directory that holds the rule files", .0.display())]
     NotADirectory(PathBuf),
-    /// This process may not read it.
+    /// This process has no permission to read the path.
     #[error("{}: permission denied; let the user of this process read it", .0.display())]
     Denied(PathBuf),
-    /// A symlink leads back to a directory that it lies in.
+    /// A symlink leads back to a directory that contains it.
     #[error("{}: leads back to a directory above it; remove the link", .0.display())]
     Loop(PathBuf),
-    /// Deeper than 16 directories.
+    /// Directories are nested more than 16 deep.
     #[error("{}: lies deeper than {DIRECTORY_DEPTH_MAX} directories; move it up", .0.display())]
     TooDeep(PathBuf),
     /// More than 10 000 rule files, 100 000 names, or 512 MiB.
     #[error("{}: holds more than {what}; move what is not rules elsewhere", path.display())]
     TooLarge {
-        /// The directory that was asked for.
+        /// The directory that was to be read.
         path: PathBuf,
-        /// Which ceiling was passed.
+        /// The ceiling that was exceeded.
         what: String,
     },
-    /// Anything else that the system says.
+    /// Any other I/O error.
     #[error("{}: cannot be read: {error}", path.display())]
     Io {
-        /// What was being read.
+        /// The path that was being read.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the operating system.
         #[source]
         error: io::Error,
     },
 }
 
-/// Every `*.yaml` and `*.yml` under `dir`, in order of the path below it, which becomes its name.
-/// Links are followed. Names that start with `..` are skipped, since Kubernetes keeps its own
-/// there, and names that start with `.` on request. Of a file too large to load only one byte too
-/// many is read.
+/// Reads every `*.yaml` and `*.yml` file under `dir`, in order of its path below `dir`, which
+/// becomes its name. Follows symlinks. Skips names that start with `..`, which Kubernetes uses for
+/// its own entries, and, with `ignore_dotfiles`, all names that start with `.`. Of a file that is
+/// too large to load, reads only one byte more than the maximum.
 ///
 /// # Errors
-/// The first thing that cannot be read, or the ceiling that was passed. No file at all is no error.
+/// The first path that cannot be read, or the ceiling that was exceeded. Finding no file is not an
+/// error.
 pub fn read_directory(dir: &Path, ignore_dotfiles: bool) -> Result<Vec<Source>, ReadError> {
     let mut walk = Walk { dir, ignore_dotfiles, above: Vec::new(), entries: 0, files: Vec::new() };
     walk.directory(dir, "")?;
@@ -81,8 +82,9 @@ pub fn read_directory(dir: &Path, ignore_dotfiles: bool) -> Result<Vec<Source>, 
     Ok(sources)
 }
 
-/// What a user named: the rule files of a directory as [`read_directory`] finds them, or one file
-/// of any name. Names are paths that lead to the files from here.
+/// Reads the path that a user named: the rule files of a directory, as [`read_directory`] does, or
+/// one file of any name. The name of each source is the path of its file, relative to the current
+/// directory unless `path` is absolute.
 ///
 /// # Errors
 /// As [`read_directory`].
@@ -99,11 +101,11 @@ pub fn read_path(path: &Path, ignore_dotfiles: bool) -> Result<Vec<Source>, Read
     Ok(vec![Source { name: path.to_string_lossy().into_owned(), text }])
 }
 
-/// What `from` holds, as a source of this name. Of a text too large to load only one byte too many
-/// is read.
+/// Reads `from` to its end and returns it as a source called `name`. Of a text that is too large to
+/// load, reads only one byte more than the maximum.
 ///
 /// # Errors
-/// It cannot be read.
+/// `from` cannot be read.
 pub fn read_from(name: &str, from: impl Read) -> Result<Source, ReadError> {
     let text = read_text(from).map_err(|error| ReadError::at(Path::new(name), error))?;
     Ok(Source { name: name.to_owned(), text })
@@ -126,17 +128,17 @@ fn too_large(dir: &Path, what: String) -> ReadError {
 struct Walk<'a> {
     dir: &'a Path,
     ignore_dotfiles: bool,
-    /// Device and inode of the directories that the current one lies in, outermost first.
+    /// Device and inode of the enclosing directories, outermost first.
     above: Vec<(u64, u64)>,
     entries: usize,
-    /// Name and path.
+    /// Name and path of each file found.
     files: Vec<(String, PathBuf)>,
 }
 
 // === impl Walk ===
 
 impl Walk<'_> {
-    /// Collects the files of `path`, whose names start with `prefix`.
+    /// Collects the files under `path`; their names start with `prefix`.
     fn directory(&mut self, path: &Path, prefix: &str) -> Result<(), ReadError> {
         let metadata = fs::metadata(path).map_err(|error| ReadError::at(path, error))?;
         let identity = (metadata.dev(), metadata.ino());
@@ -166,7 +168,8 @@ impl Walk<'_> {
         let is_rules = name.ends_with(".yaml") || name.ends_with(".yml");
         let kind = match fs::metadata(path) {
             Ok(metadata) => Some(metadata).filter(|m: &Metadata| m.is_dir() || m.is_file()),
-            // A dangling link, or a file that went away: no matter, unless rules are missing then.
+            // A dangling link, or a file that was removed meanwhile. It matters only for a rule
+            // file.
             Err(_) if !is_rules => None,
             Err(error) => return Err(ReadError::at(path, error)),
         };

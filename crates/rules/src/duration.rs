@@ -1,8 +1,9 @@
-//! Durations as people write them.
+//! Parses durations as people write them.
 
 use std::time::Duration;
 
-/// Go's `time.ParseDuration`, for spans that are not negative: `20ms`, `1.5s`, `1h30m`, `0`.
+/// Parses a duration as Go's `time.ParseDuration` does, except for negative ones: `20ms`, `1.5s`,
+/// `1h30m`, `0`.
 pub fn parse_duration(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
@@ -22,9 +23,9 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     Some(Duration::from_nanos(nanos.unsigned_abs()))
 }
 
-/// One number with its unit, in nanoseconds, and what follows it.
+/// Parses one number with its unit. Returns nanoseconds and the rest of the text.
 fn duration_term(text: &str) -> Option<(u128, &str)> {
-    /// Digits of a fraction that count; those beyond are below a nanosecond for every unit.
+    /// Digits of a fraction that are read. Further digits are below a nanosecond for every unit.
     const FRACTION_DIGITS_MAX: usize = 18;
     let (whole, rest) = split_digits(text);
     let (fraction, rest) = match rest.strip_prefix('.') {

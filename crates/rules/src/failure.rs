@@ -1,28 +1,28 @@
-//! What a rule answers when the store cannot be asked.
+//! What a rule answers while the store is unavailable.
 
-/// What is answered when the store cannot be asked and no token is left here (`failure_mode`).
+/// The answer while the store is unavailable and no token is left in this pod (`failure_mode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FailureMode {
-    /// Each pod admits its part of the limit by itself: ⌈L/n⌉ a window, n being the pods that were
-    /// alive when the store last said.
+    /// Each pod admits its own part of the limit: ⌈L/n⌉ per window, where n is the number of live
+    /// pods that the store last reported.
     #[default]
     Local,
-    /// Everything passes, uncounted.
+    /// Admits every request, uncounted.
     Allow,
-    /// Everything is over the limit.
+    /// Denies every request as over the limit.
     Deny,
-    /// No verdict: Envoy's `failure_mode_deny` decides, as with the reference.
+    /// Returns an error, so that Envoy's `failure_mode_deny` decides, as with the reference.
     Error,
 }
 
 // === impl FailureMode ===
 
 impl FailureMode {
-    /// All of them.
+    /// All failure modes.
     pub const ALL: [FailureMode; 4] =
         [FailureMode::Local, FailureMode::Allow, FailureMode::Deny, FailureMode::Error];
 
-    /// As rule files say it.
+    /// Returns the name in rule files.
     pub fn name(self) -> &'static str {
         match self {
             FailureMode::Local => "local",

@@ -1,4 +1,4 @@
-//! What is wrong in a rule file, and where.
+//! Faults in rule files, and where they are.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -6,16 +6,16 @@ use std::fmt;
 use crate::nearest::nearest;
 use crate::steering::steers;
 
-/// Something wrong (or, as a warning, doubtful) at one place of one file.
+/// A fault (or, as a warning, something doubtful) at one place of one file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fault {
-    /// Name of the source, as its `Source` gave it.
+    /// Name of the source, as in its `Source`.
     pub file: String,
-    /// From 1.
+    /// Line, from 1.
     pub line: u32,
-    /// From 1, in characters.
+    /// Column in characters, from 1.
     pub column: u32,
-    /// What is wrong, then what was expected or how to mend it. One line.
+    /// What is wrong, then what was expected or how to fix it. A single line.
     pub message: String,
 }
 
@@ -27,45 +27,49 @@ pub struct Faults {
     warnings: Vec<Fault>,
 }
 
-/// Where something starts in a file.
+/// A position in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// From 1.
+    /// Line, from 1.
     pub line: u32,
-    /// From 1, in characters.
+    /// Column in characters, from 1.
     pub column: u32,
 }
 
-/// Collects what is found in the sources, one source after another. Who reads a source and who
-/// compiles what was read take turns, and share it.
+/// Collects the faults and warnings of all sources, one source after another. The reader and the
+/// compiler of a source run in turns and share it.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     file: RefCell<String>,
     faults: RefCell<List>,
     warnings: RefCell<List>,
-    /// Names for which a near one was looked for.
+    /// Number of names for which a suggestion was searched.
     suggested: Cell<usize>,
 }
 
 #[derive(Debug, Default)]
 struct List {
     kept: Vec<Fault>,
-    /// Most of what is kept differs, so that there is no use in looking for what does not.
+    /// Set once most findings that are kept are known to differ, so that removing duplicates again
+    /// would gain little.
     is_full: bool,
     dropped: usize,
 }
 
-/// Faults that are printed; the rest is a number.
+/// Maximum number of faults that are printed; of the rest only the number is shown.
 const FAULTS_PRINTED_MAX: usize = 100;
-/// Faults, and warnings, that are kept: a broken generator can make millions.
+/// Maximum number of faults, and of warnings, that are kept: a broken generator can produce
+/// millions.
 const FINDINGS_KEPT_MAX: usize = 10_000;
-/// Names for which a near one is looked for. A search costs as much as reading a long line does; a
-/// broken generator misspells one name everywhere, and who mends it needs to be told a few times.
+/// Maximum number of names for which a suggestion is searched. A search costs as much as reading a
+/// long line; a broken generator misspells one name everywhere, and a few suggestions are enough to
+/// fix it.
 const SUGGESTIONS_MAX: usize = 20;
-/// Characters of the user's text that a message repeats.
+/// Maximum number of characters of the user's text that a message repeats.
 const EXCERPT_CHARS_MAX: usize = 64;
 
-/// The user's text, fit for a message: nothing in it steers a display, and it is not too long.
+/// Returns the user's text in a form that is safe in a message: shortened, and without characters
+/// that alter the display.
 pub fn excerpt(text: &str) -> String {
     let mut characters = text.chars();
     let mut out = String::new();
@@ -98,19 +102,18 @@ impl Faults {
         self.kept.iter()
     }
 
-    /// How many there are, kept or not; at least 1.
+    /// Returns the number of faults, kept or not; at least 1.
     pub fn count(&self) -> usize {
         self.kept.len() + self.dropped
     }
 
-    /// What would not have refused the load, found on the way; in order of file and place, at most
-    /// 10 000.
+    /// Returns the warnings that were found as well, in order of file and place; at most 10 000.
     pub fn warnings(&self) -> &[Fault] {
         &self.warnings
     }
 }
 
-/// One a line; past the first hundred, how many more.
+/// Prints one fault a line; after the first hundred, prints how many more there are.
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, fault) in self.kept.iter().take(FAULTS_PRINTED_MAX).enumerate() {
@@ -131,41 +134,42 @@ impl std::error::Error for Faults {}
 // === impl Place ===
 
 impl Place {
-    /// The first character of a file.
+    /// The position of the first character of a file.
     pub const START: Place = Place { line: 1, column: 1 };
 }
 
 // === impl Findings ===
 
 impl Findings {
-    /// What follows is found in `file`.
+    /// Attributes the findings that follow to `file`.
     pub(crate) fn begin(&self, file: &str) {
         file.clone_into(&mut self.file.borrow_mut());
     }
 
-    /// The file that is being read.
+    /// Returns the name of the file that is being read.
     pub(crate) fn file(&self) -> String {
         self.file.borrow().clone()
     }
 
-    /// Something for which the load is refused.
+    /// Reports a fault; the load will be refused.
     pub(crate) fn fault(&self, place: Place, message: impl Into<String>) {
         self.fault_with(place, || message.into());
     }
 
-    /// As [`Findings::fault`], for a message that is costly to make: past those that are kept, only
-    /// the number counts.
+    /// Like [`Findings::fault`], for a message that is costly to make. It is made only if the fault
+    /// is kept; further faults are only counted.
     pub(crate) fn fault_with(&self, place: Place, message: impl FnOnce() -> String) {
         self.faults.borrow_mut().push(&self.file.borrow(), place, message);
     }
 
-    /// Something that loads, and may not do what its author meant.
+    /// Reports a warning: something that loads but may not do what its author meant.
     pub(crate) fn warn(&self, place: Place, message: impl Into<String>) {
         self.warnings.borrow_mut().push(&self.file.borrow(), place, || message.into());
     }
 
-    /// The end of a message about a name that is none of `lists`: the nearest, if one is near
-    /// enough. Empty after the first [`SUGGESTIONS_MAX`] names of a load.
+    /// Returns the end of a message about a name that is in none of `lists`: a suggestion of the
+    /// nearest name, if one is near enough. Empty after the first [`SUGGESTIONS_MAX`] names of a
+    /// load.
     pub(crate) fn suggestion(&self, name: &str, lists: &[&[&str]]) -> String {
         let suggested = self.suggested.get();
         if suggested == SUGGESTIONS_MAX {
@@ -176,7 +180,8 @@ impl Findings {
         meant.map_or_else(String::new, |meant| format!("; did you mean '{meant}'?"))
     }
 
-    /// The faults if there are any, else the warnings; in order of file and place.
+    /// Returns the faults as an error if there are any, else the warnings; both in order of file
+    /// and place.
     pub(crate) fn finish(self) -> Result<Vec<Fault>, Faults> {
         let (faults, warnings) = (self.faults.into_inner(), self.warnings.into_inner());
         let warnings = warnings.in_order();
@@ -192,7 +197,8 @@ impl Findings {
 impl List {
     fn push(&mut self, file: &str, place: Place, message: impl FnOnce() -> String) {
         if self.kept.len() == FINDINGS_KEPT_MAX && !self.is_full {
-            // What aliases repeat must not keep out what they are refused for.
+            // Duplicates through aliases must not crowd out the fault for which the aliases are
+            // refused.
             self.put_in_order();
             self.is_full = self.kept.len() > FINDINGS_KEPT_MAX / 2;
         }
@@ -204,7 +210,8 @@ impl List {
         self.kept.push(Fault { file: file.to_owned(), line, column, message: message() });
     }
 
-    /// An alias shows what it stands for more than once; the finding in it counts once.
+    /// Sorts, and removes duplicates: a finding under an alias is reported once for each use of the
+    /// alias.
     fn put_in_order(&mut self) {
         self.kept.sort();
         self.kept.dedup();

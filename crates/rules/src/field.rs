@@ -1,8 +1,8 @@
-//! The names that a rule file may use.
+//! The field names of rule files.
 
 use crate::fault::Findings;
 
-/// A name in a rule file.
+/// A field name of a rule file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Field {
     Domain,
@@ -81,23 +81,23 @@ impl Field {
         (Field::Ttl, "ttl"),
     ];
 
-    /// As it is written.
+    /// Returns the name as rule files write it.
     pub(crate) const fn name(self) -> &'static str {
         Field::NAMES[self as usize].1
     }
 
-    /// The field of this name, in exactly this case.
+    /// Returns the field of this name; names are case-sensitive.
     pub(crate) fn parse(name: &str) -> Option<Field> {
         Field::NAMES.into_iter().find(|(_, other)| *other == name).map(|(field, _)| field)
     }
 
-    /// The map in which it means something.
+    /// Returns whether the field has a meaning in a map of kind `owner`.
     pub(crate) fn belongs_to(self, owner: Owner) -> bool {
         owner.fields().contains(&self)
     }
 
-    /// Whether the reference knows it. What it knows it ignores in a wrong place; the rest it
-    /// refuses anywhere.
+    /// Returns whether the reference knows the field. The reference ignores known fields in a wrong
+    /// place and refuses unknown ones everywhere.
     pub(crate) const fn is_known_to_reference(self) -> bool {
         !matches!(
             self,
@@ -129,7 +129,7 @@ impl Owner {
         Owner::Lease,
     ];
 
-    /// What it may hold.
+    /// Returns the fields that the map may hold.
     pub(crate) const fn fields(self) -> &'static [Field] {
         match self {
             Owner::Root => &[Field::Domain, Field::Descriptors, Field::Defaults],
@@ -173,12 +173,12 @@ impl Owner {
         }
     }
 
-    /// Whether the reference knows it.
+    /// Returns whether the reference knows this kind of map.
     pub(crate) const fn is_known_to_reference(self) -> bool {
         !matches!(self, Owner::Defaults | Owner::Lease)
     }
 
-    /// What it is, for a message.
+    /// Describes the map, for a message.
     pub(crate) const fn describe(self) -> &'static str {
         match self {
             Owner::Root => "the file's top level",
@@ -190,13 +190,13 @@ impl Owner {
         }
     }
 
-    /// Where `field` means something, for a message.
+    /// Describes where `field` has a meaning, for a message.
     pub(crate) fn place_of(field: Field) -> String {
         let owners = Owner::ALL.into_iter().filter(|owner| field.belongs_to(*owner));
         owners.map(Owner::describe).collect::<Vec<_>>().join(" or ")
     }
 
-    /// What to say of a name that no map may hold.
+    /// Returns the message for a name that no map may hold.
     pub(crate) fn refusal(self, name: &str, findings: &Findings) -> String {
         let names: Vec<_> = self.fields().iter().map(|field| field.name()).collect();
         let all = Field::NAMES.map(|(_, name)| name);

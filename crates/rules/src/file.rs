@@ -1,7 +1,7 @@
-//! The shape of a rule file: what was written, each thing with its place, judged by its type only.
+//! The structure of a rule file: each value as written, with its place, checked only for its type.
 //!
-//! Descriptors are read one at a time, and what lies below one only once it has been taken: of a
-//! million of them there is never more than one way down.
+//! Descriptors are read one at a time, and the children of a descriptor only once it has been
+//! processed. So even with a million descriptors, only one path through them is in memory.
 
 mod limit;
 mod value;
@@ -16,15 +16,15 @@ use crate::node::{Kind, Node};
 use crate::reader::{Entry, Reader};
 use crate::scalar::Meaning;
 
-/// What a file says of one domain.
+/// The content of a file, which configures one domain.
 #[derive(Debug)]
 pub(crate) struct File<'d> {
-    /// The file's first value.
+    /// Where the first value of the file begins.
     pub(crate) place: Place,
     pub(crate) domain: Given<&'d str>,
-    /// For every `rate_limit` of the file that does not say otherwise.
+    /// Defaults for every `rate_limit` of the file.
     pub(crate) defaults: Manner<'d>,
-    /// To be read by [`Reader::descriptors`].
+    /// Not read yet: see [`Reader::descriptors`].
     pub(crate) descriptors: Option<&'d Node<'d>>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Descriptor<'d> {
     pub(crate) key: Given<&'d str>,
     pub(crate) value: Given<&'d str>,
     pub(crate) rate_limit: Option<RateLimit<'d>>,
-    /// To be read by [`Reader::descriptors`].
+    /// Not read yet: see [`Reader::descriptors`].
     pub(crate) descriptors: Option<&'d Node<'d>>,
     pub(crate) shadow_mode: Given<bool>,
     pub(crate) quota_mode: Given<bool>,
@@ -45,7 +45,7 @@ pub(crate) struct Descriptor<'d> {
     pub(crate) metadata: Given<serde_json::Map<String, serde_json::Value>>,
 }
 
-/// Reads the outermost map of a file, but for its descriptors.
+/// Reads the outermost map of a file, except its descriptors.
 pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
     let root = reader.root();
     let place = root.map_or(Place::START, |root| root.place);
@@ -63,7 +63,8 @@ pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
             }
         }
     } else if root.is_some_and(|root| !is_null(root)) {
-        // Its type has been reported; that it names no domain follows from that.
+        // The wrong type has been reported; a further fault for the missing domain would add
+        // nothing.
         file.domain = Given::Faulty;
     }
     file
@@ -76,8 +77,8 @@ fn is_null(node: &Node<'_>) -> bool {
 // === impl Reader: the maps of a rule file ===
 
 impl<'d> Reader<'d, '_> {
-    /// Reads the items of a `descriptors` one after the other, and shows each to `take`, which may
-    /// go on with those below it.
+    /// Reads the items of a `descriptors` list one by one and passes each to `take`, which may in
+    /// turn read the descriptors below it.
     pub(crate) fn descriptors(
         &mut self,
         list: &'d Node<'d>,
@@ -91,7 +92,7 @@ impl<'d> Reader<'d, '_> {
         });
     }
 
-    /// Puts `list` in the place of descriptors that are read only for what is wrong with them.
+    /// Stores `list`. A list that it replaces is read only to report its faults.
     fn replace(&mut self, descriptors: &mut Option<&'d Node<'d>>, list: &'d Node<'d>) {
         if let Some(replaced) = descriptors.replace(list) {
             self.sift(replaced);
@@ -124,14 +125,14 @@ impl<'d> Reader<'d, '_> {
         read
     }
 
-    /// The entries of `entries` that mean something in `owner`; the others are reported.
+    /// Returns the entries that are allowed in a map of kind `owner`, and reports the others.
     fn fields(&mut self, entries: Vec<Entry<'d>>, owner: Owner) -> Vec<(Field, &'d Node<'d>)> {
         let mut fields: Vec<(Field, Entry<'d>)> = Vec::with_capacity(entries.len());
         for entry in entries {
             let Some(name) = self.key_text(entry.key) else { continue };
             match Field::parse(name) {
                 Some(field) if field.belongs_to(owner) => {
-                    // Few different fields, but a map may repeat one; only the last copy matters.
+                    // A map has few different fields but may repeat one; only the last copy counts.
                     let earlier = fields.iter_mut().rev().find(|(other, _)| *other == field);
                     if let Some((_, earlier)) = earlier {
                         let earlier = *earlier;
@@ -160,7 +161,7 @@ impl<'d> Reader<'d, '_> {
         fields.into_iter().map(|(field, entry)| (field, entry.value)).collect()
     }
 
-    /// The text of a map's key, if it is text.
+    /// Returns the text of a map's key; reports a key that is not text.
     fn key_text(&mut self, key: &'d Node<'d>) -> Option<&'d str> {
         match &key.kind {
             Kind::Scalar(text, Meaning::Text | Meaning::Merge) => Some(text),
@@ -179,7 +180,7 @@ impl<'d> Reader<'d, '_> {
         }
     }
 
-    /// Checks the names in a value that is not used, as the reference does.
+    /// Checks the names in a value that is ignored, as the reference does.
     fn sweep(&mut self, node: &'d Node<'d>, owner: Owner) {
         self.inside(node.place, |reader| match &node.kind {
             Kind::Map(pairs) => {
@@ -187,7 +188,7 @@ impl<'d> Reader<'d, '_> {
                     let Some(name) = reader.key_text(entry.key) else { continue };
                     match Field::parse(name) {
                         None => reader.refuse_key(entry.key.place, name, owner),
-                        // They may hold fractions.
+                        // These may hold fractions.
                         Some(Field::Metadata | Field::Lease) => {}
                         Some(_) => reader.sweep(entry.value, owner),
                     }

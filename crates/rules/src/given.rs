@@ -1,8 +1,8 @@
-//! What a rule file says of one thing, if anything.
+//! A value of a rule file that may be absent or faulty.
 
 use crate::fault::Place;
 
-/// A value that may be absent, or of a wrong type that has been reported.
+/// A value that may be absent, or faulty in a way that has been reported.
 #[derive(Debug, Default)]
 pub(crate) enum Given<T> {
     #[default]
@@ -22,7 +22,7 @@ impl<T> Given<T> {
         }
     }
 
-    /// The value's place, or the one of what should hold it.
+    /// Returns the value's place, or `holder`, the place of the map that should contain it.
     pub(crate) fn place_or(&self, holder: Place) -> Place {
         match self {
             Given::As(place, _) => *place,
@@ -38,7 +38,7 @@ impl<T> Given<T> {
         }
     }
 
-    /// This, or `other` where there is nothing.
+    /// Returns `self`, or `other` if `self` is absent.
     pub(crate) fn or<'g>(&'g self, other: &'g Self) -> &'g Self {
         match self {
             Given::Absent => other,
@@ -46,21 +46,21 @@ impl<T> Given<T> {
         }
     }
 
-    /// Whether it was there and has been reported.
+    /// Returns whether the value was present but faulty; the fault has been reported.
     pub(crate) fn is_faulty(&self) -> bool {
         matches!(self, Given::Faulty)
     }
 }
 
 impl Given<bool> {
-    /// Whether it says `true`; absent is false.
+    /// Returns whether the value is `true`; absent counts as false.
     pub(crate) fn is_true(&self) -> bool {
         self.value().copied().unwrap_or_default()
     }
 }
 
 impl Given<&str> {
-    /// The text; absent is empty.
+    /// Returns the text; absent counts as empty.
     pub(crate) fn text(&self) -> &str {
         self.value().copied().unwrap_or_default()
     }

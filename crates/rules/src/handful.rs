@@ -1,20 +1,20 @@
-//! A map from text for what is a handful nearly everywhere, and may be many.
+//! A map from text that usually has a handful of entries, but may have many.
 
 use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 
-/// A map from text, hashed with a seed of its own process.
+/// A map from text, hashed with a seed that is random for each process.
 pub(crate) type TextMap<T> = HashMap<Box<str>, T, RandomState>;
 
-/// So many are compared one after the other: sooner than one is hashed.
+/// Up to this many entries are compared one by one, which is faster than hashing.
 const FEW_MAX: usize = 8;
 
 /// Entries by their text.
 #[derive(Debug)]
 pub(crate) struct Handful<T> {
     few: Vec<(Box<str>, T)>,
-    /// All of them, once they are more than a few.
+    /// All entries, once there are more than `FEW_MAX`.
     many: TextMap<T>,
 }
 
@@ -47,7 +47,7 @@ impl<T> Handful<T> {
         self.many.insert(text, entry);
     }
 
-    /// Gives up the room that nothing stands in, where it is a part worth having.
+    /// Releases unused capacity where that saves a considerable part.
     pub(crate) fn shrink(&mut self) {
         self.few.shrink_to_fit();
     }
@@ -75,7 +75,7 @@ impl<T> Default for Handful<T> {
     }
 }
 
-/// Of entries whose texts differ.
+/// Builds the map from entries whose texts must differ.
 impl<T> FromIterator<(Box<str>, T)> for Handful<T> {
     fn from_iter<I: IntoIterator<Item = (Box<str>, T)>>(entries: I) -> Self {
         let mut made = Self::default();

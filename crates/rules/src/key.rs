@@ -1,21 +1,22 @@
 //! A key names one count: domain, matched entries and the rule's identity, hashed to 128 bits.
 //!
 //! The hash is BLAKE3 in keyed mode, cut to 128 bits, over an injective encoding: each part carries
-//! its kind and its length, so no two different inputs encode alike. With a secret of one's own no
-//! client can aim a value at a slot of the cluster or find two values that share a count; with the
-//! built-in secret, which anybody can read, collisions still cost 2^64 hashes. Nothing of a
-//! client's value reaches Redis, and a long value costs no memory there.
+//! its kind and its length, so no two different inputs have the same encoding. With a secret of the
+//! operator's own, no client can choose a value that lands on a given slot of the cluster, or find
+//! two values that share a count. With the built-in secret, which is public, finding such a
+//! collision still costs 2^64 hashes. No part of a client's value reaches Redis, and a long value
+//! costs no memory there.
 
 mod recent;
 
 use std::fmt;
 
-/// Name of one count, in local tables and in the store.
+/// The name of one count, in local tables and in the store.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key([u8; 16]);
 
-/// Added to the numbers of pools, so that none has the key of a share, which earlier versions
-/// counted by and numbered from 0.
+/// Added to the numbers of pools, so that no pool has the key of a share: earlier versions numbered
+/// their shares from 0.
 pub const POOLS_FROM: u8 = 1 << 7;
 
 /// Turns descriptors into keys. Pods that share counts share its secret.
@@ -24,7 +25,7 @@ pub struct KeyHasher {
     secret: [u8; 32],
 }
 
-/// An entry's value as the count sees it.
+/// The value of an entry, as it enters the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part<'a> {
     /// The value on the request.
@@ -33,26 +34,26 @@ pub enum Part<'a> {
     Shared(&'a str),
 }
 
-/// Whose overflow a key counts: see [`KeyHasher::overflow_key`].
+/// What an overflow key counts for: see [`KeyHasher::overflow_key`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner<'a> {
     /// The rule of this path.
     Rule(&'a str),
-    /// Overrides in this domain to so many requests.
+    /// Overrides in this domain with this number of requests.
     Override(&'a str, u32),
 }
 
 // === impl KeyHasher ===
 
 impl KeyHasher {
-    /// A hasher from a secret of any length; an empty one is the built-in secret.
+    /// Makes a hasher from a secret of any length; an empty one selects the built-in secret.
     pub fn new(secret: &str) -> Self {
         // The context string is BLAKE3's domain separation; changing it restarts every count.
         Self { secret: blake3::derive_key("ratelease 2026-11 key of counts", secret.as_bytes()) }
     }
 
-    /// The key of a count in `domain`, for a rule of this `identity` (what must differ for two
-    /// rules on the same entries to count apart), and the entries in order.
+    /// Returns the key of a count in `domain` for these entries, in order. `identity` holds what
+    /// makes two rules on the same entries count separately.
     pub fn key<'a>(
         &self,
         domain: &str,
@@ -72,8 +73,8 @@ impl KeyHasher {
         Key::of(&encoding)
     }
 
-    /// The key under which a pod counts what it has no room to count by key; never that of a
-    /// descriptor, whose encoding begins otherwise.
+    /// Returns the key under which a pod counts requests for which it has no room to keep separate
+    /// keys. It never equals the key of a descriptor, whose encoding begins differently.
     pub fn overflow_key(&self, owner: Owner<'_>, identity: u64) -> Key {
         let mut encoding = Encoding::new(&self.secret);
         match owner {
@@ -90,13 +91,13 @@ impl KeyHasher {
 
 // === impl Encoding ===
 
-/// The bytes that are hashed. Few, and hashed in one go, for all but very long values: BLAKE3's
-/// state is costly to set up and to feed by pieces.
+/// The bytes to hash. Except for very long values they are few, and are hashed in one call:
+/// BLAKE3's state is costly to set up and to feed in pieces.
 struct Encoding<'a> {
     secret: &'a [u8; 32],
     held: [u8; HELD_MAX],
     len: usize,
-    /// Takes what does not fit. It is large.
+    /// Takes over once the bytes do not fit into `held`. Boxed because it is large.
     spilled: Option<Box<blake3::Hasher>>,
 }
 
@@ -109,7 +110,8 @@ impl<'a> Encoding<'a> {
         Self { secret, held: [0; HELD_MAX], len: 0, spilled: None }
     }
 
-    /// Kind, length, text. The length tells where the text ends, so that parts cannot run together.
+    /// Appends kind, length and text. The length marks the end of the text, so that adjacent parts
+    /// cannot be confused.
     #[inline]
     fn part(&mut self, kind: u8, text: &str) {
         let text = text.as_bytes();
@@ -157,7 +159,8 @@ impl<'a> Encoding<'a> {
         hasher.update(bytes);
     }
 
-    /// What is hashed, and what stands for the secret, if it is all held here.
+    /// Returns a stand-in for the secret, and the bytes to hash; `None` if they did not fit into
+    /// `held`.
     #[inline]
     fn short(&self) -> Option<(u64, &[u8])> {
         let secret = u64::from_le_bytes(*self.secret.first_chunk()?);
@@ -172,8 +175,9 @@ impl<'a> Encoding<'a> {
     }
 }
 
-/// As `copy_from_slice`, for slices of one length. Most parts are so short that a call costs more
-/// than the copy: these go by two pieces, which may overlap, of a length that the compiler knows.
+/// Like `copy_from_slice`, for slices of equal length. Most parts are so short that a call costs
+/// more than the copy; these are copied as two pieces, possibly overlapping, whose length is known
+/// at compile time.
 #[inline]
 fn copy(from: &[u8], to: &mut [u8]) {
     let copied = match from.len() {
@@ -217,16 +221,17 @@ impl Key {
         }
     }
 
-    /// The key in the store, `rl:{…}` behind `prefix`. The braces make all the hash the slot's tag.
+    /// Returns the key in the store: `rl:{…}` after `prefix`. The braces make the whole hash the
+    /// slot's hash tag.
     pub fn in_store(self, prefix: &str) -> String {
         format!("{prefix}rl:{{{self}}}")
     }
 
-    /// The key of pool `at` of this key, from 0 and below 128. It differs from the key
-    /// itself and lies on a slot of its own.
+    /// Returns the key of pool `at` (0 to 127) of this key. It differs from the key itself and lies
+    /// on a slot of its own.
     #[must_use]
     pub fn of_pool(self, at: u8) -> Self {
-        // An odd factor takes different pools to different numbers: 2^64 / golden ratio.
+        // 2^64 / golden ratio. An odd factor maps different pools to different numbers.
         let mark = u64::from(POOLS_FROM | at).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
         let mut bytes = self.0;
         for (byte, mark) in bytes.iter_mut().zip(mark) {
@@ -235,7 +240,7 @@ impl Key {
         Self(bytes)
     }
 
-    /// The first 64 bits; uniform, so any part of them serves to spread keys.
+    /// Returns the first 64 bits. They are uniform, so any part of them can be used to spread keys.
     #[inline]
     pub fn bits(self) -> u64 {
         let mut bits = [0; 8];
@@ -243,7 +248,7 @@ impl Key {
         u64::from_le_bytes(bits)
     }
 
-    /// A key for tests, told apart by `n`.
+    /// Returns a key for tests; different `n` give different keys.
     #[doc(hidden)]
     pub fn for_test(n: u64) -> Self {
         KeyHasher::new("test").key("test", n, std::iter::empty())
@@ -258,7 +263,7 @@ impl fmt::Display for Key {
         let bits = u128::from_be_bytes(self.0);
         let mut text = [0; 22];
         for (at, character) in text.iter_mut().enumerate() {
-            // The last character holds the two bits that are left, on its high side.
+            // The last character holds the remaining two bits, in its high bits.
             let six = if at < 21 { bits >> (122 - 6 * at) } else { bits << 4 };
             *character = ALPHABET[(six & 63) as usize];
         }
@@ -325,7 +330,7 @@ mod tests {
         assert_eq!(keys.len(), owners.len() + own.len());
     }
 
-    /// Pods of different versions share counts: a key must not change from one to the next.
+    /// Pods of different versions share counts, so a key must not change between versions.
     #[test]
     fn keys_are_what_they_were() {
         let parts = [("user", Part::Value("alice"))];
@@ -346,7 +351,7 @@ mod tests {
         assert_ne!(key("", "shop", 60, &parts), key("s", "shop", 60, &parts));
     }
 
-    /// Whatever the pieces, BLAKE3 sees the same bytes.
+    /// However the bytes are split, BLAKE3 hashes the same bytes.
     #[test]
     fn spilling_changes_nothing() {
         let secret = [7; 32];

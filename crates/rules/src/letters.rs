@@ -1,18 +1,18 @@
-//! A file's text as the YAML scanner reads it, a character at a time.
+//! Input for the YAML scanner that reads a file's text one character at a time.
 //!
-//! The crate's own input of this kind tells the scanner of 128 characters ahead, and the scanner
-//! makes room for as many in every scalar that it reads, most of which are short words.
+//! The parser crate's own string input announces 128 characters of look-ahead, and the scanner
+//! reserves room for as many in every scalar that it reads, most of which are short words.
 
 use std::str::Chars;
 
 use saphyr_parser::Input;
 use saphyr_parser::input::{is_blank_or_breakz, is_breakz, is_flow};
 
-/// Characters that the scanner may look ahead, and makes room for at once. It looks at 4; the text
-/// of a scalar begins with room for 32 bytes.
+/// Characters of look-ahead, for which the scanner reserves room at once. It looks at most 4 ahead;
+/// the text of a scalar begins with room for 32 bytes.
 const AHEAD: usize = 16;
 
-/// What is left of a text. All of it can be looked at.
+/// The rest of a text. All of it is available for look-ahead.
 #[derive(Debug, Clone)]
 pub(crate) struct Letters<'s> {
     rest: Chars<'s>,
@@ -82,7 +82,7 @@ impl Input for Letters<'_> {
         self.rest.clone().next()
     }
 
-    // Asked for every character of a scalar: most answers need one byte.
+    // Called for every character of a scalar; most calls need to look at one byte only.
 
     #[inline]
     fn next_is_blank_or_breakz(&self) -> bool {
@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// What `parser` makes of a text: its events, and the fault that ended them.
+    /// Runs `parser` on a text and returns its events and the fault that ended them.
     fn read<'s, T: Input>(
         mut parser: Parser<'s, T>,
     ) -> (Vec<(Event<'s>, Span)>, Option<ScanError>) {

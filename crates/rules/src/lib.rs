@@ -5,18 +5,19 @@
 //!                             UTF-8   places   aliases   types   meaning    lookup
 //! ```
 //!
-//! It may use the standard library, a hash and parsers. It has no async runtime, reads no clock and
-//! opens no socket; files are read only by [`read_directory`] and [`read_path`].
+//! This crate uses only the standard library, a hash and parsers. It has no async runtime, reads no
+//! clock and opens no socket; only [`read_directory`] and [`read_path`] read files.
 //!
-//! It is used by the engine, which decides by the rules, by the sidecar, and by the tools.
+//! The engine uses it to decide requests; the sidecar and the tools use it too.
 //!
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`duration`]
-//! and [`steering`] parse and judge text. `limit`, `lease`, `failure` and `attachment` are the
-//! parts of a `rule`; [`request`] is what is matched against rules, [`key`] the name of a count.
-//! The modules from `source` to `file` read a rule file, `tree` is the compiled form, `compile`
-//! makes it and `directory` finds the files. [`yaml`] reads other YAML files with the same parser.
+//! parses durations, and [`steering`] recognises characters that alter a display. `limit`, `lease`,
+//! `failure` and `attachment` are the parts of a `rule`; [`request`] is what is matched against
+//! rules, and [`key`] names a count. The modules from `source` to `file` read a rule file,
+//! `compile` compiles it to a `tree`, and `directory` finds the files. [`yaml`] reads other YAML
+//! files with the same parser.
 
 #![forbid(unsafe_code)]
 

@@ -1,16 +1,16 @@
-//! What a rule allows: a number of requests in a window, by one of five algorithms.
+//! Limits: a number of requests in a window, counted by one of five algorithms.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-/// `requests_per_unit` in each window of `unit_multiplier` units, as `algorithm` counts them.
+/// `requests_per_unit` in each window of `unit_multiplier` units, counted by `algorithm`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Limit {
-    /// Tokens in a window. 0 denies every charge of 1 or more.
+    /// Tokens per window. 0 denies every charge of 1 or more.
     pub requests_per_unit: u32,
-    /// What the window is a multiple of.
+    /// The unit of the window.
     pub unit: Unit,
-    /// Units in a window; the window is at most [`WINDOW_SECONDS_MAX`].
+    /// Length of the window in units; the window is at most [`WINDOW_SECONDS_MAX`].
     pub unit_multiplier: NonZeroU32,
     /// How requests are counted.
     pub algorithm: Algorithm,
@@ -20,42 +20,42 @@ pub struct Limit {
 pub const WINDOW_SECONDS_MAX: u64 = 10 * Unit::Year.seconds();
 
 /// The longest time that a token bucket may take to fill: a hundred years of 365 days. It keeps the
-/// stores' microseconds within what they can count.
+/// microseconds of the stores within their number range.
 pub const FILL_SECONDS_MAX: u64 = 100 * Unit::Year.seconds();
 
-/// Requests that a sliding log may allow in a window: it keeps the time of each.
+/// Maximum number of requests per window of a sliding log, which stores the time of each request.
 pub const SLIDING_LOG_MAX: u32 = 10_000;
 
-/// Requests that a sliding window may allow in a window: nine digits, so that two counts and the
-/// window are one number in Redis.
+/// Maximum number of requests per window of a sliding window: nine digits, so that two counts and
+/// the window fit into one number in Redis.
 pub const SLIDING_WINDOW_MAX: u32 = 999_999_999;
 
 /// How requests are counted; `docs/rules.md` states the bound of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Algorithm {
-    /// So many in each window, aligned to the Unix epoch.
+    /// `requests_per_unit` in each window; windows are aligned to the Unix epoch.
     FixedWindow,
-    /// A bucket that refills steadily, `requests_per_unit` in a window.
+    /// A bucket that refills steadily with `requests_per_unit` per window.
     TokenBucket {
-        /// What the bucket holds, from 1; 0 where the limit, or a pod's part of it, is 0.
+        /// Capacity of the bucket, from 1; 0 if the limit, or a pod's part of it, is 0.
         burst: u32,
     },
-    /// This window's count and the last one's, weighed by how much of it still lies within a
-    /// window's length.
+    /// The count of the current window plus a part of the previous count, weighted by how much of
+    /// the previous window lies within the last window's length.
     SlidingWindow,
-    /// The time of every request: exact in every window, and never leased.
+    /// Stores the time of every request: exact in every window, and never leased.
     SlidingLog,
-    /// One in each slot of `window / requests_per_unit`.
+    /// One request in each slot of `window / requests_per_unit`.
     LeakyBucket {
-        /// How long an answer is held until its slot at most, in microseconds.
+        /// Maximum time for which an answer is delayed until its slot, in microseconds.
         max_delay_us: u32,
     },
 }
 
-/// The longest [`Algorithm::LeakyBucket::max_delay_us`]: callers gave up long before.
+/// The maximum of [`Algorithm::LeakyBucket::max_delay_us`]: callers have given up long before.
 pub const MAX_DELAY_MAX: Duration = Duration::from_secs(60);
 
-/// Pools that a key may have (`shards`), each on a slot of its own.
+/// Maximum number of pools of a key (`shards`), each on a slot of its own.
 pub const POOLS_MAX: u8 = 64;
 
 /// The windows that the reference's `unit` names; each is aligned to the Unix epoch.
@@ -80,7 +80,8 @@ pub enum Unit {
 // === impl Limit ===
 
 impl Limit {
-    /// `requests_per_unit` in each fixed window of one `unit`, as the reference has it.
+    /// Returns a limit of `requests_per_unit` in each fixed window of one `unit`, as in the
+    /// reference.
     pub const fn fixed_window(requests_per_unit: u32, unit: Unit) -> Self {
         let algorithm = Algorithm::FixedWindow;
         Self { requests_per_unit, unit, unit_multiplier: NonZeroU32::MIN, algorithm }
@@ -98,7 +99,7 @@ impl Limit {
         Duration::from_secs(self.window_seconds())
     }
 
-    /// Tokens that may be spent at once at most.
+    /// Returns the maximum number of tokens that may be spent at once.
     #[inline]
     pub const fn capacity(self) -> u64 {
         match self.algorithm {
@@ -107,9 +108,9 @@ impl Limit {
         }
     }
 
-    /// What must differ for two limits on the same entries to count apart: the algorithm, whose
-    /// state only it can read, and the window. Amounts do not, so that raising or lowering a limit
-    /// keeps its count. Below 2^56 for fixed windows: the window alone.
+    /// Returns what makes two limits on the same entries count separately: the algorithm, because
+    /// each reads only its own state, and the window. The amounts are left out, so that raising or
+    /// lowering a limit keeps its count. For fixed windows it is the window alone, below 2^56.
     #[inline]
     pub const fn identity(self) -> u64 {
         let algorithm: u64 = match self.algorithm {
@@ -122,10 +123,10 @@ impl Limit {
         algorithm << 56 | self.window_seconds()
     }
 
-    /// The part of the limit that one of `pods` admits by itself: ⌊limit / `pods`⌋, plus one where
-    /// `dice` falls under the fraction that is left. With `dice` uniform over 64 bits and drawn
-    /// anew for each pod and window, the parts of all pods add up to the limit on average, also
-    /// where it has fewer tokens than there are pods. `pods` of 0 counts as 1.
+    /// Returns the part of the limit that one of `pods` admits by itself: ⌊limit / `pods`⌋, plus
+    /// one if `dice` falls below the remaining fraction. If `dice` is uniform over 64 bits and
+    /// drawn anew for each pod and window, the parts of all pods add up to the limit on average,
+    /// even if the limit has fewer tokens than there are pods. `pods` of 0 counts as 1.
     #[must_use]
     pub fn part(self, pods: u32, dice: u64) -> Self {
         let pods = pods.max(1);
@@ -140,10 +141,11 @@ impl Limit {
     }
 }
 
-/// `amount / pods`, rounded up with the probability of its fraction and down else. `pods` is not 0.
+/// Returns `amount / pods`, rounded up with a probability equal to its fraction, else down. `pods`
+/// is not 0.
 fn part_of(amount: u32, pods: u32, dice: u64) -> u32 {
-    // The dice as one of as many numbers as there are pods, all alike: the upper half of a product
-    // of 64 and 32 bits.
+    // Maps the dice to one of `pods` equally likely numbers: the upper half of the product of a
+    // 64-bit and a 32-bit number.
     let place = (u128::from(dice) * u128::from(pods)) >> 64;
     amount / pods + u32::from(place < u128::from(amount % pods))
 }
@@ -151,7 +153,7 @@ fn part_of(amount: u32, pods: u32, dice: u64) -> u32 {
 // === impl Algorithm ===
 
 impl Algorithm {
-    /// The name in rule files.
+    /// Returns the name in rule files.
     pub const fn name(self) -> &'static str {
         match self {
             Algorithm::FixedWindow => "fixed_window",
@@ -170,7 +172,8 @@ impl Unit {
     pub const ALL: [Unit; 7] =
         [Unit::Second, Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Month, Unit::Year];
 
-    /// Length in seconds. Month is 30 days and year 365, as in the reference (`utilities.go`).
+    /// Returns the length in seconds. A month has 30 days and a year 365, as in the reference
+    /// (`utilities.go`).
     #[inline]
     pub const fn seconds(self) -> u64 {
         const DAY: u64 = 86_400;
@@ -185,7 +188,7 @@ impl Unit {
         }
     }
 
-    /// The name in capitals, as the protocol and `/rlconfig` write it.
+    /// Returns the name in capitals, as the protocol and `/rlconfig` write it.
     pub const fn name(self) -> &'static str {
         match self {
             Unit::Second => "SECOND",
@@ -198,8 +201,9 @@ impl Unit {
         }
     }
 
-    /// The number on the wire, the same in a request's override and in a response. WEEK came last:
-    /// `envoy.type.v3.RateLimitUnit` does not have it, but its number is read as the response's.
+    /// Returns the number on the wire, the same in a request's override and in a response. WEEK was
+    /// added last: `envoy.type.v3.RateLimitUnit` does not have it, but its number is read as the
+    /// response's.
     pub const fn number(self) -> u8 {
         match self {
             Unit::Second => 1,
@@ -212,12 +216,14 @@ impl Unit {
         }
     }
 
-    /// The unit of this number on the wire; `None` for 0, which is UNKNOWN, and all others.
+    /// Returns the unit of this number on the wire; `None` for 0, which is UNKNOWN, and for all
+    /// others.
     pub fn from_number(number: i64) -> Option<Unit> {
         Unit::ALL.into_iter().find(|unit| i64::from(unit.number()) == number)
     }
 
-    /// Parses a name in any case, as the reference does; `None` for anything else, `unknown` too.
+    /// Parses a name in any case, as the reference does; `None` for anything else, including
+    /// `unknown`.
     pub fn parse(name: &str) -> Option<Unit> {
         Unit::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }

@@ -1,4 +1,4 @@
-//! `metadata`: any map, as the JSON that a protobuf Struct can hold.
+//! Reads `metadata`: any map, as JSON that a protobuf Struct can hold.
 
 use serde_json::{Map, Number, Value};
 
@@ -8,15 +8,15 @@ use crate::node::{Kind, Node};
 use crate::reader::{Entry, Reader};
 use crate::scalar::Meaning;
 
-/// Maps and lists inside one another. Each is three protobuf messages deep or so, and protobuf
-/// readers, Envoy's too, stop at 100.
+/// Maximum depth of nested maps and lists. Each level is about three protobuf messages deep, and
+/// protobuf readers, Envoy's included, stop at 100.
 const METADATA_DEPTH_MAX: usize = 24;
-/// Size of one descriptor's metadata: text, and 32 bytes a value. It goes out with every passing
-/// request.
+/// Maximum size of one descriptor's metadata: its text, plus 32 bytes for each value. It is sent
+/// with every request that passes.
 const METADATA_BYTES_MAX: usize = 64 << 10;
 
-/// Reads `node` into what is there already, so that a map of one's own adds to one merged in by
-/// `<<`.
+/// Reads `node` into the map that is already there, so that a descriptor's own map adds to one
+/// merged in by `<<`.
 pub(crate) fn read<'d>(
     reader: &mut Reader<'d, '_>,
     node: &'d Node<'d>,
@@ -46,7 +46,7 @@ pub(crate) fn read<'d>(
     }
 }
 
-/// What is left of the room for one descriptor's metadata.
+/// The remaining room for one descriptor's metadata.
 struct Bounds {
     bytes: usize,
     levels: usize,

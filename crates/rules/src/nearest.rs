@@ -1,10 +1,10 @@
-//! The known name that is nearest to a misspelt one.
+//! Finds the known name that is nearest to a misspelt one.
 
 /// Longer names get no suggestion: comparing them costs the product of the lengths.
 const NAME_CHARS_MAX: usize = 32;
 
-/// The candidate nearest to `name`, if it is near enough to be what was meant: one slip in three
-/// characters, counting an exchange of case as none.
+/// Returns the candidate nearest to `name`, if it is near enough: at most one edit for every three
+/// characters. A difference in case does not count.
 pub fn nearest<'c>(name: &str, candidates: &[&'c str]) -> Option<&'c str> {
     if name.chars().count() > NAME_CHARS_MAX {
         return None;
@@ -17,10 +17,12 @@ pub fn nearest<'c>(name: &str, candidates: &[&'c str]) -> Option<&'c str> {
     (distance * 3 <= candidate.len().max(3)).then_some(candidate)
 }
 
-/// Insertions, removals, replacements and exchanges of neighbours that turn `a` into `b`.
+/// Returns the number of insertions, removals, replacements and swaps of neighbours that turn `a`
+/// into `b`.
 fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    // Row i + 1 holds, at j + 1, the distance of the first i + 1 characters of a and j + 1 of b.
+    // Row i + 1 holds, at j + 1, the distance between the first i + 1 characters of a and the first
+    // j + 1 of b.
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
     for (i, from) in a.iter().enumerate() {
         let mut row = vec![i + 1];

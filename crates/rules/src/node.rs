@@ -1,7 +1,7 @@
-//! A YAML file as a tree in which every node knows its place.
+//! Parses a YAML file to a tree in which every node has a place.
 //!
-//! Only the first document is read, as the reference does. Aliases stay aliases: what they stand
-//! for is shared, never copied, so a tree is never larger than its file.
+//! Only the first document is read, as in the reference. Aliases are kept as aliases: the nodes
+//! they stand for are shared, never copied, so a tree is never larger than its file.
 
 use std::borrow::Cow;
 use std::str::Chars;
@@ -23,19 +23,19 @@ pub(crate) struct Document<'s> {
 /// A scalar, list, map or alias.
 #[derive(Debug)]
 pub(crate) struct Node<'s> {
-    /// Its first character.
+    /// The position of its first character.
     pub(crate) place: Place,
     pub(crate) kind: Kind<'s>,
 }
 
-/// What a node is.
+/// The content of a node.
 #[derive(Debug)]
 pub(crate) enum Kind<'s> {
     Scalar(Cow<'s, str>, Meaning),
     List(Vec<NodeId>),
-    /// Pairs of key and value, as written: duplicates and merge keys are still in it.
+    /// Pairs of key and value, as written; duplicates and merge keys are kept.
     Map(Vec<(NodeId, NodeId)>),
-    /// Never of another alias, nor of a node that contains this one.
+    /// The node that an alias stands for: never another alias, nor a node that contains this one.
     Alias(NodeId),
 }
 
@@ -43,12 +43,12 @@ pub(crate) enum Kind<'s> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NodeId(u32);
 
-/// Lists and maps inside one another. 64 levels hold 31 levels of descriptors.
+/// Maximum depth of nested lists and maps. 64 levels hold 31 levels of descriptors.
 pub(crate) const DEPTH_MAX: usize = 64;
-/// Nodes of one file: about 300 000 rules.
+/// Maximum number of nodes in one file: about 300 000 rules.
 const NODES_MAX: usize = 3_000_000;
 
-/// Grows a document event by event.
+/// Builds a document from parser events.
 struct Builder<'s> {
     nodes: Vec<Node<'s>>,
     root: Option<NodeId>,
@@ -56,14 +56,14 @@ struct Builder<'s> {
     open: Vec<Open>,
     /// The node of each anchor; the parser numbers anchors from 1.
     anchors: Vec<NodeId>,
-    /// The text from the last scalar on, and how many characters come before it.
+    /// The text from the last scalar on, and the number of characters before it.
     rest: Chars<'s>,
     passed: usize,
 }
 
 struct Open {
     node: NodeId,
-    /// The key that waits for its value, in a map.
+    /// In a map: the key whose value has not been read yet.
     key: Option<NodeId>,
 }
 
@@ -72,7 +72,7 @@ type Refusal = (Place, String);
 // === impl Document ===
 
 impl<'s> Document<'s> {
-    /// Reads `text`, or says where and why it is not YAML that we read.
+    /// Parses `text`. The error says where and why it is not YAML that this parser accepts.
     pub(crate) fn parse(text: &'s str) -> Result<Self, Refusal> {
         let mut parser = Parser::new(Letters::new(text));
         let mut builder = Builder::new(text);
@@ -92,12 +92,12 @@ impl<'s> Document<'s> {
         self.root
     }
 
-    /// What reading every node once costs.
+    /// Returns the cost of reading every node once.
     pub(crate) fn cost(&self) -> usize {
         self.cost
     }
 
-    /// The node that `id` stands for, and whether an alias led to it.
+    /// Returns the node that `id` stands for, and whether it was reached through an alias.
     pub(crate) fn node(&self, id: NodeId) -> Option<(&Node<'s>, bool)> {
         let node = self.nodes.get(id.0 as usize)?;
         match node.kind {
@@ -110,7 +110,7 @@ impl<'s> Document<'s> {
 // === impl Node ===
 
 impl Node<'_> {
-    /// Roughly the bytes that a copy of this node, without what is in it, takes.
+    /// Returns roughly the number of bytes that a copy of this node takes, without its children.
     pub(crate) fn cost(&self) -> usize {
         match &self.kind {
             Kind::Scalar(text, _) => 32 + text.len(),
@@ -118,7 +118,7 @@ impl Node<'_> {
         }
     }
 
-    /// What it is, for a message.
+    /// Describes the node, for a message.
     pub(crate) fn describe(&self) -> String {
         match &self.kind {
             Kind::Scalar(text, meaning) => match meaning {
@@ -183,7 +183,7 @@ impl<'s> Builder<'s> {
         Ok(())
     }
 
-    /// Adds a node where the last event left off.
+    /// Adds a node at the current position of the tree.
     fn add(&mut self, place: Place, kind: Kind<'s>) -> Result<NodeId, Refusal> {
         let full = || (place, format!("more than {NODES_MAX} values in one file; split it"));
         if self.nodes.len() == NODES_MAX {
@@ -206,8 +206,8 @@ impl<'s> Builder<'s> {
         Ok(id)
     }
 
-    /// The scalar `text`, which began at `start`, as a part of the file where it stands there as it
-    /// is: the parser copies each, into more room than it takes.
+    /// Returns the scalar `text`, which began at `start`, as a slice of the file if the file
+    /// contains it unchanged. The parser copies each scalar into a buffer larger than the text.
     fn borrowed(&mut self, text: Cow<'s, str>, style: ScalarStyle, start: Marker) -> Cow<'s, str> {
         let Cow::Owned(owned) = text else { return text };
         if let Some(ahead) = start.index().checked_sub(self.passed) {
@@ -226,7 +226,7 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// The parser gives out anchor numbers in order of appearance.
+    /// Registers an anchor. The parser numbers anchors in order of appearance.
     fn anchor(&mut self, anchor: usize, node: NodeId) {
         if anchor > 0 {
             self.anchors.push(node);
@@ -245,7 +245,8 @@ impl<'s> Builder<'s> {
     }
 }
 
-/// What a scalar means, by its quotes and tag. A tag of one's own makes it text, as in yaml.v2.
+/// Returns the meaning of a scalar, given its quotes and tag. An unknown tag makes it text, as in
+/// yaml.v2.
 fn meaning(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Meaning, String> {
     let Some(tag) = tag else {
         return Ok(match style {
@@ -278,7 +279,8 @@ fn place_of(marker: Marker) -> Place {
     Place { line: number(marker.line()), column: number(marker.col()).saturating_add(1) }
 }
 
-/// The parser's words, and a hint where people trip most: `*` opens an alias unless it is quoted.
+/// Returns the parser's message, with a hint for the most common mistake: an unquoted `*` starts an
+/// alias.
 fn syntax_fault(error: &ScanError, text: &str) -> Refusal {
     let place = place_of(*error.marker());
     let mut message = error.info().to_owned();

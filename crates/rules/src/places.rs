@@ -1,4 +1,4 @@
-//! Where rules are written, for people who look for one. No server keeps this.
+//! The place of each rule in the rule files, for tools. The sidecar does not keep it.
 
 use std::fmt;
 
@@ -10,29 +10,29 @@ use crate::handful::TextMap;
 pub struct Places {
     /// Names of the sources that have rules, in the order in which they were read.
     files: Vec<Box<str>>,
-    /// The index of the file, and the place in it.
+    /// The index of the file in `files`, and the place in that file.
     by_path: TextMap<(usize, Place)>,
 }
 
-/// Where a rule's descriptor begins. Shown as `file:line:column`, as faults are.
+/// The place where a rule's descriptor begins. Printed as `file:line:column`, as faults are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Written<'p> {
     /// Name of the source.
     pub file: &'p str,
-    /// In it.
+    /// The place in the source.
     pub place: Place,
 }
 
 // === impl Places ===
 
 impl Places {
-    /// Where the rule of this path is written; `None` if there is no such rule.
+    /// Returns where the rule of this path is written; `None` if there is no such rule.
     pub fn of(&self, path: &str) -> Option<Written<'_>> {
         let (file, place) = self.by_path.get(path)?;
         Some(Written { file: self.files.get(*file)?, place: *place })
     }
 
-    /// Notes a rule of `file`. Files come one after another.
+    /// Records a rule of `file`. All rules of one file are recorded before those of the next.
     pub(crate) fn note(&mut self, path: &str, file: &str, place: Place) {
         if self.files.last().is_none_or(|last| **last != *file) {
             self.files.push(file.into());

@@ -1,5 +1,5 @@
-//! Walks a document the way Go's yaml.v2 decodes one: aliases followed, merge keys unfolded in
-//! place, the last of two equal keys winning; and with a bound on what aliases can multiply.
+//! Walks a document as Go's yaml.v2 decodes one: it follows aliases, expands merge keys in place,
+//! and lets the last of two equal keys win. It bounds the work that aliases can multiply.
 
 use crate::fault::{Findings, Place, excerpt};
 use crate::field::Owner;
@@ -11,7 +11,7 @@ pub(crate) struct Reader<'d, 'f> {
     document: &'d Document<'d>,
     findings: &'f Findings,
     depth: usize,
-    /// What may still be read, in the unit of `Node::cost`; `None` once it has run out.
+    /// The remaining cost that may be read, in the unit of `Node::cost`; `None` once it is used up.
     budget: Option<usize>,
 }
 
@@ -20,20 +20,20 @@ pub(crate) struct Reader<'d, 'f> {
 pub(crate) struct Entry<'d> {
     pub(crate) key: &'d Node<'d>,
     pub(crate) value: &'d Node<'d>,
-    /// It came in by a merge key.
+    /// Whether a merge key added it.
     pub(crate) merged: bool,
 }
 
-/// What aliases may add to the reading of a file, in bytes of copied text and nodes.
+/// Maximum cost that aliases may add to the reading of a file, in bytes of copied text and nodes.
 const ALIASED_BYTES_MAX: usize = 64 << 20;
 
 // === impl Reader ===
 
 impl<'d, 'f> Reader<'d, 'f> {
-    /// A reader that reports to `findings`.
+    /// Makes a reader that reports to `findings`.
     pub(crate) fn new(document: &'d Document<'d>, findings: &'f Findings) -> Self {
-        // Each node is read once in place, a map's value perhaps after a look at its kind; so
-        // whatever goes past this was multiplied by aliases.
+        // Without aliases each node is read once, and its kind perhaps looked at before, so any
+        // cost above this was multiplied by aliases.
         let budget = Some(document.cost().saturating_add(ALIASED_BYTES_MAX));
         Reader { document, findings, depth: 0, budget }
     }
@@ -44,8 +44,8 @@ impl<'d, 'f> Reader<'d, 'f> {
         self.node(root)
     }
 
-    /// The node that `id` stands for; `None` if the aliases of the file stand for too much, which
-    /// has been reported then.
+    /// Returns the node that `id` stands for. `None` if the aliases of the file exceed the budget,
+    /// which has been reported.
     pub(crate) fn node(&mut self, id: NodeId) -> Option<&'d Node<'d>> {
         let (node, _) = self.document.node(id)?;
         self.budget = self.budget?.checked_sub(node.cost());
@@ -57,20 +57,20 @@ impl<'d, 'f> Reader<'d, 'f> {
         Some(node)
     }
 
-    /// The entries of a map, in the order in which they take effect.
+    /// Returns the entries of a map, in the order in which they take effect.
     pub(crate) fn entries(&mut self, pairs: &'d [(NodeId, NodeId)]) -> Vec<Entry<'d>> {
         let mut entries = Vec::with_capacity(pairs.len());
         self.unfold(pairs, false, &mut entries);
         entries
     }
 
-    /// The items of a list.
+    /// Returns the items of a list.
     pub(crate) fn items(&mut self, ids: &'d [NodeId]) -> Vec<&'d Node<'d>> {
         ids.iter().map_while(|id| self.node(*id)).collect()
     }
 
-    /// Reads what lies inside the node at `place`. Only aliases can lead deeper than a file is
-    /// deep.
+    /// Reads the content of the node at `place`, one level deeper. Only aliases can lead deeper
+    /// than the nesting of the file.
     pub(crate) fn inside<T>(
         &mut self,
         place: Place,
@@ -91,7 +91,7 @@ impl<'d, 'f> Reader<'d, 'f> {
         self.findings.fault(place, message);
     }
 
-    /// Reports a name that `owner` may not hold.
+    /// Reports a name that a map of kind `owner` may not hold.
     pub(crate) fn refuse_key(&mut self, place: Place, name: &str, owner: Owner) {
         self.findings.fault_with(place, || owner.refusal(name, self.findings));
     }
@@ -101,8 +101,8 @@ impl<'d, 'f> Reader<'d, 'f> {
         self.findings.warn(place, message);
     }
 
-    /// Reports that `entry` takes the place of an `earlier` one, unless that is what merging is
-    /// for.
+    /// Warns that `entry` replaces an `earlier` one, unless the replacement is the purpose of a
+    /// merge.
     pub(crate) fn warn_of_duplicate(&mut self, name: &str, earlier: Entry<'_>, entry: Entry<'_>) {
         let name = excerpt(name);
         match (earlier.merged, entry.merged) {
@@ -142,7 +142,7 @@ impl<'d, 'f> Reader<'d, 'f> {
             Kind::List(ids) => self.items(ids),
             _ => vec![value],
         };
-        // The first map of a list wins, so it comes last.
+        // The first map of a list takes precedence, so it is processed last.
         for map in maps.into_iter().rev() {
             match &map.kind {
                 Kind::Map(pairs) => self.unfold(pairs, true, entries),

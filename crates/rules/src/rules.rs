@@ -1,4 +1,4 @@
-//! All rules of one version, and what they say of a descriptor.
+//! All rules of one version, and the lookup of the rule for a descriptor.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::request::Entry;
 use crate::rule::Rule;
 use crate::tree::{Branch, Trace};
 
-/// All rules of one version. Lookups do not allocate, but for those among many patterns.
+/// All rules of one version. Lookups do not allocate, except among many patterns.
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,
@@ -16,30 +16,30 @@ pub struct Rules {
     rules: Vec<Arc<Rule>>,
 }
 
-/// What the rules say of one descriptor.
+/// The result of looking up one descriptor.
 #[derive(Debug, Clone, Copy)]
 pub enum Lookup<'r> {
-    /// No rule file names the domain; an override is ignored then.
+    /// No rule file configures the domain; an override is ignored.
     UnknownDomain,
-    /// The domain is known; no rule sits where the last entry leads.
+    /// The domain is known, but the node of the last entry has no rule, or there is no such node.
     NoRule,
-    /// The rule at the node that the last entry reached.
+    /// The rule at the node of the last entry.
     Rule(&'r Arc<Rule>),
 }
 
 // === impl Rules ===
 
 impl Rules {
-    /// `rules` in order of their paths, by the domains that lead to them.
+    /// `rules` must be in order of their paths; `domains` holds the tree of each domain.
     pub(crate) fn new(version: u64, domains: Handful<Branch>, rules: Vec<Arc<Rule>>) -> Self {
         Self { version, domains, rules }
     }
 
-    /// The rule for `entries` of `domain`.
+    /// Returns the rule for `entries` of `domain`.
     ///
     /// At each level the entry's value is tried first, then the level's wildcards in the order of
-    /// the files, then the key alone; what was chosen is never reconsidered. Only a rule at the
-    /// node of the last entry applies.
+    /// the files, then the key alone; there is no backtracking. A rule applies only if it is at the
+    /// node of the last entry.
     #[inline]
     pub fn find(&self, domain: &str, entries: &[Entry<'_>]) -> Lookup<'_> {
         let Some(branch) = self.domains.get(domain) else { return Lookup::UnknownDomain };
@@ -49,14 +49,15 @@ impl Rules {
         }
     }
 
-    /// What [`Rules::find`] met on its way, level by level; `None` if no rule file names the
-    /// domain. Allocates, and looks at every pattern of a level: for people, not for requests.
+    /// Returns the candidates that [`Rules::find`] considers, level by level; `None` if no rule
+    /// file configures the domain. It allocates and tries every pattern of a level, so it is for
+    /// tools, not for requests.
     pub fn trace(&self, domain: &str, entries: &[Entry<'_>]) -> Option<Trace<'_>> {
         Some(self.domains.get(domain)?.trace(entries))
     }
 
-    /// The patterns of each level that has some, in the order in which they are tried, under the
-    /// path of the level: `domain`, `domain.key_value`. Levels are in order of their paths.
+    /// Returns the patterns of each level that has any, in the order in which they are tried, with
+    /// the path of the level: `domain`, `domain.key_value`. Levels are in order of their paths.
     pub fn patterns(&self) -> Vec<(String, Vec<String>)> {
         let mut found = Vec::new();
         for (domain, branch) in self.domains.iter() {
@@ -66,34 +67,34 @@ impl Rules {
         found
     }
 
-    /// Tells two sets of rules apart: a hash of their sources, equal on every pod that reads the
-    /// same.
+    /// Returns a hash of the sources, which identifies this set of rules and is equal on all pods
+    /// that read the same sources.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// The rules in order of their paths.
+    /// Returns the rules in order of their paths.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Rule>> {
         self.rules.iter()
     }
 
-    /// How many rules there are.
+    /// Returns the number of rules.
     pub fn len(&self) -> usize {
         self.rules.len()
     }
 
-    /// Whether there is none; there may be domains still.
+    /// Returns whether there is no rule; there may still be domains.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// The rule of this path.
+    /// Returns the rule of this path.
     pub fn by_path(&self, path: &str) -> Option<&Arc<Rule>> {
         let index = self.rules.binary_search_by(|rule| (*rule.path).cmp(path)).ok()?;
         self.rules.get(index)
     }
 
-    /// The domains, in order of their names.
+    /// Returns the domains, in order of their names.
     pub fn domains(&self) -> impl Iterator<Item = &str> {
         let mut names: Vec<&str> = self.domains.iter().map(|(name, _)| name).collect();
         names.sort_unstable();

@@ -1,20 +1,20 @@
-//! What an unquoted YAML scalar means: the reading of Go's yaml.v2 (YAML 1.1 without base 60),
-//! which the reference uses, so that `007`, `yes` and `1_000` mean here what they mean there.
+//! The meaning of an unquoted YAML scalar, as Go's yaml.v2 reads it (YAML 1.1 without base 60). The
+//! reference uses yaml.v2, so `007`, `yes` and `1_000` have the same meaning here and there.
 
-/// What a scalar stands for. The text itself is kept beside it.
+/// The meaning of a scalar. The text itself is kept separately.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Meaning {
     /// Empty, `~`, `null`.
     Null,
     /// `true`, `yes`, `on`, `y` and their opposites.
     Bool(bool),
-    /// Fits 64 bits with a sign.
+    /// An integer that fits 64 bits with a sign.
     Int(i64),
-    /// Fits 64 bits without a sign only.
+    /// An integer that fits 64 bits only without a sign.
     Big(u64),
-    /// Has a point or an exponent, or is too large for an integer.
+    /// A number with a point or an exponent, or too large for an integer.
     Float(f64),
-    /// Text; dates too.
+    /// Text, including dates.
     Text,
     /// `<<`: as a key, merges the map that is its value.
     Merge,
@@ -23,7 +23,7 @@ pub(crate) enum Meaning {
 // === impl Meaning ===
 
 impl Meaning {
-    /// The meaning of unquoted, untagged `text`.
+    /// Returns the meaning of unquoted, untagged `text`.
     pub(crate) fn of(text: &str) -> Meaning {
         match text.as_bytes().first() {
             None => Meaning::Null,
@@ -84,7 +84,8 @@ impl Meaning {
         }
     }
 
-    /// Digits with at most one point and an exponent; anything else, and what overflows, is text.
+    /// Digits with at most one point and an exponent are a number; anything else, and a number that
+    /// overflows, is text.
     fn of_float(text: &str) -> Meaning {
         let numeric = |c: char| c.is_ascii_digit() || matches!(c, '.' | 'e' | 'E' | '+' | '-');
         match text.parse::<f64>() {
@@ -94,7 +95,7 @@ impl Meaning {
     }
 }
 
-/// Go's base prefixes: `0x`, `0o`, `0b`, and a leading 0 is octal.
+/// Parses digits with Go's base prefixes: `0x`, `0o`, `0b`; a leading 0 means octal.
 fn magnitude(digits: &str) -> Option<u64> {
     let lower = digits.get(..2).map(str::to_ascii_lowercase);
     let (base, rest) = match lower.as_deref() {
@@ -104,7 +105,7 @@ fn magnitude(digits: &str) -> Option<u64> {
         Some(two) if two.starts_with('0') => (8, &digits[1..]),
         _ => (10, digits),
     };
-    // `from_str_radix` would take a second sign.
+    // `from_str_radix` would accept a second sign.
     let is_number = !rest.is_empty() && rest.bytes().all(|b| char::from(b).is_digit(base));
     is_number.then(|| u64::from_str_radix(rest, base).ok()).flatten()
 }

@@ -8,10 +8,10 @@ use crate::rule::{Level, Matched, Rule};
 // === impl Rule ===
 
 impl Rule {
-    /// The stats key of a decision by this rule on `entries`, which led to it: the reference's,
-    /// made safe for a metric's name. By default the configured path; with `value_to_metric` or
-    /// `detailed_metric` it carries what was on the request, so there are as many as there are
-    /// values.
+    /// Returns the stats key of a decision by this rule on `entries`, which must be the entries
+    /// that led to the rule: the reference's key, made safe as a metric's name. By default it is
+    /// the configured path. With `value_to_metric` or `detailed_metric` it contains values of the
+    /// request, so there are as many keys as values.
     pub fn stats_key(&self, domain: &str, entries: &[Entry<'_>]) -> String {
         let mut name = String::with_capacity(self.path.len());
         name.push_str(domain);
@@ -36,13 +36,14 @@ impl Rule {
         }
     }
 
-    /// What [`Rule::stats_key`] comes to where it shows nothing that was on the request.
+    /// Returns the result of [`Rule::stats_key`] for a rule whose key contains nothing of the
+    /// request.
     pub fn stats_name(&self) -> Cow<'_, str> {
         sanitized(&self.path)
     }
 
-    /// Whether the stats key shows, at this level, what was on the request, so that there are as
-    /// many keys as values.
+    /// Returns whether the stats key contains, at this level, the value of the request, so that
+    /// there are as many keys as values.
     pub fn varies_at(&self, level: usize) -> bool {
         self.levels.get(level).is_some_and(|level| match level.matched {
             Matched::Value => false,
@@ -55,7 +56,7 @@ impl Rule {
 // === impl Level ===
 
 impl Level {
-    /// The value that a stats key shows for `entry`.
+    /// Returns the value that a stats key shows for `entry`.
     fn shown<'a>(&'a self, entry: &Entry<'a>, is_detailed: bool) -> &'a str {
         match &self.matched {
             Matched::Wildcard(pattern) if self.shared.is_some() => without_key(pattern, entry.key),
@@ -67,13 +68,13 @@ impl Level {
     }
 }
 
-/// The value's part of a pattern over `key_value`.
+/// Returns the value's part of a pattern over `key_value`.
 fn without_key<'p>(pattern: &'p str, key: &str) -> &'p str {
     pattern.strip_prefix(key).and_then(|rest| rest.strip_prefix('_')).unwrap_or(pattern)
 }
 
-/// Colons and bars become `_`, and so do the dots of IPv4 addresses, which would be levels
-/// otherwise.
+/// Replaces colons and bars by `_`, and also the dots of IPv4 addresses, which would otherwise
+/// separate levels.
 fn sanitized(name: &str) -> Cow<'_, str> {
     let has_address = (0..name.len()).any(|at| address_at(name.as_bytes(), at).is_some());
     if !has_address && !name.contains([':', '|']) {
@@ -95,7 +96,8 @@ fn sanitized(name: &str) -> Cow<'_, str> {
     Cow::Owned(replaced.collect())
 }
 
-/// The length of four groups of one to three digits, with dots between, that start at `at`.
+/// Returns the length of an IPv4 address at `at`: four groups of one to three digits, separated by
+/// dots.
 fn address_at(text: &[u8], at: usize) -> Option<usize> {
     let rest = text.get(at..)?;
     let mut length = 0;

@@ -1,7 +1,7 @@
-//! Characters that make a text look like another on a terminal or a page.
+//! Recognises characters that make a text look like a different one on a terminal or a page.
 
-/// Control characters, Unicode's line ends, what turns the direction of text, and what cannot be
-/// seen at all.
+/// Returns whether `character` is a control character, a line end of Unicode, changes the direction
+/// of text, or is invisible.
 pub fn steers(character: char) -> bool {
     character.is_control()
         || matches!(character,

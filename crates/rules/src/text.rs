@@ -1,14 +1,15 @@
-//! The bytes of a source as text, refused with a place when they are not.
+//! Decodes the bytes of a source as text. The error gives the place of the first invalid byte.
 
 use crate::fault::Place;
 
-/// Bytes of one source. 100 000 rules take about 10 MB.
+/// Maximum bytes of one source. 100 000 rules take about 10 MB.
 pub(crate) const SOURCE_BYTES_MAX: usize = 16 << 20;
-/// Words, pairs of quotes and flow marks of one source. The YAML scanner holds the tokens of a flow
-/// collection (a JSON file is one) until it ends, about 100 bytes each; this bounds them.
+/// Maximum number of words, pairs of quotes and flow marks in one source. The YAML scanner holds
+/// the tokens of a flow collection (a JSON file is one) until it ends, about 100 bytes each; this
+/// bounds that memory.
 const PIECES_MAX: usize = 3_000_000;
 
-/// `bytes` as text, without its byte order mark; or where and why they are not.
+/// Returns `bytes` as text, without its byte order mark, or where and why they are not text.
 pub(crate) fn decode(bytes: &[u8]) -> Result<&str, (Place, String)> {
     if bytes.len() > SOURCE_BYTES_MAX {
         let max = SOURCE_BYTES_MAX >> 20;
@@ -32,19 +33,21 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, (Place, String)> {
     }
 }
 
-/// YAML's printable characters; the parser takes more, the reference's does not.
+/// Returns whether YAML considers `character` printable. The parser accepts more characters, the
+/// reference's parser does not.
 fn is_allowed(character: char) -> bool {
     matches!(character,
         '\t' | '\n' | '\r' | ' '..='~' | '\u{85}' | '\u{a0}'..='\u{d7ff}'
         | '\u{e000}'..='\u{fefe}' | '\u{ff00}'..='\u{fffd}' | '\u{10000}'..)
 }
 
-/// What one look at each byte of a text tells.
+/// The result of one pass over the bytes of a text.
 #[derive(Debug, PartialEq, Eq)]
 struct Survey {
-    /// It is all ASCII, and allowed.
+    /// All bytes are ASCII and allowed.
     is_plain: bool,
-    /// Words, flow marks, and pairs of quotes, which part tokens within a word.
+    /// Number of words, flow marks and pairs of quotes, each of which separates tokens within a
+    /// word.
     pieces: usize,
 }
 
@@ -53,7 +56,7 @@ const WORD: u8 = 2;
 const MARK: u8 = 4;
 const QUOTE: u8 = 8;
 
-/// What each byte is.
+/// The class of each byte.
 static CLASSES: [u8; 256] = classes();
 
 const fn classes() -> [u8; 256] {
@@ -101,7 +104,7 @@ fn not_utf8(bytes: &[u8], at: usize) -> (Place, String) {
     (place, message)
 }
 
-/// The place of what follows `text`.
+/// Returns the place of the first character after `text`.
 fn place_after(text: &str) -> Place {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = text.matches('\n').count();

@@ -1,10 +1,10 @@
 //! The tree that descriptors are matched against.
 //!
-//! One branch holds the children of a node: for each key, a map from value to child, the patterns
-//! in the order of the file, and the child for the key alone. Keys and values are looked up one
-//! after the other and never joined, so a lookup takes as long among ten children as among a
-//! million, and no two pairs of key and value can be taken for one another. It allocates nothing
-//! but for the search among many patterns, and for a long value where a key is a pattern.
+//! A branch holds the children of a node: for each key, a map from value to child, the patterns in
+//! the order of the file, and the child for the key alone. Keys and values are looked up one after
+//! the other and never joined. So a lookup takes as long among ten children as among a million, and
+//! two different pairs of key and value are never confused. A lookup allocates only for the search
+//! among many patterns, and for a long value if a key is a pattern.
 
 mod trace;
 
@@ -18,12 +18,12 @@ use crate::rule::Rule;
 use crate::wildcard::Patterns;
 pub use trace::{Candidate, Fit, Step, Trace};
 
-/// One configured level: where a descriptor's entry leads.
+/// The node that one level of a rule file configures, to which an entry leads.
 #[derive(Debug, Default)]
 pub(crate) struct Node {
-    /// What applies to descriptors that end here.
+    /// The rule for descriptors that end here.
     pub(crate) rule: Option<Arc<Rule>>,
-    /// Where their next entry leads.
+    /// The nodes for the next entry.
     pub(crate) children: Option<Box<Branch>>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Branch {
     keys: Handful<Slot>,
     /// Keys with a `*` in them: patterns over the text `key_value`.
     wild_keys: Patterns,
-    /// In the order of the file, so that of two wildcards the one with the smaller index wins.
+    /// In the order of the file: of two wildcards the one with the smaller index takes precedence.
     nodes: Vec<Node>,
 }
 
@@ -45,16 +45,16 @@ struct Slot {
     alone: Option<u32>,
 }
 
-/// `key_value` as one text.
+/// `key_value` joined to one text.
 type Joined = SmallVec<[u8; JOINED_INLINE]>;
 
-/// Bytes of a joined key and value that take no allocation.
+/// Bytes of a joined key and value that need no allocation.
 const JOINED_INLINE: usize = 256;
 
 // === impl Branch ===
 
 impl Branch {
-    /// The node that `entries`, which must not be empty, lead to.
+    /// Returns the node to which `entries`, which must not be empty, lead.
     #[inline]
     pub(crate) fn find(&self, entries: &[Entry<'_>]) -> Option<&Node> {
         let (last, path) = entries.split_last()?;
@@ -70,7 +70,8 @@ impl Branch {
         self.nodes.get(self.choose(entry)? as usize)
     }
 
-    /// The value itself, else the first wildcard that matches, else the key alone.
+    /// Returns the node for the value itself, else for the first wildcard that matches, else for
+    /// the key alone.
     #[inline]
     fn choose(&self, entry: &Entry<'_>) -> Option<u32> {
         let slot = self.keys.get(entry.key);
@@ -91,7 +92,7 @@ impl Branch {
         }
     }
 
-    /// Prepares lookups, since nothing more comes, and gives up the room that is left.
+    /// Prepares for lookups once all nodes have been inserted, and releases unused capacity.
     pub(crate) fn finish(mut self) -> Branch {
         self.keys.shrink();
         self.keys.values_mut().for_each(|slot| slot.wild_values.index());
@@ -104,7 +105,8 @@ impl Branch {
         self.nodes.is_empty()
     }
 
-    /// Adds a node for `key` and `value` (empty: the key alone); `None` if there is one already.
+    /// Adds a node for `key` and `value` (empty: the key alone) and returns it; `None` if it exists
+    /// already.
     pub(crate) fn insert(&mut self, key: &str, value: &str) -> Option<&mut Node> {
         // `DESCRIPTORS_MAX` keeps this far from failing.
         let index = u32::try_from(self.nodes.len()).ok()?;
@@ -128,7 +130,8 @@ impl Branch {
     }
 }
 
-/// The text that a pattern over key and value is matched with; it has the `_` without a value too.
+/// Returns the text against which a pattern over key and value is matched; it contains the `_` even
+/// without a value.
 fn joined(entry: &Entry<'_>) -> Joined {
     let mut text = Joined::with_capacity(entry.key.len() + 1 + entry.value.len());
     text.extend_from_slice(entry.key.as_bytes());
@@ -137,7 +140,7 @@ fn joined(entry: &Entry<'_>) -> Joined {
     text
 }
 
-/// Key and value as the reference writes them in one: `key_value`, or `key` alone.
+/// Joins key and value as the reference does: `key_value`, or `key` alone.
 pub(crate) fn composite(key: &str, value: &str) -> String {
     match value {
         "" => key.to_owned(),

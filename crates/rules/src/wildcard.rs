@@ -1,8 +1,9 @@
-//! The patterns of one level: which of them, first in the order of the file, matches a text.
+//! The patterns of one level: finds the first, in the order of the file, that matches a text.
 //!
-//! A few are tried one after the other. More have an index, so that a lookup costs one pass over
-//! the text however many patterns there are: the index of prefixes leaves those whose text before
-//! the first `*` starts the value, and one automaton looks for the pieces of all of them at once.
+//! A few patterns are tried one after the other. More patterns have an index, so that a lookup
+//! makes one pass over the text, however many patterns there are: the prefix index selects the
+//! patterns whose text before the first `*` starts the value, and one automaton searches for the
+//! pieces of all of them at once.
 
 mod pattern;
 mod pieces;
@@ -14,12 +15,12 @@ use pattern::Pattern;
 use pieces::Pieces;
 use prefixes::Prefixes;
 
-/// Patterns in the order of the file, each with its node. Lookups need [`Patterns::index`] once
-/// all have been added.
+/// Patterns in the order of the file, each with its node. Call [`Patterns::index`] after the last
+/// pattern has been added and before the first lookup.
 #[derive(Debug, Default)]
 pub(crate) struct Patterns {
     patterns: Vec<Pattern>,
-    /// Of each pattern, in the same order; growing.
+    /// The node of each pattern, in the same order, and increasing.
     nodes: Vec<u32>,
     index: Option<Box<Index>>,
 }
@@ -27,21 +28,21 @@ pub(crate) struct Patterns {
 #[derive(Debug)]
 struct Index {
     prefixes: Prefixes,
-    /// `None` if no pattern has pieces, or if they are too long to build an automaton for.
+    /// `None` if no pattern has pieces, or if the pieces are too long to build an automaton.
     pieces: Option<Pieces>,
 }
 
 /// Numbers of patterns that may match a text.
 type Candidates = SmallVec<[u32; FEW_MAX]>;
 
-/// Patterns that are tried one after the other: searching a text for a piece is some thirty times
-/// faster than a step of the automaton for each of its bytes.
+/// Up to this many patterns are tried one after the other: searching a text for a piece is some
+/// thirty times faster than a step of the automaton for each byte of the text.
 const FEW_MAX: usize = 16;
 
 // === impl Patterns ===
 
 impl Patterns {
-    /// Adds the pattern that `text` is, with its node; does nothing if there is no `*` in it.
+    /// Adds the pattern `text` with its node; does nothing if `text` has no `*`.
     pub(crate) fn push(&mut self, text: &str, node: u32) {
         if let Some(pattern) = Pattern::parse(text) {
             self.patterns.push(pattern);
@@ -49,7 +50,7 @@ impl Patterns {
         }
     }
 
-    /// Prepares lookups, since nothing more comes, and gives up what room is left.
+    /// Prepares for lookups once all patterns have been added, and releases unused capacity.
     pub(crate) fn index(&mut self) {
         self.patterns.shrink_to_fit();
         self.nodes.shrink_to_fit();
@@ -63,7 +64,7 @@ impl Patterns {
         self.patterns.is_empty()
     }
 
-    /// The node of the first pattern that matches `text`.
+    /// Returns the node of the first pattern that matches `text`.
     pub(crate) fn find(&self, text: &[u8]) -> Option<u32> {
         let number = match &self.index {
             None => self.patterns.iter().position(|pattern| pattern.matches(text)),
@@ -72,7 +73,7 @@ impl Patterns {
         self.nodes.get(number?).copied()
     }
 
-    /// Each pattern's node, and whether the pattern matches `text`. Tries all of them.
+    /// Returns each pattern's node, and whether the pattern matches `text`. Tries all patterns.
     pub(crate) fn matches(&self, text: &[u8]) -> impl Iterator<Item = (u32, bool)> {
         let fits = self.patterns.iter().map(|pattern| pattern.matches(text));
         self.nodes.iter().copied().zip(fits)
@@ -82,10 +83,10 @@ impl Patterns {
 // === impl Index ===
 
 impl Index {
-    /// The number of the first of `patterns` that matches `text`.
+    /// Returns the number of the first of `patterns` that matches `text`.
     fn find(&self, patterns: &[Pattern], text: &[u8]) -> Option<usize> {
         let mut candidates = Candidates::new();
-        // The first that matches whatever stands between its ends.
+        // The first pattern that has nothing between its ends, and so matches.
         let mut sure = None;
         for group in self.prefixes.groups(patterns, text) {
             for number in group {

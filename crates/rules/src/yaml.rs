@@ -1,5 +1,5 @@
-//! YAML with places for files that are not rules: read as rule files are, with the same ceilings,
-//! into a tree of its own.
+//! Reads YAML files that are not rules into a tree with places, with the parser and the ceilings of
+//! rule files.
 
 use crate::fault::{Faults, Findings, Place};
 use crate::node::{Document, Kind, Node};
@@ -8,32 +8,32 @@ use crate::scalar::Meaning;
 use crate::source::Source;
 use crate::text;
 
-/// A value, aliases followed and merge keys unfolded.
+/// A value, with aliases followed and merge keys expanded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Yaml {
     /// Where it begins.
     pub place: Place,
-    /// What it is.
+    /// The content of the value.
     pub kind: YamlKind,
 }
 
-/// What a value is.
+/// The content of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum YamlKind {
-    /// Nothing, or `null`.
+    /// Empty, or `null`.
     Null,
-    /// As it was written, whatever it may mean.
+    /// A scalar, as written and not interpreted.
     Scalar(String),
-    /// In order.
+    /// Items, in order.
     List(Vec<Yaml>),
-    /// In order; keys may come twice.
+    /// Pairs of key and value, in order; a key may occur twice.
     Map(Vec<(Yaml, Yaml)>),
 }
 
-/// The first document of `source`; `None` if it holds nothing.
+/// Reads the first document of `source`; `None` if it is empty.
 ///
 /// # Errors
-/// Every fault of its syntax.
+/// Every syntax fault.
 pub fn read(source: &Source) -> Result<Option<Yaml>, Faults> {
     let findings = Findings::default();
     findings.begin(&source.name);
@@ -51,7 +51,8 @@ pub fn read(source: &Source) -> Result<Option<Yaml>, Faults> {
     findings.finish().map(|_| root)
 }
 
-/// The reader's bounds hold here too: it stops to give nodes once aliases stand for too much.
+/// Copies a node. The reader's bounds apply: it returns no more nodes once aliases exceed the
+/// budget.
 fn copy<'d>(reader: &mut Reader<'d, '_>, node: &'d Node<'d>) -> Yaml {
     let kind = match &node.kind {
         Kind::Scalar(_, Meaning::Null) | Kind::Alias(_) => YamlKind::Null,
@@ -78,7 +79,7 @@ fn copy<'d>(reader: &mut Reader<'d, '_>, node: &'d Node<'d>) -> Yaml {
 // === impl Yaml ===
 
 impl Yaml {
-    /// What it is, for a message.
+    /// Describes the value, for a message.
     pub fn describe(&self) -> String {
         match &self.kind {
             YamlKind::Null => "nothing".to_owned(),

@@ -1,4 +1,4 @@
-//! What a `rate_limit` counts, and how.
+//! Compiles a `rate_limit`: what it allows, and the options of the limit.
 
 use std::num::{NonZeroU8, NonZeroU32};
 
@@ -15,7 +15,7 @@ use crate::limit::{
 };
 use crate::rule::Allowance;
 
-/// What a `rate_limit` and its file's `defaults` say together.
+/// The result of a `rate_limit` combined with its file's `defaults`.
 pub(super) struct Counting {
     pub(super) allowance: Allowance,
     pub(super) leasing: Leasing,
@@ -27,7 +27,7 @@ pub(super) struct Counting {
 // === impl Compiler ===
 
 impl Compiler<'_> {
-    /// `None` if it is faulty, which is reported.
+    /// Returns `None` if `limit` is faulty, after reporting the fault.
     pub(super) fn counting(&mut self, limit: &RateLimit<'_>) -> Option<Counting> {
         if limit.unlimited.is_faulty() {
             return None;
@@ -92,7 +92,7 @@ impl Compiler<'_> {
         })
     }
 
-    /// The algorithm in force, its amounts still to be filled in; `None` if it is faulty.
+    /// Returns the algorithm in force, its amounts not yet filled in. `None` if it is faulty.
     fn kind(&self, own: &Manner) -> Option<Algorithm> {
         match own.algorithm.or(&self.defaults.algorithm) {
             Given::Absent => Some(Algorithm::FixedWindow),
@@ -154,7 +154,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// The algorithm with its amounts.
+    /// Returns the algorithm with its amounts.
     fn algorithm(
         &mut self,
         limit: &RateLimit<'_>,
@@ -190,7 +190,8 @@ impl Compiler<'_> {
         Lease::resolve(own.lease.value(), self.defaults.lease.value())
     }
 
-    /// No more pools than tokens: the others would always be empty, and be asked in vain.
+    /// Returns the number of pools, at most as many as the limit has tokens: further pools would
+    /// always be empty, and asking them would be wasted.
     fn shards(&mut self, own: &Manner, kind: Option<Algorithm>, limit: Option<Limit>) -> NonZeroU8 {
         if let Some(Algorithm::LeakyBucket { .. }) = kind {
             self.within(&own.shards, |shards| match shards {
@@ -281,7 +282,7 @@ fn check_delays(kind: Option<Algorithm>) -> Result<(), String> {
     }
 }
 
-/// Refuses a bucket that takes too long to fill.
+/// Refuses a bucket that would take longer than `FILL_SECONDS_MAX` to fill.
 fn check_fill(limit: Limit) -> Result<(), String> {
     let Algorithm::TokenBucket { burst } = limit.algorithm else { return Ok(()) };
     let requests = limit.requests_per_unit;

@@ -1,4 +1,4 @@
-//! How limits are kept, as one map says: each value within its range, or reported.
+//! The options of a limit, as one map of a rule file gives them. A value out of range is reported.
 
 use std::num::NonZeroU8;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::given::Given;
 use crate::lease::{Leasing, Terms};
 use crate::limit::{Algorithm, MAX_DELAY_MAX, POOLS_MAX};
 
-/// How a limit is kept, as a rule or its file's `defaults` say.
+/// The options of a limit, from a rule or from its file's `defaults`.
 #[derive(Debug, Default)]
 pub(super) struct Manner {
-    /// With amounts that are still to be filled in.
+    /// The amounts are not filled in yet.
     pub(super) algorithm: Given<Algorithm>,
     /// In microseconds.
     pub(super) max_delay: Given<u32>,
@@ -24,7 +24,8 @@ pub(super) struct Manner {
     pub(super) failure_mode: Given<FailureMode>,
 }
 
-/// What is said of leases. A term that is not named is left to whoever comes next.
+/// A `lease` setting. Terms that it does not name come from the next source: the defaults of the
+/// file, then the built-in terms.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lease {
     Off,
@@ -70,7 +71,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// What `check` makes of the value; why it refuses it is reported.
+    /// Applies `check` to the value. If `check` refuses it, its error is reported.
     pub(super) fn within<T: Copy, U>(
         &mut self,
         given: &Given<T>,
@@ -90,7 +91,7 @@ impl Compiler<'_> {
     }
 }
 
-/// The algorithm of this name, in any case as units are.
+/// Returns the algorithm called `name`; like units, names are case-insensitive.
 fn algorithm(name: &str, findings: &Findings) -> Result<Algorithm, String> {
     let named = |algorithm: &Algorithm| algorithm.name().eq_ignore_ascii_case(name);
     let found = ALGORITHMS.into_iter().find(named);
@@ -98,7 +99,7 @@ fn algorithm(name: &str, findings: &Findings) -> Result<Algorithm, String> {
     found.ok_or_else(|| unknown("algorithm", name, &names, findings))
 }
 
-/// The failure mode of this name, in any case as units are.
+/// Returns the failure mode called `name`; like units, names are case-insensitive.
 fn failure_mode(name: &str, findings: &Findings) -> Result<FailureMode, String> {
     let named = |mode: &FailureMode| mode.name().eq_ignore_ascii_case(name);
     let found = FailureMode::ALL.into_iter().find(named);
@@ -150,7 +151,8 @@ fn ttl(span: Duration) -> Result<Duration, String> {
 // === impl Lease ===
 
 impl Lease {
-    /// The terms in force: each is `own`'s, or else the `default`'s, or else the built-in one.
+    /// Returns the terms in force. Each comes from `own`, else from `default`, else is the built-in
+    /// one.
     pub(super) fn resolve(own: Option<&Lease>, default: Option<&Lease>) -> Leasing {
         let none = Lease::On { fraction: None, max: None, ttl: None };
         let (own, default) = match own {

@@ -1,4 +1,4 @@
-//! The paths of rules: how each grows on the way down, and stays the only one of its text.
+//! The paths of rules: extends them level by level, and makes each unique.
 
 use std::borrow::Borrow;
 use std::collections::HashSet;
@@ -17,21 +17,21 @@ pub(super) struct Trail {
     pub(super) levels: Vec<Level>,
 }
 
-/// The paths that rules have.
+/// The set of paths that are taken.
 #[derive(Default)]
 pub(super) struct Paths {
     taken: HashSet<ByPath, RandomState>,
-    /// How many rules wanted each path that more than one did.
+    /// For each path that more than one rule wanted: how many rules wanted it.
     wanted: TextMap<u32>,
 }
 
-/// A rule, told from others by its path.
+/// A rule that is compared and hashed by its path.
 struct ByPath(Arc<Rule>);
 
 // === impl Trail ===
 
 impl Trail {
-    /// Adds `descriptor` to the path, and says where its text starts.
+    /// Adds `descriptor` to the path and returns the byte at which its text starts.
     pub(super) fn push(&mut self, descriptor: &Descriptor<'_>) -> u32 {
         self.path.push('.');
         // `PATH_BYTES_MAX` keeps paths of rules far below 4 GiB.
@@ -49,8 +49,8 @@ impl Trail {
 // === impl Paths ===
 
 impl Paths {
-    /// `path`, or what is nearest to it and not taken. `_` and `.` may occur in keys and values
-    /// too, so two rules can come to one path; the second, in order of the files, gets `#2`.
+    /// Returns `path`, with a numeric suffix if it is taken. Keys and values may contain `_` and
+    /// `.`, so two rules can have the same path; the second, in order of the files, gets `#2`.
     pub(super) fn unique(&mut self, path: &str) -> Box<str> {
         if !self.taken.contains(path) {
             return path.into();
@@ -63,12 +63,12 @@ impl Paths {
                 break other;
             }
         };
-        // Remembered, so that a thousand rules of one path do not try a thousand suffixes each.
+        // Stored so that a thousand rules with one path do not try a thousand suffixes each.
         self.wanted.insert(path.into(), wanted);
         other.into()
     }
 
-    /// Notes that `rule` has its path.
+    /// Marks the path of `rule` as taken.
     pub(super) fn take(&mut self, rule: Arc<Rule>) {
         self.taken.insert(ByPath(rule));
     }

@@ -1,4 +1,4 @@
-//! What a descriptor allows: its `rate_limit` as a `Rule`.
+//! Compiles the `rate_limit` of a descriptor to a `Rule`.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::rule::{Level, Matched, Rule};
 // === impl Compiler ===
 
 impl Compiler<'_> {
-    /// `None` if it is faulty, which is reported.
+    /// Returns `None` if the `rate_limit` is faulty, after reporting the fault.
     pub(super) fn rule(
         &mut self,
         descriptor: &Descriptor<'_>,
@@ -89,8 +89,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// The trail's path, made unique, and its levels. `None`, and reported, if all that rules hold
-    /// grows too large.
+    /// Returns the trail's path, made unique, and its levels. If the text that rules hold exceeds
+    /// its ceiling, reports that and returns `None`.
     fn identity(&mut self, trail: &Trail, place: Place) -> Option<(Box<str>, Arc<[Level]>)> {
         self.path_bytes += trail.path.len();
         if *self.levels != *trail.levels {
@@ -111,7 +111,7 @@ impl Compiler<'_> {
 // === impl Level ===
 
 impl Level {
-    /// What it takes, with its text.
+    /// Returns its size in bytes, including its text.
     fn bytes(&self) -> usize {
         let pattern = match &self.matched {
             Matched::Wildcard(pattern) => pattern.len(),

@@ -1,4 +1,4 @@
-//! The shape of a `rate_limit`, and of the `defaults` for those of a file.
+//! The structure of a `rate_limit`, and of a file's `defaults`.
 
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ pub(crate) struct Replaced<'d> {
     pub(crate) name: Given<&'d str>,
 }
 
-/// How a limit is kept, whatever it allows: a file's `defaults`, and what a `rate_limit` says
-/// itself.
+/// The options of a limit, independent of the amount it allows: from a file's `defaults` or from a
+/// `rate_limit`.
 #[derive(Debug, Default)]
 pub(crate) struct Manner<'d> {
     pub(crate) algorithm: Given<&'d str>,
@@ -47,7 +47,7 @@ pub(crate) struct Manner<'d> {
 #[derive(Debug)]
 pub(crate) enum Lease {
     Off,
-    /// By these terms; `lease: on` names none.
+    /// On, with these terms; `lease: on` names none.
     On(Terms),
 }
 
@@ -62,8 +62,9 @@ pub(crate) struct Terms {
 // === impl Reader ===
 
 impl<'d> Reader<'d, '_> {
-    /// Reads into the limit that is there already, as yaml.v2 does: with one merged in by `<<`, a
-    /// `rate_limit` of one's own changes only what it names. So do the maps within it.
+    /// Reads into the limit that is already there, as yaml.v2 does: if a limit was merged in by
+    /// `<<`, the file's own `rate_limit` changes only the fields that it names. The same holds for
+    /// the maps within it.
     pub(super) fn rate_limit(&mut self, node: &'d Node<'d>, limit: &mut Option<RateLimit<'d>>) {
         if is_null(node) {
             *limit = None;
@@ -71,7 +72,8 @@ impl<'d> Reader<'d, '_> {
         }
         let read = limit.get_or_insert_with(|| RateLimit::at(node.place));
         let Some(entries) = self.map(node, "'rate_limit'") else {
-            // Reported; whatever else it lacks follows from that.
+            // This has been reported; `Faulty` avoids further faults for the fields that are
+            // missing.
             read.unit = Given::Faulty;
             return;
         };
@@ -113,7 +115,7 @@ impl<'d> Reader<'d, '_> {
         }
     }
 
-    /// `off` and `on` are booleans in YAML 1.1, and text in quotes.
+    /// Without quotes, `off` and `on` are booleans in YAML 1.1; in quotes they are text.
     fn lease(&mut self, node: &'d Node<'d>, lease: &mut Given<Lease>) {
         let word = match &node.kind {
             Kind::Scalar(_, Meaning::Null) => {

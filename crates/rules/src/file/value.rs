@@ -1,4 +1,4 @@
-//! The values of a rule file by their types; a wrong one is reported.
+//! Reads values of a rule file by type, and reports values of a wrong type.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::scalar::Meaning;
 // === impl Reader ===
 
 impl<'d> Reader<'d, '_> {
-    /// The entries of `node`, which is `what`; `None` if it holds nothing, or something else, which
-    /// is reported.
+    /// Returns the entries of the map `node`. `None` if it is null, or if it is not a map, which is
+    /// reported; `what` names it in the message.
     pub(super) fn map(&mut self, node: &'d Node<'d>, what: &str) -> Option<Vec<Entry<'d>>> {
         match &node.kind {
             Kind::Map(pairs) => Some(self.entries(pairs)),
@@ -26,7 +26,7 @@ impl<'d> Reader<'d, '_> {
         }
     }
 
-    /// Reads the maps of a list, one after the other.
+    /// Reads the maps of a list, one by one.
     pub(super) fn maps(
         &mut self,
         node: &'d Node<'d>,
@@ -94,7 +94,7 @@ impl<'d> Reader<'d, '_> {
         }
     }
 
-    /// As Go writes it, with or without quotes; `example` is one.
+    /// Reads a duration in Go's form, with or without quotes; `example` is shown in the message.
     pub(super) fn duration(
         &mut self,
         node: &'d Node<'d>,
@@ -113,12 +113,12 @@ impl<'d> Reader<'d, '_> {
         )
     }
 
-    /// Any number.
+    /// Reads any number.
     pub(super) fn fraction(&mut self, node: &'d Node<'d>, field: Field) -> Given<f64> {
         match node.kind {
             Kind::Scalar(_, Meaning::Null) => Given::Absent,
             Kind::Scalar(_, Meaning::Float(number)) => Given::As(node.place, number),
-            // Whole numbers are out of range but for 1, whatever their last digits.
+            // Any whole number other than 1 is out of range, so lost precision does not matter.
             #[allow(clippy::cast_precision_loss, reason = "see above")]
             Kind::Scalar(_, Meaning::Int(number)) => Given::As(node.place, number as f64),
             _ => self.refuse(node, field, "a number above 0 and at most 1, without quotes"),

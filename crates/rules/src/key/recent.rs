@@ -1,7 +1,7 @@
-//! The keys that a thread made last. A hot key is made over and over, and to compare what it is
-//! made of is sooner than to hash it: some 30 ns in place of 120.
+//! A cache of the keys that a thread made last. A hot key is made again and again, and comparing
+//! its encoding takes less time than hashing it: some 30 ns instead of 120.
 //!
-//! It changes no key: an entry serves only whoever brings the same bytes and the same secret.
+//! The cache does not change any key: an entry is used only for the same bytes and the same secret.
 
 use std::cell::RefCell;
 use std::hash::BuildHasher;
@@ -10,11 +10,12 @@ use foldhash::fast::FixedState;
 
 use super::Key;
 
-/// Keys that a thread remembers: some 50 KiB, so that they stay near the core. Each has one place,
-/// and what comes there takes it. Whoever aims many keys at one place gains what there was before.
+/// Keys in the cache of a thread: some 50 KiB, so that they stay in the core's own caches. Each key
+/// has one place, and a new key replaces what was there. A client that aims many keys at one place
+/// only causes keys to be hashed, as they would be without the cache.
 const PLACES: usize = 512;
 
-/// Longer encodings are hashed each time: few are, and every place is as large as the largest.
+/// Longer encodings are always hashed: they are rare, and every place is as large as the longest.
 const BYTES_MAX: usize = 72;
 
 thread_local! {
@@ -22,7 +23,7 @@ thread_local! {
     static RECENT: RefCell<Vec<Made>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A key and what it was made of.
+/// A key and the bytes and secret it was made from.
 #[derive(Clone, Copy)]
 struct Made {
     secret: u64,
@@ -31,7 +32,7 @@ struct Made {
     key: Key,
 }
 
-/// The key that `make` makes of `bytes`, under the secret that `secret` stands for.
+/// Returns the key that `make` makes from `bytes`; `secret` identifies the secret.
 #[inline]
 pub(super) fn key(secret: u64, bytes: &[u8], make: impl Fn() -> Key) -> Key {
     let Some(len) = u8::try_from(bytes.len()).ok().filter(|len| usize::from(*len) <= BYTES_MAX)
@@ -55,7 +56,7 @@ pub(super) fn key(secret: u64, bytes: &[u8], make: impl Fn() -> Key) -> Key {
         }
         Some(place.key)
     });
-    // A thread that ends, or a key made while one is made, which nothing does.
+    // Reached while the thread ends, or if `make` were to make another key, which it never does.
     looked_up.ok().flatten().unwrap_or_else(make)
 }
 

@@ -1,10 +1,11 @@
 //! The proto3 JSON form of a rate limit request.
 //!
-//! As protobuf's mapping has it: names in lower camel case or as in the `.proto`, numbers also as
-//! strings, enums by name or number, null for a default, unknown fields refused.
+//! Follows protobuf's JSON mapping: names are in lower camel case or as in the `.proto`, numbers
+//! may be strings, enums are names or numbers, null stands for a default, and unknown fields are
+//! refused.
 //!
-//! What a body costs is bounded by its length: lists end at their bounds, and of what is faulty
-//! nothing is kept, nor more than `FAULT_BYTES_MAX` (200) sent back.
+//! The cost of a body is bounded by its length: reading a list stops at its bound, faulty values
+//! are not kept, and an error message has at most `FAULT_BYTES_MAX` (200) bytes.
 
 mod values;
 
@@ -16,8 +17,8 @@ use super::{DESCRIPTORS_MAX, ENTRIES_MAX};
 use crate::limit::Limit;
 use crate::request;
 
-/// Bytes of what a fault says at most, the place in the body aside: a client that sends a long
-/// value is not sent it back.
+/// Maximum bytes of an error message, without the place in the body, so that a client that sends a
+/// long value does not get it back.
 const FAULT_BYTES_MAX: usize = 200;
 
 /// A request that owns its text.
@@ -61,14 +62,14 @@ struct Override {
     unit: UnitName,
 }
 
-/// Parses a request, or says where and why it is none.
+/// Parses a request. The error says where and why the body is not one.
 pub fn parse(body: &[u8]) -> Result<Request, String> {
     serde_json::from_slice(body).map(|Object(request)| request).map_err(|error| {
         format!("Bad Request: the body is not a RateLimitRequest in JSON: {}", shown(&error))
     })
 }
 
-/// `error` in one line of bounded length.
+/// Formats `error` as one line of bounded length.
 fn shown(error: &serde_json::Error) -> String {
     let told = error.to_string().replace(char::is_control, " ");
     let end = told.floor_char_boundary(FAULT_BYTES_MAX);
@@ -80,7 +81,7 @@ fn shown(error: &serde_json::Error) -> String {
     }
 }
 
-/// The request in an object that was read, or what is wrong with it.
+/// Converts an object that was read to a request, or returns what is wrong with it.
 pub fn from_object(object: Map<String, Value>) -> Result<Request, String> {
     let request = serde_json::from_value(object.into());
     request.map_err(|error| format!("not a RateLimitRequest: {error}"))
@@ -89,7 +90,7 @@ pub fn from_object(object: Map<String, Value>) -> Result<Request, String> {
 // === impl Request ===
 
 impl Request {
-    /// The request, with its text borrowed.
+    /// Returns the request, with borrowed text.
     pub fn borrow(&self) -> request::Request<'_> {
         request::Request {
             domain: &self.domain,
@@ -194,7 +195,7 @@ mod tests {
         }
     }
 
-    /// Behind the last element that is accepted there could be anything.
+    /// Parsing must stop there, because the rest of the list may be of any length.
     #[test]
     fn a_list_is_refused_at_its_first_element_too_many() {
         let entries = vec![r#"{"key":"k"}"#; ENTRIES_MAX + 1].join(",");

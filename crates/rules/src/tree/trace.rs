@@ -1,5 +1,5 @@
-//! A lookup that tells what it met. What is taken is what `find` takes, by the same code; the rest
-//! is only listed beside it.
+//! A lookup that records its candidates. The choice is made by the same code as in `find`; the
+//! other candidates are only listed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,43 +8,44 @@ use super::{Branch, Slot, composite, joined};
 use crate::request::Entry;
 use crate::rule::Rule;
 
-/// The way of one descriptor through the tree.
+/// The path of one descriptor through the tree.
 #[derive(Debug, Clone)]
 pub struct Trace<'r> {
-    /// One an entry, up to the first at which nothing was taken or below which there is nothing.
+    /// One step for each entry, up to the first entry for which no node was chosen or below whose
+    /// node there is nothing.
     pub steps: Vec<Step<'r>>,
-    /// The rule at the node of the last entry, if the way led there and it has one.
+    /// The rule at the node of the last entry, if that node was reached and has a rule.
     pub rule: Option<&'r Arc<Rule>>,
 }
 
-/// What one level holds for an entry.
+/// The nodes of one level that an entry could lead to.
 #[derive(Debug, Clone)]
 pub struct Step<'r> {
-    /// The nodes that the entry could lead to, in the order in which they are tried; of patterns
-    /// that do not match, the first [`Step::SHOWN_MAX`].
+    /// The nodes that the entry could lead to, in the order in which they are tried. Of patterns
+    /// that do not match, only the first [`Step::SHOWN_MAX`] are listed.
     pub candidates: Vec<Candidate<'r>>,
-    /// The one that was taken, as an index into `candidates`.
+    /// The index in `candidates` of the node that was chosen.
     pub taken: Option<usize>,
-    /// Patterns that do not match and are not among the candidates.
+    /// Number of patterns that do not match and are not among the candidates.
     pub unlisted: usize,
-    /// The keys of the level in order, at most [`Step::SHOWN_MAX`], and how many there are.
+    /// The keys of the level in order, at most [`Step::SHOWN_MAX`], and their total number.
     pub keys: (Vec<&'r str>, usize),
-    /// The values that the entry's key has here, likewise.
+    /// The values that the entry's key has at this level, likewise.
     pub values: (Vec<&'r str>, usize),
-    /// The rule at the node that was taken.
+    /// The rule at the node that was chosen.
     pub rule: Option<&'r Arc<Rule>>,
-    /// Whether further entries lead on from it.
+    /// Whether that node has children.
     pub leads_on: bool,
 }
 
-/// One node that an entry could lead to.
+/// A node that an entry could lead to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate<'r> {
-    /// As the file has it.
+    /// Key, as in the file.
     pub key: &'r str,
-    /// As the file has it; empty for the key alone.
+    /// Value, as in the file; empty for the key alone.
     pub value: &'r str,
-    /// How it would match.
+    /// How the node would match.
     pub fit: Fit,
     /// Whether it matches the entry.
     pub fits: bool,
@@ -57,21 +58,21 @@ pub enum Fit {
     Value,
     /// By a pattern.
     Pattern,
-    /// By the key, whatever the value.
+    /// By the key, with any value.
     Key,
 }
 
 // === impl Step ===
 
 impl Step<'_> {
-    /// Names that a step lists of each kind: enough to see a misspelling.
+    /// Maximum number of names of each kind that a step lists: enough to notice a misspelling.
     pub const SHOWN_MAX: usize = 8;
 }
 
 // === impl Branch ===
 
 impl Branch {
-    /// The way that `find` takes.
+    /// Records the path that `find` takes.
     pub(crate) fn trace(&self, entries: &[Entry<'_>]) -> Trace<'_> {
         let mut steps = Vec::with_capacity(entries.len());
         let mut branch = Some(self);
@@ -85,8 +86,8 @@ impl Branch {
         Trace { steps, rule }
     }
 
-    /// Adds the patterns of this level, whose path is `path`, and of those below it. Levels are at
-    /// most as deep as a file.
+    /// Adds the patterns of this level, whose path is `path`, and of the levels below. The
+    /// recursion is at most as deep as a file.
     pub(crate) fn patterns(&self, path: &str, found: &mut Vec<(String, Vec<String>)>) {
         let texts = self.keys.iter().flat_map(|(key, slot)| slot.nodes(key));
         let mut texts: Vec<(u32, &str, &str)> = texts.collect();
@@ -129,7 +130,7 @@ impl Branch {
         }
     }
 
-    /// Every node that could match, with its index, in the order in which they are tried.
+    /// Returns every node that could match, with its index, in the order in which they are tried.
     fn listed(&self, entry: &Entry<'_>) -> Vec<(u32, Candidate<'_>)> {
         let slot = self.keys.iter().find(|(key, _)| *key == entry.key);
         let exact = slot.and_then(|(key, slot)| {
@@ -140,7 +141,7 @@ impl Branch {
         let by_value = wild_values.flat_map(|wild| wild.matches(entry.value.as_bytes()));
         let text = joined(entry);
         let by_key = self.wild_keys.matches(&text);
-        // As they were written, by their index.
+        // Wildcards are tried in the order of the files, which is the order of their indices.
         let wild_slots = self.keys.iter().filter(|(key, _)| key.contains('*'));
         let nodes = slot.into_iter().chain(wild_slots).flat_map(|(key, slot)| slot.nodes(key));
         let written: HashMap<u32, (&str, &str)> =
@@ -151,12 +152,13 @@ impl Branch {
         });
         let mut patterns: Vec<_> = by_value_or_key.collect();
         patterns.sort_by_key(|(index, _)| *index);
-        // The value may be a pattern's own text.
+        // A value that equals a pattern's text was already listed as an exact match.
         patterns.retain(|(index, _)| exact.is_none_or(|(exact, _)| exact != *index));
         let alone = slot.and_then(|(key, slot)| {
             Some((slot.alone?, Candidate { key, value: "", fit: Fit::Key, fits: true }))
         });
-        // A key with a `*` is a pattern too, which was tried before; that it need not match.
+        // A key with a `*` is also a pattern, which was tried before; if it matched, do not list it
+        // again.
         let is_met =
             |alone: &(u32, _)| patterns.iter().any(|(index, p)| p.fits && *index == alone.0);
         let alone = alone.filter(|alone| !is_met(alone));
@@ -168,7 +170,7 @@ impl Branch {
 // === impl Slot ===
 
 impl Slot {
-    /// Its nodes: index, `key` and value.
+    /// Returns its nodes as index, `key` and value.
     fn nodes<'b>(&'b self, key: &'b str) -> impl Iterator<Item = (u32, &'b str, &'b str)> {
         let values = self.values.iter().map(move |(value, index)| (*index, key, &**value));
         values.chain(self.alone.map(|index| (index, key, "")))
@@ -179,7 +181,7 @@ impl Slot {
     }
 }
 
-/// The first names in order, and how many there are in all.
+/// Returns the first names in order, and their total number.
 fn first_of<'r>(names: impl Iterator<Item = &'r str>) -> (Vec<&'r str>, usize) {
     let mut names: Vec<&str> = names.collect();
     let count = names.len();

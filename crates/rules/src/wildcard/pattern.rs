@@ -1,12 +1,12 @@
-//! Patterns with `*`: each stands for any bytes, none too. Matching allocates nothing.
+//! Patterns with `*`: each `*` stands for any bytes, including none. Matching allocates nothing.
 //!
-//! The text before the first `*` must start the value and the text after the last must end it; the
-//! pieces between are found left to right, each at its first place after the one before. For
-//! patterns that know nothing but `*` this finds a match whenever there is one.
+//! The text before the first `*` must start the value, and the text after the last must end it. The
+//! pieces between are searched from left to right, each at its first place after the previous
+//! piece. As `*` is the only wildcard, this finds a match whenever there is one.
 
 use memchr::memmem;
 
-/// A text with at least one `*`, cut at each of them.
+/// A text with at least one `*`, split at each of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pattern {
     prefix: Box<[u8]>,
@@ -17,18 +17,18 @@ pub(super) struct Pattern {
 // === impl Pattern ===
 
 impl Pattern {
-    /// The pattern that `text` is; `None` if there is no `*` in it.
+    /// Parses `text`; `None` if it has no `*`.
     pub(super) fn parse(text: &str) -> Option<Pattern> {
         let (prefix, rest) = text.split_once('*')?;
         let (middle, suffix) = rest.rsplit_once('*').unwrap_or(("", rest));
-        // Between two neighbouring stars there is nothing to find.
+        // Adjacent stars enclose an empty piece, which is skipped.
         let pieces = middle.split('*').filter(|piece| !piece.is_empty());
         let middle = pieces.map(|piece| Box::from(piece.as_bytes())).collect();
         let [prefix, suffix] = [prefix, suffix].map(|end| Box::from(end.as_bytes()));
         Some(Pattern { prefix, middle, suffix })
     }
 
-    /// Whether it matches `text`.
+    /// Returns whether the pattern matches `text`.
     pub(super) fn matches(&self, text: &[u8]) -> bool {
         let starts = self.prefix.is_empty() || text.starts_with(&self.prefix);
         if !starts || !self.ends_fit(text) {
@@ -43,26 +43,27 @@ impl Pattern {
         })
     }
 
-    /// Whether `text` ends as it does, and is long enough for both of its ends.
+    /// Returns whether `text` starts and ends like the pattern, and is long enough for both ends.
     ///
-    /// Most patterns lack an end, which is not compared: where `memcmp` uses masked loads (glibc on
-    /// AVX-512), one of no bytes at the address of an empty box costs a hundred times as much.
+    /// Most patterns lack an end, and an empty end is not compared: where `memcmp` uses masked
+    /// loads (glibc on AVX-512), comparing zero bytes at the address of an empty box costs a
+    /// hundred times as much.
     pub(super) fn ends_fit(&self, text: &[u8]) -> bool {
         text.len() >= self.prefix.len() + self.suffix.len()
             && (self.suffix.is_empty() || text.ends_with(&self.suffix))
     }
 
-    /// What starts a text that it matches.
+    /// Returns the text before the first `*`.
     pub(super) fn prefix(&self) -> &[u8] {
         &self.prefix
     }
 
-    /// What stands between, in this order; none of them is empty.
+    /// Returns the pieces between the stars, in order; none of them is empty.
     pub(super) fn middle(&self) -> &[Box<[u8]>] {
         &self.middle
     }
 
-    /// What ends a text that it matches.
+    /// Returns the text after the last `*`.
     pub(super) fn suffix(&self) -> &[u8] {
         &self.suffix
     }

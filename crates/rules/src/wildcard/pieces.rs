@@ -1,7 +1,9 @@
-//! Looks for the pieces between the `*` of many patterns in one pass over a text.
+//! Searches for the pieces between the `*` of many patterns in one pass over a text.
 //!
-//! An automaton (Aho and Corasick's) tells every place at which any piece ends. Each pattern waits
-//! for its first piece, then for the next, in a list of those that wait for the same one; so what
+//! An Aho–Corasick automaton reports every place at which any piece ends. Each pattern waits for
+//! its first piece, then for the next, in a list of the patterns that wait for the same piece. So
+//! the cost at a place is the number of patterns that advance there, and no pattern advances more
+//! often than it has pieces.
 //! a place costs is what moves on there, and no pattern moves on more often than it has pieces.
 
 use std::collections::HashMap;
@@ -15,48 +17,49 @@ use super::pattern::Pattern;
 /// The pieces of all patterns of a level.
 #[derive(Debug)]
 pub(super) struct Pieces {
-    /// Over the different pieces.
+    /// Finds the distinct pieces.
     automaton: NFA,
-    /// Of all patterns in turn: their pieces as the automaton numbers them.
+    /// The pieces of all patterns, one pattern after the other, as the automaton numbers them.
     ids: Box<[PatternID]>,
-    /// Where those of each pattern begin, and behind them the end of the last.
+    /// The index in `ids` at which each pattern begins, followed by the end of the last pattern.
     starts: Box<[u32]>,
 }
 
-/// Bytes of different pieces for which an automaton is built; each costs some 16 bytes in it.
+/// Maximum bytes of distinct pieces for which an automaton is built; each byte costs some 16 bytes
+/// in it.
 const BYTES_MAX: usize = 1 << 20;
 
 /// One search.
 struct Search<'s> {
     pieces: &'s Pieces,
     runs: Vec<Run>,
-    /// The first run that waits for each piece.
+    /// For each piece, the first run that waits for it.
     waiting: Vec<Option<u32>>,
-    /// Runs that may still come to a match.
+    /// Number of runs that may still match.
     alive: usize,
     found: Option<u32>,
-    /// How often a run was looked at: what a search costs beside one step for each byte.
+    /// Number of times a run was looked at: the cost of a search besides one step for each byte.
     #[cfg(test)]
     looks: usize,
 }
 
-/// How far one pattern has come.
+/// The progress of one pattern.
 struct Run {
     number: u32,
-    /// Its next piece, as an index into `Pieces::ids`, and the one behind its last.
+    /// Its next piece, as an index into `Pieces::ids`. `end` is the index after its last piece.
     piece: u32,
     end: u32,
-    /// The part of the text in which its pieces may still stand.
+    /// The range of the text in which its remaining pieces may be.
     from: usize,
     to: usize,
-    /// Another that waits for the same piece.
+    /// The next run that waits for the same piece.
     next: Option<u32>,
 }
 
 // === impl Pieces ===
 
 impl Pieces {
-    /// `None` if there are no pieces, or too many.
+    /// Returns `None` if there are no pieces, or too many.
     pub(super) fn new(patterns: &[Pattern]) -> Option<Self> {
         let mut known: HashMap<&[u8], PatternID> = HashMap::new();
         let mut different: Vec<&[u8]> = Vec::new();
@@ -82,8 +85,8 @@ impl Pieces {
         Some(Self { automaton, ids: ids.into(), starts: starts.into() })
     }
 
-    /// The first of `candidates`, which are in order, whose pieces stand in `text` one behind the
-    /// other. The ends of each candidate must fit.
+    /// Returns the first of `candidates`, which must be in order, whose pieces occur in `text` one
+    /// after the other. The ends of each candidate must already match.
     pub(super) fn find(
         &self,
         patterns: &[Pattern],
@@ -143,7 +146,7 @@ impl<'s> Search<'s> {
         search
     }
 
-    /// Puts a run into the list of its next piece.
+    /// Adds a run to the list of its next piece.
     fn wait(&mut self, run: usize) {
         let Some(it) = self.runs.get_mut(run) else { return };
         let id = self.pieces.ids.get(it.piece as usize);
@@ -151,7 +154,7 @@ impl<'s> Search<'s> {
         it.next = std::mem::replace(first, u32::try_from(run).ok());
     }
 
-    /// Moves on those that wait for a piece, which ends before `end`.
+    /// Advances the runs that wait for a piece, which ends before `end`.
     fn met(&mut self, id: PatternID, end: usize) {
         let start = end - self.pieces.automaton.pattern_len(id);
         let Some(first) = self.waiting.get_mut(id.as_usize()) else { return };

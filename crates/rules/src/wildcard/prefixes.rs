@@ -1,24 +1,24 @@
-//! Which patterns have a prefix that starts a text, without trying them all.
+//! Finds the patterns whose prefix starts a text, without trying all patterns.
 //!
-//! Prefixes are sorted, and each knows the longest other prefix that starts it. All that start a
-//! text then follow from one binary search: they are on the way up from the last prefix that is
-//! not behind the text.
+//! Prefixes are sorted, and each has a link to the longest other prefix that starts it. All
+//! prefixes that start a text are then found with one binary search: they are on the chain of links
+//! that begins at the last prefix that is not greater than the text.
 
 use super::pattern::Pattern;
 
-/// Patterns by their prefixes.
+/// Patterns, grouped by prefix.
 #[derive(Debug)]
 pub(super) struct Prefixes {
-    /// Numbers of patterns, by prefix, then in order.
+    /// Numbers of patterns, ordered by prefix, then by number.
     numbers: Box<[u32]>,
-    /// One a prefix, in the order of the prefixes.
+    /// One group for each prefix, in the order of the prefixes.
     groups: Box<[Group]>,
 }
 
-/// The patterns of one prefix.
+/// The patterns that have the same prefix.
 #[derive(Debug, Clone, Copy)]
 struct Group {
-    /// Where its numbers begin.
+    /// The index at which its numbers begin.
     start: u32,
     /// The group of the longest other prefix that starts this one.
     parent: Option<u32>,
@@ -33,7 +33,7 @@ impl Prefixes {
         let mut numbers: Box<[u32]> = (0..).take(patterns.len()).collect();
         numbers.sort_by(|a, b| prefix(a).cmp(prefix(b)));
         let mut groups: Vec<Group> = Vec::new();
-        // The groups whose prefixes start the one before, outermost first.
+        // The groups whose prefixes start the previous prefix, outermost first.
         let mut open: Vec<(u32, &[u8])> = Vec::new();
         for (start, number) in (0..).zip(&numbers) {
             let prefix = prefix(number);
@@ -51,7 +51,7 @@ impl Prefixes {
         Self { numbers, groups: groups.into() }
     }
 
-    /// The numbers of the patterns of each prefix that starts `text`, longest prefix first.
+    /// Returns the numbers of the patterns of each prefix that starts `text`, longest prefix first.
     pub(super) fn groups<'i>(
         &'i self,
         patterns: &'i [Pattern],

@@ -1,4 +1,4 @@
-//! The values of a request in JSON, read as protobuf's mapping has them. Nothing faulty is kept.
+//! Reads the values of a request in JSON, following protobuf's mapping. Faulty values are not kept.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,22 +10,22 @@ use serde::de::{
 
 use crate::limit::Unit;
 
-/// A message: an object. serde alone would also take a list of its fields in order.
+/// A message, which must be an object: serde alone would also accept a list of its fields in order.
 #[derive(Debug)]
 pub(super) struct Object<T>(pub(super) T);
 
-/// What a list of the request holds.
+/// An element type of a list in the request.
 pub(super) trait Listed {
     const NAME: &'static str;
-    /// In one list at most.
+    /// Maximum number of elements in one list.
     const MAX: usize;
 }
 
-/// A whole number, also as `1.0` or `1e0`, or in a string.
+/// A whole number; `1.0`, `1e0` and a number in a string are accepted too.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Number<T>(pub(super) T);
 
-/// A unit by its name or number.
+/// A unit, given by its name or number.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UnitName(pub(super) Unit);
 
@@ -49,7 +49,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A field that may be null, which is the same as leaving it out.
+/// Reads a field that may be null, which is the same as omitting it.
 pub(super) fn nullable<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -58,7 +58,7 @@ where
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// A list, or null for none. It is refused at the first element too many.
+/// Reads a list; null is an empty list. Fails at the first element above the maximum.
 pub(super) fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -93,7 +93,7 @@ where
     deserializer.deserialize_any(Elements(PhantomData))
 }
 
-/// 2^64, the first whole number above 64 bits.
+/// 2^64, the first whole number that does not fit 64 bits.
 const TOO_LARGE: f64 = 18_446_744_073_709_551_616.0;
 
 fn whole(number: f64) -> Option<u64> {
