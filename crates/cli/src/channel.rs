@@ -1,4 +1,4 @@
-//! The way to a gRPC server, with TLS or without.
+//! Connects to a gRPC server, with or without TLS.
 
 use std::error::Error;
 use std::fmt;
@@ -13,7 +13,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use crate::out::Trouble;
 use crate::target::Target;
 
-/// Bytes of a certificate or key file: a bundle of all roots has a few hundred thousand.
+/// Maximum bytes of a certificate or key file: a bundle of all roots has a few hundred thousand.
 const PEM_BYTES_MAX: u64 = 16 << 20;
 
 /// How the connection is secured.
@@ -43,7 +43,8 @@ impl Target {
     /// Connects.
     ///
     /// # Errors
-    /// A file cannot be read, or the server cannot be reached in time: why, and what to look at.
+    /// A file cannot be read, or the server cannot be reached in time. The error says why and what
+    /// to check.
     pub async fn connect(
         &self,
         tls: Option<ClientTlsConfig>,
@@ -69,12 +70,12 @@ impl Target {
         }
     }
 
-    /// The trouble of a server that does not answer.
+    /// Returns the error for a server that did not answer in time.
     pub fn late(&self, within: Duration) -> Trouble {
         Trouble::new(format_args!("{self}: no answer within {within:?}; --timeout waits longer"))
     }
 
-    /// The trouble of an answer that is no answer.
+    /// Returns the error for a status other than OK.
     pub fn refused(&self, status: &tonic::Status) -> Trouble {
         let (code, reason) = (status.code(), status.message());
         match status.source() {
@@ -86,7 +87,8 @@ impl Target {
     }
 }
 
-/// The innermost reason, which is the one that says something, with what TLS says of itself.
+/// Returns the innermost cause of an error, which is the most specific one, with the message of
+/// TLS.
 fn root(error: &dyn Error) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
@@ -98,13 +100,13 @@ fn root(error: &dyn Error) -> String {
 // === impl TlsFlags ===
 
 impl TlsFlags {
-    /// Whether they ask for TLS.
+    /// Returns whether the flags ask for TLS.
     pub fn is_on(&self) -> bool {
         let Self { tls, ca, cert, key: _, server_name } = self;
         *tls || ca.is_some() || cert.is_some() || server_name.is_some()
     }
 
-    /// What they come to; `None` for no TLS.
+    /// Builds the TLS configuration of the flags; `None` for no TLS.
     ///
     /// # Errors
     /// A file cannot be read.
@@ -135,7 +137,7 @@ fn pem(path: &Path) -> Result<Vec<u8>, Trouble> {
         return Err(failed(&"too long for certificates"));
     }
     let pem = fs::read(path).map_err(|error| failed(&error))?;
-    // What has none of them is skipped silently further down, and nothing would be trusted.
+    // tonic silently skips a file without a PEM block and would then trust no certificate.
     if !pem.windows(11).any(|text| text == b"-----BEGIN ") {
         return Err(failed(&"holds nothing in PEM, which begins with -----BEGIN"));
     }

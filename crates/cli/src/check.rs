@@ -1,4 +1,4 @@
-//! `ratelease check`: every fault of rule files, each with its place.
+//! `ratelease check`: reports every fault of rule files, each with its place.
 
 mod report;
 mod snippet;
@@ -53,7 +53,7 @@ enum Format {
     Github,
 }
 
-/// Reads, loads and tells.
+/// Reads and loads the files, and reports what was found.
 pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> Ended {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let default = std::slice::from_ref(&dir.dir);
@@ -73,7 +73,7 @@ fn check(sources: &[Source], options: Options) -> Report {
     let finding = |severity| {
         move |fault: &Fault| {
             let mut fault = fault.clone();
-            // It goes without saying here.
+            // This prefix adds nothing in a check.
             if let Some(message) = fault.message.strip_prefix("error loading config file: ") {
                 fault.message = message.to_owned();
             }

@@ -1,4 +1,4 @@
-//! What `ratelease` can do: its subcommands, and where those have gone that it had before.
+//! The subcommands of `ratelease`, and the names of those that moved to `ratectl`.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -44,15 +44,15 @@ pub enum Command {
 /// What the command line asks for.
 #[derive(Debug)]
 pub enum Task {
-    /// To serve.
+    /// Run the sidecar.
     Serve(Box<Settings>),
-    /// To check rule files, by the defaults of the role.
+    /// Check rule files, with the defaults of the role.
     Check(Box<CheckFlags>, Role),
-    /// To ask a pod whether it is healthy.
+    /// Ask a pod whether it is healthy.
     Health(Box<HealthFlags>),
 }
 
-/// Subcommands that are those of `ratectl`.
+/// Subcommands that are now in `ratectl`.
 const MOVED: [&str; 11] = [
     "bench",
     "completions",
@@ -82,10 +82,12 @@ Examples:
 // === impl Task ===
 
 impl Task {
-    /// The task from the name the program was run under, the arguments behind it, and `env`.
+    /// Returns the task, given the name under which the program was run, the arguments after it,
+    /// and `env`.
     ///
     /// # Errors
-    /// See [`SettingsError`]; its [`exit_code`](SettingsError::exit_code) is the process's.
+    /// See [`SettingsError`]; its [`exit_code`](SettingsError::exit_code) is the exit status of the
+    /// process.
     pub fn parse(
         program: &str,
         args: impl Iterator<Item = OsString>,
@@ -109,13 +111,13 @@ impl Task {
     }
 }
 
-/// The subcommand that is asked for, or that help is asked on, if it is one of `ratectl`.
+/// Returns the subcommand that `args` name, or ask help on, if it is now in `ratectl`.
 fn moved(args: &[OsString]) -> Option<&'static str> {
     let asked = args.iter().skip(1).find(|arg| *arg != "help")?;
     MOVED.into_iter().find(|name| asked == name)
 }
 
-/// `args` behind a program's name, with the `serve` that goes without saying under `ratelimit`.
+/// Returns `args` after a program's name; the role `ratelimit` implies `serve`, which is inserted.
 fn arguments(role: Role, args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = std::iter::once("ratelease".into()).chain(args).collect();
     let names_command = args.get(1).and_then(|first| first.to_str()).is_some_and(|first| {
@@ -127,21 +129,21 @@ fn arguments(role: Role, args: impl Iterator<Item = OsString>) -> Vec<OsString> 
     args
 }
 
-/// Prints the help or version text that was asked for.
+/// Prints the help or version text.
 pub fn help(program: &str, text: &str) -> ExitCode {
     let mut out = Out::stdout();
     let ended = out.line(text.trim_end()).map(|()| out::Outcome::Good);
     out::end(&format!("{program} help"), out, ended)
 }
 
-/// Checks rule files. Results go to standard output, and why there are none to standard error.
+/// Checks rule files. Results go to standard output, errors to standard error.
 pub fn check(flags: &CheckFlags, role: Role) -> ExitCode {
     let mut out = Out::stdout();
     let ended = check::run(flags, role, &mut out);
     out::end("ratelease check", out, ended)
 }
 
-/// Asks a pod whether it is healthy, and says nothing if it is.
+/// Asks a pod whether it is healthy; prints nothing if it is.
 pub fn health(flags: HealthFlags) -> ExitCode {
     let mut out = Out::stdout();
     let ended = health::run(flags, &mut out);

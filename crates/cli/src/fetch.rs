@@ -1,5 +1,5 @@
-//! A page of the program's own HTTP ports, asked for once, without a runtime: a probe starts often
-//! and should be quick.
+//! Requests one page of the program's own HTTP ports, without an async runtime: a probe starts
+//! often and must be quick.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -12,33 +12,33 @@ use ratelease_rules::duration::parse_duration;
 use crate::out::Trouble;
 use crate::settings::HostPort;
 
-/// Bytes of an answer: `/status` has some tens of thousands.
+/// Maximum bytes of an answer: `/status` has some tens of thousands.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// Bytes read at once.
+/// Bytes per read.
 const PIECE_BYTES: usize = 1 << 16;
 
-/// An answer.
+/// An HTTP answer.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Page {
-    /// As HTTP has it, 200 if all is well.
+    /// The HTTP status, 200 on success.
     pub status: u16,
-    /// What follows the head.
+    /// The bytes after the head.
     pub body: Vec<u8>,
 }
 
-/// Asks `server` for the page at `path`, within `within` in all.
+/// Requests the page at `path` from `server`. `within` bounds the whole exchange.
 ///
 /// # Errors
-/// It cannot be reached, or does not answer in time, or not with HTTP.
+/// The server cannot be reached, does not answer in time, or does not answer with HTTP.
 pub fn get(server: &HostPort, path: &str, within: Duration) -> Result<Page, Trouble> {
     get_with(server, path, &Secret::default(), within)
 }
 
-/// As [`get`], of a server that asks for a token.
+/// Like [`get`], for a server that requires a token.
 ///
 /// # Errors
-/// As [`get`].
+/// Those of [`get`].
 pub fn get_with(
     server: &HostPort,
     path: &str,
@@ -60,8 +60,8 @@ fn exchange(server: &HostPort, path: &str, token: &Secret, within: Duration) -> 
     let mut stream = connect(server, &clock, end)?;
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(left(&clock, end)?))?;
-    // Of HTTP/1.0, so that the answer comes in one piece and ends with the connection. By address:
-    // the debug port does not answer to all names.
+    // HTTP/1.0, so that the answer is not chunked and ends with the connection. The host is an
+    // address because the debug port does not accept every name.
     let host = stream.peer_addr()?;
     let token = match token.reveal() {
         "" => String::new(),
@@ -84,7 +84,7 @@ fn exchange(server: &HostPort, path: &str, token: &Secret, within: Duration) -> 
     }
 }
 
-/// Connects to the first of the server's addresses that takes it.
+/// Connects to the first address of the server that accepts the connection.
 fn connect(server: &HostPort, clock: &Clock, end: Time) -> io::Result<TcpStream> {
     let mut last = io::Error::new(ErrorKind::NotFound, "no such host");
     for address in (server.host.as_str(), server.port).to_socket_addrs()? {
@@ -115,11 +115,11 @@ fn page(answer: &[u8]) -> io::Result<Page> {
     }
 }
 
-/// A server's address from `HOST:PORT`; an IPv6 address stands in brackets.
+/// Parses a server's address, `HOST:PORT`; an IPv6 address is in brackets.
 pub fn host_port(text: &str) -> Result<HostPort, String> {
     let split = text.rsplit_once(':').and_then(|(host, port)| {
         let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
-        // An IPv6 address stands in brackets.
+        // An IPv6 address is in brackets.
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let is_good = match bare {
             Some(bare) => bare.contains(':'),
@@ -130,7 +130,8 @@ pub fn host_port(text: &str) -> Result<HostPort, String> {
     split.ok_or_else(|| "expected HOST:PORT, as in 127.0.0.1:8080".to_owned())
 }
 
-/// The address to ask a server at that listens on `host`: where that is all interfaces, loopback.
+/// Returns the address at which to reach a server that listens on `host`: loopback if `host` means
+/// all interfaces.
 pub fn local(host: &str, port: u16) -> HostPort {
     match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host) {
         "0.0.0.0" | "" => HostPort::new("127.0.0.1", port),
@@ -139,7 +140,7 @@ pub fn local(host: &str, port: u16) -> HostPort {
     }
 }
 
-/// A duration above zero, as a flag has it.
+/// Parses a flag's duration, which must be above zero.
 pub fn span_above_zero(text: &str) -> Result<Duration, String> {
     let span = parse_duration(text).filter(|span| !span.is_zero());
     span.ok_or_else(|| "expected a duration above 0 with its unit, as in 1s".to_owned())
@@ -154,7 +155,8 @@ mod tests {
 
     const WITHIN: Duration = Duration::from_secs(10);
 
-    /// A server that answers one request with `answer` and keeps the connection while `keeps`.
+    /// Starts a server that answers one request with `answer`. If `keeps`, it leaves the connection
+    /// open.
     fn server(answer: &'static [u8], keeps: bool) -> HostPort {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -165,7 +167,7 @@ mod tests {
             assert!(request[..read].starts_with(b"GET /page HTTP/1.0\r\n"));
             stream.write_all(answer).unwrap();
             if keeps {
-                // Until the client goes.
+                // Until the client closes the connection.
                 let _ = stream.read(&mut request);
             }
         });

@@ -1,9 +1,9 @@
-//! The command line as typed: subcommands and flags, with the environment behind them.
+//! Parses the command line: subcommands and flags, whose defaults come from the environment.
 //!
-//! clap would read the process's environment itself. Here the names that the flags declare are
-//! taken off them and looked up through an argument, so that tests pass a map, a variable set to
-//! nothing counts as unset, and no value of the environment (a password, say) shows in the help
-//! text.
+//! By itself clap would read the process's environment. Here the variable names that the flags
+//! declare are removed from them and looked up through an argument. So tests can pass a map, an
+//! empty variable counts as unset, and no value of the environment (a password, say) shows in the
+//! help text.
 
 use std::ffi::OsString;
 
@@ -15,8 +15,8 @@ use ratelease_engine::secret::Secret;
 use crate::settings::flag::BOOL;
 use crate::settings::{Fault, Faults, Role, SettingsError, Told, told};
 
-/// Defaults that the reference has otherwise, by flag. The debug listener is on all interfaces
-/// there; here only with a token, since anyone may ask it.
+/// Defaults under the reference's name, by flag. The reference's debug listener is on all
+/// interfaces; here that takes a token, because anyone could ask it.
 const REFERENCE_DEFAULTS: [(&str, &str); 4] = [
     ("grpc_host", "0.0.0.0"),
     ("runtime_watch_root", "true"),
@@ -24,18 +24,18 @@ const REFERENCE_DEFAULTS: [(&str, &str); 4] = [
     ("log_level", "warn"),
 ];
 
-/// Reads `args`, the program's name first, with `env` behind the flags; and tells all flags of the
-/// subcommand, for people to see.
+/// Parses `args`, which begin with the program's name; `env` supplies the values of flags that are
+/// not given. Also returns all flags of the subcommand, for display.
 ///
 /// # Errors
-/// The help or version text, if it was asked for; else clap's own words on what it did not
-/// understand; else a fault for each secret that was given as a flag.
+/// The help or version text, if it was asked for; else clap's message about arguments that it does
+/// not understand; else a fault for each secret that was given as a flag.
 pub fn read<P: Parser>(
     role: Role,
     args: &[OsString],
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(P, Vec<Told>), SettingsError> {
-    // Without the environment first: whatever clap has to say then, it says without its values.
+    // First without the environment, so that no message of clap contains a value of it.
     command::<P>(role, &|_| None).try_get_matches_from(args)?;
     let grammar = command::<P>(role, env);
     let matches = grammar.clone().try_get_matches_from(args)?;
@@ -48,20 +48,21 @@ pub fn read<P: Parser>(
     Ok((P::from_arg_matches(&matches)?, summary))
 }
 
-/// The grammar as it is documented: nothing of the environment is in it but the names.
+/// Returns the grammar as documented: it contains the names of environment variables but no values.
 pub fn documented<P: Parser>() -> clap::Command {
     command::<P>(Role::Ratelease, &|_| None)
 }
 
-/// The grammar with the defaults of `role` and what `env` puts in their place.
+/// Returns the grammar with the defaults of `role`, which the values of `env` replace.
 fn command<P: Parser>(role: Role, env: &dyn Fn(&str) -> Option<String>) -> clap::Command {
     P::command().mut_subcommands(|subcommand| {
         subcommand.mut_args(|arg| with_environment(with_role(with_bool(arg), role, env), env))
     })
 }
 
-/// A fault for each secret on the command line, where every user of the machine can read it. The
-/// type of a flag says whether it is a secret; a URL is none without a user.
+/// Reports a fault for each secret on the command line, where every user of the machine can read
+/// it. The type of a flag says whether it is a secret; a URL is a secret only if it contains a
+/// user.
 fn shown_in_ps(grammar: &clap::Command, matches: &ArgMatches) -> Faults {
     let mut faults = Faults::default();
     let Some((name, matches)) = matches.subcommand() else { return faults };
@@ -81,7 +82,7 @@ fn shown_in_ps(grammar: &clap::Command, matches: &ArgMatches) -> Faults {
     faults
 }
 
-/// A flag of true or false may stand alone, for true.
+/// Lets a flag of true or false stand without a value, which means true.
 fn with_bool(arg: Arg) -> Arg {
     let is_bool = arg.get_value_names().is_some_and(|names| names.iter().any(|name| name == BOOL));
     if is_bool {
@@ -105,8 +106,8 @@ fn with_role(arg: Arg, role: Role, env: &dyn Fn(&str) -> Option<String>) -> Arg 
     }
 }
 
-/// Takes the environment's name off `arg`, says it in the help, and what it holds becomes the
-/// default.
+/// Moves the environment variable's name from `arg` to its help text, and makes the variable's
+/// value the default.
 fn with_environment(arg: Arg, env: &dyn Fn(&str) -> Option<String>) -> Arg {
     let Some(name) = arg.get_env().and_then(|name| name.to_str()).map(str::to_owned) else {
         return arg;

@@ -1,6 +1,6 @@
-//! The codes of gRPC, as people and telemetry call them.
+//! Names of the gRPC status codes.
 
-/// Names of gRPC's codes, by number.
+/// Names of the gRPC status codes, indexed by number.
 pub const GRPC_CODES: [&str; 17] = [
     "OK",
     "CANCELLED",

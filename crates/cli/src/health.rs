@@ -1,4 +1,4 @@
-//! `ratelease health`: whether a pod of this machine is healthy, for the probes of containers.
+//! `ratelease health`: asks whether a pod on this machine is healthy, for container probes.
 
 use std::time::Duration;
 
@@ -28,12 +28,12 @@ Examples:
   ratelease health --grpc --ca /certs/ca.crt --server-name ratelimit
   HEALTHCHECK CMD [\"/bin/ratelease\", \"health\"]";
 
-/// The page that says it, as in the reference.
+/// The page to ask for, as in the reference.
 const PATH: &str = "/healthcheck";
 
 const HTTP_OK: u16 = 200;
 
-/// Characters of an answer that are told.
+/// Maximum number of characters of an answer that are printed.
 const WORD_CHARS_MAX: usize = 200;
 
 /// Flags of `health`.
@@ -74,16 +74,16 @@ struct Listening {
     grpc_uds: Option<String>,
 }
 
-/// What came of asking.
+/// The result of a health check.
 struct Health {
     is_healthy: bool,
-    /// Who was asked.
+    /// The server that was asked.
     target: String,
-    /// What was answered.
+    /// Its answer.
     word: String,
 }
 
-/// Asks, and says nothing if all is well.
+/// Checks the health of a pod; prints nothing if it is healthy.
 pub fn run(flags: HealthFlags, out: &mut Out) -> Ended {
     let HealthFlags { http, grpc, timeout, out: OutFlags { json }, listeners, tls } = flags;
     let Health { is_healthy, target, word } = match grpc {
@@ -117,13 +117,13 @@ fn ask_grpc(
     tls: Option<ClientTlsConfig>,
     within: Duration,
 ) -> Result<Health, Trouble> {
-    // One thread: there is one thing to wait for.
+    // A single thread, because only one call is awaited.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Trouble::new(format_args!("cannot start: {error}")))?;
     runtime.block_on(async {
         let asked = async {
             let channel = target.connect(tls, within).await?;
-            // No name: the server as a whole.
+            // An empty name asks for the health of the whole server.
             let answer = HealthClient::new(channel).check(HealthCheckRequest::default()).await;
             answer.map_err(|status| target.refused(&status))
         };

@@ -1,22 +1,22 @@
-//! **The command line** of `ratelease`, and what `ratectl` shares with it: flags with the
-//! environment behind them, the settings that they mean, and how results are printed.
+//! **The command line** of `ratelease`, and what `ratectl` shares with it: flags and their
+//! environment variables, the settings that result from them, and the output of results.
 //!
-//! It is a crate of its own since both programs read the same flags (where rules lie, which Redis,
-//! which key secret), and since `ratectl` prints the manual and the completions of both. The tools
+//! It is a separate crate because both programs read the same flags (the rules directory, Redis,
+//! the key secret), and because `ratectl` prints the manual and the completions of both. The tools
 //! must not depend on the sidecar.
 //!
-//! It may use the rules and the engine. It serves nothing and leases nothing: its code runs before
-//! the sidecar serves, or in a process that asks a pod one question.
+//! It may use the rules and the engine. It serves no requests and takes no leases: its code runs
+//! before the sidecar serves, or in a process that sends one question to a pod.
 //!
-//! It is used by the sidecar and by the tools.
+//! The sidecar and the tools use it.
 //!
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`grpc_codes`]
-//! and [`safe`] are names and text; [`settings`] is what each flag means; [`out`] prints results
-//! and errors, [`source`] reads rule files, [`fetch`] and [`channel`] ask a server at a
-//! [`target`]. [`check`] and [`health`] are the subcommands of `ratelease` beside `serve`;
-//! [`grammar`] reads a command line, and [`commands`] is that of `ratelease`.
+//! and [`safe`] handle names and text; [`settings`] holds the meaning of each flag; [`out`] prints
+//! results and errors, [`source`] reads rule files, and [`fetch`] and [`channel`] call a server at
+//! a [`target`]. [`check`] and [`health`] are the subcommands of `ratelease` other than `serve`;
+//! [`grammar`] parses a command line, and [`commands`] defines that of `ratelease`.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! What all subcommands share: how they end, where results go, and colour.
+//! Shared by all subcommands: exit statuses, output, and colour.
 //!
-//! Results go to standard output, as text or, with `--json`, as one line of JSON; troubles go to
-//! standard error, a line each. A reader that has closed the pipe has seen enough: what comes after
-//! is dropped, and the status is what it would have been.
+//! Results go to standard output, as text or, with `--json`, as one line of JSON; errors go to
+//! standard error, one line each. If the reader closes the pipe, further output is dropped and the
+//! exit status stays the same.
 
 use std::fmt::{self, Display};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
@@ -15,30 +15,30 @@ use tokio::signal::unix::SignalKind;
 use crate::safe::Safe;
 use crate::settings;
 
-/// How a subcommand ended that could do its work.
+/// How a subcommand ended that completed its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Status 0: nothing to mend.
+    /// Status 0: no problem was found.
     Good,
-    /// Status 1: what was asked for was found out, and it is not good.
+    /// Status 1: the work was completed, and a problem was found.
     Finding,
-    /// Stopped before its end, with what there was by then told.
+    /// Stopped early by a signal, after printing the results up to then.
     Interrupted(Interrupt),
 }
 
-/// A signal that asked the process to end.
+/// A signal that asked the process to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interrupt {
     signal: u8,
 }
 
-/// Why a subcommand could not do its work (status 2): what is wrong with what it was told, or what
-/// could not be read or written. Its text says how to mend it.
+/// The reason why a subcommand could not do its work (status 2): wrong arguments, or something that
+/// could not be read or written. Its text says how to fix it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Trouble(String);
 
-/// What a subcommand returns.
+/// The result of a subcommand.
 pub type Ended = Result<Outcome, Trouble>;
 
 /// The flag that all subcommands with a result have.
@@ -56,50 +56,50 @@ pub struct Out {
     is_closed: bool,
 }
 
-/// Colours text for a terminal; leaves it alone elsewhere.
+/// Colours text on a terminal; leaves it unchanged elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Paint {
     is_on: bool,
 }
 
-/// How a text is meant.
+/// The meaning of a text, which selects its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ink {
-    /// A heading, or what the eye should find first.
+    /// A heading, or the most important text.
     Strong,
-    /// Beside the point.
+    /// A secondary text.
     Faint,
-    /// Wrong.
+    /// An error.
     Bad,
-    /// Doubtful.
+    /// Something doubtful.
     Doubtful,
-    /// As it should be.
+    /// A good result.
     Good,
 }
 
-/// `status`es of the process.
+/// Exit statuses of the process.
 const EXIT_FINDING: u8 = 1;
 const EXIT_TROUBLE: u8 = 2;
 
-/// Status of a process that a signal has ended, above the number of that: as shells have it.
+/// Added to the number of a signal to form the exit status of a process that it ended, as shells
+/// do.
 const EXIT_SIGNAL: u8 = 128;
 
-/// Writes out what is left, tells why `name` could not do its work if it could not, and gives the
-/// exit status.
+/// Flushes the output, prints the error of `name` if `ended` is one, and returns the exit status.
 pub fn end(name: &str, mut out: Out, ended: Ended) -> ExitCode {
     match out.flush().and(ended) {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Finding) => ExitCode::from(EXIT_FINDING),
         Ok(Outcome::Interrupted(interrupt)) => ExitCode::from(interrupt.status()),
         Err(trouble) => {
-            // It may repeat what a server or a file said.
+            // It may quote a server or a file.
             tell(format_args!("{name}: {}", Safe(trouble)));
             ExitCode::from(EXIT_TROUBLE)
         }
     }
 }
 
-/// Writes a line to standard error. One that cannot be written is lost.
+/// Writes a line to standard error. Ignores write errors.
 pub fn tell(line: impl Display) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
@@ -107,7 +107,7 @@ pub fn tell(line: impl Display) {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Good, or else a finding.
+    /// Returns `Good` if `is_good`, else `Finding`.
     pub fn good_if(is_good: bool) -> Self {
         if is_good { Self::Good } else { Self::Finding }
     }
@@ -116,13 +116,13 @@ impl Outcome {
 // === impl Interrupt ===
 
 impl Interrupt {
-    /// The signal of this kind.
+    /// Returns the interrupt for a signal of this kind.
     pub fn of(kind: SignalKind) -> Self {
-        // There are 64.
+        // Signal numbers are at most 64.
         Self { signal: u8::try_from(kind.as_raw_value()).unwrap_or_default() }
     }
 
-    /// The process's exit status, 130 of Ctrl-C.
+    /// Returns the exit status of the process: 130 for Ctrl-C.
     pub fn status(self) -> u8 {
         EXIT_SIGNAL.saturating_add(self.signal)
     }
@@ -131,7 +131,7 @@ impl Interrupt {
 // === impl Trouble ===
 
 impl Trouble {
-    /// A trouble, said in one line (or several, if it is several).
+    /// Makes an error from its message, usually one line.
     pub fn new(text: impl Display) -> Self {
         Self(text.to_string())
     }
@@ -152,7 +152,7 @@ impl From<io::Error> for Trouble {
 // === impl Out ===
 
 impl Out {
-    /// The standard output of this process.
+    /// Returns the standard output of this process.
     pub fn stdout() -> Self {
         Self::new(Box::new(io::stdout()), Paint::of(&io::stdout()))
     }
@@ -161,22 +161,22 @@ impl Out {
         Self { to: BufWriter::new(to), paint, is_closed: false }
     }
 
-    /// Colour, if this is a terminal.
+    /// Returns colours if this output is a terminal.
     pub fn paint(&self) -> Paint {
         self.paint
     }
 
-    /// Whether nobody reads any more, so that more results need not be made.
+    /// Returns whether the reader has closed the pipe, so that further results are not needed.
     pub fn is_closed(&self) -> bool {
         self.is_closed
     }
 
-    /// Writes a text and the end of its line.
+    /// Writes a text and a line end.
     pub fn line(&mut self, text: impl Display) -> Result<(), Trouble> {
         self.write(|to| writeln!(to, "{text}"))
     }
 
-    /// Writes bytes as they are.
+    /// Writes bytes unchanged.
     pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
         self.write(|to| to.write_all(bytes))
     }
@@ -187,7 +187,7 @@ impl Out {
         self.line(line)
     }
 
-    /// Hands on what was written so far.
+    /// Flushes the buffer.
     pub fn flush(&mut self) -> Result<(), Trouble> {
         self.write(Write::flush)
     }
@@ -215,18 +215,18 @@ impl Paint {
     /// No colour.
     pub const OFF: Self = Self { is_on: false };
 
-    /// Colour where `stream` is a terminal and `NO_COLOR` is not set (<https://no-color.org>).
+    /// Uses colour if `stream` is a terminal and `NO_COLOR` is not set (<https://no-color.org>).
     pub fn of(stream: &impl IsTerminal) -> Self {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self { is_on: stream.is_terminal() && !no_color }
     }
 
-    /// Whether there is colour.
+    /// Returns whether colour is on.
     pub fn is_on(self) -> bool {
         self.is_on
     }
 
-    /// `text`, in `ink` where there is colour.
+    /// Returns `text`, in `ink` if colour is on.
     pub fn dye<T: Display>(self, ink: Ink, text: T) -> Dyed<T> {
         Dyed { text, code: self.is_on.then(|| ink.code()) }
     }
@@ -235,7 +235,7 @@ impl Paint {
 // === impl Ink ===
 
 impl Ink {
-    /// Parameters of the escape sequence "select graphic rendition" (ECMA-48 §8.3.117).
+    /// Returns the parameters of the escape sequence "select graphic rendition" (ECMA-48 §8.3.117).
     const fn code(self) -> &'static str {
         match self {
             Self::Strong => "1",
@@ -247,7 +247,7 @@ impl Ink {
     }
 }
 
-/// A text that shows itself in colour.
+/// A text that is printed in colour.
 pub struct Dyed<T> {
     text: T,
     code: Option<&'static str>,
@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes bytes until it is told to fail.
+    /// Accepts bytes until a test makes it fail.
     #[derive(Clone, Default)]
     struct Sink {
         taken: Arc<Mutex<Vec<u8>>>,

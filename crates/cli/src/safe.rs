@@ -1,20 +1,21 @@
-//! Text of others, fit for a terminal: whatever a file, a flag or a server holds, it ends no line,
-//! moves no cursor, and stands where it seems to stand.
+//! Makes foreign text safe for a terminal: text of a file, a flag or a server cannot end a line,
+//! move the cursor, or appear in a different place.
 
 use std::fmt::{self, Display, Write};
 
 use ratelease_rules::steering::steers;
 
-/// Shows a text with what steers a terminal escaped. Line ends pass: messages have some.
+/// Displays a text with characters that steer a terminal escaped. Line ends are kept, because
+/// messages may have several lines.
 pub struct Safe<T>(pub T);
 
 struct Escaping<'a, 'f>(&'a mut fmt::Formatter<'f>);
 
-/// What `character` is on a terminal: a stand-in of its own for what cannot be shown, and how many
-/// cells it takes.
+/// Returns how `character` appears on a terminal: itself, or a stand-in if it cannot be shown, and
+/// its width in cells.
 pub fn cell(character: char) -> (char, usize) {
     match character {
-        // U+2400 and on are pictures of the control characters.
+        // The characters from U+2400 on are pictures of the control characters.
         '\0'..='\u{1f}' => (char::from_u32(0x2400 + u32::from(character)).unwrap_or('?'), 1),
         '\u{7f}' => ('\u{2421}', 1),
         other if steers(other) => (char::REPLACEMENT_CHARACTER, 1),
@@ -24,20 +25,20 @@ pub fn cell(character: char) -> (char, usize) {
     }
 }
 
-/// `text` on one line, each character that cannot be shown by its stand-in.
+/// Returns `text` on one line, with a stand-in for each character that cannot be shown.
 pub fn line(text: &str) -> String {
     text.chars().map(|character| cell(character).0).collect()
 }
 
-/// The blocks of marks that stand on the character before them.
+/// The Unicode blocks of combining marks, which are drawn on the character before them.
 fn is_combining(character: char) -> bool {
     matches!(character,
         '\u{300}'..='\u{36f}' | '\u{1ab0}'..='\u{1aff}' | '\u{1dc0}'..='\u{1dff}'
         | '\u{20d0}'..='\u{20ff}' | '\u{fe00}'..='\u{fe0f}' | '\u{fe20}'..='\u{fe2f}')
 }
 
-/// The blocks that Unicode's annex 11 calls wide or full width, roughly: a caret may be off by a
-/// cell behind rare ones.
+/// Roughly the blocks that Unicode's annex 11 calls wide or full width: after rare ones a caret may
+/// be off by a cell.
 fn is_wide(character: char) -> bool {
     matches!(character,
         '\u{1100}'..='\u{115f}' | '\u{2e80}'..='\u{303e}' | '\u{3041}'..='\u{a4cf}'

@@ -1,7 +1,9 @@
-//! Settings of the process: flags and environment, parsed once into types that cannot be wrong.
+//! Settings of the process: flags and environment, parsed once into types that hold only valid
+//! values.
 //!
-//! In two stages: [`ServeFlags`] holds what was typed or set, as text; [`Settings`] what it means.
-//! Every faulty setting is reported, not just the first, and no message shows a secret.
+//! Parsing has two stages: [`ServeFlags`] holds the text of flags and variables, and [`Settings`]
+//! its meaning. Every faulty setting is reported, not only the first, and no message contains a
+//! secret.
 
 mod answers;
 mod fault;
@@ -46,45 +48,47 @@ pub(crate) use summary::of as told;
 pub use tracing::{Identity, Push, Telemetry, Tracing};
 pub use value::HostPort;
 
-/// Everything `serve` is told.
+/// All settings of `serve`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Where to listen.
+    /// The addresses to listen on.
     pub listeners: Listeners,
-    /// Where the rules come from.
+    /// The source of the rules.
     pub rules: RulesSource,
-    /// Who owns the counts.
+    /// The store that holds the counts.
     pub store: StoreSettings,
-    /// What goes into an answer.
+    /// The contents of answers.
     pub answers: Answers,
-    /// How tokens are leased and keys held.
+    /// How tokens are leased and buffers are kept.
     pub leases: Leases,
-    /// How the hottest keys are counted; `None` to do without.
+    /// How the hottest keys are counted; `None` turns this off.
     pub hot_keys: Option<HotKeys>,
     /// What is logged, and how.
     pub logging: Logging,
-    /// What is told to an OpenTelemetry collector.
+    /// What is sent to an OpenTelemetry collector.
     pub telemetry: Telemetry,
-    /// What is counted, and where it is shown.
+    /// Which metrics are kept, and where they are served.
     pub metrics: Metrics,
-    /// What requests in flight and leases to give back may take after a signal, up to an hour.
+    /// Maximum time after a signal for requests in flight and for giving back leases; at most an
+    /// hour.
     pub drain: Duration,
-    /// One line each for what was asked for and is not done; to be logged once logging is set up.
+    /// One line for each setting that was asked for but is not followed; logged once logging is set
+    /// up.
     pub warnings: Vec<String>,
-    /// All of it as flags, for people to see; no secret is in it.
+    /// All settings as flags, for display; contains no secret.
     pub summary: Vec<Told>,
 }
 
-/// Why there are no settings to start with.
+/// The reason why there are no settings to start with.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// The help or version text was asked for; it goes to standard output.
     #[error("{0}")]
     Help(String),
-    /// The command line was not understood; clap's words.
+    /// The command line was not understood; the text is clap's.
     #[error("{0}")]
     Usage(String),
-    /// Settings that cannot be used, all of them.
+    /// All settings that cannot be used.
     #[error("{0}")]
     Faults(Faults),
 }
@@ -92,11 +96,11 @@ pub enum SettingsError {
 // === impl Settings ===
 
 impl Settings {
-    /// What `flags` mean, without a summary of them. `env` is asked only for variables that have no
-    /// flag.
+    /// Resolves `flags` to settings, without a summary of them. `env` is called only for variables
+    /// that have no flag.
     ///
     /// # Errors
-    /// [`SettingsError::Faults`], with all of them.
+    /// [`SettingsError::Faults`], with every fault.
     pub fn resolve(
         role: Role,
         flags: &ServeFlags,
@@ -140,7 +144,7 @@ impl Settings {
     }
 }
 
-/// A warning, where pods share counts under keys that anybody can compute.
+/// Returns a warning if pods share counts under keys that anybody can compute.
 fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String> {
     let is_shared = matches!(store, StoreSettings::Redis { .. });
     (is_shared && leases.key_secret.is_empty()).then(|| {
@@ -152,7 +156,7 @@ fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String
     })
 }
 
-/// A warning, where a line end is of the secret, as it is not in a file.
+/// Returns a warning if the secret ends with a line end; from a file, it would not.
 fn key_secret_with_line_end(leases: &Leases) -> Option<String> {
     leases.key_secret.reveal().ends_with('\n').then(|| {
         "KEY_SECRET: ends in a line end, which is of the secret here and is left out of \
@@ -161,8 +165,8 @@ fn key_secret_with_line_end(leases: &Leases) -> Option<String> {
     })
 }
 
-/// A variable of the process's environment. What is not UTF-8 in it is replaced, so that it shows
-/// as a faulty value and is not taken for unset.
+/// Reads a variable of the process's environment. Invalid UTF-8 is replaced, so that the value is
+/// reported as faulty rather than taken as unset.
 pub fn process_env(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
@@ -170,7 +174,7 @@ pub fn process_env(name: &str) -> Option<String> {
 // === impl SettingsError ===
 
 impl SettingsError {
-    /// 0 for help and version, 2 for all else.
+    /// Returns the exit code: 0 for help and version, 2 for all else.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Help(_) => 0,

@@ -1,4 +1,4 @@
-//! Rule files as the tools read them: all that the user named, as one set of rules.
+//! Reads rule files for the tools: all paths that the user named form one set of rules.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::out::Trouble;
 use crate::safe::Safe;
 use crate::settings::{Faults, Reading};
 
-/// What `resolve` makes of flags, or all that is wrong with them.
+/// Returns the result of `resolve`, or all its faults as one error.
 pub fn resolved<T>(resolve: impl FnOnce(&mut Faults) -> Option<T>) -> Result<T, Trouble> {
     let mut faults = Faults::default();
     match resolve(&mut faults) {
@@ -20,17 +20,17 @@ pub fn resolved<T>(resolve: impl FnOnce(&mut Faults) -> Option<T>) -> Result<T, 
     }
 }
 
-/// Standard input, as an argument.
+/// The argument for standard input.
 pub const STDIN: &str = "-";
-/// What messages call it.
+/// The name of standard input in messages.
 pub const STDIN_NAME: &str = "standard input";
 
-/// Whether `path` stands for standard input. A file of that name is `./-`.
+/// Returns whether `path` stands for standard input. A file called `-` is written `./-`.
 pub fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == STDIN
 }
 
-/// One file, or standard input.
+/// Reads one file, or standard input.
 pub fn read_file(path: &Path) -> Result<Source, Trouble> {
     if is_stdin(path) {
         return Ok(rules::read_from(STDIN_NAME, io::stdin().lock())?);
@@ -41,8 +41,8 @@ pub fn read_file(path: &Path) -> Result<Source, Trouble> {
     })
 }
 
-/// The rule files of all `paths`, directories and standard input among them. Their names lead to
-/// them from here.
+/// Reads the rule files of all `paths`, which may include directories and standard input. The name
+/// of each source is its path, relative to the current directory unless its argument is absolute.
 pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, Trouble> {
     let mut sources = Vec::new();
     for path in paths {
@@ -52,7 +52,7 @@ pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, Trouble>
             sources.extend(rules::read_path(path, reading.ignore_dotfiles)?);
         }
     }
-    // A file that was named twice is one file.
+    // A file that was named twice is read once.
     sources.sort_by(|a, b| a.name.cmp(&b.name));
     sources.dedup_by(|a, b| a.name == b.name);
     if sources.is_empty() {
@@ -65,12 +65,12 @@ pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, Trouble>
     Ok(sources)
 }
 
-/// Rules that have to be good.
+/// Loads rules; any fault is an error.
 pub fn load(paths: &[PathBuf], reading: Reading) -> Result<Rules, Trouble> {
     good(paths, reading, rules::load).map(|loaded| loaded.rules)
 }
 
-/// As [`load`], and where each rule is written.
+/// Like [`load`], and also returns where each rule is written.
 pub fn load_with_places(paths: &[PathBuf], reading: Reading) -> Result<(Rules, Places), Trouble> {
     let (loaded, places) = good(paths, reading, rules::load_with_places)?;
     Ok((loaded.rules, places))
@@ -95,7 +95,7 @@ fn good<T>(
 impl From<ReadError> for Trouble {
     fn from(error: ReadError) -> Self {
         match error {
-            // What a server lacks should be made; what a user typed may be wrong.
+            // A server asks to create a missing path; a user has more likely mistyped it.
             ReadError::Missing(path) => Self::new(format_args!(
                 "{}: does not exist, or is a link to nothing; name another path",
                 Safe(path.display())

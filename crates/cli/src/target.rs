@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use crate::fetch;
 
-/// Where a server is.
+/// The address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// A host and a port, resolved anew for each connection.
+    /// A host and a port; the host is resolved for each connection.
     Tcp(String),
     /// A Unix socket.
     Unix(PathBuf),
@@ -17,7 +17,7 @@ pub enum Target {
 // === impl Target ===
 
 impl Target {
-    /// From `HOST:PORT` or `unix:PATH`.
+    /// Parses `HOST:PORT` or `unix:PATH`.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.strip_prefix("unix:") {
             Some("") => Err("expected a path behind unix:, as in unix:/run/ratelease.sock".into()),

@@ -1,4 +1,4 @@
-//! What a check found, for people, programs and workflows.
+//! The report of a check, as text, as JSON or as workflow commands.
 
 use std::fmt::Display;
 
@@ -9,25 +9,25 @@ use super::snippet::Cursor;
 use crate::out::{Ink, Out, Trouble};
 use crate::safe::Safe;
 
-/// What a check found.
+/// The result of a check.
 pub(super) struct Report {
-    /// Files that were read.
+    /// Number of files that were read.
     pub(super) files: usize,
-    /// What the files hold, unless there are faults.
+    /// What the files contain; `None` if there are faults.
     pub(super) rules: Option<Rules>,
-    /// In order of file and place.
+    /// Faults and warnings, in order of file and place.
     pub(super) findings: Vec<Finding>,
-    /// Faults beyond those.
+    /// Number of faults that are not in `findings`.
     pub(super) unlisted: usize,
 }
 
-/// What the files hold.
+/// The content of the files, in numbers.
 pub(super) struct Rules {
     pub(super) rules: usize,
     pub(super) domains: usize,
 }
 
-/// One thing that was found.
+/// A fault or a warning.
 pub(super) struct Finding {
     pub(super) severity: Severity,
     pub(super) fault: Fault,
@@ -37,14 +37,14 @@ pub(super) struct Finding {
 pub(super) enum Severity {
     /// The rules do not load.
     Error,
-    /// They load, and may not do what their author meant.
+    /// The rules load but may not do what their author meant.
     Warning,
 }
 
 // === impl Report ===
 
 impl Report {
-    /// Whether there is nothing to mend.
+    /// Returns whether nothing needs to be fixed.
     pub(super) fn is_good(&self, is_strict: bool) -> bool {
         self.rules.is_some() && (!is_strict || self.findings.is_empty())
     }
@@ -84,7 +84,8 @@ impl Report {
             out.line(format_args!(
                 "::{} file={},line={line},col={column}::{}",
                 severity.name(),
-                // GitHub knows files by their paths from the root, which have no dot.
+                // GitHub identifies files by their paths from the repository's root, without a
+                // leading dot.
                 property(&Safe(file.trim_start_matches("./")).to_string()),
                 data(&Safe(message).to_string())
             ))?;
@@ -152,7 +153,7 @@ fn property(text: &str) -> String {
 // === impl Severity ===
 
 impl Severity {
-    /// As compilers and GitHub say it.
+    /// The name that compilers and GitHub use.
     fn name(self) -> &'static str {
         match self {
             Self::Error => "error",

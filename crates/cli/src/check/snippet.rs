@@ -1,37 +1,37 @@
-//! A line of a source with a caret under one place.
+//! Prints a line of a source with a caret below one place.
 
 use std::fmt::{self, Display};
 
 use crate::safe::cell;
 
-/// The line around a place, fit for a terminal.
+/// The line around a place, safe to print on a terminal.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Snippet {
     /// The line's number.
     line: u32,
-    /// What is shown of it; cut ends are `…`.
+    /// The part of the line that is shown; `…` marks each cut end.
     text: String,
-    /// Cells before the caret.
+    /// Number of cells before the caret.
     caret: usize,
 }
 
-/// Finds places in a text. It goes on from the last one, so that ten thousand places in one line of
-/// a megabyte are one way through it; they are to be asked for in order.
+/// Finds places in a text. Each search continues from the last place, so that ten thousand places
+/// in one line of a megabyte take a single pass; they must be asked for in order.
 pub(super) struct Cursor<'t> {
     text: &'t [u8],
-    /// Where the present line starts, and its number from 0.
+    /// Byte at which the current line starts, and its number from 0.
     line: (usize, u32),
-    /// A place in it, and the characters before that.
+    /// A place in the line, and the number of characters before it.
     place: (usize, u32),
 }
 
-/// Cells that are shown of a line.
+/// Maximum number of cells of a line that are shown.
 const CELLS_MAX: usize = 96;
-/// Of these, from the place on at most, where there is as much before it.
+/// Of these, the maximum number from the place on, if there is enough text before it.
 const CELLS_AFTER: usize = 56;
-/// A tab is shown as so many spaces, since terminals differ.
+/// Number of spaces in place of a tab, because terminals differ.
 const TAB: usize = 4;
-/// Bytes of a line that are looked at on each side of the place: lines may be megabytes long.
+/// Bytes of a line that are read on each side of the place: lines may be megabytes long.
 const BYTES_MAX: usize = 1024;
 
 // === impl Cursor ===
@@ -42,8 +42,8 @@ impl<'t> Cursor<'t> {
         Self { text, line: (0, 0), place: (0, 0) }
     }
 
-    /// The place at `line` and `column`, both from 1, the column in characters; `None` if the text
-    /// has no such line.
+    /// Returns the snippet at `line` and `column`, both from 1, the column in characters; `None` if
+    /// the text has no such line.
     pub(super) fn snippet(&mut self, line: u32, column: u32) -> Option<Snippet> {
         self.go_to(line.checked_sub(1)?, column.saturating_sub(1))?;
         let (start, (at, _)) = (self.line.0, self.place);
@@ -68,7 +68,7 @@ impl<'t> Cursor<'t> {
         Some(Snippet { line, text: text.trim_end().to_owned(), caret })
     }
 
-    /// Goes to a place, both numbers from 0; behind the end of a line is its end.
+    /// Moves to a place, both numbers from 0. A column past the end of the line means its end.
     fn go_to(&mut self, line: u32, column: u32) -> Option<()> {
         if (line, column) < (self.line.1, self.place.1) {
             (self.line, self.place) = ((0, 0), (0, 0));
@@ -94,12 +94,12 @@ impl<'t> Cursor<'t> {
     }
 }
 
-/// Whether a line ends with it.
+/// Returns whether `byte` ends a line.
 fn is_end(byte: u8) -> bool {
     matches!(byte, b'\n' | b'\r')
 }
 
-/// Whether it is within a character of UTF-8, not the first byte of one.
+/// Returns whether `byte` continues a UTF-8 character, rather than starting one.
 fn is_inside(byte: u8) -> bool {
     byte & 0b1100_0000 == 0b1000_0000
 }
@@ -112,13 +112,13 @@ impl Display for Snippet {
     }
 }
 
-/// Characters as they are shown.
+/// Characters, in the form in which they are shown.
 struct Fitting {
     shown: Vec<char>,
     cells: usize,
 }
 
-/// As many of `characters` as fit, and whether some did not.
+/// Returns as many of `characters` as fit, and whether some did not.
 fn fitting(characters: impl Iterator<Item = char>, room: usize) -> (Fitting, bool) {
     let mut fitting = Fitting { shown: Vec::new(), cells: 0 };
     for character in characters {

@@ -1,4 +1,4 @@
-//! What goes into an answer.
+//! Settings for the contents of answers.
 
 use clap::Args;
 
@@ -7,18 +7,18 @@ use super::flag::BOOL;
 use super::headers::{HeaderFlags, Headers};
 use super::value;
 
-/// How answers are made and dressed.
+/// Settings for the contents of answers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answers {
-    /// Which headers answers carry; `None` for no headers.
+    /// The headers of answers; `None` for no headers.
     pub headers: Option<Headers>,
-    /// Nothing is denied; counts and statuses are as usual.
+    /// Nothing is denied; counts and statuses are unaffected.
     pub shadow_mode: bool,
     /// Every rule is a quota: a request is denied only if all of its rules are exhausted.
     pub quota_mode: bool,
-    /// Answers carry dynamic metadata: the descriptors, and the rules' metadata.
+    /// Answers include dynamic metadata: the descriptors, and the metadata of the rules.
     pub dynamic_metadata: bool,
-    /// Share of a limit, 0 to 1, above which use counts as near the limit.
+    /// Part of a limit, 0 to 1, above which use is counted as near the limit.
     pub near_limit_ratio: f32,
 }
 

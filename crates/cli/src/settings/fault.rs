@@ -1,11 +1,11 @@
-//! What is wrong with the settings: every fault is collected, then all are told at once.
+//! Faults of settings: all of them are collected, then reported together.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use ratelease_engine::secret::{Secret, SecretFile};
 
-/// Characters of a faulty value that are shown.
+/// Maximum number of characters of a faulty value that are shown.
 const FOUND_SHOWN_MAX: usize = 80;
 
 /// One setting that cannot be used.
@@ -13,12 +13,11 @@ const FOUND_SHOWN_MAX: usize = 80;
 pub struct Fault {
     /// The setting's environment name, such as `PORT`.
     pub name: String,
-    /// What is wrong, in words; never a secret.
+    /// What is wrong; never contains a secret.
     pub problem: String,
-    /// The value as it was given, cut to 80 characters; `None` for secrets and where there was
-    /// none.
+    /// The value as given, cut to 80 characters; `None` for secrets and if there was no value.
     pub found: Option<String>,
-    /// How to mend it.
+    /// How to fix it.
     pub mend: String,
 }
 
@@ -26,19 +25,20 @@ pub struct Fault {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults(Vec<Fault>);
 
-/// What a parser wanted to see, with an example that it takes.
+/// What a parser expected, with an example that it accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Expected {
     what: Cow<'static, str>,
     example: &'static str,
 }
 
-/// The flag beside an environment name: `GRPC_PORT` is `--grpc-port`.
+/// Returns the flag for an environment name: `--grpc-port` for `GRPC_PORT`.
 pub(super) fn flag(name: &str) -> String {
     format!("--{}", name.to_ascii_lowercase().replace('_', "-"))
 }
 
-/// Shows a value safely: cut, and without a key that stands where the name of its file should.
+/// Returns a value that is safe to show: cut, and hidden if it is a key instead of the name of a
+/// key file.
 fn shown(value: &str) -> String {
     match value.split_once("-----BEGIN") {
         Some((before, _)) => format!("{}…", shown(before)),
@@ -57,17 +57,17 @@ impl Expected {
 // === impl Faults ===
 
 impl Faults {
-    /// The faults in the order they were found.
+    /// Returns the faults in the order in which they were found.
     pub fn iter(&self) -> impl Iterator<Item = &Fault> {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// Returns the number of faults.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether every setting was good.
+    /// Returns whether there are no faults.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -76,7 +76,7 @@ impl Faults {
         self.0.push(fault);
     }
 
-    /// What `parse` makes of `value`; a fault under `name` if it makes nothing.
+    /// Parses `value` with `parse`. If that fails, adds a fault under `name`.
     pub(super) fn parse<T>(
         &mut self,
         name: &str,
@@ -91,7 +91,8 @@ impl Faults {
         None
     }
 
-    /// As [`Faults::parse`] for a setting without a default: absent or empty is `Some(None)`.
+    /// Like [`Faults::parse`], for a setting without a default: returns `Some(None)` if it is
+    /// absent or empty.
     pub(super) fn parse_optional<T>(
         &mut self,
         name: &str,
@@ -104,7 +105,7 @@ impl Faults {
         }
     }
 
-    /// As [`Faults::parse_optional`] for a value that must not be shown.
+    /// Like [`Faults::parse_optional`], for a value that must not be shown.
     pub(super) fn parse_secret<T>(
         &mut self,
         name: &str,
@@ -123,8 +124,8 @@ impl Faults {
         }
     }
 
-    /// The secret that is given as `name`, or that lies in the file given as `name` with `_FILE`
-    /// behind it; `Some(None)` for neither, and a fault for both.
+    /// Returns the secret given as `name`, or read from the file given as `name` with `_FILE`
+    /// appended. `Some(None)` if neither is given; a fault if both are.
     pub fn secret(
         &mut self,
         name: &str,
@@ -166,7 +167,7 @@ impl fmt::Display for Faults {
 // === impl Fault ===
 
 impl Fault {
-    /// A fault that no single value is to blame for, or whose value does not help.
+    /// Makes a fault that concerns no single value, or whose value would not help the reader.
     pub(crate) fn new(
         name: impl Into<String>,
         problem: impl Into<String>,

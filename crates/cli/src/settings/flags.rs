@@ -1,4 +1,4 @@
-//! Flags of `serve`, and what flags have in common.
+//! The flags of `serve`, and definitions that all flags share.
 
 use clap::Args;
 

@@ -1,4 +1,4 @@
-//! Which headers go with an answer.
+//! Settings for the headers of an answer.
 
 use clap::Args;
 
@@ -6,10 +6,10 @@ use super::fault::{Expected, Fault, Faults};
 use super::flag::BOOL;
 use super::value;
 
-/// Which headers go with an answer; at least some do.
+/// The headers of an answer; at least one is on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Headers {
-    /// The reference's three, under these names.
+    /// The reference's three headers, under these names.
     pub reference: Option<HeaderNames>,
     /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, as Envoy's `DRAFT_VERSION_03` has them.
     pub x_ratelimit: bool,
@@ -19,14 +19,14 @@ pub struct Headers {
     pub ietf: bool,
 }
 
-/// The reference's three headers, named in the case that was asked for.
+/// Names of the reference's three headers, in the case that was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderNames {
-    /// The limit.
+    /// Header of the limit.
     pub limit: String,
-    /// What is left of it.
+    /// Header of the remaining tokens.
     pub remaining: String,
-    /// Seconds until it is whole again.
+    /// Header of the seconds until the limit is reset.
     pub reset: String,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct HeaderFlags {
     limit_reset_header: String,
 }
 
-/// What a list of headers asks for.
+/// The headers that a list asks for.
 #[derive(Debug, Default)]
 struct Asked {
     reference: bool,
@@ -78,7 +78,7 @@ struct Asked {
 // === impl HeaderFlags ===
 
 impl HeaderFlags {
-    /// `Some(None)` for no headers at all.
+    /// Resolves the flags. `Some(None)` means no headers at all.
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Option<Headers>> {
         let list = self.response_headers.as_deref();
         let asked = faults.parse_optional("RESPONSE_HEADERS", list, asked);
@@ -121,7 +121,7 @@ fn asked(list: &str) -> Result<Asked, Expected> {
 // === impl Headers ===
 
 impl Headers {
-    /// No header may come twice, with two meanings.
+    /// Reports a header that would appear twice with two meanings.
     fn check(&self, faults: &mut Faults) {
         let Some(names) = &self.reference else { return };
         let named = [
@@ -144,7 +144,7 @@ impl Headers {
         }
     }
 
-    /// The headers that are asked for beside the reference's, and by which word.
+    /// Returns the headers other than the reference's, each with the word that asked for it.
     fn others(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let x = ["X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"];
         let x = self.x_ratelimit.then_some(x.map(|name| (name, "x-ratelimit")));

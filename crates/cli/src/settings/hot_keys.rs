@@ -1,4 +1,4 @@
-//! How the hottest keys are counted.
+//! Settings for counting the hottest keys.
 
 use std::num::NonZeroU32;
 
@@ -8,15 +8,15 @@ use super::fault::Faults;
 use super::flag::BOOL;
 use super::value;
 
-/// Of fewer samples, a minute has too few to tell anything by.
+/// Maximum of `sample`: with fewer samples, the counts of a minute would be too small to be useful.
 const SAMPLE_MAX: usize = 10_000;
 
 /// How the hottest keys are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HotKeys {
-    /// One decision in so many is counted, on average.
+    /// On average one decision in this many is counted.
     pub sample: NonZeroU32,
-    /// Keep the text of the entries too, not only the key's hash.
+    /// Whether to keep the text of the entries too, besides the key's hash.
     pub values: bool,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct HotKeysFlags {
 // === impl HotKeysFlags ===
 
 impl HotKeysFlags {
-    /// `Some(None)` to do without.
+    /// Resolves the flags. `Some(None)` turns the counting off.
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Option<HotKeys>> {
         let on = faults.parse("HOT_KEYS", &self.hot_keys, value::boolean);
         let sample = value::count_within(1..=SAMPLE_MAX, "4");

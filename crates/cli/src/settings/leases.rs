@@ -1,4 +1,4 @@
-//! How tokens are leased and keys are held.
+//! Settings for leases and for the buffers of keys.
 
 use std::time::Duration;
 
@@ -10,27 +10,28 @@ use super::fault::Faults;
 use super::flag::FILE;
 use super::value;
 
-/// Longest that a request may be told to wait for a lease: past it any caller has given up.
+/// Maximum of the wait for a lease: past it any caller has given up.
 const MAX_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Longest drain; Kubernetes' longest usual grace period is far below.
+/// Maximum drain; Kubernetes' longest usual grace period is far below.
 const DRAIN_MAX: Duration = Duration::from_secs(3600);
-/// Least memory for buffers: some two hundred keys.
+/// Minimum memory for buffers: some two hundred keys.
 const BUFFER_MEMORY_MIN: usize = 64 * value::KIB;
-/// Most memory for buffers: a machine's.
+/// Maximum memory for buffers: that of a whole machine.
 const BUFFER_MEMORY_MAX: usize = 64 * value::GIB;
 
-/// How tokens are leased and keys are held.
+/// How tokens are leased and buffers are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leases {
-    /// What a request waits for a lease at most, 0 to 10 s, if its caller names no deadline.
+    /// Maximum time for which a request waits for a lease if its caller sets no deadline, 0 to 10
+    /// s.
     pub max_wait: Duration,
-    /// What it waits at most if its caller names one, 0 to 10 s; at least `max_wait` counts.
+    /// Maximum wait if the caller sets a deadline, 0 to 10 s; raised to `max_wait` if below.
     pub wait_limit: Duration,
-    /// Pods of each domain until the store says how many there are, 1 to 10 000.
+    /// Assumed number of pods of each domain until the store reports it, 1 to 10 000.
     pub pods_expected: u32,
-    /// Bytes that the buffers of keys may take, 64 KiB to 64 GiB.
+    /// Maximum bytes for the buffers of keys, 64 KiB to 64 GiB.
     pub buffer_bytes_max: usize,
-    /// Secret under which keys are hashed; empty for the built-in one.
+    /// Secret with which keys are hashed; empty for the built-in one.
     pub key_secret: Secret,
 }
 
@@ -85,7 +86,7 @@ pub(super) struct LeaseFlags {
 // === impl KeyFlags ===
 
 impl KeyFlags {
-    /// The secret; empty for the built-in one.
+    /// Resolves the secret; empty for the built-in one.
     pub fn secret(&self, faults: &mut Faults) -> Option<Secret> {
         let (given, file) = (self.key_secret.as_ref(), self.key_secret_file.as_ref());
         faults.secret("KEY_SECRET", given, file).map(Option::unwrap_or_default)

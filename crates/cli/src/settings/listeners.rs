@@ -1,4 +1,4 @@
-//! Where the program listens.
+//! Settings for listeners.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,54 +10,56 @@ use super::fault::{Expected, Faults};
 use super::flag::{BOOL, FILE};
 use super::value::{self, HostPort};
 
-/// Most calls under way that one process may be told to take: each that waits holds some 12 KiB.
+/// Maximum of the setting for calls in flight in one process: each call that waits holds some 12
+/// KiB.
 ///
-/// The default, 4096, is 48 MiB of them. A call waits for a lease, 5 ms at most unless told
-/// otherwise: a pod at which every call waits so long has as many under way at 800 000 a second.
+/// The default, 4096, is 48 MiB of them. A call waits for a lease, by default at most 5 ms: a pod
+/// at which every call waits that long has 4096 calls in flight at 800 000 a second.
 const MAX_IN_FLIGHT_MAX: usize = 1_000_000;
 
-/// Every address that is listened on.
+/// All addresses to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listeners {
     /// `/json`, `/healthcheck`, `/livez`, `/readyz`.
     pub http: HostPort,
-    /// Envoy's rate limit requests.
+    /// Rate limit requests of Envoy.
     pub grpc: GrpcListen,
     /// `/status`, `/metrics`, `/rlconfig`, `/hotkeys` and their index.
     pub debug: HostPort,
-    /// Names, beside those that always are, that `/json` may be asked by.
+    /// Host names under which `/json` may be called, besides the built-in ones.
     pub allowed_hosts: Vec<String>,
-    /// Whether `/json` may give hits back.
+    /// Whether `/json` may give back hits.
     pub json_refunds: bool,
-    /// Names, beside those that always are, that the debug and metrics listeners may be asked by.
+    /// Host names under which the debug and metrics listeners may be called, besides the built-in
+    /// ones.
     pub debug_allowed_hosts: Vec<String>,
-    /// What the debug listener asks for; empty for nothing.
+    /// The token that the debug listener requires; empty for none.
     pub debug_token: Secret,
-    /// Age at which a gRPC connection is asked to go; `None` for never.
+    /// Age at which a gRPC connection is closed gracefully; `None` for never.
     pub max_connection_age: Option<Duration>,
-    /// What such a connection is left to finish; `None` for as long as it takes.
+    /// Time that such a connection has to finish its calls; `None` for no bound.
     pub max_connection_age_grace: Option<Duration>,
-    /// Calls under way at once on all connections, from 1; more are refused.
+    /// Maximum number of calls in flight on all connections, from 1; further calls are refused.
     pub calls_max: usize,
 }
 
-/// Where gRPC is served: `GRPC_UDS` goes in place of the port.
+/// The gRPC listener: `GRPC_UDS` replaces the port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GrpcListen {
-    /// On a port.
+    /// A TCP address.
     Tcp(HostPort),
-    /// On a Unix socket.
+    /// A Unix socket.
     Unix(Uds),
 }
 
 /// A Unix socket to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uds {
-    /// Where it is, 107 bytes at most.
+    /// Path of the socket, at most 107 bytes.
     pub path: PathBuf,
-    /// Its permissions, from 0 to 0o777: to connect takes the right to write.
+    /// Permissions of the socket, from 0 to 0o777: connecting requires write permission.
     pub mode: u32,
-    /// Its group, by number; `None` for the process's own.
+    /// Group of the socket, by number; `None` for the process's own.
     pub group: Option<u32>,
 }
 
@@ -164,7 +166,7 @@ impl ListenerFlags {
     }
 }
 
-/// Names without ports, as a `Host` header may have them.
+/// Parses names without ports, in the form of a `Host` header.
 fn names(text: &str) -> Result<Vec<String>, Expected> {
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
     let read = |name: &str| if name == "*" { Ok(name.to_owned()) } else { value::host(name) };
@@ -175,7 +177,7 @@ fn names(text: &str) -> Result<Vec<String>, Expected> {
     })
 }
 
-/// Permissions, as `chmod` takes them in octal.
+/// Parses permissions in octal, as `chmod` takes them.
 fn mode(text: &str) -> Result<u32, Expected> {
     let is_octal = (1..=4).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     let mode = is_octal.then(|| u32::from_str_radix(text, 8).ok()).flatten();
@@ -183,13 +185,13 @@ fn mode(text: &str) -> Result<u32, Expected> {
         .ok_or_else(|| Expected::new("permissions in octal, from 0 to 0777", "0660"))
 }
 
-/// The highest number stands for no group (chown(2)).
+/// Parses a group number. The highest number means no group (chown(2)).
 fn group_number(text: &str) -> Result<u32, Expected> {
     let number = text.parse().ok().filter(|number| *number < u32::MAX);
     number.ok_or_else(|| Expected::new("a group's number", "1337"))
 }
 
-/// Both halves are looked at before either is missed.
+/// Both halves are parsed before either can fail, so that the faults of both are reported.
 fn host_port(faults: &mut Faults, host: (&str, &str), port: (&str, &str)) -> Option<HostPort> {
     let host = faults.parse(host.0, host.1, value::host);
     let port = faults.parse(port.0, port.1, value::port);

@@ -1,4 +1,4 @@
-//! What is logged, and how a line looks.
+//! Settings for logging.
 
 use clap::Args;
 
@@ -13,35 +13,35 @@ pub struct Logging {
     pub level: LogLevel,
     /// How a line looks.
     pub format: LogFormat,
-    /// Lines a second from one place in the code at most; 0 for no bound.
+    /// Maximum number of lines a second from one place in the code; 0 for no bound.
     pub lines_per_second: u32,
-    /// Lines may hold values of descriptors.
+    /// Whether lines may contain values of descriptors.
     pub values: bool,
-    /// Share of the decisions that are logged, 0 to 1.
+    /// Part of the decisions that are logged, 0 to 1.
     pub decision_sample_rate: f32,
 }
 
 /// The reference's levels; its `fatal` and `panic` are `Error` here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// What needs somebody.
+    /// Events that need action.
     Error,
-    /// What may need somebody.
+    /// Events that may need action.
     Warn,
-    /// What an operator likes to know.
+    /// Events of interest to an operator.
     Info,
-    /// What helps to find a fault.
+    /// Events that help to find a fault.
     Debug,
-    /// Everything, of the libraries too.
+    /// All events, including those of libraries.
     Trace,
 }
 
-/// How a line looks.
+/// The format of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text, for people.
     Text,
-    /// An object a line, with the reference's `@timestamp`, `@message`, `level`.
+    /// One JSON object per line, with the reference's `@timestamp`, `@message`, `level`.
     Json,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct LoggingFlags {
     decision_sample_rate: String,
 }
 
-/// Lines a second from one place: more than this is no bound.
+/// Maximum number of lines a second from one place: a higher number would not be a bound.
 const LINES_PER_SECOND_MAX: usize = 1_000_000;
 
 // === impl LoggingFlags ===

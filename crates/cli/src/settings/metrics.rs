@@ -1,4 +1,4 @@
-//! What is counted, and where it is shown.
+//! Settings for metrics.
 
 use clap::Args;
 
@@ -6,20 +6,20 @@ use super::fault::{Expected, Faults};
 use super::flag::BOOL;
 use super::value::{self, HostPort};
 
-/// Series of one kind that a process may be told to keep: some 500 bytes each on two cores, and
-/// what Prometheus makes of them.
+/// Maximum number of series of one kind: each takes some 500 bytes on two cores here, and more
+/// memory in Prometheus.
 const SERIES_LIMIT: usize = 100_000;
 
-/// What is counted, and where it is shown.
+/// Which metrics are kept, and where they are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Metrics {
-    /// Decisions are counted. The debug port shows the other numbers in any case.
+    /// Whether decisions are counted. The debug port serves the other metrics in any case.
     pub counts_decisions: bool,
-    /// A listener for metrics alone; `None` for the debug port alone.
+    /// A listener for metrics only; `None` if only the debug port serves them.
     pub listen: Option<HostPort>,
-    /// The path of that listener, which begins with `/`.
+    /// The path at that listener; begins with `/`.
     pub path: String,
-    /// Rules that are counted apart at most, and values, up to 100 000.
+    /// Maximum number of rules, and of values, that have their own series; up to 100 000.
     pub series_max: usize,
 }
 
@@ -63,14 +63,14 @@ impl MetricsFlags {
     }
 }
 
-/// As Go's `net.Listen` takes it: without a host, on all interfaces.
+/// Parses an address as Go's `net.Listen` does: without a host it means all interfaces.
 fn address(text: &str) -> Result<HostPort, Expected> {
     let expected = || Expected::new("a port behind a colon, with or without a host", ":9090");
     let (host, port) = text.rsplit_once(':').ok_or_else(expected)?;
     let port = value::port(port).map_err(|_| expected())?;
     match host {
         "" => Ok(HostPort::new("0.0.0.0", port)),
-        // An IPv6 address without brackets might have lost its port.
+        // An IPv6 address without brackets may be missing its port.
         _ if host.contains(':') && !host.starts_with('[') => Err(expected()),
         _ => Ok(HostPort::new(value::host(host).map_err(|_| expected())?, port)),
     }

@@ -1,7 +1,6 @@
-//! Where telemetry is pushed: OpenTelemetry's own variables, which have no flags here.
+//! Settings for pushing telemetry: OpenTelemetry's own variables, which have no flags here.
 //!
-//! Names, defaults and which of two wins are those of OpenTelemetry's "OTLP Exporter
-//! Configuration".
+//! Names, defaults and precedence are those of OpenTelemetry's "OTLP Exporter Configuration".
 
 mod tls;
 
@@ -13,7 +12,7 @@ use ratelease_engine::secret::{Secret, SecretFile};
 use super::fault::{Fault, Faults};
 pub use tls::OtlpTls;
 
-/// One of OpenTelemetry's kinds of telemetry.
+/// A kind of telemetry, in OpenTelemetry's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signal {
     /// Spans.
@@ -22,36 +21,36 @@ pub(super) enum Signal {
     Metrics,
 }
 
-/// How telemetry travels.
+/// The transport of telemetry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OtlpProtocol {
-    /// A call of gRPC on HTTP/2.
+    /// A gRPC call over HTTP/2.
     Grpc,
     /// Protobuf in the body of a POST over HTTP/1.1.
     Http,
 }
 
-/// Where one signal goes.
+/// The destination of one signal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Otlp {
-    /// How it travels.
+    /// The transport.
     pub protocol: OtlpProtocol,
-    /// Where to: scheme, authority and the whole path.
+    /// The URL: scheme, authority and the whole path.
     pub endpoint: Uri,
-    /// How connections are secured, to an endpoint of `https`.
+    /// TLS for an endpoint of `https`.
     pub tls: Option<OtlpTls>,
-    /// Sent along, such as a token of the collector's; values are marked sensitive, so that their
-    /// debug form does not show them.
+    /// Headers to send, such as a token of the collector's; values are marked sensitive, so that
+    /// their debug form does not show them.
     pub headers: HeaderMap,
-    /// For one push, connecting included.
+    /// Timeout of one push, including the connection.
     pub timeout: Duration,
 }
 
-/// `OTEL_EXPORTER_OTLP_TIMEOUT` by default, and the most.
+/// Default and maximum of `OTEL_EXPORTER_OTLP_TIMEOUT`.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
-/// Headers that are sent along at most.
+/// Maximum number of headers to send.
 const HEADERS_MAX: usize = 32;
 
 /// Looks up variables of one signal: `OTEL_EXPORTER_OTLP_TRACES_X` before `OTEL_EXPORTER_OTLP_X`.
@@ -63,8 +62,8 @@ struct Lookup<'a> {
 // === impl Otlp ===
 
 impl Otlp {
-    /// What the environment says of `signal`. `protocol` is what another setting said; without one,
-    /// the environment's. Warnings are added to `warnings`.
+    /// Resolves the destination of `signal` from the environment. `protocol` is the one that
+    /// another setting gave; without it the environment decides. Adds warnings to `warnings`.
     pub(super) fn resolve(
         signal: Signal,
         protocol: Option<OtlpProtocol>,
@@ -88,7 +87,7 @@ impl Otlp {
     }
 }
 
-/// A protocol by its name in OpenTelemetry's variables, or the reference's `http`.
+/// Parses a protocol by its name in OpenTelemetry's variables, or the reference's `http`.
 pub(super) fn protocol(text: &str) -> Option<OtlpProtocol> {
     match text.to_ascii_lowercase().as_str() {
         "grpc" => Some(OtlpProtocol::Grpc),
@@ -100,7 +99,7 @@ pub(super) fn protocol(text: &str) -> Option<OtlpProtocol> {
 // === impl Lookup ===
 
 impl Lookup<'_> {
-    /// The variable that counts, with its value.
+    /// Returns the variable that takes effect, with its value.
     fn find(&self, name: &str) -> Option<(String, String)> {
         self.names(name).into_iter().find_map(|name| {
             let value = (self.env)(&name).filter(|value| !value.is_empty())?;
@@ -108,7 +107,7 @@ impl Lookup<'_> {
         })
     }
 
-    /// A variable's names, the one that counts first.
+    /// Returns a variable's names, in order of precedence.
     fn names(&self, name: &str) -> [String; 2] {
         let of_signal = match self.signal {
             Signal::Traces => "TRACES_",
@@ -127,7 +126,8 @@ impl Lookup<'_> {
         })
     }
 
-    /// An endpoint of the signal's own is taken as it is; the common one gets the signal's path.
+    /// Resolves the endpoint. The signal's own endpoint is taken unchanged; the common one gets the
+    /// signal's path appended.
     fn endpoint(&self, protocol: OtlpProtocol, faults: &mut Faults) -> Option<Uri> {
         let (port, path) = match (protocol, self.signal) {
             (OtlpProtocol::Http, Signal::Traces) => (4318, "/v1/traces"),
@@ -147,7 +147,8 @@ impl Lookup<'_> {
         let uri = text.parse::<Uri>().ok().filter(|uri| {
             [Some("http"), Some("https")].contains(&uri.scheme_str()) && uri.authority().is_some()
         });
-        // Wherever it stands: a password may have a `/` in it. In a path it is written `%40`.
+        // Anywhere in the URL, because a password may contain a `/`. In a path, `@` is written
+        // `%40`.
         if found.contains('@') {
             let problem = "the URL has a user or a password, which logs of connections would show";
             let headers = name.replace("ENDPOINT", "HEADERS");
@@ -163,7 +164,7 @@ impl Lookup<'_> {
         uri
     }
 
-    /// TLS where the endpoint has it; `Some(None)` where it has not.
+    /// Resolves TLS if the endpoint uses it; `Some(None)` if not.
     fn tls(
         &self,
         protocol: OtlpProtocol,
@@ -180,7 +181,8 @@ impl Lookup<'_> {
         Some(None)
     }
 
-    /// Of the signal's own, else the common ones, as they are or in a file: `Some(None)` for none.
+    /// Returns the headers of the signal, else the common ones, given directly or in a file;
+    /// `Some(None)` for none.
     fn headers_text(&self, faults: &mut Faults) -> Option<Option<(String, Secret)>> {
         for name in self.names("HEADERS") {
             let given = (self.env)(&name).map(Secret::from);
@@ -193,7 +195,8 @@ impl Lookup<'_> {
         Some(None)
     }
 
-    /// `name=value,name=value`, values percent-encoded: secrets, so no fault shows them.
+    /// Parses `name=value,name=value` with percent-encoded values. These are secrets, so no fault
+    /// shows them.
     fn headers(&self, faults: &mut Faults) -> Option<HeaderMap> {
         let Some((name, found)) = self.headers_text(faults)? else {
             return Some(HeaderMap::new());
@@ -236,19 +239,19 @@ impl Lookup<'_> {
 const TRACES_EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 const METRICS_EXPORT: &str = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
 
-/// A URL without what stands behind its authority: gRPC has paths of its own.
+/// Returns a URL up to its authority: gRPC has paths of its own.
 fn origin(url: &str) -> &str {
     let authority = url.find("://").map_or(0, |at| at + "://".len());
     let end = url[authority..].find('/').map_or(url.len(), |at| authority + at);
     &url[..end]
 }
 
-/// A URL up to its query, which may hold a token.
+/// Returns a URL up to its query, which may contain a token.
 fn without_query(url: &str) -> &str {
     url.split(['?', '#']).next().unwrap_or_default()
 }
 
-/// `%20` and the like; what is not well-formed stays as it is.
+/// Decodes `%20` and the like; leaves malformed sequences unchanged.
 pub(super) fn percent_decoded(text: &str) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

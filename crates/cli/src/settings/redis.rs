@@ -1,4 +1,4 @@
-//! The settings of one Redis, as they are given.
+//! The settings of one Redis, as given.
 
 mod url;
 
@@ -12,14 +12,15 @@ use ratelease_engine::store::redis::{Address, Auth, RedisKind, RedisSettings};
 use super::fault::{Expected, Fault, Faults};
 use super::value;
 
-/// Nodes that may be named; a cluster's client finds the others by itself.
+/// Maximum number of nodes; the client of a cluster discovers the others.
 const ADDRESSES_MAX: usize = 256;
-/// Networks that redirects may be confined to.
+/// Maximum number of networks to which redirects may be confined.
 const NETWORKS_MAX: usize = 64;
-/// Longest that may be given, though less counts: the reference's 10 s are no fault.
+/// Maximum timeout that is accepted. The one in force is lower, but the reference's 10 s must not
+/// be a fault.
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
-/// What was given for one Redis, under names that begin with `prefix`.
+/// The settings given for one Redis, under names that begin with `prefix`.
 pub(super) struct RawRedis<'a> {
     pub(super) prefix: &'static str,
     pub(super) kind: &'a str,
@@ -61,8 +62,8 @@ impl RawRedis<'_> {
             Err((problem, example)) => {
                 let url = name("URL");
                 let mut fault = Fault::new(&url, problem, format!("as in {url}={example}"));
-                // With a user or scheme there may be a password in it, wherever the fault lies; and
-                // in a file, anything.
+                // With a user or a scheme the text may contain a password, wherever the fault is;
+                // and a file may contain anything.
                 let text = self.url.reveal();
                 let is_in_file = given(self.url_file).is_some();
                 if !is_in_file && !text.contains('@') && !text.contains("://") {
@@ -72,8 +73,8 @@ impl RawRedis<'_> {
                 return None;
             }
         };
-        // What the URLs say of logging in is for the nodes they name; the setting of its own beats
-        // it.
+        // Credentials in the URLs are for the nodes that the URLs name; a separate setting
+        // overrides them.
         let is_sentinel = topology == Some(Topology::Sentinel);
         let (of_servers, of_sentinels) =
             if is_sentinel { (None, places.auth) } else { (places.auth, None) };
@@ -92,7 +93,7 @@ impl RawRedis<'_> {
         })
     }
 
-    /// What the URL setting names. An error is the problem and an example that has none.
+    /// Parses the nodes of the URL setting. The error is the problem and an example without it.
     fn places(&self, topology: Topology, unix: Option<bool>) -> Result<Places, (String, &str)> {
         match topology {
             Topology::Single => self.single(unix).map_err(|problem| {
@@ -133,7 +134,7 @@ impl RawRedis<'_> {
     }
 }
 
-/// What a URL setting names.
+/// The nodes of a URL setting.
 struct Places {
     kind: RedisKind,
     addresses: Vec<Address>,
@@ -150,7 +151,7 @@ fn sentinels(text: &str) -> Result<Places, String> {
     list(list_text, RedisKind::Sentinel { master: master.to_owned() }, url::SENTINEL_PORT)
 }
 
-/// A comma-separated list of nodes. All of them are logged in to alike.
+/// Parses a comma-separated list of nodes. All must have the same credentials.
 fn list(text: &str, kind: RedisKind, port: u16) -> Result<Places, String> {
     let mut places = Places { kind, addresses: Vec::new(), auth: None };
     for (at, item) in text.split(',').map(str::trim).enumerate() {
@@ -190,12 +191,12 @@ fn auth_of(
     faults.parse_secret(&name, secret.as_ref(), parse_auth)
 }
 
-/// A file that is named.
+/// Returns the file if one is named.
 fn given(file: Option<&SecretFile>) -> Option<&SecretFile> {
     file.filter(|file| !file.is_empty())
 }
 
-/// Networks as `10.0.0.0/8`, or single addresses.
+/// Parses networks, such as `10.0.0.0/8`, or single addresses.
 fn networks(text: &str) -> Result<Vec<IpNet>, Expected> {
     let network = |item: &str| item.parse().or_else(|_| item.parse::<IpAddr>().map(IpNet::from));
     let networks: Result<Vec<_>, _> = text.split(',').map(str::trim).map(network).collect();

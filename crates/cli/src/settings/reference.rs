@@ -1,21 +1,22 @@
-//! Every environment variable of the reference (`src/settings/settings.go` at f2fb157), and what
-//! becomes of it here.
+//! Every environment variable of the reference (`src/settings/settings.go` at f2fb157), and how it
+//! is handled here.
 
 use ratelease_rules::duration::parse_duration;
 
 use super::fault::{Fault, Faults};
 use super::value;
 
-/// What becomes of a variable of the reference.
+/// How a variable of the reference is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Support {
     /// There is a flag for it.
     Flag,
-    /// Only this value, in any case, will do; another is a fault, with the reason.
+    /// Only this value is accepted, in any case; another is a fault, with the reason.
     Only(&'static str, &'static str),
-    /// Only false will do, since the start would be less safe than was asked for; with the reason.
+    /// Only false is accepted, because otherwise the process would be less safe than was asked for;
+    /// with the reason.
     Off(&'static str),
-    /// One warning with the reason, where it asks for something.
+    /// One warning with the reason, unless the value turns the feature off.
     Unsupported(&'static str),
 }
 
@@ -41,7 +42,7 @@ const BATCHES: Support = Unsupported("asks of a shard travel in batches anyway")
 const STARTUP: Support =
     Unsupported("the start does not wait for Redis; connecting is tried again for ever");
 
-/// All 114 variables, in the reference's order.
+/// All 114 variables, in the order of the reference.
 #[rustfmt::skip]
 pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("HOST", Flag),
@@ -160,14 +161,14 @@ pub(super) const REFERENCE: [(&str, Support); 114] = [
     ("TRACING_SAMPLING_RATE", Flag),
 ];
 
-/// Variables that deployments of the reference set though it does not read them.
+/// Variables that deployments of the reference set, although the reference does not read them.
 pub(super) const BESIDE_REFERENCE: [(&str, Support); 1] = [
     // Envoy Gateway's name for GRPC_CLIENT_TLS_CACERT.
     ("GRPC_SERVER_TLS_CA_CERT", GRPC_TLS),
 ];
 
-/// Adds a fault for each variable that cannot be followed safely, and returns a warning for each of
-/// the others that is not followed.
+/// Adds a fault for each variable that cannot be ignored safely, and returns a warning for each
+/// other variable that is ignored.
 pub(super) fn check(env: &dyn Fn(&str) -> Option<String>, faults: &mut Faults) -> Vec<String> {
     let mut warnings = Vec::new();
     for (name, support) in REFERENCE.into_iter().chain(BESIDE_REFERENCE) {
@@ -190,7 +191,7 @@ pub(super) fn check(env: &dyn Fn(&str) -> Option<String>, faults: &mut Faults) -
     warnings
 }
 
-/// False and zero turn off what is not there.
+/// Returns whether the value is false or zero, which turns off a feature that does not exist here.
 fn asks_for_nothing(value: &str) -> bool {
     matches!(value::boolean(value), Ok(false))
         || parse_duration(value).is_some_and(|span| span.is_zero())

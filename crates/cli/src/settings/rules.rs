@@ -1,4 +1,4 @@
-//! Where the rules come from, and what it takes to start without them.
+//! Settings for the source of the rules, and for a start without rules.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use super::fault::Faults;
 use super::flag::{BOOL, Role};
 use super::value;
 
-/// The rules directory of a `ratelease` that is told of none, from where it was started.
+/// Default rules directory of `ratelease`, relative to its working directory.
 const RULES_DIR: &str = "config/rules";
 /// The reference's `RUNTIME_ROOT`.
 const RUNTIME_ROOT: &str = "/srv/runtime_data/current";
@@ -20,40 +20,40 @@ const RUNTIME_APPDIRECTORY: &str = "config";
 pub struct RulesSource {
     /// The directory with the rule files, as given: it may be relative.
     pub dir: PathBuf,
-    /// `RUNTIME_ROOT` where `RUNTIME_WATCH_ROOT` is true: it and the directories below it on the
-    /// way to `dir` may be replaced, or be links that are swapped, at any time.
+    /// `RUNTIME_ROOT` if `RUNTIME_WATCH_ROOT` is true. The root and the directories between it and
+    /// `dir` may be replaced at any time, or be symlinks that are swapped.
     pub watch_root: Option<PathBuf>,
-    /// Leave out files and directories whose name begins with a dot.
+    /// Skip files and directories whose name begins with a dot.
     pub ignore_dotfiles: bool,
-    /// Several files may add rules to one domain.
+    /// Allow several files to add rules to one domain.
     pub merge_domains: bool,
-    /// Healthy only while rules of at least one domain are loaded.
+    /// Report healthy only while rules of at least one domain are loaded.
     pub healthy_with_config: bool,
-    /// Start though the first load failed, and wait for rules.
+    /// Start even if the first load fails, and wait for rules.
     pub force_start: bool,
-    /// Where the last good rules are kept, for a start at which there are none to load.
+    /// File in which the last good rules are kept, for a start at which no rules can be loaded.
     pub snapshot: Option<PathBuf>,
 }
 
-/// Where the rules lie, and how they are read.
+/// The rules directory, and how its files are read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RulesDir {
     /// The directory with the rule files, as given: it may be relative.
     pub dir: PathBuf,
-    /// The `RUNTIME_ROOT` that it was found by, if it was.
+    /// The `RUNTIME_ROOT` from which the directory was derived, if it was.
     pub root: Option<PathBuf>,
-    /// Leave out files and directories whose name begins with a dot.
+    /// Skip files and directories whose name begins with a dot.
     pub ignore_dotfiles: bool,
-    /// Several files may add rules to one domain.
+    /// Allow several files to add rules to one domain.
     pub merge_domains: bool,
 }
 
-/// How rule files are read, wherever they lie.
+/// How rule files are read, independent of their location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reading {
-    /// Leave out files and directories whose name begins with a dot.
+    /// Skip files and directories whose name begins with a dot.
     pub ignore_dotfiles: bool,
-    /// Several files may add rules to one domain.
+    /// Allow several files to add rules to one domain.
     pub merge_domains: bool,
 }
 
@@ -156,7 +156,7 @@ impl RulesFlags {
 // === impl ReadingFlags ===
 
 impl ReadingFlags {
-    /// What they come to.
+    /// Resolves the flags.
     pub fn resolve(&self, faults: &mut Faults) -> Option<Reading> {
         let mut yes = |name, value: &str| faults.parse(name, value, value::boolean);
         let ignore_dotfiles = yes("RUNTIME_IGNOREDOTFILES", &self.runtime_ignoredotfiles);
@@ -168,7 +168,7 @@ impl ReadingFlags {
 // === impl RulesDir ===
 
 impl RulesDir {
-    /// How the files are read.
+    /// Returns how the files are read.
     pub fn reading(&self) -> Reading {
         let Self { ignore_dotfiles, merge_domains, .. } = *self;
         Reading { ignore_dotfiles, merge_domains }
@@ -178,14 +178,14 @@ impl RulesDir {
 // === impl RulesDirFlags ===
 
 impl RulesDirFlags {
-    /// What they come to under the name that the program was run by.
+    /// Resolves the flags with the defaults of `role`.
     pub fn resolve(&self, role: Role, faults: &mut Faults) -> Option<RulesDir> {
         let Reading { ignore_dotfiles, merge_domains } = self.reading.resolve(faults)?;
         let (dir, root) = self.directory(role);
         Some(RulesDir { dir, root, ignore_dotfiles, merge_domains })
     }
 
-    /// The directory, and the `RUNTIME_ROOT` it was found by.
+    /// Returns the directory, and the `RUNTIME_ROOT` from which it was derived.
     fn directory(&self, role: Role) -> (PathBuf, Option<PathBuf>) {
         if let Some(dir) = given(&self.rules) {
             return (dir.into(), None);
@@ -203,12 +203,12 @@ impl RulesDirFlags {
     }
 }
 
-/// Set to nothing counts as unset.
+/// Returns a value that is set and not empty: an empty value counts as unset.
 fn given(value: &Option<String>) -> Option<String> {
     value.clone().filter(|value| !value.is_empty())
 }
 
-/// As Go's `filepath.Join`: a second part with a leading slash stays below the first.
+/// Joins paths like Go's `filepath.Join`: a second part with a leading slash stays below the first.
 fn below(dir: &Path, part: &str) -> PathBuf {
     let part = part.trim_start_matches('/');
     if part.is_empty() { dir.to_owned() } else { dir.join(part) }

@@ -1,4 +1,4 @@
-//! Which store owns the counts.
+//! Settings for the store.
 
 use clap::Args;
 use ratelease_engine::secret::{Secret, SecretFile};
@@ -10,7 +10,7 @@ use super::flag::{BOOL, FILE};
 use super::redis::RawRedis;
 use super::value;
 
-/// Longest `CACHE_KEY_PREFIX`: it is paid for with every key.
+/// Maximum length of `CACHE_KEY_PREFIX`, in bytes: every key contains the prefix.
 const KEY_PREFIX_BYTES_MAX: usize = 64;
 
 /// Flags of the Redis that owns the counts: those of everything that looks at counts.
@@ -103,7 +103,7 @@ pub struct PerSecondFlags {
 // === impl StoreFlags ===
 
 impl StoreFlags {
-    /// What they come to; without a URL, [`StoreSettings::Memory`].
+    /// Resolves the flags; without a URL, returns [`StoreSettings::Memory`].
     pub fn resolve(
         &self,
         per_second: &PerSecondFlags,
@@ -111,7 +111,7 @@ impl StoreFlags {
     ) -> Option<StoreSettings> {
         let (given, file) = (self.redis_url.as_ref(), self.redis_url_file.as_ref());
         let url = faults.secret("REDIS_URL", given, file);
-        // A faulty one is there too.
+        // A faulty URL counts as present.
         let has_main = url.as_ref().is_none_or(Option::is_some);
         let main = url.as_ref().and_then(Option::as_ref).map(|url| self.main(url).resolve(faults));
         let per_second = per_second.resolve(has_main, faults);
@@ -145,12 +145,12 @@ impl StoreFlags {
         }
     }
 
-    /// `CACHE_KEY_PREFIX` as given, for where there is no Redis to resolve it for.
+    /// Returns `CACHE_KEY_PREFIX` as given, for use without a resolved Redis.
     pub fn key_prefix(&self) -> &str {
         self.cache_key_prefix.as_deref().unwrap_or_default()
     }
 
-    /// A warning, where settings of Redis are given but no Redis.
+    /// Returns a warning if there are settings for Redis but no Redis.
     pub(super) fn warning(&self) -> Option<String> {
         let is_secret = |secret: &Option<Secret>| secret.as_ref().is_some_and(|it| !it.is_empty());
         let is_file = |file: &Option<SecretFile>| file.as_ref().is_some_and(|it| !it.is_empty());
@@ -206,7 +206,8 @@ impl PerSecondFlags {
     }
 }
 
-/// A brace would take the place of the hash tag by which a key finds its slot of the cluster.
+/// Refuses braces, which would replace the hash tag that determines the slot of a key in the
+/// cluster.
 fn key_prefix(text: &str) -> Result<String, Expected> {
     if text.len() > KEY_PREFIX_BYTES_MAX || text.contains(['{', '}']) {
         let what = format!("at most {KEY_PREFIX_BYTES_MAX} bytes without braces");

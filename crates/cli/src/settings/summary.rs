@@ -1,25 +1,26 @@
-//! The settings as people may see them: by the names of their flags, without secrets.
+//! A summary of the settings for display: by the names of their flags, without secrets.
 
 use clap::parser::MatchesError;
 use clap::{Arg, ArgMatches, Command};
 use ratelease_engine::secret::Secret;
 
-/// What is shown in the place of a secret.
+/// Shown instead of a secret.
 const HIDDEN: &str = "***";
 
-/// One setting, as it was given or by its default.
+/// A setting with its value in force, given or default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
     /// The flag's name, without dashes.
     pub name: String,
     /// Its value; empty if it has none, and `***` for a secret.
     pub value: String,
-    /// Whether it is what it would be if nobody had said anything.
+    /// Whether the value is the one that applies without flags and environment.
     pub is_default: bool,
 }
 
-/// Every flag of the subcommand of `command` that `matches` are of. `bare` are the matches of that
-/// subcommand with neither flags nor environment; `None` if it cannot do without.
+/// Summarises the flags of a subcommand. `command` is the grammar, `matches` are the matches of the
+/// subcommand, and `bare` its matches without flags and environment; `None` if it cannot be run
+/// without any.
 pub(crate) fn of(command: &Command, matches: &ArgMatches, bare: Option<&ArgMatches>) -> Vec<Told> {
     let Some((name, matches)) = matches.subcommand() else { return Vec::new() };
     let Some(command) = command.find_subcommand(name) else { return Vec::new() };
@@ -46,7 +47,8 @@ enum Value {
     Secret(Secret),
 }
 
-/// A flag's type says whether it is a secret: nobody has to keep a list of them.
+/// Returns the value of a flag as text. The flag's type says whether it is a secret, so that no
+/// list of secrets has to be kept.
 fn text(matches: &ArgMatches, arg: &Arg) -> Value {
     let id = arg.get_id().as_str();
     match matches.try_get_one::<Secret>(id) {

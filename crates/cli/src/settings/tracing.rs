@@ -1,4 +1,4 @@
-//! What is told of this process to an OpenTelemetry collector: spans, and metrics that are pushed.
+//! Settings for telemetry sent to an OpenTelemetry collector: spans and pushed metrics.
 
 use std::time::Duration;
 
@@ -9,53 +9,53 @@ use super::flag::BOOL;
 use super::otlp::{self, Otlp, OtlpProtocol, Signal};
 use super::value;
 
-/// What goes to a collector, and under which name.
+/// What is sent to a collector, and under which name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Telemetry {
-    /// Who sends it.
+    /// The identity of the sender.
     pub identity: Identity,
-    /// Spans; `None` for none.
+    /// Settings for spans; `None` if no spans are sent.
     pub tracing: Option<Tracing>,
-    /// Metrics; `None` if they are only there to be scraped.
+    /// Settings for pushed metrics; `None` if metrics are only scraped.
     pub push: Option<Push>,
 }
 
-/// What a collector knows this process by.
+/// The attributes by which a collector identifies this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// `service.name`.
     pub name: String,
-    /// `service.namespace`; empty for what `attributes` say.
+    /// `service.namespace`; if empty, `attributes` decide.
     pub namespace: String,
-    /// `service.instance.id`; empty for what `attributes` say, or a random one.
+    /// `service.instance.id`; if empty, `attributes` decide, or else it is random.
     pub instance: String,
-    /// Other attributes of the resource, such as `k8s.pod.name`; the three above win over them.
+    /// Other attributes of the resource, such as `k8s.pod.name`; the three above take precedence.
     pub attributes: Vec<(String, String)>,
 }
 
 /// Spans of requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tracing {
-    /// Share of the requests without a parent that are traced, 0 to 1. Those with one are traced
-    /// where their parent is.
+    /// Part of the requests without a parent span that are traced, 0 to 1. Requests with a parent
+    /// are traced if their parent is.
     pub rate: f32,
-    /// Where spans go.
+    /// The destination of spans.
     pub otlp: Otlp,
 }
 
-/// Metrics that are pushed.
+/// Settings for pushed metrics.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Push {
-    /// From one push to the next.
+    /// Time between pushes.
     pub interval: Duration,
-    /// Where they go.
+    /// The destination of metrics.
     pub otlp: Otlp,
 }
 
-/// From one push of metrics to the next, in milliseconds.
+/// Range of the time between pushes of metrics, in milliseconds.
 const INTERVAL_MS: std::ops::RangeInclusive<usize> = 1_000..=3_600_000;
 
-/// Attributes of `OTEL_RESOURCE_ATTRIBUTES` at most.
+/// Maximum number of attributes in `OTEL_RESOURCE_ATTRIBUTES`.
 const ATTRIBUTES_MAX: usize = 64;
 
 /// The reference's `service.name`.
@@ -99,8 +99,8 @@ pub(super) struct TracingFlags {
 // === impl TracingFlags ===
 
 impl TracingFlags {
-    /// The environment's variables are read only for what is asked for: a faulty one of a collector
-    /// that is not used is no fault.
+    /// Resolves the settings. Environment variables are read only for what is enabled: a faulty
+    /// variable for a collector that is not used is not reported.
     pub(super) fn resolve(
         &self,
         env: &dyn Fn(&str) -> Option<String>,
@@ -161,8 +161,8 @@ impl TracingFlags {
     }
 }
 
-/// A share, with a warning where it is out of its range: the reference's sampler takes what is
-/// above 1 for 1, and what is below 0 for 0.
+/// Parses a ratio and returns a warning if it is out of range: the reference's sampler treats
+/// values above 1 as 1, and values below 0 as 0.
 fn rate_of(text: &str) -> Result<(f32, Option<String>), Expected> {
     let given = text.parse().ok().filter(|rate: &f32| !rate.is_nan());
     let given = given.ok_or_else(|| Expected::new("a number from 0 to 1", "0.01"))?;
@@ -176,7 +176,7 @@ fn protocol(text: &str) -> Result<OtlpProtocol, Expected> {
     otlp::protocol(text).ok_or_else(|| Expected::new("http or grpc", "grpc"))
 }
 
-/// OpenTelemetry's list of exporters. `prometheus` asks for what is there anyway.
+/// Parses OpenTelemetry's list of exporters. `prometheus` asks for what is available anyway.
 fn pushes(text: &str) -> Result<bool, Expected> {
     let mut names = text.split(',').map(str::trim);
     let known = |name: &str| ["otlp", "none", "prometheus", ""].contains(&name);
@@ -187,7 +187,7 @@ fn pushes(text: &str) -> Result<bool, Expected> {
     }
 }
 
-/// `key=value,key=value`, values percent-encoded.
+/// Parses `key=value,key=value` with percent-encoded values.
 fn attributes(text: &str, faults: &mut Faults) -> Option<Vec<(String, String)>> {
     let pairs: Vec<_> = text.split(',').map(str::trim).filter(|pair| !pair.is_empty()).collect();
     let read = pairs.iter().map(|pair| {

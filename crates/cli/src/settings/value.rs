@@ -1,4 +1,4 @@
-//! Values as the reference reads them: Go's durations and booleans, hosts, ports, names.
+//! Parses values as the reference does: Go's durations and booleans, hosts, ports, names.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -10,19 +10,19 @@ use ratelease_rules::duration::parse_duration;
 
 use super::fault::Expected;
 
-/// Longest path of a Unix socket: `sun_path` of unix(7), less its NUL.
+/// Maximum length of a Unix socket's path: `sun_path` of unix(7), less its NUL.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// Where to listen or connect: a name or an IP address, and a port.
+/// An address to listen on or connect to: a name or an IP address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HostPort {
     /// A DNS name, or an IPv4 or IPv6 address without brackets.
     pub host: String,
-    /// Port; to listen on 0 takes any free one.
+    /// Port; 0 to listen on any free one.
     pub port: u16,
 }
 
-/// Go's `strconv.ParseBool`.
+/// Parses a boolean like Go's `strconv.ParseBool`.
 pub(super) fn boolean(text: &str) -> Result<bool, Expected> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
@@ -31,7 +31,7 @@ pub(super) fn boolean(text: &str) -> Result<bool, Expected> {
     }
 }
 
-/// A duration within `range`.
+/// Parses a duration within `range`.
 pub(super) fn duration_within(
     range: RangeInclusive<Duration>,
     example: &'static str,
@@ -44,14 +44,14 @@ pub(super) fn duration_within(
     }
 }
 
-/// A duration, where 0 is for "without end".
+/// Parses a duration; 0 means "without end".
 pub(super) fn duration_or_never(text: &str) -> Result<Option<Duration>, Expected> {
     parse_duration(text)
         .map(|span| (!span.is_zero()).then_some(span))
         .ok_or_else(|| Expected::new("a duration with its unit, or 0 for none", "24h"))
 }
 
-/// A whole number within `range`.
+/// Parses a whole number within `range`.
 pub(super) fn count_within(
     range: RangeInclusive<usize>,
     example: &'static str,
@@ -64,13 +64,13 @@ pub(super) fn count_within(
     }
 }
 
-/// Bytes of the units of a size.
+/// Units of a size, in bytes.
 pub(super) const KIB: usize = 1 << 10;
 pub(super) const MIB: usize = 1 << 20;
 pub(super) const GIB: usize = 1 << 30;
 
-/// A number of bytes within `range`, as `65536`, `512KiB`, `64MiB` or `2GiB`. Other units are
-/// refused, since people differ on what 64 MB, or 64 M, is.
+/// Parses a number of bytes within `range`, such as `65536`, `512KiB`, `64MiB` or `2GiB`. Other
+/// units are refused because the meaning of 64 MB, or 64 M, is ambiguous.
 pub(super) fn size_within(
     range: RangeInclusive<usize>,
     example: &'static str,
@@ -79,7 +79,7 @@ pub(super) fn size_within(
         let units = [("KiB", KIB), ("MiB", MIB), ("GiB", GIB)];
         let named = units.iter().find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)));
         let (number, unit) = named.unwrap_or((text, 1));
-        // Not `+5`, which `parse` would take.
+        // `parse` would accept `+5`.
         let digits = Some(number).filter(|number| number.bytes().all(|b| b.is_ascii_digit()));
         let bytes = digits.and_then(|digits| digits.parse::<usize>().ok()?.checked_mul(unit));
         bytes.filter(|bytes| range.contains(bytes)).ok_or_else(|| {
@@ -90,25 +90,25 @@ pub(super) fn size_within(
     }
 }
 
-/// A size in the largest unit that it is a multiple of.
+/// Formats a size in the largest unit of which it is a multiple.
 fn shown(bytes: usize) -> String {
     let units = [("GiB", GIB), ("MiB", MIB), ("KiB", KIB)];
     let whole = units.iter().find(|(_, unit)| bytes > 0 && bytes.is_multiple_of(*unit));
     whole.map_or(bytes.to_string(), |(name, unit)| format!("{}{name}", bytes / unit))
 }
 
-/// A TCP port.
+/// Parses a TCP port.
 pub(super) fn port(text: &str) -> Result<u16, Expected> {
     text.parse().map_err(|_| Expected::new("a port from 0 to 65535", "8080"))
 }
 
-/// A DNS name or an IP address, IPv6 with or without brackets.
+/// Parses a DNS name or an IP address, IPv6 with or without brackets.
 pub(super) fn host(text: &str) -> Result<String, Expected> {
     let expected = || Expected::new("an IP address or a host name, without a port", "127.0.0.1");
     parse_host(text).ok_or_else(expected)
 }
 
-/// A share from 0 to 1.
+/// Parses a ratio from 0 to 1.
 pub(super) fn ratio(text: &str) -> Result<f32, Expected> {
     text.parse()
         .ok()
@@ -116,7 +116,7 @@ pub(super) fn ratio(text: &str) -> Result<f32, Expected> {
         .ok_or_else(|| Expected::new("a number from 0 to 1", "0.8"))
 }
 
-/// The path of a Unix socket.
+/// Parses the path of a Unix socket.
 pub(super) fn socket_path(text: &str) -> Result<PathBuf, Expected> {
     if text.len() > SOCKET_PATH_BYTES_MAX {
         let what = format!("a path of at most {SOCKET_PATH_BYTES_MAX} bytes for a socket");
@@ -125,7 +125,7 @@ pub(super) fn socket_path(text: &str) -> Result<PathBuf, Expected> {
     Ok(PathBuf::from(text))
 }
 
-/// The name of an HTTP header, in the case it was given.
+/// Parses the name of an HTTP header and keeps its case.
 pub(super) fn header_name(text: &str) -> Result<String, Expected> {
     match http::HeaderName::from_bytes(text.as_bytes()) {
         Ok(_) => Ok(text.to_owned()),
@@ -139,13 +139,13 @@ pub(super) fn header_name(text: &str) -> Result<String, Expected> {
 // === impl HostPort ===
 
 impl HostPort {
-    /// From a host without brackets and a port.
+    /// Makes an address from a host, without brackets, and a port.
     pub fn new(host: impl Into<String>, port: u16) -> Self {
         Self { host: host.into(), port }
     }
 }
 
-/// As in a URL: an IPv6 address stands in brackets.
+/// Prints the address as in a URL: an IPv6 address is in brackets.
 impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {

@@ -1,4 +1,4 @@
-//! TLS to a collector: what it is trusted by, and what we show it.
+//! TLS to a collector: the roots to trust, and the client certificate.
 
 use std::fmt;
 use std::fs::File;
@@ -13,17 +13,18 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use super::{Lookup, OtlpProtocol};
 use crate::settings::fault::{Fault, Faults};
 
-/// How connections to a collector are secured. Files are read once, at the start.
+/// TLS for connections to a collector. Files are read once, at the start.
 #[derive(Clone)]
 pub struct OtlpTls(Arc<ClientConfig>);
 
-/// A certificate of ours, with those between it and the root, and its key.
+/// The client certificate, followed by its intermediates, and its key.
 type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
-/// Bytes of a file of certificates or a key: a bundle of all roots has a few hundred thousand.
+/// Maximum bytes of a file of certificates or a key: a bundle of all roots has a few hundred
+/// thousand.
 const PEM_BYTES_MAX: u64 = 16 << 20;
 
-/// Variables, behind `OTEL_EXPORTER_OTLP_`.
+/// Suffixes of variables, after `OTEL_EXPORTER_OTLP_`.
 const ROOTS: &str = "CERTIFICATE";
 const CERTIFICATE: &str = "CLIENT_CERTIFICATE";
 const KEY: &str = "CLIENT_KEY";
@@ -32,7 +33,7 @@ pub(super) const ALL: [&str; 3] = [ROOTS, CERTIFICATE, KEY];
 // === impl OtlpTls ===
 
 impl OtlpTls {
-    /// What the environment says of TLS to a collector of this protocol.
+    /// Resolves TLS from the environment, for a collector with this protocol.
     pub(super) fn resolve(
         lookup: &Lookup<'_>,
         protocol: OtlpProtocol,
@@ -59,20 +60,20 @@ impl OtlpTls {
         Some(Self(Arc::new(config)))
     }
 
-    /// For rustls.
+    /// Returns the configuration for rustls.
     pub fn config(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.0)
     }
 }
 
-/// Nothing of the key shows.
+/// Shows nothing of the key.
 impl fmt::Debug for OtlpTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("OtlpTls")
     }
 }
 
-/// Settings are the same if they were read at once.
+/// Compares identity: settings are equal if they come from the same read of the files.
 impl PartialEq for OtlpTls {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -93,7 +94,7 @@ fn config(
     }
 }
 
-/// Certificates that the collector's must descend from: those of a file, or the system's.
+/// Returns the trusted root certificates: those of a file, or the system's.
 fn roots(lookup: &Lookup<'_>, faults: &mut Faults) -> Option<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let Some((name, path)) = lookup.find(ROOTS) else {
@@ -113,7 +114,7 @@ fn roots(lookup: &Lookup<'_>, faults: &mut Faults) -> Option<RootCertStore> {
     noted(read, &name, &path, faults).map(|()| roots)
 }
 
-/// What we show; `Some(None)` for nothing.
+/// Returns the client certificate; `Some(None)` for none.
 fn identity(lookup: &Lookup<'_>, faults: &mut Faults) -> Option<Option<Identity>> {
     let (certificate, key) = match (lookup.find(CERTIFICATE), lookup.find(KEY)) {
         (None, None) => return Some(None),
@@ -127,14 +128,14 @@ fn identity(lookup: &Lookup<'_>, faults: &mut Faults) -> Option<Option<Identity>
     };
     let chain = noted(certificates(&certificate.1), &certificate.0, &certificate.1, faults);
     let read = pem(&key.1).and_then(|pem| {
-        // Its own words may tell what is in the file.
+        // The library's own message might quote the file.
         PrivateKeyDer::from_pem_slice(&pem).map_err(|_| "holds no private key in PEM".to_owned())
     });
     let key = noted(read, &key.0, &key.1, faults);
     Some(Some((chain?, key?)))
 }
 
-/// All certificates of a file, one at least.
+/// Returns all certificates of a file; at least one.
 fn certificates(path: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let pem = pem(path)?;
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
@@ -151,7 +152,7 @@ fn pem(path: &str) -> Result<Vec<u8>, String> {
     read().map_err(|error: std::io::Error| format!("cannot be read: {error}"))
 }
 
-/// A fault under `name` for what is wrong with the file.
+/// Adds a fault under `name` if reading the file failed.
 fn noted<T>(read: Result<T, String>, name: &str, path: &str, faults: &mut Faults) -> Option<T> {
     read.map_err(|problem| {
         let problem = format!("the file {problem}");

@@ -1,23 +1,23 @@
-//! One address of a Redis: `host:port`, a path, or a `redis://` URL with user and password.
+//! Parses the address of a Redis: `host:port`, a path, or a `redis://` URL with user and password.
 //!
-//! Errors name the problem and never quote the text, which may hold a password.
+//! Errors name the problem and never quote the text, which may contain a password.
 
 use super::super::value;
 use super::{Address, Auth};
 
-/// The port of a server that names none.
+/// Default port of a server.
 pub(super) const REDIS_PORT: u16 = 6379;
-/// The port of a sentinel that names none.
+/// Default port of a sentinel.
 pub(super) const SENTINEL_PORT: u16 = 26379;
 
-/// What one address says.
+/// The parts of one address.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) address: Address,
     pub(super) auth: Option<Auth>,
 }
 
-/// Reads one address; `port` stands in where it names none.
+/// Parses one address; `port` is the default port.
 pub(super) fn endpoint(text: &str, port: u16) -> Result<Endpoint, &'static str> {
     if let Some(path) = text.strip_prefix("unix://").or(text.starts_with('/').then_some(text)) {
         let path = value::socket_path(path).map_err(|_| "the socket's path is too long")?;
@@ -39,9 +39,10 @@ pub(super) fn endpoint(text: &str, port: u16) -> Result<Endpoint, &'static str> 
     Ok(Endpoint { address: Address::Tcp(host, port), auth })
 }
 
-/// Parts `user:password@host:port/database`.
+/// Splits `user:password@host:port/database`.
 fn authority(rest: &str) -> Result<(&str, Option<Auth>), &'static str> {
-    // The last `@`, since people write passwords with one in them; `/` and `?` can only follow it.
+    // Split at the last `@`, because people write passwords that contain one; `/` and `?` can only
+    // follow it.
     let (userinfo, rest) = match rest.rsplit_once('@') {
         Some((userinfo, rest)) => (Some(userinfo), rest),
         None => (None, rest),
@@ -85,7 +86,7 @@ fn split_port(authority: &str, port: u16) -> Result<(&str, u16), &'static str> {
     Ok((host, port.ok_or("the port is not a number from 1 to 65535")?))
 }
 
-/// `%40` is `@`, and so on (RFC 3986 §2.1).
+/// Decodes `%40` to `@`, and so on (RFC 3986 §2.1).
 fn percent_decode(text: &str) -> Option<String> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
