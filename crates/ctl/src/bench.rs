@@ -1,9 +1,9 @@
-//! `ratectl bench`: load for a rate limit service, and what it made of it.
+//! `ratectl bench`: puts load on a rate limit service and measures its answers.
 //!
-//! `load` sends `ShouldRateLimit` to any server of Envoy's protocol, ours or another, straight on
+//! `load` sends `ShouldRateLimit` to any server of Envoy's protocol, ours or another, directly over
 //! HTTP/2: requests are encoded before the run, one task drives a connection with all its streams,
-//! and of an answer only the status and the overall code are read. So the load costs less than
-//! the cheapest server, and one machine can hold both.
+//! and only the status and the overall code of an answer are read. So the load generator costs less
+//! than the cheapest server, and one machine can run both.
 
 mod call;
 mod client;
@@ -34,8 +34,8 @@ pub enum Bench {
     Load(Box<LoadFlags>),
 }
 
-/// Runs the bench and prints its report. Good where every request was answered with a verdict;
-/// trouble where the run could not begin.
+/// Runs the bench and prints its report. Returns `Good` if every request was answered with a
+/// verdict, and an error if the run could not begin.
 pub(super) fn run(bench: Bench, out: &mut Out) -> Ended {
     let Bench::Load(flags) = bench;
     let json = flags.out.json;

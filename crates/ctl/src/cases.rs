@@ -1,4 +1,4 @@
-//! `ratectl test`: cases of requests over virtual time, and what the rules must say to them.
+//! `ratectl test`: runs rule tests, cases of requests with expected answers, on a virtual clock.
 //!
 //! ```text
 //! file ─▶ yaml ─▶ read ─▶ Suite ─▶ play ─▶ Failures
@@ -55,10 +55,10 @@ pub struct CasesFlags {
     reading: ReadingFlags,
 }
 
-/// One file.
+/// One test file.
 #[derive(Debug, PartialEq, Eq)]
 struct Suite {
-    /// As it was written.
+    /// The path of the rules, as written.
     rules: String,
     cases: Vec<Case>,
 }
@@ -69,34 +69,34 @@ struct Case {
     steps: Vec<Step>,
 }
 
-/// A request, made so many times at one moment.
+/// A request, repeated a number of times at one moment.
 #[derive(Debug, PartialEq, Eq)]
 struct Step {
-    /// From the start of the case; never before that of the step before.
+    /// Time since the start of the case; never before that of the previous step.
     at_us: u64,
     domain: String,
-    /// Keys and values in order, of each descriptor.
+    /// Keys and values of each descriptor, in order.
     descriptors: Vec<Vec<(String, String)>>,
-    /// Of each descriptor; 0 looks.
+    /// Hits of each descriptor; 0 only reads the limit.
     hits: u64,
-    /// At least 1.
+    /// Number of times, at least 1.
     times: u32,
     expect: Expect,
 }
 
-/// What must be answered; what is `None` may be anything.
+/// The expected answer; `None` fields accept anything.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Expect {
     code: Option<(Place, Code)>,
-    /// None, or one for each descriptor of the request.
+    /// Empty, or one for each descriptor of the request.
     statuses: Vec<Status>,
 }
 
-/// What must be said of one descriptor.
+/// The expected status of one descriptor.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Status {
     code: Option<(Place, Code)>,
-    /// Its path; [`NO_RULE`] where none may apply.
+    /// Path of the rule; [`NO_RULE`] if no rule may apply.
     rule: Option<(Place, String)>,
     remaining: Option<(Place, u32)>,
 }
@@ -104,7 +104,7 @@ struct Status {
 // === impl Expect ===
 
 impl Expect {
-    /// Where it begins; `None` if anything may be answered.
+    /// Returns where the expectation begins; `None` if any answer is accepted.
     fn place(&self) -> Option<Place> {
         let of_status = |status: &Status| {
             let Status { code, rule, remaining } = status;
@@ -117,17 +117,17 @@ impl Expect {
     }
 }
 
-/// What stands for "no rule" in a file. No path is that: one begins with a domain and a dot.
+/// Means "no rule" in a file. It cannot be a path, because a path contains a domain and a dot.
 const NO_RULE: &str = "none";
 
-/// What came of one file.
+/// The result of one file.
 struct Played {
     file: String,
     cases: usize,
     failures: Vec<Failure>,
 }
 
-/// Reads and plays every file.
+/// Reads and runs every file.
 pub(super) fn run(flags: &CasesFlags, out: &mut Out) -> Ended {
     let reading = source::resolved(|faults| flags.reading.resolve(faults))?;
     let mut played = Vec::new();

@@ -1,18 +1,18 @@
-//! Descriptors as people type them: `key=value,key=value`.
+//! Descriptors in the form that people type: `key=value,key=value`.
 
 use ratelease_rules::request::{Descriptor, Entry};
 
-/// One descriptor of a command line.
+/// A descriptor from a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Typed {
     /// Keys and values, in order.
     entries: Vec<(String, String)>,
 }
 
-/// Entries of a descriptor at most, as a server takes them.
+/// Maximum number of entries in a descriptor.
 const ENTRIES_MAX: usize = 32;
 
-/// What the help of a subcommand with descriptors says of them.
+/// Help text on descriptors, for the subcommands that take them.
 pub(super) const NOTES: &str = "\
 A descriptor is one argument: key=value, further entries behind commas. A backslash takes the
 meaning off a comma, an equals sign or a backslash: path=/a\\,b.";
@@ -20,10 +20,10 @@ meaning off a comma, an equals sign or a backslash: path=/a\\,b.";
 // === impl Typed ===
 
 impl Typed {
-    /// Reads one argument.
+    /// Parses one argument.
     ///
     /// # Errors
-    /// In a few words, what is wrong with it.
+    /// A short text that says what is wrong.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut entries = Vec::new();
         let mut rest = Some(text);
@@ -44,14 +44,14 @@ impl Typed {
         }
     }
 
-    /// As the core sees it.
+    /// Returns the descriptor as the rules take it.
     pub(super) fn descriptor(&self) -> Descriptor<'_> {
         let entries = self.entries.iter().map(|(key, value)| Entry { key, value });
         Descriptor { entries: entries.collect(), ..Descriptor::default() }
     }
 }
 
-/// `text` before and behind the first `mark` that has its meaning.
+/// Splits `text` at the first `mark` that is not escaped.
 fn cut(text: &str, mark: char) -> Option<(&str, &str)> {
     let mut is_escaped = false;
     let at = text.find(|character| {
@@ -62,7 +62,7 @@ fn cut(text: &str, mark: char) -> Option<(&str, &str)> {
     Some((text.get(..at)?, text.get(at + mark.len_utf8()..)?))
 }
 
-/// `text` without its escapes. Other backslashes stay.
+/// Removes the escapes from `text`. Other backslashes stay.
 fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars().peekable();

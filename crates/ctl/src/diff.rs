@@ -1,4 +1,4 @@
-//! `ratectl diff`: what new rules change, and which counts they restart.
+//! `ratectl diff`: shows what new rules change, and which counts restart.
 
 mod report;
 
@@ -42,51 +42,52 @@ pub struct DiffFlags {
     reading: ReadingFlags,
 }
 
-/// What differs. Rules are told apart by their paths, and are in order of these.
+/// The differences. Rules are identified by their paths, and listed in order of their paths.
 #[derive(Debug, Default)]
 struct Diff<'r> {
     removed: Vec<&'r Rule>,
     added: Vec<&'r Rule>,
     changed: Vec<Change<'r>>,
     same: usize,
-    /// Levels whose patterns are tried in another order: the new order of those that stayed.
+    /// Levels whose patterns are tried in a different order: the new order of the patterns that
+    /// both have.
     reordered: Vec<(String, Vec<String>)>,
 }
 
-/// A rule that both have, and that differs.
+/// A rule that is in both and differs.
 #[derive(Debug)]
 struct Change<'r> {
     path: &'r str,
-    /// Each setting that differs: its name in rule files, what it was and what it will be. Null
-    /// where it does not apply.
+    /// Each setting that differs: its name in rule files, its old and its new value. Null where it
+    /// does not apply.
     settings: Vec<(&'static str, Value, Value)>,
     counts: Counts,
 }
 
-/// Where the rules of both sides are written.
+/// The places of the rules of both sides.
 #[derive(Debug, Clone, Copy)]
 struct Sides<'p> {
     was: &'p Places,
     is: &'p Places,
 }
 
-/// What becomes of the counts of a rule that changed.
+/// What happens to the counts of a rule that changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Counts {
     Kept,
-    /// Kept, and so many pools of each key are no longer used.
+    /// The counts are kept; this number of pools of each key is no longer used.
     KeptWithoutPools(u8),
-    /// What was counted is not known any more.
+    /// The counts restart from zero.
     Restart,
-    /// Nothing was counted before.
+    /// Counting begins; the old rule counted nothing.
     Begin,
-    /// Nothing is counted any more.
+    /// Counting ends.
     End,
-    /// Neither counts.
+    /// Neither rule counts.
     None,
 }
 
-/// Loads both and compares them.
+/// Loads both sets of rules and compares them.
 pub(super) fn run(flags: &DiffFlags, out: &mut Out) -> Ended {
     let reading = source::resolved(|faults| flags.reading.resolve(faults))?;
     if [&flags.old, &flags.new].into_iter().all(|path| source::is_stdin(path)) {
@@ -119,7 +120,7 @@ fn compare<'r>(old: &'r Rules, new: &'r Rules) -> Diff<'r> {
     diff
 }
 
-/// Of patterns that match one text the first is taken, so that their order is a setting too.
+/// If several patterns match a text, the first one applies, so their order is a setting too.
 fn reordered(old: &Rules, new: &Rules) -> Vec<(String, Vec<String>)> {
     let before: BTreeMap<_, _> = old.patterns().into_iter().collect();
     let common = |of: &[String], with: &[String]| -> Vec<String> {
@@ -172,13 +173,14 @@ impl Counts {
             (Allowance::Unlimited, Allowance::Limited(_)) => return Self::Begin,
             (Allowance::Unlimited, Allowance::Unlimited) => return Self::None,
         };
-        // A key is made of the entries, those of shared levels by their pattern, and the identity.
+        // A key is made of the entries (for shared levels, their pattern) and the identity.
         let shared = |rule: &Rule| rule.levels.iter().map(|level| level.shared.clone()).collect();
         let (shared_before, shared_after): (Vec<_>, Vec<_>) = (shared(old), shared(new));
         if before.identity() != after.identity() || shared_before != shared_after {
             return Self::Restart;
         }
-        // The own count holds the whole limit. Without `shards`, which is 1, there are no pools.
+        // The key's own count holds the whole limit. With `shards` 1, the default, there are no
+        // pools.
         let pools = |rule: &Rule| if rule.shards.get() > 1 { rule.shards.get() } else { 0 };
         match pools(old).saturating_sub(pools(new)) {
             0 => Self::Kept,
@@ -186,7 +188,7 @@ impl Counts {
         }
     }
 
-    /// Pools of each key that are no longer used.
+    /// Returns the number of pools of each key that are no longer used.
     fn pools_dropped(self) -> u8 {
         match self {
             Self::KeptWithoutPools(pools) => pools,

@@ -1,4 +1,4 @@
-//! `ratectl explain`: what the rules make of a request, level by level, and where it is counted.
+//! `ratectl explain`: shows how the rules match a request, level by level, and where it is counted.
 
 mod count;
 mod report;
@@ -53,21 +53,21 @@ pub struct ExplainFlags {
     key: KeyFlags,
 }
 
-/// What the rules make of one descriptor.
+/// How the rules match one descriptor.
 struct Explained<'r> {
     typed: &'r Typed,
-    /// `None` where the domain has no rules.
+    /// `None` if the domain has no rules.
     trace: Option<Trace<'r>>,
     end: End<'r>,
-    /// Where the rule is written, if one was found.
+    /// Place of the rule, if one was found.
     written: Option<Written<'r>>,
 }
 
-/// What becomes of a descriptor.
+/// The result for a descriptor.
 enum End<'r> {
     UnknownDomain,
     NoRule,
-    /// By the rule of another descriptor.
+    /// Its rule was replaced by the rule of another descriptor.
     Replaced {
         rule: &'r Rule,
         by: &'r Rule,
@@ -92,7 +92,7 @@ impl<'r> End<'r> {
     }
 }
 
-/// Loads the rules, follows each descriptor, and looks at counts and pools if there is a Redis.
+/// Loads the rules, matches each descriptor, and reads counts and pools if a Redis is given.
 pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let store = source::resolved(|faults| flags.store.resolve(&flags.per_second, faults))?;
@@ -121,7 +121,7 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
     Ok(Outcome::good_if(explained.iter().any(applies)))
 }
 
-/// Resolves the request as the limiter does, and lists what was met on the way.
+/// Resolves the request as the limiter does, and lists the candidates of each level.
 fn explain<'r>(
     (rules, places): (&'r Rules, &'r Places),
     request: &Request<'_>,
@@ -139,7 +139,7 @@ fn explain<'r>(
                 End::Counted { rule, count: Box::new(Count::of(charge)) }
             }
             (Lookup::Rule(rule), Resolved::Unlimited) => End::Unlimited(rule),
-            // A rule that was found and limits nothing has been replaced.
+            // A rule that was found but does not limit the request has been replaced.
             (Lookup::Rule(rule), Resolved::Free) => {
                 let by = replacer(rules, request, rule).unwrap_or(rule);
                 End::Replaced { rule, by }
@@ -152,7 +152,7 @@ fn explain<'r>(
     .collect()
 }
 
-/// The first rule of the request that names `rule` among those that it replaces.
+/// Returns the first rule of the request that has `rule` in its `replaces`.
 fn replacer<'r>(rules: &'r Rules, request: &Request<'_>, rule: &Rule) -> Option<&'r Rule> {
     request.descriptors.iter().find_map(|other| match rules.find(request.domain, &other.entries) {
         Lookup::Rule(other) if other.replaces.contains(&rule.name) => Some(&**other),

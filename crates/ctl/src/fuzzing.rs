@@ -1,3 +1,3 @@
-//! Ways in for `tests/fuzz` to what reads hostile input and is private. For tests alone.
+//! Exposes private parsers of untrusted input to `tests/fuzz`. For tests only.
 
 pub use crate::replay::read_line as log_line;

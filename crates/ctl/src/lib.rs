@@ -1,10 +1,11 @@
-//! **The tools**: `ratectl`, a subcommand a module.
+//! **The tools**: the subcommands of `ratectl`, one module each.
 //!
-//! They may use the rules, the engine and what the command lines share, and never the sidecar: they
-//! ask a pod as anybody may, over its ports, and run the engine themselves over logs and test
-//! cases. Nothing uses them but `main.rs` and the tests.
+//! They may use the rules, the engine and the shared parts of the command line, but never the
+//! sidecar: they query a pod through its public ports, and run the engine themselves on logs and
+//! test cases. Only `main.rs` and the tests use this crate.
 //!
-//! They all end with one of three statuses: 0 good, 1 a finding, 2 usage or input and output; or,
+//! All exit with one of three statuses: 0 success, 1 a finding, 2 a usage or I/O error; or, if a
+//! signal ended the process, with 128 plus its number.
 //! where a signal has ended them, with 128 and its number.
 
 #![forbid(unsafe_code)]
@@ -101,10 +102,10 @@ pub enum Tool {
     Man(ManFlags),
 }
 
-/// The tools have the defaults of `ratelease`; the environment may say otherwise.
+/// The tools use the defaults of `ratelease`; the environment can change them.
 const ROLE: Role = Role::Ratelease;
 
-/// Runs the tool that `args` name, the program's name first.
+/// Runs the tool that `args` name; `args` begin with the program's name.
 pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     match parse(args, &process_env) {
         Ok(tool) => run_tool(tool),
@@ -116,7 +117,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The tool that `args` name, with `env` behind its flags.
+/// Parses the tool that `args` name; `env` supplies the values of flags that are not given.
 fn parse(
     args: impl Iterator<Item = OsString>,
     env: &dyn Fn(&str) -> Option<String>,
@@ -126,8 +127,7 @@ fn parse(
     Ok(tool)
 }
 
-/// Runs `tool`. Results go to standard output, and why there are none
-/// to standard error.
+/// Runs `tool`. Results go to standard output, errors to standard error.
 fn run_tool(tool: Tool) -> ExitCode {
     let mut out = Out::stdout();
     let (name, ended) = match tool {

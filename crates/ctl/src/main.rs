@@ -1,8 +1,9 @@
-//! The binary: one tool a subcommand.
+//! The binary `ratectl`; each tool is a subcommand.
 
 use std::process::ExitCode;
 
-/// As the sidecar's, so that what `bench` measures of a server is not its own allocator.
+/// The same allocator as the sidecar's, so that a `bench` of a server does not measure a different
+/// allocator.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -1,6 +1,5 @@
-//! `ratectl completions` and `ratectl man`: what the command lines of both programs know of
-//! themselves. Both are made of a grammar, in which nothing of the environment is but the names of
-//! variables.
+//! `ratectl completions` and `ratectl man`: generated from the command line grammars of both
+//! programs. A grammar contains the names of environment variables but never their values.
 
 use clap::builder::styling::Styles;
 use clap::{Args, ValueEnum};
@@ -54,11 +53,11 @@ enum Program {
     Ratelease,
 }
 
-/// Prints the completions of a shell.
+/// Prints the completions for a shell.
 pub(super) fn completions(flags: &CompletionsFlags, tools: clap::Command, out: &mut Out) -> Ended {
     let mut grammar = flags.program.grammar(tools);
     let name = grammar.get_name().to_owned();
-    // Into memory first: the generator panics where it cannot write.
+    // Written to memory first, because the generator panics if it cannot write.
     let mut script = Vec::new();
     match flags.shell {
         Shell::Bash => generate(Bash, &mut grammar, name, &mut script),
@@ -69,7 +68,7 @@ pub(super) fn completions(flags: &CompletionsFlags, tools: clap::Command, out: &
     Ok(Outcome::Good)
 }
 
-/// Prints the page of the program, or of one of its subcommands.
+/// Prints the manual page of the program, or of one of its subcommands.
 pub(super) fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> Ended {
     let (program, names) = match flags.command.split_first() {
         Some((first, names)) if first == "ratelease" => (Program::Ratelease, names),
@@ -101,7 +100,7 @@ pub(super) fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> Ende
 // === impl Program ===
 
 impl Program {
-    /// `tools` is that of `ratectl`.
+    /// Returns the grammar of this program; `tools` is the grammar of `ratectl`.
     fn grammar(self, tools: clap::Command) -> clap::Command {
         match self {
             Self::Ratectl => tools,

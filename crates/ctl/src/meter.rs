@@ -1,16 +1,16 @@
-//! How far long work has come: one line on a terminal's standard error, nothing elsewhere.
+//! Shows the progress of long work: one line on a terminal's standard error, nothing elsewhere.
 
 use std::io::{self, IsTerminal, Write};
 
 use rustix::termios::tcgetwinsize;
 
-/// Characters of a bar.
+/// Width of a bar in characters.
 const BAR: usize = 30;
 
-/// Cells of a terminal that does not say how wide it is.
+/// Width in cells of a terminal that does not report it.
 const CELLS: usize = 80;
 
-/// The line.
+/// The progress line.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Meter {
     is_seen: bool,
@@ -19,37 +19,37 @@ pub(super) struct Meter {
 // === impl Meter ===
 
 impl Meter {
-    /// On standard error.
+    /// Makes a progress line on standard error.
     pub(super) fn stderr() -> Self {
         Self { is_seen: io::stderr().is_terminal() }
     }
 
-    /// Whether anybody sees it.
+    /// Returns whether standard error is a terminal.
     pub(super) fn is_seen(self) -> bool {
         self.is_seen
     }
 
-    /// Puts `bar` and `text`, a cell each character, in place of what the line said.
+    /// Replaces the line by `bar` and `text`, whose characters must each take one cell.
     pub(super) fn draw(self, bar: &str, text: &str) {
         if self.is_seen {
             write(&format!("\r\u{1b}[K{}", fitting(bar, text, cells())));
         }
     }
 
-    /// Leaves the line empty.
+    /// Clears the line.
     pub(super) fn clear(self) {
         self.draw("", "");
     }
 }
 
-/// Cells of a line of the terminal, which may have changed since the last one.
+/// Returns the width of the terminal in cells, which may have changed since the last call.
 fn cells() -> usize {
     let size = tcgetwinsize(io::stderr()).ok();
     size.map(|size| usize::from(size.ws_col)).filter(|cells| *cells > 0).unwrap_or(CELLS)
 }
 
-/// What fits into so many cells less one: a line that wraps is two, of which the next drawing would
-/// replace one. Where both do not fit, the bar is left out.
+/// Cuts the line to one cell less than `cells`: a wrapped line would take two rows, of which the
+/// next drawing would replace only one. Leaves out the bar if both do not fit.
 fn fitting(bar: &str, text: &str, cells: usize) -> String {
     let room = cells.saturating_sub(1);
     let both = format!("{bar} {text}");
@@ -57,13 +57,13 @@ fn fitting(bar: &str, text: &str, cells: usize) -> String {
     if fits { both } else { text.chars().take(room).collect() }
 }
 
-/// What cannot be written is not missed.
+/// Ignores write errors.
 fn write(text: &str) {
     let mut stderr = io::stderr();
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
 }
 
-/// A bar for a share from 0 to 1.
+/// Formats a bar for a part from 0 to 1.
 pub(super) fn bar(share: f64) -> String {
     let full = (1..=BAR).take_while(|at| *at as f64 <= share * BAR as f64).count();
     format!("[{}{}]", "=".repeat(full), " ".repeat(BAR - full))

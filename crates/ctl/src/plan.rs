@@ -1,5 +1,5 @@
-//! `ratectl plan`: what a fleet will ask of Redis, and what it needs. An estimate by
-//! `docs/capacity.md`'s formulas; it connects to nothing.
+//! `ratectl plan`: estimates the load that a fleet puts on Redis, and the resources it needs. Uses
+//! the formulas of `docs/capacity.md`; connects to nothing.
 
 mod key;
 mod model;
@@ -18,19 +18,19 @@ use ratelease_rules::{Unit, WINDOW_SECONDS_MAX};
 
 use model::{Estimate, Fleet};
 
-/// Keys that can be told apart at most; above it `f64` no longer counts exactly.
+/// Maximum number of distinct keys; above it `f64` no longer counts exactly.
 const KEYS_MAX: u64 = 1_000_000_000_000;
 
-/// Decisions a second, and calls of one shard, at most.
+/// Maximum number of decisions a second, and of calls of one shard a second.
 const RATE_MAX: f64 = 1e12;
 
-/// The steepest skew: above it nearly every request is for the first key.
+/// Maximum skew: above it nearly every request is for the first key.
 const ZIPF_MAX: f64 = 10.0;
 
-/// Longest round trip to plan with.
+/// Maximum round trip.
 const ROUND_TRIP_MAX: Duration = Duration::from_secs(10);
 
-/// Half of what one core of Redis was measured to serve (`docs/capacity.md`).
+/// Half of the measured capacity of one Redis core (`docs/capacity.md`).
 const CALLS_PER_SHARD: &str = "50000";
 
 pub(super) const NOTES: &str = "\
@@ -76,7 +76,7 @@ pub struct PlanFlags {
     out: OutFlags,
 }
 
-/// Estimates and prints.
+/// Makes the estimate and prints it.
 pub(super) fn run(flags: &PlanFlags, out: &mut Out) -> Ended {
     let fleet = flags.fleet();
     let estimate = Estimate::of(&fleet);

@@ -1,5 +1,5 @@
-//! A pod as its `/status` tells of it, for people to look at. Fields that a version does not have,
-//! or has otherwise, are left empty: what there is still shows.
+//! The status of a pod, read from its `/status` for display. Fields that a pod's version lacks, or
+//! has in another form, are left empty, so that the others are still shown.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// The page.
+/// Path of the status page.
 const PATH: &str = "/status";
 
 const HTTP_OK: u16 = 200;
@@ -40,7 +40,7 @@ pub(super) struct PodFlags {
     debug_token_file: Option<SecretFile>,
 }
 
-/// What `/status` says.
+/// The content of `/status`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Pod {
     pub(super) version: String,
@@ -51,7 +51,7 @@ pub(super) struct Pod {
     pub(super) invariant_violations: u64,
     pub(super) counts: BTreeMap<String, u64>,
     pub(super) decisions: Option<Decisions>,
-    /// Busiest first.
+    /// Busiest rules first.
     pub(super) rules_busiest: Vec<BusyRule>,
     pub(super) hot_keys: HotKeys,
 }
@@ -63,7 +63,7 @@ pub(super) struct RulesState {
     pub(super) count: u64,
     pub(super) loads_ok: u64,
     pub(super) loads_failed: u64,
-    /// Why the last load was refused, if it was.
+    /// Why the last load was refused; `None` if it was not.
     pub(super) last_fault: Option<String>,
     pub(super) from_snapshot: bool,
 }
@@ -74,13 +74,13 @@ pub(super) struct Shard {
     pub(super) shard: u64,
     /// `closed`, `open` or `probing`.
     pub(super) breaker: String,
-    /// How often it opened.
+    /// How often the breaker opened.
     pub(super) opened: u64,
     pub(super) round_trip_ms: f64,
     pub(super) hot_key: Option<HotKey>,
 }
 
-/// Decisions since the process began.
+/// Decisions since the process started.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct Decisions {
@@ -111,29 +111,29 @@ pub(super) struct HotKeys {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct HotKey {
-    /// Its hash.
+    /// The key's hash.
     pub(super) key: String,
     pub(super) rule: String,
     pub(super) count: u64,
-    /// Of all, 0 to 1.
+    /// Its part of all decisions, 0 to 1.
     pub(super) share: f64,
-    /// Its entries, where they may be shown.
+    /// Its entries, if the pod may show them.
     pub(super) values: Option<String>,
 }
 
 // === impl PodFlags ===
 
 impl PodFlags {
-    /// Whom to ask.
+    /// Returns the address of the pod.
     pub(super) fn server(&self) -> HostPort {
         let own = || fetch::local(&self.debug_host, self.debug_port);
         self.debug.clone().unwrap_or_else(own)
     }
 
-    /// Asks the pod for its status.
+    /// Requests the pod's status.
     ///
     /// # Errors
-    /// It cannot be asked, or what answers is not a pod's debug port.
+    /// The pod cannot be reached, or the answer is not that of a pod's debug port.
     pub(super) fn ask(&self) -> Result<Value, Trouble> {
         let server = self.server();
         let (token, file) = (self.debug_token.as_ref(), self.debug_token_file.as_ref());
@@ -157,7 +157,7 @@ impl PodFlags {
 // === impl Pod ===
 
 impl Pod {
-    /// From what [`PodFlags::ask`] gives.
+    /// Parses what [`PodFlags::ask`] returned.
     pub(super) fn read(status: &Value) -> Self {
         let seconds: f64 = part(status, "uptime_seconds");
         Self {
@@ -174,7 +174,7 @@ impl Pod {
         }
     }
 
-    /// What is wrong with it, a line each.
+    /// Returns the pod's problems, one line each.
     pub(super) fn wrongs(&self) -> Vec<String> {
         let mut wrongs = Vec::new();
         if let Some(fault) = &self.rules.last_fault {
@@ -194,7 +194,7 @@ impl Pod {
 }
 
 impl Decisions {
-    /// The ways of deciding that were used, with how often.
+    /// Returns the ways of deciding that occurred, and how often.
     pub(super) fn used(&self) -> impl Iterator<Item = (&str, u64)> {
         let used = self.by_how.iter().filter(|(_, count)| **count > 0);
         used.map(|(how, count)| (how.as_str(), *count))
@@ -202,7 +202,7 @@ impl Decisions {
 }
 
 impl Shard {
-    /// Whether asks are kept from it, or only let through to try.
+    /// Returns whether the breaker is open or probing.
     pub(super) fn is_open(&self) -> bool {
         self.breaker != "closed"
     }

@@ -1,4 +1,5 @@
-//! `ratectl query`: one rate limit call to a live server, this or another, and its answer.
+//! `ratectl query`: sends one rate limit call to a server of Envoy's protocol and prints the
+//! answer.
 
 mod flags;
 mod show;
@@ -16,10 +17,11 @@ use tonic::transport::Channel;
 pub(super) use flags::{NOTES, QueryFlags};
 use wire::{Answered, ask};
 
-/// How the protocol calls a denial.
+/// The protocol's name of a denial.
 const OVER_LIMIT: &str = "OVER_LIMIT";
 
-/// Asks and prints the answers. A denial is a finding, and so is an answer that is neither.
+/// Sends the calls and prints the answers. A denial is a finding, and so is an answer that is
+/// neither OK nor a denial.
 pub(super) fn run(flags: &QueryFlags, out: &mut Out) -> Ended {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| {
@@ -43,7 +45,7 @@ async fn query(flags: &QueryFlags, out: &mut Out) -> Ended {
             _ => denied += 1,
         }
         print(flags, (number, &answered, took), out)?;
-        // Each answer shows when it comes.
+        // Flushed so that each answer is shown when it arrives.
         out.flush()?;
         if out.is_closed() {
             break;

@@ -1,7 +1,8 @@
-//! `ratectl replay`: what rules would have denied, had they been in force when a log was written.
+//! `ratectl replay`: shows what rules would have denied if they had been in force when a log was
+//! written.
 //!
-//! Lines are read one by one and decided at the times they bear, by the matcher and the arithmetic
-//! that serve. Memory is bounded whatever the log holds.
+//! Lines are read one by one and decided at their logged times, with the matcher and the arithmetic
+//! of the sidecar. Memory is bounded for any log.
 
 mod envoy;
 mod lines;
@@ -35,16 +36,17 @@ use record::Record;
 use report::Report;
 use tally::Tally;
 
-/// Keys that are counted at once, about 100 bytes each; those whose windows are over give way.
+/// Maximum number of keys that are counted at once, about 100 bytes each; keys whose windows have
+/// ended are evicted.
 const KEYS_MAX: usize = 1 << 20;
 
-/// Descriptors of a line, as the server has it.
+/// Maximum number of descriptors in a line.
 const DESCRIPTORS_MAX: usize = 64;
 
-/// Rules and keys that may be asked for.
+/// Maximum number of rules and keys that may be asked for.
 const TOP_MAX: u64 = 100_000;
 
-/// Lines between two looks at the clock, and the time between two drawings of the progress.
+/// Number of lines between checks of the clock, and the time between drawings of the progress.
 const LOOK_LINES: u64 = 1024;
 const DRAW_EACH: Duration = Duration::from_millis(100);
 
@@ -102,7 +104,7 @@ pub struct ReplayFlags {
     out: OutFlags,
 }
 
-/// A replay under way.
+/// The state of a replay.
 struct Replay<'a> {
     flags: &'a ReplayFlags,
     rules: &'a Rules,
@@ -115,15 +117,16 @@ struct Replay<'a> {
 struct Progress {
     meter: Meter,
     clock: Clock,
-    /// `None` at first: a log that comes through a pipe may pause after a few lines.
+    /// `None` at first, so that progress is drawn at once: a log from a pipe may pause after a few
+    /// lines.
     drawn_at: Option<Time>,
-    /// Bytes of all files; `None` if that is not known.
+    /// Bytes of all files; `None` if unknown.
     bytes_all: Option<u64>,
     /// Bytes of the files before this one.
     bytes_before: u64,
 }
 
-/// Replays the logs and prints what would have been denied: a finding.
+/// Replays the logs and prints what would have been denied. A denial is a finding.
 pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> Ended {
     if flags.descriptors.len() > DESCRIPTORS_MAX {
         let count = flags.descriptors.len();
@@ -160,8 +163,9 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> Ended {
     Ok(interrupted.map_or(Outcome::good_if(tally.over_limit == 0), Outcome::Interrupted))
 }
 
-/// What a line of a log stands for under a `--descriptor`, if both can be read: its time, and the
-/// entries of the descriptor or how many descriptors it has itself. For `tests/fuzz`.
+/// Parses a line of a log under a `--descriptor`, if both can be parsed. Returns the line's time,
+/// and the number of entries of the descriptor or, if the line is a request itself, its number of
+/// descriptors. For `tests/fuzz`.
 pub fn read_line(line: &str, mapping: &str) -> Option<(Option<u64>, usize)> {
     let mapping = Mapping::parse(mapping);
     let record = Record::parse(line).ok()?;
@@ -172,7 +176,8 @@ pub fn read_line(line: &str, mapping: &str) -> Option<(Option<u64>, usize)> {
     Some((time, of_request.or(mapped).unwrap_or_default()))
 }
 
-/// Refuses a domain without rules: all would pass, which is seldom what was to be found out.
+/// Refuses a domain without rules: every request would pass, which is seldom what the user wants to
+/// know.
 fn knows(rules: &Rules, domain: Option<&str>) -> Result<(), Trouble> {
     let known: Vec<&str> = rules.domains().collect();
     match domain.filter(|domain| !domain.is_empty() && !known.contains(domain)) {
@@ -234,7 +239,7 @@ impl Replay<'_> {
     /// Replays one line.
     ///
     /// # Errors
-    /// The flags do not say what it stands for.
+    /// The flags do not say which request the line stands for.
     fn line(&mut self, log: &str, number: u64, line: &str) -> Result<(), Trouble> {
         let read = Record::parse(line)
             .and_then(|record| Ok((record.time(self.flags.time_field.as_deref())?, record)));
@@ -262,7 +267,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Replays a line that is a request by the flags.
+    /// Replays a line that becomes a request by the flags.
     fn mapped(&mut self, at: u64, record: &Record<'_>, place: (&str, u64)) -> Result<(), Trouble> {
         let flags = self.flags;
         if flags.descriptors.is_empty() {
@@ -289,7 +294,7 @@ impl Replay<'_> {
         self.request(at, &Request { domain, descriptors, hits_addend: 0 }, place)
     }
 
-    /// Decides `request` at the time `at`, and notes it.
+    /// Decides `request` at the time `at`, and counts the result.
     fn request(
         &mut self,
         at: u64,

@@ -1,4 +1,4 @@
-//! A rule's settings, as rule files name them and in words.
+//! Describes a rule's settings, under their names in rule files and in words.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use ratelease_rules::{
 };
 use serde_json::{Map, Value, json};
 
-/// Every setting of `rule` under its name in rule files, whether it was written or is a default.
-/// Those that do not apply to its algorithm are left out.
+/// Returns every setting of `rule` under its name in rule files, including defaults. Settings that
+/// do not apply to its algorithm are left out.
 pub(super) fn settings(rule: &Rule) -> Vec<(&'static str, Value)> {
     let mut settings = vec![("name", json!(rule.name))];
     match rule.allowance {
@@ -31,12 +31,12 @@ pub(super) fn settings(rule: &Rule) -> Vec<(&'static str, Value)> {
     settings
 }
 
-/// As [`settings`], for a JSON object.
+/// Like [`settings`], as a JSON object.
 pub(super) fn object(rule: &Rule) -> Map<String, Value> {
     settings(rule).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Where a rule is written, for a JSON object; null where nobody knows.
+/// Returns the place of a rule for a JSON object; null if unknown.
 pub(super) fn place(written: Option<Written<'_>>) -> Value {
     written.map_or(Value::Null, |Written { file, place }| {
         json!({ "file": file, "line": place.line, "column": place.column })
@@ -61,7 +61,7 @@ fn of_limit(limit: Limit) -> Vec<(&'static str, Value)> {
     settings
 }
 
-/// The levels of the rule's path, from 1, for which `is_marked`.
+/// Returns the levels of the rule's path, from 1, for which `is_marked` is true.
 fn marked(rule: &Rule, is_marked: impl Fn(&Level) -> bool) -> Vec<usize> {
     let levels = rule.levels.iter().zip(1..).filter(|(level, _)| is_marked(level));
     levels.map(|(_, number)| number).collect()
@@ -79,7 +79,7 @@ fn lease(leasing: &Leasing) -> String {
     text
 }
 
-/// `minute`, `5 minutes`.
+/// Describes a window: `minute`, `5 minutes`.
 pub(super) fn window(limit: Limit) -> String {
     let unit = limit.unit.name().to_ascii_lowercase();
     match limit.unit_multiplier.get() {
@@ -88,7 +88,7 @@ pub(super) fn window(limit: Limit) -> String {
     }
 }
 
-/// `100 requests in each window of 5 minutes, aligned to the Unix epoch`
+/// Describes a limit: `100 requests in each window of 5 minutes, aligned to the Unix epoch`
 pub(super) fn allows(limit: Limit) -> String {
     let (requests, window) = (requests(limit.requests_per_unit.into()), window(limit));
     match limit.algorithm {
@@ -110,7 +110,7 @@ pub(super) fn allows(limit: Limit) -> String {
     }
 }
 
-/// What is answered when the store is away.
+/// Describes the answer while the store is unavailable.
 pub(super) fn failure(mode: FailureMode) -> &'static str {
     match mode {
         FailureMode::Local => "local: each pod admits its part of the limit by itself",
@@ -120,7 +120,7 @@ pub(super) fn failure(mode: FailureMode) -> &'static str {
     }
 }
 
-/// How tokens are lent.
+/// Describes how tokens are leased.
 pub(super) fn lent(limit: Limit, leasing: &Leasing) -> String {
     let Leasing::On(terms) = leasing else {
         return "off: every decision asks the store".to_owned();
@@ -138,7 +138,7 @@ pub(super) fn lent(limit: Limit, leasing: &Leasing) -> String {
     format!("on: a pod holds {} of what remains at most{most}, {span}", terms.fraction)
 }
 
-/// `1 request`, `100 requests`.
+/// Formats a number of requests: `1 request`, `100 requests`.
 fn requests(count: u64) -> String {
     format!("{count} request{}", if count == 1 { "" } else { "s" })
 }

@@ -1,5 +1,6 @@
-//! Signals that ask a tool to end. Long work hears of the first, stops, and tells what it has by
-//! then; a second, or the first when the work is done, ends the process at once.
+//! Signals that ask a tool to stop. The first signal stops long work, which then reports its
+//! results so far; a second signal, or the first one after the work is done, ends the process at
+//! once.
 
 use std::cell::Cell;
 use std::fs;
@@ -14,24 +15,24 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// The signals of this process, heeded from when this was made until it is dropped.
+/// Handles the signals of this process from its creation until it is dropped.
 pub(super) struct Signals {
     heard: Receiver<Interrupt>,
     first: Cell<Option<Interrupt>>,
 }
 
-/// What asks a process to end: Ctrl-C, the terminal going away, and `kill`.
+/// Signals that ask a process to stop: Ctrl-C, the terminal closing, and `kill`.
 const KINDS: [SignalKind; 3] =
     [SignalKind::interrupt(), SignalKind::hangup(), SignalKind::terminate()];
 
-/// Where the kernel says which signals a process ignores.
+/// The file in which the kernel reports which signals a process ignores.
 const STATUS: &str = "/proc/self/status";
 
 // === impl Signals ===
 
 impl Signals {
-    /// Listens. A second signal, or the end of `patience` after the first, ends the process at
-    /// once: `at_once` tidies up the terminal then, beside whatever the process is at.
+    /// Starts listening. A second signal, or `patience` after the first, ends the process at once.
+    /// Before that, `at_once` restores the terminal, on another thread than the work.
     ///
     /// # Errors
     /// The system has no thread or file descriptor left.
@@ -52,12 +53,12 @@ impl Signals {
         Ok(Self { heard, first: Cell::new(None) })
     }
 
-    /// The first signal, if there was one.
+    /// Returns the first signal, if there was one.
     pub(super) fn heard(&self) -> Option<Interrupt> {
         self.wait(Duration::ZERO)
     }
 
-    /// The first signal, as soon as there is one within `within`.
+    /// Waits up to `within` for the first signal and returns it.
     pub(super) fn wait(&self, within: Duration) -> Option<Interrupt> {
         if self.first.get().is_none() {
             self.first.set(self.heard.recv_timeout(within).ok());
@@ -66,7 +67,8 @@ impl Signals {
     }
 }
 
-/// All that are not ignored: `nohup` and a shell's `&` have some of them ignored on purpose.
+/// Returns all signals that are not ignored: `nohup` and a shell's `&` cause some of them to be
+/// ignored on purpose.
 fn all(runtime: &Runtime) -> std::io::Result<Vec<(Interrupt, Signal)>> {
     let _context = runtime.enter();
     let status = fs::read_to_string(STATUS).unwrap_or_default();
@@ -74,7 +76,8 @@ fn all(runtime: &Runtime) -> std::io::Result<Vec<(Interrupt, Signal)>> {
     heeded.map(|kind| Ok((Interrupt::of(kind), signal(kind)?))).collect()
 }
 
-/// Whether the mask in `status` has the signal: hexadecimal, signal 1 in the lowest bit.
+/// Returns whether the mask in `status` contains the signal: the mask is hexadecimal, with signal 1
+/// in the lowest bit.
 fn is_ignored(status: &str, kind: SignalKind) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
@@ -82,8 +85,8 @@ fn is_ignored(status: &str, kind: SignalKind) -> bool {
     mask.zip(bit).is_some_and(|(mask, bit)| mask.checked_shr(bit).is_some_and(|at| at & 1 == 1))
 }
 
-/// The signal that ends the process, when it is time for that. The first is for the work, unless
-/// that is done and only its result is printed.
+/// Returns the signal that ends the process, once it must end. The first signal only stops the
+/// work, unless the work is done and its result is being printed.
 async fn last(
     signals: Vec<(Interrupt, Signal)>,
     tell: &SyncSender<Interrupt>,
@@ -96,7 +99,7 @@ async fn last(
             while signal.recv().await.is_some() && told.send(interrupt).await.is_ok() {}
         });
     }
-    // Where all are ignored there is never one.
+    // If all signals are ignored, this never returns.
     let mut next = async || match heard.recv().await {
         Some(interrupt) => interrupt,
         None => pending().await,
@@ -117,7 +120,7 @@ mod tests {
 
     #[test]
     fn what_a_process_was_started_to_ignore_is_read_from_its_mask() {
-        // As `nohup` leaves it, and as a shell without job control starts what it puts aside.
+        // As `nohup` sets it, and as a shell without job control sets it for background jobs.
         for (mask, ignored) in [
             ("0000000000000001", vec![SignalKind::hangup()]),
             ("0000000000000006", vec![SignalKind::interrupt()]),

@@ -1,4 +1,4 @@
-//! `ratectl status`: how a pod is doing, once.
+//! `ratectl status`: shows the state of a pod, once.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ Examples:
   ratectl status
   ratectl status --debug 10.0.0.7:6070 --json | jq .rules";
 
-/// Rules and keys that are shown.
+/// Maximum number of rules and keys that are shown.
 const SHOWN_MAX: usize = 5;
 
 /// Flags of `status`.
@@ -28,7 +28,7 @@ pub struct StatusFlags {
     out: OutFlags,
 }
 
-/// Prints a pod's status. Whatever is wrong with the pod is a finding.
+/// Prints a pod's status. Any problem of the pod is a finding.
 pub(super) fn run(flags: &StatusFlags, out: &mut Out) -> Ended {
     let status = flags.pod.ask()?;
     let pod = Pod::read(&status);
@@ -40,7 +40,7 @@ pub(super) fn run(flags: &StatusFlags, out: &mut Out) -> Ended {
     Ok(Outcome::good_if(pod.wrongs().is_empty()))
 }
 
-/// A pod in lines for people.
+/// Formats a pod's status as text.
 pub(super) fn table(pod: &Pod, paint: Paint) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail, here and below.
@@ -130,7 +130,7 @@ fn keys(heading: &str, keys: &[HotKey], paint: Paint) -> String {
     text
 }
 
-/// A key by its values, where they may be shown, or its hash; and its rule.
+/// Formats a key by its values, if they may be shown, or else its hash; and its rule.
 pub(super) fn key(hot: &HotKey) -> String {
     let name = safe::line(hot.values.as_deref().unwrap_or(&hot.key));
     if hot.rule.is_empty() { name } else { format!("{name} ({})", safe::line(&hot.rule)) }

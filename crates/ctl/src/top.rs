@@ -1,7 +1,7 @@
-//! `ratectl top`: a pod, live, on a terminal.
+//! `ratectl top`: shows a pod live on a terminal.
 //!
-//! A thread asks the pod at each interval; this one draws what came and listens to the keyboard, so
-//! that a pod that hangs holds up neither.
+//! One thread asks the pod at each interval; this one draws the answers and reads the keyboard, so
+//! that a pod that hangs blocks neither.
 
 mod draw;
 mod svg;
@@ -40,22 +40,19 @@ Examples:
   ratectl top --debug 10.0.0.7:6070 --interval 500ms
   ratectl top --once";
 
-/// What the keyboard is listened to at once: a new look is drawn so much late at most.
+/// Time for which the keyboard is polled at once, and so the maximum delay of a redraw.
 const LISTEN: Duration = Duration::from_millis(50);
 
-/// From a signal to the end. Whoever reads a terminal that has gone away reads for ever.
+/// Maximum time from a signal to the end. A read from a terminal that has gone away never returns.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// From a failure of the terminal to the signal that says that it has gone away.
-const HANGUP_MAX: Duration = Duration::from_millis(500);
-
-/// What the terminal's restoring may take when a second signal ends the process.
+/// Maximum time for restoring the terminal when a second signal ends the process.
 const RESTORE_MAX: Duration = Duration::from_millis(500);
 
-/// The screen where there is no terminal.
+/// Size of the screen without a terminal.
 const PAPER: Rect = Rect { x: 0, y: 0, width: 110, height: 34 };
 
-/// Looks of one run with `--samples`.
+/// Maximum number of samples of one run with `--samples`.
 const SAMPLES_MAX: i64 = 100_000;
 
 /// Flags of `top`.
@@ -80,13 +77,13 @@ pub struct TopFlags {
     out: OutFlags,
 }
 
-/// What a look gave.
+/// The result of one sample.
 type Look = Result<Value, Trouble>;
 
-/// Shows the pod until the user has seen enough.
+/// Shows the pod until the user quits.
 pub(super) fn run(flags: TopFlags, out: &mut Out) -> Ended {
     let mut view = View::of(flags.pod.server().to_string());
-    // Whoever is not there at the beginning is a trouble; later it shows on the screen.
+    // A pod that is unreachable at the start is an error; later, the screen shows it.
     view.take(Pod::read(&flags.pod.ask()?));
     let is_live = !flags.once && io::stdout().is_terminal() && io::stdin().is_terminal();
     if flags.out.json {
@@ -99,7 +96,8 @@ pub(super) fn run(flags: TopFlags, out: &mut Out) -> Ended {
     }
 }
 
-/// One line of JSON a look, until nobody reads any more or, with `--once`, there were enough.
+/// Prints one line of JSON per sample, until the reader closes the pipe or, with `--once`, after
+/// enough samples.
 fn print_looks(flags: &TopFlags, mut view: View, out: &mut Out) -> Ended {
     for look in 1_u32.. {
         thread::sleep(flags.interval);
@@ -117,7 +115,7 @@ fn print_looks(flags: &TopFlags, mut view: View, out: &mut Out) -> Ended {
     Ok(Outcome::Good)
 }
 
-/// One screen as text.
+/// Prints one screen as text.
 fn print_once(flags: &TopFlags, mut view: View, out: &mut Out) -> Ended {
     for _ in 1..flags.samples {
         thread::sleep(flags.interval);
@@ -137,8 +135,8 @@ fn print_once(flags: &TopFlags, mut view: View, out: &mut Out) -> Ended {
     Ok(Outcome::Good)
 }
 
-/// Asks the pod at each interval until nobody listens. A look that nobody has taken yet gives way
-/// to none: the next is as good.
+/// Asks the pod at each interval until the receiver is gone. If the previous sample has not been
+/// received yet, the new one is dropped; the next will replace it.
 fn look_on(pod: &PodFlags, interval: Duration, looks: &SyncSender<Look>) {
     loop {
         thread::sleep(interval);
@@ -148,7 +146,7 @@ fn look_on(pod: &PodFlags, interval: Duration, looks: &SyncSender<Look>) {
     }
 }
 
-/// The terminal, ours until it is dropped: it is as it was then, also after a panic or a signal.
+/// Holds the terminal; dropping it restores the previous state, also after a panic or a signal.
 struct Screen {
     terminal: DefaultTerminal,
 }
@@ -195,7 +193,8 @@ impl Screen {
     }
 }
 
-/// What ends the process when it hangs in a terminal that takes or gives nothing any more.
+/// Restores the terminal from outside the main thread, for when that hangs on a terminal that no
+/// longer responds.
 fn restore_at_once() {
     let (restored, wait) = sync_channel(1);
     thread::spawn(move || {
@@ -207,12 +206,12 @@ fn restore_at_once() {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Nothing more can be done where it fails.
+        // A failure here cannot be handled.
         let _ = ratatui::try_restore();
     }
 }
 
-/// Whether there was a look.
+/// Takes the next sample, if there is one; returns whether there was.
 fn take_looks(looks: &Receiver<Look>, view: &mut View) -> bool {
     let Ok(look) = looks.try_recv() else { return false };
     match look {
@@ -222,7 +221,7 @@ fn take_looks(looks: &Receiver<Look>, view: &mut View) -> bool {
     true
 }
 
-/// What the keyboard said.
+/// The input from the keyboard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Heard {
     Nothing,

@@ -1,4 +1,4 @@
-//! One request under way, and what of its answer is looked at.
+//! One request in flight, and the parts of its answer that are read.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -9,7 +9,7 @@ use h2::client::ResponseFuture;
 use http::{HeaderMap, StatusCode};
 use ratelease_engine::time::Time;
 
-/// Bytes of an answer at most. A verdict on 64 descriptors takes a few thousand.
+/// Maximum bytes of an answer. A verdict on 64 descriptors takes a few thousand.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 /// A request whose answer is awaited.
@@ -24,23 +24,23 @@ enum Stage {
     Body(RecvStream),
 }
 
-/// How a request was answered.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// To let pass.
+    /// The request may pass.
     Ok,
-    /// To refuse.
+    /// The request is denied.
     OverLimit,
-    /// Not with a verdict.
+    /// There was no verdict.
     Failed(Failure),
 }
 
-/// Why there is no verdict.
+/// The reason why there is no verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Failure {
-    /// gRPC said so, with this code.
+    /// gRPC returned an error with this code.
     Grpc(u16),
-    /// HTTP said so, or the answer is not gRPC's.
+    /// HTTP returned an error with this status, or the answer is not gRPC.
     NotGrpc(u16),
     /// An answer without an overall code, or one that does not decode.
     NoVerdict,
@@ -48,9 +48,9 @@ pub(super) enum Failure {
     Reset,
     /// The connection ended.
     Lost,
-    /// The run ended first.
+    /// The run ended before the answer arrived.
     Unanswered,
-    /// No stream came free in time for it to be sent.
+    /// No stream became free in time to send the request.
     Unsent,
 }
 
@@ -61,12 +61,12 @@ impl Call {
         Self { due, stage: Stage::Head(response), message: Bytes::new() }
     }
 
-    /// When the request was to be sent.
+    /// Returns when the request was due.
     pub(super) fn due(&self) -> Time {
         self.due
     }
 
-    /// Adds to what there is of the message. It comes in one piece unless it is very long.
+    /// Appends to the message. It arrives in one piece unless it is very long.
     fn take_in(&mut self, data: Bytes) {
         if self.message.is_empty() {
             self.message = data;
@@ -116,7 +116,7 @@ impl Future for Call {
     }
 }
 
-/// What the head alone says: that there is no answer behind it.
+/// Returns the result if the head alone decides it, because no message follows.
 fn refusal(status: StatusCode, headers: &HeaderMap) -> Option<Outcome> {
     match code(headers) {
         Some(0) | None if status == StatusCode::OK => None,
@@ -141,8 +141,8 @@ fn code(headers: &HeaderMap) -> Option<u16> {
     headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }
 
-/// `RateLimitResponse.overall_code`, field 1, behind gRPC's prefix. Every encoder in use writes
-/// fields in their order, so that it comes first.
+/// Returns `RateLimitResponse.overall_code`, field 1, from a message with gRPC's prefix. Every
+/// encoder in use writes fields in order, so this field is first.
 fn overall_code(message: &[u8]) -> Option<u8> {
     const OVERALL_CODE: u8 = 1 << 3;
     match message {

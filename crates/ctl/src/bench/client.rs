@@ -1,4 +1,4 @@
-//! One connection, driven by one task: what arrives, what is due, what goes out.
+//! One connection, driven by one task, which reads answers and sends the requests that are due.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -24,10 +24,10 @@ use super::request::Requests;
 use super::schedule::{Schedule, Span};
 use super::tally::Tally;
 
-/// What requests under way are left to be answered in when the run is over.
+/// Time after the end of the run in which requests in flight may still be answered.
 pub(super) const DRAIN_MAX: Duration = Duration::from_secs(2);
 
-/// Between attempts to connect anew.
+/// Pause between attempts to reconnect.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What all connections of a run share.
@@ -39,22 +39,22 @@ pub(super) struct Shared {
     pub(super) clock: Clock,
     /// One for each connection.
     pub(super) seats: Vec<Seat>,
-    /// When the run was stopped before its time, in nanoseconds; `u64::MAX` while it was not.
+    /// When the run was stopped early, in nanoseconds; `u64::MAX` if it was not.
     pub(super) stopped_at: AtomicU64,
 }
 
-/// How others see a connection.
+/// The state of a connection that other threads use.
 #[derive(Default)]
 pub(super) struct Seat {
-    /// Wakes it.
+    /// Wakes the connection's task.
     pub(super) due: AtomicWaker,
-    /// Requests with a verdict so far, those of the warm-up too.
+    /// Number of requests with a verdict so far, including the warm-up.
     pub(super) answered: AtomicU64,
-    /// Requests without.
+    /// Number of requests without a verdict.
     pub(super) failed: AtomicU64,
 }
 
-/// One connection's side of the run.
+/// One connection's part of the run.
 pub(super) struct Client {
     shared: Arc<Shared>,
     index: usize,
@@ -64,21 +64,21 @@ pub(super) struct Client {
     tally: Tally,
 }
 
-/// An open connection with its requests under way.
+/// An open connection with its requests in flight.
 struct Exchange {
     send: SendRequest<Bytes>,
     connection: Connection<Box<dyn Socket>, Bytes>,
     calls: FuturesUnordered<Call>,
-    /// The server takes no more requests on it.
+    /// The server accepts no more requests on this connection.
     is_closing: bool,
 }
 
-/// What came of a connection.
+/// Why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ended {
     /// The run is over.
     Over,
-    /// The server has asked it to go, and everything was answered.
+    /// The server closed it gracefully, and every request was answered.
     Gone,
     /// It broke.
     Lost,
@@ -87,18 +87,18 @@ enum Ended {
 // === impl Shared ===
 
 impl Shared {
-    /// Ends the run at `now` unless it ends before. What is under way may still be answered.
+    /// Ends the run at `now` unless it ends earlier. Requests in flight may still be answered.
     pub(super) fn stop(&self, now: Time) {
         self.stopped_at.fetch_min(now.nanos(), Ordering::Relaxed);
         self.wake();
     }
 
-    /// Has every connection look at what there is to do.
+    /// Wakes the tasks of all connections.
     pub(super) fn wake(&self) {
         self.seats.iter().for_each(|seat| seat.due.wake());
     }
 
-    /// The run's end, where it should have ended at `end`.
+    /// Returns when the run ends; `end` is when it should end.
     pub(super) fn end(&self, end: Time) -> Time {
         end.min(Time::from_nanos(self.stopped_at.load(Ordering::Relaxed)))
     }
@@ -123,7 +123,7 @@ impl Client {
         })
     }
 
-    /// Loads the target until the run is over, on `link` and, where that ends, on new ones.
+    /// Sends load until the run is over: on `link` and, if that ends, on new connections.
     pub(super) async fn run(mut self, link: Link) -> Tally {
         let end = self.shared.clock.instant(self.span.end + DRAIN_MAX);
         let mut link = Some(link);
@@ -149,7 +149,7 @@ impl Client {
         self.tally
     }
 
-    /// A new connection, as soon as there is one; none once the run is over.
+    /// Returns a new connection, retrying until there is one; `None` once the run is over.
     async fn connect(&mut self) -> Option<Link> {
         while !self.schedule.is_over(self.shared.clock.now()) {
             self.heed_stop();
@@ -161,7 +161,7 @@ impl Client {
         None
     }
 
-    /// Where the run was stopped, nothing is due from then on.
+    /// If the run was stopped, ends the schedule then.
     fn heed_stop(&mut self) {
         self.span.end = self.shared.end(self.span.end);
         self.schedule.end_at(self.span.end);
@@ -190,15 +190,15 @@ impl Exchange {
         Self { send, connection, calls: FuturesUnordered::new(), is_closing: false }
     }
 
-    /// Ready once there is no more to be had of this connection.
+    /// Ready once this connection can do no more for the run.
     fn poll(&mut self, client: &mut Client, cx: &mut Context<'_>) -> Poll<Ended> {
         let shared = Arc::clone(&client.shared);
         if let Some(seat) = shared.seats.get(client.index) {
-            // Before looking at what is due: from here on no beat is missed.
+            // Registered before checking what is due, so that no wake-up is missed.
             seat.due.register(cx.waker());
         }
         loop {
-            // Writes what was begun below, all of it at once, and reads what there is.
+            // Writes at once all requests that were begun below, and reads what has arrived.
             let ended = Pin::new(&mut self.connection).poll(cx);
             let mut broke = matches!(ended, Poll::Ready(Err(_)));
             while let Poll::Ready(Some((due, outcome))) = self.calls.poll_next_unpin(cx) {
@@ -227,7 +227,7 @@ impl Exchange {
         }
     }
 
-    /// Sends what is due as far as there are streams. Whether anything was sent.
+    /// Sends the requests that are due, as far as streams are free. Returns whether it sent any.
     fn begin(&mut self, client: &mut Client, now: Time, cx: &mut Context<'_>) -> bool {
         while let Some(due) = client.schedule.give_up(now) {
             client.settle(due, Outcome::Failed(Failure::Unsent));
@@ -242,13 +242,13 @@ impl Exchange {
             let head = client.shared.head.clone();
             let sent = ready.and_then(|()| self.send.send_request(head, false));
             let Ok((response, mut body)) = sent else {
-                // The request stays due, for the next connection.
+                // The request remains due, for the next connection.
                 self.is_closing = true;
                 break;
             };
             client.schedule.advance();
             self.calls.push(Call::new(due, response));
-            // Should it fail, the answer says so.
+            // If this fails, the answer reports it.
             let _ = body.send_data(message, true);
         }
         self.calls.len() > before

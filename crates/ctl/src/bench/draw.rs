@@ -1,12 +1,12 @@
-//! Which key comes next: numbers from a seed, skewed as Zipf has it.
+//! Draws the key of the next request: seeded random numbers with a Zipf distribution.
 
-/// Numbers from a seed: splitmix64 (Steele, Lea and Flood 2014). Good enough to draw keys, and one
-/// line.
+/// Seeded random numbers: splitmix64 (Steele, Lea and Flood 2014), which is good enough to draw
+/// keys and takes one line.
 #[derive(Debug, Clone)]
 pub(super) struct Dice(u64);
 
 /// Draws a rank from 0 with weight 1/(rank + 1)^s, in constant time: Walker's alias method, where
-/// each column holds one rank's weight and fills up with another's.
+/// each column holds one rank's weight and is filled up with weight of another rank.
 #[derive(Debug)]
 pub(super) struct Zipf {
     columns: Vec<Column>,
@@ -14,18 +14,18 @@ pub(super) struct Zipf {
 
 #[derive(Debug, Clone, Copy)]
 struct Column {
-    /// Of 2^32 coins, those that stay with the column's own rank.
+    /// Number of coins, of 2^32, that select the column's own rank.
     own: u32,
     other: u32,
 }
 
-/// The lower half of a number.
+/// Mask of the lower half of a number.
 const COIN: u64 = u32::MAX as u64;
 
 // === impl Dice ===
 
 impl Dice {
-    /// Dice of their own for each `index`.
+    /// Makes the generator for `index`; each index has a sequence of its own.
     pub(super) fn new(seed: u64, index: u32) -> Self {
         let mut dice = Self(seed ^ u64::from(index).rotate_left(32));
         dice.roll();
@@ -46,7 +46,7 @@ impl Zipf {
     pub(super) fn new(ranks: u32, skew: f64) -> Self {
         let weights: Vec<f64> = (1..=ranks).map(|rank| f64::from(rank).powf(-skew)).collect();
         let total: f64 = weights.iter().sum();
-        // Scaled so that a column holds 1.
+        // Scaled so that a column holds a weight of 1.
         let mut left: Vec<f64> = weights.iter().map(|w| w / total * f64::from(ranks)).collect();
         let mut columns: Vec<Column> =
             (0..ranks).map(|rank| Column { own: u32::MAX, other: rank }).collect();
@@ -65,11 +65,12 @@ impl Zipf {
         Self { columns }
     }
 
-    /// A rank, below as many as there are.
+    /// Draws a rank; it is below the number of ranks.
     pub(super) fn draw(&self, dice: &mut Dice) -> usize {
         let roll = dice.roll();
         let at = ((roll >> 32) * self.columns.len() as u64) >> 32;
-        // Below the number of columns, which is at most 2^32: the product was shifted by that.
+        // The product was shifted so that this is below the number of columns, which is at most
+        // 2^32.
         #[allow(clippy::cast_possible_truncation, reason = "an index")]
         let at = at as usize;
         let Some(column) = self.columns.get(at) else { return 0 };
@@ -102,8 +103,8 @@ mod tests {
             let total: f64 = weights.iter().sum();
             for (rank, (drawn, weight)) in drawn(ranks, skew).iter().zip(&weights).enumerate() {
                 let expected = weight / total * f64::from(DRAWS);
-                // Five standard deviations of a Poisson count, which five in a million exceed; the
-                // seed is fixed.
+                // Five standard deviations of a Poisson count, which a count exceeds in five of a
+                // million cases; the seed is fixed.
                 let far = (drawn - expected).abs() > 5.0 * expected.sqrt() + 5.0;
                 assert!(!far, "{ranks} ranks, skew {skew}, rank {rank}: {drawn} for {expected}");
             }

@@ -1,4 +1,4 @@
-//! The command line of `bench load`, and the plan that it comes to.
+//! The command line of `bench load`, and the plan that results from it.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use ratelease_rules::duration::parse_duration;
 
 use super::request::Shape;
 
-/// The most of each that one run has. Each is far above what a machine can make use of.
+/// Upper bounds of the flags. Each is far above what one machine can use.
 const CONNECTIONS_MAX: i64 = 1024;
 const STREAMS_MAX: i64 = 10_000;
 const THREADS_MAX: i64 = 64;
 const KEYS_MAX: i64 = 1_000_000;
 const RATE_MAX: i64 = 1_000_000;
 
-/// Bounds of a request that our own server has too.
+/// Bounds of a request's descriptors and entries.
 const DESCRIPTORS_MAX: i64 = 64;
 const ENTRIES_MAX: i64 = 32;
 
-/// The steepest skew: above it nearly every request is for the first key.
+/// Maximum skew: above it nearly every request is for the first key.
 const ZIPF_MAX: f64 = 10.0;
 
-/// Longer runs are several runs.
+/// Maximum duration of a run; a longer measurement takes several runs.
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) const NOTES: &str = "\
@@ -91,16 +91,16 @@ pub struct LoadFlags {
     pub(super) out: OutFlags,
 }
 
-/// A run, checked.
+/// A run whose flags have been checked.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) target: Target,
     pub(super) connections: u32,
-    /// Under way on each connection at most.
+    /// Maximum number of requests in flight on each connection.
     pub(super) streams: usize,
-    /// Requests a second in all; `None` for a closed loop.
+    /// Requests a second over all connections; `None` for a closed loop.
     pub(super) rate: Option<u32>,
-    /// At most as many as connections.
+    /// Number of threads, at most the number of connections.
     pub(super) threads: u32,
     pub(super) shape: Shape,
     pub(super) zipf: f64,
@@ -133,11 +133,11 @@ fn span_above_zero(text: &str) -> Result<Duration, String> {
 // === impl LoadFlags ===
 
 impl LoadFlags {
-    /// What they mean together.
+    /// Checks the flags together and returns the plan.
     ///
     /// # Errors
     ///
-    /// One line: which flags cannot go together, and what to set instead.
+    /// One line that says which flags cannot be combined, and what to set instead.
     pub(super) fn plan(self) -> Result<Plan, String> {
         let Self { connections, threads, keys, descriptors, .. } = self;
         if threads > connections {

@@ -1,4 +1,4 @@
-//! Bytes to and from the server.
+//! Connects to the server over HTTP/2.
 
 use std::io;
 
@@ -8,21 +8,21 @@ use ratelease_cli::target::Target;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// What a server may send ahead of our reading it, on a connection and on a stream: so much that
-/// answers of a few dozen bytes never wait for it.
+/// Window of a connection and of a stream: the bytes that a server may send before they are read.
+/// It is so large that answers of a few dozen bytes never wait for it.
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 24;
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// Both kinds of socket.
+/// A TCP or a Unix socket.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send> Socket for S {}
 
-/// A connection, and what sends requests on it. The connection has to be polled for anything to go
-/// out or come in.
+/// A connection and its request sender. Nothing is sent or received unless the connection is
+/// polled.
 pub(super) type Link = (SendRequest<Bytes>, Connection<Box<dyn Socket>, Bytes>);
 
-/// What to send `target` as `:authority`.
+/// Returns the `:authority` for requests to `target`.
 pub(super) fn authority(target: &Target) -> &str {
     match target {
         Target::Tcp(address) => address,
@@ -30,7 +30,8 @@ pub(super) fn authority(target: &Target) -> &str {
     }
 }
 
-/// Connects to `target` and sends HTTP/2's greeting. Nothing says yet that the server speaks it.
+/// Connects to `target` and sends the HTTP/2 preface. Success does not mean that the server speaks
+/// HTTP/2.
 pub(super) async fn connect(target: &Target) -> io::Result<Link> {
     let socket: Box<dyn Socket> = match target {
         Target::Tcp(address) => {

@@ -1,5 +1,5 @@
-//! Wakes connections when a request is due, finer than the runtime's timer, which counts whole
-//! milliseconds.
+//! Wakes connections when a request is due, more precisely than the runtime's timer, which counts
+//! whole milliseconds.
 
 use std::thread;
 
@@ -8,16 +8,16 @@ use ratelease_engine::time::Clock;
 use super::client::Seat;
 use super::schedule::{Pace, Span};
 
-/// The kernel may round a thread's sleep up by this many nanoseconds; 50 000 unless told otherwise.
+/// Nanoseconds by which the kernel may round up a thread's sleep; the default is 50 000.
 const TIMER_SLACK_NANOS: &str = "1";
 
-/// Asks the kernel to wake threads on time, this one and those that it starts from here on. It
-/// need not: requests are sent some 50 µs late then, which counts as latency.
+/// Asks the kernel to wake this thread, and those that it starts from now on, on time. If the
+/// kernel refuses, requests are sent some 50 µs late, which counts as latency.
 pub(super) fn sharpen() {
     let _ = std::fs::write("/proc/self/timerslack_ns", TIMER_SLACK_NANOS);
 }
 
-/// Beats until the run's end: connection after connection, each when its next request is due.
+/// Runs until the end of the run: wakes each connection in turn when its next request is due.
 pub(super) fn beat(seats: &[Seat], pace: Pace, span: Span, clock: Clock) {
     for turn in 0.. {
         for (seat, index) in seats.iter().zip(0..) {

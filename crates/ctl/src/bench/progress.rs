@@ -1,4 +1,4 @@
-//! How far a run has come: one line on a terminal, nothing elsewhere.
+//! Shows the progress of a run: one line on a terminal, nothing elsewhere.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -11,13 +11,13 @@ use super::schedule::Span;
 use crate::meter::{Meter, bar};
 use crate::signals::Signals;
 
-/// Between two looks at whether it is over.
+/// Time between checks of whether the run is over.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Looks that the line is drawn at.
+/// The line is redrawn once in this many checks.
 const DRAWN_EACH: u32 = 10;
 
-/// The line of one run.
+/// The progress line of one run.
 pub(super) struct Progress<'a> {
     shared: &'a Shared,
     span: Span,
@@ -31,10 +31,11 @@ impl<'a> Progress<'a> {
         Self { shared, span, meter: Meter::stderr() }
     }
 
-    /// Returns once `is_over` says so. At a signal, which is given then, it stops the run first.
+    /// Returns once `is_over` returns true. If a signal arrives, stops the run first and returns
+    /// the signal.
     pub(super) fn follow(self, signals: &Signals, is_over: impl Fn() -> bool) -> Option<Interrupt> {
         let mut interrupted = None;
-        // Nothing to draw and nothing to end before that.
+        // Without a terminal there is nothing to draw before the end.
         if !self.meter.is_seen() {
             interrupted = signals.wait(self.span.end.since(self.shared.clock.now()));
         }

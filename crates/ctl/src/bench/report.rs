@@ -1,4 +1,4 @@
-//! What a run comes to, for people and as JSON.
+//! The report of a run, as text and as JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,11 +12,11 @@ use super::call::Failure;
 use super::flags::Plan;
 use super::tally::Tally;
 
-/// The figures of a run with what was asked for. Its fields are those of the JSON.
+/// The results of a run, with its parameters. The fields are those of the JSON.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Report {
     target: String,
-    /// Requests a second that were asked for; null for a closed loop.
+    /// Requests a second, as asked for; null for a closed loop.
     rate: Option<u32>,
     connections: u32,
     streams: usize,
@@ -28,23 +28,23 @@ pub(super) struct Report {
     entries: u32,
     seed: u64,
     warmup_seconds: f64,
-    /// That were measured: fewer than asked for if a signal came.
+    /// Measured time: shorter than asked for if a signal stopped the run.
     seconds: f64,
     #[serde(serialize_with = "as_flag")]
     interrupted: Option<Interrupt>,
     requests: u64,
-    /// Requests with a verdict, a second.
+    /// Requests with a verdict per second.
     requests_per_second: f64,
     ok: u64,
     over_limit: u64,
-    /// Requests without a verdict, by gRPC code or what happened instead.
+    /// Requests without a verdict, by gRPC code or by what happened instead.
     errors: BTreeMap<String, u64>,
     connections_lost: u64,
     latency_us: Latency,
 }
 
-/// Microseconds from when a request was due, in an open loop, or sent, in a closed one, to its
-/// whole answer.
+/// Microseconds to the whole answer: in an open loop from when a request was due, in a closed loop
+/// from when it was sent.
 #[derive(Debug, Clone, Serialize)]
 struct Latency {
     mean: f64,
@@ -63,7 +63,8 @@ fn as_flag<S: Serializer>(interrupted: &Option<Interrupt>, to: S) -> Result<S::O
 // === impl Report ===
 
 impl Report {
-    /// Of a run that counted `tally` in `measured`, and was `interrupted` or was not.
+    /// Makes the report of a run that counted `tally` during `measured`; `interrupted` if a signal
+    /// stopped it.
     pub(super) fn new(
         plan: &Plan,
         tally: &Tally,
@@ -89,7 +90,7 @@ impl Report {
             seconds: measured.as_secs_f64(),
             interrupted,
             requests: tally.requests(),
-            // Nothing is measured where the warm-up is interrupted.
+            // If the warm-up is interrupted, nothing was measured.
             requests_per_second: verdicts as f64
                 / measured.max(Duration::from_nanos(1)).as_secs_f64(),
             ok: tally.ok,
@@ -107,13 +108,13 @@ impl Report {
         }
     }
 
-    /// Good where every request got a verdict, and there were some.
+    /// Returns `Good` if every request got a verdict and there was at least one.
     pub(super) fn outcome(&self) -> Outcome {
         let is_good = self.requests > 0 && self.errors.is_empty() && self.connections_lost == 0;
         self.interrupted.map_or(Outcome::good_if(is_good), Outcome::Interrupted)
     }
 
-    /// In one line.
+    /// Returns the report as one line of JSON.
     pub(super) fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }

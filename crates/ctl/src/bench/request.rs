@@ -1,7 +1,7 @@
-//! Requests, encoded once before the run.
+//! Encodes requests, once, before the run.
 //!
-//! Written by hand, since only `grpc/wire.rs` names Envoy's types, and since a run needs five field
-//! numbers of them. A test reads them back with Envoy's own.
+//! The encoding is written by hand because only `grpc/wire.rs` names Envoy's types, and because a
+//! run needs only five of their field numbers. A test decodes the requests with Envoy's types.
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Uri, Version, header};
@@ -11,44 +11,44 @@ use super::link::authority;
 
 const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Bytes of all requests of a run at most.
+/// Maximum bytes of all requests of a run.
 const BYTES_MAX: u64 = 512 << 20;
 
-/// gRPC's prefix of a message: a flag for compression, and four bytes of length.
+/// Length of the prefix of a gRPC message: a flag for compression, and four bytes of length.
 const PREFIX_BYTES: usize = 5;
 
-/// Fields of protobuf: number << 3 | 2, the wire type of strings and messages.
+/// Protobuf tags: field number << 3 | 2, the wire type of strings and messages.
 const REQUEST_DOMAIN: u8 = 1 << 3 | 2;
 const REQUEST_DESCRIPTOR: u8 = 2 << 3 | 2;
 const DESCRIPTOR_ENTRY: u8 = 1 << 3 | 2;
 const ENTRY_KEY: u8 = 1 << 3 | 2;
 const ENTRY_VALUE: u8 = 2 << 3 | 2;
 
-/// What requests look like.
+/// The parameters of requests.
 #[derive(Debug, Clone)]
 pub(super) struct Shape {
     pub(super) domain: String,
-    /// Distinct requests, and distinct values of the last entry.
+    /// Number of distinct requests, and of distinct values of the last entry.
     pub(super) keys: u32,
-    /// Of a request; at most as many as keys.
+    /// Descriptors per request; at most `keys`.
     pub(super) descriptors: u32,
-    /// Of a descriptor.
+    /// Entries per descriptor.
     pub(super) entries: u32,
 }
 
-/// One gRPC message for each key, all in one piece of memory.
+/// One gRPC message for each key, in one allocation.
 #[derive(Debug)]
 pub(super) struct Requests {
     all: Bytes,
-    /// Where each ends.
+    /// The offset at which each message ends.
     ends: Vec<u32>,
 }
 
-/// The head of every request.
+/// Returns the head of every request.
 ///
 /// # Errors
 ///
-/// The target's name cannot stand in a URL.
+/// The target's name is not valid in a URL.
 pub(super) fn head(target: &Target) -> Result<Request<()>, String> {
     let uri = Uri::builder().scheme("http").authority(authority(target)).path_and_query(PATH);
     let uri = uri.build().map_err(|error| format!("{target} cannot be asked: {error}"))?;
@@ -68,7 +68,7 @@ pub(super) fn head(target: &Target) -> Result<Request<()>, String> {
 impl Requests {
     /// # Errors
     ///
-    /// They would take too much memory.
+    /// The requests would take too much memory.
     pub(super) fn encode(shape: &Shape) -> Result<Self, String> {
         let one = message(shape, 0).len() as u64;
         let bytes = one * u64::from(shape.keys);
@@ -91,7 +91,7 @@ impl Requests {
         Ok(Self { all: all.into(), ends })
     }
 
-    /// The message for the key `at`; empty where there is none.
+    /// Returns the message for the key `at`; empty if there is none.
     pub(super) fn get(&self, at: usize) -> Bytes {
         let Some(end) = self.ends.get(at) else { return Bytes::new() };
         let start = at.checked_sub(1).and_then(|before| self.ends.get(before)).unwrap_or(&0);
@@ -99,11 +99,12 @@ impl Requests {
     }
 }
 
-/// A `RateLimitRequest` behind gRPC's prefix.
+/// Encodes a `RateLimitRequest` with gRPC's prefix.
 fn message(shape: &Shape, key: u32) -> Vec<u8> {
     let mut message = Vec::new();
     text(&mut message, REQUEST_DOMAIN, &shape.domain);
-    // Descriptors lie evenly apart in the ranks, so that no two of a request are for one key.
+    // The descriptors of a request are spaced evenly over the ranks, so that no two are for one
+    // key.
     let apart = shape.keys / shape.descriptors.max(1);
     for descriptor in 0..shape.descriptors {
         let key =
@@ -179,7 +180,7 @@ mod tests {
 
     #[test]
     fn envoy_reads_what_is_written() {
-        // Long enough for a length of two bytes.
+        // Long enough that the length takes two bytes.
         let domain = "d".repeat(300);
         let shape = Shape { domain: domain.clone(), keys: 12, descriptors: 3, entries: 4 };
         let mut seen = HashSet::new();

@@ -1,4 +1,5 @@
-//! A run: a trial, connections on threads, all at once, and the counts together.
+//! Executes a run: a trial, then connections on several threads that start together, then the sum
+//! of their counts.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -25,17 +26,17 @@ use super::trial;
 use crate::meter::Meter;
 use crate::signals::Signals;
 
-/// From the word to begin to the first request, so that every thread has heard it.
+/// Time from the start signal to the first request, so that every thread has received the signal.
 const HEAD_START: Duration = Duration::from_millis(20);
 
-/// A thread's end of a run: its connections' counts.
+/// A thread of a run; returns the counts of its connections.
 type Worker = JoinHandle<Result<Tally, String>>;
 
-/// Carries out `plan`, or as much of it as there is time for until a signal comes.
+/// Executes `plan`, until its end or until a signal arrives.
 ///
 /// # Errors
 ///
-/// One line: why the run could not begin, and what to do.
+/// One line that says why the run could not begin, and what to do.
 pub(super) fn run(plan: Plan) -> Result<Report, String> {
     let shared = Arc::new(prepare(plan)?);
     let Plan { connections, threads, rate, warmup, duration, .. } = shared.plan;
@@ -80,7 +81,7 @@ fn prepare(plan: Plan) -> Result<Shared, String> {
     })
 }
 
-/// One thread: connects, says so, waits for the word and drives its connections.
+/// The work of one thread: connects, reports that, waits for the start and drives its connections.
 fn work(
     shared: &Arc<Shared>,
     seats: &[u32],
@@ -93,7 +94,7 @@ fn work(
             Ok(links) => (Ok(()), links),
             Err(reason) => (Err(reason), Vec::new()),
         };
-        // Nobody listens any more where another thread has failed to connect.
+        // The receiver is gone if another thread has failed to connect.
         let _ = ready.send(said);
         let Ok(span) = begun.wait_for(Option::is_some).await.map(|span| *span) else {
             return Tally::new();

@@ -1,45 +1,45 @@
-//! When requests are due.
+//! Computes when requests are due.
 
 use std::time::Duration;
 
 use ratelease_engine::time::Time;
 
-/// Requests that are due and not sent, on one connection, at most. Those beyond are given up, and
-/// counted with the time that they waited.
+/// Maximum number of requests per connection that are due but not sent. Further ones are given up,
+/// and counted with the time that they waited.
 const BACKLOG_MAX: u64 = 100_000;
 
 const NANOS_A_SECOND: u128 = 1_000_000_000;
 
-/// The run's times.
+/// Start, warm-up and end of the run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Span {
     pub(super) start: Time,
-    /// Requests due from here on are measured.
+    /// Requests that are due from here on are measured.
     pub(super) warm: Time,
-    /// None is due from here on.
+    /// No request is due from here on.
     pub(super) end: Time,
 }
 
-/// A number of connections that send in turn, so many requests a second in all.
+/// The pace of an open loop: connections send in turn, at a total rate in requests a second.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pace {
     pub(super) rate: u32,
     pub(super) connections: u32,
 }
 
-/// What one connection has to send, and when.
+/// The requests of one connection, and when they are due.
 #[derive(Debug)]
 pub(super) struct Schedule {
     span: Span,
-    /// The pace, this connection's turn, and how many of its requests are sent; `None` where a
-    /// request is due whenever there is a stream for it.
+    /// The pace, this connection's index, and the number of its requests sent so far. `None` for a
+    /// closed loop, where a request is due whenever a stream is free.
     open: Option<(Pace, u32, u64)>,
 }
 
 // === impl Pace ===
 
 impl Pace {
-    /// From the start to the request `turn` of the connection `index`.
+    /// Returns the time from the start to request number `turn` of the connection `index`.
     pub(super) fn after(self, index: u32, turn: u64) -> Duration {
         let at = u128::from(turn) * u128::from(self.connections) + u128::from(index);
         let nanos = at * NANOS_A_SECOND / u128::from(self.rate.max(1));
@@ -50,30 +50,30 @@ impl Pace {
 // === impl Schedule ===
 
 impl Schedule {
-    /// That of the connection `index`.
+    /// Makes the schedule of the connection `index`.
     pub(super) fn new(span: Span, pace: Option<Pace>, index: u32) -> Self {
         Self { span, open: pace.map(|pace| (pace, index, 0)) }
     }
 
-    /// Nothing is due from `end` on.
+    /// Ends the schedule: nothing is due from `end` on.
     pub(super) fn end_at(&mut self, end: Time) {
         self.span.end = end;
     }
 
-    /// When the next request was to be sent, if that is by now.
+    /// Returns when the next request was due, if it is due at `now`.
     pub(super) fn due(&self, now: Time) -> Option<Time> {
         let due = self.next(now);
         (due <= now && due < self.span.end).then_some(due)
     }
 
-    /// Takes it that the next request is sent.
+    /// Records that the next request was sent.
     pub(super) fn advance(&mut self) {
         if let Some((_, _, sent)) = &mut self.open {
             *sent += 1;
         }
     }
 
-    /// Gives up the next request if too many wait behind it. When it was due.
+    /// Gives up the next request if too many wait behind it, and returns when it was due.
     pub(super) fn give_up(&mut self, now: Time) -> Option<Time> {
         let (pace, index, sent) = self.open?;
         let last_kept = self.span.start + pace.after(index, sent + BACKLOG_MAX);
@@ -85,7 +85,7 @@ impl Schedule {
         Some(due)
     }
 
-    /// Whether nothing is left to send.
+    /// Returns whether there is nothing left to send.
     pub(super) fn is_over(&self, now: Time) -> bool {
         self.next(now) >= self.span.end
     }
@@ -129,7 +129,7 @@ mod tests {
         let mut all = Vec::new();
         for index in 0..3 {
             let mut schedule = Schedule::new(span(), Some(pace), index);
-            // Long after the end: what was due before it still is.
+            // Long after the end, requests that were due before it are still due.
             while let Some(due) = schedule.due(at(9000)) {
                 all.push(due);
                 schedule.advance();

@@ -1,4 +1,4 @@
-//! What happened, counted.
+//! Counts the results of requests.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,21 +7,21 @@ use hdrhistogram::Histogram;
 
 use super::call::{Failure, Outcome};
 
-/// Latencies are told apart from 100 ns up, to three digits; what takes longer than a day counts as
-/// a day.
+/// Range of the latency histogram: from 100 ns, with three digits, to a day; longer latencies count
+/// as a day.
 const NANOS_MIN: u64 = 100;
 const NANOS_MAX: u64 = 24 * 3600 * 1_000_000_000;
 const DIGITS: u8 = 3;
 
-/// Counts of measured requests.
+/// Counts of the measured requests.
 #[derive(Debug, Clone)]
 pub(super) struct Tally {
     pub(super) ok: u64,
     pub(super) over_limit: u64,
     pub(super) failures: BTreeMap<Failure, u64>,
-    /// Connections that ended before the run did.
+    /// Connections that ended before the run.
     pub(super) lost: u64,
-    /// Of every request, in nanoseconds; what was never answered is in with the time that it
+    /// Latency of every request, in nanoseconds; an unanswered request counts with the time that it
     /// waited.
     pub(super) latency: Histogram<u64>,
 }
@@ -31,7 +31,7 @@ pub(super) struct Tally {
 impl Tally {
     /// # Errors
     ///
-    /// The bounds make no histogram, which they do.
+    /// The histogram's bounds are invalid; they are constants that are valid.
     pub(super) fn new() -> Result<Self, String> {
         let latency = Histogram::new_with_bounds(NANOS_MIN, NANOS_MAX, DIGITS);
         Ok(Self {
@@ -43,7 +43,7 @@ impl Tally {
         })
     }
 
-    /// A request that ended so, after this long.
+    /// Adds a request with this outcome and latency.
     pub(super) fn add(&mut self, outcome: Outcome, latency: Duration) {
         match outcome {
             Outcome::Ok => self.ok += 1,
@@ -53,11 +53,11 @@ impl Tally {
         self.latency.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Takes in what another connection counted.
+    /// Adds the counts of another connection.
     ///
     /// # Errors
     ///
-    /// The histograms do not fit together, which those of one run do.
+    /// The histograms have different bounds; those of one run have the same.
     pub(super) fn merge(&mut self, other: &Self) -> Result<(), String> {
         self.ok += other.ok;
         self.over_limit += other.over_limit;
@@ -68,12 +68,12 @@ impl Tally {
         self.latency.add(&other.latency).map_err(|error| error.to_string())
     }
 
-    /// Requests without a verdict.
+    /// Returns the number of requests without a verdict.
     pub(super) fn failed(&self) -> u64 {
         self.failures.values().sum()
     }
 
-    /// All requests.
+    /// Returns the number of all requests.
     pub(super) fn requests(&self) -> u64 {
         self.ok + self.over_limit + self.failed()
     }

@@ -1,4 +1,4 @@
-//! One request before the run: whether there is a rate limit server at all.
+//! Sends one request before the run, to check that there is a rate limit server.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use super::call::{Call, Failure, Outcome};
 use super::client::Shared;
 use super::link::connect;
 
-/// To connect and be answered in.
+/// Maximum time to connect and get an answer.
 const TRIAL_MAX: Duration = Duration::from_secs(5);
 
-/// gRPC's code for a method that a server does not have.
+/// The gRPC code for a method that a server does not implement.
 const UNIMPLEMENTED: u16 = 12;
 
-/// Sends one request, and takes any answer that a rate limit server may give, errors too.
+/// Sends one request. Accepts any answer that a rate limit server may give, including errors.
 ///
 /// # Errors
 ///
-/// One line: what is there instead, and what to do.
+/// One line that says what answered instead, and what to do.
 pub(super) async fn trial(shared: &Shared) -> Result<(), String> {
     let target = &shared.plan.target;
     match timeout(TRIAL_MAX, ask(shared)).await {
@@ -64,7 +64,7 @@ async fn ask(shared: &Shared) -> Result<(), String> {
     }
 }
 
-/// In words for people.
+/// Describes a failure to connect, with a hint.
 pub(super) fn unreachable(target: &Target, error: &std::io::Error) -> String {
     format!("cannot connect to {target}: {error}; start the server, or correct --target")
 }

@@ -1,4 +1,4 @@
-//! Plays a case and holds the answers to what it expects.
+//! Runs a case and compares the answers with the expected ones.
 
 use ratelease_engine::limiter::Exact;
 use ratelease_engine::verdict::{Modes, Verdict};
@@ -8,31 +8,32 @@ use ratelease_rules::{Lookup, Place, Rules};
 
 use super::{Case, NO_RULE, Status, Step};
 
-/// Keys of a case at most: a file cannot name more descriptors.
+/// Maximum number of keys in a case: a file cannot name more descriptors.
 const KEYS_MAX: usize = 1 << 22;
 
-/// An answer that was not as expected.
+/// An answer that differs from the expected one.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) case: String,
-    /// Of the expectation.
+    /// Place of the expectation.
     pub(super) place: Place,
-    /// What was looked at: `code`, `rule of descriptor 2`.
+    /// The part of the answer that differs: `code`, `rule of descriptor 2`.
     pub(super) what: String,
     pub(super) expected: String,
     pub(super) got: String,
-    /// Which of the step's times, from 1, where it has several.
+    /// Which repetition of the step failed, from 1; `None` if the step is not repeated.
     pub(super) time: Option<u32>,
 }
 
-/// All failures of `case`, in order. Of a step's times only the first failure of each kind counts.
+/// Returns all failures of `case`, in order. Of the repetitions of a step, only the first failure
+/// of each kind is returned.
 pub(super) fn case(rules: &Rules, case: &Case) -> Vec<Failure> {
     let mut server = Exact::new(KEYS_MAX, KeyHasher::new(""), Modes::default());
     let mut failures = Vec::new();
     for step in &case.steps {
         let request = request(step);
         let from = failures.len();
-        // Windows begin at the Unix epoch, and so does the case.
+        // The case starts at the Unix epoch, where windows begin too.
         server.advance(step.at_us);
         for time in 1..=step.times {
             let answered = server.decide(rules, &request);
@@ -98,7 +99,7 @@ fn check(
         }
         if let Some((place, rule)) = rule {
             let counted = status.limit.and_then(|applied| applied.rule).map(|rule| &rule.path);
-            // A rule without a limit counts nothing, and is not named by the status.
+            // A rule without a limit counts nothing, and the status does not name it.
             let unlimited = match rules.find(request.domain, &descriptor.entries) {
                 Lookup::Rule(rule) if status.remaining == u32::MAX => Some(&rule.path),
                 _ => None,

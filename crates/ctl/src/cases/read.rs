@@ -1,4 +1,4 @@
-//! From a YAML file to cases, with every fault of it.
+//! Parses a YAML file to cases, and reports every fault.
 
 use ratelease_engine::verdict::Code;
 use ratelease_rules::duration::parse_duration;
@@ -7,16 +7,16 @@ use ratelease_rules::{Fault, Place, Source, excerpt, nearest};
 
 use super::{Case, Expect, NO_RULE, Status, Step, Suite};
 
-/// Times that one step asks at most.
+/// Maximum number of repetitions of one step.
 const TIMES_MAX: u32 = 1_000_000;
-/// Entries of a descriptor, and descriptors of a request, as a server takes them.
+/// Maximum number of entries in a descriptor, and of descriptors in a request.
 const ENTRIES_MAX: usize = 32;
 const DESCRIPTORS_MAX: usize = 64;
 
 /// Reads `source`.
 ///
 /// # Errors
-/// All its faults, in order of their places.
+/// All faults of the file, in order of their places.
 pub(super) fn suite(source: &Source) -> Result<Suite, Vec<Fault>> {
     let root = yaml::read(source).map_err(|faults| faults.iter().cloned().collect::<Vec<_>>())?;
     let mut reader = Reader { file: &source.name, faults: Vec::new(), domain: String::new() };
@@ -32,7 +32,7 @@ pub(super) fn suite(source: &Source) -> Result<Suite, Vec<Fault>> {
 struct Reader<'s> {
     file: &'s str,
     faults: Vec<Fault>,
-    /// Of requests that name none.
+    /// Domain of requests that do not name one.
     domain: String,
 }
 
@@ -249,7 +249,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The values of a map whose names are known; what is not is reported.
+    /// Returns the values of a map; reports names that are not in `known`.
     fn fields<'y>(&mut self, map: &'y Yaml, what: &str, known: &[&str]) -> Option<Fields<'y>> {
         let YamlKind::Map(pairs) = &map.kind else {
             let (found, names) = (map.describe(), known.join(", "));

@@ -1,4 +1,4 @@
-//! What came of the cases, for people and for programs.
+//! Reports the results of the cases, as text and as JSON.
 
 use ratelease_cli::out::{Ink, Out, Trouble};
 use ratelease_cli::safe::Safe;
@@ -30,8 +30,8 @@ pub(super) fn text(played: &[Played], out: &mut Out) -> Result<(), Trouble> {
     out.line(format_args!("{} in {files}: {} failed", number(cases, "case"), failed))
 }
 
-/// Cases with a failure. Two of one name that both fail stand side by side only if nothing is
-/// between them; that is near enough for a summary.
+/// Returns the number of cases with a failure. Two failing cases with one name are counted as one
+/// if no other failure is between them, which is accurate enough for a summary.
 fn failed(played: &Played) -> usize {
     let mut names: Vec<&str> = played.failures.iter().map(|failure| &*failure.case).collect();
     names.dedup();

@@ -1,4 +1,4 @@
-//! A difference, for people and for programs.
+//! Reports a difference, as text and as JSON.
 
 use ratelease_cli::out::{Ink, Out, Trouble};
 use ratelease_cli::safe::Safe;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Change, Counts, Diff, Sides};
 use crate::rule;
 
-/// Prints what goes, what comes, what changes, and a summary.
+/// Prints removed, added and changed rules, and a summary.
 pub(super) fn text(diff: &Diff<'_>, places: Sides<'_>, out: &mut Out) -> Result<(), Trouble> {
     let Sides { was, is } = places;
     let paint = out.paint();
@@ -40,9 +40,9 @@ pub(super) fn text(diff: &Diff<'_>, places: Sides<'_>, out: &mut Out) -> Result<
     out.line(summary(diff))
 }
 
-/// `rules/shop.yaml:12:5`
+/// Formats the place of a rule: `rules/shop.yaml:12:5`
 fn shown_place(places: &Places, path: &str) -> String {
-    // Every rule of a load is written somewhere.
+    // Every rule of a load has a place.
     places.of(path).map(|written| Safe(written).to_string()).unwrap_or_default()
 }
 

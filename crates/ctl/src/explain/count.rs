@@ -1,5 +1,5 @@
-//! The count of one rule for one descriptor and the pools of its key: where they live, and what the
-//! store holds of them.
+//! The count of one rule for one descriptor, and the pools of its key: where they are stored, and
+//! their contents.
 
 use ratelease_cli::out::Trouble;
 use ratelease_engine::limiter::Charge;
@@ -8,32 +8,32 @@ use ratelease_engine::store::redis::slot_of;
 use ratelease_engine::store::{self, Ask, Grant, StoreError};
 use ratelease_rules::{Algorithm, Leasing, Limit, Rule};
 
-/// A key's own count, which holds the whole limit, and its pools, which hold tokens lent by it.
+/// A key's own count, which holds the whole limit, and its pools, which hold tokens leased from it.
 pub(super) struct Count {
-    /// What the count is held to.
+    /// The limit of the count.
     pub(super) limit: Limit,
     pub(super) own: Entry,
-    /// In order of their numbers; empty where the key is not split.
+    /// The pools in order of their numbers; empty if the key has none.
     pub(super) pools: Vec<Entry>,
 }
 
-/// What the store keeps under one of its keys.
+/// What the store holds for one key.
 pub(super) struct Entry {
     ask: Ask,
     /// The key in Redis, once [`look`] has filled it in.
     pub(super) in_store: String,
-    /// Of a cluster.
+    /// Slot of the cluster.
     pub(super) slot: usize,
-    /// The server that owns it, where a Redis was given and knows.
+    /// Address of the server that owns the slot, if a Redis was given and the owner is known.
     pub(super) server: Option<String>,
-    /// What the store holds of it, where a Redis was given.
+    /// The state in the store, if a Redis was given.
     pub(super) now: Option<Result<Grant, StoreError>>,
 }
 
 // === impl Count ===
 
 impl Count {
-    /// That which `charge` is charged to.
+    /// Returns the count to which `charge` is charged.
     pub(super) fn of(charge: &Charge<'_>) -> Self {
         let limit = charge.applied.limit;
         let look = Ask::look(charge.own, limit);
@@ -42,14 +42,14 @@ impl Count {
         Self { limit, own: Entry::of(look), pools: pools.collect() }
     }
 
-    /// The count, then its pools.
+    /// Returns the count, then its pools.
     pub(super) fn entries(&mut self) -> impl Iterator<Item = &mut Entry> {
         std::iter::once(&mut self.own).chain(&mut self.pools)
     }
 }
 
-/// Pools that pods use under `rule`: none without leases, whose tokens they hold, and none of a
-/// leaky bucket, whose slots are spaced.
+/// Returns the number of pools that pods use under `rule`: none without leases, because pools hold
+/// leased tokens, and none for a leaky bucket, because its slots are spaced.
 fn pools(rule: &Rule, limit: Limit) -> u8 {
     let is_leased = rule.leasing != Leasing::Off;
     let is_spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
@@ -64,14 +64,14 @@ impl Entry {
         Self { ask, in_store: String::new(), slot: 0, server: None, now: None }
     }
 
-    /// The key without what surrounds it in Redis.
+    /// Returns the key without the prefix and braces that it has in Redis.
     pub(super) fn key(&self) -> String {
         self.ask.counter().to_string()
     }
 }
 
-/// Fills in where each of `entries` lives and, if `store` is a Redis, what it holds. Nothing is
-/// taken. `prefix` is that of the keys where the store has none of its own.
+/// Fills in where each of `entries` is stored and, if `store` is a Redis, what it holds. Spends no
+/// tokens. `prefix` is the prefix of keys if the store has none of its own.
 pub(super) fn look(
     store: StoreSettings,
     prefix: &str,

@@ -1,4 +1,4 @@
-//! An explanation, for people and for programs.
+//! Reports an explanation, as text and as JSON.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::count::{Count, Entry};
 use super::{End, Explained};
 use crate::rule;
 
-/// Prints each descriptor's way, what it came to, and its count.
+/// Prints each descriptor's path through the rules, its result, and its count.
 pub(super) fn text(
     request: &Request<'_>,
     explained: &[Explained<'_>],
@@ -66,7 +66,7 @@ fn level(
     Ok(())
 }
 
-/// Names, and how many are left out.
+/// Lists names, and how many are left out.
 fn some(names: &[&str], count: usize) -> String {
     let mut text = names.join(", ");
     match count - names.len() {
@@ -110,7 +110,7 @@ fn end(
     }
 }
 
-/// Why the way led to no rule.
+/// Explains why no rule was found.
 fn why_no_rule(entries: &[request::Entry<'_>], steps: &[Step<'_>]) -> String {
     let why = match steps.last() {
         Some(step) if step.taken.is_none() => "no node matches",
@@ -178,13 +178,13 @@ fn count(Count { limit, own, pools }: &Count, out: &mut Out) -> Result<(), Troub
     })
 }
 
-/// `rl:{…}, slot 7, on 127.0.0.1:7000`
+/// Formats a place: `rl:{…}, slot 7, on 127.0.0.1:7000`
 fn place(entry: &Entry) -> String {
     let server = entry.server.as_ref().map(|server| format!(", on {server}")).unwrap_or_default();
     format!("{}, slot {}{server}", entry.in_store, entry.slot)
 }
 
-/// What a pool holds.
+/// Describes what a pool holds.
 fn held(grant: &Grant) -> String {
     match grant.left {
         0 => "empty".to_owned(),
@@ -215,7 +215,7 @@ fn field(name: &str, value: &str, out: &mut Out) -> Result<(), Trouble> {
     out.line(format_args!("  {name:<11} {}", Safe(value)))
 }
 
-/// `(key, value)(key, value)`
+/// Formats entries: `(key, value)(key, value)`
 fn shown(entries: &[request::Entry<'_>]) -> String {
     entries.iter().map(|request::Entry { key, value }| format!("({key}, {value})")).collect()
 }

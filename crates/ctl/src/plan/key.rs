@@ -1,44 +1,45 @@
 //! One key in one window, under a steady demand that is spread evenly over the pods: how often the
-//! fleet asks for it, and how many requests wait for that. The sizes of leases are those of
+//! fleet asks for it, and how many requests wait for these asks. The sizes of leases are those of
 //! `lease::size`; `docs/capacity.md` derives the formulas.
 
-/// φ, ε, and the span that a lease should last, by the part of the limit that is left above.
+/// φ, ε, and the intended duration of a lease for each range of the limit: each range reaches down
+/// to the given remaining part.
 const FRACTION: f64 = 0.25;
 const UNSPENT: f64 = 0.005;
 const SPANS: [(f64, f64); 3] = [(0.5, 2.0), (0.2, 0.25), (0.0, 0.05)];
 
-/// A pod asks ahead for a key that it uses at least so often, in hits a second: another lies idle
-/// between two hits, and holds what may lie unspent.
+/// Minimum use of a key, in hits a second, for which a pod asks ahead. A key below it is idle
+/// between two hits, and its pod holds at most the number of tokens that may stay unspent.
 const WARM: f64 = 5.0;
 
-/// A denied key is probed once in this part of its window by the whole fleet, within bounds.
+/// The whole fleet probes a denied key once in this part of its window, within the bounds below.
 const PROBES: f64 = 100.0;
 const PROBE_SECONDS: (f64, f64) = (0.05, 1.0);
 
-/// Terms of a sum that are added up one by one; the rest is an integral.
+/// Number of terms of a sum that are added one by one; an integral approximates the rest.
 const TERMS: u32 = 1_000;
 
-/// A key's demand and limit.
+/// The demand for a key, and its limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand {
-    /// Hits in a window, of all pods.
+    /// Hits per window, of all pods.
     pub(super) offered: f64,
-    /// Tokens of a window.
+    /// Tokens per window.
     pub(super) limit: f64,
-    /// Its length in seconds.
+    /// Length of the window in seconds.
     pub(super) window: f64,
     pub(super) pods: f64,
 }
 
-/// What a window of one key comes to.
+/// The cost of one key in one window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Cost {
     pub(super) admitted: f64,
-    /// Asks of all pods.
+    /// Number of asks of all pods.
     pub(super) asks: f64,
-    /// Requests that wait for an answer of Redis.
+    /// Number of requests that wait for an answer of Redis.
     pub(super) waits: f64,
-    /// Pods that meet the key at all.
+    /// Number of pods that see the key at all.
     pub(super) holders: f64,
 }
 
@@ -60,13 +61,13 @@ impl Demand {
         Cost { admitted, asks: lent + refused, waits: waits + refused, holders }
     }
 
-    /// Pods that meet the key within `seconds`: hits find their pods by chance.
+    /// Returns the number of pods that see the key within `seconds`: hits reach pods at random.
     pub(super) fn holders_after(self, seconds: f64) -> f64 {
         let hits = self.offered * seconds / self.window;
         -self.pods * (-hits / self.pods).exp_m1()
     }
 
-    /// Hits a second of one pod.
+    /// Returns the hits a second of one pod.
     fn rate(self) -> f64 {
         self.offered / self.window / self.pods
     }
@@ -75,7 +76,7 @@ impl Demand {
         self.rate() >= WARM
     }
 
-    /// Asks by which `tokens` are lent, of a full window's.
+    /// Returns the number of asks that lease `tokens` out of a full window.
     fn lent(self, holders: f64, tokens: f64) -> f64 {
         let last = self.limit - tokens;
         let mut from = self.limit;
@@ -93,7 +94,7 @@ impl Demand {
         asks
     }
 
-    /// Asks about a key that is used up, as long as that lasts.
+    /// Returns the number of asks for a key while it is used up.
     fn probes(self, denied: f64) -> f64 {
         let (least, most) = PROBE_SECONDS;
         let each = (self.window / PROBES).clamp(least, most);
@@ -101,15 +102,15 @@ impl Demand {
     }
 }
 
-/// Asks that bring what is left from `from` to `to`, each of ⌊left / `parts`⌋ tokens, from 1 to
-/// `most`.
+/// Returns the number of asks that reduce the remaining tokens from `from` to `to`, each for ⌊left
+/// / `parts`⌋ tokens, from 1 to `most`.
 fn draws(from: f64, to: f64, most: f64, parts: f64) -> f64 {
-    // Asks of `most` tokens each while there is enough left, then of ever fewer.
+    // First asks for `most` tokens each while enough are left, then for fewer and fewer.
     let enough = most * parts;
     let full = (from - to.max(enough)).max(0.0) / most;
     let (from, to) = (from.min(enough), to.min(enough));
     let mut asks = full;
-    // Of one token below 2 · parts.
+    // Asks for one token, below 2 · parts.
     asks += (from.min(2.0 * parts) - to.min(2.0 * parts)) * 1.0;
     let mut size = 2.0;
     while size < most && size * parts < from && size <= f64::from(TERMS) {
@@ -124,8 +125,8 @@ fn draws(from: f64, to: f64, most: f64, parts: f64) -> f64 {
     asks
 }
 
-/// Tokens that are not lent ahead of a request: those of the end, where a pod's part of what is
-/// left is below one.
+/// Returns the number of tokens that are not leased ahead of a request: the last ones, when a pod's
+/// part of the remaining tokens is below one.
 fn near_end(limit: f64, admitted: f64, holders: f64) -> f64 {
     (limit.min(holders / FRACTION) - (limit - admitted)).max(0.0)
 }

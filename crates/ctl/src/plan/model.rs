@@ -1,58 +1,58 @@
-//! The estimate for a whole fleet: the sum over its keys. Pure.
+//! The estimate for a whole fleet: the sum over its keys. Pure functions.
 
 use std::time::Duration;
 
 use super::key::{Cost, Demand};
 use super::ranks;
 
-/// Bytes that a key takes in Redis, where its tables have just grown (`docs/capacity.md`), and in a
-/// pod (`docs/performance.md`).
+/// Bytes per key in Redis just after its tables have grown (`docs/capacity.md`), and in a pod
+/// (`docs/performance.md`).
 const REDIS_KEY_BYTES: f64 = 147.0;
 const POD_KEY_BYTES: f64 = 98.8;
 
-/// A quantile is local if so many decisions are.
+/// A quantile is local if this part of the decisions is.
 const P95: f64 = 0.95;
 
-/// What is planned.
+/// The fleet to plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Fleet {
     pub(super) pods: u32,
     pub(super) keys: u64,
     pub(super) limit: u32,
     pub(super) window: Duration,
-    /// Decisions a second of all pods.
+    /// Decisions a second over all pods.
     pub(super) rate: f64,
     pub(super) zipf: f64,
     pub(super) calls_per_shard: f64,
     pub(super) round_trip: Duration,
 }
 
-/// What it comes to, a second unless said otherwise.
+/// The estimate; rates are per second unless stated otherwise.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Estimate {
-    /// The part of the decisions that no request waits for Redis for.
+    /// The part of the decisions that do not wait for Redis.
     pub(super) local: f64,
     /// The part of the decisions that are denied.
     pub(super) denied: f64,
     pub(super) asks: f64,
-    /// Asks in the first second of a window, in which every key begins anew.
+    /// Asks in the first second of a window, in which all keys start with new windows.
     pub(super) asks_at_start: f64,
-    /// Asks for the key that is asked for most.
+    /// Asks for the key with the most asks.
     pub(super) asks_of_hottest: f64,
-    /// Shards for the mean, and for the first second of a window.
+    /// Shards needed for the mean, and for the first second of a window.
     pub(super) shards: f64,
     pub(super) shards_at_start: f64,
-    /// Keys that Redis holds at the end of a window, and their bytes.
+    /// Keys in Redis at the end of a window, and their bytes.
     pub(super) redis_keys: f64,
     pub(super) redis_bytes: f64,
-    /// Keys that each pod holds then, and their bytes.
+    /// Keys in each pod at the end of a window, and their bytes.
     pub(super) pod_keys: f64,
     pub(super) pod_bytes: f64,
     /// Whether 95 of 100 decisions are local.
     pub(super) is_p95_local: bool,
 }
 
-/// Sums over keys, of one window.
+/// Sums over keys, for one window.
 #[derive(Debug, Default)]
 struct Sums {
     offered: f64,
@@ -68,7 +68,7 @@ struct Sums {
 // === impl Estimate ===
 
 impl Estimate {
-    /// The estimate for `fleet`.
+    /// Makes the estimate for `fleet`.
     pub(super) fn of(fleet: &Fleet) -> Self {
         let window = fleet.window.as_secs_f64();
         let mut sums = Sums::default();

@@ -1,18 +1,20 @@
-//! The keys of a fleet by their part of the demand: Zipf's law, in groups of keys that are alike.
+//! The keys of a fleet by their part of the demand: Zipf's law, in groups of similar keys.
 
-/// Keys that are alike.
+/// A group of similar keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Group {
     pub(super) keys: f64,
-    /// The part of all demand that each of them has.
+    /// The part of the whole demand for each of them.
     pub(super) weight: f64,
 }
 
-/// The first ranks stand alone; of the rest, a group's last rank is so much beyond its first.
+/// The first ranks form a group each; of the others, this ratio bounds a group's last rank relative
+/// to its first.
 const ALONE: u64 = 1_000;
 const GROWTH: f64 = 1.01;
 
-/// `keys` keys, of which the k-th has weight 1/k^`skew`: hottest first. Their weights add up to 1.
+/// Groups `keys` keys, of which the k-th has weight 1/k^`skew`, hottest first. The weights add up
+/// to 1.
 pub(super) fn groups(keys: u64, skew: f64) -> Vec<Group> {
     if skew == 0.0 {
         let keys = keys as f64;
@@ -34,7 +36,7 @@ fn after(first: u64) -> u64 {
     (first as f64 * GROWTH) as u64
 }
 
-/// Ranks `first` to `last`, with the mean of their weights: the integral over them.
+/// Groups the ranks `first` to `last`; their weight is the mean, computed as an integral.
 fn group(first: u64, last: u64, skew: f64) -> Group {
     let keys = (last - first + 1) as f64;
     if first == last {

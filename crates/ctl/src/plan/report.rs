@@ -1,4 +1,4 @@
-//! The estimate, for people and for programs.
+//! Reports the estimate, as text and as JSON.
 
 use ratelease_cli::out::{Ink, Out, Trouble};
 use ratelease_engine::limiter::Options;
@@ -8,7 +8,7 @@ use super::model::{Estimate, Fleet};
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// What has to be set otherwise than by default for this fleet.
+/// Returns the settings that need other values than the defaults for this fleet.
 pub(super) fn notes(fleet: &Fleet, estimate: &Estimate) -> Vec<String> {
     let mut notes = Vec::new();
     let hottest = estimate.asks_of_hottest / fleet.calls_per_shard;
@@ -29,7 +29,7 @@ pub(super) fn notes(fleet: &Fleet, estimate: &Estimate) -> Vec<String> {
     notes
 }
 
-/// A line for each figure.
+/// Prints a line for each figure.
 pub(super) fn text(
     fleet: &Fleet,
     estimate: &Estimate,
@@ -91,7 +91,7 @@ fn figures(fleet: &Fleet, estimate: &Estimate) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// All figures, with what they are for.
+/// Returns all figures, with the parameters.
 pub(super) fn json(fleet: &Fleet, estimate: &Estimate, notes: &[String]) -> Value {
     json!({
         "fleet": {

@@ -12,10 +12,10 @@ use ratelease_rules::{Limit, Unit};
 
 use crate::descriptor::Typed;
 
-/// Calls of one run.
+/// Maximum number of calls in one run.
 const REPEAT_MAX: i64 = 1_000_000;
 
-/// Longest time that is waited.
+/// Maximum timeout.
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
 pub(crate) const NOTES: &str = "\
@@ -66,7 +66,7 @@ pub struct QueryFlags {
 // === impl QueryFlags ===
 
 impl QueryFlags {
-    /// What to send.
+    /// Returns the request to send.
     pub(super) fn request(&self) -> Request<'_> {
         let descriptors = self
             .descriptors

@@ -1,4 +1,4 @@
-//! An answer, for people.
+//! Prints an answer as text.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::OVER_LIMIT;
 use super::wire::{Answered, Told};
 use crate::descriptor::Typed;
 
-/// One call of several: a line.
+/// Formats one of several calls on one line.
 pub(super) fn brief(number: u32, answered: &Answered, paint: Paint) -> String {
     let statuses = answered.statuses.iter().map(|told| match &told.limit {
         Some(_) => told.remaining.to_string(),
@@ -20,7 +20,7 @@ pub(super) fn brief(number: u32, answered: &Answered, paint: Paint) -> String {
     format!("{number}: {}, remaining {remaining}", dyed(&answered.code, paint))
 }
 
-/// All that there is to an answer.
+/// Formats the whole answer.
 pub(super) fn full(
     descriptors: &[Typed],
     answered: &Answered,

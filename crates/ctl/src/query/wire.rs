@@ -1,5 +1,5 @@
-//! The other end of the call: what a server of Envoy's protocol, this or another, is asked. The
-//! only file of the tools that names Envoy's types.
+//! The client side of Envoy's rate limit protocol. The only file of the tools that names Envoy's
+//! types.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
@@ -13,27 +13,27 @@ use serde_json::{Map, Value};
 use tonic::Status;
 use tonic::transport::Channel;
 
-/// Deepest nesting of metadata that is shown.
+/// Maximum depth of metadata that is shown.
 const METADATA_DEPTH_MAX: usize = 64;
 
-/// A server's answer, as it came: nothing in it needs to make sense.
+/// A server's answer, as received and unchecked.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Answered {
-    /// `OK`, `OVER_LIMIT` or `UNKNOWN`; or the number of a code that has no name.
+    /// `OK`, `OVER_LIMIT` or `UNKNOWN`; the number of a code without a name.
     pub(super) code: String,
-    /// One a descriptor, from a server that keeps the contract.
+    /// One for each descriptor, if the server keeps the contract.
     pub(super) statuses: Vec<Told>,
     /// Headers for the client.
     pub(super) response_headers: Vec<(String, String)>,
     /// Headers for the upstream.
     pub(super) request_headers: Vec<(String, String)>,
-    /// What Envoy is to know of the request.
+    /// Dynamic metadata for Envoy.
     pub(super) metadata: Option<Value>,
     /// The body of a local answer; empty for none.
     pub(super) body: String,
 }
 
-/// What is said of one descriptor.
+/// The status of one descriptor.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Told {
     /// As [`Answered::code`].
@@ -42,25 +42,25 @@ pub(super) struct Told {
     pub(super) limit: Option<ToldLimit>,
     /// Tokens that remain.
     pub(super) remaining: u32,
-    /// Seconds until the limit stands as new.
+    /// Seconds until the limit is reset.
     pub(super) reset_seconds: Option<f64>,
 }
 
-/// A limit, as the protocol has it.
+/// A limit, in the protocol's form.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct ToldLimit {
-    /// Of the rule; often empty.
+    /// Name of the rule; often empty.
     pub(super) name: String,
-    /// So many.
+    /// Number of requests.
     pub(super) requests_per_unit: u32,
-    /// In each of these.
+    /// Unit of the window.
     pub(super) unit: String,
 }
 
-/// Asks the server behind `channel` once.
+/// Sends one call over `channel`.
 ///
 /// # Errors
-/// Its status, where that is not OK, or what became of the connection.
+/// The server's status if it is not OK, or the failure of the connection.
 pub(super) async fn ask(channel: Channel, request: &Request<'_>) -> Result<Answered, Status> {
     let mut client = RateLimitServiceClient::new(channel);
     let response = client.should_rate_limit(encode(request)).await?.into_inner();

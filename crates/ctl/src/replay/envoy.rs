@@ -1,4 +1,5 @@
-//! Envoy's default text format of access logs, old and new, and Istio's, which goes on behind it.
+//! Parses Envoy's default text format of access logs, old and new, and Istio's, which has more
+//! fields at the end.
 //!
 //! ```text
 //! [%START_TIME%] "%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%" %RESPONSE_CODE%
@@ -10,7 +11,7 @@
 
 use super::stamp;
 
-/// Fields in their order, but for the three that only newer versions write. A line may end sooner.
+/// Fields in order, without the three that only newer versions write. A line may end earlier.
 const IN_ORDER: [&str; 17] = [
     "status",
     "response_flags",
@@ -31,27 +32,27 @@ const IN_ORDER: [&str; 17] = [
     "route_name",
 ];
 
-/// Those that are made of others.
+/// Fields that are derived from others.
 const MADE: [&str; 5] = ["method", "path", "path_without_query", "protocol", "remote_address"];
 
-/// Fields behind the request that a line has at least: up to the duration.
+/// Minimum number of fields after the request: up to the duration.
 const FIELDS_MIN: usize = 5;
 
-/// Where the three of newer versions stand.
+/// Position of the three fields of newer versions.
 const NEWER_AT: usize = 2;
 const NEWER_COUNT: usize = 3;
 
-/// One line, cut into its fields.
+/// One line, split into its fields.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Line<'a> {
     time: &'a str,
     /// Method, path, protocol.
     request: &'a str,
-    /// As [`IN_ORDER`].
+    /// Values of the fields in [`IN_ORDER`].
     fields: Vec<&'a str>,
 }
 
-/// The names that [`Line::field`] knows.
+/// Returns the names that [`Line::field`] accepts.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
     MADE.into_iter().chain(IN_ORDER)
 }
@@ -59,7 +60,7 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 // === impl Line ===
 
 impl<'a> Line<'a> {
-    /// Cuts a line, or says what is not as in the format.
+    /// Parses a line; the error says what does not match the format.
     pub(super) fn parse(line: &'a str) -> Result<Self, &'static str> {
         let rest = line.strip_prefix('[').ok_or("does not begin with [ or {")?;
         let (time, rest) = rest.split_once("] ").ok_or("has no ] behind its time")?;
@@ -73,7 +74,7 @@ impl<'a> Line<'a> {
             fields.push(field);
             rest = after;
         }
-        // Older versions have the bytes received here, a number.
+        // Older versions have the received bytes here, a number.
         let is_number = |text: &&str| text.bytes().all(|b| b.is_ascii_digit());
         if fields.len() >= NEWER_AT + NEWER_COUNT && !fields.get(NEWER_AT).is_some_and(is_number) {
             fields.drain(NEWER_AT..NEWER_AT + NEWER_COUNT);
@@ -84,12 +85,12 @@ impl<'a> Line<'a> {
         Ok(Self { time, request, fields })
     }
 
-    /// Microseconds since the Unix epoch.
+    /// Returns the time in microseconds since the Unix epoch.
     pub(super) fn time(&self) -> Option<u64> {
         stamp::parse(self.time)
     }
 
-    /// The field of this name; `None` where it is `-`, or the line has none.
+    /// Returns the field of this name; `None` if it is `-` or missing.
     pub(super) fn field(&self, name: &str) -> Option<&'a str> {
         let at = |name: &str| {
             let at = IN_ORDER.iter().position(|known| *known == name)?;
@@ -116,8 +117,8 @@ impl<'a> Line<'a> {
     }
 }
 
-/// A quoted text and what follows its blank. Envoy does not escape quotes, so that only one before
-/// a blank or at the end closes.
+/// Splits off a quoted text and the space after it. Envoy does not escape quotes, so only a quote
+/// before a space or at the end closes the text.
 fn quoted(text: &str) -> Option<(&str, &str)> {
     let inner = text.strip_prefix('"')?;
     match inner.split_once("\" ") {

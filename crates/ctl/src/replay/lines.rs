@@ -1,4 +1,4 @@
-//! The lines of several files, one after another, in bounded memory.
+//! Reads the lines of several files, one file after another, in bounded memory.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -10,16 +10,16 @@ use rustix::io::Errno;
 
 use crate::signals::Signals;
 
-/// Bytes of a line. Envoy's headers are 60 KiB at most, and a line has several of them.
+/// Maximum bytes of a line. Envoy's headers take 60 KiB at most, and a line has several of them.
 pub(super) const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const BUFFER_BYTES: usize = 1 << 18;
 
-/// How long a file that has nothing to read yet holds up a signal.
+/// Maximum delay of a signal while a file has nothing to read yet.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// One file, read line by line. At a signal it is at its end.
+/// Reads one file line by line. A signal ends the file.
 pub(super) struct Lines<'s> {
     reader: Box<dyn BufRead + 's>,
     signals: Option<&'s Signals>,
@@ -28,15 +28,15 @@ pub(super) struct Lines<'s> {
     bytes: u64,
 }
 
-/// What was read.
+/// The result of a read.
 pub(super) enum Next<'a> {
-    /// A line, without its end.
+    /// A line, without its line end.
     Line(std::borrow::Cow<'a, str>),
-    /// One of more than [`LINE_BYTES_MAX`].
+    /// A line of more than [`LINE_BYTES_MAX`].
     TooLong,
 }
 
-/// A file that ends at a signal, although it may be a pipe that nobody closes.
+/// A file that ends at a signal, because it may be a pipe that is never closed.
 struct Heeding<'s> {
     file: File,
     signals: &'s Signals,
@@ -64,7 +64,7 @@ impl<'s> Lines<'s> {
     /// Opens a file, or standard input if `name` is `-`.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// The file cannot be opened.
     pub(super) fn open(name: &str, signals: &'s Signals) -> io::Result<Self> {
         let file = match name {
             STDIN => File::from(io::stdin().as_fd().try_clone_to_owned()?),
@@ -80,13 +80,13 @@ impl<'s> Lines<'s> {
         self.bytes
     }
 
-    /// The next line; `None` at the end. What is not UTF-8 in it is replaced.
+    /// Returns the next line; `None` at the end. Invalid UTF-8 is replaced.
     pub(super) fn next(&mut self) -> io::Result<Option<Next<'_>>> {
         self.line.clear();
         let most = LINE_BYTES_MAX as u64 + 1;
         let read = self.reader.by_ref().take(most).read_until(b'\n', &mut self.line)?;
         self.bytes += read as u64;
-        // The line that a signal has cut off is none.
+        // A line that was cut off by a signal does not count.
         let is_cut = || self.signals.is_some_and(|signals| signals.heard().is_some());
         if read == 0 || (self.line.last() != Some(&b'\n') && is_cut()) {
             return Ok(None);

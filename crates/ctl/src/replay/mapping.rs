@@ -1,12 +1,12 @@
-//! `--descriptor`: which entries a line of a log stands for.
+//! `--descriptor`: maps a line of a log to the entries of a descriptor.
 
 use super::envoy;
 use super::record::Record;
 
-/// Entries of a descriptor, as the server has it.
+/// Maximum number of entries in a descriptor.
 const ENTRIES_MAX: usize = 32;
 
-/// One descriptor, made of the fields of a line.
+/// A descriptor built from fields of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mapping {
     entries: Vec<(String, Template)>,
@@ -22,13 +22,13 @@ enum Piece {
     Field(String),
 }
 
-/// The entries of one descriptor, with values of their own.
+/// The entries of one descriptor; values are owned.
 pub(super) type Entries<'m> = Vec<(&'m str, String)>;
 
 // === impl Mapping ===
 
 impl Mapping {
-    /// From `key=value,key=value`, where `%field%` in a value stands for a field of the line and
+    /// Parses `key=value,key=value`, where `%field%` in a value stands for a field of the line and
     /// `%%` for a per cent sign.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let entries: Vec<_> = text.split(',').map(entry).collect::<Result<_, _>>()?;
@@ -38,14 +38,14 @@ impl Mapping {
         Ok(Self { entries })
     }
 
-    /// The entries that `record` stands for; none where a field is missing, as Envoy sends no
+    /// Returns the entries for `record`; `None` if a field is missing, because Envoy sends no
     /// descriptor then.
     pub(super) fn apply(&self, record: &Record<'_>) -> Option<Entries<'_>> {
         let entries = self.entries.iter();
         entries.map(|(key, template)| Some((key.as_str(), template.fill(record)?))).collect()
     }
 
-    /// The first field that Envoy's text format does not have.
+    /// Returns the first field that Envoy's text format does not have.
     pub(super) fn unknown_to_envoy(&self) -> Option<&str> {
         let pieces = self.entries.iter().flat_map(|(_, Template(pieces))| pieces);
         let fields = pieces.filter_map(|piece| match piece {
@@ -68,7 +68,7 @@ fn entry(text: &str) -> Result<(String, Template), String> {
 impl Template {
     fn parse(text: &str) -> Result<Self, String> {
         let mut pieces = Vec::new();
-        // Texts and names alternate between the signs.
+        // Text and field names alternate between the signs.
         for (at, part) in text.split('%').enumerate() {
             match (at % 2, part) {
                 (0, "") => {}

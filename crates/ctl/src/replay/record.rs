@@ -1,4 +1,4 @@
-//! One line of a log, and the requests that it stands for.
+//! Parses one line of a log, and the request that it may contain.
 
 use std::borrow::Cow;
 
@@ -8,25 +8,25 @@ use serde_json::{Map, Value};
 use super::envoy;
 use super::stamp;
 
-/// Where a JSON line has its time, unless it is said: the names that loggers use.
+/// Names that loggers use for the time; tried if no field is given.
 const TIME_FIELDS: [&str; 6] = ["start_time", "time", "timestamp", "@timestamp", "ts", "date"];
 
-/// Fields of a rate limit request in JSON, by both of their names.
+/// Fields of a rate limit request in JSON, under both of their names.
 const REQUEST_FIELDS: [&str; 4] = ["domain", "descriptors", "hitsAddend", "hits_addend"];
 
-/// A line, read.
+/// A parsed line.
 #[derive(Debug)]
 pub(super) enum Record<'a> {
-    /// Of Envoy's default text format.
+    /// A line in Envoy's default text format.
     Envoy(envoy::Line<'a>),
-    /// Of JSON, with fields of any name.
+    /// A JSON object with any fields.
     Json(Map<String, Value>),
 }
 
 // === impl Record ===
 
 impl<'a> Record<'a> {
-    /// Reads a line, or says why it is none.
+    /// Parses a line; the error says why it cannot be read.
     pub(super) fn parse(line: &'a str) -> Result<Self, String> {
         if !line.starts_with('{') {
             let line = envoy::Line::parse(line);
@@ -35,8 +35,8 @@ impl<'a> Record<'a> {
         serde_json::from_str(line).map(Self::Json).map_err(|error| format!("not JSON: {error}"))
     }
 
-    /// Microseconds since the Unix epoch; of a JSON line, in the field `named` or else one of
-    /// [`TIME_FIELDS`].
+    /// Returns the time in microseconds since the Unix epoch; for a JSON line, from the field
+    /// `named` or else from one of [`TIME_FIELDS`].
     pub(super) fn time(&self, named: Option<&str>) -> Result<u64, String> {
         let fields = match self {
             Self::Envoy(line) => return line.time().ok_or_else(|| "its time is none".to_owned()),
@@ -53,7 +53,7 @@ impl<'a> Record<'a> {
         stamp::of_json(value).ok_or_else(|| format!("its {name} is no time"))
     }
 
-    /// A field as text; `None` where there is none, or nothing in it.
+    /// Returns a field as text; `None` if it is missing or empty.
     pub(super) fn field(&self, name: &str) -> Option<Cow<'_, str>> {
         match self {
             Self::Envoy(line) => line.field(name).map(Cow::Borrowed),
@@ -66,7 +66,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The rate limit request that the line is by itself, if it is one: as `/json` takes it.
+    /// Returns the rate limit request if the line itself is one, in the form that `/json` takes.
     pub(super) fn request(&self) -> Option<Result<json::Request, String>> {
         let Self::Json(fields) = self else { return None };
         fields.contains_key("descriptors").then(|| {
@@ -76,7 +76,8 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The field of this name, or else, where it has dots, the one they lead to.
+/// Returns the field of this name, or else, if the name has dots, the nested field to which they
+/// lead.
 fn find<'a>(fields: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     fields.get(name).or_else(|| {
         let (head, rest) = name.split_once('.')?;

@@ -1,4 +1,4 @@
-//! What a replay comes to, for people and as JSON.
+//! Reports the result of a replay, as text and as JSON.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 use super::stamp;
 use super::tally::{RuleTally, Tally};
 
-/// Rules and keys that are shown.
+/// The rules and keys to show.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Report<'a> {
     pub(super) tally: &'a Tally,
-    /// Of each at most.
+    /// Maximum number of each.
     pub(super) top: usize,
-    /// A signal came before the end of the logs.
+    /// Whether a signal arrived before the end of the logs.
     pub(super) is_interrupted: bool,
 }
 
@@ -71,7 +71,7 @@ impl Report<'_> {
         out.line(format_args!("  no rule     {free:>10}{of_all}"))
     }
 
-    /// Whatever makes the totals less sure.
+    /// Prints everything that makes the totals less certain.
     fn print_doubts(&self, out: &mut Out) -> Result<(), Trouble> {
         let tally = self.tally;
         if tally.without_descriptor > 0 {
@@ -140,7 +140,7 @@ impl Report<'_> {
     }
 }
 
-/// `part` of `all` in per cent, behind two blanks; nothing where there is nothing.
+/// Formats `part` of `all` in per cent, after two spaces; empty if `all` is 0.
 fn share(part: u64, all: u64) -> String {
     match all {
         0 => String::new(),

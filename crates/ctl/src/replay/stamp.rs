@@ -1,21 +1,23 @@
-//! Times as logs have them.
+//! Parses the times in logs.
 
 use serde_json::Value;
 
 const MICROS_PER_SECOND: u64 = 1_000_000;
 const SECONDS_PER_DAY: u64 = 86_400;
 
-/// Digits of a fraction of a second that count.
+/// Number of digits of a fraction of a second that are used.
 const FRACTION_DIGITS: usize = 6;
 
-/// Numbers below are taken for seconds, milliseconds, microseconds since the Unix epoch, and above
-/// for nanoseconds: each bound is the year 5138 in its unit, and 1973 in the next.
+/// Upper bounds of numbers that are read as seconds, milliseconds and microseconds since the Unix
+/// epoch; larger numbers are nanoseconds. Each bound is the year 5138 in its unit, and 1973 in the
+/// next.
 const SECONDS_MAX: f64 = 1e11;
 const MILLIS_MAX: f64 = 1e14;
 const MICROS_MAX: f64 = 1e17;
 
-/// Microseconds since the Unix epoch of a time in a JSON line: text as RFC 3339 has it, or a number
-/// since the epoch whose size tells its unit. `None` for anything else, and before 1970.
+/// Returns the time in a JSON value in microseconds since the Unix epoch: text in the format of RFC
+/// 3339, or a number since the epoch, whose size determines its unit. `None` for anything else, and
+/// before 1970.
 pub(super) fn of_json(value: &Value) -> Option<u64> {
     match value {
         Value::String(text) => parse(text).or_else(|| of_number(text.parse().ok()?)),
@@ -36,14 +38,14 @@ fn of_number(number: f64) -> Option<u64> {
     (micros < MICROS_MAX).then_some(micros.round() as u64)
 }
 
-/// Microseconds since the Unix epoch of a time of RFC 3339, such as `2026-11-21T10:00:00.123Z`; a
-/// space may stand for the `T`. `None` for anything else, and before 1970.
+/// Parses a time of RFC 3339, such as `2026-11-21T10:00:00.123Z`, to microseconds since the Unix
+/// epoch; a space may replace the `T`. `None` for anything else, and before 1970.
 pub(super) fn parse(text: &str) -> Option<u64> {
     let (date, rest) = text.split_at_checked(10)?;
     let (time, rest) = rest.strip_prefix(['T', 't', ' '])?.split_at_checked(8)?;
     let [year, month, day] = numbers(date, '-', [4, 2, 2])?;
     let [hour, minute, second] = numbers(time, ':', [2, 2, 2])?;
-    // A leap second is the next minute's first.
+    // A leap second is treated as the first second of the next minute.
     let is_date = (1..=12).contains(&month) && (1..=days_of(year, month)).contains(&day);
     if !is_date || hour > 23 || minute > 59 || second > 60 {
         return None;
@@ -58,7 +60,7 @@ pub(super) fn parse(text: &str) -> Option<u64> {
     Some(seconds * MICROS_PER_SECOND + micros)
 }
 
-/// Numbers of just so many digits, with `sign` between them.
+/// Parses three numbers with exactly these numbers of digits, separated by `sign`.
 fn numbers(text: &str, sign: char, digits: [usize; 3]) -> Option<[u32; 3]> {
     let mut parts = text.split(sign);
     let mut next = |digits: usize| {
@@ -69,7 +71,8 @@ fn numbers(text: &str, sign: char, digits: [usize; 3]) -> Option<[u32; 3]> {
     Some([next(a)?, next(b)?, next(c)?])
 }
 
-/// The microseconds that `text` begins with, if any, and what follows.
+/// Parses the fraction at the start of `text`, if any. Returns microseconds and the rest of the
+/// text.
 fn fraction(text: &str) -> Option<(u64, &str)> {
     let Some(rest) = text.strip_prefix(['.', ',']) else { return Some((0, text)) };
     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
@@ -117,7 +120,7 @@ fn days_since_epoch(year: u32, month: u32, day: u32) -> Option<u64> {
     Some(years + u64::from(months) + u64::from(day) - 1)
 }
 
-/// As RFC 3339 has it, to the second.
+/// Formats a time as in RFC 3339, to the second.
 pub(super) fn show(unix_us: u64) -> String {
     let seconds = unix_us / MICROS_PER_SECOND;
     let mut days = seconds / SECONDS_PER_DAY;

@@ -1,4 +1,4 @@
-//! What a replay counts, in bounded memory.
+//! Counts the results of a replay, in bounded memory.
 
 use foldhash::HashMap;
 use ratelease_engine::verdict::{Code, Verdict};
@@ -6,16 +6,17 @@ use ratelease_rules::key::Key;
 use ratelease_rules::request::Request;
 use serde::Serialize;
 
-/// Keys whose denials are counted at once. When there are more, those denied least give way.
+/// Maximum number of keys whose denials are counted at once. Beyond it, the keys with the fewest
+/// denials are dropped.
 pub(super) const KEYS_MAX: usize = 100_000;
 
-/// Lines that could not be read, of which the reason is shown.
+/// Number of unreadable lines for which the reason is shown.
 const UNREADABLE_SHOWN: usize = 5;
 
 /// Counts of a whole replay.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Tally {
-    /// Lines read, blank ones aside.
+    /// Lines read, without blank ones.
     pub(super) lines: u64,
     /// Requests decided.
     pub(super) requests: u64,
@@ -23,24 +24,24 @@ pub(super) struct Tally {
     pub(super) over_limit: u64,
     /// Requests that no rule limits.
     pub(super) unlimited: u64,
-    /// Lines that stand for no descriptor.
+    /// Lines that produce no descriptor.
     pub(super) without_descriptor: u64,
-    /// Requests that could not be counted for want of memory; they count as passed.
+    /// Requests that could not be counted for lack of memory; they count as passed.
     pub(super) uncounted: u64,
     pub(super) unreadable: u64,
     pub(super) first_unreadable: Vec<Unreadable>,
     /// Lines that are older than one before them.
     pub(super) out_of_order: u64,
-    /// By how much at most, in microseconds.
+    /// Maximum lateness of such a line, in microseconds.
     pub(super) late_us_max: u64,
-    /// When the first and the last request were, in microseconds since the Unix epoch.
+    /// Times of the first and the last request, in microseconds since the Unix epoch.
     #[serde(skip)]
     pub(super) span: Option<(u64, u64)>,
     #[serde(skip)]
     by_rule: HashMap<Box<str>, RuleTally>,
     #[serde(skip)]
     by_key: HashMap<Key, KeyTally>,
-    /// Most denials that a key can have had before it gave way.
+    /// Maximum number of denials that a key may have had before it was dropped.
     pub(super) key_counts_low_by: u64,
 }
 
@@ -48,7 +49,7 @@ pub(super) struct Tally {
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Unreadable {
     pub(super) file: String,
-    /// From 1.
+    /// Line number, from 1.
     pub(super) line: u64,
     pub(super) why: String,
 }
@@ -58,7 +59,7 @@ pub(super) struct Unreadable {
 pub(super) struct RuleTally {
     pub(super) ok: u64,
     pub(super) over_limit: u64,
-    /// Over its limit, and let pass by shadow mode.
+    /// Over the limit, but passed because of shadow mode.
     pub(super) shadow: u64,
 }
 
@@ -73,8 +74,8 @@ pub(super) struct KeyTally {
 // === impl Tally ===
 
 impl Tally {
-    /// Notes a request's time and gives the time it is decided at, which does not run back: a line
-    /// that comes late is decided as if it came now.
+    /// Records a request's time. Decision time does not run backwards: a late line is decided as if it
+    /// came now.
     pub(super) fn note_time(&mut self, unix_us: u64) {
         let (first, last) = self.span.unwrap_or((unix_us, unix_us));
         if unix_us < last {
@@ -84,7 +85,7 @@ impl Tally {
         self.span = Some((first.min(unix_us), last.max(unix_us)));
     }
 
-    /// Notes a line that could not be read.
+    /// Records a line that could not be read.
     pub(super) fn note_unreadable(&mut self, file: &str, line: u64, why: impl FnOnce() -> String) {
         self.unreadable += 1;
         if self.first_unreadable.len() < UNREADABLE_SHOWN {
@@ -93,7 +94,7 @@ impl Tally {
         }
     }
 
-    /// Notes what was decided on `request`.
+    /// Counts the verdict on `request`.
     pub(super) fn note(&mut self, request: &Request<'_>, verdict: &Verdict<'_>) {
         self.requests += 1;
         match verdict.code {
@@ -116,7 +117,7 @@ impl Tally {
         }
     }
 
-    /// The rules that limited a request, those that denied most first.
+    /// Returns the rules that limited a request, those with the most denials first.
     pub(super) fn rules(&self) -> Vec<(&str, &RuleTally)> {
         let mut rules: Vec<_> = self.by_rule.iter().map(|(path, tally)| (&**path, tally)).collect();
         rules.sort_by_key(|(path, tally)| {
@@ -126,7 +127,7 @@ impl Tally {
         rules
     }
 
-    /// The `most` keys that were denied most.
+    /// Returns the `most` keys with the most denials.
     pub(super) fn keys(&self, most: usize) -> Vec<&KeyTally> {
         let mut keys: Vec<_> = self.by_key.values().collect();
         keys.sort_by(|a, b| {
@@ -138,7 +139,7 @@ impl Tally {
     }
 
     fn count(&mut self, rule: &str, count: impl FnOnce(&mut RuleTally)) {
-        // Most find theirs, and then nothing is allocated.
+        // Usually the rule is there already, and nothing is allocated.
         if let Some(tally) = self.by_rule.get_mut(rule) {
             count(tally);
         } else {
@@ -164,7 +165,7 @@ impl Tally {
         self.by_key.insert(key, KeyTally { rule: rule.into(), entries, over_limit: 1 });
     }
 
-    /// Forgets the half of the keys that were denied least.
+    /// Drops the half of the keys with the fewest denials.
     fn give_way(&mut self) {
         let mut counts: Vec<_> = self.by_key.values().map(|tally| tally.over_limit).collect();
         let middle = counts.len() / 2;

@@ -1,4 +1,4 @@
-//! The screen of `top`: a view in, cells out. Pure.
+//! Draws the screen of `top`: from a view to cells. Pure functions.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -13,16 +13,16 @@ use super::view::View;
 use crate::pod::{HotKey, Pod};
 use crate::status;
 
-/// Lines of what is wrong.
+/// Maximum number of lines for problems.
 const WRONGS_MAX: usize = 3;
 
-/// Lines of the graphs, with their borders.
+/// Height of the graphs in lines, with borders.
 const GRAPH_HEIGHT: u16 = 6;
 
-/// Lines of the shards at most, with the border.
+/// Maximum height of the shards in lines, with the border.
 const SHARDS_HEIGHT_MAX: usize = 8;
 
-/// How things are coloured; without colour only in bold and dim.
+/// The styles; without colour only bold and dim are used.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Colours {
     pub(super) are_on: bool,
@@ -113,7 +113,7 @@ fn draw_graphs(view: &View, colours: Colours, area: Rect, buffer: &mut Buffer) {
     graph(title, &denied, colours.bad()).render(right, buffer);
 }
 
-/// Newest on the right.
+/// Draws a graph with the newest rate on the right.
 fn graph(title: String, rates: &[u64], style: Style) -> Sparkline<'_> {
     let most = rates.iter().max().copied().unwrap_or_default().max(1);
     Sparkline::default()
@@ -124,7 +124,7 @@ fn graph(title: String, rates: &[u64], style: Style) -> Sparkline<'_> {
         .style(style)
 }
 
-/// How it decides and what it holds.
+/// Draws how the pod decides and what it holds.
 fn figures(pod: &Pod, colours: Colours) -> Paragraph<'static> {
     let count = |name: &str| pod.counts.get(name).copied().unwrap_or_default();
     let decided = match &pod.decisions {
@@ -192,7 +192,7 @@ fn draw_shards(pod: &Pod, colours: Colours, area: Rect, buffer: &mut Buffer) {
     if lines.is_empty() {
         lines.push(Line::styled("none asked yet", colours.faint()));
     }
-    // Those in trouble first, since not all may fit.
+    // Shards with problems first, since not all may fit.
     let trouble: Vec<_> = pod.shards.iter().map(|shard| !shard.is_open()).collect();
     let mut order: Vec<_> = lines.into_iter().enumerate().collect();
     order.sort_by_key(|(at, _)| trouble.get(*at).copied());
@@ -217,7 +217,7 @@ fn whole(rate: f64) -> u64 {
     rate.round() as u64
 }
 
-/// A rate, with one digit behind the point where it is small.
+/// Formats a rate, with one decimal if it is small.
 fn number(rate: f64) -> String {
     if rate > 0.0 && rate < 10.0 { format!("{rate:.1}") } else { format!("{rate:.0}") }
 }

@@ -1,23 +1,23 @@
-//! A screen as a picture, for the documentation.
+//! Renders a screen as an SVG picture, for the documentation.
 
 use std::fmt::Write;
 
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};
 
-/// Pixels of a cell, and where in it the text stands.
+/// Size of a cell in pixels, and the position of the text in it.
 const WIDTH: f64 = 8.4;
 const HEIGHT: f64 = 16.5;
 const BASELINE: f64 = 13.0;
 
-/// Pixels around the screen.
+/// Margin around the screen in pixels.
 const MARGIN: f64 = 12.0;
 
 const BACKGROUND: &str = "#16181d";
 const FOREGROUND: &str = "#d8dee9";
 
-/// `buffer` as an SVG document. Each run of one style is one text, set to the width of its cells,
-/// so that columns stand under one another in any font.
+/// Renders `buffer` as an SVG document. Each run of one style is one text, stretched to the width
+/// of its cells, so that columns are aligned in any font.
 pub(super) fn svg(buffer: &Buffer) -> String {
     let area = buffer.area;
     let (width, height) = (
@@ -66,7 +66,7 @@ fn fill(colour: Color) -> &'static str {
     }
 }
 
-/// Blanks that do not run together: browsers differ on how others are kept.
+/// Escapes text; spaces become non-breaking, because browsers differ in how they keep other spaces.
 fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace(' ', "\u{a0}")

@@ -1,4 +1,4 @@
-//! What `top` shows: the last status, and rates from those before.
+//! The state that `top` shows: the last status, and rates computed from earlier ones.
 
 use std::collections::VecDeque;
 
@@ -6,17 +6,17 @@ use serde::Serialize;
 
 use crate::pod::{BusyRule, Pod};
 
-/// Rates that are kept: ten minutes at one a second, more than a terminal is wide.
+/// Number of rates that are kept: ten minutes at one a second, more than the width of a terminal.
 const RATES_MAX: usize = 600;
 
 /// Everything on the screen.
 #[derive(Debug, Clone, Default)]
 pub(super) struct View {
-    /// Whom it is about.
+    /// Address of the pod.
     pub(super) server: String,
-    /// As it last told.
+    /// Its last status.
     pub(super) pod: Pod,
-    /// Why it told nothing since.
+    /// The error of the last attempt, if it failed.
     pub(super) trouble: Option<String>,
     /// Oldest first.
     pub(super) rates: VecDeque<Rate>,
@@ -24,7 +24,7 @@ pub(super) struct View {
     pub(super) rules: Vec<RuleRate>,
 }
 
-/// Requests a second between two looks.
+/// Requests a second between two samples.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub(super) struct Rate {
     pub(super) passed: f64,
@@ -47,7 +47,8 @@ impl View {
         Self { server, ..Self::default() }
     }
 
-    /// The pod has told this. Rates follow from what it told before, unless it began anew since.
+    /// Takes a new status. Rates are computed from the previous one, unless the process has
+    /// restarted since.
     pub(super) fn take(&mut self, pod: Pod) {
         let span = pod.uptime.checked_sub(self.pod.uptime).filter(|span| !span.is_zero());
         let seconds = span.map_or(0.0, |span| span.as_secs_f64());
@@ -63,7 +64,7 @@ impl View {
                     errors: per_second(now.errors, before.errors),
                 });
             }
-            // Another process: what the last one did says nothing of this one.
+            // The process has restarted, so earlier counts cannot be compared with new ones.
             _ => self.rates.clear(),
         }
         self.rules = pod
@@ -89,12 +90,12 @@ impl View {
         self.trouble = None;
     }
 
-    /// The pod could not be asked.
+    /// Records that the pod could not be asked.
     pub(super) fn miss(&mut self, trouble: String) {
         self.trouble = Some(trouble);
     }
 
-    /// The newest rates; none before there were two looks.
+    /// Returns the newest rates; `None` before the second sample.
     pub(super) fn rate(&self) -> Option<Rate> {
         self.rates.back().copied()
     }
