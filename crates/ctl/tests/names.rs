@@ -1,10 +1,10 @@
-//! The binary as a process: what it is called, and how it ends. That there is a test here also has
-//! `cargo test --workspace` build the binary, which the tests of the sidecar run beside a pod.
+//! Tests the binary as a process: its name and its exit status. Because this test exists, `cargo
+//! test --workspace` also builds the binary, which the tests of the sidecar run beside a pod.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::process::{Command, Output};
 
-/// Runs the binary with nothing in its environment.
+/// Runs the binary with an empty environment.
 fn run(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_ratectl")).args(args).env_clear().output().expect("it runs")
 }

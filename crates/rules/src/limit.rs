@@ -40,8 +40,8 @@ pub enum Algorithm {
         /// Capacity of the bucket, from 1; 0 if the limit, or a pod's part of it, is 0.
         burst: u32,
     },
-    /// The count of the current window plus a part of the previous count, weighted by how much of
-    /// the previous window lies within the last window's length.
+    /// The count of the current window plus a part of the previous window's: the part of the
+    /// previous window that lies within one window's length before now.
     SlidingWindow,
     /// Stores the time of every request: exact in every window, and never leased.
     SlidingLog,

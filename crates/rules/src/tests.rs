@@ -1,4 +1,4 @@
-//! The reference's contract as tables, over the fixtures in `tests/rules/`.
+//! The reference's contract as tables, checked with the fixtures in `tests/rules/`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ fn fixtures(kind: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/rules").join(kind)
 }
 
-/// The named files of `tests/rules/<kind>`.
+/// Reads the named files of `tests/rules/<kind>`.
 fn sources(kind: &str, names: &[&str]) -> Vec<Source> {
     let read = |name: &&str| Source {
         name: (*name).to_owned(),
@@ -37,17 +37,17 @@ fn source(text: &str) -> Source {
     Source { name: "a.yaml".to_owned(), text: text.as_bytes().to_vec() }
 }
 
-/// The rules of the named good fixtures.
+/// Loads the named good fixtures.
 fn rules(names: &[&str], options: Options) -> Rules {
     load(&sources("ok", names), options).unwrap().rules
 }
 
-/// The rules that `text` holds, and the warnings.
+/// Loads `text` and returns its rules and warnings.
 fn compile(text: &str) -> Loaded {
     load(&[source(text)], NO_MERGE).unwrap()
 }
 
-/// Entries from `key=value` pairs with spaces between.
+/// Parses entries from `key=value` pairs, separated by spaces.
 fn entries(text: &str) -> Vec<Entry<'_>> {
     let entry = |pair| {
         let (key, value) = str::split_once(pair, '=').unwrap();
@@ -63,7 +63,7 @@ fn find<'r>(rules: &'r Rules, domain: &str, descriptor: &str) -> Option<&'r Arc<
     }
 }
 
-/// `5 SECOND`, `unlimited`, or `none`.
+/// Formats the limit of a descriptor: `5 SECOND`, `unlimited`, or `none`.
 fn allowed(rules: &Rules, domain: &str, descriptor: &str) -> String {
     match find(rules, domain, descriptor).map(|rule| rule.allowance) {
         None => "none".to_owned(),
@@ -74,7 +74,7 @@ fn allowed(rules: &Rules, domain: &str, descriptor: &str) -> String {
     }
 }
 
-/// `file:line:column: message` of all faults of a load that must fail.
+/// Returns all faults of a load that must fail, as `file:line:column: message`.
 fn refusal(sources: &[Source], options: Options) -> Vec<String> {
     load(sources, options).unwrap_err().iter().map(ToString::to_string).collect()
 }

@@ -1,4 +1,4 @@
-//! The settings as a whole: what a command line and an environment come to.
+//! Tests of the settings as a whole: the result of a command line and an environment.
 
 mod parts;
 mod redis;
@@ -17,7 +17,7 @@ use super::*;
 use crate::commands::{Cli, Task};
 use crate::grammar;
 
-/// Names of our own that have a flag.
+/// Names of this project that have a flag.
 const OURS: [&str; 34] = [
     "LEASE_MAX_WAIT",
     "LEASE_WAIT_LIMIT",
@@ -57,7 +57,7 @@ const OURS: [&str; 34] = [
 
 type Env<'a> = &'a [(&'a str, &'a str)];
 
-/// Parses `line`, whose first word is the program's name, with exactly `env` behind it.
+/// Parses `line`, whose first word is the program's name, with exactly the environment `env`.
 fn parse(line: &str, env: Env<'_>) -> Result<Settings, SettingsError> {
     let env: HashMap<&str, &str> = env.iter().copied().collect();
     let mut words = line.split_whitespace();
@@ -73,7 +73,7 @@ fn good(line: &str, env: Env<'_>) -> Settings {
     parse(line, env).unwrap_or_else(|error| panic!("{line:?} with {env:?}: {error}"))
 }
 
-/// The faults as the user sees them.
+/// Returns the faults as the user sees them.
 fn faults(line: &str, env: Env<'_>) -> Vec<String> {
     match parse(line, env) {
         Err(SettingsError::Faults(faults)) => faults.iter().map(ToString::to_string).collect(),
@@ -81,7 +81,7 @@ fn faults(line: &str, env: Env<'_>) -> Vec<String> {
     }
 }
 
-/// The one fault of one faulty variable.
+/// Returns the one fault of one faulty variable.
 fn fault(name: &str, value: &str) -> String {
     let faults = faults("ratelease serve", &[(name, value)]);
     let [fault] = faults.as_slice() else { panic!("{name}={value}: not one fault but {faults:?}") };
@@ -132,7 +132,7 @@ fn ratelimit_serves_by_itself_with_the_defaults_of_the_reference() {
     let settings = good("/bin/ratelimit", &[]);
     assert_eq!(settings.listeners.http.to_string(), "0.0.0.0:8080");
     assert_eq!(settings.listeners.grpc, GrpcListen::Tcp(HostPort::new("0.0.0.0", 8081)));
-    // Not the reference's, which shows it to every machine that reaches it.
+    // Not the reference's default, which shows the debug port to every machine that reaches it.
     assert_eq!(settings.listeners.debug.to_string(), "127.0.0.1:6070");
     let told = [("DEBUG_HOST", "0.0.0.0")];
     assert_eq!(good("ratelimit", &told).listeners.debug.to_string(), "0.0.0.0:6070");
@@ -270,7 +270,7 @@ fn each_secret_can_lie_in_a_file_instead() {
     }
 }
 
-/// The variable of each flag of `serve`, which is its name in capitals, and the flag.
+/// Returns each flag of `serve` with its variable, which is the flag's name in capitals.
 fn variables() -> Vec<(String, clap::Arg)> {
     let command = Cli::command();
     let serve = command.find_subcommand("serve").expect("serve");

@@ -1,4 +1,4 @@
-//! Whole runs against servers of a few lines on free ports.
+//! Whole runs against minimal servers on free ports.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use super::link::Socket;
 use super::*;
 use crate::Tool;
 
-/// What a server does with the request of this number, counted from 0 for the trial.
+/// How a server reacts to the request of this number; the trial is number 0.
 type Script = fn(u64) -> Act;
 
 #[derive(Debug, Clone, Copy)]
@@ -29,19 +29,19 @@ enum Act {
     Verdict(u8),
     /// Answer with this gRPC code and nothing else.
     Refuse(&'static str),
-    /// Hold the answer back for so long; the requests behind it wait too.
+    /// Delay the answer by this long; the requests behind it wait too.
     Stall(Duration),
-    /// Say nothing.
+    /// Do not answer.
     Ignore,
-    /// End the connection without a word.
+    /// Close the connection abruptly.
     Cut,
-    /// Take no more requests on this connection.
+    /// Accept no more requests on this connection.
     GoAway,
 }
 
 const OK: Act = Act::Verdict(1);
 
-/// A server that follows a script, for as long as it lives.
+/// A server that follows a script until it is dropped.
 struct Server {
     address: SocketAddr,
     asked: Arc<AtomicU64>,
@@ -106,7 +106,7 @@ fn answer(mut respond: SendResponse<Bytes>, code: u8) {
     body.send_trailers(HeaderMap::from_iter([(name, status)])).unwrap();
 }
 
-/// The report as JSON, or why there is none.
+/// Runs the bench and returns its report as JSON, or its error.
 fn report(flags: &str) -> Result<Value, String> {
     let report = run::run(parse(flags)?.plan()?)?;
     let json: Value = serde_json::from_str(&report.json()).unwrap();
@@ -120,7 +120,7 @@ fn report(flags: &str) -> Result<Value, String> {
 
 fn parse(flags: &str) -> Result<LoadFlags, String> {
     let line = format!("bench load --warmup 0 --duration 200ms --keys 100 {flags}");
-    // A flag given twice is refused, so that the defaults above give way.
+    // A flag given twice is refused, so a flag of the test removes the default above.
     let mut words: Vec<&str> = Vec::new();
     for word in line.split_whitespace() {
         if let Some(at) = words.iter().position(|w| *w == word && word.starts_with("--")) {
@@ -148,7 +148,7 @@ fn a_closed_loop_counts_every_verdict() {
     let (ok, over) = (count(&report, "ok"), count(&report, "over_limit"));
     assert!(ok > 0 && over > 0 && ok.abs_diff(over * 3) <= 12, "{report}");
     assert_eq!(count(&report, "requests"), ok + over);
-    // All but the trial, which is not measured.
+    // All requests except the trial, which is not measured.
     assert_eq!(server.asked.load(Ordering::Relaxed), 1 + ok + over);
     let latency = |name: &str| report["latency_us"][name].as_f64().unwrap();
     assert!(latency("p50") > 0.0 && latency("p50") <= latency("p99.9"), "{report}");
@@ -165,7 +165,7 @@ fn the_warm_up_is_not_measured() {
 
 #[test]
 fn an_open_loop_sends_each_request_and_a_stall_shows_in_all_that_it_held_up() {
-    // One request in 200 ms of them stalls the server; those that were due meanwhile waited too.
+    // One request stalls the server for 200 ms; the requests that were due meanwhile waited too.
     let server = Server::start(|at| match at {
         50 => Act::Stall(Duration::from_millis(200)),
         _ => OK,
@@ -174,7 +174,7 @@ fn an_open_loop_sends_each_request_and_a_stall_shows_in_all_that_it_held_up() {
     let report = server.run(flags);
     assert_eq!((count(&report, "requests"), count(&report, "ok")), (500, 500), "{report}");
     let latency = |name: &str| report["latency_us"][name].as_f64().unwrap();
-    // 200 of 500 requests were due during the stall; only 8 could be on their way.
+    // 200 of 500 requests were due during the stall; only 8 could be in flight.
     assert!(latency("max") >= 195_000.0, "{report}");
     assert!(latency("p90") >= 100_000.0, "{report}");
 }
@@ -239,7 +239,7 @@ fn a_unix_socket_is_a_target_too() {
 
 #[test]
 fn a_target_that_is_no_rate_limit_server_is_told_before_the_run() {
-    // Nobody.
+    // No server.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let error = report(&format!("--target {gone}")).unwrap_err();
     assert!(error.starts_with(&format!("cannot connect to {gone}: ")), "{error}");
@@ -247,7 +247,7 @@ fn a_target_that_is_no_rate_limit_server_is_told_before_the_run() {
     let other = Server::start(|_| Act::Refuse("12"));
     let error = report(&format!("--target {}", other.address)).unwrap_err();
     assert!(error.contains("is a gRPC server without envoy.service.ratelimit.v3"), "{error}");
-    // HTTP/1, or anything.
+    // HTTP/1, or any other protocol.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! Cases over rules, both as text.
+//! Tests with cases and rules, both as text.
 
 use ratelease_rules::{Options, Source, load};
 
@@ -25,7 +25,7 @@ fn read(text: &str) -> Result<Suite, Vec<String>> {
     read::suite(&source).map_err(|faults| faults.iter().map(shown).collect())
 }
 
-/// The failures of one case with these steps, a line each in flow style.
+/// Returns the failures of one case with these steps, one line each in flow style.
 fn play(steps: &str) -> Vec<String> {
     let sources = [Source { name: "d.yaml".into(), text: RULES.into() }];
     let rules = load(&sources, Options::default()).expect("good rules").rules;

@@ -1,4 +1,4 @@
-//! What differs between two texts of rules.
+//! Tests of the differences between two texts of rules.
 
 use ratelease_rules::{Options, Source, load};
 
@@ -9,7 +9,7 @@ fn rules(descriptors: &str) -> Rules {
     load(&[Source { name: "d.yaml".into(), text }], Options::default()).expect("good rules").rules
 }
 
-/// The one change between `key: k` with these two limits.
+/// Returns the one change between `key: k` with these two limits.
 #[track_caller]
 fn change(old: &str, new: &str) -> (Vec<String>, Counts) {
     let rule = |limit: &str| rules(&format!("  - {{key: k, rate_limit: {{{limit}}}}}\n"));
@@ -46,7 +46,7 @@ fn amounts_keep_the_counts_and_windows_and_algorithms_restart_them() {
         let (found, kept) = change(ten, new);
         assert_eq!((found.as_slice(), kept), (&settings.map_to_owned()[..], counts), "{new}");
     }
-    // 60 seconds are a minute: the window is the same, whatever its unit is called.
+    // 60 seconds are a minute: the window is the same, whichever unit it is written in.
     let seconds = "unit: second, unit_multiplier: 60, requests_per_unit: 10";
     assert_eq!(change(ten, seconds).1, Counts::Kept);
     assert_eq!(change(ten, "unlimited: true").1, Counts::End);
@@ -66,7 +66,7 @@ fn a_change_of_shards_keeps_the_counts_and_says_how_many_pools_go() {
     }
 }
 
-/// So that tables can hold literals.
+/// Lets tables hold literals.
 trait MapToOwned {
     fn map_to_owned(&self) -> Vec<String>;
 }

@@ -1,11 +1,12 @@
-//! The model against what the sizing formula gives, and against what is plain.
+//! Compares the model with the sizing formula, and with results that are obvious.
 
 use std::time::Duration;
 
 use super::key::{Cost, Demand};
 use super::model::{Estimate, Fleet};
 
-/// A key whose demand is far above its limit, on so many pods, in a window of an hour.
+/// Returns the cost of a key with a demand far above its limit, on this many pods, in a window of
+/// an hour.
 fn saturated(limit: f64, pods: f64) -> Cost {
     Demand { offered: 1e9, limit, window: 3600.0, pods }.cost()
 }
@@ -20,8 +21,8 @@ fn near(found: f64, expected: f64) -> bool {
     (found / expected - 1.0).abs() < 0.01
 }
 
-/// Asks that lend the tokens of a saturated key, by stepping through the sizing formula itself:
-/// each ask takes ⌊φ · left / pods⌋ tokens, at least one.
+/// Counts the asks that lease all tokens of a saturated key, by stepping through the sizing formula
+/// itself: each ask takes ⌊φ · left / pods⌋ tokens, at least one.
 fn stepped(limit: u64, pods: u64) -> f64 {
     let (mut left, mut asks) = (limit, 0);
     while left > 0 {
@@ -36,7 +37,7 @@ fn asks_of_a_saturated_key_are_those_of_the_sizing_formula() {
     for (limit, pods) in
         [(1_000, 4), (10_000, 4), (100_000, 4), (10_000, 128), (100_000, 128), (10_000, 1024)]
     {
-        // Less what it takes to learn of the denial: one ask a pod, and a probe a second.
+        // Subtract the asks that learn of the denial: one per pod, and one probe a second.
         let cost = saturated(limit as f64, pods as f64);
         let lent = cost.asks - pods as f64 - 3600.0 * (1.0 - limit as f64 / 1e9);
         let expected = stepped(limit, pods);
@@ -70,7 +71,8 @@ fn a_key_that_is_touched_once_costs_one_ask() {
 fn a_hot_key_of_a_high_limit_is_answered_locally() {
     let estimate = Estimate::of(&fleet(20, 1, 100_000_000, 3600, 20_000.0));
     assert!(estimate.local > 0.999 && estimate.is_p95_local, "{estimate:?}");
-    // A lease is what may lie unspent, which is more than two seconds of demand: 25 000 tokens.
+    // A lease is the number of tokens that may stay unspent, which is more than two seconds of
+    // demand: 25 000.
     assert!(near(estimate.asks, 20_000.0 / 25_000.0), "{estimate:?}");
     assert_eq!(estimate.shards, 1.0);
 }

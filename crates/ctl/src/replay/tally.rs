@@ -74,8 +74,8 @@ pub(super) struct KeyTally {
 // === impl Tally ===
 
 impl Tally {
-    /// Records a request's time. Decision time does not run backwards: a late line is decided as if it
-    /// came now.
+    /// Records a request's time. Decision time does not run backwards: a late line is decided as if
+    /// it came now.
     pub(super) fn note_time(&mut self, unix_us: u64) {
         let (first, last) = self.span.unwrap_or((unix_us, unix_us));
         if unix_us < last {

@@ -1,4 +1,4 @@
-//! Directories as they are mounted, linked and broken.
+//! Tests of directories as they are mounted, linked and broken.
 
 use std::os::unix::fs::symlink;
 

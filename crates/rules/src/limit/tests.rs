@@ -1,4 +1,4 @@
-//! The parts of a limit that pods admit by themselves.
+//! Tests of the parts of a limit that pods admit by themselves.
 
 use proptest::prelude::*;
 
@@ -43,7 +43,7 @@ proptest! {
     ) {
         let limit = bucket(requests, burst);
         let (all, bursts) = sums(limit, pods);
-        // Evenly spread dice miss the mean by less than what a few of them make.
+        // Evenly spread dice differ from the mean by less than the contribution of a few of them.
         prop_assert!(all.abs_diff(requests.into()) <= 8, "{} of {}", all, requests);
         prop_assert!(bursts.abs_diff(burst.into()) <= 8, "{} of {}", bursts, burst);
     }
@@ -60,7 +60,7 @@ proptest! {
 #[test]
 fn the_expected_sum_is_the_limit_also_with_fewer_tokens_than_pods() {
     let hash = |pod: u64, window: u64| {
-        // splitmix64, as good as a hash of pod and window.
+        // splitmix64, which is as good as a hash of pod and window.
         let mut z = (pod << 32 ^ window).wrapping_add(1).wrapping_mul(EVENLY);
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -1,8 +1,8 @@
-//! Trees of good, bad and hostile files.
+//! Tests of the trees of good, bad and hostile files.
 
 use super::*;
 
-/// The tree as text: `line:column` and kind of each node, children in brackets.
+/// Formats the tree: `line:column` and kind of each node, children in brackets.
 fn outline(text: &str) -> String {
     let document = Document::parse(text).unwrap();
     document.root().map(|root| draw(&document, root)).unwrap_or_default()

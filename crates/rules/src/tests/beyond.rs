@@ -1,4 +1,5 @@
-//! The keys beyond the reference's: what they mean, and how a file's `defaults` fill them in.
+//! The settings that the reference does not have: their meaning, and how a file's `defaults` fill
+//! them in.
 
 mod faults;
 
@@ -10,8 +11,8 @@ use super::*;
 const DAY: Limit = Limit::fixed_window(10_000, Unit::Day);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// How the rule of `domain: a`, `key: k` counts, whose `rate_limit` has this beside 10 000 a day,
-/// below these lines at the top of its file.
+/// Loads the rule of `domain: a`, `key: k`. Its `rate_limit` has `beside` in addition to 10 000 a
+/// day, and `top` holds lines at the top of its file.
 #[track_caller]
 fn with_defaults(top: &str, beside: &str) -> Rule {
     let text = format!(
@@ -162,7 +163,7 @@ fn defaults_fill_in_what_a_rule_leaves_open() {
     let table = [
         ("", Algorithm::LeakyBucket { max_delay_us: 2_000_000 }, 1),
         ("max_delay: 1ms", Algorithm::LeakyBucket { max_delay_us: 1_000 }, 1),
-        // What does not fit the rule's own algorithm stays away from it.
+        // Settings that do not fit the rule's own algorithm are not applied to it.
         ("algorithm: fixed_window", Algorithm::FixedWindow, 4),
         ("algorithm: token_bucket, burst: 9, shards: 2", Algorithm::TokenBucket { burst: 9 }, 2),
         ("algorithm: sliding_window, max_delay: ~", Algorithm::SlidingWindow, 4),

@@ -1,4 +1,4 @@
-//! Rows 1-16 of the contract, and what we refuse beyond it: each fault at its place.
+//! Rows 1-16 of the contract, and further faults that are refused here, each at its place.
 
 use super::*;
 

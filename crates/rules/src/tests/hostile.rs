@@ -1,14 +1,14 @@
-//! No input makes loading panic, hang or eat memory.
+//! No input makes loading panic, hang or exhaust memory.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::*;
 
-/// Far more than any of these takes, far less than anything that is not linear would.
+/// Far longer than any of these loads takes, far shorter than a load would take that is not linear.
 const LONG: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// The first fault of `text`, which must be found before long.
+/// Returns the first fault of `text`, which must be found quickly.
 #[allow(clippy::disallowed_methods)] // measures; decides nothing
 fn refused_soon(text: &str) -> String {
     let start = std::time::Instant::now();
@@ -155,7 +155,7 @@ fn amounts_at_the_ends_of_their_types_load_or_are_refused() {
     }
 }
 
-/// What may befall a file.
+/// A kind of damage to a file.
 #[derive(Debug, Clone)]
 enum Damage {
     Put(Index, u8),
@@ -205,7 +205,7 @@ fn apply(text: &mut Vec<u8>, damage: &Damage) {
     }
 }
 
-/// Loads, and checks that whatever is found has a place in the file.
+/// Loads `text` and checks that every fault has a place in the file.
 fn load_safely(text: Vec<u8>) {
     let lines = text.iter().filter(|byte| matches!(byte, b'\n' | b'\r')).count() + 1;
     let sources = [Source { name: "a.yaml".to_owned(), text }];

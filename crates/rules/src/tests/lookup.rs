@@ -1,4 +1,5 @@
-//! What a descriptor finds: MATCH, MERGE, SHADOW CONFIG, WILDCARD, SHARE_THRESHOLD and METADATA.
+//! Which rule a descriptor matches: MATCH, MERGE, SHADOW CONFIG, WILDCARD, SHARE_THRESHOLD and
+//! METADATA.
 
 use super::*;
 
@@ -153,7 +154,7 @@ fn wildcards_match_anywhere_and_the_first_of_the_file_wins() {
     );
 }
 
-/// The limit and what each level shares, `-` for nothing.
+/// Formats the limit and the shared pattern of each level, `-` for none.
 fn shared(rules: &Rules, descriptor: &str) -> String {
     let levels = find(rules, "test-domain", descriptor).map(|rule| {
         let shared = rule.levels.iter().map(|level| level.shared.as_deref().unwrap_or("-"));

@@ -1,4 +1,4 @@
-//! Lookup against a plain rendering of the reference's own: joined keys, one map a level.
+//! Compares lookup with a plain implementation of the reference's: joined keys, one map per level.
 //!
 //! Without `_` in keys and values the reference's joined keys cannot collide, and the two must
 //! agree.
@@ -45,7 +45,7 @@ fn level(depth: u32) -> BoxedStrategy<Vec<Written>> {
     prop::collection::vec(written, 1..6).prop_map(unique).boxed()
 }
 
-/// Writes the rules; each limit is a number of its own.
+/// Writes the rules; each limit has a different number.
 fn write(level: &[Written], indent: usize, count: &mut u32, out: &mut String) {
     let pad = " ".repeat(indent);
     for Written { key, value, limited, children } in level {
@@ -61,7 +61,7 @@ fn write(level: &[Written], indent: usize, count: &mut u32, out: &mut String) {
     }
 }
 
-/// A level's descriptors, each with its composite key and the number that `write` gives it.
+/// Returns a level's descriptors, each with its composite key and the number that `write` gives it.
 fn number<'w>(level: &'w [Written], count: &mut u32) -> Vec<(String, u32, &'w Written)> {
     let mut numbered = Vec::new();
     for written in level {
@@ -85,7 +85,7 @@ fn matches(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// The number of the limit that the reference finds.
+/// Returns the number of the limit that the reference finds.
 fn reference(root: &[Written], request: &[Entry<'_>]) -> Option<u32> {
     let mut level = number(root, &mut 0);
     for (index, entry) in request.iter().enumerate() {
@@ -141,7 +141,8 @@ proptest! {
             };
             prop_assert_eq!(traced, by_find, "{:?} in\n{}", request, text);
             for step in &trace.steps {
-                // What is listed as fitting first is what is taken, and nothing is taken unlisted.
+                // The first listed candidate that fits is the one that is taken, and no other is
+                // taken.
                 let fitting = step.candidates.iter().position(|candidate| candidate.fits);
                 prop_assert_eq!(step.taken, fitting, "{:?} in\n{}", request, text);
                 prop_assert!(step.taken.is_some() || step.rule.is_none());

@@ -1,8 +1,8 @@
-//! Where rules are written.
+//! Tests of the places of rules.
 
 use super::*;
 
-/// The place of each rule of `texts`, files `a.yaml`, `b.yaml` and so on.
+/// Returns the place of each rule of `texts`, which are files `a.yaml`, `b.yaml` and so on.
 fn places(texts: &[&str]) -> Vec<(String, String)> {
     let sources: Vec<Source> = ('a'..)
         .zip(texts)

@@ -1,4 +1,4 @@
-//! STATS KEYS, and those of SHARE_THRESHOLD.
+//! STATS KEYS, and the stats keys of SHARE_THRESHOLD.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What a lookup tells of its way.
+//! Tests of the trace of a lookup.
 
 use super::*;
 
@@ -14,7 +14,7 @@ descriptors:
     descriptors: [{key: user}]
 ";
 
-/// Each candidate of the first level as `value` with what became of it.
+/// Returns each candidate of the first level for `value`, with its result.
 fn candidates(value: &str) -> Vec<(String, &'static str)> {
     let rules = compile(RULES).rules;
     let trace = rules.trace("d", &[Entry { key: "path", value }]).expect("the domain is there");

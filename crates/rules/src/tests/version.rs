@@ -1,4 +1,4 @@
-//! The version tells sets of rules apart, and nothing else.
+//! The version differs for different sets of rules, and only for those.
 
 use super::*;
 

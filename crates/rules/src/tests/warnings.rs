@@ -1,4 +1,4 @@
-//! What loads and may not do what its author meant.
+//! Rules that load but may not do what their author meant.
 
 use super::*;
 

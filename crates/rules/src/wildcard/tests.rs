@@ -1,10 +1,10 @@
-//! Levels of many patterns, against one that tries each in turn.
+//! Compares levels with many patterns to a search that tries each pattern in turn.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A level of these patterns, each leading to the node of its place.
+/// Builds a level of these patterns; each leads to the node with its index.
 fn level<T: AsRef<str>>(patterns: &[T]) -> Patterns {
     let mut level = Patterns::default();
     for (node, pattern) in (0..).zip(patterns) {
@@ -14,14 +14,14 @@ fn level<T: AsRef<str>>(patterns: &[T]) -> Patterns {
     level
 }
 
-/// The first that matches, tried one after the other.
+/// Returns the first pattern that matches, trying one after the other.
 fn tried<T: AsRef<str>>(patterns: &[T], text: &str) -> Option<u32> {
     let parsed = patterns.iter().map(|pattern| Pattern::parse(pattern.as_ref()));
     let found = (0..).zip(parsed).find(|(_, it)| it.as_ref().unwrap().matches(text.as_bytes()));
     found.map(|(node, _)| node)
 }
 
-/// Patterns that match none of the texts here, so that a level has its index.
+/// Patterns that match none of the texts here; they are enough for a level to build its index.
 fn filler() -> impl Iterator<Item = String> {
     (0..2 * FEW_MAX).map(|at| format!("*filler{at}*"))
 }

@@ -1,4 +1,4 @@
-//! Each part by itself, and the forms a value may have.
+//! Tests of each part by itself, and of the forms of values.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -170,7 +170,7 @@ fn no_header_may_be_sent_with_two_meanings() {
     let twice_told = "LIMIT_REMAINING_HEADER: LIMIT_LIMIT_HEADER names this header too";
     assert!(found[0].starts_with(twice_told), "{found:?}");
     good("ratelease serve", &twice);
-    // It is not sent.
+    // This header is not sent.
     let list = ("RESPONSE_HEADERS", "x-ratelimit");
     good("ratelease serve", &[list, ("LIMIT_RESET_HEADER", "X-RateLimit-Reset")]);
     good("ratelease serve", &[list, ("LIMIT_RESPONSE_HEADERS_ENABLED", "true")]);

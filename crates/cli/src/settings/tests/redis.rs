@@ -1,4 +1,4 @@
-//! Which Redis a URL and its settings name.
+//! Tests of the Redis that a URL and its settings name.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
-//! Secrets in files, among the flags, and not set at all.
+//! Tests of secrets in files, among the flags, and unset.
 
 use ratelease_engine::store::redis::RedisSettings;
 
 use super::*;
 
-/// A file of this content, which lasts as long as the directory.
+/// Creates a file with this content, which exists as long as the directory.
 fn file(dir: &tempfile::TempDir, name: &str, content: &str) -> String {
     let path = dir.path().join(name);
     std::fs::write(&path, content).unwrap();

@@ -1,4 +1,4 @@
-//! What goes to a collector, and what of it is faulty.
+//! Tests of the settings for a collector, and of their faults.
 
 use super::*;
 

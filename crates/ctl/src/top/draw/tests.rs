@@ -1,4 +1,4 @@
-//! Screens, as text.
+//! Tests of screens, as text.
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -39,7 +39,7 @@ fn view() -> View {
     view
 }
 
-/// What a terminal of this size shows of `view`.
+/// Draws `view` on a terminal of this size.
 fn screen(view: &View, width: u16, height: u16) -> Terminal<TestBackend> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| draw(view, COLOURS, frame.area(), frame.buffer_mut())).unwrap();

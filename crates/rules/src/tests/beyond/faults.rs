@@ -1,4 +1,4 @@
-//! What the keys beyond the reference's may not hold, at its place.
+//! Faults in the settings that the reference does not have, each at its place.
 
 use super::super::faults::refuses;
 
@@ -30,7 +30,8 @@ fn an_algorithm_that_is_none_and_one_that_cannot_count_so_many() {
             &format!(
                 "3:71: unknown algorithm 'token-bucket'; {ALGORITHMS}; did you mean 'token_bucket'?"
             ),
-            // What else the rule has may fit the algorithm that was meant.
+            // The rule's other settings may fit the algorithm that was meant, so they are not
+            // reported.
             &format!("4:71: unknown algorithm 'off'; {ALGORITHMS}"),
             "5:71: error loading config file: 'algorithm' must be text, found a list",
             "6:57: 'requests_per_unit' must be at most 10000 with sliding_log, which keeps the \
