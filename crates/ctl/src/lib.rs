@@ -6,7 +6,6 @@
 //!
 //! All exit with one of three statuses: 0 success, 1 a finding, 2 a usage or I/O error; or, if a
 //! signal ended the process, with 128 plus its number.
-//! where a signal has ended them, with 128 and its number.
 
 #![forbid(unsafe_code)]
 

@@ -261,7 +261,7 @@ fn meaning(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Meaning,
     match (tag.suffix.as_str(), meaning) {
         ("binary", _) => Err("tag !!binary is not read here; write the text itself".to_owned()),
         ("merge", _) if text == "<<" => Ok(Meaning::Merge),
-        #[allow(clippy::cast_precision_loss)] // as asked for by the tag
+        #[allow(clippy::cast_precision_loss)] // the tag asks for it
         ("float", Meaning::Int(number)) => Ok(Meaning::Float(number as f64)),
         ("float", Meaning::Float(_))
         | ("int", Meaning::Int(_) | Meaning::Big(_))

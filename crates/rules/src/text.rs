@@ -46,8 +46,8 @@ fn is_allowed(character: char) -> bool {
 struct Survey {
     /// All bytes are ASCII and allowed.
     is_plain: bool,
-    /// Number of words, flow marks and pairs of quotes, each of which separates tokens within a
-    /// word.
+    /// Number of words, flow marks and pairs of quotes. Quotes are counted because they separate
+    /// tokens within a word.
     pieces: usize,
 }
 

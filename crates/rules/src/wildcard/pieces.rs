@@ -1,10 +1,9 @@
 //! Searches for the pieces between the `*` of many patterns in one pass over a text.
 //!
-//! An Aho–Corasick automaton reports every place at which any piece ends. Each pattern waits for
+//! An Aho-Corasick automaton reports every place at which any piece ends. Each pattern waits for
 //! its first piece, then for the next, in a list of the patterns that wait for the same piece. So
 //! the cost at a place is the number of patterns that advance there, and no pattern advances more
 //! often than it has pieces.
-//! a place costs is what moves on there, and no pattern moves on more often than it has pieces.
 
 use std::collections::HashMap;
 
