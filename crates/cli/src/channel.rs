@@ -137,7 +137,7 @@ fn pem(path: &Path) -> Result<Vec<u8>, Trouble> {
         return Err(failed(&"too long for certificates"));
     }
     let pem = fs::read(path).map_err(|error| failed(&error))?;
-    // tonic silently skips a file without a PEM block and would then trust no certificate.
+    // A file without a PEM block is skipped silently later, and no certificate would be trusted.
     if !pem.windows(11).any(|text| text == b"-----BEGIN ") {
         return Err(failed(&"holds nothing in PEM, which begins with -----BEGIN"));
     }

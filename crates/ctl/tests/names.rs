@@ -1,5 +1,5 @@
-//! Tests the binary as a process: its name and its exit status. Because this test exists, `cargo
-//! test --workspace` also builds the binary, which the tests of the sidecar run beside a pod.
+//! Tests the binary as a process: its name and its exit status. Because this test exists, the
+//! binary is built by `cargo test --workspace` too; the tests of the sidecar run it beside a pod.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::process::{Command, Output};

@@ -161,7 +161,7 @@ impl Client {
         None
     }
 
-    /// If the run was stopped, ends the schedule then.
+    /// If the run was stopped, nothing is due after that time.
     fn heed_stop(&mut self) {
         self.span.end = self.shared.end(self.span.end);
         self.schedule.end_at(self.span.end);

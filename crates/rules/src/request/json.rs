@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// Parsing must stop there, because the rest of the list may be of any length.
+    /// Parsing must stop there, because anything may follow.
     #[test]
     fn a_list_is_refused_at_its_first_element_too_many() {
         let entries = vec![r#"{"key":"k"}"#; ENTRIES_MAX + 1].join(",");
