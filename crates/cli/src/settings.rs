@@ -156,7 +156,7 @@ fn unset_key_secret((leases, store): (&Leases, &StoreSettings)) -> Option<String
     })
 }
 
-/// Returns a warning if the secret ends with a line end; from a file, it would not.
+/// Returns a warning if the secret ends with a line end, which `KEY_SECRET_FILE` would leave out.
 fn key_secret_with_line_end(leases: &Leases) -> Option<String> {
     leases.key_secret.reveal().ends_with('\n').then(|| {
         "KEY_SECRET: ends in a line end, which is of the secret here and is left out of \

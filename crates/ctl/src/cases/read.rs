@@ -50,7 +50,7 @@ impl<'y> Fields<'y> {
     }
 }
 
-// === impl Reader: what a file of cases holds ===
+// === impl Reader: the contents of a test file ===
 
 impl Reader<'_> {
     fn suite(&mut self, root: &Yaml) -> Option<Suite> {
