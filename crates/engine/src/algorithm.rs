@@ -1,9 +1,10 @@
 //! The arithmetic of each algorithm, pure: state and time in, state and grant out. The memory store
-//! runs it; the scripts of the Redis store do the same sums on the shard, and the tests compare
-//! them.
+//! runs it; the scripts of the Redis store do the same calculations on the shard, and tests compare
+//! the two.
 //!
-//! Each file has a `step`, which takes an ask, and a `grant`, which says what a step means to the
-//! pod; the Redis store reads what a script replied with the same `grant`.
+//! Each file has a `step`, which applies an ask to a state, and a `grant`, which turns the result
+//! of a step into the reply to the pod. The Redis store converts a script's reply with the same
+//! `grant`.
 
 pub mod fixed_window;
 pub mod gcra;
@@ -17,7 +18,8 @@ use ratelease_rules::{Algorithm, Limit, WINDOW_SECONDS_MAX};
 
 use crate::ask::{Ask, Grant};
 
-/// What the store keeps of one count. Small, since there is one a key; only a log lies elsewhere.
+/// What the store keeps for one count. It is small, since there is one for each key; only a log is
+/// stored on the heap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// Of [`Algorithm::FixedWindow`].
@@ -34,10 +36,10 @@ pub enum State {
     Pool(pool::State),
 }
 
-/// Takes `ask` at `now_unix_us` (microseconds since the epoch), of a pool if it names one, else by
-/// the algorithm of its limit, as the contract of [`Store`](crate::store::Store) says. Defined for
-/// every input: nothing overflows, nothing panics. A state of another algorithm counts as none: no
-/// two share a key.
+/// Applies `ask` at `now_unix_us` (microseconds since the epoch), to a pool if the ask names one,
+/// else by the algorithm of its limit, as the contract of [`Store`](crate::store::Store) says.
+/// Defined for every input: nothing overflows, nothing panics. A state of another algorithm counts
+/// as none, since no two algorithms share a key.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     if ask.pool.is_some() {
         let state = if let Some(State::Pool(of)) = state { Some(of) } else { None };
@@ -79,8 +81,8 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
 // === impl State ===
 
 impl State {
-    /// When the state comes to say no more than its absence, in seconds since the Unix epoch; 0 if
-    /// it never said more. `terms` are those of the ask that it came from.
+    /// When the state becomes equivalent to no state, in seconds since the Unix epoch; 0 if it
+    /// already is. `terms` are those of the ask that produced it.
     pub fn ends_at(&self, terms: Limit) -> u64 {
         let after =
             |window: u64, more| window.saturating_add(more).saturating_mul(window_seconds(terms));
@@ -103,7 +105,7 @@ impl State {
 
 const MICROS_PER_SECOND: u64 = 1_000_000;
 
-/// Length of the window, within what rules may have: the scripts count it exactly.
+/// Length of the window, limited to what rules may have, so that the scripts count it exactly.
 pub(crate) fn window_seconds(terms: Limit) -> u64 {
     terms.window_seconds().min(WINDOW_SECONDS_MAX)
 }
@@ -112,15 +114,16 @@ pub(crate) fn window_us(terms: Limit) -> u64 {
     window_seconds(terms) * MICROS_PER_SECOND
 }
 
-/// The window that the key is in: that of the clock, or the one after it if that is what the state
-/// is of. A master may take over whose clock is behind: a key's time does not run back, or the
-/// tokens of its window would be lent twice. A state further ahead is a clock gone wrong.
+/// The window that the key is in: that of the clock, or the one after it if the state belongs to
+/// that one. The clock of a master that takes over may be behind: a key's time must not run back,
+/// or the tokens of its window would be lent twice. A state further ahead comes from a wrong clock.
 fn window_of(stored: Option<u64>, now_unix_us: u64, window_us: u64) -> u64 {
     let window = now_unix_us / window_us;
     stored.filter(|of| *of == window.saturating_add(1)).unwrap_or(window)
 }
 
-/// Microseconds until `window` ends: at least 1, and more than its length only if it lies ahead.
+/// Microseconds until `window` ends: at least 1, and more than its length only if the window lies
+/// in the future.
 fn until_end_us(window: u64, now_unix_us: u64, window_us: u64) -> u64 {
     let ends = window.saturating_add(1).saturating_mul(window_us);
     ends.saturating_sub(now_unix_us).max(1)

@@ -1,5 +1,5 @@
-//! What is asked of the store for one key, and what it replies: plain values, which the algorithms
-//! compute with and the stores carry.
+//! What the store is asked about one key, and what it replies: plain values that the algorithms
+//! compute with and the stores transfer.
 
 use std::time::Duration;
 
@@ -8,34 +8,36 @@ use ratelease_rules::key::Key;
 
 use crate::span_context::SpanContext;
 
-/// A request for tokens of one key, with what is given back on the way.
+/// A request for tokens of one key. It can also give tokens back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask {
-    /// Whose tokens.
+    /// The key whose tokens are asked for.
     pub key: Key,
     /// The limit in force for the key.
     pub limit: Limit,
     /// Tokens to lend; the store lends fewer when it has fewer. 0 looks without taking.
     pub want: u64,
-    /// Below this many, none at all: the charge that waits for them is denied.
+    /// The smallest grant that is of use: with fewer tokens left, none is granted, and the charge
+    /// that waits for them is denied.
     pub need: u64,
-    /// Whether a denial (`need` above what is left) spends what is left. Ignored by pools and of
+    /// Whether a denial (`need` above what is left) spends what is left. Ignored by pools and for
     /// the next window.
     pub charge_denied: bool,
-    /// τ: how long the lease lasts at most, from its start. It may end sooner, with its window.
+    /// τ: the longest time that the lease lasts, from its start. It may end sooner, with its
+    /// window.
     pub ttl: Duration,
-    /// Tokens to credit before the rest.
+    /// Tokens to credit first.
     pub back: Option<Back>,
     /// The pool of a split key that is asked, counted from 0; `None` asks the key's own count.
     pub pool: Option<u8>,
     /// Tokens lent by the key's own count, to be added to the pool; ignored without one.
     pub deposit: Option<Deposit>,
-    /// Tokens of the next fixed window are asked for; the present one is left as it is. Other
+    /// Asks for tokens of the next fixed window and leaves the present one as it is. Other
     /// algorithms ignore it.
     pub ahead: bool,
-    /// What it is for, which says what may be dropped first under load.
+    /// What the ask is for, which decides what is dropped first under load.
     pub purpose: Purpose,
-    /// The span of the request that sent it, if that is traced: nothing is decided by it.
+    /// The span of the request that sent the ask, if that is traced; it affects no decision.
     pub cause: Option<SpanContext>,
 }
 
@@ -45,7 +47,7 @@ pub enum Purpose {
     /// A request waits for it.
     #[default]
     Request,
-    /// A request waits, of a key that had no tokens when the store last said.
+    /// A request waits for tokens of a key that had none by the store's last reply.
     Probe,
     /// No request waits for it yet.
     Ahead,
@@ -56,60 +58,61 @@ pub enum Purpose {
 /// Tokens of a lease that are added to a pool of the same key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deposit {
-    /// How many.
+    /// Number of tokens.
     pub tokens: u64,
     /// [`Grant::epoch`] of their lease.
     pub epoch: u64,
-    /// Until their lease ends, from when the deposit reaches the store: what the way there takes at
-    /// most is to be left out. Cut to whole milliseconds.
+    /// Time until their lease ends, from when the deposit reaches the store: the caller leaves out
+    /// the longest time that the way there takes. Cut to whole milliseconds.
     pub lasts: Duration,
 }
 
 /// Tokens that return to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Back {
-    /// How many.
+    /// Number of tokens.
     pub tokens: u64,
-    /// [`Grant::epoch`] of their lease; `None` for a refund, which is never late.
+    /// [`Grant::epoch`] of their lease; `None` for a refund, which is never too late.
     pub epoch: Option<u64>,
 }
 
 /// The store's reply to an [`Ask`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// Tokens lent, already debited.
+    /// Tokens lent, which the store has debited already.
     pub tokens: u64,
-    /// Tokens that the store still has after this, of the window or the pool that was asked.
+    /// Tokens that the store still has after this, in the window or the pool that was asked.
     pub left: u64,
-    /// Even a look is over the limit: more was charged than a fixed window allows, or nothing is
-    /// left of the others.
+    /// Even a charge of 0 is over the limit: more was charged than a fixed window allows, or, with
+    /// the other algorithms, nothing is left.
     pub overdrawn: bool,
-    /// What tells a late return: the window's number since the Unix epoch (`unix seconds / window
-    /// seconds`) for the algorithms with aligned windows, and for the others the store's time of
-    /// the grant in microseconds since the Unix epoch; a log's, never before its newest entry. Of
-    /// a pool, that of the leases that its tokens are of, the oldest one of a token bucket; 0 of an
-    /// empty pool.
+    /// Identifies late returns. For the algorithms with aligned windows it is the window's number
+    /// since the Unix epoch (`unix seconds / window seconds`). For the others it is the store's
+    /// time of the grant in microseconds since the Unix epoch; for a log, never before its newest
+    /// entry. For a pool it is the epoch of the leases that its tokens come from, the oldest one
+    /// for a token bucket; 0 for an empty pool.
     pub epoch: u64,
-    /// Until the first slot lent (leaky bucket); the next ones follow, each the window / requests
-    /// later. With [`Ask::ahead`], until the next window begins by the store's clock; counted from
-    /// when the reply arrives, no token of it is spent before. Zero for the others.
+    /// Time until the first slot lent (leaky bucket); each further slot follows window / requests
+    /// later. With [`Ask::ahead`], time until the next window begins by the store's clock; it
+    /// counts from the arrival of the reply, so that no token is spent before the window begins.
+    /// Zero for the others.
     pub starts_after: Duration,
-    /// The lease ends after this: `ttl`, or sooner with its window; a leaky bucket's a slot after
-    /// the last one lent has gone by. With [`Ask::ahead`] it is `starts_after` and `ttl`, or until
-    /// the next window ends. A pool's lease ends with the pool, or after `ttl`.
+    /// The lease ends after this: `ttl`, or sooner with its window; a leaky bucket's lease ends one
+    /// slot after the last slot lent has passed. With [`Ask::ahead`] it is `starts_after` and
+    /// `ttl`, or until the next window ends. A pool's lease ends with the pool, or after `ttl`.
     pub ends_after: Duration,
-    /// Until the limit stands as if nothing had been charged: until the bucket is full (zero if it
-    /// is), or the last entry has left the log. With windows, until the one that was asked ends,
-    /// though of a sliding one some of the count then stays. Zero of a pool.
+    /// Time until the limit is as if nothing had been charged: until the bucket is full (zero if it
+    /// is), or the last entry has left the log. With windows, until the window that was asked ends,
+    /// though part of a sliding window's count stays after that. Zero for a pool.
     pub reset_after: Duration,
-    /// Until there will be a token more, if `left` is 0; zero otherwise, and of a pool.
+    /// Time until one more token is available, if `left` is 0; zero otherwise, and for a pool.
     pub retry_after: Duration,
 }
 
 // === impl Ask ===
 
 impl Ask {
-    /// An ask that takes nothing of `key`; its fields are there to be changed.
+    /// An ask that takes nothing from `key`; the caller sets further fields.
     pub const fn look(key: Key, limit: Limit) -> Self {
         Self {
             key,
@@ -127,12 +130,12 @@ impl Ask {
         }
     }
 
-    /// Whether it gives unspent tokens back, or moves them to a pool: no request waits for it.
+    /// Whether the ask gives unspent tokens back, or moves them to a pool: no request waits for it.
     pub fn is_return(&self) -> bool {
         self.deposit.is_some() || self.back.is_some_and(|back| back.epoch.is_some())
     }
 
-    /// The key of the count or of the pool that it is a step of.
+    /// The key of the count, or of the pool, that the ask operates on.
     pub fn counter(&self) -> Key {
         match self.pool {
             Some(pool) => self.key.of_pool(pool),

@@ -1,12 +1,12 @@
-//! Waits between attempts, of whatever is tried again until it succeeds.
+//! Waits between attempts that are repeated until they succeed.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use crate::dice::shortened;
 
-/// Waits that double from one failure to the next, each cut by a random part so that the pods of a
-/// fleet do not knock in step.
+/// Waits that double from one failure to the next. Each is shortened by a random part, so that the
+/// pods of a fleet do not retry in step.
 #[derive(Debug)]
 pub struct Backoff {
     first: Duration,
@@ -22,22 +22,22 @@ impl Backoff {
         Self { first, last, next: first }
     }
 
-    /// The wait after one more failure: between half and all of the nominal one.
+    /// The wait after one more failure: between half and all of the nominal wait.
     pub fn next_wait(&mut self) -> Duration {
         let nominal = self.next;
         self.next = (nominal * 2).min(self.last);
         jittered(nominal)
     }
 
-    /// Begins anew after a success.
+    /// Starts over after a success.
     pub fn reset(&mut self) {
         self.next = self.first;
     }
 }
 
-/// Between half of `nominal` and all of it.
+/// A random duration between half of `nominal` and all of it.
 pub fn jittered(nominal: Duration) -> Duration {
-    // Fresh keys for every `RandomState` make its hash of nothing a random number.
+    // Each `RandomState` has fresh keys, so its hash of an empty input is a random number.
     let random = RandomState::new().hash_one(());
     shortened(nominal, random)
 }

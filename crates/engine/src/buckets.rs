@@ -5,25 +5,26 @@ use std::time::Duration;
 /// A distribution of durations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Buckets {
-    /// Upper bounds, growing; each bucket holds what is above the bound before and not above its
-    /// own.
+    /// Upper bounds, ascending; each bucket counts the durations above the previous bound and up to
+    /// its own.
     pub bounds: Vec<Duration>,
-    /// How many fell into each bucket; one more than there are bounds, for those above the last.
+    /// Number of durations in each bucket, and one more bucket for those above the last bound.
     pub counts: Vec<u64>,
-    /// All durations together.
+    /// The sum of all durations.
     pub sum: Duration,
 }
 
 // === impl Buckets ===
 
 impl Buckets {
-    /// How many durations there were.
+    /// The number of durations.
     pub fn count(&self) -> u64 {
         self.counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
     }
 
-    /// The duration that this share (0 to 1) of all does not exceed, taken to lie evenly within its
-    /// bucket; the last bound if it lies above that. `None` if there were none.
+    /// The duration that this share (0 to 1) of all durations does not exceed, assuming that they
+    /// are evenly spread within each bucket; the last bound if it lies above that. `None` if there
+    /// were none.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let all = self.count();
         if all == 0 {

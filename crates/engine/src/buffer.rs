@@ -1,4 +1,4 @@
-//! One key's local tokens: take, refill, expire. Pure: `now` is an argument.
+//! The local tokens of one key: take, refill, expire. Pure: `now` is an argument.
 
 mod expired;
 mod lots;
@@ -13,7 +13,7 @@ pub use lots::{Kind, Lot};
 use crate::time::{Coarse, Span, Time};
 use stock::Stock;
 
-/// Tokens of one key that this pod may spend without asking anybody.
+/// Tokens of one key that this pod may spend without asking the store.
 ///
 /// ```text
 ///            refill                 take               refill: none left
@@ -22,53 +22,54 @@ use stock::Stock;
 ///    └───────────────────┴───────────────────────┴──────────────────────────┘
 /// ```
 ///
-/// A *cold* buffer knows nothing. A *live* one holds tokens. An *empty* one does not, and whoever
-/// needs some waits for a lease. A *dry* one has heard from the store that there are none to be
-/// had, and denies by itself until that word is no longer fresh.
+/// A *cold* buffer knows nothing about its key. A *live* one holds tokens. An *empty* one holds
+/// none, and a request that needs tokens waits for a lease. A *dry* one knows from the store that
+/// no tokens are left, and denies locally until that information is no longer fresh.
 ///
-/// There are millions of them, so that times are kept as spans since the store's last word, rounded
-/// down. What its owner keeps of few keys only, `A`, shares a box with what the buffer has of few.
+/// There are millions of buffers, so times are stored as spans since the store's last reply,
+/// rounded down. `A` is what the buffer's owner keeps for few keys only; it shares a box with the
+/// buffer's own rare state.
 #[derive(Debug, Clone)]
 pub struct Buffer<A = ()> {
     lots: Stock<A>,
-    /// What the store still had at its last word.
+    /// Tokens left at the store, by its last reply.
     left: u32,
-    /// When the limit stands as new, or has a token again if none is left.
+    /// When the limit is as if nothing had been charged, or has a token again if none is left.
     resets: Span,
-    /// Until when the word is worth anything, in nanoseconds; [`Coarse::NONE`] if that is until it
-    /// resets, as with windows.
+    /// Until when the store's last reply says anything about the key, in nanoseconds;
+    /// [`Coarse::NONE`] if that is until the limit resets, as with windows.
     known: Coarse,
-    /// Until when the store's last word is taken for true, in nanoseconds.
+    /// Until when the store's last reply is fresh, in nanoseconds.
     fresh: Coarse,
-    /// When more was asked for, in [`ASKED_UNIT`]s; it begins again every 69 seconds.
+    /// When more tokens were last asked for, in [`ASKED_UNIT`]s; it wraps around every 69 seconds.
     asked: u16,
-    /// The store, or a charge denied here, says that even a look is over the limit.
+    /// Even a charge of 0 is over the limit, by the store's reply or by a charge denied here.
     overdrawn: bool,
-    /// Whether `left` is the store's word rather than an estimate.
+    /// Whether `left` is the store's figure rather than an estimate.
     is_sure: bool,
 }
 
-/// What the owner of a [`Buffer`] keeps in a box of which there may be none.
+/// Rare state that the owner of a [`Buffer`] keeps in an optional box.
 pub trait Spare: Default {
-    /// Whether it holds nothing, so that the box can go.
+    /// Whether it holds nothing, so that the box can be dropped.
     fn is_empty(&self) -> bool;
 }
 
 /// 2^20 nanoseconds, about a millisecond.
 const ASKED_UNIT: Duration = Duration::from_nanos(1 << 20);
 
-/// What became of a charge.
+/// The outcome of a charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Take {
-    /// It was paid with these.
+    /// These tokens paid for it.
     Taken(Lot),
-    /// There are not enough, and the store said so a moment ago.
+    /// There are not enough tokens, by a recent reply of the store.
     Denied,
-    /// Only the store can tell.
+    /// Only the store can decide.
     Short,
 }
 
-/// A grant in plain values: what the store said, on this pod's clock.
+/// A grant as plain values on this pod's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refill {
     /// Tokens lent.
@@ -77,11 +78,11 @@ pub struct Refill {
     pub left: u64,
     /// Even a look is over the limit.
     pub overdrawn: bool,
-    /// Whether a charge above `left` may be denied: it is no estimate.
+    /// Whether `left` is exact, so that a charge above it may be denied.
     pub is_sure: bool,
-    /// Until when this is worth anything: counted from before the ask, so never too late.
+    /// Until when this says anything about the key: counted from before the ask, so never too late.
     pub known_until: Time,
-    /// When the limit stands as new, or has a token again if none is left.
+    /// When the limit is as if nothing had been charged, or has a token again if none is left.
     pub resets: Time,
     /// Until when the store need not be asked again about a key without tokens.
     pub fresh_until: Time,
@@ -96,10 +97,10 @@ impl Default for Buffer {
 }
 
 impl<A: Spare> Buffer<A> {
-    /// Bytes of the box, where there is one.
+    /// Size of the box in bytes, where there is one.
     pub const ASIDE_BYTES: usize = Stock::<A>::ASIDE_BYTES;
 
-    /// A buffer that knows nothing.
+    /// A buffer that knows nothing about its key.
     pub fn cold() -> Self {
         let (known, fresh) = (Coarse::default(), Coarse::default());
         let (overdrawn, is_sure) = (false, false);
@@ -112,8 +113,8 @@ impl<A: Spare> Buffer<A> {
         now < self.known_until()
     }
 
-    /// Charges `hits`; 0 looks. A denial spends what is left here if `charge_denied`, as the
-    /// reference, whose counter keeps the hits that it denied.
+    /// Charges `hits`; 0 only looks. If `charge_denied`, a denial spends what is left here, as in
+    /// the reference implementation, whose counter keeps the hits that it denied.
     pub fn take(&mut self, hits: u64, charge_denied: bool, kind: Kind, now: Time) -> Take {
         if !self.is_live(now) {
             return Take::Short;
@@ -124,7 +125,7 @@ impl<A: Spare> Buffer<A> {
         if let Some(lot) = self.lots.spend(hits, kind, now) {
             return Take::Taken(lot);
         }
-        // A slot that a denied request does not take serves the next one.
+        // A leaky bucket's slot that a denied request does not take serves the next request.
         let charge_denied = charge_denied && !matches!(kind, Kind::Spaced { .. });
         // The first denial of a window goes to the store, so that the whole fleet learns of it.
         let told = self.is_sure && (self.overdrawn || !charge_denied);
@@ -137,7 +138,8 @@ impl<A: Spare> Buffer<A> {
         Take::Short
     }
 
-    /// What one charge may have: slots held here and slots of the store lie apart.
+    /// The most tokens that one charge may have. Slots held here and slots left at the store are
+    /// not adjacent, so a charge cannot use both.
     fn at_once(&self, kind: Kind, now: Time) -> u64 {
         match kind {
             Kind::Spaced { .. } => self.tokens(now).max(self.left.into()),
@@ -145,8 +147,8 @@ impl<A: Spare> Buffer<A> {
         }
     }
 
-    /// A charge of nothing passes while the count does not exceed the limit: at the limit of a
-    /// fixed window it still does, as in the reference.
+    /// A charge of 0 hits passes while the count does not exceed the limit: at the limit of a fixed
+    /// window it still passes, as in the reference implementation.
     fn look(&self, now: Time) -> Take {
         match () {
             () if self.tokens(now) > 0 => Take::Taken(Lot::default()),
@@ -156,7 +158,7 @@ impl<A: Spare> Buffer<A> {
         }
     }
 
-    /// Adds what the store lent. Word of an older window is void once that is over.
+    /// Adds what the store lent. A reply about an older window is dropped once that window is over.
     pub fn refill(&mut self, refill: Refill, kind: Kind, now: Time) {
         let epoch = self.epoch();
         if kind == Kind::Windowed && refill.lot.epoch != epoch {
@@ -164,8 +166,8 @@ impl<A: Spare> Buffer<A> {
                 expired::note(refill.lot.tokens);
                 return;
             }
-            // A window that is not over yet is the present one, even if a later one was before: the
-            // store's clock has been set back.
+            // A window that is not over yet is the present one, even if a later one was present
+            // before: the store's clock has been set back.
             self.lots.expire();
         }
         self.lots.refill(refill.lot, kind, now);
@@ -180,7 +182,7 @@ impl<A: Spare> Buffer<A> {
         self.is_sure = refill.is_sure;
     }
 
-    /// Tokens taken and not spent after all come back, if their lease has not ended.
+    /// Puts back tokens that were taken but not spent, if their lease has not ended.
     pub fn put_back(&mut self, lot: Lot, kind: Kind, now: Time) {
         if kind == Kind::Windowed && lot.epoch != self.epoch() {
             return;
@@ -188,9 +190,9 @@ impl<A: Spare> Buffer<A> {
         self.lots.put_back(lot, kind, now);
     }
 
-    /// Gives back `hits` spent earlier, by whomever, never above `limit`. False if there is no
-    /// live lease to add them to: then only the store can take them. A slot that has gone by does
-    /// not come back, and nothing is easily given.
+    /// Gives back `hits` that this pod or another spent earlier, never above `limit`. Returns false
+    /// if there is no live lease to add them to: then only the store can take them. For a live
+    /// leaky bucket, whose past slots cannot come back, and for 0 hits there is nothing to add.
     pub fn refund(&mut self, hits: u64, limit: u64, kind: Kind, now: Time) -> bool {
         if !self.is_live(now) || hits == 0 || matches!(kind, Kind::Spaced { .. }) {
             return self.is_live(now);
@@ -207,20 +209,20 @@ impl<A: Spare> Buffer<A> {
         self.is_live(now) && (nothing || self.lots.has_lease(now))
     }
 
-    /// Takes out the tokens above `kept`, to be given back to the store.
+    /// Removes and returns the tokens above `kept`, which are to be given back to the store.
     pub fn skim(&mut self, kept: u64, kind: Kind, now: Time) -> Option<Lot> {
         let lot = self.take_out(kept, kind, now)?;
         self.left = self.left.saturating_add(narrow(lot.tokens));
         Some(lot)
     }
 
-    /// Takes out the tokens above `kept`, which stay lent.
+    /// Removes and returns the tokens above `kept`, which stay lent.
     pub fn take_out(&mut self, kept: u64, kind: Kind, now: Time) -> Option<Lot> {
         let excess = self.tokens(now).saturating_sub(kept);
         if excess > 0 { self.lots.spend(excess, kind, now) } else { None }
     }
 
-    /// Takes out every unspent token, to be given back to the store.
+    /// Removes and returns every unspent token, to be given back to the store.
     pub fn drain(&mut self, now: Time) -> [Option<Lot>; 2] {
         let lots = self.lots.drain(now);
         let drained = lots.iter().flatten().fold(0_u64, |sum, lot| sum.saturating_add(lot.tokens));
@@ -233,81 +235,83 @@ impl<A: Spare> Buffer<A> {
         self.lots.tokens(now)
     }
 
-    /// Whether what is left is the store's word rather than an estimate.
+    /// Whether what is left is the store's figure rather than an estimate.
     pub fn is_sure(&self) -> bool {
         self.is_sure
     }
 
-    /// What the store had left at its last word; `None` if that is worth nothing any more.
+    /// Tokens left at the store by its last reply; `None` if the reply is out of date.
     pub fn left(&self, now: Time) -> Option<u64> {
         self.is_live(now).then_some(self.left.into())
     }
 
-    /// Tokens held here and left at the store: what the fleet may still spend, as far as is known.
+    /// Tokens held here plus those left at the store: what the fleet may still spend, as far as is
+    /// known.
     pub fn remaining(&self, now: Time) -> u64 {
         self.tokens(now).saturating_add(self.left.into())
     }
 
-    /// The epoch of the store's last word, or of a lease held from before it. Of no meaning where
-    /// tokens are spaced.
+    /// The epoch of the store's last reply, or of a lease held from before it. It has no meaning
+    /// where tokens are spaced.
     pub fn epoch(&self) -> u64 {
         self.lots.epoch()
     }
 
-    /// Until the limit stands as new, or has a token again if none is left; `None` if that is not
-    /// known.
+    /// Time until the limit is as if nothing had been charged, or until it has a token again if
+    /// none is left; `None` if that is not known.
     pub fn reset_after(&self, now: Time) -> Option<Duration> {
         self.is_live(now).then(|| self.resets.after(self.lots.heard()).since(now))
     }
 
-    /// Whether the store said that there are no tokens, and that a charge would be denied.
+    /// Whether the store replied that there are no tokens and that a charge would be denied.
     pub fn is_known_empty(&self, now: Time) -> bool {
         self.is_live(now) && self.left == 0 && self.is_sure && self.overdrawn
     }
 
-    /// Takes the store's last word for true until then, as long as it is worth anything.
+    /// Extends the freshness of the store's last reply to `until`, at most as long as the reply
+    /// says anything about the key.
     pub fn stay_fresh(&mut self, until: Time) {
         let fresh_until = self.fresh_until().max(until.min(self.known_until()));
         self.fresh = nanos_between(self.lots.heard(), fresh_until);
     }
 
-    /// Takes what the store had left for an estimate: the limit has changed.
+    /// Treats the store's figure of what is left as an estimate, since the limit has changed.
     pub fn doubt(&mut self) {
         self.is_sure = false;
     }
 
-    /// When the store's last word came.
+    /// When the store's last reply came.
     pub fn heard(&self) -> Time {
         self.lots.heard()
     }
 
-    /// Whether the store's last word is taken for true: it need not be asked about a key without
-    /// tokens.
+    /// Whether the store's last reply is fresh, so that the store need not be asked about a key
+    /// without tokens.
     pub fn is_fresh(&self, now: Time) -> bool {
         now < self.fresh_until()
     }
 
-    /// Notes that more is asked for.
+    /// Notes that more tokens are asked for now.
     pub fn note_ask(&mut self, now: Time) {
         self.asked = asked_units(now);
     }
 
-    /// How long ago more was asked for, to a millisecond or so. It begins again at 69 seconds, of
-    /// which the second half counts as none: for asks that are still out. Whoever read the clock
-    /// before the ask was made finds none too.
+    /// How long ago more tokens were asked for, to about a millisecond, for asks that are still
+    /// out. It wraps around at 69 seconds, and the second half of that range counts as zero. A
+    /// caller that read the clock before the ask was made gets zero too.
     pub fn asked_for(&self, now: Time) -> Duration {
         let units = asked_units(now).wrapping_sub(self.asked).cast_signed();
         ASKED_UNIT * u32::try_from(units).unwrap_or(0)
     }
 
-    /// Knows nothing any more. What its owner keeps here stays.
+    /// Forgets the tokens and the store's last reply. What the owner keeps in the box stays.
     pub fn forget(&mut self) {
         let lots = std::mem::replace(&mut self.lots, Stock::empty()).emptied();
         *self = Self { lots, asked: self.asked, ..Self::cold() };
     }
 
-    /// Gives up the box as far as the buffer needs it: of two leases that are held, one ends too
-    /// soon, or goes by.
+    /// Frees the buffer's part of the box: of two leases held, one is joined to the other, so that
+    /// it ends too soon, or is dropped.
     pub fn join_lots(&mut self, kind: Kind) {
         self.lots.join(kind);
     }
@@ -317,12 +321,12 @@ impl<A: Spare> Buffer<A> {
         self.lots.aside()
     }
 
-    /// What the owner keeps in the box, to be changed; then [`Buffer::trim`].
+    /// What the owner keeps in the box, mutably. Call [`Buffer::trim`] afterwards.
     pub fn aside_mut(&mut self) -> Option<&mut A> {
         self.lots.aside_mut()
     }
 
-    /// The same, in a new box if there is none.
+    /// What the owner keeps in the box, mutably; makes the box if there is none.
     pub fn make_aside(&mut self) -> &mut A {
         self.lots.make_aside()
     }
@@ -350,12 +354,12 @@ impl Spare for () {
     }
 }
 
-/// Limits are 32 bits wide, and so is what is left of them.
+/// Narrows to 32 bits, the width of limits and so of what is left of them.
 fn narrow(tokens: u64) -> u32 {
     u32::try_from(tokens).unwrap_or(u32::MAX)
 }
 
-/// Rounded down, so that nothing is taken for true too long.
+/// Rounds down, so that nothing counts as valid for too long.
 fn nanos_between(from: Time, to: Time) -> Coarse {
     Coarse::floor(to.nanos().saturating_sub(from.nanos()))
 }

@@ -1,12 +1,12 @@
-//! Random numbers that cost next to nothing: for samples, for the ids of spans, and for who gets a
-//! counter; never for what nobody may guess.
+//! Cheap random numbers: for samples, for the ids of spans, and to choose which keys get a counter;
+//! never for values that must be unpredictable.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 thread_local! {
-    /// Each thread draws from a sequence of its own, so that none waits for another.
+    /// Each thread draws from its own sequence, so that none waits for another.
     static STATE: Cell<u64> = Cell::new(RandomState::new().hash_one(()));
 }
 
@@ -14,23 +14,22 @@ thread_local! {
 #[inline]
 pub fn roll() -> u64 {
     STATE.with(|state| {
-        // 2^64 / golden ratio: odd, so that every number comes once before one comes again.
+        // 2^64 / golden ratio: odd, so that every number occurs once before any repeats.
         let next = state.get().wrapping_add(0x9E37_79B9_7F4A_7C15);
         state.set(next);
         mixed(next)
     })
 }
 
-/// One of the numbers below `count`, each as likely as the next but for 1 in 2^32; 0 if there is
-/// none.
+/// A random number below `count`, uniform to within 1 in 2^32; 0 if `count` is 0.
 #[inline]
 pub fn below(count: u32) -> u32 {
-    // The product of two halves fits, and its upper half is below `count`: no division.
+    // The product of two 32-bit numbers fits, and its upper half is below `count`: no division.
     let scaled = (roll() >> 32) * u64::from(count);
     u32::try_from(scaled >> 32).unwrap_or_default()
 }
 
-/// True in `share` of the rolls: always for 1, never for 0.
+/// True with probability `share`: always for 1, never for 0.
 #[inline]
 pub fn lands(share: f32) -> bool {
     // 24 bits: each is exact in the fraction of an `f32`.
@@ -39,7 +38,7 @@ pub fn lands(share: f32) -> bool {
     fraction < share
 }
 
-/// Has this thread go on from `seed`, for a test to be repeated.
+/// Makes this thread continue from `seed`, so that a test can be repeated.
 #[doc(hidden)]
 pub fn seed(seed: u64) {
     STATE.with(|state| state.set(seed));
@@ -50,12 +49,12 @@ pub fn fraction(bits: u64) -> f64 {
     (bits >> 32) as f64 / f64::from(u32::MAX)
 }
 
-/// Between half of `wait` and all of it, as `bits` say: so that pods do not act in step.
+/// Between half of `wait` and all of it, chosen by `bits`, so that pods do not act in step.
 pub fn shortened(wait: Duration, bits: u64) -> Duration {
     wait.mul_f64(0.5 + fraction(bits) / 2.0)
 }
 
-/// Spreads whatever differs over all bits: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
+/// Mixes `bits` over the whole word: the finalizer of SplitMix64 (Steele, Lea, Flood 2014).
 #[inline]
 pub fn mixed(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -72,7 +71,8 @@ mod tests {
         const ROLLS: u32 = 100_000;
         let landed = |share| (0..ROLLS).filter(|_| lands(share)).count();
         assert_eq!((landed(0.0), landed(1.0)), (0, ROLLS as usize));
-        // 3 sigma are 95 of 1000, and 10 are allowed: one failure in more runs than there will be.
+        // 3 sigma are 95 of 1000, and 10 sigma are allowed, so that a failure by chance will not
+        // happen.
         let hundredth = landed(0.01);
         assert!((680..1320).contains(&hundredth), "{hundredth}");
     }

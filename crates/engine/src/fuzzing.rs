@@ -1,3 +1,3 @@
-//! Ways in for `tests/fuzz` to what reads hostile replies and is private. For tests alone.
+//! Gives `tests/fuzz` access to the private code that reads hostile replies. For tests alone.
 
 pub use crate::store::redis::fuzzing::{cluster_slots, script_reply};

@@ -1,18 +1,18 @@
-//! What must hold whatever happens, checked in release too: a breach is counted and told, and the
-//! process goes on.
+//! Invariants, checked in release builds too: a breach is counted and logged, and the process
+//! continues.
 //!
-//! Not an `assert!`: a sidecar that ends takes every request of its pod with it. Tests assert that
+//! This is not an `assert!`: a sidecar that exits fails every request of its pod. Tests assert that
 //! the count is 0.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Breaches since the process began. One number for all of it, since none is expected.
+/// Breaches since the process began. One counter for all invariants, since none is expected.
 static VIOLATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// Breaches that are logged, a line each; the count goes on.
+/// The largest number of breaches that are logged, a line each; counting continues.
 const LOGGED_MAX: u64 = 20;
 
-/// Notes a breach unless `holds`. `what` says in a few words what should have held.
+/// Counts a breach unless `holds`. `what` describes in a few words what should have held.
 #[inline]
 pub fn check(holds: bool, what: &'static str) {
     if !holds {
@@ -20,7 +20,7 @@ pub fn check(holds: bool, what: &'static str) {
     }
 }
 
-/// Breaches since the process began; anything but 0 is a fault of the program's own.
+/// Breaches since the process began; any number but 0 means an internal error.
 pub fn violations() -> u64 {
     VIOLATIONS.load(Ordering::Relaxed)
 }

@@ -5,23 +5,23 @@ use std::time::Duration;
 use crate::buckets::Buckets;
 use crate::striped::Striped;
 
-/// Upper bounds in microseconds. A decision from tokens that are held takes a few microseconds, one
-/// that waits for a lease a round trip to the store, 5 ms unless told otherwise.
+/// Upper bounds in microseconds. A decision from tokens that are held takes a few microseconds; one
+/// that waits for a lease takes a round trip to the store, at most 5 ms by default.
 const BOUNDS_US: [u64; 19] = [
     1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000,
     250_000, 500_000, 1_000_000,
 ];
 
-/// The first of them that is shown: the finer ones are for [`Latency::fine`] alone.
+/// Index of the first bound that is shown: the finer ones are for [`Latency::fine`] alone.
 const SHOWN_FROM: usize = 4;
 
-/// One bucket more than bounds, and the sum, in nanoseconds.
+/// One more bucket than bounds, and the sum in nanoseconds.
 const COUNTERS: usize = BOUNDS_US.len() + 2;
 const SUM: usize = COUNTERS - 1;
 
 const _: () = assert!(BOUNDS_US[SHOWN_FROM] == 25);
 
-/// A distribution that every core adds to.
+/// A distribution that all cores add to.
 #[derive(Debug, Default)]
 pub struct Latency {
     counters: Striped<COUNTERS>,
@@ -30,13 +30,13 @@ pub struct Latency {
 // === impl Latency ===
 
 impl Latency {
-    /// Notes that something took this long.
+    /// Records one duration.
     #[inline]
     pub fn note(&self, took: Duration) {
         self.note_all(took, 1);
     }
 
-    /// Notes that each of so many things took this long.
+    /// Records the same duration `count` times.
     #[inline]
     pub fn note_all(&self, took: Duration, count: u64) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
@@ -45,7 +45,7 @@ impl Latency {
         stripe.add(SUM, nanos.saturating_mul(count));
     }
 
-    /// In buckets from 25 us to 1 s, as metrics show it.
+    /// The distribution in buckets from 25 us to 1 s, as metrics show it.
     pub fn shown(&self) -> Buckets {
         let Buckets { mut bounds, mut counts, sum } = self.fine();
         let least = counts.drain(..SHOWN_FROM).sum::<u64>();
@@ -56,7 +56,7 @@ impl Latency {
         Buckets { bounds, counts, sum }
     }
 
-    /// In buckets from 1 us: for the quantiles of what is mostly fast.
+    /// The distribution in buckets from 1 us: for the quantiles of mostly fast operations.
     pub fn fine(&self) -> Buckets {
         let sums = self.counters.sums();
         Buckets {
@@ -67,7 +67,7 @@ impl Latency {
     }
 }
 
-/// Most durations lie in the first few buckets, which a search from the start finds soonest.
+/// Searches linearly from the start, since most durations lie in the first few buckets.
 #[inline]
 fn bucket(nanos: u64) -> usize {
     BOUNDS_US.iter().position(|bound| nanos <= bound * 1000).unwrap_or(BOUNDS_US.len())

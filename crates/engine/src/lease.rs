@@ -1,11 +1,11 @@
-//! The lease desk: the only way from a request to the store.
+//! The lease desk: the only path from a request to the store.
 //!
-//! Asks queue by shard. What queued while the last batch of a shard was out travels together, so
-//! that batches grow with the load, and each reply is handed over once it is in, so that no ask
-//! delays another. A shard that errs or stalls opens its breaker: asks are refused at once until a
-//! probe succeeds. A shard that is slow and replies is congested: asks that no request waits for
-//! are dropped once the budget of asks is spent. Replies go to the function that the desk was
-//! opened with.
+//! Asks queue by shard. Asks that queue while the last batch of a shard is out are sent together,
+//! so batches grow with the load. Each reply is delivered as soon as it arrives, so no ask delays
+//! another. A shard that fails or stalls opens its breaker: asks are refused at once until a probe
+//! succeeds. A shard that is slow but replies is congested: asks that no request waits for are
+//! dropped once the budget of asks is spent. Replies go to the function that the desk was opened
+//! with.
 
 mod beats;
 mod breaker;
@@ -42,30 +42,31 @@ use crate::span_context;
 use crate::store::{Ask, Beat, Count, Grant, SHARDS_MAX, Store, StoreError};
 use crate::time::{Clock, Time};
 
-/// Asks that travel together at most.
+/// The largest number of asks in a batch.
 pub const BATCH_MAX: usize = 256;
 
-/// Asks that wait for one shard at most: 16 batches. More are refused at once.
+/// The largest number of asks that wait for one shard: 16 batches. Further asks are refused at
+/// once.
 pub const QUEUE_MAX: usize = 16 * BATCH_MAX;
 
-/// How long an ask may take in all. The store keeps shorter deadlines of its own; this one holds
-/// whatever it does. Requests have their own, far shorter.
+/// The longest time for one ask. The store has shorter deadlines of its own; this one holds even if
+/// the store misses them. Requests have their own, much shorter deadlines.
 const EXCHANGE_MAX: Duration = Duration::from_secs(10);
 
-/// How long [`Desk::settle`] waits for replies at most. Queues of shards that are away end sooner.
+/// How long [`Desk::settle`] waits for replies. Queues of unavailable shards end sooner.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
 
-/// How long [`Desk::ask_patiently`] waits for room at most. A shard that serves asks makes room
-/// within a few milliseconds.
+/// How long [`Desk::ask_patiently`] waits for room in the queue. A shard that serves asks makes
+/// room within a few milliseconds.
 const ROOM_WAIT_MAX: Duration = Duration::from_millis(250);
 
-/// How long the heartbeat that says that the pod leaves may take.
+/// Timeout of the heartbeat that announces that the pod leaves.
 const LEAVE_MAX: Duration = Duration::from_secs(1);
 
-/// Pods that share the budget of asks until [`Desk::set_pods`] says how many do.
+/// Number of pods that share the budget of asks until [`Desk::set_pods`] sets it.
 const PODS_FIRST: u32 = 16;
 
-/// Sends asks to the store and its replies to the function that it was opened with.
+/// Sends asks to the store, and the store's replies to the function that the desk was opened with.
 pub struct Desk {
     queues: Mutex<Queues>,
     shared: Arc<Shared>,
@@ -74,31 +75,31 @@ pub struct Desk {
 /// The reply to one ask.
 #[derive(Debug)]
 pub struct Reply {
-    /// What was asked.
+    /// The ask that this answers.
     pub ask: Ask,
-    /// Just before it was sent: durations in the grant count from here.
+    /// The time just before the ask was sent: durations in the grant count from here.
     pub asked_at: Time,
     /// The shard that was asked.
     pub shard: usize,
-    /// The key is the hot key of its shard, which is to be asked for less often: with larger leases
+    /// The key is the hot key of its shard. It should be asked for less often, with larger leases
     /// and rarer probes.
     pub hot: bool,
-    /// What the store said.
+    /// The store's reply.
     pub outcome: Result<Grant, StoreError>,
 }
 
-/// Where replies go. Called in the shard's task: short, and never waiting.
+/// Receives replies. It is called in the shard's task, so it must be short and must not block.
 pub type OnReply = Box<dyn Fn(Reply) + Send + Sync>;
 
 struct Queues {
-    /// At most [`SHARDS_MAX`]; `None` once the desk is closed.
+    /// At most [`SHARDS_MAX`] queues; `None` once the desk is closed.
     open: Option<Open>,
-    /// How each shard does, whichever of its queues is open.
+    /// The state of each shard, which outlives the shard's queues.
     states: HashMap<usize, Arc<ShardQueue>>,
     tasks: JoinSet<()>,
 }
 
-/// Queues that take asks.
+/// Queues that accept asks.
 struct Open {
     senders: HashMap<usize, mpsc::Sender<Ask>>,
     guard: DrainGuard,
@@ -106,7 +107,7 @@ struct Open {
     drained: mpsc::Receiver<std::convert::Infallible>,
 }
 
-/// Where one ask goes.
+/// Where to queue one ask.
 struct Way {
     queue: Arc<ShardQueue>,
     sender: mpsc::Sender<Ask>,
@@ -117,26 +118,26 @@ struct Shared {
     on_reply: OnReply,
     clock: Clock,
     max_wait: Duration,
-    /// Pods alive, that share the budget of asks.
+    /// Number of live pods that share the budget of asks.
     pods: AtomicU32,
     beats: Beats,
-    /// Of the store and of the function that takes the replies; each failed its own ask alone.
+    /// Panics of the store and of `on_reply`; each failed only its own ask.
     panics: AtomicU64,
-    /// Asks that a breaker kept back.
+    /// Asks that an open breaker refused.
     kept_back: AtomicU64,
-    /// Asks that were dropped for want of budget.
+    /// Asks that were dropped because the budget was spent.
     shed: AtomicU64,
-    /// Replies that said that their key is hot.
+    /// Replies that flagged their key as hot.
     relieved: AtomicU64,
 }
 
 // === impl Desk ===
 
 impl Desk {
-    /// Opens the desk. Queues are made when their shard is first asked.
+    /// Opens the desk. The queue of a shard is made when the shard is first asked.
     ///
-    /// `max_wait` is what a request waits for its reply at most: a shard is not taken for stalled
-    /// before that.
+    /// `max_wait` is the longest time that a request waits for its reply: no shorter silence of a
+    /// shard is a stall.
     pub fn open(
         store: Arc<dyn Store>,
         clock: Clock,
@@ -167,9 +168,9 @@ impl Desk {
         self.shared.pods.store(pods, Ordering::Relaxed);
     }
 
-    /// Queues `ask` for its shard; never waits. An ask that finds the breaker open, the budget
-    /// spent, the queue full or the desk closed gets its reply at once. Where a request that is
-    /// traced sends it, it bears that one's span.
+    /// Queues `ask` for its shard; never waits. If the breaker is open, the budget spent, the queue
+    /// full or the desk closed, the ask is answered at once. An ask of a traced request carries the
+    /// span of that request.
     pub fn ask(&self, ask: Ask) {
         let ask = Ask { cause: span_context::current(), ..ask };
         let shard = self.shard(&ask);
@@ -178,7 +179,7 @@ impl Desk {
             let outcome = Err(StoreError::Overloaded);
             return self.shared.reply(Reply { ask, asked_at, shard, hot: false, outcome });
         };
-        // Room first: an ask that the breaker admits may be its only probe.
+        // Reserve room first: an ask that the breaker admits may be its only probe.
         let room = sender.try_reserve();
         let refused = match self.shared.admit(&queue, &ask, room.is_ok()) {
             Ok(()) => room.map(|room| room.send(ask)).err().map(|_| StoreError::Overloaded),
@@ -189,9 +190,9 @@ impl Desk {
         }
     }
 
-    /// Whether `ask` would be sent, were it given to [`Desk::ask`] now: the desk is open, the
-    /// breaker closed, and the queue has room. It says nothing about the budget, which drops no ask
-    /// that gives tokens back.
+    /// Whether [`Desk::ask`] would send `ask` now: the desk is open, the breaker closed, and the
+    /// queue has room. The budget is not checked, since it never drops an ask that gives tokens
+    /// back.
     pub fn takes(&self, ask: &Ask) -> bool {
         let shard = self.shard(ask);
         let queues = self.queues.lock();
@@ -200,12 +201,12 @@ impl Desk {
             && open.senders.get(&shard).is_none_or(|sender| sender.capacity() > 0)
     }
 
-    /// Queues `ask`, waiting for room, but not for long. For tokens that go back while no request
-    /// waits for the reply: where the breaker is open, or the desk closed, they end with their
-    /// window.
+    /// Queues `ask`, and waits for room for a limited time. This is for tokens that go back while
+    /// no request waits for the reply. If the breaker is open or the desk closed, the ask is
+    /// dropped and its tokens end with their window.
     pub async fn ask_patiently(&self, ask: Ask) {
         let Some(Way { queue, sender }) = self.way(self.shard(&ask)) else { return };
-        // It fails for a desk that was closed meanwhile, and for a queue that stands still. Room
+        // This fails if the desk was closed meanwhile, or if the queue does not move. Room comes
         // first: an ask that the breaker admits may be its only probe.
         if let Ok(Ok(room)) = timeout(ROOM_WAIT_MAX, sender.reserve()).await
             && self.shared.admit(&queue, &ask, true).is_ok()
@@ -214,12 +215,13 @@ impl Desk {
         }
     }
 
-    /// Tells the store that a pod is alive, or that it leaves; returns how many are, within a
-    /// bounded time. None that says that the pod is alive arrives after one that says it leaves.
+    /// Tells the store that a pod is alive, or that it leaves, and returns the number of live pods,
+    /// within a bounded time. No heartbeat that says that the pod is alive arrives after the one
+    /// that says that it leaves.
     ///
     /// # Errors
     ///
-    /// The store did not say, or the pod has left.
+    /// The store did not answer with a number, or the pod has left.
     pub async fn beat(&self, beat: Beat) -> Result<u32, StoreError> {
         let Shared { store, beats, .. } = &*self.shared;
         if beat.leaves {
@@ -232,7 +234,7 @@ impl Desk {
         beaten.unwrap_or(Err(StoreError::TimedOut))
     }
 
-    /// How the shards do that have been asked, in order of their numbers.
+    /// The states of the shards that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardState> {
         let now = self.shared.clock.now();
         let mut states: Vec<_> = self.queues().iter().map(|queue| queue.state(now)).collect();
@@ -240,14 +242,14 @@ impl Desk {
         states
     }
 
-    /// What the asks of each shard have come to, in order of their numbers.
+    /// The counters of each shard's asks, in order of the shards' numbers.
     pub fn tallies(&self) -> Vec<ShardTally> {
         let mut tallies: Vec<_> = self.queues().iter().map(|queue| queue.tally()).collect();
         tallies.sort_by_key(|tally| tally.shard);
         tallies
     }
 
-    /// What has happened here and at the store, by name.
+    /// Event counters of the desk and of the store, by name.
     pub fn counts(&self) -> Vec<Count> {
         let Shared { store, panics, kept_back, shed, relieved, .. } = &*self.shared;
         let mut counts = store.counts();
@@ -261,25 +263,25 @@ impl Desk {
         counts
     }
 
-    /// Returns once the asks that queued so far have been answered, or a second has passed. Shards
-    /// that are away are waited for a quarter of that. Takes further asks.
+    /// Returns once the asks that queued so far have been answered, or after a second. For
+    /// unavailable shards it waits a quarter of a second. The desk accepts further asks.
     pub async fn settle(&self) {
-        // What is not answered by then may still be.
+        // Replies to the other asks may still arrive later.
         let _ = timeout(SETTLE_MAX, self.end_queues(Some(Open::new()))).await;
     }
 
-    /// Takes no more asks and returns once those that queued have been answered. Shards that are
-    /// away are not waited for long.
+    /// Accepts no more asks and returns once those that queued have been answered. For unavailable
+    /// shards it waits a short time only.
     pub async fn close(&self) {
         self.end_queues(None).await;
     }
 
-    /// Puts `open` in the place of the present queues, which end once they are empty.
+    /// Replaces the present queues by `open`. The present queues end once they are empty.
     async fn end_queues(&self, open: Option<Open>) {
         let ended = std::mem::replace(&mut self.queues.lock().open, open);
         let Some(Open { senders, guard, mut drained }) = ended else { return };
         drop((senders, guard));
-        // Nothing is ever sent: it ends with the last guard.
+        // Nothing is ever sent: `recv` returns `None` once the last guard is dropped.
         while drained.recv().await.is_some() {}
     }
 
@@ -287,18 +289,18 @@ impl Desk {
         self.queues.lock().states.values().cloned().collect()
     }
 
-    /// The shard that `ask` would go to.
+    /// The shard to which `ask` would be sent.
     pub fn shard(&self, ask: &Ask) -> usize {
         self.shared.store.shard(ask).min(SHARDS_MAX - 1)
     }
 
-    /// The way to `shard`; none once the desk is closed.
+    /// The queue of `shard` and its sender; `None` once the desk is closed.
     fn way(&self, shard: usize) -> Option<Way> {
         let Queues { open, states, tasks } = &mut *self.queues.lock();
         let Open { senders, guard, .. } = open.as_mut()?;
         let queue = Arc::clone(states.entry(shard).or_insert_with(|| ShardQueue::new(shard)));
         let sender = senders.entry(shard).or_insert_with(|| {
-            while tasks.try_join_next().is_some() {} // those of queues that have ended
+            while tasks.try_join_next().is_some() {} // tasks of queues that have ended
             let (sender, asks) = mpsc::channel(QUEUE_MAX);
             let (queue, shared) = (Arc::clone(&queue), Arc::clone(&self.shared));
             tasks.spawn(dispatch::run(queue, shared, asks, guard.clone()));
@@ -320,7 +322,7 @@ impl Open {
 // === impl Shared ===
 
 impl Shared {
-    /// Whether `ask` may be sent, for which there `is_room`.
+    /// Whether `ask` may be sent. `is_room` says whether its queue has room.
     fn admit(&self, queue: &ShardQueue, ask: &Ask, is_room: bool) -> Result<(), StoreError> {
         if !is_room && queue.is_closed() {
             return Err(StoreError::Overloaded);
@@ -341,7 +343,7 @@ impl Shared {
         self.reply(Reply { ask, asked_at: now, shard: queue.shard(), hot, outcome: Err(why) });
     }
 
-    /// A panic there must not end the shard's task.
+    /// A panic in `on_reply` must not end the shard's task.
     fn reply(&self, reply: Reply) {
         self.relieved.fetch_add(u64::from(reply.hot), Ordering::Relaxed);
         if catch_unwind(AssertUnwindSafe(|| (self.on_reply)(reply))).is_err() {

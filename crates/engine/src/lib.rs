@@ -15,33 +15,34 @@
 //! It is used by the sidecar, which serves it, and by the tools, which run it over logs and test
 //! cases.
 //!
-//! # What is absent
+//! # Boundaries
 //!
 //! 1. No request handler calls Redis: only the lease desk does.
 //! 2. `buffer` and `lease` meet only in `limiter`.
 //! 3. One module names the Redis client (`store/redis`).
-//! 4. `algorithm`, `ask`, `buffer`, `lease/size` and `verdict` read no clock, no dice and no
-//!    socket: `now` is an argument.
+//! 4. `algorithm`, `ask`, `buffer`, `lease/size` and `verdict` read no clock, draw no random
+//!    numbers and open no socket: `now` is an argument.
 //! 5. Every map, queue, wait and batch has a named ceiling.
 //!
 //! # Words
 //!
 //! A *key* names one count. A *buffer* holds the local tokens of a key; requests *take* from it. A
-//! *lease* is tokens lent to a pod, with an end: an *ask* goes out, a *grant* comes back and is the
-//! buffer's *refill*; what is not spent is *given back*. A *lot* is the tokens of one lease in a
-//! buffer, a *pool* holds tokens of a hot key on another slot of the store. A *shard* is a Redis
-//! node, the *store* the trait in front of it, a *verdict* the answer.
+//! *lease* is a number of tokens lent to a pod until the lease ends: the pod sends an *ask*, the
+//! store replies with a *grant*, and the buffer is *refilled* with it. Unspent tokens are *given
+//! back*. A *lot* is the tokens of one lease in a buffer; a *pool* holds tokens of a hot key on
+//! another slot of the store. A *shard* is a Redis node, the *store* is the trait in front of it,
+//! and a *verdict* is the answer to a request.
 //!
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`invariant`]
-//! checks what must hold, [`dice`], [`stripe`] and [`time`] give randomness, thread numbers and the
-//! clock, [`backoff`] the waits between attempts. [`count`], [`buckets`], [`striped`], [`latency`]
-//! and [`sketch`] count. [`secret`] is text that is never shown, [`span_context`] the span that a
-//! thread works for. [`ask`] is a request to the store and its reply, [`algorithm`] the arithmetic,
-//! [`store`] the owner of the counts, in memory or in Redis. [`verdict`] is the answer,
-//! [`observer`] the trait that is told of it, [`buffer`] the local tokens, [`lease`] the desk that
-//! asks the store, and [`limiter`] decides.
+//! checks invariants at run time. [`dice`], [`stripe`] and [`time`] provide random numbers, thread
+//! numbers and the clock, and [`backoff`] the waits between attempts. [`count`], [`buckets`],
+//! [`striped`], [`latency`] and [`sketch`] count. [`secret`] is text that is never shown, and
+//! [`span_context`] the tracing span that a thread works for. [`ask`] is a request to the store and
+//! its reply, [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in
+//! Redis. [`verdict`] is the answer, [`observer`] the trait that records it, [`buffer`] the local
+//! tokens, [`lease`] the desk that asks the store, and [`limiter`] decides.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,7 @@
-//! Decides: takes from the buffers, waits for leases where it must, and makes the verdict.
+//! Decides requests: takes tokens from the buffers, waits for leases where it must, and makes the
+//! verdict.
 //!
-//! The only place where buffers and the lease desk meet.
+//! This is the only module where buffers and the lease desk meet.
 
 mod away;
 mod exact;
@@ -46,37 +47,37 @@ pub use resolve::{Charge, Resolved, limits, resolve};
 use slot::{Slot, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY};
 use wait::Entered;
 
-/// Decides requests. A handle: clones share everything.
+/// Decides requests. It is a handle: clones share all state.
 #[derive(Clone)]
 pub struct Limiter {
     shared: Arc<Shared>,
 }
 
-/// What a slot has to know of its surroundings.
+/// The context that a slot needs from its limiter.
 #[derive(Clone, Copy)]
 struct Here<'a> {
     now: Time,
     pods: &'a Pods,
     /// This pod's number.
     pod: u64,
-    /// What a request waits for a lease at most.
+    /// The longest time that a request waits for a lease.
     patience: Duration,
-    /// A round trip to the store, as last measured at any key, in microseconds.
+    /// The round trip to the store that was last measured for any key, in microseconds.
     trip_us: u64,
     desk: &'a Desk,
 }
 
-/// Keys that hold more than their allowance, with the time to look whether they lie idle, soonest
-/// first. It is full at the capacity that it was made with.
+/// Keys that hold more than their allowance, each with the time to check whether the key is idle,
+/// soonest first. It never grows beyond its initial capacity.
 type IdleQueue = Mutex<VecDeque<(Time, Key)>>;
 
-/// What the handles share.
+/// State that all handles share.
 struct Shared {
     table: Table<Slot>,
     pods: Pods,
-    /// A round trip to the store, as last measured at any key, in microseconds.
+    /// The round trip to the store that was last measured for any key, in microseconds.
     trip_us: AtomicU64,
-    /// Notified when the pods of a further domain are to be counted.
+    /// Notified when the pods of a further domain have to be counted.
     new_domain: Notify,
     idle: IdleQueue,
     /// Charges that went to an overflow key.
@@ -90,7 +91,7 @@ struct Shared {
 // === impl Limiter ===
 
 impl Limiter {
-    /// A limiter that leases from `store`. Starts no task until a lease is needed.
+    /// Makes a limiter that leases from `store`. Starts no task until a lease is needed.
     pub fn new(store: Arc<dyn Store>, clock: Clock, options: Options) -> Self {
         let shared = Arc::new_cyclic(|weak: &Weak<Shared>| {
             let weak = Weak::clone(weak);
@@ -119,18 +120,18 @@ impl Limiter {
         Self { shared }
     }
 
-    /// The verdict on `request` under `rules`, within `max_wait`, and for a leaky bucket at most
-    /// its `max_delay` later, when the request's slot begins.
+    /// Decides `request` under `rules`, within `max_wait`; a leaky bucket may add at most its
+    /// `max_delay`, until the request's slot begins.
     ///
     /// Every descriptor is checked before any is charged for good: if one denies, what was taken
-    /// for the others goes back. Local words come first, so that a denial found here asks nobody;
-    /// the leases that are missing are asked for together. Where the store does not answer in time,
-    /// the rule's failure mode does.
+    /// for the others goes back. Local information comes first, so that a denial found here sends
+    /// no ask; all missing leases are asked for together. Where the store does not answer in time,
+    /// the rule's failure mode decides.
     ///
     /// # Errors
     ///
-    /// The store could not answer and the failure mode is `error`; what it did say denies nothing.
-    /// Nothing is charged then.
+    /// The store could not answer, the failure mode is `error`, and the replies that did arrive
+    /// deny nothing. Then nothing is charged.
     pub async fn decide<'r>(
         &self,
         rules: &'r Rules,
@@ -139,8 +140,8 @@ impl Limiter {
         self.decide_within(rules, request, None).await
     }
 
-    /// As [`Limiter::decide`], for a caller that waits for the answer at most `caller`: that is how
-    /// long the store may take, less a margin for the way back, within `max_wait` and
+    /// As [`Limiter::decide`], for a caller that waits for the answer at most `caller`. The store
+    /// may take that long, less a margin for the answer's way back, at least `max_wait` and at most
     /// `wait_limit`.
     ///
     /// # Errors
@@ -165,18 +166,19 @@ impl Limiter {
         Ok(holding.conclude(request, self.shared.clock.now()))
     }
 
-    /// Pods of each domain that this pod has used, as the store last said.
+    /// Number of pods of each domain that this pod has used, by the store's last reply.
     pub fn pods_by_domain(&self) -> Vec<(Box<str>, u32)> {
         self.shared.pods.all()
     }
 
-    /// Takes these for the pods of each domain until the store says how many there are.
+    /// Assumes these numbers of pods for each domain until the store says how many there are.
     pub fn expect_pods(&self, pods: &[(Box<str>, u32)]) {
         self.shared.pods.expect(pods);
     }
 
-    /// As [`Limiter::decide`] at `now`, if that takes no waiting; else nothing has happened, and
-    /// `decide` has to be asked. Allocates nothing for requests of two descriptors of four entries.
+    /// As [`Limiter::decide`] at `now`, if no wait is needed. `None` if one is: then nothing has
+    /// changed, and the caller has to call `decide`. Allocates nothing for requests of two
+    /// descriptors of four entries.
     pub fn decide_at_once<'r>(
         &self,
         rules: &'r Rules,
@@ -196,17 +198,17 @@ impl Limiter {
         (!waits).then(|| Ok(holding.conclude(request, now)))
     }
 
-    /// The clock that everything here goes by.
+    /// The clock that the limiter uses.
     pub fn clock(&self) -> Clock {
         self.shared.clock
     }
 
-    /// Keys held at present.
+    /// Number of keys held at present.
     pub fn keys(&self) -> usize {
         self.shared.table.len()
     }
 
-    /// What has happened here since the process began, by name.
+    /// Event counters since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
         let Shared { table, idle, overflows, desk, away, options, .. } = &*self.shared;
         let idle_bytes = idle.lock().capacity() * keep::IDLE_BYTES;
@@ -224,12 +226,12 @@ impl Limiter {
         counts
     }
 
-    /// How the shards do that have been asked, in order of their numbers.
+    /// The states of the shards that have been asked, in order of their numbers.
     pub fn shards(&self) -> Vec<ShardState> {
         self.shared.desk.shards()
     }
 
-    /// What the asks of each shard have come to, in order of their numbers.
+    /// The counters of each shard's asks, in order of the shards' numbers.
     pub fn tallies(&self) -> Vec<ShardTally> {
         self.shared.desk.tallies()
     }
@@ -238,7 +240,7 @@ impl Limiter {
 // === impl Shared ===
 
 impl Shared {
-    /// Charges what is held here, if that is enough. Of a refund, says what it would make of the
+    /// Charges the tokens held here, if they are enough. For a refund, previews its effect on the
     /// key.
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, StoreError> {
         let attempt = || {
@@ -250,7 +252,8 @@ impl Shared {
                 if let Attempt::Settled(settled) = &attempt {
                     slot.look_to_next_window(charge, settled, here, asks);
                 }
-                // A charge that is short asks for itself, in time where the store is far away.
+                // A charge that is short asks for itself; where the store is far away, it does so
+                // in time.
                 if matches!(attempt, Attempt::Settled(_)) || !slot.is_far(here) {
                     slot.look_ahead(charge, here, asks);
                 }
@@ -263,13 +266,13 @@ impl Shared {
         }
     }
 
-    /// Gives back what `charge` refunds: to a lease that is held here, else to the store.
+    /// Gives back what `charge` refunds: to a lease held here, else to the store.
     fn refund(&self, charge: &Charge<'_>, now: Time) {
-        // Without room for the key the refund is lost, as with a store that is away.
+        // Without room for the key the refund is lost, as when the store is unavailable.
         let _ = self.with_slot(charge, now, 0, |slot, here, asks| slot.refund(charge, here, asks));
     }
 
-    /// Charges what is held here or queues for the next lease.
+    /// Charges the tokens held here, or queues for the next lease.
     fn enter(&self, charge: &Charge<'_>, now: Time) -> Result<Entered, StoreError> {
         if let Some(domain) = charge.domain()
             && self.pods.note_used(domain, now)
@@ -279,8 +282,8 @@ impl Shared {
         self.with_slot(charge, now, WAITER_BYTES, |slot, here, asks| slot.enter(charge, here, asks))
     }
 
-    /// Runs `visit` on the slot of `charge`, then sends what it wants to ask, without the lock. It
-    /// may add `room` bytes to what waits there.
+    /// Runs `visit` on the slot of `charge`, then sends the asks that it returns, after the lock is
+    /// released. `visit` may add up to `room` bytes to what waits in the slot.
     fn with_slot<R>(
         &self,
         charge: &Charge<'_>,
@@ -308,13 +311,13 @@ impl Shared {
         Ok(result)
     }
 
-    /// Hands a reply of the store to the key it is about, and asks on if requests still wait.
+    /// Hands a reply of the store to its key, and asks again if requests still wait.
     fn on_reply(&self, reply: Reply) {
         let key = reply.ask.key;
         let here = self.here(self.clock.now());
         if reply.ask.is_return() {
-            // No request waits. What was not taken is still held; what was lost on the way ends
-            // with its lease.
+            // No request waits for a return. Tokens that the store did not take are still held;
+            // tokens lost on the way end with their lease.
             if reply.outcome.as_ref().is_err_and(StoreError::is_not_taken) {
                 let starts = self.table.with_existing(key, |slot| {
                     slot.keep_refused(&reply, &here);
@@ -346,7 +349,7 @@ impl Shared {
                     self.return_own(key, reply.ask.limit, paid, pods);
                 }
             }
-            // A key that was evicted since has no use for its lease.
+            // A key that was evicted meanwhile has no use for its lease.
             None => asks.extend(lend::unwanted(&reply)),
         }
         self.send(asks);
@@ -364,12 +367,12 @@ impl Shared {
         Here { now, pods: &self.pods, pod, patience, trip_us, desk: &self.desk }
     }
 
-    /// The shard that owns the count of `key`, which those of its pools may not be.
+    /// The shard that owns the count of `key`. The shards of its pools may be others.
     fn shard_of(&self, key: Key, limit: Limit) -> usize {
         self.desk.shard(&Ask::look(key, limit))
     }
 
-    /// Pods that share the limit of `charge`.
+    /// Number of pods that share the limit of `charge`.
     fn pods_of(&self, charge: &Charge<'_>) -> u32 {
         self.pods.of(charge.domain())
     }
@@ -378,7 +381,8 @@ impl Shared {
 // === impl Here ===
 
 impl Here<'_> {
-    /// The pool of a split key that this pod asks: each pod one of its own, as far as they go.
+    /// The pool of a split key that this pod asks: a different one for each pod, as far as there
+    /// are enough pools.
     #[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]
     fn first_pool(&self, key: Key) -> u8 {
         self.pod.wrapping_add(key.bits()) as u8

@@ -1,4 +1,4 @@
-//! What is told of each decision, to whoever keeps count of them.
+//! The trait of those that record decisions.
 
 use std::time::Duration;
 
@@ -11,22 +11,22 @@ use crate::verdict::Verdict;
 /// A request that was decided.
 #[derive(Debug, Clone, Copy)]
 pub struct Decision<'a, 'q, 'r> {
-    /// What was asked.
+    /// The request.
     pub request: &'a Request<'q>,
-    /// What was answered.
+    /// The verdict on it.
     pub verdict: &'a Verdict<'r>,
-    /// From the decoded request to the verdict, with what it waited for leases and slots.
+    /// Time from the decoded request to the verdict, including waits for leases and slots.
     pub took: Duration,
-    /// When the verdict was there.
+    /// When the verdict was made.
     pub now: Time,
 }
 
-/// Keeps count of decisions. Runs on the way of every request: what is done here takes no lock and
+/// Records decisions. It runs on the path of every request: an implementation takes no lock,
 /// touches no counter that all cores share, and allocates nothing for a request of the common kind.
 pub trait Observer {
-    /// Takes note of a decision.
+    /// Records a decision.
     fn note(&self, decision: &Decision<'_, '_, '_>);
 
-    /// Takes note of a request under these rules that the store gave no verdict on.
+    /// Records a request under these rules for which the store gave no verdict.
     fn note_unanswered(&self, _rules: &Rules, _request: &Request<'_>) {}
 }

@@ -5,15 +5,16 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// A password or key. `Debug` shows that it is there, never what it is, and there is no `Display`.
+/// A password or key. `Debug` shows only whether there is text, and there is no `Display`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 
-/// A file that holds a secret, such as a key of a mounted Kubernetes Secret. Its path is no secret.
+/// A file that holds a secret, such as a key of a mounted Kubernetes Secret. Its path is not
+/// secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretFile(PathBuf);
 
-/// Bytes that a file of a secret may have: passwords, keys and tokens are far shorter.
+/// The largest size of a secret's file in bytes: passwords, keys and tokens are far shorter.
 const FILE_BYTES_MAX: usize = 16 << 10;
 
 // === impl Secret ===
@@ -51,20 +52,21 @@ impl fmt::Debug for Secret {
 // === impl SecretFile ===
 
 impl SecretFile {
-    /// Where it is, as given.
+    /// The path, as given.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Whether it was given as nothing, which counts as not given.
+    /// Whether the path is empty, which counts as not given.
     pub fn is_empty(&self) -> bool {
         self.0.as_os_str().is_empty()
     }
 
-    /// Reads the secret. One line end after it is left out, since editors and `echo` write one.
+    /// Reads the secret. One line break at the end is removed, since editors and `echo` write one.
     ///
     /// # Errors
-    /// What is wrong with the file, to be read behind "the file"; nothing of its content.
+    /// What is wrong with the file, phrased to follow the words "the file"; contains nothing of its
+    /// content.
     pub fn read(&self) -> Result<Secret, String> {
         let mut bytes = Vec::new();
         let read = File::open(&self.0)

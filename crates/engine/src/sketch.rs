@@ -2,19 +2,19 @@
 //!
 //! Space-Saving (Metwally, Agrawal, El Abbadi: "Efficient Computation of Frequent and Top-k
 //! Elements in Data Streams", ICDT 2005), in sets. A key belongs to one set of [`WAYS`] counters,
-//! which its hash chooses. A key that has a counter there counts on it. One that has none takes the
-//! smallest counter of the set over, with its count: so often may the key have been seen before it
-//! had a counter, and that is kept as its error.
+//! which its hash chooses. A key that has a counter in its set increments it. A key without one
+//! takes over the smallest counter of the set together with its count: the key may have been seen
+//! that often before it had a counter, so that count is kept as the counter's error.
 //!
-//! Hence, of every key that has a counter, `at_least` ≤ true count ≤ `at_most`; and every key that
-//! makes up more than one part in [`WAYS`] of what its set has seen has a counter. Sets make a note
-//! cost the same whatever the size: one set is looked through. Whoever notes may let newcomers in
-//! by chance instead ([`Sketch::note_if`]), which keeps the many that come once from the counters
-//! of those that come often. Pure.
+//! Hence, for every key that has a counter, `at_least` ≤ true count ≤ `at_most`; and every key that
+//! makes up more than one part in [`WAYS`] of what its set has seen has a counter. Because of the
+//! sets, noting a key costs the same for any size of the sketch: only one set is searched. The
+//! caller may admit new keys at random instead ([`Sketch::note_if`]), so that the many rare keys do
+//! not displace the frequent ones. Pure.
 
 use ratelease_rules::key::Key;
 
-/// Counters of a set: what a note looks through.
+/// Counters in a set, all of which are searched when a key is noted.
 pub const WAYS: usize = 8;
 
 /// Counts keys.
@@ -27,13 +27,13 @@ pub struct Sketch {
 /// A key that has a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frequent {
-    /// Which counter, below [`Sketch::len`]: for what is kept beside it.
+    /// Index of the counter, below [`Sketch::len`], for data that is kept beside it.
     pub counter: usize,
     /// The key.
     pub key: Key,
-    /// So often it was noted since it has this counter.
+    /// How often the key was noted since it has this counter.
     pub at_least: u32,
-    /// And no more often than this in all.
+    /// The largest number of times that the key was noted in all.
     pub at_most: u32,
 }
 
@@ -41,46 +41,46 @@ pub struct Frequent {
 struct Counter {
     key: Option<Key>,
     count: u32,
-    /// What the count was when the key took it over.
+    /// The counter's count when the key took it over.
     error: u32,
 }
 
 // === impl Sketch ===
 
 impl Sketch {
-    /// What a sketch of so many sets takes.
+    /// Memory of a sketch of this number of sets, in bytes.
     pub const fn bytes(sets: usize) -> usize {
         sets * WAYS * size_of::<Counter>()
     }
 
-    /// A sketch of so many sets of [`WAYS`] counters, at least one.
+    /// A sketch of this number of sets of [`WAYS`] counters, at least one set.
     pub fn new(sets: usize) -> Self {
         Self { sets: vec![Default::default(); sets.max(1)].into(), noted: 0 }
     }
 
-    /// How many counters there are.
+    /// The number of counters.
     pub fn len(&self) -> usize {
         self.sets.len() * WAYS
     }
 
-    /// Whether nothing was noted.
+    /// Whether no key was noted.
     pub fn is_empty(&self) -> bool {
         self.noted == 0
     }
 
-    /// How often any key was noted.
+    /// How often keys were noted, in all.
     pub fn noted(&self) -> u64 {
         self.noted
     }
 
-    /// Counts `key` once. Returns the counter that it has taken over, if it had none.
+    /// Counts `key` once. If it had no counter, returns the one that it has taken over.
     pub fn note(&mut self, key: Key) -> Option<usize> {
         self.note_if(key, |_| true)
     }
 
-    /// As [`Sketch::note`], but that a key without a counter takes the smallest over only where
-    /// `takes_over` says so, of its count; 0 is one that is free. Then only `at_least` is a bound,
-    /// and who has a counter is up to `takes_over`.
+    /// As [`Sketch::note`], but a key without a counter takes over the smallest one only where
+    /// `takes_over`, called with its count, returns true; a count of 0 is a free counter. With this
+    /// method only `at_least` is a bound, and which keys have a counter depends on `takes_over`.
     pub fn note_if(&mut self, key: Key, takes_over: impl FnOnce(u32) -> bool) -> Option<usize> {
         self.noted = self.noted.saturating_add(1);
         let at = self.set_of(key);
@@ -97,13 +97,13 @@ impl Sketch {
         })
     }
 
-    /// How often `key` was noted at least: 0 if it has no counter.
+    /// The least number of times that `key` was noted: 0 if it has no counter.
     pub fn at_least(&self, key: Key) -> u32 {
         let counter = self.sets[self.set_of(key)].iter().find(|counter| counter.key == Some(key));
         counter.map_or(0, Counter::at_least)
     }
 
-    /// The keys that have a counter, in no order.
+    /// The keys that have a counter, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = Frequent> {
         self.sets.as_flattened().iter().enumerate().filter_map(|(at, counter)| {
             let at_least = counter.at_least();
@@ -118,14 +118,14 @@ impl Sketch {
     }
 
     fn set_of(&self, key: Key) -> usize {
-        // As evenly as the remainder would, but without a division: the upper half of the product
-        // is below the length.
+        // As even as the remainder, but without a division: the upper half of the product is below
+        // the length.
         let scaled = u128::from(key.bits()) * self.sets.len() as u128;
         usize::try_from(scaled >> 64).unwrap_or_default()
     }
 }
 
-/// The way of the smallest counter. One that is free is smaller than all.
+/// Index of the smallest counter. A free one is smaller than all others.
 fn smallest(set: &[Counter; WAYS]) -> usize {
     let smallest = set.iter().enumerate().min_by_key(|(_, counter)| counter.count);
     smallest.map_or(0, |(way, _)| way)
@@ -148,7 +148,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever the stream: the bounds hold, and whatever is frequent in its set is there.
+        /// For any stream, the bounds hold, and every key that is frequent in its set has a
+        /// counter.
         #[test]
         fn the_truth_lies_within_the_bounds(
             sets in 1..5_usize,
@@ -157,7 +158,7 @@ mod tests {
             let keys: Vec<_> = (0..60).map(Key::for_test).collect();
             let (mut sketch, mut truth) = (Sketch::new(sets), HashMap::<Key, u32>::new());
             for (a, b) in stream {
-                // The smaller of two: low numbers are frequent.
+                // The minimum of two draws, so that low numbers are frequent.
                 let key = keys[usize::try_from(a.min(b)).unwrap()];
                 sketch.note(key);
                 *truth.entry(key).or_default() += 1;

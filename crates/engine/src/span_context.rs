@@ -1,5 +1,5 @@
-//! Which span the present thread works for: what is told on the way, a line of the log or an ask,
-//! names it without being handed it.
+//! The tracing span that the present thread works for. Log lines and asks refer to it without
+//! having it passed to them.
 
 use std::cell::Cell;
 use std::fmt;
@@ -7,24 +7,24 @@ use std::fmt;
 use crate::dice;
 
 thread_local! {
-    /// `None` on all threads nearly all of the time.
+    /// `None` on nearly all threads nearly all of the time.
     static CURRENT: Cell<Option<SpanContext>> = const { Cell::new(None) };
 }
 
-/// What names a span to others: its trace's id and its own.
+/// Identifies a span: its trace's id and its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SpanContext {
-    /// Of all spans of one trace.
+    /// The id that all spans of one trace share.
     pub trace: [u8; 16],
-    /// Its own.
+    /// The span's own id.
     pub span: [u8; 8],
 }
 
-/// An id as the standard writes it.
+/// An id in the notation of the standard.
 #[derive(Debug, Clone, Copy)]
 pub struct Hex<'a>(&'a [u8]);
 
-/// Puts back what was there before, after a panic too.
+/// Restores the previous span when dropped, after a panic too.
 struct Before(Option<SpanContext>);
 
 /// The span that the present thread works for, if that is traced.
@@ -33,7 +33,7 @@ pub fn current() -> Option<SpanContext> {
     CURRENT.get()
 }
 
-/// Random bytes, not all of them zero. For 16 at most.
+/// Random bytes, not all of them zero. `N` is at most 16.
 pub fn fresh_id<const N: usize>() -> [u8; N] {
     let mut id = [0; N];
     for part in id.chunks_mut(8) {
@@ -51,7 +51,7 @@ impl SpanContext {
         Self { trace, span: fresh_id() }
     }
 
-    /// What `call` comes to; meanwhile this is [`current`].
+    /// Runs `call` with this as [`current`] and returns its result.
     pub fn within<T>(self, call: impl FnOnce() -> T) -> T {
         let _before = Before(CURRENT.replace(Some(self)));
         call()

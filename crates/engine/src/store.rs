@@ -23,15 +23,15 @@ pub use settings::{StoreSettings, open};
 /// Each ask is one atomic step on one count ([`Ask::counter`]), taken at the store's own time (the
 /// only wall clock) by the arithmetic of its limit's algorithm, [`crate::algorithm`]:
 ///
-/// 1. [`Ask::back`] is credited first, never beyond what was debited. A lease's return that is
-///    late, which its epoch tells, credits nothing; and a leaky bucket credits nothing at all,
-///    since its slots go by whether they are used or not.
+/// 1. [`Ask::back`] is credited first, never beyond what was debited. A late return of a lease,
+///    identified by its epoch, credits nothing. A leaky bucket credits nothing at all, since its
+///    slots pass whether they are used or not.
 /// 2. If [`Ask::need`] is more than what is left, nothing is granted and, where
-///    [`Ask::charge_denied`] is set, what is left is spent (a leaky bucket's slots are not: one
-///    that this charge did not get serves the next). Otherwise `min(max(want, need), left)`
-///    tokens are granted, debited *before* the reply leaves, so that tokens handed out never
-///    exceed the limit whatever happens to the reply.
-/// 3. Every count expires by itself once it says no more than its absence.
+///    [`Ask::charge_denied`] is set, what is left is spent (except for a leaky bucket: a slot that
+///    this charge did not get serves the next charge). Otherwise `min(max(want, need), left)`
+///    tokens are granted, debited *before* the reply leaves, so that the tokens handed out never
+///    exceed the limit, even if the reply is lost.
+/// 3. Every count expires by itself once it is equivalent to no count.
 ///
 /// # Pools
 ///
@@ -65,15 +65,15 @@ pub use settings::{StoreSettings, open};
 /// knows was not taken; it never repeats one whose fate it does not know, since a credit applied
 /// twice would admit more than the limit.
 pub trait Store: Send + Sync + 'static {
-    /// The shard that owns the key of `ask`: asks of one shard travel together. Below
-    /// [`SHARDS_MAX`]. Advisory: a stale answer costs time, never correctness.
+    /// The shard that owns the key of `ask`, below [`SHARDS_MAX`]; asks of one shard are sent
+    /// together. Advisory: a stale answer costs time, never correctness.
     fn shard(&self, ask: &Ask) -> usize;
 
-    /// Carries `asks` to their shard. One reply an ask, in order; one that fails fails alone, and
-    /// each within a deadline of the store's own.
+    /// Sends `asks` to their shard. Returns one reply for each ask, in order; each ask fails on its
+    /// own, and each is answered within a deadline of the store's own.
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a>;
 
-    /// Carries one ask to its shard: its reply depends on no other ask.
+    /// Sends one ask to its shard. Its reply depends on no other ask.
     fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
         Box::pin(async move {
             let reply = self.exchange(std::slice::from_ref(ask)).await.pop();
@@ -81,33 +81,34 @@ pub trait Store: Send + Sync + 'static {
         })
     }
 
-    /// Waits until every server that holds counts is connected; for ever if one never is.
+    /// Waits until every server that holds counts is connected; waits forever if one never is.
     fn ready(&self) -> Ready<'_> {
         Box::pin(std::future::ready(()))
     }
 
-    /// How long the server of `shard` has owed replies and sent nothing; zero while it owes none,
-    /// since what is then still out waits for another server. `None` where that is not known.
+    /// How long the server of `shard` has owed replies and sent nothing. Zero while the server owes
+    /// none, since any ask still out then waits for another server. `None` where that is not known.
     fn silence(&self, _shard: usize) -> Option<Duration> {
         None
     }
 
-    /// Notes that a pod is alive, or that it leaves, and tells how many are.
+    /// Notes that a pod is alive, or that it leaves, and returns the number of live pods.
     fn beat(&self, beat: Beat) -> Beaten<'_>;
 
-    /// What it has met since it began, by name; each only grows. Empty where nothing can happen.
+    /// Event counters since the store was made, by name; each only grows. Empty where nothing can
+    /// happen.
     fn counts(&self) -> Vec<Count> {
         Vec::new()
     }
 
-    /// The server that owns the count of `ask`, for people; `None` where that is not known at
+    /// The server that owns the count of `ask`, for display; `None` where that is not known at
     /// present.
     fn owner(&self, _ask: &Ask) -> Option<String> {
         None
     }
 
-    /// One word for people: where the counts live, such as `memory` or `cluster 127.0.0.1:7000`.
-    /// Never a password.
+    /// Where the counts are, for display, such as `memory` or `cluster 127.0.0.1:7000`. Never
+    /// contains a password.
     fn describe(&self) -> String;
 }
 
@@ -120,31 +121,32 @@ pub type Lent<'a> = Pin<Box<dyn Future<Output = Result<Grant, StoreError>> + Sen
 /// What [`Store::ready`] returns.
 pub type Ready<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
-/// What [`Store::beat`] returns: pods alive, this one among them unless it leaves.
+/// What [`Store::beat`] returns: the number of live pods, including this one unless it leaves.
 pub type Beaten<'a> = Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;
 
-/// A pod's sign of life. Pods that share counts see each other's.
+/// A pod's heartbeat. Pods that share counts see each other's heartbeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Beat {
-    /// The pod, by a number of its own drawing.
+    /// The pod, by a number that it drew itself.
     pub pod: u64,
-    /// How long it is taken for alive without another.
+    /// How long the pod counts as alive without another heartbeat.
     pub lasts: Duration,
-    /// It goes now, and has given back what it held.
+    /// The pod leaves now, and has given back what it held.
     pub leaves: bool,
-    /// The domain whose pods are counted, as a keyed hash; `None` counts those of all domains.
+    /// The domain whose pods are counted, as a keyed hash; `None` counts the pods of all domains.
     pub domain: Option<Key>,
 }
 
-/// Pods that one store counts at most; it counts no others until some have gone.
+/// The largest number of pods that one store counts; it counts further ones only after some have
+/// gone.
 pub const PODS_MAX: usize = 10_000;
 
-/// Shards that one store may have: the masters of a large Redis Cluster, twice over.
+/// The largest number of shards of one store: twice the masters of a large Redis Cluster.
 pub const SHARDS_MAX: usize = 2048;
 
 const _: () = assert!(POOLS_MAX <= POOLS_FROM);
 
-/// Why an ask has no grant. None of them says whether the ask was taken, unless noted.
+/// Why an ask has no grant. Unless noted, a variant does not say whether the ask was taken.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// No connection to the shard, or it broke.
@@ -167,11 +169,11 @@ pub enum StoreError {
     /// shard are served.
     #[error("the node that takes over the key did not answer: {0}")]
     Elsewhere(String),
-    /// Under the key lies a value of somebody else's, which stays; other keys are served (not
+    /// The key holds a value of another program, which is left as it is; other keys are served (not
     /// taken).
     #[error("the store holds another program's value under this key")]
     Foreign,
-    /// The store holds as many keys as it may; those that it holds it serves (not taken).
+    /// The store holds as many keys as it may, and serves only those (not taken).
     #[error("the store is full: {0}")]
     Full(String),
     /// The shard's breaker is open: nothing was sent (not taken).
@@ -185,13 +187,13 @@ pub enum StoreError {
 // === impl StoreError ===
 
 impl StoreError {
-    /// Whether the ask was certainly not taken: what it gives back is still held.
+    /// Whether the ask was certainly not taken, so that the pod still holds what it gives back.
     pub fn is_not_taken(&self) -> bool {
         let here = matches!(self, Self::Overloaded | Self::Away | Self::Shed);
         here || matches!(self, Self::Refused(_) | Self::Foreign | Self::Full(_))
     }
 
-    /// Whether it is of the key alone: the store answers, and serves other keys.
+    /// Whether the error concerns this key alone: the store answers, and serves other keys.
     pub fn is_of_key(&self) -> bool {
         matches!(self, Self::Foreign | Self::Full(_) | Self::Elsewhere(_))
     }

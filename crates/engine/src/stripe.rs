@@ -1,4 +1,4 @@
-//! Which part of what is striped a thread uses, so that threads write to lines of their own.
+//! Assigns threads to stripes, so that threads write to separate cache lines.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,8 +12,8 @@ thread_local! {
     static MINE: Cell<usize> = const { Cell::new(UNKNOWN) };
 }
 
-/// The number of this thread, by its remainder a stripe: threads are numbered from 0 as they come,
-/// so that as many of them as there are stripes share none.
+/// The number of this thread; its remainder selects a stripe. Threads are numbered from 0 in the
+/// order of their first call, so that up to as many threads as there are stripes share none.
 #[inline]
 pub fn mine() -> usize {
     let mine = MINE.get();

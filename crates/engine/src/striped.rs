@@ -1,5 +1,5 @@
-//! Counters that cores do not share: each thread adds to a stripe of its own, and readers add the
-//! stripes up.
+//! Counters that cores do not share: each thread adds to its own stripe, and readers sum the
+//! stripes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, OnceLock};
@@ -7,22 +7,23 @@ use std::thread::available_parallelism;
 
 use crate::stripe;
 
-/// Stripes at most. Threads beyond that share them, which costs time and no count.
+/// The largest number of stripes. Threads beyond that share stripes, which costs time but loses no
+/// count.
 const STRIPES_MAX: usize = 16;
 
-/// As many as there are cores; a power of two.
+/// The number of cores, rounded up to a power of two, at most [`STRIPES_MAX`].
 static STRIPES: LazyLock<usize> = LazyLock::new(|| {
     available_parallelism().map_or(1, usize::from).clamp(1, STRIPES_MAX).next_power_of_two()
 });
 
-/// `N` counters that go together. A stripe is made when its first thread comes, since most series
-/// are seen by few of them.
+/// `N` counters that belong together. A stripe is made when its first thread uses it, since most
+/// series are used by few threads.
 #[derive(Debug)]
 pub struct Striped<const N: usize> {
     stripes: Box<[OnceLock<Box<Stripe<N>>>]>,
 }
 
-/// The counters of one stripe, on cache lines of their own.
+/// The counters of one stripe, on their own cache lines.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Stripe<const N: usize>([AtomicU64; N]);
@@ -38,13 +39,13 @@ impl<const N: usize> Striped<N> {
     /// This thread's stripe.
     #[inline]
     pub fn mine(&self) -> &Stripe<N> {
-        // There is a power of two of them, so that this is the remainder.
+        // The length is a power of two, so this is the remainder.
         let stripe = &self.stripes[stripe::mine() & (self.stripes.len() - 1)];
         stripe.get_or_init(|| Box::new(Stripe(std::array::from_fn(|_| AtomicU64::new(0)))))
     }
 
-    /// What each counter has come to. Counters that are added to meanwhile may differ in what of
-    /// that they show.
+    /// The sum of each counter. Concurrent additions may be included in some sums and not in
+    /// others.
     pub fn sums(&self) -> [u64; N] {
         let mut sums = [0_u64; N];
         for stripe in self.stripes.iter().filter_map(OnceLock::get) {
@@ -65,7 +66,7 @@ impl<const N: usize> Default for Striped<N> {
 // === impl Stripe ===
 
 impl<const N: usize> Stripe<N> {
-    /// Adds to the counter `at`, which is below `N`.
+    /// Adds `more` to the counter `at`, which is below `N`.
     #[inline]
     pub fn add(&self, at: usize, more: u64) {
         self.0[at].fetch_add(more, Ordering::Relaxed);

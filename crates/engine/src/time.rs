@@ -1,4 +1,4 @@
-//! Monotonic time as the core sees it: a plain number that comes in as an argument.
+//! Monotonic time as the engine's core uses it: a plain number that is passed as an argument.
 
 mod coarse;
 
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Time(u64);
 
-/// Reads monotonic time. Lives at the edge: the core is handed a [`Time`].
+/// Reads monotonic time. Only the outer layers use it: the core receives a [`Time`].
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     start: Instant,
@@ -24,7 +24,7 @@ pub struct Clock {
 // === impl Time ===
 
 impl Time {
-    /// `nanos` after the clock was started.
+    /// The time `nanos` nanoseconds after the clock was started.
     #[inline]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
@@ -36,7 +36,7 @@ impl Time {
         self.0
     }
 
-    /// From `earlier` to this; zero if `earlier` is later.
+    /// The duration from `earlier` to this time; zero if `earlier` is later.
     #[inline]
     pub const fn since(self, earlier: Time) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -62,13 +62,13 @@ impl Clock {
         Self { start: Instant::now() }
     }
 
-    /// The present.
+    /// The present time.
     #[inline]
     pub fn now(&self) -> Time {
         Time::default() + self.start.elapsed()
     }
 
-    /// `time` as an instant to sleep until.
+    /// `time` as a tokio instant to sleep until.
     pub fn instant(&self, time: Time) -> Instant {
         self.start + Duration::from_nanos(time.0)
     }

@@ -1,4 +1,4 @@
-//! From what became of each descriptor to the one answer. Pure.
+//! Combines the outcomes of a request's descriptors into one answer. Pure.
 
 mod metadata;
 
@@ -10,7 +10,7 @@ use ratelease_rules::request::{Few, Request};
 use ratelease_rules::{Algorithm, FailureMode, Limit, Rule};
 use serde_json::{Map, Value};
 
-/// What stands in the place of a rule's path where the request itself named the limit.
+/// Stands for a rule's path where the request itself named the limit.
 pub const OVERRIDE: &str = "override";
 
 /// The answer to one request.
@@ -18,18 +18,17 @@ pub const OVERRIDE: &str = "override";
 pub struct Verdict<'r> {
     /// Whether the request may pass.
     pub code: Code,
-    /// One a descriptor, in the order of the request.
+    /// One status for each descriptor, in the order of the request.
     pub statuses: Few<Status<'r>>,
-    /// The status that the rate limit headers tell of: an index into `statuses`, if any has a
-    /// limit.
+    /// The status that the rate limit headers show: an index into `statuses`, if any has a limit.
     pub tightest: Option<usize>,
-    /// It would deny, but for the global shadow mode.
+    /// The verdict would deny, but for the global shadow mode.
     pub shadowed: bool,
-    /// What Envoy is to know of the request, if asked for.
+    /// Dynamic metadata for Envoy, if asked for.
     pub metadata: Option<Map<String, Value>>,
 }
 
-/// Pass or not.
+/// Whether the request may pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
     /// Within the limit.
@@ -38,40 +37,42 @@ pub enum Code {
     OverLimit,
 }
 
-/// What is said of one descriptor.
+/// The answer for one descriptor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Status<'r> {
-    /// Within its limit or not.
+    /// Whether the descriptor is within its limit.
     pub code: Code,
-    /// The limit that was applied; `None` if there was none, or none that counts.
+    /// The limit that was applied; `None` if there was none, or only one that counts nothing.
     pub limit: Option<Applied<'r>>,
-    /// Tokens that remain: if over, 0 unless the rule leaves them; `u32::MAX` if unlimited.
+    /// Tokens that remain: 0 if over the limit, unless the rule leaves them; `u32::MAX` if
+    /// unlimited.
     pub remaining: u32,
-    /// Until the window ends, where that is known.
+    /// Time until the window ends, where that is known.
     pub reset_after: Option<Duration>,
-    /// What was counted, and how it was decided; `None` where nothing was.
+    /// What was counted, and how it was decided; `None` where nothing was counted.
     pub counted: Option<Trace>,
 }
 
-/// How one descriptor's answer came about: for whoever observes decisions.
+/// How the answer for one descriptor was decided, for observers of decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trace {
-    /// Whose tokens were charged.
+    /// The key that was charged.
     pub key: Key,
-    /// Hits that were charged, or would have been; 0 looks.
+    /// Hits that were charged, or would have been; 0 only looks.
     pub hits: u64,
-    /// Of a charge over the limit that spends what was left, how many that was, as far as is known.
+    /// For a charge over the limit that spends what was left: that number of tokens, as far as is
+    /// known.
     pub fitted: u32,
-    /// The limit was exceeded, whether or not the rule's mode lets the request pass all the same.
+    /// The limit was exceeded, even if the rule's mode lets the request pass.
     pub over: bool,
-    /// Who decided.
+    /// What made the decision.
     pub how: How,
 }
 
-/// Who decided.
+/// What made the decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// This pod, from what it held or knew.
+    /// This pod, from the tokens and the information that it held.
     Local,
     /// The store, while the request waited.
     Leased,
@@ -82,13 +83,13 @@ pub enum How {
 /// A limit and where it came from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Applied<'r> {
-    /// So many in each window.
+    /// The number of requests in each window.
     pub limit: Limit,
     /// The rule, or `None` for an override.
     pub rule: Option<&'r Arc<Rule>>,
 }
 
-/// What became of one descriptor.
+/// The outcome for one descriptor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Outcome<'r> {
     /// Nothing limits it, or a rule replaced the one that would have.
@@ -99,23 +100,23 @@ pub enum Outcome<'r> {
     Counted(Counted<'r>),
 }
 
-/// What became of a charge.
+/// The outcome of a charge.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Counted<'r> {
     /// The limit and its rule.
     pub applied: Applied<'r>,
-    /// What was charged, and how that was decided.
+    /// What was charged, and how the decision was made.
     pub trace: Trace,
     /// Tokens that remain.
     pub remaining: u64,
-    /// Until the window ends, where that is known.
+    /// Time until the window ends, where that is known.
     pub reset_after: Option<Duration>,
 }
 
 /// Settings that change how answers are made.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Modes {
-    /// Everything passes; statuses tell the truth.
+    /// Everything passes; the statuses still show what is over its limit.
     pub shadow: bool,
     /// Every rule is a quota rule.
     pub quota: bool,
@@ -136,14 +137,14 @@ impl<'r> Verdict<'r> {
     }
 }
 
-/// Over the limit if the outcomes deny, but for the global shadow mode.
+/// `OverLimit` if the outcomes deny, unless the global shadow mode is on.
 pub fn code(outcomes: &[Outcome<'_>], modes: Modes) -> Code {
     if !modes.shadow && denies(outcomes, modes) { Code::OverLimit } else { Code::Ok }
 }
 
-/// They do if one descriptor is over its limit, quotas aside, or if there are quotas and each is
-/// over. The global quota mode also counts descriptors without a limit as quotas that pass, as the
-/// reference does; unlimited ones count for neither.
+/// The outcomes deny if one descriptor is over its limit, quotas aside, or if there are quotas and
+/// each is over. The global quota mode also counts descriptors without a limit as quotas that pass,
+/// as the reference implementation does; unlimited ones count for neither.
 fn denies(outcomes: &[Outcome<'_>], modes: Modes) -> bool {
     let (mut quotas, mut quotas_over, mut denied) = (0, 0, false);
     for outcome in outcomes.iter().filter(|outcome| **outcome != Outcome::Unlimited) {
@@ -158,7 +159,8 @@ fn denies(outcomes: &[Outcome<'_>], modes: Modes) -> bool {
     denied || (quotas > 0 && quotas == quotas_over)
 }
 
-/// The last descriptor that is over, quotas aside; else the first of those with fewest remaining.
+/// Index of the last descriptor that is over, quotas aside; else of the first with the fewest
+/// tokens remaining.
 fn tightest(outcomes: &[Outcome<'_>], statuses: &[Status<'_>], modes: Modes) -> Option<usize> {
     let over = |at: &usize| outcomes[*at].is_over() && !outcomes[*at].is_quota(modes);
     let limited = |at: &usize| statuses[*at].limit.is_some();
@@ -170,7 +172,7 @@ fn tightest(outcomes: &[Outcome<'_>], statuses: &[Status<'_>], modes: Modes) -> 
 // === impl Outcome ===
 
 impl<'r> Outcome<'r> {
-    /// Over its limit, and its rule is not in shadow mode.
+    /// Whether it is over its limit and its rule is not in shadow mode.
     pub fn is_over(&self) -> bool {
         matches!(self, Outcome::Counted(counted) if counted.trace.over && !counted.in_shadow())
     }
@@ -201,8 +203,9 @@ impl<'r> Outcome<'r> {
 // === impl Counted ===
 
 impl Counted<'_> {
-    /// A store's clock that has stepped back leaves the count of a window that lies ahead. Its end
-    /// is further off than clients expect of the unit: they hear the unit, and ask again then.
+    /// After a step back of the store's clock, the count may belong to a window that lies in the
+    /// future. Such a window ends later than clients expect of the unit, so this returns the unit
+    /// instead, and clients ask again then.
     fn reset_after(&self) -> Option<Duration> {
         let limit = self.applied.limit;
         let aligned = matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow);
@@ -217,7 +220,7 @@ impl Counted<'_> {
 // === impl Code ===
 
 impl Code {
-    /// In a word, as metrics, logs and files say it.
+    /// The name in metrics, logs and files.
     pub fn name(self) -> &'static str {
         match self {
             Code::Ok => "ok",
@@ -229,7 +232,7 @@ impl Code {
 // === impl Applied ===
 
 impl<'r> Applied<'r> {
-    /// Path of the rule, or [`OVERRIDE`].
+    /// The path of the rule, or [`OVERRIDE`].
     pub fn rule_path(&self) -> &'r str {
         self.rule.map_or(OVERRIDE, |rule| &rule.path)
     }
@@ -238,7 +241,7 @@ impl<'r> Applied<'r> {
 // === impl How ===
 
 impl How {
-    /// In a word, as metrics and logs say it.
+    /// The name in metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
             How::Local => "local",
@@ -258,8 +261,8 @@ impl Status<'_> {
         Self { code: Code::Ok, limit: None, remaining, reset_after: None, counted: None }
     }
 
-    /// Whole seconds until the window ends, rounded up: a client that waits as long as it is told
-    /// finds tokens.
+    /// Whole seconds until the window ends, rounded up, so that a client that waits this long finds
+    /// tokens.
     pub fn reset_seconds(&self) -> Option<u64> {
         self.reset_after.map(|span| span.as_secs() + u64::from(span.subsec_nanos() > 0))
     }

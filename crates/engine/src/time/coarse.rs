@@ -1,4 +1,4 @@
-//! Spans and amounts in few bytes, for what is kept by the million. All round down.
+//! Compact spans and amounts, for values that are stored by the million. All round down.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub struct Span(u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Coarse(u16);
 
-/// What a [`Span`] counts, in nanoseconds, by its two highest bits.
+/// The unit in which a [`Span`] counts, in nanoseconds, by its two highest bits.
 const UNITS: [u64; 4] = [1_000, 1_000_000, 1_000_000_000, 60_000_000_000];
 const UNIT_AT: u32 = 30;
 const COUNT_MAX: u32 = (1 << UNIT_AT) - 1;
@@ -25,10 +25,10 @@ const FRACTION_BITS: u32 = 11;
 // === impl Span ===
 
 impl Span {
-    /// None at all.
+    /// The empty span.
     pub const EMPTY: Self = Self(0);
 
-    /// The longest that is no longer than `span`.
+    /// The longest value that is no longer than `span`.
     pub fn floor(span: Duration) -> Self {
         let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         for (unit, at) in UNITS.iter().zip(0..) {
@@ -41,7 +41,7 @@ impl Span {
         Self(u32::MAX)
     }
 
-    /// When the span is over that began at `start`; the beginning of time if it is empty.
+    /// The end of the span if it began at `start`; time zero if it is empty.
     pub fn after(self, start: Time) -> Time {
         let unit = UNITS[(self.0 >> UNIT_AT) as usize];
         ends(start, u64::from(self.0 & COUNT_MAX).saturating_mul(unit))
@@ -51,10 +51,11 @@ impl Span {
 // === impl Coarse ===
 
 impl Coarse {
-    /// No number: for whoever tells it otherwise. Greater than all.
+    /// A marker that is not a number, with a meaning of the caller's choice. Greater than all
+    /// numbers.
     pub const NONE: Self = Self(u16::MAX);
 
-    /// The largest that is no larger than `number`.
+    /// The largest value that is no larger than `number`.
     pub fn floor(number: u64) -> Self {
         let shift = (u64::BITS - number.leading_zeros()).saturating_sub(FRACTION_BITS + 1);
         let code = (u64::from(shift) << FRACTION_BITS) + (number >> shift);
@@ -67,13 +68,13 @@ impl Coarse {
         u64::from(self.0 - (shift << FRACTION_BITS)) << shift
     }
 
-    /// When so many nanoseconds are over since `start`; the beginning of time if there are none.
+    /// The time that many nanoseconds after `start`; time zero if there are none.
     pub fn nanos_after(self, start: Time) -> Time {
         ends(start, self.get())
     }
 }
 
-/// What never was is over for everybody, also for whoever read the clock before `start`.
+/// An empty span is over for every reader, also for one that read the clock before `start`.
 fn ends(start: Time, nanos: u64) -> Time {
     if nanos == 0 { Time::default() } else { start + Duration::from_nanos(nanos) }
 }

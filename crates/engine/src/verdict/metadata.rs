@@ -1,11 +1,12 @@
-//! Dynamic metadata of an answer: the request, and what the rules that passed say of it.
+//! Dynamic metadata of an answer: the request, and the metadata of the rules that passed.
 
 use ratelease_rules::request::{Descriptor, Request};
 use serde_json::{Map, Value, json};
 
 use super::Outcome;
 
-/// The fields of the reference: `domain`, `descriptors`, `hitsAddend` and the merged `metadata`.
+/// The fields of the reference implementation: `domain`, `descriptors`, `hitsAddend` and the merged
+/// `metadata`.
 pub(super) fn of(request: &Request<'_>, outcomes: &[Outcome<'_>]) -> Map<String, Value> {
     let mut fields = Map::new();
     fields.insert("domain".into(), request.domain.into());
@@ -40,8 +41,9 @@ fn descriptor(descriptor: &Descriptor<'_>) -> Value {
     fields
 }
 
-/// Adds what `from` has and `into` has not, at every depth: the first to name a scalar wins. `from`
-/// is copied, never linked: the reference links, and one answer's merge shows in the next.
+/// Adds what `from` has and `into` lacks, at every depth: the first to set a scalar wins. `from` is
+/// copied, never linked: the reference implementation links it, and one answer's merge shows in the
+/// next.
 fn merge(into: &mut Map<String, Value>, from: &Map<String, Value>) {
     for (name, value) in from {
         match (into.get_mut(name), value) {
