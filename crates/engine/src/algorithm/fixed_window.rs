@@ -1,6 +1,6 @@
-//! So many tokens in each window; windows are aligned to the Unix epoch and know nothing of each
-//! other. Tokens of the next window may be lent before it begins: they are counted apart, and the
-//! next window's count starts at them.
+//! A fixed number of tokens in each window. Windows are aligned to the Unix epoch and independent
+//! of each other. Tokens of the next window may be lent before it begins: they are counted
+//! separately, and the next window's count starts at their number.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use ratelease_rules::Limit;
 use super::{until_end_us, window_of, window_us};
 use crate::ask::{Ask, Back, Grant};
 
-/// What the store keeps of one key.
+/// What the store keeps for one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
     pub window: u64,
-    /// Tokens lent in it and not given back; one above the limit where the key is overdrawn.
+    /// Tokens lent in it and not given back; one above the limit if the key is overdrawn.
     pub count: u64,
     /// Tokens of the window after it that were lent ahead and not given back. Never more than a
     /// limit, and never marked as overdrawn.
     pub next: u32,
 }
 
-/// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
+/// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let terms = ask.limit;
@@ -39,7 +39,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
         state.count = state.count.max(limit + 1); // a limit is 32 bits wide
     }
     if ask.ahead {
-        // No more than the limit, unless none was lent.
+        // At most the limit, unless nothing was lent.
         let next = u64::from(state.next).saturating_add(tokens);
         state.next = u32::try_from(next).unwrap_or(u32::MAX);
     } else {
@@ -48,7 +48,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     (state, grant(ask, tokens, now_unix_us, state))
 }
 
-/// What it means to the pod that asked that `tokens` were lent and `state` is left.
+/// The reply to the pod for a step that lent `tokens` and left `state`.
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let terms = ask.limit;
     let limit = u64::from(terms.requests_per_unit);
@@ -74,7 +74,8 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     }
 }
 
-/// The state as of the present window, which begins with what was lent ahead of it.
+/// The state as of the present window. A new window starts with the tokens that were lent ahead of
+/// it.
 fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
     let window = window_of(state.map(|state| state.window), now_unix_us, window_us(terms));
     match state {
@@ -89,10 +90,10 @@ fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
 // === impl State ===
 
 impl State {
-    /// A lease is credited to the window that it is of, a refund to the present one.
+    /// Credits a lease to the window that it belongs to, and a refund to the present window.
     fn credit(&mut self, back: Back, limit: u64) {
         if back.epoch.is_none_or(|epoch| epoch == self.window) {
-            // Only the mark goes: what was counted under a larger limit stays counted.
+            // Removes only the overdrawn mark: tokens counted under a larger limit stay counted.
             let marked = u64::from(self.count == limit + 1);
             self.count = (self.count - marked).saturating_sub(back.tokens);
         } else if back.epoch == self.window.checked_add(1) {

@@ -1,8 +1,8 @@
-//! A rate kept with one time, which token and leaky bucket share (GCRA, the generic cell rate
-//! algorithm of ITU-T I.371).
+//! A rate represented by one point in time, which token bucket and leaky bucket share (GCRA, the
+//! generic cell rate algorithm of ITU-T I.371).
 //!
-//! The state is the time at which all that was spent is earned back, the *theoretical arrival
-//! time*. How far it lies ahead is the **debt**; `n` tokens add `n · window / requests` to it.
+//! The state is the time at which all spent tokens are earned back, the *theoretical arrival time*.
+//! Its distance from the present is the **debt**; `n` tokens add `n · window / requests` to it.
 //! Debits round up and credits round down, so that rounding never lends a token: each ask costs
 //! less than one tick too much.
 
@@ -12,37 +12,37 @@ use ratelease_rules::{Algorithm, Limit};
 
 use super::{MICROS_PER_SECOND, window_seconds};
 
-/// What the store keeps of one key.
+/// What the store keeps for one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// The theoretical arrival time, in nanoseconds since the Unix epoch. Until the year 2262 it
-    /// has 19 digits and 63 bits, which Redis keeps inside its object of 16 bytes.
+    /// has 19 digits and 63 bits, which Redis stores inside its object of 16 bytes.
     pub tat_ns: u64,
 }
 
-/// A rate and what may be owed to it, in whole ticks. The scripts are handed these numbers: doubles
-/// are exact below 2^53, and [`Pace::of`] picks the tick so that no debt comes near.
+/// A rate and its largest debt, in whole ticks. The scripts receive these numbers: doubles are
+/// exact below 2^53, and [`Pace::of`] picks the tick so that every debt stays well below that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
-    /// Nanoseconds in a tick: 1, or 1000 where the capacity is above [`TICKS_MAX`] nanoseconds.
+    /// Nanoseconds in a tick: 1, or 1000 if the capacity is above [`TICKS_MAX`] nanoseconds.
     pub tick_ns: u64,
     /// Ticks in the window.
     pub window: u64,
-    /// Tokens earned in a window, from 1.
+    /// Tokens earned in a window, at least 1.
     pub requests: u64,
-    /// Tokens that may be had at once; 0 where there never is one.
+    /// The most tokens that may be available at once; 0 if none ever is.
     pub tokens_max: u64,
-    /// The largest debt: an empty bucket, or a last slot lent.
+    /// The largest debt: that of an empty bucket, or with the last slot lent.
     pub debt_max: u64,
-    /// Room for tokens without a debt: these ticks, and so many parts of one, of which `requests`
-    /// make a tick.
+    /// Room for tokens at a debt of 0: whole ticks, and parts of a tick, of which `requests` make
+    /// one.
     pub room: (u64, u64),
-    /// Tokens that there are as long as the debt does not exceed the room: the slot that begins
-    /// at its end. What room is left holds the others.
+    /// Tokens that are available as long as the debt does not exceed the room: for a leaky bucket,
+    /// the slot that begins at the room's end. The rest of the room holds the other tokens.
     pub tokens_min: u64,
 }
 
-/// What is done to a debt in one step.
+/// The change of a debt in one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
     /// [`Ask::want`](crate::store::Ask::want)
@@ -55,30 +55,30 @@ pub struct Move {
     pub back: u64,
 }
 
-/// What became of it; a script replies with the same.
+/// The result of a step; a script replies with the same fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moved {
     /// Tokens lent.
     pub tokens: u64,
     /// The store's time, in microseconds since the Unix epoch.
     pub now_unix_us: u64,
-    /// The debt in ticks, once what came back was credited.
+    /// The debt in ticks after the credit.
     pub before: u64,
-    /// The debt in ticks in the end.
+    /// The debt in ticks after the step.
     pub after: u64,
 }
 
-/// Some 52 days in nanoseconds. A debt of nanoseconds stays below, and with a second added to it
-/// still far below 2^53.
+/// Some 52 days in nanoseconds. A debt in nanoseconds stays below this, and with a second added to
+/// it still far below 2^53.
 pub const TICKS_MAX: u64 = 1 << 52;
 /// A hundred years in microseconds, also below 2^53. Rules refuse a bucket that takes longer to
-/// fill; one that gets here holds what that time fills.
+/// fill; if one gets here, its capacity is what that time fills.
 pub const DEBT_MAX_US: u64 = 100 * 365 * 86_400 * MICROS_PER_SECOND;
 
 // === impl Pace ===
 
 impl Pace {
-    /// The pace of token or leaky bucket.
+    /// The pace of a token bucket or leaky bucket.
     pub fn of(terms: Limit) -> Self {
         let fine = Self::in_ticks(terms, 1);
         if fine.debt_max <= TICKS_MAX { fine } else { Self::in_ticks(terms, 1_000) }
@@ -96,12 +96,12 @@ impl Pace {
             tokens_min: 0,
         };
         match terms.algorithm {
-            // A rate of none: no debt, and nothing ever.
+            // A rate of zero: there is no debt, and there are never any tokens.
             _ if terms.requests_per_unit == 0 => {}
             Algorithm::LeakyBucket { max_delay_us } => {
                 pace.room = (u64::from(max_delay_us) * ticks_per_us, 0);
                 pace.tokens_min = 1;
-                // 32 bits wide as all other amounts.
+                // 32 bits wide, like all other amounts.
                 pace.tokens_max = pace.earned(pace.room).min(u64::from(u32::MAX) - 1) + 1;
                 pace.debt_max = pace.room.0 + pace.cost(1);
             }
@@ -115,7 +115,8 @@ impl Pace {
         pace
     }
 
-    /// Moves the debt of `state` at `now_unix_us`. A state that nothing changed stays as it is.
+    /// Applies a move to the debt of `state` at `now_unix_us`. If nothing changes, the state stays
+    /// as it is.
     pub fn step(&self, state: Option<State>, now_unix_us: u64, by: Move) -> (State, Moved) {
         let stored = state.map_or(0, |state| self.debt(state, now_unix_us));
         let before = self.credited(stored, by.back);
@@ -135,7 +136,7 @@ impl Pace {
         (state, Moved { tokens, now_unix_us, before, after })
     }
 
-    /// Tokens that there are with this debt.
+    /// Tokens that are available with this debt.
     pub fn left(&self, debt: u64) -> u64 {
         match self.room.0.checked_sub(debt) {
             Some(ticks) => {
@@ -146,13 +147,13 @@ impl Pace {
         }
     }
 
-    /// Ticks that `tokens` cost, rounded up.
+    /// The cost of `tokens` in ticks, rounded up.
     pub fn cost(&self, tokens: u64) -> u64 {
         let (ticks, parts) = self.worth(tokens);
         ticks.saturating_add(u64::from(parts > 0))
     }
 
-    /// Ticks that must pass until a token is there: 0 if one is.
+    /// Ticks until a token is available: 0 if one is.
     pub fn until_token(&self, debt: u64) -> u64 {
         let most = match self.tokens_min {
             0 => self.worth(self.tokens_max.saturating_sub(1)).0,
@@ -161,7 +162,7 @@ impl Pace {
         debt.saturating_sub(most)
     }
 
-    /// So many ticks as a span of time.
+    /// The duration of this many ticks.
     pub fn span(&self, ticks: u64) -> Duration {
         Duration::from_nanos(ticks.saturating_mul(self.tick_ns))
     }
@@ -171,18 +172,18 @@ impl Pace {
         self.span(self.window)
     }
 
-    /// What one token is worth, as [`Pace::room`] is written.
+    /// The worth of one token, in the form of [`Pace::room`].
     pub fn token(&self) -> (u64, u64) {
         self.worth(1)
     }
 
-    /// Tokens that fit into so many ticks and parts of one.
+    /// Tokens that are earned in this many ticks and parts of a tick.
     fn earned(&self, (ticks, parts): (u64, u64)) -> u64 {
         let parts = u128::from(ticks) * u128::from(self.requests) + u128::from(parts);
         fit(parts / u128::from(self.window))
     }
 
-    /// What `tokens` are worth, in whole ticks and parts of one.
+    /// The worth of `tokens`, in whole ticks and parts of a tick.
     fn worth(&self, tokens: u64) -> (u64, u64) {
         let parts = u128::from(tokens) * u128::from(self.window);
         let requests = u128::from(self.requests);
@@ -190,12 +191,12 @@ impl Pace {
     }
 
     fn credited(&self, debt: u64, tokens: u64) -> u64 {
-        // As many as the bucket holds is all that can be owed.
+        // The debt is at most that of an empty bucket, so a credit of the whole capacity clears it.
         if tokens >= self.tokens_max { 0 } else { debt.saturating_sub(self.worth(tokens).0) }
     }
 
-    /// Part of a tick that is owed is owed whole. More than can be owed was never lent: the clock
-    /// was set back, or the limit lowered.
+    /// A started tick counts as a whole one. A debt above the largest comes not from lent tokens
+    /// but from a clock that was set back or a limit that was lowered, so it is cut.
     fn debt(&self, state: State, now_unix_us: u64) -> u64 {
         let ahead = state.tat_ns.saturating_sub(now_unix_us.saturating_mul(1_000));
         ahead.div_ceil(self.tick_ns).min(self.debt_max)

@@ -1,14 +1,14 @@
 //! One token in each slot of `window / requests_per_unit`. A token is the right to a slot that
-//! begins within `max_delay`; the request is held until then.
+//! begins within `max_delay`; the request is held until the slot begins.
 //!
-//! Slots go by whether they are used or not, so that nothing that comes back is credited, neither
-//! the rest of a lease nor a refund; and a denied charge spends nothing, since the slot that it did
-//! not get serves the next.
+//! Slots pass whether they are used or not, so nothing that comes back is credited, neither the
+//! rest of a lease nor a refund. A denied charge spends nothing, since the slot that it did not get
+//! serves the next charge.
 
 use super::gcra::{Move, Moved, Pace, State};
 use crate::ask::{Ask, Grant};
 
-/// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
+/// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let pace = Pace::of(ask.limit);
@@ -17,7 +17,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     (state, grant(&pace, &moved))
 }
 
-/// What `moved` means to the pod that asked.
+/// The reply to the pod for the step `moved`.
 pub fn grant(pace: &Pace, moved: &Moved) -> Grant {
     let left = pace.left(moved.after);
     let never = pace.tokens_max == 0;
@@ -28,7 +28,7 @@ pub fn grant(pace: &Pace, moved: &Moved) -> Grant {
         overdrawn: left == 0,
         epoch: moved.now_unix_us,
         starts_after,
-        // Until the last slot has gone by, and the grace of one.
+        // Until the last slot has passed, plus one slot as a grace period.
         ends_after: starts_after + pace.span(pace.cost(moved.tokens)) + pace.span(pace.cost(1)),
         reset_after: if never { pace.window() } else { pace.span(moved.after) },
         retry_after: match left {

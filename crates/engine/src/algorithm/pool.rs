@@ -1,9 +1,9 @@
-//! A pool of a split key: tokens that some pod leased from the key's own count and put there, on
-//! another slot, for other pods to take. A pool neither makes tokens nor denies: what it lends was
-//! debited before, and one that is empty says nothing about the key.
+//! A pool of a split key: tokens that a pod leased from the key's own count and deposited on
+//! another slot, for other pods to take. A pool neither makes tokens nor denies: its tokens were
+//! debited before, and an empty pool says nothing about the key.
 //!
-//! A pool holds tokens of one epoch, until the earliest end of the leases that they came from. It
-//! ends by the expiry of its Redis key, which one server measures, so that the clocks of two
+//! A pool holds tokens of one epoch, until the earliest end of the leases that they came from. The
+//! pool ends with the expiry of its Redis key, which one server measures, so the clocks of two
 //! masters are never compared.
 
 use std::time::Duration;
@@ -13,10 +13,10 @@ use ratelease_rules::Algorithm;
 use super::MICROS_PER_SECOND;
 use crate::ask::{Ask, Grant};
 
-/// What the store keeps of one pool.
+/// What the store keeps for one pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct State {
-    /// Of the lease that the tokens are of; the oldest of them, where epochs are times.
+    /// The epoch of the tokens' lease; the oldest one if epochs are times.
     pub epoch: u64,
     /// When it expires, in microseconds of the store's time.
     pub ends_us: u64,
@@ -24,35 +24,35 @@ pub struct State {
     pub tokens: u32,
 }
 
-/// What a pool holds after a step; a script replies with the same.
+/// The state of a pool after a step; a script replies with the same fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// Of the tokens held and of those lent by the step; 0 without any.
+    /// The epoch of the tokens held and of those lent by the step; 0 if there are none.
     pub epoch: u64,
-    /// Tokens.
+    /// Tokens held.
     pub tokens: u32,
-    /// Whole milliseconds until the tokens end, held or lent; 0 without any.
+    /// Whole milliseconds until the tokens, held or lent, end; 0 if there are none.
     pub lasts_ms: u64,
 }
 
-/// A deposit as it is sent, within what a script counts exactly.
+/// A deposit as it is sent, within the range that a script counts exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Put {
-    /// From 1.
+    /// At least 1.
     pub tokens: u32,
     /// Below 2^53.
     pub epoch: u64,
-    /// Whole milliseconds, from 1: the rest of one is cut off.
+    /// Whole milliseconds, at least 1; rounded down.
     pub lasts_ms: u64,
 }
 
-/// Epochs are cut to this: times in microseconds until the year 2255.
+/// The largest epoch that is sent: times in microseconds until the year 2255.
 pub const EPOCH_MAX: u64 = (1 << 53) - 1;
-/// Spans are cut to this, some 143 000 years of milliseconds: with the present added to it Redis
-/// still counts it.
+/// The longest time that is sent, some 143 000 years in milliseconds: Redis can still add the
+/// present time to it.
 pub const LASTS_MS_MAX: u64 = 1 << 52;
 
-/// Takes `ask` at `now_us` of the store's time, as the contract of [`Store`](crate::store::Store)
+/// Applies `ask` at `now_us` of the store's time, as the contract of [`Store`](crate::store::Store)
 /// says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_us: u64, ask: &Ask) -> (State, Grant) {
     let found = state.filter(|state| state.tokens > 0 && state.lasts_ms(now_us) > 0);
@@ -73,7 +73,7 @@ pub fn step(state: Option<State>, now_us: u64, ask: &Ask) -> (State, Grant) {
     (state, grant(ask, tokens, held))
 }
 
-/// What it means to the pod that asked that `tokens` were lent and `held` is left.
+/// The reply to the pod for a step that lent `tokens` and left `held`.
 pub fn grant(ask: &Ask, tokens: u64, held: Held) -> Grant {
     let lasts = Duration::from_millis(held.lasts_ms);
     Grant {
@@ -88,13 +88,13 @@ pub fn grant(ask: &Ask, tokens: u64, held: Held) -> Grant {
     }
 }
 
-/// Whether epochs are the numbers of windows: a newer one then makes older tokens worthless. Where
-/// they are times, tokens of several epochs go together.
+/// Whether epochs are the numbers of windows, so that a newer epoch makes older tokens worthless.
+/// Where epochs are times, tokens of several epochs are added up.
 pub fn is_windowed(ask: &Ask) -> bool {
     matches!(ask.limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
 }
 
-/// What `ask` deposits, if anything.
+/// The deposit of `ask`, if it has one.
 pub fn put(ask: &Ask) -> Option<Put> {
     let deposit = ask.deposit?;
     let tokens = u32::try_from(deposit.tokens).unwrap_or(u32::MAX);
@@ -106,7 +106,7 @@ pub fn put(ask: &Ask) -> Option<Put> {
 // === impl State ===
 
 impl State {
-    /// `self` with what is put in.
+    /// `self` with the deposit `put` added.
     fn with(self, put: Self, windowed: bool) -> Self {
         if windowed && put.epoch != self.epoch {
             return if put.epoch > self.epoch { put } else { self };
@@ -123,7 +123,7 @@ impl State {
         self.ends_us.saturating_sub(now_us) / 1_000
     }
 
-    /// When it says no more than its absence, in seconds of the store's time.
+    /// When the pool has expired, in seconds of the store's time; 0 if it is empty.
     pub(super) fn ends_at(self) -> u64 {
         if self.tokens == 0 { 0 } else { self.ends_us.div_ceil(MICROS_PER_SECOND) }
     }

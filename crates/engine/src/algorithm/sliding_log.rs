@@ -1,4 +1,5 @@
-//! The time of every token lent: never more than so many in any window's length, exactly.
+//! A log of the time of every token lent: in any period of a window's length at most the limit is
+//! lent, exactly.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,35 +9,36 @@ use ratelease_rules::Limit;
 use super::window_us;
 use crate::ask::{Ask, Back, Grant};
 
-/// What the store keeps of one key: when each token was lent, in microseconds since the Unix epoch,
-/// oldest first. At most [`ENTRIES_MAX`].
+/// What the store keeps for one key: when each token was lent, in microseconds since the Unix
+/// epoch, oldest first. At most [`ENTRIES_MAX`] entries.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
     times: VecDeque<u64>,
 }
 
-/// What became of an ask; the script replies with the same.
+/// The result of an ask; the script replies with the same fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Logged {
     /// Tokens lent.
     pub tokens: u64,
     /// The store's time, in microseconds since the Unix epoch.
     pub now_unix_us: u64,
-    /// The time that they are entered under: the present, or that of the newest entry if it is
-    /// later, since a key's time does not run back.
+    /// The time that the tokens are logged under: the present, or the time of the newest entry if
+    /// that is later, since a key's time does not run back.
     pub at: u64,
-    /// Entries in the end.
+    /// Number of entries after the step.
     pub entries: u64,
-    /// The newest of them; 0 without any.
+    /// The newest entry; 0 if there is none.
     pub newest: u64,
-    /// The one that must leave before there is a token more; 0 where there is one.
+    /// The entry that must leave before one more token is available; 0 if one is available.
     pub leaving: u64,
 }
 
-/// Entries of one key. Rules refuse a larger limit; one that gets here is cut to this.
+/// The largest number of entries of one key. Rules refuse a larger limit; if one gets here, it is
+/// cut to this.
 pub const ENTRIES_MAX: u32 = 10_000;
 
-/// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
+/// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
     let terms = ask.limit;
@@ -65,7 +67,7 @@ pub fn step(state: &mut State, now_unix_us: u64, ask: &Ask) -> Grant {
     grant(ask, &logged)
 }
 
-/// What `logged` means to the pod that asked.
+/// The reply to the pod for the step `logged`.
 pub fn grant(ask: &Ask, logged: &Logged) -> Grant {
     let terms = ask.limit;
     let limit = u64::from(limit_of(terms));
@@ -94,7 +96,7 @@ pub fn grant(ask: &Ask, logged: &Logged) -> Grant {
     }
 }
 
-/// Tokens in a window's length, within what a log may hold.
+/// The limit, cut to what a log may hold.
 pub fn limit_of(terms: Limit) -> u32 {
     terms.requests_per_unit.min(ENTRIES_MAX)
 }
@@ -111,8 +113,9 @@ impl State {
         self.times.len() as u64
     }
 
-    /// Drops what a window's length up to now no longer covers; and all, if the newest lies more
-    /// than a window ahead: the clock was set back, and nothing would be lent until it caught up.
+    /// Drops the entries that are older than a window's length. Drops all entries if the newest
+    /// lies more than a window ahead: the clock was set back, and nothing would be lent until it
+    /// caught up.
     fn forget(&mut self, now_unix_us: u64, window_us: u64) {
         if self.newest().is_some_and(|newest| newest > now_unix_us.saturating_add(window_us)) {
             self.times.clear();
@@ -120,12 +123,12 @@ impl State {
         let gone = self.times.partition_point(|time| time.saturating_add(window_us) <= now_unix_us);
         self.times.drain(..gone);
         if self.times.is_empty() {
-            self.times = VecDeque::new(); // a quiet key gives its memory back
+            self.times = VecDeque::new(); // frees the memory of a quiet key
         }
     }
 
-    /// A lease takes back its own entries, so that a late or a second return finds none; a refund
-    /// takes back the newest.
+    /// Removes returned tokens from the log. A lease takes back its own entries, so a late or
+    /// repeated return finds none; a refund takes back the newest entries.
     fn credit(&mut self, back: Back) {
         let (from, until) = match back.epoch {
             Some(lent_at) => {

@@ -1,5 +1,6 @@
-//! About so many tokens in any window's length: this window's count, and of the last one's the part
-//! that a window's length up to now still covers, as if it had come evenly.
+//! About a fixed number of tokens in any period of a window's length. The estimate is this window's
+//! count plus the part of the last window's count that such a period up to now still covers, as if
+//! the last count had come evenly.
 
 use std::time::Duration;
 
@@ -8,26 +9,27 @@ use ratelease_rules::Limit;
 use super::{MICROS_PER_SECOND, until_end_us, window_of, window_seconds, window_us};
 use crate::ask::{Ask, Grant};
 
-/// What the store keeps of one key.
+/// What the store keeps for one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
     /// Number of the window that `count` belongs to: `unix seconds / window seconds`.
     pub window: u64,
     /// Tokens lent in it and not given back, at most [`COUNT_MAX`].
     pub count: u32,
-    /// The same of the window before.
+    /// The same count for the window before.
     pub previous: u32,
 }
 
-/// Nine digits: a window's last digit, and two counts, make a number of 63 bits, which Redis keeps
-/// inside its object of 16 bytes. Rules refuse a larger limit; one that gets here is cut to this.
+/// Nine digits: the last digit of the window's number and two counts make a number of 63 bits,
+/// which Redis stores inside its object of 16 bytes. Rules refuse a larger limit; if one gets here,
+/// it is cut to this.
 pub const COUNT_MAX: u32 = 999_999_999;
 
-/// Windows up to this are divided into microseconds, longer ones into seconds: either way a script
-/// divides exactly.
+/// Windows up to this length are divided into microseconds, longer ones into seconds, so that a
+/// script's division is exact in both cases.
 const FINE_SECONDS_MAX: u64 = 86_400;
 
-/// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
+/// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let terms = ask.limit;
@@ -47,7 +49,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     (state, grant(ask, tokens, now_unix_us, state))
 }
 
-/// What it means to the pod that asked that `tokens` were lent and `state` is left.
+/// The reply to the pod for a step that lent `tokens` and left `state`.
 pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     let terms = ask.limit;
     let left = left(state, now_unix_us, terms);
@@ -68,13 +70,13 @@ pub fn grant(ask: &Ask, tokens: u64, now_unix_us: u64, state: State) -> Grant {
     }
 }
 
-/// Tokens in a window's length, within what a state can count.
+/// The limit, cut to what a state can count.
 pub fn limit_of(terms: Limit) -> u32 {
     terms.requests_per_unit.min(COUNT_MAX)
 }
 
-/// Microseconds in a part of the window, which time is weighed by: 1, or a second's where the
-/// window is longer than a day.
+/// Microseconds in the unit that a window is divided into: 1, or those of a second if the window is
+/// longer than a day.
 pub fn part_us(terms: Limit) -> u64 {
     if window_seconds(terms) <= FINE_SECONDS_MAX { 1 } else { MICROS_PER_SECOND }
 }
@@ -95,7 +97,7 @@ fn left(state: State, now_unix_us: u64, terms: Limit) -> u64 {
     let part_us = part_us(terms);
     let parts = window_us(terms) / part_us;
     let until_end = until_end_us(state.window, now_unix_us, window_us(terms));
-    // Of a window that lies ahead none has passed.
+    // If the window lies in the future, none of it has passed.
     let rest = until_end.div_ceil(part_us).min(parts);
     let weighed = (u128::from(state.previous) * u128::from(rest)).div_ceil(u128::from(parts));
     let estimate = u128::from(state.count) + weighed;
@@ -107,8 +109,8 @@ fn until_token_us(state: State, until_end_us: u64, terms: Limit) -> u64 {
     let Some(most) = limit_of(terms).checked_sub(1) else {
         return until_end_us; // never
     };
-    // The weight of `count` may fall to `most`: within this window if that is the one before's,
-    // else within the next.
+    // The estimate must fall to `most`: in this window, as the previous count loses weight, or, if
+    // `count` alone is above `most`, in the next window, as `count` loses weight.
     let (weighs, room, until_end) = match most.checked_sub(state.count) {
         Some(room) => (state.previous, room, until_end_us),
         None => (state.count, most, until_end_us.saturating_add(window_us(terms))),

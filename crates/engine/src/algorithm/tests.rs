@@ -1,4 +1,4 @@
-//! What holds of every algorithm.
+//! Properties that hold for every algorithm.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn any_ask(limit: Limit) -> impl Strategy<Value = Ask> {
     )
 }
 
-/// Tokens that may be had at once.
+/// The largest number of tokens that may be available at once.
 fn most(limit: Limit) -> u64 {
     match limit.algorithm {
         Algorithm::LeakyBucket { .. } => gcra::Pace::of(limit).tokens_max,
@@ -65,7 +65,7 @@ fn most(limit: Limit) -> u64 {
 }
 
 proptest! {
-    /// Clocks that leap, limits that a rule should have refused, absurd amounts.
+    /// Clocks that jump, limits that a rule should have refused, and extreme amounts.
     #[test]
     fn any_history_gives_sane_grants(
         steps in (any_limit(), any_limit()).prop_flat_map(|(one, other)| {
@@ -81,7 +81,7 @@ proptest! {
             prop_assert!(!(grant.overdrawn && grant.left > 0));
             prop_assert!(grant.left > 0 || grant.retry_after > Duration::ZERO);
             prop_assert!(grant.left == 0 || grant.retry_after == Duration::ZERO);
-            // Of slots there are more than what one grant can say.
+            // A leaky bucket may have more slots left than one grant can lend.
             let left = match ask.limit.algorithm {
                 Algorithm::LeakyBucket { .. } => 0,
                 _ => grant.left,
@@ -116,7 +116,7 @@ proptest! {
         prop_assert_eq!(with, without);
     }
 
-    /// Whatever was charged before, in this window or the one before.
+    /// Holds for any earlier charges, in this window or the one before.
     #[test]
     fn no_refund_makes_more_available_than_a_fresh_key_has(
         (limit, asks) in any_limit().prop_flat_map(|limit| {

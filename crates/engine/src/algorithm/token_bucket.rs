@@ -1,11 +1,11 @@
-//! A bucket that refills steadily, so many tokens in a window, and holds `burst` at most.
+//! A bucket that refills steadily at the limit's rate, and holds at most `burst` tokens.
 
 use std::time::Duration;
 
 use super::gcra::{Move, Moved, Pace, State};
 use crate::ask::{Ask, Back, Grant};
 
-/// Takes `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
+/// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let pace = Pace::of(ask.limit);
@@ -20,7 +20,7 @@ pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant)
     (state, grant(&pace, ask, &moved))
 }
 
-/// What `moved` means to the pod that asked.
+/// The reply to the pod for the step `moved`.
 pub fn grant(pace: &Pace, ask: &Ask, moved: &Moved) -> Grant {
     let left = pace.left(moved.after);
     let never = pace.tokens_max == 0;
@@ -40,16 +40,16 @@ pub fn grant(pace: &Pace, ask: &Ask, moved: &Moved) -> Grant {
     }
 }
 
-/// τ in microseconds; more than [`TTL_US_MAX`] is for ever.
+/// τ in microseconds, at most [`TTL_US_MAX`], which is practically unlimited.
 pub fn ttl_us(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX).min(TTL_US_MAX)
 }
 
-/// Some 143 years. Doubles count it exactly, with the present added to it.
+/// Some 143 years. Doubles represent it exactly, even with the present time added.
 pub const TTL_US_MAX: u64 = 1 << 52;
 
-/// Later than its lease could last, a return has been earned anew in the meantime. One from the
-/// future is of a clock gone wrong.
+/// Whether the return is in time. Tokens that return after their lease could have lasted have been
+/// earned again meanwhile. A return from the future comes from a wrong clock.
 fn is_in_time(back: &Back, now_unix_us: u64, ttl: Duration) -> bool {
     back.epoch.is_none_or(|lent_at| now_unix_us.abs_diff(lent_at) <= ttl_us(ttl))
 }

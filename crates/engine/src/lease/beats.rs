@@ -1,4 +1,4 @@
-//! The order of heartbeats: none arrives after the one that says that the pod leaves.
+//! The order of heartbeats: none arrives after the heartbeat that says that the pod leaves.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -6,11 +6,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 
-/// Heartbeats that are out at once: one a domain. More wait for their turn.
+/// The largest number of heartbeats that are out at once; each domain sends one. More wait for
+/// their turn.
 const BEATS_MAX: u32 = 64;
 
-/// How long the last heartbeat waits for those before it to be withdrawn, which takes one turn of
-/// the task that sends them.
+/// How long the last heartbeat waits until the heartbeats before it are withdrawn. Withdrawing
+/// takes one poll of the task that sends them.
 const END_MAX: Duration = Duration::from_millis(100);
 
 /// Keeps heartbeats from arriving after the one that says that the pod leaves.
@@ -24,12 +25,13 @@ pub(super) struct Beats {
 // === impl Beats ===
 
 impl Beats {
-    /// The result of `beat`; none if the pod has left or leaves meanwhile: then it is withdrawn.
+    /// Returns the result of `beat`, or `None` if the pod has left or leaves meanwhile: then the
+    /// beat is withdrawn.
     pub(super) async fn unless_left<T>(&self, beat: impl Future<Output = T>) -> Option<T> {
         let leaves = self.leaves.notified();
         let permitted = async {
             let _permit = self.permits.acquire().await.ok()?;
-            // After `leaves` was made: from now on, that tells.
+            // This comes after `leaves` was made, which from now on reports that the pod leaves.
             if self.has_left.load(Ordering::SeqCst) { None } else { Some(beat.await) }
         };
         tokio::select! {
@@ -39,11 +41,11 @@ impl Beats {
         }
     }
 
-    /// Withdraws the beats that are out, and keeps back further ones.
+    /// Withdraws the heartbeats that are out, and prevents further ones.
     pub(super) async fn end(&self) {
         self.has_left.store(true, Ordering::SeqCst);
         self.leaves.notify_waiters();
-        // What was sent before is ahead on the connection; nothing follows it.
+        // Heartbeats sent before are ahead on the connection; none follows.
         let _ = timeout(END_MAX, self.permits.acquire_many(BEATS_MAX)).await;
     }
 }

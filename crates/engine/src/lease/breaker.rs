@@ -1,29 +1,30 @@
-//! A breaker for each shard: it keeps asks from a shard that errs or stalls. Pure: time and dice
-//! come in as arguments.
+//! A circuit breaker for each shard: it keeps asks from a shard that fails or stalls. Pure: time
+//! and random numbers are arguments.
 
 use std::time::Duration;
 
 use crate::dice::shortened;
 use crate::time::Time;
 
-/// Failures in a row that open it (`docs/architecture.md`, When Redis is away).
+/// Consecutive failures that open the breaker (`docs/architecture.md`, When Redis is away).
 const IN_A_ROW_MAX: u32 = 5;
 
-/// It also opens when more than half of the asks of this span failed.
+/// The breaker also opens when more than half of the asks of this span failed.
 const SPAN: Duration = Duration::from_secs(10);
 const PARTS: usize = 10;
 const PART: Duration = Duration::from_secs(SPAN.as_secs() / PARTS as u64);
 
-/// Of fewer asks, half says nothing.
+/// With fewer asks in the span than this, the share of failures is ignored.
 const SPAN_ASKS_MIN: u32 = 20;
 
-/// Waits before a probe: the first, doubled by each that fails, and the last. Leases are to resume
-/// within a second of the shard's return. The first probe may only find that it has moved: the last
-/// wait leaves time for the map to be read and for another.
+/// Waits before a probe: the first wait, which doubles with each probe that fails, and the largest.
+/// Leases should resume within a second of the shard's return. The first probe may only find that
+/// the shard has moved, so the largest wait leaves time to read the slot map and for another probe.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
 const WAIT_LAST: Duration = Duration::from_millis(500);
 
-/// A probe that nothing was heard of for so long never went out. Above what an exchange may take.
+/// A probe without an outcome after this time was never sent. This is longer than an exchange may
+/// take.
 const PROBE_MAX: Duration = Duration::from_secs(15);
 
 /// Keeps asks from a shard that does not answer them.
@@ -38,21 +39,21 @@ const PROBE_MAX: Duration = Duration::from_secs(15);
 #[derive(Debug, Clone, Default)]
 pub(super) struct Breaker {
     state: State,
-    /// Before the probe after the next failure.
+    /// The wait before the probe after the next failure.
     wait: Duration,
     in_a_row: u32,
     recent: [Part; PARTS],
     opened: u64,
 }
 
-/// How a breaker stands.
+/// The state of a breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
     /// Asks pass.
     Closed,
-    /// None does.
+    /// No ask passes.
     Open,
-    /// One is on its way to find out.
+    /// One ask is out as a probe.
     Probing,
 }
 
@@ -68,10 +69,10 @@ enum State {
     },
 }
 
-/// What came of the asks of one second.
+/// The outcomes of the asks of one second.
 #[derive(Debug, Clone, Copy, Default)]
 struct Part {
-    /// Which second, counted from the clock's start.
+    /// The number of the second, counted from the clock's start.
     number: u64,
     asks: u32,
     failures: u32,
@@ -80,7 +81,8 @@ struct Part {
 // === impl Breaker ===
 
 impl Breaker {
-    /// Whether an ask may go out. Where it is open and its wait is over, one may, as the probe.
+    /// Whether an ask may be sent. If the breaker is open and its wait is over, one ask may, as the
+    /// probe.
     pub(super) fn admits(&mut self, now: Time) -> bool {
         match self.state {
             State::Closed => true,
@@ -93,7 +95,7 @@ impl Breaker {
         }
     }
 
-    /// Takes note of an answer to an ask. Any good one closes it: the shard answers.
+    /// Records the outcome of an ask. Any success closes the breaker: the shard answers.
     pub(super) fn note(&mut self, good: bool, now: Time, dice: u64) {
         let part = self.part(now);
         part.asks = part.asks.saturating_add(1);
@@ -115,15 +117,16 @@ impl Breaker {
         }
     }
 
-    /// Takes note of an answer that refuses one key, whatever the others may have: the shard
-    /// answers, which ends an outage, and no more is to be learnt from it.
+    /// Records a reply that refuses one key, independently of the others. The shard answers, which
+    /// ends an outage; the reply says nothing else about the shard.
     pub(super) fn note_of_key(&mut self) {
         if self.position() != Position::Closed {
             self.close();
         }
     }
 
-    /// The asks that are out are overdue: none joins them.
+    /// Opens the breaker because the asks that are out are overdue, so that no further ask joins
+    /// them.
     pub(super) fn stall(&mut self, now: Time, dice: u64) {
         if self.position() != Position::Open {
             self.open(now, dice);
@@ -138,7 +141,7 @@ impl Breaker {
         }
     }
 
-    /// How often it has opened, from closed.
+    /// How often the breaker has gone from closed to open.
     pub(super) fn opened(&self) -> u64 {
         self.opened
     }
@@ -182,7 +185,7 @@ fn number(now: Time) -> u64 {
 // === impl Position ===
 
 impl Position {
-    /// In a word.
+    /// The name in status reports.
     pub fn name(self) -> &'static str {
         match self {
             Position::Closed => "closed",

@@ -1,23 +1,23 @@
-//! The budget of asks a second of one shard queue. Pure: time comes in as an argument.
+//! The budget of asks a second of one shard queue. Pure: time is an argument.
 
 use crate::store::Purpose;
 use crate::time::Time;
 
-/// Asks a second that all pods together send to one shard: a Redis master serves more of them on
-/// one core, so that it stays responsive whatever the number of pods.
+/// Asks a second that all pods together send to one shard. A Redis master can serve more on one
+/// core, so it stays responsive however many pods there are.
 const FLEET_RATE: u32 = 50_000;
 
 /// Asks a second that each pod may send to a shard, however many pods there are.
 const POD_RATE_MIN: u32 = 100;
 
-/// A budget holds this part of a second's asks: 1 / 10.
+/// A full budget holds a second's asks divided by this.
 const BURST_DIVISOR: f64 = 10.0;
 
-/// Asks ahead are dropped once less than this part of the budget is left.
+/// Asks ahead are dropped once less than this fraction of the budget is left.
 const AHEAD_PART: f64 = 0.5;
 
-/// A token bucket of asks. It decides about asks that can be dropped; the others spend from it too,
-/// and may leave it in debt by as much as it holds when full.
+/// A token bucket of asks. It decides only about asks that may be dropped; the others spend from it
+/// too, and may put it into debt by up to its capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Budget {
     left: f64,
@@ -27,7 +27,7 @@ pub(super) struct Budget {
 // === impl Budget ===
 
 impl Budget {
-    /// Whether an ask for `purpose` may be sent by one pod of `pods`. It spends nothing.
+    /// Whether an ask for `purpose` may be sent by one pod of `pods`. Spends nothing.
     pub(super) fn permits(&mut self, purpose: Purpose, pods: u32, now: Time) -> bool {
         let burst = self.refill(pods, now);
         match purpose {
@@ -43,7 +43,7 @@ impl Budget {
         self.left = (self.left - 1.0).max(-burst);
     }
 
-    /// Adds what has accrued. Returns what the budget holds when full.
+    /// Adds what has accrued. Returns the budget's capacity.
     fn refill(&mut self, pods: u32, now: Time) -> f64 {
         let rate = f64::from(rate(pods));
         let burst = rate / BURST_DIVISOR;
@@ -54,7 +54,7 @@ impl Budget {
 }
 
 impl Default for Budget {
-    /// Full, whatever it holds.
+    /// A full budget: the next refill cuts it to its capacity.
     fn default() -> Self {
         Self { left: f64::MAX, at: Time::default() }
     }
@@ -79,7 +79,7 @@ mod tests {
         START + Duration::from_millis(millis)
     }
 
-    /// How many asks in a row are sent, of 1000.
+    /// The number of asks that are sent in a row, of 1000.
     fn sent(budget: &mut Budget, purpose: Purpose, pods: u32, now: Time) -> u32 {
         let mut sent = 0;
         for _ in 0..1_000 {

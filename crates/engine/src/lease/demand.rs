@@ -1,30 +1,31 @@
-//! A pod's demand for one key, measured on times that come in as arguments. Pure.
+//! A pod's demand for one key, measured from times that are passed as arguments. Pure.
 
 use std::time::Duration;
 
 use crate::time::{Coarse, Time};
 
-/// A demand is asked ahead of only if it would use a token within this time: a key that is used
-/// less often would only strand what it holds.
+/// Tokens are asked for ahead of demand only if the demand would use a token within this time: a
+/// less used key would only strand the tokens that it holds.
 const USED_WITHIN: Duration = Duration::from_millis(200);
 
-/// A key is idle after a silence of so many of its mean gaps, within these bounds: at random
-/// arrivals, a demand that goes on is silent for so long once in e^4 = 55 gaps. Shorter, and what a
-/// key of a few requests a second holds would go back and forth (`docs/decisions`, 0019).
+/// A key is idle after a silence of this many of its mean gaps, within the bounds below. With
+/// random arrivals, a continuing demand pauses this long once in e^4 = 55 gaps. With a shorter
+/// silence, the tokens of a key of a few requests a second would go back and forth
+/// (`docs/decisions`, 0019).
 const IDLE_GAPS: f64 = 4.0;
 
 const IDLE_MIN: Duration = USED_WITHIN;
 
 const IDLE_MAX: Duration = Duration::from_secs(2);
 
-/// On top of two round trips, for a batch that is on its way already and for the scheduler.
+/// Added to two round trips, for a batch that is already on its way and for the scheduler.
 const ASK_AHEAD_MARGIN: Duration = Duration::from_millis(1);
 
-/// Demand is measured over spans of at least this.
+/// Demand is measured over spans of at least this length.
 const SPAN_MIN: Duration = Duration::from_millis(10);
 
-/// Time constants of the two averages. The faster one sees a burst begin, the slower one
-/// remembers that there is demand across a lull.
+/// Time constants of the two averages. The faster one detects the start of a burst, the slower one
+/// remembers demand across a lull.
 const FAST: Duration = Duration::from_millis(50);
 
 const SLOW: Duration = Duration::from_secs(1);
@@ -39,34 +40,35 @@ pub struct Demand {
     hits: Coarse,
     /// Hits since the key was last idle, up to [`RUN_MAX`].
     run: u8,
-    /// Pods that draw on the key, as far as this one's part in it tells.
+    /// The number of pods that draw on the key, estimated from this pod's share of it.
     pods: Peers,
-    /// In [`TICK`]s; 0 if nothing was noted yet. It begins again every 13 days: what is measured
-    /// across that is soon averaged away.
+    /// In [`TICK`]s; 0 if nothing was noted yet. It wraps around every 13 days; a wrong measurement
+    /// across the wrap is soon averaged away.
     since: u32,
 }
 
-/// A run of so many hits or more is as good as endless.
+/// A run of this many hits or more counts as endless.
 const RUN_MAX: u8 = u8::MAX;
 
-/// A number of pods from 1, in eighths of an octave, one above the exponent; 0 where it is unknown.
+/// A number of pods, from 1, as a logarithm in eighths of an octave, plus one; 0 where it is
+/// unknown.
 #[derive(Debug, Clone, Copy, Default)]
 struct Peers(u8);
 
 /// Steps of [`Peers`] in an octave.
 const PEERS_STEPS: f64 = 8.0;
 
-/// The weight of the newest observation among those of the pods that draw on a key: leases of other
-/// pods come in lumps.
+/// The weight of the newest observation in the average number of pods that draw on a key: leases of
+/// other pods come in bursts.
 const PEERS_WEIGHT: f64 = 0.3;
 
 /// 2^18 nanoseconds, about a quarter of a millisecond.
 const TICK: Duration = Duration::from_nanos(1 << 18);
 
-/// In [`TICK`]s, some 17 s: no thread that is overtaken comes later.
+/// In [`TICK`]s, some 17 s: no overtaken thread is later than this.
 const OVERTAKEN: u32 = 1 << 16;
 
-/// Hits a second, in 64ths.
+/// Hits a second, in units of 1/64.
 #[derive(Debug, Clone, Copy, Default)]
 struct Rate(Coarse);
 
@@ -85,7 +87,7 @@ impl Demand {
         if span < SPAN_MIN {
             return;
         }
-        // A key's first hits have no span to be divided by: whatever came before is not known.
+        // A key's first hits have no span to divide by, since the time before them is not known.
         if self.since > 0 {
             let rate = self.hits.get() as f32 / span.as_secs_f32();
             self.fast.come_nearer(rate, weight(span, FAST));
@@ -94,20 +96,20 @@ impl Demand {
         (self.hits, self.since) = (Coarse::default(), ticks(now));
     }
 
-    /// How long nothing was noted: up to 10 ms more than that, and never less.
+    /// Time since the last hits were noted: up to 10 ms too long, and never too short.
     pub fn idle_for(&self, now: Time) -> Duration {
         self.span(now) + TICK
     }
 
-    /// None for whoever read the clock before the last note and comes after it: threads overtake
-    /// each other on the way to a key.
+    /// Zero for a thread that read the clock before the last note and comes after it: threads
+    /// overtake each other on the way to a key.
     fn span(&self, now: Time) -> Duration {
         let span = ticks(now).wrapping_sub(self.since);
         if span > u32::MAX - OVERTAKEN { Duration::ZERO } else { TICK * span }
     }
 
-    /// Notes that the other pods drew `others` tokens in the `span` between two grants of this pod,
-    /// which used what its demand is.
+    /// Notes that the other pods drew `others` tokens in the `span` between two grants of this pod.
+    /// The pod's own use in that span follows from its demand.
     pub fn note_draw(&mut self, others: u64, span: Duration) {
         let used = self.steady() * span.as_secs_f64();
         if used > 0.0 {
@@ -115,34 +117,34 @@ impl Demand {
         }
     }
 
-    /// Pods that draw on the key, as if each drew as much as this one; `None` before that has been
-    /// observed.
+    /// The number of pods that draw on the key, as if each drew as much as this one; `None` until
+    /// that has been observed.
     pub fn pods(&self) -> Option<f64> {
         self.pods.get()
     }
 
-    /// Hits a second: the higher average.
+    /// Hits a second: the higher of the two averages.
     pub fn rate(&self) -> f64 {
         self.steady().max(self.burst())
     }
 
-    /// Hits a second, over the last second or so.
+    /// Hits a second over about the last second.
     pub fn steady(&self) -> f64 {
         f64::from(self.slow.get())
     }
 
-    /// Hits a second, over the last hundredths of a second.
+    /// Hits a second over the last few hundredths of a second.
     pub fn burst(&self) -> f64 {
         f64::from(self.fast.get())
     }
 
-    /// Hits since the key was last idle; `None` where there were many.
+    /// Hits since the key was last idle; `None` if there were [`RUN_MAX`] or more.
     pub fn run(&self) -> Option<u64> {
         (self.run < RUN_MAX).then_some(self.run.into())
     }
 
-    /// Hits a second, as of late: what has moved elsewhere is soon forgotten. A silence of a few
-    /// mean gaps says nothing yet.
+    /// Recent hits a second; demand that has moved to another pod is soon forgotten. A silence of a
+    /// few mean gaps does not count yet.
     pub fn of_late(&self, now: Time) -> f64 {
         let span = self.span(now).max(SPAN_MIN);
         let rate = self.hits.get() as f32 / span.as_secs_f32();
@@ -157,19 +159,19 @@ impl Demand {
         Duration::try_from_secs_f64(gaps).unwrap_or(IDLE_MAX).clamp(IDLE_MIN, IDLE_MAX)
     }
 
-    /// Whether nothing was noted for so long that what is held will not be used soon.
+    /// Whether the silence is so long that the tokens held will not be used soon.
     pub fn is_idle(&self, now: Time) -> bool {
         self.idle_for(now) >= self.idle_after()
     }
 
-    /// Whether `tokens` will be gone before a lease asked for now could arrive.
+    /// Whether `tokens` will be used up before a lease asked for now could arrive.
     pub fn outruns(&self, tokens: u64, round_trip: Duration) -> bool {
         let horizon = (2 * round_trip + ASK_AHEAD_MARGIN).as_secs_f64();
         (tokens as f64) < self.rate() * horizon
     }
 
-    /// Whether a token that is held is used soon, as a tenth of a `window` goes: one that is not
-    /// may be missed elsewhere.
+    /// Whether a token that is held is used soon, within a tenth of `window`. A token that is not
+    /// may be missing at another pod.
     pub fn uses_soon(&self, window: Duration) -> bool {
         let within = USED_WITHIN.min(window / 10);
         self.rate() * within.as_secs_f64() >= 1.0
@@ -188,7 +190,8 @@ impl Rate {
         self.0.get() as f32 / RATE_PARTS
     }
 
-    /// Rounds to the nearest: an average that only ever lost would stay below what it is of.
+    /// Rounds to the nearest value: an average that only rounded down would stay below the true
+    /// rate.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
     fn come_nearer(&mut self, rate: f32, weight: f32) {
         let average = self.get() + (rate - self.get()) * weight;
@@ -206,8 +209,8 @@ impl Peers {
         Some((f64::from(steps) / PEERS_STEPS).exp2())
     }
 
-    /// Averages exponents: a pod that draws twice as much as another counts as much as one that
-    /// draws half.
+    /// Averages exponents, so that a pod that draws twice as much as another has the same weight as
+    /// one that draws half as much.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is clamped")]
     fn come_nearer(&mut self, pods: f64) {
         let seen = pods.max(1.0).log2();

@@ -1,7 +1,8 @@
-//! The task of one shard: it sends the asks that queue, and hands each reply over as it arrives.
+//! The task of one shard: it sends the asks that queue, and delivers each reply as it arrives.
 //!
-//! Asks travel in batches: what queued while the last batch was out. The next one leaves once the
-//! first reply of the last is in, or [`GAP_MAX`] after it left: no slow reply holds it back.
+//! Asks are sent in batches of those that queued while the last batch was out. The next batch
+//! leaves once the first reply to the last one has arrived, or [`GAP_MAX`] after the last one left,
+//! so that no slow reply holds it back.
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -22,20 +23,20 @@ use super::{BATCH_MAX, EXCHANGE_MAX, Reply, Shared};
 use crate::store::{Ask, Grant, StoreError};
 use crate::time::Time;
 
-/// Asks of one shard that are out at once: more wait in the queue.
+/// The largest number of a shard's asks that are out at once; more wait in the queue.
 const OUT_MAX: usize = 4 * BATCH_MAX;
 
 /// A batch leaves at most this long after the one before, even if no reply has come: asks of a
-/// shard that is far away do not wait for a round trip.
+/// distant shard do not wait for a round trip.
 const GAP_MAX: Duration = Duration::from_millis(1);
 
-/// How long the end of a queue is waited for whose shard is stalled, or has its breaker open.
+/// How long to wait for the end of a queue whose shard is stalled or has its breaker open.
 const DRAIN_AWAY_MAX: Duration = Duration::from_millis(250);
 
-/// Held by each task until its queue is drained, or is waited for no longer.
+/// Each task holds one until its queue is drained, or the wait for the queue's end is over.
 pub(super) type DrainGuard = mpsc::Sender<Infallible>;
 
-/// An ask that is no longer out.
+/// An ask with its outcome.
 struct Returned {
     ask: Ask,
     batch: u64,
@@ -48,9 +49,9 @@ struct Returned {
 #[derive(Debug, Clone, Copy, Default)]
 struct Pace {
     batch: u64,
-    /// A reply of the last batch is in, or there was none yet.
+    /// A reply to the last batch has arrived, or no batch was sent yet.
     is_open: bool,
-    /// It is open from then on in any case.
+    /// From this time on the next batch may leave in any case.
     opens: Time,
 }
 
@@ -61,28 +62,29 @@ struct Dispatch<'a, S, F> {
     asks: mpsc::Receiver<Ask>,
     send: S,
     out: FuturesUnordered<F>,
-    /// Received, and not sent yet; at most a batch.
+    /// Asks received and not sent yet; at most a batch.
     next: Vec<Ask>,
     pace: Pace,
     silence: Silence,
     drain: Drain,
 }
 
-/// The end of a queue.
+/// State of the end of a queue.
 struct Drain {
-    /// None once the end is waited for no longer.
+    /// `None` once the end of the queue is no longer waited for.
     guard: Option<DrainGuard>,
-    /// The desk has dropped the queue, at this time; it may still hold asks before.
+    /// When the desk dropped the queue; it may still hold asks from before that.
     since: Option<Time>,
 }
 
-/// A timer that is moved only when it has to fire sooner than it will.
+/// A timer that is reset only to fire sooner.
 struct Alarm<'a> {
     sleep: Pin<&'a mut Sleep>,
     at: Option<Time>,
 }
 
-/// Sends what queues in `asks` until the desk drops the queue and all of it has been answered.
+/// Sends the asks that queue in `asks` until the desk drops the queue and all of them have been
+/// answered.
 pub(super) async fn run(
     queue: Arc<ShardQueue>,
     shared: Arc<Shared>,
@@ -105,7 +107,7 @@ pub(super) async fn run(
     dispatch.run(Alarm { sleep, at: None }).await;
 }
 
-/// One ask on its way. It fails alone, by its time and by a panic of the store.
+/// Sends one ask. A timeout of the ask or a panic of the store fails this ask alone.
 async fn lend(shared: &Shared, ask: Ask, batch: u64, sent_at: Time, is_hot: bool) -> Returned {
     let lent = AssertUnwindSafe(async { shared.store.lend(&ask).await }).catch_unwind();
     let outcome = match timeout(EXCHANGE_MAX, lent).await {
@@ -156,12 +158,13 @@ where
         self.drain.since.is_some() && self.next.is_empty() && self.out.is_empty()
     }
 
-    /// Asks that may go out with the next batch.
+    /// The number of asks that may be sent with the next batch.
     fn room(&self) -> usize {
         BATCH_MAX.min(OUT_MAX.saturating_sub(self.out.len()))
     }
 
-    /// An ask that queues wakes this task only if it can be sent, or has to set a timer.
+    /// Whether to receive from the queue. A queued ask wakes this task only if the ask can be sent
+    /// or a timer must be set for it.
     fn receives(&self) -> bool {
         self.next.is_empty() && self.room() > 0 && self.drain.since.is_none()
     }
@@ -170,7 +173,7 @@ where
         !self.next.is_empty() && self.room() > 0 && (self.pace.is_open || self.pace.opens <= now)
     }
 
-    /// When there is something to do though nothing arrives.
+    /// When the task next has to act, even if nothing arrives.
     fn due(&self, now: Time) -> Option<Time> {
         let leaves = (!self.next.is_empty() && self.room() > 0).then_some(self.pace.opens);
         let stalls = || self.silence.due(self.queue.stall_after(self.shared.max_wait));
@@ -206,7 +209,7 @@ where
         self.shared.reply(Reply { ask, asked_at: sent_at, shard, hot: is_hot, outcome });
     }
 
-    /// On a stall, asks that queued are answered at once: waiting would only make that late.
+    /// On a stall, answers the queued asks at once, since waiting would only delay the same answer.
     fn look_for_stall(&mut self) {
         if self.out.is_empty() {
             return;
@@ -222,7 +225,7 @@ where
             self.shared.refuse(ask, self.queue, StoreError::Away);
         }
         self.next = queued;
-        // Those that queued before the stall: a later one may be the breaker's probe.
+        // Asks that queued before the stall: a later one may be the breaker's probe.
         for _ in 0..self.asks.len() {
             let Ok(ask) = self.asks.try_recv() else { break };
             self.shared.refuse(ask, self.queue, StoreError::Away);
@@ -230,7 +233,7 @@ where
     }
 }
 
-/// Whether the shard's server said something: then it is not silent.
+/// Whether the shard's server replied, so that it is not silent.
 fn is_reply(outcome: &Result<Grant, StoreError>) -> bool {
     match outcome {
         Ok(_) => true,
@@ -242,13 +245,13 @@ fn is_reply(outcome: &Result<Grant, StoreError>) -> bool {
 // === impl Pace ===
 
 impl Pace {
-    /// A batch leaves. Returns its number.
+    /// Starts a batch and returns its number.
     fn begin(&mut self, now: Time) -> u64 {
         *self = Self { batch: self.batch + 1, is_open: false, opens: now + GAP_MAX };
         self.batch
     }
 
-    /// An ask of `batch` is back.
+    /// Notes that an ask of `batch` has its outcome.
     fn replied(&mut self, batch: u64) {
         self.is_open |= batch == self.batch;
     }
@@ -257,7 +260,7 @@ impl Pace {
 // === impl Drain ===
 
 impl Drain {
-    /// When the end of a queue is waited for no longer, if its shard stays away.
+    /// When to stop waiting for the queue's end, if its shard stays unavailable.
     fn due(&self) -> Option<Time> {
         let since = self.since.filter(|_| self.guard.is_some())?;
         Some(since + DRAIN_AWAY_MAX)
@@ -273,7 +276,7 @@ impl Drain {
 // === impl Alarm ===
 
 impl Alarm<'_> {
-    /// Has it fire at `due` or before.
+    /// Makes the alarm fire at `due` or before.
     fn set(&mut self, due: Option<Time>, shared: &Shared) {
         let Some(due) = due.filter(|due| self.at.is_none_or(|at| *due < at)) else { return };
         self.sleep.as_mut().reset(shared.clock.instant(due));

@@ -1,5 +1,5 @@
-//! The key that a shard is asked for most. A key lives on one shard, so a hot one is load that
-//! cannot be spread. Pure: time comes in as an argument.
+//! Finds the key that a shard is asked for most. A key lives on one shard, so the load of a hot key
+//! cannot be spread. Pure: time is an argument.
 
 use std::time::Duration;
 
@@ -8,36 +8,36 @@ use ratelease_rules::key::Key;
 use crate::sketch::Sketch;
 use crate::time::Time;
 
-/// A key is hot with a larger share of its shard's asks of the last [`SPAN`] than this,
+/// A key becomes hot with a larger share of its shard's asks of the last [`SPAN`] than this,
 const SHARE_BEGINS: f64 = 0.05;
 
-/// and until it has no more than this: a share on the edge does not come and go.
+/// and stays hot until its share is no more than this, so that a share near the limit does not
+/// toggle.
 const SHARE_ENDS: f64 = 0.04;
 
-/// Of fewer asks in [`SPAN`], ten a second, no key is hot: they are no load.
+/// A key with fewer asks in [`SPAN`] than this (ten a second) is not hot: the load is negligible.
 const ASKS_MIN: u32 = 100;
 
-/// A hotter key takes the flag over once it has half as many asks again.
+/// Another key becomes the hot key once it has half as many asks again as the present one.
 const TAKES_OVER: f64 = 1.5;
 
-/// How far back asks count: ten seconds, less what is over of the present part.
+/// How far back asks count: ten seconds, less what remains of the present part.
 const SPAN: Duration = Duration::from_secs(10);
 const PARTS: usize = 5;
 const PART: Duration = Duration::from_secs(SPAN.as_secs() / PARTS as u64);
 
-/// Sets of each part's sketch: 64 counters. A key may be missed by what its set has seen over 8,
-/// which is some 1 / 64 of all asks less those of the hottest.
+/// Sets of each part's sketch: 64 counters. The count of a key may be too low by an eighth of what
+/// its set has seen, which is some 1 / 64 of all asks except those of the hottest keys.
 const SETS: usize = 8;
 
 /// A key with more than its share of a shard's asks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HotKey {
-    /// Whose tokens are asked for.
+    /// The key.
     pub key: Key,
     /// Its share of the shard's asks of the last ten seconds, 0 to 1.
     pub share: f64,
-    /// It is being relieved: so many of its asks since it was flagged, whose replies say that it is
-    /// hot.
+    /// Number of asks for the key since it was flagged, whose replies say that the key is hot.
     pub relieved: u64,
 }
 
@@ -46,14 +46,14 @@ pub struct HotKey {
 pub(super) struct Heat {
     parts: [Part; PARTS],
     flagged: Option<Key>,
-    /// Asks for it since then.
+    /// Asks for the hot key since it was flagged.
     relieved: u64,
 }
 
 /// The asks of one part of the span.
 #[derive(Debug)]
 struct Part {
-    /// Which, counted from the clock's start.
+    /// The number of the part, counted from the clock's start.
     number: u64,
     asks: Sketch,
 }
@@ -61,8 +61,8 @@ struct Part {
 // === impl Heat ===
 
 impl Heat {
-    /// Notes an ask. Returns whether its key is hot, and, if it has become hot with this ask,
-    /// the key, once until it has cooled.
+    /// Notes an ask. Returns whether its key is hot and, if the key has become hot with this ask,
+    /// the key; that is returned once until the key has cooled.
     pub(super) fn note(&mut self, key: Key, now: Time) -> (bool, Option<HotKey>) {
         let flagged = self.hot_key(now);
         self.flagged = flagged.map(|flagged| flagged.key);
@@ -86,10 +86,10 @@ impl Heat {
         self.flagged == Some(key) && self.hot_key(now).is_some()
     }
 
-    /// The present part, with nothing in it of the one before in its place.
+    /// The present part, cleared of the older part that it replaces.
     fn part(&mut self, now: Time) -> &mut Part {
         let number = number(now);
-        // The remainder is below a length, which is a `usize`.
+        // The remainder is less than a length, so it fits a `usize`.
         let at = usize::try_from(number % PARTS as u64).unwrap_or_default();
         let part = &mut self.parts[at];
         if part.number != number {
@@ -104,7 +104,7 @@ impl Heat {
         self.heat_of(self.flagged?, now).filter(|hot| hot.share > SHARE_ENDS)
     }
 
-    /// The share of `key`, if it has enough asks.
+    /// The share of `key`, if there are enough asks for it.
     fn heat_of(&self, key: Key, now: Time) -> Option<HotKey> {
         let recent = || self.parts.iter().filter(|part| part.is_recent(now));
         let asks: u32 = recent().map(|part| part.asks.at_least(key)).sum();
@@ -130,7 +130,7 @@ impl Part {
     }
 }
 
-/// The part of the span that `now` lies in.
+/// The number of the part of the span that contains `now`.
 fn number(now: Time) -> u64 {
     now.nanos() / (PART.as_secs() * 1_000_000_000)
 }

@@ -1,5 +1,4 @@
-//! What the lease desk knows of one shard: its breaker, its budget of asks, its round trip and its
-//! hot key.
+//! The desk's state of one shard: its breaker, its budget of asks, its round trip and its hot key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,35 +15,37 @@ use super::{EXCHANGE_MAX, nanos};
 use crate::store::{Ask, Grant, Purpose, StoreError};
 use crate::time::Time;
 
-/// A shard is stalled once it has been silent for so many round trips, for this long, since
-/// scheduling alone takes a few milliseconds on a busy machine, and for as long as requests wait.
+/// A shard is stalled once it has been silent for this many round trips, for at least `STALL_MIN`,
+/// since scheduling alone takes a few milliseconds on a busy machine, and for as long as requests
+/// wait.
 const STALL_TRIPS: u32 = 4;
 const STALL_MIN: Duration = Duration::from_millis(50);
 
-/// What a round trip is taken for before the first was measured.
+/// The round trip that is assumed before the first measurement.
 const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);
 
-/// How a shard does.
+/// The state of a shard.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShardState {
     /// [`crate::store::Store::shard`].
     pub shard: usize,
-    /// Of its breaker.
+    /// The state of the shard's breaker.
     pub breaker: Position,
-    /// How often that has opened.
+    /// How often the breaker has opened.
     pub opened: u64,
-    /// What a round trip takes at present.
+    /// The present round trip.
     pub round_trip: Duration,
     /// The key that makes up more than 5 % of its asks, if one does.
     pub hot_key: Option<HotKey>,
 }
 
-/// What the desk and the task that sends a shard's asks share.
+/// State that the desk shares with the task that sends a shard's asks.
 #[derive(Debug)]
 pub(super) struct ShardQueue {
     shard: usize,
     admission: Mutex<Admission>,
-    /// In nanoseconds. The last one if that took longer than before, else a moving average.
+    /// In nanoseconds. The last round trip if it took longer than the average, else a moving
+    /// average.
     round_trip: AtomicU64,
     heat: Mutex<Heat>,
     tally: Tally,
@@ -109,12 +110,12 @@ impl ShardQueue {
         Duration::from_nanos(self.round_trip.load(Ordering::Relaxed))
     }
 
-    /// A silence of this length is a stall, for requests that wait `max_wait` at most.
+    /// The length of silence that counts as a stall, for requests that wait `max_wait` at most.
     pub(super) fn stall_after(&self, max_wait: Duration) -> Duration {
         STALL_MIN.max(STALL_TRIPS * self.round_trip()).max(max_wait).min(EXCHANGE_MAX)
     }
 
-    /// Opens the breaker: the shard is silent.
+    /// Opens the breaker because the shard is silent.
     pub(super) fn stall(&self, now: Time) {
         let Admission { breaker, .. } = &mut *self.admission.lock();
         if breaker.position() == Position::Closed {
@@ -128,8 +129,8 @@ impl ShardQueue {
         self.heat.lock().is_hot(key, now)
     }
 
-    /// Notes what came of `ask`, which took so long. `is_congested`: other replies of the shard
-    /// have just arrived.
+    /// Records the outcome of `ask`, which took this long. `is_congested` says that other replies
+    /// of the shard have just arrived.
     pub(super) fn note(
         &self,
         ask: &Ask,
@@ -147,7 +148,7 @@ impl ShardQueue {
         let before = breaker.position();
         match outcome {
             Err(error) if error.is_of_key() => breaker.note_of_key(),
-            // It was late, behind others that are being answered.
+            // The reply was late, behind others that are being answered.
             Err(StoreError::TimedOut) if is_congested => {}
             _ => breaker.note(outcome.is_ok(), now, dice(ask.key.bits(), now)),
         }
@@ -162,7 +163,8 @@ impl ShardQueue {
         }
     }
 
-    /// Notes an ask that goes out; whether its key is hot. Logs once which key has become hot.
+    /// Notes that an ask is sent, and returns whether its key is hot. Logs once when a key becomes
+    /// hot.
     pub(super) fn note_heat(&self, ask: &Ask, now: Time) -> bool {
         let (is_hot, becomes_hot) = self.heat.lock().note(ask.key, now);
         if let Some(HotKey { key, share, .. }) = becomes_hot {
@@ -172,8 +174,9 @@ impl ShardQueue {
         is_hot
     }
 
-    /// Up at once, down by an eighth of the news at a time, as TCP smooths its round trip
-    /// (RFC 6298): a shard that has become slow does not stall each time.
+    /// A longer trip counts at once; a shorter one lowers the average by an eighth of the
+    /// difference, as TCP smooths its round trip (RFC 6298). So a shard that has become slow does
+    /// not stall each time.
     fn note_round_trip(&self, measured: Duration) {
         let average = self.round_trip.load(Ordering::Relaxed);
         let smooth = average - average / 8 + nanos(measured) / 8;
@@ -181,13 +184,13 @@ impl ShardQueue {
     }
 }
 
-/// What `ask` is dropped as: one that gives tokens back never is.
+/// The purpose by which `ask` may be dropped; an ask that gives tokens back never is.
 fn droppable(ask: &Ask) -> Purpose {
     let gives = ask.back.is_some() || ask.deposit.is_some();
     if gives { Purpose::Return } else { ask.purpose }
 }
 
-/// Keys are hashes: mixed with the time, they spread the probes of pods and shards.
+/// Keys are hashes; mixed with the time, they spread the probes of pods and shards.
 fn dice(seed: u64, now: Time) -> u64 {
     // 2^64 / golden ratio (Knuth 6.4).
     (seed ^ now.nanos()).wrapping_mul(0x9E37_79B9_7F4A_7C15)

@@ -1,23 +1,23 @@
-//! How long a shard has been silent with asks out. Pure: time comes in as an argument.
+//! How long a shard has been silent while asks are out. Pure: time is an argument.
 
 use std::time::Duration;
 
 use crate::time::Time;
 
-/// A timer that is late by more shows that this process was held up, by a throttle or a stop.
-/// Replies that came meanwhile are read within the grace.
+/// A timer that is later than this shows that this process was held up, by CPU throttling or a
+/// stop. Replies that came meanwhile are read within `GRACE`.
 const HELD_UP: Duration = Duration::from_millis(10);
 const GRACE: Duration = Duration::from_millis(20);
 
-/// A silence of this length counts, even if this process was held up.
+/// A silence of this length counts as a stall even if this process was held up.
 const LONGEST: Duration = super::EXCHANGE_MAX;
 
-/// Tells a stall from congestion: a shard is stalled only while no reply at all arrives.
+/// Distinguishes a stall from congestion: a shard is stalled only while no reply at all arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Silence {
-    /// The last reply, or the first ask that went out with no other on its way.
+    /// Time of the last reply, or of the first ask sent while no other was out.
     since: Time,
-    /// A silence is not looked at before this.
+    /// The silence is not checked before this time.
     not_before: Time,
     /// This silence has been found to be a stall.
     is_stall: bool,
@@ -27,8 +27,8 @@ pub(super) struct Silence {
 // === impl Silence ===
 
 impl Silence {
-    /// Asks went out; `first` if no other was on its way. After a stall, what goes out is a probe,
-    /// which gets its own time.
+    /// Notes that asks were sent; `first` if no other was out. The first ask after a stall is a
+    /// probe, which gets the full time to answer.
     pub(super) fn sent(&mut self, first: bool, now: Time) {
         if first || self.is_stall {
             *self = Self { since: now, last_reply: self.last_reply, ..Self::default() };
@@ -40,18 +40,18 @@ impl Silence {
         *self = Self { since: now, last_reply: Some(now), ..Self::default() };
     }
 
-    /// Whether the shard has replied to something since `sent_at`, within `span` before `now`.
+    /// Whether the shard has replied to any ask since `sent_at`, and less than `span` before `now`.
     pub(super) fn ended_since(&self, sent_at: Time, span: Duration, now: Time) -> bool {
         self.last_reply.is_some_and(|reply| reply > sent_at && now.since(reply) < span)
     }
 
-    /// When to look whether the shard has stalled, which it has after `patience`; `None` if it is
-    /// known to have.
+    /// When to check whether the shard has stalled, which it has after a silence of `patience`;
+    /// `None` if it is already known to be stalled.
     pub(super) fn due(&self, patience: Duration) -> Option<Time> {
         (!self.is_stall).then(|| (self.since + patience).max(self.not_before))
     }
 
-    /// Whether a stall begins, at `now`. `at_server` is how long the server itself has owed a
+    /// Whether a stall begins at `now`. `at_server` returns how long the server itself has owed a
     /// reply, where that is known.
     pub(super) fn stalls(
         &mut self,

@@ -1,71 +1,71 @@
-//! How many tokens to ask for. Pure: the demand is measured on times that come in as arguments.
+//! How many tokens to ask for. Pure: the demand is measured from times that are passed as
+//! arguments.
 //!
 //! `G = clamp(min(max(λ·T, ε·L/n), φ·remaining/n), 1, …)`, where λ is the pod's demand, T how long
-//! a lease should last, and n the number of pods that it has to share with. Hits that wait already
-//! count as demand too. `docs/decisions/0019` says what each part of the formula is for, and what
-//! was tried besides.
+//! a lease should last, and n the number of pods that share the limit. Waiting hits count as demand
+//! too. `docs/decisions/0019` explains each part of the formula, and what else was tried.
 
 use std::num::NonZeroU8;
 use std::time::Duration;
 
 use ratelease_rules::Terms;
 
-/// ε: the part of a limit that may lie unspent in the whole fleet, whatever the demand.
+/// ε: the fraction of a limit that may lie unspent in the whole fleet, whatever the demand.
 const UNSPENT_ALLOWANCE: f64 = 0.005;
 
-/// A token is held before it is wanted while this pod's part of what remains is at least so many:
-/// fewer, and it would be missed elsewhere when the count is empty.
+/// A token is held before a request wants it only while this pod's part of what remains is at least
+/// this many tokens. With fewer, other pods would miss the token when the count is empty.
 const HELD_AHEAD_MIN: f64 = 1.5;
 
-/// A burst is expected to go on for so long: what only the faster average has seen is no demand of
-/// seconds yet.
+/// The expected length of a burst: demand that only the faster average has seen does not count as
+/// demand of seconds yet.
 const BURST: Duration = Duration::from_millis(250);
 
-/// A lease is no longer than this part of what was used since the key was last idle. So the return
-/// of what a short burst leaves costs no more calls than its leases saved.
+/// A lease is at most what was used since the key was last idle, divided by this. So returning what
+/// a short burst leaves costs no more calls than the burst's leases saved.
 const RUN_PART: u64 = 2;
 
-/// Leases last long, whatever part of the limit remains, while all that pods like this one would
-/// hold is no more than this part of it.
+/// Leases are long, whatever part of the limit remains, while the total that pods like this one
+/// would hold is no more than this fraction of what remains.
 const HARMLESS_PART: f64 = 0.1;
 
-/// How much longer the leases of a key last that weighs on its shard, and how much more of what
-/// remains they may be.
+/// For a key that weighs on its shard: factors by which its leases last longer, and by which they
+/// may be a larger part of what remains.
 const RELIEF_SPAN: u32 = 4;
 const RELIEF_PART: f64 = 2.0;
 
-/// T while more than half of the limit remains, while more than a fifth does, and below.
+/// T while more than half of the limit remains, while more than a fifth remains, and below that.
 const SPAN_LONG: Duration = Duration::from_secs(2);
 const SPAN_MIDDLE: Duration = Duration::from_millis(250);
 const SPAN_SHORT: Duration = Duration::from_millis(50);
 
-/// What the size of a lease follows from.
+/// The inputs that determine the size of a lease.
 #[derive(Debug, Clone, Copy)]
 pub struct Need {
-    /// Hits a second, as of the last second or so.
+    /// Hits a second over about the last second.
     pub demand: f64,
-    /// Hits a second, as of late.
+    /// Recent hits a second.
     pub burst: f64,
-    /// Hits since the key was last idle; `None` where there were many.
+    /// Hits since the key was last idle; `None` if there were many.
     pub run: Option<u64>,
     /// Hits that wait for this lease.
     pub waiting: u64,
-    /// Tokens that may be spent at once.
+    /// The largest number of tokens that may be spent at once.
     pub limit: u64,
-    /// Tokens that the store is thought to have left.
+    /// The number of tokens that the store is thought to have left.
     pub left: u64,
-    /// Tokens that come back each second by themselves; 0 for fixed windows, whose tokens come
-    /// back all at once.
+    /// Tokens that come back each second; 0 for fixed windows, whose tokens come back all at once.
     pub inflow: f64,
-    /// How long a lease may last: until its window ends, if known, or its term.
+    /// How long a lease may last: until its window ends, if that is known, or for its term.
     pub lasts: Option<Duration>,
-    /// What an ask takes: a lease that lasts no longer is used up before the next one comes.
+    /// The time that an ask takes: a lease that lasts no longer is used up before the next one
+    /// arrives.
     pub round_trip: Duration,
-    /// Pods to share with, at least 1: all that may use the key, or, once that has been observed,
-    /// the reciprocal of this pod's part in what the fleet draws. Too few strands tokens, too many
-    /// costs trips.
+    /// Number of pods to share with, at least 1: all pods that may use the key or, once that has
+    /// been observed, the reciprocal of this pod's part of what the fleet draws. Too small a number
+    /// strands tokens, too large a number costs round trips.
     pub pods: f64,
-    /// The key weighs on its shard: fewer and larger leases.
+    /// The key weighs on its shard, so it gets fewer and larger leases.
     pub relief: bool,
     /// φ and the ceiling of one lease.
     pub terms: Terms,
@@ -74,20 +74,20 @@ pub struct Need {
 // === impl Need ===
 
 impl Need {
-    /// Tokens to ask for; at least 1. Long leases while much remains, one token at a time near the
-    /// end.
+    /// The number of tokens to ask for; at least 1. Leases are long while much remains, and single
+    /// tokens near the end.
     #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
     pub fn size(&self) -> u64 {
         let ahead = self.by_demand().min(self.by_run()).max(self.unspent_allowance());
         let size = ahead.min(self.part_of_remaining()).min(f64::from(self.terms.max));
-        // What waits is spent at once and strands nothing. One token at a time, a queue would not
-        // be served within its wait.
+        // Waiting hits are spent at once, so tokens for them strand nothing. With one token at a
+        // time, a queue would not be served within its wait.
         (size as u64).max(self.waiting).max(1)
     }
 
     /// Whether to hold a token before a request wants it: if the demand will use it in time, and
-    /// enough remains. Near the end each is asked for by the request that spends it, so that none
-    /// lies with a pod while another denies.
+    /// enough remains. Near the end each token is asked for by the request that spends it, so that
+    /// none lies with one pod while another pod denies.
     pub fn may_hold_ahead(&self) -> bool {
         self.part_of_remaining() >= HELD_AHEAD_MIN && self.by_demand().min(self.by_run()) >= 1.0
     }
@@ -99,14 +99,14 @@ impl Need {
         steady.max(self.burst * span.min(self.lengthened(BURST)).as_secs_f64())
     }
 
-    /// What a run this long may be expected to use.
+    /// The number of tokens that a run of this length may be expected to use.
     fn by_run(&self) -> f64 {
         self.run.map_or(f64::INFINITY, |run| (run / RUN_PART) as f64)
     }
 
-    /// φ·remaining/n. What comes in until the next ask is shared too: a bucket that is kept empty
-    /// has nothing left, and serves its rate all the same. It is no more than a part of what the
-    /// bucket can hold, or pods would hold ahead what the bucket has to have for a burst.
+    /// φ·remaining/n. The inflow until the next ask is shared too: a bucket that is kept empty has
+    /// nothing left, but still serves its rate. Only the fraction φ of the bucket's capacity counts
+    /// as inflow, or pods would hold ahead what the bucket needs for a burst.
     fn part_of_remaining(&self) -> f64 {
         let fraction = f64::from(self.terms.fraction);
         let inflow = self.inflow * SPAN_SHORT.as_secs_f64();
@@ -116,9 +116,9 @@ impl Need {
         (part * self.left as f64 + inflow) / self.pods.max(1.0)
     }
 
-    /// ε·L/n: what this pod may hold of a key that nobody uses. Tokens that come back by
-    /// themselves are lost with a lease that ends unspent, so that the allowance is of what comes
-    /// in while one lasts.
+    /// ε·L/n: the number of tokens that this pod may hold of an unused key. Where tokens come back
+    /// by themselves, those of a lease that ends unspent are lost, so the allowance is a part of
+    /// what comes in during one lease.
     pub fn unspent_allowance(&self) -> f64 {
         let whole = match self.lasts {
             Some(lasts) if self.inflow > 0.0 => {
@@ -129,20 +129,21 @@ impl Need {
         UNSPENT_ALLOWANCE * whole / self.pods.max(1.0)
     }
 
-    /// Tokens for a pool that `others` take leases like this one from, one of as many as `pools`.
+    /// The number of tokens for a pool, one of `pools`, from which `others` take leases like this
+    /// one.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
     pub fn for_pool(&self, others: f64, pools: NonZeroU8) -> u64 {
         let part = f64::from(self.terms.fraction) * self.left as f64 / f64::from(pools.get());
         (self.size() as f64 * others).min(part) as u64
     }
 
-    /// Tokens that the demand will use of what is held, or that may lie unspent.
+    /// The number of tokens held that the demand will use, or that may lie unspent.
     #[allow(clippy::cast_possible_truncation, reason = "saturates, and rounds down as meant")]
     pub fn in_use(&self) -> u64 {
         self.by_demand().max(self.unspent_allowance()).max(1.0) as u64
     }
 
-    /// T: how long a lease should last; well within its end.
+    /// T: how long a lease should last, well within its end.
     fn span(&self) -> Duration {
         let span = match self.left {
             left if left > self.limit / 2 || self.is_harmless() => SPAN_LONG,
@@ -151,16 +152,17 @@ impl Need {
         };
         let span = self.lengthened(span.max(2 * self.round_trip));
         match self.lasts {
-            // Half of its term: what is unspent at the end of one is lost.
+            // Half of its term: tokens that are unspent at the lease's end are lost.
             Some(lasts) if self.inflow > 0.0 => span.min(lasts / 2),
             Some(lasts) if self.is_harmless() => span.min(lasts),
-            // A part of the window's rest, so that the forecast gets better towards its end.
+            // A fraction of the rest of the window, so that the forecast improves towards the
+            // window's end.
             Some(lasts) => span.min(lasts / 4),
             None => span,
         }
     }
 
-    /// Whether long leases of this demand, by all pods, would be but little of what remains.
+    /// Whether long leases of this demand, by all pods, would be only a small part of what remains.
     fn is_harmless(&self) -> bool {
         let span = self.lasts.map_or(SPAN_LONG, |lasts| lasts.min(SPAN_LONG));
         let held = self.demand.max(self.burst) * span.as_secs_f64() * self.pods.max(1.0);

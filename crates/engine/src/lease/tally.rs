@@ -1,4 +1,4 @@
-//! What the asks of one shard have come to.
+//! Counters of the asks of one shard.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,24 +7,25 @@ use crate::buckets::Buckets;
 use crate::latency::Latency;
 use crate::store::{Ask, Grant, StoreError};
 
-/// What the asks of one shard have come to, since the process began.
+/// Counters of the asks of one shard since the process began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardTally {
     /// [`crate::store::Store::shard`].
     pub shard: usize,
     /// Asks for tokens that were sent.
     pub asks: u64,
-    /// Of those, how many were answered, be it with no token.
+    /// Of those, the number that were answered, even with no token.
     pub grants: u64,
     /// Asks that were sent only to give unspent tokens back.
     pub returns: u64,
-    /// Asks of both kinds that the store did not answer, or only with an error.
+    /// Asks of both kinds that the store did not answer, or answered with an error.
     pub failures: u64,
     /// Tokens lent.
     pub tokens_granted: u64,
-    /// Unspent tokens that the store has taken back, or would have but for their lease's end.
+    /// Unspent tokens that the store has taken back, or would have taken back if their lease had
+    /// not ended.
     pub tokens_returned: u64,
-    /// How long each ask was out, whatever came of it.
+    /// How long each ask was out, whatever its outcome.
     pub took: Buckets,
 }
 
@@ -43,7 +44,7 @@ pub(super) struct Tally {
 // === impl Tally ===
 
 impl Tally {
-    /// Notes what came of `ask`.
+    /// Records the outcome of `ask`.
     pub(super) fn note(&self, ask: &Ask, outcome: &Result<Grant, StoreError>) {
         let add = |counter: &AtomicU64, more: u64| counter.fetch_add(more, Ordering::Relaxed);
         let is_return = ask.is_return();
@@ -60,7 +61,7 @@ impl Tally {
         };
     }
 
-    /// Notes that so many asks were out for so long.
+    /// Records that `asks` asks were out for this long.
     pub(super) fn note_took(&self, took: Duration, asks: usize) {
         self.took.note_all(took, asks as u64);
     }

@@ -15,7 +15,7 @@ use super::*;
 use crate::store::memory::MemoryStore;
 use crate::store::{Beaten, Lent, Purpose, Replies};
 
-/// What becomes of an ask.
+/// What happens to an ask.
 #[derive(Debug, Clone, PartialEq)]
 enum Fate {
     /// It is answered once the gate lets it pass, one permit each.
@@ -30,7 +30,7 @@ enum Fate {
 
 type FateOf = Box<dyn Fn(&Ask) -> Fate + Send + Sync>;
 
-/// A store whose shards are numbered by what is wanted, and that tells each ask that starts.
+/// A store whose shards are numbered by `want`, and that reports each ask that starts.
 struct Scripted {
     memory: MemoryStore,
     gate: Semaphore,
@@ -102,7 +102,7 @@ impl Rig {
         Self { desk, store, started: has_started, replies }
     }
 
-    /// The next so many replies.
+    /// Returns the next `count` replies.
     async fn replies(&mut self, count: usize) -> Vec<Reply> {
         let mut replies = Vec::new();
         while replies.len() < count {
