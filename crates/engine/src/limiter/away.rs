@@ -1,4 +1,4 @@
-//! What is answered when the store cannot be asked, by the rule's failure mode.
+//! Answers by the rule's failure mode, when the store cannot be asked.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,28 +20,29 @@ use crate::store::{Ask, Back, Count, Grant, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::How;
 
-/// Keys that a pod counts by itself at most: some 8 MiB of them. Beyond that the count of one whose
-/// window ends soonest is forgotten for each that is new, as buffers give way.
+/// The largest number of keys that a pod counts by itself: some 8 MiB. Beyond that, each new key
+/// evicts a key whose window ends soonest, as the buffers do.
 const KEYS_MAX: usize = 1 << 16;
 
-/// Answers in the store's place.
+/// Answers in place of the store.
 pub(super) struct Away {
     /// This pod's number.
     pod: u64,
     clock: Clock,
-    /// `local`: what this pod has admitted by itself, each key by its own algorithm.
+    /// For `local`: the charges that this pod has admitted by itself, each key by its own
+    /// algorithm.
     own: MemoryStore,
     clocks: Mutex<Clocks>,
     answers: [AtomicU64; FailureMode::ALL.len()],
-    /// Hits that `allow` let pass: nobody counted them.
+    /// Hits that `allow` let pass without counting them.
     unmetered: AtomicU64,
 }
 
-/// The time of each shard when this pod's clock was started, in microseconds since the Unix epoch:
-/// a window is that of the shard which owns its key, and the clocks of two masters may differ by
-/// more than a window.
+/// The time of each shard when this pod's clock was started, in microseconds since the Unix epoch.
+/// A window follows the clock of the shard that owns its key, and the clocks of two masters may
+/// differ by more than a window.
 struct Clocks {
-    /// Of a shard that nothing was heard of.
+    /// For a shard that has not replied yet.
     unknown: u64,
     /// By shard, at most [`crate::store::SHARDS_MAX`].
     known: HashMap<usize, u64>,
@@ -50,8 +51,8 @@ struct Clocks {
 // === impl Away ===
 
 impl Away {
-    /// `unix_start` is the time of day when `clock` was started. It serves until a shard's own is
-    /// known, which its first grant says.
+    /// `unix_start` is the time of day when `clock` was started. It is used until the shard's own
+    /// time is known from its first grant.
     pub(super) fn new(clock: Clock, unix_start: Duration, pod: u64) -> Self {
         let unknown = u64::try_from(unix_start.as_micros()).unwrap_or(u64::MAX);
         let unix = move || unix_start.saturating_add(clock.now().since(Time::default()));
@@ -60,8 +61,8 @@ impl Away {
         Self { pod, clock, own, clocks, answers: Default::default(), unmetered: AtomicU64::new(0) }
     }
 
-    /// The answer to `charge`, which `shard` of the store did not give because of `why`. `pods`
-    /// share the limit.
+    /// The answer to `charge`, for which `shard` of the store gave no reply because of `why`.
+    /// `pods` is the number of pods that share the limit.
     pub(super) fn answer(
         &self,
         charge: &Charge<'_>,
@@ -84,27 +85,27 @@ impl Away {
         }
     }
 
-    /// Lets `charge` pass and counts nothing.
+    /// Lets `charge` pass without counting it.
     pub(super) fn pass(mode: FailureMode, charge: &Charge<'_>) -> Settled {
         settled(mode, false, charge.applied.limit.capacity())
     }
 
-    /// The key is known to be used up until its window ends: no pod has a part of nothing.
+    /// The key is known to be used up until its window ends, so no pod has a part of it.
     pub(super) fn deny(&self, standing: Standing) -> Settled {
         self.answers[FailureMode::Local as usize].fetch_add(1, Ordering::Relaxed);
         Settled { standing, ..settled(FailureMode::Local, true, 0) }
     }
 
-    /// What was admitted here is not spent after all, or has been paid for since.
+    /// Gives back hits that were admitted here and then not spent, or paid for by a lease.
     pub(super) fn return_hits(&self, key: Key, limit: Limit, hits: u64, pods: u32, shard: usize) {
         let unix = self.unix_time(shard);
         let back = Some(Back { tokens: hits, epoch: None });
         let ask = Ask { back, ..Ask::look(key, self.part(key, limit, pods, unix)) };
-        // A key without room was denied, and has nothing to return.
+        // A key without room was denied, so it has nothing to return.
         let _ = self.own.take_at(&ask, unix);
     }
 
-    /// Takes the store's time from a grant, so that windows here are the store's.
+    /// Learns the store's time from a grant, so that windows here match the store's.
     pub(super) fn note_time(&self, reply: &Reply, grant: &Grant) {
         if reply.ask.pool.is_some() {
             return; // a pool keeps no time
@@ -116,7 +117,7 @@ impl Away {
                 grant.epoch.saturating_add(1).saturating_mul(window_us).saturating_sub(reset_us)
             }
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => grant.epoch,
-            // The one corrects its window's end, the other its newest entry's time.
+            // A sliding window corrects its window's end, and a log its newest entry's time.
             Algorithm::SlidingWindow | Algorithm::SlidingLog => return,
         };
         let since_start = reply.asked_at.since(Time::default()).as_micros();
@@ -124,7 +125,7 @@ impl Away {
         self.clocks.lock().known.insert(reply.shard, store_us.saturating_sub(since_start));
     }
 
-    /// The present by the clock of `shard`, since the Unix epoch.
+    /// The present time by the clock of `shard`, since the Unix epoch.
     fn unix_time(&self, shard: usize) -> Duration {
         let clocks = self.clocks.lock();
         let start = clocks.known.get(&shard).copied().unwrap_or(clocks.unknown);
@@ -143,14 +144,14 @@ impl Away {
         ]
     }
 
-    /// This pod's part of a limit that `pods` share, in the present window: drawn so that the parts
-    /// of all pods add up to the limit on average.
+    /// This pod's part of a limit that `pods` share, in the present window. It is drawn at random
+    /// so that the parts of all pods add up to the limit on average.
     fn part(&self, key: Key, limit: Limit, pods: u32, unix: Duration) -> Limit {
         let window = unix.as_secs() / limit.window_seconds().max(1);
         limit.part(pods, mixed(key.bits() ^ mixed(self.pod ^ mixed(window))))
     }
 
-    /// `local`: the pod's part of the limit, by the limit's own algorithm.
+    /// For `local`: charges the pod's part of the limit, by the limit's own algorithm.
     fn admit(&self, charge: &Charge<'_>, pods: u32, shard: usize, now: Time) -> Settled {
         let (mode, hits, key) = (FailureMode::Local, charge.hits, charge.key());
         let unix = self.unix_time(shard);
@@ -167,7 +168,7 @@ impl Away {
         let reset = if grant.left > 0 { grant.reset_after } else { grant.retry_after };
         Settled {
             standing: Standing { remaining: grant.left, reset_after: Some(reset) },
-            // Of a leaky bucket's slot, when it begins.
+            // For a leaky bucket, the time at which the slot begins.
             taken: Lot { starts: now + grant.starts_after, ..Lot::default() },
             ..settled(mode, over, 0)
         }

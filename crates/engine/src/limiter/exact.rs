@@ -1,5 +1,5 @@
-//! One exact server, by the clock that it is handed: what the rules would have said, of a log or of
-//! a test. Nothing is leased, nothing is awaited.
+//! A reference that decides as one exact server would, by the clock that it is given: it shows what
+//! the rules would have decided for a log or a test. It leases nothing and waits for nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,10 +14,10 @@ use crate::store::memory::MemoryStore;
 use crate::store::{Ask, Back, Grant, StoreError};
 use crate::verdict::{self, Code, Counted, How, Modes, Outcome, Trace, Verdict};
 
-/// Decides requests as one server would that asks its store for each.
+/// Decides requests as one server would that asks its store for each request.
 ///
-/// What differs from a fleet: no lease lies unspent elsewhere, be it with a pod or in a pool, no
-/// failure mode answers, and a leaky bucket's wait is not waited.
+/// The differences from a fleet: no lease lies unspent in a pod or a pool, no failure mode answers,
+/// and a leaky bucket's delay is not waited for.
 pub struct Exact {
     store: MemoryStore,
     /// Microseconds since the Unix epoch.
@@ -29,7 +29,8 @@ pub struct Exact {
 // === impl Exact ===
 
 impl Exact {
-    /// A server that has counted nothing, at the Unix epoch, for `keys_max` keys at once.
+    /// A server that has counted nothing yet, at the Unix epoch, for at most `keys_max` keys at
+    /// once.
     pub fn new(keys_max: usize, hasher: KeyHasher, modes: Modes) -> Self {
         let now = Arc::new(AtomicU64::new(0));
         let clock = Arc::clone(&now);
@@ -37,24 +38,25 @@ impl Exact {
         Self { store: MemoryStore::new(Arc::new(read), keys_max), now, hasher, modes }
     }
 
-    /// Sets the clock, in microseconds since the Unix epoch. One that would run back stays.
+    /// Sets the clock, in microseconds since the Unix epoch. The clock never runs back: an earlier
+    /// time has no effect.
     pub fn advance(&mut self, to_unix_us: u64) {
         self.now.fetch_max(to_unix_us, Ordering::Relaxed);
     }
 
-    /// Keys held at present.
+    /// Number of keys held at present.
     pub fn keys(&self) -> usize {
         self.store.keys()
     }
 
-    /// The verdict on `request` under `rules`, now.
+    /// Decides `request` under `rules` at the present time.
     ///
-    /// As [`Limiter::decide`](super::Limiter::decide): all are looked at before any is charged, and
-    /// a request that is denied spends nothing but what is left of the keys that deny it.
+    /// As [`Limiter::decide`](super::Limiter::decide): all descriptors are checked before any is
+    /// charged, and a request that is denied spends only what is left of the keys that deny it.
     ///
     /// # Errors
     ///
-    /// There is no room for another key. Nothing is charged then, but for what the descriptors
+    /// There is no room for another key. Then nothing is charged, except what the descriptors
     /// before it took.
     pub fn decide<'r>(
         &mut self,
@@ -88,7 +90,7 @@ impl Exact {
         Ok(Verdict::new(request, &outcomes, self.modes))
     }
 
-    /// How the key stands for `charge`, after `before` hits of the same request.
+    /// The state of the key for `charge`, after `before` hits of the same request.
     fn look<'r>(&self, charge: &Charge<'r>, before: u64) -> Result<Counted<'r>, StoreError> {
         let grant = self.store.take(&Ask::look(charge.own, charge.applied.limit))?;
         let over = match charge.hits {
@@ -99,7 +101,8 @@ impl Exact {
         Ok(counted(charge, over, &grant))
     }
 
-    /// Charges what was `seen`: all of it, or none and what the rule has a denial spend.
+    /// Charges what was `seen`: all of it, or, if the request is denied, only what the rule makes a
+    /// denial spend.
     fn charge<'r>(
         &self,
         charge: &Charge<'r>,
@@ -112,8 +115,8 @@ impl Exact {
         let ask = if charge.refund {
             Ask { back: Some(Back { tokens: charge.hits, epoch: None }), ..look }
         } else {
-            // What is over stays so, though alone it might pass: another descriptor of the request
-            // has the same key, and goes first.
+            // A charge over its limit stays so, even if it would pass alone: another descriptor of
+            // the request has the same key and is charged first.
             let need = if seen.trace.over { u64::MAX } else { charge.hits };
             Ask { need, charge_denied: charge.charge_denied(), ..look }
         };
@@ -122,7 +125,7 @@ impl Exact {
     }
 }
 
-/// Hits that the descriptors before one take of its key.
+/// Hits that earlier descriptors of the request take from the same key.
 fn spent_before(resolved: &[Resolved<'_>], key: Key) -> u64 {
     let of_key = resolved.iter().filter_map(|one| match one {
         Resolved::Charged(charge) if charge.own == key && charge.spends() => Some(charge.hits),
@@ -133,7 +136,7 @@ fn spent_before(resolved: &[Resolved<'_>], key: Key) -> u64 {
 
 fn counted<'r>(charge: &Charge<'r>, over: bool, grant: &Grant) -> Counted<'r> {
     let trace = Trace { key: charge.own, hits: charge.hits, fitted: 0, over, how: How::Leased };
-    // As a lease's: windows end, the others have a token again.
+    // As for a lease: a window ends, and a limit of another algorithm has a token again.
     let reset_after = match charge.applied.limit.algorithm {
         Algorithm::FixedWindow | Algorithm::SlidingWindow => grant.reset_after,
         _ if grant.left > 0 => grant.reset_after,

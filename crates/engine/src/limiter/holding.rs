@@ -1,8 +1,9 @@
-//! The effects of one request, as a transaction: computed first, applied once, undone wholly.
+//! The effects of one request, as a transaction: they are computed first, applied once, or undone
+//! completely.
 //!
-//! Charges take their tokens as they are settled, so that no other request can have them, and give
-//! them back if the request does not stand. Refunds are applied only once it stands. A request that
-//! is dropped before its verdict gives back all that it took.
+//! Charges take their tokens when they are settled, so that no other request can have them, and
+//! give them back if the request is denied. Refunds are applied only once the request is known to
+//! pass. A request that is dropped before its verdict gives back all that it took.
 
 mod queued;
 
@@ -21,14 +22,14 @@ use queued::Queued;
 pub(super) struct Holding<'a, 'r> {
     shared: &'a Shared,
     resolved: &'a [Resolved<'r>],
-    /// One a descriptor; `None` where nothing is charged, or not yet.
+    /// One for each descriptor; `None` where nothing is charged, or not yet.
     attempts: Few<Option<Attempt>>,
-    /// Places in queues of charges that the failure mode admitted meanwhile: a lease that still
-    /// arrives there pays for them.
+    /// Queue places of charges that the failure mode admitted meanwhile: a lease that still arrives
+    /// there pays for them.
     debts: Vec<Queued<'a, 'r>>,
-    /// Refunds that have been seen to, here or in the store.
+    /// Refunds that have been applied, here or in the store.
     refunded: Vec<usize>,
-    /// A refund has gone to its queue: the request stands, whatever becomes of it now.
+    /// A refund has been queued, so the request stands whatever happens to it now.
     stands: bool,
 }
 
@@ -40,14 +41,14 @@ impl<'a, 'r> Holding<'a, 'r> {
         Self { shared, resolved, attempts, debts: Vec::new(), refunded: Vec::new(), stands: false }
     }
 
-    /// Charges every descriptor from the tokens held here, as far as they go, and looks at what
-    /// refunds would make of their keys.
+    /// Charges every descriptor from the tokens held here, as far as they go, and previews the
+    /// effect of refunds on their keys.
     pub(super) fn take_local(&mut self, now: Time) -> Result<(), StoreError> {
         for at in 0..self.resolved.len() {
             let Resolved::Charged(charge) = &self.resolved[at] else { continue };
             let attempt = match self.shared.attempt(charge, now) {
                 Ok(attempt) => attempt,
-                // Nothing is given back before the request is known to stand.
+                // Nothing is given back before the request is known to pass.
                 Err(_) if charge.refund => Attempt::Short(Standing::unknown(charge)),
                 Err(error) => Attempt::Settled(self.shared.without_store(charge, now, error)?),
             };
@@ -56,7 +57,8 @@ impl<'a, 'r> Holding<'a, 'r> {
         Ok(())
     }
 
-    /// Whether what is known so far denies the request, whatever the store may say of the rest.
+    /// Whether the request is denied already, whatever the store may reply for the other
+    /// descriptors.
     pub(super) fn is_denied(&self) -> bool {
         verdict::code(&self.outcomes(), self.shared.options.modes) == Code::OverLimit
     }
@@ -67,9 +69,9 @@ impl<'a, 'r> Holding<'a, 'r> {
     }
 
     /// Queues for all missing leases at once and waits for them until `deadline`; then sends the
-    /// refunds that no lease here can take, if the request still stands. Where the store does not
-    /// answer for a key, its failure mode does; where that is an error and another key denies, the
-    /// request is denied: an error may let it pass.
+    /// refunds that no lease here can take, if the request still passes. Where the store does not
+    /// answer for a key, the key's failure mode decides. If that mode is an error and another key
+    /// denies, the request is denied, since a caller may treat an error as a pass.
     pub(super) async fn take_leased(
         &mut self,
         now: Time,
@@ -90,15 +92,15 @@ impl<'a, 'r> Holding<'a, 'r> {
     /// When the request may pass, if it may, for those of its keys that hand out slots in time.
     pub(super) fn slot_after(&self, now: Time) -> Option<Time> {
         let taken = self.attempts.iter().filter_map(|attempt| match attempt {
-            // A charge that was denied, and whose rule lets it pass, has no slot to wait for.
+            // A charge that was denied, but whose rule lets it pass, has no slot to wait for.
             Some(Attempt::Settled(settled)) if !settled.over => Some(settled.taken.starts),
             _ => None,
         });
         taken.max().filter(|slot| *slot > now && !self.is_denied())
     }
 
-    /// The verdict. If it denies, what was taken for the other descriptors goes back; else refunds
-    /// are applied, and what was taken is spent.
+    /// Makes the verdict. If it denies, what was taken for the other descriptors goes back;
+    /// otherwise refunds are applied, and what was taken is spent.
     pub(super) fn conclude(mut self, request: &Request<'_>, now: Time) -> Verdict<'r> {
         let modes = self.shared.options.modes;
         let mut verdict = Verdict::new(request, &self.outcomes(), modes);
@@ -115,7 +117,7 @@ impl<'a, 'r> Holding<'a, 'r> {
     }
 
     /// Queues `charges` for leases, and waits for those until `deadline`. Returns the last error
-    /// that a failure mode made of the store's silence.
+    /// that a failure mode produced because the store did not reply.
     async fn enter(
         &mut self,
         charges: Vec<(usize, &'a Charge<'r>)>,
@@ -164,8 +166,8 @@ impl<'a, 'r> Holding<'a, 'r> {
         self.attempts[at] = Some(Attempt::Settled(settled));
     }
 
-    /// Has the failure mode answer for a charge, of which the store has not said what became, and
-    /// which may be on its way there if it is `queued`. Returns the error, if that is the answer.
+    /// Applies the failure mode to a charge for which the store has not replied, and which may be
+    /// on its way to the store if it is `queued`. Returns the error, if that is the mode's answer.
     fn settle_without_store(
         &mut self,
         at: usize,
@@ -189,7 +191,7 @@ impl<'a, 'r> Holding<'a, 'r> {
         }
     }
 
-    /// The charges that only the store can settle, of those that are `wanted`.
+    /// The charges for which `wanted` returns true and that only the store can settle.
     fn short(&self, wanted: impl Fn(&Charge<'_>) -> bool) -> Vec<(usize, &'a Charge<'r>)> {
         let resolved = self.resolved.iter().zip(&self.attempts).enumerate();
         let short = resolved.filter_map(|(at, pair)| match pair {
@@ -199,7 +201,7 @@ impl<'a, 'r> Holding<'a, 'r> {
         short.filter(|(_, charge)| wanted(charge)).collect()
     }
 
-    /// Gives back what the request refunds, where that has not gone to the store.
+    /// Gives back what the request refunds, unless it has gone to the store.
     fn apply_refunds(&mut self, now: Time) {
         for (at, resolved) in self.resolved.iter().enumerate() {
             if let Resolved::Charged(charge) = resolved
@@ -215,8 +217,9 @@ impl<'a, 'r> Holding<'a, 'r> {
         self.resolved.iter().zip(&self.attempts).map(|(r, a)| outcome(r, a.as_ref())).collect()
     }
 
-    /// Keys that this request itself charged beyond their limit. What it took of them before stays
-    /// spent, as all that is left of them: one charge of the same sum would have done that too.
+    /// Keys that this request itself charged beyond their limit. What the request took from them
+    /// before stays spent, as does all that is left of them: one charge of the same sum would have
+    /// done that too.
     fn overdrawn(&self) -> Vec<Key> {
         let pairs = self.resolved.iter().zip(&self.attempts);
         let overdrawn = pairs.filter_map(|pair| match pair {
@@ -228,7 +231,7 @@ impl<'a, 'r> Holding<'a, 'r> {
         overdrawn.collect()
     }
 
-    /// Gives back what was taken, of other keys than `spent`.
+    /// Gives back what was taken from keys other than `spent`.
     fn release(&mut self, spent: &[Key]) {
         self.debts.clear(); // each gives back what its lease may have brought
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
@@ -245,8 +248,8 @@ impl<'a, 'r> Holding<'a, 'r> {
 }
 
 impl Drop for Holding<'_, '_> {
-    /// A request whose refunds have been sent stands: its charges are spent, though its caller does
-    /// not hear of it.
+    /// A request whose refunds have been sent stands: its charges are spent, even though its caller
+    /// does not receive the answer.
     fn drop(&mut self) {
         if !self.stands {
             self.release(&[]);
@@ -254,7 +257,8 @@ impl Drop for Holding<'_, '_> {
     }
 }
 
-/// A descriptor that nobody asked the store about counts as passing, with what is known of it.
+/// The outcome of a descriptor. One for which the store was not asked counts as passing, with what
+/// is known of it.
 pub(super) fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Outcome<'r> {
     let charge = match resolved {
         Resolved::Free => return Outcome::Free,
@@ -276,8 +280,9 @@ pub(super) fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) ->
 // === impl Settled ===
 
 impl Settled {
-    /// With what a denial by the store has spent: what was known `before` to remain. Where that
-    /// was enough for the charge, others had spent it meanwhile, and nobody knows how much.
+    /// Adds what a denial by the store has spent: the tokens that were known `before` to remain. If
+    /// those were enough for the charge, others had spent them meanwhile, and their number is
+    /// unknown.
     fn with_fitted(self, charge: &Charge<'_>, before: Option<Attempt>) -> Self {
         let Some(Attempt::Short(Standing { remaining, .. })) = before else { return self };
         let spends = self.over && charge.charge_denied() && remaining < charge.hits;

@@ -1,4 +1,4 @@
-//! Keeping the table: tokens that nobody will spend go back to the store.
+//! Maintenance of the table: returns tokens that will not be spent to the store.
 
 use std::collections::VecDeque;
 use std::mem::size_of;
@@ -18,41 +18,43 @@ use super::pods::Due;
 use super::slot::Slot;
 use super::{Limiter, Shared};
 
-/// Between two signs of life.
+/// Time between two heartbeats.
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often keys of which nothing is known any more are forgotten.
+/// How often expired keys are evicted.
 const TIDY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often keys that may lie idle are looked at.
+/// How often keys that may be idle are checked.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Idle keys that are looked at at once: their returns must find room in the desk's queue.
+/// The largest number of idle keys that are checked at once: their returns must find room in the
+/// desk's queue.
 const WATCH_BATCH: usize = 1024;
 
-/// Keys that wait to be looked at at most, as far as a 32nd of the buffers' budget holds them: more
-/// than three seconds of looking.
+/// The largest number of keys that wait to be checked, as far as a 32nd of the buffers' budget
+/// holds them: more than three seconds' worth of checks.
 const IDLE_MAX: usize = 1 << 16;
 const IDLE_DIVISOR: usize = 32;
 
-/// Bytes of a key that waits to be looked at.
+/// Bytes for each key that waits to be checked.
 pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
 
-/// A round of heartbeats takes no longer: what has no answer by then comes with the next.
+/// The longest time for a round of heartbeats: a heartbeat without a reply by then is sent again
+/// with the next round.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 
-/// A pod that has not been heard of for so long is taken for dead: three beats.
+/// A pod without a heartbeat for this long counts as dead: three heartbeats.
 const BEAT_LASTS: Duration = Duration::from_secs(3);
 
 impl Limiter {
-    /// Keeps the table and the count of pods up to date, for ever. One task of each limiter runs
-    /// it, or three tasks one of its parts each: [`Limiter::keep_beating`], [`Limiter::keep_tidy`]
-    /// and [`Limiter::watch_idle`].
+    /// Maintains the table and the count of pods; never returns. Each limiter needs one task that
+    /// runs this, or three tasks that run one of its parts each: [`Limiter::keep_beating`],
+    /// [`Limiter::keep_tidy`] and [`Limiter::watch_idle`].
     pub async fn run(&self) {
         tokio::join!(self.keep_beating(), self.keep_tidy(), self.watch_idle());
     }
 
-    /// Tells the store every second, and once a further domain is used, that this pod is alive;
+    /// Sends a heartbeat to the store every second, and whenever a further domain is first used;
     /// never returns.
     pub async fn keep_beating(&self) {
         let mut ticks = tokio::time::interval(BEAT_INTERVAL);
@@ -66,7 +68,7 @@ impl Limiter {
         }
     }
 
-    /// Forgets keys of which nothing is known any more, every second, for ever.
+    /// Evicts expired keys once a second; never returns.
     pub async fn keep_tidy(&self) {
         let mut ticks = tokio::time::interval(TIDY_INTERVAL);
         loop {
@@ -75,7 +77,7 @@ impl Limiter {
         }
     }
 
-    /// Gives back what idle keys hold above their allowance, for ever.
+    /// Gives back what idle keys hold above their allowance; never returns.
     pub async fn watch_idle(&self) {
         let mut ticks = tokio::time::interval(WATCH_INTERVAL);
         loop {
@@ -84,8 +86,8 @@ impl Limiter {
         }
     }
 
-    /// Tells the store that this pod is alive, in each domain whose turn it is, and learns how many
-    /// are.
+    /// Sends heartbeats of this pod, in each domain whose turn it is, and learns the number of live
+    /// pods.
     async fn beat_once(&self) {
         let Self { shared } = self;
         let Due { domains, rounds } = shared.pods.due(shared.clock.now());
@@ -95,7 +97,7 @@ impl Limiter {
                 shared.pods.note(&domain, pods);
             }
         });
-        // One that hangs must not hold the next round back.
+        // A heartbeat that hangs must not delay the next round.
         let _ = tokio::time::timeout(ROUND_MAX, join_all(beats)).await;
         shared.desk.set_pods(shared.pods.of(None));
     }
@@ -110,7 +112,7 @@ impl Limiter {
         join_all(beats).await;
     }
 
-    /// Gives back the tokens of rules that `rules` no longer has, or has with another limit.
+    /// Gives back the tokens of rules that are missing in `rules`, or have another limit there.
     pub async fn adopt(&self, rules: &Rules) {
         self.sweep(|key, slot, now, asks| {
             let here = self.shared.here(now);
@@ -121,22 +123,23 @@ impl Limiter {
         .await;
     }
 
-    /// Forgets the keys whose window has ended. To be called every second or so.
+    /// Evicts the keys whose window has ended. Call it about every second.
     pub async fn tidy(&self) {
         self.sweep(|_, _, _, _| ()).await;
     }
 
-    /// Gives every unspent token back and returns once the store has been told. No decision may be
-    /// under way; later ones find the store closed.
+    /// Gives every unspent token back, and returns once the store has been told. No decision may be
+    /// in progress; later decisions find the store closed.
     pub async fn close(&self) {
-        // A lease that is still on its way has to be here to be given back.
+        // A lease that is still on its way must arrive before it can be given back.
         self.shared.desk.settle().await;
         self.sweep(|key, slot, now, asks| slot.give_back(key, now, asks)).await;
         self.leave().await;
         self.shared.desk.close().await;
     }
 
-    /// Shows `visit` every key, removes those that are of no more use, and sends what it returns.
+    /// Calls `visit` on every key, removes the keys that are of no more use, and sends the asks
+    /// that `visit` adds.
     async fn sweep(&self, mut visit: impl FnMut(Key, &mut Slot, Time, &mut Vec<Ask>)) {
         let Self { shared } = self;
         for part in shared.table.parts() {
@@ -158,20 +161,20 @@ impl Limiter {
 }
 
 impl Shared {
-    /// A heartbeat of this pod in a domain, or in all.
-    /// A domain has its next one after so many `rounds`.
+    /// A heartbeat of this pod in a domain, or in all. The domain has its next heartbeat after this
+    /// number of `rounds`.
     fn beat(&self, domain: Option<&str>, rounds: u32, leaves: bool) -> Beat {
         let domain = domain.map(|name| self.options.hasher.key(name, 0, std::iter::empty()));
         let lasts = if domain.is_some() { BEAT_LASTS * rounds } else { BEAT_LASTS };
         Beat { pod: self.options.pod, lasts, leaves, domain }
     }
 
-    /// Looks again at `key` when it is `due`. Beyond the ceiling the key is not watched: it keeps
-    /// what it holds until its next lease, or its end.
+    /// Schedules a check of `key` when it is `due`. Above the limit of watched keys the key is not
+    /// watched: it keeps what it holds until its next lease, or until what it holds ends.
     pub(super) fn watch(&self, key: Key, due: Time) {
         let has_room = {
             let mut idle = self.idle.lock();
-            // A key that was evicted while it stood here may stand here twice.
+            // A key that was evicted while it was in this queue may be in it twice.
             let has_room = idle.len() < idle.capacity();
             if has_room {
                 idle.push_back((due, key));
@@ -195,7 +198,7 @@ impl Shared {
             if let Some(Watch::Until(due)) = watch {
                 self.watch(key, due);
             }
-            self.send(std::mem::take(&mut asks)); // while there is the room that the key looked for
+            self.send(std::mem::take(&mut asks)); // while the room that the check found lasts
         }
     }
 }
@@ -205,14 +208,14 @@ pub(super) fn idle_queue(budget: usize) -> VecDeque<(Time, Key)> {
     VecDeque::with_capacity((budget / IDLE_DIVISOR / IDLE_BYTES).min(IDLE_MAX))
 }
 
-/// Whether two rules lend tokens in one manner.
+/// Whether two rules lend tokens in the same way.
 fn lends_alike(one: &Rule, other: &Rule) -> bool {
     let manner = |rule: &Rule| (rule.allowance, rule.leasing, rule.shards);
     manner(one) == manner(other)
 }
 
-/// Whether the key's rule is gone or allows something else now. An unchanged rule is replaced by
-/// its new copy, so that old versions of the rules can be freed.
+/// Whether the key's rule is gone or now has other limits. An unchanged rule is replaced by its new
+/// copy, so that old versions of the rules can be freed.
 fn stale(rules: &Rules, slot: &mut Slot) -> bool {
     let Some(rule) = slot.rule() else { return false };
     match rules.by_path(&rule.path).filter(|new| lends_alike(new, rule)) {

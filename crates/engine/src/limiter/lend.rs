@@ -1,4 +1,4 @@
-//! How a key's tokens are lent: what its limit and its rule make of asks, grants and returns.
+//! How a key's tokens are lent: how its limit and its rule determine asks, grants and returns.
 
 use std::num::NonZeroU8;
 use std::time::Duration;
@@ -12,48 +12,50 @@ use crate::lease::Reply;
 use crate::store::{Ask, Back, Grant, Purpose};
 use crate::time::Time;
 
-/// The store's word on a window without tokens is fresh for a hundredth of it, within these bounds,
-/// and in a large fleet for as long as it takes all pods to probe one after the other: another pod
-/// may have given tokens back.
+/// A reply that a window has no tokens is fresh for a hundredth of the window, within the bounds
+/// below, and in a large fleet for as long as all pods take to probe one after the other: another
+/// pod may have given tokens back.
 const FRESH_PART: u32 = 100;
 const FRESH_MIN: Duration = Duration::from_millis(50);
 const FRESH_MAX: Duration = Duration::from_secs(1);
 
-/// Probes of one key a second by all pods together, whatever their number. Less than half of what
-/// is promised (50), since pods that know nothing of the key yet may probe as often again.
+/// Probes of one key a second by all pods together, whatever their number. This is less than half
+/// of the documented limit (50), since pods that know nothing of the key yet may probe just as
+/// often.
 const PROBES_PER_SECOND: f64 = 20.0;
 
 /// In a larger fleet the first denial of a window need not go to the store: one of the probes of
-/// all pods tells it soon enough (decision 0004).
+/// all pods reports it soon enough (decision 0004).
 const CROWD: f64 = 16.0;
 
-/// Probes of a key that weighs on its shard are rarer by this.
+/// For a key that weighs on its shard, the factor by which probes are rarer.
 const RELIEF_PROBES: u32 = 4;
 
-/// Where every decision asks the store, its word holds for those who waited for it, and nobody
-/// else: an instant.
+/// Where every decision asks the store, a reply holds only for the requests that waited for it: for
+/// an instant.
 const FRESH_OFF: Duration = Duration::from_nanos(1);
 
-/// Timers are no finer.
+/// The resolution of timers.
 const TIMER: Duration = Duration::from_millis(1);
 
-/// The manner in which a key's tokens are lent.
+/// How a key's tokens are lent.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Manner {
     pub(super) limit: Limit,
     pub(super) kind: Kind,
     pub(super) leasing: Leasing,
-    /// Pools of the key; 1 is none beside its own count.
+    /// Number of pools of the key; 1 means that there is none besides its own count.
     pub(super) pools: NonZeroU8,
 }
 
-/// The ask that returns the lease of a reply that nobody has a use for.
+/// The ask that returns the lease of a reply that is no longer needed.
 pub(super) fn unwanted(reply: &Reply) -> Option<Ask> {
     let grant = reply.outcome.as_ref().ok().filter(|grant| grant.tokens > 0)?;
     returning(&reply.ask, grant.tokens, grant.epoch)
 }
 
-/// The ask that returns tokens lent by `ask`. Slots go by whether they are used or not.
+/// The ask that returns tokens lent by `ask`. There is none for slots, which pass whether they are
+/// used or not.
 fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
     let spaced = matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
     let back = Some(Back { tokens, epoch: Some(epoch) });
@@ -64,8 +66,8 @@ fn returning(ask: &Ask, tokens: u64, epoch: u64) -> Option<Ask> {
 // === impl Manner ===
 
 impl Manner {
-    /// Of a key under `limit`, which is `rule`'s; an override has none.
-    /// A slot may be taken as late as a request may wait for it.
+    /// The manner for a key under `limit`, which belongs to `rule`; an override has no rule. A slot
+    /// may be taken as late as a request may wait for it.
     pub(super) fn of(limit: Limit, rule: Option<&Rule>, patience: Duration) -> Self {
         let leasing = match limit.algorithm {
             Algorithm::SlidingLog => Leasing::Off,
@@ -83,12 +85,12 @@ impl Manner {
         Self { limit, kind, leasing, pools: rule.map_or(NonZeroU8::MIN, |rule| rule.shards) }
     }
 
-    /// A look at the key, to be filled in.
+    /// An ask for `key` that takes nothing, to be filled in.
     pub(super) fn ask(&self, key: Key) -> Ask {
         Ask { ttl: self.ttl(), ..Ask::look(key, self.limit) }
     }
 
-    /// The ask that returns `lot` to the key's own count, wherever it was lent.
+    /// The ask that returns `lot` to the key's own count, even if a pool lent it.
     pub(super) fn returning(&self, key: Key, lot: Lot) -> Option<Ask> {
         returning(&self.ask(key), lot.tokens, lot.epoch)
     }
@@ -110,7 +112,7 @@ impl Manner {
         self.terms().ttl.unwrap_or(default)
     }
 
-    /// Tokens that come back each second by themselves.
+    /// Tokens that come back each second.
     pub(super) fn inflow(&self) -> f64 {
         match self.limit.algorithm {
             Algorithm::FixedWindow => 0.0,
@@ -118,8 +120,8 @@ impl Manner {
         }
     }
 
-    /// The grant on this pod's clock. Its durations count from before the ask, so that no lease
-    /// outlives its end however long the reply took.
+    /// Converts a grant to this pod's clock. Its durations count from before the ask, so that no
+    /// lease outlives its end, however long the reply took.
     pub(super) fn refill(
         &self,
         reply: &Reply,
@@ -128,7 +130,8 @@ impl Manner {
         here: &Here<'_>,
     ) -> Refill {
         let asked_at = reply.asked_at;
-        // Counted from the reply: a slot must not be taken before it begins, an end not after it.
+        // The start counts from the reply, so that no slot is taken before it begins; the end counts
+        // from before the ask, so that no token is spent after it.
         let starts = here.now + grant.starts_after;
         let ends = match self.kind {
             Kind::Spaced { grace, .. } => asked_at + grant.ends_after + grace,
@@ -151,21 +154,21 @@ impl Manner {
         }
     }
 
-    /// Until when word that there are no tokens holds.
+    /// Until when a reply that there are no tokens is fresh.
     fn fresh_until(&self, reply: &Reply, grant: &Grant, scarcity: Scarcity, now: Time) -> Time {
         let seed = reply.ask.key.bits() ^ now.nanos() ^ scarcity.pod;
         let probe = scarcity.probe_after(self.limit.window());
         match (self.limit.algorithm, self.kind) {
             _ if !self.is_leased() => now + FRESH_OFF,
             (Algorithm::FixedWindow, _) => now + jittered(probe, seed),
-            // Slots that no pod fetches go by: each pod comes for its turn before they do.
+            // Slots that no pod fetches pass unused, so each pod asks in its turn before they do.
             (Algorithm::LeakyBucket { max_delay_us }, Kind::Spaced { every, .. }) => {
                 let turn = every.mul_f64(scarcity.pods);
                 let latest = Duration::from_micros(u64::from(max_delay_us) / 2);
                 now + turn.min(latest.max(grant.retry_after)).max(TIMER)
             }
-            // Counted from before the ask: one that leaves then finds the token there. Those who
-            // waited for this word have it.
+            // Counted from before the ask, so that an ask that leaves at that time finds the token
+            // there. The requests that waited for this reply have it already.
             _ => {
                 let turn = reply.asked_at + scarcity.turn(grant.retry_after).min(probe);
                 turn.max(now + FRESH_OFF)
@@ -174,14 +177,14 @@ impl Manner {
     }
 }
 
-/// What a pod knows of those that it shares a key without tokens with.
+/// What a pod knows about the pods that share a key without tokens with it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scarcity {
-    /// Pods that draw on it.
+    /// Number of pods that draw on the key.
     pub(super) pods: f64,
-    /// This pod.
+    /// This pod's number.
     pub(super) pod: u64,
-    /// Asks in a row that found nothing.
+    /// Number of asks in a row that found no tokens.
     pub(super) misses: u8,
     /// The key weighs on its shard.
     pub(super) relief: bool,
@@ -190,7 +193,7 @@ pub(super) struct Scarcity {
 // === impl Scarcity ===
 
 impl Scarcity {
-    /// How long a pod leaves a `window` that is used up alone.
+    /// How long a pod waits before it probes a `window` that is used up.
     fn probe_after(self, window: Duration) -> Duration {
         let alone = (window / FRESH_PART).clamp(FRESH_MIN, FRESH_MAX);
         let turn = Duration::try_from_secs_f64(self.pods / PROBES_PER_SECOND).unwrap_or(window);
@@ -198,19 +201,20 @@ impl Scarcity {
         if self.relief { RELIEF_PROBES * probe } else { probe }
     }
 
-    /// How long a pod leaves a bucket alone that has a token again after `refill`. With asks in
-    /// vain it comes to its turn among the pods: the bucket is asked for more than it has.
+    /// How long a pod waits before it asks a bucket that has a token again after `refill`. After
+    /// asks that found nothing, the pod waits for its turn among the pods: more is asked of the
+    /// bucket than it has.
     fn turn(self, refill: Duration) -> Duration {
         let stretch = f64::from(1_u32 << self.misses.min(MISSES_MAX)).min(self.pods);
         refill.mul_f64(stretch.max(1.0))
     }
 }
 
-/// Asks in a row that found nothing are counted up to this.
+/// Asks in a row that found no tokens are counted up to this number.
 pub(super) const MISSES_MAX: u8 = 7;
 
-/// Half of `span` to half as much again, so that pods and keys do not probe in step. `seed` differs
-/// for each and with time.
+/// A random duration of half of `span` up to half as much again, so that pods and keys do not probe
+/// in step. `seed` differs for each of them and over time.
 fn jittered(span: Duration, seed: u64) -> Duration {
     // The multiplier is 2^64 / golden ratio: it spreads seeds that differ in few bits (Knuth 6.4).
     let spread = (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;

@@ -1,5 +1,5 @@
-//! The request of one descriptor, as most are: by the steps that several take, without the lists
-//! that they need.
+//! Decides requests of one descriptor, as most requests are: by the same steps as for several,
+//! without the lists that those need.
 
 use ratelease_rules::Rules;
 use ratelease_rules::request::Descriptor;
@@ -10,8 +10,8 @@ use super::resolve::{self, Resolved};
 use super::{Request, Shared, StoreError, Time, Verdict};
 
 impl Shared {
-    /// As [`super::Limiter::decide_at_once`], for the only descriptor of `request`. Nothing has
-    /// happened where there is no answer.
+    /// As [`super::Limiter::decide_at_once`], for the only descriptor of `request`. `None` means
+    /// that nothing has changed.
     pub(super) fn decide_one<'r>(
         &self,
         rules: &'r Rules,
@@ -26,7 +26,7 @@ impl Shared {
                 let mut settled = match self.attempt(charge, now) {
                     Ok(Attempt::Settled(settled)) => settled,
                     Ok(Attempt::Short(_)) => return None,
-                    // It has to be sent, and its answer awaited.
+                    // The refund has to be sent, and its reply awaited.
                     Err(_) if charge.refund => return None,
                     Err(error) => match self.without_store(charge, now, error) {
                         Ok(settled) => settled,

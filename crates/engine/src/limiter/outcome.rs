@@ -1,4 +1,4 @@
-//! What becomes of a charge at its key.
+//! The outcome of a charge at its key.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use crate::buffer::Lot;
 use crate::time::Time;
 use crate::verdict::How;
 
-/// What became of a charge, or did not yet.
+/// The result of an attempt to charge a key.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Attempt {
     /// It was taken or denied.
     Settled(Settled),
-    /// Only the store can tell. Meanwhile, this much is known.
+    /// Only the store can decide. The standing is what is known meanwhile.
     Short(Standing),
 }
 
@@ -21,38 +21,39 @@ pub(super) enum Attempt {
 pub(super) struct Settled {
     /// The limit was exceeded.
     pub(super) over: bool,
-    /// Of a denied charge that spends what was left, how many hits that was, as far as is known.
+    /// For a denied charge that spends what was left: the number of those hits, as far as is known.
     pub(super) fitted: u32,
-    /// Tokens taken, to be put back if the request is denied elsewhere.
+    /// Tokens taken, which are put back if another descriptor denies the request.
     pub(super) taken: Lot,
-    /// How the key stands after it.
+    /// The state of the key after it.
     pub(super) standing: Standing,
-    /// Who decided.
+    /// What decided.
     pub(super) how: How,
 }
 
-/// How a key stands.
+/// The state of a key.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Standing {
     /// Tokens that remain for the fleet, as far as is known.
     pub(super) remaining: u64,
-    /// Until the limit stands as new, or has a token again, where that is known.
+    /// Time until the limit is as if nothing had been charged, or has a token again, where that is
+    /// known.
     pub(super) reset_after: Option<Duration>,
 }
 
 // === impl Standing ===
 
 impl Standing {
-    /// Of a key that nothing is known of: as if nothing had been charged.
+    /// For a key about which nothing is known: as if nothing had been charged.
     pub(super) fn unknown(charge: &Charge<'_>) -> Self {
         Self { remaining: charge.applied.limit.capacity(), reset_after: None }
     }
 }
 
-/// What is to be done about a key that may lie idle.
+/// What to do next about a key that may be idle.
 pub(super) enum Watch {
-    /// Look again then.
+    /// Check again at this time.
     Until(Time),
-    /// Nothing more.
+    /// Stop watching the key.
     Over,
 }

@@ -1,15 +1,15 @@
-//! What is done for a key that the table has no room for: its requests share one buffer with those
-//! of the other such keys of its rule.
+//! Overflow keys: the requests of keys that the table has no room for share one buffer with the
+//! other such keys of their rule.
 //!
-//! The table has no room when everybody waits: each entry that it could give up has requests or
-//! asks on their way. Then one *overflow* key of the rule, or of an override's limit in its domain,
-//! stands in for all further keys. It counts as any key does, on every pod and in the store, under
-//! the same limit: the keys that share it are denied too soon rather than too late, and all of
-//! them together get what one would have got. What such a key was charged by itself, earlier in a
-//! window or on another pod, it has had on top: the limit once more at most.
+//! The table has no room when every entry that it could evict has waiting requests or asks on their
+//! way. Then one *overflow* key of the rule, or of an override's limit in its domain, stands in for
+//! all further keys. The overflow key counts as any key does, on every pod and in the store, under
+//! the same limit: the keys that share it are denied too soon rather than too late, and all of them
+//! together get what one of them would have got. What such a key was charged on its own, earlier in
+//! the window or on another pod, comes on top: at most the limit once more.
 //!
-//! A key that has its own entry, as one that is used all the time has, never comes here. Overflow
-//! keys are kept aside from the table that is full, so that what fills it cannot push them out.
+//! A key that has its own entry, as a constantly used key has, never comes here. Overflow keys are
+//! kept apart from the full table, so that the keys that fill it cannot evict them.
 
 use ratelease_rules::key::{Key, KeyHasher, Owner};
 
@@ -18,7 +18,7 @@ use super::{Ordering, Shared};
 use crate::buffer::table::Seat;
 
 impl Shared {
-    /// Turns `charge` to its overflow key. False if it has been already.
+    /// Redirects `charge` to its overflow key. Returns false if it has been redirected already.
     pub(super) fn overflow(&self, charge: &Charge<'_>) -> bool {
         let turned = charge.overflow.set(charge.overflow_key(&self.options.hasher)).is_ok();
         self.overflows.fetch_add(u64::from(turned), Ordering::Relaxed);
@@ -29,7 +29,7 @@ impl Shared {
 // === impl Charge ===
 
 impl Charge<'_> {
-    /// Where the slot is that it is charged to.
+    /// The place and the key of the slot that the charge is charged to.
     pub(super) fn seat(&self) -> (Seat, Key) {
         let seat = if self.overflow.get().is_some() { Seat::Aside } else { Seat::Common };
         (seat, self.key())

@@ -1,8 +1,8 @@
-//! How many pods there are, by domain: what a pod may hold before it has seen who draws on a key,
-//! and its part of a limit when the store is away.
+//! The number of pods, by domain: it determines what a pod may hold before it has observed which
+//! pods draw on a key, and its part of a limit when the store is unavailable.
 //!
-//! Pods of one domain count each other by heartbeats in the store. A pod takes part in the count of
-//! a domain while it has asked for its keys within [`USED_FOR`].
+//! Pods of one domain count each other by heartbeats in the store. A pod counts in a domain while
+//! it has used the domain's keys within [`USED_FOR`].
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,23 +12,24 @@ use ratelease_rules::Rule;
 
 use crate::time::Time;
 
-/// Domains that are counted apart at most; pods of further ones are counted together.
+/// The largest number of domains that are counted separately; pods of further domains are counted
+/// together.
 pub(super) const DOMAINS_MAX: usize = 1024;
 
-/// Heartbeats that a pod sends in one round at most: with more domains than that, each is sent in
-/// its turn.
+/// The largest number of heartbeats that a pod sends in one round: with more domains than that,
+/// they take turns.
 pub(super) const BEATS_MAX: usize = 32;
 
-/// A domain that was not asked for in so long is not used any more.
+/// A domain that was not asked for in this time no longer counts as used.
 const USED_FOR: Duration = Duration::from_secs(600);
 
-/// Heartbeats whose counts are compared: see [`Heard`].
+/// Number of heartbeats whose counts are compared: see [`Heard`].
 const HEARD_BEATS: usize = 4;
 
-/// The counts of pods.
+/// The numbers of pods.
 #[derive(Debug)]
 pub(super) struct Pods {
-    /// Pods of a domain that nothing was heard of.
+    /// Number of pods assumed for a domain without a reply.
     expected: u32,
     counts: RwLock<Counts>,
 }
@@ -38,51 +39,53 @@ struct Counts {
     /// Pods of all domains.
     all: Heard,
     by_domain: HashMap<Box<str>, Count>,
-    /// Which domains' heartbeats come next.
+    /// Index of the domain whose heartbeat comes first in the next round.
     round: usize,
 }
 
 #[derive(Debug, Default)]
 struct Count {
     heard: Heard,
-    /// When it was last asked for; `None` if it never was.
+    /// When the domain was last asked for; `None` if it never was.
     used_at: Option<Time>,
 }
 
 /// Heartbeats of one round.
 #[derive(Debug)]
 pub(super) struct Due {
-    /// Their domains; `None` is for the pods of all.
+    /// The domains of the heartbeats; `None` is for the pods of all domains.
     pub(super) domains: Vec<Option<Box<str>>>,
-    /// Rounds until each domain has had one.
+    /// Number of rounds until each domain has had one heartbeat.
     pub(super) rounds: u32,
 }
 
-/// What the last heartbeats heard of how many pods are alive.
+/// The numbers of live pods that the last heartbeats reported.
 ///
-/// After an outage that outlasts a heartbeat the first pod that gets through finds itself alone,
-/// until the others do, which their back-off may take two seconds to. Were it to believe that, it
-/// would take the whole limit for its part: so the count falls only once the last beats agree.
+/// After an outage that is longer than a heartbeat lasts, the first pod to reconnect finds itself
+/// alone until the others reconnect, which their back-off may delay by two seconds. If the pod
+/// believed that count, it would take the whole limit as its part, so the count falls only once the
+/// last heartbeats agree.
 #[derive(Debug, Default)]
 struct Heard([u32; HEARD_BEATS]);
 
 // === impl Pods ===
 
 impl Pods {
-    /// Counts that are `expected` until the store says more; at least 1.
+    /// Counts that are `expected`, at least 1, until the store reports others.
     pub(super) fn new(expected: u32) -> Self {
         Self { expected: expected.max(1), counts: RwLock::default() }
     }
 
-    /// Pods of a domain, as far as is known; of all domains without one. At least 1.
+    /// The number of pods of a domain, as far as is known; without a domain, of all domains. At
+    /// least 1.
     pub(super) fn of(&self, domain: Option<&str>) -> u32 {
         let counts = self.counts.read();
         let of_domain = domain.and_then(|domain| counts.by_domain.get(domain)?.heard.count());
         of_domain.or_else(|| counts.all.count()).unwrap_or(self.expected)
     }
 
-    /// Notes that keys of a domain are asked for. Whether it is new here, so that its pods are to
-    /// be counted.
+    /// Notes that keys of a domain are asked for. Returns whether the domain is new here, so that
+    /// its pods have to be counted.
     pub(super) fn note_used(&self, domain: &str, now: Time) -> bool {
         let known = |counts: &Counts| {
             let count = counts.by_domain.get(domain)?;
@@ -100,7 +103,7 @@ impl Pods {
         count.used_at.replace(now).is_none()
     }
 
-    /// The domains whose heartbeats are due in this round; `None` for all of them, always.
+    /// The domains whose heartbeats are due in this round, and always `None` for all domains.
     pub(super) fn due(&self, now: Time) -> Due {
         let mut counts = self.counts.write();
         let is_used =
@@ -122,7 +125,7 @@ impl Pods {
         Due { domains: used, rounds }
     }
 
-    /// Notes what a heartbeat heard.
+    /// Records the count that a heartbeat returned.
     pub(super) fn note(&self, domain: &Option<Box<str>>, pods: u32) {
         let mut counts = self.counts.write();
         match domain {
@@ -135,7 +138,7 @@ impl Pods {
         }
     }
 
-    /// The counts of the domains that were heard of, in order of their names.
+    /// The counts of the domains for which a count was reported, in order of their names.
     pub(super) fn all(&self) -> Vec<(Box<str>, u32)> {
         let counts = self.counts.read();
         let heard = counts.by_domain.iter();
@@ -145,7 +148,7 @@ impl Pods {
         heard
     }
 
-    /// Takes these for what was last heard, where nothing was.
+    /// Sets these counts for the domains for which none was reported.
     pub(super) fn expect(&self, pods: &[(Box<str>, u32)]) {
         let mut counts = self.counts.write();
         for (domain, pods) in pods.iter().take(DOMAINS_MAX) {
@@ -156,14 +159,14 @@ impl Pods {
         }
     }
 
-    /// Takes so many pods for all that there are.
+    /// Sets the number of all pods.
     #[cfg(test)]
     pub(super) fn set(&self, pods: u32) {
         self.counts.write().all = Heard([pods; HEARD_BEATS]);
     }
 }
 
-/// The domain of a rule, which its path begins with.
+/// The domain of a rule, with which the rule's path begins.
 pub(super) fn domain_of(rule: &Rule) -> Option<&str> {
     let start = usize::try_from(rule.levels.first()?.start).ok()?;
     rule.path.get(..start.checked_sub(1)?)
@@ -179,7 +182,7 @@ impl Heard {
         }
     }
 
-    /// Pods that are taken to be alive; `None` before any heartbeat was answered.
+    /// The number of pods assumed to be alive; `None` before any heartbeat was answered.
     fn count(&self) -> Option<u32> {
         self.0.into_iter().max().filter(|pods| *pods > 0)
     }

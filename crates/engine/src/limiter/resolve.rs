@@ -1,4 +1,4 @@
-//! From a request to what has to be charged: rules, overrides, replacements and keys.
+//! Resolves a request to its charges: rules, overrides, replacements and keys.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -11,7 +11,7 @@ use ratelease_rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
 use super::pods::domain_of;
 use crate::verdict::Applied;
 
-/// What the rules make of one descriptor.
+/// The result of matching one descriptor against the rules.
 #[derive(Debug)]
 pub enum Resolved<'r> {
     /// Nothing limits it.
@@ -25,23 +25,23 @@ pub enum Resolved<'r> {
 /// Hits to be charged to a key.
 #[derive(Debug)]
 pub struct Charge<'r> {
-    /// Whose tokens, where there is room for it.
+    /// The key to charge, if there is room for it.
     pub own: Key,
-    /// Whose tokens instead.
+    /// The key to charge instead, if there is none.
     pub(super) overflow: OnceLock<Key>,
-    /// Where an override belongs; empty for a rule, whose path says it.
+    /// The domain of an override; empty for a rule, whose path contains it.
     pub(super) domain: Box<str>,
     /// The limit and its rule.
     pub applied: Applied<'r>,
-    /// How many; 0 looks.
+    /// Number of hits; 0 only looks.
     pub hits: u64,
     /// The hits are given back instead.
     pub refund: bool,
 }
 
-/// Names of rules of a request that other rules of it replace. What finding them costs grows with
-/// the descriptors and with the names that their rules replace, not with the product; what they
-/// take grows with the descriptors alone.
+/// Names of rules of a request that other rules of it replace. The time to find them grows with the
+/// number of descriptors plus the number of names that their rules replace, not with their product;
+/// the memory grows with the descriptors alone.
 #[derive(Debug, Default)]
 struct Replaced<'r>(HashSet<&'r str, RandomState>);
 
@@ -84,7 +84,7 @@ pub(super) fn resolve_one<'r>(
     hasher: &KeyHasher,
 ) -> Resolved<'r> {
     let lookup = rules.find(request.domain, &descriptor.entries);
-    // No rule replaces its own name: the load would have been refused.
+    // No rule replaces its own name: loading such a rule fails.
     resolved(request, descriptor, lookup, &Replaced::default(), hasher)
 }
 
@@ -105,7 +105,8 @@ fn resolved<'r>(
     }
 }
 
-/// The limit in force for a descriptor. An override goes before the rules, if the domain is known.
+/// The limit in force for a descriptor. If the domain is known, an override takes precedence over
+/// the rules.
 fn limit_of<'r>(
     descriptor: &Descriptor<'_>,
     lookup: Lookup<'r>,
@@ -114,7 +115,7 @@ fn limit_of<'r>(
     match (lookup, descriptor.limit) {
         (Lookup::UnknownDomain, _) | (Lookup::NoRule, None) => None,
         (_, Some(limit)) => Some((Allowance::Limited(limit), None)),
-        // A rule that allows everything cannot be replaced, as in the reference.
+        // A rule that allows everything cannot be replaced, as in the reference implementation.
         (Lookup::Rule(rule), None) => {
             let counts = rule.allowance == Allowance::Unlimited || !replaced.has(&rule.name);
             counts.then_some((rule.allowance, Some(rule)))
@@ -134,8 +135,8 @@ fn charge<'r>(
         let shared = levels.get(at).and_then(|level| level.shared.as_deref());
         (entry.key, shared.map_or(Part::Value(entry.value), Part::Shared))
     });
-    // Two windows on the same entries count apart; two limits of one window share a count, so that
-    // raising or lowering a limit keeps it.
+    // Two windows on the same entries are counted apart; two limits of one window share a count, so
+    // that raising or lowering a limit keeps the count.
     let own = hasher.key(request.domain, limit.identity(), parts);
     Charge {
         own,
@@ -150,8 +151,8 @@ fn charge<'r>(
 // === impl Replaced ===
 
 impl<'r> Replaced<'r> {
-    /// Of the rules that `lookups` found for the descriptors of `request`; a descriptor with an
-    /// override replaces nothing.
+    /// Collects the replaced names of the rules that `lookups` found for the descriptors of
+    /// `request`; a descriptor with an override replaces nothing.
     fn of(request: &Request<'_>, lookups: &[Lookup<'r>]) -> Self {
         let found = request.descriptors.iter().zip(lookups).filter_map(|it| match it {
             (Descriptor { limit: None, .. }, Lookup::Rule(rule)) => Some(*rule),
@@ -161,7 +162,7 @@ impl<'r> Replaced<'r> {
         if rules.iter().all(|rule| rule.replaces.is_empty()) {
             return Self::default();
         }
-        // A rule that many descriptors match says what it replaces once.
+        // A rule that many descriptors match is read once.
         rules.sort_unstable_by_key(|rule| Arc::as_ptr(rule));
         rules.dedup_by_key(|rule| Arc::as_ptr(rule));
         let names: HashSet<&str, RandomState> = rules.iter().map(|rule| &*rule.name).collect();
@@ -169,7 +170,7 @@ impl<'r> Replaced<'r> {
         Self(replaces.filter(|name| names.contains(name)).collect())
     }
 
-    /// Whether `name` is one of them.
+    /// Whether a rule of this name is replaced.
     fn has(&self, name: &str) -> bool {
         !self.0.is_empty() && self.0.contains(name)
     }
@@ -178,12 +179,12 @@ impl<'r> Replaced<'r> {
 // === impl Charge ===
 
 impl Charge<'_> {
-    /// Whose tokens it takes.
+    /// The key whose tokens the charge takes.
     pub(super) fn key(&self) -> Key {
         self.overflow.get().copied().unwrap_or(self.own)
     }
 
-    /// The domain that it is of; `None` where no name says so.
+    /// The domain of the charge; `None` where no name contains it.
     pub(super) fn domain(&self) -> Option<&str> {
         match self.applied.rule {
             Some(rule) => domain_of(rule),
@@ -191,12 +192,12 @@ impl Charge<'_> {
         }
     }
 
-    /// Whether it takes tokens if it passes.
+    /// Whether the charge takes tokens if it passes.
     pub(super) fn spends(&self) -> bool {
         self.hits > 0 && !self.refund
     }
 
-    /// What is answered when the store is away. A rule in shadow mode never stands in the way.
+    /// What to answer when the store is unavailable. A rule in shadow mode never blocks.
     pub(super) fn failure_mode(&self) -> FailureMode {
         match self.applied.rule {
             Some(rule) if rule.shadow_mode && rule.failure_mode == FailureMode::Error => {

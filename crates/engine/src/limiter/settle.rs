@@ -1,4 +1,4 @@
-//! Charges that the store does not settle, and effects of requests that do not stand.
+//! Settles charges without the store, and undoes the effects of requests that do not pass.
 
 use ratelease_rules::key::Key;
 use ratelease_rules::{FailureMode, Limit};
@@ -15,7 +15,7 @@ use crate::time::Time;
 use crate::verdict::{Applied, How};
 
 impl Shared {
-    /// The answer to `charge` where the store gives none, because of `why`.
+    /// The answer to `charge` when the store gives none, because of `why`.
     pub(super) fn without_store(
         &self,
         charge: &Charge<'_>,
@@ -32,9 +32,9 @@ impl Shared {
         self.answer_alone(charge, now, why)
     }
 
-    /// The answer to a refund where the store gives none, because of `why`. One that is `queued`
-    /// may be on its way there, and is not credited here as well. It `fails` only where no other
-    /// part of its request would fail with it.
+    /// The answer to a refund when the store gives none, because of `why`. A `queued` refund may be
+    /// on its way to the store, so it is not credited here as well. The refund `fails` only if no
+    /// other part of its request would fail with it.
     pub(super) fn refund_without_store(
         &self,
         charge: &Charge<'_>,
@@ -60,37 +60,39 @@ impl Shared {
         self.away.answer(charge, self.pods_of(charge), shard, now, why)
     }
 
-    /// This pod admitted `charge` by itself while an ask for it is out: its lease will pay.
+    /// Notes that this pod admitted `charge` by itself while an ask for it is out: the lease will
+    /// pay for the charge.
     pub(super) fn owe(&self, charge: &Charge<'_>) {
         if charge.spends() && charge.failure_mode() == FailureMode::Local {
             self.table.with_existing(charge.key(), |slot| slot.owe(charge));
         }
     }
 
-    /// What was charged is not spent after all.
+    /// Undoes a charge that is not spent after all.
     pub(super) fn undo(&self, charge: &Charge<'_>, settled: &mut Settled) {
         if settled.taken.tokens > 0 {
             self.put_back(charge, settled.taken);
             settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
         } else if settled.how == How::Failure(FailureMode::Local) && !settled.over {
-            settled.how = How::Local; // once
+            settled.how = How::Local; // only once
             self.return_charge(charge);
         }
     }
 
-    /// What this pod admitted by itself for `charge` is not spent after all, or has been paid for.
+    /// Takes back a charge that this pod admitted by itself and that is not spent after all, or
+    /// that a lease has paid for.
     pub(super) fn return_charge(&self, charge: &Charge<'_>) {
         let pods = self.pods_of(charge);
         self.return_own(charge.key(), charge.applied.limit, charge.hits, pods);
     }
 
-    /// So many hits that this pod admitted by itself, as one of `pods`, are not spent after all, or
-    /// have been paid for.
+    /// Takes back hits that this pod admitted by itself, as one of `pods`, and that are not spent
+    /// after all, or that a lease has paid for.
     pub(super) fn return_own(&self, key: Key, limit: Limit, hits: u64, pods: u32) {
         self.away.return_hits(key, limit, hits, pods, self.shard_of(key, limit));
     }
 
-    /// Tokens that were taken and are not spent after all.
+    /// Puts back tokens that were taken and are not spent after all.
     pub(super) fn put_back(&self, charge: &Charge<'_>, taken: Lot) {
         if taken.tokens == 0 {
             return;

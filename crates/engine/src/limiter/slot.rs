@@ -1,4 +1,4 @@
-//! What the limiter keeps for one key: its buffer, its demand, and the requests that wait.
+//! The limiter's state of one key: its buffer, its demand, and the requests that wait.
 
 mod asking;
 mod entry;
@@ -35,44 +35,46 @@ use crate::verdict::{Applied, How};
 use flags::Flags;
 use terms::Held;
 
-/// How often a key that holds more than its allowance is looked at.
+/// How often a key that holds more than its allowance is checked.
 pub(super) const WATCH_EVERY: Duration = Duration::from_millis(200);
 
-/// An ask that is out for longer is overdue: so many round trips, at least this long, since
-/// scheduling alone takes a few milliseconds on a busy machine, and as long as requests may wait.
+/// An ask that is out for longer than this is overdue: this many round trips, but at least the time
+/// below, since scheduling alone takes a few milliseconds on a busy machine, and as long as
+/// requests may wait.
 const OVERDUE_TRIPS: u32 = 4;
 const OVERDUE_MIN: Duration = Duration::from_millis(100);
 
-/// An ask that is out for so long was lost here, by a fault of the program's own: the desk answers
-/// each within ten seconds.
+/// An ask that is out for this long was lost by an internal error, since the desk answers each ask
+/// within ten seconds.
 const LOST_AFTER: Duration = Duration::from_secs(15);
 
-/// After an ask was dropped for want of budget, none is made that could be dropped for so long.
+/// After an ask was dropped because the budget was spent, no ask that could be dropped is made for
+/// this long.
 const SHED_PAUSE: Duration = Duration::from_millis(50);
 
-/// An ask for an empty key may be dropped for want of budget for so long after the store's last
-/// word: a flood of other keys must not keep it denied for good.
+/// How long after the store's last reply an ask for an empty key may be dropped because the budget
+/// is spent: a flood of other keys must not keep the key denied for good.
 const PROBES_SHED_FOR: Duration = Duration::from_secs(1);
 
-/// What a round trip is taken for before the first was measured.
+/// The round trip that is assumed before the first measurement.
 pub(super) const TRIP_FIRST_US: u64 = 1_000;
 
-/// State of one key: 80 bytes, since there are many. Whatever only few keys have is in [`Rare`].
+/// State of one key: 80 bytes, since there are many keys. What only few keys have is in [`Rare`].
 pub(super) struct Slot {
     buffer: Buffer<Rare>,
-    /// The rule that it is of; `None` for an override.
+    /// The rule of the key; `None` for an override.
     rule: Option<Arc<Rule>>,
-    /// Requests in the window of an override.
+    /// Requests in each window of an override.
     requests: u32,
     held: Held,
     flags: Flags,
-    /// Asks on their way: one at a time, or several where the store is far away.
+    /// Number of asks on their way: one at a time, or several where the store is far away.
     asking: u8,
-    /// The pool to ask, of a split key, once the number of pools has divided it.
+    /// The pool to ask for a split key, modulo the number of pools.
     pool: u8,
     demand: Demand,
-    /// A round trip to the store, in microseconds: the last one if it took longer than before,
-    /// else a moving average.
+    /// The round trip to the store, in microseconds: the last one if it took longer than the
+    /// average, else a moving average.
     trip_us: Coarse,
     next: Link,
 }
@@ -97,11 +99,11 @@ impl Slot {
         slot
     }
 
-    /// Takes the limit that `charge` comes with for its own. Tokens lent under another go back.
+    /// Adopts the limit of `charge`. Tokens lent under another limit go back.
     pub(super) fn adopt(&mut self, charge: &Charge<'_>, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let Applied { limit, rule } = charge.applied;
         let same = self.rule.as_ref().map(Arc::as_ptr) == rule.map(Arc::as_ptr);
-        // The limit of a charge with a rule is its rule's.
+        // The limit of a charge with a rule is the limit of that rule.
         if same && rule.is_some() && matches!(self.held, Held::Rule) {
             return;
         }
@@ -120,8 +122,8 @@ impl Slot {
         self.demand.note(if charge.refund { 0 } else { charge.hits }, now);
     }
 
-    /// Charges what is held, if that is enough. A charge that is short is no demand yet: it comes
-    /// again, to [`Slot::enter`].
+    /// Charges the tokens held, if they are enough. A charge that is short does not count as demand
+    /// yet, since it comes again, to [`Slot::enter`].
     pub(super) fn attempt(&mut self, charge: &Charge<'_>, here: &Here<'_>) -> Attempt {
         match self.settle(Wish::of(charge), here) {
             Some(settled) => {
@@ -132,7 +134,7 @@ impl Slot {
         }
     }
 
-    /// Charges what is held, or queues and, if nobody has, asks.
+    /// Charges the tokens held, or queues and, if no ask is out, makes one.
     pub(super) fn enter(
         &mut self,
         charge: &Charge<'_>,
@@ -162,7 +164,7 @@ impl Slot {
         Entered::Queued(promise)
     }
 
-    /// What a refund would make of the key, if a lease is held here that can take it.
+    /// The effect of a refund on the key, if a lease is held here that can take the refund.
     pub(super) fn preview_refund(&self, charge: &Charge<'_>, here: &Here<'_>) -> Attempt {
         let Charge { applied: Applied { limit, .. }, hits, .. } = *charge;
         let Manner { limit: own, kind, .. } = self.manner(here);
@@ -176,8 +178,8 @@ impl Slot {
         Attempt::Settled(Settled { over, fitted, taken, standing, how })
     }
 
-    /// Gives back what `charge` refunds: to a lease held here, of which what is more than the pod
-    /// would ask for is sent on, else to the store.
+    /// Gives back what `charge` refunds: to a lease held here if there is one, else to the store.
+    /// What the lease then holds above the size that the pod would ask for goes on to the store.
     pub(super) fn refund(&mut self, charge: &Charge<'_>, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let manner = self.manner(here);
         if self.settle(Wish::of(charge), here).is_none() {
@@ -194,10 +196,10 @@ impl Slot {
         asks.extend(excess.and_then(|lot| manner.returning(charge.key(), lot)));
     }
 
-    /// After a charge: asks for the next lease while tokens last, if they will not last until it
-    /// comes.
+    /// After a charge, asks for the next lease while tokens last, if they will not last until it
+    /// arrives.
     pub(super) fn look_ahead(&mut self, charge: &Charge<'_>, here: &Here<'_>, asks: &mut Vec<Ask>) {
-        // Of nearly all charges there is no more to say than that tokens last.
+        // For nearly all charges this check alone decides: the tokens last.
         let tokens = self.buffer.tokens(here.now);
         if self.asking > 0 || !self.demand.outruns(tokens, self.round_trip()) {
             return;
@@ -208,7 +210,7 @@ impl Slot {
         let manner = self.manner(here);
         let soon = self.demand.uses_soon(manner.limit.window());
         let ahead = soon && manner.is_leased() && !matches!(manner.kind, Kind::Spaced { .. });
-        // An empty bucket has a token again once word of it is no longer fresh.
+        // An empty bucket has a token again once the reply about it is no longer fresh.
         let left = self.buffer.left(here.now).is_some_and(|left| left > 0);
         let refills = manner.inflow() > 0.0 && !self.buffer.is_fresh(here.now);
         let more = (left || refills) && !self.is_barred(here.now);
@@ -218,30 +220,30 @@ impl Slot {
         }
     }
 
-    /// What is known of the pods that draw on the key.
+    /// What is known about the pods that draw on the key.
     fn scarcity(&self, here: &Here<'_>) -> Scarcity {
         let (misses, relief) = (self.flags.misses(), self.flags.relief());
         Scarcity { pods: self.pods(here), pod: here.pod, misses, relief }
     }
 
-    /// Pods that the key has to be shared with: those that draw on it, once that has been seen.
+    /// Number of pods that share the key: the pods that draw on it, once that has been observed.
     fn pods(&self, here: &Here<'_>) -> f64 {
         let all = here.pods.of(self.domain()).next_power_of_two();
         let all = f64::from(all);
         self.demand.pods().map_or(all, |seen| seen.min(all))
     }
 
-    /// How the key stands, if its window is known to have nothing left.
+    /// The state of the key, if its window is known to have nothing left.
     pub(super) fn used_up(&self, charge: &Charge<'_>, now: Time) -> Option<Standing> {
         let limit = self.limit();
         let none_left = self.buffer.left(now) == Some(0) && self.buffer.is_sure();
-        // What a sliding window has left grows from one moment to the next.
+        // What is left of a sliding window grows continuously.
         let lasts = limit.algorithm == Algorithm::FixedWindow;
         let known = lasts && none_left && limit == charge.applied.limit;
         known.then(|| self.standing(limit, now))
     }
 
-    /// The domain of its rule; `None` for an override.
+    /// The domain of the key's rule; `None` for an override.
     pub(super) fn domain(&self) -> Option<&str> {
         self.rule.as_deref().and_then(domain_of)
     }
@@ -251,7 +253,7 @@ impl Slot {
         self.rule.as_ref()
     }
 
-    /// Takes the same rule of a newer version in place of the old.
+    /// Replaces the rule by the same rule of a newer version.
     pub(super) fn renew(&mut self, rule: &Arc<Rule>) {
         self.rule = Some(Arc::clone(rule));
     }
@@ -260,7 +262,8 @@ impl Slot {
         Manner::of(self.limit(), self.rule.as_deref(), here.patience)
     }
 
-    /// Slots of a leaky bucket, which alone are taken late, are never returned.
+    /// The manner of the key for returns, which a leaky bucket's slots, the only tokens that may be
+    /// taken late, never need.
     fn manner_of_returns(&self) -> Manner {
         Manner::of(self.limit(), self.rule.as_deref(), Duration::ZERO)
     }

@@ -27,22 +27,22 @@ const STORE_KEYS_MAX: usize = 10_000;
 const BUFFER_BYTES_MAX: usize = 8 << 20;
 const MAX_WAIT: Duration = Duration::from_millis(5);
 
-/// Half a minute into a window of every unit above.
+/// Half a minute into a window of each of the units above.
 const START: Duration = Duration::from_secs(365 * 86_400 * 50 + 30);
 
-/// The embedded store, a round trip away, that counts its asks and fails or hangs when told to.
+/// The embedded store, one round trip away. It counts its asks, and fails or hangs on demand.
 struct Distant {
     memory: MemoryStore,
     round_trip: Mutex<Duration>,
-    /// On top of it, for limits of a day, which are on a shard of their own.
+    /// Added to the round trip for limits of a day, which are on a shard of their own.
     days_late: Mutex<Duration>,
     asks: AtomicUsize,
-    /// Of those, asks of pools.
+    /// The number of asks for pools among them.
     pool_asks: AtomicUsize,
     hangs: AtomicBool,
     fails: AtomicBool,
     fails_for_days: AtomicBool,
-    /// Limits of a day count under keys that are somebody else's.
+    /// Another program's values lie under the keys of limits of a day.
     has_foreign_days: AtomicBool,
     panics: AtomicBool,
     panics_in_requests: AtomicBool,
@@ -109,7 +109,7 @@ impl Rig {
         Self::slow(yaml, Duration::from_micros(500))
     }
 
-    /// With this round trip to the store.
+    /// A fleet with this round trip to the store.
     fn slow(yaml: &str, round_trip: Duration) -> Self {
         let clock = Clock::start();
         let wall = Arc::new(move || START + clock.now().since(Time::default()));
@@ -133,14 +133,14 @@ impl Rig {
         self.pod_of(BUFFER_BYTES_MAX)
     }
 
-    /// A pod of this number.
+    /// A pod with this number.
     fn pod_numbered(&self, pod: u64) -> Limiter {
         let unix_start = START;
         let options = Options { pod, max_wait: MAX_WAIT, unix_start, ..Options::default() };
         Limiter::new(Arc::clone(&self.store) as _, self.clock, options)
     }
 
-    /// A pod whose buffers take so many bytes.
+    /// A pod whose buffers take this many bytes.
     fn pod_of(&self, buffer_bytes_max: usize) -> Limiter {
         self.pod_on(Arc::clone(&self.store) as _, buffer_bytes_max)
     }
@@ -169,7 +169,7 @@ impl Rig {
         self.store.asks.load(Ordering::Relaxed)
     }
 
-    /// Tokens that the store has left of `a` and nobody holds.
+    /// Tokens of `a` that the store has left and no pod holds.
     async fn left(&self, limit: u32) -> u64 {
         let verdict = self.pod().decide(&self.rules, &look("a")).await.unwrap();
         assert_eq!(verdict.statuses[0].limit.as_ref().unwrap().limit.requests_per_unit, limit);
@@ -296,7 +296,8 @@ async fn a_charge_larger_than_any_lease_is_granted_whole() {
     assert_eq!(decide(&pod, &rig.rules, &charge("a", u64::MAX)).await, (false, 0));
 }
 
-/// The reference's token quotas: look, and charge after the fact what was let through.
+/// The token quotas of the reference implementation: look first, and charge afterwards what was let
+/// through.
 #[tokio::test(start_paused = true)]
 async fn looks_pass_at_the_limit_and_not_beyond_it() {
     let rig = Rig::new(&per_hour(2, 1));
@@ -351,7 +352,7 @@ async fn an_override_takes_the_place_of_the_rule_and_counts_apart_by_window() {
     assert_eq!(decide(&pod, &rig.rules, &unknown).await, (true, 0));
 }
 
-/// One waits for its lease while the other arrives, in either order.
+/// One request waits for its lease while the other arrives, in either order.
 #[tokio::test(start_paused = true)]
 async fn each_of_two_limits_on_one_count_is_held_to_its_own() {
     let held_to = |requests_per_unit| {

@@ -9,12 +9,12 @@ use crate::limiter::wait::Promise;
 use crate::store::StoreError;
 use crate::time::Time;
 
-/// A place in a queue. Dropped, it gives back what arrives too late.
+/// A place in a queue. When dropped, it gives back a lease that arrives too late.
 pub(super) struct Queued<'a, 'r> {
     shared: &'a Shared,
     charge: &'a Charge<'r>,
     reply: Promise,
-    /// The reply has not arrived, and still may.
+    /// The reply has not arrived yet, and still may.
     open: bool,
 }
 
@@ -34,8 +34,8 @@ impl<'a, 'r> Queued<'a, 'r> {
         self.open
     }
 
-    /// What became of the charge by `deadline`. A lease may arrive later still, until the place is
-    /// dropped.
+    /// Waits for the outcome of the charge until `deadline`. A lease may arrive later still, until
+    /// the place is dropped.
     pub(super) async fn wait(&mut self, deadline: Time) -> Result<Settled, StoreError> {
         let deadline = self.shared.clock.instant(deadline);
         let reply = match timeout_at(deadline, &mut self.reply).await {
@@ -47,8 +47,8 @@ impl<'a, 'r> Queued<'a, 'r> {
         reply.unwrap_or(Err(StoreError::TimedOut))
     }
 
-    /// The failure mode admitted the charge, and its request stands. A lease that came meanwhile
-    /// pays for it; one that is still out will.
+    /// Handles a charge that the failure mode admitted and whose request passes. A lease that
+    /// arrived meanwhile pays for the charge; one that is still out will.
     pub(super) fn settle_debt(mut self) {
         self.reply.close();
         self.open = false;

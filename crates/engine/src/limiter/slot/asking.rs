@@ -1,4 +1,4 @@
-//! What a slot asks of the store: how much, when it asks on, and what it returns.
+//! What a slot asks of the store: how much, when it asks again, and what it returns.
 
 use std::time::Duration;
 
@@ -14,32 +14,33 @@ use crate::limiter::wait::Wish;
 use crate::store::{Ask, Back};
 use crate::time::{Coarse, Time};
 
-/// Asks for one key that are out at once at most, where the store is so far away that a request
-/// cannot wait for one after the other.
+/// The largest number of asks for one key that are out at once, where the store is so far away that
+/// a request cannot wait for one ask after the other.
 const ASKS_MAX: u8 = 8;
 
 impl Slot {
-    /// The next ask. `need` is what the first request in the queue lacks: it is granted whole or
-    /// not at all. Looks ask for nothing, and neither do those held to another limit. Refunds that
-    /// found no lease here go to the store with it.
+    /// The next ask. `need` is what the first request in the queue lacks: it is granted completely
+    /// or not at all. Looks ask for no tokens, and requests held to another limit are left out.
+    /// Refunds for which no lease was held here go to the store with the ask.
     pub(super) fn ask(&mut self, key: Key, here: &Here<'_>) -> Ask {
         let expected = self.expected();
         self.note_asked(here.now);
         let manner = self.manner(here);
         let refunds = self.buffer.aside_mut().map_or(0, |rare| {
-            // Nothing is asked, and nothing charged, for a request that has been answered.
+            // A request that has been answered already needs no tokens and is not charged.
             rare.waiting.forget_answered();
             rare.waiting.take_refunds(manner.limit)
         });
         let waiting = self.buffer.aside().map(|rare| &rare.waiting);
-        // Slots that are held go by while one waits for more: a charge gets its own in one piece.
+        // Slots that are held pass while a charge waits for more, so a charge gets all its slots at
+        // once.
         let spaced = matches!(manner.kind, Kind::Spaced { .. });
         let held = if spaced { 0 } else { self.buffer.tokens(here.now) };
         let charges =
             || waiting.into_iter().flat_map(|queue| queue.under(manner.limit)).filter(Wish::spends);
         let wanted = charges().fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
         let missing = wanted.saturating_sub(held).saturating_sub(expected);
-        // Of those that wait, the first whom no ask that is out has in mind.
+        // The first waiting charge that the asks on their way do not cover.
         let first = if expected > 0 { charges().last() } else { charges().next() };
         let need = first.map_or(0, |wish| wish.hits.saturating_sub(held));
         let lease = self.need(&manner, missing, here);
@@ -53,7 +54,7 @@ impl Slot {
             }
             _ => missing,
         };
-        // A pool gives what it has, and denies nothing.
+        // A pool grants what it has, and never denies.
         let own = pool.is_none();
         if first.is_some() {
             let more = expected.saturating_add(want.max(need));
@@ -69,7 +70,7 @@ impl Slot {
         }
     }
 
-    /// Notes that an ask goes out.
+    /// Notes that an ask is sent.
     pub(super) fn note_asked(&mut self, now: Time) {
         self.flags.set_shed(false);
         if self.asking == 0 {
@@ -78,8 +79,8 @@ impl Slot {
         self.asking = self.asking.saturating_add(1);
     }
 
-    /// Notes that `ask` has been answered: where others are out still, the next answer is awaited
-    /// from now on.
+    /// Notes that `ask` has been answered. If others are still out, the time to the next reply
+    /// counts from now.
     pub(super) fn note_answered(&mut self, ask: &Ask, now: Time) {
         self.asking = self.asking.saturating_sub(1);
         self.buffer.note_ask(now);
@@ -91,27 +92,27 @@ impl Slot {
         }
     }
 
-    /// Tokens that the asks which are out may bring to those that wait.
+    /// Tokens that the asks on their way may bring to waiting requests.
     fn expected(&self) -> u64 {
         self.buffer.aside().map_or(0, |rare| rare.expected.into())
     }
 
-    /// Whether an ask made now would only find out whether an empty key is still empty. A bucket
-    /// that had a token at the last ask has another one soon.
+    /// Whether an ask made now would only find out whether an empty key is still empty. This is not
+    /// so for a bucket that had a token at the last ask, since it has another one soon.
     pub(super) fn is_probe(&self, here: &Here<'_>) -> bool {
         let refills = self.manner(here).inflow() > 0.0 && self.flags.misses() == 0;
         let recent = here.now.since(self.buffer.heard()) < PROBES_SHED_FOR;
         self.buffer.is_known_empty(here.now) && recent && !refills
     }
 
-    /// Whether a request has no time to wait for three asks, one after the other: the one that is
-    /// out, one that brings less than is wanted, and one that is denied.
+    /// Whether a request has no time to wait for three asks in sequence: the one that is out, one
+    /// that brings less than is wanted, and one that is denied.
     pub(in crate::limiter) fn is_far(&self, here: &Here<'_>) -> bool {
         3 * self.round_trip() > here.patience
     }
 
-    /// Whether those that wait want more than the asks that are out may bring, and there is no time
-    /// to ask again once they are answered.
+    /// Whether the waiting requests want more than the asks on their way may bring, and there is no
+    /// time to ask again after the replies.
     pub(super) fn is_uncovered(&self, here: &Here<'_>) -> bool {
         let empty = self.buffer.is_known_empty(here.now); // one probe is enough
         if empty || !self.is_far(here) || self.asking >= ASKS_MAX {
@@ -120,7 +121,7 @@ impl Slot {
         let Some(rare) = self.buffer.aside() else { return false };
         let spending = rare.waiting.under(self.limit()).filter(Wish::spends);
         let wanted = spending.fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
-        // No more than that is counted as expected.
+        // The expected tokens are counted up to `u32::MAX` only.
         wanted.min(u32::MAX.into()) > self.expected().saturating_add(self.buffer.tokens(here.now))
     }
 
@@ -128,7 +129,7 @@ impl Slot {
         let limit = manner.limit.capacity();
         let lasts = match manner.kind {
             Kind::Windowed => self.buffer.reset_after(here.now),
-            // Its leases end with their aligned window, too.
+            // A sliding window's leases also end with their aligned window.
             Kind::Timed if limit_slides(manner.limit) => {
                 let rest = self.buffer.reset_after(here.now);
                 Some(rest.map_or(manner.ttl(), |rest| rest.min(manner.ttl())))
@@ -159,14 +160,14 @@ impl Slot {
         self.has_next(here.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
     }
 
-    /// Whether the answer to the ask that is out should have been here.
+    /// Whether the reply to the ask on its way is overdue.
     pub(super) fn is_overdue(&self, here: &Here<'_>) -> bool {
         let trips = self.round_trip() * OVERDUE_TRIPS;
         let asked_for = self.buffer.asked_for(here.now);
         self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(here.patience)
     }
 
-    /// Whether the answer to the ask that is out will never come.
+    /// Whether the reply to the ask on its way will never come.
     pub(super) fn is_lost(&self, now: Time) -> bool {
         self.asking > 0 && self.buffer.asked_for(now) > LOST_AFTER
     }

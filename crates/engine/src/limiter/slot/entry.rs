@@ -1,4 +1,4 @@
-//! What the table is told of a slot.
+//! The interface of a slot to the table.
 
 use std::time::Duration;
 
@@ -23,13 +23,13 @@ impl Entry for Slot {
         self.buffer.aside().map_or(0, Rare::heap)
     }
 
-    /// A key that was refused is asked for again; hits that are owed are not paid for, and of two
-    /// leases one ends too soon. Those who wait stay.
+    /// Drops rare state to free memory: a refused key may be asked for again, owed hits are not
+    /// paid for, and of two leases one ends too soon. Waiting requests stay.
     fn shed(&mut self) {
         self.set_owed(0);
         self.unbar();
         if let Some(rare) = self.buffer.aside_mut() {
-            rare.next = None; // it ends with its window
+            rare.next = None; // its tokens end with their window
         }
         self.buffer.join_lots(self.manner_of_returns().kind);
         self.buffer.trim();

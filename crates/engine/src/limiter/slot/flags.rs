@@ -1,4 +1,4 @@
-//! What a slot remembers of its key in a few bits.
+//! State of a key that fits into a few bits.
 
 use crate::limiter::lend::MISSES_MAX;
 
@@ -21,7 +21,7 @@ const _: () = assert!(
 // === impl Flags ===
 
 impl Flags {
-    /// Whether the key is due to be looked at, since it holds more than its allowance.
+    /// Whether a check of the key is scheduled, since it holds more than its allowance.
     pub(super) fn is_watched(self) -> bool {
         self.0 & WATCHED != 0
     }
@@ -57,7 +57,7 @@ impl Flags {
         self.set(SHED, on);
     }
 
-    /// Whether a lease of the next window was asked for.
+    /// Whether a lease of the next window has been asked for.
     pub(super) fn is_next_asked(self) -> bool {
         self.0 & NEXT_ASKED != 0
     }
@@ -66,7 +66,7 @@ impl Flags {
         self.set(NEXT_ASKED, on);
     }
 
-    /// Asks in a row that found nothing, up to [`MISSES_MAX`].
+    /// Number of asks in a row that found no tokens, up to [`MISSES_MAX`].
     pub(super) fn misses(self) -> u8 {
         self.0 & MISSES
     }

@@ -1,9 +1,9 @@
-//! Leases of the next fixed window, asked for in the last tenth of the present one, so that windows
-//! do not begin with an ask of every pod for every key.
+//! Leases of the next fixed window, asked for in the last tenth of the present one, so that a
+//! window does not begin with an ask from every pod for every key.
 //!
-//! Such a lease waits beside the buffer until its window has begun by the store's clock. The start
-//! is counted from the reply, so that no token is spent too early, and the end from before the ask,
-//! so that none is spent too late.
+//! Such a lease waits beside the buffer until its window has begun by the store's clock. Its start
+//! counts from the reply, so that no token is spent too early, and its end from before the ask, so
+//! that none is spent too late.
 
 use std::time::Duration;
 
@@ -22,20 +22,20 @@ use crate::limiter::resolve::Charge;
 use crate::store::{Ask, Grant, Purpose};
 use crate::time::Time;
 
-/// The last part of a window, in which the next one is lent.
+/// The next window is lent in this last part (1 / 10) of the present one.
 const LAST_PART: u32 = 10;
 
-/// A key is left alone for no longer than this before its next window begins, and is looked at no
-/// later than this after. Keys are looked at in the order in which they came to be watched, so that
-/// one which waits for its window holds up the others.
+/// A key that waits for its next window is not checked within this time before the window begins,
+/// and is checked at most this long after the beginning. Keys are checked in the order in which
+/// they came to be watched, so a key that waits for its window holds up the others.
 const LOOK_WITHIN: Duration = Duration::from_secs(2);
 
-/// Of that part, pods leave this much unused at its end, for a round trip.
+/// The fraction at the end of that part in which no pod asks, to leave time for a round trip.
 const UNUSED: f64 = 0.2;
 
 impl Slot {
-    /// After a charge, near the end of its window: asks for a lease of the next one, once, at a
-    /// time that differs from pod to pod, if the demand will use it at once.
+    /// After a charge near the end of its window, asks for a lease of the next window if the demand
+    /// will use it at once. It asks once, at a time that differs from pod to pod.
     pub(in crate::limiter) fn look_to_next_window(
         &mut self,
         charge: &Charge<'_>,
@@ -75,7 +75,7 @@ impl Slot {
         asks.push(Ask { want, purpose, ahead: true, ..manner.ask(key) });
     }
 
-    /// Puts the lease of the next window aside until that begins.
+    /// Stores the lease of the next window until that window begins.
     pub(super) fn take_next(
         &mut self,
         reply: &Reply,
@@ -97,7 +97,7 @@ impl Slot {
         self.buffer.make_aside().next = Some(Box::new(Refill { fresh_until, ..refill }));
     }
 
-    /// Makes the lease that waits for its window the present one, once that has begun.
+    /// Makes the waiting lease the present one, once its window has begun.
     pub(in crate::limiter) fn begin_next(&mut self, now: Time) {
         let Some(rare) = self.buffer.aside_mut() else { return };
         let Some(refill) = rare.next.take_if(|refill| now >= refill.lot.starts) else { return };
@@ -111,9 +111,9 @@ impl Slot {
         self.buffer.trim();
     }
 
-    /// When to look whether the lease that waits is used, if that begins soon. It is a while after
-    /// the start, another one for each pod and key, so that what idle keys give back does not reach
-    /// the masters all at once with the window's first asks.
+    /// When to check whether the waiting lease is used, if its window begins soon. The check comes
+    /// some time after the beginning, different for each pod and key, so that what idle keys give
+    /// back does not reach the masters all at once with the window's first asks.
     pub(super) fn looks_at_next(&self, key: Key, here: &Here<'_>) -> Option<Time> {
         let begins = self.buffer.aside()?.next.as_ref()?.lot.starts;
         let spread = (self.limit().window() / LAST_PART).min(LOOK_WITHIN);
@@ -121,18 +121,18 @@ impl Slot {
         soon.then(|| begins + spread.mul_f64(self.place(key, here)))
     }
 
-    /// This pod's place among all that hold the key, from 0 to 1, another one in each window.
+    /// This pod's place among all pods that hold the key, from 0 to 1; different in each window.
     fn place(&self, key: Key, here: &Here<'_>) -> f64 {
         fraction(mixed(key.bits() ^ mixed(here.pod ^ self.buffer.epoch())))
     }
 
-    /// Whether a lease waits for its window, which is not over yet.
+    /// Whether a lease waits for its window, and that window is not over yet.
     pub(super) fn has_next(&self, now: Time) -> bool {
         let next = self.buffer.aside().and_then(|rare| rare.next.as_ref());
         next.is_some_and(|refill| now < refill.lot.ends)
     }
 
-    /// Takes out the lease that waits, to be given back.
+    /// Removes the waiting lease, which is given back.
     pub(super) fn drop_next(&mut self, key: Key, asks: &mut Vec<Ask>) {
         let next = self.buffer.aside_mut().and_then(|rare| rare.next.take());
         if let Some(refill) = next {

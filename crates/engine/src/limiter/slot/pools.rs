@@ -1,10 +1,10 @@
 //! The pools of a split key (`shards`): tokens that the key's own count has lent, on slots of their
-//! own, for pods to take smaller leases from.
+//! own, from which pods take smaller leases.
 //!
-//! The own count always holds the whole limit, so that the number of pools changes no bound. A pod
-//! takes from one pool; where that is empty it asks the own count, and now and then for so much
-//! more that the other pods of its pool need not. Near the end of a limit, where a pod's part is
-//! about a token, all ask the own count.
+//! The own count always holds the whole limit, so the number of pools does not change the bound. A
+//! pod takes from one pool; if that is empty, the pod asks the own count, and occasionally for so
+//! much more that the other pods of its pool need not ask. Near the end of a limit, where a pod's
+//! part is about one token, all pods ask the own count.
 
 use ratelease_rules::Rule;
 use ratelease_rules::key::Key;
@@ -19,20 +19,21 @@ use crate::limiter::lend::{Manner, unwanted};
 use crate::store::{Ask, Deposit, Grant, Purpose};
 use crate::time::Time;
 
-/// Of the pods that find their pool empty at once, so many fill it.
+/// The number of pods that fill their pool, on average, among those that find it empty at once.
 const FILLING: f64 = 2.0;
 
-/// A lease is worth taking from a pool from this size on: below, the count itself is near its end.
+/// The smallest lease that is worth taking from a pool: below it, the count itself is near its end.
 const LEASE_MIN: u64 = 2;
 
 impl Slot {
-    /// The pool to ask for a lease of `need`, if the own count need not be asked.
+    /// The pool to ask for a lease of `need`; `None` if the own count has to be asked.
     pub(super) fn pool(&self, manner: &Manner, need: &Need, now: Time) -> Option<u8> {
         let known = self.buffer.left(now).is_some() && !self.flags.is_pool_empty();
         (known && is_pooled(manner, need)).then(|| self.pool % manner.pools)
     }
 
-    /// Tokens to ask the own count for on top of a lease, to be put into the pool.
+    /// The number of tokens to ask the own count for in addition to a lease, to be put into the
+    /// pool.
     pub(super) fn fill(&self, manner: &Manner, need: &Need, key: Key, here: &Here<'_>) -> u64 {
         if !self.flags.is_pool_empty() || !is_pooled(manner, need) {
             return 0;
@@ -45,7 +46,7 @@ impl Slot {
         need.for_pool(others, manner.pools)
     }
 
-    /// Takes in what a pool lent. Notes whether it lent less than was asked for.
+    /// Applies a pool's grant. Notes whether the pool lent less than was asked for.
     pub(super) fn take_from_pool(
         &mut self,
         reply: &Reply,
@@ -59,7 +60,8 @@ impl Slot {
         }
         let Manner { kind, limit, .. } = self.manner(here);
         let windowed = is_windowed(limit);
-        // A pool ends a little late, by the way of what was put in: never after its window.
+        // A pool may end late, by the time that the deposit took to arrive: cut to the window's
+        // end.
         let ends = reply.asked_at + grant.ends_after;
         let ends = match self.buffer.reset_after(here.now) {
             Some(rest) if windowed => ends.min(here.now + rest),
@@ -78,7 +80,7 @@ impl Slot {
         }
     }
 
-    /// After a grant of the own count: puts what is more than a lease into the pool.
+    /// After a grant of the own count, puts the tokens above a lease into the pool.
     pub(super) fn fill_pool(&mut self, key: Key, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let manner = self.manner(here);
         if manner.pools.get() == 1 {
@@ -94,18 +96,18 @@ impl Slot {
         let (pool, purpose) = (Some(self.pool % manner.pools), Purpose::Return);
         let deposit = Ask { pool, purpose, ..manner.ask(key) };
         if !here.desk.takes(&deposit) {
-            return; // what is too much goes back to the own count
+            return; // the excess goes back to the own count
         }
         let Some(lot) = self.buffer.take_out(kept, manner.kind, here.now) else { return };
-        // Less the way there and back, which no clock of the pool's counts.
+        // Less the time to the store and back, which the pool's clock does not count.
         let lasts = lot.ends.since(here.now).saturating_sub(2 * self.round_trip());
         let lot = Some(Deposit { tokens: lot.tokens, epoch: lot.epoch, lasts });
         asks.push(Ask { deposit: lot, ..deposit });
     }
 
-    /// Before a rule with fewer pools: asks the pool of this pod for all that it holds, if the pod
-    /// leases from it. What comes goes back with what the pod does not use itself; a pool that no
-    /// pod asks so ends with its leases.
+    /// Before a change to a rule with fewer pools, asks the pool of this pod for all that it holds,
+    /// if the pod leases from it. The pod gives back what it does not use itself. A pool that no
+    /// pod asks in this way ends with its leases.
     pub(super) fn empty_pools(&mut self, key: Key, kept: u8, here: &Here<'_>, asks: &mut Vec<Ask>) {
         let manner = self.manner(here);
         let pool = self.pool % manner.pools;
@@ -119,7 +121,7 @@ impl Slot {
     }
 }
 
-/// The pools of each key of a rule: none where it is not split.
+/// The number of pools of each key of a rule: 0 if the rule's keys are not split.
 pub(super) fn pools_of(rule: &Rule) -> u8 {
     if rule.shards.get() > 1 { rule.shards.get() } else { 0 }
 }

@@ -1,4 +1,4 @@
-//! What only few keys have at a time, in the box that a slot may have beside its buffer.
+//! State that only few keys have at a time, in an optional box beside the slot's buffer.
 
 use ratelease_rules::Limit;
 
@@ -7,26 +7,27 @@ use crate::lease::QUEUE_MAX;
 use crate::limiter::wait::{QUEUED_BYTES, Queue};
 use crate::time::Time;
 
-/// What one that waits counts for, in bytes: its place in the queue, and the box that the queue is
-/// in.
+/// Bytes counted for each waiting request: its place in the queue, and the box that contains the
+/// queue.
 pub(in crate::limiter) const WAITER_BYTES: usize = QUEUED_BYTES + Rare::BYTES;
 
-/// Requests that wait for leases at most, at all keys together: eight times as many as the desk's
-/// queue for a shard holds asks, since one that gave up stays until its lease comes. Some 10 MiB.
+/// The largest number of requests that wait for leases, at all keys together: eight times the asks
+/// in the desk's queue for a shard, since a request that gave up stays until its lease arrives.
+/// Some 10 MiB.
 pub(in crate::limiter) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
 
 const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 12 << 20);
 
-/// Requests that wait, and what a key has only in rare states.
+/// Waiting requests, and other state that a key has only in rare cases.
 #[derive(Debug, Default)]
 pub(in crate::limiter) struct Rare {
     pub(super) waiting: Queue,
-    /// Hits that this pod has admitted by itself since the ask that is out: if its lease comes, it
-    /// pays for them.
+    /// Hits that this pod has admitted by itself since the ask on its way was made: if its lease
+    /// arrives, it pays for them.
     pub(super) owed: u32,
-    /// Tokens that the asks which are out may bring to those that wait.
+    /// Tokens that the asks on their way may bring to waiting requests.
     pub(super) expected: u32,
-    /// Until when the store is not asked, since it holds somebody else's value under the key.
+    /// Until when the store is not asked, since it holds another program's value under the key.
     pub(super) barred_until: Time,
     /// A lease of the next window, which has not begun yet.
     pub(super) next: Option<Box<Refill>>,
@@ -40,7 +41,7 @@ impl Rare {
     /// Bytes of a box.
     pub(in crate::limiter) const BYTES: usize = Buffer::<Self>::ASIDE_BYTES;
 
-    /// Bytes that the box and those who wait in it count for.
+    /// Bytes counted for the box and the requests that wait in it.
     pub(super) fn heap(&self) -> usize {
         let next = if self.next.is_some() { size_of::<Refill>() } else { 0 };
         match self.waiting.len() {

@@ -1,5 +1,4 @@
-//! What a slot makes of the store's replies: tokens for those that wait, and word of how its key
-//! stands.
+//! How a slot handles the store's replies: tokens for waiting requests, and the state of its key.
 
 use ratelease_rules::Algorithm;
 use ratelease_rules::key::Key;
@@ -16,12 +15,13 @@ use crate::store::{Ask, Grant, Purpose, StoreError};
 use crate::time::Time;
 
 impl Slot {
-    /// Takes in a reply, serves whom it can, and asks on for the others. Returns go before asks.
+    /// Applies a reply, serves the waiting requests that it can, and asks again for the others.
+    /// Returns are sent before asks.
     ///
-    /// The limit may have changed while the ask was out. Whoever waited for its lease is served
-    /// under the limit that it was asked for, and only then the turn is the next one's.
+    /// The limit may have changed while the ask was out. A request that waited for this lease is
+    /// served under the limit that the lease was asked for; only then is the next limit's turn.
     ///
-    /// Returns the hits owed that the lease has paid for.
+    /// Returns the number of owed hits that the lease has paid for.
     pub(in crate::limiter) fn reply(
         &mut self,
         reply: &Reply,
@@ -51,7 +51,7 @@ impl Slot {
         paid
     }
 
-    /// Takes in a grant. Returns the hits owed that it has paid for.
+    /// Applies a grant. Returns the number of owed hits that it has paid for.
     pub(in crate::limiter) fn take_in(
         &mut self,
         reply: &Reply,
@@ -78,7 +78,7 @@ impl Slot {
         paid
     }
 
-    /// Notes what the fleet drew since the store's last word, and this pod's part of it.
+    /// Notes what the fleet drew since the store's last reply, and this pod's part of it.
     pub(in crate::limiter) fn note_draw(
         &mut self,
         manner: &Manner,
@@ -100,7 +100,7 @@ impl Slot {
         self.demand.note_draw(others, span);
     }
 
-    /// Once no ask is out: asks for those who wait still.
+    /// Once no ask is out, asks for the requests that still wait.
     pub(in crate::limiter) fn ask_for_the_rest(
         &mut self,
         key: Key,
@@ -112,10 +112,10 @@ impl Slot {
             self.turn_to(first.limit, key, here, asks);
             asks.push(self.ask(key, here));
         } else if !self.manner(here).is_leased() {
-            // Nobody may spend what was not asked for.
+            // Tokens that no request asked for must not be spent.
             self.give_back(key, here.now, asks);
         } else if let (Held::Apart, Some(limit)) = (self.held, self.limit_of_rule()) {
-            // Kept no longer than the box is there for those who wait.
+            // The other limit is kept only as long as the box is needed for waiting requests.
             self.turn_to(limit, key, here, asks);
         }
     }
@@ -131,8 +131,9 @@ impl Slot {
         }
     }
 
-    /// The ask was dropped, since its shard has more urgent ones to answer: requests that probe an
-    /// empty key are denied by the store's last word, and nothing is asked ahead for a while.
+    /// Handles an ask that was dropped because its shard has more urgent ones to answer: requests
+    /// that probe an empty key are denied by the store's last reply, and nothing is asked ahead for
+    /// a while.
     pub(in crate::limiter) fn note_shed(&mut self, ask: &Ask, here: &Here<'_>) {
         self.flags.set_shed(true);
         if self.asking == 0 {
@@ -146,7 +147,8 @@ impl Slot {
         }
     }
 
-    /// Settles whatever wait the tokens and the store's word allow, first come first served.
+    /// Settles the waiting requests that the tokens and the store's reply allow, first come, first
+    /// served.
     pub(in crate::limiter) fn serve(&mut self, here: &Here<'_>) {
         let kind = self.manner(here).kind;
         let Some(rare) = self.buffer.aside_mut() else { return };
@@ -170,7 +172,7 @@ impl Slot {
         }
     }
 
-    /// Spends tokens on what is owed, as far as they go.
+    /// Spends tokens on owed hits, as far as the tokens suffice.
     pub(in crate::limiter) fn pay(&mut self, kind: Kind, now: Time) -> u64 {
         let due = u64::from(self.owed()).min(self.buffer.tokens(now));
         let take = if due > 0 { self.buffer.take(due, false, kind, now) } else { Take::Short };

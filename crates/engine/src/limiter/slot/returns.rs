@@ -1,5 +1,4 @@
-//! What a slot gives back: tokens of another limit, of an idle key, and beyond what demand will
-//! use.
+//! What a slot gives back: tokens of another limit, of an idle key, and beyond the expected demand.
 
 use std::time::Duration;
 
@@ -18,8 +17,8 @@ use crate::store::Ask;
 use crate::time::Time;
 
 impl Slot {
-    /// Holds nothing but tokens of `limit` from now on; the others are returned. Where their shard
-    /// cannot take them they stay: two limits of one key share its count, which they are part of.
+    /// From now on the slot holds only tokens of `limit`; the others are returned. If their shard
+    /// cannot take them they stay, since two limits of one key share the count that they belong to.
     pub(in crate::limiter) fn turn_to(
         &mut self,
         limit: Limit,
@@ -41,9 +40,9 @@ impl Slot {
         self.set_limit(limit);
     }
 
-    /// Returns what the key holds above its allowance: all of it if it lies idle, else what the
-    /// demand of late will not use, since demand that has moved to another pod takes its time to
-    /// end here. Nothing goes back to a shard that cannot take it.
+    /// Returns what the key holds above its allowance: all of it if the key is idle, else what the
+    /// recent demand will not use, since the measured demand falls only slowly after it has moved
+    /// to another pod. Nothing goes back to a shard that cannot take it.
     pub(in crate::limiter) fn inspect(
         &mut self,
         key: Key,
@@ -76,8 +75,8 @@ impl Slot {
         Watch::Until(self.looks_at_next(key, here).map_or(until_idle, |at| until_idle.max(at)))
     }
 
-    /// The silence after which what is held goes back: in time for others to use it in a short
-    /// window, and before leases end that end by themselves.
+    /// The silence after which the tokens held go back: in time for others to use them in a short
+    /// window, and before leases that end without their window.
     pub(in crate::limiter) fn idle_after(&self, manner: &Manner) -> Duration {
         let latest = match manner.kind {
             Kind::Windowed => (manner.limit.window() / 5).max(WATCH_EVERY),
@@ -86,7 +85,7 @@ impl Slot {
         self.demand.idle_after().min(latest)
     }
 
-    /// Takes out the unspent tokens; the asks return them to the store.
+    /// Removes the unspent tokens; the asks return them to the store.
     pub(in crate::limiter) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
         self.drop_next(key, asks);
         let manner = self.manner_of_returns();
@@ -94,7 +93,7 @@ impl Slot {
         asks.extend(lots.filter_map(|lot| manner.returning(key, lot)));
     }
 
-    /// Tokens that were taken and are not spent after all.
+    /// Puts back tokens that were taken and are not spent after all.
     pub(in crate::limiter) fn put_back(
         &mut self,
         taken: Lot,
@@ -109,20 +108,20 @@ impl Slot {
         }
     }
 
-    /// Whether the shard of the key takes tokens back at present.
+    /// Whether the key's shard accepts returned tokens at present.
     pub(in crate::limiter) fn takes_returns(&self, key: Key, here: &Here<'_>) -> bool {
         let manner = self.manner_of_returns();
         here.desk.takes(&manner.ask(key))
     }
 
-    /// Takes up again what `reply` says was not sent back.
+    /// Takes back the tokens of a return that, by `reply`, was not sent.
     pub(in crate::limiter) fn keep_refused(&mut self, reply: &Reply, here: &Here<'_>) {
         let Manner { limit, kind, .. } = self.manner(here);
         let of_return = reply.ask.back.and_then(|back| Some((back.tokens, back.epoch?)));
         let of_deposit = reply.ask.deposit.map(|deposit| (deposit.tokens, deposit.epoch));
         let sent = of_return.or(of_deposit).filter(|(_, epoch)| *epoch == self.buffer.epoch());
         let (Some((tokens, epoch)), true) = (sent, limit == reply.ask.limit) else { return };
-        // Only a window says by its number when it ends.
+        // Only a window's number says when the window ends.
         if let (Kind::Windowed, Some(rest)) = (kind, self.buffer.reset_after(here.now)) {
             let (starts, ends) = (Time::default(), here.now + rest);
             let lot = Lot { tokens, epoch, starts, ends };
@@ -130,7 +129,7 @@ impl Slot {
         }
     }
 
-    /// Whether the slot holds so much that it has to be watched for idleness, which it is then.
+    /// Starts to watch the slot for idleness if it holds enough. Returns whether the watch starts.
     pub(in crate::limiter) fn watch(&mut self, here: &Here<'_>) -> bool {
         let starts = !self.flags.is_watched() && self.holds_above_allowance(here);
         if starts {
@@ -139,7 +138,7 @@ impl Slot {
         starts
     }
 
-    /// The key has no place in the queue of those that are looked at.
+    /// Notes that the key has no place in the queue of watched keys.
     pub(in crate::limiter) fn unwatch(&mut self) {
         self.flags.set_watched(false);
     }

@@ -1,5 +1,5 @@
-//! What a slot's tokens are held to, and what it keeps of debts and refusals: in place
-//! where every key has it, else in the box.
+//! The limit of a slot's tokens, and its debts and refusals: stored in place where every key has
+//! them, else in the box.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use super::Slot;
 use crate::store::StoreError;
 use crate::time::Time;
 
-/// A key under which the store holds somebody else's value is not asked for again for so long:
-/// twice a second, as a shard that is away is probed.
+/// A key under which the store holds another program's value is not asked for again for this long:
+/// it is probed twice a second, as an unavailable shard is.
 const BARRED_FOR: Duration = Duration::from_millis(500);
 
-/// Where the limit is that a key's tokens were lent under.
+/// Where to find the limit that a key's tokens were lent under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Held {
-    /// With its rule.
+    /// In the key's rule.
     Rule,
-    /// It is an override's: so many requests in a fixed window of one unit.
+    /// It is an override's: a number of requests in a fixed window of one unit.
     Override(Unit),
-    /// In the box: the rule has changed, and those who wait asked under the old one.
+    /// In the box: the rule has changed, and waiting requests asked under the old one.
     Apart,
 }
 
@@ -63,19 +63,19 @@ impl Slot {
         }
     }
 
-    /// Takes note that the store gave no grant, because of `error`.
+    /// Notes that the store gave no grant, because of `error`.
     pub(super) fn bar(&mut self, error: &StoreError, now: Time) {
         if *error == StoreError::Foreign {
             self.buffer.make_aside().barred_until = now + BARRED_FOR;
         }
     }
 
-    /// Whether the store said a moment ago that it can have no count under this key.
+    /// Whether the store replied recently that it can have no count under this key.
     pub(super) fn is_barred(&self, now: Time) -> bool {
         self.buffer.aside().is_some_and(|rare| now < rare.barred_until)
     }
 
-    /// Takes note that the store has a count under this key.
+    /// Notes that the store has a count under this key.
     pub(super) fn unbar(&mut self) {
         if let Some(rare) = self.buffer.aside_mut() {
             rare.barred_until = Time::default();
