@@ -1,24 +1,24 @@
-//! The leases that a buffer's tokens are of: few, the one that ends first spent first.
+//! The leases to which a buffer's tokens belong: few, and the lease that ends first is spent first.
 
 use std::time::Duration;
 
 use super::expired;
 use crate::time::Time;
 
-/// Tokens that share a lease's end and its return.
+/// Tokens of one lease: they end together and are returned together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Lot {
-    /// How many.
+    /// Number of tokens.
     pub tokens: u64,
-    /// What their return names: [`crate::store::Grant::epoch`].
+    /// The epoch that their return names: [`crate::store::Grant::epoch`].
     pub epoch: u64,
-    /// When the first may be spent; of spaced tokens, each next one a spacing later.
+    /// When the first may be spent; of spaced tokens, each further one a spacing later.
     pub starts: Time,
-    /// When they end, at the latest.
+    /// The latest end of the tokens.
     pub ends: Time,
 }
 
-/// How the tokens of a key hang together.
+/// How the tokens of a key begin and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// They end with their window, which is their epoch: a newer window ends all older ones.
@@ -27,18 +27,18 @@ pub enum Kind {
     Timed,
     /// They are slots of a leaky bucket.
     Spaced {
-        /// From one to the next.
+        /// Time from one slot to the next.
         every: Duration,
-        /// How late one may be taken: at least until the next begins.
+        /// How late a slot may be taken: at least until the next begins.
         grace: Duration,
     },
 }
 
-/// Unspent tokens, of two leases at most: the one that is being spent and the one asked ahead.
+/// Unspent tokens of at most two leases: the one that is being spent and the one asked ahead.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Lots {
     pub(super) newest: Lot,
-    /// Without tokens where there is none. Windows, the usual kind, never need it.
+    /// Has no tokens if there is only one lease. Windows, the usual kind, never need it.
     pub(super) older: Lot,
 }
 
@@ -49,7 +49,7 @@ impl Lots {
         self.older.live(now).saturating_add(self.newest.live(now))
     }
 
-    /// Takes out `hits` of them, or none. What is returned puts them back.
+    /// Takes `hits` tokens, or none. The returned lot can be put back.
     pub(super) fn spend(&mut self, hits: u64, kind: Kind, now: Time) -> Option<Lot> {
         self.prune(kind, now);
         if self.tokens(now) < hits {
@@ -60,16 +60,16 @@ impl Lots {
         }
         let first = self.older.split(hits.min(self.older.tokens), kind);
         let rest = self.newest.split(hits - first.tokens, kind);
-        // All of them begin with the last and end with the first: that is late for some to begin,
-        // early for some to end, and the other way round for none.
+        // All of them get the last start and the first end. So some may start too late or end too
+        // early, but none starts too early or ends too late.
         let starts = if rest.tokens > 0 { first.starts.max(rest.starts) } else { first.starts };
         Some(Lot { tokens: hits, starts, ..first })
     }
 
-    /// Adds tokens of a new lease, or some that were taken out.
+    /// Adds tokens of a new lease, or tokens that were taken out.
     pub(super) fn insert(&mut self, lot: Lot, kind: Kind, now: Time) {
         self.prune(kind, now);
-        // A window is worth noting even without tokens: refunds may come to it.
+        // A window is kept even without tokens, since refunds may be added to it.
         let of_use = lot.tokens > 0 || kind == Kind::Windowed;
         if now >= lot.ends {
             expired::note(lot.tokens);
@@ -85,7 +85,8 @@ impl Lots {
         let (first, last) = in_order(self.newest, lot);
         let older = match self.older {
             Lot { tokens: 0, .. } => first,
-            // One too many. Slots cannot be joined: those in the middle go by.
+            // There is one lot too many. Slots cannot be joined, so those in the middle are
+            // dropped.
             older if matches!(kind, Kind::Spaced { .. }) => in_order(older, first).0,
             older => {
                 let (first, second) = in_order(older, first);
@@ -95,7 +96,7 @@ impl Lots {
         (self.older, self.newest) = (older, last);
     }
 
-    /// Takes out everything, by lease.
+    /// Removes and returns all tokens, by lease.
     pub(super) fn drain(&mut self, now: Time) -> [Option<Lot>; 2] {
         let Self { older, newest } = std::mem::take(self);
         [older, newest].map(|lot| {
@@ -104,12 +105,12 @@ impl Lots {
         })
     }
 
-    /// Adds `lot` to the one that it is part of, if that is here.
+    /// Adds `lot` to the lease that it belongs to, if that is held here.
     fn joined(&mut self, lot: Lot, kind: Kind) -> bool {
         (self.older.tokens > 0 && self.older.join(lot, kind)) || self.newest.join(lot, kind)
     }
 
-    /// Forgets what has ended.
+    /// Drops what has ended.
     fn prune(&mut self, kind: Kind, now: Time) {
         if let Kind::Spaced { every, grace } = kind {
             self.newest.lapse(every, grace, now);
@@ -140,7 +141,7 @@ impl Lot {
         self.tokens - self.live(now)
     }
 
-    /// Takes out the first `tokens`, of which there are enough.
+    /// Removes and returns the first `tokens`, of which there are enough.
     fn split(&mut self, tokens: u64, kind: Kind) -> Lot {
         let taken = Lot { tokens, ..*self };
         self.tokens -= tokens;
@@ -150,7 +151,7 @@ impl Lot {
         taken
     }
 
-    /// Takes `lot` in, if both are one lease.
+    /// Merges `lot`, if both belong to one lease. Returns whether it did.
     fn join(&mut self, lot: Lot, kind: Kind) -> bool {
         let one = match kind {
             Kind::Windowed => self.epoch == lot.epoch && self.ends > Time::default(),
@@ -160,7 +161,7 @@ impl Lot {
         if one {
             self.tokens = self.tokens.saturating_add(lot.tokens);
             match kind {
-                // The window ends when the store said last: its clock may have been set.
+                // The window ends when the store said last, since its clock may have been set.
                 Kind::Windowed if lot.starts >= self.starts => {
                     (self.starts, self.ends) = (lot.starts, lot.ends);
                 }
@@ -171,7 +172,7 @@ impl Lot {
         one
     }
 
-    /// Lets the slots go that have gone by.
+    /// Drops the slots that have passed.
     fn lapse(&mut self, every: Duration, grace: Duration, now: Time) {
         let late = now.since(self.starts).saturating_sub(grace);
         if late.is_zero() || self.tokens == 0 {

@@ -1,4 +1,4 @@
-//! A buffer's lots as a key keeps them, among a million others: in few bytes.
+//! The compact form of a buffer's lots, since there are millions of keys.
 
 use std::mem::size_of;
 
@@ -6,16 +6,16 @@ use super::lots::{Kind, Lot, Lots};
 use super::{Spare, expired, narrow};
 use crate::time::{Span, Time};
 
-/// The newest lot in place, and what few keys have in a box: an older lot, and whatever the owner
-/// keeps there too.
+/// The newest lot in place, and in a box what few keys have: an older lot, and the owner's rare
+/// state.
 ///
-/// Lots that are not spaced may be spent at once, so that only spaced ones have a start; those are
-/// never returned, so that only the others have an epoch.
+/// Lots that are not spaced may be spent at once, so only spaced ones have a start. Spaced lots are
+/// never returned, so only the others have an epoch.
 #[derive(Debug, Clone)]
 pub(super) struct Stock<A> {
-    /// When the store's last word came. Ends count from here.
+    /// When the store's last reply came. Ends count from here.
     heard: Time,
-    /// The epoch of the newest lot, kept when that is spent; the start of a spaced one.
+    /// The epoch of the newest lot, kept after the lot is spent; for a spaced lot, its start.
     mark: u64,
     tokens: u32,
     /// Empty if there is no lot.
@@ -23,10 +23,10 @@ pub(super) struct Stock<A> {
     aside: Option<Box<Aside<A>>>,
 }
 
-/// What few keys have.
+/// What only few keys have.
 #[derive(Debug, Clone, Default)]
 struct Aside<A> {
-    /// Without tokens where there is none.
+    /// Has no tokens if there is no older lot.
     older: Lot,
     owners: A,
 }
@@ -34,7 +34,7 @@ struct Aside<A> {
 // === impl Stock ===
 
 impl<A: Spare> Stock<A> {
-    /// Bytes of the box, where there is one.
+    /// Size of the box in bytes, where there is one.
     pub(super) const ASIDE_BYTES: usize = size_of::<Aside<A>>();
 
     pub(super) const fn empty() -> Self {
@@ -42,12 +42,12 @@ impl<A: Spare> Stock<A> {
         Self { heard, mark: 0, tokens: 0, ends, aside: None }
     }
 
-    /// When the store's last word came.
+    /// When the store's last reply came.
     pub(super) fn heard(&self) -> Time {
         self.heard
     }
 
-    /// The epoch of the store's last word, or of the newest lot that is not spent, if it has one.
+    /// The epoch of the store's last reply, or of the newest unspent lot, if that has one.
     pub(super) fn epoch(&self) -> u64 {
         self.mark
     }
@@ -58,7 +58,7 @@ impl<A: Spare> Stock<A> {
         older.saturating_add(self.live(now).into())
     }
 
-    /// Takes out `hits` of them, or none. What is returned puts them back.
+    /// Takes `hits` tokens, or none. The returned lot can be put back.
     pub(super) fn spend(&mut self, hits: u64, kind: Kind, now: Time) -> Option<Lot> {
         if self.has_older() || is_spaced(kind) {
             let spent = self.edit(kind, |lots| lots.spend(hits, kind, now))?;
@@ -78,7 +78,7 @@ impl<A: Spare> Stock<A> {
         self.edit(kind, |lots| lots.insert(lot, kind, now));
     }
 
-    /// Adds what the store lent with its word of `now`.
+    /// Adds what the store lent with its reply of time `now`.
     pub(super) fn refill(&mut self, lot: Lot, kind: Kind, now: Time) {
         let mut lots = self.unpacked(kind);
         if !is_spaced(kind) {
@@ -92,7 +92,8 @@ impl<A: Spare> Stock<A> {
         self.pack(lots, kind);
     }
 
-    /// Takes out everything, by lease. What it says of spaced lots is of no use: they never return.
+    /// Removes and returns all tokens, by lease. For spaced lots the result is of no use: they are
+    /// never returned.
     pub(super) fn drain(&mut self, now: Time) -> [Option<Lot>; 2] {
         let older = self.aside.as_ref().map_or(Lot::default(), |aside| aside.older);
         let newest = self.at_once(self.tokens.into());
@@ -113,13 +114,13 @@ impl<A: Spare> Stock<A> {
         self.set_older(Lot::default());
     }
 
-    /// As new, but for what the owner keeps.
+    /// An empty stock that keeps what the owner has in the box.
     pub(super) fn emptied(mut self) -> Self {
         self.clear();
         Self { aside: self.aside, ..Self::empty() }
     }
 
-    /// Adds `tokens` to a lease that is live, if there is one.
+    /// Adds `tokens` to a live lease, if there is one. Returns whether there is.
     pub(super) fn top_up(&mut self, tokens: u64, now: Time) -> bool {
         let live = self.has_lease(now);
         if live {
@@ -128,12 +129,12 @@ impl<A: Spare> Stock<A> {
         live
     }
 
-    /// Whether a lease is live, be it without tokens.
+    /// Whether a lease is live, even without tokens.
     pub(super) fn has_lease(&self, now: Time) -> bool {
         now < self.ends()
     }
 
-    /// Makes one lot of two, which ends with the first. Of spaced ones, the second goes by.
+    /// Joins two lots to one that ends with the first. Of spaced lots, the second is dropped.
     pub(super) fn join(&mut self, kind: Kind) {
         if self.has_older() {
             let Lots { newest, older } = self.unpacked(kind);
@@ -176,7 +177,7 @@ impl<A: Spare> Stock<A> {
         self.aside.as_ref().is_some_and(|aside| aside.older.tokens > 0)
     }
 
-    /// Tokens of the newest lot, which is not spaced.
+    /// `tokens` of the newest lot, which is not spaced.
     fn at_once(&self, tokens: u64) -> Lot {
         Lot { tokens, epoch: self.mark, starts: Time::default(), ends: self.ends() }
     }

@@ -1,5 +1,5 @@
-//! A map from keys to whatever is kept for each, within a budget of bytes, split so that threads
-//! seldom meet.
+//! A map from keys to entries within a budget of bytes, split into parts so that threads seldom
+//! contend.
 
 mod part;
 
@@ -16,25 +16,27 @@ use ratelease_rules::key::Key;
 use crate::time::Time;
 use part::Part;
 
-/// Bytes of one part: some 2600 entries, few enough to be swept under one lock.
+/// Size of one part in bytes: some 2600 entries, few enough to be swept under one lock.
 const PART_BYTES: usize = 256 * 1024;
 
-/// Parts at most; of a budget of more than 1 GiB they are larger, up to what links can name: some
-/// 25 GiB in all.
+/// The largest number of parts. With a budget of more than 1 GiB the parts are larger, up to what
+/// links can address: some 25 GiB in all.
 const PARTS_MAX: usize = 4096;
 
-/// The part of the budget for entries aside: a sixteenth, and no more than for so many entries.
+/// The part of the budget for the entries kept aside: a sixteenth, up to the number of entries
+/// below.
 const ASIDE_DIVISOR: usize = 16;
 const ASIDE_MAX: usize = 1024;
 
 /// A map from [`Key`] to `V` that never allocates more than its budget.
 ///
-/// Counted are the places of entries, used or not, the links that find them, and this struct with
-/// its locks; not what the allocator rounds up. What entries hold on the heap ([`Entry::heap`]) has
-/// a ceiling of its own beside the budget: it belongs to requests under way, not to keys.
+/// The budget covers the places of entries, used or not, the links that find them, and this struct
+/// with its locks, but not what the allocator rounds up. What entries hold on the heap
+/// ([`Entry::heap`]) has a separate limit in addition to the budget, since it belongs to requests
+/// in progress and not to keys.
 ///
-/// A full table takes the place of an idle entry for a new key. Entries *aside* take no part in
-/// that: they are few, and whoever fills the table cannot push them out.
+/// A full table reuses the place of an idle entry for a new key. Entries *aside* are never evicted
+/// in this way: they are few, and keys that fill the table cannot displace them.
 pub struct Table<V> {
     parts: Box<[Mutex<Part<V>>]>,
     aside: Mutex<Part<V>>,
@@ -43,38 +45,38 @@ pub struct Table<V> {
     evictions: AtomicU64,
 }
 
-/// What the table needs to know of an entry.
+/// The interface of an entry to the table.
 pub trait Entry {
-    /// How long it has not been used.
+    /// How long the entry has not been used.
     fn idle_for(&self, now: Time) -> Duration;
-    /// Somebody waits on it: it must stay.
+    /// Whether requests or asks depend on the entry, so that it must stay.
     fn is_busy(&self) -> bool;
-    /// Whether it says anything still: one that does not is the first to go.
+    /// Whether the entry still holds information: one that does not is evicted first.
     fn is_live(&self, now: Time) -> bool;
-    /// Bytes that it holds on the heap.
+    /// Bytes that the entry holds on the heap.
     fn heap(&self) -> usize;
-    /// Gives up what it holds on the heap and can do without: there is no room for it.
+    /// Frees heap memory that the entry can do without, when there is no room for it.
     fn shed(&mut self);
-    /// The link that was set last; the default one at first.
+    /// The link that was set last; at first the default one.
     fn next(&self) -> Link;
-    /// Keeps a link of the table's: beside the entry it would take eight bytes, by alignment.
+    /// Stores a link of the table: beside the entry it would take eight bytes because of alignment.
     fn set_next(&mut self, next: Link);
 }
 
-/// Where the table finds the next entry of a chain. Of no meaning elsewhere.
+/// Points to the next entry of a chain. It has no meaning outside the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Link(u16);
 
-/// Where an entry is kept.
+/// The place of an entry in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seat {
-    /// With all the others, until somebody needs the place.
+    /// With all the others, until its place is needed.
     Common,
     /// Aside, until it is removed.
     Aside,
 }
 
-/// There is no room: every entry that was looked at is busy, or too much lies on the heap.
+/// There is no room: every entry that was checked is busy, or too much is on the heap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableFull;
 
@@ -85,7 +87,7 @@ struct Hashed {
     hash: u64,
 }
 
-/// What entries hold on the heap, in bytes.
+/// The heap memory of all entries, in bytes.
 struct Heap {
     held: AtomicUsize,
     max: usize,
@@ -94,8 +96,8 @@ struct Heap {
 // === impl Table ===
 
 impl<V: Entry> Table<V> {
-    /// A table that allocates `budget` bytes at most, and whose entries hold `heap_max` at most. It
-    /// allocates as it fills. One entry fits in any case, and one aside.
+    /// A table that allocates at most `budget` bytes, and whose entries hold at most `heap_max`
+    /// bytes. It allocates as it fills. One common entry and one aside always fit.
     pub fn new(budget: usize, heap_max: usize) -> Self {
         let seed = RandomState::default();
         let aside = (budget / ASIDE_DIVISOR).min(ASIDE_MAX * Part::<V>::entry_bytes());
@@ -111,18 +113,18 @@ impl<V: Entry> Table<V> {
         }
     }
 
-    /// Runs `visit` on the entry of `key`, made by `make` if there is none. If that took the place
-    /// of another, the other is returned so that its tokens can be given back.
+    /// Runs `visit` on the entry of `key`, which `make` makes if there is none. If the new entry
+    /// evicts another, the other is returned so that its tokens can be given back.
     ///
-    /// `visit` may add `room` bytes to what the entry holds on the heap; what it adds beyond that
-    /// may be shed again ([`Entry::shed`]), so that there is always room for others'. It runs under
-    /// the lock of a part: it must be short and must not come back to the table. The work is
-    /// bounded: a key is found on its chain, of two entries or so, and an eviction looks at 64
-    /// entries at most.
+    /// `visit` may add `room` bytes to what the entry holds on the heap; anything beyond that may
+    /// be shed again ([`Entry::shed`]), so that there is always room for other entries. `visit`
+    /// runs under the lock of a part: it must be short and must not call the table. The work is
+    /// bounded: a key is found on its chain of about two entries, and an eviction checks at most 64
+    /// entries.
     ///
     /// # Errors
     ///
-    /// There is no room; nothing has changed then, and `visit` has not run.
+    /// There is no room. Then nothing has changed, and `visit` has not run.
     pub fn with<R>(
         &self,
         (seat, key): (Seat, Key),
@@ -158,8 +160,8 @@ impl<V: Entry> Table<V> {
         Ok((visited, evicted))
     }
 
-    /// Runs `visit` on the entry of `key` if there is one, wherever it is kept. What it adds on the
-    /// heap may be shed again ([`Entry::shed`]).
+    /// Runs `visit` on the entry of `key` if there is one, in either seat. Heap memory that it adds
+    /// may be shed again ([`Entry::shed`]).
     pub fn with_existing<R>(&self, key: Key, visit: impl FnOnce(&mut V) -> R) -> Option<R> {
         let hashed = Hashed { key, hash: self.hash(key) };
         for part in [self.part(hashed), &self.aside] {
@@ -172,12 +174,12 @@ impl<V: Entry> Table<V> {
         None
     }
 
-    /// The parts, for [`Table::retain`]; the last is what is kept aside.
+    /// The numbers of the parts, for [`Table::retain`]; the last one holds the entries kept aside.
     pub fn parts(&self) -> Range<usize> {
         0..self.parts.len() + 1
     }
 
-    /// Shows every entry of a part to `keep` and removes those it answers `false` for.
+    /// Calls `keep` on every entry of a part and removes those for which it returns `false`.
     pub fn retain(&self, part: usize, mut keep: impl FnMut(Key, &mut V) -> bool) {
         self.parts.get(part).unwrap_or(&self.aside).lock().retain(|key, entry| {
             let held = entry.heap();
@@ -187,22 +189,22 @@ impl<V: Entry> Table<V> {
         });
     }
 
-    /// Entries at present.
+    /// Number of entries at present.
     pub fn len(&self) -> usize {
         self.all().map(|part| part.lock().len()).sum()
     }
 
-    /// Whether there are none.
+    /// Whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Entries at most.
+    /// The largest number of entries.
     pub fn len_max(&self) -> usize {
         self.all().map(|part| part.lock().len_max()).sum()
     }
 
-    /// Bytes allocated at present, of the budget.
+    /// Bytes of the budget that are allocated at present.
     pub fn bytes(&self) -> usize {
         let parts: usize = self.all().map(|part| part.lock().bytes()).sum();
         size_of::<Self>() + parts
@@ -213,12 +215,12 @@ impl<V: Entry> Table<V> {
         self.heap.held.load(Ordering::Relaxed)
     }
 
-    /// Entries whose place another took, since the table was made.
+    /// Number of entries that were evicted since the table was made.
     pub fn evictions(&self) -> u64 {
         self.evictions.load(Ordering::Relaxed)
     }
 
-    /// What an entry takes on the heap beyond what was counted for it, it keeps if there is room.
+    /// Runs `visit`. The entry keeps heap memory beyond what was counted for it if there is room.
     fn visit<R>(&self, entry: &mut V, mut counted: usize, visit: impl FnOnce(&mut V) -> R) -> R {
         let visited = visit(entry);
         if let Some(grown) = entry.heap().checked_sub(counted).filter(|grown| *grown > 0) {
@@ -239,7 +241,7 @@ impl<V: Entry> Table<V> {
         hash(&self.seed, key)
     }
 
-    /// The part of a key, by the high half of its hash.
+    /// The part of a key, chosen by the high half of its hash.
     #[allow(clippy::cast_possible_truncation, reason = "the product is below the count of parts")]
     fn part(&self, hashed: Hashed) -> &Mutex<Part<V>> {
         let high = hashed.hash >> 32;
@@ -247,9 +249,9 @@ impl<V: Entry> Table<V> {
     }
 }
 
-/// A key is a uniform hash already, but under a secret that others may know: whoever does could
-/// choose the high bits of many. Half of it is enough to spread keys, and keys that share that half
-/// cost 2^32 trials a pair.
+/// A key is a uniform hash already, but its secret may be known to others, who could then choose
+/// the high bits of many keys. Half of the key is enough to spread keys, and finding two keys that
+/// share that half takes 2^32 trials.
 fn hash(seed: &RandomState, key: Key) -> u64 {
     seed.hash_one(key.bits())
 }
@@ -257,7 +259,7 @@ fn hash(seed: &RandomState, key: Key) -> u64 {
 // === impl Heap ===
 
 impl Heap {
-    /// Counts `bytes` more as held, unless that makes more than `max`.
+    /// Counts `bytes` more as held, unless the total would exceed `max`.
     fn reserve(&self, bytes: usize, max: usize) -> Result<(), TableFull> {
         if bytes == 0 {
             return Ok(());
@@ -267,7 +269,7 @@ impl Heap {
         self.held.fetch_update(relaxed, relaxed, fits).map_or(Err(TableFull), |_| Ok(()))
     }
 
-    /// What counted as `before` comes to `after`.
+    /// Corrects a count of `before` bytes to `after`.
     fn settle(&self, before: usize, after: usize) {
         if before > after {
             self.held.fetch_sub(before - after, Ordering::Relaxed);

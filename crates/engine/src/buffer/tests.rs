@@ -18,10 +18,10 @@ fn refill(tokens: u64, left: u64) -> Refill {
 }
 
 const W: Kind = Kind::Windowed;
-/// Between slots.
+/// Time between slots.
 const SLOT: Duration = Duration::from_millis(10);
 
-/// What remains after a charge that was paid; `None` if it was not.
+/// The tokens that remain after a charge that was paid; `None` if it was not.
 fn pays(buffer: &mut Buffer, hits: u64, charge_denied: bool, now: Time) -> Option<u64> {
     let taken = matches!(buffer.take(hits, charge_denied, W, now), Take::Taken(_));
     taken.then(|| buffer.remaining(now))
@@ -243,7 +243,8 @@ fn an_ask_is_out_for_no_time_for_whoever_read_the_clock_before_it() {
     }
 }
 
-/// A generator (splitmix64), seeded anew each time unless `RATELEASE_TEST_SEED` is set.
+/// A random number generator (splitmix64) with a new seed each time, unless `RATELEASE_TEST_SEED`
+/// is set.
 pub(super) fn dice() -> impl FnMut(u64) -> u64 {
     let seed = std::env::var("RATELEASE_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let mut state: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(()));

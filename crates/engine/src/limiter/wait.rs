@@ -10,48 +10,49 @@ use super::outcome::Settled;
 use super::resolve::Charge;
 use crate::store::StoreError;
 
-/// Requests that wait for the lease of one key at most. More are refused at once.
+/// The largest number of requests that wait for the lease of one key. Further ones are refused at
+/// once.
 const WAITING_MAX: usize = 1024;
 
-/// What one that waits takes, in bytes: the place of a waiter in a deque that may be half empty and
+/// Bytes that a waiting request takes: the place of a waiter in a deque that may be half empty and
 /// is copied when it grows, and the channel of the reply, which tokio allocates (the reply, two
 /// wakers and three counters).
 pub(super) const QUEUED_BYTES: usize = 4 * size_of::<Waiter>()
     + size_of::<Option<Result<Settled, StoreError>>>()
     + 7 * size_of::<usize>();
 
-/// First come, first served.
+/// Waiting requests, first come, first served.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiters: VecDeque<Waiter>,
 }
 
-/// Where the word on a charge that waits arrives.
+/// Receives the outcome of a waiting charge.
 pub(super) type Promise = oneshot::Receiver<Result<Settled, StoreError>>;
 
-/// Outcome of queueing for a lease.
+/// The result of queueing for a lease.
 pub(super) enum Entered {
     /// Tokens arrived in the meantime.
     Settled(Settled),
-    /// The reply will come here.
+    /// The outcome will arrive here.
     Queued(Promise),
-    /// The ask that is out is overdue, so that waiting for it would only make the answer late; or
-    /// the store refused the key a moment ago.
+    /// The ask on its way is overdue, so that waiting for it would only delay the answer; or the
+    /// store refused the key recently.
     Refused(StoreError),
 }
 
-/// A request that waits.
+/// A waiting request.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) wish: Wish,
     reply: oneshot::Sender<Result<Settled, StoreError>>,
 }
 
-/// What a charge wants of its key.
+/// What a charge needs from its key.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish {
-    /// What it is held to. Two limits of one window share a count: a rule's and an override's, or
-    /// those of two overrides.
+    /// The limit of the charge. Two limits of one window share a count: those of a rule and an
+    /// override, or those of two overrides.
     pub(super) limit: Limit,
     pub(super) hits: u64,
     pub(super) refund: bool,
@@ -78,7 +79,7 @@ impl Queue {
         self.waiters.iter().map(|waiter| waiter.wish).filter(move |wish| wish.limit == limit)
     }
 
-    /// Puts `wish` at the end; false if there is no room, which the promise then says.
+    /// Adds `wish` at the end. Returns false if there is no room, which the promise then reports.
     pub(super) fn push(&mut self, wish: Wish) -> (Promise, bool) {
         let (reply, promise) = oneshot::channel();
         let is_full = |queue: &Self| queue.len() >= WAITING_MAX;
@@ -86,7 +87,7 @@ impl Queue {
             self.forget_answered();
         }
         if is_full(self) {
-            // The receiver is there to hear it.
+            // The receiver still exists, so sending cannot fail.
             let _ = reply.send(Err(StoreError::Overloaded));
             return (promise, false);
         }
@@ -94,24 +95,26 @@ impl Queue {
         (promise, true)
     }
 
-    /// Takes the hits out of the refunds held to `limit`, for the store to have. What is left of
-    /// them waits for its word.
+    /// Takes the hits out of the refunds held to `limit`, to be sent to the store. The emptied
+    /// refunds wait for the store's reply.
     pub(super) fn take_refunds(&mut self, limit: Limit) -> u64 {
         let wishes = self.waiters.iter_mut().map(|waiter| &mut waiter.wish);
         let refunds = wishes.filter(|wish| wish.refund && wish.limit == limit);
         refunds.fold(0, |sum: u64, wish| sum.saturating_add(std::mem::take(&mut wish.hits)))
     }
 
-    /// Drops the requests that have been answered without us, but for refunds that are to be sent.
+    /// Drops the requests that have been answered otherwise, except refunds that are still to be
+    /// sent.
     pub(super) fn forget_answered(&mut self) {
         self.waiters.retain(Waiter::counts);
         if self.waiters.capacity() / 2 > self.waiters.len() {
-            // No emptier than it is counted for.
+            // The capacity must not exceed what was counted for it.
             self.waiters.shrink_to_fit();
         }
     }
 
-    /// Everyone who still waits; those who go on waiting are to be put back with `keep`.
+    /// Removes and returns all that still wait; those that go on waiting must be put back with
+    /// `keep`.
     pub(super) fn take(&mut self) -> impl Iterator<Item = Waiter> + use<> {
         let waiters = std::mem::take(&mut self.waiters);
         waiters.into_iter().filter(Waiter::counts)
@@ -125,12 +128,12 @@ impl Queue {
 // === impl Waiter ===
 
 impl Waiter {
-    /// Whether it is still of use: its request waits, or its refund has yet to be sent.
+    /// Whether it is still needed: its request waits, or its refund has yet to be sent.
     fn counts(&self) -> bool {
         !self.reply.is_closed() || (self.wish.refund && self.wish.hits > 0)
     }
 
-    /// Tells the request. Returns what it did not live to take.
+    /// Sends the outcome to the request. If the request is gone, returns the settled charge.
     pub(super) fn tell(self, word: Result<Settled, StoreError>) -> Option<Settled> {
         self.reply.send(word).err()?.ok()
     }

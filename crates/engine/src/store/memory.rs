@@ -1,4 +1,5 @@
-//! The embedded store: every key's state in this process. For one pod, for tests and for benches.
+//! The embedded store: every key's state in this process. For one pod, for tests and for
+//! benchmarks.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,7 +17,7 @@ use crate::algorithm::{State, step};
 
 mod pods;
 
-/// Counts in memory, under a ceiling of keys.
+/// Counts in memory, with a limit on the number of keys.
 pub struct MemoryStore {
     parts: Box<[Mutex<Part>]>,
     part_keys_max: usize,
@@ -28,47 +29,47 @@ pub struct MemoryStore {
 /// The store's time since the Unix epoch.
 pub type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
-/// Keys that [`MemoryStore::system`] holds at most.
+/// The largest number of keys that [`MemoryStore::system`] holds.
 pub const KEYS_MAX: usize = 1 << 20;
 
-/// Locks that the keys are spread over.
+/// The largest number of locks that the keys are spread over.
 const PARTS_MAX: usize = 64;
-/// A part holds at least so many keys, so that no part fills long before the rest.
+/// A part may hold at least this many keys, so that no part fills long before the rest.
 const PART_KEYS_MIN: usize = 1024;
-/// Expired keys that one ask clears away at most, so that none of them pauses for long.
+/// The largest number of expired keys that one ask removes, so that no ask takes long.
 const SWEEP_MAX: usize = 16;
-/// A key is kept this much longer than it must, as in Redis: a clock that is set back by less finds
-/// its counts.
+/// A key is kept this much longer than needed, as in Redis: a clock that is set back by less still
+/// finds its counts.
 const KEPT_SECONDS: u64 = 1;
 
 #[derive(Default)]
 struct Part {
     entries: HashMap<Key, Entry>,
-    /// Each key once, with the second that it was to expire at when it was queued; soonest on top.
-    /// One that was put off meanwhile is queued anew once its turn comes.
+    /// Each key once, with the second at which it was to expire when it was queued; soonest on top.
+    /// If its expiry was moved meanwhile, it is queued again when its turn comes.
     queue: BinaryHeap<Reverse<(u64, Key)>>,
 }
 
 struct Entry {
     state: State,
-    /// In seconds of the store's clock; past, if the state says no more than its absence.
+    /// In seconds of the store's clock; in the past if the state is equivalent to none.
     expires_at: u64,
 }
 
-/// When a step happens.
+/// The time of a step.
 #[derive(Clone, Copy)]
 struct Times {
-    /// The time that the counts go by.
+    /// The time that the counts use.
     counts: Duration,
-    /// The store's clock, which keys expire by.
+    /// The store's clock, by which keys expire.
     store: Duration,
 }
 
 // === impl MemoryStore ===
 
 impl MemoryStore {
-    /// A store that reads `clock` once an ask and holds about `keys_max` keys (exactly so many
-    /// below 2048): an ask that would add one more is [`StoreError::Full`].
+    /// A store that reads `clock` once for each ask and holds about `keys_max` keys (exactly so
+    /// many below 2048): an ask that would add one more fails with [`StoreError::Full`].
     pub fn new(clock: Clock, keys_max: usize) -> Self {
         let parts = (keys_max / PART_KEYS_MIN).clamp(1, PARTS_MAX);
         Self {
@@ -82,40 +83,41 @@ impl MemoryStore {
 
     /// A store on the machine's clock, for up to [`KEYS_MAX`] keys.
     pub fn system() -> Self {
-        // The embedded store is where the one wall clock of `Store` is read.
+        // The embedded store is the place that reads the one wall clock of `Store`.
         #[allow(clippy::disallowed_methods)]
         let now = || std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self::new(Arc::new(now), KEYS_MAX)
     }
 
     /// The same store, but an ask that would add one key too many evicts the key that expires
-    /// soonest instead of returning [`StoreError::Full`]. The count of an evicted key is lost. Only
-    /// a few keys are compared, so that where the expiry of many was put off, the key evicted may
-    /// not be the very soonest.
+    /// soonest instead of failing with [`StoreError::Full`]. The count of an evicted key is lost.
+    /// Only a few keys are compared, so where the expiry of many keys was moved, the evicted key
+    /// may not be the one that expires soonest.
     #[must_use]
     pub fn giving_way(self) -> Self {
         Self { gives_way: true, ..self }
     }
 
-    /// Keys held at the moment, expired ones that were not cleared away yet among them.
+    /// Number of keys held at the moment, including expired ones that are not removed yet.
     pub fn keys(&self) -> usize {
         self.parts.iter().map(|part| part.lock().entries.len()).sum()
     }
 
-    /// Takes one ask, at once, at the time of the store's clock.
+    /// Applies one ask at once, at the time of the store's clock.
     ///
     /// # Errors
     ///
     /// [`StoreError::Full`].
     pub fn take(&self, ask: &Ask) -> Result<Grant, StoreError> {
-        // Read under the lock, so that the steps of one key happen in the order of their times.
+        // The clock is read under the lock, so that the steps of one key happen in the order of
+        // their times.
         self.step_at(ask, |store| Times { counts: store, store })
     }
 
-    /// Takes one ask, at once, at the time `now` since the Unix epoch: that of the server that owns
-    /// the key, say, where servers' clocks differ. The state of each key goes by the times of its
-    /// own asks; keys still expire by the store's clock, so that no key's time makes another's
-    /// count lapse.
+    /// Applies one ask at once, at the time `now` since the Unix epoch: for example that of the
+    /// server that owns the key, where servers' clocks differ. The state of each key follows the
+    /// times of its own asks. Keys still expire by the store's clock, so that no key's time makes
+    /// another's count lapse.
     ///
     /// # Errors
     ///
@@ -175,7 +177,7 @@ impl Store for MemoryStore {
 
     fn beat(&self, beat: Beat) -> Beaten<'_> {
         let mut pods = self.pods.lock();
-        // Read under the lock, as above.
+        // The clock is read under the lock, as above.
         let alive = pods.beat(beat, (self.clock)());
         Box::pin(ready(Ok(alive)))
     }
@@ -188,7 +190,7 @@ impl Store for MemoryStore {
 // === impl Part ===
 
 impl Part {
-    /// Evicts the key that expires soonest, but looks for it among a few only.
+    /// Evicts the key that expires soonest among a few.
     fn evict(&mut self) {
         for _ in 0..SWEEP_MAX {
             let Some(Reverse((queued_for, key))) = self.queue.pop() else { return };
@@ -207,7 +209,7 @@ impl Part {
         }
     }
 
-    /// Clears away keys that say nothing any more: a few an ask, which is more than an ask can add.
+    /// Removes expired keys: a few for each ask, which is more than an ask can add.
     fn sweep(&mut self, now_secs: u64) {
         for _ in 0..SWEEP_MAX {
             let due = |Reverse((at, _)): &Reverse<(u64, Key)>| *at <= now_secs;
@@ -234,8 +236,8 @@ impl Times {
         u64::try_from(self.counts.as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// When a state expires by the store's clock that says nothing from `ends_at` on, in seconds
-    /// of its own time.
+    /// When a state expires by the store's clock, if it is equivalent to none from `ends_at` on, in
+    /// seconds of its own time.
     fn expiry(self, ends_at: u64) -> u64 {
         let lasts = ends_at.saturating_add(KEPT_SECONDS).saturating_sub(self.counts.as_secs());
         self.store.as_secs().saturating_add(lasts)

@@ -1,4 +1,4 @@
-//! Two stores in one: limits by the second have a store of their own (`REDIS_PERSECOND`).
+//! Combines two stores: limits by the second have a store of their own (`REDIS_PERSECOND`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ pub struct PerSecond {
     second: Arc<dyn Store>,
 }
 
-/// Shards of each of the two, so that no number stands for one of either.
+/// Number of shards of each store, so that each shard number belongs to one store.
 const SHARDS_EACH: usize = SHARDS_MAX / 2;
 
 // === impl PerSecond ===
@@ -38,7 +38,7 @@ impl Store for PerSecond {
         Box::pin(async move {
             let (by_second, others): (Vec<Ask>, Vec<Ask>) =
                 asks.iter().copied().partition(is_by_second);
-            // Asks of one shard have one store; the other is not called for nothing.
+            // All asks of one shard go to one store; the other is not called needlessly.
             if by_second.is_empty() {
                 return self.main.exchange(asks).await;
             }

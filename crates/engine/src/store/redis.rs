@@ -1,10 +1,11 @@
-//! The store on Redis: a cluster, one server, or a master that sentinels watch over. This file and
-//! those beneath it are the only ones that name the Redis client.
+//! The store on Redis: a cluster, one server, or a master that sentinels monitor. Only this file
+//! and its submodules name the Redis client.
 //!
 //! Every ask is one call of one script on one key. It is sent again only after an error reply,
-//! which says that the script changed nothing: **an ask is applied at most once**, with or without
-//! tokens to give back. A lost reply costs the tokens of one lease until the window ends; repeating
-//! would cost as many again each time, and a credit twice would admit more than the limit.
+//! which means that the script changed nothing: **an ask is applied at most once**, with or without
+//! tokens to give back. A lost reply costs the tokens of one lease until the window ends. Repeating
+//! the ask would cost as many tokens again each time, and a credit applied twice would admit more
+//! than the limit.
 
 mod address;
 mod call;
@@ -46,7 +47,7 @@ pub use self::slots::slot_of;
 use self::trip::Trip;
 use super::{Ask, Beat, Beaten, Count, Grant, Lent, Ready, Replies, Store, StoreError};
 
-/// Counts in Redis.
+/// Counts that are stored in Redis.
 #[derive(Debug)]
 pub struct RedisStore {
     site: Arc<Site>,
@@ -63,10 +64,10 @@ enum Servers {
 // === impl RedisStore ===
 
 impl RedisStore {
-    /// A store on the servers of `settings`, whose keys all begin with `key_prefix`. Returns at
-    /// once, whether the servers are there or not: tasks of the present runtime connect, and go on
-    /// trying. Until then asks are [`StoreError::Unreachable`], after waiting for the first attempt
-    /// at most.
+    /// Makes a store on the servers of `settings`, whose keys all begin with `key_prefix`. Returns
+    /// at once, even if no server is reachable: tasks of the present runtime connect, and keep
+    /// trying. Until then asks fail with [`StoreError::Unreachable`], after waiting at most for the
+    /// first attempt.
     pub fn spawn(settings: RedisSettings, key_prefix: &str) -> Arc<Self> {
         let site = Site::new(settings);
         let servers = match &site.settings.kind {
@@ -128,7 +129,7 @@ impl Store for RedisStore {
     }
 
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
-        // Each connection pipelines what reaches it at about the same time.
+        // Each connection pipelines the commands that reach it at about the same time.
         Box::pin(join_all(asks.iter().map(|ask| self.carry(ask))))
     }
 
@@ -164,7 +165,7 @@ impl Store for RedisStore {
         }
     }
 
-    /// Asks, attempts to connect, and each kind of answer that is no result.
+    /// Counters of asks, of attempts to connect, and of each kind of failed reply.
     fn counts(&self) -> Vec<Count> {
         self.site.tally.counts()
     }

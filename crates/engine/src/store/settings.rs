@@ -11,20 +11,20 @@ use super::redis::{RedisSettings, RedisStore};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant)] // there is one a process
 pub enum StoreSettings {
-    /// This process's memory: counts are not shared and end with it.
+    /// The memory of this process: counts are not shared and are lost when it exits.
     Memory,
     /// Redis.
     Redis {
-        /// Every limit's, but for what `per_second` takes.
+        /// The Redis of all limits, except those that `per_second` takes.
         main: RedisSettings,
-        /// Limits with unit SECOND.
+        /// The Redis of limits with unit SECOND.
         per_second: Option<RedisSettings>,
-        /// Goes before every key; at most 64 bytes, without braces.
+        /// Prefix of every key; at most 64 bytes, without braces.
         key_prefix: String,
     },
 }
 
-/// The store of these settings; one on Redis starts to connect, on the present runtime.
+/// Opens the store of these settings. A store on Redis starts to connect, on the present runtime.
 pub fn open(settings: StoreSettings) -> Arc<dyn Store> {
     match settings {
         StoreSettings::Memory => Arc::new(MemoryStore::system()),
@@ -43,7 +43,7 @@ pub fn open(settings: StoreSettings) -> Arc<dyn Store> {
 // === impl StoreSettings ===
 
 impl StoreSettings {
-    /// The same, with the ceiling of each Redis' connections changed by `part`.
+    /// Returns the settings with the limit of each Redis' connections changed by `part`.
     #[must_use]
     pub fn with_connections(self, part: impl Fn(usize) -> usize) -> Self {
         let changed = |redis: RedisSettings| {

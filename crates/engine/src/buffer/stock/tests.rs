@@ -1,4 +1,4 @@
-//! The stock beside the lots that it keeps, which are plain numbers.
+//! Compares the stock with the lots that it stores, which are plain numbers.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ fn at(micros: u64) -> Time {
     Time::from_nanos(micros * 1_000)
 }
 
-/// What a charge was paid with, as far as it goes on to matter.
+/// The parts of a payment that matter later.
 fn told(lot: Option<Lot>, kind: Kind) -> Option<(u64, u64, Time)> {
     let of = |lot: Lot| if is_spaced(kind) { lot.starts.nanos() } else { lot.epoch };
     lot.map(|lot| (lot.tokens, of(lot), lot.ends))
 }
 
-/// Times in whole microseconds, within what a span keeps exactly.
+/// Times are whole microseconds, in the range that a span stores exactly.
 #[test]
 fn it_lends_and_takes_back_what_plain_lots_do() {
     let spaced = Kind::Spaced { every: Duration::from_micros(7), grace: Duration::from_micros(9) };

@@ -1,8 +1,8 @@
 //! One part of the table: entries side by side in chunks, found by chains of links.
 //!
-//! Nothing here ever moves to grow: chunks are added until the part is full, and the chains are as
-//! many as there are places. So a part costs what its entries do, to the chunk, and no moment
-//! between two sizes costs both.
+//! Nothing is ever moved to grow: chunks are added until the part is full, and there are as many
+//! chains as places. So the memory of a part matches its entries, to the chunk, and a resize never
+//! holds two copies.
 
 use std::cmp::Reverse;
 use std::collections::TryReserveError;
@@ -17,16 +17,17 @@ use super::{Entry, Hashed, Link, TableFull, hash};
 use crate::invariant;
 use crate::time::Time;
 
-/// Entries that are allocated together. Few, since the last chunk of each part lies half empty.
+/// Number of entries that are allocated together. It is small, since the last chunk of each part is
+/// half empty on average.
 const CHUNK: usize = 32;
 
-/// Entries of one part: a [`Link`] can name no more.
+/// The largest number of entries in one part: a [`Link`] cannot address more.
 pub(super) const PART_MAX: usize = u16::MAX as usize;
 
-/// Idle entries that an eviction chooses from.
+/// Number of idle entries that an eviction chooses from.
 const IDLE_SAMPLE: usize = 8;
 
-/// Entries that an eviction looks at to find them: past so many busy ones it gives up.
+/// Number of entries that an eviction checks to find them; if all of these are busy, it gives up.
 pub(super) const LOOKS_MAX: usize = 64;
 
 /// Entries under one lock.
@@ -39,7 +40,7 @@ pub(super) const LOOKS_MAX: usize = 64;
 /// ```
 pub(super) struct Part<V> {
     heads: Vec<Link>,
-    /// All but the last are full.
+    /// All chunks except the last are full.
     chunks: Vec<Vec<Held<V>>>,
     len: usize,
     len_max: usize,
@@ -52,18 +53,18 @@ struct Held<V> {
     value: V,
 }
 
-/// Where an entry was put, and whose place it took.
+/// The place of a new entry, and the entry that was evicted for it.
 type Admitted<V> = (usize, Option<(Key, V)>);
 
 // === impl Part ===
 
 impl<V: Entry> Part<V> {
-    /// A part that never allocates more than `bytes`, itself and its lock included; one entry must
-    /// fit. `seed` places keys, so that nobody who chooses keys can choose their chains.
+    /// A part that never allocates more than `bytes`, including itself and its lock; one entry must
+    /// fit. `seed` places keys, so that chosen keys cannot be directed to chosen chains.
     pub(super) fn new(bytes: usize, seed: RandomState) -> Self {
         let (chunk, frame) = (CHUNK * Self::entry_bytes(), size_of::<Vec<Held<V>>>());
         let free = bytes.saturating_sub(size_of::<Mutex<Self>>() + frame);
-        // Each chunk, the last and partial one too, has a frame.
+        // Each chunk has a frame, including the last and partial one.
         let len_max = (free.saturating_mul(CHUNK) / (chunk + frame)).clamp(1, PART_MAX);
         Self { heads: Vec::new(), chunks: Vec::new(), len: 0, len_max, hand: 0, seed }
     }
@@ -107,7 +108,7 @@ impl<V: Entry> Part<V> {
         &mut self.held_mut(place).value
     }
 
-    /// Puts a key that is not here on a free place.
+    /// Puts a key that is not in the part on a free place.
     pub(super) fn insert(
         &mut self,
         Hashed { key, hash }: Hashed,
@@ -125,7 +126,7 @@ impl<V: Entry> Part<V> {
         Ok((place, None))
     }
 
-    /// Puts a key that is not here on the place of an idle one.
+    /// Puts a key that is not in the part on the place of an idle entry.
     pub(super) fn replace(
         &mut self,
         Hashed { key, hash }: Hashed,
@@ -142,9 +143,10 @@ impl<V: Entry> Part<V> {
         Ok((place, Some((held.key, held.value))))
     }
 
-    /// Shows every entry once and removes those that `keep` answers `false` for.
+    /// Calls `keep` once on every entry and removes those for which it returns `false`.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(Key, &mut V) -> bool) {
-        // From the end: what takes the place of a removed one has been seen.
+        // From the end: the entry that moves to the place of a removed one has been visited
+        // already.
         for place in (0..self.len).rev() {
             let Held { key, value } = self.held_mut(place);
             if !keep(*key, value) {
@@ -153,9 +155,9 @@ impl<V: Entry> Part<V> {
         }
     }
 
-    /// Of a few entries from the hand on that nobody waits on: one that says nothing any more, or
-    /// else the one that was used least recently. The hand moves past whatever was looked at, so
-    /// that every entry gets its turn and busy ones are not looked at again each time.
+    /// Of a few entries from the hand on that are not busy: one that holds no information any more,
+    /// or else the one that was used least recently. The hand moves past all entries that were
+    /// checked, so that every entry gets its turn and busy ones are not checked again each time.
     fn idlest(&mut self, now: Time) -> Option<usize> {
         let mut best: Option<((bool, Reverse<Duration>), usize)> = None;
         let mut idle = 0;
@@ -178,7 +180,7 @@ impl<V: Entry> Part<V> {
         best.map(|(_, place)| place)
     }
 
-    /// The last entry moves to the place that is freed.
+    /// Removes an entry. The last entry moves to the place that is freed.
     fn remove(&mut self, place: usize) {
         let Held { key, value } = self.held(place);
         let (key, next) = (*key, value.next());
@@ -198,7 +200,7 @@ impl<V: Entry> Part<V> {
         }
     }
 
-    /// Makes room for one more.
+    /// Allocates room for one more entry.
     fn reserve(&mut self) -> Result<(), TryReserveError> {
         if self.heads.is_empty() {
             self.chunks.try_reserve_exact(self.len_max.div_ceil(CHUNK))?;
@@ -213,7 +215,7 @@ impl<V: Entry> Part<V> {
         Ok(())
     }
 
-    /// Turns the link to `from`, on the chain of `key`, to `to`.
+    /// Redirects the link to `from`, on the chain of `key`, to `to`.
     fn repoint(&mut self, key: Key, from: Link, to: Link) {
         let bucket = self.bucket(hash(&self.seed, key));
         let mut link = self.heads[bucket];
@@ -231,13 +233,13 @@ impl<V: Entry> Part<V> {
         invariant::check(false, "every entry of the buffer table is on the chain of its key");
     }
 
-    /// Begins the chain of a key with `link`; what it began with comes next.
+    /// Makes `link` the head of a key's chain; returns the previous head, which has to come next.
     fn swap_head(&mut self, hash: u64, link: Link) -> Link {
         let bucket = self.bucket(hash);
         std::mem::replace(&mut self.heads[bucket], link)
     }
 
-    /// The chain that a key is on, by the low half of its hash: the high one chose the part.
+    /// The chain of a key, chosen by the low half of its hash: the high half chose the part.
     #[allow(clippy::cast_possible_truncation, reason = "the product is below the count of heads")]
     fn bucket(&self, hash: u64) -> usize {
         let low = hash & u64::from(u32::MAX);
@@ -253,7 +255,7 @@ impl<V: Entry> Part<V> {
     }
 }
 
-/// Places fit: there are at most [`PART_MAX`].
+/// Converts a place to a link. It fits, since there are at most [`PART_MAX`] places.
 #[allow(clippy::cast_possible_truncation, reason = "a part has at most PART_MAX places")]
 fn link_to(place: usize) -> Link {
     Link(place as u16 + 1)

@@ -1,4 +1,4 @@
-//! The table under keys by the hundred thousand, held against a plain map.
+//! Compares the table with a plain map, with hundreds of thousands of keys.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -7,7 +7,7 @@ use super::part::LOOKS_MAX;
 use super::*;
 use crate::buffer::tests::dice;
 
-/// As large as what the limiter keeps for a key.
+/// As large as the limiter's state of a key.
 struct Thing {
     n: u64,
     touched: Time,
@@ -19,7 +19,7 @@ struct Thing {
 }
 
 thread_local! {
-    /// Entries that evictions of this thread have looked at.
+    /// Number of entries that evictions of this thread have checked.
     static LOOKS: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -54,9 +54,9 @@ impl Entry for Thing {
     }
 }
 
-/// Of one part.
+/// The budget of one part.
 const SMALL: usize = 64 << 10;
-/// Of more than one.
+/// A budget of more than one part.
 const LARGE: usize = 1 << 20;
 
 fn table(budget: usize) -> Table<Thing> {
@@ -69,7 +69,7 @@ fn thing(n: u64) -> Thing {
     Thing { n, touched, busy: false, live: true, heap: 0, next, _state: [0; 20] }
 }
 
-/// Uses the entry of `n` at that time and gives the one that was evicted for it.
+/// Uses the entry of `n` at the given time and returns the entry that was evicted for it.
 fn insert(table: &Table<Thing>, n: u64) -> Result<Option<u64>, TableFull> {
     insert_as(table, n, || thing(n))
 }
@@ -111,7 +111,7 @@ fn an_empty_table_takes_next_to_nothing() {
     assert!(table(64 << 20).bytes() < 64 << 10, "{}", table(64 << 20).bytes());
 }
 
-/// Keys come, are used again, turn busy and idle, and are removed, as by a plain map.
+/// Keys are added, used again, become busy and idle, and are removed, as in a plain map.
 #[test]
 fn it_holds_what_came_and_was_neither_evicted_nor_removed() {
     let mut dice = dice();
@@ -168,7 +168,7 @@ fn an_entry_in_use_stays_whatever_floods_the_table() {
         assert!(table.with(seat, Time::from_nanos(now), 0, make, visit).is_ok());
     };
     insert(&table, 0).unwrap();
-    // Once while the hand of its part goes round.
+    // One round of the hand through its part.
     let round = table.len_max() as u64 / 16;
     for n in 1..200_000 {
         insert(&table, n).unwrap();
@@ -188,7 +188,7 @@ fn entries_that_say_nothing_any_more_go_first() {
     });
     let full = full.unwrap();
     assert!(full > 100);
-    // The next round of the hand, and no more: it sees eight entries each time.
+    // At most the next round of the hand: it checks eight entries each time.
     for n in 0..full / 8 - 1 {
         let evicted = insert(&table, 2_000_000 + n).unwrap();
         let evicted = evicted.map(|touched| 1_000_000 - touched);
@@ -206,7 +206,7 @@ fn a_key_is_refused_rather_than_a_busy_one_evicted_and_after_a_bounded_search() 
     LOOKS.set(0);
     assert_eq!(busy(30_000), Err(TableFull));
     assert!(LOOKS.get() <= LOOKS_MAX, "{} entries were looked at", LOOKS.get());
-    // One that turns idle is found, though not by each search.
+    // An entry that becomes idle is found, though not by each search.
     assert!(table.with_existing(Key::for_test(0), |thing| thing.busy = false).is_some());
     let evicted = (40_000..50_000).find_map(|n| insert(&table, n).ok());
     assert_eq!(evicted, Some(Some(0)));

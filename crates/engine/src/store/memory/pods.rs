@@ -1,4 +1,4 @@
-//! The pods that beat on the embedded store.
+//! The pods that send heartbeats to the embedded store.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use ratelease_rules::key::Key;
 
 use crate::store::{Beat, PODS_MAX};
 
-/// Pods alive, of all domains and of each, by the store's time that each lapses at.
+/// Live pods, of all domains and of each domain, with the store's time at which each lapses.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     of: BTreeMap<Option<Key>, Lapses>,
@@ -16,13 +16,14 @@ pub(super) struct Pods {
 /// When each pod lapses.
 type Lapses = BTreeMap<u64, Duration>;
 
-/// Domains whose pods are counted at most; pods of others are not noted until some have lapsed.
+/// The largest number of domains whose pods are counted; pods of others are not recorded until some
+/// domains have lapsed.
 pub(super) const DOMAINS_MAX: usize = 1024;
 
 // === impl Pods ===
 
 impl Pods {
-    /// Notes `beat` at the store's time `now`, and returns how many pods of its domain are alive.
+    /// Records `beat` at the store's time `now`, and returns the number of live pods of its domain.
     pub(super) fn beat(&mut self, beat: Beat, now: Duration) -> u32 {
         let is_new = beat.domain.is_some() && !self.of.contains_key(&beat.domain);
         if is_new && self.of.len() > DOMAINS_MAX {

@@ -1,4 +1,4 @@
-//! The embedded store's ceiling and its sweep.
+//! The embedded store's limit on keys and its sweep.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -171,7 +171,8 @@ fn keys_that_give_way_never_exceed_the_ceiling() {
     assert_eq!((part.entries.len(), part.queue.len()), (64, 64));
 }
 
-/// Each server's clock is its own: two that are hours apart do not reset each other's counts.
+/// Each server has its own clock: two servers whose clocks differ by hours do not reset each
+/// other's counts.
 #[test]
 fn keys_go_by_the_time_that_they_are_given_and_expire_by_the_stores() {
     let (store, seconds) = store(10);
@@ -183,7 +184,7 @@ fn keys_go_by_the_time_that_they_are_given_and_expire_by_the_stores() {
     }
     assert_eq!(take(0, behind).epoch, behind.as_secs() / 60);
     assert_eq!(take(1, ahead).epoch, ahead.as_secs() / 60);
-    // Both windows have 60 s to go at most by their own clocks.
+    // By their own clocks, both windows last at most 60 s more.
     seconds.fetch_add(60 + KEPT_SECONDS, Ordering::Relaxed);
     store.take(&Ask { want: 0, ..ask(2, Unit::Minute) }).unwrap();
     assert_eq!(store.keys(), 0);
