@@ -1,4 +1,4 @@
-//! The reference's service tests of codes, headers and metadata, as tables.
+//! The reference implementation's service tests of codes, headers and metadata, as tables.
 
 use std::num::NonZeroU8;
 
@@ -51,7 +51,7 @@ fn shadow(over: bool) -> Outcome<'static> {
     counted(Rule { shadow_mode: true, ..rule() }, over, u64::from(!over))
 }
 
-/// The table of the reference's service tests (V1, V2, V3, V8, V10 to V14).
+/// The table of the reference implementation's service tests (V1, V2, V3, V8, V10 to V14).
 #[test]
 fn the_overall_code_follows_from_limits_quotas_and_modes() {
     let none = Modes::default();

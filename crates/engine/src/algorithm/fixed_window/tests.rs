@@ -16,13 +16,13 @@ fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
     Ask { want, need, charge_denied: true, ..Ask::look(Key::for_test(0), limit) }
 }
 
-/// A pile of real tokens, handled one at a time: slow, and too simple to be wrong.
+/// A pile of single tokens, handled one at a time: slow, and too simple to be wrong.
 #[derive(Default)]
 struct Pile {
     window: u64,
     tokens: Vec<()>,
     overdrawn: bool,
-    /// Of the window after it.
+    /// Tokens of the next window.
     next: Vec<()>,
 }
 
@@ -74,8 +74,8 @@ fn amount() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0..8u64, 1 => Just(u64::MAX), 1 => any::<u64>()]
 }
 
-/// An ask in a history: microseconds since the one before, and how far before the next window the
-/// window lies that its return names.
+/// An ask in a history: microseconds since the one before, and how many windows before the next
+/// window the one lies that its return names.
 fn any_step(limit: u32, unit: Unit) -> impl Strategy<Value = (u64, Ask, Option<u64>)> {
     let back = proptest::option::of((amount(), proptest::option::of(0..4u64)));
     let pause = 0..unit.seconds() * 400_000;
@@ -121,7 +121,7 @@ proptest! {
         limit in 0..50u32,
         steps in proptest::collection::vec((0..400_000u64, 0..40u64, 0..4u64, 0..40u64), 1..200),
     ) {
-        // Pods that give back only what they hold: what is out in a window stays within the limit.
+        // Pods give back only what they hold, so the tokens held in a window stay within the limit.
         let (mut now, mut state, mut out, mut of) = (NOON, None, 0, 0);
         for (pause, want, need, back) in steps {
             now += pause;
@@ -274,7 +274,8 @@ fn a_denial_ahead_marks_neither_window() {
 
 #[test]
 fn a_clock_behind_tells_what_was_lent_ahead_from_a_window_begun() {
-    // Lent ahead of a window by a master in step; one that is a window behind takes over.
+    // Lent ahead of a window by a master whose clock is right; one whose clock is a window behind
+    // takes over.
     let (state, _) = step(None, NOON, &ahead(ask(10, 4, 0)));
     let (state, grant) = step(Some(state), NOON - 1_000_000, &ask(10, 1, 0));
     assert_eq!((grant.left, grant.epoch), (9, 1_700_000_000), "the window it found goes on");

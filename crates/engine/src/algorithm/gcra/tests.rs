@@ -1,4 +1,4 @@
-//! Ticks, their rounding, and the largest of everything.
+//! Ticks, their rounding, and the largest values.
 
 use std::num::NonZeroU32;
 
@@ -32,12 +32,13 @@ fn a_token_may_take_less_than_a_tick() {
     let pace = bucket(u32::MAX, u32::MAX, Unit::Second);
     assert_eq!(pace.left(0), u64::from(u32::MAX));
     assert_eq!((pace.cost(1), pace.cost(5), pace.debt_max), (1, 2, 1_000_000_000));
-    // In the last nanosecond 4.29 tokens are earned, and one was not lent that could have been.
+    // In the last nanosecond 4.29 tokens are earned, and one token was not lent that could have
+    // been.
     assert_eq!((pace.left(pace.debt_max - 1), pace.left(1)), (4, u64::from(u32::MAX) - 5));
 }
 
 proptest! {
-    /// No debt that a step can leave is beyond what a double counts.
+    /// No debt that a step can leave exceeds what a double represents exactly.
     #[test]
     fn every_number_is_one_that_a_script_counts_exactly(
         requests: u32, amount: u32, unit in proptest::sample::select(Unit::ALL.to_vec()),

@@ -1,4 +1,4 @@
-//! The slots one by one.
+//! Checks the slots one by one.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ proptest! {
                 prop_assert!(delay <= most_ns, "slot {} begins after {} ns", at, delay);
                 let begins = u128::from(now) * 1_000 + delay;
                 if let Some(last) = last {
-                    // Each of the two may have lost the fraction of a nanosecond.
+                    // Each of the two may have lost a fraction of a nanosecond.
                     prop_assert!(begins + 1 >= last + slot_ns(limit, 1), "{} {}", last, begins);
                 }
                 last = Some(begins);
@@ -76,7 +76,7 @@ proptest! {
             now += u64::try_from(slot_ns(limit, thousandths) / 1_000_000).unwrap();
             let (next, grant) = step(state, now, &ask(limit, want));
             state = Some(next);
-            // The first slot that is not there any more would begin too late.
+            // The first slot that is no longer available would begin too late.
             let first = grant.reset_after.as_nanos() + slot_ns(limit, grant.left);
             let too_late = u128::from(pace.room.0) * u128::from(pace.tick_ns);
             if grant.left < u64::from(u32::MAX) {

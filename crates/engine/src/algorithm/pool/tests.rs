@@ -1,4 +1,4 @@
-//! Deposits and what is lent of them, against a heap of tokens that each know their end.
+//! Compares a pool with a pile of tokens, each with its own end.
 
 use proptest::prelude::*;
 use ratelease_rules::key::Key;
@@ -44,13 +44,13 @@ fn any_step() -> impl Strategy<Value = (u64, Ask)> {
 }
 
 proptest! {
-    /// Tokens go in with an end and an epoch. None comes out twice, or may be spent after its end,
-    /// and in windows none comes out under another epoch.
+    /// Tokens are put in with an end and an epoch. No token is lent twice, or may be spent after
+    /// its end, and with windows none is lent under another epoch.
     #[test]
     fn lends_what_was_put_in_and_never_beyond_its_end(
         steps in proptest::collection::vec(any_step(), 1..60), windowed: bool,
     ) {
-        // Tokens put in, as (epoch, end), and how many of each are still to be had at most.
+        // Tokens put in, as (epoch, end), and the most of each that may still be lent.
         let mut owned: Vec<(u64, u64, u64)> = Vec::new();
         let (mut now, mut state) = (NOON, None);
         for (pause, mut ask) in steps {

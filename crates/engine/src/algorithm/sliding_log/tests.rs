@@ -1,4 +1,4 @@
-//! The log against a recount of every token that was ever lent.
+//! Compares the log with a recount of every token that was ever lent.
 
 use proptest::prelude::*;
 use ratelease_rules::key::Key;
@@ -22,7 +22,7 @@ fn lent_back(tokens: u64, epoch: u64) -> Option<Back> {
 
 type Step = (u64, u64, u64, bool, Option<(u64, Option<usize>)>);
 
-/// Pauses in thousandths of a window; returns of the grant so many before.
+/// Pauses in thousandths of a window; returns of an earlier grant, counted back from the last one.
 fn any_history() -> impl Strategy<Value = (Limit, Vec<Step>)> {
     let amount = || prop_oneof![8 => 0..6u64, 1 => any::<u64>()];
     let pause = prop_oneof![Just(0), 0..400u64, 0..1_500u64];
@@ -39,7 +39,7 @@ proptest! {
         let most = usize::try_from(limit.requests_per_unit.min(ENTRIES_MAX)).unwrap();
         let window_us = limit.window_seconds() * 1_000_000;
         let (mut now, mut state) = (NOON, State::default());
-        // Every token that was spent and has not come back.
+        // Every token that was spent and has not been returned.
         let mut spent: Vec<u64> = Vec::new();
         let mut epochs: Vec<u64> = Vec::new();
         for (pause, want, need, charge_denied, back) in history {

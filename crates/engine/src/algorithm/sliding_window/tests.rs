@@ -1,4 +1,4 @@
-//! The estimate against exact fractions, and the times it promises.
+//! Compares the estimate with exact fractions, and checks the times that grants name.
 
 use proptest::prelude::*;
 use ratelease_rules::key::Key;
@@ -7,7 +7,7 @@ use ratelease_rules::{Algorithm, Unit};
 use super::*;
 use crate::store::Back;
 
-/// A quarter into a window of a second.
+/// A quarter of the way into a window of a second.
 const NOON: u64 = 1_700_000_000_250_000;
 
 fn limit(requests_per_unit: u32, unit: Unit) -> Limit {
@@ -18,7 +18,7 @@ fn ask(limit: Limit, want: u64) -> Ask {
     Ask { want, charge_denied: true, ..Ask::look(Key::for_test(0), limit) }
 }
 
-/// Counts of every window that ever was, and the estimate by long multiplication.
+/// Counts of all windows so far, and the estimate in exact arithmetic.
 #[derive(Default)]
 struct Exact {
     counts: std::collections::BTreeMap<u64, u64>,
@@ -29,8 +29,8 @@ impl Exact {
         self.counts.get(&window).copied().unwrap_or(0)
     }
 
-    /// Limit less estimate, in parts of a token of which the window's length in parts makes one;
-    /// the present rounded to whole seconds where the window is longer than a day.
+    /// Limit less estimate, in parts of a token; a token has as many parts as the window's length.
+    /// The present is rounded to whole seconds if the window is longer than a day.
     fn left(&self, limit: Limit, now_us: u64) -> u64 {
         let window_us = limit.window_seconds() * 1_000_000;
         let fine = limit.window_seconds() <= 86_400;
@@ -125,11 +125,11 @@ fn the_last_window_counts_by_what_is_covered_of_it() {
     let (state, grant) = step(None, NOON, &ask(limit, 8));
     assert_eq!((grant.tokens, grant.left, grant.epoch), (8, 2, 1_700_000_000));
     assert_eq!(grant.reset_after, Duration::from_millis(750));
-    // A quarter into the next window three quarters of the eight count.
+    // A quarter of the way into the next window, three quarters of the eight count.
     let (state, grant) = step(Some(state), NOON + 1_000_000, &ask(limit, 4));
     assert_eq!((grant.tokens, grant.left, grant.overdrawn), (4, 0, true));
     assert_eq!(state, State { window: 1_700_000_001, count: 4, previous: 8 });
-    // Five of eight are weighed as they leave 0.625 of a second: then there is one again.
+    // With 0.625 s left, the eight weigh five: then one token is available again.
     assert_eq!(grant.retry_after, Duration::from_millis(125));
     let (state, grant) = step(Some(state), NOON + 3_000_000, &ask(limit, 0));
     assert_eq!((grant.left, state.previous), (10, 0));

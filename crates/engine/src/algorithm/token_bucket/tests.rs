@@ -1,4 +1,4 @@
-//! The arithmetic against a bucket in exact fractions.
+//! Compares the arithmetic with a bucket in exact fractions.
 
 use proptest::prelude::*;
 use ratelease_rules::key::Key;
@@ -42,7 +42,7 @@ impl Exact {
         u128::from(self.burst) * self.token()
     }
 
-    /// As much as a debt of so many nanoseconds lacks.
+    /// The content that corresponds to a debt of this many nanoseconds.
     fn of_nanos(&self, nanos: u128) -> u128 {
         (nanos * u128::from(self.limit.requests_per_unit)).div_ceil(1_000)
     }
@@ -68,7 +68,7 @@ fn any_limit() -> impl Strategy<Value = Limit> {
     })
 }
 
-/// Microseconds since the ask before in thousandths of the time that a token takes, and more.
+/// Microseconds since the previous ask: thousandths of the time that a token takes, and more.
 fn any_pause() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), 0..5_000u64, 0..200_000u64]
 }
@@ -83,12 +83,12 @@ fn any_history() -> impl Strategy<Value = (Limit, Vec<Step>)> {
 
 fn pause_us(limit: Limit, thousandths: u64) -> u64 {
     let token_us = limit.window_seconds() * 1_000_000 / u64::from(limit.requests_per_unit);
-    // At most as long as it takes until the year 2255, after which no time fits.
+    // At most the time until the year 2255, after which times do not fit.
     (token_us.max(1) * thousandths / 1_000).min(10_000_000_000_000)
 }
 
 proptest! {
-    /// Never more than the exact bucket, and less by a tick an ask at most.
+    /// Never more than the exact bucket, and at most a tick less for each ask.
     #[test]
     fn agrees_with_exact_fractions((limit, history) in any_history()) {
         let (mut now, mut state, mut exact) = (NOON, None, Exact::full(limit));
@@ -102,7 +102,7 @@ proptest! {
             let (next, grant) = step(state, now, &by);
             let back = u128::from(back.map_or(0, |back| back.tokens)) * exact.token();
             exact.add(back);
-            // Spend in the exact bucket what was spent in ours.
+            // Spends in the exact bucket what was spent in the tested one.
             let spent = if charge_denied && grant.tokens == 0 && need > 0 && grant.left == 0 {
                 let before = Ask { want: u64::MAX, need: 0, ..by };
                 step(state, now, &before).1.tokens
@@ -121,7 +121,7 @@ proptest! {
         }
     }
 
-    /// The bound that the bucket is for: over any span, burst + rate · span.
+    /// The bucket's guarantee: over any span, at most burst + rate · span.
     #[test]
     fn no_span_admits_more_than_burst_and_rate((limit, history) in any_history()) {
         let (mut now, mut state) = (NOON, None);

@@ -1,4 +1,4 @@
-//! The end of a desk: what queued is answered, and no shard that is away holds the others up.
+//! The end of a desk: queued asks are answered, and no unavailable shard holds the others up.
 
 use std::sync::atomic::AtomicBool;
 
@@ -64,7 +64,7 @@ async fn a_queue_that_stands_still_delays_a_return_only_briefly() {
     assert!(clock.now() < Time::default() + ms(252), "{:?}", clock.now());
 }
 
-/// The store of a pod whose first shard is stuck. Beats wait at the gate, and note what they say.
+/// The store of a pod whose first shard hangs. Heartbeats wait at the gate and are recorded.
 struct HalfStuck {
     memory: MemoryStore,
     is_stuck: AtomicBool,

@@ -1,10 +1,10 @@
-//! What opens a breaker, and what does not.
+//! Tests which events open a breaker.
 
 use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_asks_at_a_slow_shard_that_replies_do_not_open_its_breaker() {
-    // One reply each millisecond, and the last ones too late for the store's own deadline.
+    // One reply each millisecond; the last ones are too late for the store's own deadline.
     let mut rig = Rig::new(|ask| match ask.key.bits() % 1_000 {
         late if late >= 800 => Fate::Fails(ms(800), StoreError::TimedOut),
         at => Fate::After(ms(at + 1)),
@@ -83,7 +83,7 @@ async fn a_reply_that_this_process_was_too_late_to_read_is_no_stall() {
         rig.store.gate.add_permits(1);
         rig.replies(1).await;
         assert_eq!(rig.opened(), opened, "held up: {held_up}");
-        // A long round trip was measured: short ones make it short again.
+        // A long round trip was measured; short ones reduce it again.
         for _ in 0..100 {
             rig.store.gate.add_permits(1);
             rig.desk.ask(ask(0, 0));

@@ -1,8 +1,8 @@
-//! Each algorithm, and each manner of lending, as a request meets it.
+//! Each algorithm, and each way of lending, from the view of a request.
 
 use super::*;
 
-/// Rules for the key `a`, with a second one for `b` that allows `b` an hour.
+/// Rules for the key `a`, and a second rule for `b` that allows `b` requests an hour.
 fn rule(a: &str, b: u32) -> String {
     limits(a, &format!("unit: hour, requests_per_unit: {b}"))
 }
@@ -11,7 +11,7 @@ async fn passes(pod: &Limiter, rules: &Rules) -> bool {
     decide(pod, rules, &request(&["a"])).await.0
 }
 
-/// How many of `offered` pass, one after the other.
+/// How many of `offered` requests pass, one after the other.
 async fn passing(pod: &Limiter, rules: &Rules, offered: usize) -> usize {
     let mut passed = 0;
     for _ in 0..offered {
@@ -87,7 +87,7 @@ async fn a_leaky_bucket_answers_at_its_slots_and_denies_beyond_its_delay() {
     let (a, b, c, d, e) = tokio::join!(charge(), charge(), charge(), charge(), charge());
     let mut answers = [a, b, c, d];
     answers.sort_unstable();
-    // The first slot begins when the store is asked; a millisecond is what timers resolve.
+    // The first slot begins when the store is asked; timers resolve a millisecond.
     for (nth, (passed, at)) in answers.iter().enumerate() {
         let slot = 10 * nth as u128;
         assert!(*passed && (slot..=slot + 2).contains(at), "{answers:?}");
@@ -148,7 +148,7 @@ async fn with_leases_off_every_decision_asks_and_nothing_is_held() {
     assert_eq!(passing(&pod, &rig.rules, 10).await, 10);
     assert_eq!(rig.asks(), 10);
     assert_eq!(rig.left(1_000).await, 990);
-    // What one request took and another of its descriptors denied goes straight back.
+    // Tokens that one descriptor took and another of the request denied go straight back.
     assert!(decide(&pod, &rig.rules, &request(&["b"])).await.0);
     assert!(!decide(&pod, &rig.rules, &request(&["a", "b"])).await.0);
     pass_time(1).await;
@@ -205,7 +205,7 @@ async fn what_an_idle_key_holds_above_its_allowance_goes_back() {
         let pod = pod.clone();
         async move { pod.run().await }
     });
-    // A demand that leases ahead, and ends.
+    // A demand that leases ahead and then ends.
     for _ in 0..200 {
         assert!(passes(&pod, &rig.rules).await);
         pass_time(1).await;

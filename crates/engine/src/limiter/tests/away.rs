@@ -1,10 +1,10 @@
-//! What is answered when the store cannot be asked.
+//! Answers when the store cannot be asked.
 
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// `a` in this failure mode, `limit` an hour; `b` denies when the store is away.
+/// A rule for `a` in this failure mode, `limit` an hour; `b` denies when the store is unavailable.
 fn mode(limit: u32, mode: &str) -> Rig {
     let hour = |limit| format!("unit: hour, requests_per_unit: {limit}");
     let (a, b) = (hour(limit), hour(5));
@@ -15,7 +15,7 @@ fn fail(rig: &Rig) {
     rig.store.fails.store(true, Ordering::Relaxed);
 }
 
-/// Of `requests` for `a`, those that pass.
+/// How many of `requests` for `a` pass.
 async fn passed(pod: &Limiter, rules: &Rules, requests: u32) -> u32 {
     let mut passed = 0;
     for _ in 0..requests {
@@ -68,7 +68,7 @@ async fn pods_by_themselves_admit_parts_that_add_up_to_the_limit_on_average() {
             }
             tokio::time::sleep(HOUR).await;
         }
-        // Up to five times the standard deviation of so many parts of at most one token.
+        // Allows five standard deviations of the sum of this many parts of at most one token.
         let (expected, parts) = (f64::from(limit * WINDOWS), f64::from(WINDOWS) * f64::from(pods));
         let slack = 5.0 * (parts * 0.25).sqrt().min(expected.sqrt());
         assert!((f64::from(sum) - expected).abs() < slack, "{sum} of {expected}, {pods} pods");
@@ -241,7 +241,7 @@ async fn windows_counted_here_end_with_the_stores() {
     assert_eq!(passed(&pod, &rig.rules, 1).await, 1);
     fail(&rig);
     assert!(passed(&pod, &rig.rules, 20).await >= 9);
-    // By the pod's own time an hour ended in between.
+    // By the pod's own time an hour has ended in between.
     tokio::time::sleep(Duration::from_secs(3_000)).await;
     assert_eq!(passed(&pod, &rig.rules, 20).await, 0);
     tokio::time::sleep(Duration::from_secs(600)).await;
@@ -271,7 +271,7 @@ async fn a_key_that_is_somebody_elses_is_asked_for_twice_a_second_and_harms_no_o
     let rig = Rig::new(&limits(day, "unit: hour, requests_per_unit: 40, failure_mode: deny"));
     let pod = rig.pod();
     rig.store.has_foreign_days.store(true, Ordering::Relaxed);
-    // The first grant tells the store's time, by which it counts by itself.
+    // The first grant reports the store's time, which the pod then uses to count by itself.
     assert!(decide(&pod, &rig.rules, &request(&["b"])).await.0);
     let asks = rig.asks();
     assert_eq!(passed(&pod, &rig.rules, 300).await, 10, "by itself");

@@ -1,5 +1,5 @@
-//! What steady demand of some pods comes to, in virtual time: how much passes, beside one exact
-//! server, and how many asks that takes.
+//! The effects of steady demand of some pods, in virtual time: how much passes, compared with one
+//! exact server, and how many asks it takes.
 
 use super::*;
 use crate::limiter::Exact;
@@ -9,16 +9,16 @@ pub(super) struct Demand {
     pub(super) rate: f64,
     pub(super) pods: u32,
     pub(super) span: Duration,
-    /// At random times; else one after the other at the same distance.
+    /// At random times; otherwise at equal distances.
     pub(super) random: bool,
 }
 
-/// What came of it.
+/// The result of a demand.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) offered: u32,
     pub(super) passed: u32,
-    /// What one server would have let pass that counts each request.
+    /// The number that one server would have let pass that counts each request.
     pub(super) exact: u32,
     pub(super) asks: usize,
 }
@@ -28,7 +28,7 @@ impl Demand {
         Self { rate, pods, span: Duration::from_secs(6), random: false }
     }
 
-    /// When requests arrive, and at which pod.
+    /// When requests arrive, and at which pod each arrives.
     fn arrivals(&self) -> Vec<(Duration, usize)> {
         let mut seed = 1_u64;
         let mut fraction = || {

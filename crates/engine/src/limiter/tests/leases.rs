@@ -1,4 +1,4 @@
-//! Leases: shared, given back, lost; pods beside each other; a store that is away.
+//! Leases that are shared, given back or lost; several pods; a store that is unavailable.
 
 use futures_util::future::join_all;
 
@@ -75,7 +75,7 @@ async fn closing_gives_every_unspent_token_back() {
     assert_eq!(rig.left(100_000).await, 99_990);
 }
 
-/// Its caller gave up, or it was asked ahead: the grant finds nobody when it comes.
+/// The caller gave up, or the ask was made ahead: no request waits for the grant.
 #[tokio::test(start_paused = true)]
 async fn closing_gives_back_a_lease_that_is_still_on_its_way() {
     let rig = Rig::new(&per_hour(1_000, 1));
@@ -113,7 +113,7 @@ async fn a_changed_limit_holds_from_the_next_request_and_keeps_the_count() {
     assert_eq!(decide(&pod, &higher, &request(&["a"])).await, (true, 13));
 }
 
-/// Envoy lets requests pass on errors, unless told otherwise: a known denial must not become one.
+/// By default Envoy lets requests pass on errors: a known denial must not become an error.
 #[tokio::test(start_paused = true)]
 async fn a_denial_stands_though_the_store_fails_for_another_key() {
     let rig =
@@ -151,7 +151,7 @@ async fn a_lease_under_a_limit_that_was_lowered_meanwhile_is_in_nobodys_way() {
     let rig = Rig::new(&per_hour(1_000_000, 1));
     let (pod, lower) = (rig.pod(), compile(&per_hour(10, 1)));
     let one = request(&["a"]);
-    // The first asks for thousands of tokens, and the second is there before they are.
+    // The first asks for thousands of tokens, and the second arrives before they do.
     let (_, second) = tokio::join!(decide(&pod, &rig.rules, &one), decide(&pod, &lower, &one));
     assert_eq!(second, (true, 8));
 }
@@ -176,7 +176,7 @@ async fn a_store_that_fails_charges_nothing_and_is_asked_again() {
         assert!(pod.decide(&rig.rules, &request(&["a", "b"])).await.is_err());
     }
     rig.store.fails.store(false, Ordering::Relaxed);
-    tokio::time::sleep(Duration::from_millis(100)).await; // the breaker's
+    tokio::time::sleep(Duration::from_millis(100)).await; // the breaker's wait
     assert_eq!(decide(&pod, &rig.rules, &request(&["b"])).await, (true, 3));
     assert_eq!(decide(&pod, &rig.rules, &request(&["a"])).await, (true, 9));
 }
@@ -195,7 +195,7 @@ async fn a_cancelled_request_gives_back_what_it_held_and_what_arrives_for_it() {
         }
     }
     tokio::time::sleep(Duration::from_millis(5)).await;
-    // One of the two may have been decided; both keys must tell the same story.
+    // One of the two may have been decided; both keys must agree.
     let (_, a) = decide(&pod, &rig.rules, &look("a")).await;
     let (_, b) = decide(&pod, &rig.rules, &look("b")).await;
     assert_eq!((10 - a) + 1, 5 - b);
@@ -225,7 +225,7 @@ async fn what_a_denied_request_took_of_a_key_that_was_evicted_meanwhile_reaches_
     };
     let others: Vec<_> = values.iter().map(|value| other(value)).collect();
     let both = request(&["a", "b"]);
-    // It takes of a at once and waits for b, while all the others come for their keys.
+    // It takes from `a` at once and waits for `b`, while all the others come for their keys.
     let others = join_all(others.iter().map(|request| pod.decide(&rig.rules, request)));
     let (denied, _) = tokio::join!(decide(&pod, &rig.rules, &both), others);
     assert!(!denied.0);

@@ -1,4 +1,4 @@
-//! Bounded memory: floods of keys, and what becomes of those that find no room.
+//! Bounded memory: floods of keys, and how keys without room are handled.
 
 use std::mem::size_of;
 
@@ -9,15 +9,15 @@ use super::*;
 use crate::algorithm::step;
 use crate::buffer::table::Table;
 
-/// Distinct keys of the flood, unless `RATELEASE_TEST_KEYS` says otherwise: ten million take a
+/// Number of distinct keys in the flood, unless `RATELEASE_TEST_KEYS` sets it: ten million take a
 /// quarter of an hour without optimisation.
 const FLOOD_KEYS: u64 = 50_000;
 
-/// Some fifty keys.
+/// Bytes for some fifty keys.
 const TINY: usize = 6 << 10;
 
-/// Lends to every key as to a new one, but for those with a limit a day, which it counts. It holds
-/// no state for the flood, so that the memory that is left is the limiter's.
+/// Lends to every key as to a new one, except keys with a limit a day, which it counts. It keeps no
+/// state for the flood, so the remaining memory is the limiter's.
 struct Forgetful {
     counted: MemoryStore,
     clock: Clock,
@@ -47,7 +47,8 @@ impl Store for Forgetful {
     }
 }
 
-/// A rig whose store is no way off: the last tokens go one a trip, and hundreds wait for them.
+/// A rig with no round trip to its store: the last tokens are lent one in each trip, and hundreds
+/// of requests wait for them.
 fn near(yaml: &str) -> Rig {
     let rig = Rig::new(yaml);
     *rig.store.round_trip.lock() = Duration::ZERO;
@@ -69,7 +70,7 @@ fn texts(numbers: std::ops::Range<u64>) -> Vec<String> {
     numbers.map(|n| n.to_string()).collect()
 }
 
-/// Of requests for `a` with each of these values at once, those that pass.
+/// The number of requests that pass, among requests for `a` with each of these values at once.
 async fn passed_at_once(pod: &Limiter, rules: &Rules, values: std::ops::Range<u64>) -> u64 {
     let values = texts(values);
     let requests: Vec<_> = values.iter().map(|value| of_value(value)).collect();
@@ -77,8 +78,8 @@ async fn passed_at_once(pod: &Limiter, rules: &Rules, values: std::ops::Range<u6
     decided.iter().filter(|(passed, _)| *passed).count() as u64
 }
 
-/// A million keys take a hundred million bytes at most: their slots, their names, the heads of
-/// their chains, and their part of the frames.
+/// A million keys take at most a hundred million bytes: their slots, their names, the heads of
+/// their chains, and their share of the chunks' frames.
 #[test]
 fn a_key_takes_less_than_100_bytes() {
     assert_eq!(size_of::<Slot>(), 80);
@@ -121,7 +122,7 @@ async fn keys_that_find_every_entry_busy_share_an_overflow_of_their_rule() {
     let own = 800 - overflows;
     assert!((20..100).contains(&own), "{own} keys had an entry");
     assert_eq!(passed, own + 10, "each on its own, and the rest together as one");
-    // What caused the overflow cannot push it out.
+    // The keys that caused the overflow cannot evict the overflow key.
     for value in texts(1_000..1_500) {
         assert!(decide(&pod, &rig.rules, &of_value(&value)).await.0);
     }

@@ -1,4 +1,4 @@
-//! Leases of the next window: they spare the asks at its beginning, and admit no more.
+//! Leases of the next window: they save the asks at its beginning, and admit no more.
 
 use super::demand::Demand;
 use super::*;
@@ -10,7 +10,8 @@ fn rule(limit: u32) -> Rig {
     Rig::new(&limits(&limit, "unit: hour, requests_per_unit: 1"))
 }
 
-/// Requests of one pod in each of these milliseconds of a window that begins now; how many pass.
+/// Sends a request of one pod in each of these milliseconds of a window that begins now, and
+/// returns how many pass.
 async fn passed(rig: &Rig, pod: &Limiter, millis: std::ops::Range<u64>) -> u32 {
     let begun = rig.clock.now();
     let mut passed = 0;
@@ -41,7 +42,7 @@ async fn a_busy_key_has_tokens_when_its_window_begins() {
 async fn no_window_admits_more_than_its_limit() {
     for (limit, rate) in [(100, 400.0), (1_000, 3_000.0), (20, 200.0)] {
         let rig = rule(limit);
-        // Of the last window too, more is asked for than it has.
+        // In the last window too, more is asked for than it has.
         let span = 5 * SECOND + SECOND / 2;
         let demand = Demand { random: true, span, ..Demand::evenly(rate, 4) };
         let outcome = demand.meets(&rig).await;
@@ -78,10 +79,11 @@ async fn a_lease_that_waits_for_its_window_delays_the_returns_of_others_by_secon
     let (pod, other) = (rig.pod(), rig.pod());
     let kept = pod.clone();
     let upkeep = tokio::spawn(async move { kept.run().await });
-    // In the last tenth of the hour `a` is lent the next one, minutes before that begins.
+    // In the last tenth of the hour, `a` is lent tokens of the next hour, minutes before it begins.
     tokio::time::sleep(Duration::from_secs(54 * 60)).await;
     let begun = rig.clock.now();
-    // For four minutes and more, so that it has been; `b` is used for a while in between.
+    // For more than four minutes, so that the key has been checked; `b` is used for a while in
+    // between.
     for at in 0..2_900_u64 {
         tokio::time::sleep_until(rig.clock.instant(begun + Duration::from_millis(100 * at))).await;
         pod.decide(&rig.rules, &request(&["a"])).await.unwrap();

@@ -1,5 +1,5 @@
-//! Keys that are split into pools (`shards`): the bound is that of the whole, whatever their
-//! number.
+//! Keys that are split into pools (`shards`): the bound is that of the whole limit, whatever the
+//! number of pools.
 
 use super::demand::Demand;
 use super::*;

@@ -1,10 +1,10 @@
-//! Which rules of a request are set aside, where many are.
+//! Which rules of a request are replaced, if there are many.
 
 use super::*;
 use crate::limiter::resolve::limits;
 
-/// Rules of the keys `k0`, `k1` and so on. Each is named after its key, and replaces the next of an
-/// even number and many that there are not.
+/// Rules of the keys `k0`, `k1` and so on. Each is named after its key, and replaces the next rule
+/// with an even number and many names that do not exist.
 fn rules(count: usize) -> Rules {
     let mut text = String::from("domain: d\ndescriptors:\n");
     for at in 0..count {
@@ -26,10 +26,10 @@ fn of_many_rules_that_replace_many_names_those_are_set_aside_that_another_names(
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let all = request(&keys);
     let kept: Vec<bool> = limits(&rules, &all).iter().map(Option::is_some).collect();
-    // `k0` is named by none, and those of odd numbers neither.
+    // No rule replaces `k0`, nor the rules with odd numbers.
     let expected: Vec<bool> = (0..256).map(|at| at == 0 || at % 2 == 1).collect();
     assert_eq!(kept, expected);
-    // Alone, or beside itself, none is set aside.
+    // Alone, or repeated, no rule is replaced.
     for keys in [&["k2"][..], &["k2", "k2", "k2"]] {
         assert!(limits(&rules, &request(keys)).iter().all(Option::is_some), "{keys:?}");
     }

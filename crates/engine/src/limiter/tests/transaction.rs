@@ -7,14 +7,14 @@ use super::*;
 const HOUR: &str = "unit: hour, requests_per_unit: 100";
 const DAY: &str = "unit: day, requests_per_unit: 1";
 
-/// A request of a refund of `a` and a charge of `b`, in this order.
+/// A request with a refund of `a` and a charge of `b`, in this order.
 fn refund_and_charge(refunded: u64, charged: u64) -> Request<'static> {
     let refund = Descriptor { hits_addend: Some(refunded), refund: true, ..descriptor("a") };
     let charge = Descriptor { hits_addend: Some(charged), ..descriptor("b") };
     Request { domain: "d", descriptors: smallvec![refund, charge], hits_addend: 0 }
 }
 
-/// As the doors decide: at once if that can be, else with a wait.
+/// Decides as the servers do: at once if possible, otherwise with a wait.
 async fn as_doors_do(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> Code {
     match pod.decide_at_once(rules, request, pod.clock().now()) {
         Some(verdict) => verdict.unwrap().code,
@@ -88,8 +88,8 @@ async fn a_refund_that_gave_up_waiting_is_credited_once_in_every_failure_mode() 
     }
 }
 
-/// Two keys of one request; the first is admitted by this pod itself while its lease is late, the
-/// second denies. The lease that comes then holds all its tokens, and the pod's own count none.
+/// A request has two keys: this pod itself admits the first while its lease is late, and the second
+/// denies. The lease that then arrives keeps all its tokens, and the pod's own count is zero.
 #[tokio::test(start_paused = true)]
 async fn what_a_pod_admits_by_itself_for_a_denied_request_costs_nothing() {
     let yaml = limits("unit: day, requests_per_unit: 100", "unit: hour, requests_per_unit: 1");
@@ -133,7 +133,7 @@ async fn a_request_that_is_cancelled_leaves_nothing_behind() {
     *rig.store.days_late.lock() = MAX_WAIT * 2;
     let both = request(&["a", "b"]);
     let decision = pod.decide(&rig.rules, &both);
-    // The lease of `a` is there by now, that of `b` is not.
+    // The lease of `a` has arrived by now, that of `b` has not.
     let cancelled = tokio::time::timeout(MAX_WAIT / 2, decision).await;
     assert!(cancelled.is_err());
     tokio::time::sleep(MAX_WAIT * 4).await;

@@ -3,21 +3,21 @@
 use crate::store::redis::settings::{Address, parse_host};
 
 impl Address {
-    /// Parses `host:port` as Redis writes it in redirects; an IPv6 address has no brackets there.
+    /// Parses `host:port` as Redis writes it in redirects, where an IPv6 address has no brackets.
     pub(super) fn parse_redirect(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         Self::of_node(host, port.parse().ok()?)
     }
 
-    /// A node by what a server calls it: a name, an IP address, or nothing. None if the host is not
-    /// one, since it is shown and looked up.
+    /// A node by the host that a server names: a name, an IP address, or nothing. `None` if the
+    /// host is not one of these, since it is displayed and looked up.
     pub(super) fn of_node(host: &str, port: u16) -> Option<Self> {
         let host = if host.is_empty() { String::new() } else { parse_host(host)? };
         Some(Address::Tcp(host, port))
     }
 
-    /// This address, with `other`'s host where this one names none: a node that does not know the
-    /// name by which clients reach it leaves the host out.
+    /// Returns this address, with the host of `other` if this one has none: a node that does not
+    /// know the name by which clients reach it omits its host.
     pub(super) fn or_host_of(self, other: &Address) -> Self {
         match (self, other) {
             (Address::Tcp(host, port), Address::Tcp(other, _)) if host.is_empty() => {
@@ -27,7 +27,7 @@ impl Address {
         }
     }
 
-    /// Whether both are ports of the same host.
+    /// Whether both addresses are ports of the same host.
     pub(super) fn is_on_the_host_of(&self, other: &Address) -> bool {
         match (self, other) {
             (Address::Tcp(host, _), Address::Tcp(other, _)) => host == other,

@@ -1,8 +1,8 @@
-//! A call of a script on one key, ready to be sent as often as it takes.
+//! A script call on one key, which can be sent several times.
 
 use redis::Cmd;
 
-/// Every script of the store.
+/// All scripts of the store.
 #[derive(Debug)]
 pub(super) struct Scripts {
     pub(super) fixed_window: Script,
@@ -13,7 +13,7 @@ pub(super) struct Scripts {
     pub(super) beat: Script,
 }
 
-/// A script, and the name that servers know it by.
+/// A script, and the hash by which servers identify it.
 #[derive(Debug)]
 pub(super) struct Script {
     text: &'static str,
@@ -44,7 +44,7 @@ impl Default for Scripts {
 }
 
 impl Scripts {
-    /// What teaches a server all of them: one command each, none of which has its reply read.
+    /// The commands that load all scripts into a server, one for each; their replies are not read.
     pub(super) fn loads(&self) -> impl Iterator<Item = Cmd> + use<'_> {
         let Self { fixed_window, gcra, sliding_window, sliding_log, pool, beat } = self;
         let all = [fixed_window, gcra, sliding_window, sliding_log, pool, beat];
@@ -75,12 +75,12 @@ impl Call<'_> {
         &self.key
     }
 
-    /// The script by its name; a server that does not know it answers NOSCRIPT.
+    /// Calls the script by its hash; a server that does not know it replies NOSCRIPT.
     pub(super) fn by_name(&self) -> Cmd {
         self.command("EVALSHA", &self.script.sha)
     }
 
-    /// The script in full, which the server then knows by name too.
+    /// Calls the script with its text, after which the server knows it by hash too.
     pub(super) fn in_full(&self) -> Cmd {
         self.command("EVAL", self.script.text)
     }

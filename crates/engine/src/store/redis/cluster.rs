@@ -1,23 +1,23 @@
-//! The nodes of a Redis Cluster: who owns which slot, and a connection to each master.
+//! The nodes of a Redis Cluster: which master owns which slot, and a connection to each master.
 //!
-//! This routes by itself over redis-rs's single connections, where redis-rs 1.8.1 has a
-//! `ClusterConnection`, for what its source shows (`cluster_handling/async_connection/`):
+//! This module routes commands itself over redis-rs's single connections. redis-rs 1.8.1 has a
+//! `ClusterConnection`, but its source (`cluster_handling/async_connection/`) shows:
 //!
-//! 1. It repeats commands whose fate is open: after an I/O error or a time-out
-//!    (`request.rs`, `choose_response`), and all that are in flight when a refresh of the slots
-//!    fails (`mod.rs`, `send_refresh_error`, whatever node they went to). `retries(0)` stops that,
-//!    and with it every redirect, and leaves errors of the refresh in place of a command's own.
-//! 2. It sends ASKING and the command as two messages on a connection that others share
-//!    (`get_redirected_connection`); a command of theirs between the two uses the flag up.
-//! 3. While it refreshes the slots it serves no shard (`poll_flush` waits for `poll_recover`),
-//!    and the refresh pings and connects to every node, also to one that is gone without a word.
-//!    Each ask to a lost shard makes a replica answer MOVED, and so starts a refresh.
-//! 4. It never refreshes after a time-out: a master that is stuck and was replaced stays in use.
-//!    Measured with 3 + 3 nodes and tuned time-outs: 12 s after a master was stopped (SIGSTOP), and
-//!    8 s after its replica had taken over, its keys still failed. Here they are served after 4.4
-//!    s.
+//! 1. It repeats commands whose outcome is unknown: after an I/O error or a timeout (`request.rs`,
+//!    `choose_response`), and all that are in flight when a refresh of the slots fails (`mod.rs`,
+//!    `send_refresh_error`, whatever node they went to). `retries(0)` stops that, but also every
+//!    redirect, and reports errors of the refresh in place of a command's own.
+//! 2. It sends ASKING and the command as two messages on a shared connection
+//!    (`get_redirected_connection`); a command of another caller between the two uses the flag up.
+//! 3. While it refreshes the slots it serves no shard (`poll_flush` waits for `poll_recover`), and
+//!    the refresh pings and connects to every node, including one that vanished silently. Each ask
+//!    to a lost shard makes a replica answer MOVED, and so starts a refresh.
+//! 4. It never refreshes after a timeout: a master that hangs and was replaced stays in use.
+//!    Measured with 3 + 3 nodes and tuned timeouts: 12 s after a master was stopped (SIGSTOP), and
+//!    8 s after its replica had taken over, its keys still failed. With this module they are served
+//!    after 4.4 s.
 //!
-//! Here each master has a [`Link`] of its own, so that one node's trouble stays with its slots.
+//! Here each master has its own [`Link`], so a failing node affects only its own slots.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ use crate::backoff::{Backoff, jittered};
 use crate::store::SHARDS_MAX;
 use crate::store::redis::settings::Address;
 
-/// A cluster whose map is kept up to date by a task. Dropping it ends the task.
+/// A cluster whose slot map is kept up to date by a task. Dropping it ends the task.
 #[derive(Debug)]
 pub(super) struct Cluster {
     shared: Arc<Shared>,
@@ -49,50 +49,50 @@ pub(super) struct Cluster {
 #[derive(Debug)]
 struct Shared {
     site: Arc<Site>,
-    /// With the configured addresses, while no master on the map answers.
+    /// The timeouts for the configured addresses, used while no master on the map answers.
     patience: Arc<Patience>,
     map: watch::Sender<Known>,
-    /// Notified when the map seems to be out of date.
+    /// Notified when the map may be out of date.
     stale: Notify,
     off_map: OffMap,
 }
 
-/// What is known of the cluster.
+/// What is known about the cluster.
 #[derive(Debug, Clone)]
 enum Known {
-    /// The first look-up is under way.
+    /// The first lookup is in progress.
     Unknown,
     Map(Arc<Map>),
-    /// Why nothing is known.
+    /// The reason why nothing is known.
     Nothing(Arc<str>),
 }
 
 #[derive(Debug)]
 struct Map {
     slots: Slots,
-    /// By the position of the master.
+    /// The connections, by the position of the master.
     links: Vec<Option<Arc<Link>>>,
 }
 
-/// The shard of slots whose owner is unknown, lest their failures count against a master.
+/// The shard of slots whose owner is unknown, so that their failures do not count against a master.
 const UNOWNED: usize = SHARDS_MAX - 1;
 
-/// The map is read again so often, though nothing seems wrong.
+/// How often the map is read again even if nothing seems wrong.
 const REFRESH_PERIOD: Duration = Duration::from_secs(10);
-/// At least this long between two reads of the map; doubled while they find nothing new.
+/// Minimum time between two reads of the map; it doubles while they find nothing new.
 const REFRESH_GAP_FIRST: Duration = Duration::from_millis(50);
 const REFRESH_GAP_LAST: Duration = Duration::from_millis(500);
 /// Waits between reads while no node answers.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
 const RETRY_LAST: Duration = Duration::from_secs(2);
-/// Connected masters that one refresh asks for the map, before it turns to the configured
-/// addresses.
+/// The largest number of connected masters that one refresh asks for the map, before it tries the
+/// configured addresses.
 const ASKED_MAX: usize = 3;
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Starts looking for the cluster at the configured addresses.
+    /// Starts to look for the cluster at the configured addresses.
     pub(super) fn spawn(site: Arc<Site>) -> Self {
         let shared = Arc::new(Shared {
             patience: site.patience(),
@@ -113,14 +113,13 @@ impl Cluster {
         }
     }
 
-    /// How long the server of `shard` has owed replies and sent nothing; `None` where that is
-    /// unknown.
+    /// How long the server of `shard` has owed replies and sent nothing; `None` if that is unknown.
     pub(super) fn silence(&self, shard: usize) -> Option<Duration> {
         let Known::Map(map) = &*self.shared.map.borrow() else { return None };
         map.links.get(shard)?.as_ref()?.silence()
     }
 
-    /// The master that owns `slot`; none while that is unknown.
+    /// The master that owns `slot`; `None` while that is unknown.
     pub(super) fn master(&self, slot: usize) -> Option<Address> {
         let Known::Map(map) = &*self.shared.map.borrow() else { return None };
         map.slots.masters().get(map.slots.owner(slot)?)?.clone()
@@ -139,7 +138,8 @@ impl Cluster {
         }
     }
 
-    /// How long a reply of the owner of `slot` may take at present; none while that is unknown.
+    /// How long a reply of the owner of `slot` may take at present; `None` while the owner is
+    /// unknown.
     pub(super) fn patience(&self, slot: usize) -> Option<Duration> {
         let Known::Map(map) = &*self.shared.map.borrow() else { return None };
         let link = map.slots.owner(slot).and_then(|owner| map.links.get(owner)?.as_ref());
@@ -152,7 +152,7 @@ impl Cluster {
             return link.dialled().await;
         }
         let may_follow = self.shared.may_follow(address).await;
-        // To know that, the map may have been read again.
+        // To decide that, the map may have been read again.
         let link = match self.map().await?.link(address) {
             Some(link) => link,
             None if may_follow => self.shared.off_map.link(address, || self.shared.dial(address)),
@@ -164,7 +164,7 @@ impl Cluster {
         link.dialled().await
     }
 
-    /// Has the map read again, soon.
+    /// Requests that the map be read again soon.
     pub(super) fn suspect(&self) {
         self.shared.stale.notify_one();
     }
@@ -186,7 +186,7 @@ impl Cluster {
 
     async fn map(&self) -> Result<Arc<Map>, Fault> {
         let mut map = self.shared.map.subscribe();
-        // It fails only with the sender gone, which `shared` holds.
+        // It fails only if the sender is dropped, which `shared` holds.
         let known = map.wait_for(|known| !matches!(known, Known::Unknown)).await;
         match known.as_deref() {
             Ok(Known::Map(map)) => Ok(Arc::clone(map)),
@@ -240,7 +240,8 @@ async fn keep_up(shared: Arc<Shared>) {
 // === impl Shared ===
 
 impl Shared {
-    /// Reads the map from the first node that has one; whether it differs from the one before.
+    /// Reads the map from the first node that has one. Returns whether it differs from the last
+    /// one.
     async fn refresh(&self) -> Result<bool, String> {
         let before = match &*self.map.borrow() {
             Known::Map(map) => Some(Arc::clone(map)),
@@ -251,14 +252,14 @@ impl Shared {
         if changed {
             self.publish(slots, before.as_deref());
         }
-        // Behind the map: whoever waits for the members looks at it again.
+        // After the map is published: a task that waits for the members looks at the map again.
         if self.off_map.is_wanted() {
             self.off_map.learn(self.read_members(before.as_deref()).await);
         }
         Ok(changed)
     }
 
-    /// Has `slots` used from now on, with the connections that there are.
+    /// Puts `slots` into use, with the existing connections.
     fn publish(&self, slots: Slots, before: Option<&Map>) {
         let links = slots.masters().iter().map(|master| {
             master.as_ref().map(|address| {
@@ -306,7 +307,7 @@ impl Shared {
         Slots::parse(&reply, seed, before).map_err(|why| format!("{seed}: {why}"))
     }
 
-    /// No node answers. A map that is known stays in use: its links say for themselves who is up.
+    /// Handles that no node answers. A known map stays in use: its links know which nodes are up.
     fn forget(&self, why: String) {
         self.map.send_if_modified(|known| {
             let had_map = matches!(known, Known::Map(_));
@@ -321,8 +322,8 @@ impl Shared {
         Link::spawn(Dial::server(&self.site, address.clone()))
     }
 
-    /// Whether a redirect to `address`, which is not on the map, may be followed. Where networks
-    /// are configured, connecting keeps to them.
+    /// Whether a redirect to `address`, which is not on the map, may be followed. If networks are
+    /// configured, connecting is limited to them.
     async fn may_follow(&self, address: &Address) -> bool {
         self.site.settings.redirect_networks.is_some()
             || self.site.settings.addresses.contains(address)
@@ -337,7 +338,7 @@ impl Shared {
         map.slots.masters().iter().flatten().any(|master| master.is_on_the_host_of(node))
     }
 
-    /// All nodes of the cluster; none, if nobody says.
+    /// All nodes of the cluster; empty if no node lists them.
     async fn read_members(&self, map: Option<&Map>) -> HashSet<Address> {
         for node in connected(map) {
             let reply = node.send_for_list(&cluster("NODES")).await;
@@ -351,8 +352,8 @@ impl Shared {
     }
 }
 
-/// Some of the connected masters, in an order of chance: another node is asked each time, lest one
-/// with an outdated view be believed for ever.
+/// Some of the connected masters, in random order: a different node is asked each time, so that one
+/// with an outdated view is not believed forever.
 fn connected(map: Option<&Map>) -> impl Iterator<Item = Arc<Live>> {
     let mut links: Vec<_> = map.iter().flat_map(|map| map.links.iter().flatten()).collect();
     links.sort_by_cached_key(|_| jittered(Duration::from_secs(1)));
@@ -368,8 +369,8 @@ impl Map {
     }
 }
 
-/// CLUSTER SLOTS or NODES, which every version has and which `+cluster|slots` and `+cluster|nodes`
-/// allow.
+/// CLUSTER SLOTS or CLUSTER NODES, which every version has and which `+cluster|slots` and
+/// `+cluster|nodes` allow.
 fn cluster(what: &str) -> redis::Cmd {
     let mut command = redis::cmd("CLUSTER");
     command.arg(what);

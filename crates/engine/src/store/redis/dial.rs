@@ -1,4 +1,4 @@
-//! How one server is reached: where it is, who we are there, how long it may take.
+//! How to reach one server: its address, the login, and the timeouts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) struct Dial {
 enum Target {
     /// The server at this address.
     Server(Address),
-    /// Whichever server the sentinels call the master of this name.
+    /// The server that the sentinels report as the master of this name.
     Master(String),
     /// No address was configured.
     Nowhere,
@@ -50,7 +50,7 @@ impl Dial {
         &self.site
     }
 
-    /// What its connections pass.
+    /// The gates that its connections pass.
     pub(super) fn gates(&self) -> &Gates {
         match &self.to {
             Target::Server(address) => self.site.gates(address),
@@ -58,15 +58,16 @@ impl Dial {
         }
     }
 
-    /// A connection, logged in; else why not. It takes no longer than `patience` has for it,
-    /// however many addresses a name has, and tells it what it took.
+    /// Opens a connection and logs in, or returns the reason for the failure. It takes at most as
+    /// long as `patience` allows, however many addresses a name has, and reports the time it took
+    /// to `patience`.
     pub(super) async fn open(&self, patience: &Arc<Patience>) -> Result<Live, Fault> {
         count(&self.site.tally.connects);
         let opened = self.try_open(patience).await;
         opened.inspect_err(|fault| {
             count(&self.site.tally.connect_errors);
             match fault.kind {
-                // Nobody there: no command was lost.
+                // No server answered, so no command was lost.
                 Kind::Lost => {}
                 Kind::TimedOut => patience.dialled_in_vain(),
                 kind => {
@@ -91,7 +92,7 @@ impl Dial {
         Ok(Live::new(address, opened, stages, site, patience))
     }
 
-    /// What might mend `why`.
+    /// A hint on how to fix `why`.
     pub(super) fn advice(&self, why: &Fault) -> &'static str {
         match (why.kind.meaning().mend, &self.to) {
             (Some(mend), _) if why.kind != Kind::Refused => mend,

@@ -1,5 +1,5 @@
-//! What went wrong with a command: what the answer was, whether it says that the command changed
-//! nothing, and what follows from it. All of that is one table, [`Kind::meaning`].
+//! Failures of a command: which reply it got, whether the reply means that the command changed
+//! nothing, and what to do next. All of that is one table, [`Kind::meaning`].
 
 mod reading;
 
@@ -10,48 +10,48 @@ use ratelease_rules::steering::steers;
 use crate::store::StoreError;
 use crate::store::redis::settings::Address;
 
-/// Why a command has no result.
+/// The reason why a command has no result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Fault {
     pub(super) kind: Kind,
-    /// In the words of whoever said so: cut to [`TEXT_BYTES_MAX`], and safe to show.
+    /// The text of the server or the client, cut to [`TEXT_BYTES_MAX`] and safe to display.
     pub(super) text: String,
-    /// Where MOVED and ASK lead.
+    /// The node that MOVED or ASK named.
     pub(super) to: Option<Address>,
-    /// It is another node's than the owner of the slot, to which the owner redirected.
+    /// The fault comes from a node other than the slot's owner, to which the owner redirected.
     pub(super) elsewhere: bool,
 }
 
-/// The kinds of answers that are no result, and of none.
+/// The kinds of failed or missing replies.
 ///
 /// A server's error reply means that the command changed nothing: a script that takes an ask writes
-/// last, after all that can fail. Only `Lost`, `TimedOut` and `Garbled` leave the fate open, and
-/// then nothing is sent again.
+/// last, after everything that can fail. Only `Lost`, `TimedOut` and `Garbled` leave the outcome
+/// unknown, and then nothing is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The server has not seen the script yet, or forgot it.
     NoScript,
     /// Another node owns the slot now.
     Moved,
-    /// Another node is taking over the slot: ask it, just for this command.
+    /// Another node is taking over the slot: ask that node for this command only.
     Ask,
-    /// Some keys of the command have moved on already and some have not.
+    /// Some keys of the command have moved already and some have not.
     TryAgain,
     /// The slot has no owner, or the node is cut off from most of the cluster.
     ClusterDown,
-    /// The server is reading its data.
+    /// The server is loading its data.
     Loading,
-    /// The server is a replica, out of step with its master.
+    /// The server is a replica that is not in sync with its master.
     MasterDown,
     /// The server is a replica.
     ReadOnly,
-    /// The server is full, and evicts nothing.
+    /// The server's memory is full, and it evicts nothing.
     OutOfMemory,
-    /// A script has held the server up for long.
+    /// A script has blocked the server for a long time.
     Busy,
-    /// We are not logged in, or may not do this.
+    /// We are not logged in, or lack the permission.
     Denied,
-    /// The key holds a value of somebody else's: other keys are served.
+    /// The key holds a value of another program: other keys are served.
     Foreign,
     /// Any other error reply.
     Refused,
@@ -61,54 +61,54 @@ pub(super) enum Kind {
     Lost,
     /// No reply in time.
     TimedOut,
-    /// The reply is not one that this command has.
+    /// The reply is not one that this command can have.
     Garbled,
 }
 
-/// What follows from an answer.
+/// What to do about a kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Meaning {
-    /// The name under which it is counted.
+    /// The name of its counter.
     pub(super) count: &'static str,
-    /// What error replies of this kind begin with.
+    /// Prefixes of error replies of this kind.
     codes: &'static [&'static str],
     pub(super) next: Next,
     pub(super) connection: Connection,
-    /// Whether the map of the cluster may be out of date.
+    /// Whether the cluster's slot map may be out of date.
     pub(super) map_is_suspect: bool,
-    /// What a person can do, where there is something to do.
+    /// A hint for the operator, if there is something to do.
     pub(super) mend: Option<&'static str>,
 }
 
-/// What becomes of the command.
+/// What to do with the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Sent again at once, with the script in full.
+    /// Send it again at once, with the script's text.
     InFull,
-    /// Sent again at once, to the node that was named.
+    /// Send it again at once, to the node that was named.
     There,
     /// The same, after ASKING.
     ThereAsking,
-    /// Sent again after a short wait, a few times.
+    /// Send it again after a short wait, a few times.
     Again,
-    /// Over: its fate is unknown, or soon is no better than now.
+    /// Give up: the outcome is unknown, or a retry soon would fail as well.
     GiveUp,
 }
 
-/// What becomes of the connection.
+/// What to do with the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Connection {
     Keeps,
-    /// Is replaced; what is under way on it may still be answered.
+    /// Replace it; commands in flight on it may still be answered.
     Retires,
-    /// Is replaced, and nothing that still comes on it is believed.
+    /// Replace it, and ignore whatever still arrives on it.
     IsAbandoned,
 }
 
 // === impl Kind ===
 
 impl Kind {
-    /// Each kind, in the order of their numbers.
+    /// All kinds, in the order of their numbers.
     pub(super) const ALL: [Kind; 17] = {
         use Kind::*;
         [
@@ -137,7 +137,7 @@ impl Kind {
         use Connection::{IsAbandoned, Keeps, Retires};
         use Next::{Again, GiveUp, InFull, There, ThereAsking};
         match self {
-            // Not taken, and worth another try.
+            // Not taken, and worth a retry.
             Self::NoScript    => row("redis_noscript", &["NOSCRIPT"], InFull, Keeps),
             Self::Moved       => row("redis_moved", &["MOVED"], There, Keeps).on_a_suspect_map(),
             Self::Ask         => row("redis_ask", &["ASK"], ThereAsking, Keeps),
@@ -146,19 +146,19 @@ impl Kind {
                 .on_a_suspect_map().mend(MEND_CLUSTER),
             Self::Loading     => row("redis_loading", &["LOADING"], Again, Keeps)
                 .on_a_suspect_map().mend(MEND_LOADING),
-            // Replicas: whoever led us here may know better now.
+            // Replicas: the source that led us here may know the new master by now.
             Self::MasterDown  => row("redis_masterdown", &["MASTERDOWN"], Again, Retires)
                 .on_a_suspect_map().mend(MEND_REPLICA),
             Self::ReadOnly    => row("redis_readonly", &["READONLY"], Again, Retires)
                 .on_a_suspect_map().mend(MEND_REPLICA),
-            // Not taken, and soon no better.
+            // Not taken, and a retry soon would fail too.
             Self::OutOfMemory => row("redis_oom", &["OOM"], GiveUp, Keeps).mend(MEND_MEMORY),
             Self::Busy        => row("redis_busy", &["BUSY"], GiveUp, Keeps).mend(MEND_BUSY),
             Self::Denied      => row("redis_denied", DENIALS, GiveUp, Retires).mend(MEND_LOGIN),
             Self::Foreign     => row("redis_foreign", FOREIGN, GiveUp, Keeps).mend(MEND_FOREIGN),
             Self::Refused     => row("redis_refused", &[], GiveUp, Keeps).mend(MEND_REFUSED),
             Self::NotSent     => row("redis_not_sent", &[], GiveUp, Keeps).on_a_suspect_map(),
-            // Taken, or not: nobody knows.
+            // It is unknown whether the ask was taken.
             Self::Lost        => row("redis_lost", &[], GiveUp, Retires).on_a_suspect_map(),
             Self::TimedOut    => row("redis_timed_out", &[], GiveUp, Keeps).on_a_suspect_map(),
             Self::Garbled     => row("redis_garbled", &[], GiveUp, IsAbandoned)
@@ -169,7 +169,8 @@ impl Kind {
 
 const DENIALS: &[&str] = &["NOAUTH", "NOPERM", "WRONGPASS"];
 
-/// Redis's own word, for another type, and our scripts', for a text that none of them writes.
+/// Redis's own code for a value of another type, and our scripts' code for a text that none of them
+/// writes.
 const FOREIGN: &[&str] = &["WRONGTYPE", "FOREIGN"];
 
 const MEND_CLUSTER: &str = "see CLUSTER INFO; slots without an owner need a replica or a new one";
@@ -216,20 +217,20 @@ impl Fault {
         Self::new(Kind::TimedOut, "no answer in time")
     }
 
-    /// The same, with who it came from before its text.
+    /// Returns the fault with the name of its source before its text.
     pub(super) fn at(self, whom: &str) -> Self {
         Self::new(self.kind, format!("{whom}: {}", self.text))
     }
 
     pub(super) fn garbled(reply: &redis::Value) -> Self {
         let mut text = Beginning(String::new());
-        // It fails where there is more than is kept.
+        // It fails only if the text is longer than what is kept.
         let _ = write!(text, "{reply:?}");
         Self::new(Kind::Garbled, text.0)
     }
 }
 
-/// Takes a text up to the piece with which it is longer than what is kept of it.
+/// Collects a text up to and including the piece that exceeds the kept length.
 struct Beginning(String);
 
 impl Write for Beginning {
@@ -241,12 +242,11 @@ impl Write for Beginning {
     }
 }
 
-/// Bytes of a server's text that are kept: an error of a script is longer only where it quotes the
-/// script.
+/// Bytes of a server's text that are kept: a script error is longer only if it quotes the script.
 const TEXT_BYTES_MAX: usize = 256;
 
-/// The beginning of `text`, with an escape in place of each character that would steer a terminal
-/// or a page: a server's words go to logs, errors and spans.
+/// The beginning of `text`, with an escape in place of each character that could control a terminal
+/// or a page: a server's texts go to logs, errors and spans.
 fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(TEXT_BYTES_MAX));
     for character in text.chars() {
@@ -264,7 +264,7 @@ fn shown(text: &str) -> String {
     shown
 }
 
-/// Stands for the rest of a text.
+/// Marks that a text was cut.
 const CUT_MARK: char = '…';
 
 impl From<Fault> for StoreError {

@@ -1,4 +1,4 @@
-//! What this store makes of a reply, whatever it is. For `tests/fuzz`.
+//! Feeds any reply to this store's parsers. For `tests/fuzz`.
 
 use std::time::Duration;
 
@@ -10,12 +10,13 @@ use super::step;
 use crate::store::Ask;
 use crate::store::redis::settings::Address;
 
-/// Tokens that the asks here want and need.
+/// Tokens that the asks in this module want and need.
 const WANT: u64 = 10;
 const NEED: u64 = 3;
 
-/// Reads a reply to CLUSTER SLOTS, twice, as one map after another. `None` if it is no reply at all
-/// or tells of no slots; else how many slots have an owner, each of which is a master.
+/// Reads a reply to CLUSTER SLOTS twice, as two successive maps. Returns `None` if it is not a
+/// reply or lists no slots; otherwise the number of slots that have an owner, each of which is a
+/// master.
 pub fn cluster_slots(bytes: &[u8]) -> Option<usize> {
     let reply = redis::parse_redis_value(bytes).ok()?;
     let from = Address::Tcp("10.0.0.1".to_owned(), 6379);
@@ -30,8 +31,8 @@ pub fn cluster_slots(bytes: &[u8]) -> Option<usize> {
     Some(owners.iter().flatten().count())
 }
 
-/// Reads a reply to an ask of each algorithm. `None` if it is no reply at all; else the most tokens
-/// that any of them takes it for, which is never more than was asked for.
+/// Reads a reply to an ask of each algorithm. Returns `None` if it is not a reply; otherwise the
+/// most tokens that any of the algorithms reads from it, which is never more than was asked for.
 pub fn script_reply(bytes: &[u8]) -> Option<u64> {
     let reply = redis::parse_redis_value(bytes).ok()?;
     let key = KeyHasher::new("").key("d", 0, std::iter::empty());

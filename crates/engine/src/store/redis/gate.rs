@@ -1,5 +1,5 @@
-//! How often one pod connects: however many connections were lost, and however many nodes a server
-//! names.
+//! Limits how often one pod connects, however many connections were lost and however many nodes a
+//! server names.
 
 use std::time::Duration;
 
@@ -7,22 +7,23 @@ use tokio::sync::Mutex;
 
 use crate::time::{Clock, Time};
 
-/// The gates of connections to one kind of address.
+/// The rate limits for connections to one kind of address.
 #[derive(Debug)]
 pub(super) struct Gates {
-    /// Of connections that are opened again.
+    /// For connections that are opened again.
     pub(super) again: Gate,
-    /// Of the first connection to a node.
+    /// For the first connection to a node.
     pub(super) first: Gate,
 }
 
-/// Lets some through at once and then one in each gap, in the order in which they came.
+/// Lets a number of callers through at once and then one in each gap, in the order of their
+/// arrival.
 ///
-/// Whoever waits has reserved nothing: one that gives up leaves the queue, and those behind it move
-/// up.
+/// A waiting caller has reserved nothing: if it gives up, it leaves the queue, and the callers
+/// behind it move up.
 #[derive(Debug)]
 pub(super) struct Gate {
-    /// Of the first in the queue, until it is through. Tokio's lock is fair, and made to be held
+    /// Held by the first in the queue until it is through. Tokio's lock is fair and may be held
     /// across a wait.
     turn: Mutex<Turn>,
 }
@@ -31,17 +32,17 @@ pub(super) struct Gate {
 struct Turn {
     at_once: u32,
     gap: Duration,
-    /// When the gate stands as if nobody had come.
+    /// When the gate is in its initial state again.
     idle_at: Time,
 }
 
-/// Of connections that are opened again: never more than ten within a second. A pod that lost
-/// a hundred masters at once comes to each of them every twenty seconds.
+/// For connections that are opened again: at most ten within a second. A pod that lost a hundred
+/// masters at once retries each of them every twenty seconds.
 const AGAIN: (u32, Duration) = (5, Duration::from_millis(200));
 const _: () = assert!(AGAIN.0 as u128 + 1_000 / AGAIN.1.as_millis() <= 10);
 
-/// Of the first connections to nodes that a server named: a cluster of 64 masters is connected to
-/// at once, and one of 500, the largest that is offered as a service, within five seconds.
+/// For the first connections to nodes that a server named: a cluster of 64 masters is connected at
+/// once, and one of 500, the largest that is offered as a service, within five seconds.
 const FIRST: (u32, Duration) = (64, Duration::from_millis(10));
 
 // === impl Gates ===
@@ -73,12 +74,12 @@ impl Gate {
 // === impl Turn ===
 
 impl Turn {
-    /// How long one that comes first in the queue at `now` has to wait.
+    /// How long the first in the queue has to wait at `now`.
     fn wait(&self, now: Time) -> Duration {
         self.idle_at.since(now).saturating_sub(self.gap * (self.at_once - 1))
     }
 
-    /// One is through at `now`.
+    /// Notes that one is through at `now`.
     fn take(&mut self, now: Time) {
         self.idle_at = now + self.idle_at.since(now) + self.gap;
     }
@@ -88,7 +89,7 @@ impl Turn {
 mod tests {
     use super::*;
 
-    /// When each of `count` is through, who all wait at once.
+    /// When each of `count` callers that wait at once is through.
     fn through(limits: (u32, Duration), count: usize) -> Vec<Time> {
         let mut turn = Gate::new(limits).turn.into_inner();
         let mut now = Time::default() + Duration::from_secs(9);

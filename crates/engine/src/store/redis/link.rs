@@ -1,4 +1,5 @@
-//! One connection to one server, kept up by a task of its own: asks never connect, they only look.
+//! One connection to one server, maintained by a task of its own: asks never connect, they only use
+//! the present connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::outage::Outage;
 use super::patience::Patience;
 use crate::backoff::Backoff;
 
-/// A connection that comes back by itself. Dropping it ends its task.
+/// A connection that reconnects on its own. Dropping it ends its task.
 #[derive(Debug)]
 pub(super) struct Link {
     state: watch::Receiver<State>,
@@ -28,10 +29,10 @@ pub(super) struct Link {
 /// ```
 #[derive(Debug, Clone)]
 enum State {
-    /// The first attempt is under way.
+    /// The first attempt is in progress.
     Dialling,
     Up(Arc<Live>),
-    /// Why there is no connection.
+    /// The reason why there is no connection.
     Down(Arc<str>),
 }
 
@@ -42,7 +43,7 @@ const RETRY_LAST: Duration = Duration::from_secs(2);
 // === impl Link ===
 
 impl Link {
-    /// Starts connecting to the server that `dial` leads to.
+    /// Starts to connect to the server of `dial`.
     pub(super) fn spawn(dial: Dial) -> Arc<Self> {
         let (publish, state) = watch::channel(State::Dialling);
         let patience = dial.site().patience();
@@ -62,7 +63,7 @@ impl Link {
     /// As [`Link::live`], but first waits for the outcome of the first attempt.
     pub(super) async fn dialled(&self) -> Result<Arc<Live>, Fault> {
         let mut state = self.state.clone();
-        // It fails only once the task is gone, and then the last state stands.
+        // It fails only once the task has ended, and then the last state is final.
         let _ = state.wait_for(|state| !matches!(state, State::Dialling)).await;
         self.live()
     }
@@ -72,7 +73,7 @@ impl Link {
         self.patience.of_command()
     }
 
-    /// How long the server has owed replies and sent nothing; `None` before the first attempt to
+    /// How long the server has owed replies and sent nothing; `None` until the first attempt to
     /// connect has ended, which asks wait for.
     pub(super) fn silence(&self) -> Option<Duration> {
         match &*self.state.borrow() {
@@ -105,7 +106,7 @@ async fn keep_up(dial: Dial, patience: Arc<Patience>, publish: watch::Sender<Sta
         let (why, spent) = match dial.open(&patience).await {
             Ok(live) => {
                 let live = Arc::new(live);
-                // Before the first ask, which the server then reads after the scripts.
+                // Before the first ask, so that the server reads it after the scripts.
                 live.load_scripts().await;
                 publish.send_replace(State::Up(Arc::clone(&live)));
                 if live.proves_itself().await {
@@ -123,7 +124,7 @@ async fn keep_up(dial: Dial, patience: Arc<Patience>, publish: watch::Sender<Sta
             tracing::error!(redis = %dial, "no connection to Redis: {why}; {mend}");
         }
         publish.send_replace(State::Down(format!("{dial}: {}", why.text).into()));
-        // An attempt that waited for an answer in vain has been wait enough.
+        // The time that a failed attempt waited for an answer counts towards this wait.
         tokio::time::sleep(backoff.next_wait().saturating_sub(spent)).await;
         dial.gates().again.pass(&site.clock).await;
     }

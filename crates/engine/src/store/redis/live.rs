@@ -1,4 +1,4 @@
-//! An open connection, shared by all asks of its server, and when it is of no more use.
+//! An open connection, shared by all asks of its server, and how its end is detected.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -22,37 +22,37 @@ pub(super) struct Live {
     opened: Opened,
     site: Arc<Site>,
     patience: Arc<Patience>,
-    /// When something last came, in nanoseconds of the site's clock.
+    /// When data last arrived, in nanoseconds of the site's clock.
     heard: AtomicU64,
-    /// When the scripts were last sent again, in the same; 0 is never.
+    /// When the scripts were last sent again, on the same clock; 0 means never.
     reloaded: AtomicU64,
     owed: Owed,
     stage: Stages,
-    /// Why it is replaced.
+    /// The reason why it is replaced.
     end: OnceLock<Fault>,
 }
 
-/// The replies that a server has yet to send.
+/// The number of replies that a server has yet to send.
 #[derive(Debug, Default)]
 struct Owed {
     replies: AtomicUsize,
-    /// When the first of them was asked for, in nanoseconds of the site's clock.
+    /// When the first of them was requested, in nanoseconds of the site's clock.
     since: AtomicU64,
 }
 
-/// A connection that holds for so long has proven itself too.
+/// A connection that has lasted this long counts as proven too.
 const PROOF: Duration = Duration::from_secs(2);
-/// After too long a silence: if it was the pod that was held up, replies are waiting in the socket,
-/// and are read within this.
+/// Grace time after too long a silence: if the pod itself was held up, replies are waiting in the
+/// socket and are read within this time.
 const GRACE: Duration = Duration::from_millis(20);
-/// The scripts are sent again no more often: asks that were under way when the server forgot them
-/// all come back, and a server that may not be taught them forgets each time.
+/// Minimum time before the scripts are sent again: when a server forgets all scripts, every ask in
+/// flight fails at once, and a server that does not allow loading them forgets each time.
 const RELOAD_GAP: Duration = Duration::from_secs(1);
 
 // === impl Live ===
 
 impl Live {
-    /// `stage` is what redis-rs notes the end of the connection on.
+    /// `stage` is where redis-rs records the end of the connection.
     pub(super) fn new(
         address: Address,
         opened: Opened,
@@ -66,24 +66,24 @@ impl Live {
         Self { address, opened, site, patience, heard, reloaded, owed, stage, end }
     }
 
-    /// Sends all scripts ahead of whatever is sent after this. Returns once they wait to be
-    /// written: a server takes the commands of a connection in their order, so that a later call
-    /// of a script finds it there, and nobody waits for a reply. One that says no, since the user
-    /// may not load scripts, is not read: the server then answers NOSCRIPT, and learns each script
-    /// with its first call in full.
+    /// Sends all scripts ahead of whatever is sent after this. Returns once they are queued for
+    /// writing: a server processes the commands of a connection in order, so a later call of a
+    /// script finds it loaded, and no caller waits for a reply. A refusal, because the user may not
+    /// load scripts, is not read: the server then answers NOSCRIPT, and learns each script from its
+    /// first call in full.
     pub(super) async fn load_scripts(&self) {
         let mut connection = self.opened.connection.clone();
         for load in self.site.scripts.loads() {
             if connection.send_packed_command(&load).await.is_err() {
-                // The connection has ended, which whoever keeps it up hears of.
+                // The connection has ended, which its link learns separately.
                 return;
             }
         }
     }
 
-    /// Sends `command` once and only once: redis-rs repeats nothing on a connection of this kind
+    /// Sends `command` exactly once: redis-rs repeats nothing on a connection of this kind
     /// (`aio/multiplexed_connection.rs`, `send_recv`: one message in, one reply or error out).
-    /// `read` makes the result of the reply, or says that it cannot be one.
+    /// `read` converts the reply to the result, or fails if the reply cannot be one.
     pub(super) async fn send<T>(
         &self,
         command: &Cmd,
@@ -100,8 +100,8 @@ impl Live {
         self.send(command, Ok).await
     }
 
-    /// Sends `command` for a slot that is still moving to this server. ASKING holds for the very
-    /// next command of the connection, which others share: both travel in one message.
+    /// Sends `command` for a slot that is still moving to this server. ASKING applies only to the
+    /// next command of the connection, which is shared: both travel in one message.
     pub(super) async fn send_asking<T>(
         &self,
         command: &Cmd,
@@ -117,14 +117,14 @@ impl Live {
         self.reply(reply, read).await
     }
 
-    /// Waits until the connection has proven itself; false if it ended before.
+    /// Waits until the connection has proven itself. Returns false if it ended before.
     pub(super) async fn proves_itself(&self) -> bool {
-        // An error stands for the time that it has held.
+        // An error means that the time has passed while the connection lasted.
         let reached = tokio::time::timeout(PROOF, self.stage.reaches(Stage::Proven)).await;
         reached.map_or(true, |stage| stage == Stage::Proven)
     }
 
-    /// Waits until it must be replaced, and says why.
+    /// Waits until the connection must be replaced, and returns the reason.
     pub(super) async fn ends(&self) -> Fault {
         self.stage.reaches(Stage::Retired).await;
         let broke = || Fault::new(Kind::Lost, "the connection broke");
@@ -149,7 +149,7 @@ impl Live {
         let sent = self.site.clock.now();
         let _owed = self.owed.more(sent);
         let outcome = tokio::select! {
-            // A reply that comes with the end of the connection comes too late.
+            // A reply that arrives together with the end of the connection is too late.
             biased;
             _ = self.stage.reaches(Stage::Abandoned) => Err(self.abandoned()),
             reply = reply => self.take(sent, reply, read),
@@ -181,7 +181,7 @@ impl Live {
         }
     }
 
-    /// Whether the scripts are to be sent again. True for one caller within [`RELOAD_GAP`].
+    /// Whether to send the scripts again. True for one caller within [`RELOAD_GAP`].
     fn may_reload(&self) -> bool {
         let now = self.site.clock.now();
         let last = self.reloaded.load(Ordering::Relaxed);
@@ -196,7 +196,7 @@ impl Live {
         }
     }
 
-    /// Returns once nothing has come for longer than the server is known to need.
+    /// Returns once nothing has arrived for longer than the server is known to need.
     async fn falls_silent(&self, sent: Time) {
         let since = || sent.max(Time::from_nanos(self.heard.load(Ordering::Relaxed)));
         loop {
@@ -211,7 +211,7 @@ impl Live {
         }
     }
 
-    /// What an abandoned connection means for the commands on it.
+    /// The fault of the commands on an abandoned connection.
     fn abandoned(&self) -> Fault {
         match self.end.get() {
             Some(end) if end.kind == Kind::TimedOut => Fault::timed_out(),
@@ -229,7 +229,7 @@ impl Live {
     }
 
     fn end_by(&self, fault: &Fault, stage: Stage) {
-        // Before others can see the stage: they ask for the reason.
+        // Set before others can see the stage, since they then ask for the reason.
         let _ = self.end.set(fault.clone());
         if self.stage.advance(stage) && fault.kind == Kind::TimedOut {
             self.patience.given_up();
@@ -240,7 +240,7 @@ impl Live {
 // === impl Owed ===
 
 impl Owed {
-    /// One reply more, until what this returns is dropped.
+    /// Counts one more reply as owed until the returned guard is dropped.
     fn more(&self, sent: Time) -> impl Drop + use<'_> {
         struct OneLess<'a>(&'a Owed);
         impl Drop for OneLess<'_> {
@@ -248,7 +248,7 @@ impl Owed {
                 self.0.replies.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        // Before the count, so that a reader finds no older time with it.
+        // Set before the count, so that a reader of the count finds no older time.
         if self.replies.load(Ordering::Relaxed) == 0 {
             self.since.store(sent.nanos(), Ordering::Relaxed);
         }

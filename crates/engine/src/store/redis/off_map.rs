@@ -1,9 +1,9 @@
-//! Nodes that a redirect names and the map does not, such as a new one that takes over its first
+//! Nodes that a redirect names but the map does not, such as a new node that takes over its first
 //! slot: CLUSTER SLOTS lists only owners of slots.
 //!
-//! A connection begins with the password, and a redirect is one error text. It is followed only to
-//! a node that CLUSTER NODES lists, which is read when a redirect names an unknown node; or, where
-//! `REDIS_REDIRECT_NETWORKS` is set, to any node within these networks.
+//! Opening a connection sends the password, and a redirect is only an error text. So a redirect is
+//! followed only to a node that CLUSTER NODES lists, which is read when a redirect names an unknown
+//! node; or, if `REDIS_REDIRECT_NETWORKS` is set, to any node within these networks.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,39 +16,40 @@ use tokio::sync::watch;
 use super::link::Link;
 use crate::store::redis::settings::Address;
 
-/// The nodes beside the map.
+/// The nodes that are not on the map.
 #[derive(Debug, Default)]
 pub(super) struct OffMap {
-    /// Emptied now and then: a node that matters gets onto the map.
+    /// Emptied from time to time: a node that owns slots gets onto the map.
     links: Mutex<HashMap<Address, Arc<Link>>>,
     members: watch::Sender<Members>,
-    /// A redirect named a stranger since the members were last read.
+    /// A redirect named an unknown node since the members were last read.
     wanted: AtomicBool,
-    /// The members could not be read, which was logged.
+    /// The failure to read the members was logged.
     warned: AtomicBool,
 }
 
-/// All nodes of the cluster, as one of them lists them.
+/// All nodes of the cluster, as one of the nodes lists them.
 #[derive(Debug, Default)]
 struct Members {
     addresses: HashSet<Address>,
-    /// How often they were read, or tried to.
+    /// How many attempts to read them were made.
     reads: u64,
 }
 
-/// Nodes beside the map that are connected at once.
+/// The largest number of nodes outside the map that are connected at once.
 const LINKS_MAX: usize = 64;
 
 const CANNOT_READ: &str = "a redirect led off the map, and the nodes of the cluster cannot be \
                            listed (allow the user +cluster|nodes, or set REDIS_REDIRECT_NETWORKS)";
 
-/// Names of a cluster's nodes, of which each has two at most. Beyond are no masters either.
+/// The largest number of node names that are read from a cluster; each node has at most two. The
+/// number of masters is limited too.
 const MEMBERS_MAX: usize = 1 << 14;
 
 // === impl OffMap ===
 
 impl OffMap {
-    /// The connection to `address`, which `dial` begins if there is none.
+    /// The connection to `address`; `dial` makes it if there is none.
     pub(super) fn link(&self, address: &Address, dial: impl FnOnce() -> Arc<Link>) -> Arc<Link> {
         let mut links = self.links.lock();
         if links.len() >= LINKS_MAX && !links.contains_key(address) {
@@ -57,7 +58,8 @@ impl OffMap {
         Arc::clone(links.entry(address.clone()).or_insert_with(dial))
     }
 
-    /// The connection to `address`, if there is one: it is on the map now.
+    /// Removes and returns the connection to `address`, if there is one, since the address is on
+    /// the map now.
     pub(super) fn take(&self, address: &Address) -> Option<Arc<Link>> {
         self.links.lock().remove(address)
     }
@@ -67,10 +69,10 @@ impl OffMap {
         self.links.lock().clear();
     }
 
-    /// Whether the cluster lists `address`; or, on a host that `has_password` already, its port: by
-    /// that alone a redirect names a node where the cluster knows no addresses that lead there from
-    /// outside. If it did not when last read, `read` is called, which has it read again, and that
-    /// is waited for.
+    /// Whether the cluster lists `address`, or, if the host `has_password` already, its port: by
+    /// that alone a redirect can name a node if the cluster does not know the addresses by which it
+    /// is reached from outside. If the last list did not contain it, calls `read`, which has the
+    /// list read again, and waits for that.
     pub(super) async fn is_member(
         &self,
         address: &Address,
@@ -91,19 +93,19 @@ impl OffMap {
         known.is_ok_and(|known| known.have(address, has_password))
     }
 
-    /// Whether the members are to be read.
+    /// Whether the members have to be read.
     pub(super) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed)
     }
 
-    /// Logs why the members cannot be read; once, until they can.
+    /// Logs why the members cannot be read; once, until they can be read.
     pub(super) fn cannot_read(&self, from: &Address, why: &str) {
         if !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(redis = %from, "{CANNOT_READ}: {why}");
         }
     }
 
-    /// Takes what was read; nothing, if it could not be.
+    /// Stores the addresses that were read; none if they could not be read.
     pub(super) fn learn(&self, addresses: HashSet<Address>) {
         self.wanted.store(false, Ordering::Relaxed);
         if !addresses.is_empty() {
@@ -128,7 +130,7 @@ impl Members {
     }
 }
 
-/// The nodes of a reply to CLUSTER NODES, by address and by name: a line each, of which the second
+/// The nodes of a reply to CLUSTER NODES, by address and by name. Each line is a node; its second
 /// word is `ip:port@bus-port,name,…`.
 pub(super) fn members(reply: &Value) -> Result<HashSet<Address>, String> {
     let text = match reply {

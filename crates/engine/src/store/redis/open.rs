@@ -29,24 +29,24 @@ pub(super) struct Opened {
     _place: Option<OwnedSemaphorePermit>,
 }
 
-/// The task that carries the bytes of a connection. Dropping it ends both.
+/// The task that transfers the bytes of a connection. Dropping this ends both.
 #[derive(Debug)]
 struct Driver(AbortHandle);
 
-/// Whom a connection leads to, and so who we are there.
+/// The kind of server at the other end, which determines the login.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Peer {
     Server,
-    /// Old ones know no HELLO.
+    /// Old sentinels do not know HELLO.
     Sentinel,
 }
 
-/// Commands of one connection that may wait to be written; the rest wait for their place. It is as
-/// many as the lease desk sends to a shard at once.
+/// The largest number of commands on one connection that wait to be written; further ones wait for
+/// a place. It is the number that the lease desk sends to a shard at once.
 const UNWRITTEN_MAX: usize = 256;
 
-/// Connects to `address` and logs in, within the given time, however many addresses a name has and
-/// however long a password takes to read. `stages` are told of the end.
+/// Connects to `address` and logs in within the given time, however many addresses a name has and
+/// however long reading a password takes. `stages` records the end of the connection.
 pub(super) async fn open(
     site: &Arc<Site>,
     address: &Address,
@@ -74,7 +74,7 @@ async fn connect(
     limit: Arc<ReplyLimit>,
     stages: Option<&Stages>,
 ) -> RedisResult<(MultiplexedConnection, Driver)> {
-    // Replies have deadlines of our own: `Live`.
+    // Deadlines for replies are set in `Live`.
     let mut config = AsyncConnectionConfig::new()
         .set_response_timeout(None)
         .set_pipeline_buffer_size(UNWRITTEN_MAX);
@@ -107,12 +107,13 @@ async fn log_in<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 // === impl Peer ===
 
 impl Peer {
-    /// Who we are there.
+    /// The login.
     ///
-    /// RESP3 to servers: its HELLO logs in and speaks up in one command that either succeeds or
-    /// ends the attempt, so that a wrong password never leaves us there as another user; and
-    /// redis-rs tells of a closed connection only there. In RESP2 it would skip the login of a user
-    /// without a password, and drop the user's name for a server that knows no names.
+    /// Servers use RESP3: its HELLO logs in and switches the protocol in one command that either
+    /// succeeds or ends the attempt, so that a wrong password never leaves the connection logged in
+    /// as another user; and redis-rs reports a closed connection only with RESP3. With RESP2 it
+    /// would skip the login of a user without a password, and would omit the user's name for a
+    /// server that does not support names.
     async fn login(self, site: &Arc<Site>) -> Result<RedisConnectionInfo, Fault> {
         let protocol = match self {
             Self::Server => ProtocolVersion::RESP3,
@@ -144,8 +145,8 @@ impl Peer {
 }
 
 fn login(auth: Auth, protocol: ProtocolVersion) -> RedisConnectionInfo {
-    // CLIENT SETINFO is left out: servers before 7.2 do not know it, and an access list may well
-    // not name it.
+    // CLIENT SETINFO is omitted: servers before 7.2 do not know it, and an access list may not
+    // include it.
     let mut login = RedisConnectionInfo::default().set_protocol(protocol).set_skip_set_lib_name();
     if let Some(username) = &auth.username {
         login = login.set_username(username);
@@ -157,7 +158,8 @@ fn login(auth: Auth, protocol: ProtocolVersion) -> RedisConnectionInfo {
     }
 }
 
-/// An error of a connection to `from`; one of its limit says that the reply was none of ours.
+/// Converts an error of a connection to `from`. An error of its limit means that the reply cannot
+/// be one of ours.
 pub(super) fn fault_of(error: &RedisError, from: &Address, limit: &ReplyLimit) -> Fault {
     let fault = Fault::of(error, from);
     match fault.kind {
@@ -169,7 +171,7 @@ pub(super) fn fault_of(error: &RedisError, from: &Address, limit: &ReplyLimit) -
 // === impl Opened ===
 
 impl Opened {
-    /// The reply to one command; an error reply is a fault.
+    /// Sends one command and returns its reply; an error reply is a fault.
     pub(super) async fn ask(&self, command: &Cmd) -> Result<Value, Fault> {
         let reply = self.connection.clone().send_packed_command(command).await;
         let reply = reply.and_then(Value::extract_error);

@@ -1,4 +1,4 @@
-//! What is said of an outage: one line when it begins, one when it ends.
+//! Logging of outages: one line when an outage begins, and one when it ends.
 
 /// Whether a part of the store is in an outage, so that only its two ends are logged.
 #[derive(Debug, Default)]

@@ -1,14 +1,14 @@
-//! How long a server may be silent, by what it was measured to need.
+//! How long a server may be silent, based on measured round trips.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// What is waited for one server, from one connection to the next.
+/// The timeouts for one server, kept from one connection to the next.
 ///
-/// A command's share is the smoothed round trip and four times its deviation, as TCP has it for its
-/// own repeats (RFC 6298), but at least `REDIS_TIMEOUT`. It doubles with each wait in vain until an
-/// answer comes (Karn's rule), so that a server that became slow is learnt within a few
+/// The timeout of a command is the smoothed round trip plus four times its deviation, as in TCP's
+/// retransmission timer (RFC 6298), but at least `REDIS_TIMEOUT`. It doubles with each timeout
+/// until an answer comes (Karn's rule), so that it adapts to a server that became slow within a few
 /// connections.
 #[derive(Debug)]
 pub(super) struct Patience {
@@ -18,11 +18,11 @@ pub(super) struct Patience {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of the present connection; none before the first.
+    /// The round trip of the present connection; `None` before the first one.
     measured: Option<RoundTrip>,
     /// Connections given up since the last reply to a command.
     silences: u32,
-    /// Attempts to connect that got no answer since one did.
+    /// Attempts to connect without an answer since the last one that was answered.
     dials: u32,
 }
 
@@ -32,22 +32,22 @@ struct RoundTrip {
     deviation: Duration,
 }
 
-/// Whatever was measured: with a second of latency each way, TCP's handshake and the login take
-/// four seconds together.
+/// Upper bound, whatever was measured: with a second of latency each way, TCP's handshake and the
+/// login take four seconds together.
 const PATIENCE_MAX: Duration = Duration::from_secs(4);
-/// Whatever `REDIS_TIMEOUT` is: below what an ask may take in all, which must not end before the
-/// silence of its connection is noticed.
+/// Upper bound of `REDIS_TIMEOUT`. It is below the time allowed for an ask, which must not end
+/// before the silence of its connection is noticed.
 pub(super) const LEAST_MAX: Duration = Duration::from_secs(8);
 
 // === impl Patience ===
 
 impl Patience {
-    /// Never less than `least`, which is cut at [`LEAST_MAX`].
+    /// The timeout is never less than `least`, which is at most [`LEAST_MAX`].
     pub(super) fn new(least: Duration) -> Self {
         Self { least: least.min(LEAST_MAX), state: Mutex::default() }
     }
 
-    /// For a command, since anything was last heard.
+    /// For a command, counted from when data last arrived.
     pub(super) fn of_command(&self) -> Duration {
         let state = self.state.lock();
         self.doubled(&state, state.silences)
@@ -59,14 +59,14 @@ impl Patience {
         self.doubled(&state, state.silences.saturating_add(state.dials))
     }
 
-    /// A connection was opened in this time: what was measured before may hold no longer.
+    /// Records that a connection was opened in this time: earlier measurements may no longer hold.
     pub(super) fn connected(&self, took: Duration) {
         let mut state = self.state.lock();
         state.dials = 0;
         state.measured = Some(RoundTrip { smoothed: took, deviation: took / 2 });
     }
 
-    /// A command was answered in this time.
+    /// Records that a command was answered in this time.
     pub(super) fn answered(&self, took: Duration) {
         let mut state = self.state.lock();
         state.silences = 0;
@@ -74,13 +74,13 @@ impl Patience {
         state.measured = Some(state.measured.map_or(first, |before| before.smooth(took)));
     }
 
-    /// A connection fell silent and was given up.
+    /// Records that a connection fell silent and was given up.
     pub(super) fn given_up(&self) {
         let mut state = self.state.lock();
         state.silences = state.silences.saturating_add(1);
     }
 
-    /// An attempt to connect got no answer.
+    /// Records that an attempt to connect got no answer.
     pub(super) fn dialled_in_vain(&self) {
         let mut state = self.state.lock();
         state.dials = state.dials.saturating_add(1);
@@ -97,7 +97,7 @@ impl Patience {
 // === impl RoundTrip ===
 
 impl RoundTrip {
-    /// An eighth and a quarter of the news, as RFC 6298 has it.
+    /// Weights the new value by an eighth and a quarter, as in RFC 6298.
     fn smooth(self, took: Duration) -> Self {
         let off = self.smoothed.abs_diff(took);
         Self { smoothed: (self.smoothed * 7 + took) / 8, deviation: (self.deviation * 3 + off) / 4 }

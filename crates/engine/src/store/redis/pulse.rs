@@ -6,10 +6,10 @@ use super::call::{Call, Scripts};
 use super::fault::Fault;
 use crate::store::{Beat, PODS_MAX};
 
-/// Some 143 000 years: doubles count it exactly, with the present added to it.
+/// Some 143 000 years: doubles represent it exactly, even with the present time added.
 const LASTS_MS_MAX: u64 = 1 << 52;
 
-/// The call that `beat` is. `key` is that of the pods of all domains; each domain's own begins
+/// The call for `beat`. `key` is the key for the pods of all domains; the key of each domain begins
 /// with it.
 pub(super) fn call(scripts: &Scripts, beat: Beat, key: String) -> Call<'_> {
     let key = match beat.domain {
@@ -22,7 +22,7 @@ pub(super) fn call(scripts: &Scripts, beat: Beat, key: String) -> Call<'_> {
     scripts.beat.call(key, arguments)
 }
 
-/// Reads the reply: pods alive.
+/// Reads the reply: the number of live pods.
 pub(super) fn pods(reply: &Value) -> Result<u32, Fault> {
     let alive = match reply {
         Value::Int(alive) => u32::try_from(*alive).ok(),

@@ -1,16 +1,16 @@
-//! A limit on what one reply may hold, enforced on the bytes before redis-rs buffers and parses
-//! them: the client has no limit of its own but on nesting (100 levels), and a length of 2 GB in
-//! a reply's head is memory for as long as the server goes on sending.
+//! Limits the size of one reply, enforced on the bytes before redis-rs buffers and parses them. The
+//! client limits only nesting (100 levels): a reply that announces a length of 2 GB takes up memory
+//! for as long as the server keeps sending.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// How much one reply may hold.
+/// The largest size of one reply.
 #[derive(Debug, Clone, Copy)]
 struct Limit {
     /// Bytes of the reply, framing included.
     bytes: usize,
-    /// Values in it; each is 64 bytes or so once it is parsed, though it may be 3 on the wire.
+    /// Values in it; each takes about 64 bytes once parsed, though it may be 3 bytes on the wire.
     values: usize,
 }
 
@@ -19,44 +19,44 @@ struct Limit {
 const ORDINARY: Limit = Limit { bytes: 16 << 10, values: 1 << 10 };
 
 /// Lists of the cluster's nodes. 1024 masters with two replicas each take 25 000 values and 0.4 MB
-/// in CLUSTER SLOTS while each owns one range; this has room for two and a half each.
+/// in CLUSTER SLOTS if each master owns one range; this leaves room for two and a half ranges each.
 const LISTS: Limit = Limit { bytes: 4 << 20, values: 64 << 10 };
 
-/// The limit of one connection, which is higher while a list of nodes is awaited.
+/// The limit of one connection. It is higher while a list of nodes is expected.
 #[derive(Debug, Default)]
 pub(super) struct ReplyLimit {
     lists_awaited: AtomicUsize,
     exceeded: AtomicBool,
 }
 
-/// A reply that is not read any further.
+/// The reason why a reply is not read any further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Excess {
     Bytes(usize),
     Values(usize),
-    /// What stands for a length is none.
+    /// A length is malformed.
     Length,
 }
 
-/// Follows the replies on a connection, byte by byte, as far as their lengths go.
+/// Counts the bytes and values of the replies on a connection, as far as their lengths tell.
 #[derive(Debug)]
 pub(super) struct ReplyCounter {
     state: State,
-    /// Bytes of the present reply so far, with those of a text that was announced.
+    /// Bytes of the present reply so far, including those of an announced text.
     bytes: usize,
-    /// Values of it that have begun.
+    /// Values of the reply that have begun.
     values: usize,
-    /// Values of it that have not ended; at least 1, for the reply itself.
+    /// Values of the reply that have not ended; at least 1, for the reply itself.
     pending: usize,
 }
 
-/// Where in a value the next byte is. A value begins with its type.
+/// The position of the next byte within a value. A value begins with its type.
 #[derive(Debug, Clone, Copy)]
 enum State {
     Type,
     /// A value that is one line, such as a number or an error.
     Line,
-    /// Behind a carriage return in it.
+    /// After a carriage return in the line.
     LineEnd,
     Length {
         of: u8,
@@ -66,7 +66,7 @@ enum State {
         of: u8,
         length: Length,
     },
-    /// A text with its line end: so many bytes are left of it.
+    /// A text with its line end, of which this many bytes remain.
     Text(usize),
 }
 
@@ -79,7 +79,7 @@ struct Length {
 // === impl ReplyLimit ===
 
 impl ReplyLimit {
-    /// Raises the limit until what this returns is dropped.
+    /// Raises the limit until the returned guard is dropped.
     pub(super) fn await_list(&self) -> impl Drop + use<'_> {
         struct Lower<'a>(&'a ReplyLimit);
         impl Drop for Lower<'_> {
@@ -96,7 +96,8 @@ impl ReplyLimit {
         self.exceeded.load(Ordering::Relaxed)
     }
 
-    /// Has `counter` follow what came next; after an error the connection is of no more use.
+    /// Lets `counter` process the bytes that arrived; after an error the connection must not be
+    /// used.
     pub(super) fn check(&self, counter: &mut ReplyCounter, bytes: &[u8]) -> Result<(), Excess> {
         let awaits_list = self.lists_awaited.load(Ordering::Relaxed) > 0;
         let limit = if awaits_list { LISTS } else { ORDINARY };
@@ -131,7 +132,7 @@ impl ReplyCounter {
         Ok(())
     }
 
-    /// Takes a byte that is not of a text.
+    /// Processes a byte that is not part of a text.
     fn step(&mut self, byte: u8, limit: Limit) -> Result<(), Excess> {
         self.state = match (self.state, byte) {
             (State::Type, b'$' | b'!' | b'=' | b'*' | b'~' | b'>' | b'%' | b'|') => {
@@ -156,13 +157,14 @@ impl ReplyCounter {
         Ok(())
     }
 
-    /// A value's head has ended: its texts are bytes and its parts values, before any of them came.
+    /// Handles the end of a value's head: its text counts as bytes and its parts as values, before
+    /// any of them has arrived.
     fn begin(&mut self, of: u8, length: Length, limit: Limit) -> Result<(), Excess> {
         let Length { is_negative, number } = length;
-        // To redis-rs `-0` is 0.
+        // redis-rs reads `-0` as 0.
         let is_negative = is_negative && number > 0;
         let parts = match of {
-            // Nothing: redis-rs reads no further.
+            // A null: redis-rs reads no further.
             b'$' | b'*' | b'~' | b'>' if is_negative => 0,
             _ if is_negative => return Err(Excess::Length),
             b'$' | b'!' | b'=' => {
@@ -172,7 +174,7 @@ impl ReplyCounter {
                 return Ok(());
             }
             b'%' => number.saturating_mul(2),
-            // Attributes stand before the value that they are of.
+            // Attributes precede the value to which they belong.
             b'|' => number.saturating_mul(2).saturating_add(1),
             _ => number,
         };
@@ -202,7 +204,7 @@ impl ReplyCounter {
 // === impl Length ===
 
 impl Length {
-    /// This with one more digit, or a sign before any.
+    /// Adds one more digit, or a sign before all digits.
     fn with(self, byte: u8) -> Result<Self, Excess> {
         match byte {
             b'-' if !self.is_negative && self.number == 0 => Ok(Self { is_negative: true, ..self }),

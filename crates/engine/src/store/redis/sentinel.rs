@@ -1,7 +1,7 @@
-//! Which server is the master, by the word of the sentinels and its own.
+//! Finds the master, by the sentinels' replies and the server's own.
 //!
-//! Asked over connections of this store rather than by redis-rs's `SentinelClient`, which bounds
-//! neither the replies nor where the password of the servers is taken.
+//! Uses connections of this store rather than redis-rs's `SentinelClient`, which limits neither the
+//! replies nor the servers to which it sends the password.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use super::open::{Peer, open};
 use super::site::Site;
 use crate::store::redis::settings::Address;
 
-/// For finding the master: all sentinels are asked at once.
+/// Timeout for finding the master: all sentinels are asked at once.
 const FIND_TIMEOUT: Duration = Duration::from_secs(3);
-/// Of it, for connecting to a server that a sentinel named: an old master may be gone without
-/// a word.
+/// The part of it for connecting to a server that a sentinel named: an old master may have vanished
+/// silently.
 const MASTER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The server that some sentinel calls the master `name`, and that says so itself. A sentinel that
-/// was cut off may still name an old one.
+/// Finds the server that a sentinel names as the master `name`, and that confirms it. A sentinel
+/// that was cut off may still name an old master.
 pub(super) async fn find_master(site: &Arc<Site>, name: &str) -> Result<Address, Fault> {
     let sentinels = &site.settings.addresses;
     if sentinels.is_empty() {
@@ -57,7 +57,7 @@ async fn is_master(site: &Arc<Site>, server: &Address) -> Result<bool, Fault> {
     match server.ask(&redis::cmd("ROLE")).await {
         Ok(Value::Array(parts)) => Ok(parts.first().and_then(text) == Some("master")),
         Ok(_) => Ok(false),
-        // Its user may have the right to INFO alone.
+        // The user may only have permission for INFO.
         Err(fault) if matches!(fault.kind, Kind::Denied | Kind::Refused) => {
             let reply = server.ask(redis::cmd("INFO").arg("REPLICATION")).await?;
             Ok(text(&reply).is_some_and(|info| info.lines().any(|line| line == "role:master")))

@@ -17,50 +17,51 @@ const HOST_BYTES_MAX: usize = 253;
 /// Where one Redis is and how to log in to it. Holds at least one address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisSettings {
-    /// How its nodes hang together.
+    /// The deployment type.
     pub kind: RedisKind,
     /// Where to connect: the server, nodes of the cluster, or the sentinels.
     pub addresses: Vec<Address>,
-    /// The user to log in as; `None` is Redis' own `default`.
+    /// The user to log in as; `None` means Redis' own `default`.
     pub username: Option<String>,
-    /// The password of the servers; `None` does not log in.
+    /// The password of the servers; `None` means no login.
     pub password: Option<Secret>,
     /// The user to log in to the sentinels as.
     pub sentinel_username: Option<String>,
-    /// The password of the sentinels, which is not that of the servers.
+    /// The password of the sentinels, which is separate from that of the servers.
     pub sentinel_password: Option<Secret>,
-    /// What holds the user and password of the servers, read again for each connection: `username`
-    /// and `password` are what it held at the start.
+    /// The file with the user and password of the servers, read again for each connection:
+    /// `username` and `password` are its content at the start.
     pub auth_file: Option<SecretFile>,
-    /// The same of the sentinels.
+    /// The same for the sentinels.
     pub sentinel_auth_file: Option<SecretFile>,
-    /// Where nodes must lie that a server or sentinel sends us to; those of `addresses` may lie
-    /// anywhere. `None` to follow a redirect to any node that the cluster lists, and to connect to
-    /// any master that a map or a sentinel names.
+    /// Networks in which the nodes that a server or sentinel names must lie; those of `addresses`
+    /// may lie anywhere. With `None`, a redirect is followed to any node that the cluster lists,
+    /// and any master that a map or a sentinel names is connected to.
     pub redirect_networks: Option<Vec<IpNet>>,
-    /// Connections that may be open at once, those under way with them. Each is a file.
+    /// The largest number of connections that may be open at once, including attempts in progress.
+    /// Each takes a file descriptor.
     pub connections_max: usize,
-    /// How long a connection may be silent, at least, with a command waiting for its reply, before
-    /// it is given up; and the least that connecting and logging in may take. More is waited for a
-    /// server that was measured to be slower, up to 4 s. 1 ms to 60 s; more than 8 s count as 8 s.
+    /// The least time that a connection may be silent while a command waits for its reply, before
+    /// it is given up, and the least time allowed for connecting and logging in. Slower servers, as
+    /// measured, get more time, up to 4 s. 1 ms to 60 s; more than 8 s count as 8 s.
     pub timeout: Duration,
 }
 
-/// How the nodes of a Redis hang together.
+/// The deployment types of Redis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RedisKind {
     /// One server, or a proxy that looks like one.
     Single,
     /// A Redis Cluster.
     Cluster,
-    /// A master and its replicas, looked after by sentinels.
+    /// A master and its replicas, monitored by sentinels.
     Sentinel {
-        /// The name under which the sentinels know the master.
+        /// The name of the master at the sentinels.
         master: String,
     },
 }
 
-/// Where one node listens.
+/// The address of one node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
     /// Host (an IPv6 address without brackets) and port.
@@ -69,18 +70,18 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// Who to log in as.
+/// The user and password of a login.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Auth {
-    /// `None` is Redis' own `default`.
+    /// `None` means Redis' own `default`.
     pub username: Option<String>,
-    /// `None` does not log in, unless there is a user.
+    /// `None` means no login, unless there is a user.
     pub password: Option<Secret>,
 }
 
-/// The default of `REDIS_TIMEOUT`: long enough for a server that forks, and short enough for
-/// a connection that became a black hole to be replaced within half a second. What is farther away
-/// is measured and waited for.
+/// The default of `REDIS_TIMEOUT`: long enough for a server that forks, and short enough that a
+/// connection that silently drops all packets is replaced within half a second. For more distant
+/// servers the measured round trip applies.
 const TIMEOUT: Duration = Duration::from_millis(250);
 
 // === impl RedisSettings ===
@@ -103,8 +104,8 @@ impl RedisSettings {
         }
     }
 
-    /// Who to log in to the servers as, by what the file holds now if there is one. Blocks while it
-    /// is read. An error says what is wrong with it.
+    /// The login for the servers: the present content of the file, if there is one. Blocks while
+    /// the file is read. An error describes what is wrong with the file.
     pub fn auth_now(&self) -> Result<Auth, String> {
         let (username, password) = (self.username.clone(), self.password.clone());
         auth_now(self.auth_file.as_ref(), Auth { username, password })
@@ -128,7 +129,8 @@ fn auth_now(file: Option<&SecretFile>, given: Auth) -> Result<Auth, String> {
 // === impl Auth ===
 
 impl Auth {
-    /// `password` or `user:password`, parted at the first colon as in the reference.
+    /// Parses `password` or `user:password`, split at the first colon as in the reference
+    /// implementation.
     pub fn parse(text: &str) -> Option<Self> {
         let (username, password) = match text.split_once(':') {
             Some((user, password)) => ((!user.is_empty()).then(|| user.to_owned()), password),
@@ -141,7 +143,7 @@ impl Auth {
 
 // === impl Address ===
 
-/// As in a list of addresses: `host:port`, `[::1]:6379`, or a path.
+/// In the form used in lists of addresses: `host:port`, `[::1]:6379`, or a path.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -152,12 +154,12 @@ impl fmt::Display for Address {
     }
 }
 
-/// A host as people and servers name one: a DNS name or an IP address, IPv6 with or without
+/// Parses a host as users and servers write it: a DNS name or an IP address, IPv6 with or without
 /// brackets.
 pub fn parse_host(text: &str) -> Option<String> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     let is_address = bare.unwrap_or(text).parse().is_ok_and(|ip: IpAddr| {
-        // Brackets belong to IPv6 only.
+        // Only IPv6 addresses may have brackets.
         bare.is_none() || ip.is_ipv6()
     });
     let is_name = (1..=HOST_BYTES_MAX).contains(&text.len())

@@ -1,5 +1,4 @@
-//! What all connections of one store share: its settings, its scripts, its counts, its clock, its
-//! gates.
+//! State that all connections of one store share: settings, scripts, counters, clock and gates.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,30 +17,30 @@ use crate::store::Count;
 use crate::store::redis::settings::{Address, RedisSettings};
 use crate::time::{Clock, Time};
 
-/// One for each store.
+/// The shared state; one for each store.
 #[derive(Debug)]
 pub(super) struct Site {
     pub(super) settings: RedisSettings,
     pub(super) scripts: Scripts,
     pub(super) clock: Clock,
-    /// To the addresses of the settings.
+    /// For connections to the addresses of the settings.
     own_gates: Gates,
-    /// To nodes that a server named.
+    /// For connections to nodes that a server named.
     gates: Gates,
     connections: Arc<Semaphore>,
-    /// Where names of the settings are looked up.
+    /// Threads that look up the names of the settings.
     own_names: Threads,
-    /// Where names that a server gave are looked up.
+    /// Threads that look up names that a server gave.
     names: Threads,
-    /// Where files of passwords are read.
+    /// Threads that read files of passwords.
     pub(super) files: Threads,
     pub(super) tally: Tally,
 }
 
-/// What was met so far; each only grows.
+/// Event counters; each only grows.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Asks carried, or tried to.
+    /// Asks that were sent, or that failed before.
     pub(super) asks: AtomicU64,
     /// Asks that ended in an error.
     pub(super) errors: AtomicU64,
@@ -49,22 +48,22 @@ pub(super) struct Tally {
     pub(super) connects: AtomicU64,
     /// Of these, those that failed.
     pub(super) connect_errors: AtomicU64,
-    /// By kind.
+    /// Failures by kind.
     faults: [Met; Kind::ALL.len()],
 }
 
 #[derive(Debug, Default)]
 struct Met {
     times: AtomicU64,
-    /// When last, in nanoseconds of the site's clock; 0 is never.
+    /// The last time, in nanoseconds of the site's clock; 0 means never.
     last: AtomicU64,
 }
 
-/// Of each kind. A name or file that nobody answers for holds its thread for as long as that takes,
-/// and the process has 512.
+/// Threads of each kind. A name or file that does not respond blocks its thread for as long as that
+/// takes, and the process has 512.
 const THREADS_MAX: usize = 16;
 
-/// Faults of one kind that follow each other within this are one outage, and its log one line.
+/// Faults of one kind that follow each other within this time are one outage, which is logged once.
 const OUTAGE_GAP: Duration = Duration::from_secs(30);
 
 // === impl Site ===
@@ -86,14 +85,14 @@ impl Site {
         })
     }
 
-    /// What to begin with where nothing was measured yet.
+    /// The timeouts to begin with when nothing was measured yet.
     pub(super) fn patience(&self) -> Arc<Patience> {
         Arc::new(Patience::new(self.settings.timeout))
     }
 
-    /// A place for one more connection to `node`, until what this returns is dropped. Configured
-    /// addresses have theirs, one or two each: however many nodes a server names, the way to those
-    /// that know better stays open.
+    /// A permit for one more connection to `node`, valid until the returned value is dropped.
+    /// Configured addresses have one or two of their own each, so that these nodes, which know the
+    /// cluster, stay reachable however many nodes a server names.
     pub(super) fn place(&self, node: &Address) -> Result<Option<OwnedSemaphorePermit>, Fault> {
         if self.is_configured(node) {
             return Ok(None);
@@ -106,17 +105,17 @@ impl Site {
         })
     }
 
-    /// What the name of `node` is looked up on.
+    /// The threads for looking up the name of `node`.
     pub(super) fn threads(&self, node: &Address) -> &Threads {
         if self.is_configured(node) { &self.own_names } else { &self.names }
     }
 
-    /// What connections to where the settings lead pass.
+    /// The gates for connections to the servers of the settings.
     pub(super) fn own_gates(&self) -> &Gates {
         &self.own_gates
     }
 
-    /// What connections to `node` pass: those to configured addresses wait for no others.
+    /// The gates for connections to `node`: those to configured addresses wait for no others.
     pub(super) fn gates(&self, node: &Address) -> &Gates {
         if self.is_configured(node) { &self.own_gates } else { &self.gates }
     }
@@ -125,8 +124,8 @@ impl Site {
         self.settings.addresses.contains(node)
     }
 
-    /// Whether the password may be taken to `node`, whose name leads to `ip`: to what is configured
-    /// it always may, and to what a server named, within the networks that are.
+    /// Whether the password may be sent to `node`, whose name resolves to `ip`: always if the node
+    /// is configured, and otherwise if it lies within the configured networks.
     pub(super) fn allows(&self, node: &Address, ip: IpAddr) -> bool {
         let is_within = |networks: &Vec<IpNet>| {
             networks.iter().any(|network| network.contains(&ip.to_canonical()))
@@ -134,8 +133,8 @@ impl Site {
         self.settings.redirect_networks.as_ref().is_none_or(is_within) || self.is_configured(node)
     }
 
-    /// Counts what a server answered. It is logged here if the connection lives on; else whoever
-    /// keeps the connection up says why it ended.
+    /// Counts a server's error. It is logged here if the connection stays open; otherwise the task
+    /// that maintains the connection logs why it ended.
     pub(super) fn note(&self, fault: &Fault, from: &Address) {
         let meaning = fault.kind.meaning();
         let is_first = self.meet(fault.kind);
@@ -147,7 +146,7 @@ impl Site {
         }
     }
 
-    /// Counts a fault; whether it begins an outage.
+    /// Counts a fault. Returns whether it begins an outage.
     pub(super) fn meet(&self, kind: Kind) -> bool {
         self.tally.meet(kind, self.clock.now())
     }
@@ -163,7 +162,7 @@ impl Tally {
         last == 0 || now.since(Time::from_nanos(last)) > OUTAGE_GAP
     }
 
-    /// All of it, by name.
+    /// All counters, by name.
     pub(super) fn counts(&self) -> Vec<Count> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut counts = vec![

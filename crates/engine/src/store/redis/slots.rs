@@ -1,4 +1,4 @@
-//! Which master owns which slot, as one node of the cluster told it.
+//! The map of which master owns which slot, as reported by one node of the cluster.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,20 +13,22 @@ pub(super) const SLOTS: usize = 16_384;
 /// Owners of the slots.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Slots {
-    /// For each slot the position of its owner in `masters`; [`NOBODY`] where it has none.
+    /// For each slot the position of its owner in `masters`; [`NOBODY`] if it has none.
     owners: Box<[u16]>,
-    /// `None` where a master was that is gone.
+    /// `None` in the place of a master that is gone.
     masters: Vec<Option<Address>>,
 }
 
 const NOBODY: u16 = u16::MAX;
 
-/// Masters of one cluster: Redis's specification recommends at most about a thousand nodes, and it
-/// is what one store may have of the lease desk's queues. Each is a connection.
+/// The largest number of masters in one cluster: Redis's specification recommends at most about a
+/// thousand nodes, and it is the number of the lease desk's queues that one store may have. Each
+/// master takes a connection.
 const MASTERS_MAX: usize = 1024;
 const _: () = assert!(MASTERS_MAX * 2 <= SHARDS_MAX);
 
-/// The slot of a key: CRC-16 (XMODEM) of its tag, the part in the first braces if there is one.
+/// The slot of a key: the CRC-16 (XMODEM) of its hash tag, which is the part in the first braces,
+/// if there is one.
 pub fn slot_of(key: &[u8]) -> usize {
     let tag = || {
         let open = key.iter().position(|byte| *byte == b'{')? + 1;
@@ -44,7 +46,7 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// The checksum of each byte alone. An ask takes two checksums, each of some twenty bytes.
+/// The checksum of each single byte. An ask computes two checksums, each of some twenty bytes.
 static CRC16_OF_BYTE: [u16; 256] = {
     const POLYNOMIAL: u16 = 0x1021;
     let mut table = [0; 256];
@@ -65,9 +67,9 @@ static CRC16_OF_BYTE: [u16; 256] = {
 // === impl Slots ===
 
 impl Slots {
-    /// Reads the reply to CLUSTER SLOTS that the node at `from` gave. Masters that `before` knew
-    /// keep their position, and new ones take over those of masters that are gone, so that
-    /// a shard is the same number before and after a failover.
+    /// Reads the reply to CLUSTER SLOTS from the node at `from`. Masters that `before` contains
+    /// keep their position, and new ones take the positions of masters that are gone, so that a
+    /// shard keeps its number across a failover.
     pub(super) fn parse(
         reply: &Value,
         from: &Address,
@@ -98,7 +100,7 @@ impl Slots {
         Ok(Self { owners: owners.into(), masters })
     }
 
-    /// Position of the master that owns `slot`.
+    /// The position of the master that owns `slot`.
     pub(super) fn owner(&self, slot: usize) -> Option<usize> {
         self.owners.get(slot).filter(|owner| **owner != NOBODY).map(|owner| usize::from(*owner))
     }
@@ -109,7 +111,7 @@ impl Slots {
     }
 }
 
-/// The masters in use, each where it stood before if it did.
+/// The masters in use, each at its previous position if it had one.
 fn arrange(mut named: Vec<&Address>, before: Option<&Slots>) -> Vec<Option<Address>> {
     let mut places = before.map_or_else(Vec::new, |before| before.masters.clone());
     for place in &mut places {
@@ -137,7 +139,7 @@ fn read_range(range: &Value, from: &Address) -> Option<(usize, usize, Address)> 
     let host = match host {
         Value::BulkString(host) => std::str::from_utf8(host).ok()?,
         Value::SimpleString(host) => host,
-        // The node does not know its name: it is the one that we asked by.
+        // The node does not know its own name: use the address that we asked.
         Value::Nil => "",
         _ => return None,
     };
@@ -145,7 +147,7 @@ fn read_range(range: &Value, from: &Address) -> Option<(usize, usize, Address)> 
     if first > last || last >= SLOTS {
         return None;
     }
-    // A host of `?` is one that the node does not know.
+    // A node writes `?` for a host that it does not know.
     let master = Address::of_node(host, u16::try_from(*port).ok()?)?.or_host_of(from);
     Some((first, last, master))
 }

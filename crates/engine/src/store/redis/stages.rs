@@ -1,23 +1,23 @@
-//! How far a connection has come, from its login to its end.
+//! The stages of a connection, from its login to its end.
 
 use redis::{PushInfo, PushKind};
 use tokio::sync::watch;
 
-/// How far a connection has come, for all who wait for it to come further.
+/// The present stage of a connection, which tasks can wait on.
 #[derive(Debug, Clone)]
 pub(super) struct Stages(watch::Sender<Stage>);
 
-/// They only follow each other in this order; any may be left out.
+/// The stages follow each other in this order; any may be skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
-    /// Logged in, and no more is known.
+    /// Logged in; nothing else is known.
     New,
-    /// A command had its result.
+    /// A command has had its result.
     Proven,
-    /// To be replaced. What is under way may still be answered.
+    /// To be replaced. Commands in flight may still be answered.
     Retired,
-    /// To be replaced, since nothing came for too long, or nothing that made sense. What still
-    /// comes is not read any more.
+    /// To be replaced, since nothing arrived for too long, or nothing valid. Whatever still arrives
+    /// is ignored.
     Abandoned,
 }
 
@@ -28,8 +28,8 @@ impl Stages {
         Self(watch::Sender::new(Stage::New))
     }
 
-    /// What redis-rs calls with what nobody asked for, and when the connection is closed. Those who
-    /// wait for replies it tells by itself.
+    /// The callback by which redis-rs reports messages that are not replies, and the end of the
+    /// connection. It reports the end separately to the callers that wait for replies.
     pub(super) fn on_push(&self) -> impl Fn(PushInfo) -> Result<(), ()> + use<> {
         let stages = self.clone();
         move |push| {
@@ -40,7 +40,7 @@ impl Stages {
         }
     }
 
-    /// Whether it was not there yet.
+    /// Advances to `stage`. Returns whether that stage is new.
     pub(super) fn advance(&self, stage: Stage) -> bool {
         self.0.send_if_modified(|present| {
             let advances = *present < stage;
@@ -53,10 +53,10 @@ impl Stages {
         *self.0.borrow() >= stage
     }
 
-    /// Waits for `stage`, or one after it: which, it returns.
+    /// Waits for `stage` or a later one, and returns the stage reached.
     pub(super) async fn reaches(&self, stage: Stage) -> Stage {
         let mut stages = self.0.subscribe();
-        // It fails only once the sender is gone, which we hold.
+        // It fails only if the sender is dropped, which we hold.
         let reached = stages.wait_for(|present| *present >= stage).await;
         reached.map_or(Stage::Abandoned, |reached| *reached)
     }

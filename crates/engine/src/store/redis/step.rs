@@ -1,4 +1,4 @@
-//! One ask as a call of its algorithm's script, and the script's reply as a grant.
+//! Converts one ask to a call of its algorithm's script, and the script's reply to a grant.
 
 use ratelease_rules::Algorithm;
 use redis::Value;
@@ -14,20 +14,20 @@ use crate::algorithm::{
 };
 use crate::store::{Ask, Back, Grant};
 
-/// Amounts are cut to this before they are sent. A limit is below it, so that it already means
-/// "all", and Lua's doubles count it exactly.
+/// Amounts are cut to this before they are sent. It is above every limit, so it already means
+/// "all", and Lua's doubles represent it exactly.
 const AMOUNT_MAX: u64 = 1 << 32;
 
-/// What the longest list of arguments has: those of a bucket, with a return.
+/// The length of the longest list of arguments: those of a bucket, with a return.
 const ARGUMENTS_MAX: usize = 15;
 
-/// The call that `ask` is, on its count's `key`.
+/// The call for `ask`, on the `key` of its count.
 pub(super) fn call<'a>(scripts: &'a Scripts, ask: &Ask, key: String) -> Call<'a> {
     if ask.pool.is_some() {
         return call_of_pool(scripts, ask, key);
     }
     let terms = ask.limit;
-    // Its slots go by: a denial spends none, and none comes back.
+    // A leaky bucket's slots pass: a denial spends none, and none comes back.
     let slots = matches!(terms.algorithm, Algorithm::LeakyBucket { .. });
     let mut arguments = Vec::with_capacity(ARGUMENTS_MAX);
     let charge_denied = ask.charge_denied && !slots;
@@ -81,8 +81,8 @@ fn pace(pace: &Pace) -> [u64; 9] {
     [tick_ns, cost, part, requests, tokens_max, debt_max, room, room_part, tokens_min]
 }
 
-/// Reads the reply. One that the script cannot have given is garbled: it is better to lose a lease
-/// than to spend tokens that nobody debited.
+/// Reads the reply. A reply that the script cannot have given is treated as garbled: it is better
+/// to lose a lease than to spend tokens that were not debited.
 pub(super) fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
     let grant = numbers(reply).and_then(|numbers| match ask.limit.algorithm {
         _ if ask.pool.is_some() => of_pool(ask, &numbers),
@@ -168,7 +168,7 @@ fn of_sliding_log(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
         .then(|| sliding_log::grant(ask, &logged))
 }
 
-/// Whether `window` is that of the time, or the next, which a clock that was ahead began.
+/// Whether `window` is the window of the time, or the next one, which a clock that was ahead began.
 fn is_present(ask: &Ask, now_unix_us: u64, window: u64) -> bool {
     let present = now_unix_us / window_us(ask.limit);
     window == present || window == present.saturating_add(1)

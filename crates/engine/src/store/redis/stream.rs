@@ -1,4 +1,4 @@
-//! A byte stream to a server, which bounds the replies that are read from it.
+//! A byte stream to a server, with a limit on the replies that are read from it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -14,7 +14,7 @@ use tokio::net::{TcpStream, UnixStream};
 use super::reply_limit::{ReplyCounter, ReplyLimit};
 use super::threads::Threads;
 
-/// A stream whose reader fails at a reply that is larger than `limit` allows.
+/// A stream whose reader fails on a reply that exceeds `limit`.
 #[derive(Debug)]
 pub(super) struct Bounded<S> {
     stream: S,
@@ -22,8 +22,8 @@ pub(super) struct Bounded<S> {
     counter: ReplyCounter,
 }
 
-/// Connects over TCP to the first of the host's addresses that answers, of those that `allows` lets
-/// through. Names are looked up on `threads`. Small commands are sent at once.
+/// Connects over TCP to the first of the host's addresses that answers, among those that `allows`
+/// accepts. Names are looked up on `threads`. Small commands are sent at once (TCP_NODELAY).
 pub(super) async fn tcp(
     host: &str,
     port: u16,
@@ -52,7 +52,7 @@ async fn look_up(host: &str, port: u16, threads: &Threads) -> io::Result<Vec<Soc
     Ok(found.collect())
 }
 
-/// The first of the addresses that can be connected to.
+/// Connects to the first of the addresses that can be reached.
 async fn first_of<T, F: Future<Output = io::Result<T>>>(
     addresses: Vec<SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,
@@ -69,8 +69,8 @@ async fn first_of<T, F: Future<Output = io::Result<T>>>(
     Err(failed)
 }
 
-/// Addresses of one name that are tried at the same time. Each is a socket, and whoever answers for
-/// the name says how many it has.
+/// The largest number of a name's addresses that are tried at the same time. Each takes a socket,
+/// and the name's DNS server decides how many addresses it has.
 const ATTEMPTS_MAX: usize = 4;
 
 const NOT_ALLOWED: &str = "its address lies in none of the networks of REDIS_REDIRECT_NETWORKS";
@@ -99,7 +99,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
         ready!(Pin::new(stream).poll_read(cx, buffer))?;
         let read = buffer.filled().get(before..).unwrap_or_default();
         Poll::Ready(limit.check(counter, read).map_err(|excess| {
-            // With an error nothing was read.
+            // After an error nothing counts as read.
             buffer.set_filled(before);
             io::Error::new(io::ErrorKind::InvalidData, excess)
         }))

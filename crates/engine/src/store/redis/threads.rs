@@ -1,24 +1,24 @@
-//! Work that blocks a thread, such as looking a name up: a few at a time.
+//! Runs work that blocks a thread, such as name lookups, with limited concurrency.
 
 use std::io;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-/// Some of the threads that the whole process has for work that blocks.
+/// A share of the process's threads for blocking work.
 #[derive(Debug)]
 pub(super) struct Threads(Arc<Semaphore>);
 
 // === impl Threads ===
 
 impl Threads {
-    /// At most `most` at a time.
+    /// At most `most` threads at a time.
     pub(super) fn new(most: usize) -> Self {
         Self(Arc::new(Semaphore::new(most)))
     }
 
-    /// What `work` returns, once it had a thread. Work that has begun goes on when its caller gives
-    /// up, and has its thread until it ends.
+    /// Runs `work` when a thread is free and returns its result. Work that has begun continues if
+    /// its caller gives up, and keeps its thread until it ends.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

@@ -1,4 +1,4 @@
-//! One call on its way: where it is sent, and what follows from each reply.
+//! Sends one call, and handles redirects and repeats according to each reply.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,36 +14,37 @@ use super::{RedisStore, Servers};
 use crate::backoff::Backoff;
 use crate::store::redis::settings::Address;
 
-/// For one call, whatever redirects and repeats it takes: so many replies as slow as its server is
-/// known to be, and the waits between. Leases are asked for ahead, so that no request waits for all
-/// of this.
+/// The deadline of one call, including all redirects and repeats, is this many replies at the
+/// server's known speed plus the waits between. Leases are asked for ahead, so no request waits for
+/// all of this.
 const REPLIES: u32 = 3;
 const WAITS: Duration = Duration::from_millis(50);
 
-/// However slow the server is: below what the lease desk allows an ask, above the longest silence.
+/// The upper bound of that for slow servers: below what the lease desk allows an ask, above the
+/// longest silence.
 const DEADLINE_MAX: Duration = Duration::from_secs(9);
 const _: () = assert!(LEAST_MAX.as_millis() < DEADLINE_MAX.as_millis());
 
-/// Times that one call is sent at most. The longest way that is not a fault takes four: moved,
-/// still moving on, unknown script there, script in full.
+/// The largest number of times that one call is sent. The longest sequence without a fault takes
+/// four: moved, still moving, unknown script there, script in full.
 const SENDS_MAX: u32 = 7;
 
-/// Of these, repeats to a server that cannot serve the key just now, and the waits before them.
+/// Of these, the repeats to a server that cannot serve the key just now, and the waits before them.
 const REPEATS_MAX: u32 = 3;
 const REPEAT_FIRST: Duration = Duration::from_millis(2);
 const REPEAT_LAST: Duration = Duration::from_millis(50);
 
-/// A call, and where it is sent next.
+/// A call, and its next destination.
 #[derive(Debug)]
 pub(super) struct Trip<'a> {
     call: &'a Call<'a>,
-    /// Of its key. Computed once: it takes a checksum.
+    /// The slot of its key, computed once since it takes a checksum.
     slot: usize,
     route: Route,
     in_full: bool,
 }
 
-/// Where a call goes next.
+/// The next destination of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Route {
     Owner,
@@ -58,7 +59,8 @@ impl<'a> Trip<'a> {
         Self { call, slot: slot_of(call.key().as_bytes()), route: Route::Owner, in_full: false }
     }
 
-    /// The result of the call, which `read` makes of its reply, within the deadline.
+    /// Sends the call and returns its result, which `read` makes from the reply, within the
+    /// deadline.
     pub(super) async fn result<T>(
         mut self,
         store: &RedisStore,
@@ -74,7 +76,7 @@ impl<'a> Trip<'a> {
         result.map_err(|fault| Fault { elsewhere, ..fault })
     }
 
-    /// Sends the call where it belongs, following the replies, until one has its result.
+    /// Sends the call to its destination and follows the replies until one contains the result.
     async fn follow<T>(
         &mut self,
         store: &RedisStore,

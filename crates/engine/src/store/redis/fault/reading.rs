@@ -1,22 +1,22 @@
-//! Errors of the client as our kinds: the one place where they are read.
+//! Converts errors of the client to our kinds: the only place where they are interpreted.
 
 use redis::{ErrorKind, RedisError, ServerError};
 
 use super::{Fault, Kind};
 use crate::store::redis::settings::Address;
 
-/// What a script's user lacks the right to, as servers before 7.0 put it.
+/// Error text of servers before 7.0 if a script's user lacks a permission.
 const DENIED_IN_A_SCRIPT: &str = "The user executing the script can't";
 
-/// What redis-rs says where the connection ended within a reply.
+/// Error text of redis-rs if the connection ended within a reply.
 const CUT: &str = "Unexpected end of input";
 
 // === impl Fault ===
 
 impl Fault {
-    /// `from` is the server that it came from.
+    /// Converts `error`; `from` is the server that it came from.
     pub(in super::super) fn of(error: &RedisError, from: &Address) -> Self {
-        // As Redis says it: redis-rs has names of its own for some codes.
+        // In Redis's own words: redis-rs renames some codes.
         let text = match (error.code(), error.detail()) {
             (Some(code), Some(detail)) => format!("{code} {detail}"),
             _ => error.to_string(),
@@ -52,8 +52,8 @@ impl Fault {
 impl Kind {
     fn of_reply(code: &str, text: &str) -> Self {
         let begins = |kind: &Kind| kind.meaning().codes.contains(&code);
-        // Before 7.0 an error inside a script comes wrapped in one of the script: as `-CODE` if the
-        // command was refused, as `CODE` if it ran.
+        // Before 7.0 an error inside a script is wrapped in an error of the script: as `-CODE` if
+        // the command was refused, as `CODE` if it ran.
         let wraps = |kind: &Kind| {
             let is_in = |code: &&str| {
                 text.contains(&format!(": -{code} ")) || text.contains(&format!(": {code} "))

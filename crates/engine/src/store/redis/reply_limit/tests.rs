@@ -1,4 +1,4 @@
-//! Replies as a server frames them, and as it should not.
+//! Valid and invalid framing of a server's replies.
 
 use std::io::Read;
 
@@ -14,7 +14,7 @@ fn follow(text: &str) -> Result<ReplyCounter, Excess> {
     counter.follow(text.as_bytes(), SMALL).map(|()| counter)
 }
 
-/// Between two replies.
+/// Whether the counter is between two replies.
 fn is_idle(counter: &ReplyCounter) -> bool {
     matches!(counter.state, State::Type) && (counter.bytes, counter.values) == (0, 0)
 }
@@ -100,7 +100,7 @@ fn only_a_list_that_is_awaited_may_be_long() {
     assert!(limit.is_exceeded());
 }
 
-/// Gives a byte at a time, so that a parser takes no more than it needs.
+/// Yields one byte at a time, so that a parser takes no more than it needs.
 struct OneByOne<'a>(&'a [u8]);
 
 impl Read for OneByOne<'_> {
@@ -110,7 +110,7 @@ impl Read for OneByOne<'_> {
     }
 }
 
-/// The same replies each time, of which many parse.
+/// Uses the same replies each time, many of which parse.
 fn config() -> ProptestConfig {
     ProptestConfig { cases: 4096, rng_seed: RngSeed::Fixed(14), ..ProptestConfig::default() }
 }
@@ -118,7 +118,7 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// Whatever comes: a reply ends here where it ends for redis-rs, neither before nor after.
+    /// For any input, a reply ends here exactly where it ends for redis-rs.
     #[test]
     fn a_reply_ends_where_redis_rs_ends_it(
         replies in "([+$*%|~>!=:-](-?[0-9]{1,2}|-0|[a-z]{0,3})\r\n){1,9}",

@@ -1,4 +1,4 @@
-//! What is sent, and which replies are believed.
+//! Which arguments are sent, and which replies are accepted.
 
 use std::time::Duration;
 
