@@ -22,17 +22,17 @@ use crate::ask::{Ask, Grant};
 /// stored on the heap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// Of [`Algorithm::FixedWindow`].
+    /// The state of an [`Algorithm::FixedWindow`] count.
     FixedWindow(fixed_window::State),
-    /// Of [`Algorithm::TokenBucket`].
+    /// The state of an [`Algorithm::TokenBucket`] count.
     TokenBucket(gcra::State),
-    /// Of [`Algorithm::SlidingWindow`].
+    /// The state of an [`Algorithm::SlidingWindow`] count.
     SlidingWindow(sliding_window::State),
-    /// Of [`Algorithm::SlidingLog`].
+    /// The state of an [`Algorithm::SlidingLog`] count.
     SlidingLog(Box<sliding_log::State>),
-    /// Of [`Algorithm::LeakyBucket`].
+    /// The state of an [`Algorithm::LeakyBucket`] count.
     LeakyBucket(gcra::State),
-    /// Of a pool of a split key, whatever its algorithm.
+    /// The state of a pool of a split key, with any algorithm.
     Pool(pool::State),
 }
 

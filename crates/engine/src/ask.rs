@@ -15,7 +15,7 @@ pub struct Ask {
     pub key: Key,
     /// The limit in force for the key.
     pub limit: Limit,
-    /// Tokens to lend; the store lends fewer when it has fewer. 0 looks without taking.
+    /// Tokens to lend; the store lends fewer when it has fewer. 0 only looks.
     pub want: u64,
     /// The smallest grant that is of use: with fewer tokens left, none is granted, and the charge
     /// that waits for them is denied.
@@ -41,7 +41,7 @@ pub struct Ask {
     pub cause: Option<SpanContext>,
 }
 
-/// What an ask is for. Only load shedding looks at it.
+/// What an ask is for. Only load shedding depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Purpose {
     /// A request waits for it.

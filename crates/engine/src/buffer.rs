@@ -76,7 +76,7 @@ pub struct Refill {
     pub lot: Lot,
     /// Tokens that the store still has.
     pub left: u64,
-    /// Even a look is over the limit.
+    /// Even a charge of 0 is over the limit.
     pub overdrawn: bool,
     /// Whether `left` is exact, so that a charge above it may be denied.
     pub is_sure: bool,

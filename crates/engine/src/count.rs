@@ -1,4 +1,4 @@
 //! Event counters that parts of the program keep about themselves.
 
-/// How often something happened since the process began, by a name in `snake_case`.
+/// A name in `snake_case`, and how often the named event happened since the process began.
 pub type Count = (&'static str, u64);

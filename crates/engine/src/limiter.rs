@@ -282,7 +282,7 @@ impl Shared {
         self.with_slot(charge, now, WAITER_BYTES, |slot, here, asks| slot.enter(charge, here, asks))
     }
 
-    /// Runs `visit` on the slot of `charge`, then sends the asks that it returns, after the lock is
+    /// Runs `visit` on the slot of `charge`, then sends the asks that it adds, after the lock is
     /// released. `visit` may add up to `room` bytes to what waits in the slot.
     fn with_slot<R>(
         &self,

@@ -1,4 +1,4 @@
-//! The trait of those that record decisions.
+//! The trait of observers, which record decisions.
 
 use std::time::Duration;
 

@@ -20,7 +20,7 @@ const FILE_BYTES_MAX: usize = 16 << 10;
 // === impl Secret ===
 
 impl Secret {
-    /// The text itself, for the one place that needs it.
+    /// The text itself, for the code that sends it.
     pub fn reveal(&self) -> &str {
         &self.0
     }

@@ -35,18 +35,19 @@ pub use settings::{StoreSettings, open};
 ///
 /// # Pools
 ///
-/// A key's own count always holds the whole limit. A key that is split over several slots has pools
-/// besides: each holds tokens that some pod leased from the count and put there for other pods. An
-/// ask with [`Ask::pool`] is a step of that pool alone, by [`crate::algorithm::pool`]:
+/// A key's own count always holds the whole limit. A key that is split over several slots also has
+/// pools: each holds tokens that a pod leased from the count and put there for other pods. An ask
+/// with [`Ask::pool`] is a step of that pool alone, by [`crate::algorithm::pool`]:
 ///
-/// 1. [`Ask::deposit`] is put in. With the epoch of what the pool holds, or into an empty pool,
-///    tokens add up, and all of them end at the earliest end of their leases. In a fixed or a
-///    sliding window, whose epochs are windows, tokens of a newer window replace older ones, and
-///    older ones are dropped. In a token bucket, whose epochs are times, tokens of all epochs add
-///    up, and the pool keeps the oldest epoch. A deposit of no tokens, or for less than a
-///    millisecond, changes nothing. A lease that has yet to start must not be put in.
-/// 2. If [`Ask::need`] is at most what the pool holds, it lends `min(max(want, need), held)`
-///    tokens, and else none. A pool never denies: [`Ask::charge_denied`] and [`Ask::ahead`] are
+/// 1. [`Ask::deposit`] is put in. If the pool is empty or holds tokens of the same epoch, the
+///    tokens are added, and all of them end at the earliest end of their leases. For a fixed or
+///    sliding window, whose epochs are windows, tokens of a newer window replace those of an older
+///    one, and a deposit of an older window is dropped. For a token bucket, whose epochs are times,
+///    tokens of all epochs are added up, and the pool keeps the oldest epoch. A deposit of no
+///    tokens, or for less than a millisecond, changes nothing. A lease that has yet to start must
+///    not be put in.
+/// 2. If [`Ask::need`] is at most what the pool holds, the pool lends `min(max(want, need), held)`
+///    tokens, otherwise none. A pool never denies: [`Ask::charge_denied`] and [`Ask::ahead`] are
 ///    ignored, and [`Grant::overdrawn`] is never set.
 /// 3. [`Ask::back`] is ignored: tokens return to the key's own count.
 ///
@@ -56,13 +57,13 @@ pub use settings::{StoreSettings, open};
 /// # The next window
 ///
 /// An ask of a fixed window with [`Ask::ahead`] takes from the window after the present one, whose
-/// count then starts at what was lent ahead of it. The present window is left as it is, and a
+/// count then starts at the number of tokens lent ahead. The present window is left as it is, and a
 /// denial ahead spends nothing. With or without `ahead`, a return is credited to the window that
 /// its epoch names, the present one or the next, and a refund to the present one. The other
 /// algorithms ignore `ahead`.
 ///
 /// A reply that is lost leaves its tokens debited. An implementation may repeat an ask that it
-/// knows was not taken; it never repeats one whose fate it does not know, since a credit applied
+/// knows was not taken. It never repeats one whose outcome it does not know, since a credit applied
 /// twice would admit more than the limit.
 pub trait Store: Send + Sync + 'static {
     /// The shard that owns the key of `ask`, below [`SHARDS_MAX`]; asks of one shard are sent

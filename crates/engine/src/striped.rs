@@ -11,7 +11,7 @@ use crate::stripe;
 /// count.
 const STRIPES_MAX: usize = 16;
 
-/// The number of cores, rounded up to a power of two, at most [`STRIPES_MAX`].
+/// The number of cores, rounded up to a power of two, at most `STRIPES_MAX`.
 static STRIPES: LazyLock<usize> = LazyLock::new(|| {
     available_parallelism().map_or(1, usize::from).clamp(1, STRIPES_MAX).next_power_of_two()
 });

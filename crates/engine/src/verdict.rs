@@ -92,7 +92,7 @@ pub struct Applied<'r> {
 /// The outcome for one descriptor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Outcome<'r> {
-    /// Nothing limits it, or a rule replaced the one that would have.
+    /// No rule limits it, or another rule replaced the rule that would have.
     Free,
     /// Its rule allows everything.
     Unlimited,

@@ -45,9 +45,9 @@ pub struct Pace {
 /// The change of a debt in one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
-    /// [`Ask::want`](crate::store::Ask::want)
+    /// As [`Ask::want`](crate::store::Ask::want).
     pub want: u64,
-    /// [`Ask::need`](crate::store::Ask::need)
+    /// As [`Ask::need`](crate::store::Ask::need).
     pub need: u64,
     /// Whether a denial spends what is left.
     pub charge_denied: bool,

@@ -23,7 +23,7 @@ pub struct Lot {
 pub enum Kind {
     /// They end with their window, which is their epoch: a newer window ends all older ones.
     Windowed,
-    /// Each lease ends by itself.
+    /// Each lease ends on its own.
     Timed,
     /// They are slots of a leaky bucket.
     Spaced {

@@ -1,4 +1,4 @@
-//! The states of a buffer, one by one.
+//! Tests the states of a buffer one by one.
 
 use std::hash::{BuildHasher, RandomState};
 

@@ -138,7 +138,7 @@ impl Demand {
         f64::from(self.fast.get())
     }
 
-    /// Hits since the key was last idle; `None` if there were [`RUN_MAX`] or more.
+    /// Hits since the key was last idle; `None` if there were 255 or more.
     pub fn run(&self) -> Option<u64> {
         (self.run < RUN_MAX).then_some(self.run.into())
     }

@@ -30,7 +30,7 @@ const PART: Duration = Duration::from_secs(SPAN.as_secs() / PARTS as u64);
 /// its set has seen, which is some 1 / 64 of all asks except those of the hottest keys.
 const SETS: usize = 8;
 
-/// A key with more than its share of a shard's asks.
+/// A key that makes up a large share of a shard's asks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HotKey {
     /// The key.
@@ -143,7 +143,7 @@ mod tests {
         Time::from_nanos(millis * 1_000_000)
     }
 
-    /// Asks for keys that are asked for once each.
+    /// Notes asks for keys that are asked for once each.
     fn others(heat: &mut Heat, asks: u64, millis: u64) {
         let key = Key::for_test(1_000_000 + millis);
         for n in 0..asks {
@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    /// So many asks in a row. Returns the keys that have become hot with one of them.
+    /// Notes `asks` asks in a row. Returns the keys that have become hot with one of them.
     fn ask(heat: &mut Heat, key: Key, asks: u32, millis: u64) -> Vec<HotKey> {
         (0..asks).filter_map(|_| heat.note(key, at(millis)).1).collect()
     }

@@ -27,7 +27,7 @@ const ROUND_TRIP_FIRST: Duration = Duration::from_millis(1);
 /// The state of a shard.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ShardState {
-    /// [`crate::store::Store::shard`].
+    /// The shard's number, by [`crate::store::Store::shard`].
     pub shard: usize,
     /// The state of the shard's breaker.
     pub breaker: Position,
@@ -77,7 +77,7 @@ impl ShardQueue {
     /// The breaker is open, or the budget is spent.
     pub(super) fn admit(&self, ask: &Ask, pods: u32, now: Time) -> Result<(), StoreError> {
         let Admission { breaker, budget } = &mut *self.admission.lock();
-        // Before the breaker is asked: an ask that it admits may be its only probe.
+        // Checked before the breaker: an ask that the breaker admits may be its only probe.
         let is_probe = breaker.position() != Position::Closed;
         if !is_probe && !budget.permits(droppable(ask), pods, now) {
             return Err(StoreError::Shed);

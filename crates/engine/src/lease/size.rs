@@ -67,7 +67,7 @@ pub struct Need {
     pub pods: f64,
     /// The key weighs on its shard, so it gets fewer and larger leases.
     pub relief: bool,
-    /// φ and the ceiling of one lease.
+    /// φ and the largest size of one lease.
     pub terms: Terms,
 }
 

@@ -10,7 +10,7 @@ use crate::store::{Ask, Grant, StoreError};
 /// Counters of the asks of one shard since the process began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardTally {
-    /// [`crate::store::Store::shard`].
+    /// The shard's number, by [`crate::store::Store::shard`].
     pub shard: usize,
     /// Asks for tokens that were sent.
     pub asks: u64,

@@ -128,8 +128,9 @@ impl Limiter {
         self.sweep(|_, _, _, _| ()).await;
     }
 
-    /// Gives every unspent token back, and returns once the store has been told. No decision may be
-    /// in progress; later decisions find the store closed.
+    /// Gives every unspent token back, and returns once the store has answered; an unavailable
+    /// store is not waited for long. No decision may be in progress; later ones find the store
+    /// closed.
     pub async fn close(&self) {
         // A lease that is still on its way must arrive before it can be given back.
         self.shared.desk.settle().await;

@@ -106,7 +106,7 @@ impl Manner {
         }
     }
 
-    /// τ.
+    /// τ, the longest time that a lease lasts.
     pub(super) fn ttl(&self) -> Duration {
         let default = if self.kind == Kind::Windowed { Duration::MAX } else { Terms::TTL };
         self.terms().ttl.unwrap_or(default)
@@ -130,8 +130,8 @@ impl Manner {
         here: &Here<'_>,
     ) -> Refill {
         let asked_at = reply.asked_at;
-        // The start counts from the reply, so that no slot is taken before it begins; the end counts
-        // from before the ask, so that no token is spent after it.
+        // The start counts from the reply, so that no slot is taken before it begins. The end
+        // counts from before the ask, so that no token is spent after it.
         let starts = here.now + grant.starts_after;
         let ends = match self.kind {
             Kind::Spaced { grace, .. } => asked_at + grant.ends_after + grace,

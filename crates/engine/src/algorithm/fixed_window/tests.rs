@@ -1,4 +1,4 @@
-//! The arithmetic against an oracle that keeps every hit.
+//! Compares the arithmetic with an oracle that keeps every hit.
 
 use std::mem::take;
 

@@ -1,4 +1,4 @@
-//! One part of the table: entries side by side in chunks, found by chains of links.
+//! One part of the table: entries are stored in chunks and found by chains of links.
 //!
 //! Nothing is ever moved to grow: chunks are added until the part is full, and there are as many
 //! chains as places. So the memory of a part matches its entries, to the chunk, and a resize never

@@ -48,7 +48,7 @@ impl Flags {
         self.set(POOL_EMPTY, on);
     }
 
-    /// Whether the last ask was dropped for want of budget.
+    /// Whether the last ask was dropped because the budget was spent.
     pub(super) fn is_shed(self) -> bool {
         self.0 & SHED != 0
     }

@@ -44,7 +44,7 @@ async fn a_flood_on_an_empty_key_is_answered_locally() {
         decide(&pod, &rig.rules, &request(&["a"])).await;
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // Five single tokens, the denial, and a probe for each of the five seconds or so.
+    // Five single tokens, the denial, and about one probe for each of the five seconds.
     assert!(rig.asks() <= 5 + 1 + 6, "{} asks", rig.asks());
 }
 

@@ -20,7 +20,7 @@ pub(super) struct Script {
     sha: String,
 }
 
-/// One call.
+/// A call of one script.
 #[derive(Debug)]
 pub(super) struct Call<'a> {
     script: &'a Script,

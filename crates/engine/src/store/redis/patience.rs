@@ -47,13 +47,13 @@ impl Patience {
         Self { least: least.min(LEAST_MAX), state: Mutex::default() }
     }
 
-    /// For a command, counted from when data last arrived.
+    /// The time for a command, counted from when data last arrived.
     pub(super) fn of_command(&self) -> Duration {
         let state = self.state.lock();
         self.doubled(&state, state.silences)
     }
 
-    /// For connecting and logging in, together.
+    /// The time for connecting and logging in, together.
     pub(super) fn of_dial(&self) -> Duration {
         let state = self.state.lock();
         self.doubled(&state, state.silences.saturating_add(state.dials))

@@ -1,4 +1,4 @@
-//! A pod's heartbeat as a call of its script, and the reply as a number of pods.
+//! Converts a pod's heartbeat to a call of its script, and the reply to a number of pods.
 
 use redis::Value;
 

@@ -66,7 +66,7 @@ async fn is_master(site: &Arc<Site>, server: &Address) -> Result<bool, Fault> {
     }
 }
 
-/// `[host, port]`
+/// Reads `[host, port]`.
 fn named(reply: &Value) -> Option<Address> {
     let Value::Array(parts) = reply else { return None };
     let [host, port] = parts.as_slice() else { return None };

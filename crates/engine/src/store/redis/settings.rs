@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::secret::{Secret, SecretFile};
 
-/// Connections to one Redis: to 1024 masters, to nodes that redirects name, and to look for them.
+/// Connections to one Redis: to 1024 masters, to nodes that redirects name, and for discovery.
 const CONNECTIONS_MAX: usize = 1024 + 128;
 /// Longest DNS name in its text form (RFC 1035 §2.3.4, less the root).
 const HOST_BYTES_MAX: usize = 253;

@@ -129,7 +129,7 @@ fn arrange(mut named: Vec<&Address>, before: Option<&Slots>) -> Vec<Option<Addre
     places
 }
 
-/// `[first, last, [host, port, …], replicas…]`
+/// Reads `[first, last, [host, port, …], replicas…]`.
 fn read_range(range: &Value, from: &Address) -> Option<(usize, usize, Address)> {
     let Value::Array(range) = range else { return None };
     let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = range.as_slice() else {
