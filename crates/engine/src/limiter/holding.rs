@@ -248,8 +248,8 @@ impl<'a, 'r> Holding<'a, 'r> {
 }
 
 impl Drop for Holding<'_, '_> {
-    /// A request whose refunds have been sent stands: its charges are spent, even though its caller
-    /// does not receive the answer.
+    /// Gives back what was taken, unless refunds have been sent: then the request stands, and its
+    /// charges are spent even though its caller does not receive the answer.
     fn drop(&mut self) {
         if !self.stands {
             self.release(&[]);

@@ -215,8 +215,8 @@ fn lends_alike(one: &Rule, other: &Rule) -> bool {
     manner(one) == manner(other)
 }
 
-/// Whether the key's rule is gone or now has other limits. An unchanged rule is replaced by its new
-/// copy, so that old versions of the rules can be freed.
+/// Whether the key's rule is gone or now lends differently. An unchanged rule is replaced by its
+/// new copy, so that old versions of the rules can be freed.
 fn stale(rules: &Rules, slot: &mut Slot) -> bool {
     let Some(rule) = slot.rule() else { return false };
     match rules.by_path(&rule.path).filter(|new| lends_alike(new, rule)) {

@@ -213,8 +213,8 @@ impl Scarcity {
 /// Asks in a row that found no tokens are counted up to this number.
 pub(super) const MISSES_MAX: u8 = 7;
 
-/// A random duration of half of `span` up to half as much again, so that pods and keys do not probe
-/// in step. `seed` differs for each of them and over time.
+/// A duration from half of `span` to one and a half times `span`, chosen by `seed`, so that pods
+/// and keys do not probe in step. `seed` differs for each of them and over time.
 fn jittered(span: Duration, seed: u64) -> Duration {
     // The multiplier is 2^64 / golden ratio: it spreads seeds that differ in few bits (Knuth 6.4).
     let spread = (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32;
