@@ -252,8 +252,8 @@ impl Shared {
                 if let Attempt::Settled(settled) = &attempt {
                     slot.look_to_next_window(charge, settled, here, asks);
                 }
-                // A charge that is short asks for itself; where the store is far away, it does so
-                // in time.
+                // Where the store is far away, a charge that is short does not ask ahead here: it
+                // asks for itself, in time.
                 if matches!(attempt, Attempt::Settled(_)) || !slot.is_far(here) {
                     slot.look_ahead(charge, here, asks);
                 }

@@ -117,7 +117,8 @@ impl Away {
                 grant.epoch.saturating_add(1).saturating_mul(window_us).saturating_sub(reset_us)
             }
             Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => grant.epoch,
-            // A sliding window corrects its window's end, and a log its newest entry's time.
+            // These give no exact time: a sliding window's end may be corrected, and so may a log's
+            // epoch, to the time of its newest entry.
             Algorithm::SlidingWindow | Algorithm::SlidingLog => return,
         };
         let since_start = reply.asked_at.since(Time::default()).as_micros();

@@ -262,8 +262,8 @@ impl Slot {
         Manner::of(self.limit(), self.rule.as_deref(), here.patience)
     }
 
-    /// The manner of the key for returns, which a leaky bucket's slots, the only tokens that may be
-    /// taken late, never need.
+    /// The manner of the key for returns. It assumes no wait, since only a leaky bucket's slots may
+    /// be taken late, and slots are never returned.
     fn manner_of_returns(&self) -> Manner {
         Manner::of(self.limit(), self.rule.as_deref(), Duration::ZERO)
     }
