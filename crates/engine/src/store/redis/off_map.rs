@@ -69,10 +69,10 @@ impl OffMap {
         self.links.lock().clear();
     }
 
-    /// Whether the cluster lists `address`, or, if the host `has_password` already, its port: by
-    /// that alone a redirect can name a node if the cluster does not know the addresses by which it
-    /// is reached from outside. If the last list did not contain it, calls `read`, which has the
-    /// list read again, and waits for that.
+    /// Whether the cluster lists `address`. If the host `has_password` already, a listed port is
+    /// enough: a cluster that does not know the addresses by which it is reached from outside lists
+    /// others. If the last list did not contain it, calls `read`, which has the list read again,
+    /// and waits for that.
     pub(super) async fn is_member(
         &self,
         address: &Address,
