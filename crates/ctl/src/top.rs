@@ -46,6 +46,9 @@ const LISTEN: Duration = Duration::from_millis(50);
 /// Maximum time from a signal to the end. A read from a terminal that has gone away never returns.
 const END_MAX: Duration = Duration::from_secs(1);
 
+/// The longest wait for SIGHUP after a failure of the terminal, which the same hangup may cause.
+const HANGUP_MAX: Duration = Duration::from_millis(500);
+
 /// Maximum time for restoring the terminal when a second signal ends the process.
 const RESTORE_MAX: Duration = Duration::from_millis(500);
 
