@@ -1,52 +1,52 @@
 //! Acceptance tests of leases: real pods, each a process of its own, on a real Redis Cluster,
-//! driven over gRPC. `cargo test --test fleet -- --nocapture` prints what each test measures.
+//! called over gRPC. `cargo test --test fleet -- --nocapture` prints what each test measures.
 //!
 //! The settings of the pods are the defaults, apart from addresses and a key prefix; a test that
-//! sets anything else says so. Each call carries a `grpc-timeout` that leaves a request the whole
-//! of `LEASE_WAIT_LIMIT` (15 ms) to wait for Redis, as Envoy's default does.
+//! changes anything else says so. Each call carries a `grpc-timeout` that lets a request wait for
+//! Redis for the whole `LEASE_WAIT_LIMIT` (15 ms), as Envoy's default does.
 #![cfg(test)]
 // Helpers outside of test functions may fail a test too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 // `pub` means "for the other modules" here: nothing is exported from a test binary.
 #![allow(unreachable_pub)]
 
-/// Starts what the tests talk to.
+/// Starts the processes that the tests talk to.
 #[path = "it/support/mod.rs"]
 mod support;
 
-/// Requests by a seed.
+/// Requests drawn by a seed.
 #[path = "it/accuracy/demand.rs"]
 mod demand;
 /// Sends requests when they are due.
 #[path = "it/accuracy/drive.rs"]
 mod drive;
-/// What an exact server says.
+/// The answers of one exact server.
 #[path = "it/accuracy/oracle.rs"]
 mod oracle;
 
-/// A gRPC client that does not give up.
+/// A gRPC client that waits beyond its deadline.
 #[path = "fleet/caller.rs"]
 mod caller;
-/// Pods with rules of their own each.
+/// Pods, each with rules of its own.
 #[path = "fleet/pods.rs"]
 mod pods;
 
-/// A pod that has never heard of Redis.
+/// A pod that has never reached Redis.
 #[path = "fleet/alone.rs"]
 mod alone;
 /// Token buckets with a small burst.
 #[path = "fleet/buckets.rs"]
 mod buckets;
-/// A Redis that is healthy and far.
+/// A Redis that is healthy but distant.
 #[path = "fleet/far.rs"]
 mod far;
 /// Limits that are lowered.
 #[path = "fleet/lowered.rs"]
 mod lowered;
-/// What lukewarm keys cost.
+/// The cost of lukewarm keys.
 #[path = "fleet/lukewarm.rs"]
 mod lukewarm;
-/// Refunds, to the token.
+/// Refunds, exact to the token.
 #[path = "fleet/refunds.rs"]
 mod refunds;
 /// Pools that are split and joined under load.
@@ -57,15 +57,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::RwLock;
 
-/// Held shared by every test, and alone by one whose subject is time: on a machine of two cores its
-/// neighbours would be what it measures.
+/// Held shared by every test, and exclusively by one that measures time: on a machine of two cores,
+/// concurrent tests would distort its measurements.
 static MACHINE: RwLock<()> = RwLock::const_new(());
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Returns once a window of this length has at least `rest` to go, by the clock of this machine,
-/// which is the cluster's.
+/// Returns once a window of this length has at least `rest` left, by the clock of this machine,
+/// which is also the cluster's.
 async fn early_in_a_window(length: Duration, rest: Duration) {
     #[allow(clippy::disallowed_methods, reason = "windows are the wall clock's")]
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();

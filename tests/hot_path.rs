@@ -1,4 +1,4 @@
-//! What the hot path does without: allocations. A binary of its own, since it counts all of them.
+//! The hot path does not allocate. A test binary of its own, since it counts every allocation.
 #![cfg(test)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -61,7 +61,7 @@ fn intake() -> Intake {
     Intake::new(limiter, published, None, 64).observed_by(observers)
 }
 
-/// A frame of gRPC: one descriptor of two entries.
+/// A gRPC frame: one descriptor of two entries.
 fn frame() -> Vec<u8> {
     let entry = |key: &str, value: &str| descriptor_pb::rate_limit_descriptor::Entry {
         key: key.into(),
@@ -82,9 +82,9 @@ fn frame() -> Vec<u8> {
 async fn a_decision_from_frame_to_frame_allocates_nothing() {
     let profiler = dhat::Profiler::builder().testing().build();
     allocates_nothing(intake()).await;
-    // Samples and spans are on, but of none of these decisions.
+    // Samples and spans are on, but cover none of these decisions.
     allocates_nothing(intake().observed_by(rare())).await;
-    // Here, since there can be but one profiler.
+    // Called here, since there can be only one profiler.
     what_a_message_claims_to_hold_is_not_allocated();
     drop(profiler);
 }
@@ -93,7 +93,7 @@ async fn a_decision_from_frame_to_frame_allocates_nothing() {
 fn what_a_message_claims_to_hold_is_not_allocated() {
     const MIB: usize = 1024 * 1024;
     let entries = [0x0a, 0].repeat(MIB / 2);
-    let length = [0x80, 0x80, 0x40]; // of them, as a varint
+    let length = [0x80, 0x80, 0x40]; // their length, as a varint
     for message in [[0x12, 0].repeat(MIB / 2), [&[0x12], &length[..], &entries].concat()] {
         let before = dhat::HeapStats::get();
         assert!(grpc::read(&message).is_err());
@@ -104,7 +104,7 @@ fn what_a_message_claims_to_hold_is_not_allocated() {
     }
 }
 
-/// Observers of next to no decision.
+/// Observers that record almost no decision.
 fn rare() -> Observers {
     let clock = Clock::start();
     let endpoint = "http://127.0.0.1:1/v1/traces".parse().unwrap();
@@ -121,7 +121,7 @@ fn rare() -> Observers {
 async fn allocates_nothing(intake: Intake) {
     let frame = frame();
     let mut answer = BytesMut::with_capacity(256);
-    // The first asks the store, and some come before its answer.
+    // The first asks the store, and some arrive before its reply.
     let begun = Clock::start();
     while grpc::answer_at_once(&intake, &frame, &mut answer).is_none() {
         assert!(begun.now().nanos() < 5_000_000_000, "no lease came");
@@ -132,15 +132,16 @@ async fn allocates_nothing(intake: Intake) {
         };
         intake.answer(&request, |_| ()).await.unwrap();
     }
-    // A decision may ask ahead for the next lease, and asking allocates: not what is looked at. By
-    // far most rounds are without.
+    // A decision may ask ahead for the next lease, and asking allocates, which is not measured
+    // here. By far most rounds do not ask.
     let allocated = (0..ROUNDS).map(|_| allocated_in_a_round(&intake, &frame, &mut answer)).min();
     let answered = pb::RateLimitResponse::decode(&answer[5..]).unwrap();
     assert_eq!(answered.statuses[0].current_limit.as_ref().unwrap().name, "per_user");
     assert_eq!(allocated, Some(0));
 }
 
-/// Allocations of a round of decisions that are all made at once; `u64::MAX` if one is not.
+/// Number of allocations in a round of decisions that are all made at once; `u64::MAX` if one is
+/// not.
 fn allocated_in_a_round(intake: &Intake, frame: &[u8], answer: &mut BytesMut) -> u64 {
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
     let headers = HeaderMap::from_iter([(
@@ -151,7 +152,7 @@ fn allocated_in_a_round(intake: &Intake, frame: &[u8], answer: &mut BytesMut) ->
     for _ in 0..DECISIONS {
         answer.clear();
         assert!(intake.begin(Door::Grpc, &headers).is_none());
-        // The dice may pick one, in a round of many.
+        // Sampling may pick one, in many rounds.
         drop(intake.begin(Door::Grpc, &HeaderMap::new()));
         if grpc::answer_at_once(intake, frame, answer).is_none() {
             return u64::MAX;

@@ -1,4 +1,4 @@
-//! What a rule for one value takes, in force and while it is loaded. A binary of its own, since it
+//! Memory of a rule for one value, in force and during loading. A test binary of its own, since it
 //! counts all allocations.
 #![cfg(test)]
 #![allow(clippy::unwrap_used)]
@@ -11,10 +11,10 @@ use ratelease_rules::{self as rules, Options, Source};
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
 const RULES: usize = 10_000;
-/// Bytes of a rule in force: itself, its path, its value in the tree, and the ways to each.
+/// Bytes of a rule in force: itself, its path, its value in the tree, and the references to each.
 const IN_FORCE_MAX: usize = 320;
-/// Bytes of a rule while its file is loaded: itself, what the YAML of it is as a tree, and its part
-/// of what is held until all are read. The file's text, some 94 bytes, comes on top.
+/// Bytes of a rule while its file is loaded: itself, its YAML as a tree, and its share of the state
+/// kept until all files are read. The file's text, some 94 bytes, is added to that.
 const LOADING_MAX: usize = 1200;
 
 #[test]

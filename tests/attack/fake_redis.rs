@@ -1,5 +1,5 @@
-//! A Redis that means harm. It logs every client in and then answers as an attack says; until the
-//! attack begins it only says that it is loading, so that the pod answers by itself.
+//! A hostile Redis. It accepts every login and then answers as the attack defines. Until the attack
+//! begins, it only replies that it is loading, so that the pod answers without it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use tokio::net::{TcpListener, TcpStream};
 /// Commands are short; a pod that sends more than this has gone wrong.
 const WORD_BYTES_MAX: usize = 1 << 20;
 
-/// What it says to a command.
+/// Reply to a command.
 pub enum Say {
     Text(String),
-    /// This, and then zeros for as long as they are taken.
+    /// This text, and then zeros for as long as the client reads them.
     Endless(String),
 }
 
-/// What it says to the words of a command, given its own address.
+/// Returns the reply to a command, given the command's words and this server's address.
 type Answer = dyn Fn(&[String], SocketAddr) -> Say + Send + Sync;
 
 /// A listening server; its tasks end with the test's runtime.
@@ -36,7 +36,8 @@ struct Shared {
 // === impl FakeRedis ===
 
 impl FakeRedis {
-    /// `answer` sees each command that comes while it is hostile, and this server's address.
+    /// Starts a server. `answer` gets each command that arrives while it is hostile, and its
+    /// address.
     pub async fn start(
         answer: impl Fn(&[String], SocketAddr) -> Say + Send + Sync + 'static,
     ) -> Self {
@@ -58,7 +59,7 @@ impl FakeRedis {
         self.shared.is_hostile.store(true, Ordering::Relaxed);
     }
 
-    /// Bytes that it has said.
+    /// Bytes that the server has sent.
     pub fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
     }
@@ -86,7 +87,7 @@ impl Shared {
     }
 }
 
-/// A reply to CLUSTER SLOTS that shares all slots among the masters.
+/// A reply to CLUSTER SLOTS that divides all slots among the masters.
 pub fn slots(masters: &[SocketAddr]) -> String {
     let each = 16_384 / masters.len();
     let ranges = masters.iter().enumerate().map(|(at, master)| {
@@ -114,7 +115,7 @@ async fn serve(client: TcpStream, own: SocketAddr, shared: Arc<Shared>) -> Optio
     }
 }
 
-/// The words of a command; none once the client has gone.
+/// The words of a command; `None` once the client has closed the connection.
 async fn read_command(client: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
     let mut words = Vec::new();
     for _ in 0..read_number(client, '*').await? {

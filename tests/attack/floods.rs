@@ -1,5 +1,5 @@
-//! H3 to H6: frames of one kind without end, as fast as the pod reads them, on four connections,
-//! half of which read what comes back. A connection that is ended is opened again.
+//! H3 to H6: endless frames of one kind, sent as fast as the pod reads them, on four connections.
+//! Half of them read the answers. A connection that the pod closes is opened again.
 
 use crate::foe::{Foes, Reading};
 use crate::messages::message;
@@ -10,16 +10,16 @@ use crate::support::frames::{
 };
 use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
 
-/// Frames that are made once and sent again and again, where they need not differ.
+/// Number of frames that are built once and sent repeatedly, where they need not differ.
 const AGAIN: usize = 256;
 
 /// A kind of flood.
 struct Flood {
     name: &'static str,
     attack: &'static str,
-    /// What is sent before it.
+    /// Bytes sent before the flood.
     first: Vec<u8>,
-    /// Whether the connection has to be ended.
+    /// Whether the pod has to close the connection.
     is_ended: bool,
 }
 
@@ -37,7 +37,8 @@ impl Flood {
         Self { first, ..self }
     }
 
-    /// Cheap enough to be absorbed.
+    /// Marks the flood as cheap enough that the pod may absorb it instead of closing the
+    /// connection.
     fn absorbed(self) -> Self {
         Self { is_ended: false, ..self }
     }
@@ -66,7 +67,7 @@ impl Flood {
     }
 }
 
-/// Ended or absorbed: an honest Envoy whose calls time out looks much the same (`impatient.rs`).
+/// Ended or absorbed: an honest Envoy whose calls time out looks almost the same (`impatient.rs`).
 #[tokio::test(flavor = "multi_thread")]
 async fn h3_calls_that_are_reset_at_once_harm_nobody() {
     let reset = |n| [begun(stream(n)), frame(RST_STREAM, 0, stream(n), &[0, 0, 0, 8])].concat();
@@ -113,7 +114,7 @@ async fn h6e_a_flood_of_window_updates_is_absorbed() {
     of("H6e", "WINDOW_UPDATE").absorbed().after(begun(1)).of_one(room).await;
 }
 
-/// Each changes the window of every open stream.
+/// Each frame changes the window of every open stream.
 #[tokio::test(flavor = "multi_thread")]
 async fn h6f_settings_that_move_the_windows_of_many_streams_end_their_connection() {
     let hundred: Vec<u8> = (0..100).flat_map(|n| begun(2 * n + 1)).collect();
@@ -122,7 +123,7 @@ async fn h6f_settings_that_move_the_windows_of_many_streams_end_their_connection
     of("H6f", "SETTINGS of windows with 100 calls").after(hundred).of_one(both).await;
 }
 
-/// Whole calls, more than a connection may have: what is above has to be refused, cheaply.
+/// Whole calls, more than a connection may have: the pod has to refuse the excess cheaply.
 #[tokio::test(flavor = "multi_thread")]
 async fn h6g_more_calls_than_streams_harm_nobody() {
     let body = framed(&message("plenty", "flood"));

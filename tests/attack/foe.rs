@@ -18,26 +18,26 @@ use crate::support::frames::{length, settings};
 use crate::support::now;
 use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, framed, post};
 
-/// What an open connection counts as: the packets of TCP that open and close it.
+/// Bytes counted for an open connection: the TCP packets that open and close it.
 const CONNECTION_BYTES: u64 = 3 * 40;
 
-/// Between two tries of a client that is refused.
+/// Delay before a refused client tries again.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// The headers of a call and of its answer, beside their messages, as h2 writes them.
+/// Size of the headers of a call and of its answer, without their messages, as h2 writes them.
 const HEADERS_BYTES: u64 = 100;
 
-/// What all connections of an attacker have carried.
+/// Counters over all connections of an attacker.
 #[derive(Debug, Default)]
 pub struct Meter {
     pub sent: AtomicU64,
     pub received: AtomicU64,
     pub opened: AtomicU64,
-    /// Connections that the server ended, streams that it reset, and answers that say no.
+    /// Connections that the server closed, streams that it reset, and answers that refuse.
     pub refused: AtomicU64,
 }
 
-/// Where the attacker attacks, and for how long. Clones share the meter.
+/// The target of the attack, and its duration. Clones share the meter.
 #[derive(Debug, Clone)]
 pub struct Foes {
     pub grpc: SocketAddr,
@@ -48,23 +48,23 @@ pub struct Foes {
     pub end: Instant,
 }
 
-/// What an attacker does about what the server sends.
+/// How an attacker reads from the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reading {
-    /// Reads all of it, and looks for refusals in frames of HTTP/2.
+    /// Reads everything, and looks for refusals in HTTP/2 frames.
     Frames,
-    /// Reads all of it.
+    /// Reads everything.
     Bytes,
     /// Reads nothing: the kernel's buffers fill.
     Nothing,
-    /// Reads nothing, and ends with a reset, which leaves no port waiting.
+    /// Reads nothing, and closes with a reset, which leaves no port in TIME_WAIT.
     Reset,
 }
 
-/// One connection. Dropped, it is closed.
+/// One connection. Closed when dropped.
 pub struct Foe {
     write: OwnedWriteHalf,
-    /// Kept open where nobody reads it.
+    /// Kept open when the connection is not read.
     _read: Option<OwnedReadHalf>,
     reader: Option<JoinHandle<()>>,
     is_gone: watch::Receiver<bool>,
@@ -91,7 +91,7 @@ impl Foes {
     pub async fn connect(&self, to: SocketAddr, reading: Reading) -> Option<Foe> {
         let socket = TcpSocket::new_v4().expect("a socket");
         if reading == Reading::Nothing {
-            // Little fits into the kernel's buffers, so that the rest is the server's to hold.
+            // Small kernel buffers, so that the server has to hold the rest.
             socket.set_recv_buffer_size(4_096).expect("a small buffer");
         }
         let connected = timeout_at(self.end.into(), socket.connect(to)).await;
@@ -121,7 +121,7 @@ impl Foes {
         Some(Foe { write, _read: kept, reader, is_gone, foes: self.clone() })
     }
 
-    /// A connection of HTTP/2 that has greeted with these settings.
+    /// An HTTP/2 connection whose client preface carries these settings.
     pub async fn greet(
         &self,
         to: SocketAddr,
@@ -133,8 +133,8 @@ impl Foes {
         foe.send(&greeting).await.then_some(foe)
     }
 
-    /// Runs `client` over and over until the time is over, `count` of them at once. Each run is a
-    /// connection's life, as a rule.
+    /// Runs `client` repeatedly until the attack is over, `count` of them at once. A run is usually
+    /// the life of one connection.
     pub async fn crowd<F>(&self, count: usize, client: F)
     where
         F: AsyncFn(&Self, usize),
@@ -148,12 +148,12 @@ impl Foes {
         join_all((0..count).map(one)).await;
     }
 
-    /// A whole call of gRPC on a connection that speaks HTTP/2 as it should.
+    /// A whole gRPC call on a connection that follows HTTP/2.
     pub async fn call(&self, connection: &Connection, message: &[u8]) -> Result<Reply, String> {
         self.request(connection, post(SHOULD_RATE_LIMIT), framed(message)).await
     }
 
-    /// Any request of HTTP/2 on such a connection.
+    /// Any HTTP/2 request on such a connection.
     pub async fn request(
         &self,
         connection: &Connection,
@@ -185,7 +185,7 @@ impl Foes {
 // === impl Foe ===
 
 impl Foe {
-    /// Sends as much as the server takes until the attack is over; false if that was not all.
+    /// Sends until the attack is over; returns false if the server did not take all the bytes.
     pub async fn send(&mut self, bytes: &[u8]) -> bool {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -196,7 +196,7 @@ impl Foe {
                 }
                 Ok(_) => {
                     if self._read.is_some() {
-                        self.foes.note_refused(); // nobody else notices
+                        self.foes.note_refused(); // no other code counts this refusal
                     }
                     return false;
                 }
@@ -206,8 +206,8 @@ impl Foe {
         true
     }
 
-    /// Sends the parts that `part` makes by their number, many at once, until the server ends the
-    /// connection or the attack is over.
+    /// Sends the parts that `part` builds from their number, many at once, until the server closes
+    /// the connection or the attack is over.
     pub async fn flood(&mut self, part: impl Fn(u32) -> Vec<u8>) {
         let mut next = 0;
         while !self.foes.is_over() && !self.is_gone() {
@@ -219,12 +219,12 @@ impl Foe {
         }
     }
 
-    /// Whether the server has ended the connection, as far as it is read.
+    /// Whether the server has closed the connection, as far as it has been read.
     pub fn is_gone(&self) -> bool {
         *self.is_gone.borrow()
     }
 
-    /// Stays until the server ends the connection, `span` is over, or the attack is.
+    /// Waits until the server closes the connection, `span` has passed, or the attack is over.
     pub async fn stay(&mut self, span: Duration) {
         let end = self.foes.end.min(now() + span);
         let _ = timeout_at(end.into(), self.is_gone.wait_for(|gone| *gone)).await;
@@ -242,7 +242,7 @@ impl Drop for Foe {
     }
 }
 
-/// Reads until the server ends the connection, which counts as a refusal.
+/// Reads until the server closes the connection, which counts as a refusal.
 async fn read_all(mut read: OwnedReadHalf, reading: Reading, meter: &Meter) {
     let mut buffer = vec![0; 64 * 1024];
     let mut frames = Frames::default();
@@ -256,17 +256,18 @@ async fn read_all(mut read: OwnedReadHalf, reading: Reading, meter: &Meter) {
     meter.refused.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Finds frames in pieces of a stream.
+/// Finds frames in chunks of a byte stream.
 #[derive(Debug, Default)]
 struct Frames {
-    /// Of the frame under way: its head and the first bytes of its payload.
+    /// The head and the first payload bytes of the frame under way.
     seen: Vec<u8>,
-    /// Bytes of its payload that do not matter.
+    /// Bytes of its payload to skip.
     skip: usize,
 }
 
 impl Frames {
-    /// Streams reset for a fault in this piece. GOAWAY is left to the end that follows it.
+    /// Counts the streams of this chunk that were reset with an error. A GOAWAY is not counted
+    /// here: the close that follows it is.
     fn refusals_in(&mut self, mut piece: &[u8]) -> u64 {
         let mut refusals = 0;
         while !piece.is_empty() {

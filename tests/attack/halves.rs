@@ -1,4 +1,4 @@
-//! V1: calls that begin and do not go on. Each holds a place that an honest call may need.
+//! V1: calls that begin and do not go on. Each holds a permit that an honest call may need.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::scene::{Plan, Scene};
 use crate::support::frames::{DATA, END_HEADERS, HEADERS, begun, block, frame};
 use crate::support::raw_grpc::framed;
 
-/// How long a connection waits for its calls to be ended before it is opened anew.
+/// How long a connection waits for the pod to end its calls before it is opened again.
 const STAY: Duration = Duration::from_secs(3);
 
-/// Streams of a connection at most, on `PORT` and for gRPC.
+/// Maximum number of streams of a connection, on `PORT` and for gRPC.
 const HTTP_STREAMS: u32 = 128;
 const GRPC_STREAMS: u32 = 256;
 
@@ -44,7 +44,7 @@ async fn v1a_half_open_posts_on_port_refuse_no_call() {
 #[tokio::test(flavor = "multi_thread")]
 async fn v1b_half_open_calls_on_the_grpc_port_refuse_no_call() {
     let scene = Scene::start(Plan::new("V1b", "half-open calls on the gRPC port")).await;
-    // Three bytes of each message: enough to be a call that goes on.
+    // Three bytes of each message: enough to count as a call in progress.
     let part = &framed(&message("plenty", "half"))[..3];
     let half = |stream| [begun(stream), frame(DATA, 0, stream, part)].concat();
     let calls: Vec<u8> = streams(GRPC_STREAMS).flat_map(half).collect();
@@ -59,7 +59,7 @@ async fn v1b_half_open_calls_on_the_grpc_port_refuse_no_call() {
     attacked.await.row.end();
 }
 
-/// Each message lacks its last byte: what has come of it is held.
+/// Each message lacks its last byte, so that the pod holds what it has received.
 #[tokio::test(flavor = "multi_thread")]
 async fn v1c_long_messages_that_lack_their_end_hold_little() {
     let scene = Scene::start(Plan::new("V1c", "calls of 60 KB that lack their last byte")).await;
@@ -69,7 +69,7 @@ async fn v1c_long_messages_that_lack_their_end_hold_little() {
         let data = part.chunks(16_000).flat_map(|piece| frame(DATA, 0, stream, piece));
         [begun(stream), data.collect()].concat()
     };
-    // As many as the window of a connection has room for.
+    // As many calls as the window of a connection has room for.
     let calls: Vec<u8> = streams(17).flat_map(half).collect();
     let attacked = scene.attack(async |foes, _| {
         let client = async |foes: &Foes, _| {
@@ -91,7 +91,7 @@ async fn v1d_half_bodies_on_port_in_http_1_hold_little_and_refuse_no_call() {
     let attacked = scene.attack(async |foes, _| {
         let client = async |foes: &Foes, nth: usize| {
             let Some(mut foe) = foes.connect(foes.http, Reading::Bytes).await else { return };
-            // Some for their places, some for what they hold.
+            // Some calls occupy permits, the others memory.
             let half = if nth.is_multiple_of(8) { &*long } else { head };
             if foe.send(half.as_bytes()).await {
                 foe.stay(STAY).await;

@@ -1,5 +1,5 @@
-//! V3: connections that are opened and left, on a pod that may open 1024 files, until no more are
-//! taken. Half of them never say a word, and half have greeted as HTTP/2 does.
+//! V3: connections that are opened and left idle, on a pod that may open 1024 files, until it
+//! accepts no more. Half of them send nothing, and half have sent the HTTP/2 preface.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::foe::{Foes, Reading};
 use crate::scene::{Plan, Scene};
 use crate::support::frames::{PING, frame};
 
-/// The files that a container gets where nothing else is set.
+/// The file limit of a container that sets none.
 const FILES: u32 = 1_024;
 
 const STAY: Duration = Duration::from_secs(60);
@@ -51,7 +51,7 @@ async fn v3d_idle_connections_on_the_grpc_port_leave_envoys_alone() {
     crowded("V3d", "800 idle connections on the gRPC port", 800, |foes| foes.grpc).await;
 }
 
-/// Each is taken and lost at once; its end is a reset.
+/// Each connection is accepted and lost at once; it ends with a reset.
 #[tokio::test(flavor = "multi_thread")]
 async fn v3e_connections_that_come_and_go_leave_all_ports_alone() {
     let plan = Plan { nofile: Some(FILES), ..Plan::new("V3e", "connections opened and reset") };
@@ -68,7 +68,7 @@ async fn v3e_connections_that_come_and_go_leave_all_ports_alone() {
     attacked.await.row.end();
 }
 
-/// They are never idle for those who count bytes.
+/// A limit on idle time that counts bytes would never find these connections idle.
 #[tokio::test(flavor = "multi_thread")]
 async fn v3f_connections_that_only_ping_leave_probes_alone() {
     let plan =

@@ -1,5 +1,5 @@
-//! H3b: an Envoy that resets each call at its timeout while the pod stalls. It looks like a rapid
-//! reset, and it is honest: its connection has to be kept.
+//! H3b: an Envoy that resets each call at its timeout while the pod stalls. This looks like a rapid
+//! reset attack, but the client is honest: its connection has to be kept.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -22,13 +22,13 @@ use crate::support::frames::{
 use crate::support::now;
 use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
 
-/// How often calls are sent, and resets of those that are due.
+/// Interval at which calls are sent, and resets of overdue calls.
 const TICK: Duration = Duration::from_millis(1);
 
-/// The pod stalls for so long, again and again.
+/// Length of each of the pod's repeated stalls.
 const STALL: Duration = Duration::from_millis(700);
 
-/// Calls under way at most: as Envoy does, it respects the streams that a connection may have.
+/// Maximum number of calls under way: as Envoy does, the client respects the limit of streams.
 const UNDER_WAY_MAX: usize = 200;
 
 /// Streams whose answer is complete.
@@ -37,14 +37,14 @@ type Answered = Arc<Mutex<HashSet<u32>>>;
 /// One connection with calls at a steady rate, each reset after `patience` unless it is answered.
 struct Envoy {
     write: OwnedWriteHalf,
-    /// Says how the connection ended.
+    /// Returns how the connection ended.
     reader: JoinHandle<String>,
     answered: Answered,
     rate: u32,
     patience: Duration,
-    /// Calls that were neither answered nor reset, as far as is known, with the time of each.
+    /// Calls that are not known to have been answered or reset, with the time of each.
     under_way: VecDeque<(u32, Instant)>,
-    /// The frames of a call, less their stream.
+    /// The frames of a call, without their stream identifier.
     block: Vec<u8>,
     body: Vec<u8>,
     calls: u32,
@@ -70,7 +70,7 @@ impl Envoy {
         Self { write, reader, answered, rate, patience, under_way, block, body, calls, resets }
     }
 
-    /// Calls until the time is over, or until the connection is ended: then it says how.
+    /// Sends calls until the time is over. Returns how the connection ended, if it ended before.
     async fn run(&mut self, foes: &Foes) -> Option<String> {
         let start = now();
         while !foes.is_over() {
@@ -90,7 +90,7 @@ impl Envoy {
         None
     }
 
-    /// Resets of the calls that have waited for too long.
+    /// Resets for the calls that have waited for too long.
     fn overdue(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while self.under_way.front().is_some_and(|(_, sent)| sent.elapsed() >= self.patience) {
@@ -119,7 +119,7 @@ impl Envoy {
     }
 }
 
-/// Notes the answers until the connection ends, or the pod says that it will.
+/// Records the answers until the connection ends, or until the pod sends GOAWAY.
 async fn read_answers(read: OwnedReadHalf, answered: Answered) -> String {
     let mut read = BufReader::new(read);
     let (mut head, mut payload) = ([0; 9], Vec::new());
@@ -129,7 +129,7 @@ async fn read_answers(read: OwnedReadHalf, answered: Answered) -> String {
             break;
         }
         if head[3] == GOAWAY {
-            // The last stream, the reason, and what a person may read.
+            // The payload is the last stream, the reason, and a readable text.
             let text = String::from_utf8_lossy(payload.get(8..).unwrap_or_default());
             return format!("GOAWAY {:?} {text}", payload.get(4..8).unwrap_or_default());
         }

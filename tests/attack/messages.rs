@@ -1,12 +1,12 @@
-//! Requests as the attacks and the neighbour write them.
+//! Requests that the attacks and the neighbour send.
 
 use crate::support::raw_grpc::bytes_field;
 
 /// The domain of every rule here.
 pub const DOMAIN: &str = "attack";
 
-/// The rule that the neighbour's calls meet, and those of attackers which are to be counted: more
-/// than a test can use up, in a window that does not end while one runs.
+/// The rule of the neighbour's calls, and of those of attackers that have to be counted: a limit
+/// that a test cannot use up, in a window that does not end during a test.
 pub const PLENTY: &str = "
 domain: attack
 descriptors:

@@ -1,7 +1,7 @@
 //! The honest client: an Envoy's calls at a steady rate on a connection of its own, each with the
-//! deadline that Envoy sends by default. It runs on a thread of its own, so that an attacker in the
-//! same process does not delay it. An answer's latency counts from when its call was due, so that a
-//! client that is held up by the answers before does not hide it.
+//! deadline that Envoy sends by default. The client runs on a thread of its own, so that an
+//! attacker in the same process does not delay it. The latency of an answer counts from when its
+//! call was due, so that a delay by earlier answers shows.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,23 +26,24 @@ use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
 /// Calls a second.
 pub const RATE: u32 = 200;
 
-/// A call that takes longer has failed. Far above what it takes, so that a noisy machine passes.
+/// A call that takes longer has failed. Far above the usual latency, so that a noisy machine
+/// passes.
 pub const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// Values that its calls have, in turn.
+/// Number of values that its calls use in turn.
 const VALUES: u32 = 16;
 
 /// How a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
     Passed,
-    /// An answer without a message, or one that denies.
+    /// An answer without a message, or one that denies the request.
     Refused,
     /// The stream was reset.
     Reset,
     /// The connection was lost.
     Lost,
-    /// It had no answer within [`ANSWER_MAX`].
+    /// No answer came within [`ANSWER_MAX`].
     Late,
 }
 
@@ -54,18 +55,18 @@ pub struct Sample {
     pub end: End,
 }
 
-/// What the neighbour has seen so far.
+/// Samples recorded so far.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub samples: Mutex<Vec<Sample>>,
-    /// Calls that were begun. Each becomes a sample.
+    /// Number of calls that were begun. Each becomes a sample.
     begun: AtomicUsize,
 }
 
-/// Calls under way by their stream, with the time they were due.
+/// Calls under way by their stream, with the time at which each was due.
 type UnderWay = Arc<Mutex<BTreeMap<u32, Instant>>>;
 
-/// One connection of the neighbour's.
+/// One connection of the neighbour.
 struct Session {
     write: Arc<AsyncMutex<OwnedWriteHalf>>,
     under_way: UnderWay,
@@ -73,7 +74,7 @@ struct Session {
     next: u32,
 }
 
-/// Calls until this future is dropped.
+/// Sends calls until this future is dropped.
 pub async fn run(server: SocketAddr, seen: Arc<Seen>) {
     let (start, mut session) = (now(), None);
     let messages: Vec<_> =
@@ -82,7 +83,7 @@ pub async fn run(server: SocketAddr, seen: Arc<Seen>) {
         let mut due = start + Duration::from_secs(1) * nth / RATE;
         if now() < due {
             tokio::time::sleep_until(due.into()).await;
-            due = now(); // timers are a millisecond late, which is nobody's fault
+            due = now(); // timers are a millisecond late, which is not the pod's fault
         }
         let message = &messages[usize::try_from(nth % VALUES).expect("a small number")];
         let lost = || seen.note(due, End::Lost);
@@ -108,8 +109,8 @@ impl Seen {
         self.samples.lock().push(Sample { due, latency, end });
     }
 
-    /// Resolves once all calls that have been begun have ended: those that wait at the end of an
-    /// attack are what it has done.
+    /// Resolves once all calls that have begun have ended. Calls that still wait at the end of an
+    /// attack show its effect.
     pub async fn ended(&self) {
         let begun = self.begun.load(Ordering::Relaxed);
         let limit = now() + 2 * ANSWER_MAX;
@@ -118,14 +119,14 @@ impl Seen {
         }
     }
 
-    /// Calls that were due in a span of time.
+    /// Calls that were due between two instants.
     pub fn between(&self, from: Instant, to: Instant) -> Vec<Sample> {
         let samples = self.samples.lock();
         samples.iter().filter(|it| (from..to).contains(&it.due)).copied().collect()
     }
 }
 
-/// The latency that so many percent of the calls do not exceed, in microseconds.
+/// The given percentile of the calls' latency, in microseconds.
 pub fn percentile(samples: &[Sample], percent: usize) -> u64 {
     let mut all: Vec<_> = samples.iter().map(|it| it.latency.as_micros()).collect();
     all.sort_unstable();
@@ -141,7 +142,7 @@ impl Session {
             tokio::time::timeout(ANSWER_MAX, TcpStream::connect(server)).await.ok()?.ok()?;
         stream.set_nodelay(true).ok()?;
         let (read, mut write) = stream.into_split();
-        // All the room there can be for answers.
+        // The largest window, so that answers never wait for room.
         let room = frame(WINDOW_UPDATE, 0, 0, &(u32::MAX / 2 - 65_535).to_be_bytes());
         let greeting = [GREETING, &settings(&[]), &frame(SETTINGS, ACK, 0, &[]), &room].concat();
         write.write_all(&greeting).await.ok()?;
@@ -173,14 +174,14 @@ impl Session {
         if matches!(written, Ok(Ok(()))) {
             return Ok(());
         }
-        // Unless the reader has said so already.
+        // Unless the reader has recorded its end already.
         match self.under_way.lock().remove(&stream) {
             Some(_) => Err(std::io::ErrorKind::BrokenPipe.into()),
             None => Ok(()),
         }
     }
 
-    /// Notes the calls that have waited too long.
+    /// Records the calls that have waited for too long.
     fn give_up(&self, seen: &Seen) {
         self.under_way.lock().retain(|_, due| {
             let waits = due.elapsed() < ANSWER_MAX;
@@ -198,7 +199,7 @@ impl Drop for Session {
     }
 }
 
-/// Notes the end of each call until the connection ends.
+/// Records the end of each call until the connection ends.
 async fn read_answers(
     read: OwnedReadHalf,
     write: &AsyncMutex<OwnedWriteHalf>,
@@ -228,7 +229,7 @@ async fn read_answers(
             GOAWAY => return,
             _ => continue,
         };
-        // Trailers follow a message: the first to come has taken the call away.
+        // Trailers follow a message, whose arrival has removed the call already.
         if let Some(due) = under_way.lock().remove(&stream) {
             seen.note(due, end);
         }

@@ -1,4 +1,4 @@
-//! What a kubelet, a Prometheus and an Envoy do all the time: ask for `/livez` and `/readyz`, and
+//! The periodic work of a kubelet, a Prometheus and an Envoy: request `/livez` and `/readyz`, and
 //! open connections on every port. Each probe is a new connection, and must be answered.
 
 use std::collections::BTreeMap;
@@ -14,19 +14,19 @@ use crate::messages::message;
 use crate::support::frames::{DATA, END_STREAM, GOAWAY, HEADERS, Raw, call};
 use crate::support::{http, now};
 
-/// Between two rounds.
+/// Interval between two rounds.
 const EVERY: Duration = Duration::from_millis(100);
 
 /// Generous, so that a noisy machine passes.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// What became of probes.
+/// Results of probes.
 #[derive(Debug, Default)]
 pub struct Probed {
     ends: Mutex<Vec<(Instant, &'static str, bool)>>,
 }
 
-/// Probes until this future is dropped.
+/// Sends probes until this future is dropped.
 pub async fn run(foes: Foes, probed: Arc<Probed>) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -45,7 +45,7 @@ pub async fn run(foes: Foes, probed: Arc<Probed>) {
     }
 }
 
-/// Whether a probe got what it came for.
+/// Whether a probe got the expected answer.
 async fn probe(name: &str, foes: &Foes) -> bool {
     match name {
         "debug" => answered(foes.debug, "/none").await.is_some(),
@@ -59,9 +59,9 @@ async fn answered(server: SocketAddr, path: &str) -> Option<u16> {
     http::get(server, path).await.ok().map(|answer| answer.status)
 }
 
-/// A new connection of gRPC, and a call on it.
+/// Opens a new gRPC connection, and makes a call on it.
 async fn decided(server: SocketAddr) -> bool {
-    // The support's connection fails a test that meets no server; here that is an answer.
+    // The support module's connection fails the test if there is no server; here that is a result.
     if tokio::net::TcpStream::connect(server).await.is_err() {
         return false;
     }
@@ -85,7 +85,7 @@ async fn decided(server: SocketAddr) -> bool {
 // === impl Probed ===
 
 impl Probed {
-    /// Probes that began in a span of time, and those of them that failed, by name.
+    /// Number of probes that began between two instants, and of those that failed, by name.
     pub fn between(&self, from: Instant, to: Instant) -> (usize, BTreeMap<&'static str, usize>) {
         let ends = self.ends.lock();
         let within = ends.iter().filter(|(begun, ..)| (from..to).contains(begun));

@@ -14,8 +14,8 @@ use crate::support::raw_grpc::{
     Connection, SHOULD_RATE_LIMIT, bytes_field, framed, number_field, post,
 };
 
-/// A match that takes longer looks at the value once for each pattern. Far above what one look
-/// takes, so that a noisy machine passes.
+/// A match that takes longer must have scanned the value once per pattern. Far above the time of
+/// one scan, so that a noisy machine passes.
 const MATCH_MAX: Duration = Duration::from_millis(1_500);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,7 +51,7 @@ async fn v8_a_long_value_before_a_thousand_patterns_is_matched_at_once() {
             let length = if nth == 0 { 900_000 } else { 60_000 };
             let message = message("path", &"ab".repeat(length / 2));
             let connection = Connection::open(foes.grpc).await;
-            // Twenty a second: what an attacker hides among other calls.
+            // Twenty a second: a rate that an attacker can hide among other calls.
             let mut ticks = tokio::time::interval(Duration::from_millis(50));
             while !foes.is_over() {
                 ticks.tick().await;
@@ -70,7 +70,7 @@ async fn v8_a_long_value_before_a_thousand_patterns_is_matched_at_once() {
     row.end();
 }
 
-/// A descriptor of one entry with more fields of it.
+/// A descriptor of one entry, followed by `more` of its fields.
 fn descriptor(value: &[u8], more: &[u8]) -> Vec<u8> {
     let entry = [bytes_field(1, "plenty"), bytes_field(2, value)].concat();
     [bytes_field(1, entry), more.to_vec()].concat()
@@ -147,7 +147,7 @@ async fn h2_unknown_methods_and_broken_messages_end_their_call_alone() {
     ];
     let mut wrong = Vec::new();
     let attacked = scene.attack(async |foes, _| {
-        // One connection, which has to live through all of it.
+        // One connection, which has to stay open through all of it.
         let connection = Connection::open(foes.grpc).await;
         while !foes.is_over() {
             for (path, body, code) in &cases {
@@ -164,7 +164,7 @@ async fn h2_unknown_methods_and_broken_messages_end_their_call_alone() {
     row.end();
 }
 
-/// So many bytes of zeros, compressed a thousandfold.
+/// `bytes` bytes of zeros, compressed by a factor of a thousand.
 fn bomb(bytes: usize) -> Vec<u8> {
     let script = format!("head -c {bytes} /dev/zero | gzip -9");
     let made = Command::new("/bin/sh").args(["-c", &script]).output().expect("gzip runs");

@@ -11,15 +11,15 @@ use crate::neighbour::{End, Sample, percentile};
 
 pub const MIB: u64 = 1 << 20;
 
-/// What resident memory may grow by while an attack lasts, and stay grown by after it.
+/// Maximum growth of resident memory while an attack lasts, and of what remains after it.
 pub const DURING_MAX: u64 = 16 * MIB;
 pub const AFTER_MAX: u64 = 4 * MIB;
 
-/// Bytes that an attacker may receive for each byte that it sends.
+/// Maximum number of bytes that an attacker may receive for each byte that it sends.
 const AMPLIFICATION_MAX: u64 = 10;
 
-/// A row under way. [`Row::end`] prints it; one that is dropped before, by a panic, is printed as
-/// broken.
+/// A row under way. [`Row::end`] prints it; a row that is dropped earlier, by a panic, is printed
+/// as broken.
 pub struct Row {
     line: Value,
     broken: Vec<String>,
@@ -29,13 +29,13 @@ pub struct Row {
 // === impl Row ===
 
 impl Row {
-    /// `name` as in the table, such as `V1a`, and what is done.
+    /// `name` is that of the table, such as `V1a`; `attack` describes the attack.
     pub fn new(name: &str, attack: &str) -> Self {
         let line = json!({ "row": name, "attack": attack, "note": "" });
         Self { line, broken: Vec::new(), is_over: false }
     }
 
-    /// What the attacker's connections carried.
+    /// Records the bytes that the attacker's connections carried.
     pub fn bytes(&mut self, meter: &Meter) {
         let read = |of: &std::sync::atomic::AtomicU64| of.load(Ordering::Relaxed);
         let (sent, received) = (read(&meter.sent), read(&meter.received));
@@ -47,7 +47,8 @@ impl Row {
         self.holds(bounded, &format!("{received} bytes received for {sent} sent"));
     }
 
-    /// Resident memory in bytes; the peak and what is left each with what it may have grown by.
+    /// Records resident memory in bytes; the peak and the remainder each come with their maximum
+    /// growth.
     pub fn memory(&mut self, before: u64, peak: (u64, u64), after: (u64, u64)) {
         let ((peak, peak_max), (after, after_max)) = (peak, after);
         self.line["rss_before"] = before.into();
@@ -60,7 +61,7 @@ impl Row {
         self.holds(after <= before + after_max, &left);
     }
 
-    /// The neighbour's calls before the attack and during it.
+    /// Records the neighbour's calls before the attack and during it.
     pub fn neighbour(&mut self, calm: &[Sample], attacked: &[Sample]) {
         self.line["calm_p50_us"] = percentile(calm, 50).into();
         self.line["calm_p99_us"] = percentile(calm, 99).into();
@@ -79,7 +80,7 @@ impl Row {
         self.holds(before == 0, &format!("{before} honest calls failed before the attack"));
     }
 
-    /// Probes and new connections during the attack.
+    /// Records probes and new connections during the attack.
     pub fn probes(&mut self, probes: usize, failed: &BTreeMap<&'static str, usize>) {
         let sum: usize = failed.values().sum();
         self.line["probes"] = probes.into();
@@ -88,14 +89,14 @@ impl Row {
         self.holds(probes > 0, "no probe was made");
     }
 
-    /// Says what was measured beside that.
+    /// Adds another measurement to the row.
     pub fn note(&mut self, what: &str) {
         let before = self.line["note"].as_str().expect("text").to_owned();
         let comma = if before.is_empty() { "" } else { "; " };
         self.line["note"] = format!("{before}{comma}{what}").into();
     }
 
-    /// Another bound; `broken` says how it is broken, if it is.
+    /// Checks another bound; `broken` describes the breach.
     pub fn holds(&mut self, holds: bool, broken: &str) {
         if !holds && !self.broken.iter().any(|it| it == broken) {
             self.broken.push(broken.to_owned());

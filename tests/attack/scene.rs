@@ -1,5 +1,5 @@
-//! A pod with an honest neighbour, who is measured while nothing happens, then while the pod is
-//! attacked; and the pod's memory before, during and after that.
+//! A pod with an honest neighbour, whose calls are measured before the attack and during it; and
+//! the pod's memory before, during and after the attack.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -20,35 +20,35 @@ use crate::support::ports::free_port;
 use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
 
-/// How long the parts of a row last.
+/// How long each part of a row lasts.
 #[derive(Debug, Clone, Copy)]
 pub struct Scale {
     pub is_full: bool,
     pub calm: Duration,
     pub attack: Duration,
-    /// At most, until memory is as it was.
+    /// The longest wait for memory to return to its level before the attack.
     pub settle: Duration,
 }
 
-/// What a row needs beside a pod at its defaults.
+/// The needs of a row that differ from a pod at its defaults.
 #[derive(Debug, Clone, Default)]
 pub struct Plan<'a> {
     pub name: &'a str,
     pub attack: &'a str,
-    /// Rules in place of [`PLENTY`], which they have to contain.
+    /// Rules that replace [`PLENTY`], and have to contain it.
     pub rules: Option<String>,
-    /// Files that the pod may open.
+    /// Limit of the pod's open files.
     pub nofile: Option<u32>,
     pub redis: Vec<SocketAddr>,
     pub env: Vec<(&'a str, &'a str)>,
-    /// What memory may grow by during the attack and after it, in place of the bounds of all rows.
+    /// Maximum growth of memory during the attack and after it, in place of the bounds of all rows.
     pub during_max: Option<u64>,
     pub after_max: Option<u64>,
-    /// More time for the attack, such as that of a timeout that has to strike.
+    /// Additional time for the attack, such as for a timeout to expire.
     pub more: Duration,
 }
 
-/// A pod that runs, and an honest client beside it.
+/// A running pod with an honest client.
 pub struct Scene {
     pub pod: Ratelease,
     pub rules: TempDir,
@@ -63,11 +63,12 @@ pub struct Scene {
     _turn: SemaphorePermit<'static>,
 }
 
-/// Rows that run at a time, whatever the number of test threads: each measures how late an honest
-/// client is answered, and more of them on a machine of two cores would measure each other.
+/// Bounds the number of rows that run at a time, whatever the number of test threads: each row
+/// measures the latency of an honest client, and more rows on a machine of two cores would measure
+/// each other.
 static TURNS: Semaphore = Semaphore::const_new(2);
 
-/// The neighbour and the probes, on a thread of their own. Dropped, they end.
+/// The neighbour and the probes, on a thread of their own. They stop when dropped.
 struct Honest {
     seen: Arc<Seen>,
     probed: Arc<Probed>,
@@ -95,7 +96,7 @@ impl<'a> Plan<'a> {
         Self { name, attack, ..Self::default() }
     }
 
-    /// More rules, as items of the domain's list.
+    /// Adds rules, as items of the domain's list.
     #[must_use]
     pub fn with_rules(self, more: &str) -> Self {
         Self { rules: Some(format!("{PLENTY}{more}")), ..self }
@@ -115,7 +116,7 @@ impl<'a> Plan<'a> {
 // === impl Scene ===
 
 impl Scene {
-    /// Starts the pod, and its neighbour once it is ready.
+    /// Starts the pod, and the neighbour once the pod is ready.
     pub async fn start(plan: Plan<'_>) -> Self {
         let turn = TURNS.acquire().await.expect("it is never closed");
         let row = Row::new(plan.name, plan.attack);
@@ -149,13 +150,13 @@ impl Scene {
         }
     }
 
-    /// Where the pod listens, for what is to be done before the attack.
+    /// The pod's addresses, for steps before the attack.
     pub fn foes(&self, span: Duration) -> Foes {
         let meter = Arc::new(Meter::default());
         Foes { meter, end: now() + span, ..self.foes.clone() }
     }
 
-    /// The rest of the calm, then `attack`, then the time it takes the pod to settle.
+    /// Waits for the rest of the calm period, runs `attack`, and waits for the pod to settle.
     pub async fn attack<F>(mut self, attack: F) -> Attacked
     where
         F: AsyncFnOnce(&Foes, &Self),
@@ -183,13 +184,13 @@ impl Scene {
         Attacked { row, pod: self.pod, _rules: self.rules, foes: self.foes }
     }
 
-    /// Has the kernel count the peak of resident memory anew (proc(5), `clear_refs`).
+    /// Resets the kernel's peak of resident memory (proc(5), `clear_refs`).
     fn forget_peak(&self) {
         let file = format!("/proc/{}/clear_refs", self.pod.process.pid());
         std::fs::write(&file, "5").unwrap_or_else(|error| panic!("{file}: {error}"));
     }
 
-    /// Resident memory once it is as before, or when the time for that is over.
+    /// Resident memory once it is back at `before`, or when the time for that is over.
     async fn settled(&self, before: u64) -> u64 {
         let end = now() + self.scale.settle;
         loop {
@@ -202,16 +203,17 @@ impl Scene {
     }
 }
 
-/// What is left of a scene: for bounds of the row's own.
+/// The rest of a scene after the attack, for the row's own bounds.
 pub struct Attacked {
     pub row: Row,
     pub pod: Ratelease,
-    /// The pod would complain of rules that have gone.
+    /// Kept, because the pod would report missing rules.
     _rules: TempDir,
     pub foes: Foes,
 }
 
-/// The binary, or another build of it, behind a shell that sets limits where the row wants one.
+/// The command of the pod, or of another build, in a shell that sets limits where the row asks for
+/// them.
 fn command(plan: &Plan<'_>, rules: &std::path::Path) -> Command {
     let binary = std::env::var_os("RATELEASE_BIN").unwrap_or_else(|| BINARY.into());
     let mut command = match plan.nofile {
@@ -248,7 +250,7 @@ impl Honest {
         Self { seen, probed, end: Some(end), thread: Some(thread) }
     }
 
-    /// Ends both.
+    /// Stops both.
     fn stop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {

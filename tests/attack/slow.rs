@@ -1,4 +1,4 @@
-//! H7: clients that say a little now and then, so that they never seem idle.
+//! H7: clients that send a few bytes now and then, so that they never seem idle.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::scene::{Plan, Scene};
 use crate::support::frames::{DATA, GREETING, begun, frame};
 use crate::support::raw_grpc::framed;
 
-/// Between two bytes.
+/// Interval between two bytes.
 const EVERY: Duration = Duration::from_millis(200);
 
-/// Sends one byte after another.
+/// Sends the bytes one by one.
 async fn dribble(foe: &mut Foe, foes: &Foes, bytes: &[u8]) {
     for byte in bytes {
         if foes.is_over() || !foe.send(&[*byte]).await {
@@ -24,7 +24,7 @@ async fn dribble(foe: &mut Foe, foes: &Foes, bytes: &[u8]) {
 #[tokio::test(flavor = "multi_thread")]
 async fn h7a_greetings_byte_by_byte_harm_nobody() {
     let scene = Scene::start(Plan::new("H7a", "HTTP/2, TLS and HTTP/1 begun byte by byte")).await;
-    // The beginning of a ClientHello, where no TLS is spoken.
+    // The beginning of a ClientHello, on a port without TLS.
     let hello = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3];
     let attacked = scene.attack(async |foes, _| {
         let client = async |foes: &Foes, nth: usize| {
@@ -41,7 +41,7 @@ async fn h7a_greetings_byte_by_byte_harm_nobody() {
     attacked.await.row.end();
 }
 
-/// Each holds as much of a head as the pod takes.
+/// Each connection holds as much of a head as the pod accepts.
 #[tokio::test(flavor = "multi_thread")]
 async fn h7b_half_heads_of_http_1_hold_little() {
     let scene = Scene::start(Plan::new("H7b", "HTTP/1 heads of 360 KB that do not end")).await;

@@ -1,4 +1,5 @@
-//! V10 to V12: what is done to a pod beside its ports: its socket, its rules, its settings.
+//! V10 to V12: attacks on a pod other than through its ports: on its socket, its rules, its
+//! settings.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -16,10 +17,10 @@ use crate::support::process::leashed;
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::Connection;
 
-/// A start that fails takes milliseconds.
+/// Limit for a start that fails, which takes milliseconds.
 const EXIT_MAX: Duration = Duration::from_secs(15);
 
-/// A second pod, which is not to be one.
+/// A second pod, which must not start.
 fn second(rules: &Path, env: &[(&str, &str)]) -> Ratelease {
     let binary = std::env::var_os("RATELEASE_BIN").unwrap_or_else(|| BINARY.into());
     let mut command = leashed(binary);
@@ -27,7 +28,7 @@ fn second(rules: &Path, env: &[(&str, &str)]) -> Ratelease {
     Ratelease::run(command, &[], env)
 }
 
-/// Whoever listens is busy for a moment, and its queue is full: that is not "nobody listens".
+/// The listener is busy for a moment, and its queue is full; the socket is nevertheless in use.
 #[tokio::test(flavor = "multi_thread")]
 async fn v10_a_socket_with_a_full_queue_is_not_taken_over() {
     let scene = Scene::start(Plan::new("V10", "a second pod on a live Unix socket")).await;
@@ -60,8 +61,8 @@ async fn v10_a_socket_with_a_full_queue_is_not_taken_over() {
     row.end();
 }
 
-/// The rules are an operator's, who may be mistaken; what they take while they are read is bounded
-/// by their size, not by 16 MiB.
+/// The rules come from an operator, who may make mistakes; the memory of reading them is bounded by
+/// their size, not by 16 MiB.
 #[tokio::test(flavor = "multi_thread")]
 async fn v11_a_file_of_unknown_keys_delays_no_good_one() {
     const IN_FORCE_MAX: Duration = Duration::from_secs(6);
@@ -78,7 +79,7 @@ async fn v11_a_file_of_unknown_keys_delays_no_good_one() {
         let file = scene.rules.path().join("attack.yaml");
         replace(&file, &faulty);
         foes.note_sent(faulty.len());
-        // Long enough for the watcher to have seen it.
+        // Long enough for the watcher to see the file.
         tokio::time::sleep(Duration::from_millis(1_000)).await;
         replace(&file, &good);
         let begun = now();
@@ -96,7 +97,7 @@ async fn v11_a_file_of_unknown_keys_delays_no_good_one() {
     row.end();
 }
 
-/// Puts a file in the place of another at once.
+/// Replaces a file atomically.
 fn replace(file: &Path, text: &str) {
     let part = file.with_extension("part");
     std::fs::write(&part, text).expect("rules, written");
@@ -141,7 +142,7 @@ async fn v12_no_fault_or_log_line_quotes_a_credential() {
                 broken.push(format!("{what}: nothing was logged"));
             }
         }
-        // They are refused within milliseconds, and probes are made ten times a second.
+        // Each is refused within milliseconds, and probes are sent ten times a second.
         tokio::time::sleep(Duration::from_millis(500)).await;
     });
     let mut row = attack.await.row;

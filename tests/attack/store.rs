@@ -1,4 +1,4 @@
-//! V9: a Redis that is not what it should be, or somebody in its place.
+//! V9: a faulty or hostile Redis, or another server in its place.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::support::ports::free_port;
 /// The pod's password for Redis.
 const PASSWORD: &str = "open-sesame";
 
-/// Connections that a map of the cluster may lead to, and some for what is tried again.
+/// Connections to every node that a map of the cluster may name, and some for retries.
 const CONNECTS_MAX: u64 = 1_024 + 64;
 
-/// A line of the log at most, and all of what an attack of seconds may have logged.
+/// Maximum length of a log line, and of all that an attack of seconds may have logged.
 const LINE_MAX: usize = 4 << 10;
 const LOG_MAX: usize = 256 << 10;
 
-/// A breaker probes twice a second at most: enough of these.
+/// A breaker probes at most twice a second: time for enough probes.
 const MORE: Duration = Duration::from_secs(2);
 
 fn plan<'a>(name: &'a str, attack: &'a str, redis: &FakeRedis) -> Plan<'a> {
@@ -48,7 +48,7 @@ async fn attacked(scene: Scene, redis: &FakeRedis) -> Attacked {
     attacked
 }
 
-/// Takes connections, and remembers what each says first.
+/// Accepts connections, and records the first bytes of each.
 async fn stranger() -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("its address");
@@ -90,7 +90,7 @@ async fn v9a_a_redirect_takes_no_password_to_a_stranger() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn v9b_a_map_of_16384_masters_is_not_followed() {
-    // Addresses of this machine where nobody listens.
+    // Addresses of this machine without a listener.
     let port = free_port();
     let masters: Vec<SocketAddr> = (0..16_384_u16)
         .map(|at| SocketAddr::from(([127, 7, at.to_be_bytes()[0], at.to_be_bytes()[1]], port)))

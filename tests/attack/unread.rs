@@ -1,4 +1,4 @@
-//! V4: clients that ask and do not read what they are told, so that it piles up in the pod.
+//! V4: clients that send requests and do not read the answers, which accumulate in the pod.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::support::frames::{
 };
 use crate::support::raw_grpc::{Connection, bytes_field, framed};
 
-/// No room for any answer.
+/// A window without room for any answer.
 const NO_WINDOW: [(u16, u32); 1] = [(INITIAL_WINDOW_SIZE, 0)];
 
-/// How long a connection waits to be ended before it is opened anew. Longer than the attack: what
-/// it holds stays held unless the pod lets go of it.
+/// How long a connection waits to be closed before it is opened again. Longer than the attack: the
+/// memory that it holds stays held unless the pod releases it.
 const STAY: Duration = Duration::from_secs(60);
 
-/// Streams that have been used up at the beginning of each connection, at most.
+/// Maximum number of streams used up at the beginning of each connection.
 const STREAMS: u32 = 255;
 
 /// A GET without a body, in HTTP/2.
@@ -31,7 +31,7 @@ fn get(stream: u32, path: &str) -> Vec<u8> {
     frame(HEADERS, END_HEADERS | END_STREAM, stream, &block)
 }
 
-/// `count` connections to `port` that ask for `all` and leave the answers.
+/// Opens `count` connections to `port` that request `all` and leave the answers unread.
 async fn leave_unread(
     scene: Scene,
     count: usize,
@@ -41,7 +41,8 @@ async fn leave_unread(
     let attack = scene.attack(async |foes, _| {
         let client = async |foes: &Foes, nth: usize| {
             let server = port(foes, nth);
-            // Frames are read, so that the end is seen; the windows leave no room for answers.
+            // The client reads frames to see the end of the connection; the windows leave no room
+            // for answers.
             if let Some(mut foe) = foes.greet(server, &NO_WINDOW, Reading::Frames).await {
                 foe.send(all).await;
                 foe.stay(STAY).await;
@@ -61,7 +62,7 @@ async fn v4a_unread_pages_of_metrics_are_bounded() {
 ";
     let plan = Plan::new("V4a", "GET /metrics and other pages, a window of 0");
     let scene = Scene::start(plan.with_rules(rules)).await;
-    // A page of some size, as a pod that has run for a while has.
+    // A page as long as that of a pod that has run for a while.
     let before = scene.foes(Duration::from_secs(20));
     let connection = Connection::open(before.grpc).await;
     for nth in 0..1_000 {
@@ -71,7 +72,7 @@ async fn v4a_unread_pages_of_metrics_are_bounded() {
         let page = crate::support::http::get(addr, "/metrics").await.expect("a page");
         assert_eq!(page.status, 200);
     }
-    // Prometheus' port has this page alone; on the debug port the others are as dear.
+    // Prometheus' port has this page alone; on the debug port the others are as expensive.
     let pages = ["/metrics", "/metrics", "/status", "/metrics", "/rlconfig"];
     let page = |nth: u32| get(2 * nth + 1, pages[nth as usize % pages.len()]);
     let all: Vec<u8> = (0..100).flat_map(page).collect();
@@ -88,7 +89,7 @@ async fn v4b_unread_answers_to_calls_are_bounded() {
     leave_unread(scene, 40, |foes, _| foes.grpc, &all).await.row.end();
 }
 
-/// Answers of 200 statuses each, over both doors.
+/// Answers of 200 statuses each, over gRPC and HTTP.
 #[tokio::test(flavor = "multi_thread")]
 async fn v4e_unread_answers_of_many_statuses_are_bounded() {
     let plan = Plan::new("V4e", "answers of 200 statuses that nobody reads");
@@ -104,7 +105,7 @@ async fn v4e_unread_answers_of_many_statuses_are_bounded() {
         [head, frame(DATA, END_STREAM, 2 * nth + 1, json.as_bytes())].concat()
     };
     let grpc: Vec<u8> = (0..200).flat_map(over_grpc).collect();
-    // The windows of a connection have room for so many.
+    // The windows of a connection have room for this many.
     let http: Vec<u8> = (0..6).flat_map(over_json).collect();
     let attack = scene.attack(async |foes, _| {
         let client = async |foes: &Foes, nth: usize| {
@@ -131,11 +132,11 @@ async fn v4c_unread_health_watches_are_bounded() {
     leave_unread(scene, 40, |foes, _| foes.grpc, &all).await.row.end();
 }
 
-/// Half of them as browsers ask, and half in HTTP/2 with no window.
+/// Half of them as browsers ask, and half over HTTP/2 with a window of zero.
 #[tokio::test(flavor = "multi_thread")]
 async fn v4d_listeners_that_do_not_read_leave_live_to_others() {
     let plan = Plan::new("V4d", "40 listeners of /live/events that do not read");
-    // A page may be slow for some seconds before its place is given to another.
+    // A page may be slow for some seconds before another client gets its place.
     let scene = Scene::start(plan.lasting(Duration::from_secs(14))).await;
     let mut heard = false;
     let attack = scene.attack(async |foes, _| {
@@ -150,12 +151,13 @@ async fn v4d_listeners_that_do_not_read_leave_live_to_others() {
                 0 => foe.send(ask).await,
                 _ => foe.send(&get(1, "/live/events")).await,
             };
-            // It does not come back: against that, places would have to be counted by who asks.
+            // The client does not reconnect: to stop that, the pod would have to count places per
+            // client.
             foe.stay(STAY).await;
             foes.rest().await;
         };
         let honest = async {
-            tokio::time::sleep(Duration::from_secs(1)).await; // the places are taken by then
+            tokio::time::sleep(Duration::from_secs(1)).await; // by then the places are taken
             while !foes.is_over() && !heard {
                 heard = hears(foes.debug).await;
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -168,7 +170,7 @@ async fn v4d_listeners_that_do_not_read_leave_live_to_others() {
     row.end();
 }
 
-/// Whether a new listener hears how things stand.
+/// Whether a new listener receives the current state.
 async fn hears(debug: SocketAddr) -> bool {
     let listened = async {
         let mut stream = TcpStream::connect(debug).await.ok()?;
@@ -186,14 +188,14 @@ async fn hears(debug: SocketAddr) -> bool {
     listened.ok().flatten().unwrap_or(false)
 }
 
-/// V6: a header is put into the table once, and each reference to it costs a byte.
+/// V6: a header enters the HPACK table once, and each reference to it costs one byte.
 #[tokio::test(flavor = "multi_thread")]
 async fn v6_references_to_headers_cost_what_they_weigh() {
     let path = "/grpc.health.v1.Health/Check";
     refer("V6", "20 × 255 half-open calls of 470 references", path, |foes, _| foes.grpc).await;
 }
 
-/// The same on the ports of HTTP.
+/// The same on the HTTP ports.
 #[tokio::test(flavor = "multi_thread")]
 async fn v6b_references_to_headers_cost_what_they_weigh_on_every_port() {
     let port = |foes: &Foes, nth: usize| [foes.http, foes.debug, foes.prometheus][nth % 3];
@@ -222,7 +224,7 @@ async fn refer(name: &str, attack: &str, path: &str, port: fn(&Foes, usize) -> S
     attack.await.row.end();
 }
 
-/// H5: header blocks that are far too long, or of far too many headers.
+/// H5: header blocks that are far too long, or have far too many headers.
 #[tokio::test(flavor = "multi_thread")]
 async fn h5b_long_header_blocks_are_refused() {
     let scene = Scene::start(Plan::new("H5b", "header blocks of 1 MB and of 10 000 headers")).await;

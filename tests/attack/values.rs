@@ -9,7 +9,7 @@ use crate::scene::{Plan, Scene};
 use crate::support::http::{self, Client};
 use crate::support::raw_grpc::Connection;
 
-/// A page of metrics that Prometheus reads at once.
+/// Maximum length of a metrics page that Prometheus reads at once.
 const PAGE_MAX: usize = 4 << 20;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -21,8 +21,8 @@ async fn v5_long_values_in_labels_take_little_memory() {
 ";
     let plan = Plan::new("V5", "500 values of 60 KB in labels of metrics");
     let scene = Scene::start(plan.with_rules(rules)).await;
-    // Keys and their series are kept, whatever their length: as many as an honest client makes are
-    // there before, so that what comes on top is what the length costs.
+    // Keys and their series are kept, whatever their length: an honest client's number of them
+    // exists before, so that the growth is the cost of their length.
     let before = scene.foes(Duration::from_secs(20));
     let connection = Connection::open(before.grpc).await;
     for nth in 0..500 {
@@ -34,7 +34,7 @@ async fn v5_long_values_in_labels_take_little_memory() {
     let attacked = scene.attack(async |foes, _| {
         let connection = Connection::open(foes.grpc).await;
         for nth in 0..500 {
-            // The values differ at their end, where a cut would not see it.
+            // The values differ only at their end, which truncation would remove.
             let _ = foes.call(&connection, &message("labelled", &format!("{long}-{nth}"))).await;
         }
         let _ = http::get(foes.debug, "/metrics").await;
@@ -90,7 +90,7 @@ async fn v7_a_page_of_another_site_opens_no_limit() {
                 ("a charge by a page of another site", vec![json, foreign], &body("")),
             ] {
                 let status = post(foes, &headers, body).await.map(|answer| answer.status);
-                // 429 says that the charge was looked at, and found to be too much.
+                // 429 means that the charge was evaluated, and found to be too large.
                 if !status.is_some_and(|it| (400..500).contains(&it) && it != 429) {
                     broken.push(format!("{what} was answered with {status:?}"));
                 }
@@ -107,7 +107,7 @@ async fn v7_a_page_of_another_site_opens_no_limit() {
     row.end();
 }
 
-/// What is wrong with a body is said in few words, however long the wrong part is.
+/// Errors about a body stay short, however long the faulty part is.
 #[tokio::test(flavor = "multi_thread")]
 async fn v7b_faulty_bodies_are_not_told_back() {
     let scene = Scene::start(Plan::new("V7b", "/json with long faulty values")).await;

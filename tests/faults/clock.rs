@@ -1,4 +1,5 @@
-//! R11: clocks that step. A pod's wall clock is to have no effect; that of a Redis decides windows.
+//! R11: clocks that step. A pod's wall clock must have no effect; that of a Redis node decides
+//! windows.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +13,7 @@ use crate::support::redis_server::Server;
 
 const HOUR: f64 = 3600.0;
 
-/// Ahead of the true time by so many seconds, one after the other.
+/// Successive offsets from the true time, in seconds.
 const STEPS: [f64; 6] = [HOUR, 0.0, -HOUR, 0.0, 1.0, -1.0];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -22,7 +23,7 @@ async fn r11_the_clocks_of_the_pods_step() {
     let mut row = Row::new("R11", "pods' clocks step by ± 1 h and ± 1 s", promise);
     let clock = FakeClock::new();
     let fake = clock.env();
-    // Patient: a request that was answered without its lease would not count.
+    // Long waits: a request that was answered without its lease would not count.
     let mut env = PATIENT.to_vec();
     env.extend(fake.iter().map(|(name, value)| (*name, value.as_str())));
     let cluster = crate::support::redis::Cluster::shared();
@@ -51,23 +52,23 @@ fn hour() -> u64 {
 }
 
 fn seconds() -> u64 {
-    #[allow(clippy::disallowed_methods)] // what a false clock is compared with
+    #[allow(clippy::disallowed_methods)] // the time that a false clock is compared with
     SystemTime::now().duration_since(UNIX_EPOCH).expect("a date after 1970").as_secs()
 }
 
-/// By the time that begins a line of the log, such as `2026-11-21T15:53:03.5Z`.
+/// The hour in the time stamp that begins a log line, such as `2026-11-21T15:53:03.5Z`.
 fn hour_told(line: &str) -> u64 {
     let digits = line.split('T').nth(1).and_then(|time| time.get(..2));
     digits.and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("no time: {line}"))
 }
 
-/// An hour: what a clock that steps by one leaves.
+/// Limit per hour: a clock that steps by an hour leaves the window.
 const LIMIT: u64 = 200;
 
-/// A pod believes for a second at most that a key is used up.
+/// A pod remembers for at most a second that a key is used up.
 const DENIED_FOR: Duration = Duration::from_millis(1_500);
 
-/// Between two questions for a key that is used up.
+/// Interval between two requests for a key that is used up.
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,7 +78,8 @@ async fn r11_the_clock_of_a_redis_steps() {
                    within (0, unit]; no error";
     let mut row = Row::new("R11", "a Redis' clock steps by ± 1 h and ± 1 s, and back", promise);
     let clock = FakeClock::new();
-    // From the middle of an hour, so that a second steps over no edge, and an hour over one.
+    // From the middle of an hour, so that a step of a second crosses no edge, and one of an hour
+    // does.
     let middle = HOUR / 2.0 - (seconds() % 3600) as f64;
     clock.set(middle);
     let redis = Server::start_with_env(&[], &clock.env());
@@ -95,7 +97,7 @@ async fn r11_the_clock_of_a_redis_steps() {
 
     let mut most = 0;
     for (number, step) in [HOUR, -HOUR, 1.0, -1.0].into_iter().enumerate() {
-        // A key of its own: windows further apart than one are not what a step may cost.
+        // A key of its own: windows further apart than one are outside the promise about steps.
         let path = format!("/tight-{number}");
         let mut admitted = 0;
         for _ in 0..LIMIT / 2 {
@@ -121,7 +123,7 @@ async fn r11_the_clock_of_a_redis_steps() {
     row.end();
 }
 
-/// What passes until nothing does any more, and the pod has asked Redis again meanwhile.
+/// Number of requests that pass until none does, and the pod has asked Redis again since.
 async fn spend(asker: &Asker, path: &str, row: &mut Row) -> u64 {
     let (mut passed, mut last) = (0, now());
     while last.elapsed() < DENIED_FOR {
@@ -134,7 +136,7 @@ async fn spend(asker: &Asker, path: &str, row: &mut Row) -> u64 {
     passed
 }
 
-/// Whether a question passes; a gRPC error fails the test.
+/// Whether a request passes; a gRPC error fails the test.
 async fn passes(asker: &Asker, path: &str, row: &mut Row) -> bool {
     let answer = asker.ask("r11", &[("path", path)], 1).await;
     let status = &answer.statuses[0];
@@ -143,10 +145,10 @@ async fn passes(asker: &Asker, path: &str, row: &mut Row) -> bool {
     status.code == 1
 }
 
-/// Each key is to expire.
+/// Checks that each key has an expiry.
 fn expire(redis: &Server, row: &mut Row) {
     for key in redis.keys() {
-        // -2: it has expired meanwhile.
+        // -2: the key has expired since.
         let ttl: i64 = redis.command(&["PTTL", &key]);
         row.holds(ttl > 0 || ttl == -2, &format!("{key} lives for ever"));
     }

@@ -16,32 +16,32 @@ use crate::support::ratelease::{BINARY, Ratelease};
 
 const DOMAIN: &str = "r13-disk";
 
-/// For what takes milliseconds, on a machine that also compiles.
+/// Limit for steps that take milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Bytes that the disk has room for, and of rules that it has none for.
+/// Bytes of room on the disk; the rules that must not fit exceed it.
 const ROOM: usize = 64 << 10;
 const NO_ROOM: usize = 4 * ROOM;
 
-/// A pod with a snapshot, started in one of the ways that follow.
+/// A pod with a snapshot, started in one of the ways below.
 struct Place {
     rules: Rules,
-    /// Of the snapshot.
+    /// The directory of the snapshot.
     dir: TempDir,
     pod: Ratelease,
 }
 
-/// Becomes the pod, with no right that the permission bits do not give: root's are dropped, which
-/// takes `setpriv` of util-linux. Any other user has none.
+/// Shell words that start the pod without the rights that override permission bits: root's are
+/// dropped with `setpriv` of util-linux. Other users have none.
 fn bound_by_permissions() -> String {
     let is_root = fs::metadata("/proc/self").expect("this process").uid() == 0;
     let drop = if is_root { "setpriv --bounding-set=-all --inh-caps=-all " } else { "" };
     format!(r#"exec {drop}"$0" "$@""#)
 }
 
-/// Becomes the pod, on a file system without room where this process may mount one, which takes
-/// CAP_SYS_ADMIN; else no file may become larger than there is room. The second value tells which,
-/// and why.
+/// Shell words that start the pod on a small file system where this process may mount one, which
+/// takes CAP_SYS_ADMIN; otherwise with a maximum file size. The second value says which of the two
+/// was used, and why.
 fn on_a_small_disk(dir: &Path) -> (String, String) {
     let mount = format!(r#"mount -t tmpfs -o size={ROOM} none "{}""#, dir.display());
     let why = match Command::new("unshare").args(["--mount", "sh", "-c", &mount]).output() {
@@ -54,7 +54,7 @@ fn on_a_small_disk(dir: &Path) -> (String, String) {
         Err(error) => error.to_string(),
     };
     let how = format!("files of at most {ROOM} bytes, since no file system can be mounted: {why}");
-    // In units of 512 bytes.
+    // `ulimit -f` counts units of 512 bytes.
     (format!(r#"trap "" XFSZ; ulimit -f {}; exec "$0" "$@""#, ROOM / 512), how)
 }
 
@@ -73,7 +73,7 @@ impl Place {
         place
     }
 
-    /// The snapshot's directory as the pod sees it, whose file systems may be its own.
+    /// The snapshot's directory as the pod sees it, which may have its own mount namespace.
     fn dir(&self) -> PathBuf {
         let dir = self.dir.path();
         let root = PathBuf::from(format!("/proc/{}/root", self.pod.process.pid()));
@@ -89,7 +89,7 @@ impl Place {
         time_until(SOON, async || count(&self.pod, name).await >= times).await.is_some()
     }
 
-    /// Whether this version of the rules comes into force.
+    /// Whether this version of the rules takes effect.
     async fn answers_by(&self, number: u64) -> bool {
         let asker = Asker::connect(&self.pod).await;
         let answers = async || {
@@ -100,13 +100,13 @@ impl Place {
         time_until(SOON, answers).await.is_some()
     }
 
-    /// Whether the log comes to tell this. A line is written after what it tells of has been
+    /// Whether the log eventually contains `what`. A line is written after its event has been
     /// counted.
     async fn tells(&self, what: &str) -> bool {
         time_until(SOON, async || self.pod.log().contains(what)).await.is_some()
     }
 
-    /// Ends the pod, whose log is to tell each of these once.
+    /// Ends the pod, whose log must contain each of `once` exactly once.
     async fn end(self, row: &mut Row, once: &[&str]) {
         judge_process(row, &self.pod).await;
         row.holds(self.pod.stop().await == 0, "the pod did not end well");
@@ -117,7 +117,7 @@ impl Place {
     }
 }
 
-/// Rules told by their limit, in a file of so many bytes more.
+/// Rules that are recognised by their limit, in a file with `padding` additional bytes.
 fn version(number: u64, padding: usize) -> String {
     let rules = file(DOMAIN, &[rule("path", None, number)]);
     format!("{rules}# {}\n", "-".repeat(padding))
@@ -136,7 +136,7 @@ async fn r13_files_may_not_be_read_or_written() {
     row.holds(place.counts("snapshots_written", 1).await, "no snapshot is written");
     let kept = place.snapshot();
 
-    // With its mode before it is in its place.
+    // Its mode is set before it is moved into place.
     let next = place.rules.path().join("next");
     fs::write(&next, version(2, 0)).expect("a written file");
     fs::set_permissions(&next, Permissions::from_mode(0o000)).expect("a mode");

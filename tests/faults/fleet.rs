@@ -1,4 +1,4 @@
-//! R22: pods that come and go.
+//! R22: pods that start and stop.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ async fn r22_pods_come_and_go() {
     let promise = "0 errors; at most L; nearly all of L, whatever the pods that went had held";
     let mut row = Row::new("R22", "pods 4 → 12 → 4 (→ 40 → at full scale) in seconds", promise);
     let cluster = Cluster::shared();
-    // Patient: a request that was answered without its lease would not count.
+    // Long waits: a request that was answered without its lease would not count.
     let timeout = Duration::from_secs(8);
     let env = PATIENT.to_vec();
     let plan = Plan {
@@ -51,7 +51,7 @@ async fn r22_pods_come_and_go() {
     }
     envoy.healthy(4 + more).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    // In good order, one soon after the other, as Kubernetes scales down.
+    // A graceful end, one soon after the other, as Kubernetes scales down.
     extra.iter().for_each(|pod| pod.process.signal("TERM"));
     for pod in &extra {
         row.holds(pod.process.exit(Duration::from_secs(15)).await == 0, "a pod ended badly");
@@ -71,7 +71,7 @@ async fn r22_pods_come_and_go() {
     row.end();
 }
 
-/// Of the key whose limit is reached: late enough for all pods to have come.
+/// The limit of the key that is used up: high enough that all pods have started before.
 fn stage_limit() -> u64 {
     crate::stage::Scale::of_env().pick(600, 12_000)
 }

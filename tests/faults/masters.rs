@@ -1,5 +1,5 @@
-//! Masters that are killed or frozen. While a shard is away, each pod admits ⌈L/n⌉ by itself on top
-//! of what Redis lends: L in all, hence 2 L.
+//! Masters that are killed or frozen. While a shard is unavailable, each pod admits ⌈L/n⌉ locally
+//! in addition to the tokens that Redis leases: L in all, hence 2 L.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::support::paced::Paced;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
 use crate::support::redis_server::Server;
 
-/// For a replica to take over; some 4 s.
+/// Maximum time for a replica to take over, which takes some 4 s.
 pub const FAILOVER_MAX: Duration = Duration::from_secs(12);
 
-/// From the slot being writable to the next lease of it, at full scale.
+/// From the moment the slot is writable to its next lease, at full scale.
 pub const RESUME_MAX: Duration = Duration::from_secs(1);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -36,7 +36,7 @@ async fn kill_a_master(mut row: Row, domain: &str, options: &ClusterOptions) {
     let cluster = Cluster::start_with(options);
     let stage = Plan::new(domain, &cluster).start().await;
     let load = stage.load().await;
-    // A warm key of this shard, of which asks are sure to come again.
+    // A warm key of this shard, for which asks are sure to continue.
     let victim = shard_of_most(&stage, &cluster);
     let (dies, heir) = (&cluster.nodes[victim], &cluster.nodes[victim + options.masters]);
     let key = dies.keys().into_iter().find(|key| key.contains("rl:{")).expect("a warm key");
@@ -56,14 +56,14 @@ async fn kill_a_master(mut row: Row, domain: &str, options: &ClusterOptions) {
     row.end();
 }
 
-/// A key of which nobody asks but during the stall, so that nearly nothing is lent of it, and what
-/// one lease of it may hold.
+/// A key that is requested only during the stall, so that almost nothing of it is leased, and the
+/// maximum that one lease of it may hold.
 const COLD: &str = "/cold";
 const LEASE: u64 = 5;
 
-/// Asks that were on their way when the masters froze, and probes since, are debited after the
-/// thaw: of each pod one at a time, until its breaker opens, and some probes. Not the requests,
-/// which the failure mode has answered meanwhile.
+/// Asks that were under way when the masters froze, and probes since then, are debited after the
+/// thaw: one at a time for each pod until its breaker opens, and some probes. The requests are not,
+/// since the failure mode has answered them by then.
 const LATE_MAX: u64 = 2 * 6 * LEASE;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,7 +72,7 @@ async fn r4_all_masters_frozen_under_load() {
     let promise = "0 errors; p99 < 5 ms in the stall; nothing that Redis did not lend is charged \
                    after it; at most 2 L";
     let mut row = Row::new("R4", "SIGSTOP of all masters for 3 s", promise);
-    // They are not to take each other for dead.
+    // Long, so that the frozen masters do not consider each other dead.
     let options = ClusterOptions { node_timeout_ms: 15_000, ..ClusterOptions::new(3, 0) };
     let cluster = Cluster::start_with(&options);
     let more = format!(
@@ -187,7 +187,7 @@ pub fn judge_failover(row: &mut Row, writable: Option<Duration>) {
     row.holds(writable.is_some(), "the slot stays away: the row shows nothing");
 }
 
-/// Position of the master that owns most of the stage's keys.
+/// Position of the master that owns the most keys of the stage.
 fn shard_of_most(stage: &Stage, cluster: &Cluster) -> usize {
     let mut keys = [0; 3];
     for key in stage.debited(cluster).keys() {
@@ -196,7 +196,7 @@ fn shard_of_most(stage: &Stage, cluster: &Cluster) -> usize {
     (0..keys.len()).max_by_key(|at| keys[*at]).expect("a master")
 }
 
-/// Whether the node takes a write to the slot of `key`, which stays as it is.
+/// Whether the node accepts a write to the slot of `key`; the key itself does not change.
 pub fn is_writable(node: &Server, key: &str) -> bool {
     let tag = key.split(['{', '}']).nth(1).expect("a tag");
     node.try_command::<()>(&["SET", &format!("probe:{{{tag}}}"), "1", "PX", "1000"]).is_ok()

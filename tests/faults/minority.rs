@@ -1,8 +1,8 @@
-//! R8: a master that is cut off from the rest of its cluster, and not from the pods.
+//! R8: a master that is cut off from the rest of its cluster, but not from the pods.
 //!
-//! Until it notices, which takes its node timeout, it goes on lending, and none of that reaches its
-//! replica, which takes its place: the count goes back to what it was at the cut. No client can
-//! tell. What bounds it is that the lone master too lends at most L.
+//! Until the master notices, which takes its node timeout, it continues to lease, and none of that
+//! reaches the replica that takes its place: the count returns to its value at the cut. No client
+//! can detect this. The bound holds because the isolated master also leases at most L.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::stage::{Plan, count_at, scripts, time_until, turn};
 use crate::support::paced::Paced;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
 
-/// Asked for from the cut on: the only key whose count has two masters.
+/// Requested from the cut on: the only key whose count has two masters.
 const SPLIT: &str = "/split";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,7 +41,7 @@ async fn r8_a_master_is_alone_with_the_pods() {
 
     cluster.part(alone);
     let split = Paced::new(&[SPLIT.to_owned()], stage.scale.rate / 4).start(stage.envoy.ingress);
-    // It tells no more once it has given up.
+    // The master does not return its count once it has stopped serving: this keeps the last one.
     let mut forgotten = 0;
     let heir_writes = async || {
         forgotten = count_at(lone, &key).unwrap_or(forgotten);

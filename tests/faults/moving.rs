@@ -1,4 +1,4 @@
-//! Slots that move, nodes that are restarted in turn, and answers that are refusals.
+//! Slots that move, rolling restarts, and error replies.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::support::now;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
 use crate::support::redis_server::Server;
 
-/// From the end of a fault to leases as before, see `slow`.
+/// From the end of a fault until leases are as before, see `slow`.
 const RECOVERED_MAX: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -18,8 +18,9 @@ async fn r9_the_hot_slot_moves_to_a_node_without_the_script() {
     let promise = "0 errors; the sum of debits is what passed, to the token; ASK was followed";
     let mut row = Row::new("R9", "migration of the hot slot, script absent on the target", promise);
     let cluster = Cluster::start(3, 0);
-    // Patient, so that what passed was lent: a request that does not wait for its lease because the
-    // machine is busy would be answered without one. Leases are small, so that many are asked for.
+    // Long waits, so that every token that passed was leased: a request that does not wait for its
+    // lease because the machine is busy would be answered without one. Small leases, so that many
+    // are asked for.
     let stage = Plan {
         options: ", lease: {max: 5}",
         env: PATIENT.to_vec(),
@@ -64,7 +65,7 @@ async fn r9_the_hot_slot_moves_to_a_node_without_the_script() {
     row.end();
 }
 
-/// Position of the master that a cluster of three gives a slot to at first.
+/// Position of the master that initially owns a slot in a cluster of three.
 fn first_owner(slot: u16) -> usize {
     (0..3).rev().find(|at| usize::from(slot) >= 16_384 * at / 3).unwrap_or(0)
 }
@@ -97,12 +98,12 @@ async fn r10_every_node_is_restarted_in_turn() {
     row.end();
 }
 
-/// Has a replica become the master in good order.
+/// Promotes a replica to master by a manual failover.
 async fn hand_over(replica: &Server) {
     let role = |role: &str| replica.info("replication").get("role").is_some_and(|it| it == role);
     let mut asked = None::<Instant>;
     let done = async || {
-        // Refused until it is known to all as a replica in step; given up by Redis after 5 s.
+        // Refused until all nodes know it as a replica in sync; Redis gives up after 5 s.
         if role("slave") && asked.is_none_or(|at| at.elapsed() > Duration::from_secs(5)) {
             let taken = replica.try_command::<()>(&["CLUSTER", "FAILOVER"]).is_ok();
             asked = taken.then(now);
@@ -118,7 +119,7 @@ async fn r10_the_counts_are_flushed() {
     let _turn = turn().await;
     let promise = "0 errors; at most 2 L in the window";
     let mut row = Row::new("R10", "FLUSHALL and SCRIPT FLUSH on every master", promise);
-    // Its own: others keep their counts.
+    // A cluster of its own: other tests keep their counts.
     let cluster = &Cluster::start(3, 0);
     let stage = Plan::new("r10-flush", cluster).start().await;
     let load = stage.load().await;
@@ -135,7 +136,8 @@ async fn r10_the_counts_are_flushed() {
     row.end();
 }
 
-/// What every master refuses for a while: the words that begin and end it, and its count.
+/// An error that every master returns for a while: the commands that start and stop it, and its
+/// count.
 type Refusal = (&'static str, &'static [&'static str], &'static [&'static str], &'static str);
 
 const REFUSALS: [Refusal; 2] = [

@@ -1,5 +1,6 @@
-//! R17: faults of our own. They are put into parts that a process takes as they are given, so the
-//! doors, the limiter and the watch of this row run in the test's own process.
+//! R17: panics in our own code. They are injected into parts that a test cannot replace in the
+//! binary, so the gRPC server, the limiter and the rule watcher of this row run in the test's
+//! process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,10 +27,10 @@ use crate::stand::{Rules, file, rule};
 use crate::support::now;
 use crate::support::raw_grpc::{Connection, framed, post};
 
-/// On a machine that also compiles; the promise is 100 ms.
+/// The limit on a machine that also compiles; the promise is 100 ms.
 const RESTARTED_MAX: Duration = Duration::from_millis(500);
 
-/// Panics when it is told to, in a request's own path or in the lease task's.
+/// Panics on demand, in the path of a request or in that of the lease task.
 #[derive(Default)]
 struct Armed {
     shard: AtomicBool,
@@ -61,10 +62,10 @@ impl Store for Cursed {
     }
 }
 
-/// A door to a limiter on that store.
+/// Opens a gRPC server with a limiter on that store.
 async fn open(armed: Arc<Armed>, published: Arc<Published>) -> Connection {
     let options = Options {
-        // A lease may be late on a busy machine, and is not to be taken for one that never comes.
+        // A lease may be late on a busy machine, and must not be mistaken for one that never comes.
         max_wait: Duration::from_secs(5),
         buffer_bytes_max: 1 << 20,
         pod: 1,
@@ -85,7 +86,7 @@ async fn open(armed: Arc<Armed>, published: Arc<Published>) -> Connection {
     Connection::open(addr).await
 }
 
-/// The code of the answer to a question about a key of its own.
+/// The code of the answer to a request for a key of its own.
 async fn code(connection: &Connection, key: u32) -> tonic::Code {
     use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as pb;
     use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -99,7 +100,7 @@ async fn code(connection: &Connection, key: u32) -> tonic::Code {
     connection.request(head, body).await.expect("the connection lives").code
 }
 
-/// Panics at a text that says so.
+/// Panics on a text that asks for it.
 struct Reader(std::path::PathBuf);
 
 impl Load for Reader {
@@ -124,7 +125,7 @@ async fn r17_parts_of_the_process_panic() {
                    others are lent to; tasks: restarted within 100 ms and counted; watcher: the \
                    last good rules stay";
     let mut row = Row::new("R17", "panic in a request, a lease, a task and the watcher", promise);
-    // With `error`, an answer without a lease is told from one with a lease.
+    // With `error`, an answer without a lease differs from one with a lease.
     let mode = "defaults: {failure_mode: error}\n";
     let good = format!("{mode}{}", file("r17", &[rule("path", None, 1000)]));
     let files = Rules::new(&good);
@@ -144,7 +145,8 @@ async fn r17_parts_of_the_process_panic() {
     row.holds(next == tonic::Code::Ok, &format!("the next request got {next:?}"));
 
     armed.exchange.store(true, Ordering::Relaxed);
-    // Its lease never comes, and the failure mode answers: an error. Further keys are lent to.
+    // The lease never comes, and the failure mode answers with an error. Other keys still get
+    // leases.
     let (without, next) = (code(&connection, 3).await, code(&connection, 4).await);
     row.holds(without == tonic::Code::Unavailable, &format!("without its lease: {without:?}"));
     row.holds(next == tonic::Code::Ok, &format!("after a panic of the lease task: {next:?}"));

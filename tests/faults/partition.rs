@@ -1,6 +1,6 @@
-//! R8: links that are cut, between network namespaces where this process may make them, which takes
-//! root and `ip` of iproute2, and by proxies that let nothing through where it may not. The row
-//! says which, and why.
+//! R8: links that are cut: between network namespaces where this process may create them, which
+//! takes root and `ip` of iproute2, and otherwise by proxies that forward nothing. The row says
+//! which, and why.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,15 +19,15 @@ use crate::support::proxy::Fault;
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
 
-/// From the end of a cut to leases as before, see `slow`.
+/// From the end of a cut until leases are as before, see `slow`.
 const RECOVERED_MAX: Duration = Duration::from_secs(3);
 
-/// What the first second after a cut may cost Redis, by that before it, and what was on its way
-/// when the cut began.
+/// Maximum cost for Redis of the first second after a cut, as a multiple of that before it and in
+/// addition to the asks under way when the cut began.
 const HERD_MAX: u64 = 2;
 const HELD_UP_MAX: u64 = 20;
 
-/// What is cut off from the pod.
+/// The nodes that are cut off from the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cut {
     AllShards,
@@ -99,7 +99,7 @@ async fn r8_a_pod_is_cut_off_from_its_shards() {
     Row::end_all(rows);
 }
 
-/// A pod in the namespace, where there is one.
+/// Starts a pod, in the namespace if there is one.
 fn pod(namespace: Option<&Namespace>, rules: &Rules, cluster: &Cluster) -> Ratelease {
     let Some(namespace) = namespace else {
         return Ratelease::spawn(rules.path(), &cluster.places(), &[("CACHE_KEY_PREFIX", "r8-")]);

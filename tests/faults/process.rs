@@ -1,4 +1,4 @@
-//! R15 to R18: pods that end, are killed, panic, or run short of what a process needs.
+//! R15 to R18: pods that end, are killed, panic, or exhaust a resource of the process.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::{Connection, SHOULD_RATE_LIMIT, post};
 use crate::support::redis::Cluster;
 
-/// Patient pods, which let nothing pass that was not lent.
+/// Pods with long waits, which admit only tokens that were leased.
 fn patient<'a>(domain: &'a str, cluster: &'a Cluster) -> Plan<'a> {
     let envoy_timeout = Some(Duration::from_secs(8));
     Plan { env: PATIENT.to_vec(), envoy_timeout, exact: true, ..Plan::new(domain, cluster) }
@@ -64,7 +64,7 @@ async fn r15_sigterm_under_load() {
     row.end();
 }
 
-/// A call of which the rest never comes.
+/// Begins a call that never completes.
 async fn stuck(pod: &Ratelease) -> mpsc::Sender<Vec<u8>> {
     let connection = Connection::open(pod.grpc).await;
     let (rest, sent) = mpsc::channel(1);
@@ -79,7 +79,7 @@ async fn stuck(pod: &Ratelease) -> mpsc::Sender<Vec<u8>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn r16_a_pod_is_killed_and_restarted() {
     let _turn = turn().await;
-    /// Tokens that one lease may hold.
+    /// Maximum number of tokens of one lease.
     const LEASE: u64 = 5;
     let promise = "what the dead pod held of a key is lost, a lease in hand and one on its way; \
                    Envoy is back within 1 s; at most L";
@@ -100,7 +100,8 @@ async fn r16_a_pod_is_killed_and_restarted() {
     row.recovered(ready.elapsed(), stage.scale.pick(2, 1) * Duration::from_secs(1));
     let samples = load.stop_after(Duration::from_secs(2)).await;
 
-    // Envoy had questions under way, and asks a dead pod until it knows: that is no fault of ours.
+    // Envoy had requests under way, and calls a dead pod until it notices: that is not the pod's
+    // fault.
     let borne = stage.errors().await - errors;
     row.note(&format!("{borne} errors at Envoy until it knew that the pod was dead"));
     row.admitted(samples.of(|path| path == 0).passed(), stage.tight);
@@ -115,7 +116,7 @@ async fn r16_a_pod_is_killed_and_restarted() {
     row.end();
 }
 
-/// Another pod on the ports of a dead one.
+/// Starts another pod on the ports of a dead one.
 async fn restart(stage: &Stage, dead: &Ratelease, cluster: &Cluster) -> Ratelease {
     let port = dead.grpc.port().to_string();
     let mut env = PATIENT.to_vec();
@@ -142,7 +143,7 @@ async fn r16_a_pod_starts_without_redis() {
     let answer = asker.ask("r16", &[("path", "/a")], 1).await;
     let took = start.elapsed();
     row.errors(u64::from(answer.overall_code != 1));
-    // A debug build on a busy machine takes its time to load.
+    // A debug build on a busy machine loads slowly.
     let max = crate::stage::Scale::of_env().pick(2000, 250);
     row.recovered(took, Duration::from_millis(max));
     judge_process(&mut row, &pod).await;
@@ -150,14 +151,14 @@ async fn r16_a_pod_starts_without_redis() {
     row.end();
 }
 
-/// A pod without Redis, as a shell says it.
+/// A pod without Redis, started by a shell script.
 fn in_shell(script: &str, rules: &Rules) -> Ratelease {
     let mut command = leashed("/bin/sh");
     command.arg("-c").arg(script).arg(BINARY).args(["serve", "--rules"]).arg(rules.path());
     Ratelease::run(command, &[], &[("DRAIN_TIMEOUT", "1s")])
 }
 
-/// So many questions pass, on a connection of their own.
+/// Whether `times` requests pass, on a connection of their own.
 async fn decides(pod: &Ratelease, times: usize) -> bool {
     let asked = async {
         let asker = Asker::connect(pod).await;
@@ -182,7 +183,7 @@ async fn r18_descriptors_run_out() {
     for _ in 0..200 {
         idle.push(TcpStream::connect(pod.grpc).await.expect("the backlog takes it"));
     }
-    // Those that came first had to go, or those that came last were refused.
+    // Either the oldest connections were closed, or the newest were refused.
     let turned_away = async || {
         count(&pod, "connections_evicted").await + count(&pod, "connections_refused").await > 100
     };
@@ -255,7 +256,7 @@ async fn r18_the_log_goes_nowhere() {
         let pod = in_shell(&script, &rules);
         pod.ready().await;
         for number in 0..20 {
-            // Each fault is a line to log.
+            // Each fault adds a line to the log.
             rules.replace(&format!("domain: [ # {number}"));
             let refused = async || pod.loads_refused() == number + 1;
             let logged = time_until(Duration::from_secs(10), refused).await;

@@ -1,12 +1,12 @@
-//! One row of the fault table as it comes out: printed as a line for `scripts/faults`, and the test
-//! fails if a promise is broken.
+//! One row of the fault table: it is printed as a line for `scripts/faults`, and fails the test if
+//! a promise is broken.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// A row under way. [`Row::end`] prints it; one that is dropped before, by a panic, is printed as
-/// broken.
+/// A row under way. [`Row::end`] prints it; a row that is dropped earlier, by a panic, is printed
+/// as broken.
 pub struct Row {
     line: Value,
     broken: Vec<String>,
@@ -16,7 +16,8 @@ pub struct Row {
 // === impl Row ===
 
 impl Row {
-    /// `name` as in the table, such as `R4`; what is done; what must hold.
+    /// `name` is that of the table, such as `R4`; `fault` is what is done; `promise` is what must
+    /// hold.
     pub fn new(name: &str, fault: &str, promise: &str) -> Self {
         let line = json!({
             "row": name, "fault": fault, "errors": null, "admitted": null, "bound": null,
@@ -25,34 +26,35 @@ impl Row {
         Self { line, broken: Vec::new(), is_over: false }
     }
 
-    /// Errors seen by Envoy, or calls that failed where no Envoy stands: there are to be none.
+    /// Records errors at Envoy, or failed calls where there is no Envoy; any error breaks the
+    /// promise.
     pub fn errors(&mut self, errors: u64) {
         self.line["errors"] = errors.into();
         self.holds(errors == 0, &format!("{errors} errors"));
     }
 
-    /// Requests that passed on the key whose bound it is.
+    /// Records the requests that passed on the key with the bound.
     pub fn admitted(&mut self, admitted: u64, bound: u64) {
         self.line["admitted"] = admitted.into();
         self.line["bound"] = bound.into();
         self.holds(admitted <= bound, &format!("{admitted} admitted, at most {bound} may be"));
     }
 
-    /// From the end of the fault, or what the promise counts from, until all is well.
+    /// Records the time from the end of the fault, or from the promise's own start, to recovery.
     pub fn recovered(&mut self, took: Duration, within: Duration) {
         let ms = |span: Duration| u64::try_from(span.as_millis()).expect("a span of a test");
         self.line["recovered_ms"] = ms(took).into();
         self.holds(took <= within, &format!("recovered in {took:.0?}, not {within:?}"));
     }
 
-    /// Tells what was measured beside that.
+    /// Adds another measurement to the row.
     pub fn note(&mut self, what: &str) {
         let before = self.line["ours"].as_str().expect("text").to_owned();
         let comma = if before.is_empty() { "" } else { "; " };
         self.line["ours"] = format!("{before}{comma}{what}").into();
     }
 
-    /// Another part of the promise; `broken` says how it is broken, if it is.
+    /// Checks another part of the promise; `broken` describes the breach.
     pub fn holds(&mut self, holds: bool, broken: &str) {
         if !holds && !self.broken.iter().any(|told| told == broken) {
             self.broken.push(broken.to_owned());
@@ -64,7 +66,7 @@ impl Row {
         Self::end_all(vec![self]);
     }
 
-    /// Prints them all, and then fails the test if a promise of one is broken.
+    /// Prints all rows, and then fails the test if a promise of one is broken.
     pub fn end_all(mut rows: Vec<Self>) {
         rows.iter_mut().for_each(Self::print);
         let broken: Vec<_> = rows.iter().flat_map(|row| &row.broken).cloned().collect();

@@ -1,4 +1,4 @@
-//! R13 and R14: rules that are garbage, and rules that change all the time.
+//! R13 and R14: rules that are garbage, and rules that change continually.
 
 use std::fs;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use crate::support::files::put;
 use crate::support::now;
 use crate::support::redis::Cluster;
 
-/// From a good file in place to its rules in force, at full scale.
+/// From the moment a good file is in place until its rules are in force, at full scale.
 const LIVE_MAX: Duration = Duration::from_secs(1);
 
 const MIB: u64 = 1 << 20;
 
-/// What garbage, or a flood of good files, may cost in memory.
+/// Maximum growth of memory by garbage, or by a flood of good files.
 const GROWTH_MAX: u64 = 16 * MIB;
 
-/// Good rules of a version, told by the limit of two descriptors.
+/// Good rules whose version shows in the limit of two descriptors.
 fn version(domain: &str, tight: u64, number: u64) -> String {
     let canary = |key, value| rule(key, Some(value), 1_000_000 + number);
     let rules = [
@@ -30,7 +30,7 @@ fn version(domain: &str, tight: u64, number: u64) -> String {
     file(domain, &rules)
 }
 
-/// The version that a pod answers by; both descriptors must say the same.
+/// The version that a pod answers with; both descriptors must agree.
 async fn version_of(asker: &Asker, domain: &str) -> u64 {
     let canaries = [("path", "/canary"), ("generic_key", "all")];
     let answer = asker.ask(domain, &canaries, 1).await;
@@ -44,7 +44,7 @@ async fn version_of(asker: &Asker, domain: &str) -> u64 {
     versions[0]
 }
 
-/// Waits until a version is in force everywhere, and tells how long that took.
+/// Waits until a version is in force on every pod, and returns how long that took.
 async fn live(stage: &Stage, domain: &str, number: u64) -> Duration {
     let start = now();
     for pod in &stage.pods {
@@ -76,7 +76,7 @@ async fn r13_rules_are_garbage() {
             &format!("{what}: not refused"),
         );
     }
-    // Some of these parts are rules, of which nothing that is asked for is missing.
+    // Some of these prefixes are valid rules; they contain everything that the load requests.
     let steps = stage.scale.pick(16, good.len());
     for step in 1..steps {
         put(stage.rules.path().join("rules.yaml"), &good.as_bytes()[..good.len() * step / steps]);
@@ -96,13 +96,13 @@ async fn r13_rules_are_garbage() {
     let growth = stage.resident().saturating_sub(memory);
     row.note(&format!("memory {:+} MiB", growth / MIB));
     row.holds(growth <= GROWTH_MAX, "memory grew");
-    // Answers by the failure mode are possible where a lease is late.
+    // The failure mode may answer where a lease is late.
     stage.judge(&mut row, &samples, 2 * stage.tight).await;
     stage.stop(&mut row).await;
     row.end();
 }
 
-/// What no rules can be made of.
+/// Contents that are not valid rules.
 fn garbage(stage: &Stage) -> Vec<(&'static str, Vec<u8>)> {
     let head = "domain: r13\ndescriptors:\n";
     let aliases: String =
@@ -123,7 +123,7 @@ fn garbage(stage: &Stage) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// A link to nowhere, a directory for a file, and no directory at all.
+/// Puts a dangling link, a directory in place of a file, and no directory at all.
 async fn odd_places(stage: &Stage) {
     let wait = || tokio::time::sleep(Duration::from_millis(300));
     let (dir, file) = (stage.rules.path(), stage.rules.path().join("rules.yaml"));

@@ -1,4 +1,4 @@
-//! Networks that are slow, silent or broken, by a proxy before each master.
+//! Networks that are slow, silent or broken, by a proxy in front of each master.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use crate::support::paced::Samples;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
 
-/// From the end of a fault to leases as before: the longest wait between two attempts to connect,
-/// or two probes of a breaker, is 2 s.
+/// From the end of a fault until leases are as before: the longest wait between two attempts to
+/// connect, or between two probes of a breaker, is 2 s.
 const RECOVERED_MAX: Duration = Duration::from_secs(3);
 
 const MIB: u64 = 1 << 20;
@@ -22,24 +22,24 @@ const MIB: u64 = 1 << 20;
 /// From the beginning of a black hole to a new connection, at full scale.
 const NOTICED_MAX: Duration = Duration::from_millis(500);
 
-/// What a slow Redis may cost a pod in memory.
+/// Maximum growth of a pod's memory by a slow Redis.
 const GROWTH_MAX: u64 = 16 * MIB;
 
-/// Three masters behind proxies, for every test that leaves them whole.
+/// Three masters behind proxies, for every test that does not break them.
 fn proxied() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(|| Cluster::start_with(&ClusterOptions::new(3, 0).proxied()))
 }
 
-/// Held by a test that puts faults before them.
+/// Held by a test that sets faults on these proxies.
 static PROXIED: Mutex<()> = Mutex::const_new(());
 
 fn set_all(cluster: &Cluster, fault: Fault) {
     cluster.proxies.iter().for_each(|proxy| proxy.set(fault));
 }
 
-/// Time until the nodes have run so many scripts more, which is to be more than were held up on the
-/// way.
+/// Time until the nodes have run `more` additional scripts, which must exceed the number held up on
+/// the way.
 async fn leases_resume(cluster: &Cluster, more: u64) -> Duration {
     let all = || cluster.nodes.iter().map(scripts).sum::<u64>();
     let before = all();
@@ -47,7 +47,7 @@ async fn leases_resume(cluster: &Cluster, more: u64) -> Duration {
     resumed.unwrap_or(2 * RECOVERED_MAX)
 }
 
-/// A fault that comes and goes under load, one of several in a test.
+/// A fault that starts and ends under load; a test may have several.
 struct Spell {
     row: Row,
     began: Instant,
@@ -56,7 +56,7 @@ struct Spell {
 }
 
 impl Spell {
-    /// Has `fault` last so long at every node, and waits until leases resume.
+    /// Applies `fault` at every node for `lasts`, and waits until leases resume.
     async fn pass(mut row: Row, stage: &Stage, fault: Fault, lasts: Duration) -> Self {
         let cluster = proxied();
         let (errors, memory) = (stage.errors().await, stage.resident());
@@ -122,14 +122,14 @@ async fn r6_redis_is_slow() {
     check("R6", promise, &spells).await;
 }
 
-/// Tokens and grants so far of all leases of the only pod.
+/// Tokens and grants so far, over all leases of the only pod.
 async fn lent(stage: &Stage) -> (u64, u64) {
     let page = status(&stage.pods[0]).await.expect("the status page");
     let of = |name: &str| page["leases"][name].as_u64().expect("a number");
     (of("tokens_granted"), of("grants"))
 }
 
-/// The mean lease of the next few.
+/// The mean size of the next few leases.
 async fn lease_size(stage: &Stage) -> f64 {
     const GRANTS: u64 = 3;
     let before = lent(stage).await;
@@ -139,8 +139,8 @@ async fn lease_size(stage: &Stage) -> f64 {
     (after.0 - before.0) as f64 / (after.1 - before.1) as f64
 }
 
-/// Of a key of which less than half is left, a lease is to last a quarter of a second; with a Redis
-/// half a second away that is over before the next one can come.
+/// Where less than half of a key's limit is left, a lease is sized to last a quarter of a second;
+/// with a Redis half a second away, it is spent before the next one can arrive.
 #[tokio::test(flavor = "multi_thread")]
 async fn r6_leases_grow_with_the_round_trip() {
     let _turn = turn().await;
@@ -163,7 +163,8 @@ async fn r6_leases_grow_with_the_round_trip() {
     let began = now();
     let delay = Duration::from_millis(500);
     set_all(proxied(), Fault::Latency { delay, jitter: Duration::ZERO });
-    // Until it is learnt, by a connection or two that are given up and the first replies.
+    // Until the pod has learnt the delay, by a connection or two that are given up and the first
+    // replies.
     let (_, grants) = lent(&stage).await;
     let learnt = async || lent(&stage).await.1 >= grants + 2;
     row.holds(time_until(Duration::from_secs(30), learnt).await.is_some(), "no leases come");

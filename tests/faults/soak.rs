@@ -1,8 +1,8 @@
-//! R23: mixed faults by seed, for as long as one likes. A few seconds by default;
+//! R23: mixed faults by seed, for a duration of one's choice. A few seconds by default;
 //! `scripts/faults --soak 1h` sets `RATELEASE_SOAK_SECONDS` and `RATELEASE_TEST_SEED`.
 //!
-//! Two pods live through it behind Envoy, and are judged; a third beside them is killed and
-//! restarted now and then, and asked without Envoy, which would count each end as an error.
+//! Two pods behind Envoy run throughout, and are judged. A third pod is killed and restarted now
+//! and then; it is called without Envoy, which would count each end as an error.
 
 #[path = "soak/gauge.rs"]
 mod gauge;
@@ -24,35 +24,35 @@ use crate::support::redis_cluster::{Cluster, ClusterOptions};
 use gauge::{Gauge, slope};
 use trouble::Trouble;
 
-/// Requests a second: modest, since others may use the machine meanwhile.
+/// Requests a second: few, since other work may use the machine meanwhile.
 const RATE: u32 = 300;
 
-/// Envoy's patience. No latency is judged here, for the same reason.
+/// Timeout of Envoy. No latency is judged here, because the machine may be shared.
 const ENVOY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Of the key whose limit is reached, a minute.
+/// Limit per minute of the key that is used up.
 const TIGHT: u64 = 200;
 
-/// From when on the memory's slope is judged, and what it may be.
+/// The shortest soak whose memory slope is judged, and the maximum of that slope.
 const LONG: Duration = Duration::from_mins(10);
 const SLOPE_MAX: f64 = 8.0;
 
-/// Of a shorter soak, whose slope says nothing about an hour: what memory may grow by after its
+/// For a shorter soak, whose slope says nothing about an hour: maximum growth of memory after the
 /// first fifth.
 const GROWTH_MAX: f64 = 16.0;
 const MIB: f64 = (1 << 20) as f64;
 
-/// Connections come and go by the faults.
+/// Additional open descriptors allowed, since connections come and go with the faults.
 const DESCRIPTORS_MORE_MAX: usize = 16;
 
-/// Where it all happens.
+/// The pods, the cluster and the load of a soak.
 struct Scene {
     cluster: Cluster,
     rules: Rules,
-    /// Behind Envoy.
+    /// The pods behind Envoy.
     pods: [Ratelease; 2],
     envoy: Envoy,
-    /// Times that counts may have been lost or begun anew.
+    /// Number of events by which counts may have been lost or restarted.
     losses: u64,
     dice: Dice,
 }
@@ -87,7 +87,7 @@ async fn r23_mixed_faults_by_seed() {
             row.holds(false, &format!("{more} errors in {trouble:?} after {at} s"));
         }
     }
-    // Whatever is held up comes in, so that what is left is what stays.
+    // Delayed requests complete, so that the remaining memory is what is kept.
     let samples = scene.load().stop_after(Duration::from_secs(3)).await;
     tally.add(samples.tally());
     let (points, descriptors) = gauge.finish().await;
@@ -108,7 +108,7 @@ async fn r23_mixed_faults_by_seed() {
     row.end();
 }
 
-/// The slope after the first fifth: tables and pools have their size by then.
+/// Judges the slope after the first fifth, when tables and pools have reached their size.
 fn judge_memory(row: &mut Row, points: &[gauge::Point], began: Instant, lasts: Duration) {
     let warm = began + lasts / 5;
     let (mut steepest, mut largest) = (f64::MIN, 0.0_f64);
@@ -164,7 +164,7 @@ impl Scene {
     }
 }
 
-/// The rules, in a version of them: what the load is about stays as it is.
+/// The rules with a version number; the limits of the load do not change.
 fn rules(version: u32) -> String {
     let rule = |value: &str, unit: &str, limit: u64| {
         format!(
@@ -177,12 +177,12 @@ fn rules(version: u32) -> String {
 }
 
 async fn pod(rules: &Rules, cluster: &Cluster) -> Ratelease {
-    // Small, so that new keys push old ones out.
+    // Small, so that new keys evict old ones.
     let env = [("BUFFER_MEMORY", "2MiB"), ("CACHE_KEY_PREFIX", "soak-")];
     Ratelease::start(rules.path(), &cluster.places(), &env).await
 }
 
-/// The pod beside, with its load.
+/// The third pod, with its load.
 struct Extra {
     pod: Ratelease,
 }
@@ -192,7 +192,7 @@ impl Extra {
         Self { pod: pod(&scene.rules, &scene.cluster).await }
     }
 
-    /// Asks a little, so that it holds leases.
+    /// Sends a few requests, so that the pod holds leases.
     async fn ask(&self) {
         let asker = crate::stand::Asker::connect(&self.pod).await;
         for at in 0..50 {

@@ -1,11 +1,11 @@
-//! Pods behind an Envoy under load, and what is counted there.
+//! Pods behind an Envoy under load, and their counts.
 //!
-//! At full scale every test has the machine for itself, since time is part of what it measures, and
-//! `scripts/faults` runs one at a time; at small scale, whose bounds allow for a busy machine, two
-//! run at a time. Windows are days, so that none ends meanwhile. The load goes to [`TIGHT`], whose
-//! limit is reached; to warm keys, of which the pods hold tokens; and to new keys all the time, for
-//! which they hold none. The limit of the last two kinds is not reached: their requests must all
-//! pass.
+//! At full scale every test has the machine to itself, since time is part of the measurement, and
+//! `scripts/faults` runs one at a time. At small scale, whose bounds allow for a busy machine, two
+//! run at a time. Windows are days, so that none ends during a test. The load goes to [`TIGHT`],
+//! whose limit is reached; to warm keys, of which the pods hold tokens; and to new keys
+//! continually, of which they hold none. The limit of the last two kinds is not reached: their
+//! requests must all pass.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,41 +23,41 @@ use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
 use crate::support::redis_server::Server;
 
-/// How large the rows are: small by default, for a debug build on a busy machine.
+/// The size of the rows: small by default, for a debug build on a busy machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Scale {
     pub is_full: bool,
     /// Requests a second.
     pub rate: u32,
-    /// What Envoy waits for an answer.
+    /// How long Envoy waits for an answer.
     pub envoy_timeout: Duration,
-    /// So many percent of the answers take this at most, at the client and through Envoy.
+    /// The percentile of latency that is judged, at the client and through Envoy, and its maximum.
     pub percent: usize,
     pub latency_max: Duration,
 }
 
-/// What the stage of a row is made of.
+/// The configuration of a row's stage.
 pub struct Plan<'a> {
-    /// Of the rules, and of the keys in Redis: one for each test.
+    /// The domain of the rules and of the keys in Redis: one for each test.
     pub domain: &'a str,
     pub cluster: &'a Cluster,
     pub pods: usize,
     /// The limit of [`TIGHT`]: the load offers more than twice as much.
     pub tight: u64,
-    /// More of the `rate_limit` of all other paths, such as `, lease: {max: 5}`.
+    /// Additional fields in the `rate_limit` of all other paths, such as `, lease: {max: 5}`.
     pub options: &'a str,
-    /// More rules.
+    /// Additional rules.
     pub more: String,
-    /// Of each pod.
+    /// The environment of each pod.
     pub env: Vec<(&'a str, &'a str)>,
-    /// Instead of that of the scale.
+    /// Replaces the scale's timeout.
     pub envoy_timeout: Option<Duration>,
-    /// Whether what passes is to be what was lent, to the token. Then the failure mode is `deny`: a
-    /// stall of a busy machine, which opens a breaker as one of Redis does, costs a denial.
+    /// Whether exactly the leased tokens must pass. Then the failure mode is `deny`: a stall of a
+    /// busy machine, which opens a breaker as a stall of Redis does, costs a denial.
     pub exact: bool,
 }
 
-/// All of it, running.
+/// The running processes of a row.
 pub struct Stage {
     pub rules: Rules,
     pub pods: Vec<Ratelease>,
@@ -65,7 +65,7 @@ pub struct Stage {
     pub scale: Scale,
     pub tight: u64,
     exact: bool,
-    /// What the figures of the row are made with, to be noted there.
+    /// The settings behind the row's figures, to be noted in the row.
     pub settings: String,
     prefix: String,
 }
@@ -76,8 +76,8 @@ static TURNS: Semaphore = Semaphore::const_new(2);
 /// The path whose limit is reached; the first of [`paths`].
 pub const TIGHT: &str = "/tight";
 
-/// Of every other path, a day, by scale: more than a test spends, and so little that a pod does not
-/// hold tokens for minutes.
+/// Limit per day of every other path, by scale: more than a test spends, and small enough that a
+/// pod does not hold tokens for minutes.
 pub fn plenty() -> u64 {
     Scale::of_env().pick(10_000, 100_000)
 }
@@ -85,26 +85,26 @@ pub fn plenty() -> u64 {
 /// Warm keys: enough for each shard to own some of them.
 const WARM_PATHS: usize = 8;
 
-/// So many of [`paths`] are new ones.
+/// Number of [`paths`] that are new keys.
 const NEW_PATHS: usize = 4;
 
-/// What a request waits for a lease at most, by default.
+/// Default maximum wait of a request for a lease.
 const LEASE_WAIT: Duration = Duration::from_millis(5);
 
 /// Envoy keeps its connections, so that each end takes the whole notice: a quarter of this. Leases
-/// go back in the last quarter.
+/// are given back in the last quarter.
 const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
 
-/// How often [`time_until`] looks.
+/// Interval at which [`time_until`] checks.
 const POLL: Duration = Duration::from_millis(20);
 
-/// For leases to come in and the pods to have seen each other.
+/// Time for leases to arrive and for the pods to have discovered each other.
 const WARM_UP: Duration = Duration::from_millis(2500);
 
 // === impl Scale ===
 
 impl Scale {
-    /// As `RATELEASE_FAULTS` says.
+    /// The scale that `RATELEASE_FAULTS` names.
     pub fn of_env() -> Self {
         if std::env::var("RATELEASE_FAULTS").is_ok_and(|scale| scale == "full") {
             Self {
@@ -115,7 +115,7 @@ impl Scale {
                 latency_max: Duration::from_millis(5),
             }
         } else {
-            // The machine may be compiling: what is measured is that nothing waits for Redis, whose
+            // The machine may be compiling: the test shows that no request waits for Redis, whose
             // own time-out is 250 ms.
             Self {
                 is_full: false,
@@ -127,7 +127,7 @@ impl Scale {
         }
     }
 
-    /// One of two, by scale.
+    /// Returns one of the two values, by scale.
     pub fn pick<T>(&self, small: T, full: T) -> T {
         if self.is_full { full } else { small }
     }
@@ -152,7 +152,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// The test has taken its [`turn`] by then.
+    /// Starts the stage. The test must hold its [`turn`] already.
     pub async fn start(self) -> Stage {
         let scale = Scale::of_env();
         clear_of_midnight().await;
@@ -172,7 +172,8 @@ impl<'a> Plan<'a> {
         Stage { rules, pods, envoy, scale, tight, exact, settings, prefix }
     }
 
-    /// What is not as by default and lets requests wait, or be denied, where they would fail.
+    /// The settings that differ from the defaults, and make requests wait or be denied instead of
+    /// failing.
     fn settings(&self, envoy_timeout: Duration) -> String {
         let mut all = vec![format!("Envoy's time-out {envoy_timeout:?}")];
         all.extend(
@@ -203,21 +204,21 @@ impl Stage {
         self.load_of(&paths()).await
     }
 
-    /// As [`Stage::load`], on other paths.
+    /// As [`Stage::load`], on the given paths.
     pub async fn load_of(&self, paths: &[String]) -> RunningPaced {
         let load = Paced::new(paths, self.scale.rate).start(self.envoy.ingress);
         tokio::time::sleep(WARM_UP).await;
         load
     }
 
-    /// Errors so far, in the eyes of Envoy.
+    /// Number of errors so far, as Envoy counts them.
     pub async fn errors(&self) -> u64 {
         let verdicts = self.envoy.verdicts().await;
         verdicts.error + verdicts.failure_mode_allowed
     }
 
-    /// Judges what came back of the load: no errors at Envoy nor at the client, what has plenty all
-    /// passed, the tight key within its bound.
+    /// Judges the samples of the load: no errors at Envoy or at the client, all requests of
+    /// plentiful keys passed, and the tight key stayed within its bound.
     pub async fn judge(&self, row: &mut Row, samples: &Samples, bound: u64) {
         if self.exact {
             row.errors(self.errors().await + samples.tally().faults());
@@ -230,14 +231,14 @@ impl Stage {
         row.admitted(samples.of(|path| path == 0).passed(), bound);
     }
 
-    /// Judges the answers' latency within a span of time: on warm keys, and on those that wait for
-    /// a lease, which may take what a request waits for one.
+    /// Judges the answers' latency between two instants: on warm keys, and on keys that wait for a
+    /// lease, which may take the maximum wait for one in addition.
     pub fn judge_latency(&self, row: &mut Row, samples: &Samples, from: Instant, to: Instant) {
         let Scale { is_full, percent, mut latency_max, .. } = self.scale;
         let spell = samples.between(from, to);
         let calm = samples.only(|sample| sample.due < from);
         row.note(&format!("calm p99 {:.1?}", calm.latency(99)));
-        // What the machine is busy with slows the calm before the fault too.
+        // A busy machine also slows the calm period before the fault.
         latency_max = if is_full {
             latency_max.max(calm.latency(percent))
         } else {
@@ -254,12 +255,12 @@ impl Stage {
         }
     }
 
-    /// Memory that the largest pod holds, in bytes.
+    /// Resident memory of the largest pod, in bytes.
     pub fn resident(&self) -> u64 {
         self.pods.iter().map(|pod| pod.process.memory("VmRSS")).max().unwrap_or(0)
     }
 
-    /// Ends the pods as Kubernetes would; none has broken what must hold.
+    /// Ends the pods as Kubernetes would; fails the row if one has violated an invariant.
     pub async fn stop(&self, row: &mut Row) {
         row.note(&self.settings);
         for pod in &self.pods {
@@ -270,7 +271,7 @@ impl Stage {
         }
     }
 
-    /// Asks once for a path that nobody has asked for yet, and so learns its key in Redis.
+    /// Sends one request for an unused path, and so learns its key in Redis.
     pub async fn learn(&self, path: &str, cluster: &Cluster) -> String {
         let known = self.debited(cluster);
         assert_eq!(self.envoy.get(path, &[]).await.status, 200, "{path} was denied at once");
@@ -278,21 +279,22 @@ impl Stage {
         keys.into_iter().find(|key| !known.contains_key(key)).expect("a new key")
     }
 
-    /// What Redis has debited in all. A denial may mark the count of the tight key with one more
-    /// than its limit.
+    /// Total debited by Redis. A denial may set the count of the tight key to one more than its
+    /// limit.
     pub fn spent(&self, cluster: &Cluster, tight: &str) -> u64 {
         let debited = self.debited(cluster).into_iter();
         debited.map(|(key, count)| if key == tight { count.min(self.tight) } else { count }).sum()
     }
 
-    /// What Redis has debited by key: its name there, and its count in this window. Nodes that do
-    /// not answer are left out.
+    /// The amounts debited by Redis, by key: its name there, and its count in this window. Nodes
+    /// that do not answer are left out.
     pub fn debited(&self, cluster: &Cluster) -> BTreeMap<String, u64> {
         cluster.nodes.iter().flat_map(|node| debited_at(node, &self.prefix)).collect()
     }
 }
 
-/// Waits for one of the places of tests that run at a time, whatever the number of test threads.
+/// Waits for one of the permits that bound the tests running at a time, whatever the number of test
+/// threads.
 pub async fn turn() -> SemaphorePermit<'static> {
     TURNS.acquire().await.expect("it is never closed")
 }
@@ -309,18 +311,18 @@ pub fn is_warm(path: usize) -> bool {
     (1..=WARM_PATHS).contains(&path)
 }
 
-/// A pod's count of something by its name; 0 where it counts no such thing.
+/// A pod's counter by its name; 0 if it has no such counter.
 pub async fn count(pod: &Ratelease, name: &str) -> u64 {
     let page = status(pod).await.unwrap_or_default();
     page["counts"][name].as_u64().unwrap_or(0)
 }
 
-/// Scripts that a node has run, which is how it is asked; 0 while it does not answer.
+/// Number of scripts that a node has run, one for each ask; 0 while it does not answer.
 pub fn scripts(node: &Server) -> u64 {
     node.try_command::<()>(&["PING"]).map_or(0, |()| node.calls("evalsha") + node.calls("eval"))
 }
 
-/// Judges a part of the load, in which Envoy saw so many errors.
+/// Judges a part of the load during which Envoy counted `errors`.
 pub fn judge_errors(row: &mut Row, samples: &Samples, errors: u64) {
     let denied = denied_of_plenty(samples);
     row.errors(errors + samples.tally().faults());
@@ -333,7 +335,7 @@ fn denied_of_plenty(samples: &Samples) -> u64 {
     samples.of(|path| path > 0).tally().limited()
 }
 
-/// A pod that runs has neither panicked nor found anything of its own broken.
+/// Checks that a running pod has neither panicked nor violated an invariant.
 pub async fn judge_process(row: &mut Row, pod: &Ratelease) {
     match status(pod).await {
         Some(page) => Ratelease::harm(&page).iter().for_each(|broken| row.holds(false, broken)),
@@ -342,19 +344,19 @@ pub async fn judge_process(row: &mut Row, pod: &Ratelease) {
     judge_log(row, pod);
 }
 
-/// The log of a pod shows no panic and nothing of its own broken.
+/// Checks that the log of a pod shows neither a panic nor a violated invariant.
 fn judge_log(row: &mut Row, pod: &Ratelease) {
     let broken = pod.logged_harm();
     row.holds(broken.is_none(), &format!("a pod is broken: {}", broken.unwrap_or_default()));
 }
 
-/// The status page, where the pod has one.
+/// The status page, if the pod answers.
 pub async fn status(pod: &Ratelease) -> Option<Value> {
     let page = http::get(pod.debug, "/status").await.ok().filter(|page| page.status == 200)?;
     Some(serde_json::from_str(&page.body).expect("the status page is JSON"))
 }
 
-/// Waits until `done`, and tells how long that took; none after `patience`.
+/// Waits until `done`, and returns how long that took; `None` after `patience`.
 pub async fn time_until(
     patience: Duration,
     mut done: impl AsyncFnMut() -> bool,
@@ -377,8 +379,8 @@ fn debited_at(node: &Server, prefix: &str) -> Vec<(String, u64)> {
     keys.into_iter().filter_map(counted).collect()
 }
 
-/// The count of a fixed window at one node, as `fixed_window.lua` writes it: the window, then ten
-/// digits of count.
+/// The count of a fixed window at one node, as `fixed_window.lua` writes it: the window, then the
+/// count in ten digits.
 pub fn count_at(node: &Server, key: &str) -> Option<u64> {
     let value: String = node.try_command(&["GET", key]).ok()?;
     value.get(value.len().checked_sub(10)?..)?.parse().ok()

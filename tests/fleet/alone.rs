@@ -1,4 +1,4 @@
-//! A pod that has never heard of Redis, and how many pods it may take to be there.
+//! A pod that has never reached Redis, and the number of pods that it assumes.
 
 use std::net::SocketAddr;
 use std::time::Duration;

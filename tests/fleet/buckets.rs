@@ -1,5 +1,5 @@
-//! Token buckets whose burst is far below what a lease usually holds: pods admit what one exact
-//! server would.
+//! Token buckets whose burst is far below the usual size of a lease: pods admit as much as one
+//! exact server would.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -17,14 +17,15 @@ use crate::support::redis::Cluster;
 
 const SPAN: Duration = Duration::from_secs(3);
 
-/// What pods admit at least, in parts of what one exact server does.
+/// Minimum of what the pods admit, as a fraction of what one exact server admits.
 const PART_MIN: f64 = 0.95;
 
-/// One of so many rounds is to show it: a machine that is busy with other things holds a process up
-/// for as long as these bursts last. What the pods lack themselves, they lack in each round.
+/// Maximum number of rounds, one of which must reach the minimum: a busy machine may stall a
+/// process for as long as these bursts last. A shortfall of the pods themselves would show in each
+/// round.
 const ROUNDS_MAX: usize = 4;
 
-/// `rate` a second with a `burst`, offered `offered` a second evenly.
+/// A limit of `rate` a second with a `burst`, offered `offered` requests a second evenly.
 struct Cell {
     key: &'static str,
     rate: u32,
@@ -49,17 +50,17 @@ impl Cell {
         Exact::new(Limit { algorithm, ..Limit::fixed_window(self.rate, Unit::Second) })
     }
 
-    /// What one exact server admits of requests that come at these times.
+    /// Number of requests that one exact server admits, of those that arrive at these times.
     fn expected(&self, mut times: Vec<Duration>) -> usize {
         times.sort_unstable();
         let mut exact = self.exact();
-        // Times since the epoch are all that it wants, whichever.
+        // The oracle takes any times since the epoch.
         times.into_iter().filter(|time| exact.admits(SPAN + *time)).count()
     }
 
-    /// What the pods admit, in parts of what one exact server would have at the same times. A pod
-    /// decides some time between request and answer: where one of them makes a burst, by a stall of
-    /// the machine, the other does not.
+    /// What the pods admit, as a fraction of what one exact server would at the same times. A pod
+    /// decides at some moment between request and answer: a stall of the machine can bunch the
+    /// times of one of them, but not of the other.
     async fn offer(&self, pods: &Pods) -> f64 {
         let requests = self.offered * u32::try_from(SPAN.as_secs()).unwrap();
         let due = |number| Duration::from_secs(1) * number / self.offered;

@@ -1,5 +1,5 @@
 //! A gRPC client on one HTTP/2 connection that sends the `grpc-timeout` of Envoy's default filter,
-//! and waits for the answer longer than that: what comes late is counted, not lost.
+//! and waits longer than that for the answer, so that late answers are counted, not lost.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub struct Caller {
     authority: String,
 }
 
-/// Part of a request.
+/// One descriptor of a request.
 #[derive(Debug, Clone)]
 pub struct Line {
     pub key: &'static str,
@@ -33,15 +33,15 @@ pub struct Line {
     pub refund: bool,
 }
 
-/// No answer of ours takes this long: a test fails instead of hanging.
+/// No answer of a pod takes this long: a test fails instead of hanging.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 
-/// Of each call. A request waits for Redis for what this leaves, and for `LEASE_WAIT_LIMIT` (15 ms)
-/// at most, as it does under Envoy's default of 20 ms; those would be over before the answer
-/// wherever the machine is busy with other things.
+/// The timeout of each call. A request waits for Redis for as long as this allows, and for at most
+/// `LEASE_WAIT_LIMIT` (15 ms), as it does under Envoy's default of 20 ms; the latter would expire
+/// before the answer wherever other work keeps the machine busy.
 const TIMEOUT: &str = "5S";
 
-/// Bytes of a message's frame: a flag and a length.
+/// Bytes before a message in its frame: a flag and a length.
 const FRAME: usize = 5;
 
 /// A charge of `hits` for a descriptor of one entry.
@@ -83,7 +83,7 @@ impl Caller {
         Self { calls, authority: server.to_string() }
     }
 
-    /// The answer; an error is the connection's, or a gRPC status other than OK.
+    /// The answer; an error is a failed connection, or a gRPC status other than OK.
     pub async fn ask(self, request: RateLimitRequest) -> Result<RateLimitResponse, String> {
         let exchange = tokio::time::timeout(ANSWER_MAX, self.exchange(request));
         exchange.await.map_err(|_| format!("no answer within {ANSWER_MAX:?}"))?

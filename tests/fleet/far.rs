@@ -1,5 +1,5 @@
 //! A Redis Cluster that is healthy and ten milliseconds away, behind a real Envoy with the default
-//! timeout of its filter (20 ms): each request waits for it, and no pod admits by itself.
+//! timeout of its filter (20 ms): each request waits for Redis, and no pod admits locally.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use crate::support::proxy::Fault;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
 use crate::{HOUR, MACHINE, early_in_a_window};
 
-/// Each way. The timers of the proxy add about a millisecond, and the machine the rest of the ten:
-/// see [`Probe`].
+/// Delay each way. The timers of the proxy add about a millisecond, and the machine the rest of the
+/// ten: see [`Probe`].
 const EACH_WAY: Duration = Duration::from_micros(3_750);
 
 const MASTERS: usize = 3;
@@ -31,25 +31,26 @@ const REQUESTS: usize = 1_600;
 /// Requests a second.
 const RATE: f64 = 200.0;
 
-/// A round in which no more answers came too late than the machine accounts for is asked for, of so
-/// many. What is the product's would be too late in each round, for most of its requests.
+/// Maximum number of rounds, one of which must have no more late answers than the machine accounts
+/// for. A fault of the product would delay most requests of each round.
 const ROUNDS_MAX: usize = 6;
 
-/// What a request may wait by default, which is what Envoy's timeout leaves.
+/// Maximum wait of a request by default, which is what Envoy's timeout leaves.
 const WAIT_LIMIT: Duration = Duration::from_millis(15);
 
-/// After a connection broke: the first wait before another, and the way there, many times over.
+/// Maximum time to reconnect: the first wait before another attempt, and the round trip many times
+/// over.
 const RECONNECT: Duration = Duration::from_secs(1);
 
-/// One round as it comes out.
+/// The result of one round.
 #[derive(Debug)]
 struct Round {
     admitted: u64,
-    /// Requests that Envoy has let pass or failed for want of an answer.
+    /// Requests that Envoy has let pass or failed because no answer came.
     errors: u64,
-    /// Answers without Redis.
+    /// Answers decided without Redis.
     local: u64,
-    /// Late by the machine, as a probe beside it says.
+    /// Late answers that a concurrent probe attributes to the machine.
     excused: u64,
 }
 
@@ -84,8 +85,8 @@ async fn no_pod_admits_by_itself_while_redis_is_ten_milliseconds_away() {
 }
 
 /// Masters lose their scripts when they restart and when a replica takes over, and with them every
-/// connection: no request after that needs two round trips. Where only the scripts are lost, the
-/// first one at each master does, and no other.
+/// connection: no request after that needs two round trips. Where only the scripts are lost, only
+/// the first request at each master does.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_admits_by_itself_while_redis_has_to_learn_the_scripts() {
     let _alone = MACHINE.write().await;
@@ -121,7 +122,7 @@ async fn no_pod_admits_by_itself_while_redis_has_to_learn_the_scripts() {
     pods.are_unharmed();
 }
 
-/// A pod that says it is ready is connected.
+/// A pod that reports ready is connected.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_pod_admits_by_itself_just_after_its_start() {
     let _alone = MACHINE.write().await;
@@ -130,7 +131,7 @@ async fn no_pod_admits_by_itself_just_after_its_start() {
     cluster.proxies.iter().for_each(|proxy| proxy.set(Fault::Distance { each_way: EACH_WAY }));
     let rule = format!("unit: hour, requests_per_unit: {LIMIT}");
     let start = async || Pods::start("start", 1, &cluster.places(), &[("path", &rule)], &[]).await;
-    // The scripts are known from here on.
+    // From here on, the masters know the scripts.
     let place = cluster.proxies[0].addr;
     answers_without_redis(&start().await, place, "before").await;
     let mut rounds: Vec<Late> = Vec::new();
@@ -145,18 +146,18 @@ async fn no_pod_admits_by_itself_just_after_its_start() {
     assert!(rounds.last().is_some_and(is_clean), "by round: {rounds:?}");
 }
 
-/// Keys that nobody has seen: as many as make it certain that each of three masters has some.
+/// Number of new keys, large enough that each of three masters almost certainly owns some.
 const FIRST: usize = 60;
 
 /// Of [`FIRST`] answers, those without Redis or later than the caller waits, and how many of them
-/// are the machine's.
+/// the machine accounts for.
 #[derive(Debug)]
 struct Late {
     answers: u64,
     excused: u64,
 }
 
-/// Asks for the first keys of a name, one after the other, beside a probe of the node at `place`.
+/// Requests the first keys of a name, one after the other, beside a probe of the node at `place`.
 async fn answers_without_redis(pods: &Pods, place: SocketAddr, name: &str) -> Late {
     let (before, probe) = (pods.local(), Probe::start(place));
     let mut failed = 0;
@@ -168,7 +169,7 @@ async fn answers_without_redis(pods: &Pods, place: SocketAddr, name: &str) -> La
     Late { answers: pods.local() - before + failed, excused }
 }
 
-/// All requests for the keys of one round, in a random order, evenly.
+/// Sends all requests for the keys of one round, in a random order, evenly spaced.
 async fn round(envoy: &Envoy, pods: &Pods, number: usize) -> Round {
     let mut dice = Dice::new();
     let mut keys: Vec<_> = (0..REQUESTS).map(|request| request % KEYS).collect();
@@ -177,7 +178,7 @@ async fn round(envoy: &Envoy, pods: &Pods, number: usize) -> Round {
         keys.swap(last, at);
     }
     let due = |request| Duration::from_secs_f64(f64::from(request) / RATE);
-    // What `drive` knows as a pod is a key here: Envoy chooses the pod.
+    // The pod of an `Arrival` is a key here: Envoy chooses the pod.
     let arrivals = (0..).zip(keys).map(|(request, key)| Arrival { at: due(request), pod: key });
     let (local, errors) = (pods.local(), envoy.verdicts().await.error);
     let ingress = envoy.ingress;

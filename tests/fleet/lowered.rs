@@ -13,7 +13,8 @@ fn rule(limit: u64) -> String {
     format!("unit: day, requests_per_unit: {limit}")
 }
 
-/// Admits `first` under the limit `before`, lowers that to `then`, and admits all that may pass.
+/// Admits `first` under the limit `before`, lowers it to `then`, and admits all requests that may
+/// pass.
 async fn lowered(pods: &Pods, value: &str, before: u64, first: u64, then: u64) -> u64 {
     pods.change(&[("key", &rule(before)), (value, &rule(1))]).await;
     for number in 0..first {

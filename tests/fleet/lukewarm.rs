@@ -1,4 +1,5 @@
-//! A key that each pod is asked for a few times a second costs less than a trip for each decision.
+//! A key that each pod is asked for a few times a second costs less than one round trip per
+//! decision.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::{HOUR, MACHINE, early_in_a_window};
 
 const PODS: usize = 4;
 const DECISIONS: usize = 500;
-/// Requests a second, all pods together.
+/// Requests a second, over all pods.
 const RATE: f64 = 12.0;
 const LIMITS: [(&str, &str); 1] = [("key", "unit: hour, requests_per_unit: 500")];
 
@@ -22,7 +23,7 @@ const LIMITS: [(&str, &str); 1] = [("key", "unit: hour, requests_per_unit: 500")
 async fn decisions_on_a_lukewarm_key_cost_at_most_six_calls_in_ten() {
     let _shared = MACHINE.read().await;
     early_in_a_window(HOUR, Duration::from_secs(70)).await;
-    // Its own, so that every call there has to do with this test.
+    // A cluster of its own, so that every call there belongs to this test.
     let cluster = Cluster::start(3, 1);
     let pods = Pods::start("lukewarm", PODS, &cluster.places(), &LIMITS, &[]).await;
     let demand = Demand { rate: RATE, weights: vec![1.0; PODS], moves_every: None };
@@ -50,11 +51,11 @@ async fn decisions_on_a_lukewarm_key_cost_at_most_six_calls_in_ten() {
     pods.are_unharmed();
 }
 
-/// What the masters have counted so far.
+/// Counts of the masters so far.
 struct Calls {
     /// Scripts, heartbeats included.
     scripts: u64,
-    /// Heartbeats: their script alone clears a sorted set of what has lapsed.
+    /// Heartbeats: only their script removes expired members from a sorted set.
     beats: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Pods with a rules directory each, on one cluster.
+//! Pods on one cluster, each with a rules directory of its own.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -26,17 +26,17 @@ pub struct Pod {
     rules: TempDir,
 }
 
-/// A change of the rules is live within 1 s; the rest is for a busy machine.
+/// A change of the rules is live within 1 s; the rest allows for a busy machine.
 const LOAD_MAX: Duration = Duration::from_secs(10);
 
 /// See [`Pods::undisturbed`].
 const ROUNDS_MAX: usize = 5;
 
-/// A pod believes for 1.5 s at most that a key is used up, and a lease that nobody spends has been
-/// returned before that.
+/// A pod remembers for at most 1.5 s that a key is used up, and an unspent lease has been returned
+/// before that.
 const DENIED_FOR: Duration = Duration::from_millis(2_500);
 
-/// Between two attempts at a key that is used up.
+/// Interval between two attempts at a key that is used up.
 const DRAIN_EVERY: Duration = Duration::from_millis(20);
 
 /// The rules of `domain`: a limit for each key, as the text after `rate_limit:`.
@@ -48,7 +48,7 @@ pub fn rules(domain: &str, limits: &[(&str, &str)]) -> String {
 // === impl Pods ===
 
 impl Pods {
-    /// Starts so many pods with these limits in a domain of their own.
+    /// Starts `count` pods with these limits in a domain of their own.
     pub async fn start(
         domain: &str,
         pods: usize,
@@ -75,7 +75,7 @@ impl Pods {
         Self { pods, domain: domain.to_owned() }
     }
 
-    /// One hit for a key at one of the pods. Prints why there is no verdict, if there is none.
+    /// Sends one hit for a key to one of the pods. Prints the reason if there is no verdict.
     pub fn hit(
         &self,
         pod: usize,
@@ -96,7 +96,7 @@ impl Pods {
         }
     }
 
-    /// Gives every pod these limits, and returns once each of them serves by them.
+    /// Gives every pod these limits, and returns once all of them apply the limits.
     pub async fn change(&self, limits: &[(&str, &str)]) {
         let text = rules(&self.domain, limits);
         for pod in &self.pods {
@@ -107,9 +107,9 @@ impl Pods {
         }
     }
 
-    /// Repeats `round`, which is given its number, until no pod has answered in it by
-    /// `failure_mode: local`: where the machine holds a process up for longer than a request may
-    /// wait, a pod admits by itself, and that is not what `round` is to show.
+    /// Repeats `round`, which gets its number, until no pod has answered in it by `failure_mode:
+    /// local`: where the machine stalls a process for longer than a request may wait, a pod admits
+    /// locally, and `round` is not about that.
     pub async fn undisturbed<T>(&self, round: impl AsyncFn(usize) -> T) -> T {
         for number in 0..ROUNDS_MAX {
             let before = self.local();
@@ -123,7 +123,7 @@ impl Pods {
         panic!("no round of {ROUNDS_MAX} without answers by the failure mode");
     }
 
-    /// Hits that the first `pods` of the pods admit until none has admitted any for
+    /// Number of hits that the first `pods` pods admit until none has admitted any for
     /// [`DENIED_FOR`].
     pub async fn drain(&self, pods: usize, key: &'static str, value: &str) -> u64 {
         let (mut admitted, mut last) = (0, now());
@@ -145,17 +145,17 @@ impl Pods {
         admitted
     }
 
-    /// What the pods have admitted or denied by `failure_mode: local`, all together.
+    /// Number of requests admitted or denied by `failure_mode: local`, over all pods.
     pub fn local(&self) -> u64 {
         self.count("failure_mode_local")
     }
 
-    /// One of the `counts` of `/status`, of all pods together.
+    /// One of the `counts` of `/status`, summed over all pods.
     pub fn count(&self, name: &str) -> u64 {
         self.pods.iter().map(|pod| pod.process.count(name)).sum()
     }
 
-    /// Fails the test if a pod has come to harm.
+    /// Fails the test if a pod has panicked or violated an invariant.
     pub fn are_unharmed(&self) {
         self.pods.iter().for_each(|pod| pod.process.is_unharmed());
     }
@@ -172,7 +172,7 @@ impl Pod {
     }
 }
 
-/// Puts a rule file in the place of the present one, atomically.
+/// Replaces the rule file atomically.
 fn write(rules: &TempDir, text: &str) {
     put(rules.path().join("rules.yaml"), text);
 }

@@ -1,4 +1,4 @@
-//! A refund credits what it names, up to what was charged, once.
+//! A refund credits the amount that it names, up to what was charged, once.
 
 use std::time::Duration;
 
@@ -16,10 +16,10 @@ const LIMITS: [(&str, &str); 3] = [
     ("shut", "unit: day, requests_per_unit: 1"),
 ];
 
-/// Requests, after which so many tokens of `known` are left.
+/// Requests, and the number of tokens of `known` left after them.
 struct Case {
     what: &'static str,
-    /// Of `known`, and what those of `new` and `shut` begin with.
+    /// Value of `known`; the values of `new` and `shut` begin with it.
     value: String,
     steps: Vec<Step>,
     left: u64,
@@ -36,7 +36,7 @@ fn step(pod: usize, lines: &[Line], passes: bool) -> Step {
     Step { pod, lines: lines.to_vec(), passes }
 }
 
-/// The cases of one round, with `known` charged by `charged` of pod 0 first.
+/// The cases of one round; `charged` of `known` is charged at pod 0 first.
 fn cases(round: usize) -> Vec<Case> {
     let case = |what: &'static str, charged, left, more: &dyn Fn(&str) -> Vec<Step>| {
         let value = format!("{round}-{}", what.replace(' ', "-"));
@@ -98,7 +98,7 @@ fn cases(round: usize) -> Vec<Case> {
     ]
 }
 
-/// So many requests to `pod` that refund 5 of `known` and charge a key that nobody has seen.
+/// `times` requests to `pod` that refund 5 of `known` and charge a new key.
 fn beside_new(pod: usize, known: &str, times: usize) -> Vec<Step> {
     let new = |n| charge("new", &format!("{known}-{n}"), 1);
     (0..times).map(|n| step(pod, &[refund("known", known, 5), new(n)], true)).collect()
@@ -137,9 +137,9 @@ async fn refunds_are_exact() {
     pods.are_unharmed();
 }
 
-/// Redis counts as charged what a pod holds and has not spent. So of a refund above what was
-/// charged, another pod's may be credited more than that, but what callers charge and do not refund
-/// stays within the limit.
+/// Redis counts the unspent tokens that a pod holds as charged. So a refund by another pod of more
+/// than was charged may be credited beyond that, but what callers charge and do not refund stays
+/// within the limit.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refund_by_another_pod_of_more_than_was_charged_keeps_the_limit() {
     const CHARGED: u64 = 60;

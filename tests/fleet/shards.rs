@@ -1,4 +1,4 @@
-//! `shards` is changed under load: the limit stays what it was.
+//! `shards` is changed under load: the limit stays the same.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,21 +16,21 @@ use crate::{HOUR, MACHINE, early_in_a_window};
 
 const LIMIT: u64 = 1_000;
 const PODS: usize = 4;
-/// Requests a second, and in all.
+/// Requests a second, and the total.
 const RATE: f64 = 120.0;
 const OFFERED: usize = 2_400;
 
-/// Until so many are admitted that `shards` is changed, on a busy machine.
+/// Maximum time until enough requests have been admitted to change `shards`, on a busy machine.
 const ADMITTED_MAX: Duration = Duration::from_secs(30);
 
 fn rule(shards: u32) -> String {
     format!("unit: hour, requests_per_unit: {LIMIT}, shards: {shards}")
 }
 
-/// What the pods admit of all that is offered while `shards` changes, and with what they admit
-/// after that. Fails the test if a request has no verdict.
+/// Number of requests that the pods admit of those offered while `shards` changes, and that number
+/// plus what they admit afterwards. Fails the test if a request has no verdict.
 async fn offer(pods: &Pods, round: usize) -> [u64; 2] {
-    // The number of the round is in the file, so that the pods have something to load.
+    // The file contains the number of the round, so that the pods have a change to load.
     let numbered = format!("unit: day, requests_per_unit: {}", round + 1);
     pods.change(&[("key", &rule(1)), ("round", &numbered)]).await;
     let value = format!("round-{round}");
@@ -55,7 +55,7 @@ async fn offer(pods: &Pods, round: usize) -> [u64; 2] {
     [admitted, admitted + later]
 }
 
-/// Changes `shards` each time that so many requests have been admitted.
+/// Changes `shards` each time a further number of requests has been admitted.
 async fn change(pods: &Pods, admitted: &AtomicU64) {
     for (after, shards) in [(LIMIT / 5, 4), (LIMIT * 9 / 20, 2), (LIMIT * 7 / 10, 1)] {
         let seen = async {

@@ -1,5 +1,5 @@
-//! What the judged pods hold: memory, descriptors, and whether they found anything of their own
-//! broken, measured now and then.
+//! Measurements of the judged pods at intervals: memory, descriptors, and whether they detected an
+//! internal error.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -24,16 +24,16 @@ pub(super) struct Point {
     pub(super) violations: u64,
 }
 
-/// Measures until it is told to stop.
+/// Measures until it is stopped.
 pub(super) struct Gauge {
     stop: watch::Sender<bool>,
     measuring: JoinHandle<Vec<Point>>,
 }
 
-/// Between two measurements of a long soak.
+/// Interval between two measurements of a long soak.
 const EVERY: Duration = Duration::from_secs(10);
 
-/// A short one is measured so often.
+/// Minimum number of measurements of a short soak.
 const TIMES_MIN: u32 = 20;
 
 // === impl Gauge ===
@@ -58,7 +58,8 @@ impl Gauge {
         Self { stop, measuring }
     }
 
-    /// All measurements, and the most descriptors of a pod at first and in the end.
+    /// All measurements, and the maximum number of descriptors of a pod at the beginning and at the
+    /// end.
     pub(super) async fn finish(self) -> (Vec<Point>, (usize, usize)) {
         self.stop.send_replace(true);
         let points = self.measuring.await.expect("the gauge's measurements");
@@ -79,7 +80,7 @@ async fn measure(pod: usize, pid: u32, debug: SocketAddr) -> Point {
     point
 }
 
-/// The slope of the line that fits best (least squares).
+/// The slope of the least-squares line.
 pub(super) fn slope(points: &[(f64, f64)]) -> f64 {
     let count = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;

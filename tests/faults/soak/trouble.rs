@@ -10,17 +10,17 @@ use crate::support::proxy::Fault;
 /// One fault, and how long it lasts.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Trouble {
-    /// A node is stopped; all of them without a node.
+    /// Stops a node, or all nodes if `None`.
     Freeze(Option<usize>, Duration),
-    /// A node is killed and started again.
+    /// Kills a node and starts it again.
     Kill(usize, Duration),
-    /// The network before a node, or before all.
+    /// Breaks the network in front of a node, or of all nodes.
     Network(Option<usize>, Fault, Duration),
     ScriptFlush,
     FlushAll,
-    /// A replica takes over in good order.
+    /// A replica takes over by a manual failover.
     HandOver(usize),
-    /// The pod beside is killed, or ends in good order, and another takes its place.
+    /// Kills the third pod, or ends it gracefully, and starts another in its place.
     PodKill,
     PodRestart,
     GoodRules,
@@ -30,7 +30,7 @@ pub(super) enum Trouble {
 
 const NODES: usize = 6;
 
-/// For a cluster to be whole after a fault.
+/// Maximum time for a cluster to be healthy again after a fault.
 const HEALED_MAX: Duration = Duration::from_secs(30);
 
 // === impl Trouble ===
@@ -71,7 +71,7 @@ impl Trouble {
 // === impl Scene ===
 
 impl Scene {
-    /// Has the fault begin and end, and waits until the cluster is whole again.
+    /// Starts the fault, ends it, and waits until the cluster is healthy again.
     pub(super) async fn suffer(&mut self, trouble: Trouble, extra: &mut Option<Extra>) {
         match trouble {
             Trouble::Freeze(node, span) => {
@@ -79,7 +79,7 @@ impl Scene {
                 these.iter().for_each(|at| self.cluster.nodes[*at].stop());
                 tokio::time::sleep(span).await;
                 these.iter().for_each(|at| self.cluster.nodes[*at].cont());
-                // Replicas may have taken over, without what was not in step yet.
+                // Replicas may have taken over without the latest writes.
                 self.losses += 1;
             }
             Trouble::Kill(node, span) => {
@@ -99,13 +99,13 @@ impl Scene {
                 let flush = matches!(trouble, Trouble::FlushAll);
                 let words: &[&str] = if flush { &["FLUSHALL"] } else { &["SCRIPT", "FLUSH"] };
                 for node in &self.cluster.nodes {
-                    // Replicas refuse the one and not the other.
+                    // Replicas accept only one of the two commands.
                     let _ = node.try_command::<()>(words);
                 }
                 self.losses += u64::from(flush);
             }
             Trouble::HandOver(node) => {
-                // A master refuses.
+                // A master refuses this command.
                 let _ = self.cluster.nodes[node].try_command::<()>(&["CLUSTER", "FAILOVER"]);
             }
             Trouble::PodKill | Trouble::PodRestart => self.replace(trouble, extra).await,
@@ -116,7 +116,7 @@ impl Scene {
             Trouble::BadRules => {
                 self.rules.replace("domain: soak\ndescriptors: [{key: path, rate");
                 tokio::time::sleep(Duration::from_secs(1)).await;
-                // A pod that starts meanwhile would have none.
+                // A pod that starts now would have no rules.
                 self.rules.replace(&rules(0));
             }
             Trouble::Calm(span) => tokio::time::sleep(span).await,
@@ -141,8 +141,8 @@ impl Scene {
         *extra = Some(Extra::start(self).await);
     }
 
-    /// Waits, without holding up the load, until each node finds the cluster whole and each replica
-    /// is in step.
+    /// Waits, without blocking the load, until each node finds the cluster healthy and each replica
+    /// is in sync.
     async fn heal(&self) {
         let healed = time_until(HEALED_MAX, async || self.cluster.is_ok()).await;
         assert!(healed.is_some(), "the cluster is not whole again after {HEALED_MAX:?}");
