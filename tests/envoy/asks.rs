@@ -1,5 +1,5 @@
-//! The tests' own Envoy: what it asks, and that it does and counts what it is told. If this fails,
-//! no other failure here says anything about ratelease.
+//! Checks of the tests' own Envoy: the requests that it sends, and that it obeys and counts the
+//! answers. If these fail, no other failure here says anything about ratelease.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -44,7 +44,8 @@ async fn envoy_asks_by_path_and_user_and_obeys() {
     envoy.stop().await;
 }
 
-/// The default of the filter's `timeout` is what requests may wait by (`LEASE_WAIT_LIMIT`).
+/// The maximum wait of requests (`LEASE_WAIT_LIMIT`) follows from the default of the filter's
+/// `timeout`.
 #[tokio::test]
 async fn envoy_names_its_timeout_as_grpc_timeout() {
     for (timeout, header) in
@@ -56,14 +57,14 @@ async fn envoy_names_its_timeout_as_grpc_timeout() {
             ..EnvoyOptions::new("shop", &[serve(asked.clone()).await])
         };
         let envoy = Envoy::start(options).await;
-        // Whether it is answered within so little is another matter.
+        // Whether the answer arrives within this short time does not matter here.
         envoy.get("/free", &[]).await;
         assert_eq!(asked.timeouts(), [header], "{timeout}");
         envoy.stop().await;
     }
 }
 
-/// A service that denies `/denied`, fails at `/broken`, and remembers what it was asked.
+/// A service that denies `/denied`, fails at `/broken`, and records its requests.
 #[derive(Clone, Default)]
 struct Asked(Arc<Mutex<Vec<(String, String)>>>);
 
@@ -109,7 +110,7 @@ impl RateLimitService for Asked {
     }
 }
 
-/// Serves it, with the health that Envoy asks for, until the test's runtime ends.
+/// Serves `asked`, and the health checks that Envoy sends, until the test's runtime ends.
 async fn serve(asked: Asked) -> SocketAddr {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_service_status("ratelimit", ServingStatus::Serving).await;

@@ -7,10 +7,10 @@ use crate::support::envoy::Envoy;
 use crate::support::load::Load;
 use crate::support::now;
 
-/// The default drain.
+/// The default drain time.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
 
-/// For the rest of the limit to be spent, on a machine that also compiles.
+/// Maximum time to spend the rest of the limit, on a machine that also compiles.
 const SPENT_MAX: Duration = Duration::from_secs(30);
 
 #[tokio::test]
@@ -23,7 +23,7 @@ async fn a_pod_that_ends_fails_no_request_and_leaves_its_tokens_to_the_others() 
     let admits = async |at_least| envoy.verdicts().await.ok >= at_least;
 
     let load = envoy.load(Load::new("/end", 8, u64::MAX));
-    // Early: while much remains, a pod holds tokens for two seconds, and they would be missed.
+    // Early: while much remains, a pod holds tokens for two seconds, and the test would miss them.
     stays.process.until("at a tenth of the limit", SPENT_MAX, async || admits(L / 10).await).await;
     let start = now();
     ends.process.signal("TERM");

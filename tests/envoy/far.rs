@@ -18,12 +18,12 @@ const AWAY: Duration = Duration::from_millis(9);
 const LIMIT: usize = 5;
 const USERS: usize = 10;
 
-/// One round without an answer that came too late is asked for, of so many, but for those that a
-/// probe beside it says are late by the machine. What is the product's would be in each round, and
-/// for most of its requests.
+/// Maximum number of rounds, one of which must have no late answer, apart from those that a
+/// concurrent probe attributes to the machine. A fault of the product would delay most requests of
+/// each round.
 const ROUNDS_MAX: usize = 10;
 
-/// What a request may wait for Redis by default under Envoy's timeout.
+/// Maximum wait of a request for Redis by default, under Envoy's timeout.
 const WAIT_LIMIT: Duration = Duration::from_millis(15);
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn a_redis_ten_milliseconds_away_is_waited_for_under_envoys_default_timeou
     proxy.set(Fault::Latency { delay: AWAY, jitter: Duration::ZERO });
     let alone = || pod.count("failure_mode_local");
 
-    // A caller that names no deadline is answered after 5 ms, without the store.
+    // A caller that sends no deadline is answered after 5 ms, without the store.
     let asker = Asker::connect(&pod).await;
     for user in 0..USERS {
         asker.ask("far", &[("user", &format!("hasty-{user}"))], 1).await;
@@ -52,7 +52,7 @@ async fn a_redis_ten_milliseconds_away_is_waited_for_under_envoys_default_timeou
     assert!(alone() >= USERS as u64 / 2, "{} of {USERS} admitted here alone", alone());
 
     let mut rounds = Vec::new();
-    // Passed, admitted here alone, and excused by the machine.
+    // Requests that passed, that were admitted locally, and that the machine excuses.
     let is_clean = |&(passed, alone, excused): &(usize, u64, u64)| {
         passed.abs_diff(LIMIT * USERS) as u64 <= excused && alone <= excused
     };
@@ -66,7 +66,7 @@ async fn a_redis_ten_milliseconds_away_is_waited_for_under_envoys_default_timeou
     assert!(rounds.last().is_some_and(is_clean), "in each round: {rounds:?}");
 }
 
-/// Requests that pass, of twice as many as each user may send.
+/// Number of requests that pass, of twice as many as each user may send.
 async fn passed(envoy: &Envoy, round: usize) -> usize {
     let mut client = Client::connect(envoy.ingress).await.unwrap();
     let mut passed = 0;

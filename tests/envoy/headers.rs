@@ -1,4 +1,4 @@
-//! The headers as a client sees them.
+//! The headers as a client receives them.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use crate::support::http::{Answer, Client};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
 
-/// A window of two days, and names that would end a string, or are none in ASCII.
+/// A window of two days, and names that would end a string or are not ASCII.
 const RULES: &str = r#"
 domain: told
 descriptors:
@@ -27,7 +27,7 @@ async fn a_client_is_told_of_every_limit_and_when_to_come_back() {
     let rules = Rules::new(RULES);
     let env: Vec<_> = PATIENT.into_iter().chain([("RESPONSE_HEADERS", ALL)]).collect();
     let pod = Ratelease::start(rules.path(), &Cluster::shared().places(), &env).await;
-    // Its own would stand beside ours.
+    // Otherwise Envoy's own headers would be added.
     let off = json!({"enable_x_ratelimit_headers": "OFF"});
     let envoy = Envoy::start(EnvoyOptions { filter: off, ..before("told", &[&pod]) }).await;
     let mut client = Client::connect(envoy.ingress).await.unwrap();
@@ -58,7 +58,7 @@ async fn a_client_is_told_of_every_limit_and_when_to_come_back() {
     }
 }
 
-/// The value of a header that is there once.
+/// The value of a header that occurs once.
 fn one<'a>(answer: &'a Answer, name: &str) -> &'a str {
     let mut values = answer.headers.iter().filter(|(it, _)| it == name);
     match (values.next(), values.next()) {

@@ -1,4 +1,4 @@
-//! One pod and two: as many requests pass as the limit says.
+//! One pod and two: as many requests pass as the limit allows.
 
 use crate::stand::{MACHINE, Rules, before, file, pod, rule};
 use crate::support::envoy::{Envoy, Verdicts};
@@ -90,7 +90,7 @@ fn by_limit(limit: u64) -> String {
     rule("path", Some(&path(limit)), limit)
 }
 
-/// Of 2 L that were offered, at most L pass and at least 0.99 L; the rest is limited.
+/// Checks that of 2 L requests, at most L and at least 0.99 L pass; the others are limited.
 fn check_nearly_all(tally: &Tally, limit: u64) {
     let admitted = tally.passed();
     println!("admitted / L = {:.4} of {limit}", admitted as f64 / limit as f64);

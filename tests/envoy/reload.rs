@@ -15,7 +15,7 @@ use crate::support::now;
 /// The two descriptors of each request; both rules carry the version of their file.
 const CANARIES: [(&str, &str); 2] = [("path", "/canary"), ("generic_key", "all")];
 
-/// A version is live 1 s after its file is in place, on a machine that does nothing else.
+/// A version is live 1 s after its file is in place, on an otherwise idle machine.
 const LIVE_MAX: Duration = Duration::from_secs(10);
 
 #[tokio::test]
@@ -34,7 +34,7 @@ async fn a_reload_under_load_fails_no_request_and_no_answer_mixes_two_versions()
     for number in 1..=VERSIONS {
         if dice.below(4) == 0 {
             let refused = pod.loads_refused();
-            // The same fault twice in a row would be told once.
+            // The log reports the same fault twice in a row only once.
             rules.replace(&format!("# before {number}\n{}", dice.pick(&BAD)));
             let is_refused = async || pod.loads_refused() > refused;
             pod.process.until("told of bad rules", LIVE_MAX, is_refused).await;
@@ -62,21 +62,21 @@ async fn a_reload_under_load_fails_no_request_and_no_answer_mixes_two_versions()
     assert_eq!((tally.limited(), tally.faults(), verdicts.error), (0, 0, 0), "{tally:?}");
 }
 
-/// None of these may take the place of good rules.
+/// None of these may replace good rules.
 const BAD: [&str; 3] = [
     "",
     "domain: reload\ndescriptors: [{key: path, rate_limit: {unit: fortnight}}]\n",
     "domain: reload\ndescriptors: [{key: path, rate_limit: {unit: day, requests_per",
 ];
 
-/// Asks without end, and looks at every answer.
+/// Sends requests without end, and checks every answer.
 struct Watch {
     is_over: Arc<AtomicBool>,
     asking: JoinSet<Vec<u64>>,
 }
 
-/// Both rules of version `number`: it is in their names and in their limits, which grow by more
-/// than is spent here, so that a token count of one version shows in an answer of another.
+/// Both rules of version `number`: the number is in their names and in their limits, which grow by
+/// more than the test spends, so that a token count of one version shows in an answer of another.
 fn version(number: u32) -> String {
     let rule = |(key, value): (&str, &str)| {
         let (name, limit) = (name(number, key), limit(number));
@@ -96,7 +96,7 @@ fn limit(number: u32) -> u32 {
     1_000_000 * (1 + number)
 }
 
-/// Asks once: the version that the whole answer is of.
+/// Sends one request, and returns the version of the whole answer.
 async fn ask(asker: &Asker) -> u32 {
     let answer = asker.ask("reload", &CANARIES, 1).await;
     let limits = answer.statuses.iter().map(|status| status.current_limit.as_ref());
@@ -122,7 +122,7 @@ impl Watch {
         Self { is_over, asking }
     }
 
-    /// Answers by version.
+    /// Number of answers by version.
     async fn finish(self) -> Vec<u64> {
         self.is_over.store(true, Ordering::Relaxed);
         let mut all = Vec::new();

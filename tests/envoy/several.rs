@@ -27,14 +27,16 @@ async fn a_denied_request_spends_nothing_on_its_other_descriptors() {
             .map(u64::from)
     };
 
-    // Denied and passed side by side: what a denied one holds for a moment is not lost.
+    // One request may be denied by one limit and pass the other: the tokens of a denied request
+    // that are held for a moment must not be lost.
     let (narrow, wide) = (bob("/narrow", 300), bob("/wide", 200));
     assert_eq!(narrow.finish().await, tally(NARROW, 300 - NARROW));
     assert_eq!(wide.finish().await, tally(200, 0));
     let spent = NARROW + 200;
     assert_eq!(left().await, [0, WIDE / 2 - spent, WIDE - spent]);
 
-    // The last of three denies as well as the first of them: what is left for bob, and no more.
+    // The last of three descriptors denies as well as the first: this spends exactly what is left
+    // for bob.
     let rest = WIDE / 2 - spent;
     assert_eq!(bob("/wide", 2 * rest).finish().await, tally(rest, rest));
     assert_eq!(left().await, [0, 0, WIDE / 2]);
@@ -57,7 +59,7 @@ async fn hits_and_limits_that_envoy_sends_are_kept() {
     let limit = json!({"limit": {"requests_per_unit": 10, "unit": "DAY"}});
     let options = EnvoyOptions {
         filters: vec![set_metadata("sent", &limit)],
-        // Not in the route, where Envoy takes no notice of `hits_addend`.
+        // Not in the route, where Envoy ignores `hits_addend`.
         filter: json!({"rate_limits": [by_path, own]}),
         ..before("sent", &[&pod])
     };
@@ -73,7 +75,7 @@ async fn hits_and_limits_that_envoy_sends_are_kept() {
     assert_eq!((answer.status, limits), (429, Some("10, 100;w=86400, 10;w=86400")));
 }
 
-/// A filter that gives every request this metadata under a name.
+/// A filter that adds this metadata to every request, under a name.
 fn set_metadata(name: &str, value: &Value) -> Value {
     let kind = "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config";
     let metadata = json!([{"metadata_namespace": name, "value": value}]);

@@ -1,5 +1,5 @@
-//! A pod that stands still for a while: Envoy resets each of its streams, thousands a second, and
-//! is no attacker for that.
+//! A pod that stalls: Envoy resets each of its streams, thousands a second, which must not make it
+//! count as an attacker.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::load::Load;
 use crate::support::ratelease::Ratelease;
 
-/// As long as the CPU quota of a busy node, or a machine that is moved, may stop a process.
+/// A stall as long as the CPU quota of a busy node, or the migration of a machine, may cause.
 const STALL: Duration = Duration::from_secs(2);
 
-/// Connections to Envoy, each of which waits for its answer: so many streams time out at once.
+/// Connections to Envoy, each of which waits for its answer: this many streams time out at once.
 const CLIENTS: usize = 64;
 
 #[tokio::test(flavor = "multi_thread")]

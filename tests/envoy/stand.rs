@@ -1,7 +1,7 @@
-//! What the tests have in common: rules, pods on the cluster, questions without Envoy.
+//! Common parts of the tests: rules, pods on the cluster, requests without Envoy.
 //!
-//! All share one cluster, so each test has a domain of its own. Windows are days: none ends while a
-//! test runs, which [`pod`] sees to.
+//! All tests share one cluster, so each test has a domain of its own. Windows are days, and none
+//! ends while a test runs: [`pod`] ensures that.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,17 +20,17 @@ use crate::support::files::put;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::Cluster;
 
-/// Held shared by every test, and alone by one whose subject is time: on a machine of two cores its
-/// neighbours would be what it measures.
+/// Held shared by every test, and exclusively by one that measures time: on a machine of two cores,
+/// concurrent tests would distort its measurements.
 pub static MACHINE: RwLock<()> = RwLock::const_new(());
 
-/// Tests that count must not see a wait for a lease become an error because the machine is busy.
+/// For tests that count: a wait for a lease must not become an error because the machine is busy.
 pub const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "5s"), ("REDIS_TIMEOUT", "5s")];
 
-/// Above that wait, for the same reason.
+/// Longer than that wait, for the same reason.
 const ENVOY_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// A test takes less than this.
+/// Maximum duration of a test.
 const TEST_MAX: Duration = Duration::from_secs(60);
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -40,36 +40,36 @@ pub struct Rules {
     dir: TempDir,
 }
 
-/// A pod's gRPC without Envoy. Clones share one connection.
+/// A gRPC client of a pod, without Envoy. Clones share one connection.
 #[derive(Clone)]
 pub struct Asker {
     client: RateLimitServiceClient<Channel>,
 }
 
-/// The file of a domain with these rules, see [`rule`].
+/// The rule file of a domain with these rules, see [`rule`].
 pub fn file(domain: &str, rules: &[String]) -> String {
     format!("domain: {domain}\ndescriptors:\n{}", rules.concat())
 }
 
-/// `limit` requests a day for the descriptor `key`, of this value or each one for itself.
+/// `limit` requests a day for the descriptor `key`, of this value or of each value separately.
 pub fn rule(key: &str, value: Option<&str>, limit: u64) -> String {
     let value = value.map(|value| format!(", value: {value}")).unwrap_or_default();
     format!("- {{key: {key}{value}, rate_limit: {{unit: day, requests_per_unit: {limit}}}}}\n")
 }
 
-/// A patient pod on the shared cluster.
+/// Starts a pod with long waits on the shared cluster.
 pub async fn pod(rules: &Rules) -> Ratelease {
     clear_of_midnight().await;
     Ratelease::start(rules.path(), &Cluster::shared().places(), &PATIENT).await
 }
 
-/// An Envoy's options, as patient as the pods.
+/// Options of an Envoy that waits as long as the pods.
 pub fn before(domain: &str, pods: &[&Ratelease]) -> EnvoyOptions {
     let pods: Vec<_> = pods.iter().map(|pod| pod.grpc).collect();
     EnvoyOptions { timeout: ENVOY_TIMEOUT, ..EnvoyOptions::new(domain, &pods) }
 }
 
-/// Waits out the end of a day by UTC, as Redis has it, if it would fall into the test.
+/// Waits for the end of the day by UTC, as Redis counts it, if the day would end during the test.
 pub async fn clear_of_midnight() {
     // Redis on this machine reads the same clock.
     #[allow(clippy::disallowed_methods)]
@@ -94,7 +94,7 @@ impl Rules {
         self.dir.path()
     }
 
-    /// Puts another file in the place of the present one, atomically.
+    /// Replaces the file atomically.
     pub fn replace(&self, file: &str) {
         put(self.dir.path().join("rules.yaml"), file);
     }
@@ -109,7 +109,7 @@ impl Asker {
         Self { client: RateLimitServiceClient::new(channel) }
     }
 
-    /// Asks with descriptors of one entry each, and `hits` for all of them.
+    /// Sends a request with descriptors of one entry each, and `hits` for all of them.
     pub async fn ask(
         &self,
         domain: &str,
@@ -132,7 +132,7 @@ impl Asker {
         self.send(request).await
     }
 
-    /// What remains of one descriptor's limit; spends nothing.
+    /// The remaining tokens of one descriptor's limit; spends nothing.
     pub async fn remaining(&self, domain: &str, descriptor: (&str, &str)) -> u32 {
         let (key, value) = (descriptor.0.to_owned(), descriptor.1.to_owned());
         let descriptor = descriptor_pb::RateLimitDescriptor {

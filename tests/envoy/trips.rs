@@ -1,4 +1,4 @@
-//! What a decision costs: trips to Redis, and time.
+//! The cost of a decision: round trips to Redis, and time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::support::redis_cluster::Cluster;
 /// Envoy's default for its filter.
 const ENVOY_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// Commands that a lease costs: the script, and what it calls. Replicas repeat each SET, and count
-/// it.
+/// Commands that a lease causes: the script, and its inner calls. Replicas repeat each SET, and
+/// count it.
 const OURS: [&str; 6] = ["eval", "evalsha", "script|load", "time", "get", "set"];
 
 #[tokio::test]
@@ -25,7 +25,7 @@ async fn a_thousand_decisions_on_a_hot_key_cost_redis_fewer_than_five_commands()
     const DECISIONS: u64 = 50_000;
     let _shared = MACHINE.read().await;
     clear_of_midnight().await;
-    // Its own, so that every command there has to do with this test.
+    // A cluster of its own, so that every command there belongs to this test.
     let cluster = Cluster::start(3, 1);
     let rules = Rules::new(&file("trips", &[rule("hot", None, 1_000_000)]));
     let pod = Ratelease::start(rules.path(), &cluster.places(), &PATIENT).await;
@@ -44,8 +44,8 @@ async fn a_thousand_decisions_on_a_hot_key_cost_redis_fewer_than_five_commands()
     assert!(ours < 5.0, "{ours:.2} commands for 1000 decisions: {made:?}");
 }
 
-/// Most of so many rounds are to be without an error: what else runs on the machine may keep a
-/// process waiting for 20 ms now and then, and what is ours would do so in every round.
+/// Number of rounds, most of which must have no error: other work on the machine may stall a
+/// process for 20 ms now and then, and a fault of ours would show in every round.
 const ROUNDS: usize = 5;
 
 #[tokio::test]
@@ -76,7 +76,7 @@ async fn on_warm_keys_no_answer_misses_envoys_default_timeout() {
     assert!(sum <= late, "{sum} errors, of which {late} are late answers");
 }
 
-/// How many of so many decisions on one key pass.
+/// Number of decisions on one key that pass, of `decisions`.
 async fn decide(asker: &Asker, decisions: u64) -> u64 {
     const AT_ONCE: u64 = 50;
     let mut asking = JoinSet::new();
@@ -94,7 +94,7 @@ async fn decide(asker: &Asker, decisions: u64) -> u64 {
     asking.join_all().await.into_iter().sum()
 }
 
-/// Calls of each command on all the replicas too.
+/// Calls of each command, including those on the replicas.
 fn calls(cluster: &Cluster) -> BTreeMap<String, u64> {
     let mut all = BTreeMap::new();
     for (name, calls) in cluster.nodes.iter().flat_map(|node| node.command_calls()) {
@@ -103,7 +103,7 @@ fn calls(cluster: &Cluster) -> BTreeMap<String, u64> {
     all
 }
 
-/// What has been called in between; the counting itself left out.
+/// The calls between the two counts, without those of the counting.
 fn made(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let made = after
         .iter()

@@ -18,19 +18,19 @@ use tempfile::TempDir;
 use crate::support::ratectl::program_of;
 use crate::support::ratelease::{BINARY, inherited};
 
-/// What a tool that has ended leaves.
+/// The output and status of a tool that has ended.
 struct Ran {
     status: i32,
     out: String,
     err: String,
 }
 
-/// Runs the binary in `dir` with nothing in its environment but `env`.
+/// Runs the binary in `dir` with only `env` in its environment.
 fn run_in(dir: &Path, args: &[impl AsRef<OsStr>], env: &[(&str, &str)]) -> Ran {
     ran(&mut command(dir, args, env))
 }
 
-/// Runs the binary in `dir` with a file of it on standard input.
+/// Runs the binary in `dir` with one of its files on standard input.
 fn run_reading(dir: &Path, args: &[&str], file: &str) -> Ran {
     let input = fs::File::open(dir.join(file)).expect("the file is there");
     ran(command(dir, args, &[]).stdin(input))
@@ -51,7 +51,7 @@ fn command(dir: &Path, args: &[impl AsRef<OsStr>], env: &[(&str, &str)]) -> Comm
     command
 }
 
-/// A directory with these files.
+/// Creates a directory with these files.
 fn files(files: &[(&str, &str)]) -> TempDir {
     let dir = TempDir::new().unwrap();
     for (name, text) in files {
@@ -62,7 +62,7 @@ fn files(files: &[(&str, &str)]) -> TempDir {
     dir
 }
 
-/// The root of the repository, where `config/rules` lies.
+/// The root of the repository, which contains `config/rules`.
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -95,7 +95,7 @@ fn a_wrong_flag_ends_with_2_and_names_it() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_trouble() {
-    // More than a pipe holds, so that writing meets the closed end.
+    // More than a pipe holds, so that a write reaches the closed end.
     let faults = "  - {kee: a}\n".repeat(20_000);
     let dir = files(&[("a.yaml", &format!("domain: d\ndescriptors:\n{faults}"))]);
     let mut command = command(dir.path(), &["check", "a.yaml"], &[]);

@@ -1,9 +1,9 @@
-//! The reference's contract, replayed from outside: the binary as a process of its own, asked over
-//! gRPC and HTTP, with its counts in memory and on a real Redis Cluster.
+//! The reference's contract, replayed from outside: the binary runs as a process of its own and is
+//! called over gRPC and HTTP, with its counts in memory and on a real Redis Cluster.
 //!
-//! A row is a [`Case`]: its name in the contract, what is asked and what is answered, both in the
-//! notation of [`notation`]. Where ratelease differs on purpose the answer is ratelease's, and a
-//! comment at the row says what the reference does; `docs/differences.md` says why.
+//! A row is a [`Case`]: its name in the contract, the request and the answer, both in the notation
+//! of [`notation`]. Where ratelease differs on purpose, the answer is ratelease's, and a comment at
+//! the row says what the reference does; `docs/differences.md` says why.
 
 mod algorithms;
 mod arithmetic;
@@ -28,13 +28,13 @@ mod windows;
 
 use pod::Pod;
 
-/// One row of a table: its name, what is asked, what is answered.
+/// One row of a table: its name, its requests, its answers.
 ///
-/// Steps are separated by ` | `; a request of one step is asked as often as it has answers. `$`
+/// Steps are separated by ` | `; the request of a single step is sent once for each answer. `$`
 /// stands for a value that no other row of the process has.
 pub(crate) struct Case<'a>(pub(crate) &'a str, pub(crate) &'a str, pub(crate) &'a str);
 
-/// Where the counts are and which door is asked at.
+/// Where the counts are, and which protocol is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum World {
     Memory,
@@ -42,7 +42,7 @@ pub(crate) enum World {
     Cluster,
 }
 
-/// Makes a test in every [`World`] of each function that takes one.
+/// Generates a test in every [`World`] from each function that takes one.
 macro_rules! in_every_world {
     ($($suite:ident),* $(,)?) => {$(
         mod $suite {
@@ -76,7 +76,7 @@ fn countdown(times: u32, limit: u32, unit: &str) -> String {
     (1..=times).map(answer).collect::<Vec<_>>().join(" | ")
 }
 
-/// The same step `count` times over.
+/// The same step, `count` times.
 fn times(count: usize, step: &str) -> String {
     vec![step; count].join(" | ")
 }

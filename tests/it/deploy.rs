@@ -1,5 +1,6 @@
-//! What `deploy/` ships: rules that promtool accepts and tests, a runbook for each alert, files
-//! that are not stale, and a dashboard whose every query a real Prometheus answers from a real pod.
+//! Tests of `deploy/`: rules that promtool accepts and tests, a runbook for each alert, generated
+//! files that are up to date, and a dashboard whose every query a real Prometheus answers from a
+//! real pod.
 
 mod board;
 mod images;
@@ -18,7 +19,7 @@ const RULES: &str = "deploy/prometheus/rules.yaml";
 const RULE_TESTS: &str = "deploy/prometheus/tests.yaml";
 const DASHBOARD: &str = "deploy/grafana/ratelease.json";
 
-/// The host that [`RULES`] gives for the runbooks. No name that ends so can exist (RFC 2606).
+/// The host of the runbooks in [`RULES`]. No real name can end like this (RFC 2606).
 const PLACEHOLDER: &str = "https://ratelease.invalid/docs/runbooks.md#";
 
 fn read(path: &str) -> String {
@@ -26,7 +27,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Runs a tool at the root of the sources, and fails the test unless it says yes.
+/// Runs a tool at the root of the sources, and fails the test unless it succeeds.
 #[track_caller]
 fn run(program: &str, arguments: &[&str]) {
     let mut command = Command::new(program);
@@ -93,7 +94,7 @@ fn each_panel_says_what_it_shows_and_in_what_unit_and_asks_the_chosen_source() {
     }
 }
 
-/// Panels stand in double quotes there, and nothing else does.
+/// In the runbooks, panels are in double quotes, and nothing else is.
 #[test]
 fn the_runbooks_name_panels_of_the_dashboard() {
     let (runbooks, board) = (read("docs/runbooks.md"), read(DASHBOARD));

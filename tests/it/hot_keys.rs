@@ -1,4 +1,4 @@
-//! The hottest keys, as the debug port tells of them.
+//! The hottest keys, as the debug port shows them.
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -17,7 +17,7 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 3}
 ";
 
-/// So many requests, one after the other.
+/// Sends `times` requests, one after the other.
 async fn ask(pod: &Ratelease, times: usize, key: &str, value: &str) {
     let entries = [json!({"key": key, "value": value})];
     let body = json!({"domain": "shop", "descriptors": [{"entries": entries}]});
@@ -34,7 +34,7 @@ async fn told(pod: &Ratelease) -> Value {
     serde_json::from_str(&page.body).unwrap()
 }
 
-/// What is told of each of these keys.
+/// The data of each of these keys.
 fn lines(keys: &Value) -> Vec<String> {
     let line = |key: &Value| format!("{} {} {}", key["values"], key["count"], key["share"]);
     keys.as_array().unwrap().iter().map(line).collect()
@@ -42,7 +42,7 @@ fn lines(keys: &Value) -> Vec<String> {
 
 async fn pod(env: &[(&str, &str)]) -> (TempDir, Ratelease) {
     let rules = dir_of(&[("shop.yaml", RULES)]);
-    // Waiting is not what is tested here, on a machine that also compiles.
+    // This test is not about waiting, and the machine may be compiling.
     let env = [&[("LEASE_MAX_WAIT", "5s")], env].concat();
     let pod = Ratelease::start(rules.path(), &[], &env).await;
     (rules, pod)

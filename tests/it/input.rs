@@ -1,5 +1,5 @@
-//! Bad input: each gets its reason, the connection lives on where the protocol lets it, and nobody
-//! else notices. Rule 7: no input can make the process exit.
+//! Bad input: each gets its reason, the connection stays open where the protocol allows it, and no
+//! other client notices. Rule 7: no input can make the process exit.
 
 mod cardinality;
 mod conformance;
@@ -38,12 +38,12 @@ async fn pod() -> (Ratelease, TempDir) {
 
 async fn pod_with(env: &[(&str, &str)]) -> (Ratelease, TempDir) {
     let rules = dir_of(&[("test.yaml", RULES)]);
-    // Waiting is not what is tested here, on a machine that also compiles.
+    // This test is not about waiting, and the machine may be compiling.
     let env = [&[("LEASE_MAX_WAIT", "5s")], env].concat();
     (Ratelease::start(rules.path(), &[], &env).await, rules)
 }
 
-/// A `RateLimitRequest` of one descriptor after another.
+/// A `RateLimitRequest` with these descriptors.
 fn request(domain: impl AsRef<[u8]>, descriptors: &[Vec<u8>]) -> Vec<u8> {
     let descriptors = descriptors.iter().flat_map(|descriptor| bytes_field(2, descriptor));
     bytes_field(1, domain).into_iter().chain(descriptors).collect()
@@ -64,7 +64,7 @@ fn refund() -> Vec<u8> {
     number_field(4, 1)
 }
 
-/// The override of a descriptor: 5 requests a unit of this number.
+/// The override of a descriptor: 5 requests per unit, with this number for the unit.
 fn limit(unit: u64) -> Vec<u8> {
     bytes_field(2, [number_field(1, 5), number_field(2, unit)].concat())
 }

@@ -1,5 +1,5 @@
-//! Start and end of the process: what it says when it cannot start, what it does without its
-//! store or rules, and how it ends.
+//! Start and end of the process: its messages when it cannot start, its behaviour without its store
+//! or rules, and how it ends.
 
 mod drain;
 mod files;
@@ -25,14 +25,14 @@ use crate::support::http;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, bytes_field, framed, post};
 
-/// For what takes milliseconds, on a machine that also compiles.
+/// Limit for steps that take milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(10);
 
-/// For a test that is not about the drain.
+/// For tests that are not about the drain.
 const QUICK_END: (&str, &str) = ("DRAIN_TIMEOUT", "200ms");
 
-/// For a test whose calls are held for their slots: on a machine that is busy with other things,
-/// even the embedded store may take longer than the usual 5 ms, and then no slot is known.
+/// For tests whose calls wait for their slots: on a busy machine, even the embedded store may take
+/// longer than the usual 5 ms, and then no slot is known.
 const PATIENT: (&str, &str) = ("LEASE_MAX_WAIT", "5s");
 
 /// A year's window does not end while a test runs.
@@ -49,7 +49,7 @@ descriptors:
     rate_limit: {unit: minute, requests_per_unit: 10, algorithm: leaky_bucket, max_delay: 60s}
 ";
 
-/// A call that is under way: the second of a key whose requests are held for their slots.
+/// A call under way: the second of a key whose requests wait for their slots.
 struct Waiting(JoinHandle<Result<Reply, String>>);
 
 impl Waiting {
@@ -67,29 +67,29 @@ impl Waiting {
     }
 }
 
-/// A directory with these rules.
+/// Creates a directory with these rules.
 fn rules(text: &str) -> TempDir {
     dir_of(&[("test.yaml", text)])
 }
 
-/// A `RateLimitRequest` of one entry, with more fields of its descriptor.
+/// A `RateLimitRequest` of one entry, with `more` fields of its descriptor.
 fn request(key: &str, value: &str, more: &[u8]) -> Vec<u8> {
     let entry = [bytes_field(1, key), bytes_field(2, value)].concat();
     let descriptor = [&bytes_field(1, entry), more].concat();
     [bytes_field(1, "test"), bytes_field(2, descriptor)].concat()
 }
 
-/// One decision, on a connection of its own.
+/// Requests one decision, on a connection of its own.
 async fn decide(pod: &Ratelease, key: &str, value: &str) -> Reply {
     Connection::open(pod.grpc).await.call(&request(key, value, &[])).await
 }
 
-/// The status of a page.
+/// The HTTP status of a page.
 async fn status(addr: std::net::SocketAddr, path: &str) -> u16 {
     http::get(addr, path).await.unwrap().status
 }
 
-/// The only line with `what` of the log of a process that has ended.
+/// The only line that contains `what` in the log of a process that has ended.
 #[track_caller]
 fn only_line(pod: &Ratelease, what: &str) -> String {
     let lines = pod.logged(what);
@@ -97,7 +97,7 @@ fn only_line(pod: &Ratelease, what: &str) -> String {
     lines[0].clone()
 }
 
-/// A process that does not start says why in one line, and exits with 1.
+/// Checks that the process does not start, gives the reason in one line, and exits with 1.
 async fn refuses_to_start(rules: &Path, env: &[(&str, &str)], why: &[&str]) {
     let pod = Ratelease::spawn(rules, &[], env);
     let status = pod.process.exit(SOON).await;

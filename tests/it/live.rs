@@ -1,4 +1,4 @@
-//! The live page, in a real browser, of a real pod.
+//! The live page of a real pod, in a real browser.
 
 mod events;
 mod guard;
@@ -6,7 +6,7 @@ mod page;
 
 use crate::support::shop::Shop;
 
-/// What would be markup, were it not text; and a dot that parts no levels.
+/// Text that looks like markup; its dot does not separate levels.
 const HOSTILE: &str = "<script>alert(1)</script>";
 const VALUE: &str = "\"><img src=x onerror=alert(2)>";
 
@@ -32,7 +32,7 @@ async fn shop() -> Shop {
     Shop::open(&rules, &[("HOT_KEYS_VALUES", "true"), ("HOT_KEYS_SAMPLE", "1")]).await
 }
 
-/// Asks the pod so often about these entries.
+/// Sends `times` requests with these entries.
 async fn ask(shop: &mut Shop, times: usize, entries: &[(&str, &str)]) {
     for _ in 0..times {
         let status = shop.ask("test", entries).await;

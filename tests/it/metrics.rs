@@ -1,4 +1,4 @@
-//! What `/metrics` shows of a server under requests, and that the docs name all of it.
+//! The content of `/metrics` of a server under requests, and that the docs name all of it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
 use crate::support::shop::Shop;
 
-/// For what takes milliseconds, on a machine that also compiles.
+/// Limit for steps that take milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(10);
 
 /// A year's window does not end while a test runs.
@@ -61,13 +61,14 @@ fn sum(page: &str, start: &str) -> f64 {
     values.map(|value| value.parse::<f64>().unwrap()).sum()
 }
 
-/// The lines of the reference's families of hits, without what comes before the kind of hit.
+/// The lines of the reference's hit counters, without the prefix before the kind of hit.
 fn hits(page: &str) -> Vec<&str> {
     let lines = page.lines();
     lines.filter_map(|line| line.strip_prefix("ratelimit_service_rate_limit_")).collect()
 }
 
-/// As Prometheus wants it, and as it does not check: no series twice, no number that is none.
+/// Checks what Prometheus requires but does not check itself: no duplicate series, no invalid
+/// number.
 fn is_valid(page: &str) {
     promtool_finds_nothing(page);
     let mut seen = BTreeSet::new();
@@ -96,7 +97,7 @@ fn promtool_finds_nothing(page: &str) {
     assert!(output.status.success() && said.is_empty(), "{said}\nof\n{page}");
 }
 
-/// Seventeen calls, the last of which is refused.
+/// Seventeen calls, the last of which is denied.
 async fn a_known_sequence(shop: &mut Shop) {
     for expected in [200, 200, 200, 200, 429] {
         assert_eq!(shop.ask("shop", &[("plain", "v")]).await, expected);
@@ -248,7 +249,7 @@ async fn every_token_lent_is_spent_given_back_or_expired() {
     let debug = shop.pod.debug;
     let grants = async || sum(&page(debug, "/metrics").await, "ratelease_lease_grants_total{");
     for _ in 0..2 {
-        // Until a window has followed another, so that tokens of the older are left.
+        // Until one window has followed another, so that tokens of the older one are left.
         let first = grants().await;
         while grants().await < first + 3.0 {
             assert_eq!(shop.ask("shop", &[("fast", "v")]).await, 200);
@@ -276,7 +277,8 @@ async fn every_token_lent_is_spent_given_back_or_expired() {
     pod.is_unharmed();
 }
 
-/// What is in labels is the operator's, be it what would end a label or a line of the text.
+/// Labels contain the operator's text, even characters that would end a label or a line of the
+/// page.
 #[tokio::test(flavor = "multi_thread")]
 async fn names_of_all_kinds_are_told_and_stay_in_their_labels() {
     let key = r#"back\slash "quoted"} 7"#;
@@ -292,12 +294,12 @@ async fn names_of_all_kinds_are_told_and_stay_in_their_labels() {
     shop.pod.is_unharmed();
 }
 
-/// The hits count, as in the reference, and no decision.
+/// As in the reference, the hits count, and no decision does.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_that_the_store_leaves_unanswered_has_hits_and_no_verdict() {
     let limit = "rate_limit: {unit: year, requests_per_unit: 9, failure_mode: error}";
     let rules = rules(&format!("domain: shop\ndescriptors:\n- key: strict\n  {limit}\n"));
-    // Nobody listens there.
+    // No server listens there.
     let redis = [SocketAddr::from(([127, 0, 0, 1], free_port()))];
     let pod = Ratelease::start(rules.path(), &redis, &[]).await;
     let entries = json!([{"key": "strict", "value": "v"}]);

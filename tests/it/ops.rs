@@ -1,5 +1,5 @@
-//! The subcommands that ask a server or read a log, run as people run them: what they print, and
-//! how they end.
+//! The subcommands that call a server or read a log, as people run them: their output and exit
+//! status.
 
 mod health;
 mod interrupt;
@@ -24,7 +24,7 @@ use crate::support::ports::free_port;
 use crate::support::ratectl::program_of;
 use crate::support::ratelease::{Ratelease, inherited};
 
-/// For a command that takes milliseconds, on a machine that also compiles.
+/// Limit for a command that takes milliseconds, on a machine that also compiles.
 const RUN_MAX: Duration = Duration::from_secs(60);
 
 /// A year's window does not end while a test runs.
@@ -38,7 +38,7 @@ descriptors:
     rate_limit: {unlimited: true}
 ";
 
-/// How a command ended.
+/// The output and status of a command that has ended.
 #[derive(Debug)]
 struct Ran {
     status: Option<i32>,
@@ -49,14 +49,14 @@ struct Ran {
 // === impl Ran ===
 
 impl Ran {
-    /// Fails the test unless it ended so.
+    /// Fails the test unless the exit status is `status`.
     #[track_caller]
     fn ended(self, status: i32) -> Self {
         assert_eq!(self.status, Some(status), "{self:?}");
         self
     }
 
-    /// The lines of JSON that it printed.
+    /// Its output, as lines of JSON.
     #[track_caller]
     fn json(&self) -> Vec<Value> {
         let lines = self.out.lines().map(serde_json::from_str);
@@ -64,12 +64,12 @@ impl Ran {
     }
 }
 
-/// Runs the program with nothing to read.
+/// Runs the program with empty standard input.
 async fn run(args: &[&str]) -> Ran {
     run_with(args, &[], "").await
 }
 
-/// Runs the program with these variables and this on standard input.
+/// Runs the program with these variables, and `input` on standard input.
 async fn run_with(args: &[&str], env: &[(&str, &str)], input: &str) -> Ran {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("input");
@@ -83,19 +83,19 @@ async fn run_with(args: &[&str], env: &[(&str, &str)], input: &str) -> Ran {
     Ran { status: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// A directory with these rules.
+/// Creates a directory with these rules.
 fn rules(text: &str) -> TempDir {
     dir_of(&[("shop.yaml", text)])
 }
 
-/// A pod on its embedded store, which waits for each lease on a busy machine too: what remains is
-/// exact.
+/// A pod on its embedded store that waits for each lease even on a busy machine, so that the
+/// remaining tokens are exact.
 async fn pod(rules: &TempDir) -> Ratelease {
     let env = [("DRAIN_TIMEOUT", "200ms"), ("LEASE_MAX_WAIT", "5s")];
     Ratelease::start(rules.path(), &[], &env).await
 }
 
-/// Where nobody listens.
+/// An address without a listener.
 fn nowhere() -> String {
     SocketAddr::from(([127, 0, 0, 1], free_port())).to_string()
 }

@@ -1,4 +1,5 @@
-//! The tests' own tools. A rig that hides a fault or leaves a process behind would spoil the rest.
+//! The tests' own tools. A tool that hides a fault or leaves a process behind would spoil other
+//! tests.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -51,7 +52,8 @@ fn a_child_is_gone_once_it_is_dropped() {
     assert!(!Path::new(&alive).exists());
 }
 
-/// A `sleep` stands for the test process: it holds the leash's other end when it is killed.
+/// A `sleep` takes the place of the test process: it holds the other end of the leash when it is
+/// killed.
 #[test]
 fn a_child_of_a_killed_test_ends_too() {
     let mut test = Command::new("sleep").arg("60").stdout(Stdio::piped()).spawn().unwrap();
@@ -83,7 +85,7 @@ fn a_port_is_handed_out_once() {
     assert_eq!(ports.len(), 100);
 }
 
-/// Answers each request on each connection with the next of `answers`; then closes.
+/// Answers each request on each connection with the next of `answers`, then closes the connection.
 async fn scripted(answers: &'static [&'static str]) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();

@@ -1,5 +1,5 @@
-//! The contract of `Store`: one set of checks, run on every implementation, and what is Redis's
-//! own.
+//! The contract of `Store`: one set of checks that run on every implementation, and checks of Redis
+//! alone.
 
 mod ahead;
 mod algorithms;
@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How often [`until`] asks.
+/// Interval at which [`until`] checks.
 const POLL: Duration = Duration::from_millis(5);
 
 /// A key that no other test uses.
@@ -44,24 +44,24 @@ fn fresh_key() -> Key {
     Key::for_test(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Asks for tokens of a fresh key; a year's window does not end while the test runs.
+/// An ask for tokens of a fresh key; a year's window does not end while the test runs.
 fn ask(requests_per_unit: u32, want: u64, need: u64) -> Ask {
     let limit = Limit::fixed_window(requests_per_unit, Unit::Year);
     Ask { want, need, charge_denied: true, ..Ask::look(fresh_key(), limit) }
 }
 
-/// Every algorithm with a window such that a limit of 10 has ten tokens at once, none of which
-/// comes back while the test runs.
+/// Every algorithm with a window in which a limit of 10 has ten tokens at once, none of which
+/// becomes available again while the test runs.
 const ALGORITHMS: [(Algorithm, Unit); 5] = [
     (Algorithm::FixedWindow, Unit::Year),
     (Algorithm::TokenBucket { burst: 10 }, Unit::Year),
     (Algorithm::SlidingWindow, Unit::Year),
     (Algorithm::SlidingLog, Unit::Year),
-    // A slot in six minutes, the tenth after 54 minutes.
+    // One slot in six minutes, the tenth after 54 minutes.
     (Algorithm::LeakyBucket { max_delay_us: 54 * 60 * 1_000_000 }, Unit::Hour),
 ];
 
-/// As [`ask`], by another algorithm.
+/// As [`ask`], with another algorithm.
 fn ask_by((algorithm, unit): (Algorithm, Unit), want: u64, need: u64) -> Ask {
     let limit = Limit { algorithm, ..Limit::fixed_window(10, unit) };
     let ttl = Duration::from_secs(60);
@@ -79,13 +79,13 @@ async fn granted(store: &dyn Store, ask: Ask) -> Grant {
     one(store, ask).await.unwrap_or_else(|error| panic!("{ask:?}: {error}"))
 }
 
-/// For stores whose subject is not the time-out: a machine that is busy with other things may hold
-/// up an exchange for longer than the default.
+/// For stores whose tests are not about the time-out: a busy machine may delay an exchange for
+/// longer than the default.
 fn patient(config: RedisSettings) -> RedisSettings {
     RedisSettings { timeout: Duration::from_secs(8), ..config }
 }
 
-/// A store with its connections up.
+/// A store that is connected.
 async fn connected(config: RedisSettings) -> Arc<RedisStore> {
     connected_under(config, "").await
 }
@@ -96,7 +96,7 @@ async fn connected_under(config: RedisSettings, key_prefix: &str) -> Arc<RedisSt
     store
 }
 
-/// One of the store's counts.
+/// One of the store's counters.
 #[track_caller]
 fn count(store: &dyn Store, name: &str) -> u64 {
     let counts = store.counts();
@@ -110,7 +110,7 @@ async fn within<T>(seconds: u64, what: &str, future: impl Future<Output = T>) ->
     done.unwrap_or_else(|_| panic!("waited {patience:?} in vain: {what}"))
 }
 
-/// Waits until `is_so`, and fails the test when that is over.
+/// Waits until `is_so`, and fails the test after `seconds`.
 async fn until(seconds: u64, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     within(seconds, what, async {
         while !is_so().await {

@@ -1,8 +1,9 @@
-//! What the store lent of one count, and whether its algorithm's bound allowed it.
+//! The tokens that the store leased of one count, and whether its algorithm's bound allowed them.
 //!
-//! Each book works on plain lists and sums of its own, from the bounds in `docs/accuracy.md`,
-//! and shares no line with `src/algorithm`. It is told of every step in the order the store took
-//! them, and of failovers: what a failover lost or repeated is the only excuse for a token more.
+//! Each book works on plain lists and sums of its own, from the bounds in `docs/accuracy.md`, and
+//! shares no code with `crates/engine/src/algorithm`. It receives every step in the order in which
+//! the store took them, and every failover: only the steps that a failover lost or repeated excuse
+//! a token beyond the bound.
 
 mod fixed_window;
 mod leaky_bucket;
@@ -18,13 +19,13 @@ use ratelease_rules::{Algorithm, Limit};
 /// One step of the store on one count.
 #[derive(Debug, Clone, Copy)]
 pub struct Step {
-    /// When, in the run's own time, which never jumps.
+    /// Time of the step, by the run's clock, which never jumps.
     pub at: Time,
-    /// When, by the store's wall clock, in microseconds.
+    /// Time of the step, by the store's wall clock, in microseconds.
     pub wall_us: u64,
-    /// What was asked.
+    /// The request to the store.
     pub ask: Ask,
-    /// What the store said.
+    /// The store's reply.
     pub grant: Grant,
 }
 
@@ -39,13 +40,13 @@ pub struct Failover {
 
 /// The accounts of one count.
 pub trait Book: Send {
-    /// Enters a step; the error says which bound it broke.
+    /// Enters a step. The error says which bound the step broke.
     fn enter(&mut self, step: &Step) -> Result<(), String>;
 
-    /// Works out what the failover excuses.
+    /// Computes the tokens that the failover excuses.
     fn fail_over(&mut self, failover: &Failover);
 
-    /// Tokens that the bound would have been exceeded by but for failovers; 0 without any.
+    /// Tokens beyond the bound that failovers excuse; 0 without failovers.
     fn excused(&self) -> u64;
 }
 
@@ -65,8 +66,8 @@ pub fn open_pool() -> Box<dyn Book> {
     Box::<pool::Pool>::default()
 }
 
-/// What holds for every algorithm: a need is met whole or not at all, no more is lent than was
-/// asked for, and no lease outlives what it was asked for.
+/// Checks the contract of every algorithm: a need is met whole or not at all, no more is leased
+/// than was asked for, and no lease outlives the time that was asked for.
 pub fn check_contract(step: &Step) -> Result<(), String> {
     let Step { ask, grant, .. } = step;
     let wanted = ask.want.max(ask.need);
@@ -76,7 +77,7 @@ pub fn check_contract(step: &Step) -> Result<(), String> {
     if grant.tokens > 0 && grant.tokens < ask.need {
         return Err(format!("lent {} where {} were needed", grant.tokens, ask.need));
     }
-    // A slot ends by its own time, and a lease of the next window by that window's.
+    // A slot ends at its own time, and a lease of the next window at that window's end.
     let spaced = ask.ahead || matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
     if !spaced && grant.ends_after > ask.ttl {
         return Err(format!("lent for {:?} where {:?} was asked", grant.ends_after, ask.ttl));

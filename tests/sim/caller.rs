@@ -1,4 +1,4 @@
-//! The callers: what they ask, of whom, and when.
+//! The callers: their requests, the pods that they call, and when.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -21,13 +21,13 @@ pub struct Callers {
     world: Arc<World>,
     ledger: Arc<Ledger>,
     dice: Dice,
-    /// Thousandths of a request that are due.
+    /// Accumulated requests, in thousandths.
     due: u64,
-    /// Hits asked for in a window of a key, where that is bounded.
+    /// Hits requested in a window of a key, where these are bounded.
     offered: HashMap<(Key, u64), u64>,
 }
 
-/// Past its promised end by more than this, a request is taken for never answered.
+/// A request that exceeds its promised end by more than this counts as never answered.
 const GRACE: Duration = Duration::from_secs(2);
 
 static VALUES: LazyLock<Vec<String>> =
@@ -42,16 +42,16 @@ impl Callers {
         Self { world, ledger, dice, due: 0, offered: HashMap::new() }
     }
 
-    /// How many requests the next millisecond has.
+    /// Number of requests in the next millisecond.
     pub fn due(&mut self) -> u64 {
-        // Twice the mean at most, none at the least: bursts of a few are part of it.
+        // Between none and twice the mean, so that small bursts occur.
         self.due += self.dice.below(2 * self.world.plan.demand.requests_per_second + 1);
         let calls = self.due / 1_000;
         self.due %= 1_000;
         calls
     }
 
-    /// So many requests, now.
+    /// Sends `calls` requests now.
     pub fn call(&mut self, calls: u64, ms: u64, fleet: &mut Fleet) {
         for _ in 0..calls {
             let place = self.place(ms, fleet.len());
@@ -59,7 +59,7 @@ impl Callers {
         }
     }
 
-    /// Which pod is called.
+    /// Chooses the pod to call.
     fn place(&mut self, ms: u64, pods: usize) -> usize {
         match self.world.plan.demand.spread {
             Spread::Hot { moves_ms } if self.dice.percent(60) => {
@@ -91,7 +91,7 @@ impl Callers {
         pod.forget_ended(&self.world);
     }
 
-    /// The door's first step: an answer that takes no waiting.
+    /// The server's first step: returns whether the answer takes no waiting.
     fn is_answered_at_once(&self, call: &Call, pod: &Pod, rules: &Rules) -> bool {
         let answer = pod.limiter.decide_at_once(rules, &request(call), call.begun_at);
         answer.is_some_and(|answer| {
@@ -100,7 +100,7 @@ impl Callers {
         })
     }
 
-    /// Its second: the answer may wait for the store.
+    /// The server's second step: the answer may wait for the store.
     fn spawn(&self, call: Call, pod: &mut Pod, rules: Arc<Rules>, cancels: Option<Duration>) {
         let (world, ledger) = (Arc::clone(&self.world), Arc::clone(&self.ledger));
         let (limiter, network) = (pod.limiter.clone(), Arc::clone(&pod.network));
@@ -114,7 +114,7 @@ impl Callers {
             }
             match decided {
                 Ok(answer) => ledger.answer(&call, answer, &network),
-                // Its caller gave up: nothing is spent.
+                // The caller gave up: nothing is spent.
                 Err(_) if cancels.is_some() => ledger.cancel(&call),
                 Err(_) => world.fault(format!("no answer, ever, to {call:?}")),
             }
@@ -147,7 +147,7 @@ impl Callers {
         }
     }
 
-    /// Whether a bound on what is asked for leaves room, which this takes.
+    /// Counts the request's hits; returns whether the bound on requested hits allows them.
     fn is_within_offer(&mut self, call: &Call) -> bool {
         let Some(permille) = self.world.plan.demand.offered_permille_max else { return true };
         call.charges.iter().all(|charge| {
@@ -161,7 +161,7 @@ impl Callers {
     }
 }
 
-/// What the pod is asked.
+/// The request that the pod gets.
 fn request(call: &Call) -> Request<'static> {
     let descriptor = |charge: &Charge| Descriptor {
         entries: [Entry { key: charge.name, value: charge.value }].into_iter().collect(),

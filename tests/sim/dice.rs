@@ -1,16 +1,16 @@
-//! Seeded randomness: everything that a seed decides comes from here.
+//! Seeded randomness: everything that a seed decides is drawn here.
 
 use std::ops::Range;
 
-/// A generator (splitmix64). Each part of a simulation throws dice of its own, so that the order in
-/// which the parts run within one instant changes nothing.
+/// A generator (splitmix64). Each part of a simulation has a generator of its own, so that the
+/// order in which the parts run within one instant changes nothing.
 #[derive(Debug, Clone)]
 pub struct Dice(u64);
 
 // === impl Dice ===
 
 impl Dice {
-    /// The dice of one part of a seed, told apart by `of`.
+    /// The generator of one part of a seed; `of` names the part.
     pub fn new(seed: u64, of: &[u64]) -> Self {
         Self(of.iter().fold(mix(seed), |state, part| mix(state ^ mix(*part))))
     }
@@ -20,7 +20,7 @@ impl Dice {
         mix(self.0)
     }
 
-    /// 0 up to `end`, without it.
+    /// A number from 0 up to, but not including, `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.roll() % end.max(1)
     }
@@ -29,7 +29,7 @@ impl Dice {
         range.start + self.below(range.end - range.start)
     }
 
-    /// True so many times in a hundred.
+    /// True with this probability, in percent.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
@@ -42,7 +42,7 @@ impl Dice {
         usize::try_from(self.below(len as u64)).unwrap()
     }
 
-    /// An index below `weights.len()`, each as likely as its weight.
+    /// An index below `weights.len()`, with a probability proportional to its weight.
     pub fn weighted(&mut self, weights: &[u64]) -> usize {
         let mut at = self.below(weights.iter().sum());
         for (index, weight) in weights.iter().enumerate() {
@@ -55,7 +55,7 @@ impl Dice {
     }
 }
 
-/// The finalizer of splitmix64: spreads whatever differs over all bits.
+/// The finalizer of splitmix64: spreads any difference over all bits.
 pub fn mix(bits: u64) -> u64 {
     let z = bits.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,4 +1,4 @@
-//! Plans made by hand, each for one promise that seeds would seldom put to the test.
+//! Plans made by hand, each for one promise that seeds would seldom test.
 
 use std::time::Duration;
 
@@ -21,13 +21,13 @@ fn run_or_panic(plan: Plan) -> Outcome {
     run(plan).unwrap_or_else(|wrong| panic!("{wrong:?}"))
 }
 
-/// The master that is named, or every one, is away the whole time, and says so.
+/// The named master, or every one, is unavailable the whole time, and replies with errors.
 fn away(from_ms: u64, only_shard: Option<usize>) -> Stretch {
     let trouble = Trouble::Away { silent: false };
     Stretch { from_ms, until_ms: u64::MAX, only: None, only_shard, trouble }
 }
 
-/// A plan in which the store is away from the start; no hour ends.
+/// A plan in which the store is unavailable from the start; no hour ends.
 fn without_store(pods: u32, rule: RulePlan, demand: Demand, span_ms: u64) -> Plan {
     let rule = RulePlan { failure_mode: "local", ..rule };
     let mut plan = Plan::calm(pods, rule, demand, span_ms);
@@ -68,7 +68,7 @@ fn a_fleet_that_starts_without_store_admits_the_limit_about_once() {
     for (pods, limit) in [(200, 200), (200, 1_000), (200, 20)] {
         let rule = RulePlan::fixed_window(limit, "hour");
         let outcome = run_or_panic(without_store(pods, rule, Demand::even(6 * limit), 1_000));
-        // Below a token a pod, a hash says which pods have one: five standard deviations.
+        // Below one token per pod, a hash chooses the pods that have one: five standard deviations.
         let most = limit + 5 * limit.isqrt();
         assert!(outcome.admitted <= most, "{pods} pods: {} of {limit}", outcome.admitted);
     }
@@ -137,7 +137,7 @@ fn a_store_ten_milliseconds_away_is_not_away() {
     (plan.max_wait, plan.wait_limit) = (Duration::from_millis(5), Duration::from_millis(15));
     plan.weather.way_ms = 5;
     let outcome = run_or_panic(plan);
-    // Who comes while an ask is out may have to wait for two.
+    // A request that arrives while an ask is out may have to wait for two round trips.
     let Outcome { failure_modes, requests, admitted, .. } = outcome;
     assert!(failure_modes * 50 <= requests, "{failure_modes} of {requests}, {admitted} of 1000");
 }

@@ -1,4 +1,4 @@
-//! Cost and fairness of a calm run, as invariants.
+//! Invariants of the cost and fairness of a calm run.
 
 use std::time::Duration;
 
@@ -7,20 +7,22 @@ use ratelease_rules::Algorithm;
 use crate::plan::Plan;
 use crate::run::Outcome;
 
-/// On top of one ask a decision, which `lease: off` takes: for each pod and key, a look at the
-/// start, and returns at the end of windows.
+/// Asks allowed in addition to one per decision, which `lease: off` takes: for each pod and key, a
+/// look at the start, and returns at the end of windows.
 const ASKS_EXTRA: u64 = 4;
 
-/// Of what one exact server admits of the same requests.
+/// Minimum that the fleet admits, as a percentage of what one exact server admits of the same
+/// requests.
 const ADMITTED_PERCENT_MIN: u64 = 95;
 
-/// Tokens of one fixed window.
+/// Tokens of one fixed window that may remain unused in each pod.
 const STRANDED_MAX: u64 = 2;
 
-/// A slot that may be waited for this long is fetched in time: a trip that is out, and one more.
+/// Number of round trips that a slot must be allowed to wait to be fetched in time: the ask under
+/// way, and one more.
 const ROUND_TRIPS: u32 = 3;
 
-/// What is wrong with a calm run that broke no bound.
+/// Checks the cost and the fairness of a calm run that broke no bound.
 pub fn check(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
     check_cost(plan, outcome)?;
     check_admitted(plan, outcome)
@@ -36,8 +38,9 @@ fn check_cost(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
     Ok(())
 }
 
-/// The fleet admits what one server would, but for what lies with pods that did not use it. Slots
-/// that may not be waited for go by while they are fetched: of those it cannot.
+/// Checks that the fleet admits as much as one server would, apart from tokens left in pods that
+/// did not use them. Slots that may not wait pass while they are fetched, so those runs are not
+/// checked.
 fn check_admitted(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
     let spaced = matches!(plan.rules[0].limit().algorithm, Algorithm::LeakyBucket { .. });
     let fetched = (ROUND_TRIPS * plan.weather.round_trip_max()).max(Duration::from_millis(1));
@@ -56,8 +59,8 @@ fn check_admitted(plan: &Plan, outcome: &Outcome) -> Result<(), String> {
     Ok(())
 }
 
-/// Single tokens that lie with pods when a window ends, or a lease. Near its end a fixed window is
-/// lent token by token, to requests that wait.
+/// Single tokens that remain in pods when a window or a lease ends. Near its end, a fixed window is
+/// leased token by token, to requests that wait.
 fn stranded(plan: &Plan) -> u64 {
     let limit = plan.rules[0].limit();
     let window_ms = limit.window_seconds() * 1_000;

@@ -1,4 +1,4 @@
-//! The pods: they come, reload their rules, drain or crash.
+//! The pods: they start, reload their rules, drain or crash.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub struct Fleet {
     world: Arc<World>,
     ledger: Arc<Ledger>,
     pods: Vec<Pod>,
-    /// Pods so far: each is one that never was before.
+    /// Pods started so far: a pod never returns under an old number.
     joined: u64,
     /// The newest rules, which new pods start with.
     rules: Arc<Rules>,
@@ -29,22 +29,22 @@ pub struct Fleet {
     leaving: JoinSet<()>,
 }
 
-/// A limiter with its upkeep and the requests it works on, all of which end with it.
+/// A limiter with its maintenance task and the requests that it works on, all of which end with it.
 pub struct Pod {
     pub id: u64,
     pub limiter: Limiter,
     pub network: Arc<Network>,
     pub requests: JoinSet<()>,
     rules: Arc<Rules>,
-    /// Newer rules, and when this pod hears of them, in milliseconds since the start.
+    /// Newer rules, and when this pod receives them, in milliseconds since the start.
     reloads: Vec<(u64, Arc<Rules>)>,
     upkeep: JoinHandle<()>,
 }
 
-/// Pods at once at most.
+/// Maximum number of pods at a time.
 const PODS_MAX: usize = 1_000;
 
-/// A pod that gives all back has left after this.
+/// Maximum time for a pod to give everything back and leave.
 const LEAVING_MAX: Duration = Duration::from_secs(30);
 
 // === impl Fleet ===
@@ -63,7 +63,8 @@ impl Fleet {
         self.pods.push(Pod::start(&self.world, self.joined, &self.rules));
     }
 
-    /// The pod at this place stops taking requests, answers those it has, and gives all back.
+    /// The pod at this place accepts no more requests, answers those it has, and gives back its
+    /// tokens.
     pub fn leave(&mut self, place: usize) {
         if let Some(pod) = self.take_out(place) {
             self.see_off(pod);
@@ -80,12 +81,12 @@ impl Fleet {
         });
     }
 
-    /// The pod at this place is gone. What it sent is on its way still.
+    /// The pod at this place disappears. Asks that it sent are still under way.
     pub fn crash(&mut self, place: usize) {
         drop(self.take_out(place));
     }
 
-    /// Every pod leaves. Returns once all have, or the time for it is over.
+    /// Makes every pod leave. Returns once all have left, or the time for that is over.
     pub async fn leave_all(&mut self) {
         while !self.pods.is_empty() {
             let pod = self.pods.remove(0);
@@ -97,12 +98,12 @@ impl Fleet {
         }
     }
 
-    /// One pod stays, for the callers.
+    /// Removes a pod, unless it is the last one, which stays for the callers.
     fn take_out(&mut self, place: usize) -> Option<Pod> {
         (self.pods.len() > 1).then(|| self.pods.remove(place % self.pods.len()))
     }
 
-    /// Rules are replaced; pods hear of it one after the other.
+    /// Replaces the rules; pods receive them one after the other.
     pub fn reload(&mut self, rules: &Arc<Rules>, dice: &mut Dice) {
         self.rules = Arc::clone(rules);
         let now_ms = self.world.millis();
@@ -120,12 +121,12 @@ impl Fleet {
         &mut self.pods[place % count]
     }
 
-    /// Times that a breaker of a pod that is here opened.
+    /// Number of times that a breaker of a present pod opened.
     pub fn breakers_opened(&self) -> u64 {
         self.pods.iter().map(|pod| count(&pod.limiter, "breaker_opened")).sum()
     }
 
-    /// Holds each pod's table to its ceiling, and its tasks to their work.
+    /// Checks that each pod's table is within its ceiling and that its tasks are running.
     pub fn inspect(&mut self) {
         let ceiling = self.world.plan.pod_bytes_max as u64;
         for pod in &mut self.pods {
@@ -163,7 +164,7 @@ impl Pod {
         Self { id, limiter, network, requests, rules, reloads: Vec::new(), upkeep }
     }
 
-    /// Lets go of requests that have been answered.
+    /// Removes requests that have been answered.
     pub fn forget_ended(&mut self, world: &World) {
         while let Some(ended) = self.requests.try_join_next() {
             if let Err(error) = ended {
@@ -172,12 +173,12 @@ impl Pod {
         }
     }
 
-    /// The rules that this pod has at present.
+    /// The rules of this pod at present.
     pub fn rules(&mut self, now_ms: u64) -> Arc<Rules> {
         while self.reloads.first().is_some_and(|(at_ms, _)| *at_ms <= now_ms) {
             self.rules = self.reloads.remove(0).1;
             let (limiter, rules) = (self.limiter.clone(), Arc::clone(&self.rules));
-            // Goes on beside the requests, and ends with the pod.
+            // This task runs beside the requests, and ends with the pod.
             self.requests.spawn(async move { limiter.adopt(&rules).await });
         }
         Arc::clone(&self.rules)

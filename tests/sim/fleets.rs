@@ -1,7 +1,7 @@
-//! Fleets of 100 and 1000 pods on short windows: what they admit, and what they ask of the store.
+//! Fleets of 100 and 1000 pods on short windows: what they admit, and how often they ask the store.
 //!
-//! With `RATELEASE_SIM_FLEET` in the environment, as `scripts/simulate --fleet` has it, a test of
-//! its own prints the asks of one saturated key in one window, by limit and number of pods.
+//! With `RATELEASE_SIM_FLEET` in the environment, which `scripts/simulate --fleet` sets, a separate
+//! test prints the asks of one saturated key in one window, by limit and number of pods.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use crate::plan::{Demand, Mood, Plan, Spread};
 use crate::rule::RulePlan;
 use crate::run::{Outcome, run};
 
-/// Asks a second of all pods together for a key that is used up.
+/// Maximum asks a second, over all pods, for a key that is used up.
 const PROBES_MAX: u64 = 50;
 
 fn run_or_panic(plan: Plan) -> Outcome {
     run(plan).unwrap_or_else(|wrong| panic!("{wrong:?}"))
 }
 
-/// One key that a third more is asked of than its limit, for three windows.
+/// One key, requested for three windows at a rate a third above its limit.
 fn saturated(pods: u32, limit: u64, window_seconds: u64) -> Plan {
     let rule =
         RulePlan { unit_multiplier: window_seconds, ..RulePlan::fixed_window(limit, "second") };
@@ -32,7 +32,7 @@ fn asks(outcome: &Outcome, millis: Range<u64>) -> u64 {
     outcome.asks.iter().take(until).skip(from).map(|asks| u64::from(*asks)).sum()
 }
 
-/// A saturated key is used up in each window, and few are denied before it is.
+/// Checks that a saturated key is used up in each window, and that few requests are denied before.
 fn check_saturated(name: &str, plan: Plan) {
     let limit = plan.rules[0].requests_per_unit;
     let outcome = run_or_panic(plan);
@@ -44,7 +44,7 @@ fn check_saturated(name: &str, plan: Plan) {
 }
 
 /// At least 0.99 of the limit is used in each window but the first, which is that of the cold
-/// start, and at most 1.5 % of the requests are denied before that.
+/// start, and at most 1.5 % of the requests are denied before the limit is reached.
 fn check_use(name: &str, outcome: &Outcome, limit: u64) {
     let (used, denied_percent) = (least_used(outcome), denied_too_soon_percent(outcome));
     assert!(used * 100 >= limit * 99, "{name}: {used} of {limit} used in a window");
@@ -94,8 +94,8 @@ fn a_key_that_is_used_up_is_probed_at_a_constant_rate_of_the_fleet() {
     assert!(probes <= PROBES_MAX, "{probes} asks a second for a key that is used up");
 }
 
-/// Every pod needs every key anew when a window of 20 s begins; the masters serve so many asks a
-/// millisecond.
+/// Every pod needs every key anew when a window of 20 s begins; each master serves `asks_per_ms`
+/// asks a millisecond.
 fn window_edge(
     pods: u32,
     keys: u64,
@@ -111,7 +111,7 @@ fn window_edge(
     let mut plan = Plan::calm(pods, rule, demand, edge_ms + 1_000);
     plan.mood = Mood::Rough;
     plan.wall_start_us -= plan.wall_start_us % 20_000_000 + edge_ms * 1_000;
-    // A fleet that starts all at once asks for each key a few times before it knows what it needs.
+    // Pods that start all at once ask for each key a few times before they know their demand.
     plan.asks_per_ms = Some((edge_ms - 100, asks_per_ms));
     plan.shards = 3;
     plan.max_wait = std::time::Duration::from_millis(5);
@@ -135,7 +135,7 @@ fn a_windows_start_opens_no_breaker() {
     check_window_edge(window_edge(100, 50, 5, 50_000, 1_500), 1_500);
 }
 
-/// The larger runs, and the table of asks by limit and pods; nothing without the variable.
+/// The larger runs, and the table of asks by limit and pods; does nothing without the variable.
 #[test]
 fn the_table_of_asks() {
     if std::env::var_os("RATELEASE_SIM_FLEET").is_none() {
@@ -150,7 +150,7 @@ fn the_table_of_asks() {
     }
 }
 
-/// Where each pod has ten tokens, what is used of them is checked too.
+/// Where each pod has ten tokens, the share that is used is checked too.
 fn row(pods: u32, limit: u64) -> String {
     let outcome = run_or_panic(saturated(pods, limit, 10));
     if limit >= 10 * u64::from(pods) {

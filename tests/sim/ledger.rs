@@ -1,4 +1,4 @@
-//! What callers asked and were answered, held to what they were promised.
+//! The requests of callers and their answers, checked against what callers were promised.
 
 mod call;
 mod local;
@@ -37,19 +37,20 @@ struct Books {
     oracle: Oracle,
 }
 
-/// A wait of so many round trips brings an answer: one for the batch that is on its way, and some
-/// for the leases of those before it in the queue. The defaults are 5 ms for about 0.5 ms.
+/// A wait of this many round trips always brings an answer: one for the batch under way, and some
+/// for the leases of batches before it in the queue. The defaults are 5 ms for about 0.5 ms.
 const ROUND_TRIPS: u32 = 10;
 
-/// A breaker probes at least so often, and some for the probe.
+/// Maximum interval between two probes of a breaker, and some time for the probe.
 const BREAKER_WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Of a limit that more is asked of, this much is used in each window, but for so many tokens that
-/// each pod may hold when it ends: the last lease was sized by what it knew of the rest.
+/// Minimum share of a limit that is used in each window where demand exceeds it, apart from the
+/// tokens that each pod may hold when the window ends: the last lease was sized by what the pod
+/// knew of the rest.
 const USE_PERCENT_MIN: u64 = 98;
 const UNUSED_MAX: u64 = 1;
 
-/// A pod counts its leases from before it asked, and may take one for ended that has not.
+/// A pod counts a lease's time from before its ask, and may consider a live lease ended.
 const END_MARGIN: Duration = Duration::from_millis(20);
 
 // === impl Ledger ===
@@ -60,7 +61,7 @@ impl Ledger {
         Self { world: Arc::clone(world), hasher, books: Mutex::default() }
     }
 
-    /// A request to `pod` begins at `begun_at`.
+    /// Records a request to `pod` that begins at `begun_at`.
     pub fn begin(&self, pod: u64, rules: &Rules, begun_at: Time, charges: Vec<Charge>) -> Call {
         let mut charges = charges;
         let mut delay = Duration::ZERO;
@@ -73,7 +74,7 @@ impl Ledger {
         Call { pod, begun_at, pause, patience, charges }
     }
 
-    /// The request is made.
+    /// Records that the request is sent.
     pub fn note_begun(&self, call: &mut Call) {
         let calm = self.world.plan.mood.is_calm();
         let walls: Vec<_> = call.counts().map(|(at, ..)| self.wall_of(call, at)).collect();
@@ -95,20 +96,21 @@ impl Ledger {
         }
     }
 
-    /// The caller of a request gave up: nothing is spent. A refund may have been on its way.
+    /// Records that the caller of a request gave up: nothing is spent. A refund may have been on
+    /// its way.
     pub fn cancel(&self, call: &Call) {
         for (at, key, _) in call.counts().filter(|(at, ..)| call.charges[*at].refund) {
             self.books.lock().tally.flow(key).unheard += call.charges[at].hits;
         }
     }
 
-    /// What the master's clock showed when the call began, of its charge `at`.
+    /// The time of the master's clock when the call began, for the charge at position `at`.
     fn wall_of(&self, call: &Call, at: usize) -> u64 {
         let (key, limit) = call.charges[at].count.unwrap();
         self.world.wall_of(key, limit, call.begun_at)
     }
 
-    /// The answer to `call` is there.
+    /// Checks the answer to `call`.
     pub fn answer(&self, call: &Call, answer: Result<Verdict<'_>, StoreError>, network: &Network) {
         let now = self.world.now();
         let took = now.since(call.begun_at);
@@ -149,8 +151,8 @@ impl Ledger {
         }
     }
 
-    /// Each token of an admission is one of a live lease, or of the pod's own part where the store
-    /// did not answer; no window has more of them than its limit.
+    /// Checks that each token of an admission belongs to a live lease, or to the pod's own part
+    /// where the store did not answer; and that no window has more of them than its limit.
     fn admit(&self, call: &Call, verdict: &Verdict<'_>, now: Time) {
         self.books.lock().tally.counts.admitted += 1;
         for (at, key, limit) in call.counts() {
@@ -159,7 +161,7 @@ impl Ledger {
                 self.world.fault(format!("charge {at} was not counted: {call:?}"));
                 continue;
             };
-            // An overflow key stands in for keys that the table has no room for.
+            // An overflow key replaces keys that the table has no room for.
             let of_overflow = trace.key != key;
             if trace.over || charge.hits == 0 {
                 continue;
@@ -205,7 +207,8 @@ impl Ledger {
         if self.world.plan.has_failovers() { Ok(()) } else { within }
     }
 
-    /// The pod admitted the charge by itself: its part of the limit, or what a lease paid for.
+    /// Checks a charge that the pod admitted locally: within its part of the limit, or paid by a
+    /// lease.
     fn admit_alone(&self, call: &Call, at: usize, now: Time) -> Result<(), String> {
         let (Some((key, limit)), hits) = (call.charges[at].count, call.charges[at].hits) else {
             return Ok(());
@@ -222,8 +225,8 @@ impl Ledger {
         paid.map_err(|what| format!("admitted {excess} beyond its part of {part}, and {what}"))
     }
 
-    /// With less asked for than the limit, a denial means that no more tokens lie anywhere than the
-    /// pods may hold. What a denied request would refund counts no more.
+    /// Checks a denial: if less than the limit is requested, the tokens that remain anywhere are no
+    /// more than the pods may hold. The refunds of a denied request do not count.
     fn deny(&self, call: &Call, now: Time) {
         for (at, key, _) in call.counts().filter(|(at, ..)| call.charges[*at].refund) {
             let hits = call.charges[at].hits;
@@ -238,7 +241,8 @@ impl Ledger {
             let walls = (self.wall_of(call, at), self.world.wall_of(key, limit, now));
             let Charge { hits, order, .. } = call.charges[at];
             if limit.algorithm == Algorithm::FixedWindow {
-                // Requests that are decided at once overtake those that ask, by a round trip.
+                // Requests that are decided at once overtake those that ask the store, by a round
+                // trip.
                 let plan = &self.world.plan;
                 let trip_ms = u64::try_from(plan.weather.round_trip_max().as_millis()).unwrap();
                 let overtaken = plan.demand.requests_per_second * trip_ms / 1_000;
@@ -254,8 +258,8 @@ impl Ledger {
         }
     }
 
-    /// An error needs a reason: the weather, a table without room for one more key, or patience
-    /// that is too short for a few round trips.
+    /// Checks that an error has a reason: the weather, a table without room for one more key, or a
+    /// maximum wait that is too short for a few round trips.
     fn excuse(&self, call: &Call, error: &StoreError, network: &Network) {
         self.cancel(call);
         let plan = &self.world.plan;
@@ -265,7 +269,7 @@ impl Ledger {
         let patience = plan.patience(plan.demand.caller);
         let hurried = patience < ROUND_TRIPS * plan.weather.round_trip_max();
         let confused = self.world.ran_back(call.begun_at);
-        // A breaker that the weather has opened closes a while after it.
+        // A breaker that the weather has opened closes some time after it.
         let memory = if *error == StoreError::Away { BREAKER_WAIT_MAX } else { Duration::ZERO };
         let since = call.begun_at.since(Time::default()).saturating_sub(memory);
         let struck = network.was_struck(Time::default() + since);
@@ -275,15 +279,15 @@ impl Ledger {
         }
     }
 
-    /// A pod that left in peace holds nothing.
+    /// Checks that a pod that left without trouble holds nothing.
     pub fn check_left(&self, pod: u64) {
         let plan = &self.world.plan;
         let burns = plan.all_rules().any(|rule| rule.charge_denied);
-        // Slots go by, whether they are used or not.
+        // Slots pass, whether they are used or not.
         let spaced = plan.all_rules().any(|rule| rule.algorithm == "leaky_bucket");
         let refunds = plan.demand.refunds_percent > 0 || plan.demand.overrides_percent > 0;
         let troubled = !plan.weather.stretches.is_empty() || plan.has_failovers();
-        // What was admitted here while an ask was out is paid for by its lease.
+        // Admissions while an ask was out are paid for by its lease.
         let owes = plan.all_rules().any(|rule| rule.failure_mode == "local");
         if troubled || burns || spaced || refunds || owes {
             return;
@@ -295,7 +299,7 @@ impl Ledger {
         }
     }
 
-    /// The run is over: how much of the limits it used, where more was asked for.
+    /// Ends the run. Returns how much of each limit was used where demand exceeded it.
     pub fn close(&self) -> Use {
         let plan = &self.world.plan;
         match plan.mood {
@@ -320,7 +324,8 @@ impl Ledger {
         made
     }
 
-    /// Every pod has left: what the store lent was spent or came back, token by token.
+    /// Checks, once every pod has left, that each token that the store leased was spent or
+    /// returned.
     fn audit(&self) {
         let mut flows: Vec<_> =
             self.world.state().flows.iter().map(|(key, flow)| (*key, *flow)).collect();
@@ -338,15 +343,15 @@ impl Ledger {
         self.books.lock().tally.counts
     }
 
-    /// What one exact server would have admitted, and what was, by key.
+    /// What one exact server would have admitted and what the fleet did, by key.
     pub fn fairness(&self) -> Vec<(u64, u64)> {
         self.books.lock().oracle.sums()
     }
 }
 
-/// What so many pods may hold unspent when a request is denied: tokens that each asked ahead, and a
-/// tenth of the limit in leases sized by a demand that moved on. Seldom: in 4000 runs, two had more
-/// than half of it.
+/// Maximum number of tokens that `pods` pods may hold unspent when a request is denied: those that
+/// each asked ahead, and a tenth of the limit in leases sized by a demand that has moved. That is
+/// rare: in 4000 runs, two had more than half of it.
 fn spread(limit: Limit, pods: u64) -> u64 {
     u64::from(limit.requests_per_unit) / 10 + 2 * pods
 }

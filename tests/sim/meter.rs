@@ -1,4 +1,4 @@
-//! How far a long simulation is: one line on a terminal.
+//! The progress of a long simulation: one line on a terminal.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ pub struct Meter {
     is_shown: bool,
 }
 
-/// Between two updates of the line.
+/// Interval between two updates of the line.
 const EVERY: Duration = Duration::from_millis(200);
 
 // === impl Meter ===

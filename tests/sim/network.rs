@@ -1,15 +1,15 @@
-//! The way between one pod and the store: it delays, loses and refuses.
+//! The network between one pod and the store: it delays, loses and refuses asks.
 //!
 //! Each ask has a fate of its own, which follows from the seed, the pod, the count and how often
-//! the pod asked it: asks that travel together and asks that travel alone fare alike, and the order
+//! the pod asked for it: asks that travel together fare as those that travel alone, and the order
 //! in which they leave changes nothing. A batch is answered when its last ask is.
 //!
-//! An ask is carried at most once, as the contract of [`Store`] has it, so there is no duplicate of
-//! an ask here. What there is: an ask that never arrives, or arrives long after its sender gave up;
-//! a reply that is lost although the ask was taken, or comes when its lease has ended; a store that
-//! refuses, hangs, is busy, or is out of reach for some pods only. A reply cannot be delivered
-//! twice through this seam. What a pod might do twice, giving tokens back, its
-//! [`Purse`](crate::purse::Purse) catches; that a late return is credited, the books do.
+//! An ask is delivered at most once, as the contract of [`Store`] requires, so no ask is
+//! duplicated. An ask may never arrive, or arrive long after its sender gave up; a reply may be
+//! lost although the ask was taken, or arrive after its lease has ended; and a store may refuse,
+//! hang, be busy, or be unreachable for some pods only. The trait cannot deliver a reply twice. A
+//! pod that returns tokens twice is caught by its [`Purse`](crate::purse::Purse), and a late return
+//! that is credited by the books.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::plan::Tamper;
 use crate::weather::{Answer, Fate};
 use crate::world::{World, tell};
 
-/// One pod's way to the store.
+/// The connection of one pod to the store.
 pub struct Network {
     world: Arc<World>,
     pod: u64,
@@ -36,18 +36,18 @@ pub struct Network {
 
 #[derive(Default)]
 struct Traffic {
-    /// Asks sent so far of each count; `None` for signs of life.
+    /// Asks sent so far for each count; `None` for heartbeats.
     sent: HashMap<Option<Key>, u64>,
-    /// Asks on their way that the weather struck.
+    /// Asks under way that the weather affected.
     struck: u32,
     /// When the last such ask ended.
     struck_until: Option<Time>,
 }
 
-/// An ask on its way that the weather struck.
+/// An ask under way that the weather affected.
 struct Struck<'a>(&'a Network);
 
-/// What the store made of an ask, and when.
+/// The time at which the store took an ask, and its reply.
 type Taken = (Time, Result<Grant, StoreError>);
 
 // === impl Network ===
@@ -57,13 +57,13 @@ impl Network {
         Self { world: Arc::clone(world), pod, traffic: Mutex::default() }
     }
 
-    /// Whether an ask or its reply was struck by the weather at `since` or later.
+    /// Whether the weather affected an ask or its reply at `since` or later.
     pub fn was_struck(&self, since: Time) -> bool {
         let traffic = self.traffic.lock();
         traffic.struck > 0 || traffic.struck_until.is_some_and(|until| until >= since)
     }
 
-    /// What becomes of the next ask of `counter`.
+    /// The fate of the next ask of `counter`.
     fn fate(&self, counter: Option<Key>) -> Fate {
         let nth = {
             let mut traffic = self.traffic.lock();
@@ -77,7 +77,7 @@ impl Network {
         plan.weather.fate(self.world.millis(), self.pod, shard, &mut dice)
     }
 
-    /// What is given back leaves the pod here, whether it arrives or not.
+    /// Returned tokens leave the pod here, whether they arrive or not.
     fn note_returns(&self, ask: &Ask) {
         let now = self.world.now();
         let mut state = self.world.state();
@@ -87,7 +87,7 @@ impl Network {
         }
     }
 
-    /// Carries one ask, and its reply as the weather lets it through.
+    /// Delivers one ask, and its reply if the weather allows it.
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         self.note_returns(ask);
         let fate = self.fate(Some(ask.counter()));
@@ -116,13 +116,13 @@ impl Network {
         }
     }
 
-    /// Takes an ask to the store, whether or not its sender still waits for the reply.
+    /// Delivers an ask to the store, even if its sender no longer waits for the reply.
     fn send(&self, ask: Ask, fate: &Fate) -> oneshot::Receiver<Taken> {
         let (reply, receiver) = oneshot::channel();
         let world = Arc::clone(&self.world);
         let Fate { arrives_after_ms, refused, .. } = *fate;
         tokio::spawn(async move {
-            // An ask that is lost, and whose sender waits: nothing more is heard of it.
+            // A lost ask, whose sender waits: there is no reply.
             let Some(arrives) = arrives_after_ms else { return };
             pass(arrives).await;
             world.queue(&ask).await;
@@ -137,7 +137,7 @@ impl Network {
         receiver
     }
 
-    /// Hands over what the store said, and notes what the pod now holds.
+    /// Delivers the store's reply, and records what the pod now holds.
     fn deliver(
         &self,
         ask: &Ask,
@@ -161,7 +161,7 @@ impl Network {
         Ok(self.told(grant))
     }
 
-    /// What the pod is told of a grant: the truth, unless the run is there to be caught.
+    /// The grant as the pod receives it: unchanged, unless the run has a fault that must be caught.
     fn told(&self, grant: Grant) -> Grant {
         let longer = |span: Duration| span * 2 + Duration::from_secs(1);
         match self.world.plan.tamper {
@@ -185,7 +185,7 @@ impl Store for Network {
     fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
         Box::pin(async move {
             if self.world.state().wrong().is_some() {
-                // The run is over, and may not be kept busy.
+                // The run is over, and must not continue with new asks.
                 std::future::pending::<()>().await;
             }
             join_all(asks.iter().map(|ask| self.carry(ask))).await
@@ -213,7 +213,7 @@ impl Store for Network {
     }
 }
 
-/// Lets so much virtual time pass; none takes no turn of the runtime either.
+/// Lets `millis` of virtual time pass; 0 does not yield to the runtime either.
 async fn pass(millis: u64) {
     if millis > 0 {
         tokio::time::sleep(Duration::from_millis(millis)).await;

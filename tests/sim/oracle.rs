@@ -1,12 +1,12 @@
-//! One exact server that hears of every request at once: what it would have admitted is what the
-//! fleet is measured by. Its sums are its own and share no line with `src/algorithm`.
+//! One exact server that receives every request at once: the fleet is compared with what it would
+//! have admitted. Its arithmetic is independent of `crates/engine/src/algorithm`.
 
 use std::collections::{HashMap, VecDeque};
 
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit};
 
-/// What one server knows, and what it and the fleet admitted.
+/// The counts of the server, and what the server and the fleet admitted.
 #[derive(Default)]
 pub struct Oracle {
     counts: HashMap<Key, Count>,
@@ -26,19 +26,19 @@ enum Count {
 // === impl Oracle ===
 
 impl Oracle {
-    /// A request for `hits` at `wall_us`.
+    /// Decides a request for `hits` at `wall_us`.
     pub fn offer(&mut self, key: Key, limit: Limit, hits: u64, wall_us: u64) {
         let count = self.counts.entry(key).or_insert_with(|| Count::new(limit, wall_us));
         let admits = count.take(limit, hits, wall_us);
         self.sums.entry(key).or_default().0 += if admits { hits } else { 0 };
     }
 
-    /// The fleet admitted `hits`.
+    /// Records that the fleet admitted `hits`.
     pub fn admit(&mut self, key: Key, hits: u64) {
         self.sums.entry(key).or_default().1 += hits;
     }
 
-    /// What it admitted and what the fleet did, by key.
+    /// What the server admitted and what the fleet did, by key.
     pub fn sums(&self) -> Vec<(u64, u64)> {
         self.sums.values().copied().collect()
     }
@@ -59,7 +59,7 @@ impl Count {
         }
     }
 
-    /// Takes `hits`, if they are within the limit.
+    /// Takes `hits` if they are within the limit.
     fn take(&mut self, limit: Limit, hits: u64, now: u64) -> bool {
         let window = limit.window_seconds() * 1_000_000;
         let requests = u64::from(limit.requests_per_unit);

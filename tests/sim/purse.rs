@@ -1,8 +1,8 @@
-//! What one pod holds of one key, by what the store lent it: no token is spent that was not lent,
-//! none after its lease has ended, none is given back twice.
+//! The tokens of one key that one pod holds, as leased by the store: no token is spent that was not
+//! leased, none after its lease has ended, and none is given back twice.
 //!
-//! The store's own word counts, not what the pod made of it. A lease ends `ends_after` its step at
-//! the store; the pod, which counts from before its ask, must never take it for longer.
+//! The store's reply counts, not how the pod interprets it. A lease ends `ends_after` its step at
+//! the store; the pod, which counts from before its ask, must never use it longer.
 
 use std::time::Duration;
 
@@ -12,48 +12,48 @@ use ratelease_engine::time::Time;
 /// The tokens of one pod and key.
 #[derive(Debug, Default)]
 pub struct Purse {
-    /// The one that ends first stands first.
+    /// Sorted by end, the earliest first.
     lots: Vec<Lot>,
-    /// Tokens that a request gave back before anything was known of the key: they are added to the
+    /// Tokens that a request gave back before the pod had a lease of the key: they are added to the
     /// first lease, or go to the store.
     refunds: u64,
-    /// Tokens that were taken for those of leases which ended while the request ran.
+    /// Tokens counted against leases that ended while the request ran.
     doubtful: u64,
 }
 
 /// Tokens of one lease, or refunds that were added to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Lot {
-    /// Their [`ratelease_engine::store::Grant::epoch`]; refunds have that of the lease they are
-    /// added to.
+    /// Their [`ratelease_engine::store::Grant::epoch`]; refunds have that of the lease that they
+    /// were added to.
     pub epoch: u64,
     /// When they were refunded, if they were.
     pub refunded: Option<Time>,
-    /// How many are left.
+    /// Number of tokens left.
     pub tokens: u64,
-    /// When they begin: those of a leaky bucket, and those of the next window.
+    /// When they become valid: for those of a leaky bucket, and those of the next window.
     pub from: Time,
-    /// When the store's step ends them.
+    /// Their end, by the store's step.
     pub until: Time,
 }
 
-/// Ended lots are remembered for so long: a return may sit behind a batch that hangs.
+/// How long ended lots are kept: a return may wait behind a batch that hangs.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
-/// No request waits longer.
+/// Maximum wait of a request.
 const WAIT_MAX: Duration = Duration::from_millis(50);
 
-/// Timers are no finer.
+/// Precision of timers.
 const TIMER: Duration = Duration::from_micros(500);
 
-/// Lots of one purse at most; a run is too short for more.
+/// Maximum number of lots of one purse; a run is too short for more.
 const LOTS_MAX: usize = 100_000;
 
 // === impl Purse ===
 
 impl Purse {
-    /// The pod was told of a lease at `now`. Those of one window end with it, when the latest word
-    /// has it: where the store's clock jumps meanwhile, they differ.
+    /// Adds a lease that the pod received at `now`. The leases of one window share its latest
+    /// reported end: reported ends differ where the store's clock jumps.
     pub fn lend(&mut self, mut lot: Lot, is_windowed: bool, now: Time) {
         if is_windowed {
             let of_window = |other: &&mut Lot| other.epoch == lot.epoch;
@@ -64,7 +64,7 @@ impl Purse {
         }
         self.lots.retain(|lot| now <= lot.until + REMEMBERED);
         assert!(self.lots.len() < LOTS_MAX, "{} lots in one purse", self.lots.len());
-        // A refund that waited for word of the key is added to what comes with it.
+        // A refund that waited for a lease of the key joins the lease that arrives.
         let waited = |other: &&mut Lot| other.refunded.is_some_and(|at| now <= at + WAIT_MAX);
         for other in self.lots.iter_mut().filter(waited).filter(|other| other.until < lot.until) {
             (other.epoch, other.until) = (lot.epoch, lot.until);
@@ -75,8 +75,8 @@ impl Purse {
         self.refund(refunds, now);
     }
 
-    /// A request, begun at `since`, spent `hits`: each of a lease that was alive while it ran. The
-    /// earliest end first, so that no order of spending would have held out longer.
+    /// Spends the `hits` of a request that began at `since`: each from a lease that was alive
+    /// during the request. The earliest end is spent first: no other order could pay for more.
     pub fn spend(&mut self, hits: u64, since: Time, now: Time) -> Result<(), String> {
         let mut missing = hits;
         let alive = |lot: &&mut Lot| lot.until > since && lot.from <= now + TIMER;
@@ -103,8 +103,8 @@ impl Purse {
         ))
     }
 
-    /// A request asked to give back `hits` at `now`. A pod adds them to the lease that ends last,
-    /// if it has a live one.
+    /// Gives back `hits` for a request at `now`. A pod adds them to the lease that ends last, if it
+    /// has a live one.
     pub fn refund(&mut self, hits: u64, now: Time) {
         match self.lots.iter().rev().find(|lot| lot.from <= now) {
             Some(last) if last.until > now && hits > 0 => {
@@ -114,7 +114,7 @@ impl Purse {
         }
     }
 
-    /// The request that asked to give back `hits` was denied: they count no more.
+    /// Reverts a refund of `hits` whose request was denied.
     pub fn take_refund_back(&mut self, hits: u64) {
         let mut missing = hits;
         pay(&mut missing, &mut self.refunds);
@@ -126,15 +126,15 @@ impl Purse {
         }
     }
 
-    /// Tokens of a lease that were given back stay, since the store did not take them.
+    /// Keeps the tokens of a lease that were given back, since the store did not take them.
     pub fn keep(&mut self, tokens: u64, epoch: u64) {
         if let Some(lot) = self.lots.iter_mut().rev().find(|lot| lot.epoch == epoch) {
             lot.tokens += tokens;
         }
     }
 
-    /// The pod returns tokens. It may take them for those of a lease that ends before theirs, which
-    /// has them credited less readily, never for those of a later one.
+    /// Returns tokens of the pod. The pod may assign them to a lease that ends before theirs, which
+    /// makes the store less likely to credit them, but never to a later one.
     pub fn give_back(&mut self, back: Back) -> Result<(), String> {
         let mut missing = back.tokens;
         let from = match back.epoch {
@@ -152,7 +152,7 @@ impl Purse {
             pay(&mut missing, &mut lot.tokens);
         }
         if back.epoch.is_none() {
-            // A refund that was taken for held here, and goes to the store with an ask.
+            // A refund that was counted as held here, and goes to the store with an ask.
             self.lots.iter_mut().for_each(|lot| pay(&mut missing, &mut lot.tokens));
         }
         match (missing, back.epoch, from) {
@@ -168,14 +168,13 @@ impl Purse {
         self.lots.insert(at, lot);
     }
 
-    /// When the leases of this epoch end: the first of them, where the store's clock was set back.
+    /// End of the leases of this epoch: of the first to end, where the store's clock was set back.
     fn ends_of(&self, epoch: u64) -> Option<Time> {
         self.lots.iter().find(|lot| lot.epoch == epoch).map(|lot| lot.until)
     }
 
-    /// Tokens of leases that have not ended.
-    /// Of them, those that it holds for certain: a request during which a lease ended may have paid
-    /// with a later one.
+    /// Tokens of leases that have not ended, less those that the pod may not hold: a request during
+    /// which a lease ended may have paid with a later one.
     pub fn live(&self, now: Time) -> u64 {
         let live = self.lots.iter().filter(|lot| lot.until > now);
         live.map(|lot| lot.tokens).sum::<u64>().saturating_sub(self.doubtful)

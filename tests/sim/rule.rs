@@ -6,13 +6,13 @@ use ratelease_rules::{self as rules, Algorithm, FailureMode, Limit, Lookup, Rule
 
 use crate::dice::Dice;
 
-/// How one algorithm is rolled.
+/// How the rules of one algorithm are drawn.
 #[derive(Clone, Copy)]
 pub struct Case {
     pub algorithm: &'static str,
     /// Relative frequency.
     pub weight: u64,
-    /// Rules with more are refused.
+    /// Maximum `requests_per_unit`; rules with more are refused.
     pub requests_max: u64,
 }
 
@@ -32,9 +32,9 @@ pub struct RulePlan {
     pub unit: &'static str,
     pub unit_multiplier: u64,
     pub algorithm: &'static str,
-    /// Of a token bucket.
+    /// The burst of a token bucket.
     pub burst: Option<u64>,
-    /// Of a leaky bucket.
+    /// The maximum delay of a leaky bucket.
     pub max_delay_ms: Option<u64>,
     pub shards: u64,
     /// The value of `lease`; empty for the default.
@@ -45,14 +45,14 @@ pub struct RulePlan {
     pub mode: &'static str,
 }
 
-/// How a descriptor is counted under the rules in force.
+/// How a descriptor counts under the rules in force.
 #[derive(Debug, Clone, Copy)]
 pub struct Applied {
     pub limit: Limit,
     pub failure_mode: FailureMode,
 }
 
-/// Entry keys, one a rule; a descriptor has one entry, whose value makes the count.
+/// Entry keys, one per rule; a descriptor has one entry, whose value determines the count.
 pub const NAMES: [&str; 4] = ["a", "b", "c", "e"];
 
 /// The domain of all rules.
@@ -61,7 +61,7 @@ pub const DOMAIN: &str = "d";
 // === impl RulePlan ===
 
 impl RulePlan {
-    /// A fixed window of the default terms.
+    /// A fixed window with the default terms.
     pub fn fixed_window(requests_per_unit: u64, unit: &'static str) -> Self {
         Self {
             requests_per_unit,
@@ -78,7 +78,7 @@ impl RulePlan {
         }
     }
 
-    /// A rule of so many requests; a `plain` one has the default lease and one shard.
+    /// A rule with this `requests_per_unit`; a `plain` one has the default lease and one shard.
     pub fn roll(dice: &mut Dice, requests_per_unit: u64, plain: bool) -> Self {
         let unit = dice.pick(&["second", "second", "second", "minute"]);
         let mut plan = Self::fixed_window(requests_per_unit, unit);
@@ -103,7 +103,7 @@ impl RulePlan {
         self.roll_burst(dice);
     }
 
-    /// The terms that only this algorithm has.
+    /// Draws the terms that only this algorithm has.
     pub fn roll_burst(&mut self, dice: &mut Dice) {
         let requests = self.requests_per_unit;
         self.burst = match dice.below(4) {
@@ -111,7 +111,7 @@ impl RulePlan {
             _ if self.algorithm != "token_bucket" || requests == 0 => None,
             0 => None,
             1 => Some(1 + requests / 5),
-            // Earned in less than 50 ms.
+            // A burst that is earned in less than 50 ms.
             2 => Some(1 + requests / dice.pick(&[30, 100])),
             _ => Some(1 + dice.below(2 * requests + 1)),
         };
@@ -119,7 +119,7 @@ impl RulePlan {
         self.max_delay_ms = delays.then(|| dice.within(1..200));
     }
 
-    /// How tokens are lent.
+    /// Draws how tokens are leased.
     pub fn roll_terms(&mut self, dice: &mut Dice) {
         let splits = self.algorithm != "leaky_bucket" && dice.percent(25);
         self.shards = if splits { dice.within(2..6) } else { 1 };
@@ -141,7 +141,7 @@ impl RulePlan {
         Self { requests_per_unit, ..self.clone() }
     }
 
-    /// How long an answer may be held back.
+    /// Maximum delay of an answer.
     pub fn max_delay(&self) -> Duration {
         match self.limit().algorithm {
             Algorithm::LeakyBucket { max_delay_us } => Duration::from_micros(max_delay_us.into()),
@@ -149,7 +149,7 @@ impl RulePlan {
         }
     }
 
-    /// The limit that it loads as.
+    /// The limit that the rule compiles to.
     pub fn limit(&self) -> Limit {
         applied(&load(std::slice::from_ref(self)), NAMES[0]).unwrap().limit
     }
@@ -193,7 +193,7 @@ pub fn load(plans: &[RulePlan]) -> Rules {
     }
 }
 
-/// How descriptors of this name are counted; `None` if nothing limits them.
+/// How descriptors of this name count; `None` if no rule limits them.
 pub fn applied(rules: &Rules, name: &str) -> Option<Applied> {
     let entry = ratelease_rules::request::Entry { key: name, value: "0" };
     let Lookup::Rule(rule) = rules.find(DOMAIN, &[entry]) else { return None };

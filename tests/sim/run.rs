@@ -1,4 +1,4 @@
-//! One run: pods, callers and trouble as planned, and the checks after each step.
+//! One run: pods, callers and faults as planned, and the checks after each step.
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::rule;
 use crate::trace::Trace;
 use crate::world::{World, Wrong};
 
-/// What a run came to.
+/// The results of a run.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     pub mood: Mood,
@@ -25,29 +25,29 @@ pub struct Outcome {
     pub admitted: u64,
     pub denied: u64,
     pub errors: u64,
-    /// Of those denied, though their tokens lay somewhere, where that is looked at.
+    /// Requests that were denied while tokens for them remained somewhere, if that is checked.
     pub falsely_denied: u64,
-    /// Tokens beyond a bound that failovers account for.
+    /// Tokens beyond a bound that failovers excuse.
     pub excused: u64,
-    /// What was used of limits that more was asked of.
+    /// Use of the limits whose demand exceeded them.
     pub used: Use,
     /// Requests that a failure mode answered.
     pub failure_modes: u64,
-    /// Of the first rule.
+    /// The algorithm of the first rule.
     pub algorithm: &'static str,
-    /// What one exact server would have admitted, and what was, by key, where nothing failed.
+    /// What one exact server would have admitted and what the fleet did, by key, if nothing failed.
     pub fairness: Vec<(u64, u64)>,
-    /// How long an ask waited for a master that was busy, at most.
+    /// Maximum wait of an ask for a busy master.
     pub backlog: Duration,
-    /// Times that a pod's breaker opened.
+    /// Number of times that a pod's breaker opened.
     pub breakers_opened: u64,
     /// Asks that the store took in each millisecond.
     pub asks: Vec<u32>,
 }
 
-/// Runs a plan to its end, or to the first thing that goes wrong.
+/// Runs a plan to its end, or to its first failure.
 pub fn run(plan: Plan) -> Result<Outcome, Wrong> {
-    // What the run left half done goes with its runtime.
+    // Tasks that the run leaves unfinished end with its runtime.
     let ran = panic::catch_unwind(AssertUnwindSafe(|| run_to_its_end(plan)));
     ran.unwrap_or_else(|_| Err(Wrong { what: "panicked: see above".into(), at: Duration::ZERO }))
 }
@@ -66,9 +66,9 @@ struct Run {
     ledger: Arc<Ledger>,
     fleet: Fleet,
     callers: Callers,
-    /// Throws the milliseconds that pods take to hear of new rules.
+    /// Draws the milliseconds that pods take to receive new rules.
     dice: Dice,
-    /// How many of the plan's events have happened.
+    /// Numbers of the plan's events that have happened.
     done: Done,
 }
 
@@ -79,7 +79,7 @@ struct Done {
     changes: usize,
 }
 
-/// Between two looks at what costs time to look at.
+/// Interval between two runs of the slow checks.
 const INSPECTION_MS: u64 = 25;
 
 // === impl Run ===
@@ -100,7 +100,7 @@ impl Run {
         for ms in 0..ends_ms {
             let calls = if ms < span_ms { self.callers.due() } else { 0 };
             if calls == 0 && !self.is_due(ms) && ms % INSPECTION_MS > 0 {
-                continue; // each rest costs time, the real one
+                continue; // each sleep costs real time
             }
             tokio::time::sleep(Duration::from_millis(ms - now_ms)).await;
             now_ms = ms;
@@ -124,7 +124,7 @@ impl Run {
         unfair.map(|()| outcome).map_err(|what| Wrong { what, at })
     }
 
-    /// Whether the plan has something for this millisecond.
+    /// Whether the plan has an event for this millisecond.
     fn is_due(&self, ms: u64) -> bool {
         let (plan, done) = (&self.world.plan, &self.done);
         plan.fleet.get(done.fleet).is_some_and(|(at, _)| *at <= ms)
@@ -132,7 +132,7 @@ impl Run {
             || plan.changes.get(done.changes).is_some_and(|(at, _)| *at <= ms)
     }
 
-    /// What the plan has for this millisecond.
+    /// Applies the plan's events of this millisecond.
     fn happen(&mut self, ms: u64) {
         let world = Arc::clone(&self.world);
         let plan = &world.plan;

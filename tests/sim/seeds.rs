@@ -1,4 +1,4 @@
-//! The tests: thousands of seeds, their replay, and faults on purpose.
+//! The tests: thousands of seeds, their replay, and deliberate faults.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,16 +14,15 @@ use crate::run::{Outcome, run};
 use crate::shrink;
 use crate::world::Wrong;
 
-/// Seeds of one `cargo test`; `RATELEASE_SIM_COUNT` asks for another number.
+/// Number of seeds of one `cargo test`; `RATELEASE_SIM_COUNT` sets another.
 const SEEDS: u64 = 2_000;
 
-/// The first of them, where `RATELEASE_SIM_SEED` names no other: the same on each run, so that a
-/// failure is of the change that it came with. Of other seeds, a few may fail the last promise: a
-/// pod that has not heard of the others yet takes for itself what is theirs too (page 0018 of the
-/// decisions).
+/// The first seed, unless `RATELEASE_SIM_SEED` names another: the same on each run, so that a
+/// failure comes from the change under test. A few other seeds may fail the last promise: a pod
+/// that has not heard of the others yet considers their share its own (page 0018 of the decisions).
 const SEED: u64 = 154_825_009_800_628;
 
-/// Seeds that a report names of each kind of failure.
+/// Number of seeds that a report names for each kind of failure.
 const SEEDS_SHOWN: usize = 6;
 
 #[test]
@@ -48,13 +47,13 @@ fn every_bound_holds_in_thousands_of_seeds() {
     assert!(settings.is_partial() || sums.is_fair(), "too few of the tokens were used: {sums:?}");
 }
 
-/// What the environment asks for; `scripts/simulate` sets it.
+/// The settings in the environment, which `scripts/simulate` sets.
 struct Settings {
     seed: u64,
     count: u64,
-    /// Goes on with fresh seeds for so long instead of `count` of them.
+    /// Runs fresh seeds for this long instead of `count` of them.
     lasts: Option<Duration>,
-    /// Steps that every plan takes, as [`shrink`](crate::shrink) names them.
+    /// Steps applied to every plan, as [`shrink`](crate::shrink) names them.
     steps: Vec<String>,
 }
 
@@ -73,7 +72,7 @@ impl Settings {
         }
     }
 
-    /// Whether it runs too little to show all that there is.
+    /// Whether too few seeds are run to check the sums.
     fn is_partial(&self) -> bool {
         self.count < SEEDS || !self.steps.is_empty()
     }
@@ -86,7 +85,7 @@ impl Settings {
         plan
     }
 
-    /// Runs every seed, or those that there is time for.
+    /// Runs every seed, or as many as the time allows.
     fn run_all(&self) -> Sums {
         let next = AtomicU64::new(self.seed);
         let (sums, meter) = (Mutex::new(Sums::default()), Mutex::new(Meter::start(self.lasts)));
@@ -116,7 +115,7 @@ impl Settings {
         sums.into_inner()
     }
 
-    /// Makes the plan of a failing seed smaller, where that was asked for.
+    /// Shrinks the plan of a failing seed, if the settings ask for it.
     fn shrink_and_tell(&self, seed: u64, wrong: &Wrong) {
         if std::env::var_os("RATELEASE_SIM_SHRINK").is_none() {
             return;
@@ -128,7 +127,7 @@ impl Settings {
         println!("its story: scripts/simulate --seed {seed} --steps '{}'", steps.join(" "));
     }
 
-    /// How to see a failing seed again.
+    /// The command that repeats a failing seed.
     fn replay(&self, seed: u64) -> String {
         let steps = self.steps.join(" ");
         let steps = if steps.is_empty() { steps } else { format!(" --steps '{steps}'") };
@@ -136,7 +135,7 @@ impl Settings {
     }
 }
 
-/// Failures by what they have in common.
+/// Failures grouped by what they have in common.
 fn kinds(failures: &[(u64, Wrong)]) -> BTreeMap<String, Vec<&(u64, Wrong)>> {
     let mut kinds = BTreeMap::<_, Vec<_>>::new();
     for failure in failures {
@@ -145,17 +144,17 @@ fn kinds(failures: &[(u64, Wrong)]) -> BTreeMap<String, Vec<&(u64, Wrong)>> {
     kinds
 }
 
-/// What the runs came to, to see that they were about something.
+/// Sums over the runs, which show that the runs exercised something.
 #[derive(Debug, Default)]
 struct Sums {
     runs: [u64; 4],
     requests: u64,
-    /// Requests of runs in which less than the limit is asked for, and denials among them with
-    /// tokens somewhere.
+    /// Requests of runs in which less than the limit is requested, and denials among them while
+    /// tokens remained somewhere.
     under: (u64, u64),
-    /// Tokens of windows that more was asked of, and how many were used.
+    /// Tokens of windows whose demand exceeded the limit, and how many were used.
     over: (u64, u64),
-    /// What one exact server would have admitted of calm runs, and what was, by algorithm.
+    /// What one exact server would have admitted of calm runs and what the fleet did, by algorithm.
     exact: BTreeMap<&'static str, (u64, u64)>,
     admitted: u64,
     denied: u64,
@@ -192,7 +191,8 @@ impl Sums {
         self.excused += u64::from(outcome.excused > 0);
     }
 
-    /// Few are denied while their tokens lie with another pod, and few tokens are left unused.
+    /// Whether few are denied while their tokens lie with another pod, and few tokens remain
+    /// unused.
     fn is_fair(&self) -> bool {
         let all = self.exact.iter().filter(|(name, _)| **name != "leaky_bucket");
         let as_one_server = { all }.all(|(_, (exact, admitted))| admitted * 100 >= exact * 97);
@@ -217,7 +217,7 @@ fn a_seed_runs_again_as_it_did() {
     assert_ne!(traces[0], traces[1], "two seeds, one trace: it traces nothing");
 }
 
-/// Each fault on purpose is found, and said to be what it is.
+/// Each deliberate fault is detected, and reported as what it is.
 #[test]
 fn what_is_wrong_on_purpose_is_caught() {
     for (tamper, mood, said) in [
@@ -236,7 +236,7 @@ fn what_is_wrong_on_purpose_is_caught() {
     }
 }
 
-/// What is seen of `tamper`, in the first seed of `mood` and `algorithm` that sees anything.
+/// The failure that `tamper` causes in the first seed of `mood` and `algorithm` that shows one.
 fn first_wrong(tamper: Tamper, mood: Mood, algorithm: &str) -> Wrong {
     let plans = (0..1_000).map(|seed| Plan::of_mood(seed, mood));
     let of_algorithm = |plan: &Plan| plan.rules.iter().all(|rule| rule.algorithm == algorithm);

@@ -1,4 +1,4 @@
-//! Makes a failing plan smaller, by steps that have names: a plan is its seed and the steps taken.
+//! Shrinks a failing plan by named steps: a shrunk plan is its seed and the steps taken.
 
 use crate::plan::{FleetEvent, Plan, Spread};
 use crate::rule::RulePlan;
@@ -6,15 +6,15 @@ use crate::run::run;
 use crate::weather::Weather;
 use crate::world::Wrong;
 
-/// A plan that was made smaller.
+/// A plan that was shrunk.
 pub struct Shrunk {
     pub plan: Plan,
-    /// In the order in which they were taken.
+    /// The steps, in the order in which they were taken.
     pub steps: Vec<String>,
     pub wrong: Wrong,
 }
 
-/// Steps that change one thing each, whatever the plan; those that leave less of it come first.
+/// Steps that each change one thing, for any plan; those that remove most come first.
 const STEPS: [&str; 20] = [
     "no-failovers",
     "no-changes",
@@ -38,7 +38,7 @@ const STEPS: [&str; 20] = [
     "never-at-once",
 ];
 
-/// Runs of one shrinking at most.
+/// Maximum number of runs to shrink one plan.
 const RUNS_MAX: usize = 400;
 
 /// Takes every step after which `plan` still fails in the same way.
@@ -66,8 +66,8 @@ pub fn shrink(plan: Plan, wrong: Wrong) -> Shrunk {
     }
 }
 
-/// Steps that may be taken next. Those with a number count from the end, so that a step taken
-/// leaves the numbers of those that follow.
+/// Steps that may be taken next. Steps with a number count from the end, so that a step taken does
+/// not change the numbers of those that follow.
 fn candidates(plan: &Plan) -> Vec<String> {
     let numbered = |name: &str, count: usize| -> Vec<String> {
         (0..count).rev().map(|at| format!("{name}:{at}")).collect()
@@ -81,7 +81,7 @@ fn candidates(plan: &Plan) -> Vec<String> {
     steps
 }
 
-/// Takes one step. Returns false if the plan has no use for it.
+/// Takes one step. Returns false if it does not apply to the plan.
 pub fn take(step: &str, plan: &mut Plan) -> bool {
     if let Some((name, at)) = step.split_once(':') {
         return at.parse().is_ok_and(|at| drop_one(name, at, plan));

@@ -1,4 +1,4 @@
-//! What the network and the store suffer, and when.
+//! Faults of the network and the store, and when they happen.
 
 use std::time::Duration;
 
@@ -7,61 +7,61 @@ use crate::dice::Dice;
 /// The conditions of a run.
 #[derive(Debug, Clone)]
 pub struct Weather {
-    /// One way takes at least so long.
+    /// Minimum time of one way.
     pub way_ms: u64,
-    /// And up to so much more.
+    /// Maximum additional time of one way.
     pub jitter_ms: u64,
-    /// When an ask without an answer is given up by the store's client.
+    /// When the store's client gives up an ask without an answer.
     pub gives_up_ms: u64,
     pub stretches: Vec<Stretch>,
 }
 
-/// A time of trouble, from and until so many milliseconds after the run's start.
+/// A period of faults, with its start and end in milliseconds since the run's start.
 #[derive(Debug, Clone)]
 pub struct Stretch {
     pub from_ms: u64,
     pub until_ms: u64,
-    /// Only odd or only even pods suffer it.
+    /// Restricts the faults to odd or to even pods.
     pub only: Option<u64>,
-    /// Only this master does.
+    /// Restricts the faults to this master.
     pub only_shard: Option<usize>,
     pub trouble: Trouble,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub enum Trouble {
-    /// So many of a hundred asks are lost, or their reply is, and some fail.
+    /// This percentage of asks lose the ask or its reply, and some fail.
     Lossy { percent: u64 },
-    /// Each way takes up to so much longer.
+    /// Each way takes up to `ms` longer.
     Slow { ms: u64 },
-    /// So many of a hundred asks take so much longer, and those beside them do not.
+    /// This percentage of asks take `ms` longer, and asks beside them do not.
     Stuck { percent: u64, ms: u64 },
-    /// Nothing is taken: the store says so, or is silent.
+    /// The store takes nothing: it replies with errors, or not at all.
     Away { silent: bool },
 }
 
-/// What becomes of one ask.
+/// The fate of one ask.
 #[derive(Debug, Clone, Copy)]
 pub struct Fate {
     /// When the store takes it, if ever.
     pub arrives_after_ms: Option<u64>,
     pub answer: Answer,
-    /// The store does not take it, and says so.
+    /// The store refuses it with an error.
     pub refused: bool,
-    /// It is taken, and its reply is unreadable.
+    /// The store takes it, and its reply is unreadable.
     pub garbled: bool,
-    /// It is not what a calm day would have made of it.
+    /// Whether the weather changed its outcome.
     pub struck: bool,
 }
 
-/// What the sender hears.
+/// What the sender receives.
 #[derive(Debug, Clone, Copy)]
 pub enum Answer {
-    /// The replies, so long after the store took the asks.
+    /// The replies, `after_ms` after the store took the asks.
     Comes { after_ms: u64 },
-    /// Nothing; its client gives up, so long after it was sent.
+    /// Nothing; its client gives up `after_ms` after sending.
     TimesOut { after_ms: u64 },
-    /// That nobody could be reached.
+    /// An error: no store could be reached.
     Unreachable { after_ms: u64 },
     /// Nothing, and its client does not give up either.
     Never,
@@ -70,12 +70,12 @@ pub enum Answer {
 // === impl Weather ===
 
 impl Weather {
-    /// An ask and its reply take no longer, where nothing strikes.
+    /// Maximum time of an ask and its reply without a fault.
     pub fn round_trip_max(&self) -> Duration {
         Duration::from_millis(2 * (self.way_ms + self.jitter_ms))
     }
 
-    /// An ask leaves `pod` for the master `shard` at `now_ms`.
+    /// The fate of an ask that leaves `pod` for the master `shard` at `now_ms`.
     pub fn fate(&self, now_ms: u64, pod: u64, shard: usize, dice: &mut Dice) -> Fate {
         let way = |dice: &mut Dice| self.way_ms + dice.below(self.jitter_ms + 1);
         let mut fate = Fate {
@@ -111,7 +111,7 @@ impl Weather {
         fate
     }
 
-    /// Loses the ask, the reply, or the sender's patience.
+    /// Loses the ask or the reply, or makes the sender give up.
     fn lose(&self, fate: &mut Fate, dice: &mut Dice) {
         fate.answer = self.silence(dice);
         match dice.below(3) {

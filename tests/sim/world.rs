@@ -1,4 +1,4 @@
-//! The store of all pods, in virtual time, and everything that is known of what it did.
+//! The store of all pods, in virtual time, and the record of what it did.
 
 mod flow;
 mod state;
@@ -18,7 +18,7 @@ pub use flow::Flow;
 use state::Entry;
 pub use state::{State, Wrong};
 
-/// What all pods of a run share.
+/// State that all pods of a run share.
 pub struct World {
     pub plan: Plan,
     pub clock: Clock,
@@ -28,7 +28,7 @@ pub struct World {
 // === impl World ===
 
 impl World {
-    /// To be called within the run's runtime, whose clock it follows.
+    /// Creates a world; call it within the run's runtime, whose clock it follows.
     pub fn new(plan: Plan) -> Arc<Self> {
         let state = State::new(&plan);
         Arc::new(Self { plan, clock: Clock::start(), state: Mutex::new(state) })
@@ -47,14 +47,14 @@ impl World {
         self.now().nanos() / 1_000_000
     }
 
-    /// What the clock of the master that counts `key` shows at `at`, in microseconds since the Unix
-    /// epoch.
+    /// The time of the clock of the master that counts `key` at `at`, in microseconds since the
+    /// Unix epoch.
     pub fn wall_of(&self, key: Key, limit: Limit, at: Time) -> u64 {
         let shard = self.plan.shard_of(Ask::look(key, limit).counter());
         self.state().wall_at(at, shard)
     }
 
-    /// Waits for the asks that reached the same master before, where that matters.
+    /// Waits for the asks that reached the same master earlier, if the plan limits its rate.
     pub async fn queue(&self, ask: &Ask) {
         let Some((from_ms, asks_per_ms)) = self.plan.asks_per_ms else { return };
         if self.millis() < from_ms {
@@ -65,7 +65,7 @@ impl World {
         tokio::time::sleep_until(self.clock.instant(served)).await;
     }
 
-    /// The store takes `ask`, now.
+    /// Applies `ask` to the store, now.
     pub fn take(&self, ask: &Ask) -> Result<Grant, StoreError> {
         let now = self.now();
         let shard = self.plan.shard_of(ask.counter());
@@ -99,7 +99,7 @@ impl World {
         Ok(grant)
     }
 
-    /// What a store that lends too much makes of an ask; only there to be caught.
+    /// Raises the limit of an ask for a store that leases too much, a deliberate fault.
     fn lax(&self, entry: Entry) -> Entry {
         let mut entry = entry;
         if self.plan.tamper == Some(Tamper::LendsTooMuch) {
@@ -115,7 +115,7 @@ impl World {
         beaten.now_or_never().unwrap().map(|pods| pods + self.plan.idle_pods)
     }
 
-    /// The store fails over to replicas that lack the last steps and have clocks of their own.
+    /// Fails the store over to replicas that lack the last steps and have clocks of their own.
     pub fn fail_over(&self, plan: &FailoverPlan) {
         let now = self.now();
         let mut state = self.state();
@@ -128,8 +128,8 @@ impl World {
         state.trace.note(now, &("failover", plan.lost_ms, plan.jump_us));
     }
 
-    /// Whether since `since` the store's clock, which was set back, had yet to come to where it
-    /// was: pods hold word of windows that are not there yet, and believe no other.
+    /// Whether, at some time since `since`, the store's clock had been set back and not yet caught
+    /// up: pods then hold leases of windows that have not begun, and accept no other.
     pub fn ran_back(&self, since: Time) -> bool {
         let (since_us, now_us) = (since.nanos() / 1_000, self.now().nanos() / 1_000);
         self.plan.failovers.iter().any(|(at_ms, failover)| {
@@ -139,14 +139,14 @@ impl World {
         })
     }
 
-    /// Notes that something went wrong now.
+    /// Records a failure at the present time.
     pub fn fault(&self, what: String) {
         let now = self.now();
         self.state().fault(now, what);
     }
 }
 
-/// Prints what happens, where a story was asked for.
+/// Prints what happens, if the plan asks for a story.
 pub fn tell(plan: &Plan, now: Time, what: impl FnOnce() -> String) {
     if plan.tells_story {
         println!("{:>9.3} ms  {}", now.since(Time::default()).as_secs_f64() * 1_000.0, what());

@@ -1,7 +1,7 @@
 //! A headless Chromium with one page, driven by its DevTools protocol over a pair of named pipes.
 //!
-//! It reads commands from descriptor 3 and writes answers to descriptor 4, JSON with a zero byte
-//! behind each; so no port is opened and no other process can join in.
+//! It reads commands from descriptor 3 and writes answers to descriptor 4, as JSON followed by a
+//! zero byte, so that no port is opened and no other process can connect.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,33 +14,33 @@ use tokio::time::timeout;
 
 use super::process::{Process, leashed};
 
-/// A browser. Dropped, it is killed; [`Browser::close`] lets it end by itself.
+/// A browser. Killed when dropped; [`Browser::close`] lets it exit by itself.
 pub(crate) struct Browser {
     process: Process,
     commands: pipe::Sender,
     answers: BufReader<pipe::Receiver>,
     last: u64,
     session: Option<String>,
-    /// What the page has done, as the protocol tells it.
+    /// Events of the page, as the protocol reports them.
     events: Vec<Value>,
     _home: TempDir,
 }
 
-/// How the page is to look.
+/// The appearance of the page.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct View {
     /// `light` or `dark`.
     pub(crate) scheme: &'static str,
-    /// In CSS pixels.
+    /// Width in CSS pixels.
     pub(crate) width: u32,
 }
 
-/// For each step, on a machine that also compiles: a start alone takes some seconds of CPU.
+/// Limit for each step, on a machine that also compiles: a start alone takes some seconds of CPU.
 const STEP_MAX: Duration = Duration::from_secs(60);
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// A root user has no sandbox; a container often has no `/dev/shm` to speak of.
+/// The sandbox does not work for root, and the `/dev/shm` of a container is often too small.
 const FLAGS: [&str; 9] = [
     "--headless",
     "--no-sandbox",
@@ -60,7 +60,7 @@ impl Browser {
         let home = TempDir::new().unwrap();
         let (to, from) = (fifo(home.path(), "commands"), fifo(home.path(), "answers"));
         let (mut writing, mut reading) = (pipe::OpenOptions::new(), pipe::OpenOptions::new());
-        // For both ways, so that neither end waits for the other.
+        // Opened for reading and writing, so that neither end waits for the other.
         let commands = writing.read_write(true).open_sender(&to).unwrap();
         let answers = reading.read_write(true).open_receiver(&from).unwrap();
         let mut command = leashed("/bin/sh");
@@ -86,15 +86,16 @@ impl Browser {
         }
     }
 
-    /// Opens a page, and returns once it is whole.
+    /// Opens a page, and returns once it has loaded completely.
     pub(crate) async fn open(&mut self, url: &str, view: View) {
         self.view(view).await;
-        // The answer comes when the document is the new one, of which much may be still to come.
+        // The answer arrives when the document has been replaced, of which much may still be
+        // loading.
         self.ask("Page.navigate", json!({"url": url})).await;
         self.until("document.readyState", &"complete".into()).await;
     }
 
-    /// Shows the page that is open in another way.
+    /// Shows the open page with another appearance.
     pub(crate) async fn view(&mut self, View { scheme, width }: View) {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
         self.ask("Emulation.setEmulatedMedia", json!({"features": features})).await;
@@ -102,7 +103,7 @@ impl Browser {
         self.ask("Emulation.setDeviceMetricsOverride", size).await;
     }
 
-    /// The value of an expression in the page; of a promise, once it is kept.
+    /// The value of an expression in the page; for a promise, once it is resolved.
     pub(crate) async fn evaluate(&mut self, script: &str) -> Value {
         let params = json!({"expression": script, "returnByValue": true, "awaitPromise": true});
         let mut answer = self.ask("Runtime.evaluate", params).await;
@@ -129,28 +130,28 @@ impl Browser {
         }
     }
 
-    /// What the page has asked for, by address.
+    /// The addresses that the page has requested.
     pub(crate) fn requests(&self) -> Vec<&str> {
         let sent =
             self.events.iter().filter(|event| event["method"] == "Network.requestWillBeSent");
         sent.filter_map(|event| event["params"]["request"]["url"].as_str()).collect()
     }
 
-    /// What has gone wrong in the page: exceptions, and whatever is written to its console.
+    /// Errors of the page: exceptions, and everything written to its console.
     pub(crate) fn complaints(&self) -> Vec<&Value> {
         let complains = ["Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"];
         let is_one = |event: &&Value| complains.iter().any(|method| event["method"] == *method);
         self.events.iter().filter(is_one).collect()
     }
 
-    /// Ends the browser, and all that it has started, and waits for it.
+    /// Ends the browser and all processes that it has started, and waits for it.
     pub(crate) async fn close(mut self) {
         self.session = None;
         self.send("Browser.close", json!({})).await;
         self.process.exit(STEP_MAX).await;
     }
 
-    /// One command and its result. What happens meanwhile is noted.
+    /// Sends one command and returns its result. Records the events that arrive meanwhile.
     async fn ask(&mut self, method: &str, params: Value) -> Value {
         let id = self.send(method, params).await;
         let answered = async {
@@ -187,7 +188,7 @@ impl Browser {
     }
 }
 
-/// A named pipe.
+/// Creates a named pipe.
 fn fifo(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
     let made = std::process::Command::new("mkfifo").arg("-m600").arg(&path).status();

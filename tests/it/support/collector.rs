@@ -1,5 +1,5 @@
-//! A stand-in for an OpenTelemetry collector: takes what is exported, over gRPC or HTTP, with the
-//! types that OpenTelemetry generates, and keeps it.
+//! A stand-in for an OpenTelemetry collector: it accepts exports over gRPC or HTTP, with the types
+//! that OpenTelemetry generates, and keeps them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -33,11 +33,11 @@ use tonic::{Request, Response, Status};
 
 use super::papers::Papers;
 
-/// Listens until the test's runtime ends.
+/// A collector that listens until the test's runtime ends.
 #[derive(Clone, Default)]
 pub(crate) struct Collector {
     kept: Arc<Mutex<Kept>>,
-    /// Exports that it refuses before it takes any, as one that is for a while away.
+    /// Exports to refuse before the first is accepted, as an unavailable collector would.
     refusals: Arc<AtomicUsize>,
 }
 
@@ -59,14 +59,15 @@ impl Collector {
         (collector, addr)
     }
 
-    /// Starts one that takes protobuf over HTTP/1.1, below `/base`.
+    /// Starts one that accepts protobuf over HTTP/1.1, below `/base`.
     pub(crate) async fn http() -> (Self, SocketAddr) {
         let (collector, listener, addr) = Self::bound().await;
         serve(listener, collector.http_routes());
         (collector, addr)
     }
 
-    /// Starts one that speaks both, over TLS with these papers, and wants some of its clients.
+    /// Starts one that speaks both over TLS, with these certificates, and requires client
+    /// certificates.
     pub(crate) async fn tls(papers: &Papers) -> (Self, SocketAddr) {
         let (collector, tcp, addr) = Self::bound().await;
         let routes = collector.grpc_routes().merge(collector.http_routes());
@@ -74,12 +75,12 @@ impl Collector {
         (collector, addr)
     }
 
-    /// Refuses so many exports, and takes those after them.
+    /// Refuses the next `exports` exports, and accepts those after them.
     pub(crate) fn refuse(&self, exports: usize) {
         self.refusals.store(exports, Ordering::SeqCst);
     }
 
-    /// Whether this export is one to refuse.
+    /// Whether to refuse this export.
     fn refuses(&self) -> bool {
         let one_less = |left: usize| left.checked_sub(1);
         self.refusals.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok()
@@ -104,8 +105,9 @@ impl Collector {
         (Self::default(), listener, addr)
     }
 
-    /// All spans so far, in the order they began. They end, and are sent, in another: a span of a
-    /// call may end after the next call has begun, since its answer is on the way by then.
+    /// All spans so far, in the order in which they began. They end, and are sent, in another
+    /// order: a span may end after the next call has begun, since the answer is already on its way
+    /// then.
     pub(crate) fn spans(&self) -> Vec<Span> {
         let kept = self.kept.lock();
         let scopes = kept.spans.iter().flat_map(|resource| &resource.scope_spans);
@@ -114,7 +116,7 @@ impl Collector {
         spans
     }
 
-    /// Attributes of the resources that sent spans or metrics, as `key=value`, each once.
+    /// Attributes of the resources that sent spans or metrics, as `key=value`, without duplicates.
     pub(crate) fn resources(&self) -> Vec<String> {
         let kept = self.kept.lock();
         let of_spans = kept.spans.iter().filter_map(|it| it.resource.as_ref());
@@ -139,7 +141,7 @@ impl Collector {
     }
 }
 
-/// An id as headers and logs have it.
+/// An id in hexadecimal, as in headers and logs.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -151,7 +153,7 @@ where
     tokio::spawn(async move { axum::serve(listener, routes).await });
 }
 
-/// Takes connections whose client has shown a certificate.
+/// Accepts connections whose client has shown a certificate.
 struct Tls {
     tcp: TcpListener,
     acceptor: TlsAcceptor,
@@ -192,7 +194,7 @@ fn acceptor(papers: &Papers) -> TlsAcceptor {
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// Attributes as `key=value`.
+/// The attributes as `key=value`.
 pub(crate) fn shown(attributes: &[KeyValue]) -> Vec<String> {
     let value = |value: &Option<AnyValue>| match value.as_ref().and_then(|it| it.value.as_ref()) {
         Some(Value::StringValue(text)) => text.clone(),

@@ -1,14 +1,14 @@
-//! Seeded randomness, so that a failing test can be run again as it was.
+//! Seeded randomness, so that a failing test can be repeated.
 
-/// The seed where `RATELEASE_TEST_SEED` names no other: the same on each run, so that a failure is
-/// of the change that it came with.
+/// The seed, unless `RATELEASE_TEST_SEED` names another: the same on each run, so that a failure
+/// comes from the change under test.
 const SEED: u64 = 15;
 
-/// A generator (splitmix64) that remembers nothing but its state.
+/// A generator (splitmix64) whose only state is one number.
 pub struct Dice(u64);
 
 impl Dice {
-    /// From the seed in `RATELEASE_TEST_SEED`, or from the usual one; prints which.
+    /// Takes the seed of `RATELEASE_TEST_SEED`, or else the usual one; prints which.
     pub fn new() -> Self {
         let seed = match std::env::var("RATELEASE_TEST_SEED") {
             Ok(text) => text.parse().expect("RATELEASE_TEST_SEED is a number below 2^64"),
@@ -18,12 +18,13 @@ impl Dice {
         Self::seeded(seed)
     }
 
-    /// From a seed that somebody else has told of.
+    /// Takes the given seed.
     pub fn seeded(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// What it goes on from; before the first roll, what makes another one roll the same.
+    /// The current state; before the first roll, the seed that makes another generator roll the
+    /// same.
     pub fn seed(&self) -> u64 {
         self.0
     }
@@ -35,12 +36,12 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// 0 up to `end`, without it.
+    /// A number from 0 up to, but not including, `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.roll() % end
     }
 
-    /// From 0 up to 1, without it.
+    /// A number from 0 up to, but not including, 1.
     pub fn fraction(&mut self) -> f64 {
         (self.roll() >> 11) as f64 / (1_u64 << 53) as f64
     }

@@ -1,4 +1,4 @@
-//! A real Envoy before the pods of a test.
+//! A real Envoy in front of the pods of a test.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -18,21 +18,21 @@ mod config;
 /// Envoy with one listener, the rate limit filter, and an upstream of its own that answers 200.
 pub(crate) struct Envoy {
     process: Process,
-    /// Where it takes requests.
+    /// The address that accepts requests.
     pub(crate) ingress: SocketAddr,
     admin: SocketAddr,
     /// Its configuration and the upstream's socket.
     _files: TempDir,
 }
 
-/// Envoy's own count of the answers it got.
+/// Envoy's own counts of the answers that it got.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Verdicts {
     pub(crate) ok: u64,
     pub(crate) over_limit: u64,
     /// No answer in time, or a gRPC status other than OK.
     pub(crate) error: u64,
-    /// Those errors that passed, by `failure_mode_deny: false`.
+    /// Errors after which the request passed, by `failure_mode_deny: false`.
     pub(crate) failure_mode_allowed: u64,
 }
 
@@ -42,7 +42,7 @@ const STOP_MAX: Duration = Duration::from_secs(10);
 // === impl Envoy ===
 
 impl Envoy {
-    /// Starts Envoy, and waits until it takes requests and sees `options.healthy` pods.
+    /// Starts Envoy, and waits until it accepts requests and sees `options.healthy` pods.
     pub(crate) async fn start(options: EnvoyOptions) -> Self {
         let files = TempDir::new().expect("a temporary directory");
         let path = |name: &str| files.path().join(name);
@@ -67,14 +67,14 @@ impl Envoy {
         envoy
     }
 
-    /// Waits until at least this many pods are healthy in Envoy's eyes.
+    /// Waits until Envoy considers at least this many pods healthy.
     pub(crate) async fn healthy(&self, pods: usize) {
         let name = "cluster.ratelease.membership_healthy";
         let seen = async || self.stat(name).await.is_some_and(|n| n >= pods as u64);
         self.process.until("connected to healthy pods", START_MAX, seen).await;
     }
 
-    /// GET through Envoy, on a connection of its own.
+    /// Sends a GET through Envoy, on a connection of its own.
     pub(crate) async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Answer {
         let mut client = Client::connect(self.ingress).await.expect("Envoy takes connections");
         client.get(path, headers).await.expect("Envoy answers")
@@ -85,9 +85,10 @@ impl Envoy {
         load.start(self.ingress)
     }
 
-    /// Envoy's own count of what ratelease has answered it.
+    /// Envoy's own counts of ratelease's answers.
     pub(crate) async fn verdicts(&self) -> Verdicts {
-        // Envoy makes each when it first counts, under the cluster that the request was for.
+        // Envoy creates each counter when it first counts, under the cluster that the request was
+        // for.
         let count = async |name: &str| {
             self.stat(&format!("cluster.upstream.ratelimit.{name}")).await.unwrap_or(0)
         };
@@ -108,7 +109,7 @@ impl Envoy {
         }
     }
 
-    /// Ends it in good order.
+    /// Ends Envoy gracefully.
     pub(crate) async fn stop(self) {
         self.process.signal("TERM");
         self.process.exit(STOP_MAX).await;
@@ -131,7 +132,7 @@ impl Envoy {
     }
 }
 
-/// Envoy's binary: `ENVOY_BIN`, or where `scripts/test` installs it.
+/// Envoy's binary: `ENVOY_BIN`, or the path where `scripts/test` installs it.
 fn binary() -> PathBuf {
     let installed = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/envoy");
     let path = std::env::var_os("ENVOY_BIN").map_or_else(installed, PathBuf::from);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tempfile::TempDir;
 
-/// What the clock of some processes says. Their monotonic clock stays true.
+/// The wall clock of some processes. Their monotonic clock stays true.
 pub(crate) struct FakeClock {
     dir: TempDir,
 }
@@ -12,25 +12,25 @@ pub(crate) struct FakeClock {
 // === impl FakeClock ===
 
 impl FakeClock {
-    /// A clock that tells the true time until it is set.
+    /// A clock with the true time until it is set.
     pub(crate) fn new() -> Self {
         let clock = Self { dir: TempDir::new().expect("a temporary directory") };
         clock.set(0.0);
         clock
     }
 
-    /// Ahead of the true time by so many seconds, or behind it, from now on.
+    /// Sets the clock this many seconds ahead of the true time, or behind it if negative.
     pub(crate) fn set(&self, ahead: f64) {
         let next = self.dir.path().join("next");
         std::fs::write(&next, format!("{ahead:+.3}")).expect("a written file");
         std::fs::rename(&next, self.file()).expect("a renamed file");
     }
 
-    /// What puts a process under it.
+    /// The environment that puts a process under the clock.
     pub(crate) fn env(&self) -> Vec<(&'static str, String)> {
         vec![
-            // libc behind it: the allocator that Debian's Redis would use in its place asks for
-            // the time before libfaketime can tell it.
+            // libc comes after it: the allocator of Debian's Redis, which would otherwise be found
+            // first, asks for the time before libfaketime can provide it.
             ("LD_PRELOAD", format!("{} libc.so.6", library().display())),
             ("FAKETIME_TIMESTAMP_FILE", self.file().display().to_string()),
             ("FAKETIME_NO_CACHE", "1".to_owned()),
@@ -44,7 +44,7 @@ impl FakeClock {
     }
 }
 
-/// The one for programs with threads.
+/// The library for programs with threads.
 fn library() -> PathBuf {
     let places = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
     let mut found = places.map(|place| place.path().join("faketime/libfaketimeMT.so.1"));

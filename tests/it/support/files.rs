@@ -1,11 +1,11 @@
-//! Files that a program watches while a test changes them: no reader sees one half written.
+//! Files that a program watches while a test changes them: no reader sees a half-written file.
 
 use std::fs;
 use std::path::Path;
 
 use tempfile::TempDir;
 
-/// A directory with these files, by name and content.
+/// Creates a directory with these files, by name and content.
 pub(crate) fn dir_of(files: &[(&str, &str)]) -> TempDir {
     let dir = TempDir::new().expect("a temporary directory");
     for (name, text) in files {
@@ -14,10 +14,10 @@ pub(crate) fn dir_of(files: &[(&str, &str)]) -> TempDir {
     dir
 }
 
-/// Writes a file, or another one in its place, atomically.
+/// Creates or replaces a file atomically.
 pub(crate) fn put(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) {
     let path = path.as_ref();
-    // Rules of a name that begins with a dot are not read.
+    // Rule files whose name begins with a dot are not read.
     let passing = path.with_file_name(".passing");
     fs::write(&passing, bytes).expect("a written file");
     fs::rename(passing, path).expect("a renamed file");

@@ -1,4 +1,4 @@
-//! HTTP/2 by hand: frames as they are written (RFC 9113), right or wrong, and those that come back.
+//! HTTP/2 by hand: frames to write (RFC 9113), valid or not, and the frames that come back.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use tokio::time::timeout;
 
 use super::raw_grpc::{SHOULD_RATE_LIMIT, framed};
 
-/// What a client says first (RFC 9113 §3.4).
+/// The client connection preface (RFC 9113 §3.4).
 pub(crate) const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Kinds of frames (RFC 9113 §6).
+/// Frame types (RFC 9113 §6).
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
 pub(crate) const PRIORITY: u8 = 2;
@@ -30,7 +30,7 @@ pub(crate) const END_STREAM: u8 = 1;
 pub(crate) const END_HEADERS: u8 = 4;
 pub(crate) const PADDED: u8 = 8;
 
-/// Reasons (RFC 9113 §7).
+/// Error codes (RFC 9113 §7).
 pub(crate) const NO_ERROR: u32 = 0;
 pub(crate) const PROTOCOL_ERROR: u32 = 1;
 pub(crate) const FLOW_CONTROL_ERROR: u32 = 3;
@@ -41,15 +41,15 @@ pub(crate) const ENABLE_PUSH: u16 = 2;
 pub(crate) const INITIAL_WINDOW_SIZE: u16 = 4;
 pub(crate) const MAX_FRAME_SIZE: u16 = 5;
 
-/// Nothing of ours takes this long: a test fails instead of hanging.
+/// No answer of a pod takes this long: a test fails instead of hanging.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 
-/// A connection on which anything can be sent.
+/// A connection on which any bytes can be sent.
 pub(crate) struct Raw {
     pub(crate) stream: TcpStream,
 }
 
-/// A frame that came back.
+/// A frame that was received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) kind: u8,
@@ -61,7 +61,7 @@ pub(crate) struct Frame {
 // === impl Raw ===
 
 impl Raw {
-    /// Connects, greets with these settings, and acknowledges the server's.
+    /// Connects, sends the preface with these settings, and acknowledges the server's.
     pub(crate) async fn open(server: SocketAddr, settings: &[(u16, u32)]) -> Self {
         let stream = TcpStream::connect(server).await.expect("the server takes a connection");
         stream.set_nodelay(true).expect("a socket that lives");
@@ -73,13 +73,12 @@ impl Raw {
         raw
     }
 
-    /// Sends as much of `bytes` as the server takes; who has ended the connection is told by
-    /// whoever reads.
+    /// Sends as much of `bytes` as the server accepts; a read reports whether the connection ended.
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
         let _ = timeout(ANSWER_MAX, self.stream.write_all(bytes)).await.expect("the server reads");
     }
 
-    /// The next frame; `None` at the end, be it a reset.
+    /// The next frame; `None` at the end of the connection, including a reset.
     pub(crate) async fn next(&mut self) -> Option<Frame> {
         let read = async {
             let mut head = [0; 9];
@@ -92,7 +91,7 @@ impl Raw {
         timeout(ANSWER_MAX, read).await.expect("a frame or an end in time")
     }
 
-    /// The next frame of this kind; those before it are left out.
+    /// The next frame of this type; skips those before it.
     pub(crate) async fn next_of(&mut self, kind: u8) -> Option<Frame> {
         loop {
             let next = self.next().await?;
@@ -106,13 +105,13 @@ impl Raw {
 // === impl Frame ===
 
 impl Frame {
-    /// Of a GOAWAY: the last stream that was or will be handled.
+    /// For a GOAWAY: the last stream that was or will be handled.
     pub(crate) fn last_stream(&self) -> u32 {
         assert_eq!(self.kind, GOAWAY);
         self.number(0)
     }
 
-    /// Of a GOAWAY or a reset.
+    /// The error code of a GOAWAY or a reset.
     pub(crate) fn reason(&self) -> u32 {
         match self.kind {
             GOAWAY => self.number(4),
@@ -126,24 +125,24 @@ impl Frame {
     }
 }
 
-/// A frame as it is written.
+/// Encodes a frame.
 pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("a short frame").to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// A frame of settings.
+/// Encodes a frame of settings.
 pub(crate) fn settings(settings: &[(u16, u32)]) -> Vec<u8> {
     let one = |(name, value): &(u16, u32)| [&name.to_be_bytes()[..], &value.to_be_bytes()].concat();
     frame(SETTINGS, 0, 0, &settings.iter().flat_map(one).collect::<Vec<_>>())
 }
 
-/// The length of a frame's payload, by its head.
+/// The length of a frame's payload, from its header.
 pub(crate) fn length(head: &[u8; 9]) -> usize {
     usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2])
 }
 
-/// The frames of a call, whole.
+/// The frames of a whole call.
 pub(crate) fn call(stream: u32, message: &[u8]) -> Vec<u8> {
     let data = frame(DATA, END_STREAM, stream, &framed(message));
     [begun(stream), data].concat()
@@ -154,7 +153,7 @@ pub(crate) fn begun(stream: u32) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &block(SHOULD_RATE_LIMIT))
 }
 
-/// The headers of a call, with nothing for the server to remember (RFC 7541 §6.2.2, appendix A).
+/// The headers of a call, none of which the server adds to its table (RFC 7541 §6.2.2, appendix A).
 pub(crate) fn block(path: &str) -> Vec<u8> {
     let head = [&[0x83, 0x86, 0x04][..], &text(path)].concat(); // :method POST, :scheme http, :path
     let authority = [&[0x01][..], &text("test")].concat();
@@ -162,7 +161,7 @@ pub(crate) fn block(path: &str) -> Vec<u8> {
     [head, authority, content_type, field("te", "trailers")].concat()
 }
 
-/// One header, spelt out.
+/// One header, written literally.
 pub(crate) fn field(name: &str, value: &str) -> Vec<u8> {
     [&[0x00][..], &text(name), &text(value)].concat()
 }

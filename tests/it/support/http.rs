@@ -1,4 +1,5 @@
-//! A small HTTP/1.1 client that keeps its connection: what Envoy and the admin pages need, no more.
+//! A small HTTP/1.1 client that keeps its connection, with only what Envoy and the admin pages
+//! need.
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
@@ -15,15 +16,15 @@ pub(crate) struct Client {
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// Names in lower case, in the order they came.
+    /// Names in lower case, in their original order.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: String,
 }
 
-/// No answer of ours takes this long: a test fails instead of hanging.
+/// No answer of a pod takes this long: a test fails instead of hanging.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// GET on a connection of its own.
+/// Sends a GET on a connection of its own.
 pub(crate) async fn get(addr: SocketAddr, path: &str) -> Result<Answer> {
     Client::connect(addr).await?.get(path, &[]).await
 }
@@ -41,8 +42,8 @@ impl Client {
         self.send("GET", path, headers, "").await
     }
 
-    /// After an error the connection is of no further use. A body is JSON unless `headers` give it
-    /// another type.
+    /// Sends a request. After an error the connection cannot be used again. A body is JSON unless
+    /// `headers` contain another type.
     pub(crate) async fn send(
         &mut self,
         method: &str,
@@ -61,7 +62,7 @@ impl Client {
         let head = format!("{head}content-length: {}\r\n\r\n", body.len());
         let request = [head.as_bytes(), body].concat();
         let exchange = async {
-            // A server that refuses a long body answers before it has read it, and closes.
+            // A server that refuses a long body answers before it has read the body, and closes.
             let written = self.stream.get_mut().write_all(&request).await;
             let answer = self.answer().await;
             if answer.is_err() { written.and(answer) } else { answer }
@@ -69,7 +70,7 @@ impl Client {
         tokio::time::timeout(ANSWER_MAX, exchange).await?
     }
 
-    /// Sends bytes as they are, whatever they mean.
+    /// Sends bytes unchanged.
     pub(crate) async fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.stream.get_mut().write_all(bytes).await
     }

@@ -9,40 +9,40 @@ use tokio::task::JoinSet;
 
 use super::http::Client;
 
-/// What to send.
+/// The requests to send.
 #[derive(Debug, Clone)]
 pub(crate) struct Load {
     pub(crate) path: String,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) connections: usize,
-    /// In all; `u64::MAX` for a load that runs until [`RunningLoad::stop`].
+    /// Total number; `u64::MAX` for a load that runs until [`RunningLoad::stop`].
     pub(crate) requests: u64,
 }
 
-/// A load under way; dropped, it is cut off.
+/// A load under way; aborted when dropped.
 pub(crate) struct RunningLoad {
     left: Arc<AtomicU64>,
     connections: JoinSet<Tally>,
 }
 
-/// What came back.
+/// The results.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// Answers by status.
+    /// Number of answers by status.
     pub(crate) statuses: BTreeMap<u16, u64>,
-    /// Requests that got no answer: refused, cut off, malformed or too late.
+    /// Requests without a valid answer: refused, cut off, malformed or too late.
     pub(crate) broken: u64,
 }
 
 // === impl Load ===
 
 impl Load {
-    /// `requests` for `path` over `connections`, without headers.
+    /// A load of `requests` for `path` over `connections`, without headers.
     pub(crate) fn new(path: &str, connections: usize, requests: u64) -> Self {
         Self { path: path.to_owned(), headers: Vec::new(), connections, requests }
     }
 
-    /// Starts to send, on the runtime of the caller.
+    /// Starts to send, on the caller's runtime.
     pub(crate) fn start(self, addr: SocketAddr) -> RunningLoad {
         let left = Arc::new(AtomicU64::new(self.requests));
         let mut connections = JoinSet::new();
@@ -65,7 +65,7 @@ impl RunningLoad {
         all
     }
 
-    /// Sends no more, and waits for the answers to what is under way.
+    /// Stops sending, and waits for the answers under way.
     pub(crate) async fn stop(self) -> Tally {
         self.left.store(0, Ordering::Relaxed);
         self.finish().await
@@ -94,7 +94,7 @@ impl Tally {
         self.count(429)
     }
 
-    /// Neither passed nor limited: what a test of a healthy system has none of.
+    /// Requests that neither passed nor were limited; a healthy system has none.
     pub(crate) fn faults(&self) -> u64 {
         self.broken + self.statuses.values().sum::<u64>() - self.passed() - self.limited()
     }

@@ -1,4 +1,4 @@
-//! Fixed windows: of each, no more is lent and not given back than the limit.
+//! Fixed windows: in each window, the tokens leased and not given back never exceed the limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,34 +10,34 @@ use super::{Book, Failover, Step};
 #[derive(Debug, Default)]
 pub struct FixedWindow {
     windows: BTreeMap<u64, Window>,
-    /// The window that the store keeps a count of: the last one it was asked in.
+    /// The window that the store keeps a count of: that of its last ask.
     counted: Option<u64>,
-    /// Windows that it kept a count of before.
+    /// Windows whose counts it kept before.
     left: BTreeSet<u64>,
     /// Every step, for failovers.
     log: Vec<Change>,
     excused: u64,
     /// The window's length; 0 before the first step.
     window_us: u64,
-    /// Whether the store's clock was set back once.
+    /// Whether the store's clock was ever set back.
     ran_back: bool,
 }
 
-/// What is known of one window.
+/// The accounts of one window.
 #[derive(Debug, Default, Clone, Copy)]
 struct Window {
-    /// Tokens lent and not given back.
+    /// Tokens leased and not given back.
     lent: u64,
-    /// Of these, tokens that the store no longer knows of.
+    /// Number of these tokens that the store has lost track of.
     unknown: u64,
-    /// The highest limit that it was held to.
+    /// The highest limit that applied to it.
     highest: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Change {
     at: Time,
-    /// The window that it was in; what was lent ahead is of the next one.
+    /// The window at the time of the step; tokens leased ahead belong to the next one.
     present: u64,
     window: u64,
     lent: u64,
@@ -51,22 +51,23 @@ impl Book for FixedWindow {
         self.window_us = window_us;
         let limit = u64::from(ask.limit.requests_per_unit);
         let present = wall_us / window_us + u64::from(ask.ahead);
-        // A key's time does not run back, though the clock may.
+        // A key's window never goes back, even if the clock does.
         let number = if self.ran_back { grant.epoch } else { present };
         if grant.epoch != number || number.abs_diff(present) > 1 {
             return Err(format!("window {present} was called {}", grant.epoch));
         }
         let window = self.windows.entry(number).or_default();
-        // A count of the next window is kept beside the present one's.
+        // The store keeps a count of the next window beside that of the present one.
         if !ask.ahead && self.counted != Some(number) {
             self.left.extend(self.counted.replace(number));
             if self.left.contains(&number) {
-                // It was left and came back, which time without failovers does not: counted anew.
+                // The window was left and became current again, which takes a failover: its count
+                // restarts.
                 window.unknown = window.lent;
             }
         }
 
-        // After its time, a clock was set back before it.
+        // The window had passed before a clock was set back; it is ahead again.
         if ask.ahead && self.left.remove(&number) {
             window.unknown = window.lent;
         }
@@ -83,7 +84,8 @@ impl Book for FixedWindow {
         let (lent, allowed) = (window.lent, limit + window.unknown);
         let until_end_us = u128::from((number + 1) * window_us - wall_us);
         match () {
-            // A limit that was lowered finds more lent already, and lends none.
+            // After the limit was lowered, more may be leased already, and the store leases
+            // nothing.
             () if grant.tokens > 0 && lent > allowed => {
                 Err(format!("window {number}: {lent} tokens lent of {allowed}"))
             }
@@ -106,14 +108,14 @@ impl Book for FixedWindow {
             (*lent, *returned) = (*lent + change.lent, *returned + change.returned);
         }
         for (number, (lent, returned)) in lost {
-            // What was lent is still out there, and the store does not know; what was returned is
-            // not, and the store thinks it is.
+            // The store has forgotten leased tokens that pods still hold, and counts returned
+            // tokens that they no longer hold.
             let window = self.windows.entry(number).or_default();
             window.unknown = (window.unknown + lent).saturating_sub(returned);
         }
         self.left.extend(self.counted);
         self.counted = self.log.last().map(|change| change.present);
-        // The count of a window that had ended by the old clock may have been cleared away.
+        // The store may have removed the count of a window that had ended by the old clock.
         let (before, after) = failover.wall_us;
         self.ran_back |= after < before;
         if self.window_us > 0 && after / self.window_us < before / self.window_us {
@@ -129,7 +131,8 @@ impl Book for FixedWindow {
 // === impl FixedWindow ===
 
 impl FixedWindow {
-    /// Enters what an ask gives back: to its own window, if that is the `present` one or the next.
+    /// Enters the tokens that an ask gives back in their own window, if that is `present` or the
+    /// next.
     fn enter_return(&mut self, at: Time, ask: &Ask, present: u64) {
         let Some(back) = ask.back else { return };
         let of = back.epoch.unwrap_or(present);
@@ -138,8 +141,8 @@ impl FixedWindow {
         }
         let window = self.windows.entry(of).or_default();
         let returned = back.tokens.min(window.lent);
-        // A count of one above a limit that was lowered is taken for the mark of a denial, which a
-        // return takes away: one token.
+        // Where a limit was lowered, the store takes a count of one above it for the mark of a
+        // denial, which a return removes: one token.
         let limit = u64::from(ask.limit.requests_per_unit);
         window.unknown += u64::from(of == present && limit < window.highest);
         window.lent -= returned;

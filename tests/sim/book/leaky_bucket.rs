@@ -1,5 +1,5 @@
-//! Leaky buckets: slots are lent once, in order, each so long after the last, and none that begins
-//! later than an answer may be held.
+//! Leaky buckets: each slot is leased once, in order, at a fixed distance from the last, and no
+//! slot begins later than an answer may be delayed.
 
 use ratelease_engine::time::Time;
 use ratelease_rules::Algorithm;
@@ -50,7 +50,7 @@ impl Book for LeakyBucket {
             self.excused += lent;
         }
         self.next_ns = self.log.last().map_or(0, |(_, next_ns, _)| *next_ns);
-        // Set back, the clock has slots before it that it lent already.
+        // A clock that was set back sees slots ahead of it that the store has leased already.
         let (before, after) = failover.wall_us;
         if after < before {
             self.next_ns = 0;

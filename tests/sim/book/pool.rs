@@ -1,5 +1,5 @@
-//! Pools of a split key: tokens that the key's own count lent already. A pool lends no more than
-//! was put into it and has not ended.
+//! Pools of a split key, which hold tokens that the key's own count has already leased. A pool
+//! leases no more than was put into it and has not ended.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use super::{Book, Failover, Step};
 
 #[derive(Debug, Default)]
 pub struct Pool {
-    /// When tokens end, and how many.
+    /// The end of each deposit, and its tokens.
     lots: Vec<(Time, u64)>,
-    /// A failover may have brought tokens back that were lent.
+    /// Whether a failover may have brought back tokens that were leased.
     failed_over: bool,
     excused: u64,
 }
 
-/// A pool counts in whole milliseconds at the finest.
+/// A pool rounds times to whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(1);
 
 impl Book for Pool {
@@ -27,7 +27,8 @@ impl Book for Pool {
             self.lots.push((*at + deposit.lasts + ROUNDING, deposit.tokens));
         }
         if let Some(back) = ask.back {
-            // What returns ends no later than what is there; its own end is not told.
+            // Returned tokens end no later than those in the pool; the ask does not contain their
+            // end.
             let until = self.lots.iter().map(|(until, _)| *until).max().unwrap_or(*at + ask.ttl);
             self.lots.push((until, back.tokens));
         }

@@ -1,10 +1,10 @@
-//! Sliding logs: no stretch of a window's length has more tokens lent than the limit.
+//! Sliding logs: in every interval of a window's length, at most the limit is leased.
 
 use super::{Book, Failover, Step};
 
 #[derive(Debug, Default)]
 pub struct SlidingLog {
-    /// When each token was lent that was not given back, by the store's clock.
+    /// The time at which each token was leased that was not given back, by the store's clock.
     lent: Vec<u64>,
     /// Every step, for failovers.
     log: Vec<Step>,
@@ -17,13 +17,13 @@ impl Book for SlidingLog {
         self.log.push(*step);
         let Step { wall_us, ask, grant, .. } = step;
         let window_us = ask.limit.window_seconds() * 1_000_000;
-        // More than a window ahead, and the store takes its log for a mistake: no clock but one
-        // that was set back shows that.
+        // If its newest entry is more than a window ahead, which takes a clock that was set back,
+        // the store considers its log invalid.
         if self.lent.last().is_some_and(|last| *last > wall_us + window_us) && self.ran_back {
             self.excused += self.lent.drain(..).count() as u64;
         }
         let newest = self.lent.last().copied().unwrap_or(0);
-        // Where the clock was set back, the store goes on from its newest entry.
+        // Where the clock was set back, the store continues from its newest entry.
         let now_us = newest.max(*wall_us);
         self.lent.retain(|time| time + window_us > *wall_us);
         for _ in 0..ask.back.map_or(0, |back| back.tokens.min(self.lent.len() as u64)) {
@@ -42,7 +42,7 @@ impl Book for SlidingLog {
         Ok(())
     }
 
-    /// The replica's log is what the steps that it heard of make of an empty one.
+    /// The replica's log results from applying the steps that it received to an empty log.
     fn fail_over(&mut self, failover: &Failover) {
         let log = std::mem::take(&mut self.log);
         let kept = log.partition_point(|step| step.at <= failover.kept_until);
@@ -51,7 +51,7 @@ impl Book for SlidingLog {
         let ran_back = self.ran_back || after < before;
         *self = Self { excused: self.excused + lost, ran_back, ..Self::default() };
         for step in log.iter().take(kept) {
-            // Whatever was wrong with it was said then.
+            // An error here was reported when the step was first entered.
             let _ = self.enter(step);
         }
     }

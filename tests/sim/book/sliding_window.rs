@@ -1,5 +1,5 @@
-//! Sliding windows: this window's tokens, and of the last one's the part that a window's length
-//! still covers, are never more than the limit when a token is lent.
+//! Sliding windows: whenever a token is leased, this window's tokens plus the part of the last
+//! one's that a window's length still covers are at most the limit.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{Book, Failover, Step};
 
 #[derive(Debug, Default)]
 pub struct SlidingWindow {
-    /// Tokens that the store knows it lent in each window.
+    /// Tokens that the store remembers to have leased in each window.
     windows: BTreeMap<u64, u64>,
     /// Every step, for failovers: the window, and its tokens before.
     log: Vec<(Time, u64, u64)>,
@@ -24,7 +24,7 @@ impl Book for SlidingWindow {
         let window_us = ask.limit.window_seconds() * 1_000_000;
         self.window_us = window_us;
         let present = wall_us / window_us;
-        // A key's time does not run back, though the clock may.
+        // A key's window never goes back, even if the clock does.
         let number = if self.ran_back { grant.epoch } else { present };
         if grant.epoch != number || number.abs_diff(present) > 1 {
             return Err(format!("window {present} was called {}", grant.epoch));
@@ -55,7 +55,7 @@ impl Book for SlidingWindow {
         }
         let (before, after) = failover.wall_us;
         self.ran_back |= after < before;
-        // By more than a window, and the store takes its own state for a mistake.
+        // After a jump back by more than a window, the store considers its state invalid.
         if self.window_us > 0 && after / self.window_us + 1 < before / self.window_us {
             self.excused += self.windows.values().sum::<u64>();
             self.windows.clear();

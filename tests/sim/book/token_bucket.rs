@@ -1,9 +1,9 @@
-//! Token buckets: over every stretch of time, no more is lent than a full bucket and what the rate
-//! earned meanwhile.
+//! Token buckets: over every interval, at most a full bucket plus the tokens earned in the interval
+//! is leased.
 //!
-//! Kept as the time that is owed: each token costs its part of the window, time pays it off, and no
-//! more is ever owed than a full bucket is worth. That holds at every step if and only if it holds
-//! over every stretch between two of them.
+//! The book keeps the time that is owed: each token costs its part of the window, time pays it off,
+//! and the debt never exceeds the worth of a full bucket. This holds at every step if and only if
+//! the bound holds over every interval between two steps.
 
 use ratelease_engine::time::Time;
 
@@ -11,9 +11,9 @@ use super::{Book, Failover, Step};
 
 #[derive(Debug, Default)]
 pub struct TokenBucket {
-    /// Microseconds of earning that are owed.
+    /// Debt, in microseconds of earning.
     owed_us: f64,
-    /// When that was so, by the store's clock.
+    /// Time of that debt, by the store's clock.
     as_of_us: u64,
     /// Every step, for failovers.
     log: Vec<Owed>,
@@ -28,7 +28,7 @@ struct Owed {
     lent: u64,
 }
 
-/// Doubles are this exact, in tokens, over the numbers that occur here.
+/// Rounding error of doubles in the range of numbers used here, in tokens.
 const ROUNDING: f64 = 1e-3;
 
 impl Book for TokenBucket {
@@ -61,13 +61,13 @@ impl Book for TokenBucket {
         Ok(())
     }
 
-    /// The replica owes what was owed at its last step; time paid for the rest.
+    /// The replica owes the debt of its last step; the elapsed time paid for the rest.
     fn fail_over(&mut self, failover: &Failover) {
         let kept = self.log.partition_point(|owed| owed.at <= failover.kept_until);
         self.excused += self.log.drain(kept..).map(|owed| owed.lent).sum::<u64>();
         let last = self.log.last();
         self.owed_us = last.map_or(0.0, |owed| owed.owed_us);
-        // A clock that was set back earns nothing until it is where it was, which is stricter.
+        // A clock that was set back earns nothing until it reaches its old time, which is stricter.
         self.as_of_us = last.map_or(0, |owed| owed.as_of_us).min(failover.wall_us.1);
     }
 

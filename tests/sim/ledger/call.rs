@@ -1,4 +1,4 @@
-//! One request, and what it charges.
+//! One request, and its charges.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use ratelease_rules::{Algorithm, FailureMode, Limit, Rules};
 
 use crate::rule::{self, DOMAIN};
 
-/// A request on its way.
+/// A request under way.
 #[derive(Debug, Clone)]
 pub struct Call {
     pub pod: u64,
     pub begun_at: Time,
-    /// The caller was held up for so long between reading the clock and asking.
+    /// Delay of the caller between reading the clock and asking.
     pub pause: Duration,
-    /// It is answered within this.
+    /// The request is answered within this time.
     pub patience: Duration,
     pub charges: Vec<Charge>,
 }
@@ -25,28 +25,28 @@ pub struct Call {
 pub struct Charge {
     pub name: &'static str,
     pub value: &'static str,
-    /// 0 looks.
+    /// 0 only reads the count.
     pub hits: u64,
     pub refund: bool,
-    /// A limit that the request itself names.
+    /// A limit in the request itself.
     pub limit: Option<Limit>,
-    /// What it is counted as; `None` if nothing limits it.
+    /// The key and limit that it counts under; `None` if no rule limits it.
     pub count: Option<(Key, Limit)>,
     pub failure_mode: FailureMode,
-    /// Hits that were asked for in its window up to and with this one.
+    /// Hits requested in its window, up to and including this charge.
     pub order: u64,
 }
 
 // === impl Call ===
 
 impl Call {
-    /// The charges that are counted, by their places.
+    /// The charges that are counted, by their positions.
     pub fn counts(&self) -> impl Iterator<Item = (usize, Key, Limit)> {
         { self.charges.iter().enumerate() }
             .filter_map(|(at, charge)| charge.count.map(|(key, limit)| (at, key, limit)))
     }
 
-    /// A few words for people.
+    /// A short description for the story.
     pub fn story(&self) -> String {
         let charges: Vec<_> =
             self.charges.iter().map(|it| (it.name, it.value, it.hits, it.refund)).collect();
@@ -57,7 +57,7 @@ impl Call {
 // === impl Charge ===
 
 impl Charge {
-    /// Finds what it is counted as under `rules`.
+    /// Finds the key and limit that it counts under by `rules`.
     pub fn resolve(&mut self, rules: &Rules, hasher: &KeyHasher) {
         let applied = rule::applied(rules, self.name);
         let limit = self.limit.or(applied.map(|applied| applied.limit));
@@ -71,7 +71,7 @@ impl Charge {
         });
     }
 
-    /// How long its answer may be held back.
+    /// Maximum delay of its answer.
     pub fn max_delay(&self) -> Duration {
         match self.count {
             Some((_, Limit { algorithm: Algorithm::LeakyBucket { max_delay_us }, .. })) => {

@@ -1,4 +1,4 @@
-//! What pods admitted by themselves, with `failure_mode: local`, held to their parts of the limit.
+//! Local admissions of pods, with `failure_mode: local`, checked against their parts of the limit.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use ratelease_rules::{Algorithm, Limit};
 
 use crate::world::World;
 
-/// Hits that each pod admitted by itself, and the largest part that it may have believed in.
+/// Hits that each pod admitted locally, and the largest part that it may have assumed.
 #[derive(Debug, Default)]
 pub struct Locals(HashMap<Window, (u64, u64)>);
 
@@ -22,25 +22,25 @@ pub struct Window {
     limit: Limit,
 }
 
-/// A pod's windows lag behind the master's by the way out: those of two may lie in one. Where
-/// clocks differ, a pod learns which window it is in from a later reply.
+/// Number of a pod's windows that may lie in one of the master's, because they lag behind by the
+/// way out. Where clocks differ, a pod learns its current window from a later reply.
 const PARTS: u64 = 2;
 const PARTS_OF_STRANGE_CLOCKS: u64 = 4;
 
-/// A pod may go by a number of pods that it heard so long ago.
+/// Age of the number of pods that a pod may still use.
 const HEARD: Duration = Duration::from_secs(1);
 
 // === impl Window ===
 
 impl Window {
-    /// `None` where the limit has no fixed windows.
+    /// `None` if the limit has no fixed windows.
     pub fn of(world: &World, pod: u64, (key, limit): (Key, Limit), wall_us: u64) -> Option<Self> {
         let fixed = limit.algorithm == Algorithm::FixedWindow && !world.plan.has_failovers();
         let number = wall_us / (limit.window_seconds() * 1_000_000);
         fixed.then_some(Self { pod, key, number, limit })
     }
 
-    /// What the pod may admit by itself.
+    /// Maximum that the pod may admit locally.
     pub fn part(&self, world: &World, now: Time) -> u64 {
         let back = self.limit.window() + HEARD;
         let from = Time::default() + now.since(Time::default() + back);
@@ -61,7 +61,7 @@ impl Locals {
         *parts = part.max(*parts);
         *admitted += hits;
         let excess = admitted.saturating_sub(*parts);
-        // It is paid for now, or the run ends.
+        // A lease pays for it now, or the run fails.
         *admitted -= excess;
         excess
     }

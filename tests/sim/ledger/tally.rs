@@ -1,4 +1,4 @@
-//! Hits asked for and admitted, by key and window of the store's clock.
+//! Hits requested and admitted, by key and window of the store's clock.
 
 use std::collections::HashMap;
 
@@ -16,47 +16,47 @@ pub struct Tally {
     flows: HashMap<Key, Flow>,
 }
 
-/// How many requests had which answer.
+/// Number of requests by answer.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Counts {
     pub requests: u64,
     pub admitted: u64,
     pub denied: u64,
     pub errors: u64,
-    /// Of all, those that a failure mode answered.
+    /// Of all requests, those that a failure mode answered.
     pub failure_modes: u64,
-    /// Of those denied, the ones that one server would have let pass: they were among the first of
-    /// their window.
+    /// Of the denied requests, those that one server would have admitted: they were among the first
+    /// of their window.
     pub falsely_denied: u64,
 }
 
-/// Hits of one key that passed the door.
+/// Hits of one key, as callers see them.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Flow {
     /// Admitted with a lease's tokens.
     pub leased: u64,
-    /// Admitted by a pod alone, because the store did not answer.
+    /// Admitted by a pod locally, because the store did not answer.
     pub alone: u64,
-    /// Refunds of requests that stood.
+    /// Refunds of requests that were admitted.
     pub refunded: u64,
-    /// Refunds of requests whose callers did not hear what became of them.
+    /// Refunds of requests whose callers did not get the answer.
     pub unheard: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Window {
-    /// The highest limit that a request of it was held to.
+    /// The highest limit that applied to a request of it.
     highest: u64,
     offered: u64,
-    /// Hits of requests that began and ended in it.
+    /// Hits of requests that began and ended in this window.
     admitted: u64,
-    /// Hits of requests that began or ended in another.
+    /// Hits of requests that began or ended in another window.
     straddling: u64,
-    /// Of these, those that ended in it.
+    /// Of these, those that ended in this window.
     ended: u64,
 }
 
-/// What was used of windows that more was asked of.
+/// Use of the windows whose demand exceeded the limit.
 #[derive(Debug, Default, Clone)]
 pub struct Use {
     pub windows: Vec<UseOfWindow>,
@@ -71,7 +71,7 @@ pub struct UseOfWindow {
 // === impl Tally ===
 
 impl Tally {
-    /// Notes that `hits` are asked for. Returns how many were in the window so far, with these.
+    /// Records a request for `hits`. Returns the hits requested in the window so far, with these.
     pub fn offer(&mut self, key: Key, limit: Limit, hits: u64, wall_us: u64) -> u64 {
         self.limits.insert(key, limit);
         let window = self.window(key, number(limit, wall_us));
@@ -92,8 +92,9 @@ impl Tally {
         self.flows.entry(key).or_default()
     }
 
-    /// Enters an admission that took from the first to the second time. The error tells of a fixed
-    /// window with too many: seen from the door, whatever the store and the network say.
+    /// Enters an admission that began at the first time and ended at the second. Returns an error
+    /// for a fixed window with too many hits, as callers see it, whatever the store and the network
+    /// report.
     pub fn admit(
         &mut self,
         key: Key,
@@ -118,7 +119,7 @@ impl Tally {
         Ok(())
     }
 
-    /// What is left of the limit in both windows, if `hits` would have fit into either.
+    /// What is left of the limit over both windows, if `hits` would have fit into either.
     pub fn could_have_paid(
         &mut self,
         key: Key,
@@ -137,8 +138,8 @@ impl Tally {
         left(wall_us.0).zip(left(wall_us.1)).map(|(first, last)| first.min(last))
     }
 
-    /// The use of every fixed window that lay in the run as a whole, and of which more was asked,
-    /// in the order of the windows.
+    /// The use of every fixed window that lay entirely in the run and whose demand exceeded the
+    /// limit, in the order of the windows.
     pub fn use_of(&self, from_us: u64, until_us: u64) -> Use {
         let mut made = Use::default();
         let mut windows: Vec<_> = self.windows.iter().collect();
@@ -165,9 +166,9 @@ impl Tally {
 // === impl Flow ===
 
 impl Flow {
-    /// Whether what the store lent is what was admitted, when every pod has left. Hits that a pod
-    /// admitted alone may have been paid for by a lease that came later, and a refund may have
-    /// found less spent than it gave back.
+    /// Checks, once every pod has left, that what the store leased was admitted. A lease that came
+    /// later may have paid for hits that a pod admitted locally, and a refund may have found less
+    /// spent than it gave back.
     pub fn check(&self, store: &world::Flow) -> Result<(), String> {
         let Self { leased, alone, refunded, unheard } = *self;
         let world::Flow { lent, returned, pooled, lost } = *store;

@@ -1,4 +1,4 @@
-//! The dice of a plan.
+//! Draws a plan from a seed.
 
 mod audit;
 
@@ -9,7 +9,7 @@ use crate::dice::Dice;
 use crate::rule::RulePlan;
 use crate::weather::{Stretch, Trouble, Weather};
 
-/// Requests of one run, about: many runs find more than long ones.
+/// Approximate number of requests of one run: many short runs find more than a few long ones.
 const REQUESTS_MAX: u64 = 300;
 
 const SPAN_MS: [u64; 4] = [1_200, 1_200, 2_200, 2_200];
@@ -46,7 +46,8 @@ impl Plan {
             .collect();
         let failovers =
             if rough && dice.percent(30) { failovers(span_ms, dice) } else { Vec::new() };
-        // With a clock set back, some ask on until it has caught up: that has to take time.
+        // After a clock was set back, some callers keep asking until it has caught up, so asks must
+        // take time.
         let way_ms =
             if failovers.is_empty() { dice.pick(&[0, 1, 1, 2]) } else { dice.pick(&[1, 2]) };
         let weather = Weather {
@@ -65,7 +66,7 @@ impl Plan {
             seed,
             mood,
             span_ms,
-            // Somewhere in the last seconds of a minute.
+            // At some moment in the last three seconds of a minute.
             wall_start_us: WALL_US - dice.below(3_000_000),
             skews_us: Vec::new(),
             asks_per_ms: None,
@@ -73,7 +74,7 @@ impl Plan {
             wait_limit: max_wait.max(Duration::from_millis(15)),
             pods_expected: dice.pick(&[1, 4, 16, 64]),
             idle_pods: 0,
-            // Crowded: some eighty keys.
+            // A crowded table has room for some eighty keys.
             pod_bytes_max: if crowded { 24 << 10 } else { 8 << 20 },
             store_keys_max: if crowded { dice.pick(&[100, 2_000]) } else { 10_000 },
             shards,
@@ -93,7 +94,7 @@ impl Plan {
     }
 }
 
-/// The masters' clocks. All shares of a split key count by one clock, so that its windows are
+/// Draws the masters' clocks. All shards of a split key count by one clock, so that its windows are
 /// those of the fleet; two clocks may be several windows apart.
 fn skews(plan: &Plan, dice: &mut Dice) -> Vec<u64> {
     if plan.all_rules().any(|rule| rule.shards > 1) || plan.has_failovers() {
@@ -111,7 +112,7 @@ fn requests_per_unit(mood: Mood, dice: &mut Dice) -> u64 {
 
 fn demand(mood: Mood, rules: &[RulePlan], span_ms: u64, crowded: bool, dice: &mut Dice) -> Demand {
     let limit = rules.iter().map(|rule| rule.requests_per_unit).max().unwrap_or(1);
-    // Of the largest limit, in a second.
+    // Percentage of the largest limit, per second.
     let percent = match mood {
         Mood::Under => dice.pick(&[50, 95, 120]),
         Mood::Over => dice.pick(&[150, 250]),
@@ -121,7 +122,7 @@ fn demand(mood: Mood, rules: &[RulePlan], span_ms: u64, crowded: bool, dice: &mu
     let rough = mood == Mood::Rough;
     let requests_max = if rough { REQUESTS_MAX * 1_000 / span_ms } else { u64::MAX };
     let hits_mean = hits_a_second.div_ceil(requests_max);
-    // Few large charges or many small ones make the same demand.
+    // A few large charges or many small ones add up to the same demand.
     let hits_mean = if rough { hits_mean * dice.pick(&[1, 1, 1, 3]) } else { hits_mean };
     let sometimes = |percent, dice: &mut Dice| if rough && dice.percent(25) { percent } else { 0 };
     Demand {
@@ -176,7 +177,7 @@ fn stretches(span_ms: u64, dice: &mut Dice) -> Vec<Stretch> {
         .collect()
 }
 
-/// Most of the rules change.
+/// Draws changes of most of the rules.
 fn changes(rules: &[RulePlan], span_ms: u64, dice: &mut Dice) -> Vec<(u64, Vec<RulePlan>)> {
     let mut at_ms = 0;
     let mut rules = rules.to_vec();
@@ -191,7 +192,7 @@ fn changes(rules: &[RulePlan], span_ms: u64, dice: &mut Dice) -> Vec<(u64, Vec<R
         .collect()
 }
 
-/// A rule has another amount, other terms, or another algorithm or window.
+/// Gives a rule another amount, other terms, or another algorithm or window.
 fn change(rule: &mut RulePlan, dice: &mut Dice) {
     match dice.below(10) {
         0..4 => *rule = rule.of_requests(requests_per_unit(Mood::Rough, dice)),
@@ -229,7 +230,7 @@ fn fleet(mood: Mood, span_ms: u64, dice: &mut Dice) -> Vec<(u64, FleetEvent)> {
     events
 }
 
-/// To forty and back to four.
+/// Grows the fleet to forty pods and shrinks it back to four.
 fn churn(span_ms: u64, dice: &mut Dice, events: &mut Vec<(u64, FleetEvent)>) {
     *events = vec![(0, FleetEvent::Join); 4];
     for _ in 0..36 {

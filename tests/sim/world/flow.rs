@@ -1,24 +1,24 @@
-//! Where the tokens of one key went, and how many pods each pod heard of.
+//! Where the tokens of one key went, and the numbers of pods that each pod was told.
 
 use ratelease_engine::time::Time;
 
 use crate::book::Step;
 
-/// Tokens of one key, over the whole run. What was lent is still with pods or in pools, was spent,
-/// came back, or was lost on its way back.
+/// Tokens of one key, over the whole run. Leased tokens are held by pods or pools, were spent, came
+/// back, or were lost on their way back.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Flow {
-    /// By the key's own count.
+    /// Leased by the key's own count.
     pub lent: u64,
-    /// To the key's own count, refunds among them.
+    /// Returned to the key's own count, refunds included.
     pub returned: u64,
-    /// In the pools of a split key.
+    /// Held in the pools of a split key.
     pub pooled: i64,
     /// Returns and deposits that the store did not take.
     pub lost: u64,
 }
 
-/// Numbers of living pods, and when each was heard.
+/// Numbers of living pods in replies, with the times of the replies.
 #[derive(Debug, Default)]
 pub struct Heard(Vec<(Time, u32)>);
 
@@ -46,8 +46,8 @@ impl Heard {
         self.0.push((now, pods));
     }
 
-    /// The fewest that may be believed from `from` to `until`: what was heard last before, and all
-    /// that was heard in between.
+    /// The smallest number that may be in use from `from` to `until`: the last one received before,
+    /// and all received in between.
     pub fn fewest(&self, from: Time, until: Time, expected: u32) -> u32 {
         let before = self.0.partition_point(|(at, _)| *at <= from);
         let first = before.checked_sub(1).map_or(expected, |last| self.0[last].1);

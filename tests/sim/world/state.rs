@@ -1,4 +1,4 @@
-//! What is known of a run: the masters' counts, the books on them, and what each pod holds.
+//! The state of a run: the masters' counts, the books on them, and the tokens that each pod holds.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,46 +18,46 @@ use crate::plan::Plan;
 use crate::purse::{Lot, Purse};
 use crate::trace::Trace;
 
-/// What is known of a run.
+/// The state of a run.
 pub struct State {
     /// The masters.
     memories: Vec<Arc<MemoryStore>>,
-    /// What the master that is asked reads as its wall clock.
+    /// The wall clock that the master that is being asked reads.
     wall_us: Arc<AtomicU64>,
-    /// What the first master's clock shows when the run begins; failovers change it.
+    /// The first master's clock when the run begins; failovers change it.
     wall_start_us: u64,
     skews_us: Vec<u64>,
-    /// When each master has served what reached it.
+    /// When each master will have served the asks that reached it.
     served: Vec<Time>,
-    /// Every ask that the store took, to be played again after a failover.
+    /// Every ask that the store took, to be replayed after a failover.
     journal: Vec<Entry>,
-    /// By count, and by pool of one.
+    /// The books, by count and by its pools.
     books: HashMap<(Key, Option<u8>), Box<dyn Book>>,
     purses: HashMap<(u64, Key), Purse>,
     pub flows: HashMap<Key, Flow>,
     heard: HashMap<u64, Heard>,
-    /// What a request waits for a lease at most.
+    /// Maximum wait of a request for a lease.
     patience: Duration,
     pub trace: Trace,
-    /// How long an ask waited for a master that was busy, at most.
+    /// Maximum wait of an ask for a busy master.
     pub backlog: Duration,
     /// Asks taken in each millisecond of the run.
     pub asks: Vec<u32>,
-    /// The first thing that went wrong.
+    /// The first failure.
     wrong: Option<Wrong>,
 }
 
-/// What went wrong in a run, and when.
+/// A failure of a run, and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wrong {
     pub what: String,
     pub at: Duration,
 }
 
-/// Asks of one pod in a millisecond at most: far more than there are requests.
+/// Maximum asks of one pod in a millisecond: far above the number of requests.
 const ASKS_MAX: u32 = 5_000;
 
-/// A step to be played.
+/// A step to be replayed.
 #[derive(Clone, Copy)]
 pub struct Entry {
     pub at: Time,
@@ -69,7 +69,7 @@ pub struct Entry {
 // === impl Wrong ===
 
 impl Wrong {
-    /// What failures of one sort have in common: the first words, without numbers.
+    /// What failures of one kind have in common: the first words, without numbers.
     pub fn kind(&self) -> String {
         let words = self.what.split(|c: char| !c.is_alphabetic()).filter(|word| word.len() > 2);
         words.take(9).collect::<Vec<_>>().join(" ")
@@ -101,7 +101,7 @@ impl State {
         }
     }
 
-    /// What a master's clock shows at `now`, in microseconds since the Unix epoch.
+    /// A master's clock at `now`, in microseconds since the Unix epoch.
     pub fn wall_at(&self, now: Time, shard: usize) -> u64 {
         let skew_us = self.skews_us.get(shard).copied().unwrap_or(0);
         self.wall_start_us + skew_us + now.nanos() / 1_000
@@ -120,7 +120,7 @@ impl State {
         served
     }
 
-    /// Where a round trip takes no time, asking on and on keeps time from passing.
+    /// Counts an ask. Where a round trip takes no time, asking repeatedly keeps time from passing.
     pub fn note_ask(&mut self, now: Time) {
         let at = usize::try_from(now.nanos() / 1_000_000).unwrap();
         if self.asks.len() <= at {
@@ -140,8 +140,7 @@ impl State {
         replies.and_then(|mut replies| replies.pop()).unwrap()
     }
 
-    /// Credits what was given back once more, against the store's contract; only there to be
-    /// caught.
+    /// Credits returned tokens a second time, against the store's contract; a deliberate fault.
     pub fn credit_again(&mut self, entry: &Entry) {
         let Ask { back, key, limit, .. } = entry.ask;
         let ask = Ask { back, ..Ask::look(key, limit) };
@@ -159,18 +158,18 @@ impl State {
         self.books.entry((ask.counter(), ask.pool)).or_insert_with(open).enter(step)
     }
 
-    /// Keeps a step, to be played again after a failover.
+    /// Keeps a step, to be replayed after a failover.
     pub fn keep(&mut self, entry: Entry) {
         self.journal.push(entry);
     }
 
-    /// Replaces the masters by replicas that have seen the steps up to `kept_until`.
+    /// Replaces the masters by replicas that have received the steps up to `kept_until`.
     pub fn replay(&mut self, plan: &Plan, kept_until: Time) {
         self.memories = memories(&self.wall_us, plan);
         self.journal.retain(|entry| entry.at <= kept_until);
         for at in 0..self.journal.len() {
             let entry = self.journal[at];
-            // Known to succeed, as it did before.
+            // This succeeds, as it did before.
             let _ = self.play(&entry);
         }
     }
@@ -191,7 +190,7 @@ impl State {
         self.purses.entry((pod, key)).or_default()
     }
 
-    /// Tokens leave `pod` with `ask`: they return, or go to a pool.
+    /// Records the tokens that leave `pod` with `ask`: they return to the count, or go to a pool.
     pub fn note_returns(&mut self, pod: u64, ask: &Ask) -> Result<(), String> {
         if let Some(deposit) = ask.deposit {
             let back = Back { tokens: deposit.tokens, epoch: Some(deposit.epoch) };
@@ -200,7 +199,7 @@ impl State {
         ask.back.map_or(Ok(()), |back| self.purse(pod, ask.key).give_back(back))
     }
 
-    /// The pod hears that an ask was not taken: it has what it gave back again.
+    /// Records that an ask was not taken: the pod has the tokens again that it gave back.
     pub fn note_kept(&mut self, pod: u64, ask: &Ask) {
         if let Some(Back { tokens, epoch: Some(epoch) }) = ask.back {
             self.purse(pod, ask.key).keep(tokens, epoch);
@@ -210,7 +209,7 @@ impl State {
         }
     }
 
-    /// An ask that the store does not take: what was to return is lost.
+    /// Records an ask that the store does not take: the tokens in it are lost.
     pub fn note_lost(&mut self, ask: &Ask) {
         let back = ask.back.map_or(0, |back| back.tokens);
         let deposit = ask.deposit.map_or(0, |deposit| deposit.tokens);
@@ -219,18 +218,18 @@ impl State {
         }
     }
 
-    /// The store said how many pods are alive.
+    /// Records the number of living pods in a reply.
     pub fn note_heard(&mut self, pod: u64, pods: u32, now: Time) {
         self.heard.entry(pod).or_default().note(pods, now);
     }
 
-    /// The fewest pods that `pod` may take to be alive between two times; `expected` before it
-    /// heard of any.
+    /// The fewest pods that `pod` may assume alive between two times; `expected` before it has
+    /// received a number.
     pub fn fewest_pods(&self, pod: u64, from: Time, until: Time, expected: u32) -> u32 {
         self.heard.get(&pod).map_or(expected, |heard| heard.fewest(from, until, expected))
     }
 
-    /// `pod` receives what the store lent by `ask`, taken at `taken_at`.
+    /// Records that `pod` receives what the store leased by `ask`, taken at `taken_at`.
     pub fn deliver(&mut self, pod: u64, ask: &Ask, grant: &Grant, taken_at: Time, now: Time) {
         let spaced = matches!(ask.limit.algorithm, Algorithm::LeakyBucket { .. });
         // A slot may be taken as late as a request may wait for it.
@@ -243,8 +242,8 @@ impl State {
         self.purse(pod, ask.key).lend(lot, is_windowed, now);
     }
 
-    /// Keys of which `pod` has tokens of leases that have not ended, by the ends of their names in
-    /// a story, and how many.
+    /// The keys of which `pod` has tokens of live leases, by the ends of their names in a story,
+    /// and the number of tokens.
     pub fn live_of(&self, pod: u64, now: Time) -> Vec<(u64, u64)> {
         let of_pod = self.purses.iter().filter(|((of, _), _)| *of == pod);
         let live = of_pod.map(|((_, key), purse)| (key.bits() % 1_000, purse.live(now)));

@@ -1,4 +1,4 @@
-//! The configuration of a test's Envoy, as the JSON that it takes in place of YAML.
+//! The configuration of a test's Envoy, as JSON in place of YAML.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -6,40 +6,40 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// How Envoy asks, and whom.
+/// How Envoy calls the pods, and which pods.
 #[derive(Debug, Clone)]
 pub(crate) struct EnvoyOptions {
-    /// Which tree of the rules.
+    /// The domain of the rules.
     pub(crate) domain: String,
-    /// The pods' gRPC addresses. Envoy takes them in turn.
+    /// The pods' gRPC addresses. Envoy uses them in turn.
     pub(crate) ratelease: Vec<SocketAddr>,
     /// More pods, on Unix sockets.
     pub(crate) pipes: Vec<PathBuf>,
-    /// How many of them must be healthy before [`Envoy::start`] returns.
+    /// Number of pods that must be healthy before [`Envoy::start`] returns.
     pub(crate) healthy: usize,
-    /// How long it waits for an answer. 250 ms by default, not Envoy's 20 ms: the machine may be
+    /// How long Envoy waits for an answer. 250 ms by default, not Envoy's 20 ms: the machine may be
     /// compiling, and a test that is about time sets its own.
     pub(crate) timeout: Duration,
-    /// Whether a request whose question has failed gets 500 (the default here) or passes.
+    /// Whether a request whose rate limit call failed gets 500 (the default here) or passes.
     pub(crate) failure_mode_deny: bool,
-    /// The route's `rate_limits`, in Envoy's words.
+    /// The route's `rate_limits`, in Envoy's format.
     pub(crate) rate_limits: Value,
-    /// More fields of the filter's configuration, laid over those above.
+    /// Additional fields of the filter's configuration, which override those above.
     pub(crate) filter: Value,
-    /// Filters that a request passes before it, see [`filter`].
+    /// Filters that a request passes before the rate limit filter, see [`filter`].
     pub(crate) filters: Vec<Value>,
     /// Worker threads; each has connections of its own to the pods.
     pub(crate) concurrency: usize,
 }
 
-/// Envoy takes a port of its own choosing and tells it on its admin page.
+/// Makes Envoy choose a port, which it reports on its admin page.
 pub(super) const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 // === impl EnvoyOptions ===
 
 impl EnvoyOptions {
-    /// Each request asks with three descriptors: `path`, the request's path; `user`, its header
-    /// `x-user`, if it has one; and `generic_key` with the value `all`.
+    /// Each request is sent with three descriptors: `path`, the request's path; `user`, its header
+    /// `x-user`, if present; and `generic_key` with the value `all`.
     pub(crate) fn new(domain: &str, ratelease: &[SocketAddr]) -> Self {
         let header = |name: &str, key: &str| {
             let header = json!({"header_name": name, "descriptor_key": key});
@@ -81,7 +81,7 @@ impl EnvoyOptions {
         config
     }
 
-    /// All of it, with the upstream on a socket at this path.
+    /// The whole configuration, with the upstream on a socket at this path.
     pub(super) fn bootstrap(&self, upstream: &Path) -> Value {
         let upstream = pipe(upstream);
         let ingress = json!({"route": {"cluster": "upstream", "rate_limits": self.rate_limits}});
@@ -129,7 +129,7 @@ fn assignment(cluster: &str, endpoints: &[Value]) -> Value {
     json!({"cluster_name": cluster, "endpoints": [{"lb_endpoints": endpoints}]})
 }
 
-/// An HTTP filter by the end of its name.
+/// An HTTP filter, by the last part of its name.
 pub(crate) fn filter(name: &str, config: Value) -> Value {
     json!({"name": format!("envoy.filters.http.{name}"), "typed_config": config})
 }
@@ -139,7 +139,7 @@ fn router() -> Value {
     filter("router", json!({"@type": kind}))
 }
 
-/// A listener on which every request takes one `route`.
+/// A listener that sends every request to one `route`.
 fn listener(name: &str, address: Value, filters: &[Value], route: Value) -> Value {
     let mut route = route;
     route["match"] = json!({"prefix": "/"});
@@ -155,14 +155,14 @@ fn listener(name: &str, address: Value, filters: &[Value], route: Value) -> Valu
     json!({"name": name, "address": address, "filter_chains": [{"filters": [manager]}]})
 }
 
-/// The pods, over HTTP/2, each asked for its health ten times a second.
+/// The pods, over HTTP/2, with ten health checks a second each.
 fn ratelease_cluster(pods: &[Value]) -> Value {
     let options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
     json!({
         "name": "ratelease",
         "connect_timeout": "1s",
         "load_assignment": assignment("ratelease", pods),
-        // A pod that says it is not serving gets nothing, even if no other is left.
+        // A pod that reports that it is not serving gets nothing, even if no other is left.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "health_checks": [{
             "timeout": "1s",

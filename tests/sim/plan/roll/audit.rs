@@ -1,4 +1,4 @@
-//! Plans of runs that account for each token: no window ends, no lease does, no reply is lost.
+//! Plans of runs that account for each token: no window ends, no lease ends, no reply is lost.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::dice::Dice;
 use crate::rule::RulePlan;
 use crate::weather::{Stretch, Trouble, Weather};
 
-/// After the last trouble, breakers close and returns get through.
+/// Time after the last fault in which breakers close and returns arrive.
 const PEACE_MS: u64 = 1_500;
 
 pub fn plan(seed: u64, dice: &mut Dice) -> Plan {
@@ -21,7 +21,7 @@ pub fn plan(seed: u64, dice: &mut Dice) -> Plan {
     Plan {
         seed,
         mood: Mood::Audit,
-        // No hour ends for a while.
+        // No hour ends during the run.
         wall_start_us: WALL_US + 600_000_000,
         max_wait,
         wait_limit: Duration::from_millis(15),
@@ -42,7 +42,7 @@ fn rule(dice: &mut Dice) -> RulePlan {
     rule
 }
 
-/// How tokens are lent, but for leases that end.
+/// Draws how tokens are leased, without leases that end.
 fn terms(rule: &mut RulePlan, dice: &mut Dice) {
     rule.roll_terms(dice);
     if rule.lease.contains("ttl") {
@@ -94,7 +94,7 @@ fn stretch(span_ms: u64, dice: &mut Dice) -> Stretch {
     }
 }
 
-/// Pods come, and leave in peace.
+/// Draws pods that join, and leave without faults.
 fn fleet(pods: u32, span_ms: u64, dice: &mut Dice) -> Vec<(u64, FleetEvent)> {
     let mut events = vec![(0, FleetEvent::Join); pods as usize];
     for _ in 0..dice.below(3) {
@@ -106,7 +106,7 @@ fn fleet(pods: u32, span_ms: u64, dice: &mut Dice) -> Vec<(u64, FleetEvent)> {
     events
 }
 
-/// Amounts, shares and leases change; counts go on.
+/// Draws changes of amounts, shards and leases; counts continue.
 fn changes(rules: &[RulePlan], span_ms: u64, dice: &mut Dice) -> Vec<(u64, Vec<RulePlan>)> {
     let mut rules = rules.to_vec();
     let mut at_ms = 0;
