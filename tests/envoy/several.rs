@@ -27,8 +27,8 @@ async fn a_denied_request_spends_nothing_on_its_other_descriptors() {
             .map(u64::from)
     };
 
-    // One request may be denied by one limit and pass the other: the tokens of a denied request
-    // that are held for a moment must not be lost.
+    // Denied and admitted requests run side by side: the tokens that a denied request holds for a
+    // moment are not lost.
     let (narrow, wide) = (bob("/narrow", 300), bob("/wide", 200));
     assert_eq!(narrow.finish().await, tally(NARROW, 300 - NARROW));
     assert_eq!(wide.finish().await, tally(200, 0));

@@ -1,4 +1,4 @@
-//! What leaves the process beside answers: spans and metrics for a collector, samples in the log.
+//! Telemetry: spans and metrics for a collector, samples in the log.
 
 mod lines;
 mod lost;
@@ -24,29 +24,30 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 4000000000}
 ";
 
-/// What no span, and no line that was not asked to, may show.
+/// A value that no span may show, and no log line unless its field was requested.
 const SECRET: &str = "4111-1111-1111-1111";
 
-/// For what takes milliseconds, on a machine that also compiles.
+/// Limit for steps that take milliseconds, on a machine that also compiles.
 const SOON: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// For spans that linger for 5 s and are tried three times, with 3 s between at most.
+/// For spans that wait up to 5 s in a batch and are sent up to three times, at most 3 s apart.
 const ARRIVED_MAX: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// A pod that does without the store's word on no request: that may be late, on such a machine.
+/// A pod that waits for the store's reply in every request: the reply may be late on a busy
+/// machine.
 const PATIENT: [(&str, &str); 2] = [("LEASE_MAX_WAIT", "8s"), ("REDIS_TIMEOUT", "8s")];
 
 fn rules() -> TempDir {
     dir_of(&[("test.yaml", RULES)])
 }
 
-/// A `RateLimitRequest` of one entry of the domain `test`, or of another one.
+/// A `RateLimitRequest` of one entry, in the domain `test` or another one.
 fn request(domain: &str, key: &str) -> Vec<u8> {
     let entry = [bytes_field(1, key), bytes_field(2, SECRET)].concat();
     [bytes_field(1, domain), bytes_field(2, bytes_field(1, entry))].concat()
 }
 
-/// One decision over gRPC, with these headers.
+/// Requests one decision over gRPC, with these headers.
 async fn decide(pod: &Ratelease, message: Vec<u8>, headers: &[(&str, &str)]) -> Reply {
     let mut head = post(SHOULD_RATE_LIMIT);
     for (name, value) in headers {
@@ -56,7 +57,7 @@ async fn decide(pod: &Ratelease, message: Vec<u8>, headers: &[(&str, &str)]) -> 
     Connection::open(pod.grpc).await.request(head, body).await.unwrap()
 }
 
-/// One decision over HTTP; its status.
+/// Requests one decision over HTTP; returns the status.
 async fn decide_json(pod: &Ratelease, key: &str, headers: &[(&str, &str)]) -> u16 {
     let entry = format!(r#"{{"key":"{key}","value":"{SECRET}"}}"#);
     let body = format!(r#"{{"domain":"test","descriptors":[{{"entries":[{entry}]}}]}}"#);

@@ -1,25 +1,25 @@
-//! The text of the source, held to what no compiler or lint holds it to: sizes, names, stray words,
-//! and who may name whom. Each rule is a row of a table with its reason, printed when it is broken.
+//! Rules for the text of the source that no compiler or lint checks: sizes, names, stray words, and
+//! allowed dependencies. Each rule is a row of a table with its reason, printed when it is broken.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use scan::{Source, Token};
 
-mod crates; // which crate is built from which
-mod edges; // who may name whom
-mod layers; // in which order
+mod crates; // the crates that each crate may use
+mod edges; // the modules that each module may name
+mod layers; // the order of the layers
 mod scan; // tokens and paths
 
-/// Lines of a file, of a function, and columns of a line: what one can hold in view.
+/// Maximum lines of a file and of a function, and columns of a line, to keep them readable.
 const FILE_LINES_MAX: usize = 400;
 const FUNCTION_LINES_MAX: usize = 70;
 const COLUMNS_MAX: usize = 100;
 
-/// Files that name nothing: the next thing added to one is as well placed as the last.
+/// File names that say nothing: anything could be added to such a file.
 const VAGUE: [&str; 7] = ["common", "helpers", "impl", "manager", "service", "types", "util"];
 
-/// What is not left lying about. Written apart, so that this file does not break its own rule.
+/// Text that must not remain. Split here, so that this file does not break its own rule.
 const STRAY: [(&str, &str); 6] = [
     (concat!("db", "g!("), "take the debug print out"),
     (concat!("to", "do!("), "finish it, or leave the whole of it out"),

@@ -1,8 +1,9 @@
-//! No algorithm admits more than it may, by the wall clock of the requests.
+//! No algorithm admits more than its bound, by the wall clock of the requests.
 //!
-//! What Redis counted happened between the request and its answer, both of which were timed. So
-//! nothing here needs a tolerance: a span holds for certain what was asked and answered within it,
-//! and only that is held against the bound. What straddles an edge counts on neither side.
+//! Redis counted a request at some moment between the request and its answer, both of which were
+//! timed. So nothing here needs a tolerance: only requests that began and were answered within a
+//! span certainly belong to it, and only they are compared with the bound. Those that straddle an
+//! edge count on neither side.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,18 +24,18 @@ const WINDOW: Duration = Duration::from_secs(2);
 const WINDOWS: u32 = 3;
 /// WINDOW / LIMIT
 const INTERVAL: Duration = Duration::from_millis(10);
-/// How long a lease of a token bucket may lie before it is spent.
+/// How long a leased token of a token bucket may remain unspent.
 const TTL: Duration = Duration::from_millis(200);
 
-/// A request that passed: when it was asked and answered, since the Unix epoch.
+/// A request that passed: when it was sent and answered, since the Unix epoch.
 #[derive(Debug, Clone, Copy)]
 struct Passed {
     asked: Duration,
     answered: Duration,
 }
 
-/// Four pods that are offered three times the limit for some windows, from cold: those that pass,
-/// in the order of their answers.
+/// Offers four pods three times the limit for some windows, from a cold start. Returns the requests
+/// that pass, in the order of their answers.
 async fn passed(algorithm: &str) -> Vec<Passed> {
     let window = WINDOW.as_secs();
     let rule =
@@ -60,13 +61,13 @@ async fn passed(algorithm: &str) -> Vec<Passed> {
     passed
 }
 
-/// How many passed for certain between two times.
+/// Number of requests that certainly passed between two times.
 fn within(passed: &[Passed], from: Duration, to: Duration) -> u32 {
     let certain = |passed: &&Passed| from <= passed.asked && passed.answered < to;
     u32::try_from(passed.iter().filter(certain).count()).unwrap()
 }
 
-/// When the window began that this time lies in.
+/// Start of the window that contains this time.
 fn window_of(time: Duration) -> Duration {
     WINDOW * u32::try_from(time.as_nanos() / WINDOW.as_nanos()).unwrap()
 }
@@ -90,8 +91,8 @@ async fn a_sliding_log_holds_in_every_span_of_a_window() {
     }
 }
 
-/// Leases end with their window, and what was lent at a time may be spent at any later one of its
-/// window: the window before weighs less then.
+/// Leases end with their window, and a leased token may be spent at any later time of its window,
+/// when the previous window has less weight.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sliding_window_holds_by_its_estimate_at_each_answer() {
     let passed = passed("algorithm: sliding_window").await;
@@ -101,7 +102,8 @@ async fn a_sliding_window_holds_by_its_estimate_at_each_answer() {
         let since = within(&passed, from, at.answered) + 1;
         let rest = 1.0 - (at.answered - from).as_secs_f64() / WINDOW.as_secs_f64();
         let estimate = f64::from(before) * rest + f64::from(since);
-        // The last one of the estimate is `at` itself, which may have been counted in its window.
+        // The last request of the estimate is `at` itself, which may have been counted in its
+        // window.
         assert!(estimate <= f64::from(LIMIT) + 1.0, "{estimate} at {:?}", at.answered);
     }
 }
@@ -127,7 +129,7 @@ async fn a_token_bucket_admits_its_burst_and_then_its_rate() {
     }
 }
 
-/// A slot lies between the request, which it is not before, and the answer, which waits for it.
+/// A slot lies between the request, which it does not precede, and the answer, which waits for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leaky_bucket_admits_one_in_each_slot() {
     let passed = passed("algorithm: leaky_bucket, max_delay: 50ms").await;

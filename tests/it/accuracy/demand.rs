@@ -1,4 +1,4 @@
-//! Requests that arrive when they like: a Poisson stream by a seed, over pods of unequal weight.
+//! Requests at random times: a seeded Poisson stream, over pods of unequal weight.
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use crate::support::dice::Dice;
 /// A stream of requests for one key.
 #[derive(Debug, Clone)]
 pub struct Demand {
-    /// Requests a second, all pods together.
+    /// Requests a second, over all pods.
     pub rate: f64,
-    /// What each pod gets of it, in proportion.
+    /// The share of each pod, as relative weights.
     pub weights: Vec<f64>,
-    /// So often, each pod takes the weight of the pod before it.
+    /// Interval at which each pod takes the weight of the pod before it.
     pub moves_every: Option<Duration>,
 }
 
 /// One request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arrival {
-    /// Since the start.
+    /// Time since the start.
     pub at: Duration,
-    /// The pod that it comes to.
+    /// The pod that receives it.
     pub pod: usize,
 }
 
@@ -39,7 +39,7 @@ impl Demand {
         })
     }
 
-    /// The pod at this part, from 0 to 1, of the weights that are in force `at` a time.
+    /// The pod at this part, from 0 to 1, of the sum of the weights in force at the time `at`.
     fn pod(&self, part: f64, at: Duration) -> usize {
         let moves = self.moves_every.map_or(0, |every| at.as_nanos() / every.as_nanos());
         let mut rest = part * self.weights.iter().sum::<f64>();

@@ -10,15 +10,15 @@ use tokio::time::Instant;
 
 use super::demand::Arrival;
 
-/// What became of one request.
+/// The outcome of one request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Answer {
     pub pod: usize,
     pub said: Said,
-    /// When it was handed to the pod, since the start. Up to 1 ms later than it was due, the
-    /// runtime's timers being as coarse.
+    /// When it was handed to the pod, since the start. Up to 1 ms later than it was due, which is
+    /// the precision of the runtime's timers.
     pub issued: Duration,
-    /// When the answer was there.
+    /// When the answer arrived.
     pub answered: Duration,
 }
 
@@ -30,7 +30,7 @@ pub enum Said {
     Failed,
 }
 
-/// So many requests are sent without a pause for other tasks at most, when some are overdue.
+/// Maximum number of overdue requests that are sent without a pause for other tasks.
 const IN_ONE_GO: usize = 64;
 
 /// Sends each request of `arrivals` to `decide` when it is due, counted from `start`, but none at
@@ -71,7 +71,7 @@ where
     answers
 }
 
-/// How many of `answers` say this.
+/// Number of `answers` with this outcome.
 pub fn count(answers: &[Answer], said: Said) -> u64 {
     answers.iter().filter(|answer| answer.said == said).count() as u64
 }

@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 use super::drive::Said;
 use crate::support::redis::Cluster;
 
-/// Pods that share counts under one set of rules: a key each, of domain [`DOMAIN`].
+/// Pods that share counts under one set of rules: one key per rule, in the domain [`DOMAIN`].
 pub struct Fleet {
     pub pods: Vec<Pod>,
     pub rules: Arc<Rules>,
@@ -37,17 +37,17 @@ pub struct Pod {
     keeper: JoinHandle<()>,
 }
 
-/// The store of one pod, with a note of what passes through.
+/// The store of one pod, which records the asks that pass through it.
 pub struct Told {
     store: Arc<RedisStore>,
     asks: Mutex<HashMap<Key, u64>>,
-    /// Pods alive, as the store last said.
+    /// Number of living pods in the store's last reply.
     pods: AtomicU32,
 }
 
 pub const DOMAIN: &str = "accuracy";
 
-/// Connections and signs of life take a second or two.
+/// Maximum wait for connections and heartbeats, which take a second or two.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 // === impl Fleet ===
@@ -85,7 +85,7 @@ impl Fleet {
         self.decide_for(pod, key, VALUE)
     }
 
-    /// The answer of one pod to a request for this value of `key`, which counts apart.
+    /// The answer of one pod to a request for this value of `key`, which has a count of its own.
     pub fn decide_for(
         &self,
         pod: usize,
@@ -115,15 +115,15 @@ impl Fleet {
         }
     }
 
-    /// Asks for `key` that reached the stores of all pods. Each is one EVALSHA, or two after a
-    /// NOSCRIPT.
+    /// Number of asks for `key` that reached the stores of all pods. Each is one EVALSHA, or two
+    /// commands after a NOSCRIPT.
     pub fn asks(&self, key: &str) -> u64 {
         let parts = std::iter::once((key, Part::Value(VALUE)));
         let key = self.hasher.key(DOMAIN, self.limit(key).identity(), parts);
         self.pods.iter().map(|pod| pod.told.asks.lock().get(&key).copied().unwrap_or(0)).sum()
     }
 
-    /// Asks for all keys.
+    /// Number of asks for all keys.
     pub fn all_asks(&self) -> u64 {
         self.pods.iter().map(|pod| pod.told.asks.lock().values().sum::<u64>()).sum()
     }
@@ -178,7 +178,7 @@ impl Pod {
         Self { limiter, told, keeper }
     }
 
-    /// What SIGTERM does, once no decision is under way.
+    /// Does what SIGTERM does, once no decision is under way.
     pub async fn close(&self) {
         self.keeper.abort();
         self.limiter.close().await;

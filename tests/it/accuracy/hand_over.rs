@@ -1,4 +1,4 @@
-//! What a pod that ends had left goes to the others.
+//! The unspent tokens of a pod that ends go to the others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ async fn what_a_closing_pod_had_left_is_admitted_by_another() {
     }
 }
 
-/// How many of so many requests to one pod it admits.
+/// Number of `requests` to one pod that it admits.
 async fn offer(fleet: &Fleet, pod: usize, requests: u64) -> u64 {
     let rate = requests as f64 / SPAN.as_secs_f64();
     let demand = Demand { rate, weights: vec![1.0], moves_every: None };

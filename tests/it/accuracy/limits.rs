@@ -1,4 +1,5 @@
-//! As many pass as may, however the demand is spread over the pods, and few are denied too early.
+//! The whole limit passes, however the demand is spread over the pods, and few are denied too
+//! early.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +14,16 @@ use crate::support::dice::Dice;
 use crate::support::now;
 use crate::support::redis::Cluster;
 
-/// The demand of four pods, in proportion.
+/// Relative demand of the four pods.
 const SKEW: [f64; 4] = [7.0, 1.5, 1.0, 0.5];
 
-/// A year stands for the hour of the promise: leases are sized by what remains and by the time
-/// until the window ends, which is far off in both, and no year ends while a test runs.
+/// A year replaces the hour of the promise: leases are sized by what remains and by the time until
+/// the window ends, which is far off in both cases, and no year ends while a test runs.
 fn rule(limit: u64) -> String {
     format!("unit: year, requests_per_unit: {limit}")
 }
 
-/// `offered` requests for a key limited to `limit`, spread over a `span`.
+/// Sends `offered` requests for a key limited to `limit`, spread over `span`.
 async fn run(prefix: &str, limit: u64, offered: u64, span: Duration) -> Vec<Answer> {
     let rules = [("key".to_owned(), rule(limit))];
     let fleet = Arc::new(Fleet::start(Cluster::shared(), prefix, 4, &rules, MAX_WAIT).await);
@@ -41,10 +42,10 @@ async fn run(prefix: &str, limit: u64, offered: u64, span: Duration) -> Vec<Answ
 /// 2. *too early*: those denied before the last one was admitted, while the store or some pod
 ///    still had a token.
 ///
-/// Requests are interchangeable: what counts is how many are turned away that need not be, which
-/// is the first. The second also counts what a flood meets elsewhere while the pod with the fewest
-/// requests spends its last token, however few those are. Tokens that nobody ever got are not in
-/// it: the share admitted shows them.
+/// Requests are interchangeable: the first definition counts the requests that were denied
+/// needlessly. The second also counts denials at other pods while the pod with the fewest requests
+/// spends its last token, however few requests it has. It does not include tokens that were never
+/// used: the admitted share shows them.
 fn falsely_denied(answers: &[Answer], limit: u64) -> [u64; 2] {
     let first = &answers[..answers.len().min(usize::try_from(limit).unwrap())];
     let admitted = answers.iter().filter(|answer| answer.said == Said::Admitted);
@@ -72,8 +73,8 @@ async fn over_subscribed(limit: u64, span: Duration) {
     assert!(admitted <= limit, "{admitted} of {limit}");
     assert!(admitted * 1_000 >= limit * 995, "{admitted} of {limit}");
     assert!(out_of_turn <= 0.015, "{falsely:?} of {offered}");
-    // 0.1 to 0.6 % were seen of the large limit, and 8 % on a machine that was far too busy. Pods
-    // that keep their tokens to themselves deny all of the 60 % that have to be denied too early.
+    // 0.1 to 0.6 % were observed for the large limit, and 8 % on a very busy machine. Pods that do
+    // not give tokens back deny all of the 60 % too early.
     assert!(too_early <= 0.2, "{falsely:?} of {offered}");
 }
 

@@ -1,12 +1,12 @@
-//! One server that sees every request the moment it arrives and has no trip to make: what a fleet
-//! of pods is measured by. Slow, plain arithmetic of its own, not the product's.
+//! One server that receives every request the moment it arrives, without a round trip: a fleet of
+//! pods is compared with it. Slow, plain arithmetic, independent of the product's.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use ratelease_rules::{Algorithm, Limit};
 
-/// The exact answers under one limit, from when nothing has been charged yet.
+/// The exact answers under one limit, starting without charges.
 pub struct Exact {
     limit: Limit,
     state: State,
@@ -20,7 +20,7 @@ enum State {
         count: u64,
         previous: u64,
     },
-    /// Parts of tokens: as many make a token as there are nanoseconds in a window.
+    /// Fractions of tokens: one token has as many as there are nanoseconds in a window.
     Bucket {
         parts: u128,
         at: u128,
@@ -44,8 +44,8 @@ impl Exact {
         Self { limit, state }
     }
 
-    /// Whether a request that arrives at `now`, since the Unix epoch, passes. Times may not go
-    /// back.
+    /// Whether a request that arrives at `now`, since the Unix epoch, passes. Times must not
+    /// decrease.
     pub fn admits(&mut self, now: Duration) -> bool {
         let (now, length) = (now.as_nanos(), self.limit.window().as_nanos());
         let limit = u128::from(self.limit.requests_per_unit);

@@ -1,4 +1,4 @@
-//! The parts themselves: the stream, what sends it, and the oracle.
+//! The parts: the stream, the driver, and the oracle.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -48,7 +48,7 @@ async fn a_slow_answer_delays_no_other_request() {
     assert!(answers[1].answered < answers[0].answered && answers[2].answered < answers[0].answered);
 }
 
-/// How many of `requests` at each time, in milliseconds, pass under 10 in each 10 s.
+/// Of `requests` (time in milliseconds, and number), those that pass under a limit of 10 in 10 s.
 fn passing(algorithm: Algorithm, requests: &[(u64, u32)]) -> Vec<u32> {
     let limit = Limit { algorithm, ..Limit::fixed_window(1, Unit::Second) };
     let ten = NonZeroU32::new(10).unwrap();

@@ -1,4 +1,4 @@
-//! What decisions cost Redis, by its own count.
+//! The cost of decisions for Redis, by Redis's own counts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::support::redis::Cluster;
 const MINUTE: Duration = Duration::from_secs(60);
 const RULE: &str = "unit: minute, requests_per_unit: 600000";
 
-/// What pods send. Commands that a script calls are not on their own account.
+/// Commands that pods send. Commands called by a script are not counted separately.
 const SENT: [&str; 3] = ["eval", "evalsha", "script|load"];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -39,8 +39,8 @@ async fn a_thousand_decisions_on_a_hot_key_cost_at_most_5_commands() {
     assert!(cost > 0.0 && cost <= 5.0, "{cost:.2}");
 }
 
-/// One pod, since each pod needs a first lease of every key that it sees: of 500 000 decisions over
-/// 10 000 keys, that alone is 20 commands for 1000.
+/// One pod, since each pod needs a first lease of every key that it serves: for 500 000 decisions
+/// on 10 000 keys, that alone is 20 commands per 1000.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_decisions_on_ten_thousand_cold_keys_cost_at_most_30_commands() {
     const DECISIONS: u32 = 500_000;
@@ -58,7 +58,7 @@ async fn a_thousand_decisions_on_ten_thousand_cold_keys_cost_at_most_30_commands
         asking.spawn(async move {
             let mut seen = BTreeMap::new();
             for number in 0..DECISIONS / AT_ONCE {
-                // Whoever is answered at once leaves the connections no time otherwise.
+                // Requests that are answered at once otherwise leave the connections no time.
                 if number % 32 == 0 {
                     tokio::task::yield_now().await;
                 }
@@ -83,7 +83,7 @@ async fn a_thousand_decisions_on_ten_thousand_cold_keys_cost_at_most_30_commands
     assert!(cost > 0.0 && cost <= 30.0, "{cost:.2}");
 }
 
-/// A cluster whose commands are all this test's, and pods on it.
+/// A cluster that only this test uses, and pods on it.
 async fn alone(pods: usize) -> (Cluster, Fleet) {
     let cluster = Cluster::start(3, 1);
     let rules = [("key".to_owned(), RULE.to_owned())];
@@ -95,9 +95,9 @@ fn sent(cluster: &Cluster) -> u32 {
     u32::try_from(SENT.map(|name| cluster.calls(name)).iter().sum::<u64>()).unwrap()
 }
 
-/// Numbers from 0, the n-th 1/n times as likely as the first.
+/// Numbers from 0 whose n-th is 1/n times as likely as the first.
 struct Zipf {
-    /// The sum of the weights up to each.
+    /// Cumulative weights.
     up_to: Vec<f64>,
 }
 

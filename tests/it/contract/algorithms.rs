@@ -1,9 +1,9 @@
-//! Every algorithm as the doors answer for it: as many pass as the limit says, what is given back
-//! passes again, and a rule that changes its algorithm begins anew.
+//! Every algorithm over both protocols: as many requests pass as the limit allows, returned tokens
+//! can be used again, and a rule that changes its algorithm starts a new count.
 
 use super::{Case, Pod, World, countdown, in_every_world};
 
-/// None of these gives a token back while a test runs.
+/// None of these makes a token available again while a test runs.
 fn rules(fixed: &str) -> String {
     let rule = |key: &str, algorithm: &str| {
         format!(
@@ -34,9 +34,9 @@ async fn each_algorithm_lets_as_many_pass_as_its_limit_says(world: World) {
             Case("token bucket", "(bucket,$)", &three),
             Case("sliding window", "(window,$)", &three),
             Case("sliding log", "(log,$)", &three),
-            // What passes at once is the burst.
+            // The burst passes at once.
             Case("burst", "(burst,$)", "OK 1/3 YEAR | OK 0/3 YEAR | OVER 0/3 YEAR"),
-            // A slot in four months: the second request would have to wait for it.
+            // One slot in four months: the second request would have to wait for its slot.
             Case("leaky bucket", "(leaky,$)", "OK 0/3 YEAR | OVER 0/3 YEAR"),
         ],
     )

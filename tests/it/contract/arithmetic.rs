@@ -1,9 +1,9 @@
-//! COUNTER ARITHMETIC: hits, looks and refunds. Where the contract seeds a count, a first request
-//! charges it.
+//! COUNTER ARITHMETIC: hits, requests with no hits, and refunds. Where the contract seeds a count,
+//! a first request charges it.
 
 use super::{Case, Pod, World, countdown, in_every_world, times};
 
-/// Limits are named by their key: `k10` allows 10.
+/// Each limit is in its key: `k10` allows 10.
 const RULES: &str = "
 domain: d
 descriptors:
@@ -37,7 +37,7 @@ async fn counts_are_the_references(world: World) {
             "(k10,$)+5 | (k10,$)+6 | (k10,$)",
             "OK 5/10 MINUTE | OVER 0/10 MINUTE | OVER 0/10 MINUTE",
         ),
-        // As the reference with STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
+        // As in the reference with STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT.
         Case(
             "13 of 15 and of 14, 2",
             "(k15,$)+13; (k14,$)+13 | (k15,$)+2; (k14,$)+2 | (k15,$)+2",
@@ -76,7 +76,7 @@ async fn counts_are_the_references(world: World) {
     pod.check("d", &rows).await;
 }
 
-/// The reference charges refunds (`is_negative_hits` is newer than it).
+/// The reference charges refunds (`is_negative_hits` is newer than that version).
 async fn refunds_give_back(world: World) {
     let mut pod = Pod::start(world, &[("d.yaml", RULES)], &[]).await;
     let rows = [
@@ -87,7 +87,7 @@ async fn refunds_give_back(world: World) {
         ),
         Case("never above the limit", "(k10,$)+2 | (k10,$)-9", "OK 8/10 MINUTE | OK 10/10 MINUTE"),
         Case("of nothing", "(k10,$)-9 | (k10,$)", "OK 10/10 MINUTE | OK 9/10 MINUTE"),
-        // Only one hit above the limit is kept, so a refund frees its hits at once.
+        // Redis keeps only one hit above the limit, so a refund frees its hits at once.
         Case(
             "after a denial",
             "(k10,$)+10 | (k10,$) | (k10,$)-2 | (k10,$)",

@@ -1,4 +1,4 @@
-//! The two doors: the same request over gRPC and as JSON over HTTP.
+//! Both protocols: the same request over gRPC and as JSON over HTTP.
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
@@ -32,7 +32,7 @@ impl Door {
         Self::Http(Client::connect(pod.http).await.unwrap())
     }
 
-    /// The answer, or the error as `CODE text`.
+    /// Returns the answer, or the error as `CODE text`.
     pub(crate) async fn ask(&mut self, request: RateLimitRequest) -> Result<Answer, String> {
         match self {
             Self::Grpc(client) => ask_grpc(client, request).await,
@@ -86,7 +86,7 @@ async fn ask_http(client: &mut Client, request: &RateLimitRequest) -> Result<Ans
     Ok(Answer { response, metadata })
 }
 
-/// As protobuf's JSON mapping has it: 64-bit numbers are strings, defaults are left out.
+/// Encodes by protobuf's JSON mapping: 64-bit numbers are strings, defaults are left out.
 fn to_json(request: &RateLimitRequest) -> Value {
     let descriptors = request.descriptors.iter().map(|descriptor| {
         let entries = descriptor.entries.iter();

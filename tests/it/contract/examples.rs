@@ -90,7 +90,7 @@ async fn rows_e1_to_e7_and_e9(world: World) {
                 .replace("OK", "OK: none; none; OK")
                 .replace("OVER", "OVER: none; none; OVER"),
         ),
-        // A look, and the hit after each look that passes.
+        // A request with no hits, and the hit after each that passes.
         Case(
             "E6",
             &times(4, &format!("{two}+0 | {two}+1")),
@@ -108,7 +108,7 @@ async fn rows_e1_to_e7_and_e9(world: World) {
     pod.check("rl", &rows).await;
 }
 
-/// A look at both services; the one that the metadata names does the work and is debited.
+/// Both services are checked without a charge; the one that the metadata names is debited.
 async fn e8_the_service_in_the_metadata_is_debited(world: World) {
     let env = [("RESPONSE_DYNAMIC_METADATA", "true")];
     let mut pod = Pod::start(world, &[("rl.yaml", RULES)], &env).await;

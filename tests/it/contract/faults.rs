@@ -1,5 +1,5 @@
-//! V5 to V7 and bad input: what has no verdict has an error with its reason, and the connection
-//! lives.
+//! V5 to V7 and bad input: a request without a verdict gets an error with its reason, and the
+//! connection stays open.
 
 use std::net::SocketAddr;
 
@@ -63,7 +63,7 @@ async fn a_request_beyond_the_bounds_is_refused_and_at_them_served() {
     pod.check("d", &[Case("the connection lives", "(k,$)", "OK 9/10 HOUR")]).await;
 }
 
-/// V6. The reference says UNKNOWN, or hangs.
+/// V6. The reference answers UNKNOWN, or hangs.
 #[tokio::test]
 async fn without_redis_there_is_an_error_in_time_and_what_needs_none_is_served() {
     let rules = tempfile::tempdir().unwrap();
@@ -81,7 +81,7 @@ async fn without_redis_there_is_an_error_in_time_and_what_needs_none_is_served()
     }
 }
 
-/// V7, and what the reference does after it.
+/// V7, and the reference's behaviour after it.
 #[tokio::test]
 async fn without_rules_every_request_is_refused_until_there_are_some() {
     for world in [World::Memory, World::MemoryOverHttp] {

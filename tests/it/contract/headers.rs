@@ -1,4 +1,4 @@
-//! V4: the three headers, and of which descriptor they tell. And those of ours.
+//! V4: the three headers, and the descriptor that they describe. Also our own headers.
 
 use super::{Pod, World, in_every_world};
 
@@ -21,7 +21,8 @@ in_every_world!(
     more_headers_are_told_where_they_are_asked_for,
 );
 
-/// Asks, and expects the headers to tell of the descriptor of this index, or to be none.
+/// Sends a request, and checks that the headers describe the descriptor of this index, or are
+/// absent.
 async fn check(pod: &mut Pod, names: [&str; 3], request: &str, of: Option<usize>) {
     let answer = pod.ask("d", request).await.unwrap();
     let headers = answer.response.response_headers_to_add.iter();
@@ -46,7 +47,7 @@ async fn headers_tell_of_the_tightest_descriptor(world: World) {
         ("(k10,d)+4; (k20,d)+14", Some(0)),
         ("(nowhere,e); (k10,e); (free,e)", Some(1)),
         ("(k0,f); (k20,f)+21; (k10,f)+10", Some(1)),
-        // Only rules that deny by themselves go before the fewest remaining.
+        // Only rules that enforce their denials take precedence over the fewest remaining tokens.
         ("(k20,g); (quota,g); (k10,g)", Some(1)),
         ("(k0,h); (quota,h)", Some(0)),
         ("(k20,i); (shadow,i)", Some(1)),
@@ -73,7 +74,7 @@ async fn headers_take_their_names_from_settings(world: World) {
     check(&mut pod, names, "(k10,c)+11", None).await;
 }
 
-/// Ours, asked for by name: what they say is what the statuses say.
+/// Our own headers, requested by name: they agree with the statuses.
 async fn more_headers_are_told_where_they_are_asked_for(world: World) {
     let env = [("RESPONSE_HEADERS", "x-ratelimit,retry-after,ietf")];
     let mut pod = Pod::start(world, &[("d.yaml", RULES)], &env).await;

@@ -1,4 +1,4 @@
-//! HEALTH and V9: probes over HTTP and gRPC say the same, and only under known names.
+//! HEALTH and V9: probes over HTTP and gRPC agree, and only known service names get an answer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -35,7 +35,7 @@ async fn path(pod: &Ratelease, path: &str) -> (u16, String) {
     (answer.status, answer.body)
 }
 
-/// Waits for the two probes of Envoy and Kubernetes to say so.
+/// Waits until the probes of both Envoy and Kubernetes report this health.
 async fn until(process: &Process, pod: &Ratelease, client: &HealthClient<Channel>, well: bool) {
     let status = if well { ServingStatus::Serving } else { ServingStatus::NotServing };
     let page = if well { (200, "OK".to_owned()) } else { (500, String::new()) };
@@ -43,11 +43,11 @@ async fn until(process: &Process, pod: &Ratelease, client: &HealthClient<Channel
         serving(client, "ratelimit").await == Ok(status) && path(pod, "/healthcheck").await == page
     };
     process.until(&format!("{status:?}"), SOON, said).await;
-    // In the reference this one is always SERVING.
+    // In the reference, this service is always SERVING.
     assert_eq!(serving(client, "").await, Ok(status));
 }
 
-/// The reference says 500, or listens to nobody, until Redis answers.
+/// The reference answers 500, or does not listen, until Redis answers.
 #[tokio::test]
 async fn health_does_not_depend_on_redis() {
     let nowhere = SocketAddr::from(([127, 0, 0, 1], free_port()));

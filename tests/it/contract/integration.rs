@@ -35,7 +35,7 @@ descriptors:
   - {key: block, rate_limit: {unit: second, requests_per_unit: 0}}
 ";
 
-/// Two seconds apart, and some for a busy machine.
+/// The test takes two seconds, and some more on a busy machine.
 const TWO_SECONDS_AT_MOST: Duration = Duration::from_secs(10);
 
 in_every_world!(rows_i1_to_i4_and_i7, i5_the_window_runs_out, i6_a_file_comes_and_goes);
@@ -44,7 +44,7 @@ async fn rows_i1_to_i4_and_i7(world: World) {
     let rules = [("basic.yaml", BASIC), ("another.yaml", ANOTHER), ("share.yaml", SHARE)];
     let mut pod = Pod::start(world, &rules, &[]).await;
     let apart: Vec<_> = (0..10).map(|n| format!("(files_no_share,files_no_share/$-{n})")).collect();
-    // Where the second denies the first is not charged, as in the reference with the STOP flag.
+    // Where the second denies, the first is not charged, as in the reference with the STOP flag.
     let both = (0..15).map(|i| match 10_u32.checked_sub(i + 1) {
         Some(left) => format!("OK: OK {}/20 MINUTE; OK {left}/10 HOUR", 19 - i),
         None => "OVER: OK 10/20 MINUTE; OVER 0/10 HOUR".to_owned(),
@@ -77,7 +77,7 @@ async fn i5_the_window_runs_out(world: World) {
     tokio::time::timeout(TWO_SECONDS_AT_MOST, runs_out).await.expect("the window does not run out");
 }
 
-/// Of `key4`'s day; a look, so that it can be asked often.
+/// Seconds left of `key4`'s day; a request with no hits, so that it can be repeated.
 async fn seconds_left(pod: &mut Pod) -> i64 {
     let answer = pod.ask("another", "(key4,durTest)+0").await.unwrap();
     assert_eq!(answer.text(), "OK 20/20 DAY");

@@ -1,4 +1,4 @@
-//! JSON: `/json` as curl sees it, status, headers and body.
+//! JSON: `/json` as curl receives it: status, headers and body.
 
 use serde_json::{Value, json};
 
@@ -105,7 +105,7 @@ async fn the_body_is_protobufs_json() {
     assert_eq!(told["statuses"][0].get("limitRemaining"), None);
 }
 
-/// As protobuf's JSON mapping reads: both spellings, numbers in strings, null for a default.
+/// As protobuf's JSON mapping requires: both spellings, numbers in strings, null for a default.
 #[tokio::test]
 async fn every_spelling_that_protobuf_reads_is_read() {
     let pod = Pod::start(World::Memory, &[("d.yaml", RULES)], &[]).await;

@@ -1,5 +1,5 @@
-//! CFG on a live server: whatever the directory comes to hold, the last good rules answer, and the
-//! debug port says what is wrong and where.
+//! CFG on a live server: whatever the directory contains, the last good rules answer, and the debug
+//! port shows what is wrong and where.
 
 use super::{Case, Pod, World, in_every_world};
 use crate::support::http;
@@ -12,7 +12,7 @@ descriptors:
 
 in_every_world!(bad_rules_never_replace_good_ones);
 
-/// V1's reload, and rows of CFG: a file's text, and what the debug page says of it.
+/// V1's reload, and rows of CFG: the text of a file, and the debug page's message about it.
 async fn bad_rules_never_replace_good_ones(world: World) {
     let mut pod = Pod::start(world, &[("good.yaml", GOOD)], &[]).await;
     pod.loaded(1, 0).await;
@@ -52,7 +52,7 @@ async fn bad_rules_never_replace_good_ones(world: World) {
     pod.write("bad.yaml", "domain: e\ndescriptors: [{key: k, rate_limit: {unlimited: true}}]\n");
     pod.loaded(2, 7).await;
     assert!(pod.index().await.contains("last fault: none\n"));
-    // The count went on through it all.
+    // Counting continued throughout.
     pod.check("d", &[Case("mended", "(k,same)", &left(remaining - 1))]).await;
     pod.check("e", &[Case("mended", "(k,same)", "unlimited")]).await;
 }
@@ -68,7 +68,7 @@ async fn every_fault_of_a_load_is_told_at_once() {
         assert!(page.contains(fault), "no {fault} in:\n{page}");
     }
     assert!(page.contains("loads accepted: 0\nloads refused: 1\n"), "{page}");
-    // The log has them too, for those who look there first, though a little later than the page.
+    // The log contains the errors too, though a little later than the page.
     pod.ratelease.logs("b.yaml:2:24").await;
 }
 

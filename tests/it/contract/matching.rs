@@ -1,4 +1,4 @@
-//! MATCH, WILDCARD and MERGE: which rule a descriptor finds, told by its limit.
+//! MATCH, WILDCARD and MERGE: which rule a descriptor matches, as its limit shows.
 
 use super::{Case, Pod, World, in_every_world, times};
 
@@ -77,7 +77,7 @@ async fn merged_files_are_one_domain(world: World) {
     pod.check("test-domain", &rows).await;
 }
 
-/// Row 10 of the faults, and row 8 where merging was not asked for.
+/// Row 10 of the faults, and row 8 where merging was not enabled.
 #[tokio::test]
 async fn what_cannot_be_merged_is_refused() {
     let first = ("a.yaml", MERGE_FIRST);

@@ -1,4 +1,4 @@
-//! METADATA and V15: what Envoy is told of a request beyond its verdict.
+//! METADATA and V15: what Envoy receives about a request in addition to its verdict.
 
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ async fn metadata_of_what_passes_is_merged(world: World) {
     for (request, expected) in [
         ("(first,a)", &first),
         ("(first,a); (second,a)", &union),
-        // The reference merges into the rule itself, and this would show the union from now on.
+        // The reference merges into the rule itself, and this would return the union from now on.
         ("(first,a)", &first),
         ("(first,a); (over,a)", &first),
         ("(over,a)", &Value::Null),
@@ -82,7 +82,7 @@ async fn metadata_names_the_request(world: World) {
     assert_eq!(pod.ask("d", "(first,a)").await.unwrap().metadata, None);
 }
 
-/// A `Struct` has no other numbers; JSON may write them shorter.
+/// A `Struct` has only floats; JSON may write them shorter.
 fn as_floats(value: Value) -> Value {
     match value {
         Value::Number(number) => number.as_f64().into(),

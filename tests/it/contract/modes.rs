@@ -4,7 +4,7 @@ use super::{Case, Pod, World, countdown, in_every_world};
 
 const SHADOW: &str = include_str!("../../rules/ok/shadow.yaml");
 
-/// A limit of 0 is over with the first hit.
+/// A limit of 0 is exceeded by the first hit.
 const MODES: &str = "
 domain: d
 descriptors:
@@ -42,8 +42,8 @@ async fn quotas_deny_together(world: World) {
     let mut pod = Pod::start(world, &[("modes.yaml", MODES)], &[]).await;
     let (over, within) = ("OVER 0/0 HOUR", "OK 8/9 HOUR");
     let rows = [
-        // A denied request is not charged to its other rules, so they show all of 9; the
-        // reference's show 8.
+        // A denied request is not charged to its other rules, which still show 9; those of the
+        // reference show 8.
         Case("V11", "(over,$); (quota,$)", "OVER: OVER 0/0 HOUR; OK 9/9 HOUR"),
         Case("V12", "(within,$); (quota_over,$)", "OVER: OK 9/9 HOUR; OVER 0/0 HOUR"),
         Case("V13 both within", "(quota,$); (quota,$-2)", &format!("OK: {within}; {within}")),
@@ -62,7 +62,7 @@ async fn the_shadow_mode_of_the_process_denies_nothing(world: World) {
     let rows = [
         Case("V2", "(over,$)", "OK: OVER 0/0 HOUR"),
         Case("of an override", "(over,$)@0/DAY", "OK: OVER 0/0 DAY"),
-        // Nothing is denied, so everything is charged.
+        // Nothing is denied, so every rule is charged.
         Case("with another", "(over,$); (within,$)", &format!("OK: {over}; OK 8/9 HOUR")),
         Case("V14 quotas", "(quota_over,$); (quota_over,$-2)", &format!("OK: {over}; {over}")),
         Case("V14 mixed", "(quota_over,$); (over,$)", &format!("OK: {over}; {over}")),

@@ -1,4 +1,4 @@
-//! OVERRIDE: a descriptor's own limit goes before the rules, if its domain is known.
+//! OVERRIDE: a descriptor's own limit takes precedence over the rules, if its domain is known.
 
 use super::{Case, Pod, World, in_every_world};
 
@@ -13,7 +13,7 @@ async fn an_override_takes_the_place_of_the_rule(world: World) {
     let rows = [
         Case("O1", "foo_domain:(key1,value1)@10/DAY", "none"),
         Case("O2", "(key1,value1)(subkey1,something)@10/DAY", "OK 9/10 DAY"),
-        // Another window on the same entries is another count.
+        // Another window for the same entries means another count.
         Case("O3", "(key1,value1)(subkey1,something)@42/HOUR", "OK 41/42 HOUR"),
         Case("O4", "(key1,value1)(subkey1,something_else)@42/HOUR", "OK 41/42 HOUR"),
         Case("where no rule is", "(nowhere,$)@3/YEAR", "OK 2/3 YEAR"),
@@ -35,7 +35,7 @@ async fn an_override_takes_the_place_of_the_rule(world: World) {
     pod.check("test-domain", &rows).await;
 }
 
-/// O5. The reference's process ends; here it is an error, and the next request is served.
+/// O5. The reference's process ends; ratelease returns an error, and serves the next request.
 #[tokio::test]
 async fn an_override_without_a_unit_is_refused() {
     let mut pod = Pod::start(World::Memory, &[("matching.yaml", MATCHING)], &[]).await;

@@ -1,4 +1,4 @@
-//! `replaces`: rules that set others aside for the request they share.
+//! `replaces`: rules that disable others for the requests that both match.
 
 use super::{Case, Pod, World, in_every_world};
 

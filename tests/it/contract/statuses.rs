@@ -1,4 +1,4 @@
-//! SERVICE: statuses one to one with descriptors, and who is charged when one of them denies.
+//! SERVICE: one status per descriptor in order, and which descriptors are charged when one denies.
 
 use super::{Case, Pod, World, in_every_world};
 
@@ -31,7 +31,7 @@ async fn statuses_stand_one_to_one(world: World) {
     pod.check("d", &rows).await;
 }
 
-/// The reference charges all of them, unless told otherwise.
+/// The reference charges all of them, unless a setting changes that.
 async fn a_denial_charges_no_other_rule(world: World) {
     let mut pod = Pod::start(world, &[("d.yaml", RULES)], &[]).await;
     let rows = [
@@ -48,7 +48,8 @@ async fn a_denial_charges_no_other_rule(world: World) {
              | OVER: OK 10/10 DAY \"the ten\"; OK 10/10 DAY \"the ten\"; OVER 0/1 DAY \
              | OK: OK 9/10 DAY \"the ten\"; OK 9/10 DAY \"the ten\"",
         ),
-        // The denial is known here: nobody is asked about the other, so its window is not known.
+        // The pod already knows of the denial, and does not ask for the other: its window is
+        // unknown.
         Case(
             "what was not reached shows its limit",
             "(over,$) | (over,$); (ten,$)",

@@ -1,4 +1,4 @@
-//! Windows of several units, which the reference does not have: how an answer tells of them.
+//! Windows of several units, which the reference does not have, and their form in an answer.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,12 +17,12 @@ descriptors:
 
 const DAY: u64 = 86_400;
 
-/// Seconds that an answer may take, on a machine that also compiles.
+/// Maximum seconds for an answer, on a machine that also compiles.
 const SLACK: u64 = 30;
 
-/// Seconds until the window ends that is aligned to the Unix epoch.
+/// Seconds until the end of the present window; windows are aligned to the Unix epoch.
 fn left_of(window: u64) -> u64 {
-    // The wall clock is what windows follow, in memory and on this machine's Redis.
+    // Windows follow the wall clock, in memory and in this machine's Redis.
     #[allow(clippy::disallowed_methods)]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     window - now % window
@@ -34,7 +34,7 @@ async fn a_window_of_several_units_counts(world: World) {
     let mut pod = Pod::start(world, &[("d.yaml", RULES)], &[]).await;
     for (asked, days, remaining, passes) in [
         ("(many,v)+4", 300, 1, true),
-        // An override is of one unit, and so of another window.
+        // An override has a single unit, and so another window.
         ("(many,v)@7/DAY", 1, 6, true),
         ("(many,v)", 300, 0, true),
         ("(many,v)", 300, 0, false),
@@ -49,7 +49,7 @@ async fn a_window_of_several_units_counts(world: World) {
     }
 }
 
-/// The bytes of `current_limit` within a status: Envoy's message, then what is added to it.
+/// The bytes of `current_limit` in a status: Envoy's message, then the fields `added` to it.
 fn current_limit(name: &str, added: &[u8]) -> Vec<u8> {
     let name = if name.is_empty() { Vec::new() } else { bytes_field(3, name) };
     bytes_field(2, [&number_field(1, 5)[..], &number_field(2, 4), &name, added].concat())

@@ -1,4 +1,4 @@
-//! What a Grafana dashboard asks Prometheus for.
+//! The queries of a Grafana dashboard.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ pub(super) struct Variable {
     pub(super) selector: String,
 }
 
-/// Grafana's choice is at least four scrape intervals.
+/// Grafana chooses at least four scrape intervals.
 const RATE_INTERVAL: &str = "10s";
 
 /// Each query of each panel, with "All" chosen for every variable.
@@ -19,7 +19,7 @@ pub(super) fn queries(board: &Value) -> Vec<String> {
     targets.map(|target| replaced(board, target["expr"].as_str().expect("an expression"))).collect()
 }
 
-/// The variables that are filled by a query.
+/// The variables whose values come from a query.
 pub(super) fn variables(board: &Value) -> Vec<Variable> {
     let list = board["templating"]["list"].as_array().expect("variables");
     let queried = list.iter().filter(|variable| variable["type"] == "query");

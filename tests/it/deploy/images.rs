@@ -1,4 +1,4 @@
-//! The images that ours is built of, and that the demo runs.
+//! The images that ours is built from, and those that the demo runs.
 
 use super::read;
 

@@ -11,14 +11,14 @@ use crate::support::http;
 use crate::support::ports::free_port;
 use crate::support::process::{Process, leashed};
 
-/// Dropped, it is killed, and its data is gone.
+/// Killed when dropped, and its data is removed.
 pub(super) struct Prometheus {
     pub(super) process: Process,
     api: SocketAddr,
     _dir: TempDir,
 }
 
-/// Until it answers, on a machine that also compiles.
+/// Maximum time until it answers, on a machine that also compiles.
 const START_MAX: Duration = Duration::from_secs(60);
 
 // === impl Prometheus ===

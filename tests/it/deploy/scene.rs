@@ -1,4 +1,4 @@
-//! A pod under load, and a Prometheus that reads it.
+//! A pod under load, and a Prometheus that scrapes it.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,16 +14,16 @@ use crate::support::ports::free_port;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{Connection, bytes_field};
 
-/// A pod, with what asks it and what reads it.
+/// A pod, with its load and its Prometheus.
 pub(super) struct Scene {
-    /// Ends before the pod does.
+    /// Dropped before the pod.
     _load: JoinSet<()>,
     pub(super) prometheus: Prometheus,
     pub(super) pod: Ratelease,
     rules: TempDir,
 }
 
-/// Of Envoy Gateway, as its dashboard has it.
+/// The domain of Envoy Gateway, as in its dashboard.
 pub(super) const GATEWAY_DOMAIN: &str = "default/eg/http";
 pub(super) const GATEWAY_ROUTE: &str =
     "httproute/default/http-ratelimit/rule/0/match/0/ratelimit_example";
@@ -37,21 +37,21 @@ descriptors:
   - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 5}}
 ";
 
-/// Until each series has samples enough, and each query its answer.
+/// Maximum time until each series has enough samples, and each query has a result.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// As [`configuration`] has it.
+/// The interval in [`configuration`].
 const SCRAPE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Between two rounds of requests of a client.
+/// Pause between two rounds of requests of a client.
 const PAUSE: Duration = Duration::from_millis(20);
 const CLIENTS: usize = 2;
 
 // === impl Scene ===
 
 impl Scene {
-    /// Starts all of it, with a pod on the nodes of a Redis Cluster, or on whatever `env` says;
-    /// waits until some samples are there.
+    /// Starts everything, with a pod on the nodes of a Redis Cluster, or on the store that `env`
+    /// names; waits until some samples exist.
     pub(super) async fn set(redis: &[SocketAddr], env: &[(&str, &str)]) -> Self {
         let rules = rules();
         let metrics = format!("127.0.0.1:{}", free_port());
@@ -60,7 +60,7 @@ impl Scene {
         let load = load(pod.grpc);
         let prometheus = Prometheus::start(&configuration(&metrics)).await;
         let scene = Self { _load: load, prometheus, pod, rules };
-        // How long a change takes is known once there is one.
+        // The duration of a change is known only after one.
         let more = "  - {key: more, rate_limit: {unit: day, requests_per_unit: 9}}\n";
         scene.write_rules(&format!("{SHOP}{more}"));
         scene.finds("count_over_time(ratelease_build_info[1m]) > 5").await;
@@ -96,7 +96,7 @@ impl Scene {
         }
     }
 
-    /// Those of the expressions that have no value yet.
+    /// The expressions that have no value yet.
     async fn without_value(&self, expressions: Vec<String>) -> Vec<String> {
         let mut without = Vec::new();
         for expression in expressions {
@@ -110,7 +110,8 @@ impl Scene {
     }
 }
 
-/// As deploy/README.md shows it, but for the interval. The label is that of Envoy Gateway's pods.
+/// The configuration shown in deploy/README.md, except for the interval. The label is that of Envoy
+/// Gateway's pods.
 fn configuration(metrics: &str) -> String {
     let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join(super::RULES);
     format!(
@@ -150,7 +151,7 @@ fn request(domain: &str, entries: &[(&str, &str)]) -> Vec<u8> {
     [bytes_field(1, domain), bytes_field(2, descriptor)].concat()
 }
 
-/// Sends one request of each kind a round, over and over; dropped, it ends.
+/// Sends one request of each kind per round, repeatedly; stops when dropped.
 fn load(grpc: SocketAddr) -> JoinSet<()> {
     let mut clients = JoinSet::new();
     for client in 0..CLIENTS {
@@ -159,7 +160,7 @@ fn load(grpc: SocketAddr) -> JoinSet<()> {
             let mut ticks = tokio::time::interval(PAUSE);
             for round in 0_u64.. {
                 ticks.tick().await;
-                // Ten keys, so that each shard has some.
+                // Ten keys, so that each shard owns some.
                 let user = format!("{client}-{}", round % 5);
                 for message in [
                     request("shop", &[("plenty", &user)]),

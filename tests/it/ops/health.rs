@@ -50,7 +50,7 @@ async fn nobody_there_is_not_the_same_as_not_healthy() {
         let ran = run(&[&["health"], args].concat()).await.ended(2);
         assert!(ran.err.contains("cannot be reached: "), "{ran:?}");
     }
-    // It takes connections, and never answers.
+    // It accepts connections, and never answers.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let hangs = listener.local_addr().unwrap().to_string();
     for args in [["--http", &hangs].as_slice(), &[&format!("--grpc={hangs}")]] {

@@ -1,4 +1,4 @@
-//! Signals, and a terminal: what long work leaves behind when it is ended before its time.
+//! Signals and terminals: the state that long work leaves behind when it is interrupted.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,17 +15,17 @@ use crate::support::terminal::Terminal;
 
 /// Ctrl-C.
 const INTERRUPT: &str = "\u{3}";
-/// Into the alternate screen and back, and the cursor shown.
+/// Enters the alternate screen; leaving it also shows the cursor.
 const SCREEN: &str = "\u{1b}[?1049h";
 const BACK: &str = "\u{1b}[?1049l";
 const CURSOR: &str = "\u{1b}[?25h";
-/// An empty line in place of the progress.
+/// Replaces the progress with an empty line.
 const CLEARED: &str = "\r\u{1b}[K";
 
-/// What a person does to end a program.
+/// An action of a person that ends a program.
 type End = fn(&mut Terminal);
 
-/// The number that follows these words in a report.
+/// The number that follows `name` in a report.
 #[track_caller]
 fn reported(report: &str, name: &str) -> u64 {
     let line = report.lines().find_map(|line| line.split_once(name)).expect(name);
@@ -54,7 +54,7 @@ async fn top_leaves_the_terminal_as_it_was_however_it_ends() {
     ];
     for (at, (end, status)) in ends.into_iter().enumerate() {
         let mut top = Terminal::ratelease(&["top", "--debug", &debug], 100);
-        // Blanks are leaps of the cursor.
+        // The screen writes blanks by moving the cursor.
         top.shows("busiest");
         assert!(!top.is_sane(), "{at}: keys are read one by one");
         end(&mut top);
@@ -84,7 +84,7 @@ async fn a_hangup_that_was_ignored_at_the_start_stays_ignored() {
     let mut top = Terminal::ratelease_without_hangup(&["top", "--debug", &debug], 100);
     top.shows("busiest");
     top.signal(Signal::HUP);
-    // It looks at the pod once a second, and would have ended within a tenth of one.
+    // It polls the pod once a second, and would have ended within a tenth of a second.
     top.shows_more();
     top.shows_more();
     top.types("q");
@@ -99,7 +99,7 @@ async fn a_replay_that_is_interrupted_tells_of_the_lines_so_far() {
     mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
     let (dir, path) = (rules.path().to_str().unwrap(), fifo.to_str().unwrap());
     let mut replay = Terminal::ratelease(&["replay", path, "--rules", dir], 40);
-    // Whole lines and a part of one, and then nothing more.
+    // Whole lines and a part of one, and then no more input.
     let mut log = log(5000);
     log.push_str("{\"ts\": 17637");
     let mut writer = File::options().write(true).open(&fifo).unwrap();
@@ -126,7 +126,7 @@ fn a_replay_without_a_terminal_ends_by_a_signal_too_and_json_says_so() {
     command.args(["replay", "-", "--json", "--rules"]).arg(rules.path());
     command.env_clear().envs(inherited()).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // Far more than a pipe holds: once it is written, most is read.
+    // Far more than a pipe holds: once it is written, most of it has been read.
     let log = log(20_000);
     child.stdin.as_mut().unwrap().write_all(log.as_bytes()).unwrap();
     let input = child.stdin.take();
@@ -148,7 +148,7 @@ async fn a_load_that_is_interrupted_reports_what_it_has_measured() {
     let base = ["bench", "load", "--target", &target, "--warmup", "0s", "--duration", "1h"];
     for more in [&[][..], &["--rate", "20"]] {
         let mut load = Terminal::ratelease(&[&base[..], more].concat(), 60);
-        // The clock runs on a second.
+        // The timer has counted down by one second.
         load.shows("3599 s left, ");
         load.types(INTERRUPT);
         let ended = load.ended();

@@ -27,7 +27,7 @@ const MAPPED: [&str; 6] = [
     "path=%path_without_query%",
 ];
 
-/// Twelve requests in each of two minutes, of two clients by turns: each may send five a minute.
+/// Twelve requests in each of two minutes, by two clients in turn: each may send five a minute.
 fn access_log() -> String {
     let mut log = String::new();
     for minute in 0..2 {
@@ -102,7 +102,7 @@ async fn json_lines_of_any_names_and_requests_are_read() {
     let flags = ["--domain", "shop", "--descriptor", "remote_address=%http.client%"];
     let ran = replay(&rules, &log, &[&flags[..], &["--time", "at", "--json"]].concat()).await;
     let report = &ran.ended(0).json()[0];
-    // With --time the other lines have none.
+    // With --time, the other lines have no time.
     assert_eq!((&report["unreadable"], &report["requests"]), (&4.into(), &4.into()), "{report}");
     let timed = log.replace("\"at\": 1763719200", "\"ts\": 1763719200000");
     let report = &replay(&rules, &timed, &[&flags[..], &["--json"]].concat()).await.json()[0];

@@ -13,10 +13,10 @@ use crate::support::http::{self, Client};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Server;
 
-/// What each secret of these tests has in it, and nothing else does.
+/// A mark that each secret of these tests contains, and that no other text does.
 const MARK: &str = "7f3a9c51";
 
-/// Each secret setting, with a text that is right where nothing checks it.
+/// Each secret setting, with a value that is valid where nothing checks it.
 const SECRETS: [(&str, &str); 7] = [
     ("REDIS_AUTH", "default:auth-7f3a9c51"),
     ("REDIS_SENTINEL_AUTH", "sentinel-7f3a9c51"),
@@ -30,7 +30,8 @@ const SECRETS: [(&str, &str); 7] = [
 const PAGES: [&str; 6] = ["/healthcheck", "/livez", "/readyz", "/json", "/metrics", "/"];
 const DEBUG_PAGES: [&str; 5] = ["/", "/rlconfig", "/status", "/live", "/metrics"];
 
-/// What is set beside the secrets, for Redis at `main` and `second` and a collector at `collector`.
+/// The settings beside the secrets, for Redis at `main` and `second` and a collector at
+/// `collector`.
 fn setup(main: &str, second: &str, collector: &str) -> Vec<(&'static str, String)> {
     [
         ("REDIS_URL", format!("redis://url-{MARK}:url-{MARK}@{main}")),
@@ -51,7 +52,7 @@ fn setup(main: &str, second: &str, collector: &str) -> Vec<(&'static str, String
     .into()
 }
 
-/// `env` with the secrets as they are, or each in a file of `dir`.
+/// Adds the secrets to `env`, either as values or each in a file of `dir`.
 fn with_secrets(env: &mut Vec<(&'static str, String)>, dir: Option<&TempDir>) {
     for (name, secret) in SECRETS {
         let Some(dir) = dir else {
@@ -72,8 +73,8 @@ async fn spawn(rules: &TempDir, env: &[(&'static str, String)]) -> Ratelease {
     pod
 }
 
-/// Asks for decisions, looks at every page, breaks the rules and mends them, and ends the pod. All
-/// that could be read meanwhile is returned.
+/// Requests decisions, reads every page, breaks the rules and repairs them, and ends the pod.
+/// Returns all text that the pod has shown.
 async fn seen(pod: &Ratelease, rules: &TempDir) -> String {
     let mut seen = String::new();
     let body = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"ann"}]}]}"#;
@@ -151,7 +152,7 @@ async fn no_secret_shows_while_every_login_fails() {
         pod.logs(why).await;
         shows_no_secret(&seen(&pod, &rules).await);
     }
-    // Sentinels, of which one wants another password and one is gone.
+    // Two of the sentinels fail: one has another password, and one is gone.
     let (gone, rules) = (nowhere(), rules(RULES));
     let mut env = env(&format!("{at},redis://sentinel-{MARK}:url-{MARK}@{gone}"));
     env.retain(|(name, _)| *name != "REDIS_URL");
@@ -189,7 +190,7 @@ async fn no_secret_shows_in_a_fault_of_its_own_setting() {
     }
 }
 
-/// A password that is changed on the server and in the file, while the pod runs.
+/// The password is changed on the server and in the file while the pod runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_password_in_a_file_is_read_again_for_each_connection() {
     let server = Server::start_protected(&[], "first");

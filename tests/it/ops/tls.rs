@@ -17,7 +17,7 @@ use tonic::{Request, Response, Status};
 use super::{Ran, run};
 use crate::support::papers::Papers;
 
-/// Answers OK to all.
+/// A service that answers OK to every request.
 struct Always;
 
 #[tonic::async_trait]
@@ -30,17 +30,17 @@ impl RateLimitService for Always {
     }
 }
 
-/// The name in the server's certificate; what is asked is an address.
+/// The name in the server's certificate; the clients connect to an address.
 const NAME: &str = "ratelimit.test";
 
-/// Starts the server, which wants a certificate of its clients too, and gives its address.
+/// Starts the server, which requires client certificates, and returns its address.
 async fn serve(papers: &Papers) -> String {
     let identity = Identity::from_pem(&papers.server.cert, &papers.server.key);
     let tls = ServerTlsConfig::new().identity(identity).client_ca_root(Pem::from_pem(&papers.root));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let target = listener.local_addr().unwrap().to_string();
     let mut server = Server::builder().tls_config(tls).unwrap();
-    // Its health service says SERVING of the server as a whole from the beginning.
+    // From the beginning, its health service reports SERVING for the whole server.
     let (_, health) = tonic_health::server::health_reporter();
     let server = server.add_service(RateLimitServiceServer::new(Always)).add_service(health);
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
@@ -79,12 +79,12 @@ async fn both_sides_show_certificates_and_whoever_has_none_is_turned_away() {
     assert_eq!((ran.out.as_str(), ran.err.as_str()), ("", ""));
 
     for (flags, reason) in [
-        // The name is not that of the address.
+        // The address does not match the name in the certificate.
         ([&["--ca", ca][..], &own].concat(), "certificate"),
-        // The system trusts others.
+        // The system's roots do not include this one.
         ([&["--tls"][..], &own, &named].concat(), "certificate"),
         ([&["--ca", empty][..], &own, &named].concat(), "empty.pem: holds nothing in PEM"),
-        // Without a certificate of ours.
+        // Without a client certificate.
         ([&["--ca", ca][..], &named].concat(), &target),
         // Without TLS.
         (Vec::new(), &target),

@@ -1,7 +1,7 @@
-//! What several test modules need. Everything here is cleaned up even if the test process is
+//! Helpers for several test modules. Everything here is cleaned up even if the test process is
 //! killed.
 
-// Each module uses its part.
+// Each module uses a part of them.
 #![allow(dead_code, unused_imports)]
 
 pub(crate) mod chromium;
@@ -34,10 +34,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 
-/// Held by a test that keeps a whole core busy for seconds: two of them would starve each other.
+/// Held by a test that keeps a whole core busy for seconds: two such tests would starve each other.
 pub static WHOLE_CORE: Mutex<()> = Mutex::const_new(());
 
-/// Calls `probe` until it gives a value; fails the test when `patience` is over.
+/// Calls `probe` until it returns a value; fails the test after `patience`.
 #[track_caller]
 pub fn wait_for<T>(what: &str, patience: Duration, mut probe: impl FnMut() -> Option<T>) -> T {
     let end = now() + patience;

@@ -1,10 +1,10 @@
-//! A network namespace with a link to the machine that a test can cut and mend.
+//! A network namespace with links to the machine that a test can cut and restore.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// A namespace of its own, of two links: one for questions and one for Redis, so that the latter
-/// can fail by itself. Dropped, it is gone.
+/// A network namespace with two links: one for requests and one for Redis, so that the latter can
+/// fail alone. Removed when dropped.
 pub(crate) struct Namespace {
     name: String,
     /// Third byte of its addresses.
@@ -14,12 +14,12 @@ pub(crate) struct Namespace {
 // === impl Namespace ===
 
 impl Namespace {
-    /// Makes one; else why this machine cannot (it takes root, and `ip`).
+    /// Creates a namespace; returns the reason if this machine cannot (it takes root, and `ip`).
     pub(crate) fn make() -> Result<Self, String> {
         static NEXT: AtomicU8 = AtomicU8::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let id = std::process::id();
-        // Test binaries that run at the same time differ in their ids, most likely here too.
+        // Test binaries that run at the same time differ in their ids, and so most likely here too.
         let net = u8::try_from((id.wrapping_mul(31) + u32::from(number)) % 250).unwrap_or(0);
         let namespace = Self { name: format!("ratelease-{id}-{number}"), net };
         ip(&["netns", "add", &namespace.name])?;
@@ -40,12 +40,12 @@ impl Namespace {
         ip(&["-n", name, "link", "set", &inside, "up"])
     }
 
-    /// Of its end of a link on the machine; at most 15 bytes.
+    /// Name of the machine's end of a link; at most 15 bytes.
     fn outside(&self, way: &str) -> String {
         format!("rl{way}{}", self.name.trim_start_matches("ratelease-").replace('-', "x"))
     }
 
-    /// The namespace's own address, for questions.
+    /// The namespace's own address, for requests.
     pub(crate) fn inside(&self) -> [u8; 4] {
         [10, 78, self.net, 2]
     }
@@ -55,14 +55,14 @@ impl Namespace {
         [10, 79, self.net, 1]
     }
 
-    /// Cuts or mends the link for Redis: packets are lost without a word.
+    /// Cuts or restores the link for Redis: while it is cut, packets are lost silently.
     pub(crate) fn cut(&self, is_cut: bool) {
-        // The inner end: the outer one keeps its address, on which others listen.
+        // The inner end: the outer one keeps its address, on which servers listen.
         let state = if is_cut { "down" } else { "up" };
         let _ = ip(&["-n", &self.name, "link", "set", "rlb", state]);
     }
 
-    /// A command that runs what follows in the namespace.
+    /// The words of a command that runs what follows in the namespace.
     pub(crate) fn words(&self) -> [&str; 4] {
         ["ip", "netns", "exec", &self.name]
     }
@@ -70,7 +70,8 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // The links go with it, but only once the last of its sockets has: hence both.
+        // The kernel removes the links with the namespace, but only after its last socket: hence
+        // both.
         let _ = ip(&["link", "del", &self.outside("a")]);
         let _ = ip(&["link", "del", &self.outside("b")]);
         let _ = ip(&["netns", "del", &self.name]);

@@ -1,6 +1,6 @@
-//! An open-loop load: requests leave at a given rate whatever becomes of those before them, and an
-//! answer's latency counts from when its request was due. A closed loop would send less just when
-//! the answers are slow, and not see it.
+//! An open-loop load: requests are sent at a given rate whatever the state of earlier ones, and an
+//! answer's latency counts from when its request was due. A closed loop would send less exactly
+//! when answers are slow, and hide it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,18 +13,19 @@ use super::http::Client;
 use super::load::Tally;
 use super::now;
 
-/// What to send, and how often.
+/// The requests to send, and their rate.
 #[derive(Debug, Clone)]
 pub(crate) struct Paced {
-    /// Taken in turn. `{n}` in one stands for the request's number: a new path each time.
+    /// Used in turn. `{n}` in a path stands for the request's number, which makes each path new.
     pub(crate) paths: Vec<String>,
     /// Requests a second.
     pub(crate) rate: u32,
-    /// At once at most; beyond it, requests wait, and their latency says so.
+    /// Maximum number of concurrent requests; beyond it, requests wait, and their latency includes
+    /// that.
     pub(crate) connections: usize,
 }
 
-/// A load under way; dropped, it is cut off.
+/// A load under way; aborted when dropped.
 pub(crate) struct RunningPaced {
     load: Arc<Shared>,
     connections: JoinSet<Vec<Sample>>,
@@ -33,9 +34,9 @@ pub(crate) struct RunningPaced {
 /// One request and its answer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sample {
-    /// When it was due.
+    /// When the request was due.
     pub(crate) due: Instant,
-    /// From then to the end of the answer.
+    /// From `due` to the end of the answer.
     pub(crate) latency: Duration,
     /// 0 if there was no answer.
     pub(crate) status: u16,
@@ -43,7 +44,7 @@ pub(crate) struct Sample {
     pub(crate) path: usize,
 }
 
-/// What came back, in no order.
+/// The samples, in no order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Samples(pub(crate) Vec<Sample>);
 
@@ -62,7 +63,7 @@ impl Paced {
         Self { paths: paths.to_vec(), rate, connections: 32 }
     }
 
-    /// Starts to send, on the runtime of the caller.
+    /// Starts to send, on the caller's runtime.
     pub(crate) fn start(self, addr: SocketAddr) -> RunningPaced {
         let (next, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
         let connections = self.connections;
@@ -78,13 +79,13 @@ impl Paced {
 // === impl RunningPaced ===
 
 impl RunningPaced {
-    /// Sends no more, and waits for the answers to what is under way.
+    /// Stops sending, and waits for the answers under way.
     pub(crate) async fn stop(self) -> Samples {
         self.load.is_over.store(true, Ordering::Relaxed);
         Samples(self.connections.join_all().await.into_iter().flatten().collect())
     }
 
-    /// Sends for so long, then as [`RunningPaced::stop`].
+    /// Continues for `span`, then stops as [`RunningPaced::stop`] does.
     pub(crate) async fn stop_after(self, span: Duration) -> Samples {
         tokio::time::sleep(span).await;
         self.stop().await
@@ -127,17 +128,17 @@ impl Shared {
 // === impl Samples ===
 
 impl Samples {
-    /// Those that were due within a span of time.
+    /// The samples that were due between two instants.
     pub(crate) fn between(&self, from: Instant, to: Instant) -> Self {
         self.only(|sample| (from..to).contains(&sample.due))
     }
 
-    /// Those of some paths, by position.
+    /// The samples of some paths, by position.
     pub(crate) fn of(&self, is_of: impl Fn(usize) -> bool) -> Self {
         self.only(|sample| is_of(sample.path))
     }
 
-    /// Those that are to be kept.
+    /// The samples for which `keep` returns true.
     pub(crate) fn only(&self, keep: impl Fn(&Sample) -> bool) -> Self {
         Self(self.0.iter().filter(|sample| keep(sample)).copied().collect())
     }
@@ -157,8 +158,8 @@ impl Samples {
         self.tally().passed()
     }
 
-    /// The latency that so many percent of the answers do not exceed. Fails the test if there are
-    /// none: nothing would have been measured.
+    /// The given percentile of the answers' latency. Fails the test if there are no answers, since
+    /// nothing would have been measured.
     #[track_caller]
     pub(crate) fn latency(&self, percent: usize) -> Duration {
         assert!(!self.0.is_empty(), "no request was sent in the time that is judged");

@@ -8,7 +8,7 @@ pub(crate) struct Paper {
     pub(crate) key: String,
 }
 
-/// A root with what it has signed for a server and a client.
+/// A root certificate, and the certificates that it has signed for a server and a client.
 pub(crate) struct Papers {
     pub(crate) root: String,
     pub(crate) server: Paper,
@@ -18,7 +18,7 @@ pub(crate) struct Papers {
 // === impl Papers ===
 
 impl Papers {
-    /// With a server of this name, or address.
+    /// Creates certificates with this name or address of the server.
     pub(crate) fn new(server: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -39,7 +39,7 @@ fn pem_of(cert: &Certificate) -> String {
     pem("CERTIFICATE", cert.der())
 }
 
-/// RFC 7468, by hand: rcgen's own would bring a second base64 crate.
+/// Encodes as RFC 7468 by hand: rcgen's own encoder would add a second base64 crate.
 fn pem(label: &str, der: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let four = |bytes: &[u8]| {
@@ -47,7 +47,7 @@ fn pem(label: &str, der: &[u8]) -> String {
         let sign = |at: usize| char::from(ALPHABET[bits >> (18 - 6 * at) & 63]);
         (0..4).map(move |at| if at > bytes.len() { '=' } else { sign(at) }).collect::<String>()
     };
-    // 48 bytes are a line of 64 characters.
+    // 48 bytes make a line of 64 characters.
     let lines = der.chunks(48).map(|line| line.chunks(3).map(four).collect::<String>());
     let body = lines.collect::<Vec<_>>().join("\n");
     format!("-----BEGIN {label}-----\n{body}\n-----END {label}-----\n")

@@ -1,9 +1,9 @@
 //! TCP ports that no other process takes between the moment a test picks one and the moment its
 //! child listens on it.
 //!
-//! The ports lie below the range that the kernel hands out to outgoing connections. Test processes
-//! share them in blocks: a process owns a block while it holds a socket of an abstract name, which
-//! the kernel frees when the process ends, however it ends.
+//! The ports lie below the range that the kernel assigns to outgoing connections. Test processes
+//! divide them in blocks: a process owns a block while it holds a socket with an abstract name,
+//! which the kernel frees when the process ends, however it ends.
 
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
@@ -14,7 +14,7 @@ const FIRST_PORT: u16 = 20_000;
 const BLOCK_PORTS: u16 = 100;
 const BLOCKS: u16 = 120;
 
-/// The kernel's default range of ephemeral ports begins here.
+/// First port of the kernel's default range of ephemeral ports.
 const EPHEMERAL_MIN: u16 = 32_768;
 const _: () = assert!(FIRST_PORT + BLOCKS * BLOCK_PORTS <= EPHEMERAL_MIN);
 
@@ -23,17 +23,17 @@ struct Ports {
     /// Held for as long as the process runs, one for each block.
     locks: Vec<UnixListener>,
     blocks: Vec<u16>,
-    /// Ports of the last block that were handed out.
+    /// Number of ports of the last block that were returned.
     used: u16,
-    /// Where to go on once no block is left to own: a position among the ports of all own blocks.
+    /// The next port once no block is left to own: a position among the ports of all own blocks.
     reused: u16,
 }
 
 static PORTS: Mutex<Ports> =
     Mutex::new(Ports { locks: Vec::new(), blocks: Vec::new(), used: BLOCK_PORTS, reused: 0 });
 
-/// A port that nothing listens on, on any address, and that no test process has been given since
-/// this one started. The first ports are given again when all have been.
+/// A port without a listener on any address, which this process has not used yet. The first ports
+/// are returned again when all have been used.
 pub(crate) fn free_port() -> u16 {
     let mut ports = PORTS.lock().unwrap_or_else(PoisonError::into_inner);
     let tries = 2 * BLOCKS * BLOCK_PORTS;
@@ -56,7 +56,7 @@ impl Ports {
     }
 
     fn own_another_block(&mut self) -> bool {
-        // Processes start their search apart.
+        // Processes start their search at different blocks.
         let start = u16::try_from(std::process::id() % u32::from(BLOCKS)).expect("below BLOCKS");
         let found = (0..BLOCKS).map(|step| (start + step) % BLOCKS).find_map(|block| {
             let name = SocketAddr::from_abstract_name(format!("ratelease-test-ports-{block}"));

@@ -1,5 +1,5 @@
-//! What the way to a Redis and the machine take by themselves, measured beside a test of time: a
-//! machine that is busy with other things holds processes up, and that is not the product's.
+//! The delays of the network to Redis and of the machine alone, measured beside a test of time: a
+//! busy machine stalls processes, which is not the product's fault.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -11,18 +11,18 @@ use std::time::Duration;
 
 use super::now;
 
-/// Asks a node through its proxy again and again, with nothing of the product in between.
+/// Sends PING to a node through its proxy repeatedly, without using the product.
 pub(crate) struct Probe {
     is_over: Arc<AtomicBool>,
     asking: thread::JoinHandle<Vec<Duration>>,
 }
 
-/// What a probe has measured: round trips, the shortest first.
+/// Round trips that a probe measured, the shortest first.
 #[derive(Debug)]
 pub(crate) struct Trips(Vec<Duration>);
 
-/// A request passes the scheduler so many times as often as a bare PING does: beside Redis and the
-/// proxy it waits for a client, Envoy, and the pod, there and back.
+/// Number of times that a request passes the scheduler for each time that a bare PING does: in
+/// addition to Redis and the proxy it waits for a client, Envoy, and the pod, in both directions.
 const HOPS: u64 = 4;
 
 // === impl Probe ===
@@ -58,8 +58,8 @@ impl Probe {
 // === impl Trips ===
 
 impl Trips {
-    /// Of so many requests that may wait for Redis as long as `limit`, those that are late by the
-    /// machine: none where no PING was.
+    /// Number of requests, of `requests` that may wait for Redis up to `limit`, that are late
+    /// because of the machine: none if no PING was late.
     pub(crate) fn late_of(&self, requests: u64, limit: Duration) -> u64 {
         let late = self.0.iter().filter(|trip| **trip > limit).count() as u64;
         (HOPS * late * requests).div_ceil(self.0.len() as u64)

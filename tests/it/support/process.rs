@@ -1,4 +1,4 @@
-//! Child processes that cannot outlive the test, not even one that is killed.
+//! Child processes that cannot outlive the test, even if it is killed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-/// A running child. Dropped, it is killed and gone before `drop` returns.
+/// A running child. When dropped, it is killed, and has ended before `drop` returns.
 pub(crate) struct Process {
     name: String,
     pid: u32,
@@ -22,19 +22,19 @@ pub(crate) struct Process {
     reaper: Option<JoinHandle<()>>,
 }
 
-/// Lines of a log that a failure shows.
+/// Number of log lines in the message of a failure.
 const LOG_LINES_SHOWN: usize = 30;
 
-/// How often [`Process::until`] asks.
+/// Interval at which [`Process::until`] checks.
 const POLL: Duration = Duration::from_millis(10);
 
-/// Runs its arguments in the background, logging to its own stderr; tells the pid on stdout; and
-/// kills the child once its own stdin is at an end. Its status is the child's, or 128 + n after
+/// Runs its arguments in the background, with the log on its own stderr; prints the pid to stdout;
+/// and kills the child once its own stdin is at an end. Its status is the child's, or 128 + n after
 /// signal n.
 ///
-/// The child begins with default dispositions of the signals that end a process: some are ignored
-/// in whatever nohup or a script's `&` has started, and the shell itself ignores SIGINT and SIGQUIT
-/// in what it runs in the background.
+/// The child starts with default dispositions of the signals that end a process: processes started
+/// by nohup or by a script's `&` ignore some of them, and the shell itself ignores SIGINT and
+/// SIGQUIT in its background processes.
 const GUARD: &str = r#"
 exec 3<&0
 env --default-signal=HUP,INT,QUIT,TERM "$@" >&2 3<&- </dev/null &
@@ -51,7 +51,7 @@ exit "$status"
 "#;
 
 /// A command that runs `program` with default dispositions of the signals that end a process,
-/// whatever this process has inherited. It has no leash: for a child that the test waits for.
+/// whatever this process has inherited. It has no leash, so the test has to wait for the child.
 pub(crate) fn undisturbed(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("env");
     command.arg("--default-signal=HUP,INT,QUIT,TERM").arg(program);
@@ -70,7 +70,7 @@ pub(crate) fn leashed(program: impl AsRef<std::ffi::OsStr>) -> Command {
 impl Process {
     /// Starts a [`leashed`] command. `name` is for messages.
     pub(crate) fn spawn(name: &str, mut command: Command) -> Self {
-        // Two descriptions of one file that has no name any more: nothing to tidy up.
+        // Two descriptions of one file that no longer has a name, so that it needs no removal.
         let log = tempfile::NamedTempFile::new().expect("a temporary file for a log");
         let written = log.reopen().expect("the log, opened again");
         let mut shell = command
@@ -95,7 +95,7 @@ impl Process {
         self.pid
     }
 
-    /// All that it has written to stdout and stderr.
+    /// Everything that the process has written to stdout and stderr.
     pub(crate) fn log(&self) -> String {
         let length = self.log.metadata().map_or(0, |data| data.len());
         let mut bytes = vec![0; usize::try_from(length).expect("a log that fits in memory")];
@@ -103,17 +103,17 @@ impl Process {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// As [`memory`], of this process.
+    /// As [`memory`], for this process.
     pub(crate) fn memory(&self, line: &str) -> u64 {
         memory(self.pid, line)
     }
 
-    /// Its exit status, or 128 + n after signal n; none while it runs.
+    /// Its exit status, or 128 + n after signal n; `None` while it runs.
     pub(crate) fn exited(&self) -> Option<i32> {
         *self.exit.borrow()
     }
 
-    /// Waits for its end and gives [`Process::exited`]. Fails the test after `within`.
+    /// Waits for its end and returns [`Process::exited`]. Fails the test after `within`.
     pub(crate) async fn exit(&self, within: Duration) -> i32 {
         let mut exit = self.exit.clone();
         let ended = tokio::time::timeout(within, exit.wait_for(Option::is_some)).await;
@@ -134,8 +134,8 @@ impl Process {
         assert!(sent.is_ok_and(|status| status.success()), "SIG{signal} not sent to {}", self.name);
     }
 
-    /// Asks `ready` until it says yes. Fails the test, showing the log, after `within` or when the
-    /// process ends before.
+    /// Calls `ready` until it returns true. Fails the test, showing the log, after `within` or when
+    /// the process ends earlier.
     pub(crate) async fn until<F>(&self, what: &str, within: Duration, ready: F)
     where
         F: AsyncFn() -> bool,
@@ -178,8 +178,8 @@ impl Drop for Process {
     }
 }
 
-/// A line of `/proc/PID/status`, in bytes: `VmRSS`, or `VmHWM`, the most there was of it. Fails the
-/// test if no such process runs.
+/// A line of `/proc/PID/status`, in bytes: `VmRSS`, or `VmHWM`, which is the peak of the former.
+/// Fails the test if there is no such process.
 pub(crate) fn memory(pid: u32, line: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("a running process");
     let text = status.lines().find_map(|text| text.strip_prefix(line)?.strip_prefix(':'));

@@ -1,5 +1,5 @@
-//! A TCP proxy that does to its connections what networks do: it delays them, lets them drip, falls
-//! silent, resets them, cuts replies short, or is not there at all.
+//! A TCP proxy that imitates faults of networks: it delays data, slows it to a trickle, falls
+//! silent, resets connections, cuts replies short, or is not there at all.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -18,57 +18,57 @@ use super::dice::Dice;
 use super::now;
 use super::ports::free_port;
 
-/// Leads to a port of loopback. It has a runtime of its own, so that a cluster behind proxies
-/// outlives the test that started it. Dropped, it closes its listener and its connections.
+/// A proxy to a port of loopback. It has a runtime of its own, so that a cluster behind proxies
+/// outlives the test that started it. Closes its listener and its connections when dropped.
 pub(crate) struct Proxy {
     pub(crate) addr: SocketAddr,
     shared: Arc<Shared>,
     accepting: JoinHandle<()>,
 }
 
-/// What it does to connections.
+/// The fault that connections suffer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Fault {
     #[default]
     None,
-    /// Replies take so much longer, give or take the jitter, and stay in order.
+    /// Replies are delayed by `delay`, give or take the jitter, and stay in order.
     Latency { delay: Duration, jitter: Duration },
-    /// Both what clients say and the replies take so much longer.
+    /// Requests and replies are both delayed by `each_way`.
     Distance { each_way: Duration },
-    /// Replies trickle.
+    /// Replies arrive at this rate.
     Drip { bytes_per_second: u32 },
-    /// Takes connections and forwards nothing; what it holds goes on when this ends.
+    /// Accepts connections and forwards nothing; held data is forwarded when the fault ends.
     Hole,
-    /// Forwards what clients say, and no reply; what it holds goes on when this ends.
+    /// Forwards requests, but no replies; held data is forwarded when the fault ends.
     Deaf,
     /// Ends each connection with RST.
     Reset,
-    /// Ends each connection after so many more bytes of replies.
+    /// Ends each connection after `after` more bytes of replies.
     Cut { after: usize },
-    /// Nobody listens, and connections end.
+    /// Does not listen, and ends connections.
     Refuse,
 }
 
-/// To which connections.
+/// The connections that a fault applies to.
 #[derive(Debug, Clone, Default)]
 enum Scope {
-    /// Old and new.
+    /// Old and new connections.
     #[default]
     All,
-    /// Those that had come by then: so many.
+    /// This number of connections: those accepted before the fault was set.
     First(usize),
-    /// Those that come from these addresses.
+    /// Connections from these addresses.
     From(Vec<IpAddr>),
 }
 
-/// What it does, and to whom.
+/// A fault, and the connections that it applies to.
 #[derive(Debug, Clone, Default)]
 struct Doing {
     fault: Fault,
     scope: Scope,
 }
 
-/// A connection, as far as a scope tells it from others.
+/// The properties of a connection that a scope looks at.
 #[derive(Debug, Clone, Copy)]
 struct Which {
     number: usize,
@@ -78,20 +78,20 @@ struct Which {
 struct Shared {
     to: AtomicU16,
     doing: watch::Sender<Doing>,
-    /// When each connection so far came.
+    /// The times at which connections were accepted.
     accepted: watch::Sender<Vec<std::time::Instant>>,
 }
 
-/// Pieces of data that one connection holds back.
+/// Maximum number of pieces of data that one connection holds back.
 const HELD_MAX: usize = 4096;
 const PIECE_MAX: usize = 16 * 1024;
-/// Between two drops of a drip.
+/// Interval between two pieces of a drip.
 const DROP_EVERY: Duration = Duration::from_millis(20);
 
 // === impl Proxy ===
 
 impl Proxy {
-    /// Listens on a port of loopback, see [`Proxy::lead_to`].
+    /// Listens on a port of loopback; [`Proxy::lead_to`] sets the target.
     pub(crate) fn start() -> Self {
         Self::start_at([127, 0, 0, 1])
     }
@@ -102,7 +102,7 @@ impl Proxy {
         Self::on(listener.expect("the proxy's port"), 0)
     }
 
-    /// Takes over a listener, whose queue may hold connections already, and leads to `port`.
+    /// Takes over a listener, whose queue may hold connections already, and forwards to `port`.
     pub(crate) fn on(listener: std::net::TcpListener, port: u16) -> Self {
         listener.set_nonblocking(true).expect("a listener for tokio");
         let addr = listener.local_addr().expect("its address");
@@ -111,18 +111,18 @@ impl Proxy {
         let accepting = runtime().spawn(async move {
             let listener = TcpListener::from_std(listener).expect("a listener for tokio");
             taking.take_from(&listener).await;
-            drop(listener); // its place is to be empty
+            drop(listener); // a new listener takes its place
             taking.accept(addr).await;
         });
         Self { addr, shared, accepting }
     }
 
-    /// Where connections lead from now on.
+    /// Forwards new connections to `port` from now on.
     pub(crate) fn lead_to(&self, port: u16) {
         self.shared.to.store(port, Ordering::Relaxed);
     }
 
-    /// As [`Proxy::lead_to`], of a new proxy.
+    /// As [`Proxy::lead_to`], for a new proxy.
     #[must_use]
     pub(crate) fn leading_to(self, port: u16) -> Self {
         self.lead_to(port);
@@ -133,28 +133,28 @@ impl Proxy {
         self.addr.port()
     }
 
-    /// Does `fault` to every connection, old and new, from now on, and no other.
+    /// Applies `fault`, and no other, to every connection, old and new.
     pub(crate) fn set(&self, fault: Fault) {
         self.shared.doing.send_replace(Doing { fault, scope: Scope::All });
     }
 
-    /// Does `fault` to the connections that have come so far, and none to those that follow.
+    /// Applies `fault` to the connections accepted so far, and none to later ones.
     pub(crate) fn set_so_far(&self, fault: Fault) {
         let first = self.shared.accepted.borrow().len();
         self.shared.doing.send_replace(Doing { fault, scope: Scope::First(first) });
     }
 
-    /// Does `fault` to connections from these addresses, old and new, and none to others.
+    /// Applies `fault` to connections from these addresses, old and new, and none to others.
     pub(crate) fn set_from(&self, fault: Fault, from: &[IpAddr]) {
         self.shared.doing.send_replace(Doing { fault, scope: Scope::From(from.to_vec()) });
     }
 
-    /// Connections taken so far.
+    /// Number of connections accepted so far.
     pub(crate) fn accepted(&self) -> u64 {
         self.shared.accepted.borrow().len() as u64
     }
 
-    /// Waits for the connection after so many, and tells when it came.
+    /// Waits for the next connection after the first `accepted`, and returns when it was accepted.
     pub(crate) async fn connection_after(&self, accepted: u64) -> std::time::Instant {
         let at = usize::try_from(accepted).expect("few connections");
         let mut seen = self.shared.accepted.subscribe();
@@ -165,7 +165,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.accepting.abort();
-        // Connections end by themselves.
+        // Ends all connections.
         self.set(Fault::Reset);
     }
 }
@@ -196,7 +196,7 @@ impl Shared {
         }
     }
 
-    /// Until connections are to be refused.
+    /// Accepts connections until they are to be refused.
     async fn take_from(self: &Arc<Self>, listener: &TcpListener) {
         let mut doing = self.doing.subscribe();
         loop {
@@ -236,7 +236,7 @@ impl Shared {
     }
 }
 
-/// Carries data one way until an end closes, or the fault says so.
+/// Forwards data in one direction until an end closes, or the fault ends the connection.
 async fn pump(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
@@ -269,12 +269,12 @@ async fn pump(
     tokio::pin!(read, write);
     tokio::select! {
         () = &mut write => {}
-        // What was read before the end is still delivered.
+        // Data that was read before the end is still delivered.
         () = &mut read => write.await,
     }
 }
 
-/// When data that is read now arrives.
+/// The time at which data that is read now must be delivered.
 fn arrival(fault: Fault, is_reply: bool, dice: &mut Dice) -> Instant {
     // The proxy stands for a network, and runs in real time.
     #[allow(clippy::disallowed_methods)]
@@ -291,7 +291,7 @@ fn arrival(fault: Fault, is_reply: bool, dice: &mut Dice) -> Instant {
 // === impl Doing ===
 
 impl Doing {
-    /// What it does to this connection.
+    /// The fault that applies to this connection.
     fn to(&self, which: Which) -> Fault {
         let is_meant = match &self.scope {
             Scope::All => true,
@@ -301,25 +301,25 @@ impl Doing {
         if is_meant { self.fault } else { Fault::None }
     }
 
-    /// Whether this connection is to end with RST.
+    /// Whether this connection must end with RST.
     fn ends(&self, which: Which) -> bool {
         matches!(self.to(which), Fault::Reset | Fault::Refuse)
     }
 }
 
-/// One way of one connection.
+/// One direction of one connection.
 struct Line {
     doing: watch::Receiver<Doing>,
     which: Which,
     is_reply: bool,
-    /// What a cut lets through yet.
+    /// Number of bytes that a cut still forwards.
     cut: Option<usize>,
 }
 
 // === impl Line ===
 
 impl Line {
-    /// False once the connection is to end.
+    /// Delivers data. Returns false if the connection must end.
     async fn deliver(&mut self, bytes: &[u8], to: &mut WriteHalf<'_>) -> bool {
         let (which, is_reply) = (self.which, self.is_reply);
         let is_held = |fault| fault == Fault::Hole || (fault == Fault::Deaf && is_reply);

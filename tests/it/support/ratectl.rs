@@ -1,5 +1,5 @@
-//! The tools' binary. It is of another package than these tests, so that cargo does not say where
-//! it is: it lies beside the sidecar's.
+//! The binary `ratectl`. It belongs to another package than these tests, so that cargo does not
+//! provide its path: it lies beside the sidecar's binary.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,11 +9,12 @@ use std::time::SystemTime;
 
 use super::ratelease::BINARY;
 
-/// Subcommands of the sidecar; all others are the tools'.
+/// Subcommands of the sidecar; all others are those of `ratectl`.
 const OF_SIDECAR: [&str; 3] = ["serve", "check", "health"];
 
-/// The binary, built by now. `cargo test` builds that of each package whose tests it runs; where
-/// only tests of this package are run, it may be missing, or older than its source.
+/// The path of the binary, after a build if needed. `cargo test` builds the binary of each package
+/// whose tests it runs; where only tests of this package run, it may be missing, or older than its
+/// source.
 static RATECTL: LazyLock<PathBuf> = LazyLock::new(|| {
     let path = Path::new(BINARY).with_file_name("ratectl");
     if fs::metadata(&path).and_then(|built| built.modified()).is_ok_and(|built| built >= source()) {
@@ -30,19 +31,19 @@ static RATECTL: LazyLock<PathBuf> = LazyLock::new(|| {
     path
 });
 
-/// The tools' binary.
+/// The path of `ratectl`.
 pub(crate) fn ratectl() -> &'static Path {
     &RATECTL
 }
 
-/// The program that has the subcommand which `args` begin with.
+/// The program with the subcommand that `args` begin with.
 pub(crate) fn program_of(args: &[impl AsRef<std::ffi::OsStr>]) -> &'static Path {
     let first = args.first().and_then(|first| first.as_ref().to_str()).unwrap_or("");
     let is_of_sidecar = first.starts_with('-') || OF_SIDECAR.contains(&first);
     if is_of_sidecar { Path::new(BINARY) } else { ratectl() }
 }
 
-/// When the source was last changed that the binary is built from.
+/// The last change of the source of the binary.
 fn source() -> SystemTime {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
     let mut newest = SystemTime::UNIX_EPOCH;
@@ -51,7 +52,7 @@ fn source() -> SystemTime {
         if path.is_dir() {
             let entries = fs::read_dir(&path).expect("the source is there");
             let entries = entries.map(|entry| entry.unwrap().path());
-            // Tests are no part of it.
+            // Tests do not belong to the binary.
             left.extend(entries.filter(|path| path.file_stem().is_none_or(|it| it != "tests")));
         } else if path.extension().is_some_and(|extension| extension != "md") {
             newest = newest.max(fs::metadata(&path).unwrap().modified().unwrap());

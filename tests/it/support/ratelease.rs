@@ -14,8 +14,8 @@ use super::http;
 use super::ports::free_port;
 use super::process::{Process, leashed};
 
-/// One pod. Dropped, it is killed; [`Ratelease::stop`] ends it as Kubernetes would. A test whose
-/// pod has violated an invariant fails, however the pod ends.
+/// One pod. Killed when dropped; [`Ratelease::stop`] ends it as Kubernetes would. A test fails if
+/// its pod has violated an invariant, however the pod ends.
 pub(crate) struct Ratelease {
     pub(crate) process: Process,
     pub(crate) grpc: SocketAddr,
@@ -28,25 +28,25 @@ pub(crate) struct Ratelease {
 /// The binary under test.
 pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_ratelease");
 
-/// To `/readyz`, on a machine that also compiles.
+/// Maximum time until `/readyz` answers 200, on a machine that also compiles.
 const START_MAX: Duration = Duration::from_secs(20);
 
-/// The drain's bound of 10 s, and some for a busy machine.
+/// The maximum drain time of 10 s, and some time for a busy machine.
 const STOP_MAX: Duration = Duration::from_secs(15);
 
-/// For a page of the debug port.
+/// Maximum time for a page of the debug port.
 const STATUS_MAX: Duration = Duration::from_secs(10);
 
 /// Counts of `/status` that are 0 unless a part of the process has panicked.
 const PANICS: [&str; 4] = ["request_panics", "lease_panics", "loader_panics", "task_restarts"];
 
-/// The part of `/status` that counts what did not hold and must always hold.
+/// The part of `/status` that counts violated invariants.
 const INVARIANTS: &str = "invariant_violations";
 
-/// What the log says of the same.
+/// Text of panics and violated invariants in the log.
 const HARM: [&str; 2] = ["panicked at", "invariant violated"];
 
-/// What a child gets of our own environment. Not a `REDIS_URL` that happens to be set there.
+/// Variables of our environment that a child inherits. A `REDIS_URL` that happens to be set is not.
 const INHERITED: [&str; 3] = ["PATH", "LLVM_PROFILE_FILE", "RUST_BACKTRACE"];
 
 // === impl Ratelease ===
@@ -60,9 +60,9 @@ impl Ratelease {
     }
 
     /// Starts a pod with the rules of a directory, on a Redis Cluster, or on the embedded store if
-    /// `redis` is empty. `env` is set last: it can replace any setting made here, ports excepted.
+    /// `redis` is empty. `env` is applied last: it can replace any setting made here except ports.
     pub(crate) fn spawn(rules: &Path, redis: &[SocketAddr], env: &[(&str, &str)]) -> Self {
-        // Another build of it, for tests of time: a debug build takes longer for everything.
+        // Another build, for tests of time: a debug build takes longer for everything.
         let binary = std::env::var_os("RATELEASE_BIN").unwrap_or_else(|| BINARY.into());
         let mut command = leashed(binary);
         command.args(["serve", "--rules"]).arg(rules);
@@ -103,21 +103,21 @@ impl Ratelease {
         self.process.until(&format!("saying {status} at {path}"), START_MAX, asked).await;
     }
 
-    /// Waits until a line of the log holds `what`, and gives the line. A thread of its own writes
-    /// the log: a line comes after what it tells of can be seen elsewhere.
+    /// Waits until a line of the log contains `what`, and returns the line. A separate thread
+    /// writes the log, so a line may appear after its event is visible elsewhere.
     pub(crate) async fn logs(&self, what: &str) -> String {
         self.logs_times(what, 1).await.remove(0)
     }
 
-    /// Waits until so many lines of the log hold `what`, and gives them all. That there are no more
-    /// is known once the process has ended: see [`Ratelease::logged`].
+    /// Waits until `times` lines of the log contain `what`, and returns them all. Whether there are
+    /// more is known only once the process has ended: see [`Ratelease::logged`].
     pub(crate) async fn logs_times(&self, what: &str, times: usize) -> Vec<String> {
         let logged = async || self.lines_with(what).len() >= times;
         self.process.until(&format!("logging {what:?}, {times} times"), START_MAX, logged).await;
         self.lines_with(what)
     }
 
-    /// All lines with `what` of the log of the process, which has ended.
+    /// All lines that contain `what` in the log of a process that has ended.
     pub(crate) fn logged(&self, what: &str) -> Vec<String> {
         if self.process.exited().is_none() {
             self.process.fail("still runs: its log is not whole");
@@ -130,12 +130,12 @@ impl Ratelease {
         log.lines().filter(|line| line.contains(what)).map(str::to_owned).collect()
     }
 
-    /// What it has logged so far.
+    /// The log so far.
     pub(crate) fn log(&self) -> String {
         self.process.log()
     }
 
-    /// What `/status` says. Blocks for some milliseconds.
+    /// The content of `/status`. Blocks for some milliseconds.
     pub(crate) fn status(&self) -> Value {
         self.ask_status().unwrap_or_else(|error| self.process.fail(&format!("/status: {error}")))
     }
@@ -161,7 +161,7 @@ impl Ratelease {
         status["counts"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {status}"))
     }
 
-    /// What `/status` shows to be broken in the process: panics, or invariants that did not hold.
+    /// Panics and violated invariants in `/status`.
     pub(crate) fn harm(status: &Value) -> Vec<String> {
         let counts = PANICS.iter().map(|name| (*name, &status["counts"][name]));
         let all = counts.chain([(INVARIANTS, &status[INVARIANTS])]);
@@ -169,22 +169,22 @@ impl Ratelease {
         broken.map(|(name, count)| format!("{name} is {count}, not 0")).collect()
     }
 
-    /// What the log shows to be broken in the process. It is whole once the process has ended.
+    /// The first panic or violated invariant in the log, which is complete once the process has
+    /// ended.
     pub(crate) fn logged_harm(&self) -> Option<String> {
         let log = self.process.log();
         log.lines().find(|line| HARM.iter().any(|it| line.contains(it))).map(str::to_owned)
     }
 
-    /// Sends SIGTERM, waits for the drain and gives the exit status. The pod has to be serving.
-    /// Fails the test if a part of it has panicked, or if something did not hold that must always
-    /// hold, the drain included.
+    /// Sends SIGTERM, waits for the drain and returns the exit status. The pod has to be serving.
+    /// Fails the test if the pod has panicked or violated an invariant, including during the drain.
     pub(crate) async fn stop(&self) -> i32 {
         self.is_unharmed();
         self.process.signal("TERM");
         self.end().await
     }
 
-    /// As [`Ratelease::stop`], of several pods at a time.
+    /// As [`Ratelease::stop`], for several pods at a time.
     pub(crate) async fn stop_all(pods: &[Self]) -> Vec<i32> {
         pods.iter().for_each(Self::is_unharmed);
         pods.iter().for_each(|pod| pod.process.signal("TERM"));
@@ -201,14 +201,14 @@ impl Ratelease {
         status
     }
 
-    /// Loads of rules that were refused so far.
+    /// Number of loads of rules that were refused so far.
     #[track_caller]
     pub(crate) fn loads_refused(&self) -> u64 {
         self.status()["rules"]["loads_failed"].as_u64().expect("a number")
     }
 
-    /// Fails the test if the process has ended, a part of it has panicked, or something did not
-    /// hold that must always hold. The pod has to be serving.
+    /// Fails the test if the process has ended, has panicked, or has violated an invariant. The pod
+    /// has to be serving.
     pub(crate) fn is_unharmed(&self) {
         if let Some(status) = self.process.exited() {
             self.process.fail(&format!("ended with status {status}"));
@@ -219,8 +219,7 @@ impl Ratelease {
         }
     }
 
-    /// Fails the test if the log of the process, which has ended, shows a panic or a broken
-    /// invariant.
+    /// Fails the test if the log of a process that has ended shows a panic or a violated invariant.
     pub(crate) fn ended_unharmed(&self) {
         if self.process.exited().is_none() {
             self.process.fail("still runs: its log is not whole");
@@ -232,8 +231,8 @@ impl Ratelease {
 }
 
 impl Drop for Ratelease {
-    /// The log tells of panics and broken invariants, and stays: this does not race the end of the
-    /// process.
+    /// Uses the log, which contains panics and violated invariants and outlives the process, so
+    /// that this does not race with the end of the process.
     fn drop(&mut self) {
         if thread::panicking() {
             return;
@@ -244,7 +243,7 @@ impl Drop for Ratelease {
     }
 }
 
-/// The part of our own environment that a child gets.
+/// The variables of our environment that a child inherits.
 pub(crate) fn inherited() -> impl Iterator<Item = (&'static str, OsString)> {
     INHERITED.iter().filter_map(|&name| Some((name, std::env::var_os(name)?)))
 }

@@ -1,5 +1,5 @@
-//! A gRPC client that can be wrong: any bytes, path, method and headers, on one HTTP/2 connection.
-//! Messages are written by hand, since Envoy's types cannot hold what is not valid.
+//! A gRPC client that can send invalid calls: any bytes, path, method and headers, on one HTTP/2
+//! connection. Messages are written by hand, since Envoy's types cannot represent invalid ones.
 
 use std::convert::Infallible;
 use std::future::poll_fn;
@@ -22,16 +22,16 @@ use tonic::{Code, Status};
 pub(crate) const SHOULD_RATE_LIMIT: &str =
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// No answer of ours takes this long: a test fails instead of hanging.
+/// No answer of a pod takes this long: a test fails instead of hanging.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 
-/// One HTTP/2 connection. It cannot be opened again: once it is lost, every call fails.
+/// One HTTP/2 connection. It is not reopened: once it is lost, every call fails.
 #[derive(Clone)]
 pub(crate) struct Connection {
     channel: Channel,
 }
 
-/// What came back of a call.
+/// The answer to a call.
 #[derive(Debug, Clone)]
 pub(crate) struct Reply {
     pub(crate) code: Code,
@@ -39,9 +39,9 @@ pub(crate) struct Reply {
     pub(crate) reason: String,
     /// The answer's message without its frame.
     pub(crate) message: Vec<u8>,
-    /// Of HTTP.
+    /// The HTTP status.
     pub(crate) status: u16,
-    /// Without the trailers.
+    /// The headers, without the trailers.
     pub(crate) headers: HeaderMap,
 }
 
@@ -62,8 +62,8 @@ impl Connection {
         Self::through(UnixStream::connect(server)).await
     }
 
-    /// Goes by way of a relay that takes one connection and no other. The server is connected to
-    /// first, so that whoever comes after the return comes after this connection.
+    /// Connects through a relay that accepts a single connection. The relay connects to the server
+    /// first, so that connections opened after this returns come after this one.
     async fn through<S>(server: impl Future<Output = Result<S>>) -> Self
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -86,7 +86,7 @@ impl Connection {
         self.request(post(SHOULD_RATE_LIMIT), body).await.expect("the connection lives")
     }
 
-    /// Sends any request at all. An error is the connection's or the stream's.
+    /// Sends any request. An error is that of the connection or of the stream.
     pub(crate) async fn request(
         &self,
         head: http::request::Builder,
@@ -121,7 +121,7 @@ impl Connection {
         Ok(Reply { code, reason, message, status: head.status.as_u16(), headers: head.headers })
     }
 
-    /// For typed clients.
+    /// A channel for typed clients.
     pub(crate) fn channel(&self) -> Channel {
         self.channel.clone()
     }
@@ -130,7 +130,7 @@ impl Connection {
 // === impl Reply ===
 
 impl Reply {
-    /// Whether the answer is a verdict that denies; an error is none.
+    /// Whether the verdict denies; `None` for an error.
     pub(crate) fn is_over_limit(&self) -> Option<bool> {
         // overall_code is the first field: OK is 1, OVER_LIMIT 2.
         match self.message.get(..2) {
@@ -160,7 +160,7 @@ fn status(headers: &HeaderMap) -> Option<Status> {
     Status::from_header_map(headers)
 }
 
-/// An error with all that it says it was caused by.
+/// An error with the whole chain of its causes.
 pub(crate) fn in_full(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -177,7 +177,7 @@ pub(crate) fn bytes_field(number: u8, value: impl AsRef<[u8]>) -> Vec<u8> {
     [&[number << 3 | 2], &varint(value.len() as u64)[..], value].concat()
 }
 
-/// A protobuf field of a whole number.
+/// A protobuf field of an integer.
 pub(crate) fn number_field(number: u8, value: u64) -> Vec<u8> {
     [&[number << 3], &varint(value)[..]].concat()
 }

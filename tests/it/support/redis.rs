@@ -1,4 +1,4 @@
-//! Redis as the store's configuration sees it: where the servers of a test are.
+//! Redis as the store's configuration names it: the addresses of a test's servers.
 
 pub use super::redis_cluster::Cluster;
 pub use super::redis_sentinel::Sentinel;

@@ -15,49 +15,50 @@ use super::wait_for;
 /// Masters first, then replicas: node `masters + i` begins as the replica of node `i % masters`.
 pub struct Cluster {
     pub nodes: Vec<Server>,
-    /// One before each node, by position, if there are any: clients are told to go through them.
+    /// One proxy in front of each node, by position, if there are any: clients are directed to
+    /// them.
     pub proxies: Vec<Proxy>,
-    /// One before the bus of each node, which leads to the other nodes, if there are any.
+    /// One proxy in front of the bus of each node, used by the other nodes, if there are any.
     buses: Vec<Proxy>,
     ids: Vec<String>,
     masters: usize,
 }
 
-/// How a cluster of one's own is made.
+/// The properties of a separate cluster.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
     pub masters: usize,
     pub replicas_each: usize,
-    /// Short by default, so that a failover takes some 4 s; real ones have 15 000.
+    /// Short by default, so that a failover takes some 4 s; production clusters have 15 000.
     pub node_timeout_ms: u32,
-    /// `cluster-require-full-coverage`: whether all slots are down when one is.
+    /// `cluster-require-full-coverage`: whether all slots are unavailable when one is.
     pub full_coverage: bool,
-    /// Where a proxy stands before each node, if any does: on this address of the machine.
+    /// The address of the machine for the proxies in front of the nodes, if there are any.
     pub proxies: Option<[u8; 4]>,
-    /// Whether proxies stand between the nodes too, so that one can be cut off from the others.
+    /// Whether there are proxies between the nodes too, so that one can be cut off from the others.
     pub can_part: bool,
 }
 
-/// Joining takes one or two rounds of gossip, and more on a busy machine.
+/// Maximum time to join. Joining takes one or two rounds of gossip, and more on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 const SLOTS: usize = 16_384;
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Three masters with a replica each, for every test of this binary that does not break it.
+    /// Three masters with a replica each, for every test of this binary that does not break them.
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
         SHARED.get_or_init(|| Cluster::start(3, 1))
     }
 
-    /// A cluster of one's own, with every node in agreement and every replica in step: a replica
-    /// that was never in step with its master could not be elected.
+    /// Starts a separate cluster, with every node in agreement and every replica in sync: a replica
+    /// that was never in sync with its master could not be elected.
     pub fn start(masters: usize, replicas_each: usize) -> Self {
         Self::start_with(&ClusterOptions::new(masters, replicas_each))
     }
 
-    /// As [`Cluster::start`], made as the options say.
+    /// As [`Cluster::start`], with these options.
     pub fn start_with(options: &ClusterOptions) -> Self {
         let masters = options.masters;
         let size = masters * (1 + options.replicas_each);
@@ -116,14 +117,14 @@ impl Cluster {
     fn replicate(&self) {
         for at in self.masters..self.nodes.len() {
             let master = &self.ids[at % self.masters];
-            // Refused until the node has heard that its master is one.
+            // Refused until the node has learnt that its master is one.
             wait_for("a replica may follow its master", PATIENCE, || {
                 self.nodes[at].try_command::<()>(&["CLUSTER", "REPLICATE", master]).ok()
             });
         }
     }
 
-    /// Waits until every node that runs finds the cluster well and every replica is in step.
+    /// Waits until every running node considers the cluster healthy and every replica is in sync.
     pub fn wait_until_ok(&self) {
         for node in &self.nodes {
             let ok = || self.is_ok_at(node);
@@ -131,7 +132,7 @@ impl Cluster {
         }
     }
 
-    /// Whether every node finds so at present.
+    /// Whether every node does so at present.
     pub fn is_ok(&self) -> bool {
         self.nodes.iter().all(|node| self.is_ok_at(node).is_some())
     }
@@ -148,7 +149,7 @@ impl Cluster {
         (ok && in_step && complete).then_some(())
     }
 
-    /// `[first, last, master, replicas…]`
+    /// Checks a range of slots: `[first, last, master, replicas…]`
     fn has_replicas(&self, range: &redis::Value) -> bool {
         let replicas = self.nodes.len() / self.masters - 1;
         matches!(range, redis::Value::Array(parts) if parts.len() >= 3 + replicas)
@@ -158,7 +159,7 @@ impl Cluster {
         self.nodes.iter().map(|node| tcp(node.port())).collect()
     }
 
-    /// Where clients are to find the nodes: their proxies, if they have some.
+    /// The addresses of the nodes for clients: those of the proxies, if there are any.
     pub fn places(&self) -> Vec<SocketAddr> {
         let place = |(at, node): (usize, &Server)| match self.proxies.get(at) {
             Some(proxy) => proxy.addr,
@@ -194,17 +195,17 @@ impl Cluster {
         self.places().iter().position(|place| place.port() == port).unwrap()
     }
 
-    /// The node that holds `key`; it begins with all masters well.
+    /// The node that holds `key`, as long as all masters are healthy.
     pub fn owner(&self, key: &str) -> &Server {
         &self.nodes[self.slot_owner(0, key)]
     }
 
-    /// Bytes that `key` costs its node, the name included.
+    /// Bytes that `key` takes at its node, including its name.
     pub fn memory_usage(&self, key: &str) -> u64 {
         self.owner(key).command(&["MEMORY", "USAGE", key])
     }
 
-    /// Begins to move a slot: absent keys are redirected from now on, and present ones stay.
+    /// Begins to move a slot: from now on, the node redirects absent keys and keeps present ones.
     pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         let set = |at: usize, way: &str, other: usize| {
@@ -215,7 +216,7 @@ impl Cluster {
         set(from, "MIGRATING", to);
     }
 
-    /// Moves the keys of a slot over, and then the slot itself.
+    /// Moves the keys of a slot, and then the slot itself.
     pub fn finish_move(&self, slot: u16, from: usize, to: usize) {
         self.move_keys(slot, from, to);
         let slot = slot.to_string();
@@ -224,8 +225,8 @@ impl Cluster {
         }
     }
 
-    /// Moves the keys of a slot that is on the move: requests for them are redirected by ASK until
-    /// the slot follows.
+    /// Moves the keys of a slot whose move has begun: the node redirects requests for them by ASK
+    /// until the slot follows.
     pub fn move_keys(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         let port = self.nodes[to].port().to_string();
@@ -247,7 +248,7 @@ impl Cluster {
         self.finish_move(slot, from, to);
     }
 
-    /// Cuts a node off from the others, both ways; clients reach all of them.
+    /// Cuts a node off from the others, in both directions; clients still reach all of them.
     pub fn part(&self, at: usize) {
         let others: Vec<_> = (0..self.nodes.len()).filter(|other| *other != at).collect();
         let all: Vec<_> = others.iter().map(|other| source(*other)).collect();
@@ -261,12 +262,12 @@ impl Cluster {
         }
     }
 
-    /// Mends what [`Cluster::part`] cut.
+    /// Undoes [`Cluster::part`].
     pub fn join(&self) {
         self.buses.iter().chain(&self.proxies).for_each(|proxy| proxy.set(Fault::None));
     }
 
-    /// Calls of `command` on all nodes.
+    /// Number of calls of `command` on all nodes.
     pub fn calls(&self, command: &str) -> u64 {
         self.nodes.iter().map(|node| node.calls(command)).sum()
     }
@@ -280,19 +281,19 @@ impl ClusterOptions {
         Self { masters, replicas_each, node_timeout_ms, full_coverage, proxies, can_part: false }
     }
 
-    /// With a proxy before each node.
+    /// Adds a proxy in front of each node.
     #[must_use]
     pub fn proxied(self) -> Self {
         Self { proxies: Some([127, 0, 0, 1]), ..self }
     }
 
-    /// With proxies before each node and between them all: see [`Cluster::part`].
+    /// Adds proxies in front of each node and between all nodes: see [`Cluster::part`].
     #[must_use]
     pub fn that_can_part(self) -> Self {
         Self { can_part: true, ..self.proxied() }
     }
 
-    /// Of the command line of a node behind `proxy`.
+    /// Arguments for the command line of a node behind `proxy`.
     fn arguments(&self, proxy: Option<&Proxy>) -> Vec<String> {
         let coverage = if self.full_coverage { "yes" } else { "no" };
         let timeout = self.node_timeout_ms.to_string();
@@ -306,15 +307,15 @@ impl ClusterOptions {
         ];
         if let Some(proxy) = proxy {
             pairs.push(("--cluster-announce-port", proxy.port().to_string()));
-            // A client is told no address but the one that it has asked by.
+            // The node announces no address: a client keeps the address that it connected to.
             pairs.push(("--cluster-preferred-endpoint-type", "unknown-endpoint".to_owned()));
         }
         pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
     }
 }
 
-/// Of the command line of a node whose bus is reached through `bus`: it comes to others from an
-/// address of its own, so that theirs can tell.
+/// Arguments for the command line of a node whose bus is reached through `bus`. The node connects
+/// to others from an address of its own, so that their proxies can recognise it.
 fn behind_bus(at: usize, bus: &Proxy) -> [String; 6] {
     let source = source(at).to_string();
     let port = bus.port().to_string();
@@ -329,7 +330,7 @@ fn behind_bus(at: usize, bus: &Proxy) -> [String; 6] {
     .map(str::to_owned)
 }
 
-/// Where the node at this position comes from.
+/// The source address of the node at this position.
 fn source(at: usize) -> IpAddr {
     IpAddr::from([127, 0, 1, u8::try_from(at + 1).expect("few nodes")])
 }

@@ -1,4 +1,4 @@
-//! A master and a replica under the eyes of one sentinel.
+//! A master and a replica, monitored by one sentinel.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub struct Sentinel {
     pub sentinel: Server,
 }
 
-/// What the sentinel calls the master.
+/// The name of the master in the sentinel.
 const NAME: &str = "counts";
 const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -1,7 +1,7 @@
-//! One `redis-server` process that ends with the test process, however that ends.
+//! One `redis-server` process that ends with the test process, however the latter ends.
 //!
-//! `REDIS_SERVER_BIN` names the program that every test starts in its place, such as another
-//! version of Redis, or Valkey: a path, or a name on PATH.
+//! `REDIS_SERVER_BIN` names the program that every test starts instead, such as another version of
+//! Redis, or Valkey: a path, or a name on PATH.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ pub struct Server {
 
 struct Process {
     /// A shell that kills the server once its standard input closes. The test process holds the
-    /// other end, so that the server goes when the test process does, even by SIGKILL.
+    /// other end, so that the server ends with the test process, even after SIGKILL.
     shell: Child,
     pid: u32,
 }
@@ -39,10 +39,10 @@ struct Start<'a> {
 }
 
 const START_PATIENCE: Duration = Duration::from_secs(10);
-/// A process that is no test may take the port between our picking it and the server's binding it.
+/// Attempts to start, since another process may take the port before the server binds it.
 const PORT_TRIES: usize = 5;
 
-/// `$1` is the directory, the rest the server's command line. A line `keep` leaves the directory.
+/// `$1` is the directory, the rest the server's command line. A line `keep` keeps the directory.
 const SHELL: &str = r#"
 dir=$1; shift
 env --default-signal=HUP,INT,QUIT,TERM "$@" >/dev/null 2>&1 &
@@ -57,18 +57,18 @@ wait $pid
 // === impl Server ===
 
 impl Server {
-    /// Starts a server on a free port. `arguments` are options as on the command line; `{free}` in
-    /// them stands for one more free port, and `{dir}` for the server's directory.
+    /// Starts a server on a free port. `arguments` are command line options; `{free}` in them
+    /// stands for another free port, and `{dir}` for the server's directory.
     pub fn start(arguments: &[&str]) -> Self {
         Self::start_somewhere(&Start { arguments, ..Start::default() })
     }
 
-    /// As [`Server::start`], on a server that wants this password.
+    /// As [`Server::start`], with a server that requires this password.
     pub fn start_protected(arguments: &[&str], password: &str) -> Self {
         Self::start_somewhere(&Start { arguments, password: Some(password), ..Start::default() })
     }
 
-    /// As [`Server::start`], with more in its environment.
+    /// As [`Server::start`], with additional environment variables.
     pub fn start_with_env(arguments: &[&str], env: &[(&'static str, String)]) -> Self {
         Self::start_somewhere(&Start { arguments, env, ..Start::default() })
     }
@@ -117,7 +117,7 @@ impl Server {
         server.wait_until_up().then_some(server)
     }
 
-    /// False if it lost the race for its port.
+    /// Returns false if another process took the port first.
     fn wait_until_up(&self) -> bool {
         wait_for("redis-server answers", START_PATIENCE, || {
             let log = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
@@ -126,7 +126,7 @@ impl Server {
             }
             assert!(!log.contains("FATAL"), "redis-server does not start: {log}");
             let info = self.try_info("server")?;
-            // Whoever answers on the port must be ours.
+            // The process that answers on the port must be ours.
             Some(info.get("process_id")? == &self.process.pid.to_string())
         })
     }
@@ -139,7 +139,7 @@ impl Server {
         &self.dir
     }
 
-    /// A connection for commands of the test's own.
+    /// A connection for the test's own commands.
     pub fn connect(&self) -> redis::Connection {
         self.try_connect().unwrap()
     }
@@ -152,7 +152,7 @@ impl Server {
         Ok(connection)
     }
 
-    /// The reply to a command given word by word.
+    /// The reply to a command, given as words.
     #[track_caller]
     pub fn command<T: redis::FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_command(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
@@ -163,7 +163,7 @@ impl Server {
         redis::cmd(name).arg(rest).query(&mut self.try_connect()?)
     }
 
-    /// A section of INFO as names and values.
+    /// A section of INFO, as names and values.
     pub fn info(&self, section: &str) -> HashMap<String, String> {
         parse_info(&self.command::<String>(&["INFO", section]))
     }
@@ -172,8 +172,8 @@ impl Server {
         self.try_command::<String>(&["INFO", section]).ok().as_deref().map(parse_info)
     }
 
-    /// Calls of each command since the server began (or CONFIG RESETSTAT), inner ones of scripts
-    /// too.
+    /// Calls of each command since the server began (or CONFIG RESETSTAT), including those inside
+    /// scripts.
     pub fn command_calls(&self) -> HashMap<String, u64> {
         let calls = |stats: &str| {
             stats.split(',').find_map(|it| it.strip_prefix("calls=")).unwrap().parse().unwrap()
@@ -189,27 +189,27 @@ impl Server {
         self.command_calls().get(command).copied().unwrap_or(0)
     }
 
-    /// Every key, in this server alone.
+    /// Every key of this server.
     pub fn keys(&self) -> Vec<String> {
         self.command(&["KEYS", "*"])
     }
 
-    /// Kills the process at once; the directory stays.
+    /// Kills the process at once; the directory remains.
     pub fn kill(&self) {
         self.process.signal("KILL");
     }
 
-    /// Stops the process in its tracks; its sockets stay open.
+    /// Stops the process with SIGSTOP; its sockets stay open.
     pub fn stop(&self) {
         self.process.signal("STOP");
     }
 
-    /// Lets a stopped process go on.
+    /// Resumes a stopped process.
     pub fn cont(&self) {
         self.process.signal("CONT");
     }
 
-    /// Starts the server anew on its port and in its directory, killing it first if it still runs.
+    /// Restarts the server on its port and in its directory, and kills it first if it still runs.
     pub fn start_again(&mut self) {
         self.process.end("keep");
         self.process = Process::start(&self.dir, &self.arguments, &self.env);
@@ -259,7 +259,7 @@ impl Process {
     }
 }
 
-/// The program to run: `REDIS_SERVER_BIN`, or `redis-server` of PATH.
+/// The program to run: `REDIS_SERVER_BIN`, or `redis-server` on PATH.
 fn redis_server() -> OsString {
     std::env::var_os("REDIS_SERVER_BIN").unwrap_or_else(|| "redis-server".into())
 }

@@ -1,4 +1,4 @@
-//! A pod with rules of its own that is asked for one descriptor at a time, to see what it tells.
+//! A pod with rules of its own that gets one descriptor at a time, for tests of its pages.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::files::dir_of;
 use super::http::Client;
 use super::ratelease::Ratelease;
 
-/// Long enough for the store on any machine: no failure mode answers in its place.
+/// Long enough for the store on any machine: no failure mode answers instead.
 pub(crate) const PATIENT: (&str, &str) = ("LEASE_MAX_WAIT", "5s");
 
 /// A pod, its rules and a connection to its HTTP port.
@@ -22,7 +22,7 @@ pub(crate) struct Shop {
 // === impl Shop ===
 
 impl Shop {
-    /// Starts a [`PATIENT`] pod with the embedded store, on one file of rules.
+    /// Starts a [`PATIENT`] pod with the embedded store and one rule file.
     pub(crate) async fn open(rules: &str, env: &[(&str, &str)]) -> Self {
         let dir = dir_of(&[("shop.yaml", rules)]);
         let pod = Ratelease::start(dir.path(), &[], &[&[PATIENT], env].concat()).await;
@@ -30,17 +30,17 @@ impl Shop {
         Self { pod, rules: dir, client }
     }
 
-    /// Where its rules are.
+    /// The directory of its rules.
     pub(crate) fn rules(&self) -> &Path {
         self.rules.path()
     }
 
-    /// Asks for one descriptor; returns the status of HTTP.
+    /// Requests one descriptor; returns the HTTP status.
     pub(crate) async fn ask(&mut self, domain: &str, entries: &[(&str, &str)]) -> u16 {
         self.ask_with(domain, entries, json!({})).await
     }
 
-    /// The same, with more fields of the descriptor.
+    /// As [`Shop::ask`], with additional fields of the descriptor.
     pub(crate) async fn ask_with(
         &mut self,
         domain: &str,

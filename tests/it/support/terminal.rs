@@ -1,4 +1,4 @@
-//! A pseudoterminal with a program on it, as a person sits at one.
+//! A program on a pseudoterminal, as a person would use it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,35 +18,36 @@ use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use super::process::undisturbed;
 use super::{ratectl, ratelease, wait_for};
 
-/// A program on a terminal of its own. When this process ends, the kernel hangs the terminal up,
+/// A program on a terminal of its own. When this process ends, the kernel hangs up the terminal,
 /// and that ends the program.
 pub(crate) struct Terminal {
     child: Leashed,
-    /// This side: the keyboard.
+    /// The test's side of the terminal.
     keyboard: File,
-    /// The program's side, open so that its modes can be seen when the program has ended.
+    /// The program's side, kept open so that the test can read its modes after the program has
+    /// ended.
     line: OwnedFd,
     shown: Arc<Mutex<Vec<u8>>>,
-    /// Nobody looks at the screen any more.
+    /// Whether the test no longer reads the screen.
     is_gone: Arc<AtomicBool>,
     screen: JoinHandle<()>,
 }
 
-/// A child that is killed where the test fails before its end.
+/// A child that is killed if the test fails before the child ends.
 struct Leashed(Child);
 
-/// How a program ended.
+/// The result of a program that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     /// Its exit status, or 128 + n after signal n.
     pub(crate) status: i32,
-    /// All that it wrote.
+    /// Its whole output.
     pub(crate) shown: String,
-    /// The terminal echoes what is typed, and hands it on by lines.
+    /// Whether the terminal echoes input and delivers it by lines.
     pub(crate) is_sane: bool,
 }
 
-/// On a machine that also compiles.
+/// Maximum wait, on a machine that also compiles.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 // === impl Terminal ===
@@ -57,12 +58,12 @@ impl Terminal {
         Self::run(&[], args, columns)
     }
 
-    /// As [`Terminal::ratelease`], of a process that ignores SIGHUP from its start, as by nohup.
+    /// As [`Terminal::ratelease`], for a process that ignores SIGHUP from its start, as with nohup.
     pub(crate) fn ratelease_without_hangup(args: &[&str], columns: u16) -> Self {
         Self::run(&["env", "--ignore-signal=HUP"], args, columns)
     }
 
-    /// `program` are words that become the binary.
+    /// `program` are the words before the arguments, which run the binary.
     fn run(program: &[&str], args: &[&str], columns: u16) -> Self {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let keyboard = openpt(flags).expect("a pseudoterminal");
@@ -71,7 +72,7 @@ impl Terminal {
         let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&line, size).unwrap();
         let side = || Stdio::from(line.try_clone().unwrap());
-        // It becomes the leader of a session on the terminal, so that Ctrl-C is a signal for it.
+        // It leads a session on the terminal, so that Ctrl-C sends it a signal.
         let mut command = undisturbed("setsid");
         command.args(["--ctty", "--"]).args(program);
         command.arg(ratectl::program_of(args)).args(args);
@@ -87,7 +88,7 @@ impl Terminal {
         Self { child: Leashed(child), keyboard, line, shown, is_gone, screen }
     }
 
-    /// Waits until it has written `text`.
+    /// Waits until the program has written `text`.
     #[track_caller]
     pub(crate) fn shows(&self, text: &str) {
         let shown = || String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned();
@@ -96,7 +97,7 @@ impl Terminal {
         });
     }
 
-    /// Waits until it has written more than it has by now.
+    /// Waits until the program has written more than it has by now.
     #[track_caller]
     pub(crate) fn shows_more(&self) {
         let written = || self.shown.lock().unwrap().len();
@@ -104,7 +105,7 @@ impl Terminal {
         wait_for("more on the terminal", PATIENCE, || (written() > before).then_some(()));
     }
 
-    /// Whether what is typed is echoed and handed on by lines, as a shell wants to find it.
+    /// Whether input is echoed and delivered by lines, as a shell expects.
     pub(crate) fn is_sane(&self) -> bool {
         let modes = tcgetattr(&self.line).unwrap().local_modes;
         modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
@@ -119,7 +120,7 @@ impl Terminal {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Hangs up, as when the terminal's window is closed, and gives the program's exit status.
+    /// Hangs up, as when the terminal's window is closed, and returns the program's exit status.
     #[track_caller]
     pub(crate) fn hung_up(mut self) -> i32 {
         self.is_gone.store(true, Ordering::Relaxed);
@@ -145,7 +146,7 @@ fn status(ended: ExitStatus) -> i32 {
     ended.code().or_else(|| ended.signal().map(|signal| 128 + signal)).unwrap()
 }
 
-/// Takes what the program writes until nobody has its side open any more, or `gone`.
+/// Collects the program's output until no process has its side open any more, or until `gone`.
 fn look(mut from: File, into: &Mutex<Vec<u8>>, gone: &AtomicBool) {
     let mut piece = [0; 4096];
     while !gone.load(Ordering::Relaxed) {
@@ -163,7 +164,7 @@ fn look(mut from: File, into: &Mutex<Vec<u8>>, gone: &AtomicBool) {
 
 impl Drop for Leashed {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have ended already.
         let _ = self.0.kill().and_then(|()| self.0.wait());
     }
 }

@@ -1,4 +1,4 @@
-//! Lines of the log that are written for a request name its span, where it has one.
+//! Log lines that are written for a request contain its span, if it has one.
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ fn parent(flags: &str) -> String {
     format!("00-{TRACE}-b7ad6b7169203331-{flags}")
 }
 
-/// A pod that tells of each decision, and traces those of a traced parent.
+/// A pod that logs each decision, and traces requests with a traced parent.
 async fn telling(format: &str, endpoint: &str) -> Ratelease {
     let [wait, timeout] = PATIENT;
     let env = [
@@ -30,7 +30,7 @@ async fn telling(format: &str, endpoint: &str) -> Ratelease {
     for flags in ["01", "00"] {
         let headers = [("traceparent", parent(flags))];
         let headers = headers.each_ref().map(|(name, value)| (*name, value.as_str()));
-        // The first waits for the store; what it denies after that, the pod remembers.
+        // The first waits for the store; after the store's denial, the pod denies by itself.
         for _ in 0..3 {
             decide(&pod, request("test", "once"), &headers).await;
         }
@@ -47,7 +47,7 @@ async fn a_line_of_a_traced_request_bears_its_ids_as_json() {
     let log = pod.process.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let (decided, others): (Vec<_>, Vec<_>) = lines.partition(|line| line["@message"] == "decided");
-    // A line of the intake's, and a sample.
+    // A line of the service, and a sample, for each request.
     assert_eq!(decided.len(), 2 * 8, "{log}");
     let (traced, untraced): (Vec<_>, Vec<_>) =
         decided.into_iter().partition(|line| line["trace_id"] == TRACE);

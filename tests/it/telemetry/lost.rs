@@ -1,5 +1,5 @@
-//! A collector that is not there, or never answers, harms nothing; one that is away for a while
-//! misses nothing.
+//! A collector that does not exist, or never answers, does no harm; one that is unavailable for a
+//! while loses nothing.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::ports::free_port;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::ratelease::Ratelease;
 
-/// For the whole drain, on a machine that also compiles.
+/// Long enough for the whole drain, on a machine that also compiles.
 const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
 const STOP_MAX: Duration = Duration::from_secs(8);
 
@@ -42,14 +42,14 @@ async fn ends_in_time(pod: &Ratelease) {
 #[tokio::test]
 async fn a_collector_that_is_down_is_told_of_once_and_costs_nothing_else() {
     for protocol in ["grpc", "http"] {
-        // Handed out once, and nobody listens on it.
+        // A port that was assigned once, and has no listener.
         let pod = does_no_harm(&format!("http://127.0.0.1:{}", free_port()), protocol).await;
         let line = pod.logs("spans cannot be pushed").await;
         assert!(line.contains("; see OTEL_EXPORTER_OTLP_ENDPOINT"), "{line}");
         assert!(line.to_lowercase().contains("connection refused"), "why: {line}");
         pod.logs("metrics cannot be pushed").await;
         assert_eq!(pod.count("spans_sent"), 0);
-        // Spans are tried again, and the end of the process does not wait for that.
+        // Spans are sent again, and the end of the process does not wait for that.
         ends_in_time(&pod).await;
         let log = pod.process.log();
         for what in ["spans", "metrics"] {
@@ -115,7 +115,7 @@ async fn a_connection_whose_other_end_is_gone_is_left_for_a_new_one() {
 
 #[tokio::test]
 async fn a_collector_that_never_answers_does_not_hold_up_the_end() {
-    // The kernel takes the connection; nobody ever reads.
+    // The kernel accepts the connection; nothing ever reads from it.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
     for protocol in ["grpc", "http"] {

@@ -1,4 +1,4 @@
-//! Metrics as a collector receives them: what `/metrics` shows, under the same names.
+//! Metrics as a collector receives them: the content of `/metrics`, under the same names.
 
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value;
@@ -11,7 +11,7 @@ use crate::support::ratelease::Ratelease;
 
 const INTERVAL: (&str, &str) = ("OTEL_METRIC_EXPORT_INTERVAL", "1000");
 
-/// The last push: the one at the end of the process.
+/// The last push, which is sent at the end of the process.
 fn last(collector: &Collector) -> Vec<Metric> {
     let pushed = collector.metrics();
     let scopes = &pushed.last().expect("a push").scope_metrics;
@@ -25,7 +25,7 @@ fn metric<'a>(metrics: &'a [Metric], name: &str) -> &'a Metric {
     metrics.iter().find(|it| it.name == name).unwrap_or_else(|| panic!("{name}: {:?}", names()))
 }
 
-/// The point with all of these attributes.
+/// The point that has all of these attributes.
 #[track_caller]
 fn point<'a>(points: &'a [NumberDataPoint], attributes: &[&str]) -> &'a NumberDataPoint {
     let has_all = |point: &&NumberDataPoint| {
@@ -35,8 +35,8 @@ fn point<'a>(points: &'a [NumberDataPoint], attributes: &[&str]) -> &'a NumberDa
     points.iter().find(has_all).unwrap_or_else(|| panic!("{attributes:?} in {points:#?}"))
 }
 
-/// Each family of the page is pushed, with no less than was scraped before the last push. Families
-/// without a series have nothing to push.
+/// Checks that each family of the page is pushed, with values no lower than those scraped before
+/// the last push. Families without a series have nothing to push.
 fn has_all_of(metrics: &[Metric], scraped: &str) {
     let types = scraped.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     for (name, kind) in types {
@@ -55,7 +55,7 @@ fn has_all_of(metrics: &[Metric], scraped: &str) {
     }
 }
 
-/// All points of a metric together.
+/// The sum over all points of a metric.
 fn total(metric: &Metric) -> f64 {
     let value = |point: &NumberDataPoint| match point.value {
         Some(Value::AsInt(value)) => value as f64,
@@ -97,7 +97,7 @@ async fn pushes_what_is_scraped(protocol: &str, (collector, endpoint): (Collecto
     assert_eq!(sum.aggregation_temporality(), AggregationTemporality::Cumulative);
     let over = ["domain=test", "rule=test.once", "verdict=over_limit", "how=local"];
     let point = point(&sum.data_points, &over);
-    // The store denied one, and the pod remembered it for the other.
+    // The store denied one request; the pod denied the other from memory.
     assert_eq!(point.value, Some(Value::AsInt(1)));
     assert!(point.start_time_unix_nano > 0 && point.start_time_unix_nano < point.time_unix_nano);
     let took = metric(&metrics, "ratelease_decision_duration_seconds");

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::{PATIENT, SECRET, decide, decide_json, request, rules};
 use crate::support::ratelease::Ratelease;
 
-/// The samples in the log of a pod that has let one request pass, denied two of the same key, the
-/// store's word first, and let pass one that nothing limits.
+/// The samples in the log of a pod that has admitted one request, denied two of the same key (the
+/// first by the store's reply), and admitted one that no rule limits.
 async fn samples(env: &[(&str, &str)]) -> Vec<Value> {
     let mut all = vec![("LOG_FORMAT", "json"), ("LOG_LEVEL", "error")];
     all.extend(PATIENT);
@@ -34,7 +34,7 @@ async fn a_sample_says_what_was_decided_how_and_how_fast_but_not_for_whom() {
         assert_eq!((&sample["verdict"], &sample["how"]), (&verdict.into(), &how.into()));
         assert_eq!((&sample["hits"], &sample["remaining"]), (&1.into(), &0.into()));
         assert_eq!(sample["level"], "info");
-        // A key's hash, as it is in the store.
+        // A key's hash, as in the store.
         assert_eq!(sample["key"].as_str().unwrap().len(), 22);
         assert!(sample["took_us"].as_u64().unwrap() < 10_000_000, "{sample}");
     }

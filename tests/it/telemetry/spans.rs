@@ -19,7 +19,7 @@ fn parent(flags: &str) -> String {
     format!("00-{TRACE}-{PARENT}-{flags}")
 }
 
-/// A pod that traces to `endpoint` by `protocol`, with more of its environment.
+/// A pod that sends traces to `endpoint` by `protocol`, with additional environment variables.
 async fn traced(
     protocol: &str,
     endpoint: &str,
@@ -45,13 +45,13 @@ fn has(span: &Span, expected: &[&str]) {
     }
 }
 
-/// What both doors say, and whose child it is.
+/// Checks the attributes that both protocols set, and the parent.
 #[track_caller]
 fn is_child(span: &Span) {
     assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), PARENT.into()));
     assert_eq!((span.span_id.len(), span.trace_state.as_str()), (8, "vendor=1"));
     assert_ne!(span.span_id, span.parent_span_id);
-    // Sampled, and the parent is known to be remote.
+    // The flags mean sampled, with a parent known to be remote.
     assert_eq!(span.flags, 0x301);
 }
 
@@ -66,7 +66,7 @@ async fn a_request_is_a_child(protocol: &str, (collector, endpoint): (Collector,
     let (pod, _rules) = traced(protocol, &endpoint, &[], &env).await;
     let sampled = parent("01");
     let headers = [("traceparent", sampled.as_str()), ("tracestate", "vendor=1")];
-    // The store denies the second, and the pod remembers: the third is denied on the spot.
+    // The store denies the second request, and the pod remembers that: it denies the third at once.
     for over in [false, true, true] {
         let reply = decide(&pod, request("test", "once"), &headers).await;
         assert_eq!(reply.is_over_limit(), Some(over), "{reply:?}");
@@ -128,7 +128,8 @@ async fn a_request_is_a_child_of_its_parent_over_http() {
     a_request_is_a_child("http", (collector, format!("http://{addr}/base"))).await;
 }
 
-/// The log of everything, with the lines of the libraries that connect and send.
+/// Reads the log at the most detailed level, including the lines of the libraries that connect and
+/// send.
 #[tokio::test]
 async fn no_line_of_the_log_shows_what_the_collector_is_told_in_confidence() {
     for protocol in ["grpc", "http"] {
@@ -181,7 +182,7 @@ async fn the_rate_is_for_roots_and_a_parent_decides_for_its_own() {
 async fn an_exchange_with_redis_is_a_span_of_a_client() {
     let (collector, addr) = Collector::grpc().await;
     let redis = Cluster::shared().places();
-    // Traces none but those of a traced parent: nothing else may have asked.
+    // Traces only requests with a traced parent, so that no other request is exported.
     let env = [("TRACING_SAMPLING_RATE", "0")];
     let (pod, _rules) = traced("grpc", &format!("http://{addr}"), &redis, &env).await;
     let reply = decide(&pod, request("test", "plenty"), &[("traceparent", &parent("01"))]).await;

@@ -1,4 +1,4 @@
-//! A collector behind TLS that wants to see a certificate of ours too.
+//! A collector behind TLS that requires a client certificate.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use crate::support::collector::Collector;
 use crate::support::papers::Papers;
 use crate::support::ratelease::Ratelease;
 
-/// Files of PEM.
+/// PEM files.
 struct Files {
     _dir: TempDir,
     root: PathBuf,
@@ -38,7 +38,8 @@ impl Files {
     }
 }
 
-/// Starts a pod that sends spans to `endpoint`, with more of its environment, and has it send one.
+/// Starts a pod that sends spans to `endpoint`, with additional environment variables, and makes it
+/// send one.
 async fn traced(protocol: &str, endpoint: &str, env: &[(&str, &str)]) -> (Ratelease, TempDir) {
     let mut all = vec![
         ("TRACING_ENABLED", "true"),
@@ -68,7 +69,7 @@ async fn spans_travel_over_tls_by_both_protocols() {
             ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20s3cret"),
         ];
         let (pod, _rules) = traced(protocol, &format!("https://{at}{path}"), &env).await;
-        // Not at the end of the process: that does not wait long, and a handshake takes its time.
+        // Not left to the end of the process, which does not wait long enough for a handshake.
         let arrived = async || !collector.spans().is_empty();
         pod.process.until("heard of", ARRIVED_MAX, arrived).await;
         assert_eq!(pod.stop().await, 0);
@@ -81,7 +82,7 @@ async fn spans_travel_over_tls_by_both_protocols() {
 #[tokio::test]
 async fn a_collector_that_is_not_trusted_gets_nothing_and_is_told_of() {
     let papers = Papers::new("127.0.0.1");
-    // Of another root.
+    // Signed by another root.
     let stranger = Papers::new("127.0.0.1");
     let (files, others) = (Files::of(&papers), Files::of(&stranger));
     let [root, other, cert, key] =
@@ -89,7 +90,7 @@ async fn a_collector_that_is_not_trusted_gets_nothing_and_is_told_of() {
     for (protocol, root, has_papers, reason) in [
         ("grpc", other, true, "invalid peer certificate"),
         ("http", other, true, "invalid peer certificate"),
-        // Without a certificate of ours: TLS 1.3 tells that when the first bytes are read.
+        // Without a client certificate: TLS 1.3 reports that when the first bytes are read.
         ("http", root, false, "certificate"),
     ] {
         let (collector, at) = Collector::tls(&papers).await;
