@@ -119,7 +119,7 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
     store.ready().await;
     let taken = store.exchange(&[Ask { want: 3, need: 3, ..Ask::look(key, limit) }]).await;
     assert_eq!(taken[0].as_ref().map(|grant| grant.tokens), Ok(3));
-    // Of the split key two tokens are lent, and lie in its last pool.
+    // Two tokens of the split key are leased, and lie in its last pool.
     let limit = Limit::fixed_window(10, Unit::Year);
     let parts = [("split", Part::Value("v"))].into_iter();
     let key = KeyHasher::new("").key("looked", limit.identity(), parts);
@@ -157,7 +157,7 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
 
 #[test]
 fn a_store_that_is_away_is_told_and_the_rest_explained() {
-    // A port that nobody has: one that was free a moment ago.
+    // A port without a listener: it was free a moment ago.
     let port = crate::support::ports::free_port();
     let url = format!("127.0.0.1:{port}");
     let args = ["explain", "--json", "--domain", "shop", "--redis-url", &url, "user_id=x"];

@@ -1,5 +1,5 @@
-//! Distinct keys by the ten thousand: memory stays within its bound, and a legitimate hot key
-//! beside them is exact. With `RATELEASE_TEST_KEYS=1000000` the promise at its full scale.
+//! Tens of thousands of distinct keys: memory stays within its bound, and a legitimate hot key
+//! beside them is exact. `RATELEASE_TEST_KEYS=1000000` tests the promise at its full scale.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,18 +14,18 @@ use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::Connection;
 use crate::support::redis::Cluster;
 
-/// Calls under way at once, and keys in each.
+/// Calls under way at once, and keys in each call.
 const CALLS: u64 = 8;
 const KEYS_EACH: u64 = 200;
 
 const MIB: u64 = 1 << 20;
 
-/// What there is beside the buffers, in a build with debug assertions: the program, its stacks,
+/// Memory apart from the buffers, in a build with debug assertions: the program, its stacks,
 /// connections, and calls under way. Some 40 MiB were measured, of which more than 21 are pages of
 /// the program's file and 3 the allocator's; 60 000 keys would take 15 MiB more.
 const BESIDE_MAX: u64 = 46 * MIB;
 
-/// Buffers by default, and the whole process with them.
+/// The default memory for buffers, and for the whole process.
 const DEFAULT_BUDGET: u64 = 64 * MIB;
 const PROCESS_MAX: u64 = 128 * MIB;
 
@@ -73,7 +73,7 @@ async fn a_flood_of_keys_leaves_memory_bounded_and_a_hot_key_exact() {
 }
 
 impl Scale {
-    /// In the small there are more keys than would fit within the bound.
+    /// Even at small scale there are more keys than fit within the bound.
     fn chosen() -> Self {
         match std::env::var("RATELEASE_TEST_KEYS").ok().and_then(|keys| keys.parse().ok()) {
             Some(keys) => Self { keys, budget: DEFAULT_BUDGET, process_max: PROCESS_MAX },
@@ -82,9 +82,10 @@ impl Scale {
     }
 }
 
-/// A pod on the cluster, whose memory is its own: the embedded store would keep every key.
+/// A pod on the cluster, so that its memory is its own: the embedded store would keep every key.
 async fn pod(limit: u64, budget: u64) -> (Ratelease, TempDir) {
-    // Whoever is answered without the store is not counted by it: those of the hot key ask again.
+    // Redis does not count requests that are answered without it, so those of the hot key are
+    // repeated.
     let text = format!(
         "domain: test\n\
          defaults: {{failure_mode: error}}\n\
@@ -104,7 +105,7 @@ async fn pod(limit: u64, budget: u64) -> (Ratelease, TempDir) {
     (Ratelease::start(rules.path(), &nodes, &env).await, rules)
 }
 
-/// Keys that nobody has used before and that all pass.
+/// Sends new keys, and checks that they all pass.
 async fn flood(connection: &Connection, call: u64) {
     let keys =
         (call * KEYS_EACH..(call + 1) * KEYS_EACH).map(|n| descriptor("flood", n.to_string()));

@@ -1,5 +1,5 @@
-//! What the protocol says of calls that are unlike Envoy's (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`,
-//! and gRPC's table of statuses): each has its status, of gRPC and of HTTP, and its headers.
+//! The protocol's rules for calls unlike Envoy's (gRPC over HTTP/2, `PROTOCOL-HTTP2.md`, and gRPC's
+//! table of statuses): each call gets its gRPC and HTTP status, and its headers.
 
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code as Verdict;
@@ -12,7 +12,7 @@ use tonic::Code;
 use super::{descriptor, good, pod, request};
 use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, framed, post};
 
-/// The head of our call, with another header.
+/// The head of a valid call, with another header.
 fn with(name: &str, value: &str) -> Builder {
     post(SHOULD_RATE_LIMIT).header(name, value)
 }
@@ -35,7 +35,7 @@ async fn headers_that_say_nothing_new_change_nothing() {
         Request::post(SHOULD_RATE_LIMIT).header("content-type", content_type.to_owned())
     };
     let heads = [
-        // Without te, which is for proxies' sake, and with kinds of protobuf.
+        // Without `te`, which only serves proxies, and with variants of the protobuf type.
         ours("application/grpc"),
         ours("application/grpc+proto"),
         ours("application/grpc;charset=utf-8"),
@@ -43,11 +43,11 @@ async fn headers_that_say_nothing_new_change_nothing() {
         with("grpc-accept-encoding", "gzip,deflate"),
         with("user-agent", "grpc-go/1.80.0"),
         with("grpc-message-type", "envoy.service.ratelimit.v3.RateLimitRequest"),
-        // Metadata, also in bytes and none in base64.
+        // Metadata, including binary values, one of which is not base64.
         with("trace-bin", "AAECAwQ"),
         with("trace-bin", "?"),
         with("x-any", "Ä"),
-        // Times that have an end, and some that are none.
+        // Valid timeouts, and invalid ones.
         with("grpc-timeout", "1H"),
         with("grpc-timeout", "1M"),
         with("grpc-timeout", "20S"),
@@ -152,7 +152,7 @@ async fn an_answer_is_whole_whatever_is_asked() {
     let answer = RateLimitResponse::decode(&*reply.message).unwrap();
     assert_eq!(answer.statuses.len(), many.len());
     for status in &answer.statuses {
-        // Each descriptor is a key of its own, from which one is taken.
+        // Each descriptor is a key of its own, which is charged one token.
         assert_eq!((status.code(), status.limit_remaining), (Verdict::Ok, u32::MAX - 1));
     }
     let reply = connection.call(&request("", &many)).await;

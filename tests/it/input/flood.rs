@@ -1,5 +1,5 @@
-//! Clients that do one thing without end, each on a connection of its own: it is ended or absorbed,
-//! memory stays where it is, and a neighbour is served meanwhile.
+//! Clients that repeat one action without end, each on a connection of its own: the pod closes the
+//! connection or absorbs the load, memory stays flat, and a neighbour is served meanwhile.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,31 +15,33 @@ use crate::support::{WHOLE_CORE, now};
 
 const MIB: u64 = 1 << 20;
 
-/// How long each of them goes on.
+/// Duration of each flood.
 const SPAN: Duration = Duration::from_millis(300);
 
-/// How long one that is to be closed may go on, on a machine that also compiles.
+/// Maximum duration of a flood whose connection must be closed, on a machine that also compiles.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What one of them may leave behind, in a build with debug assertions. Allocators keep some.
+/// Maximum memory that one flood may leave behind, in a build with debug assertions. Allocators
+/// keep some.
 const LEFT_MAX: u64 = 12 * MIB;
 
-/// An answer beside a flood, on a machine that also compiles; milliseconds are usual.
+/// Maximum latency of an answer during a flood, on a machine that also compiles; milliseconds are
+/// usual.
 const NEIGHBOUR_MAX: Duration = Duration::from_secs(10);
 
-/// Parts a second that are twice as many as are served of any kind.
+/// Twice as many parts a second as are served of any kind.
 const FLOOD_MIN: f64 = 32.0 * 1024.0;
 
-/// Calls of the neighbour beside each flood, at least.
+/// Minimum calls of the neighbour during each flood.
 const CALLS_MIN: u32 = 20;
 
-/// A flood by its name, what goes before it, and its `n`th part.
+/// A flood: its name, the bytes before it, and a function that builds its `n`th part.
 struct Flood {
     name: &'static str,
     settings: Vec<(u16, u32)>,
     first: Vec<u8>,
     part: Box<dyn Fn(u32) -> Vec<u8> + Send>,
-    /// Whether the connection is closed, where that does not depend on how quick both ends are.
+    /// Whether the connection is closed, if that does not depend on the speed of both ends.
     is_closed: Option<bool>,
 }
 
@@ -57,19 +59,19 @@ impl Flood {
         Self { is_closed: Some(true), ..self }
     }
 
-    /// How long to wait for something to happen, or not to happen.
+    /// How long to wait for an event, or for its absence.
     fn patience(&self) -> Duration {
         if self.is_closed == Some(true) { CLOSED_WITHIN } else { SPAN }
     }
 
-    /// Sends without reading, until the time is over, the connection is closed, or nobody reads.
-    /// Gives how many parts a second it has sent, too.
+    /// Sends without reading until the time is over, the connection is closed, or the server no
+    /// longer reads. Also returns the number of parts sent per second.
     async fn run(&self, server: std::net::SocketAddr) -> (Raw, f64) {
         let mut raw = Raw::open(server, &self.settings).await;
         raw.send(&self.first).await;
         let (start, mut n) = (now(), 0);
         while start.elapsed() < self.patience() {
-            // Some at a time, so that what is measured is not this client.
+            // In batches, so that this client is not the bottleneck.
             let parts: Vec<_> = (n..n + 64).flat_map(&self.part).collect();
             n += 64;
             match timeout(self.patience(), raw.stream.write_all(&parts)).await {
@@ -96,7 +98,7 @@ fn floods() -> Vec<Flood> {
     let too_much = |n: u32| frame(WINDOW_UPDATE, 0, stream(n), &[0x7f, 0xff, 0xff, 0xff]);
     let continued = |payload: Vec<u8>| move |_| frame(CONTINUATION, 0, 1, &payload);
     let half = || frame(HEADERS, 0, 1, &block(SHOULD_RATE_LIMIT));
-    // Into the table once, and then a byte for each time that it is meant again.
+    // The header enters the table once, and each further reference to it takes one byte.
     let large = [&[0x40, 1, b'x', 0x7f, 0x81, 0x1e][..], &[b'v'; 4_000]].concat();
     let bomb = move |n| {
         let block = [&block(SHOULD_RATE_LIMIT)[..], &large, &[0xbe; 8_000]].concat();
@@ -105,7 +107,7 @@ fn floods() -> Vec<Flood> {
     let windows = |n: u32| settings(&[(INITIAL_WINDOW_SIZE, 60_000 + n % 2)]);
     let hundred: Vec<_> = (1..200).step_by(2).flat_map(begun).collect();
     let unread = Flood::of("answers that have no room", whole).closed();
-    // Those that are answered before their reset comes are calls as others are, and pay for it.
+    // Calls that are answered before their reset arrives count, and are charged, as other calls.
     let answered = Flood::of("whole calls that are reset", move |n| [whole(n), reset(n)].concat());
     let answered = Flood { is_closed: None, ..answered };
     vec![
@@ -113,7 +115,8 @@ fn floods() -> Vec<Flood> {
         Flood::of("settings", |_| settings(&[])).closed(),
         Flood::of("settings of windows", windows).after(hundred).closed(),
         Flood::of("priorities", |n| frame(PRIORITY, 0, stream(n), &[0; 5])).closed(),
-        // Of 2048 a second, which is more than is served: a busy machine reads 2 MiB, if not 32.
+        // At 2048 a second, which is more than is served: a busy machine may not read 32 MiB, but
+        // reads 2 MiB.
         Flood::of("kinds that nobody knows", |_| frame(0xbe, 0, 0, &[0; 1_024])).closed(),
         Flood::of("empty data", |_| frame(DATA, 0, 1, &[])).after(begun(1)).closed(),
         Flood::of("data byte by byte", |_| frame(DATA, 0, 1, &[0])).after(begun(1)).closed(),
@@ -134,7 +137,7 @@ fn floods() -> Vec<Flood> {
     ]
 }
 
-/// The reason for which the connection was closed; none if nothing more comes back on it.
+/// The error code with which the connection was closed; `None` if nothing more arrives on it.
 async fn reason(raw: &mut Raw, patience: Duration) -> Option<u32> {
     loop {
         match timeout(patience, raw.next()).await {
@@ -146,8 +149,8 @@ async fn reason(raw: &mut Raw, patience: Duration) -> Option<u32> {
     }
 }
 
-/// Calls one after the other until `flood` is over and some have been answered: how long the
-/// slowest took.
+/// Sends calls one after the other until `flood` is over and some have been answered. Returns the
+/// latency of the slowest.
 async fn beside<T>(neighbour: &Connection, flood: impl Future<Output = T>) -> (T, Duration) {
     let is_over = AtomicBool::new(false);
     let flood = async {
@@ -189,7 +192,7 @@ async fn a_flood_ends_its_own_connection_or_nothing_at_all() {
                 assert_eq!(reason, ENHANCE_YOUR_CALM, "{name}");
                 assert_ne!(flood.is_closed, Some(false), "{name}: closed");
             }
-            // A machine that is far too busy may make no flood of it.
+            // A very busy machine may be too slow to make a flood of it.
             None => assert!(flood.is_closed != Some(true) || rate < FLOOD_MIN, "{name}: goes on"),
         }
         assert!(after < before + LEFT_MAX, "{name}: {before} to {after} bytes");
@@ -198,15 +201,15 @@ async fn a_flood_ends_its_own_connection_or_nothing_at_all() {
     }
 }
 
-/// A client that keeps to the room it is given, and begins more messages than it ends.
+/// A client that respects its flow control windows, and begins more messages than it ends.
 struct Sender {
     raw: Raw,
-    /// Of the connection (as stream 0) and of the streams, as long as they are open.
+    /// Windows of the connection (as stream 0) and of the open streams.
     room: HashMap<u32, i64>,
 }
 
 impl Sender {
-    /// What the server gives at first: by the protocol to the connection, by its settings to calls.
+    /// The initial window: the protocol's for the connection, the server's settings for streams.
     const ROOM: i64 = 65_535;
 
     async fn open(server: std::net::SocketAddr) -> Self {
@@ -218,7 +221,7 @@ impl Sender {
         self.room.insert(stream, Self::ROOM);
     }
 
-    /// Sends data once there is room for it, unless the call has been answered.
+    /// Sends data once the window has room for it, unless the call has been answered.
     async fn send(&mut self, stream: u32, data: &[u8]) {
         let length = i64::try_from(data.len()).unwrap();
         while self.room.get(&stream).is_some_and(|room| (*room).min(self.room[&0]) < length) {
@@ -244,7 +247,7 @@ impl Sender {
     }
 }
 
-/// Each call may take a MiB, and each connection have 256: what all of them take is bounded.
+/// Each call may send a MiB, and each connection may have 256 calls: the memory of all is bounded.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_that_never_end_take_no_more_room_than_there_is_for_them() {
     const CALLS: u32 = 200;

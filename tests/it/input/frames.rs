@@ -1,26 +1,27 @@
-//! Frames as they should not be (RFC 9113): the connection goes on, the stream is reset or the
-//! connection is closed, as the standard has it; and a neighbour is served all the while.
+//! Invalid frames (RFC 9113): the connection continues, the stream is reset or the connection is
+//! closed, as the standard requires; and a neighbour is served throughout.
 
 use super::{good, pod};
 use crate::support::frames::*;
 use crate::support::raw_grpc::{Connection, SHOULD_RATE_LIMIT, framed};
 
-/// What becomes of a connection.
+/// The effect on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// It serves the next call.
     Serves,
-    /// Stream 1 is reset for this reason, and the connection serves the next call.
+    /// Stream 1 is reset with this code, and the connection serves the next call.
     Resets(u32),
-    /// It is closed with a reason: h2 says PROTOCOL_ERROR of some that have a reason of their own.
+    /// The connection is closed with an error code: for some errors with a code of their own, h2
+    /// sends PROTOCOL_ERROR.
     Closes,
 }
 use End::{Closes, Resets, Serves};
 
-/// On a connection of its own: what it makes of `bytes`.
+/// The effect of `bytes` on a connection of their own.
 async fn end_of(server: std::net::SocketAddr, bytes: &[u8]) -> End {
     let mut raw = Raw::open(server, &[]).await;
-    // Answered after all that came before it.
+    // Answered after everything that was sent before it.
     let ping = frame(PING, 0, 0, b"the last");
     raw.send(&[bytes, &call(99, &good()), &ping].concat()).await;
     let (mut reset, mut is_served) = (None, false);
@@ -30,7 +31,7 @@ async fn end_of(server: std::net::SocketAddr, bytes: &[u8]) -> End {
                 assert_ne!(frame.reason(), NO_ERROR, "{frame:?}");
                 return Closes;
             }
-            // Without an error it only says that the answer is complete.
+            // Without an error, the reset only means that the answer is complete.
             RST_STREAM if frame.stream == 1 && frame.reason() != NO_ERROR => {
                 reset = Some(frame.reason());
             }
@@ -93,7 +94,7 @@ async fn frames_of_a_connection() {
     .await;
 }
 
-/// The head of a call on stream 1, with these headers in the place of what begins ours.
+/// The head of a call on stream 1, with these headers in place of the first ones of a valid head.
 fn head(headers: &[&[u8]]) -> Vec<u8> {
     frame(HEADERS, END_HEADERS | END_STREAM, 1, &headers.concat())
 }
@@ -107,7 +108,7 @@ async fn headers_of_a_call() {
     let more = |name: &str, value: &str| head(&[&ours, &field(name, value)]);
     let malformed = Resets(PROTOCOL_ERROR);
     check(&[
-        // h2 takes it for an empty one, which no call has.
+        // h2 treats it as an empty path, which no call has.
         ("no path", head(&[POST, HTTP]), Serves),
         ("no method", head(&[HTTP, &path]), malformed),
         ("no scheme", head(&[POST, &path]), malformed),
@@ -159,7 +160,7 @@ async fn frames_of_a_call() {
         (
             "trailers with a pseudo-header",
             [&begun[..], &data(0), &trailers(END_STREAM, &field(":path", "/x"))].concat(),
-            Serves, // h2 leaves it out
+            Serves, // h2 ignores it
         ),
         (
             "headers after data, and no end",

@@ -15,10 +15,10 @@ use crate::support::raw_grpc::{
 
 const MIB: usize = 1024 * 1024;
 
-/// For a connection that cannot go on.
+/// Maximum time to close a connection that cannot continue.
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Two connections to one pod: on one things go wrong, on the other they must not.
+/// Two connections to one pod: faults on one must not affect the other.
 struct Pair {
     faulty: Connection,
     neighbour: Connection,
@@ -30,7 +30,7 @@ impl Pair {
         Self { faulty, neighbour: Connection::open(server).await }
     }
 
-    /// Both connections serve the next request.
+    /// Checks that both connections serve the next request.
     async fn serve_on(&self, after: &str) {
         for (name, connection) in [("the same", &self.faulty), ("another", &self.neighbour)] {
             let reply = connection.call(&good()).await;
@@ -44,7 +44,7 @@ fn assert_refused(name: &str, reply: &Reply, code: Code, reason: &str) {
     assert!(reply.reason.contains(reason), "{name}: {reply:?}");
 }
 
-/// Every message gets its code and reason, and does no harm.
+/// Checks that every message gets its code and reason, and does no harm.
 async fn check(cases: &[(&str, Vec<u8>, Code, &str)]) {
     let (pod, _rules) = pod().await;
     let pair = Pair::open(pod.grpc).await;
@@ -118,7 +118,7 @@ async fn every_beginning_of_a_message_is_answered() {
     pod.is_unharmed();
 }
 
-/// `docs/decisions/0003`: a refusal would let the client that sends the value past the limit.
+/// `docs/decisions/0003`: a refusal would let a client exceed the limit by sending such a value.
 #[tokio::test(flavor = "multi_thread")]
 async fn long_values_are_counted_like_any() {
     let (pod, _rules) = pod().await;
@@ -161,7 +161,7 @@ async fn hits_may_be_any_number() {
             }
         }
     }
-    // The request's own: u32::MAX fits a limit of as many, once.
+    // The request's own hits: a limit of u32::MAX allows u32::MAX of them once.
     let all = number_field(3, u64::from(u32::MAX));
     let message = [request("test", &[descriptor("plenty", "all")]), all].concat();
     for expected in [false, true] {
@@ -178,7 +178,7 @@ async fn a_refund_gives_back_no_more_than_was_charged() {
         let descriptor = [&descriptor("three", "back"), &super::hits(hits), more].concat();
         request("test", &[descriptor])
     };
-    // Of a key that nothing was charged to.
+    // A refund of a key that nothing was charged to.
     assert_eq!(connection.call(&one(9, &refund())).await.is_over_limit(), Some(false));
     for expected in [false, false, false, true] {
         assert_eq!(connection.call(&one(1, &[])).await.is_over_limit(), Some(expected));
@@ -189,7 +189,7 @@ async fn a_refund_gives_back_no_more_than_was_charged() {
     for expected in [false, false, false, true] {
         assert_eq!(connection.call(&one(1, &[])).await.is_over_limit(), Some(expected));
     }
-    // One of three.
+    // One hit of three.
     assert_eq!(connection.call(&one(1, &refund())).await.is_over_limit(), Some(false));
     for expected in [false, true] {
         assert_eq!(connection.call(&one(1, &[])).await.is_over_limit(), Some(expected));
@@ -208,7 +208,7 @@ async fn a_call_that_is_no_call_of_ours_gets_a_grpc_error() {
     let of_4_gib = [&[0], &u32::MAX.to_be_bytes()[..], b"x"].concat();
     let long_header = ours().header("x", "v".repeat(20_000));
     let cases = [
-        // tonic has no words for these.
+        // tonic has no messages for these.
         (post("/a.b.C/D"), framed(&good()), Code::Unimplemented, ""),
         (post("/"), vec![], Code::Unimplemented, ""),
         (
@@ -247,7 +247,7 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
         b"*1\r\n$4\r\nPING\r\n",
         &[0; 100],
         &[0xFF; 100],
-        // Data of no stream; then settings, and a header block of garbage.
+        // Data without a stream; then settings, and a header block of garbage.
         &[PREFACE, &[0, 0, 1, 0, 0, 0, 0, 0, 0, 7]].concat(),
         &[PREFACE, &[0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 4, 1, 5, 0, 0, 0, 1], &[0xFF; 4]].concat(),
     ];
@@ -257,7 +257,7 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
         let mut told = Vec::new();
         let closed = tokio::time::timeout(CLOSED_WITHIN, stream.read_to_end(&mut told)).await;
         let name = String::from_utf8_lossy(bytes);
-        // With or without a reset: what is left unread of ours makes it one.
+        // With or without a reset: unread data of ours turns the close into a reset.
         assert!(closed.is_ok(), "still open after {name:?}");
         let reply = neighbour.call(&good()).await;
         assert_eq!(reply.is_over_limit(), Some(false), "after {name:?}: {reply:?}");
@@ -269,7 +269,7 @@ async fn bytes_that_are_not_http_2_end_their_own_connection_only() {
     }
 }
 
-/// A client that opens calls and gives them up again is not cut off: Envoy's timeouts look so.
+/// A client that opens calls and cancels them is not disconnected: Envoy's timeouts look the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_are_given_up_disturb_no_other() {
     let (pod, _rules) = pod().await;

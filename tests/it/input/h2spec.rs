@@ -1,4 +1,4 @@
-//! HTTP/2 conformance by an outside suite: h2spec, 145 cases of RFC 9113 and RFC 7541.
+//! HTTP/2 conformance by an external suite: h2spec, 145 cases of RFC 9113 and RFC 7541.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use super::pod;
 /// The suite takes a second; one case that hangs takes two.
 const SUITE_MAX: Duration = Duration::from_secs(60);
 
-/// h2spec's binary: `H2SPEC_BIN`, or where `scripts/test` installs it.
+/// h2spec's binary: `H2SPEC_BIN`, or the path where `scripts/test` installs it.
 fn binary() -> PathBuf {
     let installed = || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/bin/h2spec");
     let path = std::env::var_os("H2SPEC_BIN").map_or_else(installed, PathBuf::from);
@@ -24,7 +24,7 @@ fn binary() -> PathBuf {
     path
 }
 
-/// `/healthcheck` is a plain route whose answer has a body. HTTP is served by another library.
+/// `/healthcheck` is a plain route whose answer has a body. Another library serves HTTP.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_case_of_the_suite_passes_on_the_grpc_port() {
     let (pod, _rules) = pod().await;

@@ -1,5 +1,5 @@
-//! `/json` and the probes as HTTP/1.1 has it (RFC 9110, RFC 9112), beyond what one polite client
-//! does: pipelines, bodies in chunks, bodies announced, and heads that cannot be trusted.
+//! `/json` and the probes under HTTP/1.1 (RFC 9110, RFC 9112), beyond a single well-behaved client:
+//! pipelines, chunked bodies, announced bodies, and heads that cannot be trusted.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,29 +12,29 @@ use super::pod;
 use crate::support::WHOLE_CORE;
 use crate::support::frames::{DATA, END_HEADERS, END_STREAM, HEADERS, Raw, field, frame};
 
-/// No answer of ours takes this long: a test fails instead of hanging.
+/// No answer of a pod takes this long: a test fails instead of hanging.
 const ANSWER_MAX: Duration = Duration::from_secs(15);
 
 const BODY: &str =
     r#"{"domain":"test","descriptors":[{"entries":[{"key":"plenty","value":"good"}]}]}"#;
 
-/// All that comes back for `bytes` until the server ends the connection.
+/// Everything that the server sends for `bytes` until it closes the connection.
 async fn told(server: SocketAddr, bytes: &str) -> String {
     let mut stream = TcpStream::connect(server).await.unwrap();
     stream.write_all(bytes.as_bytes()).await.unwrap();
     let mut told = Vec::new();
     let read = async {
-        // A reset after the answer is an end as well.
+        // A reset after the answer also ends the connection.
         let _ = stream.read_to_end(&mut told).await;
     };
     timeout(ANSWER_MAX, read).await.unwrap_or_else(|_| panic!("no end after {bytes:?}"));
     String::from_utf8(told).unwrap()
 }
 
-/// The only type that is taken.
+/// The only content type that is accepted.
 const JSON: &str = "content-type: application/json\r\n";
 
-/// A request after which others may come.
+/// A request that leaves the connection open.
 fn kept(headers: &str, body: &str) -> String {
     format!("POST /json HTTP/1.1\r\nhost: test\r\n{JSON}{headers}\r\n{body}")
 }
@@ -66,7 +66,7 @@ async fn a_body_may_come_in_any_form() {
         (&length()[..], BODY),
         (chunked, &chunks),
         (chunked, &trailed),
-        // To go on in HTTP/2 is offered, and not taken up.
+        // The client offers an upgrade to HTTP/2, which the server ignores.
         (&(length() + "connection: upgrade\r\nupgrade: h2c\r\n"), BODY),
     ] {
         assert_served(&told(pod.http, &posted(headers, body)).await, 1);
@@ -116,7 +116,7 @@ async fn a_head_is_answered_without_a_body() {
     pod.is_unharmed();
 }
 
-/// Two readings of one head are two requests to whoever stands before us.
+/// Where a head can be read in two ways, a proxy in front of us may see two requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_head_that_can_be_read_in_two_ways_is_not_served_twice() {
     let (pod, _rules) = pod().await;
@@ -140,7 +140,7 @@ async fn a_head_that_can_be_read_in_two_ways_is_not_served_twice() {
         assert!(["400", "431", "501", ""].contains(&status), "{name:?}: {told}");
         assert_eq!(told.matches("HTTP/1.1 ").count(), usize::from(!status.is_empty()), "{name:?}");
     }
-    // Both at once: the chunks count (RFC 9112 §6.3), and the connection ends with them.
+    // Both headers: the chunks count (RFC 9112 §6.3), and the connection ends with them.
     let both = kept(&format!("{}{chunked}", length()), &format!("0\r\n\r\n{smuggled}"));
     let told = told(pod.http, &both).await;
     assert!(told.starts_with("HTTP/1.1 400 "), "{told}");
@@ -167,11 +167,11 @@ async fn json_is_served_over_http_2_as_well() {
     pod.is_unharmed();
 }
 
-/// A head that does not end is kept until it is as long as a head may be, and no longer.
+/// An unfinished head is kept up to the maximum length of a head, and no longer.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_heads_take_no_more_room_than_heads_may() {
     const CONNECTIONS: usize = 100;
-    /// A head of 16 KiB, twice for a buffer that grows, and what a connection takes without it.
+    /// A head of 16 KiB, twice for a growing buffer, and the memory of a connection without it.
     const EACH_MAX: u64 = 80 * 1024;
     let (pod, _rules) = pod().await;
     let _core = WHOLE_CORE.lock().await;
@@ -180,11 +180,11 @@ async fn half_heads_take_no_more_room_than_heads_may() {
     let mut open = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut stream = TcpStream::connect(pod.http).await.unwrap();
-        // It may be refused before all is written.
+        // The server may refuse the head before all is written.
         let _ = timeout(ANSWER_MAX, stream.write_all(head.as_bytes())).await.unwrap();
         open.push(stream);
     }
-    // All of it has been read by then, or none is read any more.
+    // By then, the server has read all of it, or has stopped reading.
     for _ in 0..20 {
         assert_served(&told(pod.http, &posted(&length(), BODY)).await, 1);
     }

@@ -1,10 +1,10 @@
-//! Bad requests over `/json`: 400 and the reason, as the reference; 413 above 1 MiB; and those that
-//! a page of another origin could make a browser send.
+//! Bad requests over `/json`: 400 and the reason, as in the reference; 413 above 1 MiB; and
+//! requests that a page of another origin could make a browser send.
 
 use super::{pod, pod_with};
 use crate::support::http::{Answer, Client};
 
-/// Of `/json`: 1 MiB.
+/// Maximum body of `/json`: 1 MiB.
 const BODY_BYTES_MAX: usize = 1024 * 1024;
 
 fn request(entries: &str, more: &str) -> String {
@@ -99,7 +99,8 @@ async fn the_method_does_not_matter_and_long_bodies_are_refused() {
     pod.is_unharmed();
 }
 
-/// What a page may send anywhere without being allowed to: forms, text, and bodies without a type.
+/// Requests that a page may send anywhere without permission: forms, text, and bodies without a
+/// type.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_of_another_type_is_415_and_charges_nothing() {
     let (pod, _rules) = pod().await;
@@ -156,7 +157,7 @@ async fn a_page_of_another_origin_charges_nothing() {
         ("localhost", &[("origin", "http://evil.example")][..]),
         ("localhost", &[("origin", "null")]),
         ("localhost", &[("sec-fetch-site", "cross-site")]),
-        // A form that is sent is followed like a link.
+        // A submitted form is a navigation, like a link.
         (
             "localhost",
             &[
@@ -165,7 +166,8 @@ async fn a_page_of_another_origin_charges_nothing() {
                 ("sec-fetch-dest", "document"),
             ],
         ),
-        // A name that was made to lead here: to the browser it is the page's own origin.
+        // A foreign name that resolves to this server: the browser considers it the page's own
+        // origin.
         ("evil.example:8080", &[("origin", "http://evil.example:8080")]),
         ("evil.example", &[]),
     ] {

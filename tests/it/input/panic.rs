@@ -1,4 +1,4 @@
-//! A fault of our own in a call: the doors of this very process, before a store that panics.
+//! A panic in our own code during a call: both servers run in this process, on a store that panics.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ descriptors:
     rate_limit: {unit: year, requests_per_unit: 5}
 ";
 
-/// Panics when it is asked which shard owns a key of 13 requests: a part of a call's own path.
+/// Panics when asked which shard owns a key of 13 requests, which is on a call's own path.
 struct Cursed(MemoryStore);
 
 impl Store for Cursed {
@@ -57,7 +57,7 @@ impl Store for Cursed {
     }
 }
 
-/// Both doors, served by tasks of the test's runtime.
+/// Both servers, run by tasks of the test's runtime.
 struct Doors {
     grpc: SocketAddr,
     http: SocketAddr,
@@ -71,7 +71,7 @@ impl Doors {
         let loaded = rules::load(&[source], rules::Options::default()).unwrap();
         published.publish(Arc::new(loaded.rules));
         let options = Options {
-            // Waiting is not what is tested here, on a machine that also compiles.
+            // This test is not about waiting, and the machine may be compiling.
             max_wait: Duration::from_secs(5),
             buffer_bytes_max: 1024 * 1024,
             pod: 1,

@@ -19,7 +19,7 @@ const JSON: &str = r#"{"domain":"test","hitsAddend":7,"descriptors":[{"entries":
     {"key":"three","value":"v"}],"limit":{"requestsPerUnit":"10","unit":"WEEK"},
     "isNegativeHits":true},{"entries":[{"key":"plenty","value":"\u00e9"}],"hits_addend":"3"}]}"#;
 
-/// A few faults somewhere in `bytes`.
+/// Puts a few random faults into `bytes`.
 fn spoilt(mut bytes: Vec<u8>, dice: &mut Dice) -> Vec<u8> {
     for _ in 0..=dice.below(3) {
         let at = usize::try_from(dice.below(bytes.len() as u64 + 1)).unwrap();
@@ -57,7 +57,7 @@ async fn random_faults_leave_the_server_serving() {
             0 => spoilt(framed(message), &mut dice),
             _ => framed(&spoilt(message.clone(), &mut dice)),
         };
-        // An error is the connection's, which must live.
+        // An error would be the connection's, which must stay open.
         let reply = grpc.request(post(SHOULD_RATE_LIMIT), stream::iter([body])).await.unwrap();
         match reply.code {
             Code::Ok => served += 1,
@@ -68,7 +68,7 @@ async fn random_faults_leave_the_server_serving() {
         assert!([200, 400, 403, 429].contains(&answer.status), "{answer:?}");
         let mut stream = TcpStream::connect(pod.grpc).await.unwrap();
         let bytes = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", &framed(message)[..]];
-        // It may be closed before all is written.
+        // The server may close the connection before all is written.
         let _ = stream.write_all(&spoilt(bytes.concat(), &mut dice)).await;
     }
     println!("{served} served, {refused} refused");

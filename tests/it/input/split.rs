@@ -9,7 +9,7 @@ use crate::support::frames::{Raw, begun, frame};
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::framed;
 
-/// As many as a connection may have under way.
+/// The maximum number of calls under way on a connection.
 const STREAMS: u32 = 256;
 
 fn streams() -> impl Iterator<Item = u32> {
@@ -25,7 +25,7 @@ fn messages() -> Vec<u8> {
     streams().flat_map(|stream| frame(DATA, END_STREAM, stream, &message)).collect()
 }
 
-/// Reads until all calls were answered.
+/// Reads until all calls have been answered, and checks that they pass.
 async fn all_pass(raw: &mut Raw) {
     let (mut passed, mut ended) = (0, 0);
     while ended < STREAMS {
@@ -42,7 +42,7 @@ async fn open(pod: &Ratelease, connections: usize) -> Vec<Raw> {
     join_all((0..connections).map(|_| Raw::open(pod.grpc, &[]))).await
 }
 
-/// The pod has read the heads, and nothing else is there to be read.
+/// The pod has read the heads, and there is nothing else to read.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_connections_may_send_all_their_heads_first() {
     let (pod, _rules) = pod().await;
@@ -61,7 +61,7 @@ async fn two_connections_may_send_all_their_heads_first() {
     pod.is_unharmed();
 }
 
-/// What is still to be read is not missing.
+/// Messages that the pod has not read yet do not count as missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn any_number_of_connections_may_send_heads_and_then_messages() {
     let (pod, _rules) = pod().await;

@@ -1,4 +1,4 @@
-//! Messages that never end, and messages that claim to hold more than they may: what they take is
+//! Messages that never end, and messages that claim to hold more than they may: their memory is
 //! bounded, and neighbours on any port are served meanwhile.
 
 use std::net::SocketAddr;
@@ -17,23 +17,24 @@ use crate::support::raw_grpc::{Connection, Reply, SHOULD_RATE_LIMIT, bytes_field
 
 const MIB: u64 = 1 << 20;
 
-/// For what takes milliseconds, on a machine that also compiles.
+/// Limit for steps that take milliseconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(15);
 
-/// What an attack may add to memory, in a build without optimizations; with them it is a third.
+/// Maximum memory that an attack may add, in a build without optimizations; with them it is a
+/// third.
 const GROWN_MAX: u64 = 40 * MIB;
 
-/// Bytes of a message at most.
+/// Maximum bytes of a message.
 const LONG: usize = 1 << 20;
 
-/// What one long message may add.
+/// Maximum memory that one long message may add.
 const ONE_MESSAGE_MAX: u64 = 10 * MIB;
 
-/// Calls of the neighbour beside an attack.
+/// Calls of the neighbour during an attack.
 const CALLS: usize = 200;
 
-/// Half requests on connections of their own, `streams` on each: of `head`, and of a message some
-/// bytes.
+/// Half requests on connections of their own, `streams` on each: the head `head`, and a few bytes
+/// of a message.
 async fn halves(
     server: SocketAddr,
     connections: usize,
@@ -54,7 +55,8 @@ fn json_begun(stream: u32) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &block)
 }
 
-/// Every call of a neighbour is answered, whether its key is known or not, on every port.
+/// Checks that every call of a neighbour is answered, whether its key is known or not, on every
+/// port.
 async fn serves_on(pod: &Ratelease, neighbour: &Connection) {
     for n in 0..CALLS {
         let unknown = request("test", &[descriptor("three", n.to_string())]);
@@ -73,7 +75,7 @@ async fn serves_on(pod: &Ratelease, neighbour: &Connection) {
     assert_eq!(client.send("POST", "/json", &[], body).await.unwrap().status, 200);
 }
 
-/// `attack`s with thousands of half requests, beside a neighbour.
+/// Runs an `attack` of thousands of half requests, beside a neighbour.
 async fn withstands(attack: impl AsyncFn(&Ratelease) -> Vec<Raw>) {
     let _core = WHOLE_CORE.lock().await;
     let (pod, _rules) = pod().await;
@@ -85,7 +87,7 @@ async fn withstands(attack: impl AsyncFn(&Ratelease) -> Vec<Raw>) {
     let grown = pod.process.memory("VmHWM") - before;
     println!("{} KiB more at most, {} refused", grown / 1024, pod.count("shed"));
     assert!(grown < GROWN_MAX, "{grown} bytes");
-    // They end by themselves, though their connections live.
+    // The calls end by themselves, though their connections stay open.
     let over = async || pod.count("message_bytes") == 0;
     pod.process.until("done with the half requests", SOON, over).await;
     serves_on(&pod, &neighbour).await;
@@ -107,7 +109,7 @@ async fn half_calls_on_the_grpc_port_shut_nobody_out() {
 async fn half_requests_on_the_http_port_shut_nobody_out() {
     withstands(async |pod| {
         let open = halves(pod.http, 64, 16, json_begun).await;
-        // By the room for messages, or by the bounds of their connections.
+        // Refused for lack of room for messages, or by the limits of their connections.
         let counts = ["shed", "connections_calmed", "connections_evicted"];
         let refused = async || counts.iter().any(|name| pod.count(name) > 0);
         pod.process.until("refusing half requests", SOON, refused).await;
@@ -143,7 +145,7 @@ fn assert_refused(reply: &Reply, reason: &str) {
     assert!(reply.reason.contains(reason), "{reply:?}");
 }
 
-/// Two bytes each, of which every one took 250 once it was decoded.
+/// Two bytes each, each of which once took 250 bytes in decoded form.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_of_empty_descriptors_costs_no_more_than_its_bytes() {
     let _core = WHOLE_CORE.lock().await;
@@ -151,7 +153,7 @@ async fn a_message_of_empty_descriptors_costs_no_more_than_its_bytes() {
     let connection = Connection::open(pod.grpc).await;
     let (length, domain) = (LONG - 100, bytes_field(1, "test"));
     let long = [domain, bytes_field(3, vec![0; length])].concat();
-    // The first long message makes buffers grow, which is not what is measured.
+    // The first long message makes buffers grow, which is not what the test measures.
     assert_eq!(connection.call(&long).await.code, Code::Internal);
     let before = pod.process.memory("VmRSS");
     let descriptors = [0x12, 0].repeat(length / 2);

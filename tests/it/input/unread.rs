@@ -1,5 +1,5 @@
-//! Clients that ask and do not read, or begin and do not end: what is held for them is bounded,
-//! they are closed, and a neighbour is served meanwhile.
+//! Clients that do not read the answers, or do not finish their requests: the memory held for them
+//! is bounded, they are disconnected, and a neighbour is served meanwhile.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,18 +15,18 @@ use crate::support::{WHOLE_CORE, http};
 
 const MIB: u64 = 1 << 20;
 
-/// What an attack may add to what the process takes, in a build with debug assertions.
+/// Maximum growth of the process's memory by an attack, in a build with debug assertions.
 const GROWTH_MAX: u64 = 16 * MIB;
 
-/// For what takes some seconds, on a machine that also compiles.
+/// Limit for steps that take some seconds, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(60);
 
 const CONNECTIONS: usize = 40;
 
-/// Streams that a connection may have.
+/// Maximum number of streams of a connection.
 const STREAMS: u32 = 255;
 
-/// Opens connections that have no room for answers, and sends `bytes` on each.
+/// Opens connections whose window has no room for answers, and sends `bytes` on each.
 async fn deaf(server: SocketAddr, connections: usize, bytes: &[u8]) -> Vec<Raw> {
     let opened = (0..connections).map(async |_| {
         let mut raw = Raw::open(server, &[(INITIAL_WINDOW_SIZE, 0)]).await;
@@ -36,7 +36,7 @@ async fn deaf(server: SocketAddr, connections: usize, bytes: &[u8]) -> Vec<Raw> 
     join_all(opened).await
 }
 
-/// Ten calls, and the most memory that the process has had.
+/// Makes ten calls, and returns the peak memory of the process.
 async fn served(pod: &Ratelease, neighbour: &Connection) -> u64 {
     for _ in 0..10 {
         let reply = neighbour.call(&good()).await;
@@ -45,7 +45,7 @@ async fn served(pod: &Ratelease, neighbour: &Connection) -> u64 {
     pod.process.memory("VmHWM")
 }
 
-/// What `attack` adds to the most memory that a new pod takes.
+/// The growth of a new pod's peak memory by `attack`.
 async fn growth(attack: impl AsyncFnOnce(&Ratelease) -> Vec<Raw>) -> (u64, u64) {
     let _core = WHOLE_CORE.lock().await;
     let (pod, _rules) = pod().await;
@@ -74,7 +74,7 @@ async fn answers_to_calls_that_are_not_read_end_their_connections() {
     let calls: Vec<_> = streams().flat_map(|stream| call(stream, &good())).collect();
     let (grown, calmed) = growth(async |pod| {
         let attackers = deaf(pod.grpc, CONNECTIONS, &calls).await;
-        // Most at once, and the few that there is room for after a while.
+        // Most are closed at once, and the few that there was room for after a while.
         let gone = async || pod.count("connections_calmed") >= CONNECTIONS as u64;
         pod.process.until("rid of them", SOON, gone).await;
         attackers
@@ -113,8 +113,8 @@ async fn few_watches_of_a_connection_last() {
     assert!(grown < GROWTH_MAX, "{grown} bytes");
 }
 
-/// Calls that are begun on each of some connections, with so many headers of a byte, each of which
-/// means a header of the static table.
+/// Begins calls on each of some connections, with this number of one-byte headers, each of which
+/// refers to a header of the static table.
 async fn half_open(path: &str, fields: usize) -> (u64, u64) {
     let head = [&block(path)[..], &vec![0x90; fields]].concat();
     let begun: Vec<_> =
@@ -171,7 +171,7 @@ async fn pages_that_are_not_read_are_given_up_for_those_that_are() {
             let read = http::get(pod.debug, "/rlconfig").await.expect("an answer beside them");
             assert_eq!(read.status, 200);
         }
-        // Answered: as many as may be under way, and no more.
+        // As many as may be under way are answered, and no more.
         let attacker = attackers.last_mut().unwrap();
         for _ in 0..8 {
             if attacker.next_of(HEADERS).await.is_none() {
@@ -182,7 +182,7 @@ async fn pages_that_are_not_read_are_given_up_for_those_that_are() {
     let grown = pod.process.memory("VmHWM") - before;
     println!("{connections} x 8 pages of {page} bytes: {} KiB more", grown / 1024);
     assert!(grown < 2 * GROWTH_MAX, "{grown} bytes");
-    // Those that are left end as well, after a while.
+    // The remaining ones end as well, after a while.
     let gone = async || pod.count("debug_connections") <= 1;
     pod.process.until("rid of them", SOON, gone).await;
     assert_eq!(http::get(pod.debug, "/rlconfig").await.unwrap().status, 200);
@@ -197,7 +197,7 @@ async fn the_live_page_is_not_held_by_those_who_do_not_read_it() {
     let status = async || {
         let mut raw = Raw::open(pod.debug, &[]).await;
         raw.send(&get(1, "/live/events")).await;
-        // `:status: 200` is a byte of the static table.
+        // `:status: 200` is one byte that refers to the static table.
         raw.next_of(HEADERS).await.is_some_and(|frame| frame.payload.first() == Some(&0x88))
     };
     pod.process.until("full", SOON, async || !status().await).await;
@@ -205,13 +205,13 @@ async fn the_live_page_is_not_held_by_those_who_do_not_read_it() {
     pod.is_unharmed();
 }
 
-/// As an Envoy with its default timeout does while this process stands still.
+/// As an Envoy with its default timeout does while this process stalls.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_whose_calls_all_end_by_a_reset_is_not_cut_off_at_the_rate_of_an_envoy() {
     let (pod, _rules) = pod().await;
     let mut raw = Raw::open(pod.grpc, &[]).await;
     let neighbour = Connection::open(pod.grpc).await;
-    // 256 at once, every 20 ms: as many as a stall leaves to an Envoy whose timeout is that.
+    // 256 at once, every 20 ms: the load of an Envoy with that timeout during a stall.
     for round in 0..100_u32 {
         let streams: Vec<_> = (0..256).map(|n| 2 * (256 * round + n) + 1).collect();
         let begun: Vec<_> = streams

@@ -1,4 +1,4 @@
-//! The stream of events: who may listen, and how it ends.
+//! The stream of events: the number of listeners, and how a stream ends.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::support::shop::Shop;
 /// [`ratelease::control::live::LISTENERS_MAX`].
 const LISTENERS_MAX: usize = ratelease::control::live::LISTENERS_MAX;
 
-/// For what takes a second or two, on a machine that also compiles.
+/// Limit for steps that take a second or two, on a machine that also compiles.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A connection that listens: what it has heard so far ends with `until`.
+/// A connection that listens: the text received so far ends with `until`.
 struct Listener {
     stream: TcpStream,
     heard: String,
@@ -34,7 +34,7 @@ impl Listener {
         listener
     }
 
-    /// Reads until it has heard `what` so often.
+    /// Reads until it has received `what` `times` times.
     async fn hears(&mut self, what: &str, times: usize) {
         let heard = async {
             while self.heard.matches(what).count() < times {
@@ -44,7 +44,7 @@ impl Listener {
         timeout(SOON, heard).await.expect(what);
     }
 
-    /// How many bytes have come; none at the end.
+    /// Number of bytes that have arrived; 0 at the end.
     async fn read(&mut self) -> usize {
         let mut bytes = vec![0; 1 << 16];
         let read = self.stream.read(&mut bytes).await.unwrap_or(0);
@@ -79,7 +79,7 @@ async fn one_listener_too_many_is_told_so_until_another_has_gone() {
     assert!(refused.header("retry-after").is_some());
     assert_eq!(http::get(pod.debug, "/live").await.unwrap().status, 200, "other pages go on");
     drop(crowd.pop());
-    // The server hears of it when it next has something to say.
+    // The server notices when it next sends something.
     let room = async || {
         let mut stream = TcpStream::connect(pod.debug).await.unwrap();
         let request = "GET /live/events HTTP/1.1\r\nhost: test\r\n\r\n";
@@ -95,12 +95,12 @@ async fn one_listener_too_many_is_told_so_until_another_has_gone() {
 async fn streams_end_with_the_drain_and_do_not_hold_it_up() {
     let Shop { pod, .. } = &shop().await;
     let mut listener = Listener::open(pod).await;
-    // It reads no more.
+    // It no longer reads.
     let _stuck = Listener::open(pod).await;
     pod.process.signal("TERM");
     let ended = async { while listener.read().await > 0 {} };
     timeout(SOON, ended).await.expect("an end of the stream");
-    // The last piece of a chunked body: it was ended, not cut off.
+    // The last piece of a chunked body: the body was ended, not cut off.
     assert!(listener.heard.ends_with("\r\n0\r\n\r\n"), "{}", listener.heard);
     assert_eq!(pod.process.exit(SOON).await, 0);
     let log = pod.process.log();

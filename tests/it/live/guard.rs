@@ -1,4 +1,5 @@
-//! Whom the debug port answers: no page that an operator's browser happens to have open.
+//! The requests that the debug port answers: none from a page that is open in an operator's
+//! browser.
 
 use crate::support::http::{Answer, Client};
 use crate::support::ports::free_port;
@@ -14,7 +15,7 @@ descriptors:
 - {key: k, rate_limit: {unit: day, requests_per_unit: 9}}
 ";
 
-/// The head of a request as a browser would send it, and no body.
+/// Sends the head of a request as a browser would, without a body.
 async fn asked(pod: &Ratelease, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
     let mut client = Client::connect(pod.debug).await.unwrap();
     let headers: String =

@@ -1,4 +1,4 @@
-//! What the page shows, how it looks, and what it may not do.
+//! The content of the page, its appearance, and the actions forbidden to it.
 
 use std::fs;
 
@@ -11,10 +11,10 @@ use crate::support::proxy::{Fault, Proxy};
 use crate::support::ratelease::Ratelease;
 
 const WIDE: u32 = 1200;
-/// The narrowest that WCAG 2.1 asks for (1.4.10).
+/// The narrowest width that WCAG 2.1 requires (1.4.10).
 const PHONE: u32 = 320;
 
-/// Rules beyond what the page lists, with names as long as nobody gives them, and one deep down.
+/// More rules than the page lists, with unusually long names, and one at a deep level.
 fn long_rules() -> String {
     let name = "x".repeat(300);
     let rule =
@@ -30,7 +30,7 @@ fn long_rules() -> String {
 const OVERFLOW: &str =
     "document.documentElement.scrollWidth - document.documentElement.clientWidth";
 
-/// The least contrast of text that WCAG 2 asks for at level AA.
+/// The minimum contrast of text by WCAG 2 at level AA.
 const CONTRAST_MIN: f64 = 4.5;
 
 async fn opened(pod: &Ratelease, scheme: &'static str) -> Browser {
@@ -42,7 +42,7 @@ async fn opened(pod: &Ratelease, scheme: &'static str) -> Browser {
     browser
 }
 
-/// The cells of a rule's line, as text.
+/// The cells of a rule's row, as text.
 fn line(rule: &str) -> String {
     format!(
         "[...document.querySelectorAll('#tree th')].filter((th) => th.dataset.id === {})\
@@ -75,7 +75,7 @@ async fn the_page_shows_what_status_says_and_every_name_as_text() {
                   .filter((label) => label.includes('a.b'))";
     let expected = json!(["test › a.b, level 1", "test › a.b › deep, level 2"]);
     assert_eq!(browser.evaluate(levels).await, expected);
-    // What is read out leaves out nothing that is seen.
+    // A screen reader must get everything that is visible.
     let shadow = "[...document.querySelectorAll('#tree th')]\
                   .find((th) => th.dataset.id === 'test.user').ariaLabel";
     let expected = "test › user, level 1, shadow: 1 let through";
@@ -99,7 +99,7 @@ async fn the_page_shows_what_status_says_and_every_name_as_text() {
     assert_eq!(pod.stop().await, 0);
 }
 
-/// Of all text on the page, the least contrast with what is behind it, and that text.
+/// The text on the page with the lowest contrast to its background, and that contrast.
 const LEAST_CONTRAST: &str = r#"(() => {
     const parts = (colour) => colour.match(/[\d.]+/g).map(Number);
     const light = ([r, g, b]) => [r, g, b].map((part) => part / 255)
@@ -129,7 +129,7 @@ const LEAST_CONTRAST: &str = r#"(() => {
 async fn the_page_is_readable_in_light_in_dark_and_on_a_phone() {
     let mut shop = shop().await;
     ask(&mut shop, 5, &[(HOSTILE, VALUE)]).await;
-    // What is wrong is shown in colours of its own.
+    // Errors are shown in colours of their own.
     put(shop.rules().join("wrong.yaml"), "domain: [");
     let pod = &shop.pod;
     pod.logs("rules refused").await;
@@ -153,7 +153,7 @@ async fn the_page_is_readable_in_light_in_dark_and_on_a_phone() {
     browser.close().await;
 }
 
-/// A narrow page scrolls its tables, which needs no mouse.
+/// On a narrow page, tables scroll, and no mouse is needed for that.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_rules_with_long_names_fit_a_phone_and_a_keyboard() {
     let shop = shop().await;
@@ -196,7 +196,7 @@ async fn a_page_that_lost_its_pod_goes_on_with_the_next_one() {
     proxy.set(Fault::None);
     browser.until(passed, &"7".into()).await;
     assert_eq!(browser.evaluate(state).await, "● live");
-    // Five minutes of the second, and none of the first.
+    // All five minutes are the second pod's, and none the first's.
     let ages = "seconds.every((it) => it.at <= told.uptime_seconds) && seconds.length <= 300";
     assert_eq!(browser.evaluate(ages).await, true);
     browser.close().await;
@@ -237,7 +237,7 @@ async fn the_filter_shows_what_it_names_and_the_page_runs_no_script_but_its_own(
         .await;
     assert_eq!(browser.evaluate(names).await, json!(["test", "a.b", "deep"]));
 
-    // Last, since Chromium complains of each of these in the console.
+    // Last, since Chromium reports each of these on the console.
     let ran = "(() => { const made = document.createElement('script'); made.textContent = \
                'window.ran = 1'; document.body.append(made); return window.ran === undefined; })()";
     assert_eq!(browser.evaluate(ran).await, true, "no script that the policy does not know");

@@ -60,7 +60,7 @@ async fn a_return_goes_to_the_window_that_it_names(store: &dyn Store) {
     let next = granted(store, ahead(ask)).await.epoch;
     let look = Ask { want: 0, ..ask };
     for (epoch, left) in [(present, (5, 2)), (next, (5, 5)), (next + 1, (5, 5)), (0, (5, 5))] {
-        // Whether the ask itself is of the present window or the next makes no difference.
+        // Whether the ask itself is for the present window or the next makes no difference.
         let ask = if epoch % 2 == 0 { ask } else { ahead(ask) };
         granted(store, returning(ask, 3, epoch)).await;
         let lefts = (granted(store, look).await.left, granted(store, ahead(look)).await.left);
@@ -79,7 +79,7 @@ async fn a_refund_is_of_the_present_window(store: &dyn Store) {
     assert_eq!(granted(store, Ask { want: 0, ..ask }).await.left, 10);
 }
 
-/// In real time: of each window of a second seven tokens are lent ahead, and three are there.
+/// In real time: of each window of a second, seven tokens are leased ahead, and three are left.
 async fn the_next_window_starts_at_what_was_lent_ahead(store: &dyn Store) {
     let mut ask = ask(10, 7, 0);
     ask.limit.unit = Unit::Second;
@@ -138,14 +138,14 @@ async fn a_look_ahead_makes_no_key_and_writes_nothing() {
     single.server.command::<()>(&["CONFIG", "RESETSTAT"]);
     granted(&*store, ahead(Ask { want: 0, ..ask })).await;
     granted(&*store, Ask { want: 0, ..ask }).await;
-    // As if the window after the one that lent ahead had begun.
+    // As if the window after the one that leased ahead had begun.
     let key = ask.key.in_store("");
     single.server.command::<()>(&["SET", &key, &format!("{}{:010}:{:010}", window - 1, 9, 4)]);
     let rolled = granted(&*store, Ask { want: 0, ..ask }).await;
     assert_eq!((rolled.left, single.server.calls("set")), (6, 1), "the test's own");
 }
 
-/// States that no test could wait for are put there.
+/// The test writes states that it could not wait for.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_state_with_a_next_count_is_read_as_the_arithmetic_reads_it() {
     let single = Single::start();

@@ -1,4 +1,4 @@
-//! The clauses of the contract that every algorithm keeps, and each one's own.
+//! The clauses of the contract that every algorithm keeps, and those of each one.
 
 use ratelease_engine::store::{Ask, Back, Store};
 use ratelease_rules::{Algorithm, Unit};
@@ -102,7 +102,7 @@ async fn a_return_is_credited(store: &dyn Store, by: By) {
 async fn a_return_of_another_epoch_is_not(store: &dyn Store, by: By) {
     let ask = ask_by(by, 8, 0);
     let lent = granted(store, ask).await.epoch;
-    // Times are in microseconds: more than the lease may last.
+    // In microseconds: farther away than the lease may last.
     for epoch in [0, lent.saturating_sub(61_000_000), lent + 61_000_000, u64::MAX] {
         let back = Some(Back { tokens: 5, epoch: Some(epoch) });
         let left = granted(store, Ask { want: 0, back, ..ask }).await.left;

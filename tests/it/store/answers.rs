@@ -1,4 +1,5 @@
-//! Each answer of Redis is taken for what it is, and counted apart; the store recovers unaided.
+//! Each reply of Redis is classified correctly and counted separately; the store recovers by
+//! itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +16,7 @@ use crate::support::wait_for;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Asks until an ask fails with these words, and its count has moved.
+/// Asks until an ask fails with these words, and the counter `name` has increased.
 async fn until_refused(store: &dyn Store, words: &str, name: &str) {
     let refused = async || {
         let reply = one(store, ask(10, 1, 0)).await;
@@ -68,7 +69,7 @@ async fn an_ask_to_a_server_that_a_script_holds_up_is_refused_without_a_repeat()
     assert_eq!(until_granted(&*store, lent, 10).await.left, 80);
 }
 
-/// Without a right the connection is given up, in case that a new one has it.
+/// Without permission the connection is closed, since a new one may have the permission.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_without_the_right_is_logged_in_anew_until_it_has_it() {
     let single = Single::start();
@@ -102,7 +103,7 @@ async fn a_user_without_the_right_is_logged_in_anew_until_it_has_it() {
 async fn a_password_that_is_set_at_run_time_shuts_us_out_until_it_is_unset() {
     let single = Single::start();
     let store = connected(single.config()).await;
-    // A connection from before the password.
+    // A connection opened before the password was set.
     let mut inside = single.server.connect();
     let mut command = |words: &str| {
         let mut words = words.split(' ');
@@ -130,7 +131,7 @@ async fn single_dial_waits(store: &dyn Store) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_reads_its_data_is_waited_for() {
-    // 10 ms for each key that it reads; it listens to us after each kilobyte.
+    // The server takes 10 ms for each key that it loads, and handles commands after each kilobyte.
     let slowly = ["--key-load-delay", "10000", "--loading-process-events-interval-bytes", "1024"];
     let arguments = [&slowly[..], &["--rdbcompression", "no"]].concat();
     let mut single = Single { server: Server::start(&arguments) };
@@ -204,8 +205,8 @@ async fn a_cluster_that_is_down_for_a_lost_slot_is_used_again_once_it_is_up() {
     assert_eq!(until_granted(&*store, Ask { want: 0, ..lent }, 20).await.left, 90);
 }
 
-/// One key at a time never meets it (all keys of a command have moved, or none has): so from a
-/// server that only says so.
+/// With one key per command it never occurs (all keys of a command have moved, or none has), so the
+/// test uses a server that only sends the error.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_between_two_nodes_is_tried_again_a_few_times() {
     const TRY_AGAIN: &str = "-TRYAGAIN Multiple keys request during rehashing of slot\r\n";
@@ -243,14 +244,14 @@ async fn a_foreign_value_is_counted_and_costs_no_connection() {
     assert_eq!(count(&*store, "redis_connects"), 1);
 }
 
-/// Everything on this thread, so that its log is this test's.
+/// Everything runs on this thread, so that the log belongs to this test.
 #[tokio::test]
 async fn the_log_says_once_what_is_wrong_and_how_it_is_mended() {
     let log = Log::default();
     let writer = log.clone();
     let logging = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
-    // While there is but one subscriber, tracing takes a place in the code for silent for good if
-    // a thread without one (another test's) gets there first.
+    // With a single subscriber, tracing caches a call site as disabled forever if a thread without
+    // one (another test's) reaches it first.
     let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let _until_the_end = tracing::subscriber::set_default(logging.finish());
     let single = Single::start();

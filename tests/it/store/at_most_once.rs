@@ -26,7 +26,7 @@ async fn a_reply_that_comes_too_late_is_not_asked_for_again() {
     assert_eq!(look.left, 60, "credited once");
 }
 
-/// The server takes the ask, and the connection breaks before its reply is through.
+/// The server takes the ask, and the connection breaks before the whole reply has arrived.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_whose_connection_breaks_is_not_sent_again() {
     let single = Single::start();
@@ -51,7 +51,8 @@ async fn an_ask_whose_connection_breaks_is_not_sent_again() {
     })
     .await;
     assert_eq!(look.map(|grant| grant.left), Some(60), "credited once");
-    // A look that is late or finds no connection is made again, and may have been taken or not.
+    // An ask for 0 tokens that is late or finds no connection is repeated, and may have been taken
+    // or not.
     let made = single.server.calls("evalsha") - calls;
     assert!((2..=1 + looks).contains(&made), "{made} asks, of which {looks} are looks");
 }

@@ -1,5 +1,5 @@
-//! What connecting may take of a pod, files, turns and threads, and that what is configured has its
-//! part however much a server names.
+//! Limits on the files, turns and threads that connecting may use, and the share that configured
+//! servers keep however many nodes a server names.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,8 +40,8 @@ async fn a_low_soft_limit_of_files_leaves_redis_its_part_of_the_hard_one() {
     until(20, "each master is connected to", async || reached() == 40).await;
 }
 
-/// A master that owns one half of the slots itself, and gives the other to 1000 names that nobody
-/// has heard of, other ones each time, for as long as it lies.
+/// A master that owns one half of the slots, and assigns the other to 1000 unknown names, different
+/// ones each time, for as long as it lies.
 #[tokio::test(flavor = "multi_thread")]
 async fn masters_that_were_named_and_are_gone_hold_up_no_later_one() {
     let honest = Scripted::start(|_| async { Act::Say(grant_of(1)) }).await;
@@ -77,14 +77,14 @@ async fn masters_that_were_named_and_are_gone_hold_up_no_later_one() {
     until(5, "the honest master is connected to", async || honest.connections() > 0).await;
 }
 
-/// Maps, each of which used to shut the gate for ten seconds more.
+/// Number of maps, each of which once closed the connection limiter for another ten seconds.
 const LIES: u64 = 12;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn strangers_who_hold_all_connections_keep_a_pod_from_no_configured_address() {
     let mut strangers = Vec::new();
     for _ in 0..8 {
-        // They log us in, and say nothing of use.
+        // They accept the login, and reply with an error.
         let act = |_| async { Act::Say("-CLUSTERDOWN not served\r\n".into()) };
         strangers.push(Scripted::start(act).await);
     }
@@ -113,7 +113,7 @@ async fn strangers_who_hold_all_connections_keep_a_pod_from_no_configured_addres
     until_granted(&*store, ask(10, 1, 0), 10).await;
 }
 
-/// The one thread of its kind is taken, as by look-ups of names that nobody answers.
+/// The only blocking thread is occupied, as by look-ups of names that never resolve.
 #[test]
 fn a_login_without_a_file_needs_no_blocking_thread() {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -140,7 +140,7 @@ async fn a_file_of_a_password_that_cannot_be_read_to_its_end_ends_no_more_than_a
     let patience =
         tokio::time::timeout(Duration::from_secs(20), until(30, "", async || failed())).await;
     drop(store);
-    // It lets go of those that read.
+    // This releases the readers.
     std::fs::OpenOptions::new().write(true).open(&pipe).unwrap();
     assert!(patience.is_ok(), "the attempt did not end");
 }

@@ -8,7 +8,7 @@ use super::{ask, connected, connected_under, count, granted, one, patient, until
 use crate::support::redis::{Cluster, Server};
 use crate::support::{now, wait_for};
 
-/// Fresh asks, for a key of each master.
+/// Fresh asks: a key for each master.
 fn one_of_each(store: &dyn Store, shards: usize) -> Vec<Ask> {
     let mut found: Vec<Option<Ask>> = vec![None; shards];
     while found.iter().any(Option::is_none) {
@@ -32,11 +32,11 @@ async fn a_shard_is_the_master_that_owns_the_slot() {
     assert_eq!(owners.len(), 3, "{owners:?}");
 }
 
-/// 200 asks for absent keys of a slot on the move, among as many for the target's own keys, whose
-/// commands would use up an ASKING that travelled by itself.
+/// 200 asks for absent keys of a moving slot, among as many for the target's own keys, whose
+/// commands would use up an ASKING that was sent separately.
 #[tokio::test(flavor = "multi_thread")]
 async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
-    // One of its own: whoever else asks a node brings the script back.
+    // A cluster of its own: other tests that ask a node would load the script again.
     let cluster = Cluster::start(3, 0);
     // All keys of this store fall into the slot of this tag.
     let moving = connected_under(patient(cluster.config()), "{on the move}").await;
@@ -60,7 +60,7 @@ async fn asks_follow_a_slot_on_the_move_to_a_node_without_the_script() {
     }
     assert!(cluster.nodes[to].calls("asking") >= asking + 200, "the way by ASK was not taken");
     let met = |name| count(&*moving, name);
-    // Whichever store's asks reach the node first teach it the script.
+    // The first store whose asks reach the node loads the script there.
     let noscripts = met("redis_noscript") + count(&*others, "redis_noscript");
     assert!(met("redis_ask") >= 200 && noscripts > 0, "{:?}", moving.counts());
     for reply in moving.exchange(&old).await {
@@ -109,7 +109,7 @@ async fn asks_follow_the_first_slot_of_a_node_that_has_joined() {
     assert!(count(&*store, "redis_ask") > 20 && joined.calls("asking") > 20);
 }
 
-/// Well above what an idle machine needs (a millisecond), well below any time-out of ours.
+/// Well above the latency on an idle machine (a millisecond), well below any time-out of ours.
 const FAST: Duration = Duration::from_millis(200);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,15 +118,15 @@ async fn a_lost_shard_fails_fast_and_leaves_the_others_alone() {
     let store = connected(cluster.config()).await;
     let asks = one_of_each(&*store, 3);
     let lost = cluster.slot_owner(0, &asks[0].key.in_store(""));
-    // First without a word, as a node whose machine is gone; then with refused connections.
+    // First silence, as from a node whose machine is gone; then refused connections.
     cluster.nodes[lost].stop();
     slow_at_worst(&*store, &asks, Duration::from_secs(1)).await;
     cluster.nodes[lost].kill();
     slow_at_worst(&*store, &asks, Duration::from_secs(1)).await;
 }
 
-/// For two seconds: asks of the first shard fail within `worst`, those of the others are granted at
-/// once, but for a stall of the machine now and then.
+/// For two seconds: asks of the first shard fail within `worst`, and those of the others are
+/// granted at once, except for a stall of the machine now and then.
 async fn slow_at_worst(store: &dyn Store, asks: &[Ask], worst: Duration) {
     let end = now() + Duration::from_secs(2);
     let lost = async {
@@ -159,7 +159,7 @@ async fn a_replica_takes_over_from_a_master_that_died_or_hangs() {
     let store = connected(cluster.config()).await;
     let asks = one_of_each(&*store, 3);
     let owner = |ask: &Ask| cluster.slot_owner(0, &ask.key.in_store(""));
-    // Node 0 stays, as the one that tells us who owns what.
+    // Node 0 stays, since the test reads the owners of slots from it.
     let mut victims = asks.iter().filter(|ask| owner(ask) != 0);
     for hangs in [true, false] {
         let ask = *victims.next().unwrap();
@@ -171,7 +171,7 @@ async fn a_replica_takes_over_from_a_master_that_died_or_hangs() {
             cluster.nodes[victim].kill();
         }
         until_granted(&*store, ask, 20).await;
-        // Whoever granted it owns the slot; node 0 hears of that by gossip.
+        // The node that granted it owns the slot; node 0 learns that by gossip.
         wait_for("node 0 knows the new owner", Duration::from_secs(20), || {
             (owner(&ask) != victim).then_some(())
         });

@@ -154,7 +154,7 @@ async fn a_limit_that_shrank_counts_what_is_out(store: &dyn Store) {
     assert_eq!(granted(store, Ask { want: 0, ..ask }).await.left, 12);
 }
 
-/// While a fleet takes up new rules, pods lend and give back under the old limit and the new.
+/// While a fleet adopts new rules, pods lease and give back under the old limit and the new.
 async fn a_return_under_a_past_limit_credits_what_it_brings(store: &dyn Store) {
     let mut ask = ask(5, 3, 0);
     let lent = granted(store, ask).await;
@@ -203,7 +203,8 @@ async fn replies_in_order(store: &dyn Store) {
     }
 }
 
-/// In real time, over three windows of a second: none lends more than the limit, each lends it all.
+/// In real time, over three windows of a second: none leases more than the limit, and each leases
+/// all of it.
 async fn begins_anew_with_each_window(store: &dyn Store) {
     let mut ask = ask(10, 3, 0);
     ask.limit.unit = Unit::Second;
@@ -214,7 +215,7 @@ async fn begins_anew_with_each_window(store: &dyn Store) {
             let before = now();
             let grant = one(store, ask).await.unwrap();
             *lent.entry(grant.epoch).or_insert(0) += grant.tokens;
-            // A window ends when the first grant said it would.
+            // A window must end when the first grant said it would.
             let ends = before + grant.reset_after;
             assert!(ends <= start + Duration::from_secs(10));
             if grant.left == 0 {

@@ -1,4 +1,4 @@
-//! Replies of a Redis without end: texts, lists, errors.
+//! Endless replies of a Redis: texts, lists, errors.
 
 use ratelease_engine::store::StoreError;
 use ratelease_engine::store::redis::{RedisKind, RedisSettings};
@@ -12,8 +12,8 @@ use crate::support::http::Client;
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::tcp;
 
-/// A server that answers the first ask with `head` and then goes on writing for as long as somebody
-/// reads, 128 MiB at most. It tells how many bytes it could write.
+/// A server that answers the first ask with `head` and then continues to write for as long as the
+/// client reads, 128 MiB at most. It reports how many bytes it could write.
 async fn endless(
     head: &'static str,
     filler: &'static [u8],
@@ -44,7 +44,7 @@ async fn flood(mut client: TcpStream, head: &str, filler: &[u8]) -> usize {
             client.write_all(b"%1\r\n+server\r\n+redis\r\n").await.unwrap();
         }
     }
-    // The scripts that were loaded.
+    // The replies to the scripts that were loaded.
     let loads = "+name\r\n".repeat(6);
     client.write_all(loads.as_bytes()).await.unwrap();
     let mut written = 0;
@@ -58,7 +58,7 @@ async fn flood(mut client: TcpStream, head: &str, filler: &[u8]) -> usize {
     written
 }
 
-/// What two sockets of loopback hold at most, one to send and one to receive.
+/// Maximum data in two sockets of loopback, one that sends and one that receives.
 const SOCKETS_MAX: usize = 16 << 20;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -93,7 +93,7 @@ async fn a_reply_beyond_the_cap_is_refused_before_it_is_read() {
     }
 }
 
-/// A whole pod, whose Redis floods each connection anew.
+/// A whole pod, whose Redis floods each new connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_floods_takes_no_memory_of_a_pod_and_its_answers_go_on() {
     static TEXT: [u8; 1 << 16] = [b'x'; 1 << 16];

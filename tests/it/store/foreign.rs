@@ -1,4 +1,4 @@
-//! A key under which somebody else keeps a value: it fails alone, and seldom.
+//! A key under which another program keeps a value: only asks for that key fail, and they are rare.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use super::{connected, count, patient, until};
 use crate::support::now;
 use crate::support::redis::Single;
 
-/// So often at most is such a key asked for, see `limiter/slot/terms.rs`.
+/// Minimum interval between asks for such a key, see `limiter/slot/terms.rs`.
 const ASKED_EVERY: Duration = Duration::from_millis(500);
 
-/// Of the key that is well.
+/// The limit of the intact key.
 const LIMIT: usize = 100;
 
 /// Two keys of one server.
@@ -33,7 +33,7 @@ fn two_rules() -> Rules {
     rules::load(&[source], rules::Options::default()).unwrap().rules
 }
 
-/// A pod so patient that a busy machine is not taken for a store that is away.
+/// A pod with waits so long that a busy machine does not look like an unavailable store.
 fn pod(store: Arc<RedisStore>) -> Limiter {
     let options = Options {
         max_wait: Duration::from_secs(5),
@@ -70,7 +70,7 @@ async fn a_key_that_holds_a_foreign_value_harms_no_neighbour_and_is_seldom_asked
         assert!(!passes(&pod, &rules, "poisoned").await, "by its failure mode");
         passed += usize::from(passes(&pod, &rules, "well").await);
     }
-    // Several at a time too.
+    // Several at a time as well.
     let many = (0..100).map(|_| passes(&pod, &rules, "poisoned"));
     assert!(futures_util::future::join_all(many).await.iter().all(|passed| !passed));
     let took = began.elapsed();

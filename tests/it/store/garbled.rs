@@ -1,4 +1,4 @@
-//! Replies that are none, or not ours: cut, absurd, out of place.
+//! Invalid replies, or replies to other asks: cut, absurd, out of order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +10,8 @@ use ratelease_engine::store::{Store, StoreError};
 use super::scripted::{Act, Scripted, grant_of};
 use super::{ask, connected, count, one, until_granted};
 
-/// A server that says `absurd` to the first ask, on its first connection, and grants five to each
-/// after.
+/// A server that replies `absurd` to the first ask, on its first connection, and grants five tokens
+/// to each later ask.
 async fn absurd_once(absurd: Act) -> (Scripted, Arc<AtomicU64>) {
     let asked = Arc::new(AtomicU64::new(0));
     let absurd = Arc::new(std::sync::Mutex::new(Some(absurd)));
@@ -28,7 +28,7 @@ async fn absurd_once(absurd: Act) -> (Scripted, Arc<AtomicU64>) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_that_is_cut_is_no_reply() {
-    // Cut wherever it can be, the last time after its last number.
+    // Cut at every possible place, the last time after its last number.
     let whole = grant_of(5);
     for cut in 0..whole.len() {
         let (server, asked) = absurd_once(Act::SayAndLeave(whole[..cut].into())).await;
@@ -56,7 +56,7 @@ async fn a_reply_that_the_script_cannot_give_ends_the_connection() {
         "*4\r\n:-5\r\n:0\r\n:0\r\n:0\r\n",
         "*4\r\n:5\r\n:9223372036854775807\r\n:1\r\n:5\r\n",
         "*1\r\n*1\r\n*1\r\n:1\r\n",
-        // More than was asked for.
+        // More tokens than were asked for.
         &seen,
         "HTTP/1.1 400 Bad Request\r\n\r\n",
         "*2147483647\r\n:1\r\n:x\r\n",
@@ -73,14 +73,14 @@ async fn a_reply_that_the_script_cannot_give_ends_the_connection() {
     }
 }
 
-/// After one reply out of place, the next may well be another's.
+/// After one invalid reply, the next may well belong to another ask.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_more_is_believed_on_a_connection_that_gave_an_absurd_reply() {
     let asked = AtomicU64::new(0);
     let act = move |_| {
         let nth = asked.fetch_add(1, Ordering::Relaxed);
         async move {
-            // So that both asks are on their way before the first reply.
+            // So that both asks are under way before the first reply.
             tokio::time::sleep(Duration::from_millis(50)).await;
             if nth == 0 {
                 return Act::Say(":7\r\n".into());

@@ -27,7 +27,7 @@ async fn beat_in(
     store.beat(Beat { pod, lasts, leaves, domain }).await.unwrap()
 }
 
-/// Pods of two domains, and of all of them together.
+/// The store counts the pods of two domains, and of all domains together.
 async fn counts_each_domain_apart(store: &dyn Store) {
     const LONG: u64 = 60_000;
     let [shop, mail] = [Some(Key::for_test(1)), Some(Key::for_test(2))];
@@ -73,7 +73,7 @@ async fn the_pods_of_a_domain_have_a_key_of_their_own_that_expires() {
     assert_eq!(single.server.keys(), [""; 0]);
 }
 
-/// Three pods; one leaves, one lapses, before or after `pass`.
+/// Three pods: one leaves and one expires, before or after `pass`.
 async fn counts_the_pods_alive(store: &dyn Store, pass: impl FnOnce()) {
     const LONG: u64 = 60_000;
     assert_eq!(beat(store, 1, LONG, false).await, 1);
@@ -101,7 +101,7 @@ async fn memory_counts_the_pods_alive() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_counts_the_pods_alive() {
-    // A prefix of its own: other tests have pods too.
+    // A prefix of its own, since other tests have pods too.
     let store = connected_under(patient(Cluster::shared().config()), "heartbeat:").await;
     counts_the_pods_alive(&*store, || {}).await;
 }

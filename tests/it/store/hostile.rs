@@ -1,4 +1,4 @@
-//! A Redis that is not to be trusted: it leads us elsewhere and names far too many masters.
+//! A Redis that cannot be trusted: it redirects us elsewhere and names far too many masters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use super::{ask, connected, count, granted, one, until, until_granted, within};
 use crate::support::now;
 use crate::support::redis::tcp;
 
-/// Listens, and passes on what each connection says first.
+/// Listens, and records the first bytes of each connection.
 struct Stranger {
     port: u16,
     said: mpsc::UnboundedReceiver<String>,
@@ -39,8 +39,8 @@ impl Stranger {
     }
 }
 
-/// A cluster of one master, which answers every ask as `answer` says, given its own port. CLUSTER
-/// NODES names it and the nodes on `others`.
+/// A cluster of one master, which replies to every ask as `answer` decides, given its own port.
+/// CLUSTER NODES names it and the nodes on `others`.
 async fn lone_master(
     others: Vec<u16>,
     answer: impl Fn(u16) -> String + Send + Sync + 'static,
@@ -49,7 +49,7 @@ async fn lone_master(
     lone_master_among(others, answer).await
 }
 
-/// As [`lone_master`], with others that are elsewhere.
+/// As [`lone_master`], with other nodes at other hosts.
 async fn lone_master_among(
     others: Vec<String>,
     answer: impl Fn(u16) -> String + Send + Sync + 'static,
@@ -77,7 +77,7 @@ async fn lone_master_among(
     (server, settings)
 }
 
-/// A reply to CLUSTER SLOTS that shares all slots among the masters.
+/// A reply to CLUSTER SLOTS that divides all slots among the masters.
 pub(super) fn slots(masters: &[(&str, u16)]) -> String {
     let each = 16_384 / masters.len();
     let ranges = masters.iter().enumerate().map(|(at, (host, port))| {
@@ -99,7 +99,7 @@ async fn a_redirect_to_a_stranger_does_not_take_the_password_there() {
             let failed = one(&*store, ask(10, 1, 0)).await.unwrap_err();
             assert!(!failed.to_string().contains("sesame"), "{failed}");
         }
-        // Whatever a connection said would have come before the end of the last ask's deadline.
+        // The first bytes of a connection would have arrived before the deadline of the last ask.
         assert_eq!(stranger.said.try_recv().ok(), None, "{code}: connected to a stranger");
     }
 }
@@ -111,12 +111,12 @@ async fn a_redirect_to_a_node_that_the_cluster_lists_is_followed() {
     let (_server, settings) =
         lone_master(vec![to], move |_| format!("-ASK 1 127.0.0.1:{to}\r\n")).await;
     let store = connected(settings).await;
-    // The target's reply to ASKING is a grant too, which nobody reads.
+    // The target's reply to ASKING is a grant too, which the client ignores.
     until_granted(&*store, ask(10, 1, 0), 10).await;
     assert_eq!(target.connections(), 1);
 }
 
-/// The cluster knows its nodes by addresses that lead nowhere from here, as behind NAT.
+/// The cluster knows its nodes by addresses that are unreachable from here, as behind NAT.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redirect_without_a_host_is_followed_to_a_port_that_the_cluster_lists() {
     let target = Scripted::start(|_| async { Act::Say(grant_of(1)) }).await;
@@ -167,14 +167,14 @@ async fn a_redirect_to_a_node_that_the_map_names_by_then_needs_no_list_of_nodes(
 async fn the_password_goes_to_no_node_outside_the_networks_that_are_configured() {
     let mut stranger = Stranger::start().await;
     let to = stranger.port;
-    // The cluster lists it, and a redirect leads to it.
+    // The cluster lists the node, and a redirect leads to it.
     let (_server, mut settings) =
         lone_master(vec![to], move |_| format!("-MOVED 1 127.0.0.1:{to}\r\n")).await;
     settings.redirect_networks = Some(vec!["10.0.0.0/8".parse().unwrap()]);
     let store = connected(settings).await;
     let failed = one(&*store, ask(10, 1, 0)).await.unwrap_err();
     assert!(failed.to_string().contains("REDIS_REDIRECT_NETWORKS"), "{failed}");
-    // A map names it.
+    // The map names the node.
     let act = move |_| async move { Act::Say(slots(&[("127.0.0.1", to)])) };
     let server = Scripted::start(act).await;
     let mut settings = server.of_cluster();
@@ -185,7 +185,7 @@ async fn the_password_goes_to_no_node_outside_the_networks_that_are_configured()
     assert_eq!(stranger.said.try_recv().ok(), None, "connected to a stranger");
 }
 
-/// Listens as a sentinel that calls the server on `port` of this machine the master.
+/// Listens as a sentinel that reports the server on `port` of this machine as the master.
 pub(super) async fn sentinel_of(port: u16) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let own_port = listener.local_addr().unwrap().port();
@@ -200,7 +200,7 @@ pub(super) async fn sentinel_of(port: u16) -> u16 {
             let port = port.to_string();
             let reply = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len());
             let _ = client.write_all(reply.as_bytes()).await;
-            // Until the client goes.
+            // Until the client disconnects.
             let _ = client.read(&mut [0; 64]).await;
         }
     });
@@ -228,7 +228,7 @@ async fn a_sentinel_leads_no_password_out_of_the_networks() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_map_of_too_many_masters_is_refused_and_the_old_one_kept() {
-    // The masters are all at addresses of this machine where nobody listens.
+    // All masters are at addresses of this machine without a listener.
     let names: Vec<String> =
         (0..2_000).map(|at| format!("127.7.{}.{}", at / 256, at % 256)).collect();
     let reads = Arc::new(AtomicUsize::new(0));
@@ -242,7 +242,7 @@ async fn a_map_of_too_many_masters_is_refused_and_the_old_one_kept() {
                 Some("CLUSTER") => {
                     slots(&names.iter().map(|name| (name.as_str(), 9)).collect::<Vec<_>>())
                 }
-                // It makes us look at the map again.
+                // This makes the client read the map again.
                 _ if words.iter().any(|word| word == "EVAL") => grant_of(1),
                 _ => "-NOSCRIPT none\r\n".into(),
             };
@@ -275,7 +275,7 @@ async fn masters_of_a_new_map_are_connected_to_a_few_at_a_time() {
     until(10, "it begins to connect", async || connects() >= 3).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let (connects, passed) = (connects(), begun.elapsed());
-    // Attempts that fail are repeated ten times a second.
+    // Failed attempts are repeated ten times a second.
     let most = 64.0 + (100.0 + 10.0) * passed.as_secs_f64() + 20.0;
     assert!((connects as f64) < most, "{connects} attempts to connect within {passed:?}");
 }
@@ -295,7 +295,7 @@ async fn masters_take_no_more_connections_than_may_be_open() {
     let mut settings = server.of_cluster();
     (settings.connections_max, settings.timeout) = (8, Duration::from_secs(8));
     let store = RedisStore::spawn(settings, "");
-    // All were tried, and those that found a place wait for an answer that never comes.
+    // All were tried, and those that were connected wait for an answer that never comes.
     until(10, "twelve find no place", async || count(&*store, "redis_connect_errors") >= 12).await;
     let mut open = Vec::new();
     for stranger in &strangers {

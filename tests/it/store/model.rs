@@ -14,7 +14,7 @@ use super::{ask_by, connected, fresh_key, granted, patient};
 use crate::support::dice::Dice;
 use crate::support::redis::{Cluster, Single};
 
-/// Of each algorithm.
+/// Number of keys of each algorithm.
 const KEYS: usize = 20;
 const ROUNDS: usize = 200;
 const LIMITS: [u32; 7] = [0, 1, 7, 100, 1_000_000, 1_000_000_000, u32::MAX];
@@ -23,10 +23,10 @@ const DELAYS_US: [u32; 5] = [0, 1, 20_000, 3_000_000, u32::MAX];
 const MULTIPLIERS: [u32; 4] = [1, 2, 7, 10];
 const TTLS: [Duration; 4] =
     [Duration::ZERO, Duration::from_millis(20), Duration::from_secs(2), Duration::MAX];
-/// Between rounds, so that they last for some windows of a second.
+/// Pause between rounds, so that they last for some windows of a second.
 const PAUSE: Duration = Duration::from_millis(15);
 
-/// A count, and what the arithmetic makes of it.
+/// A count, and its state by the arithmetic.
 struct Count {
     key: Key,
     limit: Limit,
@@ -42,13 +42,14 @@ async fn memory_agrees_with_the_arithmetic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cluster_agrees_with_the_arithmetic() {
-    // It is about sums, not about speed: logs of 10 000 are filled on a busy machine.
+    // The test checks sums, not speed: it fills logs of 10 000 entries on a machine that may be
+    // busy.
     let store = connected(patient(Cluster::shared().config())).await;
     agrees_with_the_arithmetic(&*store).await;
 }
 
-/// 20 000 asks. A grant names the store's time to the microsecond, or its window and what is left
-/// of it: the arithmetic at that time must give the very same grant.
+/// 20 000 asks. A grant names the store's time to the microsecond, or its window and the rest of
+/// it: the arithmetic at that time must give exactly the same grant.
 async fn agrees_with_the_arithmetic(store: &dyn Store) {
     let mut dice = Dice::new();
     let mut counts: Vec<_> =
@@ -74,7 +75,7 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
     assert!(windows >= 3, "it saw {windows} windows of a second");
 }
 
-/// Amounts whose product with a token's part of a tick has 64 bits and is a hair from a whole
+/// Amounts whose product with a token's part of a tick has 64 bits and is very close to a whole
 /// number of ticks, so that a product rounded to a double would be on the wrong side of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bucket_multiplies_exactly() {
@@ -101,7 +102,7 @@ fn times(one: u64, other: u64, modulus: u64) -> u64 {
     u64::try_from(u128::from(one) * u128::from(other) % u128::from(modulus)).unwrap()
 }
 
-/// By Fermat: `of` to the power of `prime - 2`.
+/// The inverse by Fermat: `of` to the power of `prime - 2`.
 fn inverse(of: u64, prime: u64) -> u64 {
     let bits = (0..64).rev().map(|bit| (prime - 2) >> bit & 1);
     bits.fold(1, |power, bit| {
@@ -110,7 +111,7 @@ fn inverse(of: u64, prime: u64) -> u64 {
     })
 }
 
-/// The counts of a window before, weighed: states that no test could wait for are put there.
+/// Weighs the counts of a previous window: the test writes states that it could not wait for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sliding_window_weighs_the_counts_of_long_windows() {
     let single = Single::start();
@@ -192,7 +193,7 @@ impl Count {
         }
     }
 
-    /// A rule may be changed while its key is in use, but for what gives it another key.
+    /// A rule may change while its key is in use, except in properties that give it another key.
     fn sometimes_another(&self, dice: &mut Dice) -> Limit {
         if dice.below(20) > 0 {
             return self.limit;
@@ -213,7 +214,7 @@ impl Count {
     }
 }
 
-/// By the number that it has in [`Limit::identity`].
+/// The algorithm with this number in [`Limit::identity`].
 fn algorithm(dice: &mut Dice, nth: u64) -> Algorithm {
     match nth {
         0 => Algorithm::FixedWindow,

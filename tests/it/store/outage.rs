@@ -1,4 +1,4 @@
-//! Redis away, and back.
+//! Redis becomes unavailable, and returns.
 
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::redis::{Address, RedisKind, RedisSettings};
@@ -58,7 +58,7 @@ async fn whatever_cannot_be_reached_is_no_reason_to_wait_or_to_die() {
         let store = RedisStore::spawn(RedisSettings::new(kind.clone(), addresses), "");
         let why = is_unreachable(&*store).await;
         println!("{kind:?}: {why}");
-        // A cluster's slots have no known owner then, and share no queue with a master's.
+        // A cluster's slots then have no known owner, and share no queue with a master's.
         let expected = if kind == RedisKind::Cluster { SHARDS_MAX - 1 } else { 0 };
         assert_eq!(store.shard(&ask(1, 1, 0)), expected);
     }
@@ -88,8 +88,8 @@ async fn sentinels_lead_to_the_new_master() {
     let store = connected(sentinel.config()).await;
     let before = ask(10, 4, 0);
     granted(&*store, before).await;
-    // Acknowledged by the replica, or it would be lost with the master. WAIT is about what its own
-    // connection wrote, and what was written before that.
+    // Acknowledged by the replica, or it would be lost with the master. WAIT covers the writes of
+    // its own connection, and earlier ones.
     let mut master = sentinel.master.connect();
     redis::cmd("SET").arg("marker").arg(1).exec(&mut master).unwrap();
     let acked: u64 = redis::cmd("WAIT").arg(1).arg(5_000).query(&mut master).unwrap();

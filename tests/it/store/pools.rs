@@ -1,4 +1,4 @@
-//! Pools of split keys: what is put in comes out once, and not after its lease.
+//! Pools of split keys: tokens put in are leased once, and not after their own lease ends.
 
 use ratelease_engine::algorithm::pool::State;
 use ratelease_engine::algorithm::{pool, step};
@@ -88,7 +88,7 @@ async fn a_pool_ends_with_its_lease(store: &dyn Store, ask: Ask) {
     let lasts = Duration::from_millis(300);
     assert_eq!(granted(store, putting(ask, 8, 7, lasts)).await.ends_after, lasts);
     until(10, "the pool expires", async || granted(store, ask).await.left == 0).await;
-    // A clock in milliseconds, and the tick that it is read at.
+    // The precision of a clock in milliseconds, and of the tick at which Redis reads it.
     assert!(put_at.elapsed() + Duration::from_millis(4) >= lasts, "{:?}", put_at.elapsed());
     let anew = granted(store, putting(ask, 2, 5, MINUTE)).await;
     assert_eq!((anew.left, anew.epoch, anew.ends_after), (2, 5, MINUTE), "nothing is left of it");
@@ -159,20 +159,21 @@ async fn a_cluster_agrees_with_the_arithmetic() {
 
 const POOLS: usize = 60;
 const ROUNDS: usize = 250;
-/// The grain of the clock that keys expire by, and the tick that it is read at.
+/// The precision of the clock by which keys expire, and of the tick at which Redis reads it.
 const GRAIN: Duration = Duration::from_millis(2);
 
-/// A pool, and what the arithmetic makes of it.
+/// A pool, and its state by the arithmetic.
 struct Pool {
     ask: Ask,
-    /// Epoch and tokens, if there are any.
+    /// Epoch and tokens, if it holds any.
     held: Option<(u64, u32)>,
-    /// Between which times it expires.
+    /// The earliest and the latest time at which it expires.
     ends: (Instant, Instant),
 }
 
-/// 15 000 asks. A grant says how long the pool lasts to the millisecond: the arithmetic on a pool
-/// that lasts as long must give the very same grant, and the span must fit the test's own clock.
+/// 15 000 asks. A grant says to the millisecond how long the pool lasts: the arithmetic on a pool
+/// that lasts as long must give exactly the same grant, and the span must agree with the test's own
+/// clock.
 async fn agrees_with_the_arithmetic(store: &dyn Store) {
     let mut dice = Dice::new();
     let mut pools: Vec<_> = (0..POOLS).map(|_| Pool::new(&mut dice)).collect();
@@ -219,8 +220,8 @@ impl Pool {
         Ask { want: amount(dice), need, deposit, charge_denied, ..self.ask }
     }
 
-    /// Holds `grant`, of a step between two times, to the arithmetic; whether what was held had
-    /// expired.
+    /// Checks `grant`, of a step between two times, against the arithmetic. Returns whether the
+    /// tokens held had expired.
     fn agrees(&mut self, ask: &Ask, grant: &Grant, (before, after): (Instant, Instant)) -> bool {
         const NOW: u64 = 1_700_000_000_000_000;
         let lasts = grant.ends_after;
@@ -231,7 +232,7 @@ impl Pool {
             let lasts_us = u64::try_from(lasts.as_millis()).unwrap() * 1_000;
             Some(State { epoch, tokens, ends_us: NOW + lasts_us })
         };
-        // It lasts as the grant says, or gave way to what was put in, or has expired.
+        // It lasts as the grant says, or was replaced by the tokens put in, or has expired.
         let mut found = vec![];
         if (least..=most).contains(&lasts) {
             found.push(of(lasts));
@@ -264,7 +265,7 @@ fn amount(dice: &mut Dice) -> u64 {
     }
 }
 
-/// A pool and its key must not be on one slot, or splitting the key would move no load.
+/// A pool and its key must not be in one slot, or splitting the key would move no load.
 #[test]
 fn pools_have_keys_of_their_own() {
     let home = Ask::look(Key::for_test(1), Limit::fixed_window(10, Unit::Hour));
@@ -321,7 +322,7 @@ async fn a_foreign_value_under_a_pools_key_is_refused_and_kept() {
     single.server.command::<()>(&["DEL", &key]);
     single.server.command::<()>(&["RPUSH", &key, "mine"]);
     assert_eq!(one(&*store, ask).await, Err(StoreError::Foreign));
-    // A value without an expiry lends nothing: the end of its leases is unknown.
+    // A value without an expiry leases nothing: the end of its leases is unknown.
     single.server.command::<()>(&["DEL", &key]);
     single.server.command::<()>(&["SET", &key, "7:0000000005"]);
     assert_eq!(granted(&*store, ask).await.tokens, 0);
@@ -345,7 +346,7 @@ async fn the_rights_that_pools_need() {
     assert_eq!(granted(&*store, Ask { want: 9, ..ask }).await.tokens, 2);
 }
 
-/// The memory store steps a pool by the same arithmetic as [`step`] does.
+/// The memory store applies the same arithmetic to a pool as [`step`] does.
 #[test]
 fn the_step_of_an_ask_that_names_a_pool_is_the_pools() {
     let limit = Limit::fixed_window(10, Unit::Minute);

@@ -1,4 +1,4 @@
-//! Slots whose owner sends asks on to a node that does not answer, and slots without an owner.
+//! Slots whose owner redirects asks to a node that does not answer, and slots without an owner.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use super::scripted::{Act, Scripted, grant_of};
 use super::{ask, connected};
 use crate::support::now;
 
-/// A node that owns the lower half of the slots, grants one token to each ask, and sends asks for
-/// the key `moving` on to the node on port `to`.
+/// A node that owns the lower half of the slots, grants one token to each ask, and redirects asks
+/// for the key `moving` to the node on port `to`.
 async fn half_a_cluster(moving: String, to: u16) -> RedisSettings {
     let act_at = |port| {
         move |words: Vec<String>| {
@@ -48,10 +48,10 @@ fn owned(store: &dyn Store) -> ratelease_engine::store::Ask {
     std::iter::repeat_with(|| ask(10, 1, 0)).find(|ask| store.owner(ask).is_some()).unwrap()
 }
 
-/// The first ask waits a quarter of a second for the connection; nothing else is out.
+/// The first ask waits a quarter of a second for the connection; no other ask is affected.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_moves_to_a_node_that_does_not_answer_fails_alone() {
-    // It takes connections, and never says a word.
+    // It accepts connections, and never sends anything.
     let hole = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let probe = connected(half_a_cluster("none".into(), 1).await).await;
     let moving = owned(&*probe);

@@ -1,4 +1,4 @@
-//! What is Redis's own: expiry, memory, scripts, logins.
+//! Properties of Redis alone: expiry, memory, scripts, logins.
 
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::RedisStore;
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::support::redis::{Cluster, Server, Single, tcp};
 
-/// What a key may cost, its name of 27 bytes and the table's entry included.
+/// Maximum memory of a key, including its name of 27 bytes and the table's entry.
 const KEY_BYTES_MAX: u64 = 100;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -40,7 +40,7 @@ async fn every_other_key_expires_a_second_after_its_debt_or_its_last_entry() {
     let single = Single::start();
     let store = connected(patient(single.config())).await;
     for by in ALGORITHMS.into_iter().filter(|(by, _)| !is_aligned(*by)) {
-        // A second step must move the end on.
+        // A second step must move the expiry.
         let ask = ask_by(by, 1, 0);
         for _ in 0..2 {
             let grant = granted(&*store, ask).await;
@@ -59,7 +59,7 @@ fn expires_ms(single: &Single, ask: &Ask) -> u64 {
     single.server.command(&["PEXPIRETIME", &ask.key.in_store("")])
 }
 
-/// But for the log, which has an entry a token; with the largest numbers that there can be.
+/// Except for the log, which has one entry per token; with the largest possible numbers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_costs_no_more_than_it_may() {
     let cluster = Cluster::shared();
@@ -123,8 +123,8 @@ async fn an_ask_is_one_call_of_three_commands() {
     }
 }
 
-/// What has expired is found by halving and leaves with the next write: a log never holds more than
-/// its limit, and no ask reads it through.
+/// The script finds expired entries by bisection and removes them with the next write: a log never
+/// holds more than its limit, and no ask reads all of it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_of_ten_thousand_is_searched_by_halving() {
     let single = Single::start();
@@ -152,7 +152,7 @@ async fn a_log_of_ten_thousand_is_searched_by_halving() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn asks_right_after_a_script_flush_all_succeed() {
-    // One of its own: whoever else asks a node brings the script back.
+    // A cluster of its own: other tests that ask a node would load the script again.
     let cluster = Cluster::start(3, 0);
     let store = connected(patient(cluster.config())).await;
     for node in &cluster.nodes {
@@ -226,13 +226,13 @@ async fn a_password_opens_the_door_and_a_wrong_one_does_not() {
     granted(&*connected(patient(config)).await, ask(10, 1, 0)).await;
 }
 
-/// With these rights and no others it must work. A cluster needs `+cluster|slots +asking` as well,
-/// and `+cluster|nodes` for redirects to nodes without slots. Without `+script|load` each script is
-/// learnt by its first call.
+/// With these permissions and no others it must work. A cluster needs `+cluster|slots +asking` as
+/// well, and `+cluster|nodes` for redirects to nodes without slots. Without `+script|load` each
+/// script is loaded by its first call.
 const RIGHTS: &str = "on >pw ~rl:* resetchannels -@all +hello +auth +evalsha +eval +time +get +set";
-/// Of the sliding log.
+/// Permissions for the sliding log.
 const RIGHTS_LOG: &str = "+llen +lindex +lpop +rpop +lrem +rpush +pexpireat";
-/// Of the heartbeat.
+/// Permissions for the heartbeat.
 const RIGHTS_BEAT: &str = "+zremrangebyscore +zcard +zscore +zadd +zrem +zrange +pexpireat";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -245,7 +245,7 @@ async fn a_user_with_the_fewest_rights_suffices() {
     set_user(&format!("reset {RIGHTS}"));
     let mut config = single.config();
     config.username = Some("ratelease".into());
-    // A user without a password is somebody else, never the default user.
+    // A user without a password must not fall back to the default user.
     let refused = one(&*RedisStore::spawn(config.clone(), ""), ask(10, 1, 0)).await;
     assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
     config.password = Some(Secret::from("pw"));

@@ -1,4 +1,4 @@
-//! Refunds, whatever they name, never make more available than a fresh key has.
+//! Refunds, whatever they contain, never make more available than a fresh key has.
 
 use ratelease_engine::store::{Ask, Back, Store};
 use ratelease_rules::Algorithm;
@@ -18,7 +18,7 @@ pub async fn keep_the_contract(store: &dyn Store) {
                 assert_eq!((unknown.tokens, unknown.left), (0, LIMIT), "{by:?}: {tokens}");
             }
             granted(store, Ask { want: 4, ..ask }).await;
-            // A leaky bucket's slots go by.
+            // The slots of a leaky bucket pass with time.
             let slots = matches!(by.0, Algorithm::LeakyBucket { .. });
             let credited = if slots { 0 } else { tokens.min(4) };
             let left = LIMIT - 4 + credited;

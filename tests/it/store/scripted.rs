@@ -1,5 +1,5 @@
-//! A server that says what a test tells it to: it reads commands as Redis does, logs every client
-//! in, takes the scripts that it is sent, and leaves the rest to the test.
+//! A server whose replies a test defines: it reads commands as Redis does, accepts every login and
+//! every script, and leaves the rest to the test.
 
 use std::sync::Arc;
 
@@ -17,28 +17,28 @@ pub(super) struct Scripted {
     connections: watch::Receiver<u64>,
 }
 
-/// What it does about a command.
+/// The reaction to a command.
 pub(super) enum Act {
     Say(String),
-    /// Says this, and hangs up.
+    /// Replies with this, and closes the connection.
     SayAndLeave(String),
 }
 
-/// In place of the name of a script, which nobody reads.
+/// The reply in place of a script's name, which the client ignores.
 const LOADED: &str = "+name\r\n";
 
-/// All that redis-rs reads of the reply to HELLO is that it is one.
+/// redis-rs reads nothing of the reply to HELLO except its type.
 const HELLO: &str = "%1\r\n+server\r\n+redis\r\n";
 
 // === impl Scripted ===
 
 impl Scripted {
-    /// `act` sees each command but the first of a connection, which logs in, and SCRIPT LOAD.
+    /// `act` gets each command except the first of a connection, which logs in, and SCRIPT LOAD.
     pub(super) async fn start(act: impl AsyncAct) -> Self {
         Self::at(|_| act).await
     }
 
-    /// As [`Scripted::start`], where what is done depends on the port.
+    /// As [`Scripted::start`], where the reactions depend on the port.
     pub(super) async fn at<A: AsyncAct>(act_at: impl FnOnce(u16) -> A) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -57,7 +57,7 @@ impl Scripted {
         RedisSettings::new(RedisKind::Single, vec![tcp(self.port)])
     }
 
-    /// As a node of a cluster.
+    /// Settings that treat the server as a node of a cluster.
     pub(super) fn of_cluster(&self) -> RedisSettings {
         RedisSettings::new(RedisKind::Cluster, vec![tcp(self.port)])
     }
@@ -66,13 +66,13 @@ impl Scripted {
         self.port
     }
 
-    /// Connections so far.
+    /// Number of connections so far.
     pub(super) fn connections(&self) -> u64 {
         *self.connections.borrow()
     }
 }
 
-/// An async function from the words of a command to what is done about it.
+/// An async function from the words of a command to the reaction.
 pub(super) trait AsyncAct: Send + Sync + 'static {
     fn act(&self, words: Vec<String>) -> impl Future<Output = Act> + Send;
 }
@@ -103,7 +103,8 @@ async fn serve(client: TcpStream, act: Arc<impl AsyncAct>) -> Option<()> {
     }
 }
 
-/// `*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`; none once the client has gone.
+/// Reads a command such as `*2\r\n$3\r\nGET\r\n$1\r\nk\r\n`; `None` once the client has closed the
+/// connection.
 async fn read_command(client: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
     let mut words = Vec::new();
     for _ in 0..read_number(client, '*').await? {
@@ -121,7 +122,7 @@ async fn read_number(client: &mut BufReader<TcpStream>, mark: char) -> Option<us
     line.trim_end().strip_prefix(mark)?.parse().ok()
 }
 
-/// What the script of a fixed window says to [`super::ask`]: so many granted, as many charged.
+/// The reply of a fixed window's script to [`super::ask`]: `tokens` granted, and as many charged.
 pub(super) fn grant_of(tokens: u64) -> String {
     let window = 56;
     let now_us = window * Unit::Year.seconds() * 1_000_000;

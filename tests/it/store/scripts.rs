@@ -1,4 +1,4 @@
-//! No ask waits for a script to be learnt: a connection begins with all of them.
+//! No ask waits for a script to be loaded: a connection begins by loading all of them.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use ratelease_engine::store::{Ask, Beat, Store};
 use super::{ALGORITHMS, ask_by, connected, connected_under, count, granted, patient, within};
 use crate::support::redis::{Cluster, Single};
 
-/// A call of every script, one after the other.
+/// Calls every script, one after the other.
 async fn call_every_script(store: &dyn Store) {
     for by in ALGORITHMS {
         granted(store, ask_by(by, 1, 0)).await;
@@ -25,7 +25,7 @@ async fn the_first_call_of_a_script_on_a_connection_finds_it() {
     call_every_script(&*store).await;
     assert_eq!((count(&*store, "redis_noscript"), single.server.calls("eval")), (0, 0));
 
-    // As after a restart: the scripts are gone, and so is the connection.
+    // The state after a restart: the scripts are gone, and so is the connection.
     single.server.command::<()>(&["SCRIPT", "FLUSH"]);
     single.server.command::<()>(&["CLIENT", "KILL", "TYPE", "NORMAL"]);
     within(10, "it is connected to anew", async {
@@ -50,7 +50,7 @@ async fn after_a_script_flush_one_ask_meets_noscript_and_none_after_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_a_redirect_names_has_the_scripts() {
-    // One of its own: whoever else asks a node teaches it.
+    // A cluster of its own: other tests that ask a node would load the scripts.
     let cluster = Cluster::start(3, 0);
     let store = connected_under(patient(cluster.config()), "{on the move}").await;
     let slot = cluster.slot("{on the move}");

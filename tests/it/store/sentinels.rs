@@ -1,4 +1,4 @@
-//! What a master says of itself before it is believed to be one.
+//! The checks that a server must pass before the client considers it a master.
 
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::redis::{RedisKind, RedisSettings};

@@ -1,5 +1,5 @@
-//! Redis that says nothing, or says it late: noticed by our own clock, and never waited for without
-//! end.
+//! A Redis that does not answer, or answers late: the client notices by its own clock, and never
+//! waits without end.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +13,9 @@ use crate::support::now;
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis::{Cluster, Single, tcp};
 
-/// From the first command without an answer to the connection that takes its place.
+/// From the first command without an answer to the new connection that replaces the old one.
 const REPLACED_WITHIN: Duration = Duration::from_millis(500);
-/// A machine that also compiles may delay us; it never makes us faster.
+/// A machine that also compiles may slow a round down, and never speeds it up.
 const ROUNDS: usize = 5;
 
 async fn behind_proxy(single: &Single) -> (Proxy, std::sync::Arc<RedisStore>) {
@@ -44,15 +44,15 @@ async fn a_black_hole_is_replaced_within_half_a_second() {
     assert!(took.iter().any(|took| *took <= REPLACED_WITHIN), "{took:?}");
 }
 
-/// Both wait on one connection. The second has patience left when the first has none, and then its
-/// reply comes.
+/// Both wait on one connection. When the first times out, the second has time left, and then its
+/// reply arrives.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_comes_after_the_connection_was_given_up_is_not_used() {
     let single = Single::start();
     let (proxy, store) = behind_proxy(&single).await;
     let lent = ask(100, 10, 0);
     granted(&*store, lent).await;
-    // The server takes what is sent, and its replies wait.
+    // The server accepts the commands, and its replies are held back.
     proxy.set_so_far(Fault::Deaf);
     let first = async {
         let reply = one(&*store, lent).await;
@@ -70,8 +70,8 @@ async fn what_comes_after_the_connection_was_given_up_is_not_used() {
     assert_eq!(count(&*store, "redis_timed_out"), 2);
 }
 
-/// Row R4: a login that waits since before the server went on is answered then; and what was asked
-/// meanwhile is charged once at most.
+/// Row R4: a login that has waited since before the server resumed is answered then; and asks sent
+/// meanwhile are charged at most once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_server_is_used_again_as_soon_as_it_goes_on() {
     let single = Single::start();
@@ -93,7 +93,7 @@ async fn a_frozen_server_is_used_again_as_soon_as_it_goes_on() {
     assert!((999 - unanswered..=999).contains(&look.left), "{look:?} {:?}", store.counts());
 }
 
-/// Row R6: the answers come, late.
+/// Row R6: the answers arrive late.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_half_a_second_away_lends_steadily() {
     let single = Single::start();
@@ -128,7 +128,7 @@ async fn a_server_half_a_second_away_lends_steadily() {
     }
 }
 
-/// One reply each 100 ms: the last comes long after the patience with a silent connection.
+/// One reply each 100 ms: the last arrives long after the time-out of a silent connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_on_which_something_comes_is_not_given_up() {
     let act = |_| async {
@@ -180,7 +180,7 @@ async fn nobody_waits_for_a_server_that_does_not_even_accept() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_servers_are_knocked_at_ten_times_a_second_at_most() {
     let cluster = Cluster::start(3, 0);
-    // Patient: a stall of the machine is not to cost the rest a connection.
+    // Long time-outs: a stall of the machine must not break other connections.
     let store = connected(patient(cluster.config())).await;
     let asks: Vec<_> = (0..30).map(|_| ask(1_000, 1, 0)).collect();
     assert!(store.exchange(&asks).await.iter().all(Result::is_ok));
@@ -192,7 +192,7 @@ async fn lost_servers_are_knocked_at_ten_times_a_second_at_most() {
     let seen = || seen().map(|count| count.parse().unwrap()).collect::<Vec<u64>>();
     let (before, refreshes) = (seen(), cluster_slots_calls(rest));
     hammer(&*store, &asks).await;
-    // Each look opens two connections of its own, this one and the look at the commands.
+    // Each inspection opens two connections of its own, this one and that for the commands.
     let ours = |before: &u64| before + 2;
     assert_eq!(seen(), before.iter().map(ours).collect::<Vec<_>>(), "the rest is left alone");
     let refreshes = cluster_slots_calls(rest) - refreshes;
@@ -213,7 +213,7 @@ fn cluster_slots_calls(nodes: &[crate::support::redis::Server]) -> u64 {
     nodes.iter().map(|node| node.calls("cluster|slots")).sum()
 }
 
-/// Asks for four seconds, as fast as it goes.
+/// Asks repeatedly for four seconds.
 async fn hammer(store: &dyn Store, asks: &[Ask]) {
     let end = now() + Duration::from_secs(4);
     while now() < end {
@@ -222,7 +222,7 @@ async fn hammer(store: &dyn Store, asks: &[Ask]) {
     }
 }
 
-/// Listeners that hang up on everybody, and when somebody came.
+/// Listeners that close every connection at once, and the times of the connections.
 #[derive(Clone, Default)]
 struct Knocks(std::sync::Arc<std::sync::Mutex<Vec<Instant>>>);
 
@@ -257,7 +257,7 @@ impl Knocks {
         assert!(times.len() >= 3, "it does knock");
         for eleven in times.windows(11) {
             let within = eleven[10].duration_since(eleven[0]);
-            // A tenth of a second for what a busy machine sees late.
+            // A tenth of a second of tolerance for delays on a busy machine.
             assert!(within >= Duration::from_millis(900), "eleven within {within:?}");
         }
     }

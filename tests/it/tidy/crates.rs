@@ -1,11 +1,11 @@
-//! The graph of crates: who depends on whom, by what cargo says.
+//! The graph of crates: the dependencies that cargo reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Each crate of ours with those of ours that it is built from, the lowest first.
+/// Each of our crates with those of ours that it depends on, the lowest first.
 const GRAPH: [(&str, &[&str]); 5] = [
     ("ratelease-rules", &[]),
     ("ratelease-engine", &["ratelease-rules"]),
@@ -14,7 +14,7 @@ const GRAPH: [(&str, &[&str]); 5] = [
     ("ratelease", &["ratelease-cli", "ratelease-engine", "ratelease-rules"]),
 ];
 
-/// What no crate may be built from, directly or not, with the reason.
+/// Crates that no crate may depend on, directly or indirectly, with the reason.
 const NEVER: [(&str, &[&str], &str); 3] = [
     (
         "ratelease-rules",
@@ -33,7 +33,7 @@ const NEVER: [(&str, &[&str], &str); 3] = [
     ),
 ];
 
-/// Who needs whom to be built, without tests and build scripts: names by cargo's ids, and ids.
+/// Build dependencies, without those of tests and build scripts: names by cargo's ids, and ids.
 struct Graph {
     names: BTreeMap<String, String>,
     needs: BTreeMap<String, Vec<String>>,
@@ -91,13 +91,13 @@ impl Graph {
         self.names.values().map(String::as_str).filter(|name| name.starts_with("ratelease"))
     }
 
-    /// The crates that `name` names itself.
+    /// The direct dependencies of `name`.
     fn needed(&self, name: &str) -> impl Iterator<Item = &str> {
         let (id, _) = self.names.iter().find(|(_, of)| *of == name).expect("the crate is there");
         self.needs[id].iter().map(|needed| self.names[needed].as_str())
     }
 
-    /// The crates that `name` is built from, however far down.
+    /// The direct and indirect dependencies of `name`.
     fn all_needed(&self, name: &str) -> BTreeSet<&str> {
         let (id, _) = self.names.iter().find(|(_, of)| *of == name).expect("the crate is there");
         let (mut seen, mut left) = (BTreeSet::new(), vec![id]);

@@ -1,4 +1,5 @@
-//! Who may name whom: the rules of what is absent, which head the `lib.rs` of each crate.
+//! Forbidden dependencies: the rules at the top of each crate's `lib.rs` about names that a module
+//! may not use.
 
 use super::scan::Source;
 
@@ -8,14 +9,14 @@ struct Edge {
     reason: &'static str,
 }
 
-/// Some modules, by their path without `src/` and `.rs`, behind the name of their crate unless it
-/// is the sidecar: `engine/lease` is `lease.rs` and all of `lease/` in `crates/engine/src`.
+/// A set of modules, by their path without `src/` and `.rs`, after the name of their crate unless
+/// it is the sidecar: `engine/lease` is `lease.rs` and all of `lease/` in `crates/engine/src`.
 enum Modules {
     These(&'static [&'static str]),
     AllBut(&'static [&'static str]),
 }
 
-/// What a module may not name.
+/// A name that a module may not use.
 enum Name {
     /// A crate, at the root of a path.
     Crate(&'static str),
@@ -23,15 +24,14 @@ enum Name {
     Module(&'static str),
     /// These segments, side by side anywhere in a path.
     Path(&'static [&'static str]),
-    /// A method, called.
+    /// A call of this method.
     Method(&'static str),
 }
 
 /// Tests may name anything.
 const EDGES: [Edge; 9] = [
     Edge {
-        // `ctl/explain` looks, which takes nothing, and handles no requests; `telemetry/traced`
-        // is a store.
+        // `ctl/explain` asks for no tokens, and handles no requests; `telemetry/traced` is a store.
         within: Modules::AllBut(&[
             "engine/lease",
             "engine/store",
@@ -109,7 +109,8 @@ pub(super) fn check(file: &str, source: &Source) -> Vec<String> {
     faults
 }
 
-/// As [`Modules`] names it: `crates/engine/src/lease.rs` is `engine/lease`. `None` of tests.
+/// The module as [`Modules`] names it: `crates/engine/src/lease.rs` is `engine/lease`. `None` for
+/// tests.
 pub(super) fn module_of(file: &str) -> Option<String> {
     let file = file.strip_suffix(".rs")?;
     if let Some(module) = file.strip_prefix("src/") {
@@ -138,7 +139,7 @@ impl Modules {
 // === impl Name ===
 
 impl Name {
-    /// Where it is named, with what to call it.
+    /// The lines where the name occurs, with a description of it.
     fn find(&self, source: &Source) -> Vec<(usize, String)> {
         if let Self::Method(method) = self {
             let calls = source.tokens.windows(3).filter(|call| {

@@ -37,7 +37,7 @@ type Module = Vec<String>;
 
 /// The modules of one crate.
 struct Tree {
-    /// Each module, its file and what that holds.
+    /// Each module, with its file and the file's text.
     files: BTreeMap<Module, (String, String)>,
 }
 
@@ -118,7 +118,7 @@ impl Tree {
         let mut faults: Vec<_> = unlisted.map(|top| format!("{top} is in no layer")).collect();
         let gone = layers.iter().filter(|layer| !tops.contains(**layer));
         faults.extend(gone.map(|layer| format!("{layer} is a layer and no module")));
-        // What leads to what, side by side: by the module that both lie in.
+        // The edges between sibling modules, by their parent module.
         let mut beside: BTreeMap<Module, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
         for (from, line, to, path) in self.edges() {
             let (file, _) = &self.files[&from];
@@ -147,7 +147,8 @@ impl Tree {
         faults
     }
 
-    /// Each path of ours that is written: the module, the line, the module it leads to, the path.
+    /// Each path to our own modules in the source: the module, the line, the module that it leads
+    /// to, the path.
     fn edges(&self) -> Vec<(Module, usize, Module, String)> {
         let mut edges = Vec::new();
         for (from, (_, text)) in self.files.iter().filter(|(from, _)| !from.is_empty()) {
@@ -174,7 +175,7 @@ impl Tree {
     }
 }
 
-/// The modules within `within` that lead to themselves.
+/// The modules within `within` that depend on themselves.
 fn cycle(within: &Module, edges: &BTreeMap<String, BTreeSet<String>>) -> Option<String> {
     let leads_back = |start: &&String| {
         let (mut seen, mut left) = (BTreeSet::new(), vec![*start]);

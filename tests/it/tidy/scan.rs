@@ -1,7 +1,7 @@
-//! Enough of Rust's grammar to see names, and not be misled by comments, strings and tests.
+//! Enough of Rust's grammar to find names without mistaking comments, strings and tests for code.
 
 /// The tokens of a file: identifiers, `::`, and single signs. Comments, literals and lifetimes are
-/// left out.
+/// omitted.
 #[derive(Debug, Clone)]
 pub(super) struct Source<'a> {
     pub(super) tokens: Vec<Token<'a>>,
@@ -13,7 +13,7 @@ pub(super) struct Token<'a> {
     pub(super) line: usize,
 }
 
-/// A path that is written somewhere, in full where it comes from a `use` with braces.
+/// A path in the source, complete even if it comes from a `use` with braces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Path<'a> {
     pub(super) segments: Vec<&'a str>,
@@ -40,7 +40,7 @@ impl<'a> Source<'a> {
         Self { tokens }
     }
 
-    /// The same, less its `#[cfg(test)] mod`s.
+    /// The same source without its `#[cfg(test)] mod`s.
     pub(super) fn without_tests(&self) -> Self {
         const HEAD: [&str; 8] = ["#", "[", "cfg", "(", "test", ")", "]", "mod"];
         let mut tokens = Vec::new();
@@ -57,7 +57,7 @@ impl<'a> Source<'a> {
         Self { tokens }
     }
 
-    /// The name of each function with a body, and the lines from there to its end.
+    /// The name of each function with a body, and the number of lines from the name to the end.
     pub(super) fn functions(&self) -> impl Iterator<Item = (Token<'a>, usize)> {
         self.tokens.windows(2).enumerate().filter_map(|(at, pair)| {
             // `fn(` is a type.
@@ -94,7 +94,7 @@ impl<'a> Source<'a> {
         self.tokens.get(at).is_some_and(|token| token.text == text)
     }
 
-    /// Past the `;` that ends an item without a body, or past the `}` of its body.
+    /// The position after the `;` that ends an item without a body, or after the `}` of its body.
     fn end_of_item(&self, from: usize) -> usize {
         let (mut round, mut curly) = (0, 0);
         for (at, token) in self.tokens.iter().enumerate().skip(from) {
@@ -118,7 +118,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The path that begins here: none if no name does.
+/// The path that begins here; empty if no name does.
 fn path_at<'a>(tokens: &[Token<'a>]) -> Path<'a> {
     let mut segments = Vec::new();
     for pair in tokens.chunks(2) {
@@ -163,7 +163,8 @@ fn is_name(text: &str) -> bool {
     text.starts_with(|first: char| first.is_alphabetic() || first == '_')
 }
 
-/// Bytes of the token, literal or comment that `rest` begins with, in the sense of [`Source`].
+/// Number of bytes of the token, literal or comment at the start of `rest`, as [`Source`] defines
+/// it.
 fn token_length(rest: &str, first: char) -> usize {
     let until = |end: &str, from: usize| {
         rest[from..].find(end).map_or(rest.len(), |at| from + at + end.len())
@@ -205,7 +206,7 @@ fn token_length(rest: &str, first: char) -> usize {
     first.len_utf8()
 }
 
-/// Bytes from after a string's opening quote to after its closing one.
+/// Number of bytes from after a string's opening quote to after its closing one.
 fn string_length(text: &str) -> usize {
     let mut escaped = false;
     for (at, letter) in text.char_indices() {
