@@ -1,8 +1,8 @@
-//! How near a fleet of pods comes to one exact server, and at what price: leased tokens beside a
-//! trip for each decision and beside report-after, on a Redis Cluster that this starts itself.
+//! The accuracy of a fleet of pods compared with one exact server, and its cost: leases, one round
+//! trip per decision, and report-after, on a Redis Cluster that the bench starts itself.
 //!
-//! `docs/accuracy.md` says what is measured and how. The parts that send requests and the oracle
-//! are those of the acceptance tests in `tests/it/accuracy/`.
+//! `docs/accuracy.md` describes the measurements. The modules that send requests and the oracle are
+//! those of the acceptance tests in `tests/it/accuracy/`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(unreachable_pub, reason = "`pub` means for the other modules here")]
@@ -19,22 +19,22 @@ mod fleet;
 #[path = "../tests/it/accuracy/oracle.rs"]
 mod oracle;
 
-/// What can be asked for on the command line.
+/// The command line flags.
 #[path = "accuracy/args.rs"]
 mod args;
-/// One row of the table: what is limited, how, and what is offered.
+/// One row of the table: the limit, the mode, and the demand.
 #[path = "accuracy/cell.rs"]
 mod cell;
-/// Which cells run beside one another, and when.
+/// The schedule: which cells run at the same time, and when.
 #[path = "accuracy/plan.rs"]
 mod plan;
 /// The picture.
 #[path = "accuracy/plot.rs"]
 mod plot;
-/// How far it has come, on stderr.
+/// The progress, on stderr.
 #[path = "accuracy/progress.rs"]
 mod progress;
-/// The other end of the trade: count locally, report every 100 ms.
+/// The opposite trade-off: count locally, report every 100 ms.
 #[path = "accuracy/report_after.rs"]
 mod report_after;
 /// Runs the plan.

@@ -1,4 +1,4 @@
-//! A decision in process, on the embedded store: by entries, rules, keys and threads.
+//! A decision in this process, on the embedded store: by entries, rules, keys and threads.
 
 pub(crate) mod frame;
 pub(crate) mod parts;
@@ -22,19 +22,19 @@ use tokio::runtime::Runtime;
 
 criterion_group!(benches, by_entries, by_keys, by_replaced, by_rules, by_threads);
 
-/// Rules for a value each in one source at most: a source is 16 MiB at most.
+/// Maximum number of rules for single values in one source: a source is at most 16 MiB.
 const SOURCE_RULES_MAX: usize = 100_000;
 
-/// Decisions between two turns of the runtime, in which leases come and go.
+/// Decisions between two turns of the runtime, in which leases are fetched and returned.
 const TURN: usize = 1024;
 
 thread_local! {
     static DECIDED: Cell<usize> = const { Cell::new(0) };
-    /// Time is an argument of a decision: it is read once a turn.
+    /// Time is an argument of a decision: it is read once per turn.
     static NOW: Cell<Time> = const { Cell::new(Time::from_nanos(0)) };
 }
 
-/// What a decision needs, and a runtime for the leases behind it.
+/// The inputs of a decision, and a runtime for the leases behind it.
 struct Bench {
     runtime: Runtime,
     limiter: Limiter,
@@ -46,7 +46,7 @@ pub(crate) fn users(count: usize) -> Vec<String> {
     (0..count).map(|user| format!("user-{user:08}")).collect()
 }
 
-/// A limit that no bench reaches on `user`, below `levels` levels before it.
+/// A limit on `user`, below `levels` levels, that no bench reaches.
 fn deep(levels: usize) -> Vec<Source> {
     let mut text = String::from("domain: d\ndescriptors:\n");
     for level in 0..levels {
@@ -60,8 +60,8 @@ fn deep(levels: usize) -> Vec<Source> {
     vec![source("deep.yaml", text)]
 }
 
-/// The same with `count` rules for a value each beside it, under (tenant, shop-0), (tenant,
-/// shop-1) and so on; all are of user-00000000 and up.
+/// The same with `count` additional rules for single values, under (tenant, shop-0), (tenant,
+/// shop-1) and so on; all are for user-00000000 and up.
 pub(crate) fn wide(count: usize) -> Vec<Source> {
     let sources = count.div_ceil(SOURCE_RULES_MAX).max(1);
     let of_tenant = |tenant: usize| {
@@ -117,14 +117,14 @@ fn by_keys(criterion: &mut Criterion) {
         let mut next = requests.iter().cycle();
         criterion.bench_function(&format!("decide/keys/{count}"), |bencher| {
             let _entered = bench.runtime.enter();
-            // So that every key has its buffer.
+            // So that every key has a buffer.
             requests.iter().for_each(|request| bench.decide(request));
             bencher.iter(|| bench.decide(next.next().expect("a cycle")));
         });
     }
 }
 
-/// A request of 256 descriptors under a rule that replaces so many names, none of them its own.
+/// A request of 256 descriptors under a rule that replaces this many names, none of them its own.
 fn by_replaced(criterion: &mut Criterion) {
     let users = users(256);
     let entries = users.iter().map(|user| [Entry { key: "user", value: user }]);
@@ -156,9 +156,9 @@ fn by_rules(criterion: &mut Criterion) {
     }
 }
 
-/// All threads on the same keys, in orders of their own; on one key, they meet at its lock. The
-/// time is that of a decision as everybody sees it: half of one thread's where two do not hinder
-/// each other.
+/// All threads use the same keys, in different orders; on one key, they compete for its lock. The
+/// time is the total divided by the decisions of all threads: half of one thread's where two do not
+/// hinder each other.
 fn by_threads(criterion: &mut Criterion) {
     let users = users(10_000);
     let requests: Vec<_> = users.iter().map(|user| two_entries("part_0", "all", user)).collect();
@@ -184,7 +184,7 @@ fn two_entries<'a>(key: &'a str, value: &'a str, user: &'a str) -> Request<'a> {
 // === impl Bench ===
 
 impl Bench {
-    /// On the thread that decides.
+    /// Call it on the thread that decides.
     fn new(sources: &[Source]) -> Self {
         Self::on(&mut tokio::runtime::Builder::new_current_thread(), sources)
     }
@@ -206,8 +206,8 @@ impl Bench {
         }
     }
 
-    /// One decision. Nearly all are made at once; the runtime, which
-    /// has to be entered, waits for a lease where one is needed.
+    /// Makes one decision. Nearly all are made at once; otherwise the runtime, which has to be
+    /// entered, waits for a lease.
     fn decide(&self, request: &Request<'_>) {
         let decided = DECIDED.replace(DECIDED.get().wrapping_add(1));
         if decided.is_multiple_of(TURN) {
@@ -220,7 +220,7 @@ impl Bench {
         let _ = black_box(decided.expect("the store is here"));
     }
 
-    /// How long `threads` threads take for `each` decisions apiece.
+    /// The time of `threads` threads for `each` decisions per thread.
     #[allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
     fn run(&self, requests: &[Request<'_>], threads: usize, each: usize) -> Duration {
         let start = Instant::now();

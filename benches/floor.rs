@@ -1,12 +1,12 @@
-//! Servers that decide nothing: what answering `ShouldRateLimit` costs before any limit is looked
-//! at. They are the floors that `scripts/bench` measures ours against.
+//! Servers that decide nothing, which show the cost of answering `ShouldRateLimit` without any
+//! limit. `scripts/bench` compares ratelease with them.
 //!
 //! ```text
 //! cargo bench --bench floor -- tonic --port 0     as a server on tonic does it
 //! cargo bench --bench floor -- h2 --port 0        straight on HTTP/2
 //! ```
 //!
-//! Prints the address and serves until its standard input ends or a signal comes.
+//! Prints its address, and serves until its standard input ends or a signal arrives.
 
 mod floor {
     pub(crate) mod h2;

@@ -1,4 +1,4 @@
-//! What counting the hottest keys adds to a decision.
+//! The cost of counting the hottest keys in a decision.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -16,7 +16,7 @@ use smallvec::smallvec;
 
 criterion_group!(benches, note);
 
-/// Keys that come in turn: one, those that all have a counter, and far more than that.
+/// Number of keys in turn: one, as many as have counters, and far more.
 const KEYS: [usize; 3] = [1, 100, 100_000];
 
 fn note(criterion: &mut Criterion) {
@@ -55,7 +55,7 @@ fn request() -> Request<'static> {
     Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 1 }
 }
 
-/// One of each key; every fourth is a denial.
+/// One verdict for each key; every fourth is a denial.
 fn verdicts(count: usize) -> Vec<Verdict<'static>> {
     let hasher = KeyHasher::new("bench");
     let verdict = |n: u64| {

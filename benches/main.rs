@@ -1,6 +1,6 @@
 //! One bench binary; each group is a module.
 //!
-//! The parts of a decision apart, and the whole of it. `scripts/bench` measures the server.
+//! Measures the parts of a decision, and the whole. `scripts/bench` measures the server.
 
 #![allow(clippy::expect_used, reason = "a bench that cannot be set up has nothing to measure")]
 

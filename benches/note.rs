@@ -1,4 +1,4 @@
-//! What it costs to count a decision: by the kind of its rule, and by threads.
+//! The cost of counting a decision: by the kind of its rule, and by threads.
 
 use std::hint::black_box;
 use std::thread;
@@ -37,7 +37,7 @@ fn request(key: &'static str) -> Request<'static> {
     Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 }
 }
 
-/// That the request passed, from tokens held here.
+/// A verdict of a request that passed with locally held tokens.
 fn verdict<'r>(rules: &'r Rules, request: &Request<'_>) -> Verdict<'r> {
     let entries = &request.descriptors[0].entries;
     let Lookup::Rule(rule) = rules.find("d", entries) else { unreachable!("there is a rule") };
@@ -63,8 +63,8 @@ fn by_rule(c: &mut Criterion) {
     group.finish();
 }
 
-/// What a second of the live page costs, and a scrape: by rules that were hit. `calls` alone is
-/// asked while nobody watches.
+/// The cost of one second of the live page, and of a scrape: by the number of rules that were hit.
+/// Only `calls` is requested while no page is open.
 fn told(c: &mut Criterion) {
     let mut group = c.benchmark_group("told");
     for count in [10, 1000, 10_000] {
@@ -97,8 +97,8 @@ fn many(count: usize) -> Rules {
     rules::load(&[source], rules::Options::default()).expect("good rules").rules
 }
 
-/// All threads count decisions of one rule. The time is that of one thread's decisions: it stays as
-/// it is with one, where threads have cores of their own.
+/// All threads count decisions of one rule. The time is that of one thread's decisions: it does not
+/// grow with more threads, as long as each has a core of its own.
 #[allow(clippy::disallowed_methods, reason = "a bench reads the clock")]
 fn by_threads(c: &mut Criterion) {
     let (rules, meters) = (load(), Meters::default());

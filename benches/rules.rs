@@ -9,10 +9,10 @@ use ratelease_rules::{self as rules, Rules, Source};
 
 criterion_group!(benches, find, wild, load);
 
-/// Makes the text of the pattern of this number.
+/// Returns the text of the pattern with this number.
 type Pattern = fn(usize) -> String;
 
-/// `count` rules for a value each, below one level, and one for all other values.
+/// `count` rules for single values, below one level, and one for all other values.
 fn source(count: usize) -> Source {
     let mut text = String::from(
         "domain: d\ndescriptors:\n- key: tenant\n  descriptors:\n  - key: user\n    \
@@ -45,7 +45,7 @@ fn find(criterion: &mut Criterion) {
     }
 }
 
-/// One level of `count` patterns, the text of each made by `pattern`.
+/// One level of `count` patterns, with texts from `pattern`.
 fn wild_source(count: usize, pattern: Pattern) -> Source {
     let mut text = String::from("domain: d\ndescriptors:\n");
     for at in 0..count {
@@ -57,7 +57,7 @@ fn wild_source(count: usize, pattern: Pattern) -> Source {
     Source { name: "bench.yaml".into(), text: text.into() }
 }
 
-/// A lookup among patterns, of a value as requests have it and of one of 60 KB, which none matches.
+/// A lookup among patterns: of a typical value, and of one of 60 KB, which none matches.
 fn wild(criterion: &mut Criterion) {
     let kinds: [(&str, usize, Pattern); 6] = [
         ("3 prefixes", 3, |at| format!("/api/v{at}/*")),

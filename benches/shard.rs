@@ -1,5 +1,5 @@
-//! What one Redis shard serves: calls of the lease scripts a second, what they take, and what keys
-//! take of its memory. `docs/capacity.md` says what is measured and how.
+//! The capacity of one Redis shard: calls of the lease scripts a second, their latency, and the
+//! memory of keys. `docs/capacity.md` describes the measurements.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(unreachable_pub, reason = "`pub` means for the other modules here")]
@@ -7,19 +7,19 @@
 #[path = "../tests/it/support/mod.rs"]
 mod support;
 
-/// What can be asked for on the command line.
+/// The command line flags.
 #[path = "shard/args.rs"]
 mod args;
 /// Asks of one algorithm.
 #[path = "shard/kind.rs"]
 mod kind;
-/// Sends asks: as many as are served, or at a rate.
+/// Sends asks, in a closed loop or at a rate.
 #[path = "shard/load.rs"]
 mod load;
 /// The Redis server and the stores that ask it.
 #[path = "shard/rig.rs"]
 mod rig;
-/// One algorithm's measurements.
+/// The measurements of one algorithm.
 #[path = "shard/run.rs"]
 mod run;
 /// The table, for people and as JSON.

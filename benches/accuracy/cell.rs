@@ -1,10 +1,10 @@
-//! One row of the table: what is limited, how, and what is offered.
+//! One row of the table: the limit, the mode, and the demand.
 
 use std::time::Duration;
 
 use crate::demand::Demand;
 
-/// Pods that share each limit.
+/// Number of pods that share each limit.
 pub const PODS: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -12,7 +12,7 @@ pub struct Cell {
     pub algorithm: Algorithm,
     pub limit: u32,
     pub spread: Spread,
-    /// Requests, in limits.
+    /// Requests, as a multiple of the limit.
     pub offered: f64,
     pub mode: Mode,
 }
@@ -26,33 +26,33 @@ pub enum Algorithm {
     LeakyBucket,
 }
 
-/// How the requests are spread over the pods.
+/// How the requests are distributed over the pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Spread {
     Balanced,
     /// One pod takes 60 %.
     Skewed,
-    /// One pod takes 60 %, each in turn.
+    /// One pod takes 60 %, and which one changes.
     Moving,
 }
 
-/// Who decides.
+/// How decisions are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
-    /// The product.
+    /// By leases, as the product does.
     Leased,
-    /// The product with `lease: off`: a trip for each decision.
+    /// By the product with `lease: off`: a round trip for each decision.
     Off,
     /// Count locally, report every 100 ms.
     ReportAfter,
 }
 
 const LIMITS: [u32; 3] = [20, 1_000, 100_000];
-/// From here on, cells are run for less long, since they have enough decisions.
+/// From this limit on, cells run for less time, since they have enough decisions.
 pub const LARGE: u32 = 100_000;
 const OFFERED: [f64; 3] = [0.95, 1.5, 5.0];
 const HOT_WEIGHTS: [f64; PODS] = [0.6, 0.4 / 3.0, 0.4 / 3.0, 0.4 / 3.0];
-/// How long the hot pod stays one. No window is a multiple of it.
+/// How long a pod stays the hot one. No window is a multiple of it.
 const MOVES_EVERY: Duration = Duration::from_millis(1_300);
 
 /// Every cell.
@@ -60,7 +60,7 @@ pub fn all() -> Vec<Cell> {
     every().filter(Cell::is_measured).collect()
 }
 
-/// A few that show the trade, where one pod is hot.
+/// A few cells that show the trade-off, where one pod is hot.
 pub fn quick() -> Vec<Cell> {
     let shown = |cell: &Cell| match (cell.limit, cell.mode) {
         // As many as fit into one slot.
@@ -72,7 +72,7 @@ pub fn quick() -> Vec<Cell> {
     every().filter(|cell| cell.is_measured() && cell.is_skewed() && shown(cell)).collect()
 }
 
-/// In the order of the table.
+/// Every cell, in the order of the table.
 fn every() -> impl Iterator<Item = Cell> {
     let mut cells = Vec::new();
     for algorithm in Algorithm::ALL {
@@ -90,15 +90,15 @@ fn every() -> impl Iterator<Item = Cell> {
 }
 
 impl Cell {
-    /// The other modes run on all cells of the fixed window, whose arithmetic report-after has;
-    /// for the others, `lease: off` runs where one pod is hot.
+    /// The other modes run on all cells of the fixed window, whose arithmetic report-after uses;
+    /// for the other algorithms, `lease: off` runs where one pod is hot.
     fn is_measured(&self) -> bool {
         let exists = self.algorithm != Algorithm::SlidingLog || self.limit < LARGE;
         let fixed = self.algorithm == Algorithm::FixedWindow;
         let runs = match self.mode {
             Mode::Leased => true,
-            // A log is never leased: that would be the same row again. And this machine's Redis
-            // does not take 25 000 trips a second beside the load.
+            // A log is never leased, so the row would be the same. And this machine's Redis cannot
+            // serve 25 000 round trips a second beside the load.
             Mode::Off => {
                 let small = self.limit < LARGE || self.offered < 2.0;
                 fixed || (self.algorithm != Algorithm::SlidingLog && self.is_skewed() && small)
@@ -112,7 +112,7 @@ impl Cell {
         self.spread == Spread::Skewed
     }
 
-    /// Names the cell's count, and its rule.
+    /// The name of the cell's count, and of its rule.
     pub fn key(&self) -> String {
         let Self { algorithm, limit, spread, offered, mode } = self;
         format!("{algorithm:?}-{limit}-{spread:?}-{offered}-{mode:?}")
@@ -123,7 +123,7 @@ impl Cell {
         let Self { limit, .. } = self;
         let algorithm = self.algorithm.name();
         let more = match self.algorithm {
-            // A tenth, so that the rate counts and not what the bucket holds at first.
+            // A tenth, so that the rate matters more than the initial content of the bucket.
             Algorithm::TokenBucket => format!(", burst: {}", limit / 10),
             Algorithm::LeakyBucket => ", max_delay: 50ms".to_owned(),
             _ => String::new(),
@@ -136,8 +136,8 @@ impl Cell {
         )
     }
 
-    /// Short where the limit is low, so that there are many of them; long where each decision is a
-    /// trip, so that Redis can follow.
+    /// Short where the limit is low, so that there are many windows; long where each decision is a
+    /// round trip, so that Redis can keep up.
     pub fn window(&self) -> Duration {
         let seconds = match (self.limit, self.mode) {
             (..1_000, _) => 2,
@@ -147,7 +147,7 @@ impl Cell {
         Duration::from_secs(seconds)
     }
 
-    /// How many windows long it runs. What slides needs a second one to slide into.
+    /// Number of windows that it runs for. Sliding algorithms need a second window.
     pub fn windows(&self) -> u32 {
         match (self.limit, self.mode) {
             (..1_000, _) => 10,
@@ -171,7 +171,7 @@ impl Cell {
         Demand { rate: self.rate(), weights, moves_every }
     }
 
-    /// What it costs this machine, in plain decisions a second. A leaky bucket's answers wait for
+    /// The load on this machine, in plain decisions a second. A leaky bucket's answers wait for
     /// their slots, each with a timer of its own.
     pub fn load(&self) -> f64 {
         let weight = if self.algorithm == Algorithm::LeakyBucket { 3.0 } else { 1.0 };
@@ -193,7 +193,7 @@ impl Algorithm {
         Self::LeakyBucket,
     ];
 
-    /// As a rule file has it.
+    /// The name in a rule file.
     pub fn name(self) -> &'static str {
         match self {
             Self::FixedWindow => "fixed_window",

@@ -1,4 +1,4 @@
-//! Which cells run beside one another, and when.
+//! The schedule: which cells run at the same time, and when.
 
 use std::time::Duration;
 
@@ -9,14 +9,13 @@ pub struct Plan {
     pub slots: Vec<Slot>,
 }
 
-/// Cells that begin together and take equally long, each on a key of its own.
+/// Cells that begin together and take equally long, each with a key of its own.
 pub struct Slot {
     pub cells: Vec<Cell>,
 }
 
-/// Decisions a second that run beside one another at most, so that neither of two cores is busy
-/// all the time. Trips to Redis cost far more than what is decided in place; a lone cell may
-/// exceed it.
+/// Maximum decisions a second of concurrent cells, so that neither of two cores is always busy.
+/// Round trips to Redis cost far more than local decisions; a lone cell may exceed the maximum.
 const DECISIONS_MAX: f64 = 120_000.0;
 const DECISIONS_OF_SMALL_LIMITS_MAX: f64 = 12_000.0;
 const TRIPS_MAX: f64 = 20_000.0;
@@ -33,7 +32,7 @@ impl Plan {
                 None => slots.push(Slot { cells: vec![cell] }),
             }
         }
-        // Windows that are multiples of one another begin without a wait.
+        // Slots whose windows are multiples of one another begin without a wait.
         slots.sort_by_key(|slot| (slot.window(), slot.length()));
         Self { slots }
     }
@@ -42,14 +41,14 @@ impl Plan {
         self.slots.iter().map(|slot| slot.cells.len()).sum()
     }
 
-    /// How long all of it takes, if the first window begins now.
+    /// The total duration, if the first window begins now.
     pub fn length(&self) -> Duration {
         let start = Duration::ZERO;
         self.starts(start).last().map_or(start, |(start, slot)| start + slot.length())
     }
 
-    /// When each slot begins: with a window of each of its cells, at or after `time`, which is
-    /// since the Unix epoch.
+    /// The start of each slot: when a window of each of its cells begins, at or after `time`, which
+    /// is since the Unix epoch.
     pub fn starts(&self, mut time: Duration) -> impl Iterator<Item = (Duration, &Slot)> {
         self.slots.iter().map(move |slot| {
             let window = slot.window().as_secs();

@@ -1,5 +1,5 @@
-//! The picture: what each cell cost, and how near it came. Drawn by hand, since the libraries that
-//! draw charts cannot say `prefers-color-scheme`, and the README is read on dark pages too.
+//! The picture: the cost of each cell, and its accuracy. Drawn by hand, since chart libraries do
+//! not support `prefers-color-scheme`, and the README is also read on dark pages.
 
 use std::fmt::Write;
 
@@ -13,14 +13,14 @@ const RIGHT: f64 = WIDTH - 28.0;
 const TOP: f64 = 112.0;
 const BOTTOM: f64 = HEIGHT - 62.0;
 
-/// Commands for 1000 decisions, from and to; as powers of ten.
+/// Range of commands per 1000 decisions, as powers of ten.
 const COST: (i32, i32) = (-1, 3);
-/// What admitted / exact is shown of at least, and the step that its ends are rounded to.
+/// The minimum range of admitted / exact, and the step that its ends are rounded to.
 const SHOWN: (f64, f64) = (0.95, 1.1);
 const STEP: f64 = 0.05;
 const LINES_MAX: f64 = 8.5;
 
-/// Colours that are told apart without seeing red or green, after Okabe and Ito.
+/// Colours for readers with red-green colour blindness, after Okabe and Ito.
 const STYLE: &str = "
   text { font: 13px system-ui, -apple-system, 'Segoe UI', sans-serif; fill: #1f2328 }
   .title { font-size: 17px; font-weight: 600 }
@@ -44,13 +44,13 @@ const STYLE: &str = "
   }
 ";
 
-/// Where figures lie on the page.
+/// The positions of figures on the page.
 struct Scale {
     low: f64,
     high: f64,
 }
 
-/// A scatter of all cells.
+/// Draws a scatter plot of all cells.
 pub fn svg(rows: &[Row]) -> String {
     let scale = Scale::of(rows);
     let mut page = format!(
@@ -73,7 +73,7 @@ pub fn svg(rows: &[Row]) -> String {
     text(&mut page, 20.0, 54.0, "quiet", "start", subtitle);
     legend(&mut page);
     axes(&mut page, &scale);
-    // The rarest last, so that they are not hidden.
+    // The rarest mode last, so that its marks are not hidden.
     for mode in [Mode::Leased, Mode::Off, Mode::ReportAfter] {
         for row in rows.iter().filter(|row| row.cell.mode == mode) {
             let (x, y) = (scale.x(row.cost()), scale.y(row.of_exact()));
@@ -181,12 +181,12 @@ impl Scale {
         let values = rows.iter().map(Row::of_exact).filter(|value| value.is_finite());
         let (low, high) =
             values.fold(SHOWN, |(low, high), value| (low.min(value), high.max(value)));
-        // A margin, lest a mark lie on the edge.
+        // A margin, so that no mark lies on the edge.
         let low = ((low - 0.01) / STEP).floor() * STEP;
         Self { low, high: ((high + 0.01) / STEP).ceil() * STEP }
     }
 
-    /// Where the lines of the grid are: at 1, and as many as can be read.
+    /// The lines of the grid: at 1, and as many others as remain readable.
     fn grid(&self) -> impl Iterator<Item = f64> {
         let steps = [1.0, 2.0, 4.0, 10.0, 20.0].map(|many| many * STEP);
         let few = |step: &f64| (self.high - self.low) / step < LINES_MAX;

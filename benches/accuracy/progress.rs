@@ -1,4 +1,4 @@
-//! How far it has come: a bar where stderr is a terminal, a line for each slot where it is not.
+//! The progress: a bar if stderr is a terminal, otherwise a line for each slot.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
@@ -7,13 +7,13 @@ use tokio::time::{Instant, interval, sleep_until};
 
 const COLUMNS: u128 = 40;
 
-/// What is under way from when on, in order of time.
+/// A description of the work, and when it begins, in order of time.
 pub struct Stage {
     pub from: Instant,
     pub says: String,
 }
 
-/// Tells of `stages` until `end`.
+/// Prints `stages` as they begin, until `end`.
 pub async fn tell(stages: Vec<Stage>, begin: Instant, end: Instant) {
     if stderr().is_terminal() {
         draw(&stages, begin, end).await;
@@ -37,7 +37,7 @@ async fn draw(stages: &[Stage], begin: Instant, end: Instant) {
         let done = "█".repeat(usize::try_from(columns).unwrap());
         let says = stages.iter().rfind(|stage| stage.from <= now).map_or("", |stage| &stage.says);
         let rest = end.saturating_duration_since(now).as_secs();
-        // Back to the line's begin, and clear what was there.
+        // Returns to the start of the line, and clears it.
         eprint!("\r\x1b[K{done:░<40} {rest:>4} s to go, {says}");
         let _ = stderr().flush();
         if now >= end {

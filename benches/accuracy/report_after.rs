@@ -1,6 +1,6 @@
-//! The other end of the trade: each pod decides on the last sum that it knows, counts locally, and
-//! every 100 ms with requests adds its counts to Redis. What cached counters of other rate limiters
-//! do.
+//! The opposite trade-off: each pod decides on the last sum that it received, counts locally, and
+//! every 100 ms with requests adds its counts to Redis, as the cached counters of other rate
+//! limiters do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ pub struct ReportAfter {
     limit: u64,
     window: Duration,
     key: String,
-    /// The wall clock at `start`, since the Unix epoch.
+    /// The wall clock at `start`, as time since the Unix epoch.
     begun: Duration,
     start: Instant,
     pods: [Mutex<Known>; PODS],
@@ -29,22 +29,22 @@ pub struct ReportAfter {
     connection: MultiplexedConnection,
 }
 
-/// What one pod knows of the present window.
+/// The state of one pod for the present window.
 #[derive(Debug, Clone, Copy, Default)]
 struct Known {
     window: u64,
-    /// The sum that Redis last told, less `unreported`.
+    /// The last sum from Redis, less `unreported`.
     sum: u64,
-    /// Admitted here, and not yet in `sum`.
+    /// Admitted by this pod, and not yet in `sum`.
     unreported: u64,
-    /// A request came since the last exchange: without one, there is nothing to tell or to know.
+    /// Whether a request came since the last exchange: if not, the exchange is skipped.
     is_used: bool,
 }
 
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 impl ReportAfter {
-    /// For `cell`, whose first window begins at `start`.
+    /// Creates the pods for `cell`, whose first window begins at `start`.
     pub async fn new(cluster: &Cluster, cell: &Cell, start: Instant, begun: Duration) -> Arc<Self> {
         let key = format!("report-after:{{{}}}", cell.key());
         let address = format!("redis://127.0.0.1:{}", cluster.owner(&key).port());
@@ -75,7 +75,7 @@ impl ReportAfter {
         }
     }
 
-    /// Reports from all pods, each at a time of its own, until the set is dropped.
+    /// Reports from all pods, each at different times, until the set is dropped.
     pub fn report(self: &Arc<Self>) -> JoinSet<()> {
         let mut reporting = JoinSet::new();
         for pod in 0..PODS {
@@ -92,7 +92,7 @@ impl ReportAfter {
         reporting
     }
 
-    /// Commands that it has sent.
+    /// Number of commands sent.
     pub fn commands(&self) -> u64 {
         self.commands.load(Ordering::Relaxed)
     }

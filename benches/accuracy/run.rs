@@ -17,20 +17,20 @@ use crate::progress::{self, Stage};
 use crate::report_after::ReportAfter;
 use crate::support::redis::Cluster;
 
-/// What was measured of all cells.
+/// The measurements of all cells.
 pub struct Outcome {
     pub seed: u64,
-    /// In the order of the table.
+    /// Rows in the order of the table.
     pub rows: Vec<Row>,
-    /// Asks that left the pods, and calls of scripts by Redis's own count, signs of life and
-    /// repeats after NOSCRIPT among them: a check on the counting.
+    /// Asks that left the pods, and calls of scripts by Redis's own count, including heartbeats and
+    /// repeats after NOSCRIPT: a check of the counting.
     pub asks: u64,
     pub scripts: u64,
-    /// How long all of it took.
+    /// The total duration.
     pub length: Duration,
 }
 
-/// What was measured of one cell.
+/// The measurements of one cell.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
     pub cell: Cell,
@@ -40,23 +40,23 @@ pub struct Row {
     pub exact: u64,
     pub failed: u64,
     pub commands: u64,
-    /// From the request to the answer.
+    /// Time from the request to the answer.
     pub median: Duration,
     pub p99: Duration,
-    /// Decisions a second of the cells that ran at the same time, this one's among them.
+    /// Decisions a second of all cells that ran at the same time, including this one.
     pub beside: f64,
 }
 
 /// The product's default.
 const MAX_WAIT: Duration = Duration::from_millis(5);
 
-/// No request is sent so shortly before the end, lest it be counted in the window after.
+/// No request is sent this close to the end, so that none is counted in the next window.
 const END_MARGIN: Duration = Duration::from_millis(30);
 
-/// Ample for what the pods give back once a key is idle.
+/// More than enough time for the pods to give tokens back once a key is idle.
 const IDLE_MARGIN: Duration = Duration::from_millis(1_500);
 
-/// Between the wall clock and the runtime's.
+/// The offset between the wall clock and the runtime's clock.
 #[derive(Clone, Copy)]
 struct Epoch {
     instant: Instant,
@@ -107,10 +107,10 @@ fn scripts_run(cluster: &Cluster) -> u64 {
     cluster.calls("evalsha") + cluster.calls("eval")
 }
 
-/// One cell with what it needs to run.
+/// One cell with everything that it needs to run.
 struct Stand {
     cell: Cell,
-    /// Since the Unix epoch.
+    /// Start, as time since the Unix epoch.
     start: Duration,
     epoch: Epoch,
     seed: u64,
@@ -123,7 +123,7 @@ impl Stand {
         let (end, key) = (cell.length() - END_MARGIN, cell.key());
         let limit = fleet.limit(&key);
         let start_instant = epoch.at(start);
-        // Every mode of a cell sees the same requests.
+        // Every mode of a cell gets the same requests.
         let arrivals = cell.demand().arrivals(seed_of(seed, &cell), cell.length());
         if cell.mode == Mode::ReportAfter {
             sleep_until(start_instant - Duration::from_millis(500)).await;
@@ -159,7 +159,7 @@ impl Stand {
     }
 }
 
-/// Two modes of one cell have the same.
+/// The seed of a cell; all modes of the cell have the same.
 fn seed_of(seed: u64, cell: &Cell) -> u64 {
     let parts = [cell.algorithm as u64, u64::from(cell.limit), cell.spread as u64];
     parts.iter().fold(seed ^ cell.offered.to_bits(), |seed, part| {
@@ -175,25 +175,25 @@ fn quantile(waits: &mut [Duration], percent: usize) -> Duration {
 // === impl Row ===
 
 impl Row {
-    /// Admitted, in limits of the windows that it ran for.
+    /// Admitted requests, as a multiple of the limits of its windows.
     pub fn of_limit(&self) -> f64 {
         let limits = f64::from(self.cell.limit) * f64::from(self.cell.windows());
         self.admitted as f64 / limits
     }
 
-    /// Admitted, in what one exact server would have admitted.
+    /// Admitted requests, as a fraction of what one exact server would have admitted.
     pub fn of_exact(&self) -> f64 {
         self.admitted as f64 / self.exact as f64
     }
 
-    /// What an exact server would have admitted and the fleet did not, as a part of what was
-    /// offered: requests are interchangeable, so that only their number counts. Failed ones are
-    /// among them.
+    /// Requests that an exact server would have admitted and the fleet did not, as a fraction of
+    /// those offered: requests are interchangeable, so that only their number counts. Failed
+    /// requests are included.
     pub fn falsely_denied(&self) -> f64 {
         self.exact.saturating_sub(self.admitted) as f64 / self.offered as f64
     }
 
-    /// Redis commands for 1000 decisions.
+    /// Redis commands per 1000 decisions.
     pub fn cost(&self) -> f64 {
         1_000.0 * self.commands as f64 / self.offered as f64
     }

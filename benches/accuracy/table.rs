@@ -21,10 +21,10 @@ const HEAD: [&str; 11] = [
     "no answer",
 ];
 
-/// Columns of words stand left, those of figures right.
+/// Columns of words are aligned left, those of figures right.
 const LEFT: [usize; 2] = [1, 3];
 
-/// The table, grouped by algorithm, with what its columns mean.
+/// The table, grouped by algorithm, with an explanation of its columns.
 pub fn text(outcome: &Outcome) -> String {
     let rows: Vec<_> = outcome.rows.iter().map(|row| (row.cell.algorithm, fields(row))).collect();
     let mut widths = HEAD.map(|word| word.chars().count());
@@ -77,7 +77,7 @@ fn line(text: &mut String, fields: &[String; HEAD.len()], widths: &[usize; HEAD.
     let _ = writeln!(text, "{}", all.trim_end());
 }
 
-/// One line for each mode: the ends of what its cells have shown.
+/// One line for each mode: the range of its cells.
 fn summary(outcome: &Outcome) -> String {
     let mut text = String::from("admitted of what an exact server admits, over all cells\n");
     for mode in Mode::ALL {
@@ -113,7 +113,7 @@ fn footer(outcome: &Outcome) -> String {
     )
 }
 
-/// Everything that was measured, to be read by programs.
+/// All measurements, for programs.
 pub fn json(outcome: &Outcome) -> String {
     let rows: Vec<Value> = outcome.rows.iter().map(row_json).collect();
     let all = json!({

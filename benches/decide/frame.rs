@@ -1,4 +1,4 @@
-//! A decision as a connection makes it, from frame to frame, and what the protocol's part of it is.
+//! A decision of a connection, from frame to frame, and the protocol's part of it.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use super::{Bench, TURN, compile, deep, users};
 
 criterion_group!(benches, frame);
 
-/// Calls under way at once, none of which waits here.
+/// Maximum calls under way, none of which waits here.
 const CALLS_MAX: usize = 64;
 
-/// In a frame of gRPC, before the message.
+/// Bytes of a gRPC frame before the message.
 const PREFIX_BYTES: usize = 5;
 
 /// One descriptor of two entries.
@@ -35,7 +35,7 @@ fn frame(criterion: &mut Criterion) {
         if at.is_multiple_of(TURN) {
             bench.runtime.block_on(tokio::task::yield_now());
         }
-        // The lease runs out now and then.
+        // The lease is used up now and then.
         let frame = black_box(&frames[at % frames.len()]);
         while grpc::answer_at_once(&intake, frame, &mut bytes).is_none() {
             let request = grpc::read(&frame[PREFIX_BYTES..]).expect("a plain request");
@@ -72,7 +72,7 @@ fn intake(bench: &Bench) -> Intake {
     Intake::new(bench.limiter.clone(), published, None, CALLS_MAX)
 }
 
-/// A frame that asks about `user`: field by field, as `rls.proto` numbers them.
+/// A frame with a request for `user`: field by field, with the numbers of `rls.proto`.
 fn framed(user: &str) -> Vec<u8> {
     let entries = [entry("part_0", "all"), entry("user", user)];
     let descriptor: Vec<u8> = entries.iter().flat_map(|entry| field(1, entry)).collect();

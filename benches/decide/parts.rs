@@ -1,4 +1,4 @@
-//! What a decision is made of: match, key, take.
+//! The parts of a decision: match, key, take.
 
 use std::cell::LazyCell;
 use std::hint::black_box;
@@ -46,7 +46,7 @@ fn key(criterion: &mut Criterion) {
 
 const VALUE: Part<'_> = Part::Value("user-12345678");
 
-/// From a buffer that holds enough. It is refilled when it does not, once in a million.
+/// Takes from a buffer that holds enough. It is refilled when it does not, once in a million takes.
 fn take(criterion: &mut Criterion) {
     const TOKENS: u64 = 1_000_000;
     let (now, ends) = (Time::default(), Time::default() + Duration::from_secs(60));

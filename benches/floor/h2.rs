@@ -1,5 +1,5 @@
-//! Straight on HTTP/2: a request whose message is there already is answered in the connection's own
-//! task, without a task, an allocation or a lock of its own beyond those of `h2`.
+//! A server directly on HTTP/2: a request whose message has already arrived is answered in the
+//! connection's own task, without a task, an allocation or a lock beyond those of `h2`.
 
 use std::io;
 use std::task::Poll;
@@ -17,12 +17,12 @@ use tokio::net::TcpListener;
 /// `overall_code: OK` behind gRPC's prefix.
 const OK: &[u8] = &[0, 0, 0, 0, 2, 8, 1];
 
-/// The bounds of `src/grpc/serve.rs`.
+/// The limits of `src/grpc/serve.rs`.
 const STREAMS_MAX: u32 = 256;
 const RESETS_MAX: usize = 1024;
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
 
-/// What every answer says.
+/// The parts of every answer.
 struct Answer {
     head: Response<()>,
     trailers: HeaderMap,
@@ -42,7 +42,7 @@ pub(crate) async fn serve(listener: TcpListener) -> io::Result<()> {
     Ok(())
 }
 
-/// Until the client goes, for whatever reason.
+/// Serves until the client disconnects, for any reason.
 async fn connection(socket: impl AsyncRead + AsyncWrite + Unpin) -> Result<(), h2::Error> {
     let mut builder = Builder::new();
     builder
@@ -79,12 +79,12 @@ async fn connection(socket: impl AsyncRead + AsyncWrite + Unpin) -> Result<(), h
 // === impl Call ===
 
 impl Call {
-    /// The call, once its message is there.
+    /// Returns the call once its message has arrived.
     fn poll_read(call: &mut Option<Self>, cx: &mut std::task::Context<'_>) -> Poll<Option<Self>> {
         let Some(Self { body, .. }) = call else { return Poll::Ready(None) };
         while let Some(data) = std::task::ready!(body.poll_data(cx)) {
             let Ok(data) = data else { return Poll::Ready(None) };
-            // Fails where the stream is reset, which the answer meets too.
+            // Fails if the stream is reset, which the answer detects too.
             let _ = body.flow_control().release_capacity(data.len());
         }
         Poll::Ready(call.take())

@@ -1,4 +1,4 @@
-//! On tonic, with the settings that `src/grpc/serve.rs` has, and Envoy's generated service.
+//! A server on tonic, with the settings of `src/grpc/serve.rs`, and Envoy's generated service.
 
 use std::io;
 use std::time::Duration;

@@ -29,7 +29,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Refuses what would measure nothing, or take hours.
+    /// Rejects values that would measure nothing, or take hours.
     pub fn check(&self) -> Result<(), String> {
         let in_range = |name: &str, value: u64, least: u64, most: u64| {
             let is_within = (least..=most).contains(&value);

@@ -1,5 +1,5 @@
-//! Asks of one algorithm. Limits are so high that none is denied and windows so long that none
-//! ends, so that every call does the same work.
+//! Asks of one algorithm. Limits are too high for a denial and windows too long to end, so that
+//! every call does the same work.
 
 use std::time::Duration;
 
@@ -15,20 +15,20 @@ pub const LOG_ENTRIES: u64 = 100;
 pub struct Kind {
     pub name: &'static str,
     limit: Limit,
-    /// Tokens of the lease that makes a key: so many that the key does not expire meanwhile. A key
-    /// of a bucket does once the bucket is full again.
+    /// Tokens of the lease that creates a key: enough that the key does not expire during the
+    /// bench. The key of a bucket expires once the bucket is full again.
     first: u64,
 }
 
-/// Longest that a leaky bucket's slot may be waited for.
+/// Maximum delay of a leaky bucket's slot.
 const DELAY_US: u32 = 60_000_000;
 
 pub const KINDS: [Kind; 5] = [
     kind("fixed_window", Algorithm::FixedWindow, 900_000_000, 10),
-    // A token comes back each second.
+    // One token is earned each second.
     kind("token_bucket", Algorithm::TokenBucket { burst: 10_000_000 }, 86_400, 600),
     kind("sliding_window", Algorithm::SlidingWindow, 900_000_000, 10),
-    // A slot each 60 ms, the first lease's last one after 54 s.
+    // One slot each 60 ms; the last slot of the first lease is after 54 s.
     kind("leaky_bucket", Algorithm::LeakyBucket { max_delay_us: DELAY_US }, 1_440_000, 900),
     kind("sliding_log", Algorithm::SlidingLog, 10_000, LOG_ENTRIES),
 ];
@@ -39,24 +39,24 @@ const fn kind(name: &'static str, algorithm: Algorithm, limit: u32, first: u64) 
 }
 
 impl Kind {
-    /// A log keeps every request.
+    /// Whether the algorithm is a log, which stores every request.
     pub fn is_log(self) -> bool {
         self.limit.algorithm == Algorithm::SlidingLog
     }
 
-    /// Keys whose memory is measured, where others have `keys`.
+    /// Number of keys whose memory is measured; `keys` for all algorithms but the log.
     pub fn keys(self, keys: u64) -> u64 {
         if self.is_log() { keys / 100 } else { keys }
     }
 
-    /// Makes the key of number `n`.
+    /// The ask that creates the key with number `n`.
     pub fn first(self, n: u64) -> Ask {
         Ask { want: self.first, ..self.ask(n) }
     }
 
-    /// A call on the key of number `n`: a lease of one token, to change its state by little.
+    /// A call on the key with number `n`: a lease of one token, which changes its state little.
     pub fn ask(self, n: u64) -> Ask {
-        // Keys of pods are hashes: these are spread as they are.
+        // Keys of pods are hashes: these are spread in the same way.
         let key = Key::for_test(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let ttl = Duration::from_secs(2);
         Ask { want: 1, ttl, charge_denied: true, ..Ask::look(key, self.limit) }

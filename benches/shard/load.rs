@@ -1,4 +1,4 @@
-//! Sends asks: as many as are served with so many under way, or at a rate of their own.
+//! Sends asks: in a closed loop with a number of them under way, or at a fixed rate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,12 +16,12 @@ use crate::kind::Kind;
 use crate::rig::Rig;
 use crate::support::now;
 
-/// What was served in a while.
+/// The work done in a time span.
 #[derive(Debug, Clone, Copy)]
 pub struct Served {
     pub calls: u64,
     pub took: Duration,
-    /// CPU of the Redis process.
+    /// CPU time of the Redis process.
     pub cpu: Duration,
 }
 
@@ -34,19 +34,19 @@ impl Served {
         self.cpu.as_secs_f64() * 1e6 / self.calls as f64
     }
 
-    /// Cores that Redis used.
+    /// Number of cores that Redis used.
     pub fn cores(self) -> f64 {
         self.cpu.as_secs_f64() / self.took.as_secs_f64()
     }
 }
 
-/// Calls are sent in ticks of this, those of one tick together.
+/// Length of a tick; the calls of one tick are sent together.
 const TICK: Duration = Duration::from_micros(100);
 
-/// What a call is taken to have taken at most, in microseconds.
+/// Maximum latency that is recorded, in microseconds.
 const TOOK_MAX_US: u64 = 60_000_000;
 
-/// Sends each of `asks` once, `in_flight` at a time, and calls `progress` with how many are done.
+/// Sends each of `asks` once, `in_flight` at a time, and calls `progress` with the number done.
 pub async fn all(
     rig: &Rig,
     count: u64,
@@ -80,7 +80,7 @@ pub async fn all(
     }
 }
 
-/// As many calls on the first `keys` keys as are served, with `in_flight` under way.
+/// Sends calls on the first `keys` keys in a closed loop, with `in_flight` under way.
 pub async fn closed(rig: &Rig, kind: Kind, keys: u64, in_flight: usize, span: Duration) -> Served {
     let (calls, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let mut tasks = JoinSet::new();
@@ -94,7 +94,7 @@ pub async fn closed(rig: &Rig, kind: Kind, keys: u64, in_flight: usize, span: Du
             }
         });
     }
-    tokio::time::sleep(span / 10).await; // warm
+    tokio::time::sleep(span / 10).await; // warm-up
     let (cpu, before, start) = (rig.cpu(), calls.load(Ordering::Relaxed), now());
     tokio::time::sleep(span).await;
     let (after, took) = (calls.load(Ordering::Relaxed), start.elapsed());
@@ -106,8 +106,8 @@ pub async fn closed(rig: &Rig, kind: Kind, keys: u64, in_flight: usize, span: Du
     served
 }
 
-/// What calls take that are sent at `rate` a second, whatever the earlier ones take: from when each
-/// was sent.
+/// The latencies of calls sent at `rate` a second, whatever those of earlier calls, counted from
+/// when each was sent.
 pub async fn open(rig: &Rig, kind: Kind, keys: u64, rate: f64, span: Duration) -> Histogram<u64> {
     let took = Histogram::new_with_bounds(1, TOOK_MAX_US, 3).expect("three digits");
     let took = Arc::new(Mutex::new(took));
@@ -119,7 +119,7 @@ pub async fn open(rig: &Rig, kind: Kind, keys: u64, rate: f64, span: Duration) -
         let (start, runtime, mut draw) = (now(), Handle::current(), draw(7, keys));
         let mut tasks = JoinSet::new();
         for (n, store) in (0..calls).zip(stores.iter().cycle()) {
-            // A thread sleeps far more exactly than a timer of the runtime.
+            // A thread sleeps far more precisely than a timer of the runtime.
             while (start.elapsed().as_secs_f64() * rate) < n as f64 {
                 std::thread::sleep(TICK);
                 while let Some(ended) = tasks.try_join_next() {
@@ -152,7 +152,7 @@ async fn one(store: &RedisStore, ask: Ask) {
     }
 }
 
-/// So many handles, on all connections in turn.
+/// `count` handles, on all connections in turn.
 fn stores(rig: &Rig, count: usize) -> impl Iterator<Item = Arc<RedisStore>> + '_ {
     rig.stores.iter().cycle().take(count).cloned()
 }

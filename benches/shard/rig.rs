@@ -1,4 +1,4 @@
-//! One `redis-server` and the stores that ask it, each with a connection of its own.
+//! One `redis-server`, and stores with a connection each to it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ pub struct Rig {
     pub stores: Vec<Arc<RedisStore>>,
 }
 
-/// Connections are refused for no longer than this.
+/// Maximum time for all connections to be accepted.
 const CONNECTS_MAX: Duration = Duration::from_secs(10);
 
 impl Rig {
-    /// Starts the server, and as many stores as there are to be connections.
+    /// Starts the server, and one store per connection.
     pub async fn start(connections: usize) -> Self {
         let server = Server::start(&[]);
         let address = tcp(server.port());
         let mut settings = RedisSettings::new(RedisKind::Single, vec![address]);
-        // A machine that is busy elsewhere must not break a connection.
+        // A busy machine must not break a connection.
         settings.timeout = Duration::from_secs(8);
         let stores: Vec<_> =
             (0..connections).map(|_| RedisStore::spawn(settings.clone(), "")).collect();
@@ -34,7 +34,7 @@ impl Rig {
         Self { server, stores }
     }
 
-    /// What redis-server calls itself.
+    /// The version that redis-server reports.
     pub fn version(&self) -> String {
         self.server.info("server")["redis_version"].clone()
     }
@@ -54,7 +54,7 @@ impl Rig {
         self.server.command(&["DBSIZE"])
     }
 
-    /// CPU that the process has used, in the user's mode and the system's.
+    /// CPU time of the process, in user mode and system mode.
     pub fn cpu(&self) -> Duration {
         let info = self.server.info("cpu");
         let seconds = |name: &str| info[name].parse::<f64>().expect("seconds");

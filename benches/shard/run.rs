@@ -1,4 +1,4 @@
-//! One algorithm after the other, on one server that is emptied between them.
+//! Runs one algorithm after the other, on one server that is emptied between them.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::time::Duration;
@@ -10,21 +10,21 @@ use crate::kind::{KINDS, Kind};
 use crate::load::{self, Served};
 use crate::rig::Rig;
 
-/// What was measured of one algorithm.
+/// The measurements of one algorithm.
 pub struct Row {
     pub kind: Kind,
-    /// Calls in a closed loop, by the numbers of [`Args::in_flight`].
+    /// Calls in a closed loop, for each number in [`Args::in_flight`].
     pub served: Vec<Served>,
-    /// Calls a second that came during `took`, and what they took, in microseconds.
+    /// Calls a second in an open loop, and their latencies `took`, in microseconds.
     pub rate: f64,
     pub took: Histogram<u64>,
-    /// Keys, and the bytes that Redis grew by for them.
+    /// Number of keys, and the growth of Redis's memory by them in bytes.
     pub keys: u64,
     pub bytes: u64,
     pub version: String,
 }
 
-/// Asks under way while keys are made.
+/// Number of asks under way while keys are created.
 const MAKERS: usize = 256;
 
 pub async fn run(args: &Args) -> Vec<Row> {
@@ -39,7 +39,7 @@ pub async fn run(args: &Args) -> Vec<Row> {
 
 async fn row(args: &Args, rig: &Rig, kind: Kind) -> Row {
     rig.clear();
-    // Its script is loaded before the memory is looked at.
+    // This loads the script before the memory is read.
     load::all(rig, 1, 1, move |n| kind.first(n), |_| {}).await;
     let (keys, before) = (kind.keys(args.keys), rig.used_memory());
     let made = |done| tell(&format!("{}: {done} of {keys} keys", kind.name));
@@ -59,7 +59,7 @@ async fn row(args: &Args, rig: &Rig, kind: Kind) -> Row {
     Row { kind, served, rate, took, keys, bytes, version: rig.version() }
 }
 
-/// Says on standard error what is under way: on one line of a terminal, else a line for each stage.
+/// Prints the present stage on standard error: on one line of a terminal, otherwise on a line each.
 fn tell(stage: &str) {
     if stderr().is_terminal() {
         eprint!("\r\x1b[K{stage}");

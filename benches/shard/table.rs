@@ -19,7 +19,7 @@ const HEAD: [&str; 8] = [
     "bytes/key",
 ];
 
-/// The table, with what its columns mean.
+/// The table, with an explanation of its columns.
 pub fn text(args: &Args, rows: &[Row]) -> String {
     let fields: Vec<_> = rows.iter().map(fields).collect();
     let mut widths = HEAD.map(|word| word.chars().count());
@@ -91,7 +91,7 @@ fn fields(row: &Row) -> [String; HEAD.len()] {
     ]
 }
 
-/// Words stand left, figures right.
+/// Words are aligned left, figures right.
 fn line(text: &mut String, row: &[String; HEAD.len()], widths: &[usize; HEAD.len()]) {
     let cells = row.iter().zip(widths).enumerate().map(|(at, (field, &width))| {
         if at == 0 { format!("{field:<width$}") } else { format!("{field:>width$}") }

@@ -1,4 +1,4 @@
-//! Random rules and calls: what ratelease answers, and what the reference's contract says.
+//! Random rules and calls: ratelease's answers are compared with the reference's contract.
 
 mod generate;
 mod model;
@@ -22,14 +22,14 @@ use world::{Answer, Asked, Call, Status, World};
 use crate::dice::Dice;
 use crate::run;
 
-/// Calls of one world; each is a case.
+/// Number of calls of one world; each is a case.
 const CALLS: u64 = 40;
 
-/// Cases where the environment does not say how many. `scripts/fuzz` runs a million.
+/// Number of cases, unless the environment sets it. `scripts/fuzz` runs a million.
 const CASES: u64 = 20_000;
 const CASES_OF_PODS: u64 = 5_000;
 
-/// Within no first second of a window.
+/// Not within the first second of any window.
 const START: u64 = 1_763_812_345;
 
 #[test]
@@ -134,7 +134,8 @@ impl Made {
         Modes { shadow, quota, metadata: false }
     }
 
-    /// Asks both for the same calls. The first difference ends the test, with all that led to it.
+    /// Sends the same calls to both. The first difference fails the test, and prints everything
+    /// before it.
     fn compare(
         &self,
         dice: &mut Dice,
@@ -147,7 +148,7 @@ impl Made {
         let mut log = String::new();
         for _ in 0..CALLS {
             now += dice.pick(&[0, 0, 0, 0, 0, 0, 1, 20, 61, 3_601, 86_400]);
-            // The same again, so that limits are reached.
+            // The same call again, so that limits are reached.
             let again = !calls.is_empty() && dice.percent(60);
             let call = match again {
                 true => calls[dice.index(calls.len())].clone(),
@@ -173,8 +174,8 @@ impl Made {
     }
 }
 
-/// Sets what the contract leaves open, and what only one of the two can know, to what is expected.
-/// Returns the descriptors that were not reached.
+/// Replaces what the contract leaves open, and what only one of the two can know, by the expected
+/// values. Returns the descriptors that were not reached.
 fn allow(found: &mut Answer, expected: &Answer) -> Vec<usize> {
     let denied = expected.over && found.statuses.iter().any(|status| status.over);
     let (mut unreached, mut is_open) = (Vec::new(), false);

@@ -1,5 +1,5 @@
-//! Hostile input by seed: whatever comes, nothing panics or hangs, and what is decided is what the
-//! contract says. `scripts/fuzz` runs it for long, with seeds that no run has had.
+//! Hostile input by seed: no input causes a panic or a hang, and decisions follow the contract.
+//! `scripts/fuzz` runs the targets longer, with fresh seeds.
 #![cfg(test)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,16 +1,16 @@
-//! Inputs made from those of a corpus: bytes flipped, cut, repeated and moved, words put in, and
-//! two inputs joined.
+//! Inputs derived from those of a corpus: bytes flipped, cut, repeated and moved, words inserted,
+//! and two inputs joined.
 
 use crate::dice::Dice;
 
-/// Bytes of an input. Ceilings of sizes have tests of their own.
+/// Maximum bytes of an input. Other tests check the ceilings of sizes.
 const BYTES_MAX: usize = 4096;
 
-/// Bytes that mean something nearly everywhere: ends of numbers, and what begins or ends a text.
+/// Bytes with a meaning in most formats: limits of numbers, and delimiters of texts.
 const BYTES: [u8; 16] =
     [0, 1, 0x7f, 0x80, 0xff, b'\n', b'\r', b' ', b'"', b'\\', b'%', b'*', b'-', b'$', b':', b'_'];
 
-/// Makes inputs.
+/// Generates inputs.
 pub(crate) struct Mutator {
     corpus: Vec<Vec<u8>>,
     words: &'static [&'static str],
@@ -19,7 +19,7 @@ pub(crate) struct Mutator {
 // === impl Mutator ===
 
 impl Mutator {
-    /// From a corpus, which must not be empty, and words of the format.
+    /// Creates one from a corpus, which must not be empty, and words of the format.
     pub(crate) fn new(corpus: Vec<Vec<u8>>, words: &'static [&'static str]) -> Self {
         assert!(!corpus.is_empty(), "a corpus without inputs");
         Self { corpus, words }
@@ -65,7 +65,8 @@ impl Mutator {
             }
             _ => input.insert(at, dice.pick(&BYTES)),
         }
-        // What grows is cut now and not only at last, so that a repeat of repeats stays small.
+        // Growing inputs are cut here and not only at the end, so that repeats of repeats stay
+        // small.
         input.truncate(2 * BYTES_MAX);
     }
 }

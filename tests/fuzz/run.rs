@@ -1,5 +1,5 @@
-//! How long each target runs, and by which seed: `RATELEASE_FUZZ_SEED`, `RATELEASE_FUZZ_FOR` (such
-//! as `30s`) or `RATELEASE_FUZZ_CASES`.
+//! The duration and the seed of each target: `RATELEASE_FUZZ_SEED`, `RATELEASE_FUZZ_FOR` (such as
+//! `30s`) or `RATELEASE_FUZZ_CASES`.
 
 use std::fs;
 use std::panic::{self, AssertUnwindSafe};
@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use crate::dice::Dice;
 use crate::mutate::Mutator;
 
-/// Fixed, so that a failure can be had again; the long run brings others.
+/// Fixed, so that a failure can be reproduced; long runs use others.
 const SEED: u64 = 14;
 
-/// Of one execution: a thousand times what the slowest takes. A target that hangs fails.
+/// Maximum duration of one execution: a thousand times that of the slowest. A target that hangs
+/// fails.
 const HANG: Duration = Duration::from_secs(20);
 
 /// The seed of this run.
@@ -26,7 +27,7 @@ pub(crate) fn number(name: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
 }
 
-/// How long the environment says that a target runs.
+/// The duration of a target that the environment sets.
 fn lasts() -> Option<Duration> {
     let text = variable("RATELEASE_FUZZ_FOR")?;
     let units = [('s', 1), ('m', 60), ('h', 3600)];
@@ -42,7 +43,7 @@ fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
-/// Runs `target` on what `words` and the corpus of its name make, as [`generated`] does.
+/// Runs `target` on mutations of its corpus with `words`, as [`generated`] does.
 pub(crate) fn mutated(
     name: &str,
     words: &'static [&'static str],
@@ -53,8 +54,8 @@ pub(crate) fn mutated(
     generated(name, executions, |dice| mutator.make(dice), |input| target(input));
 }
 
-/// Runs `target` on what `make` makes of each throw: as many times as `most` says, unless the
-/// environment does. `target` says whether its input was a good one.
+/// Runs `target` on inputs from `make`, `most` times unless the environment sets another number.
+/// `target` returns whether its input was valid.
 #[allow(clippy::disallowed_methods, reason = "a run ends when its time is over")]
 pub(crate) fn generated<T: AsRef<[u8]>>(
     name: &str,
@@ -81,7 +82,7 @@ pub(crate) fn generated<T: AsRef<[u8]>>(
     println!("fuzz {name}: {executions} executions, {good} accepted, seed {seed}, 0 failures");
 }
 
-/// Keeps the input, and ends the test.
+/// Saves the input, and fails the test.
 fn fail(name: &str, seed: u64, execution: u64, input: &[u8], why: &str) -> ! {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz");
     let file = directory.join(format!("{name}-{seed}-{execution}"));
@@ -94,7 +95,7 @@ fn fail(name: &str, seed: u64, execution: u64, input: &[u8], why: &str) -> ! {
     );
 }
 
-/// The inputs in the repository, in order of their names.
+/// The inputs in the repository, in the order of their names.
 pub(crate) fn corpus(name: &str) -> Vec<Vec<u8>> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(name);
     let mut files: Vec<_> =

@@ -1,4 +1,4 @@
-//! What is fed, each to be run alone as `cargo test --test fuzz targets::json`.
+//! The fuzz targets; each can run alone, such as `cargo test --test fuzz targets::json`.
 
 mod json;
 mod keys;

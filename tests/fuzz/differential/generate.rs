@@ -1,9 +1,9 @@
-//! Rules and calls by seed.
+//! Generates rules and calls by seed.
 
 use super::world::{Asked, Call, UNITS, World, Written, WrittenLimit};
 use crate::dice::Dice;
 
-/// Without `_`, since key and value are one text in the reference: `a_b` would be both.
+/// Without `_`, since the reference joins key and value into one text: `a_b` could mean either.
 const KEYS: [&str; 5] = ["a", "b", "ab", "a*", "*b"];
 const VALUES: [&str; 10] = ["", "x", "xy", "x_y", "x*", "*", "*y", "x*y", "*x*", "xyx"];
 const ASKED_KEYS: [&str; 6] = ["a", "b", "ab", "c", "", "a*"];
@@ -22,7 +22,7 @@ pub(crate) fn world(dice: &mut Dice) -> World {
 fn level(dice: &mut Dice, depth: u32) -> Vec<Written> {
     let mut level: Vec<Written> = Vec::new();
     let few = dice.within(1..7);
-    // So many that a level keeps an index of its patterns.
+    // Enough patterns for the level to have an index.
     let many = if dice.percent(15) { dice.within(20..60) } else { 0 };
     for at in 0..few + many {
         let key = dice.pick(&KEYS[..]).to_owned();
@@ -97,7 +97,7 @@ fn asked(dice: &mut Dice, top: &[Written]) -> Asked {
     Asked { entries, limit, hits }
 }
 
-/// A text that the pattern matches; an empty one stands for any value.
+/// A text that the pattern matches; for an empty pattern, any value.
 fn filled(dice: &mut Dice, pattern: &str) -> String {
     if pattern.is_empty() {
         return dice.pick(&ASKED_VALUES).to_owned();
@@ -105,7 +105,7 @@ fn filled(dice: &mut Dice, pattern: &str) -> String {
     pattern.split('*').collect::<Vec<_>>().join(dice.pick(&["", "x", "yx", "z"]))
 }
 
-/// The files that `world` is, by their names; a domain may be in two.
+/// The rule files of `world`, by name; a domain may span two.
 pub(crate) fn files(dice: &mut Dice, world: &World) -> Vec<(String, String)> {
     let mut files = Vec::new();
     for (domain, level) in &world.domains {

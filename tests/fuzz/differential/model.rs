@@ -1,6 +1,6 @@
-//! The reference's contract, written down as plainly as it can be: keys and values are joined to
-//! one text, a level is searched from its beginning, every `*` tries every length, and counts are
-//! in one map. Nothing of it is taken from the library.
+//! The reference's contract, written as plainly as possible: keys and values are joined to one
+//! text, a level is searched from its beginning, every `*` tries every length, and counts are in
+//! one map. The model uses no code of the library.
 //!
 //! Where ratelease differs on purpose, the code says `Differs:` with the line of
 //! `docs/differences.md`.
@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::world::{Answer, Asked, Call, Status, UNITS, World, Written, WrittenLimit};
 
-/// A count: domain, entries as the count sees them and whether each is a shared pattern, the
+/// A count: domain, entries as the count uses them and whether each is a shared pattern, the
 /// seconds of its unit, and its window.
 type Counter = (String, Vec<(String, String, bool)>, u64, u64);
 
@@ -18,11 +18,11 @@ type Counter = (String, Vec<(String, String, bool)>, u64, u64);
 pub(crate) struct Model {
     world: World,
     counts: RefCell<HashMap<Counter, u64>>,
-    /// The counts that the last call marked, and what they were before, by descriptor.
+    /// The counts that the last call changed, and their previous values, by descriptor.
     marked: RefCell<Vec<(usize, Counter, u64)>>,
 }
 
-/// What applies to one descriptor.
+/// The rule that applies to one descriptor.
 enum Found<'w> {
     Nothing,
     Unlimited(&'w Written),
@@ -37,17 +37,17 @@ enum Found<'w> {
 /// A level of the rules that an entry led to.
 struct Step<'w> {
     node: &'w Written,
-    /// It was met as a pattern, not by its own text.
+    /// Whether a pattern matched, not the text of the rule.
     by_pattern: bool,
 }
 
-/// A counted descriptor on the way to its status.
+/// A descriptor that is counted, before its status is known.
 struct Charge {
     counter: Counter,
     requests: u32,
     hits: u64,
     over: bool,
-    /// The count that its status tells of.
+    /// The count that its status shows.
     told: u64,
 }
 
@@ -126,8 +126,8 @@ impl Model {
     }
 
     /// Over the limit if a descriptor that is no quota is over, or if there are quotas and all of
-    /// them are. The global quota mode makes a quota of every descriptor, one that nothing limits
-    /// too, but for unlimited ones.
+    /// them are over. The global quota mode makes every descriptor a quota, including one that no
+    /// rule limits, except unlimited ones.
     fn is_denied(&self, found: &[Found<'_>], charges: &[Option<Charge>]) -> bool {
         let (mut denied, mut quotas) = (false, Vec::new());
         for (found, charge) in found.iter().zip(charges) {
@@ -141,7 +141,7 @@ impl Model {
         denied || (!quotas.is_empty() && quotas.iter().all(|over| *over))
     }
 
-    /// Whether it is a quota; `None` where it counts for neither.
+    /// Whether the descriptor is a quota; `None` if it counts neither way.
     fn is_quota(&self, found: &Found<'_>, is_charged: bool) -> Option<bool> {
         match found {
             Found::Unlimited(_) => None,
@@ -182,11 +182,11 @@ impl Model {
         !call.descriptors.iter().filter_map(counter).all(|counter| seen.insert(counter))
     }
 
-    /// These descriptors of the last call were not looked at, so that none of them marks its count.
+    /// Marks descriptors of the last call as not reached, which restores their counts.
     pub(crate) fn unreach(&self, descriptors: &[usize]) {
         let marked = self.marked.take();
         let mut counts = self.counts.borrow_mut();
-        // Backwards: the first of a count restores it, but for one that was reached.
+        // Backwards: the first entry of a count restores it, unless that descriptor was reached.
         for (at, counter, before) in marked.iter().rev() {
             let reached = |(at, other, _): &(usize, Counter, u64)| {
                 other == counter && !descriptors.contains(at)
@@ -197,7 +197,8 @@ impl Model {
         }
     }
 
-    /// The last that is over and no quota; else the first of those with the fewest remaining.
+    /// The last descriptor that is over and no quota; otherwise the first of those with the fewest
+    /// remaining.
     fn headers(&self, found: &[Found<'_>], statuses: &[Status]) -> Option<usize> {
         let mut chosen: Option<usize> = None;
         for (at, status) in statuses.iter().enumerate().filter(|(_, it)| it.limit.is_some()) {
@@ -249,7 +250,8 @@ fn in_shadow(found: &Found<'_>) -> bool {
     matches!(found, Found::Limit { rule: Some((node, _)), .. } if node.shadow)
 }
 
-/// The names that the rules of a call replace. An unlimited rule replaces, and is never replaced.
+/// The names that the rules of a call replace. An unlimited rule replaces others, and is never
+/// replaced.
 fn replaced<'w>(found: &[Found<'w>]) -> HashSet<&'w str> {
     let nodes = found.iter().filter_map(|found| match found {
         Found::Unlimited(node) | Found::Limit { rule: Some((node, _)), .. } => Some(*node),
@@ -259,7 +261,7 @@ fn replaced<'w>(found: &[Found<'w>]) -> HashSet<&'w str> {
     limits.flat_map(|limit| limit.replaces.iter().map(String::as_str)).collect()
 }
 
-/// Where `entries` lead; `None` if nowhere, or to nothing for no entries.
+/// The steps that `entries` lead through; `None` if they lead nowhere, or if there are no entries.
 fn way<'w>(top: &'w [Written], entries: &[(String, String)]) -> Option<Vec<Step<'w>>> {
     let (mut level, mut way) = (top, Vec::new());
     for (key, value) in entries {
@@ -302,10 +304,10 @@ pub(crate) fn glob(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// Values show where the rules have them; of patterns, the pattern. A detailed rule shows all that
-/// is on the call, `value_to_metric` what its level saw, and a shared pattern goes before both.
-/// `None` where the contract does not say: of keys that are patterns, and of empty values beside
-/// shared ones.
+/// Values are shown as in the rules; for patterns, the pattern. A detailed rule shows everything in
+/// the call, `value_to_metric` shows what its level got, and a shared pattern takes precedence over
+/// both. `None` where the contract does not define it: for keys that are patterns, and for empty
+/// values beside shared ones.
 fn stats(domain: &str, entries: &[(String, String)], way: &[Step<'_>]) -> Option<String> {
     let is_detailed = way.last().is_some_and(|step| step.node.detailed_metric);
     let is_shared = |step: &Step<'_>| step.by_pattern && step.node.share_threshold;

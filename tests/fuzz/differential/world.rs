@@ -1,6 +1,6 @@
-//! What rules, calls and answers are made of, as the contract names them.
+//! The parts of rules, calls and answers, in the contract's terms.
 
-/// Everything that one model is made of.
+/// The rules of one model.
 #[derive(Debug, Clone)]
 pub(crate) struct World {
     /// Domains with their top levels.
@@ -9,11 +9,11 @@ pub(crate) struct World {
     pub(crate) global_quota: bool,
 }
 
-/// A descriptor as a rule file has it.
+/// A descriptor of a rule file.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Written {
     pub(crate) key: String,
-    /// Empty for none.
+    /// Empty if the descriptor has none.
     pub(crate) value: String,
     pub(crate) limit: Option<WrittenLimit>,
     pub(crate) shadow: bool,
@@ -60,28 +60,28 @@ pub(crate) struct Asked {
     pub(crate) hits: Option<u64>,
 }
 
-/// An answer, as the protocol has it.
+/// An answer, in the protocol's terms.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) over: bool,
     pub(crate) statuses: Vec<Status>,
-    /// The status that the headers tell of.
+    /// Index of the status that the headers describe.
     pub(crate) headers: Option<usize>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Status {
     pub(crate) over: bool,
-    /// The limit is exceeded, whether or not shadow mode lets that pass.
+    /// Whether the limit is exceeded, even if shadow mode admits the request.
     pub(crate) exceeds: bool,
     /// Requests, unit and name.
     pub(crate) limit: Option<(u32, &'static str, String)>,
     pub(crate) remaining: u32,
-    /// Of a call that is denied, and another of its descriptors has the count too: what remains is
-    /// told with or without what that one asked for.
+    /// Whether the call is denied and another of its descriptors has the same count: the remaining
+    /// number may include the hits of that one or not.
     pub(crate) is_vague: bool,
-    /// Seconds.
+    /// In seconds.
     pub(crate) reset: Option<u64>,
-    /// The name that its statistics have, without what the reference makes safe for a metric.
+    /// The name of its statistics, without the reference's replacements for unsafe characters.
     pub(crate) stats: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The encoding behind keys: what differs never comes to the same bytes.
+//! The encoding behind keys: different inputs never have the same bytes.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,20 +8,20 @@ use ratelease_rules::key::{Key, KeyHasher, Part};
 use crate::dice::Dice;
 use crate::run;
 
-/// What a key is of.
+/// The inputs of a key.
 #[derive(Debug, Clone, PartialEq)]
 struct Count {
     domain: String,
     identity: u64,
     entries: Vec<(String, bool, String)>,
-    /// The same as bytes, to be shown.
+    /// The same as bytes, for messages.
     shown: Vec<u8>,
 }
 
-/// Keys that are compared with each other.
+/// Maximum number of keys that are compared with each other.
 const KEPT_MAX: usize = 50_000;
 
-/// Bytes that the encoding itself is made of, next to letters.
+/// Bytes that the encoding itself uses, and letters.
 const BYTES: [char; 12] =
     ['a', 'b', 'd', 'k', 'v', 's', '\0', '\u{1}', '\u{2}', '_', '\u{7f}', 'é'];
 
@@ -55,7 +55,8 @@ fn count(dice: &mut Dice) -> Count {
     Count { domain, identity, entries, shown }
 }
 
-/// Short, or around a length at which the encoding changes: 255 bytes of a part, 256 in all.
+/// A short text, or one around a length at which the encoding changes: 255 bytes of a part, 256 in
+/// all.
 fn text(dice: &mut Dice) -> String {
     let length = match dice.below(8) {
         0 => dice.within(245..265),

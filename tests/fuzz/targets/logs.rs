@@ -1,4 +1,4 @@
-//! Lines of access logs, and what `--descriptor` makes of them.
+//! Lines of access logs, and the descriptors that `--descriptor` derives from them.
 
 use crate::run;
 
@@ -19,7 +19,7 @@ const WORDS: [&str; 14] = [
     "\\\"",
 ];
 
-/// The first line is a mapping, and the others are of a log.
+/// The first line is a mapping, and the others belong to a log.
 #[test]
 fn any_line_is_read_or_refused() {
     run::mutated("logs", &WORDS, 20_000, |input| {

@@ -1,4 +1,4 @@
-//! Patterns of a level, against one that tries each in turn, letter by letter.
+//! The patterns of a level, compared with a matcher that tries each in turn, letter by letter.
 
 use ratelease_rules::request::Entry;
 use ratelease_rules::{self as rules, Allowance, Lookup, Options, Source};
@@ -6,7 +6,7 @@ use ratelease_rules::{self as rules, Allowance, Lookup, Options, Source};
 use crate::dice::Dice;
 use crate::run;
 
-/// Lookups in each level.
+/// Number of lookups in each level.
 const VALUES: u64 = 10;
 
 /// A level, and values that are looked up in it.
@@ -48,9 +48,9 @@ fn the_first_pattern_that_matches_is_found() {
 }
 
 fn level(dice: &mut Dice) -> Level {
-    // Levels of few patterns, and of so many that they have an index.
+    // Levels with few patterns, and with enough patterns for an index.
     let count = if dice.percent(50) { dice.within(1..8) } else { dice.within(17..100) };
-    // Of which every value fits the ends, so that all of their pieces are searched for at once.
+    // Patterns whose ends match every value, so that all of their pieces are searched for at once.
     let are_open = dice.percent(50);
     let mut patterns: Vec<String> = Vec::new();
     for _ in 0..count {
@@ -65,7 +65,7 @@ fn level(dice: &mut Dice) -> Level {
     let values = (0..VALUES).map(|_| match dice.below(4) {
         0 => text(dice, 8, false),
         1 => text(dice, 300, false),
-        // Made of a pattern, so that it nearly matches.
+        // Derived from a pattern, so that it nearly matches.
         _ => {
             let pattern = &patterns[dice.index(patterns.len())];
             pattern.split('*').map(|it| it.to_owned() + &text(dice, 3, false)).collect()
@@ -76,7 +76,7 @@ fn level(dice: &mut Dice) -> Level {
     Level { patterns, values, shown }
 }
 
-/// Of few letters, so that pieces overlap.
+/// A text of few different letters, so that pieces overlap.
 fn text(dice: &mut Dice, most: u64, has_stars: bool) -> String {
     let letter = |dice: &mut Dice| match dice.below(12) {
         0..5 => 'a',
@@ -88,7 +88,7 @@ fn text(dice: &mut Dice, most: u64, has_stars: bool) -> String {
     (0..dice.below(most + 1)).map(|_| letter(dice)).collect()
 }
 
-/// By a table: whether the first letters of the one match the first of the other.
+/// Matches with a table: whether the first letters of the one match the first of the other.
 fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let mut row = vec![false; text.len() + 1];
     row[0] = true;

@@ -29,7 +29,7 @@ fn any_reply_to_a_script_grants_what_was_asked_for_or_nothing() {
     });
 }
 
-/// Numbers that a script could have given, in an order of no meaning.
+/// Numbers that a script could have returned, in a random order.
 #[test]
 fn any_numbers_grant_what_was_asked_for_or_nothing() {
     let number = |dice: &mut Dice| match dice.below(6) {
@@ -57,7 +57,7 @@ fn any_reply_to_cluster_slots_names_masters_or_none() {
     });
 }
 
-/// Ranges that overlap, run backwards or lie beyond the last slot, of few masters or many.
+/// Ranges that overlap, run backwards or lie beyond the last slot, with few or many masters.
 #[test]
 fn any_ranges_of_slots_lead_to_masters_that_were_named() {
     let slot = |dice: &mut Dice| dice.pick(&[0, 1, 5_460, 5_461, 16_383, 16_384, u64::MAX >> 1]);

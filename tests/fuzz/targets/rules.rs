@@ -56,7 +56,7 @@ fn any_file_is_rules_or_faults_with_their_places() {
     });
 }
 
-/// Each rule is found by what its path says, and each lookup tells of itself.
+/// Checks that each rule is found by its path, and that each lookup describes itself.
 fn look(rules: &rules::Rules) {
     for rule in rules.iter() {
         assert_eq!(rules.by_path(&rule.path).map(|it| &it.path), Some(&rule.path));

@@ -108,8 +108,8 @@ async fn a_sliding_window_holds_by_its_estimate_at_each_answer() {
     }
 }
 
-/// Tokens are debited before they are spent. So from a cold start, no answer comes before its token,
-/// and any span contains at most what a span longer by the oldest lease allows.
+/// Tokens are debited before they are spent. So from a cold start, no answer comes before its
+/// token, and any span contains at most what a span longer by the oldest lease allows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_bucket_admits_its_burst_and_then_its_rate() {
     let ttl = TTL.as_millis();

@@ -1,4 +1,4 @@
-//! Requests and answers as text, so that a row of a table is a line or two.
+//! Requests and answers as text, so that a row of a table takes a line or two.
 //!
 //! ```text
 //! request     [domain:]descriptor; descriptor… [xHITS]
@@ -18,15 +18,15 @@ use pb::rate_limit_response::rate_limit::Unit;
 use pb::rate_limit_response::{Code, DescriptorStatus};
 use ratelease_rules as rules;
 
-/// An answer, whichever door it came out of.
+/// An answer, over either protocol.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// Without the metadata.
+    /// The response without its metadata.
     pub(crate) response: pb::RateLimitResponse,
     pub(crate) metadata: Option<serde_json::Value>,
 }
 
-/// The request that `text` stands for; in `domain` unless it names another.
+/// The request that `text` describes; in `domain` unless the text names another.
 pub(crate) fn request(domain: &str, text: &str) -> RateLimitRequest {
     let (head, rest) = text.split_at(text.find('(').unwrap_or(text.len()));
     let (rest, hits) = rest.rsplit_once(" x").unwrap_or((rest, "0"));
@@ -60,7 +60,7 @@ fn entry((key, value): (&str, &str)) -> Entry {
     Entry { key: key.to_owned(), value: value.to_owned() }
 }
 
-/// The unit is a name, or a number for one that has no name.
+/// The unit is a name, or a number for a unit without a name.
 fn limit_override(text: &str) -> RateLimitOverride {
     let (requests, unit) = text.split_once('/').unwrap_or_else(|| panic!("no limit: {text}"));
     let named = Unit::from_str_name(unit).map(i32::from);

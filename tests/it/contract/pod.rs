@@ -1,4 +1,4 @@
-//! A pod with rules of its own, and how a table is replayed on it.
+//! A pod with rules of its own, and the replay of tables on it.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub(crate) struct Pod {
     fresh: u64,
 }
 
-/// Loads as `/` of the debug port counts them.
+/// Counts of loads on `/` of the debug port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Loads {
     pub(crate) accepted: u64,
@@ -31,33 +31,33 @@ pub(crate) struct Loads {
 }
 
 /// Set on every pod: a machine of two cores that runs six Redis nodes and compiles must not make a
-/// request fail, and `/json` is to do all that gRPC does.
+/// request fail, and `/json` must support everything that gRPC does.
 const PATIENT: [(&str, &str); 3] =
     [("LEASE_MAX_WAIT", "8s"), ("REDIS_TIMEOUT", "8s"), ("JSON_REFUNDS", "true")];
 
 /// From exec to the first answer, on a machine that also compiles.
 const START_MAX: Duration = Duration::from_secs(20);
 
-/// A change of the rules is live within 1 s; the rest is for a busy machine.
+/// A change of the rules is live within 1 s; the rest allows for a busy machine.
 const LOAD_MAX: Duration = Duration::from_secs(10);
 
-/// The steps of one row take no longer than this.
+/// Maximum time for the steps of one row.
 const CASE_MAX: Duration = Duration::from_secs(4);
 
-/// Every window ends with a minute, but for those of a second.
+/// Every window ends with a minute, except those of a second.
 const MINUTE: Duration = Duration::from_secs(60);
 
 // === impl Pod ===
 
 impl Pod {
-    /// A pod with these rule files, by name and text, that is ready.
+    /// Starts a pod with these rule files, by name and text, and waits until it is ready.
     pub(crate) async fn start(world: World, rules: &[(&str, &str)], env: &[(&str, &str)]) -> Self {
         let pod = Self::start_unready(world, rules, env).await;
         pod.ratelease.ready().await;
         pod
     }
 
-    /// As [`Pod::start`], but its rules may be bad: it need only be alive.
+    /// As [`Pod::start`], but the rules may be invalid: the pod only has to be alive.
     pub(crate) async fn start_unready(
         world: World,
         rules: &[(&str, &str)],
@@ -68,7 +68,7 @@ impl Pod {
         Self { ratelease, door, rules: dir, fresh: 0 }
     }
 
-    /// Replays a table. Descriptors are of `domain` where a row names no other.
+    /// Replays a table. Descriptors are in `domain` unless a row names another.
     pub(crate) async fn check(&mut self, domain: &str, cases: &[Case<'_>]) {
         for case in cases {
             clear_of_window_ends().await;
@@ -76,7 +76,7 @@ impl Pod {
         }
     }
 
-    /// All steps of a row, or what is wrong with the first that is not as expected.
+    /// Runs all steps of a row; returns an error for the first that differs from the expectation.
     async fn replay(
         &mut self,
         domain: &str,
@@ -100,12 +100,12 @@ impl Pod {
         Ok(())
     }
 
-    /// One request in the notation; its error is `CODE text`.
+    /// Sends one request in the notation; the error is `CODE text`.
     pub(crate) async fn ask(&mut self, domain: &str, text: &str) -> Result<Answer, String> {
         self.door.ask(notation::request(domain, text)).await
     }
 
-    /// A rule file, new or in the place of the old one; never seen half written.
+    /// Creates or replaces a rule file atomically.
     pub(crate) fn write(&self, name: &str, text: &str) {
         put(self.path(name), text);
     }
@@ -118,7 +118,7 @@ impl Pod {
         Path::new(self.rules.path()).join(name)
     }
 
-    /// The debug port's `/`.
+    /// The page `/` of the debug port.
     pub(crate) async fn index(&self) -> String {
         http::get(self.ratelease.debug, "/").await.expect("the debug page").body
     }
@@ -132,7 +132,7 @@ impl Pod {
         Loads { accepted: count("loads accepted:"), refused: count("loads refused:") }
     }
 
-    /// Waits until so many loads were accepted and refused.
+    /// Waits until these numbers of loads were accepted and refused.
     pub(crate) async fn loaded(&self, accepted: u64, refused: u64) {
         let expected = Loads { accepted, refused };
         let seen = async || self.loads().await == expected;
@@ -140,7 +140,7 @@ impl Pod {
     }
 }
 
-/// Starts a process on the rules of a directory and connects to it once it is alive.
+/// Starts a process with the rules of a directory and connects to it once it is alive.
 async fn run(world: World, rules: &Path, env: &[(&str, &str)]) -> (Ratelease, Door) {
     let nodes: Vec<_> = match world {
         World::Memory | World::MemoryOverHttp => Vec::new(),
@@ -160,10 +160,10 @@ async fn run(world: World, rules: &Path, env: &[(&str, &str)]) -> (Ratelease, Do
     (ratelease, door)
 }
 
-/// Waits until no window ends while a row is replayed, unless that is a second's. Seldom at all,
-/// and [`CASE_MAX`] at most.
+/// Waits until no window ends while a row is replayed, except those of a second. Rarely waits, and
+/// for at most [`CASE_MAX`].
 pub(crate) async fn clear_of_window_ends() {
-    // The wall clock is what windows follow, in memory and on this machine's Redis.
+    // Windows follow the wall clock, in memory and in this machine's Redis.
     #[allow(clippy::disallowed_methods)]
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let into = Duration::new(now.as_secs() % MINUTE.as_secs(), now.subsec_nanos());

@@ -1,5 +1,5 @@
-//! A real Prometheus reads a real pod under load; then each query of the dashboards, and each
-//! expression of the rules, has to find what it asks for, and alerts rise when they should.
+//! A real Prometheus scrapes a real pod under load; then each query of the dashboards, and each
+//! expression of the rules, must find its metrics, and alerts must rise when they should.
 
 use std::collections::BTreeSet;
 
@@ -19,7 +19,7 @@ async fn every_query_of_the_dashboards_and_the_rules_finds_data() {
     scene.pod.is_unharmed();
 }
 
-/// Alerts wait before they fire: it is enough that they have begun to.
+/// Alerts wait before they fire: this test only checks that they are pending.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn alerts_rise_when_redis_is_gone_and_rules_are_refused() {
     let redis = Single::start();
@@ -31,7 +31,7 @@ async fn alerts_rise_when_redis_is_gone_and_rules_are_refused() {
         ("RateleaseRulesRefused", false),
         ("RateleaseInvariantViolated", false),
     ] {
-        // One a domain that it is about.
+        // One alert for each domain affected.
         let count = format!("count({}) or vector(0)", raised(alert));
         scene.finds(&format!("(({count}) > bool 0) == {}", u8::from(is_raised))).await;
     }
@@ -43,7 +43,7 @@ async fn alerts_rise_when_redis_is_gone_and_rules_are_refused() {
     scene.pod.is_unharmed();
 }
 
-/// An alert that waits or fires.
+/// An alert that is pending or firing.
 fn raised(alert: &str) -> String {
     format!("ALERTS{{alertname=\"{alert}\"}}")
 }
@@ -63,7 +63,7 @@ async fn ours(scene: &Scene) {
 }
 
 /// The queries of the dashboard that Envoy Gateway ships for the reference. One more,
-/// `go_memstats_gc_cpu_fraction`, is about the collector of garbage that we have not.
+/// `go_memstats_gc_cpu_fraction`, is about a garbage collector, which ratelease does not have.
 async fn envoy_gateways(scene: &Scene) {
     let route = format!("{GATEWAY_ROUTE}_{GATEWAY_ROUTE}");
     let labels = format!(
@@ -77,7 +77,7 @@ async fn envoy_gateways(scene: &Scene) {
         queries.push(format!("(process_{size}_memory_bytes{of_pods})/1000000"));
     }
     scene.finds_each(queries.clone()).await;
-    // Fifty pass in an hour, of which the last ten are near the limit.
+    // Fifty pass in an hour, the last ten of them near the limit.
     scene.finds(&format!("{} > 50", queries[0])).await;
     scene.finds(&format!("{} > 0", queries[2])).await;
 }
@@ -95,7 +95,7 @@ async fn alerts(scene: &Scene) {
         assert_eq!(rule["health"], "ok", "{rule}");
         metrics.extend(names(rule["query"].as_str().expect("a query")));
     }
-    // An expression about a metric that is not there evaluates well, and never fires.
+    // An expression about a missing metric evaluates without an error, and never fires.
     scene.finds_each(metrics).await;
 }
 
@@ -105,7 +105,7 @@ async fn rules_of(prometheus: &Prometheus) -> Vec<Value> {
     groups.iter().flat_map(|group| group["rules"].as_array().cloned().unwrap_or_default()).collect()
 }
 
-/// The metrics that an expression names.
+/// The metrics in an expression.
 fn names(expression: &str) -> impl Iterator<Item = String> {
     // Every other part is a string.
     let code = expression.split('"').step_by(2).collect::<Vec<_>>().join(" ");

@@ -42,7 +42,7 @@ impl Prometheus {
         Self { process, api, _dir: dir }
     }
 
-    /// The `data` of an answer of the API, or what it says is wrong.
+    /// The `data` of an answer of the API, or its error.
     pub(super) async fn get(&self, path: &str) -> Result<Value, String> {
         let answer = http::get(self.api, &format!("/api/v1/{path}")).await;
         let answer = answer.map_err(|error| error.to_string())?;
@@ -51,7 +51,7 @@ impl Prometheus {
         if told["status"] == "success" { Ok(told["data"].take()) } else { Err(told.to_string()) }
     }
 
-    /// The values that an expression has now, those apart that are not a number.
+    /// The present values of an expression, without those that are not a number.
     pub(super) async fn query(&self, expression: &str) -> Result<Vec<f64>, String> {
         let data = self.get(&format!("query?query={}", escaped(expression))).await?;
         let samples = data["result"].as_array().ok_or_else(|| data.to_string())?;
@@ -70,7 +70,7 @@ impl Prometheus {
     }
 }
 
-/// For the query of a URL.
+/// Escapes a text for the query of a URL.
 fn escaped(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
