@@ -1,5 +1,5 @@
-//! The end: health fails first, calls under way finish, leases go back, and no client can hold it
-//! up for longer than the drain may take.
+//! The end of the process: health fails first, calls under way finish, leases are given back, and
+//! no client can delay it beyond the drain timeout.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -27,18 +27,18 @@ use crate::support::redis::Server;
 /// The limit of `plenty`.
 const PLENTY: u32 = 4_000_000_000;
 
-/// Of this a quarter is notice, and half is for calls under way.
+/// A quarter of this is notice, and half is for calls under way.
 const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "2s");
 
-/// Time for a test to act while calls are under way.
+/// Leaves time for a test to act while calls are under way.
 const LONG_DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
 
-/// A call that is answered.
+/// Makes a call, and checks that it is answered.
 async fn decided(connection: &Connection, value: &str) -> Reply {
     connection.call(&request("plenty", value, &[])).await
 }
 
-/// What is left of `plenty`, as a pod sees it that has asked nobody yet.
+/// The remaining tokens of `plenty`, as a pod that has not asked for any yet sees them.
 async fn remaining(redis: &Server, value: &str) -> u32 {
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &redis_at(redis)).await;
@@ -56,10 +56,10 @@ async fn remaining(redis: &Server, value: &str) -> u32 {
 }
 
 fn redis_at(redis: &Server) -> [(&'static str, &'static str); 6] {
-    // Leaked: a few bytes of a test.
+    // Leaked, which costs the test a few bytes.
     let addr = format!("127.0.0.1:{}", redis.port()).leak();
     let kind = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_TYPE", "single")];
-    // Waiting is not what is tested here, on a machine that also compiles.
+    // This test is not about waiting, and the machine may be compiling.
     [
         kind[0],
         kind[1],
@@ -83,7 +83,7 @@ async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
             watched.map(|told| told.unwrap().status().as_str_name())
         };
         let mut watched = watch().await;
-        // It is ready a moment before it says so here.
+        // The pod is ready a moment before its health watch reports it.
         while watched.next().await.expect("a watch goes on") != "SERVING" {}
         assert_eq!(decided(&connection, signal).await.is_over_limit(), Some(false));
         let waiting = Waiting::begin(&connection, "held_2s", "grpc").await;
@@ -109,7 +109,7 @@ async fn on_each_signal_health_fails_first_and_calls_under_way_finish() {
     }
 }
 
-/// As [`Waiting`], of `/json`: gives the status of the second answer.
+/// As [`Waiting`], over `/json`: returns the status of the second answer.
 async fn waiting_json(pod: &Ratelease) -> JoinHandle<u16> {
     let body =
         r#"{"domain":"test","descriptors":[{"entries":[{"key":"held_2s","value":"json"}]}]}"#;
@@ -132,12 +132,13 @@ async fn unspent_leases_are_back_after_the_end() {
     assert_eq!(remaining(&redis, "back").await, PLENTY - 37);
 }
 
-/// Calls that cannot connect any more are not the server's; each call on an open connection is.
+/// The server is not responsible for calls that can no longer connect, but for each call on an open
+/// connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn under_load_no_call_fails_and_no_token_is_lost() {
     const CLIENTS: usize = 8;
     const CALLS_MIN: u32 = 300;
-    // The second is what hyper says of a call that was still queued when its connection closed.
+    // The second is hyper's error for a call that was still queued when its connection closed.
     const UNSENT: [&str; 2] = ["Connection refused", "operation was canceled: connection closed"];
     let redis = Server::start(&[]);
     let rules = rules(RULES);
@@ -180,7 +181,7 @@ async fn a_call_that_lasts_too_long_is_cut_off_and_leases_still_go_back() {
     let pod = Ratelease::start(rules.path(), &[], &redis_at(&redis)).await;
     let connection = Connection::open(pod.grpc).await;
     let waiting = Waiting::begin(&connection, "held_6s", "cut").await;
-    // Nor do these end: HTTP headers, HTTP/2's own greeting.
+    // These do not end either: HTTP headers, and the HTTP/2 preface.
     let mut dribbling = TcpStream::connect(pod.http).unwrap();
     dribbling.write_all(b"GET /livez HTTP/1.1\r\nhost: te").unwrap();
     let silent = TcpStream::connect(pod.grpc).unwrap();
@@ -239,15 +240,15 @@ async fn a_second_signal_ends_it_at_once() {
     }
 }
 
-/// As the first process of a container it would not even be killed: the kernel drops signals that
-/// such a process has no handler for.
+/// As the first process of a container, it would not even be killed: the kernel drops signals that
+/// such a process does not handle.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_signal_that_comes_while_it_starts_ends_it_in_good_order() {
-    // Until the load of the rules takes so long that the signal comes before its end.
+    // Doubles the rules until loading them takes so long that the signal arrives before the end.
     for doublings in 0..5 {
         let rules = many_rules(30_000 << doublings);
         let pod = Ratelease::spawn(rules.path(), &[], &[QUICK_END]);
-        // Listeners are bound first, so that it is still reading rules when they are.
+        // Listeners are bound first, so that rules are still being read at that time.
         let bound = async || tokio::net::TcpStream::connect(pod.debug).await.is_ok();
         pod.process.until("bound", SOON, bound).await;
         pod.process.signal("TERM");
@@ -265,7 +266,8 @@ fn many_rules(count: usize) -> TempDir {
     rules(&format!("domain: test\ndescriptors:\n{}", (0..count).map(rule).collect::<String>()))
 }
 
-/// `GRPC_MAX_CONNECTION_AGE`: asked first, cut off after the grace only.
+/// `GRPC_MAX_CONNECTION_AGE`: the client gets a GOAWAY first, and is disconnected only after the
+/// grace period.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_connection_is_asked_to_go_and_may_finish_its_calls() {
     const AGE: Duration = Duration::from_secs(1);

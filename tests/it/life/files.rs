@@ -1,4 +1,5 @@
-//! A process that may open few files: a crowd at one port keeps nobody out, there or elsewhere.
+//! A process that may open few files: a crowd on one port does not keep other clients from any
+//! port.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -15,7 +16,7 @@ use crate::support::process::{Process, leashed};
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::Connection;
 
-/// Clock ticks (100 a second on Linux) that a process has worked: fields 14 and 15 of proc(5).
+/// CPU time of a process in clock ticks (100 a second on Linux): fields 14 and 15 of proc(5).
 fn ticks(process: &Process) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap();
     let (_, fields) = stat.rsplit_once(") ").unwrap();
@@ -26,7 +27,7 @@ fn open_files(process: &Process) -> usize {
     fs::read_dir(format!("/proc/{}/fd", process.pid())).unwrap().count()
 }
 
-/// A pod that may open so many files.
+/// A pod that may open `files` files.
 async fn pod(files: u32, rules: &TempDir) -> Ratelease {
     let mut command = leashed("/bin/sh");
     let script = format!(r#"ulimit -n {files}; exec "$0" "$@""#);
@@ -36,11 +37,11 @@ async fn pod(files: u32, rules: &TempDir) -> Ratelease {
     pod
 }
 
-/// Connects and greets as a client of HTTP/2, if it is one, and says no more.
+/// Connects, sends the HTTP/2 preface if `greets`, and nothing more.
 async fn idle(addr: SocketAddr, greets: bool) -> TcpStream {
     let mut stream = TcpStream::connect(addr).await.expect("a connection");
     if greets {
-        // An error says that it had to go already.
+        // An error means that the server has closed the connection already.
         let _ = stream.write_all(&[GREETING, &settings(&[])].concat()).await;
     }
     stream
@@ -55,7 +56,7 @@ async fn a_crowd_at_one_port_leaves_files_for_the_others() {
         let mut crowd = Vec::new();
         for _ in 0..100 {
             crowd.push(idle(addr, false).await);
-            // Who is connected already notices nothing.
+            // Clients that are already connected notice nothing.
             let reply = connection.call(&request("plenty", "open", &[])).await;
             assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
         }
@@ -64,7 +65,7 @@ async fn a_crowd_at_one_port_leaves_files_for_the_others() {
         let files = open_files(&pod.process);
         println!("{files} files are open");
         let before = ticks(&pod.process);
-        tokio::time::sleep(Duration::from_secs(1)).await; // the time to measure
+        tokio::time::sleep(Duration::from_secs(1)).await; // the interval of the measurement
         let worked = ticks(&pod.process) - before;
         assert!(worked < 30, "{worked} hundredths of a second of work in one of waiting");
     }
@@ -74,8 +75,8 @@ async fn a_crowd_at_one_port_leaves_files_for_the_others() {
     assert_eq!(pod.stop().await, 0);
 }
 
-/// As many files as containers often have; 260 connections filled the HTTP ports, and 520 that of
-/// gRPC, and whoever came after them was refused.
+/// The usual file limit of containers; 260 connections once filled the HTTP ports, and 520 that of
+/// gRPC, and later clients were refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_connections_keep_neither_probes_nor_envoy_out() {
     let rules = rules(RULES);
@@ -109,7 +110,7 @@ async fn idle_connections_keep_neither_probes_nor_envoy_out() {
 async fn serves(pod: &Ratelease) -> bool {
     let mut head = [0; 9];
     let Ok(mut stream) = TcpStream::connect(pod.grpc).await else { return false };
-    // The server speaks first, of its settings.
+    // The server sends its settings first.
     let spoken = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
     let is_open = spoken.is_ok() && stream.read_exact(&mut head).await.is_ok();
     is_open && http::get(pod.http, "/readyz").await.is_ok_and(|answer| answer.status == 200)

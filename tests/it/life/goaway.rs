@@ -1,5 +1,6 @@
-//! The end as a client of HTTP/2 sees it, frame by frame: what it has sent is answered or is told
-//! to be tried elsewhere (RFC 9113 §6.8), and nobody is let in who would not be served.
+//! The end of the process, frame by frame for an HTTP/2 client: its calls are answered, or GOAWAY
+//! tells it to retry them elsewhere (RFC 9113 §6.8), and connections that would not be served are
+//! refused.
 
 use std::time::Duration;
 
@@ -13,17 +14,18 @@ use crate::support::frames::{
 use crate::support::now;
 use crate::support::ratelease::Ratelease;
 
-/// Of this a quarter is notice, and half is for calls under way: time for a test to act.
+/// A quarter of this is notice, and half is for calls under way: that leaves time for a test to
+/// act.
 const LONG_DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "12s");
 
-/// Every stream that there can be.
+/// The maximum stream identifier.
 const ANY_STREAM: u32 = u32::MAX >> 1;
 
 fn message() -> Vec<u8> {
     request("plenty", "goaway", &[])
 }
 
-/// Reads until a call on `stream` has its answer, trailers and all.
+/// Reads until a call on `stream` has its complete answer, including trailers.
 async fn answer(raw: &mut Raw, stream: u32) {
     let mut has_message = false;
     loop {
@@ -45,7 +47,7 @@ async fn no_call_is_lost_and_the_last_one_is_named() {
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &[LONG_DRAIN, PATIENT]).await;
     let mut raw = Raw::open(pod.grpc, &[]).await;
-    // Answered after six seconds, in the middle of what calls may take once notice was given.
+    // Answered after six seconds, in the middle of the time for calls after the notice.
     let held = request("held_6s", "goaway", &[]);
     raw.send(&call(1, &held)).await;
     answer(&mut raw, 1).await;
@@ -56,17 +58,17 @@ async fn no_call_is_lost_and_the_last_one_is_named() {
     pod.process.signal("TERM");
     let notice = raw.next_of(GOAWAY).await.expect("told to go away");
     assert_eq!((notice.last_stream(), notice.reason()), (ANY_STREAM, NO_ERROR));
-    // Nobody is let in any more, while there are calls under way.
+    // New connections are refused, while calls are still under way.
     let refused = async || TcpStream::connect(pod.grpc).await.is_err();
     pod.process.until("refusing connections", SOON, refused).await;
-    // What was on its way when the client heard of it is served.
+    // Calls that were sent before the client received the notice are served.
     raw.send(&call(7, &message())).await;
     let probe = raw.next_of(PING).await.expect("asked whether it has heard");
     answer(&mut raw, 7).await;
     raw.send(&frame(PING, ACK, 0, &probe.payload)).await;
     let last = raw.next_of(GOAWAY).await.expect("told which is the last");
     assert_eq!((last.last_stream(), last.reason()), (7, NO_ERROR));
-    // Above the last one nothing is begun: the client may try it elsewhere.
+    // Calls above the last stream are not started: the client may retry them elsewhere.
     raw.send(&call(9, &message())).await;
     answer(&mut raw, 3).await;
     while let Some(frame) = raw.next().await {

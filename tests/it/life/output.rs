@@ -1,4 +1,4 @@
-//! Output that goes nowhere, or that nobody reads: it neither ends the process nor stops it.
+//! Output that is discarded, or that no process reads: it neither ends the pod nor blocks it.
 
 use std::fs;
 use std::path::Path;
@@ -11,10 +11,10 @@ use crate::support::process::{Process, leashed};
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::raw_grpc::Connection;
 
-/// `$0` is a fifo; the rest is the program. 8 and 9 are its two ends.
+/// `$0` is a fifo; the rest is the program. Descriptors 8 and 9 are the two ends of the fifo.
 const FIFO: &str = r#"mkfifo "$0"; exec 8<>"$0" 9>"$0"; "#;
 
-/// Where the output goes, as a shell says it.
+/// Destinations of the output, as shell redirections.
 const OUTPUTS: [(&str, &str); 5] = [
     ("closed", r#"exec "$@" >&- 2>&-"#),
     ("a full disk", r#"exec "$@" >/dev/full 2>&1"#),
@@ -39,7 +39,7 @@ async fn output_that_nobody_takes_does_not_stop_it() {
         command.args(["serve", "--rules"]).arg(rules.path());
         let pod = Ratelease::run(command, &[], &[QUICK_END]);
         pod.ready().await;
-        // Something to log, and to lose.
+        // Something to log, which is then lost.
         let bad = rules.path().join("bad.yaml");
         put(&bad, "domain: [");
         let refused = async || pod.loads_refused() == 1;
@@ -51,7 +51,8 @@ async fn output_that_nobody_takes_does_not_stop_it() {
     }
 }
 
-/// A line for each decision, far more than may wait: they are lost and counted, none is waited for.
+/// One line per decision, far more than the queue holds: excess lines are lost and counted, and no
+/// decision waits.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_that_nobody_reads_loses_lines_and_holds_up_no_decision() {
     const DECISIONS: u64 = 3_000;
@@ -77,7 +78,7 @@ async fn a_log_that_nobody_reads_loses_lines_and_holds_up_no_decision() {
 async fn what_ends_at_once_ends_with_its_status_though_nobody_listens() {
     for (name, script) in &OUTPUTS[..3] {
         for (args, status) in [
-            // Told that it could not be written, where the system says so.
+            // The exit status reports a failed write, if the system reports one.
             (&["--help"][..], if *name == "a full disk" { 2 } else { 0 }),
             (&["serve", "--no-such-flag"], 2),
             (&["serve", "--rules", "/no/such/directory"], 1),

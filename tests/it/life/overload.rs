@@ -1,5 +1,5 @@
-//! More than it can do: what is above a ceiling is refused at once, memory stays where it is, and
-//! when the load ends it is as it was before.
+//! Overload: calls above a ceiling are refused at once, memory stays flat, and after the load the
+//! pod is as it was before.
 
 mod flood;
 
@@ -21,10 +21,10 @@ use flood::{Flood, Pace, Seen};
 
 const MIB: u64 = 1 << 20;
 
-/// Far from what the machine has, and what calls that nothing bounds would take within seconds.
+/// Far below the machine's memory, and below that of unbounded calls after a few seconds.
 const RESIDENT_MAX: u64 = 128 * MIB;
 
-/// A second, of which a debug build on a machine that also compiles has three.
+/// The promise is a second; a debug build on a machine that also compiles has three.
 const RECOVERED_WITHIN: Duration = Duration::from_secs(3);
 
 /// Resident memory, in bytes.
@@ -32,7 +32,7 @@ fn rss(process: &Process) -> u64 {
     process.memory("VmRSS")
 }
 
-/// Calls that stay under way, `count` of one connection, for six seconds at least.
+/// Calls that stay under way for at least six seconds, `count` on one connection.
 async fn waiting(pod: &Ratelease, connection: &Connection, count: usize) -> Vec<Waiting> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let before = pod.count("calls_under_way");
@@ -47,7 +47,7 @@ async fn waiting(pod: &Ratelease, connection: &Connection, count: usize) -> Vec<
     calls
 }
 
-/// A request of `/json`, and its status.
+/// Sends a request to `/json`, and returns its status.
 async fn decided(pod: &Ratelease, key: &str, value: &str) -> u16 {
     let entry = format!(r#"{{"key":"{key}","value":"{value}"}}"#);
     let body = format!(r#"{{"domain":"test","descriptors":[{{"entries":[{entry}]}}]}}"#);
@@ -61,16 +61,17 @@ async fn calls_that_would_wait_are_refused_above_the_ceiling_and_no_others() {
     let env = [("MAX_IN_FLIGHT", "10"), PATIENT, QUICK_END];
     let pod = Ratelease::start(rules.path(), &[], &env).await;
     let (slow, quick) = (Connection::open(pod.grpc).await, Connection::open(pod.grpc).await);
-    // That no limit is for.
+    // No limit applies to it.
     let plain = request("nowhere", "v", &[]);
     for round in 1..=2 {
         let mut calls = waiting(&pod, &slow, 8).await;
-        // Of the last quarter of the places a connection has no more than its eighth call.
+        // Once only the last quarter of the places is left, a connection may have at most eight
+        // calls.
         let reply = slow.call(&request("hundred", &format!("crowd {round}"), &[])).await;
         assert_eq!(reply.code, Code::ResourceExhausted, "{reply:?}");
         calls.extend(waiting(&pod, &quick, 2).await);
         for (n, connection) in [&quick, &slow].into_iter().cycle().take(40).enumerate() {
-            // A key that nothing is leased for has to wait.
+            // A key without a lease has to wait.
             let reply = connection.call(&request("hundred", &format!("{round} {n}"), &[])).await;
             assert_eq!(reply.code, Code::ResourceExhausted, "{reply:?}");
             assert!(reply.reason.contains("MAX_IN_FLIGHT"), "{reply:?}");
@@ -123,7 +124,7 @@ async fn json_has_places_of_its_own_and_takes_none_of_envoys() {
     pod.is_unharmed();
 }
 
-/// The price of a call that waits, by which the default of `MAX_IN_FLIGHT` was chosen.
+/// The memory of a waiting call, on which the default of `MAX_IN_FLIGHT` is based.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_wait_take_little_memory() {
     // Fewer than a listener keeps half open.
@@ -132,7 +133,7 @@ async fn calls_that_wait_take_little_memory() {
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &[QUICK_END, PATIENT]).await;
     let connections = join_all((0..8).map(|_| Connection::open(pod.grpc))).await;
-    // With the keys, which are not what is measured.
+    // Creates the keys first, since their memory is not measured here.
     for n in 0..CALLS {
         connections[0].call(&request("held_6s", &format!("first {n}"), &[])).await;
     }
@@ -147,8 +148,8 @@ async fn calls_that_wait_take_little_memory() {
     assert_eq!(calls.len(), CALLS);
 }
 
-/// Open loop: calls come at their pace, whatever becomes of those before. As an Envoy does, the
-/// client holds back what is above the streams that a connection may have.
+/// Open loop: calls are sent at their rate, whatever the state of earlier ones. As an Envoy does,
+/// the client holds back calls above the connection's limit of streams.
 #[tokio::test(flavor = "multi_thread")]
 async fn at_three_times_the_saturating_load_memory_is_flat_and_the_end_is_the_end() {
     const CONNECTIONS: usize = 12;
@@ -159,7 +160,7 @@ async fn at_three_times_the_saturating_load_memory_is_flat_and_the_end_is_the_en
     let pod = Ratelease::start(rules.path(), &[], &[QUICK_END]).await;
     let message = request("plenty", "flood", &[]);
     let mut flood = Flood::open(pod.grpc, CONNECTIONS, &message).await;
-    flood.run(Pace::Closed(16), SPAN / 2).await; // tables and buffers have their size then
+    flood.run(Pace::Closed(16), SPAN / 2).await; // by then, tables and buffers have their size
     let seen = flood.run(Pace::Closed(16), SPAN / 2).await;
     let saturating = seen.decided as f64 / (SPAN / 2).as_secs_f64();
     let offered = 3.0 * saturating;
@@ -176,11 +177,11 @@ async fn at_three_times_the_saturating_load_memory_is_flat_and_the_end_is_the_en
     }
     let end = now();
     println!("saturating: {saturating:.0}/s; offered: {offered:.0}/s; resident: {resident:?}");
-    // A machine that is busy with other things may hold the client up for a while.
+    // A busy machine may stall the client for a while.
     assert!(2 * overloads >= SPANS, "an overload in {overloads} spans of {SPANS}");
     assert_eq!(flood.gone(), 0, "every connection lives");
     assert!(resident.iter().all(|bytes| *bytes < RESIDENT_MAX), "{resident:?}");
-    // Allocators take a while to have what they need; what leaked would go on growing.
+    // Allocators take a while to reach their size; a leak would continue to grow.
     let (half, last) = (resident[SPANS / 2], resident[SPANS - 1]);
     assert!(last < half + 8 * MIB, "{resident:?}");
     let served = async || {

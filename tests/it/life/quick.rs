@@ -1,4 +1,4 @@
-//! How soon it serves: nothing on the way there waits for Redis, for a name, or for rules.
+//! The time until the pod serves: nothing before that waits for Redis, for a name, or for rules.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::support::raw_grpc::Connection;
 const SERVING_WITHIN: u64 = 250;
 const STARTS: usize = 4;
 
-/// Starts pods until one has served soon enough.
+/// Starts pods until one has served within the limit.
 async fn serves_at_once(name: &str, rules: &Path, env: &[(&str, &str)]) {
     let mut best = u64::MAX;
     for _ in 0..STARTS {
@@ -25,7 +25,7 @@ async fn serves_at_once(name: &str, rules: &Path, env: &[(&str, &str)]) {
         let pod = Ratelease::spawn(rules, &[], &[env, &[QUICK_END]].concat());
         let listening = async || TcpStream::connect(pod.grpc).await.is_ok();
         pod.process.until("listening", SOON, listening).await;
-        // Any answer will do: without rules or Redis it is not OK.
+        // Any answer is accepted: without rules or Redis it is not OK.
         Connection::open(pod.grpc).await.call(&request("hundred", "v", &[])).await;
         let wall = execed.elapsed();
         let status = pod.status();

@@ -1,4 +1,4 @@
-//! Starting without Redis: the process serves, says what is wrong, and finds it when it comes.
+//! Starting without Redis: the process serves, logs the problem, and connects once Redis is up.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use crate::support::raw_grpc::Connection;
 use crate::support::redis::Server;
 
 const MAX_WAIT: &str = "50ms";
-/// That, and much for a machine that also compiles.
+/// `MAX_WAIT`, and a large margin for a machine that also compiles.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
 
-/// In each line of the log that is about Redis.
+/// Part of each log line about Redis.
 const TARGET: &str = "::store::redis";
-/// In the one of a Redis that is there again.
+/// Part of the line about a Redis that is available again.
 const AGAIN: &str = "connected to Redis again";
 
-/// Serves, says so, and refuses decisions in good time.
+/// Checks that the pod serves, logs the problem, and refuses decisions in time.
 async fn serves_without_redis(kind: &str, url: &str) -> Ratelease {
     let rules = rules(&format!("defaults: {{failure_mode: error}}\n{RULES}"));
     let env = [
@@ -55,7 +55,7 @@ async fn serves_without_redis(kind: &str, url: &str) -> Ratelease {
     pod
 }
 
-/// Ends the pod, which has logged once that Redis is away, with `why`.
+/// Ends the pod, which must have logged once that Redis is unavailable, with `why`.
 async fn ends_having_told_once(pod: Ratelease, why: &[&str]) {
     assert_eq!(pod.stop().await, 0);
     let mut lines = pod.logged(TARGET);

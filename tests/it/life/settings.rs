@@ -1,4 +1,4 @@
-//! Flags and variables: what ends before it starts.
+//! Flags and variables: commands that end without starting the server.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -10,7 +10,7 @@ use tokio::process::Command;
 use super::SOON;
 use crate::support::ratelease::{BINARY, inherited};
 
-/// Runs `program`, which ends by itself, and gives its status, stdout and stderr.
+/// Runs `program`, which ends by itself, and returns its status, stdout and stderr.
 async fn run(program: &Path, args: &[&str], env: &[(&str, &str)]) -> (i32, String, String) {
     let mut command = Command::new(program);
     command.args(args).env_clear().envs(inherited()).envs(env.iter().copied()).kill_on_drop(true);
@@ -28,7 +28,7 @@ async fn help_and_version_go_to_stdout() {
         (&["--help"], "Usage: ratelease <COMMAND>"),
         (&["serve", "--help"], "Usage: ratelease serve [OPTIONS]"),
     ] {
-        // A password in the environment must not show in a text that is pasted into issues.
+        // A password in the environment must not appear in text that users paste into issues.
         let (status, out, err) = run(ratelease, args, &[("REDIS_AUTH", "sesame")]).await;
         assert_eq!((status, &*err), (0, ""), "{args:?}: {out}");
         assert!(out.lines().any(|it| it == line), "{args:?}: {out}");

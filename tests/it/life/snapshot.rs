@@ -1,4 +1,4 @@
-//! The last good rules, kept in a file: in force at a start that finds none to load.
+//! The last good rules, kept in a file: they take effect if a start finds none to load.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,7 @@ impl Place {
         Ratelease::spawn(rules, &[], &env)
     }
 
-    /// A pod that has written its rules, and has ended since.
+    /// Runs a pod until it has written its rules, and ends it.
     async fn keep(&self) {
         let pod = self.spawn(self.rules.path());
         pod.ready().await;
@@ -81,7 +81,7 @@ async fn without_rules_to_load_those_of_the_snapshot_are_in_force_until_there_ar
     assert_eq!(pod.stop().await, 0);
 }
 
-/// Each place that a damaged file was cut at is a unit test's to try.
+/// A unit test tries each place where a damaged file may be cut.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_that_is_not_whole_is_refused() {
     let place = Place::new();
@@ -108,7 +108,7 @@ async fn a_snapshot_that_is_not_whole_is_refused() {
         assert!(log.contains("rules: does not exist"), "{name}: {log}");
         assert_eq!(fs::read(place.snapshot()).unwrap(), bytes, "{name}: it is not touched");
     }
-    // Good rules replace what could not be used.
+    // Good rules replace an unusable file.
     place.keep().await;
     let pod = place.spawn(place.rules.path());
     pod.ready().await;

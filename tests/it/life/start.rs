@@ -1,4 +1,4 @@
-//! What the process says when it cannot start, and how it starts.
+//! The start of the process, and its messages when it cannot start.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -37,7 +37,7 @@ async fn a_port_in_use_is_told_with_the_way_to_move() {
 #[tokio::test]
 async fn an_address_that_is_not_of_this_machine_is_told() {
     let rules = rules(RULES);
-    // 192.0.2.0/24 is for documentation (RFC 5737).
+    // 192.0.2.0/24 is reserved for documentation (RFC 5737).
     for (variable, name) in
         [("HOST", "HTTP"), ("GRPC_HOST", "gRPC"), ("DEBUG_HOST", "the debug page")]
     {
@@ -46,8 +46,8 @@ async fn an_address_that_is_not_of_this_machine_is_told() {
     }
 }
 
-/// Permission bits do not bind root, which tests may run as: a path longer than the kernel takes
-/// cannot be read by anybody.
+/// Permission bits do not bind root, which tests may run as: a path longer than the kernel accepts
+/// cannot be read by any user.
 #[tokio::test]
 async fn a_rules_directory_that_cannot_be_read_is_told() {
     let dir = rules(RULES);
@@ -104,7 +104,7 @@ async fn a_unix_socket_is_served_in_the_place_of_a_stale_one_only() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("grpc.sock");
     let uds = path.to_str().unwrap();
-    // A busy machine may keep even the embedded store waiting for more than the usual 5 ms.
+    // A busy machine may delay even the embedded store for more than the usual 5 ms.
     let env = [("GRPC_UDS", uds), ("LEASE_MAX_WAIT", "5s"), QUICK_END];
 
     fs::write(&path, "precious").unwrap();
@@ -123,7 +123,7 @@ async fn a_unix_socket_is_served_in_the_place_of_a_stale_one_only() {
     refuses_to_start(rules.path(), &env, &occupied).await;
     drop(live);
 
-    // The file stays where its listener is gone.
+    // The file remains after its listener has gone.
     assert!(path.exists());
     let pod = Ratelease::start(rules.path(), &[], &env).await;
     pod.logs(&format!("gRPC on {uds}, HTTP on {}", pod.http)).await;
@@ -131,7 +131,7 @@ async fn a_unix_socket_is_served_in_the_place_of_a_stale_one_only() {
     assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
     pod.is_unharmed();
     assert_eq!(pod.stop().await, 0);
-    // Killed, it leaves its socket behind too, and the next one takes its place.
+    // A killed pod leaves its socket behind too, and the next pod takes it over.
     let killed = Ratelease::start(rules.path(), &[], &env).await;
     killed.process.signal("KILL");
     killed.process.exit(SOON).await;
@@ -198,7 +198,7 @@ async fn the_greeting_says_it_all_and_its_command_works() {
         let output = tokio::time::timeout(SOON, run).await.unwrap().unwrap();
         let answer = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{command}: {output:?}");
-        // The rule that it is about is one of those that come with the program.
+        // The rule that the answer comes from is one of those shipped with the program.
         assert!(answer.contains(r#""overallCode":"OK""#), "{command}: {answer}");
         assert!(answer.contains(r#""name":"hello""#), "{command}: {answer}");
     }

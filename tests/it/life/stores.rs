@@ -1,5 +1,5 @@
-//! A pod on each type of Redis that its settings name, with real servers: what it admits is counted
-//! there.
+//! A pod on each type of Redis that its settings can name, with real servers: the servers count the
+//! requests that the pod admits.
 
 use super::{QUICK_END, RULES, SOON, decide, rules};
 use crate::support::ratelease::Ratelease;
@@ -9,18 +9,18 @@ const PER_SECOND: &str = "  - key: second
     rate_limit: {unit: second, requests_per_unit: 4000000000}
 ";
 
-/// Counts of this pod's on a server.
+/// Number of this pod's counts on a server.
 fn counts(server: &Server, prefix: &str) -> usize {
     let prefix = format!("{prefix}rl:{{");
     server.keys().iter().filter(|key| key.starts_with(&prefix)).count()
 }
 
-/// A pod with these settings of Redis, which has admitted a request by each of two rules.
+/// A pod with these Redis settings, which has admitted one request under each of two rules.
 async fn decided(prefix: &str, env: &[(&str, &str)]) -> Ratelease {
     let rules = rules(&format!("{RULES}{PER_SECOND}"));
     let own = [
         ("CACHE_KEY_PREFIX", prefix),
-        // On a machine that is busy with other things.
+        // For a busy machine.
         ("LEASE_MAX_WAIT", "5s"),
         ("REDIS_TIMEOUT", "5s"),
         QUICK_END,
@@ -80,7 +80,7 @@ async fn limits_of_a_second_have_a_server_of_their_own_where_one_is_named() {
         ("REDIS_PERSECOND_URL", &second_url),
     ];
     let pod = decided("two:", &env).await;
-    // A count of a second is soon gone: until one is seen.
+    // A count of one second soon expires: repeats until one is seen.
     let is_counted = async || {
         decide(&pod, "second", "v").await;
         counts(&second.server, "two:") == 1

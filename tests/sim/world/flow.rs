@@ -1,4 +1,4 @@
-//! Where the tokens of one key went, and the numbers of pods that each pod was told.
+//! Where the tokens of one key went, and the numbers of pods that each pod received.
 
 use ratelease_engine::time::Time;
 

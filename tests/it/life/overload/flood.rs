@@ -1,6 +1,6 @@
-//! A client of HTTP/2 that costs next to nothing: the frames of a call are written as they are, and
-//! of the answers only the heads of the frames are looked at. So it can send far more than the
-//! process under test can take, on the same machine.
+//! A very cheap HTTP/2 client: it writes the frames of a call as prepared bytes, and looks only at
+//! the frame headers of the answers. So it can send far more than the process under test can serve,
+//! on the same machine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,44 +19,44 @@ use crate::support::frames::{
 use crate::support::now;
 use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
 
-/// Calls under way on one connection at most: below the streams that the server allows.
+/// Maximum calls under way on one connection: below the server's limit of streams.
 const UNDER_WAY_MAX: u64 = 250;
 
-/// How often an open loop sends what is due.
+/// Interval at which an open loop sends the calls that are due.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Some connections.
+/// A set of connections.
 pub(super) struct Flood {
     pipes: Vec<Pipe>,
 }
 
-/// When to send.
+/// The timing of calls.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Pace {
-    /// So many calls under way on each connection.
+    /// This number of calls under way on each connection.
     Closed(u64),
-    /// So many a second on each connection.
+    /// This number of calls a second on each connection.
     Open(f64),
 }
 
-/// What became of calls.
+/// The outcomes of calls.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Seen {
     pub(super) sent: u64,
-    /// Due, and not sent since too many were under way.
+    /// Due, but not sent because too many were under way.
     pub(super) held_back: u64,
     /// Answered with a message.
     pub(super) decided: u64,
-    /// Answered without one: an error.
+    /// Answered without a message: an error.
     pub(super) refused: u64,
-    /// Given up by the server.
+    /// Reset by the server.
     pub(super) reset: u64,
 }
 
 struct Pipe {
     write: OwnedWriteHalf,
     next: u32,
-    /// A call's header block and its message's frame.
+    /// A call's header block and the frame of its message.
     block: Vec<u8>,
     message: Vec<u8>,
     tally: Arc<Tally>,
@@ -84,7 +84,7 @@ impl Flood {
         Self { pipes }
     }
 
-    /// Sends for so long, and tells what was seen meanwhile.
+    /// Sends for `span`, and returns the outcomes during that time.
     pub(super) async fn run(&mut self, pace: Pace, span: Duration) -> Seen {
         let before = self.seen();
         join_all(self.pipes.iter_mut().map(|pipe| pipe.run(pace, span))).await;
@@ -98,7 +98,7 @@ impl Flood {
         }
     }
 
-    /// Connections that have ended.
+    /// Number of connections that have ended.
     pub(super) fn gone(&self) -> usize {
         self.pipes.iter().filter(|pipe| pipe.tally.is_gone.load(Ordering::Relaxed)).count()
     }
@@ -109,7 +109,7 @@ impl Flood {
         };
         let (decided, ended) = (sum(|it| &it.messages), sum(|it| &it.ended));
         let (reset, held_back) = (sum(|it| &it.reset), sum(|it| &it.held_back));
-        // A message is seen before the end of its stream.
+        // A message arrives before the end of its stream.
         let refused = ended.saturating_sub(decided);
         Seen { sent: sum(|it| &it.sent), held_back, decided, refused, reset }
     }
@@ -120,7 +120,7 @@ impl Flood {
 impl Pipe {
     async fn open(server: SocketAddr, message: &[u8]) -> Self {
         let mut raw = Raw::open(server, &[]).await;
-        // All the room there can be for answers.
+        // The largest window, so that answers never wait for room.
         let room = (u32::MAX / 2 - 65_535).to_be_bytes();
         raw.send(&frame(WINDOW_UPDATE, 0, 0, &room)).await;
         let (read, write) = raw.stream.into_split();
@@ -167,12 +167,12 @@ impl Pipe {
             self.next += 2;
         }
         self.tally.sent.fetch_add(calls, Ordering::Relaxed);
-        // A connection that has ended is noticed by who reads it.
+        // The reader notices a connection that has ended.
         let _ = self.write.write_all(&bytes).await;
     }
 }
 
-/// Counts what comes back until the connection ends.
+/// Counts the answers until the connection ends.
 async fn count(read: OwnedReadHalf, tally: Arc<Tally>) {
     let mut read = BufReader::with_capacity(64 * 1024, read);
     let (mut head, mut payload) = ([0; 9], Vec::new());
@@ -185,7 +185,7 @@ async fn count(read: OwnedReadHalf, tally: Arc<Tally>) {
         match kind {
             DATA => tally.messages.fetch_add(1, Ordering::Relaxed),
             HEADERS if flags & END_STREAM != 0 => tally.ended.fetch_add(1, Ordering::Relaxed),
-            // Without an error it only says that it needs no more of an answered call.
+            // A reset without an error only means that the rest of an answered call is not needed.
             RST_STREAM if payload != [0; 4] => tally.reset.fetch_add(1, Ordering::Relaxed),
             GOAWAY => break,
             _ => continue,
