@@ -22,8 +22,8 @@ use crate::support::redis_cluster::{Cluster, ClusterOptions};
 /// From the end of a cut until leases are as before, see `slow`.
 const RECOVERED_MAX: Duration = Duration::from_secs(3);
 
-/// Maximum cost for Redis of the first second after a cut, as a multiple of that before it and in
-/// addition to the asks under way when the cut began.
+/// Maximum number of scripts in the first second after a cut: a multiple of the usual number, plus
+/// those that were under way when the cut began.
 const HERD_MAX: u64 = 2;
 const HELD_UP_MAX: u64 = 20;
 

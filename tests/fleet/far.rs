@@ -178,7 +178,7 @@ async fn round(envoy: &Envoy, pods: &Pods, number: usize) -> Round {
         keys.swap(last, at);
     }
     let due = |request| Duration::from_secs_f64(f64::from(request) / RATE);
-    // The pod of an `Arrival` is a key here: Envoy chooses the pod.
+    // What `drive` treats as a pod is a key here: Envoy chooses the pod.
     let arrivals = (0..).zip(keys).map(|(request, key)| Arrival { at: due(request), pod: key });
     let (local, errors) = (pods.local(), envoy.verdicts().await.error);
     let ingress = envoy.ingress;

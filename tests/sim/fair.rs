@@ -15,7 +15,7 @@ const ASKS_EXTRA: u64 = 4;
 /// requests.
 const ADMITTED_PERCENT_MIN: u64 = 95;
 
-/// Tokens of one fixed window that may remain unused in each pod.
+/// Maximum tokens of one fixed window that may remain unused.
 const STRANDED_MAX: u64 = 2;
 
 /// Number of round trips that a slot must be allowed to wait to be fetched in time: the ask under

@@ -40,7 +40,7 @@ impl Shop {
         self.ask_with(domain, entries, json!({})).await
     }
 
-    /// As [`Shop::ask`], with additional fields of the descriptor.
+    /// As `ask`, with additional fields of the descriptor.
     pub(crate) async fn ask_with(
         &mut self,
         domain: &str,

@@ -27,7 +27,7 @@ pub struct Window {
 const PARTS: u64 = 2;
 const PARTS_OF_STRANGE_CLOCKS: u64 = 4;
 
-/// Age of the number of pods that a pod may still use.
+/// Maximum age of a number of pods that a pod may still use.
 const HEARD: Duration = Duration::from_secs(1);
 
 // === impl Window ===
