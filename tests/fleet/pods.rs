@@ -48,7 +48,7 @@ pub fn rules(domain: &str, limits: &[(&str, &str)]) -> String {
 // === impl Pods ===
 
 impl Pods {
-    /// Starts `count` pods with these limits in a domain of their own.
+    /// Starts pods with these limits in a domain of their own.
     pub async fn start(
         domain: &str,
         pods: usize,

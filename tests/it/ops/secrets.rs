@@ -152,7 +152,7 @@ async fn no_secret_shows_while_every_login_fails() {
         pod.logs(why).await;
         shows_no_secret(&seen(&pod, &rules).await);
     }
-    // Two of the sentinels fail: one has another password, and one is gone.
+    // Two of the sentinels fail: one requires another password, and one is gone.
     let (gone, rules) = (nowhere(), rules(RULES));
     let mut env = env(&format!("{at},redis://sentinel-{MARK}:url-{MARK}@{gone}"));
     env.retain(|(name, _)| *name != "REDIS_URL");
