@@ -5,10 +5,10 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group};
-use ratelease::hot::{HotKeys, Options};
+use ratelease::hot_keys::{HotKeys, Options};
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::{Clock, Time};
-use ratelease_engine::verdict::{Applied, Code, How, Status, Trace, Verdict};
+use ratelease_engine::verdict::{Applied, Code, DecisionSource, Status, Trace, Verdict};
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{Limit, Unit};
@@ -67,7 +67,7 @@ fn verdicts(count: usize) -> Vec<Verdict<'static>> {
             limit: Some(Applied { limit: Limit::fixed_window(1, Unit::Minute), rule: None }),
             remaining: 0,
             reset_after: None,
-            counted: Some(Trace { key, hits: 1, fitted: 0, over, how: How::Local }),
+            counted: Some(Trace { key, hits: 1, fitted: 0, over, how: DecisionSource::Local }),
         };
         Verdict {
             code,

@@ -8,7 +8,7 @@ use criterion::{Criterion, criterion_group};
 use ratelease::metrics::{Meters, text};
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::Time;
-use ratelease_engine::verdict::{Applied, Counted, How, Modes, Outcome, Trace, Verdict};
+use ratelease_engine::verdict::{Applied, Counted, DecisionSource, Modes, Outcome, Trace, Verdict};
 use ratelease_rules::key::{KeyHasher, Part};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Allowance, Lookup, Rules, Source};
@@ -44,7 +44,7 @@ fn verdict<'r>(rules: &'r Rules, request: &Request<'_>) -> Verdict<'r> {
     let Allowance::Limited(limit) = rule.allowance else { unreachable!("it has a limit") };
     let parts = entries.iter().map(|entry| (entry.key, Part::Value(entry.value)));
     let key = KeyHasher::new("").key("d", limit.identity(), parts);
-    let trace = Trace { key, hits: 1, fitted: 0, over: false, how: How::Local };
+    let trace = Trace { key, hits: 1, fitted: 0, over: false, how: DecisionSource::Local };
     let applied = Applied { limit, rule: Some(rule) };
     let counted = Counted { applied, trace, remaining: 500, reset_after: None };
     Verdict::new(request, &[Outcome::Counted(counted)], Modes::default())

@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::accept::OpenConnections;
-use crate::control::Published;
+use crate::control::CurrentRules;
 use crate::control::health::Health;
 use crate::control::live::Live;
 use crate::control::snapshot::Snapshot;
@@ -30,7 +30,7 @@ use crate::control::watch::Watcher;
 use crate::grpc::serve::{self, ConnectionAge, HealthHandle};
 use crate::http::serve::{Site, UnreadPages};
 use crate::http::{self, JsonOptions};
-use crate::intake::Intake;
+use crate::service::Intake;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
@@ -62,7 +62,7 @@ pub struct App {
     intake: Intake,
     store: Arc<dyn Store>,
     limiter: Limiter,
-    published: Arc<Published>,
+    published: Arc<CurrentRules>,
     health: Health,
     watcher: Watcher,
     snapshot: Option<Arc<Snapshot>>,

@@ -30,7 +30,7 @@ use tokio::sync::watch as channel;
 /// Rules are replaced whole and never withdrawn. The first rules may come from a snapshot, while
 /// the rules of the source are refused.
 #[derive(Debug)]
-pub struct Published {
+pub struct CurrentRules {
     rules: ArcSwapOption<Rules>,
     last_fault: Mutex<Option<String>>,
     /// Number of sets published.
@@ -57,9 +57,9 @@ pub struct Loads {
     pub failed: u64,
 }
 
-// === impl Published ===
+// === impl CurrentRules ===
 
-impl Published {
+impl CurrentRules {
     /// Creates the state without rules.
     pub fn new() -> Self {
         Self {
@@ -79,7 +79,7 @@ impl Published {
         self.rules.load_full()
     }
 
-    /// Like [`Published::current`], for an answer that is computed without waiting: touches no
+    /// Like [`CurrentRules::current`], for an answer that is computed without waiting: touches no
     /// reference count that cores share.
     pub fn borrow(&self) -> arc_swap::Guard<Option<Arc<Rules>>> {
         self.rules.load()
@@ -114,7 +114,7 @@ impl Published {
         self.loads.send_modify(|loads| loads.failed += 1);
     }
 
-    /// Wakes when [`Published::current`] has become another set; the value counts the sets. To miss
+    /// Wakes when [`CurrentRules::current`] has become another set; the value counts the sets. To miss
     /// none, take the receiver first, then the rules.
     pub fn changes(&self) -> channel::Receiver<u64> {
         self.changes.subscribe()
@@ -178,7 +178,7 @@ impl Published {
     }
 }
 
-impl Default for Published {
+impl Default for CurrentRules {
     fn default() -> Self {
         Self::new()
     }
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn published_rules_stay_whatever_is_refused() {
-        let published = Published::new();
+        let published = CurrentRules::new();
         assert!(published.current().is_none());
         published.refuse("a.yaml:1:1: no".to_owned());
         assert!(published.current().is_none());
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn a_waiter_wakes_for_new_rules_and_not_for_refused_ones() {
-        let published = Published::new();
+        let published = CurrentRules::new();
         let mut changes = published.changes();
         published.refuse("no".to_owned());
         assert!(!changes.has_changed().expect("open"));

@@ -9,14 +9,14 @@
 
 mod call;
 mod connection;
-mod cork;
 mod deadline;
-mod greeting;
+mod fallback;
 mod headers;
 mod health;
-mod rest;
+mod preface;
 pub mod serve;
 pub(crate) mod wire;
+mod write_coalescing;
 
 pub use call::answer_at_once;
 use tonic::Status;

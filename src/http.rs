@@ -13,7 +13,7 @@ use axum::routing::{any, get};
 
 use crate::control::guard;
 use crate::control::health::Health;
-use crate::intake::Intake;
+use crate::service::Intake;
 
 pub use decide::JsonOptions;
 

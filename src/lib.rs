@@ -41,10 +41,10 @@
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`accept`]
 //! accepts connections; [`refusal`] holds the reasons why a call gets no verdict; [`supervise`]
-//! restarts background tasks. [`metrics`] counts all decisions, [`hot`] the hottest keys,
+//! restarts background tasks. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys,
 //! [`telemetry`] is the log, the spans and what is pushed, and [`observe`] passes each decision to
 //! all of them. [`control`] holds the state that may change while the process runs, and the pages
-//! that show it. [`intake`] checks and decides a request, for both [`grpc`] and [`http`]. [`app`]
+//! that show it. [`service`] checks and decides a request, for both [`grpc`] and [`http`]. [`app`]
 //! builds all parts and runs them.
 
 #![forbid(unsafe_code)]
@@ -53,11 +53,11 @@ pub mod accept;
 pub mod app;
 pub mod control;
 pub mod grpc;
-pub mod hot;
+pub mod hot_keys;
 pub mod http;
-pub mod intake;
 pub mod metrics;
 pub mod observe;
 pub mod refusal;
+pub mod service;
 pub mod supervise;
 pub mod telemetry;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ratelease::app::App;
-use ratelease::telemetry::{self, Spool};
+use ratelease::telemetry::{self, LogWriter};
 use ratelease_cli::commands::{self, Task};
 use ratelease_cli::settings::{Settings, SettingsError, process_env};
 use ratelease_engine::time::Clock;
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
     code
 }
 
-async fn serve(settings: Settings, clock: Clock, log: Option<Spool>) -> ExitCode {
+async fn serve(settings: Settings, clock: Clock, log: Option<LogWriter>) -> ExitCode {
     // Signals are caught from here on, including one that arrives before the build is done.
     let mut stop = pin!(stop_signal(log.clone()));
     let built = tokio::select! {
@@ -98,7 +98,7 @@ async fn serve(settings: Settings, clock: Clock, log: Option<Spool>) -> ExitCode
 
 /// Resolves at the first termination signal; the second exits the process at once. Signals are
 /// counted from the time of this call.
-fn stop_signal(log: Option<Spool>) -> impl Future<Output = ()> {
+fn stop_signal(log: Option<LogWriter>) -> impl Future<Output = ()> {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
     let (told, mut heard) = tokio::sync::mpsc::channel(kinds.len());
     for kind in kinds {
@@ -120,7 +120,7 @@ fn stop_signal(log: Option<Spool>) -> impl Future<Output = ()> {
     }
 }
 
-fn flush(log: Option<&Spool>) {
+fn flush(log: Option<&LogWriter>) {
     if let Some(log) = log {
         log.flush(FLUSH_MAX);
     }

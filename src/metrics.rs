@@ -20,7 +20,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 pub mod text;
-mod told;
+mod zero_series;
 
 use std::hash::BuildHasher;
 use std::num::NonZeroU64;

@@ -9,7 +9,7 @@ use ratelease_engine::store::Count;
 use ratelease_rules::Rules;
 use ratelease_rules::request::Request;
 
-use crate::hot::HotKeys;
+use crate::hot_keys::HotKeys;
 use crate::metrics::Meters;
 use crate::refusal::Refusal;
 use crate::telemetry::Samples;

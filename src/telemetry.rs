@@ -4,12 +4,12 @@
 //! One event is one line whatever it contains: control characters are escaped, so that no value
 //! from outside can end a line, forge another or control a terminal.
 
-mod calm;
 mod format;
+mod log_limiter;
+mod log_writer;
 mod otlp;
 pub mod push;
 mod samples;
-mod spool;
 pub mod trace;
 pub mod traced;
 
@@ -25,11 +25,11 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::Registry;
 
-use calm::{Calm, Calmed};
 use format::{Json, OneLine};
+use log_limiter::{Calmed, LogLimiter};
+pub use log_writer::LogWriter;
 pub use otlp::Origin;
 pub use samples::Samples;
-pub use spool::Spool;
 
 /// Why the log could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -49,14 +49,14 @@ pub enum SetUpError {
 ///
 /// # Errors
 /// Returns an error if the process has a log already, or the log's thread cannot be started.
-pub fn init(logging: &Logging, clock: Clock) -> Result<Spool, SetUpError> {
+pub fn init(logging: &Logging, clock: Clock) -> Result<LogWriter, SetUpError> {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let ansi = io::stderr().is_terminal() && !no_color;
     let tell = |lines| warn!(lines, "nobody read the log in time: lines were lost");
-    let calm = Calm::new(logging.lines_per_second, clock);
+    let calm = LogLimiter::new(logging.lines_per_second, clock);
     let left_out = calm.clone();
     let each_second = move || left_out.tell();
-    let spool = Spool::start(io::stderr(), tell, each_second).map_err(SetUpError::NoThread)?;
+    let spool = LogWriter::start(io::stderr(), tell, each_second).map_err(SetUpError::NoThread)?;
     let writer = spool.clone();
     let subscriber = subscriber(logging, ansi, calm, move || writer.clone());
     tracing::subscriber::set_global_default(subscriber).map_err(|_| SetUpError::AlreadySetUp)?;
@@ -77,7 +77,7 @@ fn tell_panic(info: &PanicHookInfo<'_>) {
 fn subscriber<W>(
     logging: &Logging,
     ansi: bool,
-    calm: Calm,
+    calm: LogLimiter,
     writer: W,
 ) -> impl Subscriber + Send + Sync
 where

@@ -10,12 +10,12 @@ use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as descriptor_pb;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message;
-use ratelease::control::Published;
+use ratelease::control::CurrentRules;
 use ratelease::grpc;
-use ratelease::hot::{self, HotKeys};
-use ratelease::intake::Intake;
+use ratelease::hot_keys::{self, HotKeys};
 use ratelease::metrics::Meters;
 use ratelease::observe::Observers;
+use ratelease::service::Intake;
 use ratelease::telemetry::trace::{Door, Tracer};
 use ratelease::telemetry::{Origin, Samples};
 use ratelease_cli::settings::{Identity, Otlp, OtlpProtocol, Tracing};
@@ -54,9 +54,9 @@ fn intake() -> Intake {
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
     let source = Source { name: "hot.yaml".into(), text: RULES.into() };
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
-    let published = Arc::new(Published::new());
+    let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(loaded.rules));
-    let hot_keys = HotKeys::new(hot::Options::default(), limiter.clock());
+    let hot_keys = HotKeys::new(hot_keys::Options::default(), limiter.clock());
     let observers = Observers::default().with_meters(Meters::default()).with_hot_keys(hot_keys);
     Intake::new(limiter, published, None, 64).observed_by(observers)
 }

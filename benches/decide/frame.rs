@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use criterion::{Criterion, criterion_group};
-use ratelease::control::Published;
+use ratelease::control::CurrentRules;
 use ratelease::grpc;
-use ratelease::intake::{Answer, Intake};
+use ratelease::service::{Answer, Intake};
 
 use super::{Bench, TURN, compile, deep, users};
 
@@ -67,7 +67,7 @@ fn encode(criterion: &mut Criterion, bench: &Bench, frame: &[u8]) {
 }
 
 fn intake(bench: &Bench) -> Intake {
-    let published = Arc::new(Published::new());
+    let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(compile(&deep(1))));
     Intake::new(bench.limiter.clone(), published, None, CALLS_MAX)
 }

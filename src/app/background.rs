@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::told;
-use crate::control::Published;
+use crate::control::CurrentRules;
 use crate::control::health::Health;
 use crate::control::live::Live;
 use crate::control::snapshot::Snapshot;
@@ -49,7 +49,7 @@ impl Background {
     /// Keeps gRPC's health service in step with `/healthcheck`.
     pub(super) fn keep_health(
         &mut self,
-        published: Arc<Published>,
+        published: Arc<CurrentRules>,
         health: Health,
         handle: HealthHandle,
     ) {
@@ -57,7 +57,7 @@ impl Background {
     }
 
     /// Maintains the leases of `limiter` and its requests for more.
-    pub(super) fn keep_limiter(&mut self, published: Arc<Published>, limiter: Limiter) {
+    pub(super) fn keep_limiter(&mut self, published: Arc<CurrentRules>, limiter: Limiter) {
         self.keep("rules", (published, limiter.clone()), keep_rules);
         let keep = |limiter: Limiter| async move { limiter.keep_beating().await };
         self.keep("heartbeat", limiter.clone(), keep);
@@ -128,7 +128,7 @@ impl Background {
 
 /// Sets gRPC's health status after each change of the rules. Returns only if the sender of changes
 /// is gone, which does not happen.
-async fn keep_health((published, health, handle): (Arc<Published>, Health, HealthHandle)) {
+async fn keep_health((published, health, handle): (Arc<CurrentRules>, Health, HealthHandle)) {
     let mut changes = published.changes();
     loop {
         let healthy = health.is_healthy();
@@ -143,7 +143,7 @@ async fn keep_health((published, health, handle): (Arc<Published>, Health, Healt
 
 /// Gives back the leases of rules that a new version no longer has. Begins with the rules in force:
 /// the task may have missed a version that came while it was not running.
-async fn keep_rules((published, limiter): (Arc<Published>, Limiter)) {
+async fn keep_rules((published, limiter): (Arc<CurrentRules>, Limiter)) {
     let mut changes = published.changes();
     loop {
         if let Some(rules) = published.current() {
@@ -189,7 +189,7 @@ mod tests {
     use crate::http::serve::UnreadPages;
     use ratelease_engine::limiter::Options;
     use ratelease_engine::store::memory::MemoryStore;
-    use ratelease_engine::store::{Ask, Beat, Beaten, Replies, Store};
+    use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
     use ratelease_engine::time::Clock;
     use ratelease_engine::verdict::Modes;
     use ratelease_rules::key::KeyHasher;
@@ -213,7 +213,7 @@ mod tests {
             self.memory.exchange(asks)
         }
 
-        fn beat(&self, beat: Beat) -> Beaten<'_> {
+        fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
             assert!(self.beats.fetch_add(1, Ordering::Relaxed) >= FAINTS, "told to");
             self.memory.beat(beat)
         }
@@ -239,7 +239,7 @@ mod tests {
         let limiter = Limiter::new(store.clone(), Clock::start(), options);
         let supervisor = Supervisor::default();
         let mut background = Background::new(&supervisor);
-        background.keep_limiter(Arc::new(Published::new()), limiter);
+        background.keep_limiter(Arc::new(CurrentRules::new()), limiter);
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(supervisor.restarts(), FAINTS as u64);
         assert!(store.beats.load(Ordering::Relaxed) > FAINTS + 2, "it beats on");

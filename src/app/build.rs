@@ -22,7 +22,7 @@ use super::error::BuildError;
 use super::numbers::Counted;
 use super::{App, Open, bind, files};
 use crate::accept::OpenConnections;
-use crate::control::Published;
+use crate::control::CurrentRules;
 use crate::control::admin;
 use crate::control::guard::{self, Guard};
 use crate::control::health::Health;
@@ -34,26 +34,26 @@ use crate::control::source::Directory;
 use crate::control::status::{Start, Status};
 use crate::control::watch::{WatchPaths, Watcher};
 use crate::grpc::serve::{ConnectionAge, Listener};
-use crate::hot::HotKeys;
+use crate::hot_keys::HotKeys;
 use crate::http::JsonOptions;
-use crate::intake::Intake;
 use crate::metrics::{self as counting, Meters};
 use crate::observe::Observers;
+use crate::service::Intake;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
 use crate::telemetry::traced::Traced;
-use crate::telemetry::{Origin, Samples, Spool};
+use crate::telemetry::{LogWriter, Origin, Samples};
 
 /// The parts that count.
 struct Parts {
     limiter: Limiter,
     intake: Intake,
-    published: Arc<Published>,
+    published: Arc<CurrentRules>,
     supervisor: Supervisor,
     open: Open,
     snapshot: Option<Arc<Snapshot>>,
-    log: Option<Spool>,
+    log: Option<LogWriter>,
     observers: Observers,
     runtime: RuntimeMetrics,
 }
@@ -82,13 +82,13 @@ impl App {
     pub async fn build(
         settings: Settings,
         clock: Clock,
-        log: Option<Spool>,
+        log: Option<LogWriter>,
     ) -> Result<Self, BuildError> {
         files::raise_limit();
         let Settings { listeners, rules, store, answers, leases, metrics, drain, .. } = settings;
         let Settings { hot_keys, summary, .. } = settings;
         let bound = bound(&listeners, &metrics).await?;
-        let published = Arc::new(Published::new());
+        let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let watcher = watch(&rules, &published, snapshot.clone()).await?;
         let origin = Origin::new(settings.telemetry.identity);
@@ -176,7 +176,7 @@ impl Parts {
         counts.extend(self.limiter.counts());
         counts.extend(self.intake.counts());
         counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
-        counts.extend(self.log.iter().flat_map(Spool::counts));
+        counts.extend(self.log.iter().flat_map(LogWriter::counts));
         counts.extend(self.observers.counts());
         counts
     }
@@ -285,7 +285,7 @@ fn modes(answers: &Answers) -> Modes {
 /// settings.
 async fn watch(
     source: &RulesSource,
-    published: &Arc<Published>,
+    published: &Arc<CurrentRules>,
     snapshot: Option<Arc<Snapshot>>,
 ) -> Result<Watcher, BuildError> {
     let paths = WatchPaths { dir: source.dir.clone(), root: source.watch_root.clone() };
@@ -347,7 +347,7 @@ fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-fn greeting(bound: &Bound, store: &str, published: &Published) -> Result<String, BuildError> {
+fn greeting(bound: &Bound, store: &str, published: &CurrentRules) -> Result<String, BuildError> {
     let (http, debug) = (bind::local(&bound.http)?, bind::local(&bound.debug)?);
     let metrics = match &bound.metrics {
         Some(listener) => format!(", metrics on {}", bind::local(listener)?),

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::Published;
+use super::CurrentRules;
 
 /// A view of the process's health. A cheap handle: clones share all state.
 #[derive(Clone)]
 pub struct Health {
-    published: Arc<Published>,
+    published: Arc<CurrentRules>,
     draining: Arc<AtomicBool>,
     needs_rules: bool,
 }
@@ -20,7 +20,7 @@ pub struct Health {
 impl Health {
     /// With `needs_rules` (`HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`), a process without rules is
     /// unhealthy.
-    pub fn new(published: Arc<Published>, needs_rules: bool) -> Self {
+    pub fn new(published: Arc<CurrentRules>, needs_rules: bool) -> Self {
         Self { published, draining: Arc::default(), needs_rules }
     }
 

@@ -12,7 +12,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use ratelease_engine::invariant;
-use ratelease_engine::lease::{Position, ShardState, ShardTally};
+use ratelease_engine::lease::{BreakerState, ShardState, ShardTally};
 
 use super::page;
 use super::status::Status;
@@ -201,7 +201,7 @@ fn shards(shards: &[ShardState]) -> [Family; 4] {
     let mut hot = Family::new("ratelease_shard_hot_key", Kind::Gauge, help);
     for state in shards {
         let ShardState { shard, breaker, round_trip, .. } = *state;
-        open.push(of_shard(shard), Value::Count(u64::from(breaker != Position::Closed)));
+        open.push(of_shard(shard), Value::Count(u64::from(breaker != BreakerState::Closed)));
         opened.push(of_shard(shard), Value::Count(state.opened));
         trip.push(of_shard(shard), Value::Number(round_trip.as_secs_f64()));
         hot.push(of_shard(shard), Value::Count(u64::from(state.hot_key.is_some())));

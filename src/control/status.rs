@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use ratelease_cli::settings::Told;
 use ratelease_engine::invariant;
-use ratelease_engine::lease::{Position, ShardState};
+use ratelease_engine::lease::{BreakerState, ShardState};
 use ratelease_engine::store::Count;
 use ratelease_engine::time::Clock;
 use serde_json::{Value, json};
 
-use super::Published;
+use super::CurrentRules;
 use super::history::History;
 use numbers::Numbers;
 
@@ -25,7 +25,7 @@ pub struct Status {
     /// When the process began, and how long it took until it served.
     pub start: Start,
     /// The rules and the results of loading them.
-    pub published: Arc<Published>,
+    pub published: Arc<CurrentRules>,
     /// Description of the store of the counts.
     pub store: String,
     /// The state of each shard that has been asked.
@@ -158,11 +158,11 @@ fn shard(state: &ShardState) -> Value {
     })
 }
 
-fn position(breaker: Position) -> &'static str {
+fn position(breaker: BreakerState) -> &'static str {
     match breaker {
-        Position::Closed => "closed",
-        Position::Open => "open",
-        Position::Probing => "probing",
+        BreakerState::Closed => "closed",
+        BreakerState::Open => "open",
+        BreakerState::Probing => "probing",
     }
 }
 

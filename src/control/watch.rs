@@ -12,13 +12,13 @@
 //! it; events only make that reading happen sooner. The work has a thread of its own: it blocks,
 //! and compiling takes a while.
 
-mod eyes;
+mod fs_watch;
 mod load;
-mod places;
-mod retired;
+mod old_rules;
 #[cfg(test)]
 mod tests;
 mod times;
+mod watch_paths;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,12 +32,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use tracing::{dispatcher, error, info, warn};
 
-use super::Published;
+use super::CurrentRules;
 use super::snapshot::{Snapshot, digest};
-use eyes::Eyes;
+use fs_watch::FsWatch;
 pub use load::{Compiled, Load};
 use load::{Digest, Found, Trouble};
-use retired::Retired;
+use old_rules::Retired;
 use times::Times;
 
 /// A change is complete once there has been no event for this long. Writing a file causes several
@@ -104,10 +104,10 @@ struct Pace {
 struct Watch<L> {
     paths: WatchPaths,
     load: L,
-    published: Arc<Published>,
+    published: Arc<CurrentRules>,
     snapshot: Option<Arc<Snapshot>>,
     pace: Pace,
-    eyes: Eyes,
+    fs_watch: FsWatch,
     bell: Receiver<()>,
     is_stopping: Arc<AtomicBool>,
     /// What was last read, good or not.
@@ -131,20 +131,20 @@ impl Watcher {
     pub async fn spawn<L: Load>(
         paths: WatchPaths,
         load: L,
-        published: Arc<Published>,
+        published: Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
     ) -> io::Result<(Self, Result<FirstLoad, FirstLoadFailed>)> {
         let pace = Pace { quiet: QUIET, settle_max: SETTLE_MAX, poll: POLL };
-        Self::spawn_with(paths, load, published, snapshot, pace, Eyes::new).await
+        Self::spawn_with(paths, load, published, snapshot, pace, FsWatch::new).await
     }
 
     async fn spawn_with<L: Load>(
         paths: WatchPaths,
         load: L,
-        published: Arc<Published>,
+        published: Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
         pace: Pace,
-        eyes: fn(SyncSender<()>) -> Eyes,
+        fs_watch: fn(SyncSender<()>) -> FsWatch,
     ) -> io::Result<(Self, Result<FirstLoad, FirstLoadFailed>)> {
         let paths = WatchPaths {
             dir: std::path::absolute(paths.dir)?,
@@ -158,7 +158,7 @@ impl Watcher {
             published,
             snapshot,
             pace,
-            eyes: eyes(ring.clone()),
+            fs_watch: fs_watch(ring.clone()),
             bell,
             is_stopping: Arc::clone(&is_stopping),
             known: None,
@@ -227,7 +227,7 @@ impl<L: Load> Watch<L> {
         let mut left = self.pace.poll;
         loop {
             self.retired.free_unused();
-            let wait = if self.retired.is_empty() { left } else { left.min(retired::LOOK) };
+            let wait = if self.retired.is_empty() { left } else { left.min(old_rules::LOOK) };
             match self.bell.recv_timeout(wait) {
                 Err(RecvTimeoutError::Timeout) if wait < left => left -= wait,
                 waited => return waited,
@@ -251,7 +251,7 @@ impl<L: Load> Watch<L> {
     /// Results are logged before they are published, so that a task that waits for the publication
     /// finds them in the log.
     fn turn(&mut self, tell: impl FnOnce(&[String])) -> Option<Result<FirstLoad, Trouble>> {
-        self.eyes.arm(&self.paths);
+        self.fs_watch.arm(&self.paths);
         let Found::New { digest, sources, result } = load::load(&mut self.load, self.known) else {
             return None;
         };

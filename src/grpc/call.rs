@@ -11,10 +11,10 @@ use http::{HeaderMap, Method, Request, Response};
 use tonic::Code;
 
 use super::deadline::Deadline;
-use super::rest::{Message, Rest};
+use super::fallback::{FallbackCall, Message};
 use super::{PREFIX_BYTES, status_of, wire};
-use crate::intake::{Intake, Peer};
 use crate::refusal::Refusal;
+use crate::service::{Intake, Peer};
 use crate::telemetry::trace::{Door, Outcome, Span};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -33,7 +33,7 @@ pub(super) enum Step {
     /// No part of the message has arrived.
     Unread(Call),
     /// The call takes longer: it is for tonic.
-    Rest(Rest),
+    Fallback(FallbackCall),
 }
 
 // === impl Call ===
@@ -42,18 +42,18 @@ impl Call {
     /// Answers the call if that is possible without waiting; else returns it.
     pub(super) fn answer(mut self, intake: &Intake, peer: &Peer, cx: &mut Context<'_>) -> Step {
         if !self.is_plain() {
-            return Step::Rest(self.hand_on(intake, peer, None));
+            return Step::Fallback(self.hand_on(intake, peer, None));
         }
         let read = match self.request.body_mut().poll_data(cx) {
             Poll::Ready(Some(Ok(read))) => read,
             Poll::Pending => return Step::Unread(self),
-            Poll::Ready(None) => return Step::Rest(self.hand_on(intake, peer, None)),
+            Poll::Ready(None) => return Step::Fallback(self.hand_on(intake, peer, None)),
             Poll::Ready(Some(Err(_))) => return Step::Done, // the client has reset it
         };
         // The bytes have been read completely, whatever the result of the call.
         let _ = self.request.body_mut().flow_control().release_capacity(read.len());
         if !self.request.body().is_end_stream() {
-            return Step::Rest(self.hand_on(intake, peer, Some(read)));
+            return Step::Fallback(self.hand_on(intake, peer, Some(read)));
         }
         let mut answer = BytesMut::new();
         let span = intake.begin(Door::Grpc, self.request.headers());
@@ -66,7 +66,7 @@ impl Call {
             None => {
                 // tonic's route begins another span for the call.
                 span.inspect(Span::discard);
-                return Step::Rest(self.hand_on(intake, peer, Some(read)));
+                return Step::Fallback(self.hand_on(intake, peer, Some(read)));
             }
             Some(Ok(())) => {
                 self.send(answer.freeze());
@@ -108,7 +108,7 @@ impl Call {
 
     /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
     /// of the message that has arrived.
-    pub(super) fn hand_on(self, intake: &Intake, peer: &Peer, read: Option<Bytes>) -> Rest {
+    pub(super) fn hand_on(self, intake: &Intake, peer: &Peer, read: Option<Bytes>) -> FallbackCall {
         let Self { mut request, respond } = self;
         // From here on the message and the wait for a place may take a while.
         if let Some(deadline) = Deadline::of(request.headers(), intake.now()) {
@@ -119,7 +119,7 @@ impl Call {
         }
         let held = intake.hold(Door::Grpc, peer);
         request.extensions_mut().insert(held.clone());
-        Rest { request: request.map(|body| Message::new(read, body, held)), respond }
+        FallbackCall { request: request.map(|body| Message::new(read, body, held)), respond }
     }
 }
 

@@ -19,15 +19,15 @@ use tokio::time::{sleep, timeout};
 use tonic::service::Routes;
 
 use super::call::{Call, Step};
-use super::cork::{Cork, Corked};
-use super::greeting::{self, Strangers};
+use super::fallback;
+use super::fallback::FallbackCall;
 use super::headers;
-use super::rest;
-use super::rest::Rest;
+use super::preface::{self, NonHttp2Clients};
 use super::wire::SHOULD_RATE_LIMIT;
+use super::write_coalescing::{Cork, CorkedIo};
 use crate::accept::{self, ConnectionHandle, Half, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
-use crate::intake::{Intake, Peer};
+use crate::service::{Intake, Peer};
 
 /// Maximum number of concurrent calls on one connection. A connection's calls are read and each
 /// gets a task before any of them runs, so this bounds how many tasks of one connection wait for
@@ -69,10 +69,10 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The parts needed to serve the calls of a connection. Clones share all state.
 #[derive(Clone)]
-pub(super) struct Inside {
+pub(super) struct ConnectionContext {
     pub(super) intake: Intake,
     pub(super) routes: Routes,
-    pub(super) strangers: Strangers,
+    pub(super) strangers: NonHttp2Clients,
     /// A connection is asked to go away at this age.
     pub(super) age: Option<Duration>,
 }
@@ -83,14 +83,14 @@ type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Er
 /// limit, or until `stop` is true and every call has been answered.
 pub(super) async fn serve<I>(
     mut io: accept::Connection<I>,
-    inside: Inside,
+    inside: ConnectionContext,
     mut stop: watch::Receiver<bool>,
 ) where
     I: AsyncRead + AsyncWrite + Unpin,
 {
     let handle = io.handle();
     let greeted = tokio::select! {
-        greeted = greeting::read(&mut io, &inside.strangers) => greeted,
+        greeted = preface::read(&mut io, &inside.strangers) => greeted,
         // A client that has sent no preface yet is dropped without notice.
         _ = stop.wait_for(|stop| *stop) => None,
         () = handle.told_to_go() => None,
@@ -99,7 +99,7 @@ pub(super) async fn serve<I>(
         return;
     }
     let (cork, turn) = (Cork::default(), io.wait_for_handling());
-    let io = Corked::new(io, cork.clone(), PREFACE);
+    let io = CorkedIo::new(io, cork.clone(), PREFACE);
     let mut flow = Flow { cork, turn, handle: handle.clone(), unread: VecDeque::new() };
     let Ok(mut connection) = builder().handshake(io).await else { return };
     let mut silence = pin!(silence(connection.ping_pong()));
@@ -122,7 +122,7 @@ pub(super) async fn serve<I>(
                 Some(call) => {
                     let Some((call, half)) = prepared(call, &handle) else { continue };
                     let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
-                    let mut served = Box::pin(rest::serve(call, half, inside.routes.clone()));
+                    let mut served = Box::pin(fallback::serve(call, half, inside.routes.clone()));
                     if is_for_verdict {
                         calls.spawn(served);
                     } else if futures_util::poll!(&mut served).is_pending()
@@ -171,10 +171,10 @@ impl Flow {
     /// the amount read before other connections get their turn is limited (`accept::turn`).
     fn next<I>(
         &mut self,
-        connection: &mut Connection<Corked<I>, Bytes>,
+        connection: &mut Connection<CorkedIo<I>, Bytes>,
         by: (&Intake, &Peer),
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Rest>>
+    ) -> Poll<Option<FallbackCall>>
     where
         I: AsyncRead + AsyncWrite + Unpin,
     {
@@ -204,7 +204,7 @@ impl Flow {
             match (Call { request, respond }).answer(by.0, by.1, cx) {
                 Step::Done => {}
                 Step::Unread(call) => self.unread.push_back(Unread::new(call, &self.handle)),
-                Step::Rest(rest) => return Poll::Ready(Some(rest)),
+                Step::Fallback(rest) => return Poll::Ready(Some(rest)),
             }
         }
     }
@@ -215,13 +215,13 @@ impl Flow {
         &mut self,
         (intake, peer): (&Intake, &Peer),
         cx: &mut Context<'_>,
-    ) -> Option<Rest> {
+    ) -> Option<FallbackCall> {
         let second = self.handle.second();
         for _ in 0..self.unread.len() {
             let unread = self.unread.pop_front()?;
             match unread.call.answer(intake, peer, cx) {
                 Step::Done => {}
-                Step::Rest(rest) => return Some(rest),
+                Step::Fallback(rest) => return Some(rest),
                 Step::Unread(call) if self.turn.is_idle() && unread.second != second => {
                     return Some(call.hand_on(intake, peer, None));
                 }
@@ -247,7 +247,10 @@ impl Unread {
 /// Drops the headers of `call` that are not read any more, and reserves a place for it if its
 /// message is incomplete. Returns `None` if there is no place: the call is reset, and its client
 /// may try again, since nothing was done.
-fn prepared(mut call: Rest, handle: &ConnectionHandle) -> Option<(Rest, Option<Half>)> {
+fn prepared(
+    mut call: FallbackCall,
+    handle: &ConnectionHandle,
+) -> Option<(FallbackCall, Option<Half>)> {
     headers::keep_those_read(call.request.headers_mut());
     call.request.extensions_mut().insert(handle.clone());
     if call.request.body().is_whole() {

@@ -7,12 +7,12 @@ use tokio::net::{TcpListener, UnixListener};
 use tonic::service::Routes;
 use tonic_health::pb::health_server::HealthServer;
 
-use super::connection::{self, Inside};
-use super::greeting::Strangers;
+use super::connection::{self, ConnectionContext};
 pub use super::health::{Health, HealthHandle, health};
+use super::preface::NonHttp2Clients;
 use super::{MESSAGE_BYTES_MAX, wire};
 use crate::accept::{OpenConnections, connections, serve_each};
-use crate::intake::Intake;
+use crate::service::Intake;
 
 /// The listening socket.
 pub enum Listener {
@@ -61,7 +61,8 @@ pub async fn serve(
     let services = Routes::new(health).add_service(wire::service(intake.clone()));
     let routes = Routes::from(services.into_axum_router().merge(page)).prepare();
     let life = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
-    let inside = Inside { intake, routes, strangers: Strangers::default(), age: age.age };
+    let inside =
+        ConnectionContext { intake, routes, strangers: NonHttp2Clients::default(), age: age.age };
     match listener {
         Listener::Tcp(listener) => {
             let serve = |io, end| connection::serve(io, inside.clone(), end);

@@ -1,11 +1,11 @@
 //! Converts between Envoy's messages and this crate's types. The only file that names Envoy's
 //! types.
 
-mod backwards;
 mod codec;
 mod decode;
 mod encode;
 mod proto;
+mod reverse_encoder;
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
@@ -23,8 +23,8 @@ use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
 
 use super::deadline::Deadline;
 use super::{MESSAGE_BYTES_MAX, status_of};
-use crate::intake::{Answer, Held, Intake, Peer};
 use crate::refusal::Refusal;
+use crate::service::{Answer, Held, Intake, Peer};
 use crate::telemetry::trace::{self, Outcome, Span};
 
 /// Reads a request from a protobuf message; its text is borrowed. The cost is bounded whatever
@@ -32,7 +32,7 @@ use crate::telemetry::trace::{self, Outcome, Span};
 ///
 /// # Errors
 ///
-/// Fails if the message is not a request, or exceeds a bound of [`crate::intake`].
+/// Fails if the message is not a request, or exceeds a bound of [`crate::service`].
 pub fn read(message: &[u8]) -> Result<Request<'_>, Unreadable> {
     decode::request(message)
 }

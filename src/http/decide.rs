@@ -25,8 +25,8 @@ use tokio::time::timeout;
 
 use super::json;
 use crate::control::guard::Guard;
-use crate::intake::{Answer, Held, Intake, JSON_CALLS_MAX, Parts, Peer};
 use crate::refusal::Refusal;
+use crate::service::{Answer, Held, Intake, JSON_CALLS_MAX, Parts, Peer};
 use crate::telemetry::trace::{Door, Outcome, Span};
 
 /// Maximum size in bytes of a body: that of a gRPC message.

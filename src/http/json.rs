@@ -4,7 +4,7 @@
 use ratelease_engine::verdict::{Code, Status};
 use serde_json::{Map, Value, json};
 
-use crate::intake::Answer;
+use crate::service::Answer;
 
 /// The response in JSON.
 pub(super) fn print(answer: &Answer<'_>) -> Value {

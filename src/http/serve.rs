@@ -26,7 +26,7 @@ use tower_service::Service;
 pub use super::pages::UnreadPages;
 use crate::accept::{Connection, ConnectionHandle, OpenConnections, connections, serve_each};
 use crate::accept::{FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
-use crate::intake::Peer;
+use crate::service::Peer;
 
 /// Maximum duration of a request, the same as for a gRPC call: it bounds clients that never finish
 /// their body.

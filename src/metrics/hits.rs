@@ -56,7 +56,7 @@ fn threshold(limit: u64, ratio: f32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ratelease_engine::verdict::{Applied, Code, How};
+    use ratelease_engine::verdict::{Applied, Code, DecisionSource};
     use ratelease_rules::key::KeyHasher;
     use ratelease_rules::{Limit, Unit};
 
@@ -67,7 +67,7 @@ mod tests {
 
     fn split(hits: u64, remaining: u32, fitted: u32, over: bool) -> (u64, u64, u64, u64) {
         let key = KeyHasher::new("").key("d", 0, std::iter::empty());
-        let trace = Trace { key, hits, fitted, over, how: How::Local };
+        let trace = Trace { key, hits, fitted, over, how: DecisionSource::Local };
         let limit = Limit::fixed_window(10, Unit::Minute);
         let status = Status {
             code: if over { Code::OverLimit } else { Code::Ok },

@@ -126,14 +126,14 @@ mod tests {
     use super::super::hits::Hits;
     use super::super::series::Keys;
     use super::*;
-    use ratelease_engine::verdict::How;
+    use ratelease_engine::verdict::DecisionSource;
 
     fn meter(registry: &Registry, path: &str) -> Arc<RuleMeter> {
         registry.meter(path, || RuleMeter::new(path, "d", Keys::of(path)))
     }
 
     fn note(meter: &RuleMeter) {
-        meter.note(How::Local, false, Hits::default(), false);
+        meter.note(DecisionSource::Local, false, Hits::default(), false);
     }
 
     #[test]

@@ -5,12 +5,12 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use ratelease_engine::buckets::Buckets;
-use ratelease_engine::verdict::{How, OVERRIDE};
+use ratelease_engine::verdict::{DecisionSource, OVERRIDE};
 use ratelease_rules::Rules;
 
 use super::family::{Family, Kind, Labels, Value};
 use super::series::{Decisions, HOWS, HitSums, RuleMeter, RuleSums};
-use super::told::{HitSeries, Told};
+use super::zero_series::{HitSeries, Told};
 use super::{Meters, Shared, calls};
 
 /// The totals of all calls.
@@ -250,7 +250,7 @@ impl Meters {
 /// if they matter.
 fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, is_told: bool) {
     for (how, [ok, over]) in HOWS.iter().zip(sums) {
-        let is_told = is_told && matches!(how, How::Local | How::Leased);
+        let is_told = is_told && matches!(how, DecisionSource::Local | DecisionSource::Leased);
         for (verdict, count) in [("ok", *ok), ("over_limit", *over)] {
             if count > 0 || is_told {
                 family.push(decided(of, verdict, how.name()), Value::Count(count));

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ratelease_engine::striped::Striped;
-use ratelease_engine::verdict::{How, OVERRIDE};
+use ratelease_engine::verdict::{DecisionSource, OVERRIDE};
 use ratelease_rules::{FailureMode, Level, Matched, Rule};
 
 use super::family::Labels;
@@ -15,12 +15,12 @@ use super::label::bounded;
 pub(super) const FOLDED: &str = "folded";
 
 /// Ways of deciding that lead to a verdict, in the order of their counters.
-pub(super) const HOWS: [How; 5] = [
-    How::Local,
-    How::Leased,
-    How::Failure(FailureMode::Local),
-    How::Failure(FailureMode::Allow),
-    How::Failure(FailureMode::Deny),
+pub(super) const HOWS: [DecisionSource; 5] = [
+    DecisionSource::Local,
+    DecisionSource::Leased,
+    DecisionSource::Failure(FailureMode::Local),
+    DecisionSource::Failure(FailureMode::Allow),
+    DecisionSource::Failure(FailureMode::Deny),
 ];
 
 /// Number of counters of decisions: for each of [`HOWS`] those allowed, then those over the limit.
@@ -89,7 +89,7 @@ impl RuleMeter {
 
     /// Records a decision. `is_over` is the verdict after shadow mode.
     #[inline]
-    pub(super) fn note(&self, how: How, is_over: bool, hits: Hits, in_shadow: bool) {
+    pub(super) fn note(&self, how: DecisionSource, is_over: bool, hits: Hits, in_shadow: bool) {
         let stripe = self.counters.mine();
         stripe.add(2 * index(how) + usize::from(is_over), 1);
         note_hits(hits, in_shadow, |at, more| stripe.add(DECISIONS + at, more));
@@ -158,13 +158,13 @@ fn note_hits(hits: Hits, in_shadow: bool, add: impl Fn(usize, u64)) {
 }
 
 /// A failure mode of `error` gives no verdict.
-fn index(how: How) -> usize {
+fn index(how: DecisionSource) -> usize {
     match how {
-        How::Local => 0,
-        How::Leased => 1,
-        How::Failure(FailureMode::Local) => 2,
-        How::Failure(FailureMode::Allow) => 3,
-        How::Failure(FailureMode::Deny | FailureMode::Error) => 4,
+        DecisionSource::Local => 0,
+        DecisionSource::Leased => 1,
+        DecisionSource::Failure(FailureMode::Local) => 2,
+        DecisionSource::Failure(FailureMode::Allow) => 3,
+        DecisionSource::Failure(FailureMode::Deny | FailureMode::Error) => 4,
     }
 }
 
@@ -279,8 +279,8 @@ mod tests {
         let hits = Hits { total: 2, within: 2, over: 0, near: 1 };
         HOWS.into_iter().for_each(|how| meter.note(how, false, hits, false));
         let over = Hits { total: 5, within: 0, over: 3, near: 2 };
-        meter.note(How::Leased, true, over, false);
-        meter.note(How::Leased, false, over, true);
+        meter.note(DecisionSource::Leased, true, over, false);
+        meter.note(DecisionSource::Leased, false, over, true);
         let sums = meter.sums();
         assert_eq!(sums.decisions, [[1, 0], [2, 1], [1, 0], [1, 0], [1, 0]]);
         assert_eq!(sums.by_verdict(), [6, 1]);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ratelease_engine::time::Time;
-use ratelease_engine::verdict::{Applied, Counted, How, Modes, Outcome, Verdict};
+use ratelease_engine::verdict::{Applied, Counted, DecisionSource, Modes, Outcome, Verdict};
 use ratelease_rules::key::Key;
 use ratelease_rules::request::{Descriptor, Entry};
 use ratelease_rules::{self as rules, Limit, Lookup, Rules, Source, Unit};
@@ -67,7 +67,7 @@ fn note_descriptor(
         _ => None,
     };
     let hits = request.hits(descriptor);
-    let trace = Trace { key: Key::for_test(1), hits, fitted: 0, over, how: How::Local };
+    let trace = Trace { key: Key::for_test(1), hits, fitted: 0, over, how: DecisionSource::Local };
     let outcome = match applied {
         Some(applied) => Outcome::Counted(Counted { applied, trace, remaining, reset_after: None }),
         None if remaining > 0 => Outcome::Unlimited,
@@ -240,7 +240,10 @@ fn of_more_rules_than_are_worth_it_none_is_told_before_its_first_hit() {
         let told = meters(series_max).families(Some(&rules));
         series(&told, "ratelimit_service_rate_limit_total_hits").len()
     };
-    assert_eq!((hits(10_000, told::TOLD_MAX), hits(10_000, told::TOLD_MAX + 1)), (1000, 0));
+    assert_eq!(
+        (hits(10_000, zero_series::TOLD_MAX), hits(10_000, zero_series::TOLD_MAX + 1)),
+        (1000, 0)
+    );
     assert_eq!((hits(5, 5), hits(5, 6)), (5, 0));
 }
 

@@ -7,7 +7,7 @@
 use std::fmt::{self, Write};
 
 use ratelease_engine::span_context;
-use ratelease_rules::steering::steers;
+use ratelease_rules::display_safety::steers;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};

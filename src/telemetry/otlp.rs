@@ -10,12 +10,12 @@ mod retry;
 
 pub(super) use client::{Client, Told};
 use message::{KeyValue, Resource, Scope};
-pub(super) use retry::{Again, Unsent, insist};
+pub(super) use retry::{Again, ExportError, insist};
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ratelease_cli::settings::Identity;
-use ratelease_engine::dice;
+use ratelease_engine::rng;
 
 /// The sender's identity: one for all telemetry of a process.
 #[derive(Debug, Clone)]
@@ -55,7 +55,7 @@ impl Origin {
 
 /// A UUID of version 4 (RFC 9562), as OpenTelemetry recommends for instances.
 fn random_instance() -> String {
-    let [high, low] = [dice::roll(), dice::roll()];
+    let [high, low] = [rng::next_u64(), rng::next_u64()];
     let (first, second) = (high >> 32, high >> 16 & 0xffff);
     let (version, variant) = (0x4000 | high & 0x0fff, 0x8000 | low >> 48 & 0x3fff);
     let node = low & 0xffff_ffff_ffff;

@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::otlp::message::{ExportMetrics, Metric, ResourceMetrics, ScopeMetrics};
-use super::otlp::{self, Again, Client, Origin, Told, Unsent, nanos, unix_nanos};
+use super::otlp::{self, Again, Client, ExportError, Origin, Told, nanos, unix_nanos};
 use crate::metrics::family::Family;
 
 /// Reads all metrics, at this moment. May take some milliseconds.
@@ -83,7 +83,7 @@ impl Push {
 // === impl Shared ===
 
 impl Shared {
-    async fn send(&self, metrics: Vec<Metric>) -> Result<u64, Unsent> {
+    async fn send(&self, metrics: Vec<Metric>) -> Result<u64, ExportError> {
         let points = metrics.iter().map(points::count).sum::<usize>() as u64;
         let scope_metrics = vec![ScopeMetrics { scope: Some(otlp::scope()), metrics }];
         let resource = Some(self.origin.resource());

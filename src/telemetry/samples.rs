@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use ratelease_engine::dice;
 use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::rng;
 use ratelease_engine::store::Count;
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Status;
@@ -64,7 +64,7 @@ impl Samples {
 impl Observer for Samples {
     fn note(&self, decision: &Decision<'_, '_, '_>) {
         if let Some(shared) = &self.shared
-            && dice::lands(shared.share)
+            && rng::chance(shared.share)
         {
             shared.tell(decision);
         }

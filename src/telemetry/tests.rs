@@ -19,7 +19,7 @@ fn logging(format: LogFormat, level: LogLevel, lines_per_second: u32) -> Logging
 }
 
 /// Like [`logged`], for events that may report the suppressed lines.
-fn logged_calmly(logging: &Logging, ansi: bool, events: impl FnOnce(&Calm)) -> String {
+fn logged_calmly(logging: &Logging, ansi: bool, events: impl FnOnce(&LogLimiter)) -> String {
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
     impl io::Write for Sink {
@@ -33,7 +33,7 @@ fn logged_calmly(logging: &Logging, ansi: bool, events: impl FnOnce(&Calm)) -> S
     }
     let sink = Sink::default();
     let writer = sink.clone();
-    let calm = Calm::new(logging.lines_per_second, Clock::start());
+    let calm = LogLimiter::new(logging.lines_per_second, Clock::start());
     let subscriber = subscriber(logging, ansi, calm.clone(), move || writer.clone());
     tracing::subscriber::with_default(subscriber, || events(&calm));
     let bytes = sink.0.lock().clone();

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use ratelease_cli::settings::Tracing;
-use ratelease_engine::dice;
+use ratelease_engine::rng;
 use ratelease_engine::span_context::{self, SpanContext};
 use ratelease_engine::store::{Ask, Count};
 use ratelease_engine::time::Clock;
@@ -85,7 +85,7 @@ impl Tracer {
         let shared = self.shared.as_deref()?;
         let parent = Parent::of(headers);
         let is_sampled = parent.and_then(|parent| parent.is_sampled);
-        let is_sampled = is_sampled.unwrap_or_else(|| dice::lands(shared.rate));
+        let is_sampled = is_sampled.unwrap_or_else(|| rng::chance(shared.rate));
         is_sampled.then(|| shared.begin_request(door, parent, headers))
     }
 
@@ -94,7 +94,7 @@ impl Tracer {
     /// child; a batch of several begins a trace of its own, with a link to each.
     pub fn begin_exchange(&self, shard: usize, asks: &[Ask]) -> Option<Span> {
         let shared = self.shared.as_deref()?;
-        let is_sampled = asks.iter().any(|ask| ask.cause.is_some()) || dice::lands(shared.rate);
+        let is_sampled = asks.iter().any(|ask| ask.cause.is_some()) || rng::chance(shared.rate);
         is_sampled.then(|| shared.begin_exchange(shard, asks))
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease_engine::store::{Ask, Beat, Beaten, Count, Lent, Ready, Replies, Store};
+use ratelease_engine::store::{Ask, Beaten, Count, Heartbeat, Lent, Ready, Replies, Store};
 
 use super::trace::{Outcome, Tracer};
 
@@ -59,7 +59,7 @@ impl Store for Traced {
         self.inner.silence(shard)
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         self.inner.beat(beat)
     }
 

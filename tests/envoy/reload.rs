@@ -7,10 +7,10 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use crate::stand::{Asker, MACHINE, Rules, before, pod};
-use crate::support::dice::Dice;
 use crate::support::envoy::Envoy;
 use crate::support::load::Load;
 use crate::support::now;
+use crate::support::rng::Rng;
 
 /// The two descriptors of each request; both rules carry the version of their file.
 const CANARIES: [(&str, &str); 2] = [("path", "/canary"), ("generic_key", "all")];
@@ -29,24 +29,24 @@ async fn a_reload_under_load_fails_no_request_and_no_answer_mixes_two_versions()
     let asker = Asker::connect(&pod).await;
     let watch = Watch::start(&asker);
 
-    let mut dice = Dice::new();
+    let mut rng = Rng::new();
     let mut slowest = Duration::ZERO;
     for number in 1..=VERSIONS {
-        if dice.below(4) == 0 {
+        if rng.below(4) == 0 {
             let refused = pod.loads_refused();
             // The log reports the same fault twice in a row only once.
-            rules.replace(&format!("# before {number}\n{}", dice.pick(&BAD)));
+            rules.replace(&format!("# before {number}\n{}", rng.pick(&BAD)));
             let is_refused = async || pod.loads_refused() > refused;
             pod.process.until("told of bad rules", LIVE_MAX, is_refused).await;
         }
         rules.replace(&version(number));
         let start = now();
-        if dice.below(4) == 0 || number == VERSIONS {
+        if rng.below(4) == 0 || number == VERSIONS {
             let is_live = async || ask(&asker).await == number;
             pod.process.until("on the last version", LIVE_MAX, is_live).await;
             slowest = slowest.max(start.elapsed());
         } else {
-            tokio::time::sleep(Duration::from_millis(dice.below(300))).await;
+            tokio::time::sleep(Duration::from_millis(rng.below(300))).await;
         }
     }
     let answers = watch.finish().await;

@@ -7,14 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ratelease::accept::OpenConnections;
-use ratelease::control::Published;
+use ratelease::control::CurrentRules;
 use ratelease::control::watch::{Compiled, Load, WatchPaths, Watcher};
 use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
-use ratelease::intake::Intake;
+use ratelease::service::Intake;
 use ratelease::supervise::Supervisor;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Beat, Beaten, Replies, Store};
+use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
@@ -53,7 +53,7 @@ impl Store for Cursed {
         self.inner.exchange(asks)
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         self.inner.beat(beat)
     }
 
@@ -63,7 +63,7 @@ impl Store for Cursed {
 }
 
 /// Opens a gRPC server with a limiter on that store.
-async fn open(armed: Arc<Armed>, published: Arc<Published>) -> Connection {
+async fn open(armed: Arc<Armed>, published: Arc<CurrentRules>) -> Connection {
     let options = Options {
         // A lease may be late on a busy machine, and must not be mistaken for one that never comes.
         max_wait: Duration::from_secs(5),
@@ -129,7 +129,7 @@ async fn r17_parts_of_the_process_panic() {
     let mode = "defaults: {failure_mode: error}\n";
     let good = format!("{mode}{}", file("r17", &[rule("path", None, 1000)]));
     let files = Rules::new(&good);
-    let published = Arc::new(Published::new());
+    let published = Arc::new(CurrentRules::new());
     let paths = WatchPaths { dir: files.path().to_owned(), root: None };
     let reader = Reader(files.path().to_owned());
     let watched = Watcher::spawn(paths, reader, Arc::clone(&published), None).await;

@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use crate::row::Row;
 use crate::stage::{judge_process, turn};
 use crate::stand::{Rules, file};
-use crate::support::dice::Dice;
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::load::Tally;
 use crate::support::now;
 use crate::support::paced::{Paced, RunningPaced};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
+use crate::support::rng::Rng;
 use gauge::{Gauge, slope};
 use trouble::Trouble;
 
@@ -54,7 +54,7 @@ struct Scene {
     envoy: Envoy,
     /// Number of events by which counts may have been lost or restarted.
     losses: u64,
-    dice: Dice,
+    rng: Rng,
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -64,15 +64,15 @@ async fn r23_mixed_faults_by_seed() {
     let lasts = Duration::from_secs(seconds.map_or(6, |text| text.parse().expect("seconds")));
     let promise = "0 errors; memory and descriptors flat; no invariant violated";
     let mut row = Row::new("R23", &format!("mixed faults for {lasts:?}"), promise);
-    let mut dice = Dice::new();
-    row.note(&format!("seed {}", dice.seed()));
-    let mut scene = Scene::start(dice.seed()).await;
+    let mut rng = Rng::new();
+    row.note(&format!("seed {}", rng.seed()));
+    let mut scene = Scene::start(rng.seed()).await;
     let gauge = Gauge::start(&scene.pods, lasts);
     let mut extra = Some(Extra::start(&scene).await);
 
     let (began, mut tally, mut admitted, mut troubles) = (now(), Tally::default(), 0, 0);
     while began.elapsed() < lasts {
-        let trouble = Trouble::roll(&mut dice);
+        let trouble = Trouble::draw(&mut rng);
         let (load, errors) = (scene.load(), scene.errors().await);
         let at = began.elapsed().as_secs();
         println!("SOAK {at} s: {trouble:?}");
@@ -145,8 +145,8 @@ impl Scene {
         let addrs = [pods[0].grpc, pods[1].grpc];
         let options = EnvoyOptions { timeout: ENVOY_TIMEOUT, ..EnvoyOptions::new("soak", &addrs) };
         let envoy = Envoy::start(options).await;
-        let dice = Dice::seeded(seed.wrapping_add(1));
-        let scene = Self { cluster, rules, pods, envoy, losses: 0, dice };
+        let rng = Rng::seeded(seed.wrapping_add(1));
+        let scene = Self { cluster, rules, pods, envoy, losses: 0, rng };
         scene.load().stop_after(Duration::from_secs(2)).await;
         scene
     }

@@ -10,13 +10,13 @@ use tokio::time::Instant;
 use crate::demand::Arrival;
 use crate::drive::{Said, count, drive};
 use crate::pods::Pods;
-use crate::support::dice::Dice;
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::http;
 use crate::support::now;
 use crate::support::probe::Probe;
 use crate::support::proxy::Fault;
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
+use crate::support::rng::Rng;
 use crate::{HOUR, MACHINE, early_in_a_window};
 
 /// Delay each way. The timers of the proxy add about a millisecond, and the machine the rest of the
@@ -171,10 +171,10 @@ async fn answers_without_redis(pods: &Pods, place: SocketAddr, name: &str) -> La
 
 /// Sends all requests for the keys of one round, in a random order, evenly spaced.
 async fn round(envoy: &Envoy, pods: &Pods, number: usize) -> Round {
-    let mut dice = Dice::new();
+    let mut rng = Rng::new();
     let mut keys: Vec<_> = (0..REQUESTS).map(|request| request % KEYS).collect();
     for last in (1..keys.len()).rev() {
-        let at = usize::try_from(dice.below(last as u64 + 1)).unwrap();
+        let at = usize::try_from(rng.below(last as u64 + 1)).unwrap();
         keys.swap(last, at);
     }
     let due = |request| Duration::from_secs_f64(f64::from(request) / RATE);

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 use crate::demand::Demand;
 use crate::drive::{Said, count, drive};
 use crate::pods::Pods;
-use crate::support::dice::Dice;
 use crate::support::now;
 use crate::support::redis::Cluster;
+use crate::support::rng::Rng;
 use crate::{HOUR, MACHINE, early_in_a_window};
 
 const PODS: usize = 4;
@@ -27,7 +27,7 @@ async fn decisions_on_a_lukewarm_key_cost_at_most_six_calls_in_ten() {
     let cluster = Cluster::start(3, 1);
     let pods = Pods::start("lukewarm", PODS, &cluster.places(), &LIMITS, &[]).await;
     let demand = Demand { rate: RATE, weights: vec![1.0; PODS], moves_every: None };
-    let arrivals = demand.arrivals(Dice::new().roll(), Duration::MAX).take(DECISIONS);
+    let arrivals = demand.arrivals(Rng::new().next_u64(), Duration::MAX).take(DECISIONS);
     let before = Calls::of(&cluster);
     let start = Instant::from_std(now());
     let answers = drive(arrivals, start, Duration::MAX, |pod| pods.hit(pod, "key", "one")).await;

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 use crate::demand::Demand;
 use crate::drive::{Said, count, drive};
 use crate::pods::Pods;
-use crate::support::dice::Dice;
 use crate::support::now;
 use crate::support::redis::Cluster;
+use crate::support::rng::Rng;
 use crate::{HOUR, MACHINE, early_in_a_window};
 
 const LIMIT: u64 = 1_000;
@@ -44,7 +44,7 @@ async fn offer(pods: &Pods, round: usize) -> [u64; 2] {
         }
     };
     let demand = Demand { rate: RATE, weights: vec![1.0; PODS], moves_every: None };
-    let arrivals = demand.arrivals(Dice::new().roll(), Duration::MAX).take(OFFERED);
+    let arrivals = demand.arrivals(Rng::new().next_u64(), Duration::MAX).take(OFFERED);
     let start = Instant::from_std(now());
     let load = drive(arrivals, start, Duration::MAX, send);
     let (answers, ()) = tokio::join!(load, change(pods, &admitted));

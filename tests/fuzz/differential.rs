@@ -19,7 +19,7 @@ use ratelease_rules::{self as rules, Limit, Rules, Source, Unit};
 use model::Model;
 use world::{Answer, Asked, Call, Status, World};
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::run;
 
 /// Number of calls of one world; each is a case.
@@ -37,8 +37,8 @@ fn one_server_answers_as_the_contract_says() {
     let seed = run::seed();
     let cases = run::number("RATELEASE_FUZZ_CASES").unwrap_or(CASES);
     for world in 0..cases.div_ceil(CALLS) {
-        let mut dice = Dice::new(seed, &[world]);
-        let made = Made::new(&mut dice);
+        let mut rng = Rng::new(seed, &[world]);
+        let made = Made::new(&mut rng);
         let modes = made.modes();
         let mut exact = Exact::new(100_000, KeyHasher::new("secret"), modes);
         let answers = |call: &Call, now: u64| {
@@ -47,7 +47,7 @@ fn one_server_answers_as_the_contract_says() {
             let verdict = exact.decide(&made.rules, &request).unwrap();
             answer(&verdict, &request)
         };
-        made.compare(&mut dice, (&format!("seed {seed}, world {world}"), false), answers);
+        made.compare(&mut rng, (&format!("seed {seed}, world {world}"), false), answers);
     }
     println!("differential, one server: {cases} cases, seed {seed}, no difference");
 }
@@ -60,8 +60,8 @@ fn a_pod_with_leases_answers_as_the_contract_says() {
     for world in 0..cases.div_ceil(CALLS) {
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = builder.enable_time().start_paused(true).build().unwrap();
-        let mut dice = Dice::new(seed, &[world, 1]);
-        let made = Made::new(&mut dice);
+        let mut rng = Rng::new(seed, &[world, 1]);
+        let made = Made::new(&mut rng);
         let _entered = runtime.enter();
         let pod = Pod::new(made.modes());
         let answers = |call: &Call, now: u64| {
@@ -72,7 +72,7 @@ fn a_pod_with_leases_answers_as_the_contract_says() {
             });
             answer(&decided.unwrap(), &request)
         };
-        made.compare(&mut dice, (&format!("seed {seed}, world {world} of pods"), true), answers);
+        made.compare(&mut rng, (&format!("seed {seed}, world {world} of pods"), true), answers);
     }
     println!("differential, a pod with leases: {cases} cases, seed {seed}, no difference");
 }
@@ -118,9 +118,9 @@ impl Pod {
 // === impl Made ===
 
 impl Made {
-    fn new(dice: &mut Dice) -> Self {
-        let world = generate::world(dice);
-        let files = generate::files(dice, &world);
+    fn new(rng: &mut Rng) -> Self {
+        let world = generate::world(rng);
+        let files = generate::files(rng, &world);
         let text = files.iter().map(|(name, text)| format!("# {name}\n{text}")).collect();
         let sources: Vec<_> =
             files.into_iter().map(|(name, text)| Source { name, text: text.into() }).collect();
@@ -138,7 +138,7 @@ impl Made {
     /// before it.
     fn compare(
         &self,
-        dice: &mut Dice,
+        rng: &mut Rng,
         (of, is_pod): (&str, bool),
         mut answers: impl FnMut(&Call, u64) -> Answer,
     ) {
@@ -147,12 +147,12 @@ impl Made {
         let mut calls: Vec<Call> = Vec::new();
         let mut log = String::new();
         for _ in 0..CALLS {
-            now += dice.pick(&[0, 0, 0, 0, 0, 0, 1, 20, 61, 3_601, 86_400]);
+            now += rng.pick(&[0, 0, 0, 0, 0, 0, 1, 20, 61, 3_601, 86_400]);
             // The same call again, so that limits are reached.
-            let again = !calls.is_empty() && dice.percent(60);
+            let again = !calls.is_empty() && rng.percent(60);
             let call = match again {
-                true => calls[dice.index(calls.len())].clone(),
-                false => generate::call(dice, &self.world),
+                true => calls[rng.index(calls.len())].clone(),
+                false => generate::call(rng, &self.world),
             };
             // Differs: "descriptors of one call with one count are charged in their order | what
             // needs no wait is decided first". The one server has no order of its own.

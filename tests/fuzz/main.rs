@@ -3,10 +3,10 @@
 #![cfg(test)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-#[path = "../sim/dice.rs"]
-#[allow(dead_code, unreachable_pub, reason = "shared with the simulator")]
-mod dice;
 mod differential;
 mod mutate;
+#[path = "../sim/rng.rs"]
+#[allow(dead_code, unreachable_pub, reason = "shared with the simulator")]
+mod rng;
 mod run;
 mod targets;

@@ -1,7 +1,7 @@
 //! Inputs derived from those of a corpus: bytes flipped, cut, repeated and moved, words inserted,
 //! and two inputs joined.
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Maximum bytes of an input. Other tests check the ceilings of sizes.
 const BYTES_MAX: usize = 4096;
@@ -25,45 +25,45 @@ impl Mutator {
         Self { corpus, words }
     }
 
-    pub(crate) fn make(&self, dice: &mut Dice) -> Vec<u8> {
-        let mut input = self.pick(dice).to_vec();
-        for _ in 0..dice.within(0..8) {
-            self.change(dice, &mut input);
+    pub(crate) fn make(&self, rng: &mut Rng) -> Vec<u8> {
+        let mut input = self.pick(rng).to_vec();
+        for _ in 0..rng.within(0..8) {
+            self.change(rng, &mut input);
         }
         input.truncate(BYTES_MAX);
         input
     }
 
-    fn pick(&self, dice: &mut Dice) -> &[u8] {
-        &self.corpus[dice.index(self.corpus.len())]
+    fn pick(&self, rng: &mut Rng) -> &[u8] {
+        &self.corpus[rng.index(self.corpus.len())]
     }
 
-    fn change(&self, dice: &mut Dice, input: &mut Vec<u8>) {
-        let at = dice.index(input.len() + 1);
-        let end = (at + dice.index(32)).min(input.len());
-        match dice.below(9) {
-            0 if at < input.len() => input[at] ^= 1 << dice.below(8),
-            1 if at < input.len() => input[at] = dice.pick(&BYTES),
+    fn change(&self, rng: &mut Rng, input: &mut Vec<u8>) {
+        let at = rng.index(input.len() + 1);
+        let end = (at + rng.index(32)).min(input.len());
+        match rng.below(9) {
+            0 if at < input.len() => input[at] ^= 1 << rng.below(8),
+            1 if at < input.len() => input[at] = rng.pick(&BYTES),
             2 => input.truncate(at),
             3 => drop(input.drain(at..end)),
             4 => {
-                let part = input[at..end].repeat(dice.index(20));
+                let part = input[at..end].repeat(rng.index(20));
                 input.splice(at..at, part);
             }
             5 => {
-                let other = self.pick(dice);
+                let other = self.pick(rng);
                 input.truncate(at);
-                input.extend_from_slice(&other[dice.index(other.len() + 1)..]);
+                input.extend_from_slice(&other[rng.index(other.len() + 1)..]);
             }
             6 if !self.words.is_empty() => {
-                let word = dice.pick(self.words).bytes();
+                let word = rng.pick(self.words).bytes();
                 input.splice(at..at, word);
             }
             7 => {
-                let number = dice.pick(&["0", "-1", "18446744073709551616", "1e308", "4294967296"]);
+                let number = rng.pick(&["0", "-1", "18446744073709551616", "1e308", "4294967296"]);
                 input.splice(at..end, number.bytes());
             }
-            _ => input.insert(at, dice.pick(&BYTES)),
+            _ => input.insert(at, rng.pick(&BYTES)),
         }
         // Growing inputs are cut here and not only at the end, so that repeats of repeats stay
         // small.

@@ -6,8 +6,8 @@ use std::panic::{self, AssertUnwindSafe};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::dice::Dice;
 use crate::mutate::Mutator;
+use crate::rng::Rng;
 
 /// Fixed, so that a failure can be reproduced; long runs use others.
 const SEED: u64 = 14;
@@ -51,7 +51,7 @@ pub(crate) fn mutated(
     target: impl Fn(&[u8]) -> bool,
 ) {
     let mutator = Mutator::new(corpus(name), words);
-    generated(name, executions, |dice| mutator.make(dice), |input| target(input));
+    generated(name, executions, |rng| mutator.make(rng), |input| target(input));
 }
 
 /// Runs `target` on inputs from `make`, `most` times unless the environment sets another number.
@@ -60,7 +60,7 @@ pub(crate) fn mutated(
 pub(crate) fn generated<T: AsRef<[u8]>>(
     name: &str,
     most: u64,
-    make: impl Fn(&mut Dice) -> T,
+    make: impl Fn(&mut Rng) -> T,
     target: impl Fn(&T) -> bool,
 ) {
     let (seed, lasts) = (seed(), lasts());
@@ -68,7 +68,7 @@ pub(crate) fn generated<T: AsRef<[u8]>>(
     let start = Instant::now();
     let (mut executions, mut good) = (0, 0);
     while lasts.map_or(executions < most, |lasts| start.elapsed() < lasts) {
-        let input = make(&mut Dice::new(seed, &[executions]));
+        let input = make(&mut Rng::new(seed, &[executions]));
         let began = Instant::now();
         let ran = panic::catch_unwind(AssertUnwindSafe(|| target(&input)));
         let took = began.elapsed();

@@ -127,7 +127,7 @@ fn each_fault_is_found_and_nothing_else() {
         ("src/grpc/wire.rs", "//! M\nuse envoy_types::pb;\n", ""),
         ("src/app.rs", "//! M\nuse crate::store::{self, redis::Redis};\n", ""),
         ("src/app.rs", "//! M\nfn f() -> redis::Value {}\n", "2: names redis::Value: only"),
-        ("engine:store/redis/link.rs", "//! M\nuse redis::Value;\n", ""),
+        ("engine:store/redis/reconnecting.rs", "//! M\nuse redis::Value;\n", ""),
         ("engine:buffer/a.rs", "//! M\nuse super::super::lease::D;\n", "2: names super::super"),
         ("engine:buffer.rs", "//! M\nuse crate::{\n    time,\n    lease,\n};\n", "4: names crate"),
         ("engine:buffer.rs", tested, "6: names crate::lease: buffer and lease meet"),

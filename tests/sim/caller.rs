@@ -9,10 +9,10 @@ use ratelease_rules::key::Key;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{FailureMode, Limit, Rules, Unit};
 
-use crate::dice::Dice;
 use crate::fleet::{Fleet, Pod};
 use crate::ledger::{Call, Charge, Ledger};
 use crate::plan::{Demand, Spread, Tamper};
+use crate::rng::Rng;
 use crate::rule::{DOMAIN, NAMES};
 use crate::world::World;
 
@@ -20,7 +20,7 @@ use crate::world::World;
 pub struct Callers {
     world: Arc<World>,
     ledger: Arc<Ledger>,
-    dice: Dice,
+    rng: Rng,
     /// Accumulated requests, in thousandths.
     due: u64,
     /// Hits requested in a window of a key, where these are bounded.
@@ -37,15 +37,15 @@ static VALUES: LazyLock<Vec<String>> =
 
 impl Callers {
     pub fn new(world: &Arc<World>, ledger: &Arc<Ledger>) -> Self {
-        let dice = Dice::new(world.plan.seed, &[3]);
+        let rng = Rng::new(world.plan.seed, &[3]);
         let (world, ledger) = (Arc::clone(world), Arc::clone(ledger));
-        Self { world, ledger, dice, due: 0, offered: HashMap::new() }
+        Self { world, ledger, rng, due: 0, offered: HashMap::new() }
     }
 
     /// Number of requests in the next millisecond.
     pub fn due(&mut self) -> u64 {
         // Between none and twice the mean, so that small bursts occur.
-        self.due += self.dice.below(2 * self.world.plan.demand.requests_per_second + 1);
+        self.due += self.rng.below(2 * self.world.plan.demand.requests_per_second + 1);
         let calls = self.due / 1_000;
         self.due %= 1_000;
         calls
@@ -62,10 +62,10 @@ impl Callers {
     /// Chooses the pod to call.
     fn place(&mut self, ms: u64, pods: usize) -> usize {
         match self.world.plan.demand.spread {
-            Spread::Hot { moves_ms } if self.dice.percent(60) => {
+            Spread::Hot { moves_ms } if self.rng.percent(60) => {
                 moves_ms.map_or(0, |each_ms| usize::try_from(ms / each_ms).unwrap())
             }
-            _ => self.dice.index(pods),
+            _ => self.rng.index(pods),
         }
     }
 
@@ -73,11 +73,11 @@ impl Callers {
         let descriptors = self.descriptors();
         let rules = pod.rules(ms);
         let demand = &self.world.plan.demand;
-        let at_once = self.dice.percent(demand.at_once_percent);
-        let stale = at_once && self.dice.percent(demand.stale_percent);
-        let cancels = self.dice.percent(demand.cancels_percent);
-        let pause = if stale { self.dice.below(Demand::STALE_MS.min(ms) + 1) } else { 0 };
-        let cancels_after = Duration::from_millis(if cancels { self.dice.below(5) } else { 0 });
+        let at_once = self.rng.percent(demand.at_once_percent);
+        let stale = at_once && self.rng.percent(demand.stale_percent);
+        let cancels = self.rng.percent(demand.cancels_percent);
+        let pause = if stale { self.rng.below(Demand::STALE_MS.min(ms) + 1) } else { 0 };
+        let cancels_after = Duration::from_millis(if cancels { self.rng.below(5) } else { 0 });
         let begun_at = Time::from_nanos(self.world.now().nanos() - pause * 1_000_000);
         let mut call = self.ledger.begin(pod.id, &rules, begun_at, descriptors);
         if !self.is_within_offer(&call) {
@@ -122,24 +122,24 @@ impl Callers {
     }
 
     fn descriptors(&mut self) -> Vec<Charge> {
-        let count = 1 + self.dice.below(self.world.plan.demand.descriptors_max);
+        let count = 1 + self.rng.below(self.world.plan.demand.descriptors_max);
         (0..count).map(|_| self.descriptor()).collect()
     }
 
     fn descriptor(&mut self) -> Charge {
         let plan = &self.world.plan;
         let demand = &plan.demand;
-        let dice = &mut self.dice;
-        let hot = dice.percent(demand.hot_percent);
-        let value = if hot { 0 } else { dice.index(usize::try_from(demand.values).unwrap()) };
-        let look = dice.percent(demand.looks_percent);
-        let overrides = dice.percent(demand.overrides_percent);
-        let requests = u32::try_from(dice.pick(&[3, 20, 200])).unwrap();
+        let rng = &mut self.rng;
+        let hot = rng.percent(demand.hot_percent);
+        let value = if hot { 0 } else { rng.index(usize::try_from(demand.values).unwrap()) };
+        let look = rng.percent(demand.looks_percent);
+        let overrides = rng.percent(demand.overrides_percent);
+        let requests = u32::try_from(rng.pick(&[3, 20, 200])).unwrap();
         Charge {
-            name: NAMES[dice.index(plan.rules.len())],
+            name: NAMES[rng.index(plan.rules.len())],
             value: &VALUES[value],
-            hits: if look { 0 } else { dice.within(1..demand.hits_max + 1) },
-            refund: !look && dice.percent(demand.refunds_percent),
+            hits: if look { 0 } else { rng.within(1..demand.hits_max + 1) },
+            refund: !look && rng.percent(demand.refunds_percent),
             limit: overrides.then(|| Limit::fixed_window(requests, Unit::Second)),
             count: None,
             order: 0,

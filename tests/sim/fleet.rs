@@ -9,10 +9,10 @@ use ratelease_rules::Rules;
 use ratelease_rules::key::KeyHasher;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::dice::Dice;
 use crate::ledger::Ledger;
 use crate::network::Network;
 use crate::plan::Plan;
+use crate::rng::Rng;
 use crate::rule;
 use crate::world::World;
 
@@ -104,11 +104,11 @@ impl Fleet {
     }
 
     /// Replaces the rules; pods receive them one after the other.
-    pub fn reload(&mut self, rules: &Arc<Rules>, dice: &mut Dice) {
+    pub fn reload(&mut self, rules: &Arc<Rules>, rng: &mut Rng) {
         self.rules = Arc::clone(rules);
         let now_ms = self.world.millis();
         for pod in &mut self.pods {
-            pod.reloads.push((now_ms + dice.below(Plan::RELOAD_MS), Arc::clone(rules)));
+            pod.reloads.push((now_ms + rng.below(Plan::RELOAD_MS), Arc::clone(rules)));
         }
     }
 

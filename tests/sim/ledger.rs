@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ratelease_engine::store::StoreError;
 use ratelease_engine::time::Time;
-use ratelease_engine::verdict::{Code, How, Verdict};
+use ratelease_engine::verdict::{Code, DecisionSource, Verdict};
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::{Algorithm, FailureMode, Limit, Rules};
 
@@ -134,7 +134,7 @@ impl Ledger {
                 } else {
                     self.deny(call, now);
                 }
-                let failed = |how| matches!(how, How::Failure(_));
+                let failed = |how| matches!(how, DecisionSource::Failure(_));
                 let mut counted = verdict.statuses.iter().filter_map(|status| status.counted);
                 if counted.any(|trace| failed(trace.how)) {
                     self.books.lock().tally.counts.failure_modes += 1;
@@ -171,13 +171,13 @@ impl Ledger {
                 continue;
             }
             let outcome = match trace.how {
-                How::Failure(FailureMode::Local) => self.admit_alone(call, at, now),
-                How::Failure(FailureMode::Allow) => {
+                DecisionSource::Failure(FailureMode::Local) => self.admit_alone(call, at, now),
+                DecisionSource::Failure(FailureMode::Allow) => {
                     self.books.lock().tally.flow(key).alone += charge.hits;
                     Ok(())
                 }
-                How::Failure(mode) => Err(format!("{mode:?} admitted")),
-                How::Local | How::Leased => {
+                DecisionSource::Failure(mode) => Err(format!("{mode:?} admitted")),
+                DecisionSource::Local | DecisionSource::Leased => {
                     self.admit_leased(call, (trace.key, limit, charge.hits), of_overflow, now)
                 }
             };

@@ -27,7 +27,6 @@
 
 mod book;
 mod caller;
-mod dice;
 mod drills;
 mod fair;
 mod fleet;
@@ -38,6 +37,7 @@ mod network;
 mod oracle;
 mod plan;
 mod purse;
+mod rng;
 mod rule;
 mod run;
 mod seeds;

@@ -17,13 +17,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use ratelease_engine::store::{Ask, Beat, Beaten, Grant, Replies, Store, StoreError};
+use ratelease_engine::store::{Ask, Beaten, Grant, Heartbeat, Replies, Store, StoreError};
 use ratelease_engine::time::Time;
 use ratelease_rules::key::Key;
 use tokio::sync::oneshot;
 
-use crate::dice::Dice;
 use crate::plan::Tamper;
+use crate::rng::Rng;
 use crate::weather::{Answer, Fate};
 use crate::world::{World, tell};
 
@@ -73,8 +73,8 @@ impl Network {
         };
         let plan = &self.world.plan;
         let (bits, shard) = counter.map_or((0, 0), |of| (of.bits(), plan.shard_of(of)));
-        let mut dice = Dice::new(plan.seed, &[1, self.pod, bits, nth]);
-        plan.weather.fate(self.world.millis(), self.pod, shard, &mut dice)
+        let mut rng = Rng::new(plan.seed, &[1, self.pod, bits, nth]);
+        plan.weather.fate(self.world.millis(), self.pod, shard, &mut rng)
     }
 
     /// Returned tokens leave the pod here, whether they arrive or not.
@@ -192,7 +192,7 @@ impl Store for Network {
         })
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         Box::pin(async move {
             let fate = self.fate(None);
             let Some(arrives) = fate.arrives_after_ms else { return Err(StoreError::TimedOut) };

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use ratelease_engine::store::Back;
+use ratelease_engine::store::Return;
 use ratelease_engine::time::Time;
 
 /// The tokens of one pod and key.
@@ -135,7 +135,7 @@ impl Purse {
 
     /// Returns tokens of the pod. The pod may assign them to a lease that ends before theirs, which
     /// makes the store less likely to credit them, but never to a later one.
-    pub fn give_back(&mut self, back: Back) -> Result<(), String> {
+    pub fn give_back(&mut self, back: Return) -> Result<(), String> {
         let mut missing = back.tokens;
         let from = match back.epoch {
             Some(epoch) => self.ends_of(epoch),

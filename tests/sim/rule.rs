@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ratelease_rules::{self as rules, Algorithm, FailureMode, Limit, Lookup, Rule, Rules, Source};
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// How the rules of one algorithm are drawn.
 #[derive(Clone, Copy)]
@@ -79,56 +79,56 @@ impl RulePlan {
     }
 
     /// A rule with this `requests_per_unit`; a `plain` one has the default lease and one shard.
-    pub fn roll(dice: &mut Dice, requests_per_unit: u64, plain: bool) -> Self {
-        let unit = dice.pick(&["second", "second", "second", "minute"]);
+    pub fn draw(rng: &mut Rng, requests_per_unit: u64, plain: bool) -> Self {
+        let unit = rng.pick(&["second", "second", "second", "minute"]);
         let mut plan = Self::fixed_window(requests_per_unit, unit);
-        if dice.percent(20) {
-            plan.unit_multiplier = dice.within(2..4);
+        if rng.percent(20) {
+            plan.unit_multiplier = rng.within(2..4);
         }
-        plan.charge_denied = dice.percent(70);
-        plan.roll_algorithm(dice);
+        plan.charge_denied = rng.percent(70);
+        plan.draw_algorithm(rng);
         if !plain {
-            plan.roll_terms(dice);
-            plan.failure_mode = dice.pick(&["error", "error", "local", "local", "allow", "deny"]);
-            plan.mode = dice.pick(&["", "", "", "", "", "", "", "shadow_mode", "quota_mode"]);
+            plan.draw_terms(rng);
+            plan.failure_mode = rng.pick(&["error", "error", "local", "local", "allow", "deny"]);
+            plan.mode = rng.pick(&["", "", "", "", "", "", "", "shadow_mode", "quota_mode"]);
         }
         plan
     }
 
-    pub fn roll_algorithm(&mut self, dice: &mut Dice) {
+    pub fn draw_algorithm(&mut self, rng: &mut Rng) {
         let weights: Vec<_> = CASES.iter().map(|case| case.weight).collect();
-        let Case { algorithm, requests_max, .. } = CASES[dice.weighted(&weights)];
+        let Case { algorithm, requests_max, .. } = CASES[rng.weighted(&weights)];
         self.algorithm = algorithm;
         self.requests_per_unit = self.requests_per_unit.min(requests_max);
-        self.roll_burst(dice);
+        self.draw_burst(rng);
     }
 
     /// Draws the terms that only this algorithm has.
-    pub fn roll_burst(&mut self, dice: &mut Dice) {
+    pub fn draw_burst(&mut self, rng: &mut Rng) {
         let requests = self.requests_per_unit;
-        self.burst = match dice.below(4) {
+        self.burst = match rng.below(4) {
             // A bucket that never fills is refused.
             _ if self.algorithm != "token_bucket" || requests == 0 => None,
             0 => None,
             1 => Some(1 + requests / 5),
             // A burst that is earned in less than 50 ms.
-            2 => Some(1 + requests / dice.pick(&[30, 100])),
-            _ => Some(1 + dice.below(2 * requests + 1)),
+            2 => Some(1 + requests / rng.pick(&[30, 100])),
+            _ => Some(1 + rng.below(2 * requests + 1)),
         };
-        let delays = self.algorithm == "leaky_bucket" && dice.percent(66);
-        self.max_delay_ms = delays.then(|| dice.within(1..200));
+        let delays = self.algorithm == "leaky_bucket" && rng.percent(66);
+        self.max_delay_ms = delays.then(|| rng.within(1..200));
     }
 
     /// Draws how tokens are leased.
-    pub fn roll_terms(&mut self, dice: &mut Dice) {
-        let splits = self.algorithm != "leaky_bucket" && dice.percent(25);
-        self.shards = if splits { dice.within(2..6) } else { 1 };
-        self.lease = match dice.below(6) {
+    pub fn draw_terms(&mut self, rng: &mut Rng) {
+        let splits = self.algorithm != "leaky_bucket" && rng.percent(25);
+        self.shards = if splits { rng.within(2..6) } else { 1 };
+        self.lease = match rng.below(6) {
             _ if self.algorithm == "sliding_log" => String::new(),
             0 => "off".into(),
-            1 => format!("{{ttl: {}ms}}", dice.within(100..1_000)),
-            2 => format!("{{max: {}}}", dice.within(1..50)),
-            3 => format!("{{fraction: 0.{}}}", dice.within(1..10)),
+            1 => format!("{{ttl: {}ms}}", rng.within(100..1_000)),
+            2 => format!("{{max: {}}}", rng.within(1..50)),
+            3 => format!("{{fraction: 0.{}}}", rng.within(1..10)),
             _ => String::new(),
         };
     }

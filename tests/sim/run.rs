@@ -7,11 +7,11 @@ use std::time::Duration;
 use ratelease_engine::time::Time;
 
 use crate::caller::Callers;
-use crate::dice::Dice;
 use crate::fair;
 use crate::fleet::Fleet;
 use crate::ledger::{Ledger, Use};
 use crate::plan::{FleetEvent, Mood, Plan};
+use crate::rng::Rng;
 use crate::rule;
 use crate::trace::Trace;
 use crate::world::{World, Wrong};
@@ -67,7 +67,7 @@ struct Run {
     fleet: Fleet,
     callers: Callers,
     /// Draws the milliseconds that pods take to receive new rules.
-    dice: Dice,
+    rng: Rng,
     /// Numbers of the plan's events that have happened.
     done: Done,
 }
@@ -86,12 +86,12 @@ const INSPECTION_MS: u64 = 25;
 
 impl Run {
     fn new(plan: Plan) -> Self {
-        let dice = Dice::new(plan.seed, &[2]);
+        let rng = Rng::new(plan.seed, &[2]);
         let world = World::new(plan);
         let ledger = Arc::new(Ledger::new(&world));
         let fleet = Fleet::new(&world, &ledger);
         let callers = Callers::new(&world, &ledger);
-        Self { world, ledger, fleet, callers, dice, done: Done::default() }
+        Self { world, ledger, fleet, callers, rng, done: Done::default() }
     }
 
     async fn until_its_end(mut self) -> Result<Outcome, Wrong> {
@@ -151,7 +151,7 @@ impl Run {
         }
         while let Some((_, it)) = plan.changes.get(self.done.changes).filter(|(at, _)| *at <= ms) {
             self.done.changes += 1;
-            self.fleet.reload(&Arc::new(rule::load(it)), &mut self.dice);
+            self.fleet.reload(&Arc::new(rule::load(it)), &mut self.rng);
         }
     }
 

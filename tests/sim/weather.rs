@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// The conditions of a run.
 #[derive(Debug, Clone)]
@@ -76,11 +76,11 @@ impl Weather {
     }
 
     /// The fate of an ask that leaves `pod` for the master `shard` at `now_ms`.
-    pub fn fate(&self, now_ms: u64, pod: u64, shard: usize, dice: &mut Dice) -> Fate {
-        let way = |dice: &mut Dice| self.way_ms + dice.below(self.jitter_ms + 1);
+    pub fn fate(&self, now_ms: u64, pod: u64, shard: usize, rng: &mut Rng) -> Fate {
+        let way = |rng: &mut Rng| self.way_ms + rng.below(self.jitter_ms + 1);
         let mut fate = Fate {
-            arrives_after_ms: Some(way(dice)),
-            answer: Answer::Comes { after_ms: way(dice) },
+            arrives_after_ms: Some(way(rng)),
+            answer: Answer::Comes { after_ms: way(rng) },
             refused: false,
             garbled: false,
             struck: false,
@@ -93,17 +93,17 @@ impl Weather {
         for stretch in self.stretches.iter().filter(strikes) {
             fate.struck = true;
             match stretch.trouble {
-                Trouble::Lossy { percent } if dice.percent(percent) => self.lose(&mut fate, dice),
-                Trouble::Lossy { percent } => fate.fail_some(percent / 4, dice),
-                Trouble::Slow { ms } => fate.slow(dice.below(ms + 1), dice.below(ms + 1)),
-                Trouble::Stuck { percent, ms } if dice.percent(percent) => fate.slow(ms, 0),
+                Trouble::Lossy { percent } if rng.percent(percent) => self.lose(&mut fate, rng),
+                Trouble::Lossy { percent } => fate.fail_some(percent / 4, rng),
+                Trouble::Slow { ms } => fate.slow(rng.below(ms + 1), rng.below(ms + 1)),
+                Trouble::Stuck { percent, ms } if rng.percent(percent) => fate.slow(ms, 0),
                 Trouble::Stuck { .. } => {}
                 Trouble::Away { silent: true } => {
                     fate.arrives_after_ms = None;
-                    fate.answer = self.silence(dice);
+                    fate.answer = self.silence(rng);
                 }
                 Trouble::Away { silent: false } => {
-                    fate.answer = Answer::Unreachable { after_ms: way(dice) };
+                    fate.answer = Answer::Unreachable { after_ms: way(rng) };
                     fate.arrives_after_ms = None;
                 }
             }
@@ -112,17 +112,17 @@ impl Weather {
     }
 
     /// Loses the ask or the reply, or makes the sender give up.
-    fn lose(&self, fate: &mut Fate, dice: &mut Dice) {
-        fate.answer = self.silence(dice);
-        match dice.below(3) {
+    fn lose(&self, fate: &mut Fate, rng: &mut Rng) {
+        fate.answer = self.silence(rng);
+        match rng.below(3) {
             0 => fate.arrives_after_ms = None,
             1 => {}
-            _ => fate.arrives_after_ms = Some(self.gives_up_ms + dice.below(1_000)),
+            _ => fate.arrives_after_ms = Some(self.gives_up_ms + rng.below(1_000)),
         }
     }
 
-    fn silence(&self, dice: &mut Dice) -> Answer {
-        if dice.percent(10) {
+    fn silence(&self, rng: &mut Rng) -> Answer {
+        if rng.percent(10) {
             Answer::Never
         } else {
             Answer::TimesOut { after_ms: self.gives_up_ms }
@@ -133,9 +133,9 @@ impl Weather {
 // === impl Fate ===
 
 impl Fate {
-    fn fail_some(&mut self, percent: u64, dice: &mut Dice) {
-        self.refused |= dice.percent(percent);
-        self.garbled |= dice.percent(percent);
+    fn fail_some(&mut self, percent: u64, rng: &mut Rng) {
+        self.refused |= rng.percent(percent);
+        self.garbled |= rng.percent(percent);
     }
 
     fn slow(&mut self, out_ms: u64, back_ms: u64) {

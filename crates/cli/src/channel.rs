@@ -10,7 +10,7 @@ use clap::Args;
 use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
-use crate::out::Trouble;
+use crate::out::CliError;
 use crate::target::Target;
 
 /// Maximum bytes of a certificate or key file: a bundle of all roots has a few hundred thousand.
@@ -49,19 +49,19 @@ impl Target {
         &self,
         tls: Option<ClientTlsConfig>,
         within: Duration,
-    ) -> Result<Channel, Trouble> {
+    ) -> Result<Channel, CliError> {
         let uri = match self {
             Self::Tcp(address) if tls.is_some() => format!("https://{address}"),
             Self::Tcp(address) => format!("http://{address}"),
             Self::Unix(path) => format!("unix:{}", path.display()),
         };
         let failed = |error: &dyn Error| {
-            Trouble::new(format_args!("{self}: cannot be reached: {}", root(error)))
+            CliError::new(format_args!("{self}: cannot be reached: {}", root(error)))
         };
         let mut endpoint = Endpoint::from_shared(uri).map_err(|error| failed(&error))?;
         if let Some(tls) = tls {
             endpoint = endpoint.tls_config(tls).map_err(|error| {
-                Trouble::new(format_args!("the TLS flags cannot be used: {}", root(&error)))
+                CliError::new(format_args!("the TLS flags cannot be used: {}", root(&error)))
             })?;
         }
         match tokio::time::timeout(within, endpoint.connect()).await {
@@ -71,18 +71,18 @@ impl Target {
     }
 
     /// Returns the error for a server that did not answer in time.
-    pub fn late(&self, within: Duration) -> Trouble {
-        Trouble::new(format_args!("{self}: no answer within {within:?}; --timeout waits longer"))
+    pub fn late(&self, within: Duration) -> CliError {
+        CliError::new(format_args!("{self}: no answer within {within:?}; --timeout waits longer"))
     }
 
     /// Returns the error for a status other than OK.
-    pub fn refused(&self, status: &tonic::Status) -> Trouble {
+    pub fn refused(&self, status: &tonic::Status) -> CliError {
         let (code, reason) = (status.code(), status.message());
         match status.source() {
             Some(source) if code == Code::Unknown || code == Code::Unavailable => {
-                Trouble::new(format_args!("{self}: the connection broke: {}", root(source)))
+                CliError::new(format_args!("{self}: the connection broke: {}", root(source)))
             }
-            _ => Trouble::new(format_args!("{self}: answered {code:?}: {reason}")),
+            _ => CliError::new(format_args!("{self}: answered {code:?}: {reason}")),
         }
     }
 }
@@ -110,7 +110,7 @@ impl TlsFlags {
     ///
     /// # Errors
     /// A file cannot be read.
-    pub fn config(&self) -> Result<Option<ClientTlsConfig>, Trouble> {
+    pub fn config(&self) -> Result<Option<ClientTlsConfig>, CliError> {
         let Self { ca, cert, key, server_name, .. } = self;
         if !self.is_on() {
             return Ok(None);
@@ -130,8 +130,8 @@ impl TlsFlags {
     }
 }
 
-fn pem(path: &Path) -> Result<Vec<u8>, Trouble> {
-    let failed = |why: &dyn fmt::Display| Trouble::new(format_args!("{}: {why}", path.display()));
+fn pem(path: &Path) -> Result<Vec<u8>, CliError> {
+    let failed = |why: &dyn fmt::Display| CliError::new(format_args!("{}: {why}", path.display()));
     let length = fs::metadata(path).map_err(|error| failed(&error))?.len();
     if length > PEM_BYTES_MAX {
         return Err(failed(&"too long for certificates"));

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use ratelease_rules::{self as rules, Fault, Options, Source};
 
-use crate::out::{Ended, Out, OutFlags, Outcome};
+use crate::out::{CliResult, Out, OutFlags, Outcome};
 use crate::settings::{Role, RulesDirFlags};
 use crate::source;
 use report::{Finding, Report, Rules, Severity};
@@ -54,7 +54,7 @@ enum Format {
 }
 
 /// Reads and loads the files, and reports what was found.
-pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> Ended {
+pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> CliResult {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let default = std::slice::from_ref(&dir.dir);
     let paths = if flags.paths.is_empty() { default } else { &flags.paths };

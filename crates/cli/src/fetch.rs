@@ -9,7 +9,7 @@ use ratelease_engine::secret::Secret;
 use ratelease_engine::time::{Clock, Time};
 use ratelease_rules::duration::parse_duration;
 
-use crate::out::Trouble;
+use crate::out::CliError;
 use crate::settings::HostPort;
 
 /// Maximum bytes of an answer: `/status` has some tens of thousands.
@@ -31,7 +31,7 @@ pub struct Page {
 ///
 /// # Errors
 /// The server cannot be reached, does not answer in time, or does not answer with HTTP.
-pub fn get(server: &HostPort, path: &str, within: Duration) -> Result<Page, Trouble> {
+pub fn get(server: &HostPort, path: &str, within: Duration) -> Result<Page, CliError> {
     get_with(server, path, &Secret::default(), within)
 }
 
@@ -44,13 +44,13 @@ pub fn get_with(
     path: &str,
     token: &Secret,
     within: Duration,
-) -> Result<Page, Trouble> {
+) -> Result<Page, CliError> {
     exchange(server, path, token, within).map_err(|error| match error.kind() {
         ErrorKind::TimedOut | ErrorKind::WouldBlock => {
-            Trouble::new(format_args!("{server}: no answer within {within:?}"))
+            CliError::new(format_args!("{server}: no answer within {within:?}"))
         }
-        ErrorKind::InvalidData => Trouble::new(format_args!("{server}: {error}")),
-        _ => Trouble::new(format_args!("{server}: cannot be reached: {error}")),
+        ErrorKind::InvalidData => CliError::new(format_args!("{server}: {error}")),
+        _ => CliError::new(format_args!("{server}: cannot be reached: {error}")),
     })
 }
 

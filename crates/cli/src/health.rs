@@ -10,7 +10,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::channel::TlsFlags;
 use crate::fetch;
-use crate::out::{Ended, Out, OutFlags, Outcome, Trouble, tell};
+use crate::out::{CliError, CliResult, Out, OutFlags, Outcome, tell};
 use crate::safe;
 use crate::settings::HostPort;
 use crate::target::Target;
@@ -84,14 +84,14 @@ struct Health {
 }
 
 /// Checks the health of a pod; prints nothing if it is healthy.
-pub fn run(flags: HealthFlags, out: &mut Out) -> Ended {
+pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
     let HealthFlags { http, grpc, timeout, out: OutFlags { json }, listeners, tls } = flags;
     let Health { is_healthy, target, word } = match grpc {
         Some(target) => {
             ask_grpc(target.unwrap_or_else(|| listeners.grpc()), tls.config()?, timeout)?
         }
         None if tls.is_on() => {
-            return Err(Trouble::new("the flags for TLS go with --grpc: the HTTP port has none"));
+            return Err(CliError::new("the flags for TLS go with --grpc: the HTTP port has none"));
         }
         None => ask_http(&http.unwrap_or_else(|| listeners.http()), timeout)?,
     };
@@ -104,7 +104,7 @@ pub fn run(flags: HealthFlags, out: &mut Out) -> Ended {
     Ok(Outcome::good_if(is_healthy))
 }
 
-fn ask_http(target: &HostPort, within: Duration) -> Result<Health, Trouble> {
+fn ask_http(target: &HostPort, within: Duration) -> Result<Health, CliError> {
     let page = fetch::get(target, PATH, within)?;
     let word = safe::line(String::from_utf8_lossy(&page.body).trim());
     let word: String = word.chars().take(WORD_CHARS_MAX).collect();
@@ -116,10 +116,10 @@ fn ask_grpc(
     target: Target,
     tls: Option<ClientTlsConfig>,
     within: Duration,
-) -> Result<Health, Trouble> {
+) -> Result<Health, CliError> {
     // A single thread, because only one call is awaited.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Trouble::new(format_args!("cannot start: {error}")))?;
+    let runtime = runtime.map_err(|error| CliError::new(format_args!("cannot start: {error}")))?;
     runtime.block_on(async {
         let asked = async {
             let channel = target.connect(tls, within).await?;

@@ -36,10 +36,10 @@ pub struct Interrupt {
 /// could not be read or written. Its text says how to fix it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Trouble(String);
+pub struct CliError(String);
 
 /// The result of a subcommand.
-pub type Ended = Result<Outcome, Trouble>;
+pub type CliResult = Result<Outcome, CliError>;
 
 /// The flag that all subcommands with a result have.
 #[derive(Debug, Clone, Copy, Args)]
@@ -86,7 +86,7 @@ const EXIT_TROUBLE: u8 = 2;
 const EXIT_SIGNAL: u8 = 128;
 
 /// Flushes the output, prints the error of `name` if `ended` is one, and returns the exit status.
-pub fn end(name: &str, mut out: Out, ended: Ended) -> ExitCode {
+pub fn end(name: &str, mut out: Out, ended: CliResult) -> ExitCode {
     match out.flush().and(ended) {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Finding) => ExitCode::from(EXIT_FINDING),
@@ -128,22 +128,22 @@ impl Interrupt {
     }
 }
 
-// === impl Trouble ===
+// === impl CliError ===
 
-impl Trouble {
+impl CliError {
     /// Makes an error from its message, usually one line.
     pub fn new(text: impl Display) -> Self {
         Self(text.to_string())
     }
 }
 
-impl From<settings::Faults> for Trouble {
+impl From<settings::Faults> for CliError {
     fn from(faults: settings::Faults) -> Self {
         Self::new(faults)
     }
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for CliError {
     fn from(error: io::Error) -> Self {
         Self::new(format_args!("cannot write the result: {error}"))
     }
@@ -172,30 +172,30 @@ impl Out {
     }
 
     /// Writes a text and a line end.
-    pub fn line(&mut self, text: impl Display) -> Result<(), Trouble> {
+    pub fn line(&mut self, text: impl Display) -> Result<(), CliError> {
         self.write(|to| writeln!(to, "{text}"))
     }
 
     /// Writes bytes unchanged.
-    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), CliError> {
         self.write(|to| to.write_all(bytes))
     }
 
     /// Writes one line of JSON.
-    pub fn json(&mut self, value: &impl Serialize) -> Result<(), Trouble> {
+    pub fn json(&mut self, value: &impl Serialize) -> Result<(), CliError> {
         let line = serde_json::to_string(value).map_err(io::Error::from)?;
         self.line(line)
     }
 
     /// Flushes the buffer.
-    pub fn flush(&mut self) -> Result<(), Trouble> {
+    pub fn flush(&mut self) -> Result<(), CliError> {
         self.write(Write::flush)
     }
 
     fn write(
         &mut self,
         write: impl FnOnce(&mut BufWriter<Box<dyn Write>>) -> io::Result<()>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), CliError> {
         if self.is_closed {
             return Ok(());
         }

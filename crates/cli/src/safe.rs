@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use ratelease_rules::steering::steers;
+use ratelease_rules::display_safety::steers;
 
 /// Displays a text with characters that steer a terminal escaped. Line ends are kept, because
 /// messages may have several lines.

@@ -5,7 +5,6 @@
 //! its meaning. Every faulty setting is reported, not only the first, and no message contains a
 //! secret.
 
-mod answers;
 mod fault;
 pub(crate) mod flag;
 mod flags;
@@ -18,6 +17,7 @@ mod metrics;
 mod otlp;
 mod redis;
 mod reference;
+mod responses;
 mod rules;
 mod store;
 mod summary;
@@ -30,7 +30,6 @@ use std::time::Duration;
 
 use ratelease_engine::store::StoreSettings;
 
-pub use answers::Answers;
 pub use fault::{Fault, Faults};
 pub use flag::Role;
 pub use flags::ServeFlags;
@@ -41,6 +40,7 @@ pub use listeners::{GrpcListen, Listeners, Uds};
 pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
 pub use otlp::{Otlp, OtlpProtocol, OtlpTls};
+pub use responses::Answers;
 pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
 pub use store::{PerSecondFlags, StoreFlags};
 pub use summary::Told;

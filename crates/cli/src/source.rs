@@ -7,12 +7,12 @@ use ratelease_rules::{
     self as rules, Faults as RuleFaults, Options, Places, ReadError, Rules, Source,
 };
 
-use crate::out::Trouble;
+use crate::out::CliError;
 use crate::safe::Safe;
 use crate::settings::{Faults, Reading};
 
 /// Returns the result of `resolve`, or all its faults as one error.
-pub fn resolved<T>(resolve: impl FnOnce(&mut Faults) -> Option<T>) -> Result<T, Trouble> {
+pub fn resolved<T>(resolve: impl FnOnce(&mut Faults) -> Option<T>) -> Result<T, CliError> {
     let mut faults = Faults::default();
     match resolve(&mut faults) {
         Some(resolved) if faults.is_empty() => Ok(resolved),
@@ -31,19 +31,22 @@ pub fn is_stdin(path: &Path) -> bool {
 }
 
 /// Reads one file, or standard input.
-pub fn read_file(path: &Path) -> Result<Source, Trouble> {
+pub fn read_file(path: &Path) -> Result<Source, CliError> {
     if is_stdin(path) {
         return Ok(rules::read_from(STDIN_NAME, io::stdin().lock())?);
     }
     let only = if path.is_dir() { None } else { rules::read_path(path, false)?.pop() };
     only.ok_or_else(|| {
-        Trouble::new(format_args!("{}: is a directory; name the files in it", Safe(path.display())))
+        CliError::new(format_args!(
+            "{}: is a directory; name the files in it",
+            Safe(path.display())
+        ))
     })
 }
 
 /// Reads the rule files of all `paths`, which may include directories and standard input. The name
 /// of each source is its path, relative to the current directory unless its argument is absolute.
-pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, Trouble> {
+pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, CliError> {
     let mut sources = Vec::new();
     for path in paths {
         if is_stdin(path) {
@@ -57,7 +60,7 @@ pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, Trouble>
     sources.dedup_by(|a, b| a.name == b.name);
     if sources.is_empty() {
         let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-        return Err(Trouble::new(format_args!(
+        return Err(CliError::new(format_args!(
             "{}: no rule files there; their names end in .yaml or .yml",
             Safe(paths.join(", "))
         )));
@@ -66,12 +69,12 @@ pub fn read(paths: &[PathBuf], reading: Reading) -> Result<Vec<Source>, Trouble>
 }
 
 /// Loads rules; any fault is an error.
-pub fn load(paths: &[PathBuf], reading: Reading) -> Result<Rules, Trouble> {
+pub fn load(paths: &[PathBuf], reading: Reading) -> Result<Rules, CliError> {
     good(paths, reading, rules::load).map(|loaded| loaded.rules)
 }
 
 /// Like [`load`], and also returns where each rule is written.
-pub fn load_with_places(paths: &[PathBuf], reading: Reading) -> Result<(Rules, Places), Trouble> {
+pub fn load_with_places(paths: &[PathBuf], reading: Reading) -> Result<(Rules, Places), CliError> {
     let (loaded, places) = good(paths, reading, rules::load_with_places)?;
     Ok((loaded.rules, places))
 }
@@ -80,19 +83,19 @@ fn good<T>(
     paths: &[PathBuf],
     reading: Reading,
     load: impl FnOnce(&[Source], Options) -> Result<T, RuleFaults>,
-) -> Result<T, Trouble> {
+) -> Result<T, CliError> {
     let sources = read(paths, reading)?;
     load(&sources, Options { merge_domains: reading.merge_domains }).map_err(|faults| {
-        Trouble::new(format_args!(
+        CliError::new(format_args!(
             "the rules are faulty; `ratelease check` shows the places\n{}",
             Safe(faults)
         ))
     })
 }
 
-// === impl Trouble ===
+// === impl CliError ===
 
-impl From<ReadError> for Trouble {
+impl From<ReadError> for CliError {
     fn from(error: ReadError) -> Self {
         match error {
             // A server asks to create a missing path; a user has more likely mistyped it.

@@ -10,7 +10,7 @@ mod client;
 mod draw;
 mod flags;
 mod link;
-mod metronome;
+mod pacer;
 mod progress;
 mod report;
 mod request;
@@ -22,7 +22,7 @@ mod tests;
 mod trial;
 
 use clap::Subcommand;
-use ratelease_cli::out::{Ended, Out, Trouble};
+use ratelease_cli::out::{CliError, CliResult, Out};
 
 pub use flags::LoadFlags;
 
@@ -36,10 +36,10 @@ pub enum Bench {
 
 /// Runs the bench and prints its report. Returns `Good` if every request was answered with a
 /// verdict, and an error if the run could not begin.
-pub(super) fn run(bench: Bench, out: &mut Out) -> Ended {
+pub(super) fn run(bench: Bench, out: &mut Out) -> CliResult {
     let Bench::Load(flags) = bench;
     let json = flags.out.json;
-    let report = flags.plan().and_then(run::run).map_err(Trouble::new)?;
+    let report = flags.plan().and_then(run::run).map_err(CliError::new)?;
     if json {
         out.line(report.json())?;
     } else {

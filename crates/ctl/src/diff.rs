@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use ratelease_cli::out::{Ended, Out, OutFlags, Outcome, Trouble};
+use ratelease_cli::out::{CliError, CliResult, Out, OutFlags, Outcome};
 use ratelease_cli::settings::ReadingFlags;
 use ratelease_cli::source;
 use ratelease_rules::{Allowance, Places, Rule, Rules};
@@ -88,10 +88,10 @@ enum Counts {
 }
 
 /// Loads both sets of rules and compares them.
-pub(super) fn run(flags: &DiffFlags, out: &mut Out) -> Ended {
+pub(super) fn run(flags: &DiffFlags, out: &mut Out) -> CliResult {
     let reading = source::resolved(|faults| flags.reading.resolve(faults))?;
     if [&flags.old, &flags.new].into_iter().all(|path| source::is_stdin(path)) {
-        return Err(Trouble::new("OLD and NEW cannot both be standard input"));
+        return Err(CliError::new("OLD and NEW cannot both be standard input"));
     }
     let (old, was) = source::load_with_places(std::slice::from_ref(&flags.old), reading)?;
     let (new, is) = source::load_with_places(std::slice::from_ref(&flags.new), reading)?;

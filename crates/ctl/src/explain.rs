@@ -5,7 +5,7 @@ mod report;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use ratelease_cli::out::{Ended, Out, OutFlags, Outcome};
+use ratelease_cli::out::{CliResult, Out, OutFlags, Outcome};
 use ratelease_cli::settings::{KeyFlags, PerSecondFlags, Role, RulesDirFlags, StoreFlags};
 use ratelease_cli::source;
 use ratelease_engine::limiter::{Resolved, resolve};
@@ -93,7 +93,7 @@ impl<'r> End<'r> {
 }
 
 /// Loads the rules, matches each descriptor, and reads counts and pools if a Redis is given.
-pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> Ended {
+pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult {
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let store = source::resolved(|faults| flags.store.resolve(&flags.per_second, faults))?;
     let dirs = std::slice::from_ref(&dir.dir);

@@ -10,21 +10,21 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
-pub mod cases;
 mod descriptor;
 pub mod diff;
 pub mod explain;
 #[doc(hidden)]
 pub mod fuzzing;
 mod manual;
-mod meter;
 mod plan;
-mod pod;
+mod progress_line;
 mod query;
 mod replay;
 mod rule;
+pub mod rule_tests;
 mod signals;
 mod status;
+mod status_client;
 mod top;
 
 use std::ffi::OsString;
@@ -37,13 +37,13 @@ use ratelease_cli::settings::{Role, SettingsError, process_env};
 use ratelease_cli::{commands, grammar};
 
 use bench::Bench;
-use cases::CasesFlags;
 use diff::DiffFlags;
 use explain::ExplainFlags;
 use manual::{CompletionsFlags, ManFlags};
 use plan::PlanFlags;
 use query::QueryFlags;
 use replay::ReplayFlags;
+use rule_tests::CasesFlags;
 use status::StatusFlags;
 use top::TopFlags;
 
@@ -73,7 +73,7 @@ pub enum Tool {
     #[command(after_help = diff::NOTES)]
     Diff(Box<DiffFlags>),
     /// Hold rules to cases of requests over virtual time
-    #[command(after_help = cases::NOTES)]
+    #[command(after_help = rule_tests::NOTES)]
     Test(Box<CasesFlags>),
     /// Measure a rate limit server, this or another
     #[command(subcommand)]
@@ -132,7 +132,7 @@ fn run_tool(tool: Tool) -> ExitCode {
     let (name, ended) = match tool {
         Tool::Explain(flags) => ("explain", explain::run(&flags, ROLE, &mut out)),
         Tool::Diff(flags) => ("diff", diff::run(&flags, &mut out)),
-        Tool::Test(flags) => ("test", cases::run(&flags, &mut out)),
+        Tool::Test(flags) => ("test", rule_tests::run(&flags, &mut out)),
         Tool::Bench(bench) => ("bench", bench::run(bench, &mut out)),
         Tool::Query(flags) => ("query", query::run(&flags, &mut out)),
         Tool::Status(flags) => ("status", status::run(&flags, &mut out)),

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use clap_complete::aot::{Bash, Fish, Zsh, generate};
 use clap_mangen::Man;
 use ratelease_cli::grammar::documented;
-use ratelease_cli::out::{Ended, Out, Outcome, Trouble};
+use ratelease_cli::out::{CliError, CliResult, Out, Outcome};
 
 pub(super) const COMPLETIONS_NOTES: &str = "\
 Examples:
@@ -54,7 +54,11 @@ enum Program {
 }
 
 /// Prints the completions for a shell.
-pub(super) fn completions(flags: &CompletionsFlags, tools: clap::Command, out: &mut Out) -> Ended {
+pub(super) fn completions(
+    flags: &CompletionsFlags,
+    tools: clap::Command,
+    out: &mut Out,
+) -> CliResult {
     let mut grammar = flags.program.grammar(tools);
     let name = grammar.get_name().to_owned();
     // Written to memory first, because the generator panics if it cannot write.
@@ -69,7 +73,7 @@ pub(super) fn completions(flags: &CompletionsFlags, tools: clap::Command, out: &
 }
 
 /// Prints the manual page of the program, or of one of its subcommands.
-pub(super) fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> Ended {
+pub(super) fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> CliResult {
     let (program, names) = match flags.command.split_first() {
         Some((first, names)) if first == "ratelease" => (Program::Ratelease, names),
         _ => (Program::Ratectl, &*flags.command),
@@ -82,8 +86,8 @@ pub(super) fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> Ende
         command = command.find_subcommand(name).ok_or_else(|| {
             let known: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
             match known.as_slice() {
-                [] => Trouble::new(format_args!("{} has no subcommands", command.get_name())),
-                known => Trouble::new(format_args!(
+                [] => CliError::new(format_args!("{} has no subcommands", command.get_name())),
+                known => CliError::new(format_args!(
                     "there is no subcommand {name:?}; expected one of {}",
                     known.join(", ")
                 )),

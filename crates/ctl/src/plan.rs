@@ -11,7 +11,7 @@ mod tests;
 use std::time::Duration;
 
 use clap::Args;
-use ratelease_cli::out::{Ended, Out, OutFlags, Outcome};
+use ratelease_cli::out::{CliResult, Out, OutFlags, Outcome};
 use ratelease_engine::store::PODS_MAX;
 use ratelease_rules::duration::parse_duration;
 use ratelease_rules::{Unit, WINDOW_SECONDS_MAX};
@@ -77,7 +77,7 @@ pub struct PlanFlags {
 }
 
 /// Makes the estimate and prints it.
-pub(super) fn run(flags: &PlanFlags, out: &mut Out) -> Ended {
+pub(super) fn run(flags: &PlanFlags, out: &mut Out) -> CliResult {
     let fleet = flags.fleet();
     let estimate = Estimate::of(&fleet);
     let notes = report::notes(&fleet, &estimate);

@@ -7,7 +7,7 @@ mod wire;
 
 use std::time::Duration;
 
-use ratelease_cli::out::{Ended, Out, Outcome, Trouble};
+use ratelease_cli::out::{CliError, CliResult, Out, Outcome};
 use ratelease_engine::time::Clock;
 use ratelease_rules::request::Request;
 use serde_json::json;
@@ -22,15 +22,15 @@ const OVER_LIMIT: &str = "OVER_LIMIT";
 
 /// Sends the calls and prints the answers. A denial is a finding, and so is an answer that is
 /// neither OK nor a denial.
-pub(super) fn run(flags: &QueryFlags, out: &mut Out) -> Ended {
+pub(super) fn run(flags: &QueryFlags, out: &mut Out) -> CliResult {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| {
-        Trouble::new(format_args!("cannot start: {error}; raise the limit on open files"))
+        CliError::new(format_args!("cannot start: {error}; raise the limit on open files"))
     })?;
     runtime.block_on(query(flags, out))
 }
 
-async fn query(flags: &QueryFlags, out: &mut Out) -> Ended {
+async fn query(flags: &QueryFlags, out: &mut Out) -> CliResult {
     let tls = flags.tls.config()?;
     let request = flags.request();
     let channel = flags.target.connect(tls, flags.timeout).await?;
@@ -61,7 +61,7 @@ async fn answer(
     flags: &QueryFlags,
     channel: Channel,
     request: &Request<'_>,
-) -> Result<Answered, Trouble> {
+) -> Result<Answered, CliError> {
     let QueryFlags { target, timeout: within, .. } = flags;
     match timeout(*within, ask(channel, request)).await {
         Ok(answered) => answered.map_err(|status| target.refused(&status)),
@@ -73,7 +73,7 @@ fn print(
     flags: &QueryFlags,
     (number, answered, took): (u32, &Answered, Duration),
     out: &mut Out,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     if flags.out.json {
         let mut line = json!(answered);
         line["target"] = flags.target.to_string().into();

@@ -9,14 +9,14 @@ mod lines;
 mod mapping;
 mod record;
 mod report;
-mod stamp;
 mod tally;
+mod timestamp;
 
 use std::fs;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
-use ratelease_cli::out::{Ended, Out, OutFlags, Outcome, Trouble};
+use ratelease_cli::out::{CliError, CliResult, Out, OutFlags, Outcome};
 use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::{Role, RulesDirFlags};
 use ratelease_cli::source::{self, STDIN, STDIN_NAME};
@@ -28,7 +28,7 @@ use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use smallvec::SmallVec;
 
-use super::meter::{Meter, bar};
+use super::progress_line::{Meter, bar};
 use super::signals::Signals;
 use lines::{LINE_BYTES_MAX, Lines, Next};
 use mapping::{Entries, Mapping};
@@ -127,10 +127,12 @@ struct Progress {
 }
 
 /// Replays the logs and prints what would have been denied. A denial is a finding.
-pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> Ended {
+pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> CliResult {
     if flags.descriptors.len() > DESCRIPTORS_MAX {
         let count = flags.descriptors.len();
-        return Err(Trouble::new(format_args!("{count} descriptors, more than {DESCRIPTORS_MAX}")));
+        return Err(CliError::new(format_args!(
+            "{count} descriptors, more than {DESCRIPTORS_MAX}"
+        )));
     }
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?;
@@ -178,11 +180,11 @@ pub fn read_line(line: &str, mapping: &str) -> Option<(Option<u64>, usize)> {
 
 /// Refuses a domain without rules: every request would pass, which is seldom what the user wants to
 /// know.
-fn knows(rules: &Rules, domain: Option<&str>) -> Result<(), Trouble> {
+fn knows(rules: &Rules, domain: Option<&str>) -> Result<(), CliError> {
     let known: Vec<&str> = rules.domains().collect();
     match domain.filter(|domain| !domain.is_empty() && !known.contains(domain)) {
         None => Ok(()),
-        Some(domain) => Err(Trouble::new(format_args!(
+        Some(domain) => Err(CliError::new(format_args!(
             "--domain {}: no rule file names it; they have {}",
             Safe(domain),
             Safe(known.join(", "))
@@ -190,27 +192,27 @@ fn knows(rules: &Rules, domain: Option<&str>) -> Result<(), Trouble> {
     }
 }
 
-fn nothing_replayed(tally: &Tally) -> Trouble {
+fn nothing_replayed(tally: &Tally) -> CliError {
     let count = tally.without_descriptor;
     match tally.first_unreadable.first() {
-        _ if count > 0 => Trouble::new(format_args!(
+        _ if count > 0 => CliError::new(format_args!(
             "no line has all the fields of a --descriptor, of {count} that can be read; correct \
              their names"
         )),
-        Some(first) => Trouble::new(format_args!(
+        Some(first) => CliError::new(format_args!(
             "no line can be read; the first, {}:{}, is {}",
             first.file, first.line, first.why
         )),
-        None => Trouble::new("there is no line to replay"),
+        None => CliError::new("there is no line to replay"),
     }
 }
 
 // === impl Replay ===
 
 impl Replay<'_> {
-    fn log(&mut self, name: &str) -> Result<(), Trouble> {
+    fn log(&mut self, name: &str) -> Result<(), CliError> {
         let shown = if name == STDIN { STDIN_NAME } else { name };
-        let failed = |error| Trouble::new(format_args!("{shown}: cannot be read: {error}"));
+        let failed = |error| CliError::new(format_args!("{shown}: cannot be read: {error}"));
         let mut lines = Lines::open(name, self.signals).map_err(failed)?;
         let mut number = 0;
         while let Some(line) = lines.next().map_err(failed)? {
@@ -240,7 +242,7 @@ impl Replay<'_> {
     ///
     /// # Errors
     /// The flags do not say which request the line stands for.
-    fn line(&mut self, log: &str, number: u64, line: &str) -> Result<(), Trouble> {
+    fn line(&mut self, log: &str, number: u64, line: &str) -> Result<(), CliError> {
         let read = Record::parse(line)
             .and_then(|record| Ok((record.time(self.flags.time_field.as_deref())?, record)));
         let (at, record) = match read {
@@ -268,7 +270,7 @@ impl Replay<'_> {
     }
 
     /// Replays a line that becomes a request by the flags.
-    fn mapped(&mut self, at: u64, record: &Record<'_>, place: (&str, u64)) -> Result<(), Trouble> {
+    fn mapped(&mut self, at: u64, record: &Record<'_>, place: (&str, u64)) -> Result<(), CliError> {
         let flags = self.flags;
         if flags.descriptors.is_empty() {
             return Err(of_line(
@@ -300,7 +302,7 @@ impl Replay<'_> {
         at: u64,
         request: &Request<'_>,
         place: (&str, u64),
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), CliError> {
         if request.domain.is_empty() {
             return Err(of_line(place, "names no domain: say --domain"));
         }
@@ -328,8 +330,8 @@ fn descriptor<'a>(entries: &'a Entries<'_>) -> Descriptor<'a> {
     Descriptor { entries: entries.collect(), ..Descriptor::default() }
 }
 
-fn of_line((log, number): (&str, u64), what: impl std::fmt::Display) -> Trouble {
-    Trouble::new(format_args!("{log}:{number}: {what}"))
+fn of_line((log, number): (&str, u64), what: impl std::fmt::Display) -> CliError {
+    CliError::new(format_args!("{log}:{number}: {what}"))
 }
 
 // === impl Progress ===

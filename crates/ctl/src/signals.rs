@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use ratelease_cli::out::{Interrupt, Trouble};
+use ratelease_cli::out::{CliError, Interrupt};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -36,9 +36,9 @@ impl Signals {
     ///
     /// # Errors
     /// The system has no thread or file descriptor left.
-    pub(super) fn listen(at_once: fn(), patience: Option<Duration>) -> Result<Self, Trouble> {
+    pub(super) fn listen(at_once: fn(), patience: Option<Duration>) -> Result<Self, CliError> {
         let failed = |error| {
-            Trouble::new(format_args!("cannot start: {error}; raise the limit on open files"))
+            CliError::new(format_args!("cannot start: {error}; raise the limit on open files"))
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(failed)?;

@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use clap::Args;
-use ratelease_cli::out::{Ended, Ink, Out, OutFlags, Outcome, Paint};
+use ratelease_cli::out::{CliResult, Ink, Out, OutFlags, Outcome, Paint};
 use ratelease_cli::safe::{self, Safe};
 
-use super::pod::{BusyRule, Decisions, HotKey, Pod, PodFlags};
+use super::status_client::{BusyRule, Decisions, HotKey, Pod, PodFlags};
 
 pub(super) const NOTES: &str = "\
 Exit status: 0 all is well, 1 something is wrong (the last load of the rules was refused, or there
@@ -29,7 +29,7 @@ pub struct StatusFlags {
 }
 
 /// Prints a pod's status. Any problem of the pod is a finding.
-pub(super) fn run(flags: &StatusFlags, out: &mut Out) -> Ended {
+pub(super) fn run(flags: &StatusFlags, out: &mut Out) -> CliResult {
     let status = flags.pod.ask()?;
     let pod = Pod::read(&status);
     if flags.out.json {

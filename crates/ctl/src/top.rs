@@ -21,11 +21,11 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use ratatui::crossterm::execute;
 use ratatui::layout::Rect;
 use ratelease_cli::fetch::span_above_zero;
-use ratelease_cli::out::{Ended, Out, OutFlags, Outcome, Paint, Trouble};
+use ratelease_cli::out::{CliError, CliResult, Out, OutFlags, Outcome, Paint};
 use serde_json::{Value, json};
 
-use super::pod::{Pod, PodFlags};
 use super::signals::Signals;
+use super::status_client::{Pod, PodFlags};
 use draw::{Colours, draw};
 use view::View;
 
@@ -81,10 +81,10 @@ pub struct TopFlags {
 }
 
 /// The result of one sample.
-type Look = Result<Value, Trouble>;
+type Look = Result<Value, CliError>;
 
 /// Shows the pod until the user quits.
-pub(super) fn run(flags: TopFlags, out: &mut Out) -> Ended {
+pub(super) fn run(flags: TopFlags, out: &mut Out) -> CliResult {
     let mut view = View::of(flags.pod.server().to_string());
     // A pod that is unreachable at the start is an error; later, the screen shows it.
     view.take(Pod::read(&flags.pod.ask()?));
@@ -101,7 +101,7 @@ pub(super) fn run(flags: TopFlags, out: &mut Out) -> Ended {
 
 /// Prints one line of JSON per sample, until the reader closes the pipe or, with `--once`, after
 /// enough samples.
-fn print_looks(flags: &TopFlags, mut view: View, out: &mut Out) -> Ended {
+fn print_looks(flags: &TopFlags, mut view: View, out: &mut Out) -> CliResult {
     for look in 1_u32.. {
         thread::sleep(flags.interval);
         let status = flags.pod.ask()?;
@@ -119,7 +119,7 @@ fn print_looks(flags: &TopFlags, mut view: View, out: &mut Out) -> Ended {
 }
 
 /// Prints one screen as text.
-fn print_once(flags: &TopFlags, mut view: View, out: &mut Out) -> Ended {
+fn print_once(flags: &TopFlags, mut view: View, out: &mut Out) -> CliResult {
     for _ in 1..flags.samples {
         thread::sleep(flags.interval);
         view.take(Pod::read(&flags.pod.ask()?));
@@ -128,7 +128,7 @@ fn print_once(flags: &TopFlags, mut view: View, out: &mut Out) -> Ended {
     draw(&view, Colours { are_on: flags.svg.is_some() }, PAPER, &mut buffer);
     if let Some(path) = &flags.svg {
         std::fs::write(path, svg::svg(&buffer)).map_err(|error| {
-            Trouble::new(format_args!("{}: cannot be written: {error}", path.display()))
+            CliError::new(format_args!("{}: cannot be written: {error}", path.display()))
         })?;
     }
     for row in buffer.content.chunks(usize::from(PAPER.width)) {
@@ -157,19 +157,19 @@ struct Screen {
 // === impl Screen ===
 
 impl Screen {
-    fn open() -> Result<Self, Trouble> {
+    fn open() -> Result<Self, CliError> {
         let terminal = ratatui::try_init().map_err(failed)?;
         Ok(Self { terminal })
     }
 
     /// Shows the pod until the user or a signal ends it. A terminal that goes away fails here, and
     /// sends SIGHUP, in no fixed order: then the signal is the reason.
-    fn show(self, flags: TopFlags, view: View, signals: &Signals) -> Ended {
+    fn show(self, flags: TopFlags, view: View, signals: &Signals) -> CliResult {
         self.draw_until_end(flags, view, signals)
             .or_else(|trouble| signals.wait(HANGUP_MAX).map(Outcome::Interrupted).ok_or(trouble))
     }
 
-    fn draw_until_end(mut self, flags: TopFlags, mut view: View, signals: &Signals) -> Ended {
+    fn draw_until_end(mut self, flags: TopFlags, mut view: View, signals: &Signals) -> CliResult {
         let TopFlags { pod, interval, .. } = flags;
         let colours = Colours { are_on: Paint::of(&io::stdout()).is_on() };
         let (sender, looks) = sync_channel(1);
@@ -232,7 +232,7 @@ enum Heard {
     Enough,
 }
 
-fn heard() -> Result<Heard, Trouble> {
+fn heard() -> Result<Heard, CliError> {
     if !event::poll(LISTEN).map_err(failed)? {
         return Ok(Heard::Nothing);
     }
@@ -250,8 +250,8 @@ fn meaning(event: &Event) -> Heard {
     }
 }
 
-fn failed(error: io::Error) -> Trouble {
-    Trouble::new(format_args!("the terminal cannot be used: {error}; --once needs none"))
+fn failed(error: io::Error) -> CliError {
+    CliError::new(format_args!("the terminal cannot be used: {error}; --once needs none"))
 }
 
 #[cfg(test)]
@@ -283,7 +283,7 @@ mod tests {
         let (sender, looks) = sync_channel(1);
         let mut view = View::of("a:1".into());
         assert!(!take_looks(&looks, &mut view));
-        sender.send(Err(Trouble::new("gone"))).unwrap();
+        sender.send(Err(CliError::new("gone"))).unwrap();
         assert!(take_looks(&looks, &mut view));
         assert_eq!(view.trouble.as_deref(), Some("gone"));
         sender.send(Ok(json!({"version": "1"}))).unwrap();

@@ -27,7 +27,7 @@ pub struct Ask {
     /// window.
     pub ttl: Duration,
     /// Tokens to credit first.
-    pub back: Option<Back>,
+    pub back: Option<Return>,
     /// The pool of a split key that is asked, counted from 0; `None` asks the key's own count.
     pub pool: Option<u8>,
     /// Tokens lent by the key's own count, to be added to the pool; ignored without one.
@@ -69,7 +69,7 @@ pub struct Deposit {
 
 /// Tokens that return to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Back {
+pub struct Return {
     /// Number of tokens.
     pub tokens: u64,
     /// [`Grant::epoch`] of their lease; `None` for a refund, which is never too late.

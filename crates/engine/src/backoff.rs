@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use crate::dice::shortened;
+use crate::rng::shortened;
 
 /// Waits that double from one failure to the next. Each is shortened by a random part, so that the
 /// pods of a fleet do not retry in step.

@@ -1,17 +1,17 @@
 //! The local tokens of one key: take, refill, expire. Pure: `now` is an argument.
 
 mod expired;
-mod lots;
-mod stock;
+mod leased_tokens;
+mod packed;
 pub mod table;
 
 use std::time::Duration;
 
 pub use expired::expired;
-pub use lots::{Kind, Lot};
+pub use leased_tokens::{Kind, Lot};
 
 use crate::time::{Coarse, Span, Time};
-use stock::Stock;
+use packed::Stock;
 
 /// Tokens of one key that this pod may spend without asking the store.
 ///

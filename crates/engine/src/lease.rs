@@ -12,14 +12,14 @@ mod breaker;
 mod budget;
 pub mod demand;
 mod dispatch;
-mod heat;
+mod hot_shard_key;
 mod queue;
 mod silence;
 pub mod size;
 mod tally;
 
-pub use breaker::Position;
-pub use heat::HotKey;
+pub use breaker::BreakerState;
+pub use hot_shard_key::HotKey;
 pub use queue::ShardState;
 pub use tally::ShardTally;
 
@@ -39,7 +39,7 @@ use dispatch::DrainGuard;
 use queue::ShardQueue;
 
 use crate::span_context;
-use crate::store::{Ask, Beat, Count, Grant, SHARDS_MAX, Store, StoreError};
+use crate::store::{Ask, Count, Grant, Heartbeat, SHARDS_MAX, Store, StoreError};
 use crate::time::{Clock, Time};
 
 /// The largest number of asks in a batch.
@@ -53,21 +53,21 @@ pub const QUEUE_MAX: usize = 16 * BATCH_MAX;
 /// the store misses them. Requests have their own, much shorter deadlines.
 const EXCHANGE_MAX: Duration = Duration::from_secs(10);
 
-/// How long [`Desk::settle`] waits for replies. Queues of unavailable shards end sooner.
+/// How long [`LeaseClient::settle`] waits for replies. Queues of unavailable shards end sooner.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
 
-/// How long [`Desk::ask_patiently`] waits for room in the queue. A shard that serves asks makes
+/// How long [`LeaseClient::ask_patiently`] waits for room in the queue. A shard that serves asks makes
 /// room within a few milliseconds.
 const ROOM_WAIT_MAX: Duration = Duration::from_millis(250);
 
 /// Timeout of the heartbeat that announces that the pod leaves.
 const LEAVE_MAX: Duration = Duration::from_secs(1);
 
-/// Number of pods that share the budget of asks until [`Desk::set_pods`] sets it.
+/// Number of pods that share the budget of asks until [`LeaseClient::set_pods`] sets it.
 const PODS_FIRST: u32 = 16;
 
 /// Sends asks to the store, and the store's replies to the function that the desk was opened with.
-pub struct Desk {
+pub struct LeaseClient {
     queues: Mutex<Queues>,
     shared: Arc<Shared>,
 }
@@ -131,9 +131,9 @@ struct Shared {
     relieved: AtomicU64,
 }
 
-// === impl Desk ===
+// === impl LeaseClient ===
 
-impl Desk {
+impl LeaseClient {
     /// Opens the desk. The queue of a shard is made when the shard is first asked.
     ///
     /// `max_wait` is the longest time that a request waits for its reply: no shorter silence of a
@@ -190,7 +190,7 @@ impl Desk {
         }
     }
 
-    /// Whether [`Desk::ask`] would send `ask` now: the desk is open, the breaker closed, and the
+    /// Whether [`LeaseClient::ask`] would send `ask` now: the desk is open, the breaker closed, and the
     /// queue has room. The budget is not checked, since it never drops an ask that gives tokens
     /// back.
     pub fn takes(&self, ask: &Ask) -> bool {
@@ -222,7 +222,7 @@ impl Desk {
     /// # Errors
     ///
     /// The store did not answer with a number, or the pod has left.
-    pub async fn beat(&self, beat: Beat) -> Result<u32, StoreError> {
+    pub async fn beat(&self, beat: Heartbeat) -> Result<u32, StoreError> {
         let Shared { store, beats, .. } = &*self.shared;
         if beat.leaves {
             beats.end().await;

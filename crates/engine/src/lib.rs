@@ -36,7 +36,7 @@
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`invariant`]
-//! checks invariants at run time. [`dice`], [`stripe`] and [`time`] provide random numbers, thread
+//! checks invariants at run time. [`rng`], [`stripe`] and [`time`] provide random numbers, thread
 //! numbers and the clock, and [`backoff`] the waits between attempts. [`count`], [`buckets`],
 //! [`striped`], [`latency`] and [`sketch`] count. [`secret`] is text that is never shown, and
 //! [`span_context`] the tracing span that a thread works for. [`ask`] is a request to the store and
@@ -52,7 +52,6 @@ pub mod backoff;
 pub mod buckets;
 pub mod buffer;
 pub mod count;
-pub mod dice;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod invariant;
@@ -60,6 +59,7 @@ pub mod latency;
 pub mod lease;
 pub mod limiter;
 pub mod observer;
+pub mod rng;
 pub mod secret;
 pub mod sketch;
 pub mod span_context;

@@ -4,18 +4,18 @@
 //! This is the only module where buffers and the lease desk meet.
 
 mod away;
-mod exact;
-mod holding;
-mod keep;
-mod lend;
-mod one;
+mod key_state;
+mod lease_policy;
+mod maintenance;
 mod options;
 mod outcome;
 mod overflow;
 mod pods;
+mod reference;
 mod resolve;
 mod settle;
-mod slot;
+mod single_descriptor;
+mod transaction;
 mod wait;
 
 use std::collections::VecDeque;
@@ -32,20 +32,20 @@ use crate::buffer::table::{Table, TableFull};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::lease::{Desk, Reply, ShardState, ShardTally};
+use crate::lease::{LeaseClient, Reply, ShardState, ShardTally};
 use crate::store::{Ask, Count, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::Verdict;
 
 use away::Away;
-pub use exact::Exact;
-use holding::Holding;
+use key_state::{KeyState, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY};
 pub use options::{Options, PODS_EXPECTED};
 use outcome::Attempt;
 use pods::Pods;
+pub use reference::Exact;
 pub use resolve::{Charge, Resolved, limits, resolve};
-use slot::{Slot, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY};
-use wait::Entered;
+use transaction::Transaction;
+use wait::Enqueued;
 
 /// Decides requests. It is a handle: clones share all state.
 #[derive(Clone)]
@@ -55,7 +55,7 @@ pub struct Limiter {
 
 /// The context that a slot needs from its limiter.
 #[derive(Clone, Copy)]
-struct Here<'a> {
+struct PodContext<'a> {
     now: Time,
     pods: &'a Pods,
     /// This pod's number.
@@ -64,7 +64,7 @@ struct Here<'a> {
     patience: Duration,
     /// The round trip to the store that was last measured for any key, in microseconds.
     trip_us: u64,
-    desk: &'a Desk,
+    desk: &'a LeaseClient,
 }
 
 /// Keys that hold more than their allowance, each with the time to check whether the key is idle,
@@ -73,7 +73,7 @@ type IdleQueue = Mutex<VecDeque<(Time, Key)>>;
 
 /// State that all handles share.
 struct Shared {
-    table: Table<Slot>,
+    table: Table<KeyState>,
     pods: Pods,
     /// The round trip to the store that was last measured for any key, in microseconds.
     trip_us: AtomicU64,
@@ -82,7 +82,7 @@ struct Shared {
     idle: IdleQueue,
     /// Charges that went to an overflow key.
     overflows: AtomicU64,
-    desk: Desk,
+    desk: LeaseClient,
     away: Away,
     clock: Clock,
     options: Options,
@@ -100,14 +100,15 @@ impl Limiter {
                     shared.on_reply(reply);
                 }
             };
-            let desk = Desk::open(store, clock, options.max_wait, Box::new(on_reply));
+            let desk = LeaseClient::open(store, clock, options.max_wait, Box::new(on_reply));
             desk.set_pods(options.pods_expected.max(1));
-            let idle = keep::idle_queue(options.buffer_bytes_max);
-            let rest = options.buffer_bytes_max.saturating_sub(idle.capacity() * keep::IDLE_BYTES);
+            let idle = maintenance::idle_queue(options.buffer_bytes_max);
+            let rest =
+                options.buffer_bytes_max.saturating_sub(idle.capacity() * maintenance::IDLE_BYTES);
             Shared {
                 table: Table::new(rest, WAITING_IN_ALL_MAX * WAITER_BYTES),
                 pods: Pods::new(options.pods_expected),
-                trip_us: AtomicU64::new(slot::TRIP_FIRST_US),
+                trip_us: AtomicU64::new(key_state::TRIP_FIRST_US),
                 new_domain: Notify::new(),
                 idle: Mutex::new(idle),
                 overflows: AtomicU64::new(0),
@@ -155,15 +156,15 @@ impl Limiter {
     ) -> Result<Verdict<'r>, StoreError> {
         let resolved = resolve(rules, request, &self.shared.options.hasher);
         let now = self.shared.clock.now();
-        let mut holding = Holding::new(&self.shared, &resolved);
-        holding.take_local(now)?;
-        if holding.is_short() && !holding.is_denied() {
-            holding.take_leased(now, now + self.shared.options.wait_for(caller)).await?;
+        let mut transaction = Transaction::new(&self.shared, &resolved);
+        transaction.take_local(now)?;
+        if transaction.is_short() && !transaction.is_denied() {
+            transaction.take_leased(now, now + self.shared.options.wait_for(caller)).await?;
         }
-        if let Some(slot) = holding.slot_after(now) {
+        if let Some(slot) = transaction.slot_after(now) {
             tokio::time::sleep_until(self.shared.clock.instant(slot)).await;
         }
-        Ok(holding.conclude(request, self.shared.clock.now()))
+        Ok(transaction.conclude(request, self.shared.clock.now()))
     }
 
     /// Number of pods of each domain that this pod has used, by the store's last reply.
@@ -189,13 +190,13 @@ impl Limiter {
             return self.shared.decide_one(rules, request, descriptor, now);
         }
         let resolved = resolve(rules, request, &self.shared.options.hasher);
-        let mut holding = Holding::new(&self.shared, &resolved);
-        if let Err(error) = holding.take_local(now) {
+        let mut transaction = Transaction::new(&self.shared, &resolved);
+        if let Err(error) = transaction.take_local(now) {
             return Some(Err(error));
         }
-        let waits =
-            (holding.is_short() && !holding.is_denied()) || holding.slot_after(now).is_some();
-        (!waits).then(|| Ok(holding.conclude(request, now)))
+        let waits = (transaction.is_short() && !transaction.is_denied())
+            || transaction.slot_after(now).is_some();
+        (!waits).then(|| Ok(transaction.conclude(request, now)))
     }
 
     /// The clock that the limiter uses.
@@ -211,7 +212,7 @@ impl Limiter {
     /// Event counters since the process began, by name.
     pub fn counts(&self) -> Vec<Count> {
         let Shared { table, idle, overflows, desk, away, options, .. } = &*self.shared;
-        let idle_bytes = idle.lock().capacity() * keep::IDLE_BYTES;
+        let idle_bytes = idle.lock().capacity() * maintenance::IDLE_BYTES;
         let mut counts = vec![
             ("keys", self.keys() as u64),
             ("buffer_bytes", (table.bytes() + idle_bytes) as u64),
@@ -244,18 +245,18 @@ impl Shared {
     /// key.
     fn attempt(&self, charge: &Charge<'_>, now: Time) -> Result<Attempt, StoreError> {
         let attempt = || {
-            self.with_slot(charge, now, 0, |slot, here, asks| {
+            self.with_slot(charge, now, 0, |slot, context, asks| {
                 if charge.refund {
-                    return slot.preview_refund(charge, here);
+                    return slot.preview_refund(charge, context);
                 }
-                let attempt = slot.attempt(charge, here);
+                let attempt = slot.attempt(charge, context);
                 if let Attempt::Settled(settled) = &attempt {
-                    slot.look_to_next_window(charge, settled, here, asks);
+                    slot.look_to_next_window(charge, settled, context, asks);
                 }
                 // Where the store is far away, a charge that is short does not ask ahead here: it
                 // asks for itself, in time.
-                if matches!(attempt, Attempt::Settled(_)) || !slot.is_far(here) {
-                    slot.look_ahead(charge, here, asks);
+                if matches!(attempt, Attempt::Settled(_)) || !slot.is_far(context) {
+                    slot.look_ahead(charge, context, asks);
                 }
                 attempt
             })
@@ -269,17 +270,20 @@ impl Shared {
     /// Gives back what `charge` refunds: to a lease held here, else to the store.
     fn refund(&self, charge: &Charge<'_>, now: Time) {
         // Without room for the key the refund is lost, as when the store is unavailable.
-        let _ = self.with_slot(charge, now, 0, |slot, here, asks| slot.refund(charge, here, asks));
+        let _ = self
+            .with_slot(charge, now, 0, |slot, context, asks| slot.refund(charge, context, asks));
     }
 
     /// Charges the tokens held here, or queues for the next lease.
-    fn enter(&self, charge: &Charge<'_>, now: Time) -> Result<Entered, StoreError> {
+    fn enter(&self, charge: &Charge<'_>, now: Time) -> Result<Enqueued, StoreError> {
         if let Some(domain) = charge.domain()
             && self.pods.note_used(domain, now)
         {
             self.new_domain.notify_one();
         }
-        self.with_slot(charge, now, WAITER_BYTES, |slot, here, asks| slot.enter(charge, here, asks))
+        self.with_slot(charge, now, WAITER_BYTES, |slot, context, asks| {
+            slot.enter(charge, context, asks)
+        })
     }
 
     /// Runs `visit` on the slot of `charge`, then sends the asks that it adds, after the lock is
@@ -289,18 +293,18 @@ impl Shared {
         charge: &Charge<'_>,
         now: Time,
         room: usize,
-        visit: impl FnOnce(&mut Slot, &Here<'_>, &mut Vec<Ask>) -> R,
+        visit: impl FnOnce(&mut KeyState, &PodContext<'_>, &mut Vec<Ask>) -> R,
     ) -> Result<R, StoreError> {
-        let here = self.here(now);
+        let context = self.context(now);
         let mut asks = Vec::new();
         let visited = self.table.with(
             charge.seat(),
             now,
             room,
-            || Slot::new(charge, &here),
+            || KeyState::new(charge, &context),
             |slot| {
-                slot.adopt(charge, &here, &mut asks);
-                visit(slot, &here, &mut asks)
+                slot.adopt(charge, &context, &mut asks);
+                visit(slot, &context, &mut asks)
             },
         );
         let (result, evicted) = visited.map_err(|TableFull| StoreError::Overloaded)?;
@@ -314,43 +318,43 @@ impl Shared {
     /// Hands a reply of the store to its key, and asks again if requests still wait.
     fn on_reply(&self, reply: Reply) {
         let key = reply.ask.key;
-        let here = self.here(self.clock.now());
+        let context = self.context(self.clock.now());
         if reply.ask.is_return() {
             // No request waits for a return. Tokens that the store did not take are still held;
             // tokens lost on the way end with their lease.
             if reply.outcome.as_ref().is_err_and(StoreError::is_not_taken) {
                 let starts = self.table.with_existing(key, |slot| {
-                    slot.keep_refused(&reply, &here);
-                    slot.watch(&here)
+                    slot.keep_refused(&reply, &context);
+                    slot.watch(&context)
                 });
                 if starts == Some(true) {
-                    self.watch(key, here.now + WATCH_EVERY);
+                    self.watch(key, context.now + WATCH_EVERY);
                 }
             }
             return;
         }
         if let Ok(grant) = &reply.outcome {
             self.away.note_time(&reply, grant);
-            let trip_us = here.now.since(reply.asked_at).as_micros();
+            let trip_us = context.now.since(reply.asked_at).as_micros();
             self.trip_us.store(u64::try_from(trip_us).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
         let mut asks = Vec::new();
         let visited = self.table.with_existing(key, |slot| {
-            let paid = slot.reply(&reply, &here, &mut asks);
+            let paid = slot.reply(&reply, &context, &mut asks);
             let pods = if paid > 0 { self.pods.of(slot.domain()) } else { 1 };
-            (slot.watch(&here), paid, pods)
+            (slot.watch(&context), paid, pods)
         });
         match visited {
             Some((starts, paid, pods)) => {
                 if starts {
-                    self.watch(key, here.now + WATCH_EVERY);
+                    self.watch(key, context.now + WATCH_EVERY);
                 }
                 if paid > 0 {
                     self.return_own(key, reply.ask.limit, paid, pods);
                 }
             }
             // A key that was evicted meanwhile has no use for its lease.
-            None => asks.extend(lend::unwanted(&reply)),
+            None => asks.extend(lease_policy::unwanted(&reply)),
         }
         self.send(asks);
     }
@@ -361,10 +365,10 @@ impl Shared {
         }
     }
 
-    fn here(&self, now: Time) -> Here<'_> {
+    fn context(&self, now: Time) -> PodContext<'_> {
         let Options { pod, max_wait: patience, .. } = self.options;
         let trip_us = self.trip_us.load(Ordering::Relaxed);
-        Here { now, pods: &self.pods, pod, patience, trip_us, desk: &self.desk }
+        PodContext { now, pods: &self.pods, pod, patience, trip_us, desk: &self.desk }
     }
 
     /// The shard that owns the count of `key`. The shards of its pools may be others.
@@ -378,9 +382,9 @@ impl Shared {
     }
 }
 
-// === impl Here ===
+// === impl PodContext ===
 
-impl Here<'_> {
+impl PodContext<'_> {
     /// The pool of a split key that this pod asks: a different one for each pod, as far as there
     /// are enough pools.
     #[allow(clippy::cast_possible_truncation, reason = "the lowest byte is what is meant")]

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::fmt;
 
-use crate::dice;
+use crate::rng;
 
 thread_local! {
     /// `None` on nearly all threads nearly all of the time.
@@ -37,7 +37,7 @@ pub fn current() -> Option<SpanContext> {
 pub fn fresh_id<const N: usize>() -> [u8; N] {
     let mut id = [0; N];
     for part in id.chunks_mut(8) {
-        let random = dice::roll().max(1).to_le_bytes();
+        let random = rng::next_u64().max(1).to_le_bytes();
         part.iter_mut().zip(random).for_each(|(byte, random)| *byte = random);
     }
     id

@@ -12,7 +12,7 @@ use std::time::Duration;
 use ratelease_rules::POOLS_MAX;
 use ratelease_rules::key::{Key, POOLS_FROM};
 
-pub use crate::ask::{Ask, Back, Deposit, Grant, Purpose};
+pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return};
 pub use crate::count::Count;
 pub use settings::{StoreSettings, open};
 
@@ -94,7 +94,7 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Notes that a pod is alive, or that it leaves, and returns the number of live pods.
-    fn beat(&self, beat: Beat) -> Beaten<'_>;
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_>;
 
     /// Event counters since the store was made, by name; each only grows. Empty where nothing can
     /// happen.
@@ -127,7 +127,7 @@ pub type Beaten<'a> = Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Sen
 
 /// A pod's heartbeat. Pods that share counts see each other's heartbeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Beat {
+pub struct Heartbeat {
     /// The pod, by a number that it drew itself.
     pub pod: u64,
     /// How long the pod counts as alive without another heartbeat.

@@ -1,8 +1,8 @@
 //! Monotonic time as the engine's core uses it: a plain number that is passed as an argument.
 
-mod coarse;
+mod compact;
 
-pub use coarse::{Coarse, Span};
+pub use compact::{Coarse, Span};
 
 use std::ops::Add;
 use std::time::Duration;

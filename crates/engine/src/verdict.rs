@@ -66,12 +66,12 @@ pub struct Trace {
     /// The limit was exceeded, even if the rule's mode lets the request pass.
     pub over: bool,
     /// What made the decision.
-    pub how: How,
+    pub how: DecisionSource,
 }
 
 /// What made the decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum DecisionSource {
     /// This pod, from the tokens and the information that it held.
     Local,
     /// The store, while the request waited.
@@ -238,18 +238,18 @@ impl<'r> Applied<'r> {
     }
 }
 
-// === impl How ===
+// === impl DecisionSource ===
 
-impl How {
+impl DecisionSource {
     /// The name in metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
-            How::Local => "local",
-            How::Leased => "leased",
-            How::Failure(FailureMode::Local) => "failure_local",
-            How::Failure(FailureMode::Allow) => "failure_allow",
-            How::Failure(FailureMode::Deny) => "failure_deny",
-            How::Failure(FailureMode::Error) => "failure_error",
+            DecisionSource::Local => "local",
+            DecisionSource::Leased => "leased",
+            DecisionSource::Failure(FailureMode::Local) => "failure_local",
+            DecisionSource::Failure(FailureMode::Allow) => "failure_allow",
+            DecisionSource::Failure(FailureMode::Deny) => "failure_deny",
+            DecisionSource::Failure(FailureMode::Error) => "failure_error",
         }
     }
 }

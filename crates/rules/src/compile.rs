@@ -2,7 +2,7 @@
 //! file.
 
 mod limit;
-mod manner;
+mod limit_options;
 mod path;
 mod rule;
 
@@ -10,17 +10,17 @@ use std::sync::Arc;
 
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
 use crate::file::{self, Descriptor, File};
-use crate::given::Given;
-use crate::handful::TextMap;
+use crate::locations::Places;
 use crate::node::{self, Document};
-use crate::places::Places;
+use crate::parsed::Parsed;
 use crate::reader::Reader;
 use crate::rule::{Level, Matched, Rule};
 use crate::rules::Rules;
+use crate::small_map::TextMap;
 use crate::source::Source;
 use crate::text;
 use crate::tree::{Branch, Node, composite};
-use manner::Manner;
+use limit_options::LimitOptions;
 use path::{Paths, Trail};
 
 /// Options for compiling sources to rules.
@@ -105,7 +105,7 @@ struct Compiler<'f> {
     findings: &'f Findings,
     options: Options,
     /// The defaults of the file being compiled.
-    defaults: Manner,
+    defaults: LimitOptions,
     domains: TextMap<Domain>,
     rules: Vec<Arc<Rule>>,
     /// Where each rule is written, if the caller asked for it.
@@ -133,7 +133,7 @@ impl<'f> Compiler<'f> {
         Compiler {
             findings,
             options,
-            defaults: Manner::default(),
+            defaults: LimitOptions::default(),
             domains: TextMap::default(),
             rules: Vec::new(),
             places,
@@ -170,7 +170,7 @@ impl<'f> Compiler<'f> {
             file: self.findings.file(),
             line: file.domain.place_or(file.place).line,
         });
-        self.defaults = self.manner(&file.defaults);
+        self.defaults = self.options(&file.defaults);
         let mut trail = Trail { path: name.to_owned(), levels: Vec::new() };
         if let Some(list) = file.descriptors {
             self.branch(reader, list, &mut domain.branch, &mut trail);
@@ -315,13 +315,13 @@ impl<'f> Compiler<'f> {
             ("detailed_metric", &descriptor.detailed_metric),
         ];
         for (name, flag) in flags {
-            if let Given::As(place, true) = flag {
+            if let Parsed::As(place, true) = flag {
                 let message =
                     format!("'{name}' has no effect on a descriptor without 'rate_limit'");
                 self.findings.warn(*place, message);
             }
         }
-        if let Given::As(place, _) = descriptor.metadata {
+        if let Parsed::As(place, _) = descriptor.metadata {
             let message = "'metadata' has no effect on a descriptor without 'rate_limit'";
             self.findings.warn(place, message);
         }

@@ -3,8 +3,8 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
+use crate::display_safety::steers;
 use crate::nearest::nearest;
-use crate::steering::steers;
 
 /// A fault (or, as a warning, something doubtful) at one place of one file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

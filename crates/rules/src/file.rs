@@ -6,13 +6,13 @@
 mod limit;
 mod value;
 
-pub(crate) use limit::{Lease, Manner, RateLimit};
+pub(crate) use limit::{Lease, LimitFields, RateLimit};
 
 use crate::fault::{Place, excerpt};
 use crate::field::{Field, Owner};
-use crate::given::Given;
 use crate::metadata;
 use crate::node::{Kind, Node};
+use crate::parsed::Parsed;
 use crate::reader::{Entry, Reader};
 use crate::scalar::Meaning;
 
@@ -21,9 +21,9 @@ use crate::scalar::Meaning;
 pub(crate) struct File<'d> {
     /// Where the first value of the file begins.
     pub(crate) place: Place,
-    pub(crate) domain: Given<&'d str>,
+    pub(crate) domain: Parsed<&'d str>,
     /// Defaults for every `rate_limit` of the file.
-    pub(crate) defaults: Manner<'d>,
+    pub(crate) defaults: LimitFields<'d>,
     /// Not read yet: see [`Reader::descriptors`].
     pub(crate) descriptors: Option<&'d Node<'d>>,
 }
@@ -32,17 +32,17 @@ pub(crate) struct File<'d> {
 #[derive(Debug)]
 pub(crate) struct Descriptor<'d> {
     pub(crate) place: Place,
-    pub(crate) key: Given<&'d str>,
-    pub(crate) value: Given<&'d str>,
+    pub(crate) key: Parsed<&'d str>,
+    pub(crate) value: Parsed<&'d str>,
     pub(crate) rate_limit: Option<RateLimit<'d>>,
     /// Not read yet: see [`Reader::descriptors`].
     pub(crate) descriptors: Option<&'d Node<'d>>,
-    pub(crate) shadow_mode: Given<bool>,
-    pub(crate) quota_mode: Given<bool>,
-    pub(crate) detailed_metric: Given<bool>,
-    pub(crate) value_to_metric: Given<bool>,
-    pub(crate) share_threshold: Given<bool>,
-    pub(crate) metadata: Given<serde_json::Map<String, serde_json::Value>>,
+    pub(crate) shadow_mode: Parsed<bool>,
+    pub(crate) quota_mode: Parsed<bool>,
+    pub(crate) detailed_metric: Parsed<bool>,
+    pub(crate) value_to_metric: Parsed<bool>,
+    pub(crate) share_threshold: Parsed<bool>,
+    pub(crate) metadata: Parsed<serde_json::Map<String, serde_json::Value>>,
 }
 
 /// Reads the outermost map of a file, except its descriptors.
@@ -50,7 +50,7 @@ pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
     let root = reader.root();
     let place = root.map_or(Place::START, |root| root.place);
     let mut file =
-        File { place, domain: Given::Absent, defaults: Manner::default(), descriptors: None };
+        File { place, domain: Parsed::Absent, defaults: LimitFields::default(), descriptors: None };
     if let Some(root) = root
         && let Some(entries) = reader.map(root, "the file")
     {
@@ -65,7 +65,7 @@ pub(crate) fn read<'d>(reader: &mut Reader<'d, '_>) -> File<'d> {
     } else if root.is_some_and(|root| !is_null(root)) {
         // The wrong type has been reported; a further fault for the missing domain would add
         // nothing.
-        file.domain = Given::Faulty;
+        file.domain = Parsed::Faulty;
     }
     file
 }
@@ -217,16 +217,16 @@ impl Descriptor<'_> {
     fn at(place: Place) -> Self {
         Descriptor {
             place,
-            key: Given::Absent,
-            value: Given::Absent,
+            key: Parsed::Absent,
+            value: Parsed::Absent,
             rate_limit: None,
             descriptors: None,
-            shadow_mode: Given::Absent,
-            quota_mode: Given::Absent,
-            detailed_metric: Given::Absent,
-            value_to_metric: Given::Absent,
-            share_threshold: Given::Absent,
-            metadata: Given::Absent,
+            shadow_mode: Parsed::Absent,
+            quota_mode: Parsed::Absent,
+            detailed_metric: Parsed::Absent,
+            value_to_metric: Parsed::Absent,
+            share_threshold: Parsed::Absent,
+            metadata: Parsed::Absent,
         }
     }
 }

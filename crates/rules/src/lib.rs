@@ -22,31 +22,31 @@
 #![forbid(unsafe_code)]
 
 mod attachment;
+mod char_input;
 mod compile;
 mod directory;
+pub mod display_safety;
 pub mod duration;
 mod failure;
 mod fault;
 mod field;
 mod file;
-mod given;
-mod handful;
 pub mod key;
 mod lease;
-mod letters;
 mod limit;
+mod locations;
 mod metadata;
 mod nearest;
 mod node;
-mod places;
+mod parsed;
 mod reader;
 pub mod request;
 mod rule;
 mod rules;
 mod scalar;
+mod small_map;
 mod source;
 mod stats;
-pub mod steering;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -64,8 +64,8 @@ pub use limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, POOLS_MAX, SLIDING_LOG_MAX,
     SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
 };
+pub use locations::{Places, Written};
 pub use nearest::nearest;
-pub use places::{Places, Written};
 pub use rule::{Allowance, Level, Matched, Rule};
 pub use rules::{Lookup, Rules};
 pub use source::Source;

@@ -124,29 +124,29 @@ impl Limit {
     }
 
     /// Returns the part of the limit that one of `pods` admits by itself: ⌊limit / `pods`⌋, plus
-    /// one if `dice` falls below the remaining fraction. If `dice` is uniform over 64 bits and
+    /// one if `rng` falls below the remaining fraction. If `rng` is uniform over 64 bits and
     /// drawn anew for each pod and window, the parts of all pods add up to the limit on average,
     /// even if the limit has fewer tokens than there are pods. `pods` of 0 counts as 1.
     #[must_use]
-    pub fn part(self, pods: u32, dice: u64) -> Self {
+    pub fn part(self, pods: u32, rng: u64) -> Self {
         let pods = pods.max(1);
         let algorithm = match self.algorithm {
             Algorithm::TokenBucket { burst } => {
-                Algorithm::TokenBucket { burst: part_of(burst, pods, dice) }
+                Algorithm::TokenBucket { burst: part_of(burst, pods, rng) }
             }
             other => other,
         };
-        let requests_per_unit = part_of(self.requests_per_unit, pods, dice);
+        let requests_per_unit = part_of(self.requests_per_unit, pods, rng);
         Self { requests_per_unit, algorithm, ..self }
     }
 }
 
 /// Returns `amount / pods`, rounded up with a probability equal to its fraction, else down. `pods`
 /// is not 0.
-fn part_of(amount: u32, pods: u32, dice: u64) -> u32 {
-    // Maps the dice to one of `pods` equally likely numbers: the upper half of the product of a
+fn part_of(amount: u32, pods: u32, rng: u64) -> u32 {
+    // Maps the rng to one of `pods` equally likely numbers: the upper half of the product of a
     // 64-bit and a 32-bit number.
-    let place = (u128::from(dice) * u128::from(pods)) >> 64;
+    let place = (u128::from(rng) * u128::from(pods)) >> 64;
     amount / pods + u32::from(place < u128::from(amount % pods))
 }
 

@@ -3,8 +3,8 @@
 use serde_json::{Map, Number, Value};
 
 use crate::fault::{Place, excerpt};
-use crate::given::Given;
 use crate::node::{Kind, Node};
+use crate::parsed::Parsed;
 use crate::reader::{Entry, Reader};
 use crate::scalar::Meaning;
 
@@ -20,28 +20,28 @@ const METADATA_BYTES_MAX: usize = 64 << 10;
 pub(crate) fn read<'d>(
     reader: &mut Reader<'d, '_>,
     node: &'d Node<'d>,
-    metadata: &mut Given<Map<String, Value>>,
+    metadata: &mut Parsed<Map<String, Value>>,
 ) {
     let mut bounds = Bounds { bytes: METADATA_BYTES_MAX, levels: METADATA_DEPTH_MAX };
     match &node.kind {
-        Kind::Scalar(_, Meaning::Null) => *metadata = Given::Absent,
+        Kind::Scalar(_, Meaning::Null) => *metadata = Parsed::Absent,
         Kind::Map(pairs) => {
             let entries = reader.entries(pairs);
             let mut map = match std::mem::take(metadata) {
-                Given::As(_, map) => map,
+                Parsed::As(_, map) => map,
                 _ => Map::new(),
             };
             *metadata = match bounds.fill(reader, entries, &mut map) {
-                Ok(()) => Given::As(node.place, map),
+                Ok(()) => Parsed::As(node.place, map),
                 Err((place, why)) => {
                     reader.fault(place, format!("error parsing metadata: {why}"));
-                    Given::Faulty
+                    Parsed::Faulty
                 }
             };
         }
         _ => {
             reader.refuse_type(node, "'metadata'", "a map");
-            *metadata = Given::Faulty;
+            *metadata = Parsed::Faulty;
         }
     }
 }

@@ -8,8 +8,8 @@ use std::str::Chars;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, ScanError, Tag};
 
+use crate::char_input::CharInput;
 use crate::fault::{Place, excerpt};
-use crate::letters::Letters;
 use crate::scalar::Meaning;
 
 /// The first document of a file.
@@ -74,7 +74,7 @@ type Refusal = (Place, String);
 impl<'s> Document<'s> {
     /// Parses `text`. The error says where and why it is not YAML that this parser accepts.
     pub(crate) fn parse(text: &'s str) -> Result<Self, Refusal> {
-        let mut parser = Parser::new(Letters::new(text));
+        let mut parser = Parser::new(CharInput::new(text));
         let mut builder = Builder::new(text);
         while let Some(event) = parser.next_event() {
             let (event, span) = event.map_err(|error| syntax_fault(&error, text))?;

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::handful::Handful;
 use crate::request::Entry;
 use crate::rule::Rule;
+use crate::small_map::SmallMap;
 use crate::tree::{Branch, Trace};
 
 /// All rules of one version. Lookups do not allocate, except among many patterns.
 #[derive(Debug, Default)]
 pub struct Rules {
     version: u64,
-    domains: Handful<Branch>,
+    domains: SmallMap<Branch>,
     /// In order of their paths.
     rules: Vec<Arc<Rule>>,
 }
@@ -31,7 +31,7 @@ pub enum Lookup<'r> {
 
 impl Rules {
     /// `rules` must be in order of their paths; `domains` holds the tree of each domain.
-    pub(crate) fn new(version: u64, domains: Handful<Branch>, rules: Vec<Arc<Rule>>) -> Self {
+    pub(crate) fn new(version: u64, domains: SmallMap<Branch>, rules: Vec<Arc<Rule>>) -> Self {
         Self { version, domains, rules }
     }
 

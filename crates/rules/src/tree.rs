@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::handful::{Handful, TextMap};
 use crate::request::Entry;
 use crate::rule::Rule;
+use crate::small_map::{SmallMap, TextMap};
 use crate::wildcard::Patterns;
 pub use trace::{Candidate, Fit, Step, Trace};
 
@@ -30,7 +30,7 @@ pub(crate) struct Node {
 /// The children of a node, or of a domain.
 #[derive(Debug, Default)]
 pub(crate) struct Branch {
-    keys: Handful<Slot>,
+    keys: SmallMap<Slot>,
     /// Keys with a `*` in them: patterns over the text `key_value`.
     wild_keys: Patterns,
     /// In the order of the file: of two wildcards the one with the smaller index takes precedence.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::Status;
 use crate::control::history::micros;
-use crate::hot::{Hot, OfRule, Top};
+use crate::hot_keys::{Hot, OfRule, Top};
 use crate::metrics::{Calls, RuleTotals};
 
 /// Maximum number of rules listed. A page shows no more in one view, and they are sent each second.

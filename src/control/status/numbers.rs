@@ -2,7 +2,7 @@
 
 use ratelease_engine::lease::ShardTally;
 
-use crate::hot::{OfRule, Top};
+use crate::hot_keys::{OfRule, Top};
 use crate::metrics::{Calls, RuleTotals};
 
 /// Counts of decisions and leases.

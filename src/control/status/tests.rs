@@ -6,7 +6,7 @@ use ratelease_rules::Rules;
 use ratelease_rules::key::Key;
 
 use super::*;
-use crate::hot::{Hot, OfRule, Top};
+use crate::hot_keys::{Hot, OfRule, Top};
 use crate::metrics::{Calls, Meters, RuleTotals};
 
 /// Numbers that do not change.
@@ -75,7 +75,7 @@ pub(in crate::control) fn status_of(numbers: Fixed) -> Status {
         published: Arc::default(),
         store: "memory".to_owned(),
         shards: Arc::new(|| {
-            let (breaker, round_trip) = (Position::Open, Duration::from_millis(2));
+            let (breaker, round_trip) = (BreakerState::Open, Duration::from_millis(2));
             let hot_key = Some(HotKey { key: Key::for_test(7), share: 0.25, relieved: 9 });
             vec![ShardState { shard: 3, breaker, opened: 4, round_trip, hot_key }]
         }),

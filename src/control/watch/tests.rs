@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use notify::event::{AccessKind, AccessMode, CreateKind, DataChange, Flag, ModifyKind};
 use notify::{Event, EventKind};
 
-use super::places::Places;
+use super::watch_paths::Places;
 use super::*;
 use rig::{BAD, PANIC, Rig};
 
@@ -391,10 +391,10 @@ fn links_in_a_ring_and_too_many_directories_are_cut() {
     symlink(".", path.join("self")).expect("link");
     symlink("nowhere", path.join("dangling")).expect("link");
     assert!(!Places::look(&path, None).is_cut);
-    for n in 0..places::DIRECTORIES_MAX {
+    for n in 0..watch_paths::DIRECTORIES_MAX {
         fs::create_dir(path.join(n.to_string())).expect("directory");
     }
     let places = Places::look(&path, None);
     assert!(places.is_cut);
-    assert_eq!(places.directories.len(), places::DIRECTORIES_MAX);
+    assert_eq!(places.directories.len(), watch_paths::DIRECTORIES_MAX);
 }

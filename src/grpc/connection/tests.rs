@@ -12,7 +12,7 @@ use ratelease_rules::key::KeyHasher;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
-use crate::control::Published;
+use crate::control::CurrentRules;
 use crate::grpc::wire;
 
 /// Capacity of a pipe in bytes: less than the answers to a few frames.
@@ -21,7 +21,7 @@ const PIPE_BYTES: usize = 64;
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// The parts of a server without rules.
-fn inside(age: Option<Duration>) -> Inside {
+fn inside(age: Option<Duration>) -> ConnectionContext {
     let options = Options {
         max_wait: Duration::from_millis(5),
         buffer_bytes_max: 1 << 20,
@@ -32,9 +32,9 @@ fn inside(age: Option<Duration>) -> Inside {
         ..Options::default()
     };
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
-    let intake = Intake::new(limiter, Arc::new(Published::new()), None, 10);
+    let intake = Intake::new(limiter, Arc::new(CurrentRules::new()), None, 10);
     let routes = Routes::new(wire::service(intake.clone())).prepare();
-    Inside { intake, routes, strangers: Strangers::default(), age }
+    ConnectionContext { intake, routes, strangers: NonHttp2Clients::default(), age }
 }
 
 /// How long a connection lasts whose other end `client` has.
@@ -145,7 +145,7 @@ async fn a_call_whose_message_is_whole_gives_its_place_among_the_halves_back() {
     taken.pop();
     let (health, _standing) = crate::grpc::serve::health();
     let watches = tonic_health::pb::health_server::HealthServer::new(health);
-    let inside = Inside { routes: Routes::new(watches).prepare(), ..inside(None) };
+    let inside = ConnectionContext { routes: Routes::new(watches).prepare(), ..inside(None) };
     let (_end, ended) = watch::channel(false);
     let serving = tokio::spawn(serve(io, inside, ended));
     let (sender, connection) = h2::client::handshake(far).await.unwrap();

@@ -1,18 +1,18 @@
 //! Writes a `RateLimitResponse` directly from the verdict. Field numbers are those of
 //! `envoy/service/ratelimit/v3/rls.proto`, `google/protobuf/struct.proto` and `duration.proto`.
 //!
-//! Each message is written from its last field to its first: see [`Backwards`].
+//! Each message is written from its last field to its first: see [`ReverseEncoder`].
 
 use bytes::BytesMut;
 use ratelease_engine::verdict::{Applied, Code, Status};
 use serde_json::{Map, Value};
 
-use super::backwards::Backwards;
-use crate::intake::Answer;
+use super::reverse_encoder::ReverseEncoder;
+use crate::service::Answer;
 
 /// Appends `answer` to `bytes` as one gRPC message, with its prefix.
 pub(super) fn framed(answer: &Answer<'_>, bytes: &mut BytesMut) {
-    let mut sink = Backwards::new();
+    let mut sink = ReverseEncoder::new();
     response(&mut sink, answer);
     // The only part without a fixed bound is the metadata, which comes from rules, and their size
     // is limited to far less.
@@ -24,12 +24,12 @@ pub(super) fn framed(answer: &Answer<'_>, bytes: &mut BytesMut) {
 
 /// Returns `answer` without a prefix.
 pub(super) fn message(answer: &Answer<'_>) -> BytesMut {
-    let mut sink = Backwards::new();
+    let mut sink = ReverseEncoder::new();
     response(&mut sink, answer);
     BytesMut::from(sink.written())
 }
 
-fn response(sink: &mut Backwards, answer: &Answer<'_>) {
+fn response(sink: &mut ReverseEncoder, answer: &Answer<'_>) {
     let Answer { verdict, headers } = answer;
     if let Some(metadata) = &verdict.metadata {
         sink.message(6, |sink| fields(sink, metadata));
@@ -53,7 +53,7 @@ fn number_of(code: Code) -> u64 {
     }
 }
 
-fn status(sink: &mut Backwards, status: &Status<'_>) {
+fn status(sink: &mut ReverseEncoder, status: &Status<'_>) {
     if let Some(seconds) = status.reset_seconds() {
         sink.message(4, |sink| sink.number(1, seconds));
     }
@@ -64,7 +64,7 @@ fn status(sink: &mut Backwards, status: &Status<'_>) {
     sink.number(1, number_of(status.code));
 }
 
-fn limit(sink: &mut Backwards, applied: &Applied<'_>) {
+fn limit(sink: &mut ReverseEncoder, applied: &Applied<'_>) {
     let Applied { limit, rule } = applied;
     // Field 4 is from Envoy's pull request 47307. An Envoy without it (1.40) skips the field.
     if limit.unit_multiplier.get() > 1 {
@@ -76,7 +76,7 @@ fn limit(sink: &mut Backwards, applied: &Applied<'_>) {
 }
 
 /// Writes a `Struct`.
-fn fields(sink: &mut Backwards, map: &Map<String, Value>) {
+fn fields(sink: &mut ReverseEncoder, map: &Map<String, Value>) {
     for (name, value) in map.iter().rev() {
         sink.message(1, |sink| {
             sink.message(2, |sink| dynamic(sink, value));
@@ -87,7 +87,7 @@ fn fields(sink: &mut Backwards, map: &Map<String, Value>) {
 
 /// Writes a `Value`, whose kind is written even if it is a default. Numbers become doubles, as in
 /// protobuf's JSON mapping. The depth is bounded when rules are read.
-fn dynamic(sink: &mut Backwards, value: &Value) {
+fn dynamic(sink: &mut ReverseEncoder, value: &Value) {
     match value {
         Value::Null => sink.varint_field(1, 0),
         Value::Number(number) => sink.double(2, number.as_f64().unwrap_or(f64::NAN)),

@@ -17,7 +17,7 @@ use tracing::{info, warn};
 
 use super::connect::Connector;
 use super::message::Exported;
-use super::retry::{Again, Unsent};
+use super::retry::{Again, ExportError};
 
 /// Maximum size in bytes of an answer. A successful one has a handful.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
@@ -64,18 +64,18 @@ impl Client {
     ///
     /// Returns why it did not arrive, or was refused as a whole. The text never contains the values
     /// of headers.
-    pub(crate) async fn send(&self, message: &impl Message) -> Result<u64, Unsent> {
+    pub(crate) async fn send(&self, message: &impl Message) -> Result<u64, ExportError> {
         let limit = self.otlp.timeout;
         let sent = timeout(limit, self.carry(message)).await;
         sent.unwrap_or_else(|_| {
             // HTTP/2 would reuse the connection, and if the other end has vanished silently, go on
             // doing so until the kernel gives the connection up, after a quarter of an hour.
             *self.http.lock() = unconnected(&self.otlp);
-            Err(Unsent { why: format!("no answer within {limit:?}"), again: Again::Later })
+            Err(ExportError { why: format!("no answer within {limit:?}"), again: Again::Later })
         })
     }
 
-    async fn carry(&self, message: &impl Message) -> Result<u64, Unsent> {
+    async fn carry(&self, message: &impl Message) -> Result<u64, ExportError> {
         let http = self.http.lock().clone();
         let sent = http.request(self.request(message)).await;
         let (head, body) = sent.map_err(|error| broken(&error))?.into_parts();
@@ -84,7 +84,7 @@ impl Client {
                 match error.downcast::<LengthLimitError>() {
                     Ok(_) => {
                         let why = format!("an answer of more than {ANSWER_BYTES_MAX} bytes");
-                        Unsent { why, again: Again::Never }
+                        ExportError { why, again: Again::Never }
                     }
                     Err(error) => broken(&*error),
                 }
@@ -145,15 +145,15 @@ fn framed(message: &impl Message) -> Bytes {
 /// Size in bytes of the prefix: a flag for compression, and the length.
 const GRPC_PREFIX_BYTES: usize = 5;
 
-fn answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, Unsent> {
+fn answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, ExportError> {
     let status = head.status();
     if status.is_success() {
         return Ok(body.to_bytes());
     }
-    Err(Unsent { why: format!("it answered {status}"), again: Again::of_http(head) })
+    Err(ExportError { why: format!("it answered {status}"), again: Again::of_http(head) })
 }
 
-fn grpc_answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, Unsent> {
+fn grpc_answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, ExportError> {
     let no_trailers = HeaderMap::new();
     let trailers = body.trailers().unwrap_or(&no_trailers);
     // An answer without a message has its status among the headers.
@@ -169,18 +169,18 @@ fn grpc_answer(head: &Response<()>, body: Collected<Bytes>) -> Result<Bytes, Uns
             let words: String = words.unwrap_or_default().chars().take(WORDS_MAX).collect();
             let why = format!("it answered with the gRPC status {status}: {words}");
             let details = of("grpc-status-details-bin").map_or(&[][..], HeaderValue::as_bytes);
-            Err(Unsent { why, again: Again::of_grpc(status, details) })
+            Err(ExportError { why, again: Again::of_grpc(status, details) })
         }
         None => {
             let why = format!("it does not speak gRPC: it answered {}", head.status());
-            Err(Unsent { why, again: Again::of_http(head) })
+            Err(ExportError { why, again: Again::of_http(head) })
         }
     }
 }
 
 /// The error of a connection that could not be made, or broke.
-fn broken(error: &(dyn std::error::Error + 'static)) -> Unsent {
-    Unsent { why: causes(error), again: Again::Later }
+fn broken(error: &(dyn std::error::Error + 'static)) -> ExportError {
+    ExportError { why: causes(error), again: Again::Later }
 }
 
 /// The text of an error and of its sources: the first alone says little.
@@ -202,7 +202,7 @@ impl Told {
     }
 
     /// Records the last try of a push of `items`; returns how many of them are lost.
-    pub(crate) fn note(&self, items: u64, pushed: &Result<u64, Unsent>) -> u64 {
+    pub(crate) fn note(&self, items: u64, pushed: &Result<u64, ExportError>) -> u64 {
         let what = self.what;
         match pushed {
             Ok(0) => {
@@ -225,7 +225,7 @@ impl Told {
     }
 
     /// Records a failed try that may be followed by another.
-    pub(crate) fn note_try(&self, unsent: &Unsent) {
+    pub(crate) fn note_try(&self, unsent: &ExportError) {
         if self.is_due() {
             let (what, why) = (self.what, &unsent.why);
             warn!("{what} cannot be pushed: {why}; see OTEL_EXPORTER_OTLP_ENDPOINT");

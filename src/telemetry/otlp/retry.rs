@@ -26,7 +26,7 @@ const ASKED_MAX: Duration = Duration::from_secs(300);
 
 /// Why a message did not arrive, or was refused as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Unsent {
+pub(crate) struct ExportError {
     /// The reason, as text.
     pub(crate) why: String,
     /// Whether to try again.
@@ -62,11 +62,11 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Returns the error of the last try.
 pub(crate) async fn insist<S>(
     mut send: impl FnMut() -> S,
-    failed: impl Fn(&Unsent),
+    failed: impl Fn(&ExportError),
     hurry: &mut watch::Receiver<bool>,
-) -> Result<u64, Unsent>
+) -> Result<u64, ExportError>
 where
-    S: Future<Output = Result<u64, Unsent>>,
+    S: Future<Output = Result<u64, ExportError>>,
 {
     let mut backoff = Backoff::new(WAIT_FIRST, WAIT_LAST);
     for _ in 1..TRIES_MAX {
@@ -137,16 +137,16 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
-    fn unsent(again: Again) -> Unsent {
-        Unsent { why: "why".to_owned(), again }
+    fn unsent(again: Again) -> ExportError {
+        ExportError { why: "why".to_owned(), again }
     }
 
     /// Sends a message whose tries end with these outcomes; the last outcome repeats. Returns the
     /// result, how long it took, and the number of tries and of reported failures.
     async fn insisted(
-        outcomes: &[Result<u64, Unsent>],
+        outcomes: &[Result<u64, ExportError>],
         hurry: bool,
-    ) -> (Result<u64, Unsent>, Duration, usize, usize) {
+    ) -> (Result<u64, ExportError>, Duration, usize, usize) {
         let (tries, told) = (Cell::new(0), RefCell::new(0));
         let (_flush, mut hurry) = watch::channel(hurry);
         let clock = Clock::start();

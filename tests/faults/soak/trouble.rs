@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{Extra, Scene, rules};
 use crate::stage::time_until;
-use crate::support::dice::Dice;
 use crate::support::proxy::Fault;
+use crate::support::rng::Rng;
 
 /// One fault, and how long it lasts.
 #[derive(Debug, Clone, Copy)]
@@ -36,28 +36,28 @@ const HEALED_MAX: Duration = Duration::from_secs(30);
 // === impl Trouble ===
 
 impl Trouble {
-    pub(super) fn roll(dice: &mut Dice) -> Self {
-        let below = |dice: &mut Dice, end: u64| usize::try_from(dice.below(end)).expect("small");
-        let span = Duration::from_millis(500 + dice.below(2500));
-        let node = below(dice, NODES as u64);
-        let some = dice.pick(&[Some(node), Some(node), None]);
-        match dice.below(12) {
+    pub(super) fn draw(rng: &mut Rng) -> Self {
+        let below = |rng: &mut Rng, end: u64| usize::try_from(rng.below(end)).expect("small");
+        let span = Duration::from_millis(500 + rng.below(2500));
+        let node = below(rng, NODES as u64);
+        let some = rng.pick(&[Some(node), Some(node), None]);
+        match rng.below(12) {
             0 => Self::Freeze(some, span),
             1 => Self::Kill(node, 2 * span),
-            2..=4 => Self::Network(some, Self::roll_fault(dice), span),
+            2..=4 => Self::Network(some, Self::roll_fault(rng), span),
             5 => Self::ScriptFlush,
             6 => Self::FlushAll,
             7 => Self::HandOver(node),
             8 => Self::PodKill,
             9 => Self::PodRestart,
-            10 => dice.pick(&[Self::GoodRules, Self::BadRules]),
+            10 => rng.pick(&[Self::GoodRules, Self::BadRules]),
             _ => Self::Calm(span),
         }
     }
 
-    fn roll_fault(dice: &mut Dice) -> Fault {
-        let delay = Duration::from_millis(dice.pick(&[2, 20, 100, 400]));
-        dice.pick(&[
+    fn roll_fault(rng: &mut Rng) -> Fault {
+        let delay = Duration::from_millis(rng.pick(&[2, 20, 100, 400]));
+        rng.pick(&[
             Fault::Latency { delay, jitter: delay / 2 },
             Fault::Drip { bytes_per_second: 8000 },
             Fault::Hole,
@@ -110,7 +110,7 @@ impl Scene {
             }
             Trouble::PodKill | Trouble::PodRestart => self.replace(trouble, extra).await,
             Trouble::GoodRules => {
-                let version = u32::try_from(self.dice.below(1_000_000)).expect("small");
+                let version = u32::try_from(self.rng.below(1_000_000)).expect("small");
                 self.rules.replace(&rules(version));
             }
             Trouble::BadRules => {

@@ -1,7 +1,7 @@
 //! Generates rules and calls by seed.
 
 use super::world::{Asked, Call, UNITS, World, Written, WrittenLimit};
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Without `_`, since the reference joins key and value into one text: `a_b` could mean either.
 const KEYS: [&str; 5] = ["a", "b", "ab", "a*", "*b"];
@@ -10,37 +10,33 @@ const ASKED_KEYS: [&str; 6] = ["a", "b", "ab", "c", "", "a*"];
 const ASKED_VALUES: [&str; 10] = ["", "x", "y", "xy", "x_y", "xyx", "x*", "xxyy", "*", "xzy"];
 const NAMES: [&str; 4] = ["", "n1", "n2", "n3"];
 
-pub(crate) fn world(dice: &mut Dice) -> World {
-    let domains = ["d", "e"].map(|name| (name.to_owned(), level(dice, 2)));
-    World {
-        domains: domains.into(),
-        global_shadow: dice.percent(10),
-        global_quota: dice.percent(10),
-    }
+pub(crate) fn world(rng: &mut Rng) -> World {
+    let domains = ["d", "e"].map(|name| (name.to_owned(), level(rng, 2)));
+    World { domains: domains.into(), global_shadow: rng.percent(10), global_quota: rng.percent(10) }
 }
 
-fn level(dice: &mut Dice, depth: u32) -> Vec<Written> {
+fn level(rng: &mut Rng, depth: u32) -> Vec<Written> {
     let mut level: Vec<Written> = Vec::new();
-    let few = dice.within(1..7);
+    let few = rng.within(1..7);
     // Enough patterns for the level to have an index.
-    let many = if dice.percent(15) { dice.within(20..60) } else { 0 };
+    let many = if rng.percent(15) { rng.within(20..60) } else { 0 };
     for at in 0..few + many {
-        let key = dice.pick(&KEYS[..]).to_owned();
-        let value = if at < few { dice.pick(&VALUES).to_owned() } else { pattern(dice) };
+        let key = rng.pick(&KEYS[..]).to_owned();
+        let value = if at < few { rng.pick(&VALUES).to_owned() } else { pattern(rng) };
         if level.iter().any(|other| other.key == key && other.value == value) {
             continue;
         }
-        let is_shared = value.contains('*') && !key.contains('*') && dice.percent(40);
+        let is_shared = value.contains('*') && !key.contains('*') && rng.percent(40);
         let children =
-            if depth > 0 && dice.percent(35) { self::level(dice, depth - 1) } else { Vec::new() };
+            if depth > 0 && rng.percent(35) { self::level(rng, depth - 1) } else { Vec::new() };
         level.push(Written {
             key,
             value,
-            limit: dice.percent(75).then(|| limit(dice)),
-            shadow: dice.percent(10),
-            quota: dice.percent(15),
-            detailed_metric: dice.percent(15),
-            value_to_metric: dice.percent(15),
+            limit: rng.percent(75).then(|| limit(rng)),
+            shadow: rng.percent(10),
+            quota: rng.percent(15),
+            detailed_metric: rng.percent(15),
+            value_to_metric: rng.percent(15),
             share_threshold: is_shared,
             children,
         });
@@ -48,68 +44,68 @@ fn level(dice: &mut Dice, depth: u32) -> Vec<Written> {
     level
 }
 
-fn pattern(dice: &mut Dice) -> String {
-    let length = dice.within(1..7);
-    (0..length).map(|_| dice.pick(&['x', 'y', '_', '*', '*', 'é'])).collect()
+fn pattern(rng: &mut Rng) -> String {
+    let length = rng.within(1..7);
+    (0..length).map(|_| rng.pick(&['x', 'y', '_', '*', '*', 'é'])).collect()
 }
 
-fn limit(dice: &mut Dice) -> WrittenLimit {
-    let name = dice.pick(&NAMES);
+fn limit(rng: &mut Rng) -> WrittenLimit {
+    let name = rng.pick(&NAMES);
     let others = NAMES.iter().filter(|other| !other.is_empty() && **other != name);
-    let replaces = others.filter(|_| dice.percent(12)).map(|&other| other.to_owned()).collect();
-    let requests = match dice.below(10) {
+    let replaces = others.filter(|_| rng.percent(12)).map(|&other| other.to_owned()).collect();
+    let requests = match rng.below(10) {
         0 => 0,
         1 => 1_000_000_000,
-        _ => u32::try_from(dice.within(1..8)).unwrap(),
+        _ => u32::try_from(rng.within(1..8)).unwrap(),
     };
-    let unit = (!dice.percent(8)).then(|| dice.index(UNITS.len()));
+    let unit = (!rng.percent(8)).then(|| rng.index(UNITS.len()));
     WrittenLimit { requests, unit, name: name.to_owned(), replaces }
 }
 
-pub(crate) fn call(dice: &mut Dice, world: &World) -> Call {
-    let (domain, top) = match dice.below(10) {
+pub(crate) fn call(rng: &mut Rng, world: &World) -> Call {
+    let (domain, top) = match rng.below(10) {
         0 => ("unknown", &[][..]),
         1 | 2 => ("e", &world.domains[1].1[..]),
         _ => ("d", &world.domains[0].1[..]),
     };
-    let descriptors = (0..dice.within(1..5)).map(|_| asked(dice, top)).collect();
-    let hits = u32::try_from(dice.below(4)).unwrap();
+    let descriptors = (0..rng.within(1..5)).map(|_| asked(rng, top)).collect();
+    let hits = u32::try_from(rng.below(4)).unwrap();
     Call { domain: domain.to_owned(), hits, descriptors }
 }
 
-fn asked(dice: &mut Dice, top: &[Written]) -> Asked {
+fn asked(rng: &mut Rng, top: &[Written]) -> Asked {
     let mut entries = Vec::new();
     let mut level = top;
-    for _ in 0..dice.weighted(&[1, 14, 10, 5]) {
-        let aims = !level.is_empty() && dice.percent(75);
+    for _ in 0..rng.weighted(&[1, 14, 10, 5]) {
+        let aims = !level.is_empty() && rng.percent(75);
         let (key, value) = if aims {
-            let node = &level[dice.index(level.len())];
+            let node = &level[rng.index(level.len())];
             level = &node.children;
-            (filled(dice, &node.key), filled(dice, &node.value))
+            (filled(rng, &node.key), filled(rng, &node.value))
         } else {
-            (dice.pick(&ASKED_KEYS).to_owned(), dice.pick(&ASKED_VALUES).to_owned())
+            (rng.pick(&ASKED_KEYS).to_owned(), rng.pick(&ASKED_VALUES).to_owned())
         };
         entries.push((key, value));
     }
     let limit =
-        dice.percent(8).then(|| (u32::try_from(dice.below(6)).unwrap(), dice.index(UNITS.len())));
-    let hits = dice.percent(30).then(|| dice.below(6));
+        rng.percent(8).then(|| (u32::try_from(rng.below(6)).unwrap(), rng.index(UNITS.len())));
+    let hits = rng.percent(30).then(|| rng.below(6));
     Asked { entries, limit, hits }
 }
 
 /// A text that the pattern matches; for an empty pattern, any value.
-fn filled(dice: &mut Dice, pattern: &str) -> String {
+fn filled(rng: &mut Rng, pattern: &str) -> String {
     if pattern.is_empty() {
-        return dice.pick(&ASKED_VALUES).to_owned();
+        return rng.pick(&ASKED_VALUES).to_owned();
     }
-    pattern.split('*').collect::<Vec<_>>().join(dice.pick(&["", "x", "yx", "z"]))
+    pattern.split('*').collect::<Vec<_>>().join(rng.pick(&["", "x", "yx", "z"]))
 }
 
 /// The rule files of `world`, by name; a domain may span two.
-pub(crate) fn files(dice: &mut Dice, world: &World) -> Vec<(String, String)> {
+pub(crate) fn files(rng: &mut Rng, world: &World) -> Vec<(String, String)> {
     let mut files = Vec::new();
     for (domain, level) in &world.domains {
-        let cut = dice.index(level.len() + 1);
+        let cut = rng.index(level.len() + 1);
         for (part, nodes) in [&level[..cut], &level[cut..]].into_iter().enumerate() {
             let mut text = format!("domain: {domain}\n");
             if !nodes.is_empty() {

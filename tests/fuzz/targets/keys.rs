@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use ratelease_rules::key::{Key, KeyHasher, Part};
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::run;
 
 /// The inputs of a key.
@@ -46,24 +46,24 @@ fn no_two_counts_have_one_key() {
     });
 }
 
-fn count(dice: &mut Dice) -> Count {
-    let domain = text(dice);
-    let entries = (0..dice.below(4)).map(|_| (text(dice), dice.percent(30), text(dice)));
+fn count(rng: &mut Rng) -> Count {
+    let domain = text(rng);
+    let entries = (0..rng.below(4)).map(|_| (text(rng), rng.percent(30), text(rng)));
     let entries = entries.collect();
-    let identity = dice.below(3);
+    let identity = rng.below(3);
     let shown = format!("{domain:?} {identity} {entries:?}").into();
     Count { domain, identity, entries, shown }
 }
 
 /// A short text, or one around a length at which the encoding changes: 255 bytes of a part, 256 in
 /// all.
-fn text(dice: &mut Dice) -> String {
-    let length = match dice.below(8) {
-        0 => dice.within(245..265),
-        1 => dice.below(70),
-        _ => dice.below(4),
+fn text(rng: &mut Rng) -> String {
+    let length = match rng.below(8) {
+        0 => rng.within(245..265),
+        1 => rng.below(70),
+        _ => rng.below(4),
     };
-    (0..length).map(|_| dice.pick(&BYTES)).collect()
+    (0..length).map(|_| rng.pick(&BYTES)).collect()
 }
 
 impl AsRef<[u8]> for Count {

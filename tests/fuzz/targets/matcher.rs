@@ -3,7 +3,7 @@
 use ratelease_rules::request::Entry;
 use ratelease_rules::{self as rules, Allowance, Lookup, Options, Source};
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::run;
 
 /// Number of lookups in each level.
@@ -47,28 +47,28 @@ fn the_first_pattern_that_matches_is_found() {
     });
 }
 
-fn level(dice: &mut Dice) -> Level {
+fn level(rng: &mut Rng) -> Level {
     // Levels with few patterns, and with enough patterns for an index.
-    let count = if dice.percent(50) { dice.within(1..8) } else { dice.within(17..100) };
+    let count = if rng.percent(50) { rng.within(1..8) } else { rng.within(17..100) };
     // Patterns whose ends match every value, so that all of their pieces are searched for at once.
-    let are_open = dice.percent(50);
+    let are_open = rng.percent(50);
     let mut patterns: Vec<String> = Vec::new();
     for _ in 0..count {
         let pattern = match are_open {
-            true => format!("*{}{}*", dice.pick(&['a', 'b', 'é']), text(dice, 8, true)),
-            false => format!("{}*{}", text(dice, 6, true), text(dice, 4, true)),
+            true => format!("*{}{}*", rng.pick(&['a', 'b', 'é']), text(rng, 8, true)),
+            false => format!("{}*{}", text(rng, 6, true), text(rng, 4, true)),
         };
         if !patterns.contains(&pattern) {
             patterns.push(pattern);
         }
     }
-    let values = (0..VALUES).map(|_| match dice.below(4) {
-        0 => text(dice, 8, false),
-        1 => text(dice, 300, false),
+    let values = (0..VALUES).map(|_| match rng.below(4) {
+        0 => text(rng, 8, false),
+        1 => text(rng, 300, false),
         // Derived from a pattern, so that it nearly matches.
         _ => {
-            let pattern = &patterns[dice.index(patterns.len())];
-            pattern.split('*').map(|it| it.to_owned() + &text(dice, 3, false)).collect()
+            let pattern = &patterns[rng.index(patterns.len())];
+            pattern.split('*').map(|it| it.to_owned() + &text(rng, 3, false)).collect()
         }
     });
     let values = values.collect();
@@ -77,15 +77,15 @@ fn level(dice: &mut Dice) -> Level {
 }
 
 /// A text of few different letters, so that pieces overlap.
-fn text(dice: &mut Dice, most: u64, has_stars: bool) -> String {
-    let letter = |dice: &mut Dice| match dice.below(12) {
+fn text(rng: &mut Rng, most: u64, has_stars: bool) -> String {
+    let letter = |rng: &mut Rng| match rng.below(12) {
         0..5 => 'a',
         5..9 => 'b',
         9 => 'é',
         _ if has_stars => '*',
         _ => '€',
     };
-    (0..dice.below(most + 1)).map(|_| letter(dice)).collect()
+    (0..rng.below(most + 1)).map(|_| letter(rng)).collect()
 }
 
 /// Matches with a table: whether the first letters of the one match the first of the other.

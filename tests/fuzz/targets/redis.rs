@@ -1,6 +1,6 @@
 //! Replies of Redis: to scripts, and to CLUSTER SLOTS.
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::run;
 
 const WORDS: [&str; 16] = [
@@ -32,17 +32,17 @@ fn any_reply_to_a_script_grants_what_was_asked_for_or_nothing() {
 /// Numbers that a script could have returned, in a random order.
 #[test]
 fn any_numbers_grant_what_was_asked_for_or_nothing() {
-    let number = |dice: &mut Dice| match dice.below(6) {
-        0 => dice.below(24),
-        1 => 1_763_812_345_000_000 + dice.below(3),
-        2 => 29_396_872 + dice.below(3),
-        3 => dice.pick(&[u64::MAX, 1 << 63, (1 << 63) - 1, 1 << 32, u64::from(u32::MAX)]),
-        4 => dice.roll() >> dice.below(64),
+    let number = |rng: &mut Rng| match rng.below(6) {
+        0 => rng.below(24),
+        1 => 1_763_812_345_000_000 + rng.below(3),
+        2 => 29_396_872 + rng.below(3),
+        3 => rng.pick(&[u64::MAX, 1 << 63, (1 << 63) - 1, 1 << 32, u64::from(u32::MAX)]),
+        4 => rng.next_u64() >> rng.below(64),
         _ => 0,
     };
-    let reply = |dice: &mut Dice| {
-        let count = dice.within(3..8);
-        let numbers = (0..count).map(|_| format!(":{}\r\n", number(dice).cast_signed()));
+    let reply = |rng: &mut Rng| {
+        let count = rng.within(3..8);
+        let numbers = (0..count).map(|_| format!(":{}\r\n", number(rng).cast_signed()));
         format!("*{count}\r\n{}", numbers.collect::<String>()).into_bytes()
     };
     run::generated("numbers", 5000, reply, |reply| {
@@ -60,17 +60,17 @@ fn any_reply_to_cluster_slots_names_masters_or_none() {
 /// Ranges that overlap, run backwards or lie beyond the last slot, with few or many masters.
 #[test]
 fn any_ranges_of_slots_lead_to_masters_that_were_named() {
-    let slot = |dice: &mut Dice| dice.pick(&[0, 1, 5_460, 5_461, 16_383, 16_384, u64::MAX >> 1]);
-    let range = |dice: &mut Dice| {
-        let (first, last) = (slot(dice), slot(dice));
+    let slot = |rng: &mut Rng| rng.pick(&[0, 1, 5_460, 5_461, 16_383, 16_384, u64::MAX >> 1]);
+    let range = |rng: &mut Rng| {
+        let (first, last) = (slot(rng), slot(rng));
         let host =
-            dice.pick(&["$8\r\n10.0.0.2\r\n", "$-1\r\n", "$0\r\n\r\n", "$1\r\n?\r\n", "+a\r\n"]);
-        let port = dice.pick(&[0, 6379, 65_535, 65_536]) + dice.below(3);
+            rng.pick(&["$8\r\n10.0.0.2\r\n", "$-1\r\n", "$0\r\n\r\n", "$1\r\n?\r\n", "+a\r\n"]);
+        let port = rng.pick(&[0, 6379, 65_535, 65_536]) + rng.below(3);
         format!("*3\r\n:{first}\r\n:{last}\r\n*2\r\n{host}:{port}\r\n")
     };
-    let reply = |dice: &mut Dice| {
-        let count = dice.below(6);
-        let ranges = (0..count).map(|_| range(dice)).collect::<String>();
+    let reply = |rng: &mut Rng| {
+        let count = rng.below(6);
+        let ranges = (0..count).map(|_| range(rng)).collect::<String>();
         format!("*{count}\r\n{ranges}").into_bytes()
     };
     run::generated("ranges", 2000, reply, |reply| {

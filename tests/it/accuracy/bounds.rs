@@ -14,9 +14,9 @@ use super::demand::Demand;
 use super::drive::{Said, count, drive};
 use super::fleet::Fleet;
 use super::{MAX_WAIT, wall_clock};
-use crate::support::dice::Dice;
 use crate::support::now;
 use crate::support::redis::Cluster;
+use crate::support::rng::Rng;
 
 const LIMIT: u32 = 200;
 const BURST: u32 = 40;
@@ -45,7 +45,7 @@ async fn passed(algorithm: &str) -> Vec<Passed> {
     let fleet = Arc::new(Fleet::start(Cluster::shared(), name, 4, &rules, MAX_WAIT).await);
     let rate = 3.0 * f64::from(LIMIT) / WINDOW.as_secs_f64();
     let demand = Demand { rate, weights: vec![7.0, 1.5, 1.0, 0.5], moves_every: None };
-    let arrivals = demand.arrivals(Dice::new().roll(), WINDOWS * WINDOW);
+    let arrivals = demand.arrivals(Rng::new().next_u64(), WINDOWS * WINDOW);
     let (start, begun) = (Instant::from_std(now()), wall_clock());
     let answers = drive(arrivals, start, Duration::MAX, |pod| fleet.decide(pod, "key")).await;
     let admitted = count(&answers, Said::Admitted);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::dice::Dice;
+use crate::support::rng::Rng;
 
 /// A stream of requests for one key.
 #[derive(Debug, Clone)]
@@ -28,13 +28,13 @@ impl Demand {
     /// The requests that arrive within `span`, in order.
     pub fn arrivals(&self, seed: u64, span: Duration) -> impl Iterator<Item = Arrival> + use<> {
         let demand = self.clone();
-        let mut dice = Dice::seeded(seed);
+        let mut rng = Rng::seeded(seed);
         let mut seconds = 0.0;
         std::iter::from_fn(move || {
             // The gaps of a Poisson stream are exponential.
-            seconds -= (1.0 - dice.fraction()).ln() / demand.rate;
+            seconds -= (1.0 - rng.fraction()).ln() / demand.rate;
             let at = Duration::from_secs_f64(seconds);
-            let pod = demand.pod(dice.fraction(), at);
+            let pod = demand.pod(rng.fraction(), at);
             (at < span).then_some(Arrival { at, pod })
         })
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::redis::RedisStore;
-use ratelease_engine::store::{Ask, Beat, Beaten, Replies, Store};
+use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::{Code, Modes};
 use ratelease_rules::key::{Key, KeyHasher, Part};
@@ -204,7 +204,7 @@ impl Store for Told {
         self.store.exchange(asks)
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         Box::pin(async move {
             let beaten = self.store.beat(beat).await;
             self.pods.store(beaten.clone().unwrap_or(0), Ordering::Relaxed);

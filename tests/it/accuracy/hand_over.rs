@@ -9,9 +9,9 @@ use super::MAX_WAIT;
 use super::demand::Demand;
 use super::drive::{Said, count, drive};
 use super::fleet::Fleet;
-use crate::support::dice::Dice;
 use crate::support::now;
 use crate::support::redis::Cluster;
+use crate::support::rng::Rng;
 
 const SPAN: Duration = Duration::from_secs(2);
 
@@ -40,7 +40,7 @@ async fn what_a_closing_pod_had_left_is_admitted_by_another() {
 async fn offer(fleet: &Fleet, pod: usize, requests: u64) -> u64 {
     let rate = requests as f64 / SPAN.as_secs_f64();
     let demand = Demand { rate, weights: vec![1.0], moves_every: None };
-    let arrivals = demand.arrivals(Dice::new().roll(), Duration::MAX);
+    let arrivals = demand.arrivals(Rng::new().next_u64(), Duration::MAX);
     let arrivals = arrivals.take(usize::try_from(requests).unwrap());
     let start = Instant::from_std(now());
     let answers = drive(arrivals, start, Duration::MAX, |_| fleet.decide(pod, "key")).await;

@@ -10,9 +10,9 @@ use super::MAX_WAIT;
 use super::demand::Demand;
 use super::drive::{Answer, Said, count, drive};
 use super::fleet::Fleet;
-use crate::support::dice::Dice;
 use crate::support::now;
 use crate::support::redis::Cluster;
+use crate::support::rng::Rng;
 
 /// Relative demand of the four pods.
 const SKEW: [f64; 4] = [7.0, 1.5, 1.0, 0.5];
@@ -29,7 +29,7 @@ async fn run(prefix: &str, limit: u64, offered: u64, span: Duration) -> Vec<Answ
     let fleet = Arc::new(Fleet::start(Cluster::shared(), prefix, 4, &rules, MAX_WAIT).await);
     let rate = offered as f64 / span.as_secs_f64();
     let demand = Demand { rate, weights: SKEW.to_vec(), moves_every: None };
-    let arrivals = demand.arrivals(Dice::new().roll(), Duration::MAX);
+    let arrivals = demand.arrivals(Rng::new().next_u64(), Duration::MAX);
     let arrivals = arrivals.take(usize::try_from(offered).unwrap());
     let start = Instant::from_std(now());
     drive(arrivals, start, Duration::MAX, |pod| fleet.decide(pod, "key")).await

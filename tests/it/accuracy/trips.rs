@@ -11,9 +11,9 @@ use super::demand::Demand;
 use super::drive::{Said, count, drive};
 use super::fleet::Fleet;
 use super::{MAX_WAIT, early_in_a_window};
-use crate::support::dice::Dice;
 use crate::support::now;
 use crate::support::redis::Cluster;
+use crate::support::rng::Rng;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const RULE: &str = "unit: minute, requests_per_unit: 600000";
@@ -29,7 +29,7 @@ async fn a_thousand_decisions_on_a_hot_key_cost_at_most_5_commands() {
     early_in_a_window(MINUTE, span + Duration::from_secs(2)).await;
     let rate = f64::from(DECISIONS) / span.as_secs_f64();
     let demand = Demand { rate, weights: vec![1.0; 4], moves_every: None };
-    let arrivals = demand.arrivals(Dice::new().roll(), Duration::MAX).take(DECISIONS as usize);
+    let arrivals = demand.arrivals(Rng::new().next_u64(), Duration::MAX).take(DECISIONS as usize);
     let before = sent(&cluster);
     let start = Instant::from_std(now());
     let answers = drive(arrivals, start, Duration::MAX, |pod| fleet.decide(pod, "key")).await;
@@ -49,12 +49,12 @@ async fn a_thousand_decisions_on_ten_thousand_cold_keys_cost_at_most_30_commands
     let (cluster, fleet) = alone(1).await;
     let fleet = Arc::new(fleet);
     early_in_a_window(MINUTE, Duration::from_secs(30)).await;
-    let seed = Dice::new().roll();
+    let seed = Rng::new().next_u64();
     let (before, start) = (sent(&cluster), now());
     let mut asking = JoinSet::new();
     for task in 0..AT_ONCE {
         let (fleet, keys) = (Arc::clone(&fleet), Arc::clone(&keys));
-        let mut dice = Dice::seeded(seed.wrapping_add(u64::from(task)));
+        let mut rng = Rng::seeded(seed.wrapping_add(u64::from(task)));
         asking.spawn(async move {
             let mut seen = BTreeMap::new();
             for number in 0..DECISIONS / AT_ONCE {
@@ -62,7 +62,7 @@ async fn a_thousand_decisions_on_ten_thousand_cold_keys_cost_at_most_30_commands
                 if number % 32 == 0 {
                     tokio::task::yield_now().await;
                 }
-                let key = keys.pick(&mut dice);
+                let key = keys.pick(&mut rng);
                 let said = fleet.decide_for(0, "key", &format!("user-{key}")).await;
                 assert_eq!(said, Said::Admitted, "user-{key}");
                 *seen.entry(key).or_insert(0_u32) += 1;
@@ -111,8 +111,8 @@ impl Zipf {
         Self { up_to: weights.collect() }
     }
 
-    fn pick(&self, dice: &mut Dice) -> usize {
-        let at = dice.fraction() * self.up_to.last().unwrap();
+    fn pick(&self, rng: &mut Rng) -> usize {
+        let at = rng.fraction() * self.up_to.last().unwrap();
         self.up_to.partition_point(|sum| *sum <= at)
     }
 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease::accept::OpenConnections;
-use ratelease::control::Published;
+use ratelease::control::CurrentRules;
 use ratelease::control::health::Health;
 use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
 use ratelease::http::serve::{Site, UnreadPages};
 use ratelease::http::{self as pages, JsonOptions};
-use ratelease::intake::Intake;
+use ratelease::service::Intake;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Beat, Beaten, Replies, Store};
+use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
@@ -48,7 +48,7 @@ impl Store for Cursed {
         self.0.exchange(asks)
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         self.0.beat(beat)
     }
 
@@ -66,7 +66,7 @@ struct Doors {
 
 impl Doors {
     async fn open() -> Self {
-        let published = Arc::new(Published::new());
+        let published = Arc::new(CurrentRules::new());
         let source = Source { name: "test.yaml".to_owned(), text: RULES.into() };
         let loaded = rules::load(&[source], rules::Options::default()).unwrap();
         published.publish(Arc::new(loaded.rules));

@@ -1,7 +1,7 @@
 //! Tokens of the next fixed window.
 
 use ratelease_engine::algorithm::{State, fixed_window, step};
-use ratelease_engine::store::{Ask, Back, Store, StoreError};
+use ratelease_engine::store::{Ask, Return, Store, StoreError};
 use ratelease_rules::Unit;
 
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn ahead(ask: Ask) -> Ask {
 }
 
 fn returning(ask: Ask, tokens: u64, epoch: u64) -> Ask {
-    Ask { want: 0, need: 0, back: Some(Back { tokens, epoch: Some(epoch) }), ..ask }
+    Ask { want: 0, need: 0, back: Some(Return { tokens, epoch: Some(epoch) }), ..ask }
 }
 
 async fn lends_from_the_next_window_alone(store: &dyn Store) {
@@ -74,7 +74,7 @@ async fn a_refund_is_of_the_present_window(store: &dyn Store) {
     let ask = ask(10, 8, 0);
     granted(store, ask).await;
     granted(store, ahead(ask)).await;
-    let back = Some(Back { tokens: u64::MAX, epoch: None });
+    let back = Some(Return { tokens: u64::MAX, epoch: None });
     assert_eq!(granted(store, Ask { want: 0, back, ..ahead(ask) }).await.left, 2);
     assert_eq!(granted(store, Ask { want: 0, ..ask }).await.left, 10);
 }
@@ -164,7 +164,7 @@ async fn every_state_with_a_next_count_is_read_as_the_arithmetic_reads_it() {
             let window = present.checked_add_signed(far).unwrap();
             let text = format!("{window}{:010}:{next:010}", 7);
             single.server.command::<()>(&["SET", &look.key.in_store(""), &text]);
-            let back = lent_in.map(|after| Back { tokens: 2, epoch: Some(present + after) });
+            let back = lent_in.map(|after| Return { tokens: 2, epoch: Some(present + after) });
             let mut state =
                 Some(State::FixedWindow(fixed_window::State { window, count: 7, next }));
             for want in [0, 1, 50] {

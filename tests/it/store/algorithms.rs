@@ -1,6 +1,6 @@
 //! The clauses of the contract that every algorithm keeps, and those of each one.
 
-use ratelease_engine::store::{Ask, Back, Store};
+use ratelease_engine::store::{Ask, Return, Store};
 use ratelease_rules::{Algorithm, Unit};
 
 use std::time::Duration;
@@ -62,7 +62,7 @@ async fn a_look_takes_nothing(store: &dyn Store, by: By) {
 async fn takes_the_largest_numbers(store: &dyn Store, by: By) {
     let ask = ask_by(by, u64::MAX, 0);
     assert_eq!(granted(store, ask).await.tokens, 10, "{by:?}");
-    let back = Some(Back { tokens: u64::MAX, epoch: Some(u64::MAX) });
+    let back = Some(Return { tokens: u64::MAX, epoch: Some(u64::MAX) });
     let denied = granted(store, Ask { need: u64::MAX, back, ttl: Duration::MAX, ..ask }).await;
     assert_eq!((denied.tokens, denied.left, denied.overdrawn), (0, 0, true), "{by:?}");
 }
@@ -85,7 +85,7 @@ async fn a_denial_spends_what_is_left_where_it_may(store: &dyn Store, by: By) {
     assert_eq!((charged.tokens, charged.left, charged.overdrawn), (0, 0, true), "{by:?}");
     let look = granted(store, Ask { need: 0, ..ask }).await;
     assert!(look.overdrawn, "{by:?}");
-    let back = Some(Back { tokens: 1, epoch: None });
+    let back = Some(Return { tokens: 1, epoch: None });
     let mended = granted(store, Ask { need: 0, back, ..ask }).await;
     assert_eq!((mended.left, mended.overdrawn), (1, false), "{by:?}");
 }
@@ -93,9 +93,9 @@ async fn a_denial_spends_what_is_left_where_it_may(store: &dyn Store, by: By) {
 async fn a_return_is_credited(store: &dyn Store, by: By) {
     let ask = ask_by(by, 8, 0);
     let lent = granted(store, ask).await;
-    let back = Some(Back { tokens: 5, epoch: Some(lent.epoch) });
+    let back = Some(Return { tokens: 5, epoch: Some(lent.epoch) });
     assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 7, "{by:?}");
-    let back = Some(Back { tokens: 50, epoch: Some(lent.epoch) });
+    let back = Some(Return { tokens: 50, epoch: Some(lent.epoch) });
     assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 10, "{by:?}: no more");
 }
 
@@ -104,7 +104,7 @@ async fn a_return_of_another_epoch_is_not(store: &dyn Store, by: By) {
     let lent = granted(store, ask).await.epoch;
     // In microseconds: farther away than the lease may last.
     for epoch in [0, lent.saturating_sub(61_000_000), lent + 61_000_000, u64::MAX] {
-        let back = Some(Back { tokens: 5, epoch: Some(epoch) });
+        let back = Some(Return { tokens: 5, epoch: Some(epoch) });
         let left = granted(store, Ask { want: 0, back, ..ask }).await.left;
         assert_eq!(left, 2, "{by:?}: {epoch}");
     }
@@ -113,14 +113,14 @@ async fn a_return_of_another_epoch_is_not(store: &dyn Store, by: By) {
 async fn a_refund_is_credited(store: &dyn Store, by: By) {
     let ask = ask_by(by, 8, 0);
     granted(store, ask).await;
-    let back = Some(Back { tokens: 3, epoch: None });
+    let back = Some(Return { tokens: 3, epoch: None });
     assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 5, "{by:?}");
 }
 
 async fn credits_go_before_the_rest(store: &dyn Store, by: By) {
     let ask = ask_by(by, 10, 0);
     let lent = granted(store, ask).await;
-    let back = Some(Back { tokens: 6, epoch: Some(lent.epoch) });
+    let back = Some(Return { tokens: 6, epoch: Some(lent.epoch) });
     let swapped = granted(store, Ask { want: 2, need: 5, back, ..ask }).await;
     assert_eq!((swapped.tokens, swapped.left, swapped.overdrawn), (5, 1, false), "{by:?}");
 }
@@ -139,7 +139,7 @@ async fn a_late_return_is_not_credited(store: &dyn Store, by: By) {
     let look = Ask { want: 0, ..ask };
     until(10, "the lease is over", async || granted(store, look).await.epoch > lent.epoch + 1_000)
         .await;
-    let back = Some(Back { tokens: 5, epoch: Some(lent.epoch) });
+    let back = Some(Return { tokens: 5, epoch: Some(lent.epoch) });
     assert_eq!(granted(store, Ask { back, ..look }).await.left, 2, "{by:?}");
 }
 
@@ -150,7 +150,7 @@ async fn a_second_return_is_not_credited(store: &dyn Store, by: By) {
     while second.epoch == first.epoch {
         second = granted(store, ask).await; // within the same microsecond
     }
-    let back = Some(Back { tokens: 3, epoch: Some(first.epoch) });
+    let back = Some(Return { tokens: 3, epoch: Some(first.epoch) });
     let once = granted(store, Ask { want: 0, back, ..ask }).await;
     assert_eq!(once.left, second.left + 3);
     assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, once.left);
@@ -160,7 +160,7 @@ async fn slots_go_by(store: &dyn Store, by: By) {
     let ask = ask_by(by, 8, 0);
     let lent = granted(store, ask).await;
     for epoch in [None, Some(lent.epoch)] {
-        let back = Some(Back { tokens: 5, epoch });
+        let back = Some(Return { tokens: 5, epoch });
         assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 2, "{epoch:?}");
     }
     let denied = granted(store, Ask { need: 3, ..ask }).await;

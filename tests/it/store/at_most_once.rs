@@ -1,6 +1,6 @@
 //! An ask whose reply is lost was taken once or not at all, never twice.
 
-use ratelease_engine::store::{Ask, Back, Store, StoreError};
+use ratelease_engine::store::{Ask, Return, Store, StoreError};
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ async fn a_reply_that_comes_too_late_is_not_asked_for_again() {
     let lent = granted(&*store, ask).await;
     single.server.stop();
     let sent = now();
-    let back = Some(Back { tokens: 10, epoch: Some(lent.epoch) });
+    let back = Some(Return { tokens: 10, epoch: Some(lent.epoch) });
     let late = one(&*store, Ask { want: 0, back, ..ask }).await;
     assert_eq!(late, Err(StoreError::TimedOut));
     assert!(sent.elapsed() < Duration::from_secs(1), "{:?}", sent.elapsed());
@@ -38,7 +38,7 @@ async fn an_ask_whose_connection_breaks_is_not_sent_again() {
     let lent = granted(&*store, ask).await;
     let calls = single.server.calls("evalsha");
     proxy.set(Fault::Cut { after: 0 });
-    let back = Some(Back { tokens: 10, epoch: Some(lent.epoch) });
+    let back = Some(Return { tokens: 10, epoch: Some(lent.epoch) });
     let lost = one(&*store, Ask { want: 0, back, ..ask }).await;
     assert!(matches!(lost, Err(StoreError::Unreachable(_))), "{lost:?}");
     proxy.set(Fault::None);

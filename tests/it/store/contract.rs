@@ -2,7 +2,7 @@
 
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::per_second::PerSecond;
-use ratelease_engine::store::{Ask, Back, SHARDS_MAX, Store};
+use ratelease_engine::store::{Ask, Return, SHARDS_MAX, Store};
 use ratelease_rules::Unit;
 
 use std::sync::Arc;
@@ -97,7 +97,7 @@ async fn a_denial_overdraws_where_it_may(store: &dyn Store) {
     assert!(look.overdrawn, "it stays overdrawn");
     let again = granted(store, ask).await;
     assert!(again.overdrawn);
-    let back = Some(Back { tokens: 1, epoch: Some(again.epoch) });
+    let back = Some(Return { tokens: 1, epoch: Some(again.epoch) });
     let mended = granted(store, Ask { need: 0, back, ..ask }).await;
     assert_eq!((mended.left, mended.overdrawn), (1, false), "one is back, however often denied");
 }
@@ -113,9 +113,9 @@ async fn a_look_takes_nothing(store: &dyn Store) {
 async fn a_return_of_this_window_is_credited(store: &dyn Store) {
     let ask = ask(10, 8, 0);
     let lent = granted(store, ask).await;
-    let back = Some(Back { tokens: 5, epoch: Some(lent.epoch) });
+    let back = Some(Return { tokens: 5, epoch: Some(lent.epoch) });
     assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 7);
-    let back = Some(Back { tokens: 50, epoch: Some(lent.epoch) });
+    let back = Some(Return { tokens: 50, epoch: Some(lent.epoch) });
     let full = granted(store, Ask { want: 0, back, ..ask }).await;
     assert_eq!(full.left, 10, "never more than the limit");
 }
@@ -124,7 +124,7 @@ async fn a_return_of_another_window_is_not(store: &dyn Store) {
     let ask = ask(10, 8, 0);
     let lent = granted(store, ask).await;
     for window in [0, lent.epoch - 1, lent.epoch + 1, lent.epoch + (1 << 32), u64::MAX] {
-        let back = Some(Back { tokens: 5, epoch: Some(window) });
+        let back = Some(Return { tokens: 5, epoch: Some(window) });
         assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 2, "window {window}");
     }
 }
@@ -132,14 +132,14 @@ async fn a_return_of_another_window_is_not(store: &dyn Store) {
 async fn a_refund_goes_to_the_present_window(store: &dyn Store) {
     let ask = ask(10, 8, 0);
     granted(store, ask).await;
-    let back = Some(Back { tokens: 3, epoch: None });
+    let back = Some(Return { tokens: 3, epoch: None });
     assert_eq!(granted(store, Ask { want: 0, back, ..ask }).await.left, 5);
 }
 
 async fn credits_go_before_the_rest(store: &dyn Store) {
     let ask = ask(10, 10, 0);
     let lent = granted(store, ask).await;
-    let back = Some(Back { tokens: 6, epoch: Some(lent.epoch) });
+    let back = Some(Return { tokens: 6, epoch: Some(lent.epoch) });
     let swapped = granted(store, Ask { want: 2, need: 5, back, ..ask }).await;
     assert_eq!((swapped.tokens, swapped.left, swapped.overdrawn), (5, 1, false));
 }
@@ -162,7 +162,8 @@ async fn a_return_under_a_past_limit_credits_what_it_brings(store: &dyn Store) {
     assert_eq!(granted(store, Ask { want: 50, ..ask }).await.left, 47);
     for (window, left) in [(Some(lent.epoch), 49), (None, 51)] {
         ask.limit.requests_per_unit = 5;
-        granted(store, Ask { want: 0, back: Some(Back { tokens: 2, epoch: window }), ..ask }).await;
+        granted(store, Ask { want: 0, back: Some(Return { tokens: 2, epoch: window }), ..ask })
+            .await;
         ask.limit.requests_per_unit = 100;
         assert_eq!(granted(store, Ask { want: 0, ..ask }).await.left, left, "{window:?}");
     }
@@ -174,7 +175,7 @@ async fn takes_the_largest_numbers(store: &dyn Store) {
     assert_eq!((all.tokens, all.left), (u64::from(u32::MAX), 0));
     let denied = granted(store, Ask { need: u64::MAX, ..ask }).await;
     assert!(denied.overdrawn);
-    let back = Some(Back { tokens: u64::MAX, epoch: Some(all.epoch) });
+    let back = Some(Return { tokens: u64::MAX, epoch: Some(all.epoch) });
     let empty = granted(store, Ask { want: 0, back, ..ask }).await;
     assert_eq!((empty.left, empty.overdrawn), (u64::from(u32::MAX), false));
 }

@@ -2,7 +2,7 @@
 
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::redis::RedisSettings;
-use ratelease_engine::store::{Beat, Store};
+use ratelease_engine::store::{Heartbeat, Store};
 use ratelease_rules::key::Key;
 
 use std::sync::Arc;
@@ -24,7 +24,7 @@ async fn beat_in(
     leaves: bool,
 ) -> u32 {
     let lasts = Duration::from_millis(lasts_ms);
-    store.beat(Beat { pod, lasts, leaves, domain }).await.unwrap()
+    store.beat(Heartbeat { pod, lasts, leaves, domain }).await.unwrap()
 }
 
 /// The store counts the pods of two domains, and of all domains together.
@@ -156,7 +156,7 @@ async fn a_beat_after_a_script_flush_and_under_a_foreign_value() {
     assert_eq!(pods_of(single.config()).await, 1);
     single.server.command::<()>(&["SET", "rl:pods", "mine"]);
     let store = connected(patient(single.config())).await;
-    let beat = Beat { pod: 7, lasts: Duration::from_secs(1), leaves: false, domain: None };
+    let beat = Heartbeat { pod: 7, lasts: Duration::from_secs(1), leaves: false, domain: None };
     assert!(store.beat(beat).await.is_err());
     assert_eq!(single.server.command::<String>(&["GET", "rl:pods"]), "mine");
 }

@@ -2,7 +2,7 @@
 
 use ratelease_engine::algorithm::{State, fixed_window, sliding_window, step};
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Back, Grant, Store};
+use ratelease_engine::store::{Ask, Grant, Return, Store};
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
 
@@ -11,8 +11,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::{ask_by, connected, fresh_key, granted, patient};
-use crate::support::dice::Dice;
 use crate::support::redis::{Cluster, Single};
+use crate::support::rng::Rng;
 
 /// Number of keys of each algorithm.
 const KEYS: usize = 20;
@@ -51,12 +51,12 @@ async fn a_cluster_agrees_with_the_arithmetic() {
 /// 20 000 asks. A grant names the store's time to the microsecond, or its window and the rest of
 /// it: the arithmetic at that time must give exactly the same grant.
 async fn agrees_with_the_arithmetic(store: &dyn Store) {
-    let mut dice = Dice::new();
+    let mut rng = Rng::new();
     let mut counts: Vec<_> =
-        (0..KEYS).flat_map(|_| 0..5).map(|nth| Count::new(&mut dice, nth)).collect();
+        (0..KEYS).flat_map(|_| 0..5).map(|nth| Count::new(&mut rng, nth)).collect();
     let mut windows = BTreeSet::new();
     for _ in 0..ROUNDS {
-        let asks: Vec<_> = counts.iter().map(|count| count.ask(&mut dice)).collect();
+        let asks: Vec<_> = counts.iter().map(|count| count.ask(&mut rng)).collect();
         let replies = store.exchange(&asks).await;
         for ((ask, reply), count) in asks.iter().zip(replies).zip(&mut counts) {
             let grant = reply.unwrap_or_else(|error| panic!("{ask:?}: {error}"));
@@ -116,15 +116,15 @@ fn inverse(of: u64, prime: u64) -> u64 {
 async fn a_sliding_window_weighs_the_counts_of_long_windows() {
     let single = Single::start();
     let store = connected(patient(single.config())).await;
-    let mut dice = Dice::new();
+    let mut rng = Rng::new();
     for unit in [Unit::Minute, Unit::Hour, Unit::Day, Unit::Week, Unit::Year] {
         for nth in 0..40 {
             let algorithm = Algorithm::SlidingWindow;
             let limit = Limit { algorithm, ..Limit::fixed_window(999_999_999, unit) };
             let ask = Ask::look(fresh_key(), limit);
             let window = granted(&*store, ask).await.epoch;
-            let previous = 999_999_999 - u32::try_from(dice.below(1_000 * nth + 1)).unwrap();
-            let count = u32::try_from(dice.below(1_000_000)).unwrap();
+            let previous = 999_999_999 - u32::try_from(rng.below(1_000 * nth + 1)).unwrap();
+            let count = u32::try_from(rng.below(1_000_000)).unwrap();
             let text = format!("{}{count:09}{previous:09}", window % 8 + 1);
             single.server.command::<()>(&["SET", &ask.key.in_store(""), &text]);
             let grant = granted(&*store, ask).await;
@@ -169,70 +169,70 @@ async fn a_window_that_lies_ahead_is_gone_on_with() {
 // === impl Count ===
 
 impl Count {
-    fn new(dice: &mut Dice, nth: u64) -> Self {
-        let unit = if dice.below(2) > 0 { Unit::Second } else { dice.pick(&Unit::ALL) };
-        let multiplier = if dice.below(2) > 0 { 1 } else { dice.pick(&MULTIPLIERS) };
+    fn new(rng: &mut Rng, nth: u64) -> Self {
+        let unit = if rng.below(2) > 0 { Unit::Second } else { rng.pick(&Unit::ALL) };
+        let multiplier = if rng.below(2) > 0 { 1 } else { rng.pick(&MULTIPLIERS) };
         let limit = Limit {
-            requests_per_unit: dice.pick(&LIMITS),
+            requests_per_unit: rng.pick(&LIMITS),
             unit,
             unit_multiplier: NonZeroU32::new(multiplier).unwrap(),
-            algorithm: algorithm(dice, nth),
+            algorithm: algorithm(rng, nth),
         };
         Self { key: fresh_key(), limit, state: None, epochs: [0; 2] }
     }
 
-    fn ask(&self, dice: &mut Dice) -> Ask {
+    fn ask(&self, rng: &mut Rng) -> Ask {
         Ask {
-            want: amount(dice),
-            need: if dice.below(3) > 0 { 0 } else { amount(dice) },
-            charge_denied: dice.below(4) == 0,
-            ahead: dice.below(3) == 0 && self.limit.algorithm == Algorithm::FixedWindow,
-            ttl: dice.pick(&TTLS),
-            back: self.back(dice),
-            ..Ask::look(self.key, self.sometimes_another(dice))
+            want: amount(rng),
+            need: if rng.below(3) > 0 { 0 } else { amount(rng) },
+            charge_denied: rng.below(4) == 0,
+            ahead: rng.below(3) == 0 && self.limit.algorithm == Algorithm::FixedWindow,
+            ttl: rng.pick(&TTLS),
+            back: self.back(rng),
+            ..Ask::look(self.key, self.sometimes_another(rng))
         }
     }
 
     /// A rule may change while its key is in use, except in properties that give it another key.
-    fn sometimes_another(&self, dice: &mut Dice) -> Limit {
-        if dice.below(20) > 0 {
+    fn sometimes_another(&self, rng: &mut Rng) -> Limit {
+        if rng.below(20) > 0 {
             return self.limit;
         }
         let nth = self.limit.identity() >> 56;
-        let algorithm = algorithm(dice, nth);
-        Limit { requests_per_unit: dice.pick(&LIMITS), algorithm, ..self.limit }
+        let algorithm = algorithm(rng, nth);
+        Limit { requests_per_unit: rng.pick(&LIMITS), algorithm, ..self.limit }
     }
 
-    fn back(&self, dice: &mut Dice) -> Option<Back> {
-        let epoch = match dice.below(8) {
+    fn back(&self, rng: &mut Rng) -> Option<Return> {
+        let epoch = match rng.below(8) {
             0 => None,
-            1 => Some(dice.roll()),
-            2..5 => Some(dice.pick(&self.epochs)),
+            1 => Some(rng.next_u64()),
+            2..5 => Some(rng.pick(&self.epochs)),
             _ => return None,
         };
-        Some(Back { tokens: amount(dice), epoch })
+        Some(Return { tokens: amount(rng), epoch })
     }
 }
 
 /// The algorithm with this number in [`Limit::identity`].
-fn algorithm(dice: &mut Dice, nth: u64) -> Algorithm {
+fn algorithm(rng: &mut Rng, nth: u64) -> Algorithm {
     match nth {
         0 => Algorithm::FixedWindow,
-        1 => Algorithm::TokenBucket { burst: dice.pick(&BURSTS) },
+        1 => Algorithm::TokenBucket { burst: rng.pick(&BURSTS) },
         2 => Algorithm::SlidingWindow,
         3 => Algorithm::SlidingLog,
-        _ => Algorithm::LeakyBucket { max_delay_us: dice.pick(&DELAYS_US) },
+        _ => Algorithm::LeakyBucket { max_delay_us: rng.pick(&DELAYS_US) },
     }
 }
 
-fn amount(dice: &mut Dice) -> u64 {
-    match dice.below(40) {
+fn amount(rng: &mut Rng) -> u64 {
+    match rng.below(40) {
         0 => u64::MAX,
-        1 => dice.roll(),
+        1 => rng.next_u64(),
         2 => 1 << 32,
         3 => u64::from(u32::MAX),
-        4..8 => dice.below(5_000_000),
-        _ => dice.below(9),
+        4..8 => rng.below(5_000_000),
+        _ => rng.below(9),
     }
 }
 

@@ -3,16 +3,16 @@
 use ratelease_engine::algorithm::pool::State;
 use ratelease_engine::algorithm::{pool, step};
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Back, Deposit, Grant, Store, StoreError};
+use ratelease_engine::store::{Ask, Deposit, Grant, Return, Store, StoreError};
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
 
 use std::time::{Duration, Instant};
 
 use super::{ask_by, connected, fresh_key, granted, one, patient, until};
-use crate::support::dice::Dice;
 use crate::support::now;
 use crate::support::redis::{Cluster, Single};
+use crate::support::rng::Rng;
 
 /// The algorithms that have pools.
 const ALGORITHMS: [(Algorithm, Unit); 3] = [
@@ -109,7 +109,7 @@ async fn what_comes_back_is_ignored(store: &dyn Store, ask: Ask) {
     let ask = anew(ask);
     granted(store, putting(ask, 8, 7, MINUTE)).await;
     for epoch in [None, Some(7)] {
-        let back = Some(Back { tokens: 3, epoch });
+        let back = Some(Return { tokens: 3, epoch });
         assert_eq!(granted(store, Ask { back, ..ask }).await.left, 8);
     }
 }
@@ -175,11 +175,11 @@ struct Pool {
 /// that lasts as long must give exactly the same grant, and the span must agree with the test's own
 /// clock.
 async fn agrees_with_the_arithmetic(store: &dyn Store) {
-    let mut dice = Dice::new();
-    let mut pools: Vec<_> = (0..POOLS).map(|_| Pool::new(&mut dice)).collect();
+    let mut rng = Rng::new();
+    let mut pools: Vec<_> = (0..POOLS).map(|_| Pool::new(&mut rng)).collect();
     let (mut lent, mut expired) = (0, 0);
     for _ in 0..ROUNDS {
-        let asks: Vec<_> = pools.iter().map(|pool| pool.ask(&mut dice)).collect();
+        let asks: Vec<_> = pools.iter().map(|pool| pool.ask(&mut rng)).collect();
         let before = now();
         let replies = store.exchange(&asks).await;
         let span = (before, now());
@@ -188,7 +188,7 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
             lent += u64::from(grant.tokens > 0);
             expired += u64::from(pool.agrees(ask, &grant, span));
         }
-        tokio::time::sleep(Duration::from_millis(dice.below(6))).await;
+        tokio::time::sleep(Duration::from_millis(rng.below(6))).await;
     }
     assert!(lent > 1_000 && expired > 20, "{lent} lent, {expired} expired");
 }
@@ -196,28 +196,28 @@ async fn agrees_with_the_arithmetic(store: &dyn Store) {
 // === impl Pool ===
 
 impl Pool {
-    fn new(dice: &mut Dice) -> Self {
-        let (algorithm, _) = dice.pick(&ALGORITHMS);
-        let limit = Limit { algorithm, ..Limit::fixed_window(10, dice.pick(&Unit::ALL)) };
-        let pool = Some(dice.pick(&[0, 1, 7, 63]));
+    fn new(rng: &mut Rng) -> Self {
+        let (algorithm, _) = rng.pick(&ALGORITHMS);
+        let limit = Limit { algorithm, ..Limit::fixed_window(10, rng.pick(&Unit::ALL)) };
+        let pool = Some(rng.pick(&[0, 1, 7, 63]));
         let ask = Ask { pool, ..Ask::look(fresh_key(), limit) };
         Self { ask, held: None, ends: (now(), now()) }
     }
 
-    fn ask(&self, dice: &mut Dice) -> Ask {
-        let deposit = (dice.below(3) == 0).then(|| Deposit {
-            tokens: amount(dice),
-            epoch: 1_700_000_000_000_000 + dice.below(3),
-            lasts: Duration::from_micros(match dice.below(9) {
-                0 => dice.below(2_000),
-                1 => dice.roll(),
-                2..7 => dice.below(30_000),
-                _ => dice.below(400_000),
+    fn ask(&self, rng: &mut Rng) -> Ask {
+        let deposit = (rng.below(3) == 0).then(|| Deposit {
+            tokens: amount(rng),
+            epoch: 1_700_000_000_000_000 + rng.below(3),
+            lasts: Duration::from_micros(match rng.below(9) {
+                0 => rng.below(2_000),
+                1 => rng.next_u64(),
+                2..7 => rng.below(30_000),
+                _ => rng.below(400_000),
             }),
         });
-        let need = if dice.below(3) > 0 { 0 } else { amount(dice) };
-        let charge_denied = dice.below(4) == 0;
-        Ask { want: amount(dice), need, deposit, charge_denied, ..self.ask }
+        let need = if rng.below(3) > 0 { 0 } else { amount(rng) };
+        let charge_denied = rng.below(4) == 0;
+        Ask { want: amount(rng), need, deposit, charge_denied, ..self.ask }
     }
 
     /// Checks `grant`, of a step between two times, against the arithmetic. Returns whether the
@@ -256,12 +256,12 @@ impl Pool {
     }
 }
 
-fn amount(dice: &mut Dice) -> u64 {
-    match dice.below(20) {
+fn amount(rng: &mut Rng) -> u64 {
+    match rng.below(20) {
         0 => u64::MAX,
-        1 => dice.roll(),
+        1 => rng.next_u64(),
         2 => u64::from(u32::MAX),
-        _ => dice.below(9),
+        _ => rng.below(9),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease_engine::lease::{Desk, Position, Reply};
+use ratelease_engine::lease::{BreakerState, LeaseClient, Reply};
 use ratelease_engine::store::redis::RedisSettings;
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{SHARDS_MAX, Store, StoreError};
@@ -37,10 +37,10 @@ async fn half_a_cluster(moving: String, to: u16) -> RedisSettings {
     Scripted::at(act_at).await.of_cluster()
 }
 
-fn desk(store: Arc<RedisStore>) -> (Desk, mpsc::UnboundedReceiver<Reply>) {
+fn desk(store: Arc<RedisStore>) -> (LeaseClient, mpsc::UnboundedReceiver<Reply>) {
     let (reply, replies) = mpsc::unbounded_channel();
     let on_reply = Box::new(move |told| reply.send(told).unwrap());
-    (Desk::open(store, Clock::start(), Duration::from_millis(5), on_reply), replies)
+    (LeaseClient::open(store, Clock::start(), Duration::from_millis(5), on_reply), replies)
 }
 
 /// A key of a slot that the node owns.
@@ -89,5 +89,5 @@ async fn slots_without_an_owner_open_no_masters_breaker() {
     desk.ask(owned);
     assert_eq!(replies.recv().await.unwrap().outcome.unwrap().tokens, 1);
     let breakers: Vec<_> = desk.shards().iter().map(|it| (it.shard, it.breaker)).collect();
-    assert_eq!(breakers, [(0, Position::Closed), (SHARDS_MAX - 1, Position::Open)]);
+    assert_eq!(breakers, [(0, BreakerState::Closed), (SHARDS_MAX - 1, BreakerState::Open)]);
 }

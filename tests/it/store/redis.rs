@@ -2,7 +2,7 @@
 
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::RedisStore;
-use ratelease_engine::store::{Ask, Back, Beat, Store, StoreError};
+use ratelease_engine::store::{Ask, Heartbeat, Return, Store, StoreError};
 use ratelease_rules::{Algorithm, Unit};
 
 use std::num::NonZeroU32;
@@ -92,7 +92,7 @@ async fn a_look_makes_no_key_and_writes_nothing() {
         single.server.command::<()>(&["CONFIG", "RESETSTAT"]);
         granted(&*store, ask).await;
         granted(&*store, Ask { need: 11, charge_denied: false, ..ask }).await;
-        let back = Some(Back { tokens: 3, epoch: None });
+        let back = Some(Return { tokens: 3, epoch: None });
         granted(&*store, Ask { back, ..ask }).await;
         assert_eq!(single.server.keys(), [""; 0], "{by:?}");
         granted(&*store, Ask { want: 1, ..ask }).await;
@@ -258,7 +258,7 @@ async fn a_user_with_the_fewest_rights_suffices() {
     set_user(RIGHTS_BEAT);
     for leaves in [false, true] {
         store
-            .beat(Beat { pod: 1, lasts: Duration::from_secs(9), leaves, domain: None })
+            .beat(Heartbeat { pod: 1, lasts: Duration::from_secs(9), leaves, domain: None })
             .await
             .unwrap();
     }

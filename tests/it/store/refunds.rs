@@ -1,6 +1,6 @@
 //! Refunds, whatever they contain, never make more available than a fresh key has.
 
-use ratelease_engine::store::{Ask, Back, Store};
+use ratelease_engine::store::{Ask, Return, Store};
 use ratelease_rules::Algorithm;
 
 use super::{ALGORITHMS, ask_by, granted};
@@ -11,7 +11,7 @@ pub async fn keep_the_contract(store: &dyn Store) {
     for by in ALGORITHMS {
         for tokens in [1, 5, LIMIT, LIMIT + 1, u64::from(u32::MAX), 1 << 53, u64::MAX] {
             let ask = ask_by(by, 0, 0);
-            let back = Some(Back { tokens, epoch: None });
+            let back = Some(Return { tokens, epoch: None });
             let refund = Ask { back, ..ask };
             for _ in 0..3 {
                 let unknown = granted(store, refund).await;

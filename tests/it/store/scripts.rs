@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ratelease_engine::secret::Secret;
-use ratelease_engine::store::{Ask, Beat, Store};
+use ratelease_engine::store::{Ask, Heartbeat, Store};
 
 use super::{ALGORITHMS, ask_by, connected, connected_under, count, granted, patient, within};
 use crate::support::redis::{Cluster, Single};
@@ -14,7 +14,7 @@ async fn call_every_script(store: &dyn Store) {
         granted(store, ask_by(by, 1, 0)).await;
     }
     granted(store, Ask { pool: Some(0), ..ask_by(ALGORITHMS[0], 1, 0) }).await;
-    let beat = Beat { pod: 1, lasts: Duration::from_secs(9), leaves: false, domain: None };
+    let beat = Heartbeat { pod: 1, lasts: Duration::from_secs(9), leaves: false, domain: None };
     store.beat(beat).await.unwrap();
 }
 

@@ -6,7 +6,6 @@
 
 pub(crate) mod chromium;
 pub(crate) mod collector;
-pub(crate) mod dice;
 pub(crate) mod envoy;
 pub(crate) mod faketime;
 pub(crate) mod files;
@@ -27,6 +26,7 @@ pub(crate) mod redis;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_sentinel;
 pub(crate) mod redis_server;
+pub(crate) mod rng;
 pub(crate) mod shop;
 pub(crate) mod terminal;
 

@@ -14,9 +14,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::dice::Dice;
 use super::now;
 use super::ports::free_port;
+use super::rng::Rng;
 
 /// A proxy to a port of loopback. It has a runtime of its own, so that a cluster behind proxies
 /// outlives the test that started it. Closes its listener and its connections when dropped.
@@ -247,10 +247,10 @@ async fn pump(
     let (queue, mut held) = mpsc::channel::<(Instant, Vec<u8>)>(HELD_MAX);
     let present = doing.clone();
     let read = async move {
-        let mut dice = Dice::seeded(u64::from(is_reply));
+        let mut rng = Rng::seeded(u64::from(is_reply));
         let mut piece = vec![0; PIECE_MAX];
         while let Ok(length @ 1..) = from.read(&mut piece).await {
-            let due = arrival(present.borrow().to(which), is_reply, &mut dice);
+            let due = arrival(present.borrow().to(which), is_reply, &mut rng);
             let bytes = piece.iter().take(length).copied().collect();
             if queue.send((due, bytes)).await.is_err() {
                 return;
@@ -275,13 +275,13 @@ async fn pump(
 }
 
 /// The time at which data that is read now must be delivered.
-fn arrival(fault: Fault, is_reply: bool, dice: &mut Dice) -> Instant {
+fn arrival(fault: Fault, is_reply: bool, rng: &mut Rng) -> Instant {
     // The proxy stands for a network, and runs in real time.
     #[allow(clippy::disallowed_methods)]
     let now = Instant::now();
     match fault {
         Fault::Latency { delay, jitter } if is_reply => {
-            now + delay + jitter.mul_f64(2.0 * dice.fraction()) - jitter.min(delay)
+            now + delay + jitter.mul_f64(2.0 * rng.fraction()) - jitter.min(delay)
         }
         Fault::Distance { each_way } => now + each_way,
         _ => now,

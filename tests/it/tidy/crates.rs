@@ -19,7 +19,7 @@ const NEVER: [(&str, &[&str], &str); 3] = [
     (
         "ratelease-rules",
         &["tokio", "redis", "http", "hyper", "tonic", "clap", "tracing", "fastrand", "rand"],
-        "rules are pure: no runtime, no clock, no socket, no dice",
+        "rules are pure: no runtime, no clock, no socket, no rng",
     ),
     (
         "ratelease-engine",

@@ -78,12 +78,12 @@ const EDGES: [Edge; 9] = [
         never: &[
             Name::Crate("tokio"),
             Name::Crate("rand"),
-            Name::Module("dice"),
+            Name::Module("rng"),
             Name::Path(&["Instant", "now"]),
             Name::Path(&["SystemTime", "now"]),
             Name::Path(&["std", "net"]),
         ],
-        reason: "the core reads no clock, no dice and no socket: take `now` as an argument",
+        reason: "the core reads no clock, no rng and no socket: take `now` as an argument",
     },
     Edge {
         within: Modules::AllBut(&[]),

@@ -11,13 +11,13 @@ use super::scan::Source;
 const LAYERS: [(&str, &str); 5] = [
     (
         "crates/rules/src",
-        "duration steering letters scalar nearest attachment failure lease limit handful wildcard \
-         request key rule stats tree rules source fault text field given node reader metadata file \
-         yaml places compile directory",
+        "duration display_safety char_input scalar nearest attachment failure lease limit small_map \
+         wildcard request key rule stats tree rules source fault text field parsed node reader \
+         metadata file yaml locations compile directory",
     ),
     (
         "crates/engine/src",
-        "invariant dice stripe time backoff count buckets striped latency sketch secret \
+        "invariant rng stripe time backoff count buckets striped latency sketch secret \
          span_context ask algorithm store verdict observer buffer lease limiter fuzzing",
     ),
     (
@@ -26,10 +26,13 @@ const LAYERS: [(&str, &str); 5] = [
     ),
     (
         "crates/ctl/src",
-        "signals meter descriptor rule pod bench cases diff explain plan query replay status top \
-         manual fuzzing",
+        "signals progress_line descriptor rule status_client bench rule_tests diff explain plan query \
+         replay status top manual fuzzing",
     ),
-    ("src", "accept refusal supervise metrics hot telemetry observe control intake grpc http app"),
+    (
+        "src",
+        "accept refusal supervise metrics hot_keys telemetry observe control service grpc http app",
+    ),
 ];
 
 /// A module by its path from the root of its crate.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Back, Grant, Store, StoreError};
+use ratelease_engine::store::{Ask, Grant, Return, Store, StoreError};
 use ratelease_engine::time::Time;
 use ratelease_rules::Algorithm;
 use ratelease_rules::key::Key;
@@ -193,7 +193,7 @@ impl State {
     /// Records the tokens that leave `pod` with `ask`: they return to the count, or go to a pool.
     pub fn note_returns(&mut self, pod: u64, ask: &Ask) -> Result<(), String> {
         if let Some(deposit) = ask.deposit {
-            let back = Back { tokens: deposit.tokens, epoch: Some(deposit.epoch) };
+            let back = Return { tokens: deposit.tokens, epoch: Some(deposit.epoch) };
             self.purse(pod, ask.key).give_back(back)?;
         }
         ask.back.map_or(Ok(()), |back| self.purse(pod, ask.key).give_back(back))
@@ -201,7 +201,7 @@ impl State {
 
     /// Records that an ask was not taken: the pod has the tokens again that it gave back.
     pub fn note_kept(&mut self, pod: u64, ask: &Ask) {
-        if let Some(Back { tokens, epoch: Some(epoch) }) = ask.back {
+        if let Some(Return { tokens, epoch: Some(epoch) }) = ask.back {
             self.purse(pod, ask.key).keep(tokens, epoch);
         }
         if let Some(deposit) = ask.deposit {

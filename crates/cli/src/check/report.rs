@@ -6,7 +6,7 @@ use ratelease_rules::{Fault, Source};
 use serde_json::{Value, json};
 
 use super::snippet::Cursor;
-use crate::out::{Ink, Out, Trouble};
+use crate::out::{CliError, Ink, Out};
 use crate::safe::Safe;
 
 /// The result of a check.
@@ -50,7 +50,7 @@ impl Report {
     }
 
     /// Prints each finding with its line of the source, and a summary.
-    pub(super) fn text(&self, sources: &[Source], out: &mut Out) -> Result<(), Trouble> {
+    pub(super) fn text(&self, sources: &[Source], out: &mut Out) -> Result<(), CliError> {
         let paint = out.paint();
         let mut open: Option<(&str, Cursor<'_>)> = None;
         for Finding { severity, fault } in &self.findings {
@@ -78,7 +78,7 @@ impl Report {
     }
 
     /// Prints each finding as a workflow command of GitHub, and a summary.
-    pub(super) fn github(&self, out: &mut Out) -> Result<(), Trouble> {
+    pub(super) fn github(&self, out: &mut Out) -> Result<(), CliError> {
         for Finding { severity, fault } in &self.findings {
             let Fault { file, line, column, message } = fault;
             out.line(format_args!(

@@ -2,12 +2,12 @@
 
 use clap::Args;
 
-use super::answers::AnswerFlags;
 use super::hot_keys::HotKeysFlags;
 use super::leases::LeaseFlags;
 use super::listeners::ListenerFlags;
 use super::logging::LoggingFlags;
 use super::metrics::MetricsFlags;
+use super::responses::AnswerFlags;
 use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
 use super::tracing::TracingFlags;

@@ -17,7 +17,7 @@ use ratelease_engine::time::{Clock, Time};
 use tokio::time::{sleep, timeout, timeout_at};
 
 use super::call::{Call, Failure, Outcome};
-use super::draw::{Dice, Zipf};
+use super::draw::{Rng, Zipf};
 use super::flags::Plan;
 use super::link::{Link, Socket, connect};
 use super::request::Requests;
@@ -60,7 +60,7 @@ pub(super) struct Client {
     index: usize,
     span: Span,
     schedule: Schedule,
-    dice: Dice,
+    rng: Rng,
     tally: Tally,
 }
 
@@ -117,7 +117,7 @@ impl Client {
             index: index as usize,
             span,
             schedule: Schedule::new(span, pace, index),
-            dice: Dice::new(seed, index),
+            rng: Rng::new(seed, index),
             tally: Tally::new()?,
             shared,
         })
@@ -179,7 +179,7 @@ impl Client {
     }
 
     fn draw(&mut self) -> Bytes {
-        self.shared.requests.get(self.shared.zipf.draw(&mut self.dice))
+        self.shared.requests.get(self.shared.zipf.draw(&mut self.rng))
     }
 }
 

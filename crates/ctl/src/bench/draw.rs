@@ -3,7 +3,7 @@
 /// Seeded random numbers: splitmix64 (Steele, Lea and Flood 2014), which is good enough to draw
 /// keys and takes one line.
 #[derive(Debug, Clone)]
-pub(super) struct Dice(u64);
+pub(super) struct Rng(u64);
 
 /// Draws a rank from 0 with weight 1/(rank + 1)^s, in constant time: Walker's alias method, where
 /// each column holds one rank's weight and is filled up with weight of another rank.
@@ -22,17 +22,17 @@ struct Column {
 /// Mask of the lower half of a number.
 const COIN: u64 = u32::MAX as u64;
 
-// === impl Dice ===
+// === impl Rng ===
 
-impl Dice {
+impl Rng {
     /// Makes the generator for `index`; each index has a sequence of its own.
     pub(super) fn new(seed: u64, index: u32) -> Self {
-        let mut dice = Self(seed ^ u64::from(index).rotate_left(32));
-        dice.roll();
-        dice
+        let mut rng = Self(seed ^ u64::from(index).rotate_left(32));
+        rng.next_u64();
+        rng
     }
 
-    pub(super) fn roll(&mut self) -> u64 {
+    pub(super) fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -66,8 +66,8 @@ impl Zipf {
     }
 
     /// Draws a rank; it is below the number of ranks.
-    pub(super) fn draw(&self, dice: &mut Dice) -> usize {
-        let roll = dice.roll();
+    pub(super) fn draw(&self, rng: &mut Rng) -> usize {
+        let roll = rng.next_u64();
         let at = ((roll >> 32) * self.columns.len() as u64) >> 32;
         // The product was shifted so that this is below the number of columns, which is at most
         // 2^32.
@@ -90,9 +90,9 @@ mod tests {
     const DRAWS: u32 = 400_000;
 
     fn drawn(ranks: u32, skew: f64) -> Vec<f64> {
-        let (zipf, mut dice) = (Zipf::new(ranks, skew), Dice::new(7, 0));
+        let (zipf, mut rng) = (Zipf::new(ranks, skew), Rng::new(7, 0));
         let mut drawn = vec![0.0; ranks as usize];
-        (0..DRAWS).for_each(|_| drawn[zipf.draw(&mut dice)] += 1.0);
+        (0..DRAWS).for_each(|_| drawn[zipf.draw(&mut rng)] += 1.0);
         drawn
     }
 
@@ -114,8 +114,8 @@ mod tests {
     #[test]
     fn the_same_seed_draws_the_same_and_another_index_something_else() {
         let rolls = |seed, index| {
-            let mut dice = Dice::new(seed, index);
-            [dice.roll(), dice.roll(), dice.roll()]
+            let mut rng = Rng::new(seed, index);
+            [rng.next_u64(), rng.next_u64(), rng.next_u64()]
         };
         assert_eq!(rolls(1, 0), rolls(1, 0));
         assert_ne!(rolls(1, 0), rolls(1, 1));

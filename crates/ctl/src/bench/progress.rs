@@ -8,7 +8,7 @@ use ratelease_cli::out::Interrupt;
 
 use super::client::{DRAIN_MAX, Seat, Shared};
 use super::schedule::Span;
-use crate::meter::{Meter, bar};
+use crate::progress_line::{Meter, bar};
 use crate::signals::Signals;
 
 /// Time between checks of whether the run is over.

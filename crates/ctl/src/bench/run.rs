@@ -16,14 +16,14 @@ use super::client::{Client, Seat, Shared};
 use super::draw::Zipf;
 use super::flags::Plan;
 use super::link::{self, Link};
-use super::metronome;
+use super::pacer;
 use super::progress::Progress;
 use super::report::Report;
 use super::request::{self, Requests};
 use super::schedule::{Pace, Span};
 use super::tally::Tally;
 use super::trial;
-use crate::meter::Meter;
+use crate::progress_line::Meter;
 use crate::signals::Signals;
 
 /// Time from the start signal to the first request, so that every thread has received the signal.
@@ -41,7 +41,7 @@ pub(super) fn run(plan: Plan) -> Result<Report, String> {
     let shared = Arc::new(prepare(plan)?);
     let Plan { connections, threads, rate, warmup, duration, .. } = shared.plan;
     runtime()?.block_on(trial::trial(&shared))?;
-    metronome::sharpen();
+    pacer::sharpen();
     let (ready, connected) = mpsc::sync_channel(threads as usize);
     let (begin, begun) = watch::channel(None);
     let mut workers = Vec::new();
@@ -60,7 +60,7 @@ pub(super) fn run(plan: Plan) -> Result<Report, String> {
     if let Some(rate) = rate {
         let shared = Arc::clone(&shared);
         let pace = Pace { rate, connections };
-        thread::spawn(move || metronome::beat(&shared.seats, pace, span, shared.clock));
+        thread::spawn(move || pacer::beat(&shared.seats, pace, span, shared.clock));
     }
     let is_over = || workers.iter().all(JoinHandle::is_finished);
     let interrupted = Progress::new(&shared, span).follow(&signals, is_over);

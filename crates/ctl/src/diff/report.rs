@@ -1,6 +1,6 @@
 //! Reports a difference, as text and as JSON.
 
-use ratelease_cli::out::{Ink, Out, Trouble};
+use ratelease_cli::out::{CliError, Ink, Out};
 use ratelease_cli::safe::Safe;
 use ratelease_rules::{Allowance, Places, Rule};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::{Change, Counts, Diff, Sides};
 use crate::rule;
 
 /// Prints removed, added and changed rules, and a summary.
-pub(super) fn text(diff: &Diff<'_>, places: Sides<'_>, out: &mut Out) -> Result<(), Trouble> {
+pub(super) fn text(diff: &Diff<'_>, places: Sides<'_>, out: &mut Out) -> Result<(), CliError> {
     let Sides { was, is } = places;
     let paint = out.paint();
     for rule in &diff.removed {

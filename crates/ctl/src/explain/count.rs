@@ -1,7 +1,7 @@
 //! The count of one rule for one descriptor, and the pools of its key: where they are stored, and
 //! their contents.
 
-use ratelease_cli::out::Trouble;
+use ratelease_cli::out::CliError;
 use ratelease_engine::limiter::Charge;
 use ratelease_engine::store::StoreSettings;
 use ratelease_engine::store::redis::slot_of;
@@ -76,7 +76,7 @@ pub(super) fn look(
     store: StoreSettings,
     prefix: &str,
     entries: &mut [&mut Entry],
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     for entry in entries.iter_mut() {
         entry.in_store = entry.ask.counter().in_store(prefix);
         entry.slot = slot_of(entry.in_store.as_bytes());
@@ -87,7 +87,7 @@ pub(super) fn look(
     let asks: Vec<Ask> = entries.iter().map(|entry| entry.ask).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime =
-        runtime.map_err(|error| Trouble::new(format_args!("cannot look at Redis: {error}")))?;
+        runtime.map_err(|error| CliError::new(format_args!("cannot look at Redis: {error}")))?;
     let (replies, servers): (Vec<_>, Vec<_>) = runtime.block_on(async {
         let store = store::open(store);
         let replies = store.exchange(&asks).await;

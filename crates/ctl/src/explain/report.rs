@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ratelease_cli::out::{Ink, Out, Trouble};
+use ratelease_cli::out::{CliError, Ink, Out};
 use ratelease_cli::safe::Safe;
 use ratelease_engine::store::Grant;
 use ratelease_rules::request::{self, Request};
@@ -19,7 +19,7 @@ pub(super) fn text(
     request: &Request<'_>,
     explained: &[Explained<'_>],
     out: &mut Out,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     for (at, one) in explained.iter().enumerate() {
         let descriptor = one.typed.descriptor();
         let gap = if at > 0 { "\n" } else { "" };
@@ -41,7 +41,7 @@ fn level(
     entry: &request::Entry<'_>,
     step: &Step<'_>,
     out: &mut Out,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     out.line(format_args!("  level {number}: {}", Safe(shown(&[*entry]))))?;
     for (at, candidate) in step.candidates.iter().enumerate() {
         let (what, ink) = match step.taken {
@@ -84,7 +84,7 @@ fn end(
     entries: &[request::Entry<'_>],
     one: &Explained<'_>,
     out: &mut Out,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     if let Some(rule) = one.end.rule() {
         field("rule", &rule.path, out)?;
     }
@@ -124,7 +124,7 @@ fn why_no_rule(entries: &[request::Entry<'_>], steps: &[Step<'_>]) -> String {
     format!("no rule: {why}; it passes")
 }
 
-fn settings(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), Trouble> {
+fn settings(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), CliError> {
     if !rule.name.is_empty() {
         field("name", &rule.name, out)?;
     }
@@ -160,7 +160,7 @@ fn settings(rule: &Rule, stats: &str, out: &mut Out) -> Result<(), Trouble> {
     field("stats key", stats, out)
 }
 
-fn count(Count { limit, own, pools }: &Count, out: &mut Out) -> Result<(), Trouble> {
+fn count(Count { limit, own, pools }: &Count, out: &mut Out) -> Result<(), CliError> {
     field("key", &own.key(), out)?;
     field("redis", &place(own), out)?;
     match &own.now {
@@ -211,7 +211,7 @@ fn seconds(span: Duration) -> String {
     format!("{:.3} s", span.as_secs_f64())
 }
 
-fn field(name: &str, value: &str, out: &mut Out) -> Result<(), Trouble> {
+fn field(name: &str, value: &str, out: &mut Out) -> Result<(), CliError> {
     out.line(format_args!("  {name:<11} {}", Safe(value)))
 }
 

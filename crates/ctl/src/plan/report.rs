@@ -1,6 +1,6 @@
 //! Reports the estimate, as text and as JSON.
 
-use ratelease_cli::out::{Ink, Out, Trouble};
+use ratelease_cli::out::{CliError, Ink, Out};
 use ratelease_engine::limiter::Options;
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ pub(super) fn text(
     estimate: &Estimate,
     notes: &[String],
     out: &mut Out,
-) -> Result<(), Trouble> {
+) -> Result<(), CliError> {
     let paint = out.paint();
     out.line(paint.dye(Ink::Strong, headline(fleet)))?;
     for (name, figure) in figures(fleet, estimate) {

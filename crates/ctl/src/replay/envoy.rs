@@ -9,7 +9,7 @@
 //! "%REQ(X-REQUEST-ID)%" "%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%"
 //! ```
 
-use super::stamp;
+use super::timestamp;
 
 /// Fields in order, without the three that only newer versions write. A line may end earlier.
 const IN_ORDER: [&str; 17] = [
@@ -87,7 +87,7 @@ impl<'a> Line<'a> {
 
     /// Returns the time in microseconds since the Unix epoch.
     pub(super) fn time(&self) -> Option<u64> {
-        stamp::parse(self.time)
+        timestamp::parse(self.time)
     }
 
     /// Returns the field of this name; `None` if it is `-` or missing.

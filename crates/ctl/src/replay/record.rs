@@ -6,7 +6,7 @@ use ratelease_rules::request::json;
 use serde_json::{Map, Value};
 
 use super::envoy;
-use super::stamp;
+use super::timestamp;
 
 /// Names that loggers use for the time; tried if no field is given.
 const TIME_FIELDS: [&str; 6] = ["start_time", "time", "timestamp", "@timestamp", "ts", "date"];
@@ -50,7 +50,7 @@ impl<'a> Record<'a> {
             Some(name) => format!("has no field {name}"),
             None => format!("has no time: no field {}; say --time", TIME_FIELDS.join(", ")),
         })?;
-        stamp::of_json(value).ok_or_else(|| format!("its {name} is no time"))
+        timestamp::of_json(value).ok_or_else(|| format!("its {name} is no time"))
     }
 
     /// Returns a field as text; `None` if it is missing or empty.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use ratelease_cli::out::{Ink, Out, Trouble};
+use ratelease_cli::out::{CliError, Ink, Out};
 use ratelease_cli::safe;
 use serde_json::{Value, json};
 
-use super::stamp;
 use super::tally::{RuleTally, Tally};
+use super::timestamp;
 
 /// The rules and keys to show.
 #[derive(Debug, Clone, Copy)]
@@ -33,26 +33,26 @@ impl Report<'_> {
         report["rules"] = rules.collect();
         report["keys"] = json!(tally.keys(*top));
         report["interrupted"] = (*is_interrupted).into();
-        report["from"] = tally.span.map(|(from, _)| stamp::show(from)).into();
-        report["to"] = tally.span.map(|(_, to)| stamp::show(to)).into();
+        report["from"] = tally.span.map(|(from, _)| timestamp::show(from)).into();
+        report["to"] = tally.span.map(|(_, to)| timestamp::show(to)).into();
         report
     }
 
-    pub(super) fn print(&self, out: &mut Out) -> Result<(), Trouble> {
+    pub(super) fn print(&self, out: &mut Out) -> Result<(), CliError> {
         self.print_totals(out)?;
         self.print_doubts(out)?;
         self.print_rules(out)?;
         self.print_keys(out)
     }
 
-    fn print_totals(&self, out: &mut Out) -> Result<(), Trouble> {
+    fn print_totals(&self, out: &mut Out) -> Result<(), CliError> {
         let tally = self.tally;
         if self.is_interrupted {
             let line = "interrupted: this is of the lines that were read by then";
             out.line(out.paint().dye(Ink::Doubtful, line))?;
         }
         if let Some((from, to)) = tally.span {
-            let (span, from, to) = (to - from, stamp::show(from), stamp::show(to));
+            let (span, from, to) = (to - from, timestamp::show(from), timestamp::show(to));
             let span = Duration::from_secs(span / 1_000_000);
             out.line(format_args!("from {from} to {to}, {span:?}"))?;
         }
@@ -72,7 +72,7 @@ impl Report<'_> {
     }
 
     /// Prints everything that makes the totals less certain.
-    fn print_doubts(&self, out: &mut Out) -> Result<(), Trouble> {
+    fn print_doubts(&self, out: &mut Out) -> Result<(), CliError> {
         let tally = self.tally;
         if tally.without_descriptor > 0 {
             let (count, why) = (tally.without_descriptor, "a field of each was missing");
@@ -99,7 +99,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    fn print_rules(&self, out: &mut Out) -> Result<(), Trouble> {
+    fn print_rules(&self, out: &mut Out) -> Result<(), CliError> {
         let rules = self.tally.rules();
         if rules.is_empty() {
             return Ok(());
@@ -113,7 +113,7 @@ impl Report<'_> {
         self.print_rest(out, rules.len(), "rules")
     }
 
-    fn print_keys(&self, out: &mut Out) -> Result<(), Trouble> {
+    fn print_keys(&self, out: &mut Out) -> Result<(), CliError> {
         let keys = self.tally.keys(usize::MAX);
         if keys.is_empty() {
             return Ok(());
@@ -132,7 +132,7 @@ impl Report<'_> {
         self.print_rest(out, keys.len(), "keys")
     }
 
-    fn print_rest(&self, out: &mut Out, count: usize, what: &str) -> Result<(), Trouble> {
+    fn print_rest(&self, out: &mut Out, count: usize, what: &str) -> Result<(), CliError> {
         match count.saturating_sub(self.top) {
             0 => Ok(()),
             rest => out.line(format_args!("and {rest} more {what}; --top shows more")),

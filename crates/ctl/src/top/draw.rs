@@ -10,8 +10,8 @@ use ratatui::widgets::{
 use ratelease_cli::safe;
 
 use super::view::View;
-use crate::pod::{HotKey, Pod};
 use crate::status;
+use crate::status_client::{HotKey, Pod};
 
 /// Maximum number of lines for problems.
 const WRONGS_MAX: usize = 3;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use crate::pod::{BusyRule, Pod};
+use crate::status_client::{BusyRule, Pod};
 
 /// Number of rates that are kept: ten minutes at one a second, more than the width of a terminal.
 const RATES_MAX: usize = 600;
@@ -106,7 +106,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::pod::Decisions;
+    use crate::status_client::Decisions;
 
     fn pod(uptime: u64, ok: u64, over_limit: u64) -> Pod {
         let decisions = Some(Decisions { ok, over_limit, ..Decisions::default() });

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ratelease_rules::Limit;
 
 use super::{until_end_us, window_of, window_us};
-use crate::ask::{Ask, Back, Grant};
+use crate::ask::{Ask, Grant, Return};
 
 /// What the store keeps for one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +91,7 @@ fn rolled(state: Option<State>, now_unix_us: u64, terms: Limit) -> State {
 
 impl State {
     /// Credits a lease to the window that it belongs to, and a refund to the present window.
-    fn credit(&mut self, back: Back, limit: u64) {
+    fn credit(&mut self, back: Return, limit: u64) {
         if back.epoch.is_none_or(|epoch| epoch == self.window) {
             // Removes only the overdrawn mark: tokens counted under a larger limit stay counted.
             let marked = u64::from(self.count == limit + 1);

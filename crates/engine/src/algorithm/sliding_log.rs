@@ -7,7 +7,7 @@ use std::time::Duration;
 use ratelease_rules::Limit;
 
 use super::window_us;
-use crate::ask::{Ask, Back, Grant};
+use crate::ask::{Ask, Grant, Return};
 
 /// What the store keeps for one key: when each token was lent, in microseconds since the Unix
 /// epoch, oldest first. At most [`ENTRIES_MAX`] entries.
@@ -129,7 +129,7 @@ impl State {
 
     /// Removes returned tokens from the log. A lease takes back its own entries, so a late or
     /// repeated return finds none; a refund takes back the newest entries.
-    fn credit(&mut self, back: Back) {
+    fn credit(&mut self, back: Return) {
         let (from, until) = match back.epoch {
             Some(lent_at) => {
                 let from = self.times.partition_point(|time| *time < lent_at);

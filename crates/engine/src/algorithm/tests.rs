@@ -8,7 +8,7 @@ use ratelease_rules::Unit;
 use ratelease_rules::key::Key;
 
 use super::*;
-use crate::store::Back;
+use crate::store::Return;
 
 pub(super) fn any_algorithm() -> impl Strategy<Value = Algorithm> {
     let amount = || prop_oneof![0..50u32, any::<u32>()];
@@ -49,7 +49,7 @@ fn any_ask(limit: Limit) -> impl Strategy<Value = Ask> {
     let ttl = prop_oneof![Just(Duration::from_secs(2)), Just(Duration::MAX)];
     (any_amount(), any_amount(), any::<bool>(), back, ttl).prop_map(
         move |(want, need, charge_denied, back, ttl)| {
-            let back = back.map(|(tokens, epoch)| Back { tokens, epoch });
+            let back = back.map(|(tokens, epoch)| Return { tokens, epoch });
             let look = Ask::look(Key::for_test(0), limit);
             Ask { want, need, charge_denied, ttl, back, ..look }
         },
@@ -130,7 +130,7 @@ proptest! {
             state = Some(step(state, now, &Ask { ahead, ..ask }).0);
         }
         let look = Ask::look(Key::for_test(0), limit);
-        let back = Some(Back { tokens, epoch: None });
+        let back = Some(Return { tokens, epoch: None });
         let fresh = step(None, now, &look).1.left;
         let (_, grant) = step(state.clone(), now, &Ask { back, ..look });
         prop_assert!(grant.left <= fresh, "{:?}, {} of a fresh key", grant, fresh);

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::gcra::{Move, Moved, Pace, State};
-use crate::ask::{Ask, Back, Grant};
+use crate::ask::{Ask, Grant, Return};
 
 /// Applies `ask` at `now_unix_us` (microseconds since the epoch), as the contract of
 /// [`Store`](crate::store::Store) says. Defined for every input: nothing overflows, nothing panics.
 pub fn step(state: Option<State>, now_unix_us: u64, ask: &Ask) -> (State, Grant) {
     let pace = Pace::of(ask.limit);
-    let in_time = |back: &Back| is_in_time(back, now_unix_us, ask.ttl);
+    let in_time = |back: &Return| is_in_time(back, now_unix_us, ask.ttl);
     let by = Move {
         want: ask.want,
         need: ask.need,
@@ -50,7 +50,7 @@ pub const TTL_US_MAX: u64 = 1 << 52;
 
 /// Whether the return is in time. Tokens that return after their lease could have lasted have been
 /// earned again meanwhile. A return from the future comes from a wrong clock.
-fn is_in_time(back: &Back, now_unix_us: u64, ttl: Duration) -> bool {
+fn is_in_time(back: &Return, now_unix_us: u64, ttl: Duration) -> bool {
     back.epoch.is_none_or(|lent_at| now_unix_us.abs_diff(lent_at) <= ttl_us(ttl))
 }
 

@@ -245,7 +245,7 @@ fn an_ask_is_out_for_no_time_for_whoever_read_the_clock_before_it() {
 
 /// A random number generator (splitmix64) with a new seed each time, unless `RATELEASE_TEST_SEED`
 /// is set.
-pub(super) fn dice() -> impl FnMut(u64) -> u64 {
+pub(super) fn rng() -> impl FnMut(u64) -> u64 {
     let seed = std::env::var("RATELEASE_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let mut state: u64 = seed.unwrap_or_else(|| RandomState::new().hash_one(()));
     println!("run again with RATELEASE_TEST_SEED={state}");

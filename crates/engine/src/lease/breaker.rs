@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::dice::shortened;
+use crate::rng::shortened;
 use crate::time::Time;
 
 /// Consecutive failures that open the breaker (`docs/architecture.md`, When Redis is away).
@@ -48,7 +48,7 @@ pub(super) struct Breaker {
 
 /// The state of a breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Position {
+pub enum BreakerState {
     /// Asks pass.
     Closed,
     /// No ask passes.
@@ -96,13 +96,13 @@ impl Breaker {
     }
 
     /// Records the outcome of an ask. Any success closes the breaker: the shard answers.
-    pub(super) fn note(&mut self, good: bool, now: Time, dice: u64) {
+    pub(super) fn note(&mut self, good: bool, now: Time, rng: u64) {
         let part = self.part(now);
         part.asks = part.asks.saturating_add(1);
         part.failures = part.failures.saturating_add(u32::from(!good));
         if good {
             self.in_a_row = 0;
-            if self.position() != Position::Closed {
+            if self.position() != BreakerState::Closed {
                 self.close();
             }
             return;
@@ -110,9 +110,9 @@ impl Breaker {
         self.in_a_row = self.in_a_row.saturating_add(1);
         match self.state {
             State::Closed if self.in_a_row >= IN_A_ROW_MAX || self.mostly_fails(now) => {
-                self.open(now, dice);
+                self.open(now, rng);
             }
-            State::Probing { .. } => self.open(now, dice),
+            State::Probing { .. } => self.open(now, rng),
             State::Closed | State::Open { .. } => {}
         }
     }
@@ -120,24 +120,24 @@ impl Breaker {
     /// Records a reply that refuses one key, independently of the others. The shard answers, which
     /// ends an outage; the reply says nothing else about the shard.
     pub(super) fn note_of_key(&mut self) {
-        if self.position() != Position::Closed {
+        if self.position() != BreakerState::Closed {
             self.close();
         }
     }
 
     /// Opens the breaker because the asks that are out are overdue, so that no further ask joins
     /// them.
-    pub(super) fn stall(&mut self, now: Time, dice: u64) {
-        if self.position() != Position::Open {
-            self.open(now, dice);
+    pub(super) fn stall(&mut self, now: Time, rng: u64) {
+        if self.position() != BreakerState::Open {
+            self.open(now, rng);
         }
     }
 
-    pub(super) fn position(&self) -> Position {
+    pub(super) fn position(&self) -> BreakerState {
         match self.state {
-            State::Closed => Position::Closed,
-            State::Open { .. } => Position::Open,
-            State::Probing { .. } => Position::Probing,
+            State::Closed => BreakerState::Closed,
+            State::Open { .. } => BreakerState::Open,
+            State::Probing { .. } => BreakerState::Probing,
         }
     }
 
@@ -150,10 +150,10 @@ impl Breaker {
         *self = Self { opened: self.opened, ..Self::default() };
     }
 
-    fn open(&mut self, now: Time, dice: u64) {
-        self.opened += u64::from(self.position() == Position::Closed);
+    fn open(&mut self, now: Time, rng: u64) {
+        self.opened += u64::from(self.position() == BreakerState::Closed);
         let wait = self.wait.clamp(WAIT_FIRST, WAIT_LAST);
-        self.state = State::Open { until: now + shortened(wait, dice) };
+        self.state = State::Open { until: now + shortened(wait, rng) };
         self.wait = wait * 2;
     }
 
@@ -182,15 +182,15 @@ fn number(now: Time) -> u64 {
     now.since(Time::default()).as_secs() / PART.as_secs()
 }
 
-// === impl Position ===
+// === impl BreakerState ===
 
-impl Position {
+impl BreakerState {
     /// The name in status reports.
     pub fn name(self) -> &'static str {
         match self {
-            Position::Closed => "closed",
-            Position::Open => "open",
-            Position::Probing => "probing",
+            BreakerState::Closed => "closed",
+            BreakerState::Open => "open",
+            BreakerState::Probing => "probing",
         }
     }
 }
@@ -213,7 +213,7 @@ mod tests {
         failed(4, &mut breaker, START);
         assert!(breaker.admits(START));
         failed(1, &mut breaker, START);
-        assert_eq!((breaker.position(), breaker.opened()), (Position::Open, 1));
+        assert_eq!((breaker.position(), breaker.opened()), (BreakerState::Open, 1));
         assert!(!breaker.admits(START));
     }
 
@@ -227,9 +227,9 @@ mod tests {
         }
         let now = START + Duration::from_secs(9);
         failed(1, &mut breaker, now);
-        assert_eq!(breaker.position(), Position::Closed, "10 of 19: too few asks");
+        assert_eq!(breaker.position(), BreakerState::Closed, "10 of 19: too few asks");
         failed(1, &mut breaker, now);
-        assert_eq!(breaker.position(), Position::Open, "11 of 20");
+        assert_eq!(breaker.position(), BreakerState::Open, "11 of 20");
     }
 
     #[test]
@@ -253,14 +253,14 @@ mod tests {
             assert!(!breaker.admits(early), "{wait}");
             now = now + Duration::from_millis(wait);
             assert!(breaker.admits(now), "{wait}");
-            assert_eq!(breaker.position(), Position::Probing);
+            assert_eq!(breaker.position(), BreakerState::Probing);
             assert!(!breaker.admits(now), "one at a time");
             breaker.note(false, now, u64::MAX);
         }
         now = now + WAIT_LAST;
         assert!(breaker.admits(now));
         breaker.note(true, now, 0);
-        assert_eq!((breaker.position(), breaker.opened()), (Position::Closed, 1));
+        assert_eq!((breaker.position(), breaker.opened()), (BreakerState::Closed, 1));
         failed(5, &mut breaker, now);
         assert!(breaker.admits(now + WAIT_FIRST), "the wait begins anew");
     }
@@ -281,12 +281,12 @@ mod tests {
         (0..1_000).for_each(|_| breaker.note_of_key());
         failed(4, &mut breaker, START);
         breaker.note_of_key();
-        assert_eq!(breaker.position(), Position::Closed);
+        assert_eq!(breaker.position(), BreakerState::Closed);
         failed(1, &mut breaker, START);
-        assert_eq!(breaker.position(), Position::Open, "five in a row, of those that count");
+        assert_eq!(breaker.position(), BreakerState::Open, "five in a row, of those that count");
         assert!(breaker.admits(START + WAIT_FIRST));
         breaker.note_of_key();
-        assert_eq!((breaker.position(), breaker.opened()), (Position::Closed, 1), "it answers");
+        assert_eq!((breaker.position(), breaker.opened()), (BreakerState::Closed, 1), "it answers");
     }
 
     #[test]
@@ -294,8 +294,8 @@ mod tests {
         let mut breaker = Breaker::default();
         breaker.stall(START, 0);
         breaker.stall(START, 0);
-        assert_eq!((breaker.position(), breaker.opened()), (Position::Open, 1));
+        assert_eq!((breaker.position(), breaker.opened()), (BreakerState::Open, 1));
         breaker.note(true, START, 0);
-        assert_eq!(breaker.position(), Position::Closed);
+        assert_eq!(breaker.position(), BreakerState::Closed);
     }
 }

@@ -7,9 +7,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ratelease_rules::key::Key;
 
-use super::breaker::{Breaker, Position};
+use super::breaker::{Breaker, BreakerState};
 use super::budget::Budget;
-use super::heat::{Heat, HotKey};
+use super::hot_shard_key::{Heat, HotKey};
 use super::tally::{ShardTally, Tally};
 use super::{EXCHANGE_MAX, nanos};
 use crate::store::{Ask, Grant, Purpose, StoreError};
@@ -30,7 +30,7 @@ pub struct ShardState {
     /// The shard's number, by [`crate::store::Store::shard`].
     pub shard: usize,
     /// The state of the shard's breaker.
-    pub breaker: Position,
+    pub breaker: BreakerState,
     /// How often the breaker has opened.
     pub opened: u64,
     /// The present round trip.
@@ -78,7 +78,7 @@ impl ShardQueue {
     pub(super) fn admit(&self, ask: &Ask, pods: u32, now: Time) -> Result<(), StoreError> {
         let Admission { breaker, budget } = &mut *self.admission.lock();
         // Checked before the breaker: an ask that the breaker admits may be its only probe.
-        let is_probe = breaker.position() != Position::Closed;
+        let is_probe = breaker.position() != BreakerState::Closed;
         if !is_probe && !budget.permits(droppable(ask), pods, now) {
             return Err(StoreError::Shed);
         }
@@ -90,7 +90,7 @@ impl ShardQueue {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.admission.lock().breaker.position() == Position::Closed
+        self.admission.lock().breaker.position() == BreakerState::Closed
     }
 
     pub(super) fn state(&self, now: Time) -> ShardState {
@@ -118,10 +118,10 @@ impl ShardQueue {
     /// Opens the breaker because the shard is silent.
     pub(super) fn stall(&self, now: Time) {
         let Admission { breaker, .. } = &mut *self.admission.lock();
-        if breaker.position() == Position::Closed {
+        if breaker.position() == BreakerState::Closed {
             tracing::warn!(shard = self.shard, "the store stalls; its breaker opens");
         }
-        breaker.stall(now, dice(self.shard as u64, now));
+        breaker.stall(now, rng(self.shard as u64, now));
     }
 
     /// Whether `key` is the shard's hot key.
@@ -150,13 +150,13 @@ impl ShardQueue {
             Err(error) if error.is_of_key() => breaker.note_of_key(),
             // The reply was late, behind others that are being answered.
             Err(StoreError::TimedOut) if is_congested => {}
-            _ => breaker.note(outcome.is_ok(), now, dice(ask.key.bits(), now)),
+            _ => breaker.note(outcome.is_ok(), now, rng(ask.key.bits(), now)),
         }
         match (before, breaker.position()) {
-            (Position::Closed, Position::Open) => {
+            (BreakerState::Closed, BreakerState::Open) => {
                 tracing::warn!(shard = self.shard, "the store fails; its breaker opens");
             }
-            (Position::Open | Position::Probing, Position::Closed) => {
+            (BreakerState::Open | BreakerState::Probing, BreakerState::Closed) => {
                 tracing::info!(shard = self.shard, "the store answers; its breaker closes");
             }
             _ => {}
@@ -191,7 +191,7 @@ fn droppable(ask: &Ask) -> Purpose {
 }
 
 /// Keys are hashes; mixed with the time, they spread the probes of pods and shards.
-fn dice(seed: u64, now: Time) -> u64 {
+fn rng(seed: u64, now: Time) -> u64 {
     // 2^64 / golden ratio (Knuth 6.4).
     (seed ^ now.nanos()).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }

@@ -69,7 +69,7 @@ impl Store for Scripted {
         *self.silence.lock()
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         self.memory.beat(beat)
     }
 
@@ -79,7 +79,7 @@ impl Store for Scripted {
 }
 
 struct Rig {
-    desk: Desk,
+    desk: LeaseClient,
     store: Arc<Scripted>,
     started: mpsc::UnboundedReceiver<Ask>,
     replies: mpsc::UnboundedReceiver<Reply>,
@@ -98,7 +98,7 @@ impl Rig {
         });
         let on_reply = Box::new(move |answer| reply.send(answer).unwrap());
         let shared = Arc::clone(&store) as Arc<dyn Store>;
-        let desk = Desk::open(shared, Clock::start(), Duration::ZERO, on_reply);
+        let desk = LeaseClient::open(shared, Clock::start(), Duration::ZERO, on_reply);
         Self { desk, store, started: has_started, replies }
     }
 

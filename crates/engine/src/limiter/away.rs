@@ -8,17 +8,17 @@ use std::time::Duration;
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, FailureMode, Limit};
 
-use super::outcome::{Settled, Standing};
+use super::outcome::{QuotaSnapshot, Settled};
 use super::resolve::Charge;
 use parking_lot::Mutex;
 
 use crate::buffer::Lot;
-use crate::dice::mixed;
 use crate::lease::Reply;
+use crate::rng::mixed;
 use crate::store::memory::MemoryStore;
-use crate::store::{Ask, Back, Count, Grant, StoreError};
+use crate::store::{Ask, Count, Grant, Return, StoreError};
 use crate::time::{Clock, Time};
-use crate::verdict::How;
+use crate::verdict::DecisionSource;
 
 /// The largest number of keys that a pod counts by itself: some 8 MiB. Beyond that, each new key
 /// evicts a key whose window ends soonest, as the buffers do.
@@ -91,7 +91,7 @@ impl Away {
     }
 
     /// The key is known to be used up until its window ends, so no pod has a part of it.
-    pub(super) fn deny(&self, standing: Standing) -> Settled {
+    pub(super) fn deny(&self, standing: QuotaSnapshot) -> Settled {
         self.answers[FailureMode::Local as usize].fetch_add(1, Ordering::Relaxed);
         Settled { standing, ..settled(FailureMode::Local, true, 0) }
     }
@@ -99,7 +99,7 @@ impl Away {
     /// Gives back hits that were admitted here and then not spent, or paid for by a lease.
     pub(super) fn return_hits(&self, key: Key, limit: Limit, hits: u64, pods: u32, shard: usize) {
         let unix = self.unix_time(shard);
-        let back = Some(Back { tokens: hits, epoch: None });
+        let back = Some(Return { tokens: hits, epoch: None });
         let ask = Ask { back, ..Ask::look(key, self.part(key, limit, pods, unix)) };
         // A key without room was denied, so it has nothing to return.
         let _ = self.own.take_at(&ask, unix);
@@ -158,7 +158,7 @@ impl Away {
         let unix = self.unix_time(shard);
         let own = Ask::look(key, self.part(key, charge.applied.limit, pods, unix));
         let ask = if charge.refund {
-            Ask { back: Some(Back { tokens: hits, epoch: None }), ..own }
+            Ask { back: Some(Return { tokens: hits, epoch: None }), ..own }
         } else {
             Ask { want: hits, need: hits, charge_denied: charge.charge_denied(), ..own }
         };
@@ -168,7 +168,7 @@ impl Away {
         let over = !charge.refund && if hits == 0 { grant.overdrawn } else { grant.tokens < hits };
         let reset = if grant.left > 0 { grant.reset_after } else { grant.retry_after };
         Settled {
-            standing: Standing { remaining: grant.left, reset_after: Some(reset) },
+            standing: QuotaSnapshot { remaining: grant.left, reset_after: Some(reset) },
             // For a leaky bucket, the time at which the slot begins.
             taken: Lot { starts: now + grant.starts_after, ..Lot::default() },
             ..settled(mode, over, 0)
@@ -177,6 +177,6 @@ impl Away {
 }
 
 fn settled(mode: FailureMode, over: bool, remaining: u64) -> Settled {
-    let standing = Standing { remaining, reset_after: None };
-    Settled { over, fitted: 0, taken: Lot::default(), standing, how: How::Failure(mode) }
+    let standing = QuotaSnapshot { remaining, reset_after: None };
+    Settled { over, fitted: 0, taken: Lot::default(), standing, how: DecisionSource::Failure(mode) }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::resolve::Charge;
 use crate::buffer::Lot;
 use crate::time::Time;
-use crate::verdict::How;
+use crate::verdict::DecisionSource;
 
 /// The result of an attempt to charge a key.
 #[derive(Debug, Clone, Copy)]
@@ -13,7 +13,7 @@ pub(super) enum Attempt {
     /// It was taken or denied.
     Settled(Settled),
     /// Only the store can decide. The standing is what is known meanwhile.
-    Short(Standing),
+    Short(QuotaSnapshot),
 }
 
 /// A charge that was taken or denied.
@@ -26,14 +26,14 @@ pub(super) struct Settled {
     /// Tokens taken, which are put back if another descriptor denies the request.
     pub(super) taken: Lot,
     /// The state of the key after it.
-    pub(super) standing: Standing,
+    pub(super) standing: QuotaSnapshot,
     /// What decided.
-    pub(super) how: How,
+    pub(super) how: DecisionSource,
 }
 
 /// The state of a key.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Standing {
+pub(super) struct QuotaSnapshot {
     /// Tokens that remain for the fleet, as far as is known.
     pub(super) remaining: u64,
     /// Time until the limit is as if nothing had been charged, or has a token again, where that is
@@ -41,9 +41,9 @@ pub(super) struct Standing {
     pub(super) reset_after: Option<Duration>,
 }
 
-// === impl Standing ===
+// === impl QuotaSnapshot ===
 
-impl Standing {
+impl QuotaSnapshot {
     /// For a key about which nothing is known: as if nothing had been charged.
     pub(super) fn unknown(charge: &Charge<'_>) -> Self {
         Self { remaining: charge.applied.limit.capacity(), reset_after: None }

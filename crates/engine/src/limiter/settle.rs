@@ -5,14 +5,14 @@ use ratelease_rules::{FailureMode, Limit};
 
 use super::Shared;
 use super::away::Away;
-use super::lend::Manner;
+use super::key_state::KeyState;
+use super::lease_policy::LeasePolicy;
 use super::outcome::Settled;
 use super::resolve::Charge;
-use super::slot::Slot;
 use crate::buffer::Lot;
 use crate::store::StoreError;
 use crate::time::Time;
-use crate::verdict::{Applied, How};
+use crate::verdict::{Applied, DecisionSource};
 
 impl Shared {
     /// The answer to `charge` when the store gives none, because of `why`.
@@ -73,8 +73,8 @@ impl Shared {
         if settled.taken.tokens > 0 {
             self.put_back(charge, settled.taken);
             settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
-        } else if settled.how == How::Failure(FailureMode::Local) && !settled.over {
-            settled.how = How::Local; // only once
+        } else if settled.how == DecisionSource::Failure(FailureMode::Local) && !settled.over {
+            settled.how = DecisionSource::Local; // only once
             self.return_charge(charge);
         }
     }
@@ -97,16 +97,16 @@ impl Shared {
         if taken.tokens == 0 {
             return;
         }
-        let here = self.here(self.clock.now());
+        let context = self.context(self.clock.now());
         let key = charge.key();
         let mut asks = Vec::new();
-        let put_back = |slot: &mut Slot| slot.put_back(taken, key, &here, &mut asks);
+        let put_back = |slot: &mut KeyState| slot.put_back(taken, key, &context, &mut asks);
         let kept = self.table.with_existing(key, put_back);
         if kept.is_none() {
             // The key was evicted meanwhile.
             let Applied { limit, rule } = &charge.applied;
-            let manner = Manner::of(*limit, rule.map(AsRef::as_ref), self.options.max_wait);
-            asks.extend(manner.returning(key, taken));
+            let policy = LeasePolicy::of(*limit, rule.map(AsRef::as_ref), self.options.max_wait);
+            asks.extend(policy.returning(key, taken));
         }
         self.send(asks);
     }

@@ -8,9 +8,9 @@ use ratelease_rules::{self as rules, FailureMode, Limit, Source, Unit};
 use smallvec::smallvec;
 
 use super::*;
-use crate::lease::Position;
+use crate::lease::BreakerState;
 use crate::store::memory::MemoryStore;
-use crate::store::{Beat, Beaten, Replies};
+use crate::store::{Beaten, Heartbeat, Replies};
 use crate::verdict::{Code, Modes};
 
 mod algorithms;
@@ -89,7 +89,7 @@ impl Store for Distant {
         })
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         self.memory.beat(beat)
     }
 

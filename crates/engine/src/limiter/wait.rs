@@ -28,14 +28,14 @@ pub(super) struct Queue {
 }
 
 /// Receives the outcome of a waiting charge.
-pub(super) type Promise = oneshot::Receiver<Result<Settled, StoreError>>;
+pub(super) type ReplyReceiver = oneshot::Receiver<Result<Settled, StoreError>>;
 
 /// The result of queueing for a lease.
-pub(super) enum Entered {
+pub(super) enum Enqueued {
     /// Tokens arrived in the meantime.
     Settled(Settled),
     /// The outcome will arrive here.
-    Queued(Promise),
+    Queued(ReplyReceiver),
     /// The ask on its way is overdue, so that waiting for it would only delay the answer; or the
     /// store refused the key recently.
     Refused(StoreError),
@@ -44,13 +44,13 @@ pub(super) enum Entered {
 /// A waiting request.
 #[derive(Debug)]
 pub(super) struct Waiter {
-    pub(super) wish: Wish,
+    pub(super) wish: PendingCharge,
     reply: oneshot::Sender<Result<Settled, StoreError>>,
 }
 
 /// What a charge needs from its key.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wish {
+pub(super) struct PendingCharge {
     /// The limit of the charge. Two limits of one window share a count: those of a rule and an
     /// override, or those of two overrides.
     pub(super) limit: Limit,
@@ -70,17 +70,17 @@ impl Queue {
         self.waiters.len()
     }
 
-    pub(super) fn first(&self) -> Option<Wish> {
+    pub(super) fn first(&self) -> Option<PendingCharge> {
         self.waiters.front().map(|waiter| waiter.wish)
     }
 
     /// The wishes held to `limit`, in order.
-    pub(super) fn under(&self, limit: Limit) -> impl Iterator<Item = Wish> {
+    pub(super) fn under(&self, limit: Limit) -> impl Iterator<Item = PendingCharge> {
         self.waiters.iter().map(|waiter| waiter.wish).filter(move |wish| wish.limit == limit)
     }
 
     /// Adds `wish` at the end. Returns false if there is no room, which the promise then reports.
-    pub(super) fn push(&mut self, wish: Wish) -> (Promise, bool) {
+    pub(super) fn push(&mut self, wish: PendingCharge) -> (ReplyReceiver, bool) {
         let (reply, promise) = oneshot::channel();
         let is_full = |queue: &Self| queue.len() >= WAITING_MAX;
         if is_full(self) {
@@ -139,9 +139,9 @@ impl Waiter {
     }
 }
 
-// === impl Wish ===
+// === impl PendingCharge ===
 
-impl Wish {
+impl PendingCharge {
     pub(super) fn of(charge: &Charge<'_>) -> Self {
         Self {
             limit: charge.applied.limit,

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use ratelease_rules::key::Key;
 
 use self::pods::Pods;
-use super::{Ask, Beat, Beaten, Grant, Lent, Replies, Store, StoreError};
+use super::{Ask, Beaten, Grant, Heartbeat, Lent, Replies, Store, StoreError};
 use crate::algorithm::{State, step};
 
 mod pods;
@@ -175,7 +175,7 @@ impl Store for MemoryStore {
         Box::pin(ready(self.take(ask)))
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         let mut pods = self.pods.lock();
         // The clock is read under the lock, as above.
         let alive = pods.beat(beat, (self.clock)());

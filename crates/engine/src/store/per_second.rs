@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join;
 
-use super::{Ask, Beat, Beaten, Count, Lent, Ready, Replies, SHARDS_MAX, Store, StoreError};
+use super::{Ask, Beaten, Count, Heartbeat, Lent, Ready, Replies, SHARDS_MAX, Store, StoreError};
 
 /// Sends asks whose limit is by the second to `second`, and all others to `main`.
 pub struct PerSecond {
@@ -73,7 +73,7 @@ impl Store for PerSecond {
         }
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         self.main.beat(beat)
     }
 

@@ -7,27 +7,27 @@
 //! the ask would cost as many tokens again each time, and a credit applied twice would admit more
 //! than the limit.
 
+mod adaptive_timeout;
 mod address;
 mod call;
 mod cluster;
-mod dial;
+mod connect_limiter;
+mod connection;
+mod connector;
+mod context;
 mod fault;
 pub(crate) mod fuzzing;
-mod gate;
-mod link;
-mod live;
-mod off_map;
+mod heartbeat;
+mod log_once;
+mod off_map_nodes;
 mod open;
-mod outage;
-mod patience;
-mod pulse;
+mod reconnecting;
 mod reply_limit;
+mod script;
 mod sentinel;
 mod settings;
-mod site;
 mod slots;
 mod stages;
-mod step;
 mod stream;
 mod threads;
 mod trip;
@@ -38,14 +38,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use self::cluster::Cluster;
-use self::dial::Dial;
+use self::connector::Dial;
+use self::context::{Site, count};
 use self::fault::{Fault, Kind};
-use self::link::Link;
+use self::reconnecting::Link;
 pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
-use self::site::{Site, count};
 pub use self::slots::slot_of;
 use self::trip::Trip;
-use super::{Ask, Beat, Beaten, Count, Grant, Lent, Ready, Replies, Store, StoreError};
+use super::{Ask, Beaten, Count, Grant, Heartbeat, Lent, Ready, Replies, Store, StoreError};
 
 /// Counts that are stored in Redis.
 #[derive(Debug)]
@@ -83,17 +83,17 @@ impl RedisStore {
 
     async fn carry(&self, ask: &Ask) -> Result<Grant, StoreError> {
         count(&self.site.tally.asks);
-        let call = step::call(&self.site.scripts, ask, ask.counter().in_store(&self.key_prefix));
-        let grant = Trip::new(&call).result(self, |reply| step::grant(ask, reply)).await;
+        let call = script::call(&self.site.scripts, ask, ask.counter().in_store(&self.key_prefix));
+        let grant = Trip::new(&call).result(self, |reply| script::grant(ask, reply)).await;
         grant.map_err(|fault| {
             count(&self.site.tally.errors);
             StoreError::from(fault)
         })
     }
 
-    async fn beats(&self, beat: Beat) -> Result<u32, StoreError> {
-        let call = pulse::call(&self.site.scripts, beat, format!("{}rl:pods", self.key_prefix));
-        Ok(Trip::new(&call).result(self, pulse::pods).await?)
+    async fn beats(&self, beat: Heartbeat) -> Result<u32, StoreError> {
+        let call = heartbeat::call(&self.site.scripts, beat, format!("{}rl:pods", self.key_prefix));
+        Ok(Trip::new(&call).result(self, heartbeat::pods).await?)
     }
 
     fn routes(&self) -> bool {
@@ -151,7 +151,7 @@ impl Store for RedisStore {
         }
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         Box::pin(self.beats(beat))
     }
 

@@ -36,7 +36,7 @@ fn counted(rule: Rule, over: bool, remaining: u64) -> Outcome<'static> {
 }
 
 fn trace(over: bool) -> Trace {
-    Trace { key: Key::for_test(1), hits: 1, fitted: 0, over, how: How::Local }
+    Trace { key: Key::for_test(1), hits: 1, fitted: 0, over, how: DecisionSource::Local }
 }
 
 fn plain(over: bool) -> Outcome<'static> {

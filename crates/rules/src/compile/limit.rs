@@ -3,16 +3,16 @@
 use std::num::{NonZeroU8, NonZeroU32};
 
 use super::Compiler;
-use super::manner::{Lease, Manner};
+use super::limit_options::{Lease, LimitOptions};
 use crate::failure::FailureMode;
 use crate::fault::{Findings, excerpt};
 use crate::file::RateLimit;
-use crate::given::Given;
 use crate::lease::Leasing;
 use crate::limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, SLIDING_LOG_MAX, SLIDING_WINDOW_MAX, Unit,
     WINDOW_SECONDS_MAX,
 };
+use crate::parsed::Parsed;
 use crate::rule::Allowance;
 
 /// The result of a `rate_limit` combined with its file's `defaults`.
@@ -35,7 +35,7 @@ impl Compiler<'_> {
         if limit.unlimited.is_true() {
             return self.unlimited(limit);
         }
-        let own = self.manner(&limit.manner);
+        let own = self.options(&limit.options);
         let kind = self.kind(&own);
         let allowed = self.limit(limit, &own, kind);
         let leasing = self.leasing(&own, kind);
@@ -67,22 +67,22 @@ impl Compiler<'_> {
             let shown = excerpt(unit);
             self.findings.warn(place, format!("unit '{shown}' has no effect with 'unlimited'"));
         }
-        let manner = &limit.manner;
+        let options = &limit.options;
         let idle = [
             ("unit_multiplier", limit.unit_multiplier.place()),
             ("burst", limit.burst.place()),
-            ("algorithm", manner.algorithm.place()),
-            ("max_delay", manner.max_delay.place()),
-            ("lease", manner.lease.place()),
-            ("shards", manner.shards.place()),
-            ("failure_mode", manner.failure_mode.place()),
+            ("algorithm", options.algorithm.place()),
+            ("max_delay", options.max_delay.place()),
+            ("lease", options.lease.place()),
+            ("shards", options.shards.place()),
+            ("failure_mode", options.failure_mode.place()),
         ];
         for (name, place) in idle {
             if let Some(place) = place {
                 self.findings.warn(place, format!("'{name}' has no effect with 'unlimited'"));
             }
         }
-        let charge_denied = manner.charge_denied.or(&self.defaults.charge_denied);
+        let charge_denied = options.charge_denied.or(&self.defaults.charge_denied);
         Some(Counting {
             allowance: Allowance::Unlimited,
             leasing: Leasing::default(),
@@ -93,18 +93,18 @@ impl Compiler<'_> {
     }
 
     /// Returns the algorithm in force, its amounts not yet filled in. `None` if it is faulty.
-    fn kind(&self, own: &Manner) -> Option<Algorithm> {
+    fn kind(&self, own: &LimitOptions) -> Option<Algorithm> {
         match own.algorithm.or(&self.defaults.algorithm) {
-            Given::Absent => Some(Algorithm::FixedWindow),
-            Given::Faulty => None,
-            Given::As(_, algorithm) => Some(*algorithm),
+            Parsed::Absent => Some(Algorithm::FixedWindow),
+            Parsed::Faulty => None,
+            Parsed::As(_, algorithm) => Some(*algorithm),
         }
     }
 
     fn limit(
         &mut self,
         limit: &RateLimit<'_>,
-        own: &Manner,
+        own: &LimitOptions,
         kind: Option<Algorithm>,
     ) -> Option<Limit> {
         let unit = self.unit(limit);
@@ -135,17 +135,17 @@ impl Compiler<'_> {
 
     fn unit_multiplier(&mut self, limit: &RateLimit<'_>, unit: Option<Unit>) -> Option<NonZeroU32> {
         match self.within(&limit.unit_multiplier, |units| multiplier(units, unit)) {
-            Given::Absent => Some(NonZeroU32::MIN),
-            Given::Faulty => None,
-            Given::As(_, units) => Some(units),
+            Parsed::Absent => Some(NonZeroU32::MIN),
+            Parsed::Faulty => None,
+            Parsed::As(_, units) => Some(units),
         }
     }
 
     fn requests_per_unit(&mut self, limit: &RateLimit<'_>, kind: Option<Algorithm>) -> Option<u32> {
         match self.within(&limit.requests_per_unit, |requests| check_requests(requests, kind)) {
-            Given::As(_, requests) => Some(requests),
-            Given::Faulty => None,
-            Given::Absent => {
+            Parsed::As(_, requests) => Some(requests),
+            Parsed::Faulty => None,
+            Parsed::Absent => {
                 let message =
                     "no 'requests_per_unit': every request is denied; write 0 to mean that";
                 self.findings.warn(limit.place, message);
@@ -158,7 +158,7 @@ impl Compiler<'_> {
     fn algorithm(
         &mut self,
         limit: &RateLimit<'_>,
-        own: &Manner,
+        own: &LimitOptions,
         kind: Option<Algorithm>,
         requests_per_unit: Option<u32>,
     ) -> Option<Algorithm> {
@@ -177,7 +177,7 @@ impl Compiler<'_> {
         })
     }
 
-    fn leasing(&mut self, own: &Manner, kind: Option<Algorithm>) -> Leasing {
+    fn leasing(&mut self, own: &LimitOptions, kind: Option<Algorithm>) -> Leasing {
         if kind == Some(Algorithm::SlidingLog) {
             self.within(&own.lease, |lease| match lease {
                 Lease::Off => Ok(()),
@@ -192,7 +192,12 @@ impl Compiler<'_> {
 
     /// Returns the number of pools, at most as many as the limit has tokens: further pools would
     /// always be empty, and asking them would be wasted.
-    fn shards(&mut self, own: &Manner, kind: Option<Algorithm>, limit: Option<Limit>) -> NonZeroU8 {
+    fn shards(
+        &mut self,
+        own: &LimitOptions,
+        kind: Option<Algorithm>,
+        limit: Option<Limit>,
+    ) -> NonZeroU8 {
         if let Some(Algorithm::LeakyBucket { .. }) = kind {
             self.within(&own.shards, |shards| match shards {
                 NonZeroU8::MIN => Ok(()),
@@ -206,7 +211,7 @@ impl Compiler<'_> {
         let tokens = limit.capacity().min(limit.requests_per_unit.into());
         let tokens = u8::try_from(tokens).unwrap_or(u8::MAX);
         let useful = shards.min(NonZeroU8::new(tokens).unwrap_or(NonZeroU8::MIN));
-        if let Given::As(place, own) = own.shards
+        if let Parsed::As(place, own) = own.shards
             && own > useful
         {
             let message = format!("'shards' is more than the limit has tokens; {useful} are used");

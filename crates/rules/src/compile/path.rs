@@ -8,8 +8,8 @@ use std::sync::Arc;
 use foldhash::fast::RandomState;
 
 use crate::file::Descriptor;
-use crate::handful::TextMap;
 use crate::rule::{Level, Rule};
+use crate::small_map::TextMap;
 
 /// The levels from the domain down to the descriptor being compiled.
 pub(super) struct Trail {

@@ -10,7 +10,7 @@ use super::{Compiler, PATH_BYTES_MAX};
 use crate::attachment::Attachment;
 use crate::fault::{Place, excerpt};
 use crate::file::{Descriptor, RateLimit};
-use crate::given::Given;
+use crate::parsed::Parsed;
 use crate::rule::{Level, Matched, Rule};
 
 // === impl Compiler ===
@@ -79,7 +79,7 @@ impl Compiler<'_> {
     }
 
     fn warn_of_name(&mut self, limit: &RateLimit<'_>) {
-        if let Given::As(place, name) = limit.name
+        if let Parsed::As(place, name) = limit.name
             && name.contains(['"', '\\'])
         {
             let shown = excerpt(name);

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::is_null;
 use crate::fault::Place;
 use crate::field::{Field, Owner};
-use crate::given::Given;
 use crate::node::{Kind, Node};
+use crate::parsed::Parsed;
 use crate::reader::{Entry, Reader};
 use crate::scalar::Meaning;
 
@@ -14,33 +14,33 @@ use crate::scalar::Meaning;
 #[derive(Debug)]
 pub(crate) struct RateLimit<'d> {
     pub(crate) place: Place,
-    pub(crate) unit: Given<&'d str>,
-    pub(crate) unit_multiplier: Given<u32>,
-    pub(crate) requests_per_unit: Given<u32>,
-    pub(crate) burst: Given<u32>,
-    pub(crate) unlimited: Given<bool>,
-    pub(crate) name: Given<&'d str>,
+    pub(crate) unit: Parsed<&'d str>,
+    pub(crate) unit_multiplier: Parsed<u32>,
+    pub(crate) requests_per_unit: Parsed<u32>,
+    pub(crate) burst: Parsed<u32>,
+    pub(crate) unlimited: Parsed<bool>,
+    pub(crate) name: Parsed<&'d str>,
     pub(crate) replaces: Vec<Replaced<'d>>,
-    pub(crate) manner: Manner<'d>,
+    pub(crate) options: LimitFields<'d>,
 }
 
 /// An item of `replaces`.
 #[derive(Debug)]
 pub(crate) struct Replaced<'d> {
     pub(crate) place: Place,
-    pub(crate) name: Given<&'d str>,
+    pub(crate) name: Parsed<&'d str>,
 }
 
 /// The options of a limit, independent of the amount it allows: from a file's `defaults` or from a
 /// `rate_limit`.
 #[derive(Debug, Default)]
-pub(crate) struct Manner<'d> {
-    pub(crate) algorithm: Given<&'d str>,
-    pub(crate) max_delay: Given<Duration>,
-    pub(crate) lease: Given<Lease>,
-    pub(crate) shards: Given<u32>,
-    pub(crate) charge_denied: Given<bool>,
-    pub(crate) failure_mode: Given<&'d str>,
+pub(crate) struct LimitFields<'d> {
+    pub(crate) algorithm: Parsed<&'d str>,
+    pub(crate) max_delay: Parsed<Duration>,
+    pub(crate) lease: Parsed<Lease>,
+    pub(crate) shards: Parsed<u32>,
+    pub(crate) charge_denied: Parsed<bool>,
+    pub(crate) failure_mode: Parsed<&'d str>,
 }
 
 /// A `lease`.
@@ -54,9 +54,9 @@ pub(crate) enum Lease {
 /// The map of a `lease`.
 #[derive(Debug, Default)]
 pub(crate) struct Terms {
-    pub(crate) fraction: Given<f64>,
-    pub(crate) max: Given<u32>,
-    pub(crate) ttl: Given<Duration>,
+    pub(crate) fraction: Parsed<f64>,
+    pub(crate) max: Parsed<u32>,
+    pub(crate) ttl: Parsed<Duration>,
 }
 
 // === impl Reader ===
@@ -74,7 +74,7 @@ impl<'d> Reader<'d, '_> {
         let Some(entries) = self.map(node, "'rate_limit'") else {
             // This has been reported; `Faulty` avoids further faults for the fields that are
             // missing.
-            read.unit = Given::Faulty;
+            read.unit = Parsed::Faulty;
             return;
         };
         for (field, value) in self.fields(entries, Owner::RateLimit) {
@@ -86,24 +86,24 @@ impl<'d> Reader<'d, '_> {
                 Field::Unlimited => read.unlimited = self.flag(value, field),
                 Field::Name => read.name = self.text(value, field),
                 Field::Replaces => read.replaces = self.replaces(value),
-                _ => self.manner(field, value, &mut read.manner),
+                _ => self.options(field, value, &mut read.options),
             }
         }
     }
 
     /// Reads a file's `defaults`.
-    pub(super) fn defaults(&mut self, node: &'d Node<'d>, manner: &mut Manner<'d>) {
+    pub(super) fn defaults(&mut self, node: &'d Node<'d>, options: &mut LimitFields<'d>) {
         if is_null(node) {
-            *manner = Manner::default();
+            *options = LimitFields::default();
             return;
         }
         let Some(entries) = self.map(node, "'defaults'") else { return };
         for (field, value) in self.fields(entries, Owner::Defaults) {
-            self.manner(field, value, manner);
+            self.options(field, value, options);
         }
     }
 
-    fn manner(&mut self, field: Field, value: &'d Node<'d>, read: &mut Manner<'d>) {
+    fn options(&mut self, field: Field, value: &'d Node<'d>, read: &mut LimitFields<'d>) {
         match field {
             Field::Algorithm => read.algorithm = self.text(value, field),
             Field::MaxDelay => read.max_delay = self.duration(value, field, "50ms"),
@@ -116,15 +116,15 @@ impl<'d> Reader<'d, '_> {
     }
 
     /// Without quotes, `off` and `on` are booleans in YAML 1.1; in quotes they are text.
-    fn lease(&mut self, node: &'d Node<'d>, lease: &mut Given<Lease>) {
+    fn lease(&mut self, node: &'d Node<'d>, lease: &mut Parsed<Lease>) {
         let word = match &node.kind {
             Kind::Scalar(_, Meaning::Null) => {
-                *lease = Given::Absent;
+                *lease = Parsed::Absent;
                 return;
             }
             Kind::Map(pairs) => {
                 let entries = self.entries(pairs);
-                *lease = Given::As(node.place, self.terms(entries, std::mem::take(lease)));
+                *lease = Parsed::As(node.place, self.terms(entries, std::mem::take(lease)));
                 return;
             }
             Kind::Scalar(_, Meaning::Bool(on)) => Some(*on),
@@ -133,15 +133,15 @@ impl<'d> Reader<'d, '_> {
             _ => None,
         };
         *lease = match word {
-            Some(true) => Given::As(node.place, self.terms(Vec::new(), std::mem::take(lease))),
-            Some(false) => Given::As(node.place, Lease::Off),
+            Some(true) => Parsed::As(node.place, self.terms(Vec::new(), std::mem::take(lease))),
+            Some(false) => Parsed::As(node.place, Lease::Off),
             None => self.refuse(node, Field::Lease, "off, on, or a map such as {max: 1000}"),
         };
     }
 
-    fn terms(&mut self, entries: Vec<Entry<'d>>, earlier: Given<Lease>) -> Lease {
+    fn terms(&mut self, entries: Vec<Entry<'d>>, earlier: Parsed<Lease>) -> Lease {
         let mut read = match earlier {
-            Given::As(_, Lease::On(terms)) => terms,
+            Parsed::As(_, Lease::On(terms)) => terms,
             _ => Terms::default(),
         };
         for (field, value) in self.fields(entries, Owner::Lease) {
@@ -158,7 +158,7 @@ impl<'d> Reader<'d, '_> {
     fn replaces(&mut self, node: &'d Node<'d>) -> Vec<Replaced<'d>> {
         let mut items = Vec::new();
         self.maps(node, Field::Replaces, |reader, place, entries| {
-            let mut read = Replaced { place, name: Given::Absent };
+            let mut read = Replaced { place, name: Parsed::Absent };
             for (field, value) in reader.fields(entries, Owner::Replaced) {
                 read.name = reader.text(value, field);
             }
@@ -174,14 +174,14 @@ impl RateLimit<'_> {
     fn at(place: Place) -> Self {
         RateLimit {
             place,
-            unit: Given::Absent,
-            unit_multiplier: Given::Absent,
-            requests_per_unit: Given::Absent,
-            burst: Given::Absent,
-            unlimited: Given::Absent,
-            name: Given::Absent,
+            unit: Parsed::Absent,
+            unit_multiplier: Parsed::Absent,
+            requests_per_unit: Parsed::Absent,
+            burst: Parsed::Absent,
+            unlimited: Parsed::Absent,
+            name: Parsed::Absent,
             replaces: Vec::new(),
-            manner: Manner::default(),
+            options: LimitFields::default(),
         }
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::duration::parse_duration;
 use crate::fault::{Place, excerpt};
 use crate::field::Field;
-use crate::given::Given;
 use crate::node::{Kind, Node};
+use crate::parsed::Parsed;
 use crate::reader::{Entry, Reader};
 use crate::scalar::Meaning;
 
@@ -53,13 +53,13 @@ impl<'d> Reader<'d, '_> {
         }
     }
 
-    pub(super) fn text(&mut self, node: &'d Node<'d>, field: Field) -> Given<&'d str> {
+    pub(super) fn text(&mut self, node: &'d Node<'d>, field: Field) -> Parsed<&'d str> {
         match &node.kind {
-            Kind::Scalar(_, Meaning::Null) => Given::Absent,
+            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
             Kind::Scalar(text, meaning)
                 if !matches!(meaning, Meaning::Float(_) | Meaning::Big(_)) =>
             {
-                Given::As(node.place, text)
+                Parsed::As(node.place, text)
             }
             Kind::Scalar(text, _) => {
                 let shown = excerpt(text);
@@ -68,26 +68,26 @@ impl<'d> Reader<'d, '_> {
                     field.name()
                 );
                 self.fault(node.place, message);
-                Given::Faulty
+                Parsed::Faulty
             }
             _ => self.refuse(node, field, "text"),
         }
     }
 
-    pub(super) fn flag(&mut self, node: &'d Node<'d>, field: Field) -> Given<bool> {
+    pub(super) fn flag(&mut self, node: &'d Node<'d>, field: Field) -> Parsed<bool> {
         match node.kind {
-            Kind::Scalar(_, Meaning::Null) => Given::Absent,
-            Kind::Scalar(_, Meaning::Bool(value)) => Given::As(node.place, value),
+            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
+            Kind::Scalar(_, Meaning::Bool(value)) => Parsed::As(node.place, value),
             _ => self.refuse(node, field, "true or false without quotes"),
         }
     }
 
-    pub(super) fn number(&mut self, node: &'d Node<'d>, field: Field) -> Given<u32> {
+    pub(super) fn number(&mut self, node: &'d Node<'d>, field: Field) -> Parsed<u32> {
         let expected = "a whole number from 0 to 4294967295 without quotes";
         match node.kind {
-            Kind::Scalar(_, Meaning::Null) => Given::Absent,
+            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
             Kind::Scalar(_, Meaning::Int(number)) => match u32::try_from(number) {
-                Ok(number) => Given::As(node.place, number),
+                Ok(number) => Parsed::As(node.place, number),
                 Err(_) => self.refuse(node, field, expected),
             },
             _ => self.refuse(node, field, expected),
@@ -100,34 +100,34 @@ impl<'d> Reader<'d, '_> {
         node: &'d Node<'d>,
         field: Field,
         example: &str,
-    ) -> Given<Duration> {
+    ) -> Parsed<Duration> {
         let read = match &node.kind {
-            Kind::Scalar(_, Meaning::Null) => return Given::Absent,
+            Kind::Scalar(_, Meaning::Null) => return Parsed::Absent,
             Kind::Scalar(text, _) => parse_duration(text),
             _ => None,
         };
         let expected = || format!("a duration with its unit, such as {example}");
         read.map_or_else(
             || self.refuse(node, field, &expected()),
-            |span| Given::As(node.place, span),
+            |span| Parsed::As(node.place, span),
         )
     }
 
     /// Reads any number.
-    pub(super) fn fraction(&mut self, node: &'d Node<'d>, field: Field) -> Given<f64> {
+    pub(super) fn fraction(&mut self, node: &'d Node<'d>, field: Field) -> Parsed<f64> {
         match node.kind {
-            Kind::Scalar(_, Meaning::Null) => Given::Absent,
-            Kind::Scalar(_, Meaning::Float(number)) => Given::As(node.place, number),
+            Kind::Scalar(_, Meaning::Null) => Parsed::Absent,
+            Kind::Scalar(_, Meaning::Float(number)) => Parsed::As(node.place, number),
             // Any whole number other than 1 is out of range, so lost precision does not matter.
             #[allow(clippy::cast_precision_loss, reason = "see above")]
-            Kind::Scalar(_, Meaning::Int(number)) => Given::As(node.place, number as f64),
+            Kind::Scalar(_, Meaning::Int(number)) => Parsed::As(node.place, number as f64),
             _ => self.refuse(node, field, "a number above 0 and at most 1, without quotes"),
         }
     }
 
-    pub(super) fn refuse<T>(&mut self, node: &Node<'_>, field: Field, expected: &str) -> Given<T> {
+    pub(super) fn refuse<T>(&mut self, node: &Node<'_>, field: Field, expected: &str) -> Parsed<T> {
         self.refuse_type(node, &format!("'{}'", field.name()), expected);
-        Given::Faulty
+        Parsed::Faulty
     }
 
     pub(crate) fn refuse_type(&mut self, node: &Node<'_>, what: &str, expected: &str) {

@@ -22,10 +22,10 @@ fn sums(limit: Limit, pods: u32) -> (u64, u64) {
 proptest! {
     #[test]
     fn a_part_is_the_quotient_rounded_up_or_down(
-        requests: u32, burst: u32, pods in prop_oneof![0..9u32, any::<u32>()], dice: u64,
+        requests: u32, burst: u32, pods in prop_oneof![0..9u32, any::<u32>()], rng: u64,
     ) {
         let limit = bucket(requests, burst);
-        let part = limit.part(pods, dice);
+        let part = limit.part(pods, rng);
         let pods = pods.max(1);
         for (part, whole) in
             [(part.requests_per_unit.into(), requests), (part.capacity(), burst)]
@@ -43,17 +43,17 @@ proptest! {
     ) {
         let limit = bucket(requests, burst);
         let (all, bursts) = sums(limit, pods);
-        // Evenly spread dice differ from the mean by less than the contribution of a few of them.
+        // Evenly spread rng differ from the mean by less than the contribution of a few of them.
         prop_assert!(all.abs_diff(requests.into()) <= 8, "{} of {}", all, requests);
         prop_assert!(bursts.abs_diff(burst.into()) <= 8, "{} of {}", bursts, burst);
     }
 
     #[test]
     fn one_pod_or_an_unknown_number_admits_the_whole_limit(
-        requests: u32, burst: u32, dice: u64, pods in 0..=1u32,
+        requests: u32, burst: u32, rng: u64, pods in 0..=1u32,
     ) {
         let limit = bucket(requests, burst);
-        prop_assert_eq!(limit.part(pods, dice), limit);
+        prop_assert_eq!(limit.part(pods, rng), limit);
     }
 }
 
@@ -71,7 +71,7 @@ fn the_expected_sum_is_the_limit_also_with_fewer_tokens_than_pods() {
         let windows = 400;
         let admitted: u64 = (0..windows)
             .flat_map(|window| (0..u64::from(pods)).map(move |pod| hash(pod, window)))
-            .map(|dice| u64::from(limit.part(pods, dice).requests_per_unit))
+            .map(|rng| u64::from(limit.part(pods, rng).requests_per_unit))
             .sum();
         let mean = admitted as f64 / windows as f64;
         // Five standard deviations of the mean, at most √(limit / windows) each.

@@ -26,7 +26,7 @@ pub(super) struct Rig {
     temp: TempDir,
     below: PathBuf,
     pub(super) root: Option<PathBuf>,
-    pub(super) published: Arc<Published>,
+    pub(super) published: Arc<CurrentRules>,
     seen: Arc<Mutex<Seen>>,
     pub(super) snapshot: Option<Arc<Snapshot>>,
     watcher: Option<Watcher>,
@@ -174,7 +174,7 @@ impl Rig {
     pub(super) async fn start(&mut self) -> Result<FirstLoad, FirstLoadFailed> {
         // The periodic reading must not hide an event that was missed.
         let poll = Duration::from_secs(3600);
-        self.start_with(poll, Eyes::new).await
+        self.start_with(poll, FsWatch::new).await
     }
 
     /// Starts the watch without events.
@@ -182,20 +182,20 @@ impl Rig {
         &mut self,
         poll: Duration,
     ) -> Result<FirstLoad, FirstLoadFailed> {
-        self.start_with(poll, Eyes::shut).await
+        self.start_with(poll, FsWatch::shut).await
     }
 
     async fn start_with(
         &mut self,
         poll: Duration,
-        eyes: fn(SyncSender<()>) -> Eyes,
+        fs_watch: fn(SyncSender<()>) -> FsWatch,
     ) -> Result<FirstLoad, FirstLoadFailed> {
         let paths = WatchPaths { dir: self.path(""), root: self.root.clone() };
         let load = Files { dir: self.path(""), seen: Arc::clone(&self.seen) };
         let pace = Pace { quiet: QUIET, settle_max: SETTLE_MAX, poll };
         let published = Arc::clone(&self.published);
         let snapshot = self.snapshot.clone();
-        let started = Watcher::spawn_with(paths, load, published, snapshot, pace, eyes).await;
+        let started = Watcher::spawn_with(paths, load, published, snapshot, pace, fs_watch).await;
         let (watcher, first) = started.expect("a thread");
         self.watcher = Some(watcher);
         first

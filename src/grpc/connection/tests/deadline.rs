@@ -3,7 +3,7 @@
 use std::future::pending;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
-use ratelease_engine::store::{Ask, Beat, Beaten, Replies, Store};
+use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
 use ratelease_rules::{self as rules, Source};
 
 use super::*;
@@ -27,11 +27,12 @@ async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration
     let limiter = Limiter::new(Arc::new(Silent), Clock::start(), options);
     let source = Source { name: "rules.yaml".into(), text: RULES.into() };
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
-    let published = Arc::new(Published::new());
+    let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(loaded.rules));
     let intake = Intake::new(limiter, published, None, 10);
     let routes = Routes::new(wire::service(intake.clone())).prepare();
-    let inside = Inside { intake, routes, strangers: Strangers::default(), age: None };
+    let inside =
+        ConnectionContext { intake, routes, strangers: NonHttp2Clients::default(), age: None };
     let (near, far) = duplex(1 << 16);
     let (_end, ended) = watch::channel(false);
     tokio::spawn(serve(accept::alone(near), inside, ended));
@@ -111,7 +112,7 @@ impl Store for Silent {
         Box::pin(pending())
     }
 
-    fn beat(&self, _: Beat) -> Beaten<'_> {
+    fn beat(&self, _: Heartbeat) -> Beaten<'_> {
         Box::pin(pending())
     }
 

@@ -7,7 +7,7 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Limit, Unit};
 
 use super::*;
-use crate::store::Back;
+use crate::store::Return;
 
 const NOON: u64 = 1_700_000_000_250_000;
 
@@ -84,7 +84,7 @@ fn any_step(limit: u32, unit: Unit) -> impl Strategy<Value = (u64, Ask, Option<u
             let mut ask = Ask { ahead, ..ask(limit, want, need) };
             ask.limit.unit = unit;
             ask.charge_denied = charge_denied;
-            ask.back = back.map(|(tokens, _)| Back { tokens, epoch: None });
+            ask.back = back.map(|(tokens, _)| Return { tokens, epoch: None });
             (pause, ask, back.and_then(|(_, behind)| behind))
         },
     )
@@ -128,7 +128,7 @@ proptest! {
             let window = now / 1_000_000;
             let mut ask = ask(limit, want, need);
             let back = back.min(out);
-            ask.back = Some(Back { tokens: back, epoch: Some(of) });
+            ask.back = Some(Return { tokens: back, epoch: Some(of) });
             let (next, grant) = step(state, now, &ask);
             out = if window == of { out - back } else { 0 } + grant.tokens;
             prop_assert!(out <= u64::from(limit), "{} out of {}", out, limit);
@@ -144,7 +144,7 @@ proptest! {
         back: Option<(u64, Option<u64>)>, unit in any_unit(),
     ) {
         let limit = Limit::fixed_window(limit, unit);
-        let back = back.map(|(tokens, window)| Back { tokens, epoch: window });
+        let back = back.map(|(tokens, window)| Return { tokens, epoch: window });
         let look = Ask::look(Key::for_test(0), limit);
         let ask = Ask { want, need, charge_denied, back, ahead, ..look };
         let window = if same_window { now / 1_000_000 / unit.seconds() } else { window };
@@ -247,11 +247,11 @@ fn a_return_goes_to_the_window_that_it_names() {
     let (state, _) = step(None, NOON, &ask(10, 4, 0));
     let (state, _) = step(Some(state), NOON, &ahead(ask(10, 4, 0)));
     for (behind, count, next) in [(0, 4, 1), (1, 1, 4), (2, 4, 4)] {
-        let back = Some(Back { tokens: 3, epoch: Some(1_700_000_001 - behind) });
+        let back = Some(Return { tokens: 3, epoch: Some(1_700_000_001 - behind) });
         let (after, _) = step(Some(state), NOON, &Ask { back, ..ask(10, 0, 0) });
         assert_eq!((after.count, after.next), (count, next));
     }
-    let refund = Some(Back { tokens: u64::MAX, epoch: None });
+    let refund = Some(Return { tokens: u64::MAX, epoch: None });
     let (after, _) = step(Some(state), NOON, &Ask { back: refund, ..ahead(ask(10, 0, 0)) });
     assert_eq!((after.count, after.next), (0, 4), "a refund is of the present window");
 }

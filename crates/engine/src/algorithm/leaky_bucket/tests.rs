@@ -7,7 +7,7 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit, Unit};
 
 use super::*;
-use crate::store::Back;
+use crate::store::Return;
 
 const NOON: u64 = 1_700_000_000_250_000;
 
@@ -123,7 +123,7 @@ fn a_slot_goes_by_whatever_comes_back_or_is_denied() {
     let limit = limit(10, 250_000, Unit::Second);
     let (state, lent) = step(None, NOON, &ask(limit, 2));
     for epoch in [None, Some(lent.epoch)] {
-        let back = Some(Back { tokens: 2, epoch });
+        let back = Some(Return { tokens: 2, epoch });
         let (after, grant) = step(Some(state), NOON, &Ask { back, ..ask(limit, 0) });
         assert_eq!((after, grant.left), (state, 1));
     }

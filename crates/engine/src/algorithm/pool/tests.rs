@@ -5,7 +5,7 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Limit, Unit};
 
 use super::*;
-use crate::ask::{Back, Deposit};
+use crate::ask::{Deposit, Return};
 
 const NOON: u64 = 1_700_000_000_250_000;
 const SECOND: Duration = Duration::from_secs(1);
@@ -144,7 +144,7 @@ fn a_need_is_lent_whole_or_not_at_all_and_a_pool_denies_nothing() {
 fn what_comes_back_is_not_for_a_pool() {
     let (state, _) = step(None, NOON, &putting(windowed(), 5, 7, SECOND));
     for epoch in [None, Some(7)] {
-        let back = Some(Back { tokens: 3, epoch });
+        let back = Some(Return { tokens: 3, epoch });
         assert_eq!(
             step(Some(state), NOON, &Ask { back, ..windowed() }),
             step(Some(state), NOON, &windowed())

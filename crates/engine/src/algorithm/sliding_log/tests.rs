@@ -16,8 +16,8 @@ fn ask(limit: Limit, want: u64) -> Ask {
     Ask { want, charge_denied: true, ..Ask::look(Key::for_test(0), limit) }
 }
 
-fn lent_back(tokens: u64, epoch: u64) -> Option<Back> {
-    Some(Back { tokens, epoch: Some(epoch) })
+fn lent_back(tokens: u64, epoch: u64) -> Option<Return> {
+    Some(Return { tokens, epoch: Some(epoch) })
 }
 
 type Step = (u64, u64, u64, bool, Option<(u64, Option<usize>)>);
@@ -46,7 +46,7 @@ proptest! {
             now += window_us / 1_000 * pause;
             let back = back.map(|(tokens, before)| {
                 let of = |before| epochs.iter().rev().nth(before).copied().unwrap_or(now + 1);
-                Back { tokens, epoch: before.map(of) }
+                Return { tokens, epoch: before.map(of) }
             });
             let by = Ask { need, charge_denied, back, ..ask(limit, want) };
             let grant = step(&mut state, now, &by);
@@ -132,7 +132,7 @@ fn a_second_return_and_a_late_one_credit_nothing() {
     assert_eq!(step(&mut state, NOON + 2, &back(4, one.epoch)).left, 6);
     assert_eq!(step(&mut state, NOON + 2, &back(4, one.epoch)).left, 6, "a second time");
     assert_eq!(step(&mut state, NOON + 1_000_001, &back(4, NOON + 1)).left, 10, "late");
-    let refund = Ask { back: Some(Back { tokens: 1, epoch: None }), ..ask(limit, 0) };
+    let refund = Ask { back: Some(Return { tokens: 1, epoch: None }), ..ask(limit, 0) };
     step(&mut state, NOON + 2_000_000, &ask(limit, 2));
     assert_eq!(step(&mut state, NOON + 2_000_000, &refund).left, 9);
 }

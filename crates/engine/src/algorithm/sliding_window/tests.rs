@@ -5,7 +5,7 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Unit};
 
 use super::*;
-use crate::store::Back;
+use crate::store::Return;
 
 /// A quarter of the way into a window of a second.
 const NOON: u64 = 1_700_000_000_250_000;
@@ -69,7 +69,7 @@ proptest! {
             now += limit.window_seconds() * 1_000 * pause;
             let window = now / 1_000_000 / limit.window_seconds();
             let back = back.map(|(tokens, behind)| {
-                Back { tokens, epoch: behind.map(|behind| window - behind) }
+                Return { tokens, epoch: behind.map(|behind| window - behind) }
             });
             let by = Ask { need, charge_denied, back, ..ask(limit, want) };
             let (next, grant) = step(state, now, &by);
@@ -159,7 +159,7 @@ fn what_comes_back_goes_to_the_window_it_is_of() {
     let limit = limit(10, Unit::Second);
     let (state, lent) = step(None, NOON, &ask(limit, 8));
     let back = |epoch, now| {
-        let back = Some(Back { tokens: 3, epoch });
+        let back = Some(Return { tokens: 3, epoch });
         step(Some(state), now, &Ask { back, ..ask(limit, 0) }).0
     };
     assert_eq!(back(Some(lent.epoch), NOON).count, 5);

@@ -97,7 +97,7 @@ proptest! {
         for (asks, (pause, want, need, charge_denied, back)) in (1..).zip(history) {
             now += pause_us(limit, pause);
             exact.refill(now);
-            let back = back.map(|tokens| Back { tokens, epoch: None });
+            let back = back.map(|tokens| Return { tokens, epoch: None });
             let by = Ask { need, charge_denied, back, ..ask(limit, want) };
             let (next, grant) = step(state, now, &by);
             let back = u128::from(back.map_or(0, |back| back.tokens)) * exact.token();
@@ -185,7 +185,7 @@ fn a_return_is_credited_as_long_as_its_lease_could_last() {
     let limit = limit(1, 10, Unit::Hour);
     let (state, lent) = step(None, NOON, &ask(limit, 10));
     let back = |epoch, now| {
-        let back = Some(Back { tokens: 4, epoch });
+        let back = Some(Return { tokens: 4, epoch });
         step(Some(state), now, &Ask { back, ..ask(limit, 0) }).1.left
     };
     assert_eq!(back(Some(lent.epoch), NOON + 2_000_000), 4);
@@ -195,7 +195,7 @@ fn a_return_is_credited_as_long_as_its_lease_could_last() {
         assert_eq!(back(Some(absurd), NOON), 0, "{absurd}");
     }
     assert_eq!(back(None, NOON + 900_000_000), 4, "a refund is never late");
-    let all = Some(Back { tokens: u64::MAX, epoch: None });
+    let all = Some(Return { tokens: u64::MAX, epoch: None });
     let (state, grant) = step(Some(state), NOON, &Ask { back: all, ..ask(limit, 0) });
     assert_eq!((grant.left, grant.reset_after), (10, Duration::ZERO));
     assert_eq!(state.tat_ns, NOON * 1_000);

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use super::part::LOOKS_MAX;
 use super::*;
-use crate::buffer::tests::dice;
+use crate::buffer::tests::rng;
 
 /// As large as the limiter's state of a key.
 struct Thing {
@@ -114,15 +114,15 @@ fn an_empty_table_takes_next_to_nothing() {
 /// Keys are added, used again, become busy and idle, and are removed, as in a plain map.
 #[test]
 fn it_holds_what_came_and_was_neither_evicted_nor_removed() {
-    let mut dice = dice();
+    let mut rng = rng();
     for budget in [SMALL, LARGE] {
         let table = table(budget);
         let mut model = HashSet::new();
         for now in 0..60_000 {
-            let n = dice(8_000);
+            let n = rng(8_000);
             let held = model.contains(&n);
             assert_eq!(holds(&table, n), held, "{n} at {now}");
-            let busy = dice(10) == 0;
+            let busy = rng(10) == 0;
             let visit =
                 |thing: &mut Thing| (thing.busy, thing.touched) = (busy, Time::from_nanos(now));
             let seat = (Seat::Common, Key::for_test(n));
@@ -137,8 +137,8 @@ fn it_holds_what_came_and_was_neither_evicted_nor_removed() {
                 }
                 Err(TableFull) => assert!(!held),
             }
-            if dice(10_000) == 0 {
-                let gone = dice(3);
+            if rng(10_000) == 0 {
+                let gone = rng(3);
                 table.parts().for_each(|part| table.retain(part, |_, thing| thing.n % 3 != gone));
                 model.retain(|n| n % 3 != gone);
                 assert!(table.bytes() <= budget);

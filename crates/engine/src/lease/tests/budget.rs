@@ -34,7 +34,7 @@ async fn over_its_budget_a_shard_gets_requests_and_returns_alone() {
 async fn an_ask_ahead_that_gives_tokens_back_is_not_dropped() {
     let mut rig = Rig::new(|_| Fate::After(Duration::ZERO));
     rig.desk.set_pods(1_000);
-    let back = Some(crate::store::Back { tokens: 1, epoch: None });
+    let back = Some(crate::store::Return { tokens: 1, epoch: None });
     for _ in 0..20 {
         rig.desk.ask(Ask { back, ..ask_for(Purpose::Ahead) });
     }

@@ -92,7 +92,7 @@ impl Store for HalfStuck {
         })
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         Box::pin(async move {
             self.begun.send(()).unwrap();
             if !beat.leaves {

@@ -51,7 +51,7 @@ async fn a_probe_leaves_while_the_asks_of_before_the_stall_are_out() {
     rig.desk.ask(ask(1, 0));
     let probe = rig.replies(1).await.pop().unwrap();
     assert!(probe.ask == ask(1, 0) && probe.outcome.is_ok(), "{probe:?}");
-    assert_eq!(rig.desk.shards()[0].breaker, Position::Closed);
+    assert_eq!(rig.desk.shards()[0].breaker, BreakerState::Closed);
 }
 
 #[tokio::test(start_paused = true)]

@@ -156,7 +156,7 @@ async fn with_the_breaker_open_the_answer_comes_at_once() {
     assert_eq!(rig.clock.now().since(begun), MAX_WAIT, "it waited");
     tokio::time::sleep(Duration::from_millis(100)).await;
     let [shard] = pod.shards()[..] else { panic!("one shard") };
-    assert_eq!((shard.breaker, shard.opened), (Position::Open, 1));
+    assert_eq!((shard.breaker, shard.opened), (BreakerState::Open, 1));
     let begun = rig.clock.now();
     assert_eq!(passed(&pod, &rig.rules, 100).await, 100);
     assert_eq!(rig.clock.now(), begun, "nobody waited");
@@ -170,7 +170,7 @@ async fn a_key_that_is_used_up_stays_so_when_the_store_goes_away() {
     fail(&rig);
     assert_eq!(passed(&pod, &rig.rules, 20).await, 0);
     tokio::time::sleep(HOUR).await;
-    assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "a new window, counted here");
+    assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "a new window, counted context");
 }
 
 #[tokio::test(start_paused = true)]

@@ -32,7 +32,7 @@ impl Demand {
     fn arrivals(&self) -> Vec<(Duration, usize)> {
         let mut seed = 1_u64;
         let mut fraction = || {
-            seed = crate::dice::mixed(seed.wrapping_add(0x9E37_79B9_7F4A_7C15));
+            seed = crate::rng::mixed(seed.wrapping_add(0x9E37_79B9_7F4A_7C15));
             (seed >> 11) as f64 / (1_u64 << 53) as f64
         };
         let (mut at, mut arrivals) = (Duration::ZERO, Vec::new());

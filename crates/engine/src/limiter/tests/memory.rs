@@ -38,7 +38,7 @@ impl Store for Forgetful {
         Box::pin(async move { asks.iter().map(reply).collect() })
     }
 
-    fn beat(&self, beat: Beat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
         self.counted.beat(beat)
     }
 
@@ -82,9 +82,9 @@ async fn passed_at_once(pod: &Limiter, rules: &Rules, values: std::ops::Range<u6
 /// their chains, and their share of the chunks' frames.
 #[test]
 fn a_key_takes_less_than_100_bytes() {
-    assert_eq!(size_of::<Slot>(), 80);
+    assert_eq!(size_of::<KeyState>(), 80);
     for budget in [64 << 20, 100_000_000, 1 << 30] {
-        let keys = Table::<Slot>::new(budget, 0).len_max();
+        let keys = Table::<KeyState>::new(budget, 0).len_max();
         assert!(keys * 100 >= budget, "{keys} keys in {budget} bytes");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ratelease_rules::key::Key;
 
-use crate::store::{Beat, PODS_MAX};
+use crate::store::{Heartbeat, PODS_MAX};
 
 /// Live pods, of all domains and of each domain, with the store's time at which each lapses.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ pub(super) const DOMAINS_MAX: usize = 1024;
 
 impl Pods {
     /// Records `beat` at the store's time `now`, and returns the number of live pods of its domain.
-    pub(super) fn beat(&mut self, beat: Beat, now: Duration) -> u32 {
+    pub(super) fn beat(&mut self, beat: Heartbeat, now: Duration) -> u32 {
         let is_new = beat.domain.is_some() && !self.of.contains_key(&beat.domain);
         if is_new && self.of.len() > DOMAINS_MAX {
             self.of.retain(|_, lapses| lapses.values().any(|lapses_at| *lapses_at > now));
@@ -53,14 +53,14 @@ mod tests {
 
     fn beat(pods: &mut Pods, pod: u64, domain: u64, now: u64) -> u32 {
         let domain = Some(Key::for_test(domain));
-        let beat = Beat { pod, lasts: Duration::from_secs(3), leaves: false, domain };
+        let beat = Heartbeat { pod, lasts: Duration::from_secs(3), leaves: false, domain };
         pods.beat(beat, Duration::from_secs(now))
     }
 
     #[test]
     fn domains_are_bounded_and_lapsed_ones_make_room() {
         let mut pods = Pods::default();
-        let all = Beat { pod: 1, lasts: Duration::MAX, leaves: false, domain: None };
+        let all = Heartbeat { pod: 1, lasts: Duration::MAX, leaves: false, domain: None };
         pods.beat(all, Duration::ZERO);
         for domain in 0..2 * DOMAINS_MAX as u64 {
             assert_eq!(beat(&mut pods, 1, domain, 0), 1);
@@ -78,7 +78,7 @@ mod tests {
         let mut pods = Pods::default();
         beat(&mut pods, 1, 0, 0);
         let domain = Some(Key::for_test(0));
-        let leaves = Beat { pod: 1, lasts: Duration::ZERO, leaves: true, domain };
+        let leaves = Heartbeat { pod: 1, lasts: Duration::ZERO, leaves: true, domain };
         assert_eq!(pods.beat(leaves, Duration::ZERO), 0);
         assert!(pods.of.is_empty());
     }

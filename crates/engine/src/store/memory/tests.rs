@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ratelease_rules::{Algorithm, Limit, Unit};
 
 use super::*;
-use crate::store::{Back, Deposit};
+use crate::store::{Deposit, Return};
 
 fn store(keys_max: usize) -> (MemoryStore, Arc<AtomicU64>) {
     let seconds = Arc::new(AtomicU64::new(1_700_000_000));
@@ -118,7 +118,7 @@ fn a_key_that_got_everything_back_goes_when_it_was_to_go() {
     let mut ask = ask(0, Unit::Minute);
     ask.limit.algorithm = Algorithm::TokenBucket { burst: 5 };
     store.take(&ask).unwrap();
-    let back = Some(Back { tokens: 1, epoch: None });
+    let back = Some(Return { tokens: 1, epoch: None });
     assert_eq!(store.take(&Ask { want: 0, back, ..ask }).unwrap().left, 5);
     seconds.fetch_add(6 + KEPT_SECONDS, Ordering::Relaxed);
     store.take(&Ask { want: 0, ..Ask::look(Key::for_test(1), ask.limit) }).unwrap();

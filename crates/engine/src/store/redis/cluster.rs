@@ -26,14 +26,14 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
-use super::dial::Dial;
+use super::adaptive_timeout::Patience;
+use super::connection::Live;
+use super::connector::Dial;
+use super::context::Site;
 use super::fault::{Fault, Kind};
-use super::link::Link;
-use super::live::Live;
-use super::off_map::{self, OffMap};
-use super::outage::Outage;
-use super::patience::Patience;
-use super::site::Site;
+use super::log_once::Outage;
+use super::off_map_nodes::{self, OffMap};
+use super::reconnecting::Link;
 use super::slots::Slots;
 use crate::backoff::{Backoff, jittered};
 use crate::store::SHARDS_MAX;
@@ -343,7 +343,7 @@ impl Shared {
         for node in connected(map) {
             let reply = node.send_for_list(&cluster("NODES")).await;
             let members = reply.map_err(|fault| fault.text);
-            match members.and_then(|reply| off_map::members(&reply)) {
+            match members.and_then(|reply| off_map_nodes::members(&reply)) {
                 Ok(members) => return members,
                 Err(why) => self.off_map.cannot_read(&node.address, &why),
             }

@@ -5,7 +5,7 @@ mod reading;
 
 use std::fmt::{self, Write};
 
-use ratelease_rules::steering::steers;
+use ratelease_rules::display_safety::steers;
 
 use crate::store::StoreError;
 use crate::store::redis::settings::Address;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::{Algorithm, Limit, Unit};
 
+use super::script;
 use super::slots::{SLOTS, Slots};
-use super::step;
 use crate::store::Ask;
 use crate::store::redis::settings::Address;
 
@@ -49,7 +49,7 @@ pub fn script_reply(bytes: &[u8]) -> Option<u64> {
         let ask = Ask { want: WANT, need: NEED, ttl: Duration::from_secs(2), ..look };
         let ahead = Ask { ahead: true, ..ask };
         let pool = Ask { pool: Some(1), ..ask };
-        [ask, ahead, pool].map(|ask| step::grant(&ask, &reply).map_or(0, |grant| grant.tokens))
+        [ask, ahead, pool].map(|ask| script::grant(&ask, &reply).map_or(0, |grant| grant.tokens))
     });
     let most = read.max();
     assert!(most <= Some(WANT.max(NEED)), "{most:?} tokens of a reply that grants fewer");

@@ -12,9 +12,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
+use super::context::Site;
 use super::fault::{Fault, Kind};
 use super::reply_limit::ReplyLimit;
-use super::site::Site;
 use super::stages::Stages;
 use super::stream::{self, Bounded};
 use crate::store::redis::settings::{Address, Auth, RedisSettings};

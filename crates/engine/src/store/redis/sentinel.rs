@@ -9,9 +9,9 @@ use std::time::Duration;
 use futures_util::future::select_ok;
 use redis::Value;
 
+use super::context::Site;
 use super::fault::{Fault, Kind};
 use super::open::{Peer, open};
-use super::site::Site;
 use crate::store::redis::settings::Address;
 
 /// Timeout for finding the master: all sentinels are asked at once.

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use redis::Value;
 
+use super::adaptive_timeout::LEAST_MAX;
 use super::call::Call;
+use super::connection::Live;
 use super::fault::{Fault, Kind, Next};
-use super::live::Live;
-use super::patience::LEAST_MAX;
 use super::slots::slot_of;
 use super::{RedisStore, Servers};
 use crate::backoff::Backoff;

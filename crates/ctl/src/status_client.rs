@@ -1,0 +1,256 @@
+//! The status of a pod, read from its `/status` for display. Fields that a pod's version lacks, or
+//! has in another form, are left empty, so that the others are still shown.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::Args;
+use ratelease_cli::fetch::{self, span_above_zero};
+use ratelease_cli::out::CliError;
+use ratelease_cli::settings::HostPort;
+use ratelease_cli::source;
+use ratelease_engine::secret::{Secret, SecretFile};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Path of the status page.
+const PATH: &str = "/status";
+
+const HTTP_OK: u16 = 200;
+const HTTP_UNAUTHORIZED: u16 = 401;
+
+/// Flags that say which pod.
+#[derive(Debug, Args)]
+pub(super) struct PodFlags {
+    /// The debug address of the pod [default: DEBUG_HOST and DEBUG_PORT]
+    #[arg(long, value_name = "HOST:PORT", value_parser = fetch::host_port)]
+    debug: Option<HostPort>,
+    /// What an answer may take, a duration
+    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span_above_zero)]
+    timeout: Duration,
+    #[arg(long, env = "DEBUG_HOST", default_value = "127.0.0.1", hide = true)]
+    debug_host: String,
+    #[arg(long, env = "DEBUG_PORT", default_value = "6070", hide = true,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    debug_port: u16,
+    #[arg(long, env = "DEBUG_TOKEN", hide = true)]
+    debug_token: Option<Secret>,
+    #[arg(long, env = "DEBUG_TOKEN_FILE", hide = true)]
+    debug_token_file: Option<SecretFile>,
+}
+
+/// The content of `/status`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Pod {
+    pub(super) version: String,
+    pub(super) uptime: Duration,
+    pub(super) store: String,
+    pub(super) rules: RulesState,
+    pub(super) shards: Vec<Shard>,
+    pub(super) invariant_violations: u64,
+    pub(super) counts: BTreeMap<String, u64>,
+    pub(super) decisions: Option<Decisions>,
+    /// Busiest rules first.
+    pub(super) rules_busiest: Vec<BusyRule>,
+    pub(super) hot_keys: HotKeys,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct RulesState {
+    pub(super) version: Option<String>,
+    pub(super) count: u64,
+    pub(super) loads_ok: u64,
+    pub(super) loads_failed: u64,
+    /// Why the last load was refused; `None` if it was not.
+    pub(super) last_fault: Option<String>,
+    pub(super) from_snapshot: bool,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct Shard {
+    pub(super) shard: u64,
+    /// `closed`, `open` or `probing`.
+    pub(super) breaker: String,
+    /// How often the breaker opened.
+    pub(super) opened: u64,
+    pub(super) round_trip_ms: f64,
+    pub(super) hot_key: Option<HotKey>,
+}
+
+/// Decisions since the process started.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct Decisions {
+    pub(super) ok: u64,
+    pub(super) over_limit: u64,
+    pub(super) errors: u64,
+    pub(super) by_how: BTreeMap<String, u64>,
+    pub(super) p50_us: Option<f64>,
+    pub(super) p99_us: Option<f64>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct BusyRule {
+    pub(super) rule: String,
+    pub(super) ok: u64,
+    pub(super) over_limit: u64,
+    pub(super) shadow: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct HotKeys {
+    pub(super) requested: Vec<HotKey>,
+    pub(super) denied: Vec<HotKey>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct HotKey {
+    /// The key's hash.
+    pub(super) key: String,
+    pub(super) rule: String,
+    pub(super) count: u64,
+    /// Its part of all decisions, 0 to 1.
+    pub(super) share: f64,
+    /// Its entries, if the pod may show them.
+    pub(super) values: Option<String>,
+}
+
+// === impl PodFlags ===
+
+impl PodFlags {
+    /// Returns the address of the pod.
+    pub(super) fn server(&self) -> HostPort {
+        let own = || fetch::local(&self.debug_host, self.debug_port);
+        self.debug.clone().unwrap_or_else(own)
+    }
+
+    /// Requests the pod's status.
+    ///
+    /// # Errors
+    /// The pod cannot be reached, or the answer is not that of a pod's debug port.
+    pub(super) fn ask(&self) -> Result<Value, CliError> {
+        let server = self.server();
+        let (token, file) = (self.debug_token.as_ref(), self.debug_token_file.as_ref());
+        let token = source::resolved(|faults| faults.secret("DEBUG_TOKEN", token, file))?;
+        let page = fetch::get_with(&server, PATH, &token.unwrap_or_default(), self.timeout)?;
+        if page.status == HTTP_UNAUTHORIZED {
+            let told = "asks for a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
+            return Err(CliError::new(format_args!("{server}: {told}")));
+        }
+        let status: Option<Value> = serde_json::from_slice(&page.body).ok();
+        match status.filter(|status| page.status == HTTP_OK && status.is_object()) {
+            Some(status) => Ok(status),
+            None => Err(CliError::new(format_args!(
+                "{server}: answered {} and no status at {PATH}; is it the debug port?",
+                page.status
+            ))),
+        }
+    }
+}
+
+// === impl Pod ===
+
+impl Pod {
+    /// Parses what [`PodFlags::ask`] returned.
+    pub(super) fn read(status: &Value) -> Self {
+        let seconds: f64 = part(status, "uptime_seconds");
+        Self {
+            version: part(status, "version"),
+            uptime: Duration::try_from_secs_f64(seconds).unwrap_or_default(),
+            store: part(status, "store"),
+            rules: part(status, "rules"),
+            shards: part(status, "shards"),
+            invariant_violations: part(status, "invariant_violations"),
+            counts: part(status, "counts"),
+            decisions: part(status, "decisions"),
+            rules_busiest: part(status, "rules_busiest"),
+            hot_keys: part(status, "hot_keys"),
+        }
+    }
+
+    /// Returns the pod's problems, one line each.
+    pub(super) fn wrongs(&self) -> Vec<String> {
+        let mut wrongs = Vec::new();
+        if let Some(fault) = &self.rules.last_fault {
+            wrongs.push(format!("the last load of the rules was refused: {fault}"));
+        } else if self.rules.version.is_none() {
+            wrongs.push("no rules are in force".to_owned());
+        }
+        let open = self.shards.iter().filter(|shard| shard.is_open());
+        wrongs.extend(
+            open.map(|shard| format!("the breaker of shard {} is {}", shard.shard, shard.breaker)),
+        );
+        if self.invariant_violations > 0 {
+            wrongs.push(format!("invariants were violated: {}", self.invariant_violations));
+        }
+        wrongs
+    }
+}
+
+impl Decisions {
+    /// Returns the ways of deciding that occurred, and how often.
+    pub(super) fn used(&self) -> impl Iterator<Item = (&str, u64)> {
+        let used = self.by_how.iter().filter(|(_, count)| **count > 0);
+        used.map(|(how, count)| (how.as_str(), *count))
+    }
+}
+
+impl Shard {
+    /// Returns whether the breaker is open or probing.
+    pub(super) fn is_open(&self) -> bool {
+        self.breaker != "closed"
+    }
+}
+
+fn part<T: DeserializeOwned + Default>(status: &Value, name: &str) -> T {
+    status.get(name).and_then(|part| T::deserialize(part).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_missing_or_otherwise_is_empty_and_the_rest_is_there() {
+        let pod = Pod::read(&json!({
+            "version": "9", "uptime_seconds": 1.5, "store": {"kind": "other"},
+            "rules": {"version": "ab", "count": 3, "new": 1},
+            "shards": [{"shard": 2, "breaker": "closed", "hot_key": {"key": "k", "share": 0.25}}],
+            "decisions": {"ok": 5},
+        }));
+        assert_eq!((pod.version.as_str(), pod.store.as_str()), ("9", ""));
+        assert_eq!(pod.uptime, Duration::from_millis(1500));
+        assert_eq!((pod.rules.count, pod.rules.version.as_deref()), (3, Some("ab")));
+        assert_eq!(pod.shards[0].hot_key.as_ref().unwrap().share, 0.25);
+        assert_eq!(pod.decisions.as_ref().unwrap().ok, 5);
+        assert_eq!((pod.hot_keys.requested.len(), pod.wrongs().len()), (0, 0));
+        assert_eq!(Pod::read(&json!({})).decisions, None);
+    }
+
+    #[test]
+    fn each_wrong_is_told() {
+        let pod = Pod::read(&json!({
+            "rules": {"version": "ab", "last_fault": "a.yaml:1:1: bad"},
+            "shards": [{"shard": 2, "breaker": "open"}, {"shard": 3, "breaker": "probing"}],
+            "invariant_violations": 4,
+        }));
+        assert_eq!(
+            pod.wrongs(),
+            [
+                "the last load of the rules was refused: a.yaml:1:1: bad",
+                "the breaker of shard 2 is open",
+                "the breaker of shard 3 is probing",
+                "invariants were violated: 4",
+            ]
+        );
+        assert_eq!(Pod::default().wrongs(), ["no rules are in force"]);
+    }
+}

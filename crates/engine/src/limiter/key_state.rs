@@ -1,0 +1,321 @@
+//! The limiter's state of one key: its buffer, its demand, and the requests that wait.
+
+mod asking;
+mod cold_state;
+mod entry;
+mod flags;
+mod next_window;
+mod pools;
+mod replies;
+mod returns;
+mod terms;
+
+pub(super) use cold_state::{WAITER_BYTES, WAITING_IN_ALL_MAX};
+use pools::pools_of;
+
+use cold_state::ColdState;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ratelease_rules::{Algorithm, Limit, Rule};
+
+use super::PodContext;
+use super::lease_policy::{LeasePolicy, Scarcity};
+use super::outcome::{Attempt, QuotaSnapshot, Settled};
+use super::pods::domain_of;
+use super::resolve::Charge;
+use super::wait::{Enqueued, PendingCharge};
+use crate::buffer::table::Link;
+use crate::buffer::{Buffer, Kind, Lot, Take};
+use crate::lease::demand::Demand;
+use crate::store::{Ask, Purpose, Return, StoreError};
+use crate::time::{Coarse, Time};
+use crate::verdict::{Applied, DecisionSource};
+use flags::Flags;
+use terms::Held;
+
+/// How often a key that holds more than its allowance is checked.
+pub(super) const WATCH_EVERY: Duration = Duration::from_millis(200);
+
+/// An ask that is out for longer than this is overdue: this many round trips, but at least the time
+/// below, since scheduling alone takes a few milliseconds on a busy machine, and as long as
+/// requests may wait.
+const OVERDUE_TRIPS: u32 = 4;
+const OVERDUE_MIN: Duration = Duration::from_millis(100);
+
+/// An ask that is out for this long was lost by an internal error, since the desk answers each ask
+/// within ten seconds.
+const LOST_AFTER: Duration = Duration::from_secs(15);
+
+/// After an ask was dropped because the budget was spent, no ask that could be dropped is made for
+/// this long.
+const SHED_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long after the store's last reply an ask for an empty key may be dropped because the budget
+/// is spent: a flood of other keys must not keep the key denied for good.
+const PROBES_SHED_FOR: Duration = Duration::from_secs(1);
+
+/// The round trip that is assumed before the first measurement.
+pub(super) const TRIP_FIRST_US: u64 = 1_000;
+
+/// State of one key: 80 bytes, since there are many keys. What only few keys have is in [`ColdState`].
+pub(super) struct KeyState {
+    buffer: Buffer<ColdState>,
+    /// The rule of the key; `None` for an override.
+    rule: Option<Arc<Rule>>,
+    /// Requests in each window of an override.
+    requests: u32,
+    held: Held,
+    flags: Flags,
+    /// Number of asks on their way: one at a time, or several where the store is far away.
+    asking: u8,
+    /// The pool to ask for a split key, modulo the number of pools.
+    pool: u8,
+    demand: Demand,
+    /// The round trip to the store, in microseconds: the last one if it took longer than the
+    /// average, else a moving average.
+    trip_us: Coarse,
+    next: Link,
+}
+
+// === impl KeyState ===
+
+impl KeyState {
+    pub(super) fn new(charge: &Charge<'_>, context: &PodContext<'_>) -> Self {
+        let mut slot = Self {
+            buffer: Buffer::cold(),
+            rule: charge.applied.rule.cloned(),
+            requests: 0,
+            held: Held::Rule,
+            flags: Flags::default(),
+            asking: 0,
+            pool: context.first_pool(charge.key()),
+            demand: Demand::default(),
+            trip_us: Coarse::floor(context.trip_us),
+            next: Link::default(),
+        };
+        slot.set_limit(charge.applied.limit);
+        slot
+    }
+
+    /// Adopts the limit of `charge`. Tokens lent under another limit go back.
+    pub(super) fn adopt(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let Applied { limit, rule } = charge.applied;
+        let same = self.rule.as_ref().map(Arc::as_ptr) == rule.map(Arc::as_ptr);
+        // The limit of a charge with a rule is the limit of that rule.
+        if same && rule.is_some() && matches!(self.held, Held::Rule) {
+            return;
+        }
+        let pools = |rule: Option<&Arc<Rule>>| rule.map_or(0, |rule| pools_of(rule));
+        if pools(self.rule.as_ref()) > pools(rule) && rule.is_some() {
+            self.empty_pools(charge.key(), pools(rule), context, asks);
+        }
+        self.turn_to(limit, charge.key(), context, asks);
+        if !same {
+            self.rule = rule.cloned();
+            self.set_limit(limit);
+        }
+    }
+
+    fn note_demand(&mut self, charge: &Charge<'_>, now: Time) {
+        self.demand.note(if charge.refund { 0 } else { charge.hits }, now);
+    }
+
+    /// Charges the tokens held, if they are enough. A charge that is short does not count as demand
+    /// yet, since it comes again, to [`KeyState::enter`].
+    pub(super) fn attempt(&mut self, charge: &Charge<'_>, context: &PodContext<'_>) -> Attempt {
+        match self.settle(PendingCharge::of(charge), context) {
+            Some(settled) => {
+                self.note_demand(charge, context.now);
+                Attempt::Settled(settled)
+            }
+            None => Attempt::Short(self.standing(self.limit(), context.now)),
+        }
+    }
+
+    /// Charges the tokens held, or queues and, if no ask is out, makes one.
+    pub(super) fn enter(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> Enqueued {
+        let wish = PendingCharge::of(charge);
+        self.note_demand(charge, context.now);
+        if let Some(settled) = self.settle(wish, context) {
+            return Enqueued::Settled(settled);
+        }
+        if self.is_lost(context.now) {
+            self.asking = 0;
+            self.set_owed(0);
+        }
+        if self.is_overdue(context) {
+            return Enqueued::Refused(StoreError::Away);
+        }
+        if self.asking == 0 && self.is_barred(context.now) {
+            return Enqueued::Refused(StoreError::Foreign);
+        }
+        let purpose = if self.is_probe(context) { Purpose::Probe } else { Purpose::Request };
+        let (promise, queued) = self.buffer.make_aside().waiting.push(wish);
+        if queued && (self.asking == 0 || self.is_uncovered(context)) {
+            asks.push(Ask { purpose, ..self.ask(charge.key(), context) });
+        }
+        Enqueued::Queued(promise)
+    }
+
+    /// The effect of a refund on the key, if a lease is held here that can take the refund.
+    pub(super) fn preview_refund(&self, charge: &Charge<'_>, context: &PodContext<'_>) -> Attempt {
+        let Charge { applied: Applied { limit, .. }, hits, .. } = *charge;
+        let LeasePolicy { limit: own, kind, .. } = self.policy(context);
+        let standing = self.standing(own, context.now);
+        if limit != own || !self.buffer.takes_refund(hits, kind, context.now) {
+            return Attempt::Short(standing);
+        }
+        let remaining = standing.remaining.saturating_add(hits).min(limit.capacity());
+        let standing = QuotaSnapshot { remaining, ..standing };
+        let (over, fitted, taken, how) = (false, 0, Lot::default(), DecisionSource::Local);
+        Attempt::Settled(Settled { over, fitted, taken, standing, how })
+    }
+
+    /// Gives back what `charge` refunds: to a lease held here if there is one, else to the store.
+    /// What the lease then holds above the size that the pod would ask for goes on to the store.
+    pub(super) fn refund(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let policy = self.policy(context);
+        if self.settle(PendingCharge::of(charge), context).is_none() {
+            let back = Some(Return { tokens: charge.hits, epoch: None });
+            self.note_asked(context.now);
+            asks.push(Ask { back, ..policy.ask(charge.key()) });
+            return;
+        }
+        if !self.takes_returns(charge.key(), context) {
+            return;
+        }
+        let kept = self.need(&policy, 0, context).size();
+        let excess = self.buffer.skim(kept, policy.kind, context.now);
+        asks.extend(excess.and_then(|lot| policy.returning(charge.key(), lot)));
+    }
+
+    /// After a charge, asks for the next lease while tokens last, if they will not last until it
+    /// arrives.
+    pub(super) fn look_ahead(
+        &mut self,
+        charge: &Charge<'_>,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        // For nearly all charges this check alone decides: the tokens last.
+        let tokens = self.buffer.tokens(context.now);
+        if self.asking > 0 || !self.demand.outruns(tokens, self.round_trip()) {
+            return;
+        }
+        if self.flags.is_shed() && self.buffer.asked_for(context.now) < SHED_PAUSE {
+            return;
+        }
+        let policy = self.policy(context);
+        let soon = self.demand.uses_soon(policy.limit.window());
+        let ahead = soon && policy.is_leased() && !matches!(policy.kind, Kind::Spaced { .. });
+        // An empty bucket has a token again once the reply about it is no longer fresh.
+        let left = self.buffer.left(context.now).is_some_and(|left| left > 0);
+        let refills = policy.inflow() > 0.0 && !self.buffer.is_fresh(context.now);
+        let more = (left || refills) && !self.is_barred(context.now);
+        if ahead && more && self.need(&policy, 0, context).may_hold_ahead() {
+            let purpose = Purpose::Ahead;
+            asks.push(Ask { purpose, ..self.ask(charge.key(), context) });
+        }
+    }
+
+    /// What is known about the pods that draw on the key.
+    fn scarcity(&self, context: &PodContext<'_>) -> Scarcity {
+        let (misses, relief) = (self.flags.misses(), self.flags.relief());
+        Scarcity { pods: self.pods(context), pod: context.pod, misses, relief }
+    }
+
+    /// Number of pods that share the key: the pods that draw on it, once that has been observed.
+    fn pods(&self, context: &PodContext<'_>) -> f64 {
+        let all = context.pods.of(self.domain()).next_power_of_two();
+        let all = f64::from(all);
+        self.demand.pods().map_or(all, |seen| seen.min(all))
+    }
+
+    /// The state of the key, if its window is known to have nothing left.
+    pub(super) fn used_up(&self, charge: &Charge<'_>, now: Time) -> Option<QuotaSnapshot> {
+        let limit = self.limit();
+        let none_left = self.buffer.left(now) == Some(0) && self.buffer.is_sure();
+        // What is left of a sliding window grows continuously.
+        let lasts = limit.algorithm == Algorithm::FixedWindow;
+        let known = lasts && none_left && limit == charge.applied.limit;
+        known.then(|| self.standing(limit, now))
+    }
+
+    /// The domain of the key's rule; `None` for an override.
+    pub(super) fn domain(&self) -> Option<&str> {
+        self.rule.as_deref().and_then(domain_of)
+    }
+
+    /// The rule that the key's tokens were lent under; `None` for an override.
+    pub(super) fn rule(&self) -> Option<&Arc<Rule>> {
+        self.rule.as_ref()
+    }
+
+    /// Replaces the rule by the same rule of a newer version.
+    pub(super) fn renew(&mut self, rule: &Arc<Rule>) {
+        self.rule = Some(Arc::clone(rule));
+    }
+
+    fn policy(&self, context: &PodContext<'_>) -> LeasePolicy {
+        LeasePolicy::of(self.limit(), self.rule.as_deref(), context.patience)
+    }
+
+    /// The policy of the key for returns. It assumes no wait, since only a leaky bucket's slots may
+    /// be taken late, and slots are never returned.
+    fn manner_of_returns(&self) -> LeasePolicy {
+        LeasePolicy::of(self.limit(), self.rule.as_deref(), Duration::ZERO)
+    }
+
+    fn settle(&mut self, wish: PendingCharge, context: &PodContext<'_>) -> Option<Settled> {
+        let now = context.now;
+        self.begin_next(now);
+        let LeasePolicy { limit, kind, .. } = self.policy(context);
+        if wish.limit != limit {
+            return None;
+        }
+        let (over, taken) = if wish.refund {
+            let refunded = self.buffer.refund(wish.hits, limit.capacity(), kind, now);
+            refunded.then_some((false, Lot::default()))?
+        } else {
+            match self.buffer.take(wish.hits, wish.charge_denied, kind, now) {
+                Take::Taken(lot) => (false, lot),
+                Take::Denied => (true, Lot::default()),
+                Take::Short => return None,
+            }
+        };
+        let standing = self.standing(limit, now);
+        Some(Settled { over, fitted: 0, taken, standing, how: DecisionSource::Local })
+    }
+
+    fn standing(&self, limit: Limit, now: Time) -> QuotaSnapshot {
+        let capacity = limit.capacity();
+        let reset_after = self.buffer.reset_after(now);
+        let remaining = reset_after.map_or(capacity, |_| self.buffer.remaining(now).min(capacity));
+        QuotaSnapshot { remaining, reset_after }
+    }
+
+    fn has_waiting(&self) -> bool {
+        self.buffer.aside().is_some_and(|cold| !cold.waiting.is_empty())
+    }
+}
+
+fn is_windowed(limit: Limit) -> bool {
+    matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow)
+}

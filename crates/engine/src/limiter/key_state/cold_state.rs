@@ -1,0 +1,65 @@
+//! State that only few keys have at a time, in an optional box beside the slot's buffer.
+
+use ratelease_rules::Limit;
+
+use crate::buffer::{Buffer, Refill, Spare};
+use crate::lease::QUEUE_MAX;
+use crate::limiter::wait::{QUEUED_BYTES, Queue};
+use crate::time::Time;
+
+/// Bytes counted for each waiting request: its place in the queue, and the box that contains the
+/// queue.
+pub(in crate::limiter) const WAITER_BYTES: usize = QUEUED_BYTES + ColdState::BYTES;
+
+/// The largest number of requests that wait for leases, at all keys together: eight times the asks
+/// in the desk's queue for a shard, since a request that gave up stays until its lease arrives.
+/// Some 10 MiB.
+pub(in crate::limiter) const WAITING_IN_ALL_MAX: usize = 8 * QUEUE_MAX;
+
+const _: () = assert!(WAITING_IN_ALL_MAX * WAITER_BYTES <= 12 << 20);
+
+/// Waiting requests, and other state that a key has only in rare cases.
+#[derive(Debug, Default)]
+pub(in crate::limiter) struct ColdState {
+    pub(super) waiting: Queue,
+    /// Hits that this pod has admitted by itself since the ask on its way was made: if its lease
+    /// arrives, it pays for them.
+    pub(super) owed: u32,
+    /// Tokens that the asks on their way may bring to waiting requests.
+    pub(super) expected: u32,
+    /// Until when the store is not asked, since it holds another program's value under the key.
+    pub(super) barred_until: Time,
+    /// A lease of the next window, which has not begun yet.
+    pub(super) next: Option<Box<Refill>>,
+    /// The limit that the tokens were lent under, if it is neither the rule's nor an override's.
+    pub(super) limit: Option<Box<Limit>>,
+}
+
+// === impl ColdState ===
+
+impl ColdState {
+    /// Bytes of a box.
+    pub(in crate::limiter) const BYTES: usize = Buffer::<Self>::ASIDE_BYTES;
+
+    /// Bytes counted for the box and the requests that wait in it.
+    pub(super) fn heap(&self) -> usize {
+        let next = if self.next.is_some() { size_of::<Refill>() } else { 0 };
+        match self.waiting.len() {
+            0 => Self::BYTES + next,
+            waiting => waiting * WAITER_BYTES + next,
+        }
+    }
+}
+
+impl Spare for ColdState {
+    fn is_empty(&self) -> bool {
+        let Self { waiting, owed, expected, barred_until, next, limit } = self;
+        let is_barred = *barred_until > Time::default();
+        waiting.is_empty()
+            && *owed == 0
+            && *expected == 0
+            && !is_barred
+            && limit.is_none()
+            && next.is_none()
+    }
+}

@@ -1,0 +1,45 @@
+//! The interface of a slot to the table.
+
+use std::time::Duration;
+
+use super::{ColdState, KeyState};
+use crate::buffer::table::{Entry, Link};
+use crate::time::Time;
+
+impl Entry for KeyState {
+    fn idle_for(&self, now: Time) -> Duration {
+        self.demand.idle_for(now)
+    }
+
+    fn is_busy(&self) -> bool {
+        self.asking > 0 || self.has_waiting()
+    }
+
+    fn is_live(&self, now: Time) -> bool {
+        self.buffer.is_live(now) || self.has_next(now)
+    }
+
+    fn heap(&self) -> usize {
+        self.buffer.aside().map_or(0, ColdState::heap)
+    }
+
+    /// Drops rare state to free memory: a refused key may be asked for again, owed hits are not
+    /// paid for, and of two leases one ends too soon. Waiting requests stay.
+    fn shed(&mut self) {
+        self.set_owed(0);
+        self.unbar();
+        if let Some(cold) = self.buffer.aside_mut() {
+            cold.next = None; // its tokens end with their window
+        }
+        self.buffer.join_lots(self.manner_of_returns().kind);
+        self.buffer.trim();
+    }
+
+    fn next(&self) -> Link {
+        self.next
+    }
+
+    fn set_next(&mut self, next: Link) {
+        self.next = next;
+    }
+}

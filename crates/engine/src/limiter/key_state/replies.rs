@@ -1,0 +1,193 @@
+//! How a slot handles the store's replies: tokens for waiting requests, and the state of its key.
+
+use ratelease_rules::Algorithm;
+use ratelease_rules::key::Key;
+
+use super::terms::Held;
+use super::{KeyState, SHED_PAUSE, is_windowed};
+use crate::buffer::{Kind, Take};
+use crate::invariant;
+use crate::lease::Reply;
+use crate::limiter::PodContext;
+use crate::limiter::lease_policy::LeasePolicy;
+use crate::limiter::resolve::Charge;
+use crate::store::{Ask, Grant, Purpose, StoreError};
+use crate::time::Time;
+
+impl KeyState {
+    /// Applies a reply, serves the waiting requests that it can, and asks again for the others.
+    /// Returns are sent before asks.
+    ///
+    /// The limit may have changed while the ask was out. A request that waited for this lease is
+    /// served under the limit that the lease was asked for; only then is the next limit's turn.
+    ///
+    /// Returns the number of owed hits that the lease has paid for.
+    pub(in crate::limiter) fn reply(
+        &mut self,
+        reply: &Reply,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> u64 {
+        let mut paid = 0;
+        invariant::check(self.asking > 0, "a reply answers an ask that is out");
+        self.note_answered(&reply.ask, context.now);
+        match &reply.outcome {
+            _ if reply.ask.ahead => self.note_next(reply, context, asks),
+            Err(StoreError::Shed) => self.note_shed(&reply.ask, context),
+            // The own count is asked instead.
+            Err(_) if reply.ask.pool.is_some() => self.flags.set_pool_empty(true),
+            Err(error) => self.fail(error, context.now),
+            Ok(grant) if reply.ask.pool.is_some() => {
+                self.take_from_pool(reply, grant, context, asks);
+                paid = self.pay(self.policy(context).kind, context.now);
+            }
+            Ok(grant) => paid = self.take_in(reply, grant, context, asks),
+        }
+        if self.asking == 0 {
+            self.set_owed(0); // no lease is out that could still pay
+            self.ask_for_the_rest(reply.ask.key, context, asks);
+        }
+        self.buffer.trim();
+        paid
+    }
+
+    /// Applies a grant. Returns the number of owed hits that it has paid for.
+    pub(in crate::limiter) fn take_in(
+        &mut self,
+        reply: &Reply,
+        grant: &Grant,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) -> u64 {
+        self.unbar();
+        self.turn_to(reply.ask.limit, reply.ask.key, context, asks);
+        let policy = self.policy(context);
+        self.flags.set_relief(reply.hot);
+        self.flags.note_miss(reply.ask.need > 0 && grant.tokens == 0);
+        self.note_draw(&policy, reply, grant, context.now);
+        if grant.epoch != self.buffer.epoch() {
+            let waits = self.has_next(context.now);
+            self.flags.set_next_asked(waits);
+        }
+        let refill = policy.refill(reply, grant, self.scarcity(context), context);
+        self.buffer.refill(refill, policy.kind, context.now);
+        self.note_trip(context.now.since(reply.asked_at));
+        let paid = self.pay(policy.kind, context.now);
+        self.serve(context);
+        self.fill_pool(reply.ask.key, context, asks);
+        paid
+    }
+
+    /// Notes what the fleet drew since the store's last reply, and this pod's part of it.
+    pub(in crate::limiter) fn note_draw(
+        &mut self,
+        policy: &LeasePolicy,
+        reply: &Reply,
+        grant: &Grant,
+        now: Time,
+    ) {
+        let same = !is_windowed(policy.limit) || grant.epoch == self.buffer.epoch();
+        let Some(before) = self.buffer.left(now).filter(|_| same) else {
+            return;
+        };
+        let back = reply.ask.back.map_or(0, |back| back.tokens);
+        let span = now.since(self.buffer.heard());
+        let inflow = policy.inflow() * span.as_secs_f64();
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
+        let before = before.saturating_add(back).saturating_add(inflow as u64);
+        let before = before.min(policy.limit.capacity());
+        let others = before.saturating_sub(grant.left).saturating_sub(grant.tokens);
+        self.demand.note_draw(others, span);
+    }
+
+    /// Once no ask is out, asks for the requests that still wait.
+    pub(in crate::limiter) fn ask_for_the_rest(
+        &mut self,
+        key: Key,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        let first = self.buffer.aside().and_then(|cold| cold.waiting.first());
+        if let Some(first) = first {
+            self.turn_to(first.limit, key, context, asks);
+            asks.push(self.ask(key, context));
+        } else if !self.policy(context).is_leased() {
+            // Tokens that no request asked for must not be spent.
+            self.give_back(key, context.now, asks);
+        } else if let (Held::Apart, Some(limit)) = (self.held, self.limit_of_rule()) {
+            // The other limit is kept only as long as the box is needed for waiting requests.
+            self.turn_to(limit, key, context, asks);
+        }
+    }
+
+    pub(in crate::limiter) fn note_next(
+        &mut self,
+        reply: &Reply,
+        context: &PodContext<'_>,
+        asks: &mut Vec<Ask>,
+    ) {
+        if let Ok(grant) = &reply.outcome {
+            self.take_next(reply, grant, context, asks);
+        }
+    }
+
+    /// Handles an ask that was dropped because its shard has more urgent ones to answer: requests
+    /// that probe an empty key are denied by the store's last reply, and nothing is asked ahead for
+    /// a while.
+    pub(in crate::limiter) fn note_shed(&mut self, ask: &Ask, context: &PodContext<'_>) {
+        self.flags.set_shed(true);
+        if self.asking == 0 {
+            self.buffer.note_ask(context.now);
+        }
+        // Requests that joined an ask that was made ahead are asked for now.
+        if ask.purpose == Purpose::Probe && self.asking == 0 {
+            self.buffer.stay_fresh(context.now + SHED_PAUSE);
+            self.serve(context);
+            self.fail(&StoreError::Shed, context.now);
+        }
+    }
+
+    /// Settles the waiting requests that the tokens and the store's reply allow, first come, first
+    /// served.
+    pub(in crate::limiter) fn serve(&mut self, context: &PodContext<'_>) {
+        let kind = self.policy(context).kind;
+        let Some(cold) = self.buffer.aside_mut() else { return };
+        for waiter in cold.waiting.take() {
+            match self.settle(waiter.wish, context) {
+                None => self.buffer.make_aside().waiting.keep(waiter),
+                Some(settled) => {
+                    if let Some(settled) = waiter.tell(Ok(settled)) {
+                        self.buffer.put_back(settled.taken, kind, context.now);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(in crate::limiter) fn fail(&mut self, error: &StoreError, now: Time) {
+        self.bar(error, now);
+        let Some(cold) = self.buffer.aside_mut() else { return };
+        for waiter in cold.waiting.take() {
+            waiter.tell(Err(error.clone()));
+        }
+    }
+
+    /// Spends tokens on owed hits, as far as the tokens suffice.
+    pub(in crate::limiter) fn pay(&mut self, kind: Kind, now: Time) -> u64 {
+        let due = u64::from(self.owed()).min(self.buffer.tokens(now));
+        let take = if due > 0 { self.buffer.take(due, false, kind, now) } else { Take::Short };
+        let Take::Taken(lot) = take else { return 0 };
+        self.set_owed(self.owed().saturating_sub(u32::try_from(lot.tokens).unwrap_or(u32::MAX)));
+        lot.tokens
+    }
+
+    /// Notes hits that this pod has admitted by itself.
+    pub(in crate::limiter) fn owe(&mut self, charge: &Charge<'_>) {
+        let limit = self.limit();
+        let spaced = matches!(limit.algorithm, Algorithm::LeakyBucket { .. });
+        if self.asking > 0 && limit == charge.applied.limit && !spaced {
+            let hits = u32::try_from(charge.hits).unwrap_or(u32::MAX);
+            self.set_owed(self.owed().saturating_add(hits));
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The limit of a slot's tokens, and its debts and refusals: stored in place where every key has
+//! them, else in the box.
+
+use std::time::Duration;
+
+use ratelease_rules::{Allowance, Limit, Unit};
+
+use super::KeyState;
+use crate::store::StoreError;
+use crate::time::Time;
+
+/// A key under which the store holds another program's value is not asked for again for this long:
+/// it is probed twice a second, as an unavailable shard is.
+const BARRED_FOR: Duration = Duration::from_millis(500);
+
+/// Where to find the limit that a key's tokens were lent under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Held {
+    /// In the key's rule.
+    Rule,
+    /// It is an override's: a number of requests in a fixed window of one unit.
+    Override(Unit),
+    /// In the box: the rule has changed, and waiting requests asked under the old one.
+    Apart,
+}
+
+impl KeyState {
+    /// The limit that the tokens were lent under.
+    pub(super) fn limit(&self) -> Limit {
+        let limit = match self.held {
+            Held::Rule => self.limit_of_rule(),
+            Held::Override(_) => None,
+            Held::Apart => self.buffer.aside().and_then(|cold| cold.limit.as_deref().copied()),
+        };
+        let unit = if let Held::Override(unit) = self.held { unit } else { Unit::Second };
+        limit.unwrap_or(Limit::fixed_window(self.requests, unit))
+    }
+
+    pub(super) fn set_limit(&mut self, limit: Limit) {
+        let (mut apart, mut requests) = (None, 0);
+        self.held = if self.limit_of_rule() == Some(limit) {
+            Held::Rule
+        } else if limit == Limit::fixed_window(limit.requests_per_unit, limit.unit) {
+            requests = limit.requests_per_unit;
+            Held::Override(limit.unit)
+        } else {
+            apart = Some(limit);
+            Held::Apart
+        };
+        self.requests = requests;
+        if apart.is_some() {
+            self.buffer.make_aside().limit = apart.map(Box::new);
+        } else if let Some(cold) = self.buffer.aside_mut() {
+            cold.limit = None;
+            self.buffer.trim();
+        }
+    }
+
+    pub(super) fn limit_of_rule(&self) -> Option<Limit> {
+        match self.rule.as_ref()?.allowance {
+            Allowance::Limited(limit) => Some(limit),
+            Allowance::Unlimited => None,
+        }
+    }
+
+    /// Notes that the store gave no grant, because of `error`.
+    pub(super) fn bar(&mut self, error: &StoreError, now: Time) {
+        if *error == StoreError::Foreign {
+            self.buffer.make_aside().barred_until = now + BARRED_FOR;
+        }
+    }
+
+    /// Whether the store replied recently that it can have no count under this key.
+    pub(super) fn is_barred(&self, now: Time) -> bool {
+        self.buffer.aside().is_some_and(|cold| now < cold.barred_until)
+    }
+
+    /// Notes that the store has a count under this key.
+    pub(super) fn unbar(&mut self) {
+        if let Some(cold) = self.buffer.aside_mut() {
+            cold.barred_until = Time::default();
+        }
+    }
+
+    pub(super) fn owed(&self) -> u32 {
+        self.buffer.aside().map_or(0, |cold| cold.owed)
+    }
+
+    pub(super) fn set_owed(&mut self, hits: u32) {
+        if hits > 0 {
+            self.buffer.make_aside().owed = hits;
+        } else if let Some(cold) = self.buffer.aside_mut() {
+            cold.owed = 0;
+            self.buffer.trim();
+        }
+    }
+}

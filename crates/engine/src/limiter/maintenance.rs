@@ -1,0 +1,230 @@
+//! Maintenance of the table: returns tokens that will not be spent to the store.
+
+use std::collections::VecDeque;
+use std::mem::size_of;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use ratelease_rules::key::Key;
+use ratelease_rules::{Rule, Rules};
+use tokio::time::MissedTickBehavior;
+
+use crate::buffer::table::Entry;
+use crate::store::{Ask, Heartbeat};
+use crate::time::Time;
+
+use super::key_state::KeyState;
+use super::outcome::Watch;
+use super::pods::Due;
+use super::{Limiter, Shared};
+
+/// Time between two heartbeats.
+const BEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often expired keys are evicted.
+const TIDY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often keys that may be idle are checked.
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The largest number of idle keys that are checked at once: their returns must find room in the
+/// desk's queue.
+const WATCH_BATCH: usize = 1024;
+
+/// The largest number of keys that wait to be checked, as far as a 32nd of the buffers' budget
+/// holds them: more than three seconds' worth of checks.
+const IDLE_MAX: usize = 1 << 16;
+const IDLE_DIVISOR: usize = 32;
+
+/// Bytes for each key that waits to be checked.
+pub(super) const IDLE_BYTES: usize = size_of::<(Time, Key)>();
+
+/// The longest time for a round of heartbeats: a heartbeat without a reply by then is sent again
+/// with the next round.
+const ROUND_MAX: Duration = Duration::from_secs(1);
+
+/// A pod without a heartbeat for this long counts as dead: three heartbeats.
+const BEAT_LASTS: Duration = Duration::from_secs(3);
+
+impl Limiter {
+    /// Maintains the table and the count of pods; never returns. Each limiter needs one task that
+    /// runs this, or three tasks that run one of its parts each: [`Limiter::keep_beating`],
+    /// [`Limiter::keep_tidy`] and [`Limiter::watch_idle`].
+    pub async fn run(&self) {
+        tokio::join!(self.keep_beating(), self.keep_tidy(), self.watch_idle());
+    }
+
+    /// Sends a heartbeat to the store every second, and whenever a further domain is first used;
+    /// never returns.
+    pub async fn keep_beating(&self) {
+        let mut ticks = tokio::time::interval(BEAT_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.shared.new_domain.notified() => {}
+            }
+            self.beat_once().await;
+        }
+    }
+
+    /// Evicts expired keys once a second; never returns.
+    pub async fn keep_tidy(&self) {
+        let mut ticks = tokio::time::interval(TIDY_INTERVAL);
+        loop {
+            ticks.tick().await;
+            self.tidy().await;
+        }
+    }
+
+    /// Gives back what idle keys hold above their allowance; never returns.
+    pub async fn watch_idle(&self) {
+        let mut ticks = tokio::time::interval(WATCH_INTERVAL);
+        loop {
+            ticks.tick().await;
+            self.shared.return_idle();
+        }
+    }
+
+    /// Sends heartbeats of this pod, in each domain whose turn it is, and learns the number of live
+    /// pods.
+    async fn beat_once(&self) {
+        let Self { shared } = self;
+        let Due { domains, rounds } = shared.pods.due(shared.clock.now());
+        let beats = domains.into_iter().map(|domain| async move {
+            let beat = shared.beat(domain.as_deref(), rounds, false);
+            if let Ok(pods) = shared.desk.beat(beat).await {
+                shared.pods.note(&domain, pods);
+            }
+        });
+        // A heartbeat that hangs must not delay the next round.
+        let _ = tokio::time::timeout(ROUND_MAX, join_all(beats)).await;
+        shared.desk.set_pods(shared.pods.of(None));
+    }
+
+    /// Tells the store that this pod leaves.
+    async fn leave(&self) {
+        let Self { shared } = self;
+        let Due { domains, rounds } = shared.pods.due(shared.clock.now());
+        let beats = domains
+            .into_iter()
+            .map(|domain| shared.desk.beat(shared.beat(domain.as_deref(), rounds, true)));
+        join_all(beats).await;
+    }
+
+    /// Gives back the tokens of rules that are missing in `rules`, or have another limit there.
+    pub async fn adopt(&self, rules: &Rules) {
+        self.sweep(|key, slot, now, asks| {
+            let context = self.shared.context(now);
+            if stale(rules, slot) && slot.takes_returns(key, &context) {
+                slot.give_back(key, now, asks);
+            }
+        })
+        .await;
+    }
+
+    /// Evicts the keys whose window has ended. Call it about every second.
+    pub async fn tidy(&self) {
+        self.sweep(|_, _, _, _| ()).await;
+    }
+
+    /// Gives every unspent token back, and returns once the store has answered; an unavailable
+    /// store is not waited for long. No decision may be in progress; later ones find the store
+    /// closed.
+    pub async fn close(&self) {
+        // A lease that is still on its way must arrive before it can be given back.
+        self.shared.desk.settle().await;
+        self.sweep(|key, slot, now, asks| slot.give_back(key, now, asks)).await;
+        self.leave().await;
+        self.shared.desk.close().await;
+    }
+
+    /// Calls `visit` on every key, removes the keys that are of no more use, and sends the asks
+    /// that `visit` adds.
+    async fn sweep(&self, mut visit: impl FnMut(Key, &mut KeyState, Time, &mut Vec<Ask>)) {
+        let Self { shared } = self;
+        for part in shared.table.parts() {
+            let now = shared.clock.now();
+            let mut returned = Vec::new();
+            shared.table.retain(part, |key, slot| {
+                visit(key, slot, now, &mut returned);
+                let stays = slot.is_busy() || slot.is_live(now);
+                if !stays {
+                    slot.give_back(key, now, &mut returned); // and what has ended is counted
+                }
+                stays
+            });
+            for ask in returned {
+                shared.desk.ask_patiently(ask).await;
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// A heartbeat of this pod in a domain, or in all. The domain has its next heartbeat after this
+    /// number of `rounds`.
+    fn beat(&self, domain: Option<&str>, rounds: u32, leaves: bool) -> Heartbeat {
+        let domain = domain.map(|name| self.options.hasher.key(name, 0, std::iter::empty()));
+        let lasts = if domain.is_some() { BEAT_LASTS * rounds } else { BEAT_LASTS };
+        Heartbeat { pod: self.options.pod, lasts, leaves, domain }
+    }
+
+    /// Schedules a check of `key` when it is `due`. Above the limit of watched keys the key is not
+    /// watched: it keeps what it holds until its next lease, or until what it holds ends.
+    pub(super) fn watch(&self, key: Key, due: Time) {
+        let has_room = {
+            let mut idle = self.idle.lock();
+            // A key that was evicted while it was in this queue may be in it twice.
+            let has_room = idle.len() < idle.capacity();
+            if has_room {
+                idle.push_back((due, key));
+            }
+            has_room
+        };
+        if !has_room {
+            self.table.with_existing(key, KeyState::unwatch);
+        }
+    }
+
+    /// Gives back what idle keys hold above their allowance.
+    fn return_idle(&self) {
+        let context = self.context(self.clock.now());
+        let due = |(due, _): &mut (Time, Key)| *due <= context.now;
+        let mut asks = Vec::new();
+        for _ in 0..WATCH_BATCH {
+            let next = self.idle.lock().pop_front_if(due);
+            let Some((_, key)) = next else { break };
+            let watch =
+                self.table.with_existing(key, |slot| slot.inspect(key, &context, &mut asks));
+            if let Some(Watch::Until(due)) = watch {
+                self.watch(key, due);
+            }
+            self.send(std::mem::take(&mut asks)); // while the room that the check found lasts
+        }
+    }
+}
+
+/// A queue that never grows, for a limiter whose buffers may take `budget` bytes.
+pub(super) fn idle_queue(budget: usize) -> VecDeque<(Time, Key)> {
+    VecDeque::with_capacity((budget / IDLE_DIVISOR / IDLE_BYTES).min(IDLE_MAX))
+}
+
+/// Whether two rules lend tokens in the same way.
+fn lends_alike(one: &Rule, other: &Rule) -> bool {
+    let policy = |rule: &Rule| (rule.allowance, rule.leasing, rule.shards);
+    policy(one) == policy(other)
+}
+
+/// Whether the key's rule is gone or now lends differently. An unchanged rule is replaced by its
+/// new copy, so that old versions of the rules can be freed.
+fn stale(rules: &Rules, slot: &mut KeyState) -> bool {
+    let Some(rule) = slot.rule() else { return false };
+    match rules.by_path(&rule.path).filter(|new| lends_alike(new, rule)) {
+        Some(new) => {
+            slot.renew(new);
+            false
+        }
+        None => true,
+    }
+}

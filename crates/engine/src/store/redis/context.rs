@@ -1,0 +1,198 @@
+//! State that all connections of one store share: settings, scripts, counters, clock and gates.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::adaptive_timeout::Patience;
+use super::call::Scripts;
+use super::connect_limiter::Gates;
+use super::fault::{Connection, Fault, Kind};
+use super::threads::Threads;
+use crate::store::Count;
+use crate::store::redis::settings::{Address, RedisSettings};
+use crate::time::{Clock, Time};
+
+/// The shared state; one for each store.
+#[derive(Debug)]
+pub(super) struct Site {
+    pub(super) settings: RedisSettings,
+    pub(super) scripts: Scripts,
+    pub(super) clock: Clock,
+    /// For connections to the addresses of the settings.
+    own_gates: Gates,
+    /// For connections to nodes that a server named.
+    gates: Gates,
+    connections: Arc<Semaphore>,
+    /// Threads that look up the names of the settings.
+    own_names: Threads,
+    /// Threads that look up names that a server gave.
+    names: Threads,
+    /// Threads that read files of passwords.
+    pub(super) files: Threads,
+    pub(super) tally: Tally,
+}
+
+/// Event counters; each only grows.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Asks that were sent, or that failed before.
+    pub(super) asks: AtomicU64,
+    /// Asks that ended in an error.
+    pub(super) errors: AtomicU64,
+    /// Attempts to connect.
+    pub(super) connects: AtomicU64,
+    /// Of these, those that failed.
+    pub(super) connect_errors: AtomicU64,
+    /// Failures by kind.
+    faults: [Met; Kind::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct Met {
+    times: AtomicU64,
+    /// The last time, in nanoseconds of the site's clock; 0 means never.
+    last: AtomicU64,
+}
+
+/// Threads of each kind. A name or file that does not respond blocks its thread for as long as that
+/// takes, and the process has 512.
+const THREADS_MAX: usize = 16;
+
+/// Faults of one kind that follow each other within this time are one outage, which is logged once.
+const OUTAGE_GAP: Duration = Duration::from_secs(30);
+
+// === impl Site ===
+
+impl Site {
+    pub(super) fn new(settings: RedisSettings) -> Arc<Self> {
+        let connections = Arc::new(Semaphore::new(settings.connections_max));
+        Arc::new(Self {
+            settings,
+            connections,
+            own_names: Threads::new(THREADS_MAX),
+            names: Threads::new(THREADS_MAX),
+            files: Threads::new(THREADS_MAX),
+            scripts: Scripts::default(),
+            clock: Clock::start(),
+            own_gates: Gates::new(),
+            gates: Gates::new(),
+            tally: Tally::default(),
+        })
+    }
+
+    /// The timeouts to begin with when nothing was measured yet.
+    pub(super) fn patience(&self) -> Arc<Patience> {
+        Arc::new(Patience::new(self.settings.timeout))
+    }
+
+    /// A permit for one more connection to `node`, valid until the returned value is dropped.
+    /// Configured addresses have one or two of their own each, so that these nodes, which know the
+    /// cluster, stay reachable however many nodes a server names.
+    pub(super) fn place(&self, node: &Address) -> Result<Option<OwnedSemaphorePermit>, Fault> {
+        if self.is_configured(node) {
+            return Ok(None);
+        }
+        let place = Arc::clone(&self.connections).try_acquire_owned();
+        place.map(Some).map_err(|_| {
+            let most = self.settings.connections_max;
+            let text = format!("{most} connections to Redis are open; allow more open files");
+            Fault::new(Kind::Lost, text)
+        })
+    }
+
+    /// The threads for looking up the name of `node`.
+    pub(super) fn threads(&self, node: &Address) -> &Threads {
+        if self.is_configured(node) { &self.own_names } else { &self.names }
+    }
+
+    /// The gates for connections to the servers of the settings.
+    pub(super) fn own_gates(&self) -> &Gates {
+        &self.own_gates
+    }
+
+    /// The gates for connections to `node`: those to configured addresses wait for no others.
+    pub(super) fn gates(&self, node: &Address) -> &Gates {
+        if self.is_configured(node) { &self.own_gates } else { &self.gates }
+    }
+
+    fn is_configured(&self, node: &Address) -> bool {
+        self.settings.addresses.contains(node)
+    }
+
+    /// Whether the password may be sent to `node`, whose name resolves to `ip`: always if the node
+    /// is configured, and otherwise if it lies within the configured networks.
+    pub(super) fn allows(&self, node: &Address, ip: IpAddr) -> bool {
+        let is_within = |networks: &Vec<IpNet>| {
+            networks.iter().any(|network| network.contains(&ip.to_canonical()))
+        };
+        self.settings.redirect_networks.as_ref().is_none_or(is_within) || self.is_configured(node)
+    }
+
+    /// Counts a server's error. It is logged here if the connection stays open; otherwise the task
+    /// that maintains the connection logs why it ended.
+    pub(super) fn note(&self, fault: &Fault, from: &Address) {
+        let meaning = fault.kind.meaning();
+        let is_first = self.meet(fault.kind);
+        if let Some(mend) = meaning.mend
+            && is_first
+            && meaning.connection == Connection::Keeps
+        {
+            tracing::error!(redis = %from, "Redis refuses asks: {}; {mend}", fault.text);
+        }
+    }
+
+    /// Counts a fault. Returns whether it begins an outage.
+    pub(super) fn meet(&self, kind: Kind) -> bool {
+        self.tally.meet(kind, self.clock.now())
+    }
+}
+
+// === impl Tally ===
+
+impl Tally {
+    fn meet(&self, kind: Kind, now: Time) -> bool {
+        let Some(met) = self.faults.get(kind as usize) else { return false };
+        count(&met.times);
+        let last = met.last.swap(now.nanos().max(1), Ordering::Relaxed);
+        last == 0 || now.since(Time::from_nanos(last)) > OUTAGE_GAP
+    }
+
+    /// All counters, by name.
+    pub(super) fn counts(&self) -> Vec<Count> {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let mut counts = vec![
+            ("redis_asks", read(&self.asks)),
+            ("redis_errors", read(&self.errors)),
+            ("redis_connects", read(&self.connects)),
+            ("redis_connect_errors", read(&self.connect_errors)),
+        ];
+        let kinds = Kind::ALL.iter().zip(&self.faults);
+        counts.extend(kinds.map(|(kind, met)| (kind.meaning().count, read(&met.times))));
+        counts
+    }
+}
+
+pub(super) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_begins_with_its_first_fault_and_ends_in_silence() {
+        let tally = Tally::default();
+        let at = |seconds| Time::default() + Duration::from_secs(seconds);
+        assert!(tally.meet(Kind::OutOfMemory, at(0)));
+        assert!(tally.meet(Kind::Busy, at(1)), "another kind is another outage");
+        assert!((1..100).all(|seconds| !tally.meet(Kind::OutOfMemory, at(seconds * 10))));
+        assert!(tally.meet(Kind::OutOfMemory, at(990 + 31)));
+        assert!(tally.counts().contains(&("redis_oom", 101)));
+    }
+}

@@ -1,0 +1,178 @@
+//! Converts one ask to a call of its algorithm's script, and the script's reply to a grant.
+
+use ratelease_rules::Algorithm;
+use redis::Value;
+
+use super::call::{Call, Scripts};
+use super::fault::Fault;
+use crate::algorithm::gcra::{Moved, Pace};
+use crate::algorithm::pool::{self, Held, Put};
+use crate::algorithm::sliding_log::Logged;
+use crate::algorithm::{
+    fixed_window, leaky_bucket, sliding_log, sliding_window, token_bucket, window_seconds,
+    window_us,
+};
+use crate::store::{Ask, Grant, Return};
+
+/// Amounts are cut to this before they are sent. It is above every limit, so it already means
+/// "all", and Lua's doubles represent it exactly.
+const AMOUNT_MAX: u64 = 1 << 32;
+
+/// The length of the longest list of arguments: those of a bucket, with a return.
+const ARGUMENTS_MAX: usize = 15;
+
+/// The call for `ask`, on the `key` of its count.
+pub(super) fn call<'a>(scripts: &'a Scripts, ask: &Ask, key: String) -> Call<'a> {
+    if ask.pool.is_some() {
+        return call_of_pool(scripts, ask, key);
+    }
+    let terms = ask.limit;
+    // A leaky bucket's slots pass: a denial spends none, and none comes back.
+    let slots = matches!(terms.algorithm, Algorithm::LeakyBucket { .. });
+    let mut arguments = Vec::with_capacity(ARGUMENTS_MAX);
+    let charge_denied = ask.charge_denied && !slots;
+    arguments.extend([amount(ask.want), amount(ask.need), u64::from(charge_denied)]);
+    let script = match terms.algorithm {
+        Algorithm::FixedWindow => {
+            let ahead = u64::from(ask.ahead);
+            arguments.extend([terms.requests_per_unit.into(), window_seconds(terms), ahead]);
+            &scripts.fixed_window
+        }
+        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => {
+            arguments.extend(pace(&Pace::of(terms)));
+            arguments.push(token_bucket::ttl_us(ask.ttl));
+            &scripts.gcra
+        }
+        Algorithm::SlidingWindow => {
+            let limit = sliding_window::limit_of(terms);
+            let part_us = sliding_window::part_us(terms);
+            arguments.extend([u64::from(limit), window_seconds(terms), part_us]);
+            &scripts.sliding_window
+        }
+        Algorithm::SlidingLog => {
+            let limit = sliding_log::limit_of(terms);
+            arguments.extend([u64::from(limit), window_us(terms)]);
+            &scripts.sliding_log
+        }
+    };
+    if let Some(Return { tokens, epoch }) = ask.back.filter(|_| !slots) {
+        arguments.push(amount(tokens));
+        arguments.extend(epoch);
+    }
+    script.call(key, arguments)
+}
+
+fn call_of_pool<'a>(scripts: &'a Scripts, ask: &Ask, key: String) -> Call<'a> {
+    let windowed = u64::from(pool::is_windowed(ask));
+    let mut arguments = vec![amount(ask.want), amount(ask.need), windowed];
+    if let Some(Put { tokens, epoch, lasts_ms }) = pool::put(ask) {
+        arguments.extend([tokens.into(), epoch, lasts_ms]);
+    }
+    scripts.pool.call(key, arguments)
+}
+
+fn amount(tokens: u64) -> u64 {
+    tokens.min(AMOUNT_MAX)
+}
+
+fn pace(pace: &Pace) -> [u64; 9] {
+    let Pace { tick_ns, requests, tokens_max, debt_max, tokens_min, .. } = *pace;
+    let ((cost, part), (room, room_part)) = (pace.token(), pace.room);
+    [tick_ns, cost, part, requests, tokens_max, debt_max, room, room_part, tokens_min]
+}
+
+/// Reads the reply. A reply that the script cannot have given is treated as garbled: it is better
+/// to lose a lease than to spend tokens that were not debited.
+pub(super) fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
+    let grant = numbers(reply).and_then(|numbers| match ask.limit.algorithm {
+        _ if ask.pool.is_some() => of_pool(ask, &numbers),
+        Algorithm::FixedWindow => of_fixed_window(ask, &numbers),
+        Algorithm::TokenBucket { .. } | Algorithm::LeakyBucket { .. } => of_bucket(ask, &numbers),
+        Algorithm::SlidingWindow => of_sliding_window(ask, &numbers),
+        Algorithm::SlidingLog => of_sliding_log(ask, &numbers),
+    });
+    let possible = |grant: &Grant| {
+        grant.tokens <= ask.want.max(ask.need)
+            && (grant.tokens == 0 || grant.tokens >= ask.need)
+            && !(grant.overdrawn && grant.left > 0)
+    };
+    grant.filter(possible).ok_or_else(|| Fault::garbled(reply))
+}
+
+fn numbers(reply: &Value) -> Option<Vec<u64>> {
+    let Value::Array(values) = reply else { return None };
+    let number = |value: &Value| match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        _ => None,
+    };
+    values.iter().map(number).collect()
+}
+
+fn of_fixed_window(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
+    let &[tokens, now_unix_us, window, count] = numbers else { return None };
+    let limit = u64::from(ask.limit.requests_per_unit);
+    let debited = tokens == 0 || (tokens <= count && count <= limit);
+    let state = if ask.ahead {
+        let (present, next) = (window.checked_sub(1)?, u32::try_from(count).ok()?);
+        fixed_window::State { window: present, count: 0, next }
+    } else {
+        fixed_window::State { window, count, next: 0 }
+    };
+    let grant = fixed_window::grant(ask, tokens, now_unix_us, state);
+    (debited && is_present(ask, now_unix_us, state.window)).then_some(grant)
+}
+
+fn of_pool(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
+    let &[tokens, left, epoch, lasts_ms] = numbers else { return None };
+    let held = Held { epoch, tokens: u32::try_from(left).ok()?, lasts_ms };
+    let had = tokens.checked_add(left)?;
+    let ends = (had == 0) == (lasts_ms == 0);
+    (ends && had <= u32::MAX.into()).then(|| pool::grant(ask, tokens, held))
+}
+
+fn of_bucket(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
+    let &[tokens, now_unix_us, before, after] = numbers else { return None };
+    let pace = Pace::of(ask.limit);
+    let debited = match tokens {
+        0 => before <= after,
+        _ => tokens <= pace.left(before) && before.checked_add(pace.cost(tokens)) == Some(after),
+    };
+    let moved = Moved { tokens, now_unix_us, before, after };
+    let grant = match ask.limit.algorithm {
+        Algorithm::LeakyBucket { .. } => leaky_bucket::grant(&pace, &moved),
+        _ => token_bucket::grant(&pace, ask, &moved),
+    };
+    (debited && after <= pace.debt_max).then_some(grant)
+}
+
+fn of_sliding_window(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
+    let &[tokens, now_unix_us, window, count, previous] = numbers else { return None };
+    let count_of =
+        |count: u64| u32::try_from(count).ok().filter(|count| *count <= sliding_window::COUNT_MAX);
+    let limit = u64::from(sliding_window::limit_of(ask.limit));
+    let debited = tokens == 0 || (tokens <= count && count <= limit);
+    let state =
+        sliding_window::State { window, count: count_of(count)?, previous: count_of(previous)? };
+    let grant = sliding_window::grant(ask, tokens, now_unix_us, state);
+    (debited && is_present(ask, now_unix_us, window)).then_some(grant)
+}
+
+fn of_sliding_log(ask: &Ask, numbers: &[u64]) -> Option<Grant> {
+    let &[tokens, now_unix_us, at, entries, newest, leaving] = numbers else { return None };
+    let limit = u64::from(sliding_log::limit_of(ask.limit));
+    let debited = tokens == 0 || (tokens <= entries && entries <= limit && newest == at);
+    let lasts = now_unix_us.saturating_add(window_us(ask.limit));
+    let in_order = leaving <= newest && newest <= at && (now_unix_us..=lasts).contains(&at);
+    let logged = Logged { tokens, now_unix_us, at, entries, newest, leaving };
+    (debited && in_order && entries <= sliding_log::ENTRIES_MAX.into())
+        .then(|| sliding_log::grant(ask, &logged))
+}
+
+/// Whether `window` is the window of the time, or the next one, which a clock that was ahead began.
+fn is_present(ask: &Ask, now_unix_us: u64, window: u64) -> bool {
+    let present = now_unix_us / window_us(ask.limit);
+    window == present || window == present.saturating_add(1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! Serves every call except the plain one: tonic's routes, over a stream of `h2`.
+
+use std::future::poll_fn;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body::{Body as _, Frame};
+use http_body_util::Full;
+use tokio::time::timeout;
+use tonic::body::Body as TonicBody;
+use tonic::service::Routes;
+use tonic::{Code, Status};
+use tower_service::Service;
+
+use super::health::HEALTHCHECK;
+use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
+use crate::accept::Half;
+use crate::refusal::Refusal;
+use crate::service::{Held, Parts};
+
+/// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
+const CALL_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum time for a message to be complete, from the first wait for it; after that its call ends.
+/// Envoy sends a message together with the headers of its call; the longest takes 16 round trips.
+const MESSAGE_MAX: Duration = Duration::from_secs(2);
+
+/// A call for tonic: its message may be incomplete, be more than one frame, or be absent.
+pub(super) struct FallbackCall {
+    pub(super) request: Request<Message>,
+    pub(super) respond: SendResponse<Bytes>,
+}
+
+/// The message of a call, as far as it has arrived.
+pub(super) struct Message {
+    read: Bytes,
+    rest: RecvStream,
+    held: Held,
+}
+
+/// Serves `call`, until its client cancels it. Until the message is complete the call takes little
+/// memory: tonic is involved only after that. `half` is the call's place among the incomplete ones.
+pub(super) async fn serve(call: FallbackCall, half: Option<Half>, mut routes: Routes) {
+    let FallbackCall { request, mut respond } = call;
+    let limit = deadline::timeout(request.headers()).unwrap_or(CALL_MAX).min(CALL_MAX);
+    let answered = async {
+        if let Some(response) = refused(&request) {
+            return response;
+        }
+        let (head, message) = request.into_parts();
+        let body = match message.whole().await {
+            Ok(message) => TonicBody::new(Full::new(message)),
+            Err(status) => return status.into_http(),
+        };
+        drop(half);
+        match routes.call(Request::from_parts(head, body)).await {
+            Ok(response) => mended(response),
+            Err(never) => match never {},
+        }
+    };
+    let answered = tokio::select! {
+        answered = timeout(limit, answered) => answered,
+        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+    };
+    let expired = |_| Status::deadline_exceeded("Timeout expired").into_http();
+    send(answered.unwrap_or_else(expired), respond).await;
+}
+
+/// The answer to a request that is not a gRPC call, which tonic would accept as one. The HTTP
+/// status reports the error as well, for clients that know no gRPC status (gRPC over HTTP/2,
+/// Requests).
+fn refused<B>(request: &Request<B>) -> Option<Response<TonicBody>> {
+    if request.uri().path() == HEALTHCHECK {
+        return None;
+    }
+    let is_post = request.method() == Method::POST;
+    let content_type = request.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    let is_grpc = content_type
+        .strip_prefix(b"application/grpc")
+        .is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')));
+    let (code, reason) = match (is_post, is_grpc) {
+        (true, true) => return None,
+        (false, _) => (StatusCode::METHOD_NOT_ALLOWED, "calls of gRPC are made with POST"),
+        _ => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type has to be application/grpc"),
+    };
+    let mut response = Status::internal(reason).into_http();
+    *response.status_mut() = code;
+    if !is_post {
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+    }
+    Some(response)
+}
+
+/// Replaces OUT_OF_RANGE, which tonic returns for a message that is too long, by
+/// RESOURCE_EXHAUSTED, as in gRPC's own table of statuses and the reference implementation. No
+/// other error here is OUT_OF_RANGE.
+fn mended(mut response: Response<TonicBody>) -> Response<TonicBody> {
+    if let Some(status) = response.headers_mut().get_mut("grpc-status")
+        && Code::from_bytes(status.as_bytes()) == Code::OutOfRange
+    {
+        *status = HeaderValue::from(i32::from(Code::ResourceExhausted));
+    }
+    response
+}
+
+/// Sends `response` as fast as the client accepts it.
+async fn send(response: Response<TonicBody>, mut respond: SendResponse<Bytes>) {
+    let (head, mut body) = response.into_parts();
+    let is_over = body.is_end_stream();
+    let Ok(mut stream) = respond.send_response(Response::from_parts(head, ()), is_over) else {
+        return;
+    };
+    if is_over {
+        return;
+    }
+    loop {
+        let frame = tokio::select! {
+            frame = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => frame,
+            _ = poll_fn(|cx| stream.poll_reset(cx)) => return,
+        };
+        let sent = match frame.map(|frame| frame.map(Frame::into_data)) {
+            Some(Ok(Ok(data))) => send_data(&mut stream, data).await,
+            Some(Ok(Err(frame))) => {
+                let trailers = frame.into_trailers().unwrap_or_default();
+                let _ = stream.send_trailers(trailers);
+                return;
+            }
+            Some(Err(_)) => return stream.send_reset(h2::Reason::INTERNAL_ERROR),
+            None => {
+                let _ = stream.send_data(Bytes::new(), true);
+                return;
+            }
+        };
+        if sent.is_none() {
+            return;
+        }
+    }
+}
+
+/// Sends `data` in pieces that fit the client's window; `None` once the client is gone.
+async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Option<()> {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        let room = poll_fn(|cx| stream.poll_capacity(cx)).await?.ok()?;
+        let piece = data.split_to(room.min(data.len()));
+        stream.send_data(piece, false).ok()?;
+    }
+    Some(())
+}
+
+// === impl Message ===
+
+impl Message {
+    /// Creates a message of which `read` has arrived. It counts as `held`.
+    pub(super) fn new(read: Option<Bytes>, rest: RecvStream, held: Held) -> Self {
+        Self { read: read.unwrap_or_default(), rest, held }
+    }
+
+    /// Whether the whole message has arrived.
+    pub(super) fn is_whole(&self) -> bool {
+        self.rest.is_end_stream()
+    }
+
+    /// Returns the whole message, or a beginning of it that is longer than the maximum.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the message was not complete in time, lost its memory to others, or was reset by
+    /// its client.
+    async fn whole(self) -> Result<Bytes, Status> {
+        let Self { read, mut rest, held } = self;
+        if rest.is_end_stream() {
+            return Ok(read);
+        }
+        let collected = async {
+            let mut whole = Parts::new(&held);
+            whole.add(&read).map_err(|refusal| status_of(&refusal))?;
+            drop(read);
+            while whole.bytes() <= PREFIX_BYTES + MESSAGE_BYTES_MAX
+                && let Some(part) = rest.data().await
+            {
+                let part = part.map_err(|error| Status::cancelled(error.to_string()))?;
+                // Fails only on a stream that has ended; the next read reports that.
+                let _ = rest.flow_control().release_capacity(part.len());
+                whole.add(&part).map_err(|refusal| status_of(&refusal))?;
+            }
+            Ok(whole.join())
+        };
+        tokio::select! {
+            collected = timeout(MESSAGE_MAX, collected) => collected.unwrap_or_else(|_| {
+                let told = format!("the message was not whole within {MESSAGE_MAX:?}");
+                Err(Status::deadline_exceeded(told))
+            }),
+            () = poll_fn(|cx| held.poll_given_up(cx)) => Err(status_of(&Refusal::NoRoom)),
+        }
+    }
+}

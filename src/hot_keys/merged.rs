@@ -1,0 +1,146 @@
+//! Merges the counts of several sketches.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use ratelease_engine::verdict::OVERRIDE;
+use ratelease_rules::Rule;
+use ratelease_rules::display_safety::steers;
+use ratelease_rules::key::Key;
+
+use super::keys::Keys;
+use super::top_keys::Board;
+use super::{Hot, OfRule, RULES_MAX, Top};
+
+/// Keys of several sketches: at most as many as those have counters.
+#[derive(Default)]
+pub(super) struct Merged {
+    keys: HashMap<Key, Sum>,
+    noted: u64,
+}
+
+struct Sum {
+    samples: u64,
+    rule: Option<Arc<Rule>>,
+    text: Option<String>,
+}
+
+/// Rules of several boards, by the hash of their path: at most as many as those boards have places.
+#[derive(Default)]
+pub(super) struct MergedRules(HashMap<u64, Kinds>);
+
+/// The counts of a rule, by kind.
+#[derive(Default)]
+struct Kinds {
+    rule: Option<Arc<Rule>>,
+    requested: Merged,
+    denied: Merged,
+}
+
+// === impl Merged ===
+
+impl Merged {
+    /// Adds the counts of all keys of a board.
+    pub(super) fn add_all(&mut self, board: &Board) {
+        self.add(board.all(), |counter| board.rule_of(counter));
+    }
+
+    /// Adds the guaranteed counts.
+    fn add<'a>(&mut self, keys: &Keys, rule_of: impl Fn(usize) -> Option<&'a Arc<Rule>>) {
+        self.noted += keys.noted();
+        for (frequent, text) in keys.iter() {
+            let sum = self.keys.entry(frequent.key).or_insert_with(|| Sum {
+                samples: 0,
+                rule: rule_of(frequent.counter).cloned(),
+                text: text.map(str::to_owned),
+            });
+            sum.samples += u64::from(frequent.at_least);
+        }
+    }
+
+    /// The `n` keys with the highest counts; each sample stands for `sample` decisions.
+    pub(super) fn hottest(&self, n: usize, sample: NonZeroU32) -> Vec<Hot> {
+        let mut keys: Vec<_> = self.keys.iter().collect();
+        // Keys with equal counts are sorted by key, so that their order is the same each time.
+        keys.sort_unstable_by_key(|(key, sum)| (Reverse(sum.samples), **key));
+        let hot = |(key, sum): (&Key, &Sum)| Hot {
+            key: key.to_string(),
+            rule: path(sum.rule.as_ref()).to_owned(),
+            count: sum.samples * u64::from(sample.get()),
+            share: sum.samples as f64 / self.noted.max(1) as f64,
+            values: sum.text.as_deref().map(shown),
+        };
+        keys.into_iter().take(n).map(hot).collect()
+    }
+}
+
+// === impl MergedRules ===
+
+impl MergedRules {
+    /// Adds the counts of rules that have a place.
+    pub(super) fn add(&mut self, requested: &Board, denied: &Board) {
+        let requested = requested.by_rule().iter().map(|place| (place, false));
+        let denied = denied.by_rule().iter().map(|place| (place, true));
+        for ((rule_hash, place), is_denied) in requested.chain(denied) {
+            let kinds = self.0.entry(rule_hash).or_default();
+            kinds.rule = place.rule.clone();
+            let merged = if is_denied { &mut kinds.denied } else { &mut kinds.requested };
+            merged.add(&place.keys, |_| place.rule.as_ref());
+        }
+    }
+
+    /// The busiest rules with their `n` hottest keys; each sample stands for `sample` decisions.
+    pub(super) fn hottest(&self, n: usize, sample: NonZeroU32) -> Vec<OfRule> {
+        let count = |of: &Merged| of.noted * u64::from(sample.get());
+        let of_rule = |Kinds { rule, requested, denied }: &Kinds| OfRule {
+            rule: path(rule.as_ref()).to_owned(),
+            requests: count(requested),
+            denials: count(denied),
+            top: Top { requested: requested.hottest(n, sample), denied: denied.hottest(n, sample) },
+        };
+        self.busiest().into_iter().map(of_rule).collect()
+    }
+
+    /// The rules that deny most and those that are requested most, [`RULES_MAX`] each; busiest
+    /// first.
+    fn busiest(&self) -> Vec<&Kinds> {
+        let mut busiest: Vec<_> = self.0.values().collect();
+        busiest.sort_unstable_by_key(|it| (Reverse(it.denied.noted), it.path()));
+        let mut others = busiest.split_off(RULES_MAX.min(busiest.len()));
+        others.sort_unstable_by_key(|it| (Reverse(it.requested.noted), it.path()));
+        busiest.extend(others.into_iter().take(RULES_MAX));
+        // A denied request counts as requested, even if the rule has a place only for denials.
+        let noted = |it: &Kinds| it.requested.noted.max(it.denied.noted);
+        busiest.sort_unstable_by_key(|it| (Reverse(noted(it)), it.path()));
+        busiest
+    }
+}
+
+// === impl Kinds ===
+
+impl Kinds {
+    fn path(&self) -> &str {
+        path(self.rule.as_ref())
+    }
+}
+
+fn path(rule: Option<&Arc<Rule>>) -> &str {
+    rule.map_or(OVERRIDE, |rule| &rule.path)
+}
+
+/// Escapes characters that would control a terminal, change the direction of text or be invisible.
+fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if steers(c) {
+            // Writing to a string cannot fail.
+            let _ = write!(shown, "{}", c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}

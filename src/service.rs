@@ -1,0 +1,281 @@
+//! What both servers, gRPC and HTTP, do with a request: check it, decide it, or return the reason
+//! why not.
+
+mod body_budget;
+mod concurrency_limit;
+mod headers;
+mod parts;
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+use ratelease_cli::settings::Headers;
+use ratelease_engine::limiter::Limiter;
+use ratelease_engine::observer::{Decision, Observer};
+use ratelease_engine::store::{Count, StoreError};
+use ratelease_engine::time::Time;
+use ratelease_engine::verdict::Verdict;
+use ratelease_rules::Rules;
+use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
+use tracing::{Level, debug};
+
+use crate::control::CurrentRules;
+use crate::observe::Observers;
+use crate::refusal::{Fault, Refusal};
+use crate::telemetry::trace::{Door, Span};
+
+use body_budget::BodyBudget;
+pub use body_budget::{Held, Peer};
+use concurrency_limit::ConcurrencyLimit;
+pub use parts::Parts;
+
+/// Maximum size in bytes of unfinished gRPC messages, over all connections: 500 messages of Envoy,
+/// which take a few hundred bytes, or 4 of the maximum size. The streams and buffers on their way
+/// take about as much again.
+const GRPC_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// The same limit for `/json`, which serves people and small scripts. One connection may use half,
+/// which is more than the longest body.
+const JSON_BYTES_MAX: usize = 3 * 1024 * 1024;
+
+/// Maximum number of `/json` requests that wait at once, whatever `MAX_IN_FLIGHT` says. If each
+/// waits 5 ms for a lease, this is 12 800 requests a second.
+pub const JSON_CALLS_MAX: usize = 64;
+
+/// Checks and decides requests. A cheap handle: clones share all state.
+#[derive(Clone)]
+pub struct Intake {
+    limiter: Limiter,
+    published: Arc<CurrentRules>,
+    headers: Option<Arc<Headers>>,
+    grpc: Entrance,
+    json: Entrance,
+    observers: Observers,
+}
+
+/// Limits on the calls of one protocol. Each has its own, so that neither protocol can shut out the
+/// other.
+#[derive(Clone)]
+struct Entrance {
+    gate: ConcurrencyLimit,
+    room: BodyBudget,
+}
+
+/// A verdict and its response headers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Answer<'r> {
+    /// The decision.
+    pub verdict: Verdict<'r>,
+    /// Headers to add to the response; empty unless they were asked for and a limit applies.
+    pub headers: Vec<(String, String)>,
+}
+
+// === impl Intake ===
+
+impl Intake {
+    /// Creates an intake that decides by the rules in force at the time of a call; at most
+    /// `calls_max` gRPC calls wait at once.
+    pub fn new(
+        limiter: Limiter,
+        published: Arc<CurrentRules>,
+        headers: Option<Headers>,
+        calls_max: usize,
+    ) -> Self {
+        let json_max = calls_max.min(JSON_CALLS_MAX);
+        Self {
+            limiter,
+            published,
+            headers: headers.map(Arc::new),
+            grpc: Entrance {
+                gate: ConcurrencyLimit::new(calls_max, "MAX_IN_FLIGHT"),
+                room: BodyBudget::new(GRPC_BYTES_MAX),
+            },
+            json: Entrance {
+                gate: ConcurrencyLimit::new(json_max, "for /json"),
+                room: BodyBudget::new(JSON_BYTES_MAX),
+            },
+            observers: Observers::default(),
+        }
+    }
+
+    /// Returns this intake with `observers`, which record every request that reaches it.
+    #[must_use]
+    pub fn observed_by(self, observers: Observers) -> Self {
+        Self { observers, ..self }
+    }
+
+    /// Begins a span for a request that arrives at `door` with these headers, if it is to be
+    /// traced.
+    pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
+        self.observers.begin(door, headers)
+    }
+
+    /// Runs `call` of `peer`, which may wait. Its message must be complete; incomplete messages are
+    /// bounded by [`Intake::hold`].
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Refusal::Overloaded`] if too many calls wait (`call` was not polled), or
+    /// [`Refusal::Panicked`] if the call panicked.
+    pub async fn pass<T>(
+        &self,
+        door: Door,
+        peer: &Peer,
+        call: impl Future<Output = T>,
+    ) -> Result<T, Refusal> {
+        let passed = self.entrance(door).gate.pass(peer, call).await;
+        passed.inspect_err(|refusal| self.observers.note_refusal(refusal))
+    }
+
+    /// Runs a call from its headers to its answer and catches its panics.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Refusal::Panicked`] if the call panicked.
+    pub async fn contain<T>(
+        &self,
+        door: Door,
+        call: impl Future<Output = T>,
+    ) -> Result<T, Refusal> {
+        let contained = self.entrance(door).gate.contain(call).await;
+        contained.inspect_err(|refusal| self.observers.note_refusal(refusal))
+    }
+
+    /// Returns the account on which the bytes of an incomplete message are counted.
+    pub fn hold(&self, door: Door, peer: &Peer) -> Held {
+        self.entrance(door).room.hold(peer)
+    }
+
+    /// Records a request that a server refused itself.
+    pub fn note_refusal(&self, refusal: &Refusal) {
+        self.observers.note_refusal(refusal);
+    }
+
+    /// Event counts since the process began, and present levels, by name.
+    pub fn counts(&self) -> Vec<Count> {
+        let Self { grpc, json, .. } = self;
+        let sum = |of: fn(&Entrance) -> u64| of(grpc) + of(json);
+        vec![
+            ("calls_under_way", sum(|it| it.gate.waiting())),
+            ("message_bytes", sum(|it| it.room.bytes())),
+            ("shed", sum(|it| it.gate.shed() + it.room.refused())),
+            ("request_panics", sum(|it| it.gate.panics())),
+        ]
+    }
+
+    fn entrance(&self, door: Door) -> &Entrance {
+        match door {
+            Door::Grpc => &self.grpc,
+            Door::Json => &self.json,
+        }
+    }
+
+    /// The present time, by the clock that [`Intake::answer_by`] uses.
+    pub fn now(&self) -> Time {
+        self.limiter.clock().now()
+    }
+
+    /// Returns what `make` makes of the answer to `request`. The answer is computed under one
+    /// version of the rules.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the request is invalid or the store could not answer.
+    pub async fn answer<T>(
+        &self,
+        request: &Request<'_>,
+        make: impl FnOnce(Answer<'_>) -> T,
+    ) -> Result<T, Refusal> {
+        self.answer_by(None, request, make).await
+    }
+
+    /// Like [`Intake::answer`], for a caller that gives up at `deadline`: the time left until then
+    /// bounds how long the store may take.
+    ///
+    /// # Errors
+    ///
+    /// As [`Intake::answer`].
+    pub async fn answer_by<T>(
+        &self,
+        deadline: Option<Time>,
+        request: &Request<'_>,
+        make: impl FnOnce(Answer<'_>) -> T,
+    ) -> Result<T, Refusal> {
+        let start = self.now();
+        let caller = deadline.map(|deadline| deadline.since(start));
+        let answered = async {
+            check(request)?;
+            let rules = self.published.current().ok_or(Refusal::NoRules)?;
+            let decided = self.limiter.decide_within(&rules, request, caller).await;
+            let verdict = decided.map_err(|error| self.unanswered(&rules, request, error))?;
+            Ok(make(self.finish(request, verdict, start)))
+        };
+        let answered = answered.await;
+        answered.inspect_err(|refusal| self.observers.note_refusal(refusal))
+    }
+
+    /// Like [`Intake::answer`], if that requires no waiting. Otherwise returns `None` without side
+    /// effects, and the caller has to use [`Intake::pass`]. It does not count as a waiting call.
+    pub fn answer_at_once<T>(
+        &self,
+        request: &Request<'_>,
+        make: impl FnOnce(&Answer<'_>) -> T,
+    ) -> Option<Result<T, Refusal>> {
+        let passed = self.grpc.gate.contain_at_once(|| {
+            check(request).ok()?;
+            let rules = self.published.borrow();
+            let start = self.limiter.clock().now();
+            let rules = rules.as_deref()?;
+            let verdict = self.limiter.decide_at_once(rules, request, start)?;
+            let answer = verdict.map(|verdict| make(&self.finish(request, verdict, start)));
+            Some(answer.map_err(|error| self.unanswered(rules, request, error)))
+        });
+        if let Some(Err(refusal)) = &passed {
+            self.observers.note_refusal(refusal);
+        }
+        passed
+    }
+
+    #[cold]
+    fn unanswered(&self, rules: &Rules, request: &Request<'_>, error: StoreError) -> Refusal {
+        self.observers.note_unanswered(rules, request);
+        Refusal::Store(error)
+    }
+
+    fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>, start: Time) -> Answer<'r> {
+        let now = self.limiter.clock().now();
+        let took = now.since(start);
+        self.observers.note(&Decision { request, verdict: &verdict, took, now });
+        if tracing::enabled!(Level::DEBUG) {
+            tell(request, &verdict);
+        }
+        let headers = self.headers.as_deref().map(|headers| headers::of(headers, &verdict));
+        Answer { verdict, headers: headers.unwrap_or_default() }
+    }
+}
+
+fn check(request: &Request<'_>) -> Result<(), Refusal> {
+    if request.domain.is_empty() {
+        return Err(Refusal::EmptyDomain);
+    }
+    match request.descriptors.len() {
+        0 => return Err(Refusal::NoDescriptors),
+        n if n > DESCRIPTORS_MAX => return Err(Refusal::Invalid(Fault::Descriptors)),
+        _ => {}
+    }
+    match request.descriptors.iter().position(|d| d.entries.len() > ENTRIES_MAX) {
+        Some(at) => Err(Refusal::Invalid(Fault::Entries(at))),
+        None => Ok(()),
+    }
+}
+
+/// Logs one line for each descriptor, named as the reference implementation names its statistics:
+/// values show only where the rule asks for them.
+fn tell(request: &Request<'_>, verdict: &Verdict<'_>) {
+    for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
+        let rule = status.limit.and_then(|applied| applied.rule);
+        let rule = rule.map(|rule| rule.stats_key(request.domain, &descriptor.entries));
+        let rule = rule.as_deref().unwrap_or("none or override");
+        debug!(rule, code = ?status.code, remaining = status.remaining, "decided");
+    }
+}
