@@ -21,7 +21,7 @@ use futures_util::stream::{self, Stream, StreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::sleep;
 use tonic::transport::server::Connected;
 use tracing::{error, info};
@@ -42,6 +42,11 @@ const ROOM_WAIT_MAX: Duration = Duration::from_millis(50);
 /// Number of such waits before a new connection is refused; in total no longer than its client
 /// would wait.
 const ROOM_WAITS: u32 = 20;
+
+/// Connections that are accepted one after the other before those that came earlier have their
+/// turn. Otherwise a crowd that connects and leaves would fill the pool before any of them is
+/// looked at, and a probe among them would be closed for those that came after it.
+const ACCEPTED_IN_TURN: u32 = 8;
 
 /// Maximum number of header fields of one request, on every port. Envoy sends a dozen, plus what
 /// `initial_metadata` adds.
@@ -118,6 +123,7 @@ pub async fn serve_each<I, F>(
 {
     let (end, ended) = watch::channel(false);
     let mut open = JoinSet::new();
+    let mut accepted_in_turn = 0;
     let mut incoming = Box::pin(incoming);
     let mut stop = pin!(stop);
     loop {
@@ -127,6 +133,11 @@ pub async fn serve_each<I, F>(
                 // An error concerns that connection alone.
                 if let Ok(io) = accepted {
                     open.spawn(serve(io, ended.clone()));
+                }
+                accepted_in_turn += 1;
+                if accepted_in_turn == ACCEPTED_IN_TURN {
+                    accepted_in_turn = 0;
+                    yield_now().await;
                 }
             }
             Some(_) = open.join_next(), if !open.is_empty() => {}

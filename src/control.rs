@@ -114,8 +114,8 @@ impl CurrentRules {
         self.loads.send_modify(|loads| loads.failed += 1);
     }
 
-    /// Wakes when [`CurrentRules::current`] has become another set; the value counts the sets. To miss
-    /// none, take the receiver first, then the rules.
+    /// Wakes when [`CurrentRules::current`] has become another set; the value counts the sets. To
+    /// miss none, take the receiver first, then the rules.
     pub fn changes(&self) -> channel::Receiver<u64> {
         self.changes.subscribe()
     }

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::task::coop::has_budget_remaining;
 use tokio::time::{Instant, Sleep, sleep};
 use tonic::transport::server::Connected;
 use tracing::debug;
@@ -154,8 +155,8 @@ impl<I> Connection<I> {
 
     /// Counts the streams that wait for the client. While the client `is_stalled`, every open
     /// stream counts as unread, except the long-lived ones, which have a limit of their own.
-    /// Incomplete requests count only when everything that the client sent has been read, since the
-    /// rest of them may have been sent already.
+    /// Incomplete requests count for less while there is more to be read, since the rest of them
+    /// may have been sent already.
     fn count_waiting(&mut self, is_stalled: bool) -> Result<(), Excess> {
         let Speaks::Http2(ledger) = &self.speaks else { return Ok(()) };
         let lasting = self.guard.handle().lasting_streams();
@@ -164,7 +165,7 @@ impl<I> Connection<I> {
             waiting.unread = ledger.open().saturating_sub(lasting);
         }
         if !self.turn.is_idle() {
-            waiting.unfinished = 0;
+            waiting.arriving = std::mem::take(&mut waiting.unfinished);
         }
         let is_well = self.guard.note_waiting(waiting);
         if is_well { Ok(()) } else { Err(Excess("answers that wait")) }
@@ -194,6 +195,9 @@ impl<I: AsyncWrite + Unpin> Connection<I> {
         wanted: usize,
     ) -> Poll<io::Result<usize>> {
         let Poll::Ready(Ok(count)) = written else {
+            if written.is_pending() && !has_budget_remaining() {
+                return Poll::Pending; // whether the client reads was not looked at
+            }
             if written.is_pending() {
                 self.count_waiting(true).map_err(|excess| self.end(excess, cx))?;
                 let stall = self.stall.get_or_insert_with(Stall::begin);
@@ -229,7 +233,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buf)?;
         if read.is_pending() {
-            self.turn.note_idle();
+            // Otherwise the task has used up its turn, and nobody has looked at the socket.
+            if has_budget_remaining() {
+                self.turn.note_idle();
+            }
             return Poll::Pending;
         }
         let read = buf.filled().get(before..).unwrap_or_default();

@@ -39,10 +39,14 @@ const EARNED: u32 = 8;
 /// above it the connection is closed with ENHANCE_YOUR_CALM.
 const STREAMS_HELD_MAX: usize = 4096;
 
+/// Bytes of a header block that goes on in CONTINUATION frames, at most: four times what the fields
+/// of a request may have.
+const BLOCK_BYTES_MAX: usize = 32 * 1024;
+
 /// Seconds after which a request has to be complete. A connection with more than a few incomplete
 /// ones is closed, and so is one with any after [`QUIET_MAX`]. A request of one message has the
 /// message in the same packet as its headers.
-const UNFINISHED_MAX: u32 = 2;
+const UNFINISHED_MAX: u32 = 4;
 const UNFINISHED_FEW: usize = 8;
 
 /// Seconds without a frame of an answer, above which the client is taken not to read it: longer
@@ -62,6 +66,8 @@ pub(super) struct Ledger {
     answering: usize,
     /// Bytes of header blocks since `take_header_bytes` was last called.
     header_bytes: usize,
+    /// Bytes of the header block that began last.
+    block_bytes: usize,
     budget: Budget,
 }
 
@@ -97,6 +103,7 @@ impl Ledger {
             unfinished: 0,
             answering: 0,
             header_bytes: 0,
+            block_bytes: 0,
             budget: Budget { left: BUDGET_FIRST, filled: now },
         }
     }
@@ -109,9 +116,7 @@ impl Ledger {
         clock: &Clock,
     ) -> Result<(), Excess> {
         while let Some(head) = self.inbound.next(&mut bytes) {
-            if matches!(head.kind, HEADERS | CONTINUATION) {
-                self.header_bytes += head.length as usize;
-            }
+            self.note_header_block(head)?;
             self.note_inbound(head, second, clock)?;
         }
         Ok(())
@@ -135,7 +140,7 @@ impl Ledger {
     /// Number of streams that wait for the client, not counting `lasting` ones.
     pub(super) fn waiting(&self, lasting: usize) -> Waiting {
         let unread = self.answering.saturating_sub(lasting);
-        Waiting { unfinished: self.unfinished, unread }
+        Waiting { unfinished: self.unfinished, arriving: 0, unread }
     }
 
     /// Bytes of the header blocks that have begun since the last call.
@@ -165,6 +170,21 @@ impl Ledger {
             return Err(Excess("requests that are not finished"));
         }
         if quiet > lasting { Err(Excess("answers that are not read")) } else { Ok(()) }
+    }
+
+    /// Counts the bytes of header blocks. `h2` keeps a block until its last frame has come.
+    fn note_header_block(&mut self, head: Head) -> Result<(), Excess> {
+        let length = head.length as usize;
+        match head.kind {
+            HEADERS => self.block_bytes = length,
+            CONTINUATION => self.block_bytes += length,
+            _ => return Ok(()),
+        }
+        self.header_bytes += length;
+        if head.kind == CONTINUATION && self.block_bytes > BLOCK_BYTES_MAX {
+            return Err(Excess("bytes of a header block"));
+        }
+        Ok(())
     }
 
     fn note_inbound(&mut self, head: Head, second: u32, clock: &Clock) -> Result<(), Excess> {

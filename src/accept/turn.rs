@@ -65,16 +65,19 @@ impl Turn {
     /// Whether the turn is over, so that nothing may be read now. The connection has to be polled
     /// again after others.
     pub(super) fn is_over(&mut self) -> bool {
-        let Flags { is_handled, .. } = &*self.handle.0;
-        let is_spent = self.cost >= COST_MAX;
-        if is_spent && self.waits && !is_handled.load(Ordering::Relaxed) {
-            return true;
+        if self.waits {
+            let Flags { is_handled, .. } = &*self.handle.0;
+            if is_handled.load(Ordering::Relaxed) {
+                is_handled.store(false, Ordering::Relaxed);
+                self.cost = 0;
+            }
+            return self.cost >= COST_MAX;
         }
+        let is_spent = self.cost >= COST_MAX;
         if is_spent {
             self.cost = 0;
         }
-        is_handled.store(false, Ordering::Relaxed);
-        is_spent && !self.waits
+        is_spent
     }
 
     /// Records that this many bytes were read, and how many bytes of header blocks have begun.
@@ -83,9 +86,12 @@ impl Turn {
         self.handle.0.is_idle.store(false, Ordering::Relaxed);
     }
 
-    /// Records that there was nothing to read, which ends the turn.
+    /// Records that there was nothing to read. This ends a turn, except one that waits: more may
+    /// arrive while what was read is being handled.
     pub(super) fn note_idle(&mut self) {
-        self.cost = 0;
+        if !self.waits {
+            self.cost = 0;
+        }
         self.handle.0.is_idle.store(true, Ordering::Relaxed);
     }
 

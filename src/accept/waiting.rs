@@ -9,11 +9,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// 256.
 pub(super) const UNREAD_MAX: usize = 320;
 
+/// Of the incomplete requests whose rest may still have to be read, so many times as many as of
+/// those whose client has sent nothing more: they last for a few turns.
+pub(super) const ARRIVING_FACTOR: usize = 4;
+
 /// Streams of one connection that wait for its client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Waiting {
-    /// Requests that have begun and are incomplete.
+    /// Requests that have begun and are incomplete, once everything sent has been read.
     pub(super) unfinished: usize,
+    /// Requests that have begun and are incomplete, while there is more to be read.
+    pub(super) arriving: usize,
     /// Answers that have begun and are not read.
     pub(super) unread: usize,
 }
@@ -22,6 +28,7 @@ pub(super) struct Waiting {
 #[derive(Debug)]
 pub(super) struct AllWaiting {
     unfinished: Total,
+    arriving: Total,
     unread: Total,
 }
 
@@ -35,20 +42,32 @@ struct Total {
 
 impl AllWaiting {
     pub(super) fn new(unfinished_max: usize) -> Self {
-        Self { unfinished: Total::new(unfinished_max), unread: Total::new(UNREAD_MAX) }
+        Self {
+            unfinished: Total::new(unfinished_max),
+            arriving: Total::new(ARRIVING_FACTOR * unfinished_max),
+            unread: Total::new(UNREAD_MAX),
+        }
     }
 
     /// Replaces the count of a connection, `before`, with `now`. Returns false if `now` is too many
     /// while all connections together have too many.
     pub(super) fn replace(&self, before: Waiting, now: Waiting) -> bool {
-        let is_finishing = self.unfinished.replace(before.unfinished, now.unfinished);
-        self.unread.replace(before.unread, now.unread) && is_finishing
+        let are_few = [
+            self.unfinished.replace(before.unfinished, now.unfinished),
+            self.arriving.replace(before.arriving, now.arriving),
+            self.unread.replace(before.unread, now.unread),
+        ];
+        are_few == [true; 3]
     }
 
     #[cfg(test)]
     pub(super) fn count(&self) -> Waiting {
         let count = |total: &Total| total.count.load(Ordering::Relaxed);
-        Waiting { unfinished: count(&self.unfinished), unread: count(&self.unread) }
+        Waiting {
+            unfinished: count(&self.unfinished),
+            arriving: count(&self.arriving),
+            unread: count(&self.unread),
+        }
     }
 }
 
@@ -61,7 +80,8 @@ impl Total {
 
     fn replace(&self, before: usize, now: usize) -> bool {
         if now == before {
-            return true;
+            // Most connections have none: they must not touch what all of them share.
+            return now == 0 || now <= self.one_max(self.count.load(Ordering::Relaxed));
         }
         self.count.fetch_add(now, Ordering::Relaxed);
         let all = self.count.fetch_sub(before, Ordering::Relaxed) - before;

@@ -10,6 +10,8 @@ use std::time::Duration;
 use ratelease_cli::settings::{HostPort, Uds};
 use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
 
+use tracing::debug;
+
 use super::Open;
 use super::error::BuildError;
 use crate::accept::{CONNECTIONS_MAX, OpenConnections};
@@ -78,7 +80,7 @@ pub(super) async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
         BuildError::new(format!("cannot listen on {path} for gRPC: {what}; {setting}"))
     };
     const MEND: &str = "set GRPC_UDS to a path that can be made";
-    let _turn = turn_at(path).await.map_err(|what| fault(MEND, &what))?;
+    let _turn = turn_at(path).await;
     remove_stale(path).await.map_err(|what| fault(MEND, &what))?;
     let socket = UnixSocket::new_stream().map_err(|error| fault(MEND, &error))?;
     socket.bind(path).map_err(|error| fault(MEND, &error))?;
@@ -95,20 +97,30 @@ pub(super) async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
 
 /// Acquires a lock that is held from the check of `path` until the socket is listened on: two
 /// processes that start together would both find the path free, and the second would replace the
-/// socket of the first. The lock is on the directory, so that no file is left behind.
-async fn turn_at(path: &Path) -> Result<File, String> {
+/// socket of the first. The lock is on the directory, so that no file is left behind. Without it,
+/// such as where others hold it or the file system has none, the process starts all the same.
+async fn turn_at(path: &Path) -> Option<File> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     let directory = parent.unwrap_or(Path::new("."));
-    let lock =
-        File::open(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let locked = locked(directory).await;
+    locked
+        .inspect_err(|error| {
+            let directory = directory.display();
+            debug!("no lock on {directory}, which matters only if two pods start at once: {error}");
+        })
+        .ok()
+}
+
+async fn locked(directory: &Path) -> io::Result<File> {
+    let lock = File::open(directory)?;
     for _ in 0..TURN_TRIES {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
             Err(TryLockError::WouldBlock) => tokio::time::sleep(TURN_PAUSE).await,
-            Err(TryLockError::Error(error)) => return Err(error.to_string()),
+            Err(TryLockError::Error(error)) => return Err(error),
         }
     }
-    Err(format!("another process holds a lock on {}", directory.display()))
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "another process holds it"))
 }
 
 /// Removes the socket at `path` if no process listens on it. Only a refused connection proves that:

@@ -2,12 +2,14 @@
 //! tonic.
 
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use http::{HeaderMap, Method, Request, Response};
+use ratelease_engine::time::Time;
 use tonic::Code;
 
 use super::deadline::Deadline;
@@ -24,6 +26,8 @@ const OK: HeaderValue = HeaderValue::from_static("0");
 pub(super) struct Call {
     pub(super) request: Request<RecvStream>,
     pub(super) respond: SendResponse<Bytes>,
+    /// When it began, if that was a while ago.
+    pub(super) began: Option<Time>,
 }
 
 /// The result of an attempt to answer a call.
@@ -36,6 +40,15 @@ pub(super) enum Step {
     Fallback(FallbackCall),
 }
 
+/// What has arrived of a call's message.
+enum Arrived {
+    Whole(Bytes),
+    Part(Bytes),
+    Missing,
+    /// The client has reset the call.
+    Reset,
+}
+
 // === impl Call ===
 
 impl Call {
@@ -44,17 +57,15 @@ impl Call {
         if !self.is_plain() {
             return Step::Fallback(self.hand_on(intake, peer, None));
         }
-        let read = match self.request.body_mut().poll_data(cx) {
-            Poll::Ready(Some(Ok(read))) => read,
-            Poll::Pending => return Step::Unread(self),
-            Poll::Ready(None) => return Step::Fallback(self.hand_on(intake, peer, None)),
-            Poll::Ready(Some(Err(_))) => return Step::Done, // the client has reset it
+        let read = match self.read(cx) {
+            Arrived::Whole(read) if read.is_empty() => {
+                return Step::Fallback(self.hand_on(intake, peer, None));
+            }
+            Arrived::Whole(read) => read,
+            Arrived::Part(read) => return Step::Fallback(self.hand_on(intake, peer, Some(read))),
+            Arrived::Missing => return Step::Unread(self),
+            Arrived::Reset => return Step::Done,
         };
-        // The bytes have been read completely, whatever the result of the call.
-        let _ = self.request.body_mut().flow_control().release_capacity(read.len());
-        if !self.request.body().is_end_stream() {
-            return Step::Fallback(self.hand_on(intake, peer, Some(read)));
-        }
         let mut answer = BytesMut::new();
         let span = intake.begin(Door::Grpc, self.request.headers());
         let mut answered = || answer_frame(intake, &read, &mut answer, span.as_ref());
@@ -86,6 +97,28 @@ impl Call {
         Step::Done
     }
 
+    /// Takes what has arrived of the message. Some clients end it with an empty frame.
+    fn read(&mut self, cx: &mut Context<'_>) -> Arrived {
+        let body = self.request.body_mut();
+        let mut read = Bytes::new();
+        loop {
+            match body.poll_data(cx) {
+                Poll::Ready(Some(Ok(more))) => {
+                    // An error means that the stream is over, which the next poll reports.
+                    let _ = body.flow_control().release_capacity(more.len());
+                    read = joined(read, more);
+                    if body.is_end_stream() {
+                        return Arrived::Whole(read);
+                    }
+                }
+                Poll::Ready(None) => return Arrived::Whole(read),
+                Poll::Ready(Some(Err(_))) => return Arrived::Reset,
+                Poll::Pending if read.is_empty() => return Arrived::Missing,
+                Poll::Pending => return Arrived::Part(read),
+            }
+        }
+    }
+
     fn is_plain(&self) -> bool {
         let request = &self.request;
         request.uri().path() == wire::SHOULD_RATE_LIMIT
@@ -109,9 +142,10 @@ impl Call {
     /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
     /// of the message that has arrived.
     pub(super) fn hand_on(self, intake: &Intake, peer: &Peer, read: Option<Bytes>) -> FallbackCall {
-        let Self { mut request, respond } = self;
+        let Self { mut request, respond, began } = self;
         // From here on the message and the wait for a place may take a while.
-        if let Some(deadline) = Deadline::of(request.headers(), intake.now()) {
+        let now = intake.now();
+        if let Some(deadline) = Deadline::of(request.headers(), began.unwrap_or(now)) {
             request.extensions_mut().insert(deadline);
         }
         if read.is_none() || !request.body().is_end_stream() {
@@ -119,7 +153,9 @@ impl Call {
         }
         let held = intake.hold(Door::Grpc, peer);
         request.extensions_mut().insert(held.clone());
-        FallbackCall { request: request.map(|body| Message::new(read, body, held)), respond }
+        let waited = began.map_or(Duration::ZERO, |began| now.since(began));
+        let request = request.map(|body| Message::new(read, body, held));
+        FallbackCall { request, respond, waited }
     }
 }
 
@@ -152,6 +188,14 @@ fn answer_frame(
             span.note(&request, &made.verdict);
         }
     })
+}
+
+fn joined(first: Bytes, second: Bytes) -> Bytes {
+    match (first.is_empty(), second.is_empty()) {
+        (true, _) => second,
+        (_, true) => first,
+        (false, false) => [first, second].concat().into(),
+    }
 }
 
 /// The message in a frame that holds exactly one, complete and not compressed.

@@ -11,7 +11,8 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Ping, PingPong, Reason};
-use http::Request;
+use http::{Request, Uri};
+use ratelease_engine::time::Time;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -23,7 +24,7 @@ use super::fallback;
 use super::fallback::FallbackCall;
 use super::headers;
 use super::preface::{self, NonHttp2Clients};
-use super::wire::SHOULD_RATE_LIMIT;
+use super::wire::{SHOULD_RATE_LIMIT, Untried};
 use super::write_coalescing::{Cork, CorkedIo};
 use crate::accept::{self, ConnectionHandle, Half, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
@@ -35,9 +36,9 @@ use crate::service::{Intake, Peer};
 /// left. If each call waits 5 ms for a lease, this many are 51 000 calls a second.
 const STREAMS_MAX: u32 = 256;
 
-/// Number of header fields that a call may keep while its message has not arrived. A gRPC client
-/// sends six, plus those added by tracers.
-const FIELDS_FEW: usize = 16;
+/// Seconds of the connection after which a call without a message gets a task. A call that begins
+/// just before a second does has at least one.
+const UNREAD_SECONDS: u32 = 2;
 
 /// Maximum number of calls on one connection that are not for a verdict and are not answered at
 /// once: health watches, and incomplete calls. Further ones are reset. Each takes several times as
@@ -121,14 +122,16 @@ pub(super) async fn serve<I>(
             next = poll_fn(|cx| flow.next(&mut connection, by, cx)) => match next {
                 Some(call) => {
                     let Some((call, half)) = prepared(call, &handle) else { continue };
+                    let was_tried = call.request.extensions().get::<Untried>().is_none();
                     let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
                     let mut served = Box::pin(fallback::serve(call, half, inside.routes.clone()));
-                    if is_for_verdict {
-                        calls.spawn(served);
-                    } else if futures_util::poll!(&mut served).is_pending()
-                        && others.len() < OTHERS_MAX
-                    {
-                        others.spawn(served);
+                    // A call that is known to wait gets a task at once; another only if it does.
+                    if was_tried || futures_util::poll!(&mut served).is_pending() {
+                        if is_for_verdict {
+                            calls.spawn(served);
+                        } else if others.len() < OTHERS_MAX {
+                            others.spawn(served);
+                        }
                     }
                 }
                 None => return,
@@ -201,16 +204,18 @@ impl Flow {
                 headers::refuse(&mut respond);
                 continue;
             }
-            match (Call { request, respond }).answer(by.0, by.1, cx) {
+            match (Call { request, respond, began: None }).answer(by.0, by.1, cx) {
                 Step::Done => {}
-                Step::Unread(call) => self.unread.push_back(Unread::new(call, &self.handle)),
+                Step::Unread(call) => {
+                    self.unread.push_back(Unread::new(call, &self.handle, by.0.now()));
+                }
                 Step::Fallback(rest) => return Poll::Ready(Some(rest)),
             }
         }
     }
 
     /// Tries again to answer the calls whose messages had not arrived. A call goes to tonic if its
-    /// message does not arrive within the same second and there is nothing else to read.
+    /// message has not arrived after [`UNREAD_SECONDS`].
     fn answer_unread(
         &mut self,
         (intake, peer): (&Intake, &Peer),
@@ -222,7 +227,7 @@ impl Flow {
             match unread.call.answer(intake, peer, cx) {
                 Step::Done => {}
                 Step::Fallback(rest) => return Some(rest),
-                Step::Unread(call) if self.turn.is_idle() && unread.second != second => {
+                Step::Unread(call) if second.wrapping_sub(unread.second) >= UNREAD_SECONDS => {
                     return Some(call.hand_on(intake, peer, None));
                 }
                 Step::Unread(call) => self.unread.push_back(Unread { call, ..unread }),
@@ -236,10 +241,13 @@ impl Flow {
 
 impl Unread {
     /// Drops unused headers if there are many: they take more memory than the rest of the call.
-    fn new(mut call: Call, handle: &ConnectionHandle) -> Self {
-        if call.request.headers().len() > FIELDS_FEW {
+    fn new(mut call: Call, handle: &ConnectionHandle, now: Time) -> Self {
+        call.began = Some(now);
+        if headers::are_large(call.request.headers()) {
             headers::keep_those_read(call.request.headers_mut());
         }
+        // `h2` gives the path as a part of the buffer that it was read into, which it would keep.
+        *call.request.uri_mut() = Uri::from_static(SHOULD_RATE_LIMIT);
         Self { call, second: handle.second() }
     }
 }

@@ -33,6 +33,8 @@ const MESSAGE_MAX: Duration = Duration::from_secs(2);
 pub(super) struct FallbackCall {
     pub(super) request: Request<Message>,
     pub(super) respond: SendResponse<Bytes>,
+    /// How long it has waited already, of the time that its client gives it.
+    pub(super) waited: Duration,
 }
 
 /// The message of a call, as far as it has arrived.
@@ -45,8 +47,9 @@ pub(super) struct Message {
 /// Serves `call`, until its client cancels it. Until the message is complete the call takes little
 /// memory: tonic is involved only after that. `half` is the call's place among the incomplete ones.
 pub(super) async fn serve(call: FallbackCall, half: Option<Half>, mut routes: Routes) {
-    let FallbackCall { request, mut respond } = call;
+    let FallbackCall { request, mut respond, waited } = call;
     let limit = deadline::timeout(request.headers()).unwrap_or(CALL_MAX).min(CALL_MAX);
+    let limit = limit.saturating_sub(waited);
     let answered = async {
         if let Some(response) = refused(&request) {
             return response;

@@ -20,6 +20,17 @@ const READ: [&str; 8] = [
 ];
 const READ_PREFIXES: [&str; 2] = ["grpc-", "x-b3-"];
 
+/// Header fields, and bytes of their values, that a call may keep while its message has not
+/// arrived. A gRPC client sends six fields, plus those that tracers add.
+const FIELDS_FEW: usize = 16;
+const VALUE_BYTES_FEW: usize = 1024;
+
+/// Whether the headers take more memory than the rest of a call.
+pub(super) fn are_large(headers: &HeaderMap) -> bool {
+    headers.len() > FIELDS_FEW
+        || headers.values().map(|value| value.len()).sum::<usize>() > VALUE_BYTES_FEW
+}
+
 /// Whether a call has more than [`FIELDS_MAX`].
 pub(super) fn are_too_many(headers: &HeaderMap) -> bool {
     headers.len() > FIELDS_MAX

@@ -1,6 +1,7 @@
 //! Serves HTTP/1.1 and HTTP/2 on a listener until it is asked to stop.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -88,14 +89,14 @@ pub async fn serve(
 }
 
 async fn serve_one<I>(
-    io: Connection<I>,
+    mut io: Connection<I>,
     builder: auto::Builder<TokioExecutor>,
     served: Served,
     mut stop: watch::Receiver<bool>,
 ) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let handle = io.handle();
+    let (handle, turn) = (io.handle(), io.wait_for_handling());
     let service = TowerToHyperService::new(served);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
     let mut told_to_go = pin!(async {
@@ -109,7 +110,11 @@ async fn serve_one<I>(
     let mut is_leaving = false;
     loop {
         tokio::select! {
-            ended = connection.as_mut() => {
+            // One turn a poll, however many requests it has.
+            ended = poll_fn(|cx| {
+                turn.note_handled();
+                connection.as_mut().poll(cx)
+            }) => {
                 if let Err(error) = ended {
                     tracing::debug!(%error, "a connection broke");
                 }

@@ -82,8 +82,8 @@ impl ConcurrencyLimit {
         passed.map_err(|_| self.panicked())
     }
 
-    /// Like [`ConcurrencyLimit::contain`], for a call that never waits and takes no place: it touches no state
-    /// that calls on other cores touch, and it runs even when too many calls wait.
+    /// Like [`ConcurrencyLimit::contain`], for a call that never waits and takes no place: it
+    /// touches no state that calls on other cores touch, and it runs even when too many calls wait.
     pub(super) fn contain_at_once<T>(
         &self,
         call: impl FnOnce() -> Option<Result<T, Refusal>>,

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::foe::{Foe, Foes, Reading};
 use crate::messages::message;
 use crate::scene::{Plan, Scene};
-use crate::support::frames::{DATA, END_HEADERS, HEADERS, begun, block, frame};
-use crate::support::raw_grpc::framed;
+use crate::support::frames::{DATA, END_HEADERS, END_STREAM, HEADERS, begun, block, frame};
+use crate::support::raw_grpc::{SHOULD_RATE_LIMIT, framed};
 
 /// How long a connection waits for the pod to end its calls before it is opened again.
 const STAY: Duration = Duration::from_secs(3);
@@ -100,4 +100,46 @@ async fn v1d_half_bodies_on_port_in_http_1_hold_little_and_refuse_no_call() {
         foes.crowd(400, client).await;
     });
     attacked.await.row.end();
+}
+
+/// Whole calls without a message: each is complete with its head.
+#[tokio::test(flavor = "multi_thread")]
+async fn v1e_calls_without_messages_take_no_tasks() {
+    let scene = Scene::start(Plan::new("V1e", "200 × 255 calls without messages")).await;
+    let head = |stream| frame(HEADERS, END_HEADERS | END_STREAM, stream, &grpc_block());
+    let calls: Vec<u8> = streams(GRPC_STREAMS - 1).flat_map(head).collect();
+    let attacked = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, _| {
+            if let Some(mut foe) = hold(foes, foes.grpc, &calls).await {
+                foe.stay(Duration::from_millis(100)).await;
+            }
+        };
+        foes.crowd(200, client).await;
+    });
+    attacked.await.row.end();
+}
+
+/// Half-open calls on connections that always have more to be read.
+#[tokio::test(flavor = "multi_thread")]
+async fn v1f_half_open_calls_count_while_their_clients_go_on() {
+    let scene =
+        Scene::start(Plan::new("V1f", "40 × 200 half-open calls, and frames without end")).await;
+    let halves: Vec<u8> = streams(200)
+        .flat_map(|stream| frame(HEADERS, END_HEADERS, stream, &grpc_block()))
+        .collect();
+    let attacked = scene.attack(async |foes, _| {
+        let client = async |foes: &Foes, _| {
+            if let Some(mut foe) = hold(foes, foes.grpc, &halves).await {
+                // Frames of a kind that nobody knows, as long as a frame may be.
+                foe.flood(|_| frame(0xbe, 0, 0, &[0; 16_000])).await;
+            }
+        };
+        foes.crowd(40, client).await;
+    });
+    attacked.await.row.end();
+}
+
+/// The head of a plain call.
+fn grpc_block() -> Vec<u8> {
+    block(SHOULD_RATE_LIMIT)
 }

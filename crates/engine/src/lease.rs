@@ -56,8 +56,8 @@ const EXCHANGE_MAX: Duration = Duration::from_secs(10);
 /// How long [`LeaseClient::settle`] waits for replies. Queues of unavailable shards end sooner.
 const SETTLE_MAX: Duration = Duration::from_secs(1);
 
-/// How long [`LeaseClient::ask_patiently`] waits for room in the queue. A shard that serves asks makes
-/// room within a few milliseconds.
+/// How long [`LeaseClient::ask_patiently`] waits for room in the queue. A shard that serves asks
+/// makes room within a few milliseconds.
 const ROOM_WAIT_MAX: Duration = Duration::from_millis(250);
 
 /// Timeout of the heartbeat that announces that the pod leaves.
@@ -190,9 +190,9 @@ impl LeaseClient {
         }
     }
 
-    /// Whether [`LeaseClient::ask`] would send `ask` now: the desk is open, the breaker closed, and the
-    /// queue has room. The budget is not checked, since it never drops an ask that gives tokens
-    /// back.
+    /// Whether [`LeaseClient::ask`] would send `ask` now: the client is open, the breaker closed,
+    /// and the queue has room. The budget is not checked, since it never drops an ask that gives
+    /// tokens back.
     pub fn takes(&self, ask: &Ask) -> bool {
         let shard = self.shard(ask);
         let queues = self.queues.lock();

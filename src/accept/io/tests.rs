@@ -169,7 +169,7 @@ async fn header_blocks_end_a_turn_before_bytes_do() {
 async fn streams_that_may_be_quiet_are_not_counted_as_unread_answers() {
     let open = OpenConnections::default();
     let mut others = open.admit(None).unwrap();
-    others.note_waiting(Waiting { unfinished: 0, unread: 1 << 16 });
+    others.note_waiting(Waiting { unread: 1 << 16, ..Waiting::default() });
     for quiet in [4, 0] {
         let (mut client, server) = duplex(1024);
         let mut connection = Connection::new(server, None, open.admit(None).unwrap());

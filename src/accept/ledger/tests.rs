@@ -16,7 +16,7 @@ struct Shown {
 
 impl Shown {
     fn waiting(&self) -> usize {
-        let Waiting { unfinished, unread } = self.ledger.waiting(0);
+        let Waiting { unfinished, unread, .. } = self.ledger.waiting(0);
         unfinished + unread
     }
 

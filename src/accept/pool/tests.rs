@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::members::IDLE_MIN;
 use super::*;
-use crate::accept::waiting::UNREAD_MAX;
+use crate::accept::waiting::{ARRIVING_FACTOR, UNREAD_MAX};
 
 fn addresses(last: u8) -> Option<IpAddr> {
     Some(Ipv4Addr::new(10, 0, 0, last).into())
@@ -161,10 +161,15 @@ async fn who_is_told_to_go_has_some_time_and_no_more() {
 
 #[test]
 fn streams_that_wait_are_bounded_over_all_connections_and_a_few_of_each_are_always_well() {
-    let unfinished = |unfinished| Waiting { unfinished, unread: 0 };
-    let unread = |unread| Waiting { unfinished: 0, unread };
-    let kinds: [(&dyn Fn(usize) -> Waiting, usize); 2] =
-        [(&unfinished, UNFINISHED_MAX), (&unread, UNREAD_MAX)];
+    let none = Waiting::default();
+    let unfinished = |unfinished| Waiting { unfinished, ..none };
+    let arriving = |arriving| Waiting { arriving, ..none };
+    let unread = |unread| Waiting { unread, ..none };
+    let kinds: [(&dyn Fn(usize) -> Waiting, usize); 3] = [
+        (&unfinished, UNFINISHED_MAX),
+        (&arriving, ARRIVING_FACTOR * UNFINISHED_MAX),
+        (&unread, UNREAD_MAX),
+    ];
     for (waiting, max) in kinds {
         let open = OpenConnections::default();
         let mut guards: Vec<_> = (0..20).map(|_| open.admit(None).unwrap()).collect();

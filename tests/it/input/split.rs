@@ -65,10 +65,26 @@ async fn two_connections_may_send_all_their_heads_first() {
 #[tokio::test(flavor = "multi_thread")]
 async fn any_number_of_connections_may_send_heads_and_then_messages() {
     let (pod, _rules) = pod().await;
-    let mut raws = open(&pod, 16).await;
+    let mut raws = open(&pod, 8).await;
     let all = [heads(), messages()].concat();
     join_all(raws.iter_mut().map(|raw| raw.send(&all))).await;
     join_all(raws.iter_mut().map(all_pass)).await;
     assert_eq!(pod.count("connections_calmed"), 0);
+    pod.is_unharmed();
+}
+
+/// As tonic's clients send it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_may_end_with_an_empty_frame() {
+    let (pod, _rules) = pod().await;
+    let mut raws = open(&pod, 4).await;
+    let message = framed(&good());
+    let call = |stream| {
+        let parts = [frame(DATA, 0, stream, &message), frame(DATA, END_STREAM, stream, &[])];
+        [begun(stream), parts.concat()].concat()
+    };
+    let all: Vec<u8> = streams().flat_map(call).collect();
+    join_all(raws.iter_mut().map(|raw| raw.send(&all))).await;
+    join_all(raws.iter_mut().map(all_pass)).await;
     pod.is_unharmed();
 }

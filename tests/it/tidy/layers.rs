@@ -11,9 +11,9 @@ use super::scan::Source;
 const LAYERS: [(&str, &str); 5] = [
     (
         "crates/rules/src",
-        "duration display_safety char_input scalar nearest attachment failure lease limit small_map \
-         wildcard request key rule stats tree rules source fault text field parsed node reader \
-         metadata file yaml locations compile directory",
+        "duration display_safety char_input scalar nearest attachment failure lease limit \
+         small_map wildcard request key rule stats tree rules source fault text field parsed \
+         node reader metadata file yaml locations compile directory",
     ),
     (
         "crates/engine/src",
@@ -26,8 +26,8 @@ const LAYERS: [(&str, &str); 5] = [
     ),
     (
         "crates/ctl/src",
-        "signals progress_line descriptor rule status_client bench rule_tests diff explain plan query \
-         replay status top manual fuzzing",
+        "signals progress_line descriptor rule status_client bench rule_tests diff explain plan \
+         query replay status top manual fuzzing",
     ),
     (
         "src",

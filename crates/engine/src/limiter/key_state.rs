@@ -59,7 +59,8 @@ const PROBES_SHED_FOR: Duration = Duration::from_secs(1);
 /// The round trip that is assumed before the first measurement.
 pub(super) const TRIP_FIRST_US: u64 = 1_000;
 
-/// State of one key: 80 bytes, since there are many keys. What only few keys have is in [`ColdState`].
+/// State of one key: 80 bytes, since there are many keys. What only few keys have is in
+/// [`ColdState`].
 pub(super) struct KeyState {
     buffer: Buffer<ColdState>,
     /// The rule of the key; `None` for an override.

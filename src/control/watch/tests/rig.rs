@@ -167,6 +167,9 @@ impl Rig {
             .with_ansi(false)
             .with_writer(move || writer.clone())
             .finish();
+        // Without a subscriber for all threads, an event that another test meets first is cached as
+        // of interest to none. An error means that there is one.
+        let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
         self.log = Some(tracing::subscriber::set_default(subscriber));
         log
     }
