@@ -13,9 +13,9 @@
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`duration`]
-//! parses durations, and [`steering`] recognises characters that alter a display. `limit`, `lease`,
-//! `failure` and `attachment` are the parts of a `rule`; [`request`] is what is matched against
-//! rules, and [`key`] names a count. The modules from `source` to `file` read a rule file,
+//! parses durations, and [`display_safety`] recognises characters that alter a display. `limit`,
+//! `lease`, `failure` and `attachment` are the parts of a `rule`; [`request`] is what is matched
+//! against rules, and [`key`] names a count. The modules from `source` to `file` read a rule file,
 //! `compile` compiles it to a `tree`, and `directory` finds the files. [`yaml`] reads other YAML
 //! files with the same parser.
 
