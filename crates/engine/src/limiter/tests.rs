@@ -220,6 +220,16 @@ fn refund(key: &str, hits: u64) -> Request<'_> {
     request
 }
 
+/// The number of `requests` for `key`, one after the other, that pass.
+async fn passed_of(pod: &Limiter, rules: &Rules, key: &str, requests: u32) -> u32 {
+    let mut passed = 0;
+    for _ in 0..requests {
+        let verdict = pod.decide(rules, &request(&[key])).await.unwrap();
+        passed += u32::from(verdict.code == Code::Ok);
+    }
+    passed
+}
+
 /// Decides, and returns whether it passed and what remained of the first descriptor.
 async fn decide(pod: &Limiter, rules: &Rules, request: &Request<'_>) -> (bool, u32) {
     let verdict = pod.decide(rules, request).await.unwrap();

@@ -17,12 +17,7 @@ fn fail(rig: &Rig) {
 
 /// How many of `requests` for `a` pass.
 async fn passed(pod: &Limiter, rules: &Rules, requests: u32) -> u32 {
-    let mut passed = 0;
-    for _ in 0..requests {
-        let verdict = pod.decide(rules, &request(&["a"])).await.unwrap();
-        passed += u32::from(verdict.code == Code::Ok);
-    }
-    passed
+    passed_of(pod, rules, "a", requests).await
 }
 
 fn count(pod: &Limiter, name: &str) -> u64 {
