@@ -195,10 +195,8 @@ impl<I: AsyncWrite + Unpin> Connection<I> {
         wanted: usize,
     ) -> Poll<io::Result<usize>> {
         let Poll::Ready(Ok(count)) = written else {
-            if written.is_pending() && !has_budget_remaining() {
-                return Poll::Pending; // whether the client reads was not looked at
-            }
-            if written.is_pending() {
+            // Without budget tokio did not try to write: nothing is known about the client.
+            if written.is_pending() && has_budget_remaining() {
                 self.count_waiting(true).map_err(|excess| self.end(excess, cx))?;
                 let stall = self.stall.get_or_insert_with(Stall::begin);
                 ready!(stall.end.as_mut().poll(cx));
@@ -233,7 +231,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
         let before = buf.filled().len();
         let read = Pin::new(&mut self.io).poll_read(cx, buf)?;
         if read.is_pending() {
-            // Otherwise the task has used up its turn, and nobody has looked at the socket.
+            // Without budget tokio did not try to read: more may have arrived.
             if has_budget_remaining() {
                 self.turn.note_idle();
             }

@@ -262,7 +262,7 @@ impl ConnectionHandle {
     }
 
     /// Seconds since the connection was accepted.
-    pub fn second(&self) -> u32 {
+    pub(super) fn second(&self) -> u32 {
         self.member.second.load(Ordering::Relaxed)
     }
 

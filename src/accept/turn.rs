@@ -15,18 +15,10 @@ pub(super) const COST_MAX: usize = 32 * 1024;
 /// the hundred calls of an Envoy that fit into a read do not.
 pub(super) const HEADER_BYTE_COST: usize = 4;
 
-/// Signals between the server of a connection and its reader. A cheap handle: clones belong to the
-/// same connection.
+/// Tells the reader of a connection whether all requests have been accepted since its last read. A
+/// cheap handle: clones belong to the same connection.
 #[derive(Debug, Clone, Default)]
-pub struct TurnHandle(Arc<Flags>);
-
-#[derive(Debug, Default)]
-struct Flags {
-    /// Whether all requests have been accepted since the last read.
-    is_handled: AtomicBool,
-    /// Whether the last read found nothing.
-    is_idle: AtomicBool,
-}
+pub struct TurnHandle(Arc<AtomicBool>);
 
 /// The current turn.
 #[derive(Debug, Default)]
@@ -34,6 +26,8 @@ pub(super) struct Turn {
     cost: usize,
     /// Whether the next turn begins only after [`TurnHandle::note_handled`].
     waits: bool,
+    /// Whether the last read found nothing.
+    is_idle: bool,
     handle: TurnHandle,
 }
 
@@ -42,12 +36,7 @@ pub(super) struct Turn {
 impl TurnHandle {
     /// Signals that every request read so far has been accepted.
     pub fn note_handled(&self) {
-        self.0.is_handled.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether all bytes received from the client have been read.
-    pub fn is_idle(&self) -> bool {
-        self.0.is_idle.load(Ordering::Relaxed)
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -66,7 +55,7 @@ impl Turn {
     /// again after others.
     pub(super) fn is_over(&mut self) -> bool {
         if self.waits {
-            let Flags { is_handled, .. } = &*self.handle.0;
+            let TurnHandle(is_handled) = &self.handle;
             if is_handled.load(Ordering::Relaxed) {
                 is_handled.store(false, Ordering::Relaxed);
                 self.cost = 0;
@@ -83,7 +72,7 @@ impl Turn {
     /// Records that this many bytes were read, and how many bytes of header blocks have begun.
     pub(super) fn note_read(&mut self, bytes: usize, header_bytes: usize) {
         self.cost += bytes + header_bytes * HEADER_BYTE_COST;
-        self.handle.0.is_idle.store(false, Ordering::Relaxed);
+        self.is_idle = false;
     }
 
     /// Records that there was nothing to read. This ends a turn, except one that waits: more may
@@ -92,12 +81,12 @@ impl Turn {
         if !self.waits {
             self.cost = 0;
         }
-        self.handle.0.is_idle.store(true, Ordering::Relaxed);
+        self.is_idle = true;
     }
 
     /// Whether the last read found nothing.
     pub(super) fn is_idle(&self) -> bool {
-        self.handle.is_idle()
+        self.is_idle
     }
 }
 

@@ -8,13 +8,13 @@ use bytes::{Bytes, BytesMut};
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
-use http::{HeaderMap, Method, Request, Response};
+use http::{HeaderMap, Method, Request, Response, Uri};
 use ratelease_engine::time::Time;
 use tonic::Code;
 
 use super::deadline::Deadline;
 use super::fallback::{FallbackCall, Message};
-use super::{PREFIX_BYTES, status_of, wire};
+use super::{PREFIX_BYTES, headers, status_of, wire};
 use crate::refusal::Refusal;
 use crate::service::{Intake, Peer};
 use crate::telemetry::trace::{Door, Outcome, Span};
@@ -119,6 +119,22 @@ impl Call {
         }
     }
 
+    /// The same call, whose message has not arrived by `now`, without what takes more memory than
+    /// the rest of it.
+    pub(super) fn waiting(mut self, now: Time) -> Self {
+        if headers::are_large(self.request.headers()) {
+            headers::keep_those_read(self.request.headers_mut());
+        }
+        // `h2` gives the path as a part of the buffer that it was read into, which it would keep.
+        *self.request.uri_mut() = Uri::from_static(wire::SHOULD_RATE_LIMIT);
+        Self { began: Some(now), ..self }
+    }
+
+    /// How long the call has waited for its message.
+    pub(super) fn waited(&self, now: Time) -> Duration {
+        self.began.map_or(Duration::ZERO, |began| now.since(began))
+    }
+
     fn is_plain(&self) -> bool {
         let request = &self.request;
         request.uri().path() == wire::SHOULD_RATE_LIMIT
@@ -142,9 +158,10 @@ impl Call {
     /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
     /// of the message that has arrived.
     pub(super) fn hand_on(self, intake: &Intake, peer: &Peer, read: Option<Bytes>) -> FallbackCall {
-        let Self { mut request, respond, began } = self;
         // From here on the message and the wait for a place may take a while.
         let now = intake.now();
+        let waited = self.waited(now);
+        let Self { mut request, respond, began } = self;
         if let Some(deadline) = Deadline::of(request.headers(), began.unwrap_or(now)) {
             request.extensions_mut().insert(deadline);
         }
@@ -153,7 +170,6 @@ impl Call {
         }
         let held = intake.hold(Door::Grpc, peer);
         request.extensions_mut().insert(held.clone());
-        let waited = began.map_or(Duration::ZERO, |began| now.since(began));
         let request = request.map(|body| Message::new(read, body, held));
         FallbackCall { request, respond, waited }
     }

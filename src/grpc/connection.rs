@@ -11,8 +11,7 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::{Builder, Connection, SendResponse};
 use h2::{Ping, PingPong, Reason};
-use http::{Request, Uri};
-use ratelease_engine::time::Time;
+use http::Request;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -36,9 +35,9 @@ use crate::service::{Intake, Peer};
 /// left. If each call waits 5 ms for a lease, this many are 51 000 calls a second.
 const STREAMS_MAX: u32 = 256;
 
-/// Seconds of the connection after which a call without a message gets a task. A call that begins
-/// just before a second does has at least one.
-const UNREAD_SECONDS: u32 = 2;
+/// A call without a message gets a task after this time, at the next event of its connection: there
+/// is one each second.
+const MESSAGE_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum number of calls on one connection that are not for a verdict and are not answered at
 /// once: health watches, and incomplete calls. Further ones are reset. Each takes several times as
@@ -101,7 +100,7 @@ pub(super) async fn serve<I>(
     }
     let (cork, turn) = (Cork::default(), io.wait_for_handling());
     let io = CorkedIo::new(io, cork.clone(), PREFACE);
-    let mut flow = Flow { cork, turn, handle: handle.clone(), unread: VecDeque::new() };
+    let mut flow = Flow { cork, turn, unread: VecDeque::new() };
     let Ok(mut connection) = builder().handshake(io).await else { return };
     let mut silence = pin!(silence(connection.ping_pong()));
     let mut told_to_go = pin!(async {
@@ -152,16 +151,9 @@ pub(super) async fn serve<I>(
 struct Flow {
     cork: Cork,
     turn: TurnHandle,
-    handle: ConnectionHandle,
-    /// Calls of which only the headers have been read, and the second of that. The message may
-    /// still arrive, for example after the headers of other calls.
-    unread: VecDeque<Unread>,
-}
-
-struct Unread {
-    call: Call,
-    /// The connection's age in seconds when the headers were read.
-    second: u32,
+    /// Calls of which only the headers have been read. The message may still arrive, for example
+    /// after the headers of other calls.
+    unread: VecDeque<Call>,
 }
 
 // === impl Flow ===
@@ -206,49 +198,34 @@ impl Flow {
             }
             match (Call { request, respond, began: None }).answer(by.0, by.1, cx) {
                 Step::Done => {}
-                Step::Unread(call) => {
-                    self.unread.push_back(Unread::new(call, &self.handle, by.0.now()));
-                }
+                Step::Unread(call) => self.unread.push_back(call.waiting(by.0.now())),
                 Step::Fallback(rest) => return Poll::Ready(Some(rest)),
             }
         }
     }
 
     /// Tries again to answer the calls whose messages had not arrived. A call goes to tonic if its
-    /// message has not arrived after [`UNREAD_SECONDS`].
+    /// message has not arrived after [`MESSAGE_WAIT`].
     fn answer_unread(
         &mut self,
         (intake, peer): (&Intake, &Peer),
         cx: &mut Context<'_>,
     ) -> Option<FallbackCall> {
-        let second = self.handle.second();
+        if self.unread.is_empty() {
+            return None; // as for nearly all batches: the clock is not read
+        }
+        let now = intake.now();
         for _ in 0..self.unread.len() {
-            let unread = self.unread.pop_front()?;
-            match unread.call.answer(intake, peer, cx) {
+            match self.unread.pop_front()?.answer(intake, peer, cx) {
                 Step::Done => {}
                 Step::Fallback(rest) => return Some(rest),
-                Step::Unread(call) if second.wrapping_sub(unread.second) >= UNREAD_SECONDS => {
+                Step::Unread(call) if call.waited(now) >= MESSAGE_WAIT => {
                     return Some(call.hand_on(intake, peer, None));
                 }
-                Step::Unread(call) => self.unread.push_back(Unread { call, ..unread }),
+                Step::Unread(call) => self.unread.push_back(call),
             }
         }
         None
-    }
-}
-
-// === impl Unread ===
-
-impl Unread {
-    /// Drops unused headers if there are many: they take more memory than the rest of the call.
-    fn new(mut call: Call, handle: &ConnectionHandle, now: Time) -> Self {
-        call.began = Some(now);
-        if headers::are_large(call.request.headers()) {
-            headers::keep_those_read(call.request.headers_mut());
-        }
-        // `h2` gives the path as a part of the buffer that it was read into, which it would keep.
-        *call.request.uri_mut() = Uri::from_static(SHOULD_RATE_LIMIT);
-        Self { call, second: handle.second() }
     }
 }
 
