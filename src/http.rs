@@ -11,8 +11,8 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get};
 
-use crate::control::guard;
-use crate::control::health::Health;
+use crate::admin::guard;
+use crate::admin::health::Health;
 use crate::service::Intake;
 
 pub use decide::JsonOptions;

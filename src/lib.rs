@@ -11,9 +11,9 @@
 //! # From a request to an answer
 //!
 //! ```text
-//! Envoy ─▶ grpc ─▶ intake ─▶ engine: limiter ─▶ verdict ─▶ grpc ─▶ Envoy
-//!                     └─▶ observe ─▶ metrics, hot, telemetry
-//! files ─▶ control/watch ─▶ Arc<Rules>, swapped whole
+//! Envoy ─▶ grpc ─▶ service ─▶ engine: limiter ─▶ verdict ─▶ grpc ─▶ Envoy
+//!                      └─▶ observe ─▶ metrics, hot_keys, telemetry
+//! files ─▶ rule_source/watch ─▶ Arc<Rules>, replaced whole
 //! ```
 //!
 //! # Crates
@@ -28,7 +28,7 @@
 //!
 //! # Invariants
 //!
-//! 1. No request handler calls Redis: only the engine's lease desk does.
+//! 1. No request handler calls Redis: only the engine's lease client does.
 //! 2. One file names Envoy's protobuf types (`grpc/wire.rs`).
 //! 3. Rules are replaced whole, never edited; a bad file never replaces a good one; one answer is
 //!    computed under one version.
@@ -43,21 +43,22 @@
 //! accepts connections; [`refusal`] holds the reasons why a call gets no verdict; [`supervise`]
 //! restarts background tasks. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys,
 //! [`telemetry`] is the log, the spans and what is pushed, and [`observe`] passes each decision to
-//! all of them. [`control`] holds the state that may change while the process runs, and the pages
-//! that show it. [`service`] checks and decides a request, for both [`grpc`] and [`http`]. [`app`]
+//! all of them. [`rule_source`] loads the rules and keeps them in force. [`admin`] shows the state
+//! of the process. [`service`] checks and decides a request, for both [`grpc`] and [`http`]. [`app`]
 //! builds all parts and runs them.
 
 #![forbid(unsafe_code)]
 
 pub mod accept;
+pub mod admin;
 pub mod app;
-pub mod control;
 pub mod grpc;
 pub mod hot_keys;
 pub mod http;
 pub mod metrics;
 pub mod observe;
 pub mod refusal;
+pub mod rule_source;
 pub mod service;
 pub mod supervise;
 pub mod telemetry;

@@ -19,9 +19,9 @@ use ratelease_rules::Rules;
 use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
 use tracing::{Level, debug};
 
-use crate::control::CurrentRules;
 use crate::observe::Observers;
 use crate::refusal::{Fault, Refusal};
+use crate::rule_source::CurrentRules;
 use crate::telemetry::trace::{Door, Span};
 
 use body_budget::BodyBudget;

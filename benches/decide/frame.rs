@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use criterion::{Criterion, criterion_group};
-use ratelease::control::CurrentRules;
 use ratelease::grpc;
+use ratelease::rule_source::CurrentRules;
 use ratelease::service::{Answer, Intake};
 
 use super::{Bench, TURN, compile, deep, users};

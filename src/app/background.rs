@@ -12,12 +12,12 @@ use tokio::task::JoinSet;
 use tracing::warn;
 
 use super::told;
-use crate::control::CurrentRules;
-use crate::control::health::Health;
-use crate::control::live::Live;
-use crate::control::snapshot::Snapshot;
+use crate::admin::health::Health;
+use crate::admin::live::Live;
 use crate::grpc::serve::HealthHandle;
 use crate::http::serve::{self, Site};
+use crate::rule_source::CurrentRules;
+use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;

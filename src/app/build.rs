@@ -22,22 +22,22 @@ use super::error::BuildError;
 use super::numbers::Counted;
 use super::{App, Open, bind, files};
 use crate::accept::OpenConnections;
-use crate::control::CurrentRules;
-use crate::control::admin;
-use crate::control::guard::{self, Guard};
-use crate::control::health::Health;
-use crate::control::history::History;
-use crate::control::live::Live;
-use crate::control::metrics::{self, Exposed};
-use crate::control::snapshot::Snapshot;
-use crate::control::source::Directory;
-use crate::control::status::{Start, Status};
-use crate::control::watch::{WatchPaths, Watcher};
+use crate::admin::guard::{self, Guard};
+use crate::admin::health::Health;
+use crate::admin::history::History;
+use crate::admin::live::Live;
+use crate::admin::metrics::{self, Exposed};
+use crate::admin::pages;
+use crate::admin::status::{Start, Status};
 use crate::grpc::serve::{ConnectionAge, Listener};
 use crate::hot_keys::HotKeys;
 use crate::http::JsonOptions;
 use crate::metrics::{self as counting, Meters};
 use crate::observe::Observers;
+use crate::rule_source::CurrentRules;
+use crate::rule_source::directory::Directory;
+use crate::rule_source::snapshot::Snapshot;
+use crate::rule_source::watch::{WatchPaths, Watcher};
 use crate::service::Intake;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
@@ -227,7 +227,7 @@ async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildE
 
 /// The pages of the debug port.
 fn debug_pages(listeners: &Listeners, exposed: &Exposed, live: &Live) -> Router {
-    let pages = admin::routes(exposed.status.clone()).merge(live.routes());
+    let pages = pages::routes(exposed.status.clone()).merge(live.routes());
     guarded(listeners, pages.merge(metrics::routes("/metrics", exposed.clone())))
 }
 

@@ -3,7 +3,7 @@
 use ratelease_engine::lease::ShardTally;
 use ratelease_engine::limiter::Limiter;
 
-use crate::control::status::numbers::Numbers;
+use crate::admin::status::numbers::Numbers;
 use crate::hot_keys::{HotKeys, OfRule, Top};
 use crate::metrics::{Calls, Meters, RuleTotals};
 use crate::observe::Observers;

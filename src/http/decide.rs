@@ -24,7 +24,7 @@ use ratelease_rules::request::json as request_json;
 use tokio::time::timeout;
 
 use super::json;
-use crate::control::guard::Guard;
+use crate::admin::guard::Guard;
 use crate::refusal::Refusal;
 use crate::service::{Answer, Held, Intake, JSON_CALLS_MAX, Parts, Peer};
 use crate::telemetry::trace::{Door, Outcome, Span};

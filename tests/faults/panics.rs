@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ratelease::accept::OpenConnections;
-use ratelease::control::CurrentRules;
-use ratelease::control::watch::{Compiled, Load, WatchPaths, Watcher};
 use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
+use ratelease::rule_source::CurrentRules;
+use ratelease::rule_source::watch::{Compiled, Load, WatchPaths, Watcher};
 use ratelease::service::Intake;
 use ratelease::supervise::Supervisor;
 use ratelease_engine::limiter::{Limiter, Options};

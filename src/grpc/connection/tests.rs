@@ -12,8 +12,8 @@ use ratelease_rules::key::KeyHasher;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::*;
-use crate::control::CurrentRules;
 use crate::grpc::wire;
+use crate::rule_source::CurrentRules;
 
 /// Capacity of a pipe in bytes: less than the answers to a few frames.
 const PIPE_BYTES: usize = 64;

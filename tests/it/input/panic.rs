@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease::accept::OpenConnections;
-use ratelease::control::CurrentRules;
-use ratelease::control::health::Health;
+use ratelease::admin::health::Health;
 use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
 use ratelease::http::serve::{Site, UnreadPages};
 use ratelease::http::{self as pages, JsonOptions};
+use ratelease::rule_source::CurrentRules;
 use ratelease::service::Intake;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;

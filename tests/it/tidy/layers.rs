@@ -31,7 +31,7 @@ const LAYERS: [(&str, &str); 5] = [
     ),
     (
         "src",
-        "accept refusal supervise metrics hot_keys telemetry observe control service grpc http app",
+        "accept refusal supervise metrics hot_keys telemetry observe rule_source admin service grpc http app",
     ),
 ];
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::rig::{BAD, PANIC, Rig};
-use crate::control::snapshot::Snapshot;
+use crate::rule_source::snapshot::Snapshot;
 
 /// A rig whose directory holds `text`, and whose snapshot holds `kept`.
 async fn rig(text: &str, kept: &str) -> Rig {

@@ -11,7 +11,7 @@ use http::header::CONTENT_TYPE;
 use ratelease_rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
 use serde_json::Value;
 
-use super::page;
+use super::render;
 use super::status::Status;
 
 const PLAIN: &str = "text/plain; charset=utf-8";
@@ -27,7 +27,7 @@ pub fn routes(status: Status) -> Router {
 }
 
 async fn index(State(status): State<Status>) -> impl IntoResponse {
-    let page = page::made(move || index_of(&status)).await;
+    let page = render::render(move || index_of(&status)).await;
     page.map(|page| ([(CONTENT_TYPE, PLAIN)], page))
 }
 
@@ -53,12 +53,12 @@ async fn hot_keys(State(status): State<Status>) -> impl IntoResponse {
 }
 
 async fn json(told: impl FnOnce() -> Value + Send + 'static) -> impl IntoResponse {
-    let page = page::made(move || format!("{}\n", told())).await;
+    let page = render::render(move || format!("{}\n", told())).await;
     page.map(|page| ([(CONTENT_TYPE, "application/json")], page))
 }
 
 async fn rlconfig(State(status): State<Status>) -> impl IntoResponse {
-    let page = page::made(move || dump(&status)).await;
+    let page = render::render(move || dump(&status)).await;
     page.map(|page| ([(CONTENT_TYPE, PLAIN)], page))
 }
 

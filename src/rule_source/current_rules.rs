@@ -1,16 +1,4 @@
-//! State that may change while the program runs: the rules in force, and how the process is doing.
-
-pub mod admin;
-pub mod guard;
-pub mod health;
-pub mod history;
-pub mod live;
-pub mod metrics;
-mod page;
-pub mod snapshot;
-pub mod source;
-pub mod status;
-pub mod watch;
+//! The rules in force, and the results of their loads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

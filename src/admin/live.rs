@@ -26,7 +26,7 @@ use serde_json::Value;
 use tokio::sync::broadcast;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::page;
+use super::render;
 use super::status::Status;
 use crate::accept::ConnectionHandle;
 
@@ -131,7 +131,7 @@ impl Live {
             if self.shared.is_heard() {
                 let live = self.clone();
                 // An event that could not be made is made a second later.
-                let _ = page::made(move || live.tell()).await;
+                let _ = render::render(move || live.tell()).await;
             }
         }
     }
@@ -261,7 +261,7 @@ async fn events(
     connection: Option<Extension<ConnectionHandle>>,
 ) -> Response {
     let connection = connection.map(|Extension(connection)| connection);
-    let listener = match page::made(move || live.listen(connection)).await {
+    let listener = match render::render(move || live.listen(connection)).await {
         Ok(Ok(listener)) => listener,
         Ok(Err(full)) => return refusal(full),
         Err(unmade) => return unmade.into_response(),

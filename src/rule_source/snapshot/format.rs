@@ -26,7 +26,7 @@ pub(super) struct Kept {
 }
 
 /// Hash of names and texts with their lengths, so that different lists hash differently.
-pub(in crate::control) fn digest(sources: &[Source]) -> blake3::Hash {
+pub(in crate::rule_source) fn digest(sources: &[Source]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for part in sources.iter().flat_map(parts) {
         hasher.update(&length(part));

@@ -15,8 +15,8 @@ use ratelease_engine::store::Count;
 use ratelease_engine::time::Clock;
 use serde_json::{Value, json};
 
-use super::CurrentRules;
 use super::history::History;
+use crate::rule_source::CurrentRules;
 use numbers::Numbers;
 
 /// The sources of the status. A cheap handle: clones share all state.

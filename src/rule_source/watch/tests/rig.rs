@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tracing::subscriber::DefaultGuard;
 
 use super::super::*;
-use crate::control::Loads;
+use crate::rule_source::Loads;
 
 /// A file with this text is refused.
 pub(super) const BAD: &str = "bad";

@@ -14,7 +14,7 @@ use http::header::CONTENT_TYPE;
 use ratelease_engine::invariant;
 use ratelease_engine::lease::{BreakerState, ShardState, ShardTally};
 
-use super::page;
+use super::render;
 use super::status::Status;
 use crate::metrics::family::{Family, Kind, Labels, Value};
 use crate::metrics::{Meters, text};
@@ -41,7 +41,7 @@ pub fn routes(path: &str, exposed: Exposed) -> Router {
 }
 
 async fn show(State(exposed): State<Exposed>) -> impl IntoResponse {
-    let page = page::made(move || text::write(&exposed.families())).await;
+    let page = render::render(move || text::write(&exposed.families())).await;
     page.map(|page| ([(CONTENT_TYPE, text::CONTENT_TYPE)], page))
 }
 

@@ -10,12 +10,12 @@ use crate::hot_keys::{Hot, OfRule, Top};
 use crate::metrics::{Calls, Meters, RuleTotals};
 
 /// Numbers that do not change.
-pub(in crate::control) struct Fixed {
-    pub(in crate::control) calls: Calls,
-    pub(in crate::control) by_how: Vec<(&'static str, u64)>,
-    pub(in crate::control) rules: Vec<RuleTotals>,
-    pub(in crate::control) hot_keys: Top,
-    pub(in crate::control) hot_keys_by_rule: Vec<OfRule>,
+pub(in crate::admin) struct Fixed {
+    pub(in crate::admin) calls: Calls,
+    pub(in crate::admin) by_how: Vec<(&'static str, u64)>,
+    pub(in crate::admin) rules: Vec<RuleTotals>,
+    pub(in crate::admin) hot_keys: Top,
+    pub(in crate::admin) hot_keys_by_rule: Vec<OfRule>,
 }
 
 impl Default for Fixed {
@@ -64,7 +64,7 @@ impl Numbers for Fixed {
     }
 }
 
-pub(in crate::control) fn status_of(numbers: Fixed) -> Status {
+pub(in crate::admin) fn status_of(numbers: Fixed) -> Status {
     let told = |name: &str, value: &str, is_default| Told {
         name: name.to_owned(),
         value: value.to_owned(),

@@ -7,7 +7,7 @@ use ratelease_rules::{Allowance, Limit, Rule};
 use serde_json::{Value, json};
 
 use super::Status;
-use crate::control::history::micros;
+use crate::admin::history::micros;
 use crate::hot_keys::{Hot, OfRule, Top};
 use crate::metrics::{Calls, RuleTotals};
 
@@ -76,7 +76,7 @@ impl Status {
     }
 
     /// The object of `/hotkeys`. Separate from `/status`, which is sent each second.
-    pub(in crate::control) fn hot_keys_by_rule(&self) -> Value {
+    pub(in crate::admin) fn hot_keys_by_rule(&self) -> Value {
         let rules = self.numbers.hot_keys_by_rule(HOT_KEYS_MAX);
         let of_rule = |OfRule { rule, requests, denials, top }: &OfRule| {
             json!({

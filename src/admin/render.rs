@@ -7,30 +7,30 @@ use tokio::task::spawn_blocking;
 
 /// Maximum number of pages made at once. Others wait, for no longer than a request may take; a
 /// scrape of ten thousand rules takes some 10 MB while it is written.
-const AT_ONCE: usize = 2;
+const CONCURRENT_MAX: usize = 2;
 
-static ROOM: Semaphore = Semaphore::const_new(AT_ONCE);
+static RENDERERS: Semaphore = Semaphore::const_new(CONCURRENT_MAX);
 
 /// The answer if a page could not be made.
-pub(super) type Unmade = (StatusCode, &'static str);
+pub(super) type RenderError = (StatusCode, &'static str);
 
-const UNMADE: Unmade = (
+const RENDER_ERROR: RenderError = (
     StatusCode::INTERNAL_SERVER_ERROR,
     "the page could not be made (a fault of the program's own; the log has more)\n",
 );
 
 /// Runs `make` on a blocking thread, and returns its result.
-pub(super) async fn made<T: Send + 'static>(
+pub(super) async fn render<T: Send + 'static>(
     make: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Unmade> {
+) -> Result<T, RenderError> {
     // The semaphore is never closed.
-    let room = ROOM.acquire().await.map_err(|_| UNMADE)?;
+    let room = RENDERERS.acquire().await.map_err(|_| RENDER_ERROR)?;
     let make = move || {
         // Released when the work is done: the client may be gone before.
         let _room = room;
         make()
     };
-    spawn_blocking(make).await.map_err(|_| UNMADE)
+    spawn_blocking(make).await.map_err(|_| RENDER_ERROR)
 }
 
 #[cfg(test)]
@@ -45,9 +45,9 @@ mod tests {
     #[tokio::test]
     async fn few_pages_are_made_at_once_and_one_that_panics_is_an_error() {
         let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let pages = (0..8 * AT_ONCE).map(|number| {
+        let pages = (0..8 * CONCURRENT_MAX).map(|number| {
             let (now, most) = (Arc::clone(&now), Arc::clone(&most));
-            made(move || {
+            render(move || {
                 most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 std::thread::sleep(std::time::Duration::from_millis(5));
                 now.fetch_sub(1, Ordering::SeqCst);
@@ -55,10 +55,10 @@ mod tests {
             })
         });
         let made_all: Vec<_> = join_all(pages).await.into_iter().map(Result::unwrap).collect();
-        assert_eq!(made_all, (0..8 * AT_ONCE).collect::<Vec<_>>());
-        assert!(most.load(Ordering::SeqCst) <= AT_ONCE);
-        let failed = made(move || assert!(now.load(Ordering::SeqCst) > 9, "told to")).await;
-        assert_eq!(failed, Err(UNMADE));
-        assert_eq!(made(|| 7).await, Ok(7), "its place is free again");
+        assert_eq!(made_all, (0..8 * CONCURRENT_MAX).collect::<Vec<_>>());
+        assert!(most.load(Ordering::SeqCst) <= CONCURRENT_MAX);
+        let failed = render(move || assert!(now.load(Ordering::SeqCst) > 9, "told to")).await;
+        assert_eq!(failed, Err(RENDER_ERROR));
+        assert_eq!(render(|| 7).await, Ok(7), "its place is free again");
     }
 }

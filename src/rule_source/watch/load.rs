@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use ratelease_rules::{Rules, Source};
 
-use crate::control::snapshot::digest;
+use crate::rule_source::snapshot::digest;
 
 /// Maximum number of readings of one load.
 const READINGS_MAX: usize = 4;

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::CurrentRules;
+use crate::rule_source::CurrentRules;
 
 /// A view of the process's health. A cheap handle: clones share all state.
 #[derive(Clone)]

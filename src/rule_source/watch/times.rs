@@ -38,7 +38,7 @@ impl Times {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::watch::Compiled;
+    use crate::rule_source::watch::Compiled;
 
     /// Files by name, and how many seconds ago each was changed.
     struct Files(HashMap<String, u64>);

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use ratelease_cli::settings::RulesSource;
 use ratelease_rules::{self as rules, Options, Source};
 
-use crate::control::watch::{Compiled, Load};
+use crate::rule_source::watch::{Compiled, Load};
 
 /// Reads and compiles every rule file of a directory.
 pub struct Directory {
