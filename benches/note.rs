@@ -9,7 +9,7 @@ use ratelease::metrics::{Meters, text};
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::{Applied, Counted, DecisionSource, Modes, Outcome, Trace, Verdict};
-use ratelease_rules::key::{KeyHasher, Part};
+use ratelease_rules::key::{KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Allowance, Lookup, Rules, Source};
 use smallvec::smallvec;
@@ -42,7 +42,7 @@ fn verdict<'r>(rules: &'r Rules, request: &Request<'_>) -> Verdict<'r> {
     let entries = &request.descriptors[0].entries;
     let Lookup::Rule(rule) = rules.find("d", entries) else { unreachable!("there is a rule") };
     let Allowance::Limited(limit) = rule.allowance else { unreachable!("it has a limit") };
-    let parts = entries.iter().map(|entry| (entry.key, Part::Value(entry.value)));
+    let parts = entries.iter().map(|entry| (entry.key, KeyPart::Value(entry.value)));
     let key = KeyHasher::new("").key("d", limit.identity(), parts);
     let trace = Trace { key, hits: 1, fitted: 0, over: false, how: DecisionSource::Local };
     let applied = Applied { limit, rule: Some(rule) };
@@ -70,7 +70,7 @@ fn told(c: &mut Criterion) {
     for count in [10, 1000, 10_000] {
         let (rules, meters) = (many(count), Meters::default());
         for rule in rules.iter() {
-            let key = rule.steps().nth(1).expect("its key");
+            let key = rule.path_parts().nth(1).expect("its key");
             let entries = smallvec![Entry { key, value: "v" }];
             let descriptor = Descriptor { entries, ..Descriptor::default() };
             let request =

@@ -7,7 +7,7 @@ use std::time::Duration;
 use criterion::{Criterion, criterion_group};
 use ratelease_engine::buffer::{Buffer, Kind, Lot, Refill, Take};
 use ratelease_engine::time::Time;
-use ratelease_rules::key::{KeyHasher, Part};
+use ratelease_rules::key::{KeyHasher, KeyPart};
 use ratelease_rules::request::Entry;
 
 use super::{compile, wide};
@@ -40,11 +40,12 @@ fn key(criterion: &mut Criterion) {
     }
     let long = "x".repeat(20_000);
     criterion.bench_function("key/20 kB value", |bencher| {
-        bencher.iter(|| hasher.key("d", 60, black_box([("user", Part::Value(&long))]).into_iter()));
+        bencher
+            .iter(|| hasher.key("d", 60, black_box([("user", KeyPart::Value(&long))]).into_iter()));
     });
 }
 
-const VALUE: Part<'_> = Part::Value("user-12345678");
+const VALUE: KeyPart<'_> = KeyPart::Value("user-12345678");
 
 /// Takes from a buffer that holds enough. It is refilled when it does not, once in a million takes.
 fn take(criterion: &mut Criterion) {

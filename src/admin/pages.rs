@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
-use ratelease_rules::{Algorithm, Allowance, FailureMode, Leasing, Rule, Terms};
+use ratelease_rules::{Algorithm, Allowance, FailureMode, LeaseTerms, Leasing, Rule};
 use serde_json::Value;
 
 use super::render;
@@ -112,7 +112,7 @@ fn beyond(rule: &Rule) -> Vec<(&'static str, String)> {
     }
     match rule.leasing {
         Leasing::Off => set.push(("lease", "off".to_owned())),
-        Leasing::On(terms) if terms != Terms::default() => set.push(("lease", lease(terms))),
+        Leasing::On(terms) if terms != LeaseTerms::default() => set.push(("lease", lease(terms))),
         Leasing::On(_) => {}
     }
     if rule.shards.get() > 1 {
@@ -127,8 +127,8 @@ fn beyond(rule: &Rule) -> Vec<(&'static str, String)> {
     set
 }
 
-fn lease(terms: Terms) -> String {
-    let built_in = Terms::default();
+fn lease(terms: LeaseTerms) -> String {
+    let built_in = LeaseTerms::default();
     let mut set = Vec::new();
     if terms.fraction.total_cmp(&built_in.fraction).is_ne() {
         set.push(format!("fraction: {}", terms.fraction));

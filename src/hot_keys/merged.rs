@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ratelease_engine::verdict::OVERRIDE;
 use ratelease_rules::Rule;
-use ratelease_rules::display_safety::steers;
+use ratelease_rules::display_safety::alters_display;
 use ratelease_rules::key::Key;
 
 use super::keys::Keys;
@@ -135,7 +135,7 @@ fn path(rule: Option<&Arc<Rule>>) -> &str {
 fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        if steers(c) {
+        if alters_display(c) {
             // Writing to a string cannot fail.
             let _ = write!(shown, "{}", c.escape_unicode());
         } else {

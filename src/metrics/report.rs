@@ -190,7 +190,7 @@ impl Meters {
             push(&mut family, (&meter.domain, &meter.path), &sums, told.has(&meter.path));
         }
         for rule in told.without(meters()) {
-            let domain = rule.steps().next().unwrap_or_default();
+            let domain = rule.path_parts().next().unwrap_or_default();
             push(&mut family, (domain, &rule.path), &Default::default(), true);
         }
         let counts = calls.sums();

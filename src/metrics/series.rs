@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ratelease_engine::striped::Striped;
 use ratelease_engine::verdict::{DecisionSource, OVERRIDE};
-use ratelease_rules::{FailureMode, Level, Matched, Rule};
+use ratelease_rules::{FailureMode, Level, LevelMatch, Rule};
 
 use super::family::Labels;
 use super::hits::Hits;
@@ -184,7 +184,7 @@ impl Keys {
     /// The labels of a rule that was not hit yet; `None` if they contain text from requests, such
     /// as the key that matched a pattern.
     pub(super) fn beforehand(rule: &Rule) -> Option<Self> {
-        let is_pattern = |level: &Level| matches!(level.matched, Matched::Wildcard(_));
+        let is_pattern = |level: &Level| matches!(level.matched, LevelMatch::Wildcard(_));
         let varies = is_split(rule) || rule.levels.iter().take(2).any(is_pattern);
         (!varies).then(|| Self::of(&rule.stats_name()))
     }

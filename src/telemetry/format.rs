@@ -7,7 +7,7 @@
 use std::fmt::{self, Write};
 
 use ratelease_engine::span_context;
-use ratelease_rules::display_safety::steers;
+use ratelease_rules::display_safety::alters_display;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -88,7 +88,11 @@ impl Visit for TextFields<'_> {
 impl Write for Escaping<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         text.chars().try_for_each(|c| {
-            if steers(c) { write!(self.0, "{}", c.escape_default()) } else { self.0.write_char(c) }
+            if alters_display(c) {
+                write!(self.0, "{}", c.escape_default())
+            } else {
+                self.0.write_char(c)
+            }
         })
     }
 }
@@ -127,7 +131,7 @@ where
 /// Writes a character of a JSON line. Of the characters that control the display serde_json escapes
 /// only the first 32; the others can occur only in strings, where an escape means the same.
 fn write_json(writer: &mut Writer<'_>, c: char) -> fmt::Result {
-    if !steers(c) {
+    if !alters_display(c) {
         return writer.write_char(c);
     }
     c.encode_utf16(&mut [0; 2]).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))

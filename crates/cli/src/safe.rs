@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Display, Write};
 
-use ratelease_rules::display_safety::steers;
+use ratelease_rules::display_safety::alters_display;
 
 /// Displays a text with characters that steer a terminal escaped. Line ends are kept, because
 /// messages may have several lines.
@@ -18,7 +18,7 @@ pub fn cell(character: char) -> (char, usize) {
         // The characters from U+2400 on are pictures of the control characters.
         '\0'..='\u{1f}' => (char::from_u32(0x2400 + u32::from(character)).unwrap_or('?'), 1),
         '\u{7f}' => ('\u{2421}', 1),
-        other if steers(other) => (char::REPLACEMENT_CHARACTER, 1),
+        other if alters_display(other) => (char::REPLACEMENT_CHARACTER, 1),
         other if is_combining(other) => (other, 0),
         other if is_wide(other) => (other, 2),
         other => (other, 1),
@@ -60,7 +60,7 @@ impl Write for Escaping<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         text.chars().try_for_each(|character| match character {
             '\n' => self.0.write_char('\n'),
-            other if steers(other) => write!(self.0, "{}", other.escape_default()),
+            other if alters_display(other) => write!(self.0, "{}", other.escape_default()),
             other => self.0.write_char(other),
         })
     }

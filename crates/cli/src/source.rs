@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use ratelease_rules::{
-    self as rules, Faults as RuleFaults, Options, Places, ReadError, Rules, Source,
+    self as rules, Faults as RuleFaults, Options, ReadError, RuleLocations, Rules, Source,
 };
 
 use crate::out::CliError;
@@ -74,8 +74,11 @@ pub fn load(paths: &[PathBuf], reading: Reading) -> Result<Rules, CliError> {
 }
 
 /// Like [`load`], and also returns where each rule is written.
-pub fn load_with_places(paths: &[PathBuf], reading: Reading) -> Result<(Rules, Places), CliError> {
-    let (loaded, places) = good(paths, reading, rules::load_with_places)?;
+pub fn load_with_locations(
+    paths: &[PathBuf],
+    reading: Reading,
+) -> Result<(Rules, RuleLocations), CliError> {
+    let (loaded, places) = good(paths, reading, rules::load_with_locations)?;
     Ok((loaded.rules, places))
 }
 

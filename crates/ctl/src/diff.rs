@@ -10,7 +10,7 @@ use clap::Args;
 use ratelease_cli::out::{CliError, CliResult, Out, OutFlags, Outcome};
 use ratelease_cli::settings::ReadingFlags;
 use ratelease_cli::source;
-use ratelease_rules::{Allowance, Places, Rule, Rules};
+use ratelease_rules::{Allowance, Rule, RuleLocations, Rules};
 use serde_json::Value;
 
 use super::rule;
@@ -67,8 +67,8 @@ struct Change<'r> {
 /// The places of the rules of both sides.
 #[derive(Debug, Clone, Copy)]
 struct Sides<'p> {
-    was: &'p Places,
-    is: &'p Places,
+    was: &'p RuleLocations,
+    is: &'p RuleLocations,
 }
 
 /// What happens to the counts of a rule that changed.
@@ -93,8 +93,8 @@ pub(super) fn run(flags: &DiffFlags, out: &mut Out) -> CliResult {
     if [&flags.old, &flags.new].into_iter().all(|path| source::is_stdin(path)) {
         return Err(CliError::new("OLD and NEW cannot both be standard input"));
     }
-    let (old, was) = source::load_with_places(std::slice::from_ref(&flags.old), reading)?;
-    let (new, is) = source::load_with_places(std::slice::from_ref(&flags.new), reading)?;
+    let (old, was) = source::load_with_locations(std::slice::from_ref(&flags.old), reading)?;
+    let (new, is) = source::load_with_locations(std::slice::from_ref(&flags.new), reading)?;
     let diff = compare(&old, &new);
     let places = Sides { was: &was, is: &is };
     if flags.out.json {

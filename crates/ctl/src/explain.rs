@@ -11,7 +11,7 @@ use ratelease_cli::source;
 use ratelease_engine::limiter::{Resolved, resolve};
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::Request;
-use ratelease_rules::{Lookup, Places, Rule, Rules, Trace, Written};
+use ratelease_rules::{Lookup, Rule, RuleLocations, Rules, SourceLocation, Trace};
 
 use super::descriptor::{self, Typed};
 use count::{Count, Entry};
@@ -60,7 +60,7 @@ struct Explained<'r> {
     trace: Option<Trace<'r>>,
     end: End<'r>,
     /// Place of the rule, if one was found.
-    written: Option<Written<'r>>,
+    written: Option<SourceLocation<'r>>,
 }
 
 /// The result for a descriptor.
@@ -97,7 +97,7 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult 
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let store = source::resolved(|faults| flags.store.resolve(&flags.per_second, faults))?;
     let dirs = std::slice::from_ref(&dir.dir);
-    let (rules, places) = source::load_with_places(dirs, dir.reading())?;
+    let (rules, places) = source::load_with_locations(dirs, dir.reading())?;
     let request = Request {
         domain: &flags.domain,
         descriptors: flags.descriptors.iter().map(Typed::descriptor).collect(),
@@ -123,7 +123,7 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult 
 
 /// Resolves the request as the limiter does, and lists the candidates of each level.
 fn explain<'r>(
-    (rules, places): (&'r Rules, &'r Places),
+    (rules, places): (&'r Rules, &'r RuleLocations),
     request: &Request<'_>,
     typed: &'r [Typed],
     hasher: &KeyHasher,

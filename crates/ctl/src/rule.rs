@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ratelease_rules::{
-    Algorithm, Allowance, FailureMode, Leasing, Level, Limit, Rule, Terms, Written,
+    Algorithm, Allowance, FailureMode, LeaseTerms, Leasing, Level, Limit, Rule, SourceLocation,
 };
 use serde_json::{Map, Value, json};
 
@@ -37,8 +37,8 @@ pub(super) fn object(rule: &Rule) -> Map<String, Value> {
 }
 
 /// Returns the place of a rule for a JSON object; null if unknown.
-pub(super) fn place(written: Option<Written<'_>>) -> Value {
-    written.map_or(Value::Null, |Written { file, place }| {
+pub(super) fn place(written: Option<SourceLocation<'_>>) -> Value {
+    written.map_or(Value::Null, |SourceLocation { file, place }| {
         json!({ "file": file, "line": place.line, "column": place.column })
     })
 }
@@ -132,7 +132,7 @@ pub(super) fn lent(limit: Limit, leasing: &Leasing) -> String {
     let aligned = matches!(limit.algorithm, Algorithm::FixedWindow);
     let span = match terms.ttl {
         None if aligned => "until the window ends".to_owned(),
-        None => format!("for {:?} at most", Terms::TTL),
+        None => format!("for {:?} at most", LeaseTerms::TTL),
         Some(ttl) => format!("for {ttl:?} at most"),
     };
     format!("on: a pod holds {} of what remains at most{most}, {span}", terms.fraction)

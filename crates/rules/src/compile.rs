@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use crate::fault::{Fault, Faults, Findings, Place, excerpt};
 use crate::file::{self, Descriptor, File};
-use crate::locations::Places;
+use crate::locations::RuleLocations;
 use crate::node::{self, Document};
 use crate::parsed::Parsed;
 use crate::reader::Reader;
-use crate::rule::{Level, Matched, Rule};
+use crate::rule::{Level, LevelMatch, Rule};
 use crate::rules::Rules;
 use crate::small_map::TextMap;
 use crate::source::Source;
@@ -57,16 +57,19 @@ pub fn load(sources: &[Source], options: Options) -> Result<Loaded, Faults> {
 
 /// Like [`load`], and also returns where each rule is written. This costs memory, so only tools use
 /// it.
-pub fn load_with_places(sources: &[Source], options: Options) -> Result<(Loaded, Places), Faults> {
-    let (loaded, places) = compile(sources, options, Some(Places::default()))?;
+pub fn load_with_locations(
+    sources: &[Source],
+    options: Options,
+) -> Result<(Loaded, RuleLocations), Faults> {
+    let (loaded, places) = compile(sources, options, Some(RuleLocations::default()))?;
     Ok((loaded, places.unwrap_or_default()))
 }
 
 fn compile(
     sources: &[Source],
     options: Options,
-    places: Option<Places>,
-) -> Result<(Loaded, Option<Places>), Faults> {
+    places: Option<RuleLocations>,
+) -> Result<(Loaded, Option<RuleLocations>), Faults> {
     let mut sorted: Vec<&Source> = sources.iter().collect();
     sorted.sort_by(|a, b| a.name.cmp(&b.name));
     let findings = Findings::default();
@@ -109,7 +112,7 @@ struct Compiler<'f> {
     domains: TextMap<Domain>,
     rules: Vec<Arc<Rule>>,
     /// Where each rule is written, if the caller asked for it.
-    places: Option<Places>,
+    places: Option<RuleLocations>,
     paths: Paths,
     /// The levels of the previous rule. Most rules have the same levels as the rule before, and
     /// share them.
@@ -129,7 +132,7 @@ struct Domain {
 // === impl Compiler ===
 
 impl<'f> Compiler<'f> {
-    fn new(options: Options, findings: &'f Findings, places: Option<Places>) -> Self {
+    fn new(options: Options, findings: &'f Findings, places: Option<RuleLocations>) -> Self {
         Compiler {
             findings,
             options,
@@ -300,9 +303,9 @@ impl<'f> Compiler<'f> {
             shared: (is_shared && has_pattern).then(|| pattern().into()),
             value_to_metric: descriptor.value_to_metric.is_true(),
             matched: match value {
-                _ if has_pattern => Matched::Wildcard(composite(key, value).into()),
-                "" => Matched::Key,
-                _ => Matched::Value,
+                _ if has_pattern => LevelMatch::Wildcard(composite(key, value).into()),
+                "" => LevelMatch::Key,
+                _ => LevelMatch::Value,
             },
             start,
         }

@@ -2,7 +2,7 @@
 
 /// Returns whether `character` is a control character, a line end of Unicode, changes the direction
 /// of text, or is invisible.
-pub fn steers(character: char) -> bool {
+pub fn alters_display(character: char) -> bool {
     character.is_control()
         || matches!(character,
             '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 
-use crate::display_safety::steers;
+use crate::display_safety::alters_display;
 use crate::nearest::nearest;
 
 /// A fault (or, as a warning, something doubtful) at one place of one file.
@@ -74,7 +74,7 @@ pub fn excerpt(text: &str) -> String {
     let mut characters = text.chars();
     let mut out = String::new();
     for character in characters.by_ref().take(EXCERPT_CHARS_MAX) {
-        if steers(character) {
+        if alters_display(character) {
             out.extend(character.escape_default());
         } else {
             out.push(character);

@@ -27,7 +27,7 @@ pub struct KeyHasher {
 
 /// The value of an entry, as it enters the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum KeyPart<'a> {
     /// The value on the request.
     Value(&'a str),
     /// The pattern of a rule with `share_threshold`: one count for all values that match.
@@ -36,7 +36,7 @@ pub enum Part<'a> {
 
 /// What an overflow key counts for: see [`KeyHasher::overflow_key`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owner<'a> {
+pub enum OverflowScope<'a> {
     /// The rule of this path.
     Rule(&'a str),
     /// Overrides in this domain with this number of requests.
@@ -58,15 +58,15 @@ impl KeyHasher {
         &self,
         domain: &str,
         identity: u64,
-        parts: impl Iterator<Item = (&'a str, Part<'a>)>,
+        parts: impl Iterator<Item = (&'a str, KeyPart<'a>)>,
     ) -> Key {
         let mut encoding = Encoding::new(&self.secret);
         encoding.part(b'd', domain);
         for (key, part) in parts {
             encoding.part(b'k', key);
             match part {
-                Part::Value(text) => encoding.part(b'v', text),
-                Part::Shared(text) => encoding.part(b's', text),
+                KeyPart::Value(text) => encoding.part(b'v', text),
+                KeyPart::Shared(text) => encoding.part(b's', text),
             }
         }
         encoding.write(&identity.to_le_bytes());
@@ -75,11 +75,11 @@ impl KeyHasher {
 
     /// Returns the key under which a pod counts requests for which it has no room to keep separate
     /// keys. It never equals the key of a descriptor, whose encoding begins differently.
-    pub fn overflow_key(&self, owner: Owner<'_>, identity: u64) -> Key {
+    pub fn overflow_key(&self, scope: OverflowScope<'_>, identity: u64) -> Key {
         let mut encoding = Encoding::new(&self.secret);
-        match owner {
-            Owner::Rule(path) => encoding.part(b'r', path),
-            Owner::Override(domain, requests) => {
+        match scope {
+            OverflowScope::Rule(path) => encoding.part(b'r', path),
+            OverflowScope::Override(domain, requests) => {
                 encoding.part(b'o', domain);
                 encoding.write(&requests.to_le_bytes());
             }
@@ -283,16 +283,16 @@ mod tests {
 
     use super::*;
 
-    fn key(secret: &str, domain: &str, identity: u64, entries: &[(&str, Part<'_>)]) -> Key {
+    fn key(secret: &str, domain: &str, identity: u64, entries: &[(&str, KeyPart<'_>)]) -> Key {
         KeyHasher::new(secret).key(domain, identity, entries.iter().copied())
     }
 
     #[test]
     fn no_two_descriptors_share_a_key() {
-        use Part::{Shared, Value};
+        use KeyPart::{Shared, Value};
         let long = "x".repeat(300);
         let longer = "x".repeat(301);
-        type Case<'a> = (&'a str, u64, &'a [(&'a str, Part<'a>)]);
+        type Case<'a> = (&'a str, u64, &'a [(&'a str, KeyPart<'a>)]);
         let cases: [Case<'_>; 14] = [
             ("d", 60, &[]),
             ("d", 1, &[]),
@@ -317,15 +317,15 @@ mod tests {
     fn overflow_keys_are_apart_from_each_other_and_from_those_of_descriptors() {
         let hasher = KeyHasher::new("");
         let owners = [
-            (Owner::Rule("d"), 60),
-            (Owner::Rule("d"), 1),
-            (Owner::Rule("d.k"), 60),
-            (Owner::Override("d", 5), 60),
-            (Owner::Override("d", 6), 60),
-            (Owner::Override("d.k", 5), 60),
+            (OverflowScope::Rule("d"), 60),
+            (OverflowScope::Rule("d"), 1),
+            (OverflowScope::Rule("d.k"), 60),
+            (OverflowScope::Override("d", 5), 60),
+            (OverflowScope::Override("d", 6), 60),
+            (OverflowScope::Override("d.k", 5), 60),
         ];
         let overflows = owners.map(|(owner, identity)| hasher.overflow_key(owner, identity));
-        let own = [key("", "d", 60, &[]), key("", "d", 60, &[("k", Part::Value(""))])];
+        let own = [key("", "d", 60, &[]), key("", "d", 60, &[("k", KeyPart::Value(""))])];
         let keys: HashSet<_> = overflows.iter().chain(&own).collect();
         assert_eq!(keys.len(), owners.len() + own.len());
     }
@@ -333,10 +333,10 @@ mod tests {
     /// Pods of different versions share counts, so a key must not change between versions.
     #[test]
     fn keys_are_what_they_were() {
-        let parts = [("user", Part::Value("alice"))];
+        let parts = [("user", KeyPart::Value("alice"))];
         assert_eq!(key("", "shop", 60, &parts).in_store("p:"), "p:rl:{SIkqHKtZuP__J8Xf1wKPgA}");
         let long = "x".repeat(20_000);
-        let parts = [("user", Part::Value(long.as_str()))];
+        let parts = [("user", KeyPart::Value(long.as_str()))];
         let own = key("", "shop", 60, &parts);
         assert_eq!(own.to_string(), "usCMpKEe3l9KRRL-gXFxmA");
         let pools = [0, 1, 63].map(|at| own.of_pool(at).to_string());
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn a_secret_changes_every_key() {
-        let parts = [("user", Part::Value("alice"))];
+        let parts = [("user", KeyPart::Value("alice"))];
         assert_ne!(key("", "shop", 60, &parts), key("s", "shop", 60, &parts));
     }
 

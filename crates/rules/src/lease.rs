@@ -8,12 +8,12 @@ pub enum Leasing {
     /// No leases: every decision asks the store.
     Off,
     /// Tokens are leased in batches, sized by demand.
-    On(Terms),
+    On(LeaseTerms),
 }
 
 /// The terms of a lease.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Terms {
+pub struct LeaseTerms {
     /// φ: the part of the remaining tokens that one pod may hold when all pods ask at once; above
     /// 0, at most 1.
     pub fraction: f32,
@@ -21,13 +21,13 @@ pub struct Terms {
     /// whole.
     pub max: u32,
     /// τ: maximum duration of a lease. With `None`, leases of a fixed window last until its end,
-    /// and others [`Terms::TTL`].
+    /// and others [`LeaseTerms::TTL`].
     pub ttl: Option<Duration>,
 }
 
-// === impl Terms ===
+// === impl LeaseTerms ===
 
-impl Terms {
+impl LeaseTerms {
     /// Default φ. At ½, a demand that moves between pods strands several per cent of the tokens; at
     /// ¼ it does not (`docs/architecture.md`).
     pub const FRACTION: f32 = 0.25;
@@ -42,7 +42,7 @@ impl Terms {
     pub const TTL_MAX: Duration = Duration::from_secs(60);
 }
 
-impl Default for Terms {
+impl Default for LeaseTerms {
     fn default() -> Self {
         Self { fraction: Self::FRACTION, max: u32::MAX, ttl: None }
     }
@@ -50,6 +50,6 @@ impl Default for Terms {
 
 impl Default for Leasing {
     fn default() -> Self {
-        Self::On(Terms::default())
+        Self::On(LeaseTerms::default())
     }
 }

@@ -55,18 +55,18 @@ mod wildcard;
 pub mod yaml;
 
 pub use attachment::Attachment;
-pub use compile::{Loaded, Options, load, load_with_places};
+pub use compile::{Loaded, Options, load, load_with_locations};
 pub use directory::{ReadError, read_directory, read_from, read_path};
 pub use failure::FailureMode;
 pub use fault::{Fault, Faults, Place, excerpt};
-pub use lease::{Leasing, Terms};
+pub use lease::{LeaseTerms, Leasing};
 pub use limit::{
     Algorithm, FILL_SECONDS_MAX, Limit, MAX_DELAY_MAX, POOLS_MAX, SLIDING_LOG_MAX,
     SLIDING_WINDOW_MAX, Unit, WINDOW_SECONDS_MAX,
 };
-pub use locations::{Places, Written};
+pub use locations::{RuleLocations, SourceLocation};
 pub use nearest::nearest;
-pub use rule::{Allowance, Level, Matched, Rule};
+pub use rule::{Allowance, Level, LevelMatch, Rule};
 pub use rules::{Lookup, Rules};
 pub use source::Source;
-pub use tree::{Candidate, Fit, Step, Trace};
+pub use tree::{Candidate, MatchKind, Step, Trace};

@@ -7,7 +7,7 @@ use crate::small_map::TextMap;
 
 /// The place of each rule of a load, by its path.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct RuleLocations {
     /// Names of the sources that have rules, in the order in which they were read.
     files: Vec<Box<str>>,
     /// The index of the file in `files`, and the place in that file.
@@ -16,20 +16,20 @@ pub struct Places {
 
 /// The place where a rule's descriptor begins. Printed as `file:line:column`, as faults are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Written<'p> {
+pub struct SourceLocation<'p> {
     /// Name of the source.
     pub file: &'p str,
     /// The place in the source.
     pub place: Place,
 }
 
-// === impl Places ===
+// === impl RuleLocations ===
 
-impl Places {
+impl RuleLocations {
     /// Returns where the rule of this path is written; `None` if there is no such rule.
-    pub fn of(&self, path: &str) -> Option<Written<'_>> {
+    pub fn of(&self, path: &str) -> Option<SourceLocation<'_>> {
         let (file, place) = self.by_path.get(path)?;
-        Some(Written { file: self.files.get(*file)?, place: *place })
+        Some(SourceLocation { file: self.files.get(*file)?, place: *place })
     }
 
     /// Records a rule of `file`. All rules of one file are recorded before those of the next.
@@ -41,9 +41,9 @@ impl Places {
     }
 }
 
-// === impl Written ===
+// === impl SourceLocation ===
 
-impl fmt::Display for Written<'_> {
+impl fmt::Display for SourceLocation<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Place { line, column } = self.place;
         write!(f, "{}:{line}:{column}", self.file)

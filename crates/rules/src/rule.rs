@@ -54,14 +54,14 @@ pub struct Level {
     /// `value_to_metric`: the stats key contains the value of the request.
     pub value_to_metric: bool,
     /// How the level was configured, which determines how the stats key shows it.
-    pub matched: Matched,
+    pub matched: LevelMatch,
     /// Where the level's text begins in the rule's path, in bytes.
     pub start: u32,
 }
 
 /// How a level of a rule's path was configured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Matched {
+pub enum LevelMatch {
     /// By its key only.
     #[default]
     Key,
@@ -84,7 +84,7 @@ pub enum Allowance {
 
 impl Rule {
     /// Returns the parts of the path: the domain, then each level. Any part may contain dots.
-    pub fn steps(&self) -> impl Iterator<Item = &str> {
+    pub fn path_parts(&self) -> impl Iterator<Item = &str> {
         let starts = self.levels.iter().map(|level| level.start as usize);
         let ends = starts.clone().map(|start| start.saturating_sub(1)).chain([self.path.len()]);
         let steps = std::iter::once(0).chain(starts).zip(ends);

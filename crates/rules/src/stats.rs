@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use crate::request::Entry;
-use crate::rule::{Level, Matched, Rule};
+use crate::rule::{Level, LevelMatch, Rule};
 
 // === impl Rule ===
 
@@ -46,9 +46,11 @@ impl Rule {
     /// there are as many keys as values.
     pub fn varies_at(&self, level: usize) -> bool {
         self.levels.get(level).is_some_and(|level| match level.matched {
-            Matched::Value => false,
-            Matched::Wildcard(_) if level.shared.is_some() => false,
-            Matched::Wildcard(_) | Matched::Key => self.detailed_metric || level.value_to_metric,
+            LevelMatch::Value => false,
+            LevelMatch::Wildcard(_) if level.shared.is_some() => false,
+            LevelMatch::Wildcard(_) | LevelMatch::Key => {
+                self.detailed_metric || level.value_to_metric
+            }
         })
     }
 }
@@ -59,11 +61,13 @@ impl Level {
     /// Returns the value that a stats key shows for `entry`.
     fn shown<'a>(&'a self, entry: &Entry<'a>, is_detailed: bool) -> &'a str {
         match &self.matched {
-            Matched::Wildcard(pattern) if self.shared.is_some() => without_key(pattern, entry.key),
-            Matched::Value => entry.value,
+            LevelMatch::Wildcard(pattern) if self.shared.is_some() => {
+                without_key(pattern, entry.key)
+            }
+            LevelMatch::Value => entry.value,
             _ if is_detailed || self.value_to_metric => entry.value,
-            Matched::Wildcard(pattern) => without_key(pattern, entry.key),
-            Matched::Key => "",
+            LevelMatch::Wildcard(pattern) => without_key(pattern, entry.key),
+            LevelMatch::Key => "",
         }
     }
 }

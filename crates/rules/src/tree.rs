@@ -16,7 +16,7 @@ use crate::request::Entry;
 use crate::rule::Rule;
 use crate::small_map::{SmallMap, TextMap};
 use crate::wildcard::Patterns;
-pub use trace::{Candidate, Fit, Step, Trace};
+pub use trace::{Candidate, MatchKind, Step, Trace};
 
 /// The node that one level of a rule file configures, to which an entry leads.
 #[derive(Debug, Default)]

@@ -109,7 +109,7 @@ fn hot_key(hot: &Hot) -> Value {
 /// A rule and its counts.
 fn told(rule: &Rule, counts: Option<&RuleTotals>) -> Value {
     let mut told = counted(&rule.path, counts);
-    told["path"] = rule.steps().collect();
+    told["path"] = rule.path_parts().collect();
     told["shadow_mode"] = rule.shadow_mode.into();
     (told["limit"], told["algorithm"]) = match rule.allowance {
         Allowance::Limited(limit) => (words(limit).into(), limit.algorithm.name().into()),

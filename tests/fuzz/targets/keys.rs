@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use ratelease_rules::key::{Key, KeyHasher, Part};
+use ratelease_rules::key::{Key, KeyHasher, KeyPart};
 
 use crate::rng::Rng;
 use crate::run;
@@ -31,7 +31,7 @@ fn no_two_counts_have_one_key() {
     let seen: RefCell<HashMap<Key, Count>> = RefCell::default();
     run::generated("keys", 20_000, count, |count| {
         let parts = count.entries.iter().map(|(key, is_shared, text)| {
-            (&**key, if *is_shared { Part::Shared(text) } else { Part::Value(text) })
+            (&**key, if *is_shared { KeyPart::Shared(text) } else { KeyPart::Value(text) })
         });
         let parts: Vec<_> = parts.collect();
         let key = hasher.key(&count.domain, count.identity, parts.iter().copied());

@@ -60,7 +60,7 @@ fn any_file_is_rules_or_faults_with_their_places() {
 fn look(rules: &rules::Rules) {
     for rule in rules.iter() {
         assert_eq!(rules.by_path(&rule.path).map(|it| &it.path), Some(&rule.path));
-        let mut steps = rule.steps();
+        let mut steps = rule.path_parts();
         let domain = steps.next().unwrap_or_default();
         let entries: Vec<_> = steps
             .map(|step| step.split_once('_').unwrap_or((step, "")))

@@ -14,7 +14,7 @@ use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::{Code, Modes};
-use ratelease_rules::key::{Key, KeyHasher, Part};
+use ratelease_rules::key::{Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Allowance, Limit, Lookup, Rules, Source};
 use smallvec::smallvec;
@@ -118,7 +118,7 @@ impl Fleet {
     /// Number of asks for `key` that reached the stores of all pods. Each is one EVALSHA, or two
     /// commands after a NOSCRIPT.
     pub fn asks(&self, key: &str) -> u64 {
-        let parts = std::iter::once((key, Part::Value(VALUE)));
+        let parts = std::iter::once((key, KeyPart::Value(VALUE)));
         let key = self.hasher.key(DOMAIN, self.limit(key).identity(), parts);
         self.pods.iter().map(|pod| pod.told.asks.lock().get(&key).copied().unwrap_or(0)).sum()
     }

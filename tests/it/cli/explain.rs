@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, Deposit, Store};
-use ratelease_rules::key::{KeyHasher, Part};
+use ratelease_rules::key::{KeyHasher, KeyPart};
 use ratelease_rules::{Limit, Unit};
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ fn json_tells_levels_settings_and_key() {
     let key = KeyHasher::new("").key(
         "shop",
         Limit::fixed_window(1000, Unit::Day).identity(),
-        [("plan", Part::Value("free")), ("user_id", Part::Value("7"))].into_iter(),
+        [("plan", KeyPart::Value("free")), ("user_id", KeyPart::Value("7"))].into_iter(),
     );
     assert_eq!(first["count"]["redis_key"], key.in_store(""));
     assert_eq!(report["descriptors"][1]["rule"], "shop.user_id");
@@ -64,7 +64,7 @@ fn secret_and_prefix_make_the_key_that_the_pods_make() {
     };
     let env = [("KEY_SECRET", "sesame"), ("CACHE_KEY_PREFIX", "p:")];
     let limit = Limit::fixed_window(100, Unit::Minute);
-    let parts = [("user_id", Part::Value("x"))].into_iter();
+    let parts = [("user_id", KeyPart::Value("x"))].into_iter();
     let expected = KeyHasher::new("sesame").key("shop", limit.identity(), parts).in_store("p:");
     assert_eq!(key(&env), expected);
     assert_ne!(key(&[]), expected);
@@ -113,7 +113,7 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
     let text = format!("domain: looked\ndescriptors:\n  - {{key: k, {rule}}}}}\n  - {split}\n");
     let dir = files(&[("a.yaml", &text)]);
     let limit = Limit::fixed_window(100, Unit::Year);
-    let parts = [("k", Part::Value("v"))].into_iter();
+    let parts = [("k", KeyPart::Value("v"))].into_iter();
     let key = KeyHasher::new("").key("looked", limit.identity(), parts);
     let store = RedisStore::spawn(cluster.config(), "");
     store.ready().await;
@@ -121,7 +121,7 @@ async fn the_store_is_looked_at_and_nothing_is_taken() {
     assert_eq!(taken[0].as_ref().map(|grant| grant.tokens), Ok(3));
     // Two tokens of the split key are leased, and lie in its last pool.
     let limit = Limit::fixed_window(10, Unit::Year);
-    let parts = [("split", Part::Value("v"))].into_iter();
+    let parts = [("split", KeyPart::Value("v"))].into_iter();
     let key = KeyHasher::new("").key("looked", limit.identity(), parts);
     let look = Ask::look(key, limit);
     let lent = store.exchange(&[Ask { want: 2, ..look }]).await.remove(0).unwrap();

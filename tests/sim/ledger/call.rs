@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ratelease_engine::time::Time;
-use ratelease_rules::key::{Key, KeyHasher, Part};
+use ratelease_rules::key::{Key, KeyHasher, KeyPart};
 use ratelease_rules::{Algorithm, FailureMode, Limit, Rules};
 
 use crate::rule::{self, DOMAIN};
@@ -66,7 +66,7 @@ impl Charge {
             _ => FailureMode::default(),
         };
         self.count = limit.map(|limit| {
-            let part = (self.name, Part::Value(self.value));
+            let part = (self.name, KeyPart::Value(self.value));
             (hasher.key(DOMAIN, limit.identity(), std::iter::once(part)), limit)
         });
     }

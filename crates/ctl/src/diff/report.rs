@@ -2,7 +2,7 @@
 
 use ratelease_cli::out::{CliError, Ink, Out};
 use ratelease_cli::safe::Safe;
-use ratelease_rules::{Allowance, Places, Rule};
+use ratelease_rules::{Allowance, Rule, RuleLocations};
 use serde_json::{Value, json};
 
 use super::{Change, Counts, Diff, Sides};
@@ -41,7 +41,7 @@ pub(super) fn text(diff: &Diff<'_>, places: Sides<'_>, out: &mut Out) -> Result<
 }
 
 /// Formats the place of a rule: `rules/shop.yaml:12:5`
-fn shown_place(places: &Places, path: &str) -> String {
+fn shown_place(places: &RuleLocations, path: &str) -> String {
     // Every rule of a load has a place.
     places.of(path).map(|written| Safe(written).to_string()).unwrap_or_default()
 }
@@ -95,7 +95,7 @@ fn words(counts: Counts) -> String {
 }
 
 pub(super) fn json(diff: &Diff<'_>, Sides { was, is }: Sides<'_>) -> Value {
-    let whole = |rule: &Rule, places: &Places| {
+    let whole = |rule: &Rule, places: &RuleLocations| {
         let place = rule::place(places.of(&rule.path));
         json!({ "rule": rule.path, "place": place, "settings": rule::object(rule) })
     };

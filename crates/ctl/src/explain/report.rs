@@ -7,7 +7,7 @@ use ratelease_cli::out::{CliError, Ink, Out};
 use ratelease_cli::safe::Safe;
 use ratelease_engine::store::Grant;
 use ratelease_rules::request::{self, Request};
-use ratelease_rules::{Allowance, Candidate, Fit, Limit, Rule, Step};
+use ratelease_rules::{Allowance, Candidate, Limit, MatchKind, Rule, Step};
 use serde_json::{Map, Value, json};
 
 use super::count::{Count, Entry};
@@ -222,17 +222,19 @@ fn shown(entries: &[request::Entry<'_>]) -> String {
 
 fn node(candidate: &Candidate<'_>) -> String {
     match candidate.fit {
-        Fit::Key => format!("{}: any value", candidate.key),
-        Fit::Value | Fit::Pattern if candidate.value.is_empty() => candidate.key.to_owned(),
-        Fit::Value | Fit::Pattern => format!("{}: {}", candidate.key, candidate.value),
+        MatchKind::Key => format!("{}: any value", candidate.key),
+        MatchKind::Value | MatchKind::Pattern if candidate.value.is_empty() => {
+            candidate.key.to_owned()
+        }
+        MatchKind::Value | MatchKind::Pattern => format!("{}: {}", candidate.key, candidate.value),
     }
 }
 
-fn fit(fit: Fit) -> &'static str {
+fn fit(fit: MatchKind) -> &'static str {
     match fit {
-        Fit::Value => "value",
-        Fit::Pattern => "pattern",
-        Fit::Key => "key",
+        MatchKind::Value => "value",
+        MatchKind::Pattern => "pattern",
+        MatchKind::Key => "key",
     }
 }
 

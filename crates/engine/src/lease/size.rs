@@ -8,7 +8,7 @@
 use std::num::NonZeroU8;
 use std::time::Duration;
 
-use ratelease_rules::Terms;
+use ratelease_rules::LeaseTerms;
 
 /// ε: the fraction of a limit that may lie unspent in the whole fleet, whatever the demand.
 const UNSPENT_ALLOWANCE: f64 = 0.005;
@@ -68,7 +68,7 @@ pub struct Need {
     /// The key weighs on its shard, so it gets fewer and larger leases.
     pub relief: bool,
     /// φ and the largest size of one lease.
-    pub terms: Terms,
+    pub terms: LeaseTerms,
 }
 
 // === impl Need ===
@@ -180,7 +180,7 @@ mod tests {
 
     fn need(demand: f64, limit: u64, left: u64) -> Need {
         let (waiting, inflow, lasts, pods) = (0, 0.0, None, 1.0);
-        let (round_trip, terms) = (Duration::from_micros(500), Terms::default());
+        let (round_trip, terms) = (Duration::from_micros(500), LeaseTerms::default());
         let (burst, run, relief) = (demand, None, false);
         Need {
             demand,
@@ -258,9 +258,9 @@ mod tests {
 
     #[test]
     fn the_terms_of_a_rule_set_the_share_and_the_ceiling() {
-        let half = Terms { fraction: 0.5, ..Terms::default() };
+        let half = LeaseTerms { fraction: 0.5, ..LeaseTerms::default() };
         assert_eq!(Need { terms: half, ..need(1e9, 100, 80) }.size(), 40);
-        let few = Terms { max: 7, ..Terms::default() };
+        let few = LeaseTerms { max: 7, ..LeaseTerms::default() };
         assert_eq!(Need { terms: few, ..need(1e9, 100, 80) }.size(), 7);
     }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroU8;
 use std::time::Duration;
 
 use ratelease_rules::key::Key;
-use ratelease_rules::{Algorithm, Leasing, Limit, Rule, Terms};
+use ratelease_rules::{Algorithm, LeaseTerms, Leasing, Limit, Rule};
 
 use super::PodContext;
 use crate::buffer::{Kind, Lot, Refill};
@@ -99,16 +99,16 @@ impl LeasePolicy {
         self.leasing != Leasing::Off
     }
 
-    pub(super) fn terms(&self) -> Terms {
+    pub(super) fn terms(&self) -> LeaseTerms {
         match self.leasing {
             Leasing::On(terms) => terms,
-            Leasing::Off => Terms::default(),
+            Leasing::Off => LeaseTerms::default(),
         }
     }
 
     /// τ, the longest time that a lease lasts.
     pub(super) fn ttl(&self) -> Duration {
-        let default = if self.kind == Kind::Windowed { Duration::MAX } else { Terms::TTL };
+        let default = if self.kind == Kind::Windowed { Duration::MAX } else { LeaseTerms::TTL };
         self.terms().ttl.unwrap_or(default)
     }
 
@@ -139,7 +139,7 @@ impl LeasePolicy {
         };
         let known_until = match self.limit.algorithm {
             Algorithm::FixedWindow | Algorithm::SlidingWindow => asked_at + grant.reset_after,
-            _ => (asked_at + Terms::TTL).max(ends), // as long as there may be tokens
+            _ => (asked_at + LeaseTerms::TTL).max(ends), // as long as there may be tokens
         };
         let fresh_until = self.fresh_until(reply, grant, scarcity, context.now);
         let told = scarcity.pods > CROWD && grant.left == 0;

@@ -11,7 +11,7 @@
 //! A key that has its own entry, as a constantly used key has, never comes here. Overflow keys are
 //! kept apart from the full table, so that the keys that fill it cannot evict them.
 
-use ratelease_rules::key::{Key, KeyHasher, Owner};
+use ratelease_rules::key::{Key, KeyHasher, OverflowScope};
 
 use super::resolve::Charge;
 use super::{Ordering, Shared};
@@ -38,8 +38,8 @@ impl Charge<'_> {
     fn overflow_key(&self, hasher: &KeyHasher) -> Key {
         let limit = self.applied.limit;
         let owner = match self.applied.rule {
-            Some(rule) => Owner::Rule(&rule.path),
-            None => Owner::Override(&self.domain, limit.requests_per_unit),
+            Some(rule) => OverflowScope::Rule(&rule.path),
+            None => OverflowScope::Override(&self.domain, limit.requests_per_unit),
         };
         hasher.overflow_key(owner, limit.identity())
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
-use ratelease_rules::key::{Key, KeyHasher, Part};
+use ratelease_rules::key::{Key, KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
 
@@ -133,7 +133,7 @@ fn charge<'r>(
     let levels = rule.map_or(&[][..], |rule| &rule.levels);
     let parts = descriptor.entries.iter().enumerate().map(|(at, entry)| {
         let shared = levels.get(at).and_then(|level| level.shared.as_deref());
-        (entry.key, shared.map_or(Part::Value(entry.value), Part::Shared))
+        (entry.key, shared.map_or(KeyPart::Value(entry.value), KeyPart::Shared))
     });
     // Two windows on the same entries are counted apart; two limits of one window share a count, so
     // that raising or lowering a limit keeps the count.

@@ -7,7 +7,7 @@ use super::Compiler;
 use crate::failure::FailureMode;
 use crate::fault::{Findings, excerpt};
 use crate::file;
-use crate::lease::{Leasing, Terms};
+use crate::lease::{LeaseTerms, Leasing};
 use crate::limit::{Algorithm, MAX_DELAY_MAX, POOLS_MAX};
 use crate::parsed::Parsed;
 
@@ -141,7 +141,7 @@ fn lease_max(tokens: u32) -> Result<u32, String> {
 }
 
 fn ttl(span: Duration) -> Result<Duration, String> {
-    let (least, most) = (Terms::TTL_MIN, Terms::TTL_MAX);
+    let (least, most) = (LeaseTerms::TTL_MIN, LeaseTerms::TTL_MAX);
     if (least..=most).contains(&span) {
         return Ok(span);
     }
@@ -164,8 +164,8 @@ impl Lease {
             Lease::On { fraction, max, ttl } => (fraction, max, ttl),
             Lease::Off => (None, None, None),
         };
-        let built_in = Terms::default();
-        Leasing::On(Terms {
+        let built_in = LeaseTerms::default();
+        Leasing::On(LeaseTerms {
             fraction: fraction.or(or_fraction).unwrap_or(built_in.fraction),
             max: max.or(or_max).unwrap_or(built_in.max),
             ttl: ttl.or(or_ttl).or(built_in.ttl),

@@ -11,7 +11,7 @@ use crate::attachment::Attachment;
 use crate::fault::{Place, excerpt};
 use crate::file::{Descriptor, RateLimit};
 use crate::parsed::Parsed;
-use crate::rule::{Level, Matched, Rule};
+use crate::rule::{Level, LevelMatch, Rule};
 
 // === impl Compiler ===
 
@@ -114,8 +114,8 @@ impl Level {
     /// Returns its size in bytes, including its text.
     fn bytes(&self) -> usize {
         let pattern = match &self.matched {
-            Matched::Wildcard(pattern) => pattern.len(),
-            Matched::Key | Matched::Value => 0,
+            LevelMatch::Wildcard(pattern) => pattern.len(),
+            LevelMatch::Key | LevelMatch::Value => 0,
         };
         size_of::<Level>() + pattern + self.shared.as_ref().map_or(0, |shared| shared.len())
     }

@@ -45,7 +45,7 @@ fn algorithm(rule: &Rule) -> Algorithm {
 }
 
 fn terms(fraction: f32, max: u32, ttl: Option<Duration>) -> Leasing {
-    Leasing::On(Terms { fraction, max, ttl })
+    Leasing::On(LeaseTerms { fraction, max, ttl })
 }
 
 #[test]
@@ -337,5 +337,5 @@ fn a_path_is_taken_apart_wherever_its_dots_are() {
     let rules = compile(text).rules;
     let rule = rules.iter().next().unwrap();
     assert_eq!(&*rule.path, "a.b.path_/x.pdf.user.id");
-    assert_eq!(rule.steps().collect::<Vec<_>>(), ["a.b", "path_/x.pdf", "user.id"]);
+    assert_eq!(rule.path_parts().collect::<Vec<_>>(), ["a.b", "path_/x.pdf", "user.id"]);
 }

@@ -8,7 +8,7 @@ fn places(texts: &[&str]) -> Vec<(String, String)> {
         .zip(texts)
         .map(|(name, text)| Source { name: format!("{name}.yaml"), text: text.as_bytes().into() })
         .collect();
-    let (loaded, places) = load_with_places(&sources, MERGE).unwrap();
+    let (loaded, places) = load_with_locations(&sources, MERGE).unwrap();
     let place = |rule: &Arc<Rule>| {
         let written = places.of(&rule.path).expect("every rule is written somewhere");
         (rule.path.to_string(), written.to_string())
@@ -77,5 +77,5 @@ descriptors:
 ";
     let expected = [("d.a_x", "a.yaml:3:5"), ("d.a_y", "a.yaml:4:5"), ("d.b.a_x", "a.yaml:3:5")];
     check(&[text], &expected);
-    assert!(load_with_places(&[], MERGE).unwrap().1.of("d.a_x").is_none());
+    assert!(load_with_locations(&[], MERGE).unwrap().1.of("d.a_x").is_none());
 }

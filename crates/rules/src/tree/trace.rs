@@ -46,14 +46,14 @@ pub struct Candidate<'r> {
     /// Value, as in the file; empty for the key alone.
     pub value: &'r str,
     /// How the node would match.
-    pub fit: Fit,
+    pub fit: MatchKind,
     /// Whether it matches the entry.
     pub fits: bool,
 }
 
 /// How a node matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fit {
+pub enum MatchKind {
     /// By the value itself.
     Value,
     /// By a pattern.
@@ -135,7 +135,7 @@ impl Branch {
         let slot = self.keys.iter().find(|(key, _)| *key == entry.key);
         let exact = slot.and_then(|(key, slot)| {
             let (value, index) = slot.values.get_key_value(entry.value)?;
-            Some((*index, Candidate { key, value, fit: Fit::Value, fits: true }))
+            Some((*index, Candidate { key, value, fit: MatchKind::Value, fits: true }))
         });
         let wild_values = slot.into_iter().map(|(_, slot)| &slot.wild_values);
         let by_value = wild_values.flat_map(|wild| wild.matches(entry.value.as_bytes()));
@@ -148,14 +148,14 @@ impl Branch {
             nodes.map(|(index, key, value)| (index, (key, value))).collect();
         let by_value_or_key = by_value.chain(by_key).filter_map(|(node, fits)| {
             let (key, value) = *written.get(&node)?;
-            Some((node, Candidate { key, value, fit: Fit::Pattern, fits }))
+            Some((node, Candidate { key, value, fit: MatchKind::Pattern, fits }))
         });
         let mut patterns: Vec<_> = by_value_or_key.collect();
         patterns.sort_by_key(|(index, _)| *index);
         // A value that equals a pattern's text was already listed as an exact match.
         patterns.retain(|(index, _)| exact.is_none_or(|(exact, _)| exact != *index));
         let alone = slot.and_then(|(key, slot)| {
-            Some((slot.alone?, Candidate { key, value: "", fit: Fit::Key, fits: true }))
+            Some((slot.alone?, Candidate { key, value: "", fit: MatchKind::Key, fits: true }))
         });
         // A key with a `*` is also a pattern, which was tried before; if it matched, do not list it
         // again.

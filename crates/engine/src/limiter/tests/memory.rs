@@ -3,7 +3,7 @@
 use std::mem::size_of;
 
 use futures_util::future::join_all;
-use ratelease_rules::key::Owner;
+use ratelease_rules::key::OverflowScope;
 
 use super::*;
 use crate::algorithm::step;
@@ -157,7 +157,7 @@ async fn what_an_overflow_holds_goes_back_when_the_pod_closes() {
     assert!(taken > 0);
     pod.close().await;
     let limit = Limit::fixed_window(1_000, Unit::Hour);
-    let key = KeyHasher::new("").overflow_key(Owner::Rule("d.a"), limit.identity());
+    let key = KeyHasher::new("").overflow_key(OverflowScope::Rule("d.a"), limit.identity());
     let left = rig.store.memory.take(&Ask::look(key, limit)).unwrap().left;
     assert_eq!(left, 1_000 - taken);
 }

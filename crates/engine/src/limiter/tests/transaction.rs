@@ -1,6 +1,6 @@
 //! The effects of a request of several descriptors: applied once, or not at all.
 
-use ratelease_rules::key::Part;
+use ratelease_rules::key::KeyPart;
 
 use super::*;
 
@@ -108,7 +108,7 @@ async fn what_a_pod_admits_by_itself_for_a_denied_request_costs_nothing() {
         pod.shared.options.hasher.key(
             "d",
             Limit::fixed_window(100, Unit::Day).identity(),
-            std::iter::once(("a", Part::Value("x"))),
+            std::iter::once(("a", KeyPart::Value("x"))),
         ),
         |slot| slot.give_back(Key::for_test(0), pod.clock().now(), &mut Vec::new()),
     );

@@ -5,7 +5,7 @@ mod reading;
 
 use std::fmt::{self, Write};
 
-use ratelease_rules::display_safety::steers;
+use ratelease_rules::display_safety::alters_display;
 
 use crate::store::StoreError;
 use crate::store::redis::settings::Address;
@@ -250,7 +250,7 @@ const TEXT_BYTES_MAX: usize = 256;
 fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len().min(TEXT_BYTES_MAX));
     for character in text.chars() {
-        let escaped = steers(character).then(|| character.escape_unicode());
+        let escaped = alters_display(character).then(|| character.escape_unicode());
         let length = escaped.as_ref().map_or(character.len_utf8(), |escaped| escaped.len());
         if shown.len() + length > TEXT_BYTES_MAX - CUT_MARK.len_utf8() {
             shown.push(CUT_MARK);
