@@ -30,7 +30,7 @@ use crate::http::{self, JsonOptions};
 use crate::rule_source::CurrentRules;
 use crate::rule_source::snapshot::Snapshot;
 use crate::rule_source::watch::Watcher;
-use crate::service::Intake;
+use crate::service::DecisionService;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
@@ -59,7 +59,7 @@ pub struct App {
     age: ConnectionAge,
     admin: Router,
     live: Live,
-    intake: Intake,
+    service: DecisionService,
     store: Arc<dyn Store>,
     limiter: Limiter,
     published: Arc<CurrentRules>,
@@ -138,7 +138,7 @@ impl App {
     }
 
     async fn start(self) -> io::Result<Serving> {
-        let App { published, health, limiter, intake, open, supervisor, .. } = self;
+        let App { published, health, limiter, service, open, supervisor, .. } = self;
         let (end_grpc, grpc_ended) = watch::channel(false);
         let (end_http, http_ended) = watch::channel(false);
         let (health_service, handle) = serve::health();
@@ -162,7 +162,7 @@ impl App {
             warn!("serving without {store}, which is not connected after {CONNECT_MAX:?}");
         }
         let mut pages = Background::new(&supervisor);
-        let routes = http::routes(intake.clone(), health.clone(), self.json);
+        let routes = http::routes(service.clone(), health.clone(), self.json);
         let (unread, end) = (UnreadPages::default(), http_ended);
         let page = |routes, open, in_turn| {
             let streams_max = if in_turn { PAGES_MAX } else { STREAMS_MAX };
@@ -178,7 +178,7 @@ impl App {
         pages.serve("the HTTP port", self.http, page(routes, open.http, false))?;
         let open = open.grpc;
         let door =
-            serve::Door { intake, health: health_service, age: self.age, open: open.clone() };
+            serve::Door { service, health: health_service, age: self.age, open: open.clone() };
         let stop = async move { told(&mut { grpc_ended }).await };
         let grpc = tokio::spawn(serve::serve(self.grpc, door, stop));
         let after = self.start.note_serving().as_millis();

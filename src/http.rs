@@ -13,19 +13,19 @@ use axum::routing::{any, get};
 
 use crate::admin::guard;
 use crate::admin::health::Health;
-use crate::service::Intake;
+use crate::service::DecisionService;
 
 pub use decide::JsonOptions;
 
 /// The routes of `PORT`.
-pub fn routes(intake: Intake, health: Health, json: JsonOptions) -> Router {
+pub fn routes(service: DecisionService, health: Health, json: JsonOptions) -> Router {
     let probes = Router::new()
         // These two accept any method, as in the reference implementation.
         .route("/healthcheck", any(healthcheck))
         .route("/livez", get(|| async { "OK" }))
         .route("/readyz", get(readyz))
         .with_state(health);
-    guard::with_headers(decide::routes(intake, json)).merge(probes)
+    guard::with_headers(decide::routes(service, json)).merge(probes)
 }
 
 /// The reference implementation's health check: 200 and `OK`, or 500 and an empty body.

@@ -1,7 +1,7 @@
 //! Counts decisions, by rule and in total, and reports the counts.
 //!
 //! ```text
-//! intake ─▶ Meters::note ─▶ the rule's meter (Attachment) ─▶ this thread's stripe of counters
+//! service ─▶ Meters::note ─▶ the rule's meter (Attachment) ─▶ this thread's stripe of counters
 //!                       └─▶ of rules that ask for it, the meter of the values on the request
 //! a scrape ─▶ Meters::families ─▶ Vec<Family> ─▶ text (Prometheus), or whoever else sends them
 //! ```

@@ -44,7 +44,7 @@ pub const JSON_CALLS_MAX: usize = 64;
 
 /// Checks and decides requests. A cheap handle: clones share all state.
 #[derive(Clone)]
-pub struct Intake {
+pub struct DecisionService {
     limiter: Limiter,
     published: Arc<CurrentRules>,
     headers: Option<Arc<Headers>>,
@@ -70,10 +70,10 @@ pub struct Answer<'r> {
     pub headers: Vec<(String, String)>,
 }
 
-// === impl Intake ===
+// === impl DecisionService ===
 
-impl Intake {
-    /// Creates an intake that decides by the rules in force at the time of a call; at most
+impl DecisionService {
+    /// Creates a service that decides by the rules in force at the time of a call; at most
     /// `calls_max` gRPC calls wait at once.
     pub fn new(
         limiter: Limiter,
@@ -98,7 +98,7 @@ impl Intake {
         }
     }
 
-    /// Returns this intake with `observers`, which record every request that reaches it.
+    /// Returns this service with `observers`, which record every request that reaches it.
     #[must_use]
     pub fn observed_by(self, observers: Observers) -> Self {
         Self { observers, ..self }
@@ -111,7 +111,7 @@ impl Intake {
     }
 
     /// Runs `call` of `peer`, which may wait. Its message must be complete; incomplete messages are
-    /// bounded by [`Intake::hold`].
+    /// bounded by [`DecisionService::hold`].
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ impl Intake {
         }
     }
 
-    /// The present time, by the clock that [`Intake::answer_by`] uses.
+    /// The present time, by the clock that [`DecisionService::answer_by`] uses.
     pub fn now(&self) -> Time {
         self.limiter.clock().now()
     }
@@ -189,12 +189,12 @@ impl Intake {
         self.answer_by(None, request, make).await
     }
 
-    /// Like [`Intake::answer`], for a caller that gives up at `deadline`: the time left until then
+    /// Like [`DecisionService::answer`], for a caller that gives up at `deadline`: the time left until then
     /// bounds how long the store may take.
     ///
     /// # Errors
     ///
-    /// As [`Intake::answer`].
+    /// As [`DecisionService::answer`].
     pub async fn answer_by<T>(
         &self,
         deadline: Option<Time>,
@@ -214,8 +214,8 @@ impl Intake {
         answered.inspect_err(|refusal| self.observers.note_refusal(refusal))
     }
 
-    /// Like [`Intake::answer`], if that requires no waiting. Otherwise returns `None` without side
-    /// effects, and the caller has to use [`Intake::pass`]. It does not count as a waiting call.
+    /// Like [`DecisionService::answer`], if that requires no waiting. Otherwise returns `None` without side
+    /// effects, and the caller has to use [`DecisionService::pass`]. It does not count as a waiting call.
     pub fn answer_at_once<T>(
         &self,
         request: &Request<'_>,

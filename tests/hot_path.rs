@@ -15,7 +15,7 @@ use ratelease::hot_keys::{self, HotKeys};
 use ratelease::metrics::Meters;
 use ratelease::observe::Observers;
 use ratelease::rule_source::CurrentRules;
-use ratelease::service::Intake;
+use ratelease::service::DecisionService;
 use ratelease::telemetry::trace::{Door, Tracer};
 use ratelease::telemetry::{Origin, Samples};
 use ratelease_cli::settings::{Identity, Otlp, OtlpProtocol, Tracing};
@@ -41,7 +41,7 @@ descriptors:
 const ROUNDS: usize = 20;
 const DECISIONS: u64 = 1_000;
 
-fn intake() -> Intake {
+fn service() -> DecisionService {
     let options = Options {
         max_wait: Duration::from_secs(5),
         buffer_bytes_max: 1024 * 1024,
@@ -58,7 +58,7 @@ fn intake() -> Intake {
     published.publish(Arc::new(loaded.rules));
     let hot_keys = HotKeys::new(hot_keys::Options::default(), limiter.clock());
     let observers = Observers::default().with_meters(Meters::default()).with_hot_keys(hot_keys);
-    Intake::new(limiter, published, None, 64).observed_by(observers)
+    DecisionService::new(limiter, published, None, 64).observed_by(observers)
 }
 
 /// A gRPC frame: one descriptor of two entries.
@@ -81,9 +81,9 @@ fn frame() -> Vec<u8> {
 #[tokio::test]
 async fn a_decision_from_frame_to_frame_allocates_nothing() {
     let profiler = dhat::Profiler::builder().testing().build();
-    allocates_nothing(intake()).await;
+    allocates_nothing(service()).await;
     // Samples and spans are on, but cover none of these decisions.
-    allocates_nothing(intake().observed_by(rare())).await;
+    allocates_nothing(service().observed_by(rare())).await;
     // Called here, since there can be only one profiler.
     what_a_message_claims_to_hold_is_not_allocated();
     drop(profiler);
@@ -118,23 +118,23 @@ fn rare() -> Observers {
     Observers::default().with_meters(meters).with_tracer(tracer).with_samples(samples)
 }
 
-async fn allocates_nothing(intake: Intake) {
+async fn allocates_nothing(service: DecisionService) {
     let frame = frame();
     let mut answer = BytesMut::with_capacity(256);
     // The first asks the store, and some arrive before its reply.
     let begun = Clock::start();
-    while grpc::answer_at_once(&intake, &frame, &mut answer).is_none() {
+    while grpc::answer_at_once(&service, &frame, &mut answer).is_none() {
         assert!(begun.now().nanos() < 5_000_000_000, "no lease came");
         let request = ratelease_rules::request::Request {
             domain: "d",
             descriptors: [descriptor()].into_iter().collect(),
             hits_addend: 0,
         };
-        intake.answer(&request, |_| ()).await.unwrap();
+        service.answer(&request, |_| ()).await.unwrap();
     }
     // A decision may ask ahead for the next lease, and asking allocates, which is not measured
     // here. By far most rounds do not ask.
-    let allocated = (0..ROUNDS).map(|_| allocated_in_a_round(&intake, &frame, &mut answer)).min();
+    let allocated = (0..ROUNDS).map(|_| allocated_in_a_round(&service, &frame, &mut answer)).min();
     let answered = pb::RateLimitResponse::decode(&answer[5..]).unwrap();
     assert_eq!(answered.statuses[0].current_limit.as_ref().unwrap().name, "per_user");
     assert_eq!(allocated, Some(0));
@@ -142,7 +142,7 @@ async fn allocates_nothing(intake: Intake) {
 
 /// Number of allocations in a round of decisions that are all made at once; `u64::MAX` if one is
 /// not.
-fn allocated_in_a_round(intake: &Intake, frame: &[u8], answer: &mut BytesMut) -> u64 {
+fn allocated_in_a_round(service: &DecisionService, frame: &[u8], answer: &mut BytesMut) -> u64 {
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
     let headers = HeaderMap::from_iter([(
         HeaderName::from_static("traceparent"),
@@ -151,10 +151,10 @@ fn allocated_in_a_round(intake: &Intake, frame: &[u8], answer: &mut BytesMut) ->
     let before = dhat::HeapStats::get();
     for _ in 0..DECISIONS {
         answer.clear();
-        assert!(intake.begin(Door::Grpc, &headers).is_none());
+        assert!(service.begin(Door::Grpc, &headers).is_none());
         // Sampling may pick one, in many rounds.
-        drop(intake.begin(Door::Grpc, &HeaderMap::new()));
-        if grpc::answer_at_once(intake, frame, answer).is_none() {
+        drop(service.begin(Door::Grpc, &HeaderMap::new()));
+        if grpc::answer_at_once(service, frame, answer).is_none() {
             return u64::MAX;
         }
     }

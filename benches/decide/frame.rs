@@ -7,7 +7,7 @@ use bytes::BytesMut;
 use criterion::{Criterion, criterion_group};
 use ratelease::grpc;
 use ratelease::rule_source::CurrentRules;
-use ratelease::service::{Answer, Intake};
+use ratelease::service::{Answer, DecisionService};
 
 use super::{Bench, TURN, compile, deep, users};
 
@@ -23,7 +23,7 @@ const PREFIX_BYTES: usize = 5;
 fn frame(criterion: &mut Criterion) {
     let frames: Vec<_> = users(1).iter().map(|user| framed(user)).collect();
     let bench = Bench::new(&deep(1));
-    let intake = intake(&bench);
+    let service = service(&bench);
     let _entered = bench.runtime.enter();
     criterion.bench_function("frame/decode", |bencher| {
         bencher.iter(|| black_box(grpc::read(black_box(&frames[0][PREFIX_BYTES..]))));
@@ -37,9 +37,9 @@ fn frame(criterion: &mut Criterion) {
         }
         // The lease is used up now and then.
         let frame = black_box(&frames[at % frames.len()]);
-        while grpc::answer_at_once(&intake, frame, &mut bytes).is_none() {
+        while grpc::answer_at_once(&service, frame, &mut bytes).is_none() {
             let request = grpc::read(&frame[PREFIX_BYTES..]).expect("a plain request");
-            let answered = bench.runtime.block_on(intake.answer(&request, |_| ()));
+            let answered = bench.runtime.block_on(service.answer(&request, |_| ()));
             answered.expect("the store is here");
         }
     };
@@ -66,10 +66,10 @@ fn encode(criterion: &mut Criterion, bench: &Bench, frame: &[u8]) {
     });
 }
 
-fn intake(bench: &Bench) -> Intake {
+fn service(bench: &Bench) -> DecisionService {
     let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(compile(&deep(1))));
-    Intake::new(bench.limiter.clone(), published, None, CALLS_MAX)
+    DecisionService::new(bench.limiter.clone(), published, None, CALLS_MAX)
 }
 
 /// A frame with a request for `user`: field by field, with the numbers of `rls.proto`.

@@ -38,7 +38,7 @@ use crate::rule_source::CurrentRules;
 use crate::rule_source::directory::Directory;
 use crate::rule_source::snapshot::Snapshot;
 use crate::rule_source::watch::{WatchPaths, Watcher};
-use crate::service::Intake;
+use crate::service::DecisionService;
 use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
@@ -48,7 +48,7 @@ use crate::telemetry::{LogWriter, Origin, Samples};
 /// The parts that count.
 struct Parts {
     limiter: Limiter,
-    intake: Intake,
+    service: DecisionService,
     published: Arc<CurrentRules>,
     supervisor: Supervisor,
     open: Open,
@@ -105,12 +105,12 @@ impl App {
         let samples = samples(&settings.logging, clock);
         let observers = counted.observers().with_samples(samples).with_tracer(tracer.clone());
         let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
-        let intake = Intake::new(limiter.clone(), rules, answers.headers, calls_max)
+        let service = DecisionService::new(limiter.clone(), rules, answers.headers, calls_max)
             .observed_by(observers.clone());
         let (supervisor, open, start) = (Supervisor::default(), bind::room(), Start::new(clock));
         let parts = Parts {
             limiter: limiter.clone(),
-            intake: intake.clone(),
+            service: service.clone(),
             published: Arc::clone(&published),
             supervisor: supervisor.clone(),
             open: open.clone(),
@@ -133,7 +133,7 @@ impl App {
             age: age(&listeners),
             admin,
             live,
-            intake,
+            service,
             store,
             limiter,
             published,
@@ -174,7 +174,7 @@ impl Parts {
             ("connections_calmed", of_all(OpenConnections::calmed)),
         ];
         counts.extend(self.limiter.counts());
-        counts.extend(self.intake.counts());
+        counts.extend(self.service.counts());
         counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
         counts.extend(self.log.iter().flat_map(LogWriter::counts));
         counts.extend(self.observers.counts());

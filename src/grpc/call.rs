@@ -16,7 +16,7 @@ use super::deadline::Deadline;
 use super::fallback::{FallbackCall, Message};
 use super::{PREFIX_BYTES, headers, status_of, wire};
 use crate::refusal::Refusal;
-use crate::service::{Intake, Peer};
+use crate::service::{DecisionService, Peer};
 use crate::telemetry::trace::{Door, Outcome, Span};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -53,22 +53,27 @@ enum Arrived {
 
 impl Call {
     /// Answers the call if that is possible without waiting; else returns it.
-    pub(super) fn answer(mut self, intake: &Intake, peer: &Peer, cx: &mut Context<'_>) -> Step {
+    pub(super) fn answer(
+        mut self,
+        service: &DecisionService,
+        peer: &Peer,
+        cx: &mut Context<'_>,
+    ) -> Step {
         if !self.is_plain() {
-            return Step::Fallback(self.hand_on(intake, peer, None));
+            return Step::Fallback(self.hand_on(service, peer, None));
         }
         let read = match self.read(cx) {
             Arrived::Whole(read) if read.is_empty() => {
-                return Step::Fallback(self.hand_on(intake, peer, None));
+                return Step::Fallback(self.hand_on(service, peer, None));
             }
             Arrived::Whole(read) => read,
-            Arrived::Part(read) => return Step::Fallback(self.hand_on(intake, peer, Some(read))),
+            Arrived::Part(read) => return Step::Fallback(self.hand_on(service, peer, Some(read))),
             Arrived::Missing => return Step::Unread(self),
             Arrived::Reset => return Step::Done,
         };
         let mut answer = BytesMut::new();
-        let span = intake.begin(Door::Grpc, self.request.headers());
-        let mut answered = || answer_frame(intake, &read, &mut answer, span.as_ref());
+        let span = service.begin(Door::Grpc, self.request.headers());
+        let mut answered = || answer_frame(service, &read, &mut answer, span.as_ref());
         let answered = match &span {
             None => answered(),
             Some(span) => span.within(answered),
@@ -77,7 +82,7 @@ impl Call {
             None => {
                 // tonic's route begins another span for the call.
                 span.inspect(Span::discard);
-                return Step::Fallback(self.hand_on(intake, peer, Some(read)));
+                return Step::Fallback(self.hand_on(service, peer, Some(read)));
             }
             Some(Ok(())) => {
                 self.send(answer.freeze());
@@ -157,9 +162,14 @@ impl Call {
 
     /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
     /// of the message that has arrived.
-    pub(super) fn hand_on(self, intake: &Intake, peer: &Peer, read: Option<Bytes>) -> FallbackCall {
+    pub(super) fn hand_on(
+        self,
+        service: &DecisionService,
+        peer: &Peer,
+        read: Option<Bytes>,
+    ) -> FallbackCall {
         // From here on the message and the wait for a place may take a while.
-        let now = intake.now();
+        let now = service.now();
         let waited = self.waited(now);
         let Self { mut request, respond, began } = self;
         if let Some(deadline) = Deadline::of(request.headers(), began.unwrap_or(now)) {
@@ -168,7 +178,7 @@ impl Call {
         if read.is_none() || !request.body().is_end_stream() {
             request.extensions_mut().insert(wire::Untried);
         }
-        let held = intake.hold(Door::Grpc, peer);
+        let held = service.hold(Door::Grpc, peer);
         request.extensions_mut().insert(held.clone());
         let request = request.map(|body| Message::new(read, body, held));
         FallbackCall { request, respond, waited }
@@ -183,22 +193,22 @@ impl Call {
 ///
 /// Returns the refusal if the request has no verdict, and waiting would not change that.
 pub fn answer_at_once(
-    intake: &Intake,
+    service: &DecisionService,
     frame: &[u8],
     answer: &mut BytesMut,
 ) -> Option<Result<(), Refusal>> {
-    answer_frame(intake, frame, answer, None)
+    answer_frame(service, frame, answer, None)
 }
 
 /// Like [`answer_at_once`]; records the decision in `span`.
 fn answer_frame(
-    intake: &Intake,
+    service: &DecisionService,
     frame: &[u8],
     answer: &mut BytesMut,
     span: Option<&Span>,
 ) -> Option<Result<(), Refusal>> {
     let request = wire::read(plain_message(frame)?).ok()?;
-    intake.answer_at_once(&request, |made| {
+    service.answer_at_once(&request, |made| {
         wire::frame(made, answer);
         if let Some(span) = span {
             span.note(&request, &made.verdict);

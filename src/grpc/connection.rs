@@ -27,7 +27,7 @@ use super::wire::{SHOULD_RATE_LIMIT, Untried};
 use super::write_coalescing::{Cork, CorkedIo};
 use crate::accept::{self, ConnectionHandle, Half, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
-use crate::service::{Intake, Peer};
+use crate::service::{DecisionService, Peer};
 
 /// Maximum number of concurrent calls on one connection. A connection's calls are read and each
 /// gets a task before any of them runs, so this bounds how many tasks of one connection wait for
@@ -70,7 +70,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The parts needed to serve the calls of a connection. Clones share all state.
 #[derive(Clone)]
 pub(super) struct ConnectionContext {
-    pub(super) intake: Intake,
+    pub(super) service: DecisionService,
     pub(super) routes: Routes,
     pub(super) strangers: NonHttp2Clients,
     /// A connection is asked to go away at this age.
@@ -114,7 +114,7 @@ pub(super) async fn serve<I>(
     let mut over = pin!(handle.over());
     let mut is_leaving = false;
     let peer = Peer::new();
-    let by = (&inside.intake, &peer);
+    let by = (&inside.service, &peer);
     let (mut calls, mut others) = (JoinSet::new(), JoinSet::new());
     loop {
         tokio::select! {
@@ -167,7 +167,7 @@ impl Flow {
     fn next<I>(
         &mut self,
         connection: &mut Connection<CorkedIo<I>, Bytes>,
-        by: (&Intake, &Peer),
+        by: (&DecisionService, &Peer),
         cx: &mut Context<'_>,
     ) -> Poll<Option<FallbackCall>>
     where
@@ -208,19 +208,19 @@ impl Flow {
     /// message has not arrived after [`MESSAGE_WAIT`].
     fn answer_unread(
         &mut self,
-        (intake, peer): (&Intake, &Peer),
+        (service, peer): (&DecisionService, &Peer),
         cx: &mut Context<'_>,
     ) -> Option<FallbackCall> {
         if self.unread.is_empty() {
             return None; // as for nearly all batches: the clock is not read
         }
-        let now = intake.now();
+        let now = service.now();
         for _ in 0..self.unread.len() {
-            match self.unread.pop_front()?.answer(intake, peer, cx) {
+            match self.unread.pop_front()?.answer(service, peer, cx) {
                 Step::Done => {}
                 Step::Fallback(rest) => return Some(rest),
                 Step::Unread(call) if call.waited(now) >= MESSAGE_WAIT => {
-                    return Some(call.hand_on(intake, peer, None));
+                    return Some(call.hand_on(service, peer, None));
                 }
                 Step::Unread(call) => self.unread.push_back(call),
             }

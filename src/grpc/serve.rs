@@ -12,7 +12,7 @@ pub use super::health::{Health, HealthHandle, health};
 use super::preface::NonHttp2Clients;
 use super::{MESSAGE_BYTES_MAX, wire};
 use crate::accept::{OpenConnections, connections, serve_each};
-use crate::service::Intake;
+use crate::service::DecisionService;
 
 /// The listening socket.
 pub enum Listener {
@@ -34,7 +34,7 @@ pub struct ConnectionAge {
 /// The parts needed to serve a listener.
 pub struct Door {
     /// Decides requests.
-    pub intake: Intake,
+    pub service: DecisionService,
     /// Answers health checks.
     pub health: Health,
     /// How long a connection lives.
@@ -55,14 +55,14 @@ pub async fn serve(
     door: Door,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let Door { intake, health, age, open } = door;
+    let Door { service, health, age, open } = door;
     let page = health.page();
     let health = HealthServer::new(health).max_decoding_message_size(MESSAGE_BYTES_MAX);
-    let services = Routes::new(health).add_service(wire::service(intake.clone()));
+    let services = Routes::new(health).add_service(wire::service(service.clone()));
     let routes = Routes::from(services.into_axum_router().merge(page)).prepare();
     let life = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
     let inside =
-        ConnectionContext { intake, routes, strangers: NonHttp2Clients::default(), age: age.age };
+        ConnectionContext { service, routes, strangers: NonHttp2Clients::default(), age: age.age };
     match listener {
         Listener::Tcp(listener) => {
             let serve = |io, end| connection::serve(io, inside.clone(), end);

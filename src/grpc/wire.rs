@@ -24,7 +24,7 @@ use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
 use super::deadline::Deadline;
 use super::{MESSAGE_BYTES_MAX, status_of};
 use crate::refusal::Refusal;
-use crate::service::{Answer, Held, Intake, Peer};
+use crate::service::{Answer, DecisionService, Held, Peer};
 use crate::telemetry::trace::{self, Outcome, Span};
 
 /// Reads a request from a protobuf message; its text is borrowed. The cost is bounded whatever
@@ -43,14 +43,14 @@ pub fn frame(answer: &Answer<'_>, bytes: &mut BytesMut) {
 }
 
 /// The service in the form that tonic routes to; its clones share all state.
-pub(super) fn service(intake: Intake) -> Door {
-    Door { intake, span: None }
+pub(super) fn service(service: DecisionService) -> Door {
+    Door { service, span: None }
 }
 
 /// `RateLimitService`. Does not use the generated server, which would answer in Envoy's messages.
 #[derive(Clone)]
 pub(super) struct Door {
-    intake: Intake,
+    service: DecisionService,
     /// The span of the call that this clone serves, if it is traced.
     span: Option<Span>,
 }
@@ -83,13 +83,13 @@ impl tonic::codegen::Service<http::Request<Body>> for Door {
         if request.uri().path() != SHOULD_RATE_LIMIT {
             return Box::pin(async { Ok(GrpcStatus::unimplemented("").into_http()) });
         }
-        let intake = self.intake.clone();
-        let span = intake.begin(trace::Door::Grpc, request.headers());
-        let door = Self { intake: intake.clone(), span: span.clone() };
+        let service = self.service.clone();
+        let span = service.begin(trace::Door::Grpc, request.headers());
+        let door = Self { service: service.clone(), span: span.clone() };
         let answered = async move {
             let mut grpc =
                 Grpc::new(Codec).apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
-            let answered = intake.contain(trace::Door::Grpc, grpc.unary(door, request)).await;
+            let answered = service.contain(trace::Door::Grpc, grpc.unary(door, request)).await;
             Ok(answered.unwrap_or_else(|refusal| status_of(&refusal).into_http()))
         };
         match span {
@@ -118,17 +118,17 @@ impl UnaryService<Bytes> for Door {
 
     /// The message is complete: from here on the call counts as waiting.
     fn call(&mut self, request: GrpcRequest<Bytes>) -> Self::Future {
-        let Self { intake, span } = self.clone();
+        let Self { service, span } = self.clone();
         Box::pin(async move {
             let deadline = request.extensions().get().map(|Deadline(deadline)| *deadline);
             let held = request.extensions().get::<Held>().cloned().unwrap_or_else(|| {
                 // For a call that came through a connection not made by this crate.
-                intake.hold(trace::Door::Grpc, &Peer::new())
+                service.hold(trace::Door::Grpc, &Peer::new())
             });
             let is_untried = request.extensions().get::<Untried>().is_some();
             held.finish().map_err(|refusal| status_of(&refusal))?;
             let message = request.into_inner();
-            let decoded = read(&message).map_err(|fault| unreadable(fault, &intake))?;
+            let decoded = read(&message).map_err(|fault| unreadable(fault, &service))?;
             let made = |answer: &Answer<'_>| {
                 if let Some(span) = &span {
                     span.note(&decoded, &answer.verdict);
@@ -136,12 +136,12 @@ impl UnaryService<Bytes> for Door {
                 encode::message(answer)
             };
             // A call that need not wait needs no place.
-            let answered = is_untried.then(|| intake.answer_at_once(&decoded, made)).flatten();
+            let answered = is_untried.then(|| service.answer_at_once(&decoded, made)).flatten();
             let answered = match answered {
                 Some(answered) => answered,
                 None => {
-                    let answer = intake.answer_by(deadline, &decoded, |answer| made(&answer));
-                    let passed = intake.pass(trace::Door::Grpc, held.peer(), answer).await;
+                    let answer = service.answer_by(deadline, &decoded, |answer| made(&answer));
+                    let passed = service.pass(trace::Door::Grpc, held.peer(), answer).await;
                     passed.and_then(|answer| answer)
                 }
             };
@@ -151,12 +151,12 @@ impl UnaryService<Bytes> for Door {
 }
 
 /// The reference implementation's server returns INTERNAL for a message that it cannot decode.
-fn unreadable(fault: Unreadable, intake: &Intake) -> GrpcStatus {
+fn unreadable(fault: Unreadable, service: &DecisionService) -> GrpcStatus {
     match fault {
         Unreadable::Malformed(fault) => GrpcStatus::internal(fault.to_string()),
         Unreadable::Refused(fault) => {
             let refusal = Refusal::Invalid(fault);
-            intake.note_refusal(&refusal);
+            service.note_refusal(&refusal);
             status_of(&refusal)
         }
     }

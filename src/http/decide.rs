@@ -26,7 +26,7 @@ use tokio::time::timeout;
 use super::json;
 use crate::admin::guard::Guard;
 use crate::refusal::Refusal;
-use crate::service::{Answer, Held, Intake, JSON_CALLS_MAX, Parts, Peer};
+use crate::service::{Answer, DecisionService, Held, JSON_CALLS_MAX, Parts, Peer};
 use crate::telemetry::trace::{Door, Outcome, Span};
 
 /// Maximum size in bytes of a body: that of a gRPC message.
@@ -47,7 +47,7 @@ pub struct JsonOptions {
 /// The state of the route.
 #[derive(Clone)]
 struct Json {
-    intake: Intake,
+    service: DecisionService,
     refunds: bool,
 }
 
@@ -55,9 +55,9 @@ struct Json {
 struct Unanswered(StatusCode, String);
 
 /// The route.
-pub(super) fn routes(intake: Intake, options: JsonOptions) -> Router {
+pub(super) fn routes(service: DecisionService, options: JsonOptions) -> Router {
     let JsonOptions { guard, refunds } = options;
-    guard.before(Router::new().route("/json", any(decide)).with_state(Json { intake, refunds }))
+    guard.before(Router::new().route("/json", any(decide)).with_state(Json { service, refunds }))
 }
 
 /// Returns 200 or 429 with the answer; else a status and a reason.
@@ -67,8 +67,8 @@ async fn decide(
     request: Request,
 ) -> Response {
     let peer = peer.map(|Extension(peer)| peer).unwrap_or_default();
-    let span = json.intake.begin(Door::Json, request.headers());
-    let answered = json.intake.contain(Door::Json, json.answer(request, &peer, span.as_ref()));
+    let span = json.service.begin(Door::Json, request.headers());
+    let answered = json.service.contain(Door::Json, json.answer(request, &peer, span.as_ref()));
     let answered = match &span {
         None => answered.await,
         Some(span) => Box::pin(span.around(answered)).await,
@@ -93,7 +93,7 @@ impl Json {
         span: Option<&Span>,
     ) -> Result<Response, Unanswered> {
         check_type(request.headers())?;
-        let held = self.intake.hold(Door::Json, peer);
+        let held = self.service.hold(Door::Json, peer);
         let body = read(request.into_body(), &held).await?;
         // Boxed, so that an incomplete request does not hold the memory that a decision takes.
         Box::pin(self.decide(body, peer, span)).await
@@ -123,11 +123,11 @@ impl Json {
             (answer.verdict.code, json::print(answer).to_string())
         };
         // A call that need not wait needs no place.
-        let (code, text) = match self.intake.answer_at_once(&request, printed) {
+        let (code, text) = match self.service.answer_at_once(&request, printed) {
             Some(answered) => answered?,
             None => {
-                let answer = self.intake.answer(&request, |answer| printed(&answer));
-                self.intake.pass(Door::Json, peer, answer).await??
+                let answer = self.service.answer(&request, |answer| printed(&answer));
+                self.service.pass(Door::Json, peer, answer).await??
             }
         };
         let status = match code {

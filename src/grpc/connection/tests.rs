@@ -32,9 +32,9 @@ fn inside(age: Option<Duration>) -> ConnectionContext {
         ..Options::default()
     };
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
-    let intake = Intake::new(limiter, Arc::new(CurrentRules::new()), None, 10);
-    let routes = Routes::new(wire::service(intake.clone())).prepare();
-    ConnectionContext { intake, routes, strangers: NonHttp2Clients::default(), age }
+    let service = DecisionService::new(limiter, Arc::new(CurrentRules::new()), None, 10);
+    let routes = Routes::new(wire::service(service.clone())).prepare();
+    ConnectionContext { service, routes, strangers: NonHttp2Clients::default(), age }
 }
 
 /// How long a connection lasts whose other end `client` has.

@@ -10,7 +10,7 @@ use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
 use ratelease::http::serve::{Site, UnreadPages};
 use ratelease::http::{self as pages, JsonOptions};
 use ratelease::rule_source::CurrentRules;
-use ratelease::service::Intake;
+use ratelease::service::DecisionService;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
@@ -61,7 +61,7 @@ impl Store for Cursed {
 struct Doors {
     grpc: SocketAddr,
     http: SocketAddr,
-    intake: Intake,
+    service: DecisionService,
 }
 
 impl Doors {
@@ -82,25 +82,25 @@ impl Doors {
         };
         let store = Arc::new(Cursed(MemoryStore::system()));
         let limiter = Limiter::new(store, Clock::start(), options);
-        let intake = Intake::new(limiter, Arc::clone(&published), None, 1_000);
+        let service = DecisionService::new(limiter, Arc::clone(&published), None, 1_000);
         let (health, _) = serve::health();
         let (age, open) = (ConnectionAge::default(), OpenConnections::default());
-        let door = Door { intake: intake.clone(), health, age, open: open.clone() };
+        let door = Door { service: service.clone(), health, age, open: open.clone() };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = listener.local_addr().unwrap();
         tokio::spawn(serve::serve(Listener::Tcp(listener), door, std::future::pending()));
         let routes =
-            pages::routes(intake.clone(), Health::new(published, false), JsonOptions::default());
+            pages::routes(service.clone(), Health::new(published, false), JsonOptions::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http = listener.local_addr().unwrap();
         let unread = UnreadPages::default();
         let site = Site { routes, open, streams_max: 128, in_turn: false, unread };
         tokio::spawn(pages::serve::serve(listener, site, std::future::pending()));
-        Self { grpc, http, intake }
+        Self { grpc, http, service }
     }
 
     fn count(&self, name: &str) -> u64 {
-        let counts = self.intake.counts();
+        let counts = self.service.counts();
         counts.into_iter().find_map(|(it, count)| (it == name).then_some(count)).unwrap()
     }
 }

@@ -29,10 +29,10 @@ async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration
     let loaded = rules::load(&[source], rules::Options::default()).unwrap();
     let published = Arc::new(CurrentRules::new());
     published.publish(Arc::new(loaded.rules));
-    let intake = Intake::new(limiter, published, None, 10);
-    let routes = Routes::new(wire::service(intake.clone())).prepare();
+    let service = DecisionService::new(limiter, published, None, 10);
+    let routes = Routes::new(wire::service(service.clone())).prepare();
     let inside =
-        ConnectionContext { intake, routes, strangers: NonHttp2Clients::default(), age: None };
+        ConnectionContext { service, routes, strangers: NonHttp2Clients::default(), age: None };
     let (near, far) = duplex(1 << 16);
     let (_end, ended) = watch::channel(false);
     tokio::spawn(serve(accept::alone(near), inside, ended));
