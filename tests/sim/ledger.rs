@@ -138,7 +138,7 @@ impl Ledger {
                 let mut counted = verdict.statuses.iter().filter_map(|status| status.counted);
                 if counted.any(|trace| failed(trace.how)) {
                     self.books.lock().tally.counts.failure_modes += 1;
-                    self.excuse(call, &StoreError::Away, network);
+                    self.excuse(call, &StoreError::Unavailable, network);
                 }
             }
             Err(error) => {
@@ -265,12 +265,16 @@ impl Ledger {
         let plan = &self.world.plan;
         let crowded = plan.pod_bytes_max < 1 << 20 || plan.store_keys_max < 10_000;
         let full = crowded
-            && matches!(error, StoreError::Overloaded | StoreError::Full(_) | StoreError::Away);
+            && matches!(
+                error,
+                StoreError::Overloaded | StoreError::Full(_) | StoreError::Unavailable
+            );
         let patience = plan.patience(plan.demand.caller);
         let hurried = patience < ROUND_TRIPS * plan.weather.round_trip_max();
         let confused = self.world.ran_back(call.begun_at);
         // A breaker that the weather has opened closes some time after it.
-        let memory = if *error == StoreError::Away { BREAKER_WAIT_MAX } else { Duration::ZERO };
+        let memory =
+            if *error == StoreError::Unavailable { BREAKER_WAIT_MAX } else { Duration::ZERO };
         let since = call.begun_at.since(Time::default()).saturating_sub(memory);
         let struck = network.was_struck(Time::default() + since);
         let congested = plan.asks_per_ms.is_some();

@@ -145,12 +145,12 @@ impl Network {
         outcome: Result<Grant, StoreError>,
         garbled: bool,
     ) -> Result<Grant, StoreError> {
-        if outcome.as_ref().is_err_and(StoreError::is_not_taken) {
+        if outcome.as_ref().is_err_and(StoreError::is_not_applied) {
             self.world.state().note_kept(self.pod, ask);
         }
         let grant = outcome?;
         if garbled {
-            return Err(StoreError::Garbled("simulated".into()));
+            return Err(StoreError::MalformedReply("simulated".into()));
         }
         let now = self.world.now();
         self.world.state().deliver(self.pod, ask, &grant, taken_at, now);

@@ -329,7 +329,7 @@ impl Shared {
         }
         let admitted = queue.admit(ask, self.pods.load(Ordering::Relaxed), self.clock.now());
         match admitted {
-            Err(StoreError::Away) => _ = self.kept_back.fetch_add(1, Ordering::Relaxed),
+            Err(StoreError::Unavailable) => _ = self.kept_back.fetch_add(1, Ordering::Relaxed),
             Err(StoreError::Shed) => _ = self.shed.fetch_add(1, Ordering::Relaxed),
             _ => {}
         }

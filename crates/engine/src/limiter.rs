@@ -322,7 +322,7 @@ impl Shared {
         if reply.ask.is_return() {
             // No request waits for a return. Tokens that the store did not take are still held;
             // tokens lost on the way end with their lease.
-            if reply.outcome.as_ref().is_err_and(StoreError::is_not_taken) {
+            if reply.outcome.as_ref().is_err_and(StoreError::is_not_applied) {
                 let starts = self.table.with_existing(key, |slot| {
                     slot.keep_refused(&reply, &context);
                     slot.watch(&context)

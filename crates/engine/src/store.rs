@@ -78,7 +78,7 @@ pub trait Store: Send + Sync + 'static {
     fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
         Box::pin(async move {
             let reply = self.exchange(std::slice::from_ref(ask)).await.pop();
-            reply.unwrap_or_else(|| Err(StoreError::Garbled("no reply".into())))
+            reply.unwrap_or_else(|| Err(StoreError::MalformedReply("no reply".into())))
         })
     }
 
@@ -147,7 +147,8 @@ pub const SHARDS_MAX: usize = 2048;
 
 const _: () = assert!(POOLS_MAX <= POOLS_FROM);
 
-/// Why an ask has no grant. Unless noted, a variant does not say whether the ask was taken.
+/// Why an ask has no grant. A variant that is not marked as *not applied* does not
+/// say whether the store applied the ask.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// No connection to the shard, or it broke.
@@ -156,46 +157,46 @@ pub enum StoreError {
     /// No reply within the deadline of the ask.
     #[error("the store did not answer in time")]
     TimedOut,
-    /// The store answered that it cannot take the ask (not taken).
+    /// The store answered that it cannot take the ask (not applied).
     #[error("the store refused the ask: {0}")]
     Refused(String),
-    /// Too many asks are waiting for this shard (not taken).
+    /// Too many asks are waiting for this shard (not applied).
     #[error("too many asks are waiting for the store")]
     Overloaded,
-    /// The shard's budget of asks is spent, and this one could be dropped (not taken). It says
+    /// The shard's budget of asks is spent, and this one could be dropped (not applied). It says
     /// nothing about the shard.
     #[error("not sent: the shard's budget of asks is spent")]
     Shed,
     /// The shard named another node for the key, and that node did not answer; other keys of the
     /// shard are served.
     #[error("the node that takes over the key did not answer: {0}")]
-    Elsewhere(String),
+    RedirectFailed(String),
     /// The key holds a value of another program, which is left as it is; other keys are served (not
-    /// taken).
+    /// applied).
     #[error("the store holds another program's value under this key")]
-    Foreign,
-    /// The store holds as many keys as it may, and serves only those (not taken).
+    ForeignValue,
+    /// The store holds as many keys as it may, and serves only those (not applied).
     #[error("the store is full: {0}")]
     Full(String),
-    /// The shard's breaker is open: nothing was sent (not taken).
-    #[error("the store is taken for away: its last answers were errors, or late")]
-    Away,
+    /// The shard's breaker is open: nothing was sent (not applied).
+    #[error("the circuit breaker is open: the last replies were errors or late")]
+    Unavailable,
     /// The reply is not one that the script can give.
     #[error("the store gave an unexpected reply: {0}")]
-    Garbled(String),
+    MalformedReply(String),
 }
 
 // === impl StoreError ===
 
 impl StoreError {
-    /// Whether the ask was certainly not taken, so that the pod still holds what it gives back.
-    pub fn is_not_taken(&self) -> bool {
-        let here = matches!(self, Self::Overloaded | Self::Away | Self::Shed);
-        here || matches!(self, Self::Refused(_) | Self::Foreign | Self::Full(_))
+    /// Whether the ask was certainly not applied, so that the pod still holds what it gives back.
+    pub fn is_not_applied(&self) -> bool {
+        let here = matches!(self, Self::Overloaded | Self::Unavailable | Self::Shed);
+        here || matches!(self, Self::Refused(_) | Self::ForeignValue | Self::Full(_))
     }
 
     /// Whether the error concerns this key alone: the store answers, and serves other keys.
-    pub fn is_of_key(&self) -> bool {
-        matches!(self, Self::Foreign | Self::Full(_) | Self::Elsewhere(_))
+    pub fn concerns_one_key(&self) -> bool {
+        matches!(self, Self::ForeignValue | Self::Full(_) | Self::RedirectFailed(_))
     }
 }

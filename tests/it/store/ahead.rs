@@ -186,6 +186,6 @@ async fn a_foreign_value_of_nearly_the_same_form_is_refused() {
     let key = ask.key.in_store("");
     for foreign in ["550000000007:", "550000000007:000000003", "550000000007:0000000003:0", ":"] {
         single.server.command::<()>(&["SET", &key, foreign]);
-        assert_eq!(one(&*store, ask).await, Err(StoreError::Foreign), "{foreign}");
+        assert_eq!(one(&*store, ask).await, Err(StoreError::ForeignValue), "{foreign}");
     }
 }

@@ -238,7 +238,7 @@ async fn a_foreign_value_is_counted_and_costs_no_connection() {
     let foreign = ask(10, 1, 0);
     single.server.command::<()>(&["SET", &foreign.key.in_store(""), "mine"]);
     for _ in 0..3 {
-        assert_eq!(one(&*store, foreign).await, Err(StoreError::Foreign));
+        assert_eq!(one(&*store, foreign).await, Err(StoreError::ForeignValue));
     }
     assert_eq!((count(&*store, "redis_foreign"), count(&*store, "redis_refused")), (3, 0));
     assert_eq!(count(&*store, "redis_connects"), 1);

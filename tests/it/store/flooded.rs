@@ -85,7 +85,7 @@ async fn a_reply_beyond_the_cap_is_refused_before_it_is_read() {
         let (settings, mut told) = endless(head, filler).await;
         let store = connected(settings).await;
         let failed = one(&*store, ask(10, 1, 0)).await.unwrap_err();
-        assert!(matches!(failed, StoreError::Garbled(_)), "{head:?}: {failed:?}");
+        assert!(matches!(failed, StoreError::MalformedReply(_)), "{head:?}: {failed:?}");
         assert!(failed.to_string().len() < 512, "{head:?}: {failed}");
         let written = within(60, "the flood ends", told.recv()).await.unwrap();
         assert!(written < SOCKETS_MAX, "{head:?}: {written} bytes were taken");

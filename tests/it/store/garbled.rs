@@ -65,7 +65,7 @@ async fn a_reply_that_the_script_cannot_give_ends_the_connection() {
         let (server, asked) = absurd_once(Act::Say(absurd.into())).await;
         let store = connected(server.config()).await;
         let garbled = one(&*store, ask(10, 5, 0)).await;
-        assert!(matches!(garbled, Err(StoreError::Garbled(_))), "{absurd:?}: {garbled:?}");
+        assert!(matches!(garbled, Err(StoreError::MalformedReply(_))), "{absurd:?}: {garbled:?}");
         assert_eq!(asked.load(Ordering::Relaxed), 1, "{absurd:?}: not sent again");
         assert_eq!(count(&*store, "redis_garbled"), 1, "{absurd:?}");
         until_granted(&*store, ask(10, 5, 0), 10).await;
@@ -91,7 +91,7 @@ async fn nothing_more_is_believed_on_a_connection_that_gave_an_absurd_reply() {
     let server = Scripted::start(act).await;
     let store = connected(server.config()).await;
     let replies = store.exchange(&[ask(10, 5, 0), ask(10, 5, 0)]).await;
-    assert!(matches!(replies[0], Err(StoreError::Garbled(_))), "{replies:?}");
+    assert!(matches!(replies[0], Err(StoreError::MalformedReply(_))), "{replies:?}");
     assert!(matches!(replies[1], Err(StoreError::Unreachable(_))), "{replies:?}");
     assert_eq!(count(&*store, "redis_lost"), 1, "it was on its way");
     until_granted(&*store, ask(10, 5, 0), 10).await;

@@ -316,12 +316,12 @@ async fn a_foreign_value_under_a_pools_key_is_refused_and_kept() {
     let key = ask.counter().in_store("");
     for foreign in ["mine", "17", "1:2", "17000000000000005", "12345678901234567:0000000005"] {
         single.server.command::<()>(&["SET", &key, foreign]);
-        assert_eq!(one(&*store, putting(ask, 5, 7, MINUTE)).await, Err(StoreError::Foreign));
+        assert_eq!(one(&*store, putting(ask, 5, 7, MINUTE)).await, Err(StoreError::ForeignValue));
         assert_eq!(single.server.command::<String>(&["GET", &key]), foreign);
     }
     single.server.command::<()>(&["DEL", &key]);
     single.server.command::<()>(&["RPUSH", &key, "mine"]);
-    assert_eq!(one(&*store, ask).await, Err(StoreError::Foreign));
+    assert_eq!(one(&*store, ask).await, Err(StoreError::ForeignValue));
     // A value without an expiry leases nothing: the end of its leases is unknown.
     single.server.command::<()>(&["DEL", &key]);
     single.server.command::<()>(&["SET", &key, "7:0000000005"]);

@@ -61,14 +61,14 @@ async fn a_key_that_moves_to_a_node_that_does_not_answer_fails_alone() {
     desk.ask(moving);
     let begun = now();
     let failed = replies.recv().await.unwrap();
-    assert!(matches!(failed.outcome, Err(StoreError::Elsewhere(_))), "{failed:?}");
+    assert!(matches!(failed.outcome, Err(StoreError::RedirectFailed(_))), "{failed:?}");
     assert!(begun.elapsed() > Duration::from_millis(200), "longer than a stall takes");
     assert_eq!(desk.shards()[0].opened, 0);
 
     for _ in 0..20 {
         desk.ask(moving);
         let failed = replies.recv().await.unwrap();
-        assert!(matches!(failed.outcome, Err(StoreError::Elsewhere(_))), "{failed:?}");
+        assert!(matches!(failed.outcome, Err(StoreError::RedirectFailed(_))), "{failed:?}");
     }
     desk.ask(owned(&*store));
     assert_eq!(replies.recv().await.unwrap().outcome.unwrap().tokens, 1);

@@ -184,12 +184,12 @@ async fn a_foreign_value_under_the_key_is_refused_and_kept() {
         let key = ask.key.in_store("");
         for foreign in ["mine", "17"] {
             single.server.command::<()>(&["SET", &key, foreign]);
-            assert_eq!(one(&*store, ask).await, Err(StoreError::Foreign), "{by:?}");
+            assert_eq!(one(&*store, ask).await, Err(StoreError::ForeignValue), "{by:?}");
             assert_eq!(single.server.command::<String>(&["GET", &key]), foreign);
         }
         single.server.command::<()>(&["DEL", &key]);
         single.server.command::<()>(&["RPUSH", &key, "mine"]);
-        assert_eq!(one(&*store, ask).await, Err(StoreError::Foreign), "{by:?}");
+        assert_eq!(one(&*store, ask).await, Err(StoreError::ForeignValue), "{by:?}");
         assert_eq!(single.server.command::<Vec<String>>(&["LRANGE", &key, "0", "-1"]), ["mine"]);
     }
 }

@@ -114,7 +114,7 @@ async fn lend(shared: &Shared, ask: Ask, batch: u64, sent_at: Time, is_hot: bool
         Ok(Ok(outcome)) => outcome,
         Ok(Err(_)) => {
             shared.panics.fetch_add(1, Ordering::Relaxed);
-            Err(StoreError::Garbled("the store panicked".into()))
+            Err(StoreError::MalformedReply("the store panicked".into()))
         }
         Err(_) => Err(StoreError::TimedOut),
     };
@@ -222,13 +222,13 @@ where
         self.queue.stall(now);
         let mut queued = std::mem::take(&mut self.next);
         for ask in queued.drain(..) {
-            self.shared.refuse(ask, self.queue, StoreError::Away);
+            self.shared.refuse(ask, self.queue, StoreError::Unavailable);
         }
         self.next = queued;
         // Asks that queued before the stall: a later one may be the breaker's probe.
         for _ in 0..self.asks.len() {
             let Ok(ask) = self.asks.try_recv() else { break };
-            self.shared.refuse(ask, self.queue, StoreError::Away);
+            self.shared.refuse(ask, self.queue, StoreError::Unavailable);
         }
     }
 }

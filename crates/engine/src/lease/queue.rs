@@ -83,7 +83,7 @@ impl ShardQueue {
             return Err(StoreError::Shed);
         }
         if !breaker.admits(now) {
-            return Err(StoreError::Away);
+            return Err(StoreError::Unavailable);
         }
         budget.spend(pods, now);
         Ok(())
@@ -147,7 +147,7 @@ impl ShardQueue {
         let Admission { breaker, .. } = &mut *self.admission.lock();
         let before = breaker.position();
         match outcome {
-            Err(error) if error.is_of_key() => breaker.note_of_key(),
+            Err(error) if error.concerns_one_key() => breaker.note_of_key(),
             // The reply was late, behind others that are being answered.
             Err(StoreError::TimedOut) if is_congested => {}
             _ => breaker.note(outcome.is_ok(), now, rng(ask.key.bits(), now)),

@@ -157,10 +157,10 @@ impl KeyState {
             self.set_owed(0);
         }
         if self.is_overdue(context) {
-            return Enqueued::Refused(StoreError::Away);
+            return Enqueued::Refused(StoreError::Unavailable);
         }
         if self.asking == 0 && self.is_barred(context.now) {
-            return Enqueued::Refused(StoreError::Foreign);
+            return Enqueued::Refused(StoreError::ForeignValue);
         }
         let purpose = if self.is_probe(context) { Purpose::Probe } else { Purpose::Request };
         let (promise, queued) = self.buffer.make_aside().waiting.push(wish);

@@ -80,7 +80,7 @@ impl Store for Distant {
                 } else if ask.limit.unit == Unit::Day
                     && self.has_foreign_days.load(Ordering::Relaxed)
                 {
-                    replies.push(Err(StoreError::Foreign));
+                    replies.push(Err(StoreError::ForeignValue));
                 } else {
                     replies.append(&mut self.memory.exchange(std::slice::from_ref(ask)).await);
                 }

@@ -50,7 +50,7 @@ impl Store for PerSecond {
             let (mut by_second, mut others) = (by_second.into_iter(), others.into_iter());
             let reply = |ask| {
                 let from = if is_by_second(ask) { &mut by_second } else { &mut others };
-                from.next().unwrap_or(Err(StoreError::Garbled("no reply".into())))
+                from.next().unwrap_or(Err(StoreError::MalformedReply("no reply".into())))
             };
             asks.iter().map(reply).collect()
         })

@@ -33,7 +33,7 @@ async fn a_silent_shard_stalls_and_asks_that_queued_are_answered_at_once() {
     (0..10).for_each(|key| rig.desk.ask(ask(key, 0)));
     let begun = Clock::start();
     for reply in rig.replies(10).await {
-        assert_eq!(reply.outcome, Err(StoreError::Away));
+        assert_eq!(reply.outcome, Err(StoreError::Unavailable));
     }
     assert!(begun.now().since(Time::default()) <= ms(52), "{:?}", begun.now());
     assert_eq!(rig.opened(), 1);
@@ -56,7 +56,7 @@ async fn a_probe_leaves_while_the_asks_of_before_the_stall_are_out() {
 
 #[tokio::test(start_paused = true)]
 async fn an_ask_that_waits_for_another_server_is_no_stall() {
-    let elsewhere = || StoreError::Elsewhere("gone".into());
+    let elsewhere = || StoreError::RedirectFailed("gone".into());
     let mut rig = Rig::new(move |_| Fate::Fails(ms(250), elsewhere()));
     *rig.store.silence.lock() = Some(Duration::ZERO);
     for key in 0..10 {

@@ -65,7 +65,7 @@ impl KeyState {
 
     /// Notes that the store gave no grant, because of `error`.
     pub(super) fn bar(&mut self, error: &StoreError, now: Time) {
-        if *error == StoreError::Foreign {
+        if *error == StoreError::ForeignValue {
             self.buffer.make_aside().barred_until = now + BARRED_FOR;
         }
     }

@@ -25,7 +25,7 @@ pub(super) struct Fault {
 /// The kinds of failed or missing replies.
 ///
 /// A server's error reply means that the command changed nothing: a script that takes an ask writes
-/// last, after everything that can fail. Only `Lost`, `TimedOut` and `Garbled` leave the outcome
+/// last, after everything that can fail. Only `Lost`, `TimedOut` and `MalformedReply` leave the outcome
 /// unknown, and then nothing is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -52,7 +52,7 @@ pub(super) enum Kind {
     /// We are not logged in, or lack the permission.
     Denied,
     /// The key holds a value of another program: other keys are served.
-    Foreign,
+    ForeignValue,
     /// Any other error reply.
     Refused,
     /// There is no connection: the command was not sent.
@@ -62,7 +62,7 @@ pub(super) enum Kind {
     /// No reply in time.
     TimedOut,
     /// The reply is not one that this command can have.
-    Garbled,
+    MalformedReply,
 }
 
 /// What to do about a kind of failure.
@@ -123,12 +123,12 @@ impl Kind {
             OutOfMemory,
             Busy,
             Denied,
-            Foreign,
+            ForeignValue,
             Refused,
             NotSent,
             Lost,
             TimedOut,
-            Garbled,
+            MalformedReply,
         ]
     };
 
@@ -155,13 +155,13 @@ impl Kind {
             Self::OutOfMemory => row("redis_oom", &["OOM"], GiveUp, Keeps).mend(MEND_MEMORY),
             Self::Busy        => row("redis_busy", &["BUSY"], GiveUp, Keeps).mend(MEND_BUSY),
             Self::Denied      => row("redis_denied", DENIALS, GiveUp, Retires).mend(MEND_LOGIN),
-            Self::Foreign     => row("redis_foreign", FOREIGN, GiveUp, Keeps).mend(MEND_FOREIGN),
+            Self::ForeignValue => row("redis_foreign", FOREIGN, GiveUp, Keeps).mend(MEND_FOREIGN),
             Self::Refused     => row("redis_refused", &[], GiveUp, Keeps).mend(MEND_REFUSED),
             Self::NotSent     => row("redis_not_sent", &[], GiveUp, Keeps).on_a_suspect_map(),
             // It is unknown whether the ask was taken.
             Self::Lost        => row("redis_lost", &[], GiveUp, Retires).on_a_suspect_map(),
             Self::TimedOut    => row("redis_timed_out", &[], GiveUp, Keeps).on_a_suspect_map(),
-            Self::Garbled     => row("redis_garbled", &[], GiveUp, IsAbandoned)
+            Self::MalformedReply => row("redis_garbled", &[], GiveUp, IsAbandoned)
                 .on_a_suspect_map().mend(MEND_GARBLED),
         }
     }
@@ -222,11 +222,11 @@ impl Fault {
         Self::new(self.kind, format!("{whom}: {}", self.text))
     }
 
-    pub(super) fn garbled(reply: &redis::Value) -> Self {
+    pub(super) fn malformed(reply: &redis::Value) -> Self {
         let mut text = Beginning(String::new());
         // It fails only if the text is longer than what is kept.
         let _ = write!(text, "{reply:?}");
-        Self::new(Kind::Garbled, text.0)
+        Self::new(Kind::MalformedReply, text.0)
     }
 }
 
@@ -271,12 +271,12 @@ impl From<Fault> for StoreError {
     fn from(Fault { kind, text, to, elsewhere }: Fault) -> Self {
         match (kind, to) {
             (Kind::NotSent | Kind::Lost | Kind::TimedOut, _) if elsewhere => {
-                StoreError::Elsewhere(text)
+                StoreError::RedirectFailed(text)
             }
             (Kind::NotSent | Kind::Lost, _) => StoreError::Unreachable(text),
             (Kind::TimedOut, _) => StoreError::TimedOut,
-            (Kind::Garbled, _) => StoreError::Garbled(text),
-            (Kind::Foreign, _) => StoreError::Foreign,
+            (Kind::MalformedReply, _) => StoreError::MalformedReply(text),
+            (Kind::ForeignValue, _) => StoreError::ForeignValue,
             (Kind::NoScript, _) => StoreError::Refused("the script was forgotten again".into()),
             (_, Some(to)) => StoreError::Refused(format!("redirected once more, to {to}")),
             (_, None) => StoreError::Refused(text),
@@ -313,13 +313,13 @@ mod tests {
         let mut text = Beginning(String::new());
         assert!(write!(text, "{ones:?}").is_err());
         assert!(text.0.len() <= TEXT_BYTES_MAX + 1 && text.0.capacity() < 1_024);
-        assert_eq!(Fault::garbled(&ones).text.len(), TEXT_BYTES_MAX);
-        assert_eq!(Fault::garbled(&redis::Value::Int(1)).text, "int(1)");
+        assert_eq!(Fault::malformed(&ones).text.len(), TEXT_BYTES_MAX);
+        assert_eq!(Fault::malformed(&redis::Value::Int(1)).text, "int(1)");
     }
 
     #[test]
     fn what_may_have_been_taken_is_never_sent_again() {
-        for kind in [Kind::Lost, Kind::TimedOut, Kind::Garbled] {
+        for kind in [Kind::Lost, Kind::TimedOut, Kind::MalformedReply] {
             assert_eq!(kind.meaning().next, Next::GiveUp, "{kind:?}");
         }
     }

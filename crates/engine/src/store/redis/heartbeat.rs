@@ -28,5 +28,5 @@ pub(super) fn pods(reply: &Value) -> Result<u32, Fault> {
         Value::Int(alive) => u32::try_from(*alive).ok(),
         _ => None,
     };
-    alive.filter(|alive| *alive as usize <= PODS_MAX).ok_or_else(|| Fault::garbled(reply))
+    alive.filter(|alive| *alive as usize <= PODS_MAX).ok_or_else(|| Fault::malformed(reply))
 }

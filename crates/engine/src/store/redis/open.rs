@@ -163,7 +163,7 @@ fn login(auth: Auth, protocol: ProtocolVersion) -> RedisConnectionInfo {
 pub(super) fn fault_of(error: &RedisError, from: &Address, limit: &ReplyLimit) -> Fault {
     let fault = Fault::of(error, from);
     match fault.kind {
-        Kind::Lost if limit.is_exceeded() => Fault { kind: Kind::Garbled, ..fault },
+        Kind::Lost if limit.is_exceeded() => Fault { kind: Kind::MalformedReply, ..fault },
         _ => fault,
     }
 }

@@ -96,7 +96,7 @@ pub(super) fn grant(ask: &Ask, reply: &Value) -> Result<Grant, Fault> {
             && (grant.tokens == 0 || grant.tokens >= ask.need)
             && !(grant.overdrawn && grant.left > 0)
     };
-    grant.filter(possible).ok_or_else(|| Fault::garbled(reply))
+    grant.filter(possible).ok_or_else(|| Fault::malformed(reply))
 }
 
 fn numbers(reply: &Value) -> Option<Vec<u64>> {

@@ -28,7 +28,7 @@ impl Fault {
             }
             ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => Kind::Refused,
             ErrorKind::Parse if text.contains(CUT) => Kind::Lost,
-            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Kind::Garbled,
+            ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Kind::MalformedReply,
             _ if error.is_timeout() => return Fault::timed_out(),
             _ => Kind::Lost,
         };
@@ -38,7 +38,7 @@ impl Fault {
         let to = error.redirect_node().and_then(|(node, _)| Address::parse_redirect(node));
         match to {
             Some(to) => Fault { to: Some(to.or_host_of(from)), ..Fault::new(kind, text) },
-            None => Fault::new(Kind::Garbled, text),
+            None => Fault::new(Kind::MalformedReply, text),
         }
     }
 
@@ -107,13 +107,16 @@ mod tests {
                 "ERR Error running script: The user executing the script can't run this command",
                 Kind::Denied,
             ),
-            ("WRONGTYPE Operation against a key holding the wrong kind of value", Kind::Foreign),
+            (
+                "WRONGTYPE Operation against a key holding the wrong kind of value",
+                Kind::ForeignValue,
+            ),
             (
                 "ERR Error running script (call to f_1): @user_script:28: WRONGTYPE Operation \
                  against a key holding the wrong kind of value",
-                Kind::Foreign,
+                Kind::ForeignValue,
             ),
-            ("FOREIGN rl:{1} holds no count of ratelease", Kind::Foreign),
+            ("FOREIGN rl:{1} holds no count of ratelease", Kind::ForeignValue),
             ("MISCONF Redis is configured to save RDB snapshots", Kind::Refused),
             ("ERR unknown command", Kind::Refused),
         ] {
@@ -128,8 +131,8 @@ mod tests {
         assert_eq!(read("MOVED 3999 10.0.0.2:7001"), (Kind::Moved, node("10.0.0.2", 7001)));
         assert_eq!(read("MOVED 3999 :7001"), (Kind::Moved, node("10.0.0.1", 7001)));
         assert_eq!(read("ASK 3999 10.0.0.2:7001"), (Kind::Ask, node("10.0.0.2", 7001)));
-        assert_eq!(read("MOVED"), (Kind::Garbled, None));
-        assert_eq!(read("ASK 3999 nowhere"), (Kind::Garbled, None));
+        assert_eq!(read("MOVED"), (Kind::MalformedReply, None));
+        assert_eq!(read("ASK 3999 nowhere"), (Kind::MalformedReply, None));
     }
 
     #[test]

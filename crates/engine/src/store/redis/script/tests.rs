@@ -28,10 +28,10 @@ fn packed(ask: &Ask) -> String {
 
 fn refuses(ask: &Ask, replies: &[&[i64]]) {
     for garbled in replies {
-        assert_eq!(read(ask, garbled).unwrap_err().kind, Kind::Garbled, "{garbled:?}");
+        assert_eq!(read(ask, garbled).unwrap_err().kind, Kind::MalformedReply, "{garbled:?}");
     }
     for reply in [Value::Nil, Value::Int(4), Value::Array(vec![Value::Int(4)])] {
-        assert_eq!(grant(ask, &reply).unwrap_err().kind, Kind::Garbled, "{reply:?}");
+        assert_eq!(grant(ask, &reply).unwrap_err().kind, Kind::MalformedReply, "{reply:?}");
     }
 }
 
