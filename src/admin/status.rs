@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ratelease_cli::settings::Told;
+use ratelease_cli::settings::EffectiveSetting;
 use ratelease_engine::invariant;
 use ratelease_engine::lease::{BreakerState, ShardState};
 use ratelease_engine::store::Count;
@@ -37,7 +37,7 @@ pub struct Status {
     /// The decisions in each of the last seconds.
     pub history: History,
     /// The settings of the process.
-    pub settings: Arc<[Told]>,
+    pub settings: Arc<[EffectiveSetting]>,
 }
 
 /// When the process began, and how long it took until it served. A cheap handle: clones share it.

@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use ratelease_cli::settings::{
-    self, Answers, GrpcListen, Leases, Listeners, Logging, Metrics, RulesSource, Settings, Told,
+    self, EffectiveSetting, GrpcListen, Leases, Listeners, Logging, Metrics, ResponseSettings,
+    RulesSource, Settings,
 };
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::StoreSettings;
@@ -85,7 +86,7 @@ impl App {
         log: Option<LogWriter>,
     ) -> Result<Self, BuildError> {
         files::raise_limit();
-        let Settings { listeners, rules, store, answers, leases, metrics, drain, .. } = settings;
+        let Settings { listeners, rules, store, responses, leases, metrics, drain, .. } = settings;
         let Settings { hot_keys, summary, .. } = settings;
         let bound = bound(&listeners, &metrics).await?;
         let published = Arc::new(CurrentRules::new());
@@ -95,17 +96,17 @@ impl App {
         let tracer = Tracer::new(&origin, settings.telemetry.tracing, clock);
         let store = open(store, &tracer);
         let where_counts_live = store.describe();
-        let limiter = limiter(Arc::clone(&store), clock, &leases, &answers);
+        let limiter = limiter(Arc::clone(&store), clock, &leases, &responses);
         recall_pods(snapshot.clone(), &limiter).await;
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let greeting = greeting(&bound, &where_counts_live, &published)?;
         let hot_keys = hot_keys.map(|told| HotKeys::new(told.into(), clock)).unwrap_or_default();
-        let meters = metrics.counts_decisions.then(|| meters(&answers, &metrics));
+        let meters = metrics.counts_decisions.then(|| meters(&responses, &metrics));
         let counted = Counted { meters, hot_keys, limiter: limiter.clone() };
         let samples = samples(&settings.logging, clock);
         let observers = counted.observers().with_samples(samples).with_tracer(tracer.clone());
         let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
-        let service = DecisionService::new(limiter.clone(), rules, answers.headers, calls_max)
+        let service = DecisionService::new(limiter.clone(), rules, responses.headers, calls_max)
             .observed_by(observers.clone());
         let (supervisor, open, start) = (Supervisor::default(), bind::room(), Start::new(clock));
         let parts = Parts {
@@ -187,7 +188,7 @@ impl Parts {
         counted: Counted,
         start: Start,
         store: String,
-        settings: Vec<Told>,
+        settings: Vec<EffectiveSetting>,
     ) -> Exposed {
         let meters = counted.meters.clone();
         let (asked, tallied) = (self.limiter.clone(), self.limiter.clone());
@@ -265,18 +266,18 @@ fn pusher(settings: settings::Push, origin: &Origin, clock: Clock, exposed: &Exp
     Push::new(origin, settings, clock, Arc::new(move || exposed.families()))
 }
 
-fn meters(answers: &Answers, metrics: &Metrics) -> Meters {
+fn meters(responses: &ResponseSettings, metrics: &Metrics) -> Meters {
     Meters::new(counting::Options {
-        near_limit_ratio: answers.near_limit_ratio,
+        near_limit_ratio: responses.near_limit_ratio,
         series_max: metrics.series_max,
     })
 }
 
-fn modes(answers: &Answers) -> Modes {
+fn modes(responses: &ResponseSettings) -> Modes {
     Modes {
-        shadow: answers.shadow_mode,
-        quota: answers.quota_mode,
-        metadata: answers.dynamic_metadata,
+        shadow: responses.shadow_mode,
+        quota: responses.quota_mode,
+        metadata: responses.dynamic_metadata,
     }
 }
 
@@ -317,7 +318,12 @@ fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
     if is_traced { Arc::new(Traced::new(store, tracer.clone())) } else { store }
 }
 
-fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answers) -> Limiter {
+fn limiter(
+    store: Arc<dyn Store>,
+    clock: Clock,
+    leases: &Leases,
+    responses: &ResponseSettings,
+) -> Limiter {
     let options = Options {
         max_wait: leases.max_wait,
         wait_limit: leases.wait_limit,
@@ -326,7 +332,7 @@ fn limiter(store: Arc<dyn Store>, clock: Clock, leases: &Leases, answers: &Answe
         // Drawn from the system's randomness, like every hash map's seed.
         pod: RandomState::new().hash_one(()),
         hasher: KeyHasher::new(leases.key_secret.reveal()),
-        modes: modes(answers),
+        modes: modes(responses),
         unix_start: unix_time().saturating_sub(clock.now().since(Time::default())),
     };
     Limiter::new(store, clock, options)

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use ratelease_rules::{self as rules, Fault, Options, Source};
 
-use crate::out::{CliResult, Out, OutFlags, Outcome};
+use crate::out::{CliResult, Completion, Out, OutFlags};
 use crate::settings::{Role, RulesDirFlags};
 use crate::source;
 use report::{Finding, Report, Rules, Severity};
@@ -66,7 +66,7 @@ pub fn run(flags: &CheckFlags, role: Role, out: &mut Out) -> CliResult {
         Format::Text => report.text(&sources, out)?,
         Format::Github => report.github(out)?,
     }
-    Ok(Outcome::good_if(report.is_good(flags.strict)))
+    Ok(Completion::clean_if(report.is_good(flags.strict)))
 }
 
 fn check(sources: &[Source], options: Options) -> Report {

@@ -132,7 +132,7 @@ fn arguments(role: Role, args: impl Iterator<Item = OsString>) -> Vec<OsString> 
 /// Prints the help or version text.
 pub fn help(program: &str, text: &str) -> ExitCode {
     let mut out = Out::stdout();
-    let ended = out.line(text.trim_end()).map(|()| out::Outcome::Good);
+    let ended = out.line(text.trim_end()).map(|()| out::Completion::Clean);
     out::end(&format!("{program} help"), out, ended)
 }
 

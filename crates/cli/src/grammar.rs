@@ -13,7 +13,7 @@ use clap::{Arg, ArgMatches, Parser};
 use ratelease_engine::secret::Secret;
 
 use crate::settings::flag::BOOL;
-use crate::settings::{Fault, Faults, Role, SettingsError, Told, told};
+use crate::settings::{EffectiveSetting, Fault, Faults, Role, SettingsError, told};
 
 /// Defaults under the reference's name, by flag. The reference's debug listener is on all
 /// interfaces; here that takes a token, because anyone could ask it.
@@ -34,7 +34,7 @@ pub fn read<P: Parser>(
     role: Role,
     args: &[OsString],
     env: &dyn Fn(&str) -> Option<String>,
-) -> Result<(P, Vec<Told>), SettingsError> {
+) -> Result<(P, Vec<EffectiveSetting>), SettingsError> {
     // First without the environment, so that no message of clap contains a value of it.
     command::<P>(role, &|_| None).try_get_matches_from(args)?;
     let grammar = command::<P>(role, env);

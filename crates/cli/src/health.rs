@@ -10,7 +10,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use crate::channel::TlsFlags;
 use crate::fetch;
-use crate::out::{CliError, CliResult, Out, OutFlags, Outcome, tell};
+use crate::out::{CliError, CliResult, Completion, Out, OutFlags, tell};
 use crate::safe;
 use crate::settings::HostPort;
 use crate::target::Target;
@@ -101,7 +101,7 @@ pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
     } else if !is_healthy {
         tell(format_args!("ratelease health: {target} is not healthy: {}", word.trim()));
     }
-    Ok(Outcome::good_if(is_healthy))
+    Ok(Completion::clean_if(is_healthy))
 }
 
 fn ask_http(target: &HostPort, within: Duration) -> Result<Health, CliError> {

@@ -17,9 +17,9 @@ use crate::settings;
 
 /// How a subcommand ended that completed its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum Completion {
     /// Status 0: no problem was found.
-    Good,
+    Clean,
     /// Status 1: the work was completed, and a problem was found.
     Finding,
     /// Stopped early by a signal, after printing the results up to then.
@@ -39,7 +39,7 @@ pub struct Interrupt {
 pub struct CliError(String);
 
 /// The result of a subcommand.
-pub type CliResult = Result<Outcome, CliError>;
+pub type CliResult = Result<Completion, CliError>;
 
 /// The flag that all subcommands with a result have.
 #[derive(Debug, Clone, Copy, Args)]
@@ -52,19 +52,19 @@ pub struct OutFlags {
 /// Standard output of a subcommand.
 pub struct Out {
     to: BufWriter<Box<dyn Write>>,
-    paint: Paint,
+    painter: Painter,
     is_closed: bool,
 }
 
 /// Colours text on a terminal; leaves it unchanged elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Paint {
+pub struct Painter {
     is_on: bool,
 }
 
 /// The meaning of a text, which selects its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ink {
+pub enum Style {
     /// A heading, or the most important text.
     Strong,
     /// A secondary text.
@@ -88,9 +88,9 @@ const EXIT_SIGNAL: u8 = 128;
 /// Flushes the output, prints the error of `name` if `ended` is one, and returns the exit status.
 pub fn end(name: &str, mut out: Out, ended: CliResult) -> ExitCode {
     match out.flush().and(ended) {
-        Ok(Outcome::Good) => ExitCode::SUCCESS,
-        Ok(Outcome::Finding) => ExitCode::from(EXIT_FINDING),
-        Ok(Outcome::Interrupted(interrupt)) => ExitCode::from(interrupt.status()),
+        Ok(Completion::Clean) => ExitCode::SUCCESS,
+        Ok(Completion::Finding) => ExitCode::from(EXIT_FINDING),
+        Ok(Completion::Interrupted(interrupt)) => ExitCode::from(interrupt.status()),
         Err(trouble) => {
             // It may quote a server or a file.
             tell(format_args!("{name}: {}", Safe(trouble)));
@@ -104,12 +104,12 @@ pub fn tell(line: impl Display) {
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
-// === impl Outcome ===
+// === impl Completion ===
 
-impl Outcome {
-    /// Returns `Good` if `is_good`, else `Finding`.
-    pub fn good_if(is_good: bool) -> Self {
-        if is_good { Self::Good } else { Self::Finding }
+impl Completion {
+    /// Returns `Clean` if `is_clean`, else `Finding`.
+    pub fn clean_if(is_clean: bool) -> Self {
+        if is_clean { Self::Clean } else { Self::Finding }
     }
 }
 
@@ -154,16 +154,16 @@ impl From<io::Error> for CliError {
 impl Out {
     /// Returns the standard output of this process.
     pub fn stdout() -> Self {
-        Self::new(Box::new(io::stdout()), Paint::of(&io::stdout()))
+        Self::new(Box::new(io::stdout()), Painter::of(&io::stdout()))
     }
 
-    fn new(to: Box<dyn Write>, paint: Paint) -> Self {
-        Self { to: BufWriter::new(to), paint, is_closed: false }
+    fn new(to: Box<dyn Write>, painter: Painter) -> Self {
+        Self { to: BufWriter::new(to), painter, is_closed: false }
     }
 
     /// Returns colours if this output is a terminal.
-    pub fn paint(&self) -> Paint {
-        self.paint
+    pub fn painter(&self) -> Painter {
+        self.painter
     }
 
     /// Returns whether the reader has closed the pipe, so that further results are not needed.
@@ -209,9 +209,9 @@ impl Out {
     }
 }
 
-// === impl Paint ===
+// === impl Painter ===
 
-impl Paint {
+impl Painter {
     /// No colour.
     pub const OFF: Self = Self { is_on: false };
 
@@ -226,15 +226,15 @@ impl Paint {
         self.is_on
     }
 
-    /// Returns `text`, in `ink` if colour is on.
-    pub fn dye<T: Display>(self, ink: Ink, text: T) -> Dyed<T> {
-        Dyed { text, code: self.is_on.then(|| ink.code()) }
+    /// Returns `text`, in `style` if colour is on.
+    pub fn paint<T: Display>(self, style: Style, text: T) -> Painted<T> {
+        Painted { text, code: self.is_on.then(|| style.code()) }
     }
 }
 
-// === impl Ink ===
+// === impl Style ===
 
-impl Ink {
+impl Style {
     /// Returns the parameters of the escape sequence "select graphic rendition" (ECMA-48 §8.3.117).
     const fn code(self) -> &'static str {
         match self {
@@ -248,12 +248,12 @@ impl Ink {
 }
 
 /// A text that is printed in colour.
-pub struct Dyed<T> {
+pub struct Painted<T> {
     text: T,
     code: Option<&'static str>,
 }
 
-impl<T: Display> Display for Dyed<T> {
+impl<T: Display> Display for Painted<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.code {
             Some(code) => write!(f, "\u{1b}[{code}m{}\u{1b}[0m", self.text),
@@ -291,7 +291,7 @@ mod tests {
 
     fn out(fails: Option<ErrorKind>) -> (Out, Sink) {
         let sink = Sink { fails, ..Sink::default() };
-        (Out::new(Box::new(sink.clone()), Paint { is_on: false }), sink)
+        (Out::new(Box::new(sink.clone()), Painter { is_on: false }), sink)
     }
 
     #[test]
@@ -323,8 +323,8 @@ mod tests {
 
     #[test]
     fn colour_is_an_escape_and_its_end_or_nothing() {
-        let (on, off) = (Paint { is_on: true }, Paint { is_on: false });
-        assert_eq!(on.dye(Ink::Bad, "wrong").to_string(), "\u{1b}[1;31mwrong\u{1b}[0m");
-        assert_eq!(off.dye(Ink::Bad, "wrong").to_string(), "wrong");
+        let (on, off) = (Painter { is_on: true }, Painter { is_on: false });
+        assert_eq!(on.paint(Style::Bad, "wrong").to_string(), "\u{1b}[1;31mwrong\u{1b}[0m");
+        assert_eq!(off.paint(Style::Bad, "wrong").to_string(), "wrong");
     }
 }

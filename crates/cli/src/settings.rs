@@ -40,10 +40,10 @@ pub use listeners::{GrpcListen, Listeners, Uds};
 pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
 pub use otlp::{Otlp, OtlpProtocol, OtlpTls};
-pub use responses::Answers;
+pub use responses::ResponseSettings;
 pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
 pub use store::{PerSecondFlags, StoreFlags};
-pub use summary::Told;
+pub use summary::EffectiveSetting;
 pub(crate) use summary::of as told;
 pub use tracing::{Identity, Push, Telemetry, Tracing};
 pub use value::HostPort;
@@ -57,8 +57,8 @@ pub struct Settings {
     pub rules: RulesSource,
     /// The store that holds the counts.
     pub store: StoreSettings,
-    /// The contents of answers.
-    pub answers: Answers,
+    /// The contents of responses.
+    pub responses: ResponseSettings,
     /// How tokens are leased and buffers are kept.
     pub leases: Leases,
     /// How the hottest keys are counted; `None` turns this off.
@@ -76,7 +76,7 @@ pub struct Settings {
     /// up.
     pub warnings: Vec<String>,
     /// All settings as flags, for display; contains no secret.
-    pub summary: Vec<Told>,
+    pub summary: Vec<EffectiveSetting>,
 }
 
 /// The reason why there are no settings to start with.
@@ -110,7 +110,7 @@ impl Settings {
         let listeners = flags.listeners.resolve(&mut faults);
         let rules = flags.rules.resolve(role, &mut faults);
         let store = flags.store.resolve(&flags.per_second, &mut faults);
-        let answers = flags.answers.resolve(&mut faults);
+        let responses = flags.responses.resolve(&mut faults);
         let leases = flags.leases.resolve(&mut faults);
         let drain = flags.leases.drain(&mut faults);
         let hot_keys = flags.hot_keys.resolve(&mut faults);
@@ -126,7 +126,7 @@ impl Settings {
                 listeners: listeners?,
                 rules: rules?,
                 store: store?,
-                answers: answers?,
+                responses: responses?,
                 leases: leases?,
                 hot_keys: hot_keys?,
                 logging: logging?,

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use ratelease_cli::out::{CliError, CliResult, Out, OutFlags, Outcome};
+use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags};
 use ratelease_cli::settings::ReadingFlags;
 use ratelease_cli::source;
 use ratelease_rules::{Allowance, Rule, RuleLocations, Rules};
@@ -102,7 +102,7 @@ pub(super) fn run(flags: &DiffFlags, out: &mut Out) -> CliResult {
     } else {
         report::text(&diff, places, out)?;
     }
-    Ok(Outcome::good_if(diff.is_empty()))
+    Ok(Completion::clean_if(diff.is_empty()))
 }
 
 fn compare<'r>(old: &'r Rules, new: &'r Rules) -> Diff<'r> {

@@ -5,7 +5,7 @@ mod report;
 
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
-use ratelease_cli::out::{CliResult, Out, OutFlags, Outcome};
+use ratelease_cli::out::{CliResult, Completion, Out, OutFlags};
 use ratelease_cli::settings::{KeyFlags, PerSecondFlags, Role, RulesDirFlags, StoreFlags};
 use ratelease_cli::source;
 use ratelease_engine::limiter::{Resolved, resolve};
@@ -118,7 +118,7 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult 
         report::text(&request, &explained, out)?;
     }
     let applies = |one: &Explained<'_>| !matches!(one.end, End::UnknownDomain | End::NoRule);
-    Ok(Outcome::good_if(explained.iter().any(applies)))
+    Ok(Completion::clean_if(explained.iter().any(applies)))
 }
 
 /// Resolves the request as the limiter does, and lists the candidates of each level.

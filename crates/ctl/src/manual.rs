@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use clap_complete::aot::{Bash, Fish, Zsh, generate};
 use clap_mangen::Man;
 use ratelease_cli::grammar::documented;
-use ratelease_cli::out::{CliError, CliResult, Out, Outcome};
+use ratelease_cli::out::{CliError, CliResult, Completion, Out};
 
 pub(super) const COMPLETIONS_NOTES: &str = "\
 Examples:
@@ -69,7 +69,7 @@ pub(super) fn completions(
         Shell::Fish => generate(Fish, &mut grammar, name, &mut script),
     }
     out.bytes(&script)?;
-    Ok(Outcome::Good)
+    Ok(Completion::Clean)
 }
 
 /// Prints the manual page of the program, or of one of its subcommands.
@@ -98,7 +98,7 @@ pub(super) fn man(flags: &ManFlags, tools: clap::Command, out: &mut Out) -> CliR
     let version = concat!("ratelease ", env!("CARGO_PKG_VERSION"));
     Man::new(command.clone()).source(version).manual("ratelease manual").render(&mut page)?;
     out.bytes(&page)?;
-    Ok(Outcome::Good)
+    Ok(Completion::Clean)
 }
 
 // === impl Program ===

@@ -11,7 +11,7 @@ mod tests;
 use std::time::Duration;
 
 use clap::Args;
-use ratelease_cli::out::{CliResult, Out, OutFlags, Outcome};
+use ratelease_cli::out::{CliResult, Completion, Out, OutFlags};
 use ratelease_engine::store::PODS_MAX;
 use ratelease_rules::duration::parse_duration;
 use ratelease_rules::{Unit, WINDOW_SECONDS_MAX};
@@ -86,7 +86,7 @@ pub(super) fn run(flags: &PlanFlags, out: &mut Out) -> CliResult {
     } else {
         report::text(&fleet, &estimate, &notes, out)?;
     }
-    Ok(Outcome::good_if(notes.is_empty()))
+    Ok(Completion::clean_if(notes.is_empty()))
 }
 
 // === impl PlanFlags ===

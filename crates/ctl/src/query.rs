@@ -7,7 +7,7 @@ mod wire;
 
 use std::time::Duration;
 
-use ratelease_cli::out::{CliError, CliResult, Out, Outcome};
+use ratelease_cli::out::{CliError, CliResult, Completion, Out};
 use ratelease_engine::time::Clock;
 use ratelease_rules::request::Request;
 use serde_json::json;
@@ -54,7 +54,7 @@ async fn query(flags: &QueryFlags, out: &mut Out) -> CliResult {
     if flags.repeat > 1 && !flags.out.json {
         out.line(format_args!("{passed} passed, {denied} denied"))?;
     }
-    Ok(Outcome::good_if(denied == 0))
+    Ok(Completion::clean_if(denied == 0))
 }
 
 async fn answer(
@@ -81,7 +81,7 @@ fn print(
         return out.json(&line);
     }
     if flags.repeat > 1 {
-        return out.line(show::brief(number, answered, out.paint()));
+        return out.line(show::brief(number, answered, out.painter()));
     }
-    out.line(show::full(&flags.descriptors, answered, took, out.paint()))
+    out.line(show::full(&flags.descriptors, answered, took, out.painter()))
 }

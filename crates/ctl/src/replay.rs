@@ -16,7 +16,7 @@ use std::fs;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
-use ratelease_cli::out::{CliError, CliResult, Out, OutFlags, Outcome};
+use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags};
 use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::{Role, RulesDirFlags};
 use ratelease_cli::source::{self, STDIN, STDIN_NAME};
@@ -162,7 +162,7 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> CliResult {
     } else {
         report.print(out)?;
     }
-    Ok(interrupted.map_or(Outcome::good_if(tally.over_limit == 0), Outcome::Interrupted))
+    Ok(interrupted.map_or(Completion::clean_if(tally.over_limit == 0), Completion::Interrupted))
 }
 
 /// Parses a line of a log under a `--descriptor`, if both can be parsed. Returns the line's time,

@@ -12,7 +12,7 @@ mod report;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use ratelease_cli::out::{CliError, CliResult, Out, OutFlags, Outcome};
+use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags};
 use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::{Reading, ReadingFlags};
 use ratelease_cli::source;
@@ -146,7 +146,7 @@ pub(super) fn run(flags: &CasesFlags, out: &mut Out) -> CliResult {
     if !troubles.is_empty() {
         return Err(CliError::new(troubles.join("\n")));
     }
-    Ok(Outcome::good_if(played.iter().all(|one| one.failures.is_empty())))
+    Ok(Completion::clean_if(played.iter().all(|one| one.failures.is_empty())))
 }
 
 fn run_file(file: &Path, reading: Reading) -> Result<Played, CliError> {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use clap::Args;
-use ratelease_cli::out::{CliResult, Ink, Out, OutFlags, Outcome, Paint};
+use ratelease_cli::out::{CliResult, Completion, Out, OutFlags, Painter, Style};
 use ratelease_cli::safe::{self, Safe};
 
 use super::status_client::{BusyRule, Decisions, HotKey, Pod, PodFlags};
@@ -35,18 +35,18 @@ pub(super) fn run(flags: &StatusFlags, out: &mut Out) -> CliResult {
     if flags.out.json {
         out.json(&status)?;
     } else {
-        out.line(table(&pod, out.paint()).trim_end())?;
+        out.line(table(&pod, out.painter()).trim_end())?;
     }
-    Ok(Outcome::good_if(pod.wrongs().is_empty()))
+    Ok(Completion::clean_if(pod.wrongs().is_empty()))
 }
 
 /// Formats a pod's status as text.
-pub(super) fn table(pod: &Pod, paint: Paint) -> String {
+pub(super) fn table(pod: &Pod, painter: Painter) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail, here and below.
     let wrongs = pod.wrongs();
     for wrong in &wrongs {
-        let _ = writeln!(text, "{} {}", paint.dye(Ink::Bad, "wrong:"), Safe(wrong));
+        let _ = writeln!(text, "{} {}", painter.paint(Style::Bad, "wrong:"), Safe(wrong));
     }
     let uptime = pod.uptime.as_secs();
     let _ = writeln!(
@@ -60,8 +60,8 @@ pub(super) fn table(pod: &Pod, paint: Paint) -> String {
         text.push_str(&decisions(of));
     }
     for shard in &pod.shards {
-        let ink = if shard.is_open() { Ink::Bad } else { Ink::Good };
-        let breaker = paint.dye(ink, Safe(&shard.breaker));
+        let style = if shard.is_open() { Style::Bad } else { Style::Good };
+        let breaker = painter.paint(style, Safe(&shard.breaker));
         let (number, away, opened) = (shard.shard, shard.round_trip_ms, shard.opened);
         let hot = shard.hot_key.as_ref().map(|hot| format!(", hot key {}", key(hot)));
         let _ = writeln!(
@@ -70,10 +70,10 @@ pub(super) fn table(pod: &Pod, paint: Paint) -> String {
             hot.unwrap_or_default()
         );
     }
-    text.push_str(&busiest(&pod.rules_busiest, paint));
-    text.push_str(&keys("most requested", &pod.hot_keys.requested, paint));
-    text.push_str(&keys("most denied", &pod.hot_keys.denied, paint));
-    let _ = writeln!(text, "{}", paint.dye(Ink::Strong, "counts"));
+    text.push_str(&busiest(&pod.rules_busiest, painter));
+    text.push_str(&keys("most requested", &pod.hot_keys.requested, painter));
+    text.push_str(&keys("most denied", &pod.hot_keys.denied, painter));
+    let _ = writeln!(text, "{}", painter.paint(Style::Strong, "counts"));
     for (name, count) in pod.counts.iter().filter(|(_, count)| **count > 0) {
         let _ = writeln!(text, "  {count:>12}  {}", Safe(name.replace('_', " ")));
     }
@@ -104,11 +104,11 @@ fn decisions(of: &Decisions) -> String {
     text + "\n"
 }
 
-fn busiest(rules: &[BusyRule], paint: Paint) -> String {
+fn busiest(rules: &[BusyRule], painter: Painter) -> String {
     let mut text = String::new();
     if !rules.is_empty() {
         let heading = format!("{:>12} {:>12}  busiest rules", "passed", "denied");
-        let _ = writeln!(text, "{}", paint.dye(Ink::Strong, heading));
+        let _ = writeln!(text, "{}", painter.paint(Style::Strong, heading));
     }
     for BusyRule { rule, ok, over_limit, shadow } in rules.iter().take(SHOWN_MAX) {
         let shadow = if *shadow > 0 { format!(" ({shadow} in shadow)") } else { String::new() };
@@ -117,11 +117,11 @@ fn busiest(rules: &[BusyRule], paint: Paint) -> String {
     text
 }
 
-fn keys(heading: &str, keys: &[HotKey], paint: Paint) -> String {
+fn keys(heading: &str, keys: &[HotKey], painter: Painter) -> String {
     let mut text = String::new();
     if !keys.is_empty() {
         let heading = format!("{:>12} {:>8}  {heading} keys", "count", "share");
-        let _ = writeln!(text, "{}", paint.dye(Ink::Strong, heading));
+        let _ = writeln!(text, "{}", painter.paint(Style::Strong, heading));
     }
     for hot in keys.iter().take(SHOWN_MAX) {
         let (count, share) = (hot.count, hot.share * 100.0);
@@ -152,7 +152,7 @@ mod tests {
             "counts": {"keys": 9, "task_restarts": 0},
         }));
         assert_eq!(
-            table(&pod, Paint::OFF),
+            table(&pod, Painter::OFF),
             "wrong: the last load of the rules was refused: shop.yaml:3:5: bad\n\
              wrong: the breaker of shard 0 is open\n\
              ratelease   1.2.3, up for 61 s, store memory\n\
@@ -172,7 +172,7 @@ mod tests {
             "rules_busiest": [{"rule": evil}], "hot_keys": {"requested": hot, "denied": hot},
             "shards": [{"breaker": evil, "hot_key": hot[0]}],
         }));
-        let text = table(&pod, Paint::OFF);
+        let text = table(&pod, Painter::OFF);
         assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
     }
 
@@ -187,7 +187,7 @@ mod tests {
             "rules_busiest": [{"rule": "shop.user", "ok": 10, "over_limit": 3, "shadow": 2}],
             "hot_keys": {"requested": hot, "denied": []},
         }));
-        let text = table(&pod, Paint::OFF);
+        let text = table(&pod, Painter::OFF);
         for line in [
             "decisions   10 passed, 3 denied, 1 errors; p50 12 µs, p99 90 µs",
             "            by how: local 14",

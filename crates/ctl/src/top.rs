@@ -21,7 +21,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use ratatui::crossterm::execute;
 use ratatui::layout::Rect;
 use ratelease_cli::fetch::span_above_zero;
-use ratelease_cli::out::{CliError, CliResult, Out, OutFlags, Outcome, Paint};
+use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Painter};
 use serde_json::{Value, json};
 
 use super::signals::Signals;
@@ -115,7 +115,7 @@ fn print_looks(flags: &TopFlags, mut view: View, out: &mut Out) -> CliResult {
             break;
         }
     }
-    Ok(Outcome::Good)
+    Ok(Completion::Clean)
 }
 
 /// Prints one screen as text.
@@ -135,7 +135,7 @@ fn print_once(flags: &TopFlags, mut view: View, out: &mut Out) -> CliResult {
         let line: String = row.iter().map(ratatui::buffer::Cell::symbol).collect();
         out.line(line.trim_end())?;
     }
-    Ok(Outcome::Good)
+    Ok(Completion::Clean)
 }
 
 /// Asks the pod at each interval until the receiver is gone. If the previous sample has not been
@@ -166,12 +166,12 @@ impl Screen {
     /// sends SIGHUP, in no fixed order: then the signal is the reason.
     fn show(self, flags: TopFlags, view: View, signals: &Signals) -> CliResult {
         self.draw_until_end(flags, view, signals)
-            .or_else(|trouble| signals.wait(HANGUP_MAX).map(Outcome::Interrupted).ok_or(trouble))
+            .or_else(|trouble| signals.wait(HANGUP_MAX).map(Completion::Interrupted).ok_or(trouble))
     }
 
     fn draw_until_end(mut self, flags: TopFlags, mut view: View, signals: &Signals) -> CliResult {
         let TopFlags { pod, interval, .. } = flags;
-        let colours = Colours { are_on: Paint::of(&io::stdout()).is_on() };
+        let colours = Colours { are_on: Painter::of(&io::stdout()).is_on() };
         let (sender, looks) = sync_channel(1);
         thread::spawn(move || look_on(&pod, interval, &sender));
         let mut is_stale = true;
@@ -183,10 +183,10 @@ impl Screen {
                 self.terminal.draw(frame).map_err(failed)?;
             }
             if let Some(interrupt) = signals.heard() {
-                return Ok(Outcome::Interrupted(interrupt));
+                return Ok(Completion::Interrupted(interrupt));
             }
             match heard()? {
-                Heard::Enough => return Ok(Outcome::Good),
+                Heard::Enough => return Ok(Completion::Clean),
                 Heard::Nothing => is_stale = false,
                 // The terminal's size may have changed.
                 Heard::Something => is_stale = true,

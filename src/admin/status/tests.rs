@@ -65,7 +65,7 @@ impl Numbers for Fixed {
 }
 
 pub(in crate::admin) fn status_of(numbers: Fixed) -> Status {
-    let told = |name: &str, value: &str, is_default| Told {
+    let told = |name: &str, value: &str, is_default| EffectiveSetting {
         name: name.to_owned(),
         value: value.to_owned(),
         is_default,

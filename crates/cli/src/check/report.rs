@@ -6,7 +6,7 @@ use ratelease_rules::{Fault, Source};
 use serde_json::{Value, json};
 
 use super::snippet::Cursor;
-use crate::out::{CliError, Ink, Out};
+use crate::out::{CliError, Out, Style};
 use crate::safe::Safe;
 
 /// The result of a check.
@@ -51,15 +51,15 @@ impl Report {
 
     /// Prints each finding with its line of the source, and a summary.
     pub(super) fn text(&self, sources: &[Source], out: &mut Out) -> Result<(), CliError> {
-        let paint = out.paint();
+        let painter = out.painter();
         let mut open: Option<(&str, Cursor<'_>)> = None;
         for Finding { severity, fault } in &self.findings {
             let Fault { file, line, column, message } = fault;
             let name = format!("{}:", severity.name());
             out.line(format_args!(
                 "{} {} {}",
-                paint.dye(Ink::Strong, format_args!("{}:{line}:{column}:", Safe(file))),
-                paint.dye(severity.ink(), name),
+                painter.paint(Style::Strong, format_args!("{}:{line}:{column}:", Safe(file))),
+                painter.paint(severity.style(), name),
                 Safe(message)
             ))?;
             if open.as_ref().is_none_or(|(name, _)| name != file) {
@@ -161,10 +161,10 @@ impl Severity {
         }
     }
 
-    fn ink(self) -> Ink {
+    fn style(self) -> Style {
         match self {
-            Self::Error => Ink::Bad,
-            Self::Warning => Ink::Doubtful,
+            Self::Error => Style::Bad,
+            Self::Warning => Style::Doubtful,
         }
     }
 }

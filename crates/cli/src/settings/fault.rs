@@ -18,7 +18,7 @@ pub struct Fault {
     /// The value as given, cut to 80 characters; `None` for secrets and if there was no value.
     pub found: Option<String>,
     /// How to fix it.
-    pub mend: String,
+    pub fix: String,
 }
 
 /// All faults of one start.
@@ -140,8 +140,8 @@ impl Faults {
             (None, Some(file)) => match file.read() {
                 Ok(secret) => Some(Some(secret)),
                 Err(problem) => {
-                    let mend = "name a file of one line, which this user may read";
-                    let fault = Fault::new(name_of_file, format!("the file {problem}"), mend);
+                    let fix = "name a file of one line, which this user may read";
+                    let fault = Fault::new(name_of_file, format!("the file {problem}"), fix);
                     self.add(fault.with_found(&file.path().display().to_string()));
                     None
                 }
@@ -171,9 +171,9 @@ impl Fault {
     pub(crate) fn new(
         name: impl Into<String>,
         problem: impl Into<String>,
-        mend: impl Into<String>,
+        fix: impl Into<String>,
     ) -> Self {
-        Self { name: name.into(), problem: problem.into(), found: None, mend: mend.into() }
+        Self { name: name.into(), problem: problem.into(), found: None, fix: fix.into() }
     }
 
     pub(super) fn with_found(mut self, value: &str) -> Self {
@@ -186,7 +186,7 @@ impl Fault {
         Self {
             problem: format!("expected {what}"),
             found,
-            mend: format!("set {name} or {}, as in {name}={example}", flag(name)),
+            fix: format!("set {name} or {}, as in {name}={example}", flag(name)),
             name: name.to_owned(),
         }
     }
@@ -198,6 +198,6 @@ impl fmt::Display for Fault {
         if let Some(found) = &self.found {
             write!(f, ", found {found:?}")?;
         }
-        write!(f, "; {}", self.mend)
+        write!(f, "; {}", self.fix)
     }
 }

@@ -7,7 +7,7 @@ use super::leases::LeaseFlags;
 use super::listeners::ListenerFlags;
 use super::logging::LoggingFlags;
 use super::metrics::MetricsFlags;
-use super::responses::AnswerFlags;
+use super::responses::ResponseFlags;
 use super::rules::RulesFlags;
 use super::store::{PerSecondFlags, StoreFlags};
 use super::tracing::TracingFlags;
@@ -24,7 +24,7 @@ pub struct ServeFlags {
     #[command(flatten)]
     pub(super) per_second: PerSecondFlags,
     #[command(flatten)]
-    pub(super) answers: AnswerFlags,
+    pub(super) responses: ResponseFlags,
     #[command(flatten)]
     pub(super) leases: LeaseFlags,
     #[command(flatten)]

@@ -9,7 +9,7 @@ use super::value;
 
 /// Settings for the contents of answers.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answers {
+pub struct ResponseSettings {
     /// The headers of answers; `None` for no headers.
     pub headers: Option<Headers>,
     /// Nothing is denied; counts and statuses are unaffected.
@@ -24,7 +24,7 @@ pub struct Answers {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Answers")]
-pub(super) struct AnswerFlags {
+pub(super) struct ResponseFlags {
     #[command(flatten)]
     headers: HeaderFlags,
     /// Deny nothing; count and report as usual
@@ -41,17 +41,17 @@ pub(super) struct AnswerFlags {
     near_limit_ratio: String,
 }
 
-// === impl AnswerFlags ===
+// === impl ResponseFlags ===
 
-impl AnswerFlags {
-    pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Answers> {
+impl ResponseFlags {
+    pub(super) fn resolve(&self, faults: &mut Faults) -> Option<ResponseSettings> {
         let headers = self.headers.resolve(faults);
         let mut yes = |name, value: &str| faults.parse(name, value, value::boolean);
         let shadow_mode = yes("SHADOW_MODE", &self.shadow_mode);
         let quota_mode = yes("QUOTA_MODE", &self.quota_mode);
         let dynamic_metadata = yes("RESPONSE_DYNAMIC_METADATA", &self.response_dynamic_metadata);
         let ratio = faults.parse("NEAR_LIMIT_RATIO", &self.near_limit_ratio, value::ratio);
-        Some(Answers {
+        Some(ResponseSettings {
             headers: headers?,
             shadow_mode: shadow_mode?,
             quota_mode: quota_mode?,

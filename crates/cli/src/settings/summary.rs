@@ -9,7 +9,7 @@ const HIDDEN: &str = "***";
 
 /// A setting with its value in force, given or default.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Told {
+pub struct EffectiveSetting {
     /// The flag's name, without dashes.
     pub name: String,
     /// Its value; empty if it has none, and `***` for a secret.
@@ -21,7 +21,11 @@ pub struct Told {
 /// Summarises the flags of a subcommand. `command` is the grammar, `matches` are the matches of the
 /// subcommand, and `bare` its matches without flags and environment; `None` if it cannot be run
 /// without any.
-pub(crate) fn of(command: &Command, matches: &ArgMatches, bare: Option<&ArgMatches>) -> Vec<Told> {
+pub(crate) fn of(
+    command: &Command,
+    matches: &ArgMatches,
+    bare: Option<&ArgMatches>,
+) -> Vec<EffectiveSetting> {
     let Some((name, matches)) = matches.subcommand() else { return Vec::new() };
     let Some(command) = command.find_subcommand(name) else { return Vec::new() };
     let bare = bare.and_then(|bare| bare.subcommand_matches(name));
@@ -34,7 +38,7 @@ pub(crate) fn of(command: &Command, matches: &ArgMatches, bare: Option<&ArgMatch
             Value::Plain(text) => text,
             Value::None => String::new(),
         };
-        Some(Told { name: flag.to_owned(), value, is_default })
+        Some(EffectiveSetting { name: flag.to_owned(), value, is_default })
     };
     command.get_arguments().filter_map(tell).collect()
 }

@@ -26,7 +26,7 @@ enum Stage {
 
 /// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CallResult {
     /// The request may pass.
     Ok,
     /// The request is denied.
@@ -77,7 +77,7 @@ impl Call {
         }
     }
 
-    fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<Result<Outcome, h2::Error>> {
+    fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<Result<CallResult, h2::Error>> {
         loop {
             match &mut self.stage {
                 Stage::Head(response) => {
@@ -104,36 +104,36 @@ impl Call {
 }
 
 impl Future for Call {
-    type Output = (Time, Outcome);
+    type Output = (Time, CallResult);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let outcome = match ready!(self.poll_outcome(cx)) {
             Ok(outcome) => outcome,
-            Err(error) if error.is_reset() => Outcome::Failed(Failure::Reset),
-            Err(_) => Outcome::Failed(Failure::Lost),
+            Err(error) if error.is_reset() => CallResult::Failed(Failure::Reset),
+            Err(_) => CallResult::Failed(Failure::Lost),
         };
         Poll::Ready((self.due, outcome))
     }
 }
 
 /// Returns the result if the head alone decides it, because no message follows.
-fn refusal(status: StatusCode, headers: &HeaderMap) -> Option<Outcome> {
+fn refusal(status: StatusCode, headers: &HeaderMap) -> Option<CallResult> {
     match code(headers) {
         Some(0) | None if status == StatusCode::OK => None,
-        Some(code) if code != 0 => Some(Outcome::Failed(Failure::Grpc(code))),
-        _ => Some(Outcome::Failed(Failure::NotGrpc(status.as_u16()))),
+        Some(code) if code != 0 => Some(CallResult::Failed(Failure::Grpc(code))),
+        _ => Some(CallResult::Failed(Failure::NotGrpc(status.as_u16()))),
     }
 }
 
-fn outcome(message: &[u8], trailers: &HeaderMap) -> Outcome {
+fn outcome(message: &[u8], trailers: &HeaderMap) -> CallResult {
     match code(trailers) {
         Some(0) => match overall_code(message) {
-            Some(1) => Outcome::Ok,
-            Some(2) => Outcome::OverLimit,
-            _ => Outcome::Failed(Failure::NoVerdict),
+            Some(1) => CallResult::Ok,
+            Some(2) => CallResult::OverLimit,
+            _ => CallResult::Failed(Failure::NoVerdict),
         },
-        Some(code) => Outcome::Failed(Failure::Grpc(code)),
-        None => Outcome::Failed(Failure::NotGrpc(StatusCode::OK.as_u16())),
+        Some(code) => CallResult::Failed(Failure::Grpc(code)),
+        None => CallResult::Failed(Failure::NotGrpc(StatusCode::OK.as_u16())),
     }
 }
 
@@ -165,13 +165,13 @@ mod tests {
     #[test]
     fn a_verdict_is_the_overall_code_under_status_0() {
         for (message, trailers, expected) in [
-            (&[0, 0, 0, 0, 2, 8, 1][..], status("0"), Outcome::Ok),
-            (&[0, 0, 0, 0, 4, 8, 2, 18, 0], status("0"), Outcome::OverLimit),
-            (&[0, 0, 0, 0, 2, 8, 0], status("0"), Outcome::Failed(Failure::NoVerdict)),
-            (&[0, 0, 0, 0, 0], status("0"), Outcome::Failed(Failure::NoVerdict)),
-            (&[], status("0"), Outcome::Failed(Failure::NoVerdict)),
-            (&[0, 0, 0, 0, 2, 8, 1], status("14"), Outcome::Failed(Failure::Grpc(14))),
-            (&[0, 0, 0, 0, 2, 8, 1], HeaderMap::new(), Outcome::Failed(Failure::NotGrpc(200))),
+            (&[0, 0, 0, 0, 2, 8, 1][..], status("0"), CallResult::Ok),
+            (&[0, 0, 0, 0, 4, 8, 2, 18, 0], status("0"), CallResult::OverLimit),
+            (&[0, 0, 0, 0, 2, 8, 0], status("0"), CallResult::Failed(Failure::NoVerdict)),
+            (&[0, 0, 0, 0, 0], status("0"), CallResult::Failed(Failure::NoVerdict)),
+            (&[], status("0"), CallResult::Failed(Failure::NoVerdict)),
+            (&[0, 0, 0, 0, 2, 8, 1], status("14"), CallResult::Failed(Failure::Grpc(14))),
+            (&[0, 0, 0, 0, 2, 8, 1], HeaderMap::new(), CallResult::Failed(Failure::NotGrpc(200))),
         ] {
             assert_eq!(outcome(message, &trailers), expected, "{message:?} {trailers:?}");
         }
@@ -181,8 +181,8 @@ mod tests {
     fn a_head_may_say_all_there_is() {
         let ok = StatusCode::OK;
         assert_eq!(refusal(ok, &HeaderMap::new()), None);
-        assert_eq!(refusal(ok, &status("12")), Some(Outcome::Failed(Failure::Grpc(12))));
+        assert_eq!(refusal(ok, &status("12")), Some(CallResult::Failed(Failure::Grpc(12))));
         let gone = refusal(StatusCode::NOT_FOUND, &HeaderMap::new());
-        assert_eq!(gone, Some(Outcome::Failed(Failure::NotGrpc(404))));
+        assert_eq!(gone, Some(CallResult::Failed(Failure::NotGrpc(404))));
     }
 }

@@ -16,7 +16,7 @@ use http::Request;
 use ratelease_engine::time::{Clock, Time};
 use tokio::time::{sleep, timeout, timeout_at};
 
-use super::call::{Call, Failure, Outcome};
+use super::call::{Call, CallResult, Failure};
 use super::draw::{Rng, Zipf};
 use super::flags::Plan;
 use super::link::{Link, Socket, connect};
@@ -133,7 +133,7 @@ impl Client {
             let ended = timeout_at(end, work).await.unwrap_or(Ended::Over);
             let why = if ended == Ended::Over { Failure::Unanswered } else { Failure::Lost };
             for call in &exchange.calls {
-                self.settle(call.due(), Outcome::Failed(why));
+                self.settle(call.due(), CallResult::Failed(why));
             }
             self.tally.lost += u64::from(ended == Ended::Lost);
             if ended != Ended::Over {
@@ -144,7 +144,7 @@ impl Client {
         let now = self.shared.clock.now();
         while let Some(due) = self.schedule.due(now).filter(|_| self.shared.plan.rate.is_some()) {
             self.schedule.advance();
-            self.settle(due, Outcome::Failed(Failure::Unsent));
+            self.settle(due, CallResult::Failed(Failure::Unsent));
         }
         self.tally
     }
@@ -167,10 +167,10 @@ impl Client {
         self.schedule.end_at(self.span.end);
     }
 
-    fn settle(&mut self, due: Time, outcome: Outcome) {
+    fn settle(&mut self, due: Time, outcome: CallResult) {
         let seat = self.shared.seats.get(self.index);
         if let Some(Seat { answered, failed, .. }) = seat {
-            let count = if matches!(outcome, Outcome::Failed(_)) { failed } else { answered };
+            let count = if matches!(outcome, CallResult::Failed(_)) { failed } else { answered };
             count.fetch_add(1, Ordering::Relaxed);
         }
         if due >= self.span.warm {
@@ -203,7 +203,7 @@ impl Exchange {
             let mut broke = matches!(ended, Poll::Ready(Err(_)));
             while let Poll::Ready(Some((due, outcome))) = self.calls.poll_next_unpin(cx) {
                 client.settle(due, outcome);
-                broke |= outcome == Outcome::Failed(Failure::Lost);
+                broke |= outcome == CallResult::Failed(Failure::Lost);
             }
             if ended.is_ready() {
                 return Poll::Ready(if broke { Ended::Lost } else { Ended::Gone });
@@ -230,7 +230,7 @@ impl Exchange {
     /// Sends the requests that are due, as far as streams are free. Returns whether it sent any.
     fn begin(&mut self, client: &mut Client, now: Time, cx: &mut Context<'_>) -> bool {
         while let Some(due) = client.schedule.give_up(now) {
-            client.settle(due, Outcome::Failed(Failure::Unsent));
+            client.settle(due, CallResult::Failed(Failure::Unsent));
         }
         let before = self.calls.len();
         while self.calls.len() < client.shared.plan.streams

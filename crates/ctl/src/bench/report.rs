@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use ratelease_cli::grpc_codes::GRPC_CODES;
-use ratelease_cli::out::{Interrupt, Outcome};
+use ratelease_cli::out::{Completion, Interrupt};
 use serde::{Serialize, Serializer};
 
 use super::call::Failure;
@@ -109,9 +109,9 @@ impl Report {
     }
 
     /// Returns `Good` if every request got a verdict and there was at least one.
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(super) fn outcome(&self) -> Completion {
         let is_good = self.requests > 0 && self.errors.is_empty() && self.connections_lost == 0;
-        self.interrupted.map_or(Outcome::good_if(is_good), Outcome::Interrupted)
+        self.interrupted.map_or(Completion::clean_if(is_good), Completion::Interrupted)
     }
 
     /// Returns the report as one line of JSON.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-use super::call::{Failure, Outcome};
+use super::call::{CallResult, Failure};
 
 /// Range of the latency histogram: from 100 ns, with three digits, to a day; longer latencies count
 /// as a day.
@@ -44,11 +44,11 @@ impl Tally {
     }
 
     /// Adds a request with this outcome and latency.
-    pub(super) fn add(&mut self, outcome: Outcome, latency: Duration) {
+    pub(super) fn add(&mut self, outcome: CallResult, latency: Duration) {
         match outcome {
-            Outcome::Ok => self.ok += 1,
-            Outcome::OverLimit => self.over_limit += 1,
-            Outcome::Failed(failure) => *self.failures.entry(failure).or_default() += 1,
+            CallResult::Ok => self.ok += 1,
+            CallResult::OverLimit => self.over_limit += 1,
+            CallResult::Failed(failure) => *self.failures.entry(failure).or_default() += 1,
         }
         self.latency.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Response};
-use ratelease_cli::out::Outcome;
+use ratelease_cli::out::Completion;
 use ratelease_cli::settings::SettingsError;
 use ratelease_cli::target::Target;
 use serde_json::Value;
@@ -113,7 +113,7 @@ fn report(flags: &str) -> Result<Value, String> {
     let text = report.to_string();
     assert!(text.contains("p99.9"), "{text}");
     let is_good = json["errors"] == serde_json::json!({});
-    assert_eq!(report.outcome(), Outcome::good_if(is_good), "{text}");
+    assert_eq!(report.outcome(), Completion::clean_if(is_good), "{text}");
     assert_eq!(json["interrupted"], false, "{text}");
     Ok(json)
 }

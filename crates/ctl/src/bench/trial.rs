@@ -6,7 +6,7 @@ use ratelease_cli::target::Target;
 use ratelease_engine::time::Time;
 use tokio::time::timeout;
 
-use super::call::{Call, Failure, Outcome};
+use super::call::{Call, CallResult, Failure};
 use super::client::Shared;
 use super::link::connect;
 
@@ -46,13 +46,13 @@ async fn ask(shared: &Shared) -> Result<(), String> {
     let (_, outcome) = Call::new(Time::default(), response).await;
     drop((send, body));
     match outcome {
-        Outcome::Failed(Failure::Grpc(UNIMPLEMENTED)) => Err(not_grpc(
+        CallResult::Failed(Failure::Grpc(UNIMPLEMENTED)) => Err(not_grpc(
             "is a gRPC server without envoy.service.ratelimit.v3.RateLimitService".into(),
         )),
-        Outcome::Failed(Failure::NotGrpc(status)) => {
+        CallResult::Failed(Failure::NotGrpc(status)) => {
             Err(not_grpc(format!("answers HTTP {status} and not gRPC")))
         }
-        Outcome::Failed(Failure::Lost) => {
+        CallResult::Failed(Failure::Lost) => {
             let why = driver.await.ok().and_then(Result::err).map(|error| format!(": {error}"));
             let why = why.unwrap_or_default();
             Err(not_grpc(format!("closed the connection, it does not speak HTTP/2{why}")))

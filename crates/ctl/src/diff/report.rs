@@ -1,6 +1,6 @@
 //! Reports a difference, as text and as JSON.
 
-use ratelease_cli::out::{CliError, Ink, Out};
+use ratelease_cli::out::{CliError, Out, Style};
 use ratelease_cli::safe::Safe;
 use ratelease_rules::{Allowance, Rule, RuleLocations};
 use serde_json::{Value, json};
@@ -11,30 +11,30 @@ use crate::rule;
 /// Prints removed, added and changed rules, and a summary.
 pub(super) fn text(diff: &Diff<'_>, places: Sides<'_>, out: &mut Out) -> Result<(), CliError> {
     let Sides { was, is } = places;
-    let paint = out.paint();
+    let painter = out.painter();
     for rule in &diff.removed {
-        out.line(paint.dye(Ink::Bad, Safe(format!("- {}", rule.path))))?;
+        out.line(painter.paint(Style::Bad, Safe(format!("- {}", rule.path))))?;
         out.line(format_args!("    at {}", shown_place(was, &rule.path)))?;
         out.line(format_args!("    allowed {}", allows(rule)))?;
     }
     for rule in &diff.added {
-        out.line(paint.dye(Ink::Good, Safe(format!("+ {}", rule.path))))?;
+        out.line(painter.paint(Style::Good, Safe(format!("+ {}", rule.path))))?;
         out.line(format_args!("    at {}", shown_place(is, &rule.path)))?;
         out.line(format_args!("    allows {}", allows(rule)))?;
     }
     for Change { path, settings, counts } in &diff.changed {
-        out.line(paint.dye(Ink::Doubtful, Safe(format!("~ {path}"))))?;
+        out.line(painter.paint(Style::Doubtful, Safe(format!("~ {path}"))))?;
         let (was, is) = (shown_place(was, path), shown_place(is, path));
         out.line(format_args!("    at {is}, was at {was}"))?;
         for (name, before, after) in settings {
             let line = format!("    {name}: {} → {}", shown(before), shown(after));
             out.line(Safe(line))?;
         }
-        let ink = if *counts == Counts::Restart { Ink::Bad } else { Ink::Faint };
-        out.line(format_args!("    {}", paint.dye(ink, words(*counts))))?;
+        let style = if *counts == Counts::Restart { Style::Bad } else { Style::Faint };
+        out.line(format_args!("    {}", painter.paint(style, words(*counts))))?;
     }
     for (level, patterns) in &diff.reordered {
-        out.line(paint.dye(Ink::Doubtful, Safe(format!("~ patterns below {level}"))))?;
+        out.line(painter.paint(Style::Doubtful, Safe(format!("~ patterns below {level}"))))?;
         out.line(Safe(format!("    are tried in another order: {}", patterns.join(", "))))?;
     }
     out.line(summary(diff))

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ratelease_cli::out::{CliError, Ink, Out};
+use ratelease_cli::out::{CliError, Out, Style};
 use ratelease_cli::safe::Safe;
 use ratelease_engine::store::Grant;
 use ratelease_rules::request::{self, Request};
@@ -24,7 +24,7 @@ pub(super) fn text(
         let descriptor = one.typed.descriptor();
         let gap = if at > 0 { "\n" } else { "" };
         let heading = format!("{}: {}", request.domain, shown(&descriptor.entries));
-        out.line(format_args!("{gap}{}", out.paint().dye(Ink::Strong, Safe(heading))))?;
+        out.line(format_args!("{gap}{}", out.painter().paint(Style::Strong, Safe(heading))))?;
         for (number, (entry, step)) in
             (1..).zip(descriptor.entries.iter().zip(one.trace.iter().flat_map(|t| &t.steps)))
         {
@@ -44,13 +44,13 @@ fn level(
 ) -> Result<(), CliError> {
     out.line(format_args!("  level {number}: {}", Safe(shown(&[*entry]))))?;
     for (at, candidate) in step.candidates.iter().enumerate() {
-        let (what, ink) = match step.taken {
-            Some(taken) if taken == at => ("taken", Ink::Good),
-            _ if !candidate.fits => ("does not match", Ink::Faint),
-            _ => ("matches, but what was taken comes first", Ink::Faint),
+        let (what, style) = match step.taken {
+            Some(taken) if taken == at => ("taken", Style::Good),
+            _ if !candidate.fits => ("does not match", Style::Faint),
+            _ => ("matches, but what was taken comes first", Style::Faint),
         };
         let node = format!("{:<9}{:<30}", fit(candidate.fit), node(candidate));
-        out.line(format_args!("    {} {}", Safe(node), out.paint().dye(ink, what)))?;
+        out.line(format_args!("    {} {}", Safe(node), out.painter().paint(style, what)))?;
     }
     if step.unlisted > 0 {
         out.line(format_args!("    and {} more patterns that do not match", step.unlisted))?;
@@ -61,7 +61,7 @@ fn level(
             _ => (&step.keys.0, step.keys.1, "keys"),
         };
         let line = format!("nothing matches; {what} here: {}", some(names, count));
-        out.line(format_args!("    {}", out.paint().dye(Ink::Doubtful, Safe(line))))?;
+        out.line(format_args!("    {}", out.painter().paint(Style::Doubtful, Safe(line))))?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Reports the estimate, as text and as JSON.
 
-use ratelease_cli::out::{CliError, Ink, Out};
+use ratelease_cli::out::{CliError, Out, Style};
 use ratelease_engine::limiter::Options;
 use serde_json::{Value, json};
 
@@ -36,15 +36,15 @@ pub(super) fn text(
     notes: &[String],
     out: &mut Out,
 ) -> Result<(), CliError> {
-    let paint = out.paint();
-    out.line(paint.dye(Ink::Strong, headline(fleet)))?;
+    let painter = out.painter();
+    out.line(painter.paint(Style::Strong, headline(fleet)))?;
     for (name, figure) in figures(fleet, estimate) {
         out.line(format_args!("  {name:<22}{figure}"))?;
     }
     for note in notes {
-        out.line(format_args!("{} {note}", paint.dye(Ink::Doubtful, "note:")))?;
+        out.line(format_args!("{} {note}", painter.paint(Style::Doubtful, "note:")))?;
     }
-    out.line(paint.dye(Ink::Faint, "an estimate; docs/capacity.md has the formulas"))
+    out.line(painter.paint(Style::Faint, "an estimate; docs/capacity.md has the formulas"))
 }
 
 fn headline(fleet: &Fleet) -> String {

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use ratelease_cli::out::{Ink, Paint};
+use ratelease_cli::out::{Painter, Style};
 use ratelease_cli::safe::Safe;
 
 use super::OVER_LIMIT;
@@ -11,13 +11,13 @@ use super::wire::{Answered, Told};
 use crate::descriptor::Typed;
 
 /// Formats one of several calls on one line.
-pub(super) fn brief(number: u32, answered: &Answered, paint: Paint) -> String {
+pub(super) fn brief(number: u32, answered: &Answered, painter: Painter) -> String {
     let statuses = answered.statuses.iter().map(|told| match &told.limit {
         Some(_) => told.remaining.to_string(),
         None => "-".to_owned(),
     });
     let remaining = statuses.collect::<Vec<_>>().join(", ");
-    format!("{number}: {}, remaining {remaining}", dyed(&answered.code, paint))
+    format!("{number}: {}, remaining {remaining}", painted(&answered.code, painter))
 }
 
 /// Formats the whole answer.
@@ -25,14 +25,14 @@ pub(super) fn full(
     descriptors: &[Typed],
     answered: &Answered,
     took: Duration,
-    paint: Paint,
+    painter: Painter,
 ) -> String {
     let mut text =
-        format!("{}  in {:.1} ms", dyed(&answered.code, paint), took.as_secs_f64() * 1e3);
+        format!("{}  in {:.1} ms", painted(&answered.code, painter), took.as_secs_f64() * 1e3);
     for (at, told) in answered.statuses.iter().enumerate() {
         let of = descriptors.get(at).map_or_else(|| "?".to_owned(), name);
         // Writing to a string cannot fail.
-        let _ = write!(text, "\n  {of}: {}", status(told, paint));
+        let _ = write!(text, "\n  {of}: {}", status(told, painter));
     }
     if answered.statuses.len() != descriptors.len() {
         let (got, sent) = (answered.statuses.len(), descriptors.len());
@@ -60,8 +60,8 @@ fn name(typed: &Typed) -> String {
     entries.join(",")
 }
 
-fn status(told: &Told, paint: Paint) -> String {
-    let code = dyed(&told.code, paint);
+fn status(told: &Told, painter: Painter) -> String {
+    let code = painted(&told.code, painter);
     let Some(limit) = &told.limit else {
         return match told.remaining {
             u32::MAX => format!("{code}, unlimited"),
@@ -79,11 +79,11 @@ fn status(told: &Told, paint: Paint) -> String {
     text
 }
 
-fn dyed(code: &str, paint: Paint) -> String {
-    let ink = match code {
-        "OK" => Ink::Good,
-        OVER_LIMIT => Ink::Bad,
-        _ => Ink::Doubtful,
+fn painted(code: &str, painter: Painter) -> String {
+    let style = match code {
+        "OK" => Style::Good,
+        OVER_LIMIT => Style::Bad,
+        _ => Style::Doubtful,
     };
-    paint.dye(ink, code).to_string()
+    painter.paint(style, code).to_string()
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ratelease_cli::out::{CliError, Ink, Out};
+use ratelease_cli::out::{CliError, Out, Style};
 use ratelease_cli::safe;
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ impl Report<'_> {
         let tally = self.tally;
         if self.is_interrupted {
             let line = "interrupted: this is of the lines that were read by then";
-            out.line(out.paint().dye(Ink::Doubtful, line))?;
+            out.line(out.painter().paint(Style::Doubtful, line))?;
         }
         if let Some((from, to)) = tally.span {
             let (span, from, to) = (to - from, timestamp::show(from), timestamp::show(to));
@@ -64,9 +64,9 @@ impl Report<'_> {
             share(tally.ok, tally.requests)
         ))?;
         let (denied, of_all) = (tally.over_limit, share(tally.over_limit, tally.requests));
-        let ink = if denied > 0 { Ink::Bad } else { Ink::Good };
+        let style = if denied > 0 { Style::Bad } else { Style::Good };
         let denied = format!("  denied      {denied:>10}{of_all}");
-        out.line(out.paint().dye(ink, denied))?;
+        out.line(out.painter().paint(style, denied))?;
         let (free, of_all) = (tally.unlimited, share(tally.unlimited, tally.requests));
         out.line(format_args!("  no rule     {free:>10}{of_all}"))
     }
@@ -90,7 +90,7 @@ impl Report<'_> {
         }
         if tally.unreadable > 0 {
             let line = format!("unreadable    {:>10}", tally.unreadable);
-            out.line(out.paint().dye(Ink::Doubtful, line))?;
+            out.line(out.painter().paint(Style::Doubtful, line))?;
         }
         for unreadable in &tally.first_unreadable {
             let (file, line, why) = (&unreadable.file, unreadable.line, &unreadable.why);
@@ -105,7 +105,7 @@ impl Report<'_> {
             return Ok(());
         }
         let heading = format!("\n{:>10} {:>10} {:>10}  rule", "denied", "shadow", "passed");
-        out.line(out.paint().dye(Ink::Strong, heading))?;
+        out.line(out.painter().paint(Style::Strong, heading))?;
         for (path, RuleTally { ok, over_limit, shadow }) in rules.iter().take(self.top) {
             let path = safe::line(path);
             out.line(format_args!("{over_limit:>10} {shadow:>10} {ok:>10}  {path}"))?;
@@ -119,7 +119,7 @@ impl Report<'_> {
             return Ok(());
         }
         let heading = format!("\n{:>10}  key", "denied");
-        out.line(out.paint().dye(Ink::Strong, heading))?;
+        out.line(out.painter().paint(Style::Strong, heading))?;
         for key in keys.iter().take(self.top) {
             let (count, entries, rule) =
                 (key.over_limit, safe::line(&key.entries), safe::line(&key.rule));

@@ -1,6 +1,6 @@
 //! Reports the results of the cases, as text and as JSON.
 
-use ratelease_cli::out::{CliError, Ink, Out};
+use ratelease_cli::out::{CliError, Out, Style};
 use ratelease_cli::safe::Safe;
 use serde_json::{Value, json};
 
@@ -9,15 +9,15 @@ use super::play::Failure;
 
 /// Prints each failure with its place, and a summary.
 pub(super) fn text(played: &[Played], out: &mut Out) -> Result<(), CliError> {
-    let paint = out.paint();
+    let painter = out.painter();
     for Played { file, failures, .. } in played {
         for Failure { case, place, what, expected, got, time } in failures {
             let at = format!("{}:{}:{}:", Safe(file), place.line, place.column);
             let time = time.map(|time| format!(", time {time}")).unwrap_or_default();
             out.line(format_args!(
                 "{} {} {}",
-                paint.dye(Ink::Strong, at),
-                paint.dye(Ink::Bad, "failed:"),
+                painter.paint(Style::Strong, at),
+                painter.paint(Style::Bad, "failed:"),
                 Safe(format!("{case}{time}: expected {what} {expected}, got {got}"))
             ))?;
         }

@@ -23,11 +23,11 @@ fn booleans_are_read_as_go_reads_them() {
 
 #[test]
 fn a_flag_of_true_or_false_may_stand_alone() {
-    let answers = good("ratelease serve --shadow-mode --quota-mode=false", &[]).answers;
+    let answers = good("ratelease serve --shadow-mode --quota-mode=false", &[]).responses;
     assert!(answers.shadow_mode && !answers.quota_mode);
     let env = [("SHADOW_MODE", "true")];
-    assert!(good("ratelease serve", &env).answers.shadow_mode);
-    assert!(!good("ratelease serve --shadow-mode=F", &env).answers.shadow_mode);
+    assert!(good("ratelease serve", &env).responses.shadow_mode);
+    assert!(!good("ratelease serve --shadow-mode=F", &env).responses.shadow_mode);
 }
 
 #[test]
@@ -133,20 +133,20 @@ fn switches_of_the_rules_are_read() {
 #[test]
 fn header_names_are_kept_in_their_case_and_looked_at_even_when_off() {
     let env = [("LIMIT_RESPONSE_HEADERS_ENABLED", "true"), ("LIMIT_RESET_HEADER", "X-Reset")];
-    let headers = good("ratelimit", &env).answers.headers.expect("headers");
+    let headers = good("ratelimit", &env).responses.headers.expect("headers");
     assert!(!headers.x_ratelimit && !headers.retry_after && !headers.ietf, "{headers:?}");
     let names = headers.reference.expect("the reference's");
     assert_eq!(names.limit, "RateLimit-Limit");
     assert_eq!(names.remaining, "RateLimit-Remaining");
     assert_eq!(names.reset, "X-Reset");
-    assert_eq!(good("ratelimit", &[]).answers.headers, None);
+    assert_eq!(good("ratelimit", &[]).responses.headers, None);
     assert!(fault("LIMIT_LIMIT_HEADER", "a b").contains("an HTTP header name"));
     assert!(fault("LIMIT_REMAINING_HEADER", "a:b\r\nc").contains("an HTTP header name"));
 }
 
 #[test]
 fn headers_are_those_of_the_list_and_those_of_the_references_own_variable() {
-    let headers = |env: &[(&str, &str)]| good("ratelease serve", env).answers.headers;
+    let headers = |env: &[(&str, &str)]| good("ratelease serve", env).responses.headers;
     let on = ("LIMIT_RESPONSE_HEADERS_ENABLED", "true");
     let list = |list| ("RESPONSE_HEADERS", list);
     let both = headers(&[on, list("ietf")]).expect("headers");
@@ -263,7 +263,8 @@ fn the_summary_has_every_flag_and_no_secret() {
     assert!(!format!("{summary:?}").contains("hunter"), "{summary:?}");
     let told = |name: &str| {
         let line = summary.iter().find(|told| told.name == name);
-        let Told { value, is_default, .. } = line.unwrap_or_else(|| panic!("no {name}"));
+        let EffectiveSetting { value, is_default, .. } =
+            line.unwrap_or_else(|| panic!("no {name}"));
         (value.as_str(), *is_default)
     };
     for name in ["redis-auth", "redis-persecond-url", "key-secret", "redis-url"] {
