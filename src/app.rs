@@ -177,10 +177,14 @@ impl App {
         }
         pages.serve("the HTTP port", self.http, page(routes, open.http, false))?;
         let open = open.grpc;
-        let door =
-            serve::Door { service, health: health_service, age: self.age, open: open.clone() };
+        let parts = serve::ServerParts {
+            service,
+            health: health_service,
+            age: self.age,
+            open: open.clone(),
+        };
         let stop = async move { told(&mut { grpc_ended }).await };
-        let grpc = tokio::spawn(serve::serve(self.grpc, door, stop));
+        let grpc = tokio::spawn(serve::serve(self.grpc, parts, stop));
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
         let Self { watcher, live, tracer, push, drain: drain_max, .. } = self;

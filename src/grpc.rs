@@ -20,9 +20,9 @@ mod write_coalescing;
 
 pub use call::answer_at_once;
 use tonic::Status;
-pub use wire::{Unreadable, frame, read};
+pub use wire::{DecodeError, frame, read};
 
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 
 /// Maximum size in bytes of one message from a client. Envoy limits its own headers to far less by
 /// default, and a value of any length within this size is counted: if long values were refused, a
@@ -34,13 +34,15 @@ const PREFIX_BYTES: usize = 5;
 
 /// Maps refusals to gRPC codes; nothing else does. The first three have the reference
 /// implementation's code and text.
-fn status_of(refusal: &Refusal) -> Status {
-    let reason = refusal.to_string();
-    match refusal {
-        Refusal::EmptyDomain | Refusal::NoDescriptors | Refusal::NoRules => Status::unknown(reason),
-        Refusal::Invalid(_) => Status::invalid_argument(reason),
-        Refusal::Store(_) => Status::unavailable(reason),
-        Refusal::Overloaded | Refusal::NoRoom => Status::resource_exhausted(reason),
-        Refusal::Panicked => Status::internal(reason),
+fn status_of(error: &RequestError) -> Status {
+    let reason = error.to_string();
+    match error {
+        RequestError::EmptyDomain | RequestError::NoDescriptors | RequestError::NoRules => {
+            Status::unknown(reason)
+        }
+        RequestError::Invalid(_) => Status::invalid_argument(reason),
+        RequestError::Store(_) => Status::unavailable(reason),
+        RequestError::Overloaded | RequestError::NoRoom => Status::resource_exhausted(reason),
+        RequestError::Panicked => Status::internal(reason),
     }
 }

@@ -40,7 +40,7 @@
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`accept`]
-//! accepts connections; [`refusal`] holds the reasons why a call gets no verdict; [`supervise`]
+//! accepts connections; [`request_error`] holds the reasons why a call gets no verdict; [`supervise`]
 //! restarts background tasks. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys,
 //! [`telemetry`] is the log, the spans and what is pushed, and [`observe`] passes each decision to
 //! all of them. [`rule_source`] loads the rules and keeps them in force. [`admin`] shows the state
@@ -57,7 +57,7 @@ pub mod hot_keys;
 pub mod http;
 pub mod metrics;
 pub mod observe;
-pub mod refusal;
+pub mod request_error;
 pub mod rule_source;
 pub mod service;
 pub mod supervise;

@@ -35,7 +35,7 @@ use ratelease_engine::verdict::{Applied, Code, OVERRIDE, Status, Trace};
 use ratelease_rules::request::{Descriptor, Request};
 use ratelease_rules::{Rule, Rules};
 
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 
 use hits::Hits;
 use registry::Registry;
@@ -124,15 +124,15 @@ impl Meters {
     }
 
     /// Counts a call without a verdict.
-    pub fn note_refusal(&self, refusal: &Refusal) {
-        let reason = match refusal {
-            Refusal::EmptyDomain => 0,
-            Refusal::NoDescriptors => 1,
-            Refusal::NoRules => 2,
-            Refusal::Invalid(_) => 3,
-            Refusal::Store(_) => 4,
-            Refusal::Overloaded | Refusal::NoRoom => 5,
-            Refusal::Panicked => 6,
+    pub fn note_error(&self, error: &RequestError) {
+        let reason = match error {
+            RequestError::EmptyDomain => 0,
+            RequestError::NoDescriptors => 1,
+            RequestError::NoRules => 2,
+            RequestError::Invalid(_) => 3,
+            RequestError::Store(_) => 4,
+            RequestError::Overloaded | RequestError::NoRoom => 5,
+            RequestError::Panicked => 6,
         };
         self.shared.calls.mine().add(calls::REFUSED + reason, 1);
     }

@@ -11,9 +11,9 @@ use ratelease_rules::request::Request;
 
 use crate::hot_keys::HotKeys;
 use crate::metrics::Meters;
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 use crate::telemetry::Samples;
-use crate::telemetry::trace::{Door, Span, Tracer};
+use crate::telemetry::trace::{Span, Tracer, Transport};
 
 /// The observers. A cheap handle: clones share all state.
 #[derive(Debug, Clone, Default)]
@@ -58,10 +58,10 @@ impl Observers {
         self
     }
 
-    /// Begins a span for a request that arrives at `door` with these headers, if it is to be
+    /// Begins a span for a request that arrives at `transport` with these headers, if it is to be
     /// traced.
-    pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
-        self.tracer.begin(door, headers)
+    pub fn begin(&self, transport: Transport, headers: &HeaderMap) -> Option<Span> {
+        self.tracer.begin(transport, headers)
     }
 
     /// Event counts of samples and spans since the process began, by name.
@@ -70,9 +70,9 @@ impl Observers {
     }
 
     /// Records a request that got no verdict.
-    pub fn note_refusal(&self, refusal: &Refusal) {
+    pub fn note_error(&self, error: &RequestError) {
         if let Some(meters) = &self.meters {
-            meters.note_refusal(refusal);
+            meters.note_error(error);
         }
     }
 }

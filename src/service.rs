@@ -20,9 +20,9 @@ use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
 use tracing::{Level, debug};
 
 use crate::observe::Observers;
-use crate::refusal::{Fault, Refusal};
+use crate::request_error::{InvalidRequest, RequestError};
 use crate::rule_source::CurrentRules;
-use crate::telemetry::trace::{Door, Span};
+use crate::telemetry::trace::{Span, Transport};
 
 use body_budget::BodyBudget;
 pub use body_budget::{Held, Peer};
@@ -104,10 +104,10 @@ impl DecisionService {
         Self { observers, ..self }
     }
 
-    /// Begins a span for a request that arrives at `door` with these headers, if it is to be
+    /// Begins a span for a request that arrives at `transport` with these headers, if it is to be
     /// traced.
-    pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
-        self.observers.begin(door, headers)
+    pub fn begin(&self, transport: Transport, headers: &HeaderMap) -> Option<Span> {
+        self.observers.begin(transport, headers)
     }
 
     /// Runs `call` of `peer`, which may wait. Its message must be complete; incomplete messages are
@@ -115,40 +115,40 @@ impl DecisionService {
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::Overloaded`] if too many calls wait (`call` was not polled), or
-    /// [`Refusal::Panicked`] if the call panicked.
+    /// Returns [`RequestError::Overloaded`] if too many calls wait (`call` was not polled), or
+    /// [`RequestError::Panicked`] if the call panicked.
     pub async fn pass<T>(
         &self,
-        door: Door,
+        transport: Transport,
         peer: &Peer,
         call: impl Future<Output = T>,
-    ) -> Result<T, Refusal> {
-        let passed = self.entrance(door).gate.pass(peer, call).await;
-        passed.inspect_err(|refusal| self.observers.note_refusal(refusal))
+    ) -> Result<T, RequestError> {
+        let passed = self.entrance(transport).gate.pass(peer, call).await;
+        passed.inspect_err(|error| self.observers.note_error(error))
     }
 
     /// Runs a call from its headers to its answer and catches its panics.
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::Panicked`] if the call panicked.
+    /// Returns [`RequestError::Panicked`] if the call panicked.
     pub async fn contain<T>(
         &self,
-        door: Door,
+        transport: Transport,
         call: impl Future<Output = T>,
-    ) -> Result<T, Refusal> {
-        let contained = self.entrance(door).gate.contain(call).await;
-        contained.inspect_err(|refusal| self.observers.note_refusal(refusal))
+    ) -> Result<T, RequestError> {
+        let contained = self.entrance(transport).gate.contain(call).await;
+        contained.inspect_err(|error| self.observers.note_error(error))
     }
 
     /// Returns the account on which the bytes of an incomplete message are counted.
-    pub fn hold(&self, door: Door, peer: &Peer) -> Held {
-        self.entrance(door).room.hold(peer)
+    pub fn hold(&self, transport: Transport, peer: &Peer) -> Held {
+        self.entrance(transport).room.hold(peer)
     }
 
     /// Records a request that a server refused itself.
-    pub fn note_refusal(&self, refusal: &Refusal) {
-        self.observers.note_refusal(refusal);
+    pub fn note_error(&self, error: &RequestError) {
+        self.observers.note_error(error);
     }
 
     /// Event counts since the process began, and present levels, by name.
@@ -163,10 +163,10 @@ impl DecisionService {
         ]
     }
 
-    fn entrance(&self, door: Door) -> &Entrance {
-        match door {
-            Door::Grpc => &self.grpc,
-            Door::Json => &self.json,
+    fn entrance(&self, transport: Transport) -> &Entrance {
+        match transport {
+            Transport::Grpc => &self.grpc,
+            Transport::Json => &self.json,
         }
     }
 
@@ -185,7 +185,7 @@ impl DecisionService {
         &self,
         request: &Request<'_>,
         make: impl FnOnce(Answer<'_>) -> T,
-    ) -> Result<T, Refusal> {
+    ) -> Result<T, RequestError> {
         self.answer_by(None, request, make).await
     }
 
@@ -200,18 +200,18 @@ impl DecisionService {
         deadline: Option<Time>,
         request: &Request<'_>,
         make: impl FnOnce(Answer<'_>) -> T,
-    ) -> Result<T, Refusal> {
+    ) -> Result<T, RequestError> {
         let start = self.now();
         let caller = deadline.map(|deadline| deadline.since(start));
         let answered = async {
             check(request)?;
-            let rules = self.published.current().ok_or(Refusal::NoRules)?;
+            let rules = self.published.current().ok_or(RequestError::NoRules)?;
             let decided = self.limiter.decide_within(&rules, request, caller).await;
             let verdict = decided.map_err(|error| self.unanswered(&rules, request, error))?;
             Ok(make(self.finish(request, verdict, start)))
         };
         let answered = answered.await;
-        answered.inspect_err(|refusal| self.observers.note_refusal(refusal))
+        answered.inspect_err(|error| self.observers.note_error(error))
     }
 
     /// Like [`DecisionService::answer`], if that requires no waiting. Otherwise returns `None` without side
@@ -220,7 +220,7 @@ impl DecisionService {
         &self,
         request: &Request<'_>,
         make: impl FnOnce(&Answer<'_>) -> T,
-    ) -> Option<Result<T, Refusal>> {
+    ) -> Option<Result<T, RequestError>> {
         let passed = self.grpc.gate.contain_at_once(|| {
             check(request).ok()?;
             let rules = self.published.borrow();
@@ -230,16 +230,16 @@ impl DecisionService {
             let answer = verdict.map(|verdict| make(&self.finish(request, verdict, start)));
             Some(answer.map_err(|error| self.unanswered(rules, request, error)))
         });
-        if let Some(Err(refusal)) = &passed {
-            self.observers.note_refusal(refusal);
+        if let Some(Err(error)) = &passed {
+            self.observers.note_error(error);
         }
         passed
     }
 
     #[cold]
-    fn unanswered(&self, rules: &Rules, request: &Request<'_>, error: StoreError) -> Refusal {
+    fn unanswered(&self, rules: &Rules, request: &Request<'_>, error: StoreError) -> RequestError {
         self.observers.note_unanswered(rules, request);
-        Refusal::Store(error)
+        RequestError::Store(error)
     }
 
     fn finish<'r>(&self, request: &Request<'_>, verdict: Verdict<'r>, start: Time) -> Answer<'r> {
@@ -254,17 +254,17 @@ impl DecisionService {
     }
 }
 
-fn check(request: &Request<'_>) -> Result<(), Refusal> {
+fn check(request: &Request<'_>) -> Result<(), RequestError> {
     if request.domain.is_empty() {
-        return Err(Refusal::EmptyDomain);
+        return Err(RequestError::EmptyDomain);
     }
     match request.descriptors.len() {
-        0 => return Err(Refusal::NoDescriptors),
-        n if n > DESCRIPTORS_MAX => return Err(Refusal::Invalid(Fault::Descriptors)),
+        0 => return Err(RequestError::NoDescriptors),
+        n if n > DESCRIPTORS_MAX => return Err(RequestError::Invalid(InvalidRequest::Descriptors)),
         _ => {}
     }
     match request.descriptors.iter().position(|d| d.entries.len() > ENTRIES_MAX) {
-        Some(at) => Err(Refusal::Invalid(Fault::Entries(at))),
+        Some(at) => Err(RequestError::Invalid(InvalidRequest::Entries(at))),
         None => Ok(()),
     }
 }

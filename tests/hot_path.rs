@@ -16,7 +16,7 @@ use ratelease::metrics::Meters;
 use ratelease::observe::Observers;
 use ratelease::rule_source::CurrentRules;
 use ratelease::service::DecisionService;
-use ratelease::telemetry::trace::{Door, Tracer};
+use ratelease::telemetry::trace::{Tracer, Transport};
 use ratelease::telemetry::{Origin, Samples};
 use ratelease_cli::settings::{Identity, Otlp, OtlpProtocol, Tracing};
 use ratelease_engine::limiter::{Limiter, Options};
@@ -151,9 +151,9 @@ fn allocated_in_a_round(service: &DecisionService, frame: &[u8], answer: &mut By
     let before = dhat::HeapStats::get();
     for _ in 0..DECISIONS {
         answer.clear();
-        assert!(service.begin(Door::Grpc, &headers).is_none());
+        assert!(service.begin(Transport::Grpc, &headers).is_none());
         // Sampling may pick one, in many rounds.
-        drop(service.begin(Door::Grpc, &HeaderMap::new()));
+        drop(service.begin(Transport::Grpc, &HeaderMap::new()));
         if grpc::answer_at_once(service, frame, answer).is_none() {
             return u64::MAX;
         }

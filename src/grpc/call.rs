@@ -15,9 +15,9 @@ use tonic::Code;
 use super::deadline::Deadline;
 use super::fallback::{FallbackCall, Message};
 use super::{PREFIX_BYTES, headers, status_of, wire};
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 use crate::service::{DecisionService, Peer};
-use crate::telemetry::trace::{Door, Outcome, Span};
+use crate::telemetry::trace::{Outcome, Span, Transport};
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const OK: HeaderValue = HeaderValue::from_static("0");
@@ -72,7 +72,7 @@ impl Call {
             Arrived::Reset => return Step::Done,
         };
         let mut answer = BytesMut::new();
-        let span = service.begin(Door::Grpc, self.request.headers());
+        let span = service.begin(Transport::Grpc, self.request.headers());
         let mut answered = || answer_frame(service, &read, &mut answer, span.as_ref());
         let answered = match &span {
             None => answered(),
@@ -88,8 +88,8 @@ impl Call {
                 self.send(answer.freeze());
                 Code::Ok
             }
-            Some(Err(refusal)) => {
-                let status = status_of(&refusal);
+            Some(Err(error)) => {
+                let status = status_of(&error);
                 let code = status.code();
                 let (head, _) = status.into_http::<()>().into_parts();
                 let _ = self.respond.send_response(Response::from_parts(head, ()), true);
@@ -178,7 +178,7 @@ impl Call {
         if read.is_none() || !request.body().is_end_stream() {
             request.extensions_mut().insert(wire::Untried);
         }
-        let held = service.hold(Door::Grpc, peer);
+        let held = service.hold(Transport::Grpc, peer);
         request.extensions_mut().insert(held.clone());
         let request = request.map(|body| Message::new(read, body, held));
         FallbackCall { request, respond, waited }
@@ -191,12 +191,12 @@ impl Call {
 ///
 /// # Errors
 ///
-/// Returns the refusal if the request has no verdict, and waiting would not change that.
+/// Returns the error if the request has no verdict, and waiting would not change that.
 pub fn answer_at_once(
     service: &DecisionService,
     frame: &[u8],
     answer: &mut BytesMut,
-) -> Option<Result<(), Refusal>> {
+) -> Option<Result<(), RequestError>> {
     answer_frame(service, frame, answer, None)
 }
 
@@ -206,7 +206,7 @@ fn answer_frame(
     frame: &[u8],
     answer: &mut BytesMut,
     span: Option<&Span>,
-) -> Option<Result<(), Refusal>> {
+) -> Option<Result<(), RequestError>> {
     let request = wire::read(plain_message(frame)?).ok()?;
     service.answer_at_once(&request, |made| {
         wire::frame(made, answer);

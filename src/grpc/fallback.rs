@@ -19,7 +19,7 @@ use tower_service::Service;
 use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
 use crate::accept::Half;
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 use crate::service::{Held, Parts};
 
 /// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
@@ -181,7 +181,7 @@ impl Message {
         }
         let collected = async {
             let mut whole = Parts::new(&held);
-            whole.add(&read).map_err(|refusal| status_of(&refusal))?;
+            whole.add(&read).map_err(|error| status_of(&error))?;
             drop(read);
             while whole.bytes() <= PREFIX_BYTES + MESSAGE_BYTES_MAX
                 && let Some(part) = rest.data().await
@@ -189,7 +189,7 @@ impl Message {
                 let part = part.map_err(|error| Status::cancelled(error.to_string()))?;
                 // Fails only on a stream that has ended; the next read reports that.
                 let _ = rest.flow_control().release_capacity(part.len());
-                whole.add(&part).map_err(|refusal| status_of(&refusal))?;
+                whole.add(&part).map_err(|error| status_of(&error))?;
             }
             Ok(whole.join())
         };
@@ -198,7 +198,7 @@ impl Message {
                 let told = format!("the message was not whole within {MESSAGE_MAX:?}");
                 Err(Status::deadline_exceeded(told))
             }),
-            () = poll_fn(|cx| held.poll_given_up(cx)) => Err(status_of(&Refusal::NoRoom)),
+            () = poll_fn(|cx| held.poll_given_up(cx)) => Err(status_of(&RequestError::NoRoom)),
         }
     }
 }

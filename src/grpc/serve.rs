@@ -32,7 +32,7 @@ pub struct ConnectionAge {
 }
 
 /// The parts needed to serve a listener.
-pub struct Door {
+pub struct ServerParts {
     /// Decides requests.
     pub service: DecisionService,
     /// Answers health checks.
@@ -52,10 +52,10 @@ pub struct Door {
 /// None at present: no accept error ends it.
 pub async fn serve(
     listener: Listener,
-    door: Door,
+    parts: ServerParts,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let Door { service, health, age, open } = door;
+    let ServerParts { service, health, age, open } = parts;
     let page = health.page();
     let health = HealthServer::new(health).max_decoding_message_size(MESSAGE_BYTES_MAX);
     let services = Routes::new(health).add_service(wire::service(service.clone()));

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Bytes, BytesMut};
 use codec::Codec;
-pub use decode::Unreadable;
+pub use decode::DecodeError;
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use pb::rate_limit_service_server::SERVICE_NAME;
 use ratelease_rules::request::Request;
@@ -23,7 +23,7 @@ use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
 
 use super::deadline::Deadline;
 use super::{MESSAGE_BYTES_MAX, status_of};
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 use crate::service::{Answer, DecisionService, Held, Peer};
 use crate::telemetry::trace::{self, Outcome, Span};
 
@@ -33,7 +33,7 @@ use crate::telemetry::trace::{self, Outcome, Span};
 /// # Errors
 ///
 /// Fails if the message is not a request, or exceeds a bound of [`crate::service`].
-pub fn read(message: &[u8]) -> Result<Request<'_>, Unreadable> {
+pub fn read(message: &[u8]) -> Result<Request<'_>, DecodeError> {
     decode::request(message)
 }
 
@@ -43,13 +43,13 @@ pub fn frame(answer: &Answer<'_>, bytes: &mut BytesMut) {
 }
 
 /// The service in the form that tonic routes to; its clones share all state.
-pub(super) fn service(service: DecisionService) -> Door {
-    Door { service, span: None }
+pub(super) fn service(service: DecisionService) -> RateLimitService {
+    RateLimitService { service, span: None }
 }
 
 /// `RateLimitService`. Does not use the generated server, which would answer in Envoy's messages.
 #[derive(Clone)]
-pub(super) struct Door {
+pub(super) struct RateLimitService {
     service: DecisionService,
     /// The span of the call that this clone serves, if it is traced.
     span: Option<Span>,
@@ -64,13 +64,13 @@ pub(super) struct Untried;
 pub(super) const SHOULD_RATE_LIMIT: &str =
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-// === impl Door ===
+// === impl RateLimitService ===
 
-impl NamedService for Door {
+impl NamedService for RateLimitService {
     const NAME: &'static str = SERVICE_NAME;
 }
 
-impl tonic::codegen::Service<http::Request<Body>> for Door {
+impl tonic::codegen::Service<http::Request<Body>> for RateLimitService {
     type Response = http::Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Self::Response, Infallible>;
@@ -84,13 +84,14 @@ impl tonic::codegen::Service<http::Request<Body>> for Door {
             return Box::pin(async { Ok(GrpcStatus::unimplemented("").into_http()) });
         }
         let service = self.service.clone();
-        let span = service.begin(trace::Door::Grpc, request.headers());
-        let door = Self { service: service.clone(), span: span.clone() };
+        let span = service.begin(trace::Transport::Grpc, request.headers());
+        let handler = Self { service: service.clone(), span: span.clone() };
         let answered = async move {
             let mut grpc =
                 Grpc::new(Codec).apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
-            let answered = service.contain(trace::Door::Grpc, grpc.unary(door, request)).await;
-            Ok(answered.unwrap_or_else(|refusal| status_of(&refusal).into_http()))
+            let answered =
+                service.contain(trace::Transport::Grpc, grpc.unary(handler, request)).await;
+            Ok(answered.unwrap_or_else(|error| status_of(&error).into_http()))
         };
         match span {
             None => Box::pin(answered),
@@ -112,7 +113,7 @@ async fn traced(
     Ok(response)
 }
 
-impl UnaryService<Bytes> for Door {
+impl UnaryService<Bytes> for RateLimitService {
     type Response = BytesMut;
     type Future = BoxFuture<Response<BytesMut>, GrpcStatus>;
 
@@ -123,10 +124,10 @@ impl UnaryService<Bytes> for Door {
             let deadline = request.extensions().get().map(|Deadline(deadline)| *deadline);
             let held = request.extensions().get::<Held>().cloned().unwrap_or_else(|| {
                 // For a call that came through a connection not made by this crate.
-                service.hold(trace::Door::Grpc, &Peer::new())
+                service.hold(trace::Transport::Grpc, &Peer::new())
             });
             let is_untried = request.extensions().get::<Untried>().is_some();
-            held.finish().map_err(|refusal| status_of(&refusal))?;
+            held.finish().map_err(|error| status_of(&error))?;
             let message = request.into_inner();
             let decoded = read(&message).map_err(|fault| unreadable(fault, &service))?;
             let made = |answer: &Answer<'_>| {
@@ -141,23 +142,23 @@ impl UnaryService<Bytes> for Door {
                 Some(answered) => answered,
                 None => {
                     let answer = service.answer_by(deadline, &decoded, |answer| made(&answer));
-                    let passed = service.pass(trace::Door::Grpc, held.peer(), answer).await;
+                    let passed = service.pass(trace::Transport::Grpc, held.peer(), answer).await;
                     passed.and_then(|answer| answer)
                 }
             };
-            Ok(Response::new(answered.map_err(|refusal| status_of(&refusal))?))
+            Ok(Response::new(answered.map_err(|error| status_of(&error))?))
         })
     }
 }
 
 /// The reference implementation's server returns INTERNAL for a message that it cannot decode.
-fn unreadable(fault: Unreadable, service: &DecisionService) -> GrpcStatus {
+fn unreadable(fault: DecodeError, service: &DecisionService) -> GrpcStatus {
     match fault {
-        Unreadable::Malformed(fault) => GrpcStatus::internal(fault.to_string()),
-        Unreadable::Refused(fault) => {
-            let refusal = Refusal::Invalid(fault);
-            service.note_refusal(&refusal);
-            status_of(&refusal)
+        DecodeError::Malformed(fault) => GrpcStatus::internal(fault.to_string()),
+        DecodeError::Invalid(fault) => {
+            let error = RequestError::Invalid(fault);
+            service.note_error(&error);
+            status_of(&error)
         }
     }
 }

@@ -25,9 +25,9 @@ use tokio::time::timeout;
 
 use super::json;
 use crate::admin::guard::Guard;
-use crate::refusal::Refusal;
+use crate::request_error::RequestError;
 use crate::service::{Answer, DecisionService, Held, JSON_CALLS_MAX, Parts, Peer};
-use crate::telemetry::trace::{Door, Outcome, Span};
+use crate::telemetry::trace::{Outcome, Span, Transport};
 
 /// Maximum size in bytes of a body: that of a gRPC message.
 const BODY_BYTES_MAX: usize = 1024 * 1024;
@@ -67,15 +67,16 @@ async fn decide(
     request: Request,
 ) -> Response {
     let peer = peer.map(|Extension(peer)| peer).unwrap_or_default();
-    let span = json.service.begin(Door::Json, request.headers());
-    let answered = json.service.contain(Door::Json, json.answer(request, &peer, span.as_ref()));
+    let span = json.service.begin(Transport::Json, request.headers());
+    let answered =
+        json.service.contain(Transport::Json, json.answer(request, &peer, span.as_ref()));
     let answered = match &span {
         None => answered.await,
         Some(span) => Box::pin(span.around(answered)).await,
     };
     let response = match answered {
         Ok(response) => response.unwrap_or_else(IntoResponse::into_response),
-        Err(refusal) => Unanswered::from(refusal).into_response(),
+        Err(error) => Unanswered::from(error).into_response(),
     };
     if let Some(span) = span {
         span.end(Outcome::Http(response.status().as_u16()));
@@ -93,7 +94,7 @@ impl Json {
         span: Option<&Span>,
     ) -> Result<Response, Unanswered> {
         check_type(request.headers())?;
-        let held = self.service.hold(Door::Json, peer);
+        let held = self.service.hold(Transport::Json, peer);
         let body = read(request.into_body(), &held).await?;
         // Boxed, so that an incomplete request does not hold the memory that a decision takes.
         Box::pin(self.decide(body, peer, span)).await
@@ -127,7 +128,7 @@ impl Json {
             Some(answered) => answered?,
             None => {
                 let answer = self.service.answer(&request, |answer| printed(&answer));
-                self.service.pass(Door::Json, peer, answer).await??
+                self.service.pass(Transport::Json, peer, answer).await??
             }
         };
         let status = match code {
@@ -176,7 +177,7 @@ async fn read(body: Body, held: &Held) -> Result<Bytes, Unanswered> {
     };
     let read = tokio::select! {
         read = timeout(BODY_MAX, whole) => read,
-        () = poll_fn(|cx| held.poll_given_up(cx)) => return Err(Refusal::NoRoom.into()),
+        () = poll_fn(|cx| held.poll_given_up(cx)) => return Err(RequestError::NoRoom.into()),
     };
     let read = read.unwrap_or_else(|_| {
         let told = format!("the body was not whole within {BODY_MAX:?}");
@@ -188,18 +189,18 @@ async fn read(body: Body, held: &Held) -> Result<Bytes, Unanswered> {
 
 // === impl Unanswered ===
 
-impl From<Refusal> for Unanswered {
+impl From<RequestError> for Unanswered {
     /// The reference implementation returns 400 for all requests without a verdict, errors of the
     /// store included.
-    fn from(refusal: Refusal) -> Self {
-        match refusal {
-            Refusal::Overloaded => Self(
+    fn from(error: RequestError) -> Self {
+        match error {
+            RequestError::Overloaded => Self(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("{JSON_CALLS_MAX} requests of /json are under way, as many as may; retry"),
             ),
-            Refusal::NoRoom => Self(StatusCode::SERVICE_UNAVAILABLE, refusal.to_string()),
-            Refusal::Panicked => Self(StatusCode::INTERNAL_SERVER_ERROR, refusal.to_string()),
-            refusal => Self(StatusCode::BAD_REQUEST, refusal.to_string()),
+            RequestError::NoRoom => Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
+            RequestError::Panicked => Self(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+            error => Self(StatusCode::BAD_REQUEST, error.to_string()),
         }
     }
 }

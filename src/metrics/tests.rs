@@ -130,8 +130,8 @@ fn a_known_sequence_comes_to_the_reference_s_numbers_and_ours() {
     note(&meters, &rules, &[("dark", "a")], 0, true);
     note(&meters, &rules, &[("open", "a")], 1, false);
     note(&meters, &rules, &[("unknown", "a")], 0, false);
-    meters.note_refusal(&Refusal::NoRules);
-    meters.note_refusal(&Refusal::Store(ratelease_engine::store::StoreError::TimedOut));
+    meters.note_error(&RequestError::NoRules);
+    meters.note_error(&RequestError::Store(ratelease_engine::store::StoreError::TimedOut));
     let told = meters.families(None);
     let of = |name: &str| format!("ratelimit_service_rate_limit_{name}");
     is(&told, &of("total_hits"), &[("d dark", 1), ("d plain", 4)]);

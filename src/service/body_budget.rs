@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 
-use super::Refusal;
+use super::RequestError;
 
 /// Minimum size in bytes that an incomplete message counts for: its call's headers, task and
 /// buffers.
@@ -153,8 +153,8 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::NoRoom`] if there is no room for them, or the message has lost its room.
-    pub fn take(&self, bytes: usize) -> Result<(), Refusal> {
+    /// Returns [`RequestError::NoRoom`] if there is no room for them, or the message has lost its room.
+    pub fn take(&self, bytes: usize) -> Result<(), RequestError> {
         let Message { room: BodyBudget { shared }, peer, notice, stage } = &*self.0;
         let given_up = {
             let mut stage = stage.lock();
@@ -169,7 +169,7 @@ impl Held {
         };
         shared.refused.fetch_add(given_up.len() as u64, Ordering::Relaxed);
         given_up.iter().for_each(|notice| notice.reader.wake());
-        if notice.is_given_up.load(Ordering::Acquire) { Err(Refusal::NoRoom) } else { Ok(()) }
+        if notice.is_given_up.load(Ordering::Acquire) { Err(RequestError::NoRoom) } else { Ok(()) }
     }
 
     /// Marks the message as complete: it cannot lose its room any more, and counts only if it is
@@ -177,21 +177,21 @@ impl Held {
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::NoRoom`] if long messages have used up their half of the room.
-    pub fn finish(&self) -> Result<(), Refusal> {
+    /// Returns [`RequestError::NoRoom`] if long messages have used up their half of the room.
+    pub fn finish(&self) -> Result<(), RequestError> {
         let Message { room: BodyBudget { shared }, peer, stage, .. } = &*self.0;
         let mut stage = stage.lock();
         let Stage::Unfinished(number) = *stage else { return Ok(()) };
         let mut state = shared.state.lock();
         *stage = Stage::Whole(0);
-        let Some(held) = state.remove(peer.0.id, number) else { return Err(Refusal::NoRoom) };
+        let Some(held) = state.remove(peer.0.id, number) else { return Err(RequestError::NoRoom) };
         let bytes = held - MESSAGE_BYTES_MIN;
         if bytes <= MESSAGE_BYTES_MIN {
             return Ok(());
         }
         if state.whole + bytes > shared.bytes_max / 2 {
             shared.refused.fetch_add(1, Ordering::Relaxed);
-            return Err(Refusal::NoRoom);
+            return Err(RequestError::NoRoom);
         }
         *stage = Stage::Whole(bytes);
         state.whole += bytes;

@@ -4,7 +4,7 @@
 //! bounded separately (`room.rs`). The calls that can accumulate here wait for a lease or a slot.
 //! Calls that wait for the CPU do so before they come here, and are bounded by the streams of their
 //! connections. Refusing these by the length of their queue left nothing decided at all (tried
-//! once, at three times the saturating load): a refusal may well cost as much as a decision.
+//! once, at three times the saturating load): a error may well cost as much as a decision.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use futures_util::FutureExt;
 use tracing::{info, warn};
 
-use super::Refusal;
+use super::RequestError;
 use super::body_budget::Peer;
 
 /// One in this many places is reserved for connections that have few of them: a connection that
@@ -69,13 +69,16 @@ impl ConcurrencyLimit {
         &self,
         peer: &Peer,
         call: impl Future<Output = T>,
-    ) -> Result<T, Refusal> {
+    ) -> Result<T, RequestError> {
         let _place = self.shared.enter(peer)?;
         self.contain(call).await
     }
 
     /// Runs `call`, and returns an error if it panics.
-    pub(super) async fn contain<T>(&self, call: impl Future<Output = T>) -> Result<T, Refusal> {
+    pub(super) async fn contain<T>(
+        &self,
+        call: impl Future<Output = T>,
+    ) -> Result<T, RequestError> {
         // State that the call shares with others is behind locks and atomics that a panic leaves
         // usable; state that the call owns is dropped, which releases it.
         let passed = AssertUnwindSafe(call).catch_unwind().await;
@@ -86,14 +89,14 @@ impl ConcurrencyLimit {
     /// touches no state that calls on other cores touch, and it runs even when too many calls wait.
     pub(super) fn contain_at_once<T>(
         &self,
-        call: impl FnOnce() -> Option<Result<T, Refusal>>,
-    ) -> Option<Result<T, Refusal>> {
+        call: impl FnOnce() -> Option<Result<T, RequestError>>,
+    ) -> Option<Result<T, RequestError>> {
         catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Some(Err(self.panicked())))
     }
 
-    fn panicked(&self) -> Refusal {
+    fn panicked(&self) -> RequestError {
         self.shared.panics.fetch_add(1, Ordering::Relaxed);
-        Refusal::Panicked
+        RequestError::Panicked
     }
 
     /// Number of calls that wait.
@@ -115,7 +118,7 @@ impl ConcurrencyLimit {
 // === impl Shared ===
 
 impl Shared {
-    fn enter<'a>(&'a self, peer: &'a Peer) -> Result<Place<'a>, Refusal> {
+    fn enter<'a>(&'a self, peer: &'a Peer) -> Result<Place<'a>, RequestError> {
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
         let of_peer = peer.waiting().fetch_add(1, Ordering::Relaxed);
         let place = Place { shared: self, peer };
@@ -126,7 +129,7 @@ impl Shared {
                 let of = self.said_by;
                 warn!("calls are refused: {before} wait, of at most {} ({of})", self.calls_max);
             }
-            return Err(Refusal::Overloaded);
+            return Err(RequestError::Overloaded);
         }
         if before <= self.calls_max / 2 && self.is_crowded.load(Ordering::Relaxed) {
             self.note_relief();
@@ -165,7 +168,7 @@ mod tests {
             let mut second = Box::pin(gate.pass(&peer, pending::<()>()));
             assert!(poll!(&mut first).is_pending());
             assert!(poll!(&mut second).is_pending());
-            assert_eq!(gate.pass(&peer, async {}).await, Err(Refusal::Overloaded));
+            assert_eq!(gate.pass(&peer, async {}).await, Err(RequestError::Overloaded));
             assert_eq!(gate.contain_at_once(|| Some(Ok(7))), Some(Ok(7)), "it does not wait");
             assert_eq!(gate.waiting(), 2);
             drop(first);
@@ -191,7 +194,11 @@ mod tests {
         for call in &mut few {
             assert!(poll!(call).is_pending(), "it has a place");
         }
-        assert_eq!(gate.pass(&other, async {}).await, Err(Refusal::Overloaded), "no longer few");
+        assert_eq!(
+            gate.pass(&other, async {}).await,
+            Err(RequestError::Overloaded),
+            "no longer few"
+        );
     }
 
     #[tokio::test]
@@ -199,7 +206,7 @@ mod tests {
         let (gate, peer) = (ConcurrencyLimit::new(1, "a test"), Peer::new());
         for _ in 0..3 {
             let told = gate.pass(&peer, async { panic!("told to") }).await;
-            assert_eq!(told, Err::<(), _>(Refusal::Panicked));
+            assert_eq!(told, Err::<(), _>(RequestError::Panicked));
             assert_eq!(gate.pass(&peer, async {}).await, Ok(()));
         }
         assert_eq!((gate.waiting(), gate.panics()), (0, 3));

@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Held, Refusal};
+use super::{Held, RequestError};
 
 /// Maximum size in bytes of a part: the payload of one HTTP/2 frame.
 const PART_BYTES_MAX: usize = 16 * 1024;
@@ -35,8 +35,8 @@ impl<'h> Parts<'h> {
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::NoRoom`] if there is no room for them.
-    pub fn add(&mut self, mut bytes: &[u8]) -> Result<(), Refusal> {
+    /// Returns [`RequestError::NoRoom`] if there is no room for them.
+    pub fn add(&mut self, mut bytes: &[u8]) -> Result<(), RequestError> {
         self.held.take(bytes.len())?;
         while !bytes.is_empty() {
             let room = self.parts.last().map_or(0, |part| part.capacity() - part.len());
@@ -108,7 +108,7 @@ mod tests {
         let held = BodyBudget::new(64 * 1024).hold(&Peer::new());
         let mut parts = Parts::new(&held);
         parts.add(&[7; 1000]).unwrap();
-        assert_eq!(parts.add(&[7; 64 * 1024]), Err(Refusal::NoRoom));
+        assert_eq!(parts.add(&[7; 64 * 1024]), Err(RequestError::NoRoom));
         assert_eq!(parts.bytes(), 1000);
     }
 }

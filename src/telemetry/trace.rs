@@ -1,7 +1,7 @@
 //! Spans of requests, for an OpenTelemetry collector.
 //!
 //! ```text
-//! door ─begin─▶ Span ─note, end─▶ queue, bounded ─▶ export, a batch at a time ─▶ collector
+//! transport ─begin─▶ Span ─note, end─▶ queue, bounded ─▶ export, a batch at a time ─▶ collector
 //!    └─ not sampled: nothing
 //! ```
 //! A request is traced if its parent is, by W3C's `traceparent` or B3's headers; a request without
@@ -46,7 +46,7 @@ struct Shared {
 
 /// The protocol by which a request came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
+pub enum Transport {
     /// `ShouldRateLimit` over gRPC.
     Grpc,
     /// `/json` over HTTP.
@@ -79,14 +79,14 @@ impl Tracer {
         Self { shared }
     }
 
-    /// Begins a span for a request that arrives at `door` with these headers, if it is to be
+    /// Begins a span for a request that arrives at `transport` with these headers, if it is to be
     /// traced.
-    pub fn begin(&self, door: Door, headers: &HeaderMap) -> Option<Span> {
+    pub fn begin(&self, transport: Transport, headers: &HeaderMap) -> Option<Span> {
         let shared = self.shared.as_deref()?;
         let parent = Parent::of(headers);
         let is_sampled = parent.and_then(|parent| parent.is_sampled);
         let is_sampled = is_sampled.unwrap_or_else(|| rng::chance(shared.rate));
-        is_sampled.then(|| shared.begin_request(door, parent, headers))
+        is_sampled.then(|| shared.begin_request(transport, parent, headers))
     }
 
     /// Begins a span for a batch of `asks` on its way to a shard of Redis, if a traced request sent
@@ -128,9 +128,14 @@ impl Tracer {
 
 impl Shared {
     #[cold]
-    fn begin_request(&self, door: Door, parent: Option<Parent>, headers: &HeaderMap) -> Span {
-        let mut message = match door {
-            Door::Grpc => Message {
+    fn begin_request(
+        &self,
+        transport: Transport,
+        parent: Option<Parent>,
+        headers: &HeaderMap,
+    ) -> Span {
+        let mut message = match transport {
+            Transport::Grpc => Message {
                 name: METHOD.to_owned(),
                 attributes: vec![
                     KeyValue::text("rpc.system.name", "grpc"),
@@ -138,7 +143,7 @@ impl Shared {
                 ],
                 ..Message::default()
             },
-            Door::Json => Message {
+            Transport::Json => Message {
                 name: "POST /json".to_owned(),
                 attributes: vec![
                     KeyValue::text("http.request.method", "POST"),
@@ -157,11 +162,11 @@ impl Shared {
             message.flags = SAMPLED | PARENT_IS_REMOTE;
         }
         let trace = parent.map_or_else(span_context::fresh_id, |parent| parent.trace);
-        let given_up = match door {
+        let given_up = match transport {
             // CANCELLED.
-            Door::Grpc => Outcome::Grpc(1),
+            Transport::Grpc => Outcome::Grpc(1),
             // No client receives this status; nginx uses it in its log.
-            Door::Json => Outcome::Http(499),
+            Transport::Json => Outcome::Http(499),
         };
         self.start(message, trace, given_up)
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ratelease::accept::OpenConnections;
-use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
+use ratelease::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
 use ratelease::rule_source::CurrentRules;
 use ratelease::rule_source::watch::{Compiled, Load, WatchPaths, Watcher};
 use ratelease::service::DecisionService;
@@ -79,10 +79,10 @@ async fn open(armed: Arc<Armed>, published: Arc<CurrentRules>) -> Connection {
     let service = DecisionService::new(limiter, published, None, 1000);
     let (health, _) = serve::health();
     let (age, open) = (ConnectionAge::default(), OpenConnections::default());
-    let door = Door { service, health, age, open };
+    let parts = ServerParts { service, health, age, open };
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("an address");
-    tokio::spawn(serve::serve(Listener::Tcp(listener), door, std::future::pending()));
+    tokio::spawn(serve::serve(Listener::Tcp(listener), parts, std::future::pending()));
     Connection::open(addr).await
 }
 

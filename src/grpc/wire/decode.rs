@@ -12,7 +12,7 @@ use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, ENTRIES_MAX, Entry, 
 use ratelease_rules::{Limit, Unit};
 
 use super::proto::{Fields, Malformed};
-use crate::refusal::Fault;
+use crate::request_error::InvalidRequest;
 
 /// `RateLimitOverride` as in the message.
 #[derive(Debug, Clone, Copy, Default)]
@@ -23,24 +23,24 @@ struct Override {
 
 /// Why a message is not a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unreadable {
+pub enum DecodeError {
     /// The message is not valid protobuf, or has another type.
     #[error("the message is no RateLimitRequest: {0}")]
     Malformed(#[from] Malformed),
     /// The request exceeds a bound or has an invalid value.
     #[error("{0}")]
-    Refused(Fault),
+    Invalid(InvalidRequest),
 }
 
 /// Reads the request in `message`.
-pub(super) fn request(message: &[u8]) -> Result<Request<'_>, Unreadable> {
+pub(super) fn request(message: &[u8]) -> Result<Request<'_>, DecodeError> {
     let mut request = Request { domain: "", descriptors: Few::new(), hits_addend: 0 };
     let mut fields = Fields::of(message);
     while let Some((field, value)) = fields.next()? {
         match field {
             1 => request.domain = value.text()?,
             2 if request.descriptors.len() >= DESCRIPTORS_MAX => {
-                return Err(Unreadable::Refused(Fault::Descriptors));
+                return Err(DecodeError::Invalid(InvalidRequest::Descriptors));
             }
             2 => {
                 let at = request.descriptors.len();
@@ -65,13 +65,13 @@ fn descriptor<'a>(
     at: usize,
     message: &'a [u8],
     descriptor: &mut Descriptor<'a>,
-) -> Result<(), Unreadable> {
+) -> Result<(), DecodeError> {
     let mut limit = None;
     let mut fields = Fields::of(message);
     while let Some((field, value)) = fields.next()? {
         match field {
             1 if descriptor.entries.len() >= ENTRIES_MAX => {
-                return Err(Unreadable::Refused(Fault::Entries(at)));
+                return Err(DecodeError::Invalid(InvalidRequest::Entries(at)));
             }
             1 => descriptor.entries.push(entry(value.bytes()?)?),
             2 => limit = Some(override_of(limit.unwrap_or_default(), value.bytes()?)?),
@@ -124,8 +124,9 @@ fn wrapped(mut read: u64, message: &[u8]) -> Result<u64, Malformed> {
 }
 
 /// Refuses an unknown unit, which would end the reference implementation's process.
-fn limit_of(at: usize, limit: Override) -> Result<Limit, Unreadable> {
-    let unit = Unit::from_number(limit.unit.into()).ok_or(Unreadable::Refused(Fault::Unit(at)))?;
+fn limit_of(at: usize, limit: Override) -> Result<Limit, DecodeError> {
+    let unit = Unit::from_number(limit.unit.into())
+        .ok_or(DecodeError::Invalid(InvalidRequest::Unit(at)))?;
     Ok(Limit::fixed_window(limit.requests_per_unit, unit))
 }
 

@@ -37,8 +37,8 @@ fn one_connection_has_half_of_the_room_and_loses_its_own_oldest() {
     assert!(oldest.iter().all(is_given_up));
     assert!(!newest.iter().any(is_given_up));
     assert_eq!(room.refused(), (MESSAGES / 2) as u64);
-    assert_eq!(oldest[0].take(1), Err(Refusal::NoRoom));
-    assert_eq!(oldest[1].finish(), Err(Refusal::NoRoom));
+    assert_eq!(oldest[0].take(1), Err(RequestError::NoRoom));
+    assert_eq!(oldest[1].finish(), Err(RequestError::NoRoom));
     drop(messages);
     assert_eq!(room.bytes(), 0);
 }
@@ -100,7 +100,7 @@ fn a_whole_message_keeps_its_room_if_it_is_long_and_long_ones_have_half() {
     };
     let kept: Vec<_> = (0..2).map(|_| long(MESSAGES / 4 * MESSAGE_BYTES_MIN).unwrap()).collect();
     assert_eq!(room.bytes(), (MESSAGES / 2 * MESSAGE_BYTES_MIN) as u64);
-    assert_eq!(long(9 * KIB).map(drop), Err(Refusal::NoRoom));
+    assert_eq!(long(9 * KIB).map(drop), Err(RequestError::NoRoom));
     let others = begun(&room, &Peer::new(), MESSAGES / 2);
     assert!(!others.iter().any(is_given_up), "half is left for what is not whole");
     let clone = kept[0].clone();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ratelease::accept::OpenConnections;
 use ratelease::admin::health::Health;
-use ratelease::grpc::serve::{self, ConnectionAge, Door, Listener};
+use ratelease::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
 use ratelease::http::serve::{Site, UnreadPages};
 use ratelease::http::{self as pages, JsonOptions};
 use ratelease::rule_source::CurrentRules;
@@ -85,10 +85,10 @@ impl Doors {
         let service = DecisionService::new(limiter, Arc::clone(&published), None, 1_000);
         let (health, _) = serve::health();
         let (age, open) = (ConnectionAge::default(), OpenConnections::default());
-        let door = Door { service: service.clone(), health, age, open: open.clone() };
+        let parts = ServerParts { service: service.clone(), health, age, open: open.clone() };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = listener.local_addr().unwrap();
-        tokio::spawn(serve::serve(Listener::Tcp(listener), door, std::future::pending()));
+        tokio::spawn(serve::serve(Listener::Tcp(listener), parts, std::future::pending()));
         let routes =
             pages::routes(service.clone(), Health::new(published, false), JsonOptions::default());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

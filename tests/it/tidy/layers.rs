@@ -31,7 +31,8 @@ const LAYERS: [(&str, &str); 5] = [
     ),
     (
         "src",
-        "accept refusal supervise metrics hot_keys telemetry observe rule_source admin service grpc http app",
+        "accept request_error supervise metrics hot_keys telemetry observe rule_source admin \
+         service grpc http app",
     ),
 ];
 

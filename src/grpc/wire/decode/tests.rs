@@ -38,7 +38,7 @@ fn message() -> impl Strategy<Value = pb::RateLimitRequest> {
 }
 
 /// The request in prost's message, or the reason to refuse it.
-fn decoded(sent: &pb::RateLimitRequest) -> Result<Request<'_>, Unreadable> {
+fn decoded(sent: &pb::RateLimitRequest) -> Result<Request<'_>, DecodeError> {
     let mut request =
         Request { domain: &sent.domain, descriptors: Few::new(), hits_addend: sent.hits_addend };
     for (at, sent) in sent.descriptors.iter().enumerate() {
@@ -46,7 +46,7 @@ fn decoded(sent: &pb::RateLimitRequest) -> Result<Request<'_>, Unreadable> {
             None => None,
             Some(limit) => {
                 let unit = Unit::from_number(limit.unit.into());
-                let unit = unit.ok_or(Unreadable::Refused(Fault::Unit(at)))?;
+                let unit = unit.ok_or(DecodeError::Invalid(InvalidRequest::Unit(at)))?;
                 Some(Limit::fixed_window(limit.requests_per_unit, unit))
             }
         };
@@ -122,11 +122,11 @@ fn many(descriptors: usize, entries: usize) -> Vec<u8> {
 fn as_many_descriptors_and_entries_as_may_be_are_read_and_one_more_is_refused() {
     assert!(agree(&many(DESCRIPTORS_MAX, ENTRIES_MAX)));
     for (message, fault) in [
-        (many(DESCRIPTORS_MAX + 1, 1), Fault::Descriptors),
-        (many(1, ENTRIES_MAX + 1), Fault::Entries(0)),
-        ([many(3, 1), many(1, 10_000)].concat(), Fault::Entries(3)),
+        (many(DESCRIPTORS_MAX + 1, 1), InvalidRequest::Descriptors),
+        (many(1, ENTRIES_MAX + 1), InvalidRequest::Entries(0)),
+        ([many(3, 1), many(1, 10_000)].concat(), InvalidRequest::Entries(3)),
     ] {
-        assert_eq!(request(&message), Err(Unreadable::Refused(fault)));
+        assert_eq!(request(&message), Err(DecodeError::Invalid(fault)));
     }
 }
 
@@ -135,13 +135,13 @@ fn as_many_descriptors_and_entries_as_may_be_are_read_and_one_more_is_refused() 
 fn a_message_is_refused_where_it_breaks_a_bound() {
     let tail = vec![0xff; 1 << 20];
     let descriptors = [[0x12, 0].repeat(DESCRIPTORS_MAX + 1), tail.clone()].concat();
-    assert_eq!(request(&descriptors), Err(Unreadable::Refused(Fault::Descriptors)));
+    assert_eq!(request(&descriptors), Err(DecodeError::Invalid(InvalidRequest::Descriptors)));
     let mut entries = [0x0a, 0].repeat(ENTRIES_MAX + 1);
     entries.extend(&tail);
     let mut message = vec![0x12];
     prost::encoding::encode_varint(entries.len() as u64, &mut message);
     message.extend(&entries);
-    assert_eq!(request(&message), Err(Unreadable::Refused(Fault::Entries(0))));
+    assert_eq!(request(&message), Err(DecodeError::Invalid(InvalidRequest::Entries(0))));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX};
 
 /// Why a request has no verdict.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum RequestError {
     /// Text and code are the reference implementation's.
     #[error("rate limit domain must not be empty")]
     EmptyDomain,
@@ -19,7 +19,7 @@ pub enum Refusal {
     NoRules,
     /// The request exceeds a bound or has an invalid value.
     #[error("{0}")]
-    Invalid(Fault),
+    Invalid(InvalidRequest),
     /// The store failed, and a verdict needs it.
     #[error("{0}")]
     Store(StoreError),
@@ -36,7 +36,7 @@ pub enum Refusal {
 
 /// What is wrong with a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
+pub enum InvalidRequest {
     /// More descriptors than [`DESCRIPTORS_MAX`].
     Descriptors,
     /// More entries than [`ENTRIES_MAX`] in the descriptor at this index.
@@ -45,22 +45,22 @@ pub enum Fault {
     Unit(usize),
 }
 
-// === impl Fault ===
+// === impl InvalidRequest ===
 
-impl fmt::Display for Fault {
+impl fmt::Display for InvalidRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Fault::Descriptors => write!(
+            InvalidRequest::Descriptors => write!(
                 f,
                 "more descriptors in one request than the {DESCRIPTORS_MAX} that are accepted"
             ),
-            Fault::Entries(at) => {
+            InvalidRequest::Entries(at) => {
                 write!(
                     f,
                     "descriptor {at} has more entries than the {ENTRIES_MAX} that are accepted"
                 )
             }
-            Fault::Unit(at) => write!(
+            InvalidRequest::Unit(at) => write!(
                 f,
                 "the limit of descriptor {at} names no unit; \
                  expected SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR"
