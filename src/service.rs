@@ -4,7 +4,7 @@
 mod body_budget;
 mod concurrency_limit;
 mod headers;
-mod parts;
+mod partial_message;
 
 use std::sync::Arc;
 
@@ -25,9 +25,9 @@ use crate::rule_source::CurrentRules;
 use crate::telemetry::trace::{Span, Transport};
 
 use body_budget::BodyBudget;
-pub use body_budget::{Held, Peer};
+pub use body_budget::{BodyReservation, Peer};
 use concurrency_limit::ConcurrencyLimit;
-pub use parts::Parts;
+pub use partial_message::PartialMessage;
 
 /// Maximum size in bytes of unfinished gRPC messages, over all connections: 500 messages of Envoy,
 /// which take a few hundred bytes, or 4 of the maximum size. The streams and buffers on their way
@@ -48,17 +48,17 @@ pub struct DecisionService {
     limiter: Limiter,
     published: Arc<CurrentRules>,
     headers: Option<Arc<Headers>>,
-    grpc: Entrance,
-    json: Entrance,
+    grpc: TransportLimits,
+    json: TransportLimits,
     observers: Observers,
 }
 
 /// Limits on the calls of one protocol. Each has its own, so that neither protocol can shut out the
 /// other.
 #[derive(Clone)]
-struct Entrance {
-    gate: ConcurrencyLimit,
-    room: BodyBudget,
+struct TransportLimits {
+    concurrency: ConcurrencyLimit,
+    body_budget: BodyBudget,
 }
 
 /// A verdict and its response headers.
@@ -86,13 +86,13 @@ impl DecisionService {
             limiter,
             published,
             headers: headers.map(Arc::new),
-            grpc: Entrance {
-                gate: ConcurrencyLimit::new(calls_max, "MAX_IN_FLIGHT"),
-                room: BodyBudget::new(GRPC_BYTES_MAX),
+            grpc: TransportLimits {
+                concurrency: ConcurrencyLimit::new(calls_max, "MAX_IN_FLIGHT"),
+                body_budget: BodyBudget::new(GRPC_BYTES_MAX),
             },
-            json: Entrance {
-                gate: ConcurrencyLimit::new(json_max, "for /json"),
-                room: BodyBudget::new(JSON_BYTES_MAX),
+            json: TransportLimits {
+                concurrency: ConcurrencyLimit::new(json_max, "for /json"),
+                body_budget: BodyBudget::new(JSON_BYTES_MAX),
             },
             observers: Observers::default(),
         }
@@ -111,19 +111,19 @@ impl DecisionService {
     }
 
     /// Runs `call` of `peer`, which may wait. Its message must be complete; incomplete messages are
-    /// bounded by [`DecisionService::hold`].
+    /// bounded by [`DecisionService::reserve_body`].
     ///
     /// # Errors
     ///
     /// Returns [`RequestError::Overloaded`] if too many calls wait (`call` was not polled), or
     /// [`RequestError::Panicked`] if the call panicked.
-    pub async fn pass<T>(
+    pub async fn run<T>(
         &self,
         transport: Transport,
         peer: &Peer,
         call: impl Future<Output = T>,
     ) -> Result<T, RequestError> {
-        let passed = self.entrance(transport).gate.pass(peer, call).await;
+        let passed = self.limits(transport).concurrency.run(peer, call).await;
         passed.inspect_err(|error| self.observers.note_error(error))
     }
 
@@ -132,18 +132,18 @@ impl DecisionService {
     /// # Errors
     ///
     /// Returns [`RequestError::Panicked`] if the call panicked.
-    pub async fn contain<T>(
+    pub async fn catch_panic<T>(
         &self,
         transport: Transport,
         call: impl Future<Output = T>,
     ) -> Result<T, RequestError> {
-        let contained = self.entrance(transport).gate.contain(call).await;
+        let contained = self.limits(transport).concurrency.catch_panic(call).await;
         contained.inspect_err(|error| self.observers.note_error(error))
     }
 
-    /// Returns the account on which the bytes of an incomplete message are counted.
-    pub fn hold(&self, transport: Transport, peer: &Peer) -> Held {
-        self.entrance(transport).room.hold(peer)
+    /// Returns the reservation on which the bytes of an incomplete message are counted.
+    pub fn reserve_body(&self, transport: Transport, peer: &Peer) -> BodyReservation {
+        self.limits(transport).body_budget.reserve(peer)
     }
 
     /// Records a request that a server refused itself.
@@ -154,16 +154,16 @@ impl DecisionService {
     /// Event counts since the process began, and present levels, by name.
     pub fn counts(&self) -> Vec<Count> {
         let Self { grpc, json, .. } = self;
-        let sum = |of: fn(&Entrance) -> u64| of(grpc) + of(json);
+        let sum = |of: fn(&TransportLimits) -> u64| of(grpc) + of(json);
         vec![
-            ("calls_under_way", sum(|it| it.gate.waiting())),
-            ("message_bytes", sum(|it| it.room.bytes())),
-            ("shed", sum(|it| it.gate.shed() + it.room.refused())),
-            ("request_panics", sum(|it| it.gate.panics())),
+            ("calls_under_way", sum(|it| it.concurrency.waiting())),
+            ("message_bytes", sum(|it| it.body_budget.bytes())),
+            ("shed", sum(|it| it.concurrency.shed() + it.body_budget.refused())),
+            ("request_panics", sum(|it| it.concurrency.panics())),
         ]
     }
 
-    fn entrance(&self, transport: Transport) -> &Entrance {
+    fn limits(&self, transport: Transport) -> &TransportLimits {
         match transport {
             Transport::Grpc => &self.grpc,
             Transport::Json => &self.json,
@@ -215,13 +215,13 @@ impl DecisionService {
     }
 
     /// Like [`DecisionService::answer`], if that requires no waiting. Otherwise returns `None` without side
-    /// effects, and the caller has to use [`DecisionService::pass`]. It does not count as a waiting call.
+    /// effects, and the caller has to use [`DecisionService::run`]. It does not count as a waiting call.
     pub fn answer_at_once<T>(
         &self,
         request: &Request<'_>,
         make: impl FnOnce(&Answer<'_>) -> T,
     ) -> Option<Result<T, RequestError>> {
-        let passed = self.grpc.gate.contain_at_once(|| {
+        let passed = self.grpc.concurrency.catch_panic_sync(|| {
             check(request).ok()?;
             let rules = self.published.borrow();
             let start = self.limiter.clock().now();
@@ -247,7 +247,7 @@ impl DecisionService {
         let took = now.since(start);
         self.observers.note(&Decision { request, verdict: &verdict, took, now });
         if tracing::enabled!(Level::DEBUG) {
-            tell(request, &verdict);
+            log_decision(request, &verdict);
         }
         let headers = self.headers.as_deref().map(|headers| headers::of(headers, &verdict));
         Answer { verdict, headers: headers.unwrap_or_default() }
@@ -271,7 +271,7 @@ fn check(request: &Request<'_>) -> Result<(), RequestError> {
 
 /// Logs one line for each descriptor, named as the reference implementation names its statistics:
 /// values show only where the rule asks for them.
-fn tell(request: &Request<'_>, verdict: &Verdict<'_>) {
+fn log_decision(request: &Request<'_>, verdict: &Verdict<'_>) {
     for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
         let rule = status.limit.and_then(|applied| applied.rule);
         let rule = rule.map(|rule| rule.stats_key(request.domain, &descriptor.entries));

@@ -178,9 +178,9 @@ impl Call {
         if read.is_none() || !request.body().is_end_stream() {
             request.extensions_mut().insert(wire::Untried);
         }
-        let held = service.hold(Transport::Grpc, peer);
-        request.extensions_mut().insert(held.clone());
-        let request = request.map(|body| Message::new(read, body, held));
+        let reservation = service.reserve_body(Transport::Grpc, peer);
+        request.extensions_mut().insert(reservation.clone());
+        let request = request.map(|body| Message::new(read, body, reservation));
         FallbackCall { request, respond, waited }
     }
 }

@@ -20,7 +20,7 @@ use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
 use crate::accept::Half;
 use crate::request_error::RequestError;
-use crate::service::{Held, Parts};
+use crate::service::{BodyReservation, PartialMessage};
 
 /// Maximum time until a call's answer begins; a verdict takes a few milliseconds at most.
 const CALL_MAX: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ pub(super) struct FallbackCall {
 pub(super) struct Message {
     read: Bytes,
     rest: RecvStream,
-    held: Held,
+    reservation: BodyReservation,
 }
 
 /// Serves `call`, until its client cancels it. Until the message is complete the call takes little
@@ -55,7 +55,7 @@ pub(super) async fn serve(call: FallbackCall, half: Option<Half>, mut routes: Ro
             return response;
         }
         let (head, message) = request.into_parts();
-        let body = match message.whole().await {
+        let body = match message.message().await {
             Ok(message) => TonicBody::new(Full::new(message)),
             Err(status) => return status.into_http(),
         };
@@ -158,12 +158,12 @@ async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Option<()
 // === impl Message ===
 
 impl Message {
-    /// Creates a message of which `read` has arrived. It counts as `held`.
-    pub(super) fn new(read: Option<Bytes>, rest: RecvStream, held: Held) -> Self {
-        Self { read: read.unwrap_or_default(), rest, held }
+    /// Creates a message of which `read` has arrived. It counts as `reservation`.
+    pub(super) fn new(read: Option<Bytes>, rest: RecvStream, reservation: BodyReservation) -> Self {
+        Self { read: read.unwrap_or_default(), rest, reservation }
     }
 
-    /// Whether the whole message has arrived.
+    /// Whether the message message has arrived.
     pub(super) fn is_whole(&self) -> bool {
         self.rest.is_end_stream()
     }
@@ -174,31 +174,31 @@ impl Message {
     ///
     /// Fails if the message was not complete in time, lost its memory to others, or was reset by
     /// its client.
-    async fn whole(self) -> Result<Bytes, Status> {
-        let Self { read, mut rest, held } = self;
+    async fn message(self) -> Result<Bytes, Status> {
+        let Self { read, mut rest, reservation } = self;
         if rest.is_end_stream() {
             return Ok(read);
         }
         let collected = async {
-            let mut whole = Parts::new(&held);
-            whole.add(&read).map_err(|error| status_of(&error))?;
+            let mut message = PartialMessage::new(&reservation);
+            message.push(&read).map_err(|error| status_of(&error))?;
             drop(read);
-            while whole.bytes() <= PREFIX_BYTES + MESSAGE_BYTES_MAX
+            while message.bytes() <= PREFIX_BYTES + MESSAGE_BYTES_MAX
                 && let Some(part) = rest.data().await
             {
                 let part = part.map_err(|error| Status::cancelled(error.to_string()))?;
                 // Fails only on a stream that has ended; the next read reports that.
                 let _ = rest.flow_control().release_capacity(part.len());
-                whole.add(&part).map_err(|error| status_of(&error))?;
+                message.push(&part).map_err(|error| status_of(&error))?;
             }
-            Ok(whole.join())
+            Ok(message.into_bytes())
         };
         tokio::select! {
             collected = timeout(MESSAGE_MAX, collected) => collected.unwrap_or_else(|_| {
-                let told = format!("the message was not whole within {MESSAGE_MAX:?}");
-                Err(Status::deadline_exceeded(told))
+                let reason = format!("the message was not complete within {MESSAGE_MAX:?}");
+                Err(Status::deadline_exceeded(reason))
             }),
-            () = poll_fn(|cx| held.poll_given_up(cx)) => Err(status_of(&RequestError::NoRoom)),
+            () = poll_fn(|cx| reservation.poll_revoked(cx)) => Err(status_of(&RequestError::NoRoom)),
         }
     }
 }

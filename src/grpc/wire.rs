@@ -24,7 +24,7 @@ use tonic::{Code, Request as GrpcRequest, Response, Status as GrpcStatus};
 use super::deadline::Deadline;
 use super::{MESSAGE_BYTES_MAX, status_of};
 use crate::request_error::RequestError;
-use crate::service::{Answer, DecisionService, Held, Peer};
+use crate::service::{Answer, BodyReservation, DecisionService, Peer};
 use crate::telemetry::trace::{self, Outcome, Span};
 
 /// Reads a request from a protobuf message; its text is borrowed. The cost is bounded whatever
@@ -90,7 +90,7 @@ impl tonic::codegen::Service<http::Request<Body>> for RateLimitService {
             let mut grpc =
                 Grpc::new(Codec).apply_max_message_size_config(Some(MESSAGE_BYTES_MAX), None);
             let answered =
-                service.contain(trace::Transport::Grpc, grpc.unary(handler, request)).await;
+                service.catch_panic(trace::Transport::Grpc, grpc.unary(handler, request)).await;
             Ok(answered.unwrap_or_else(|error| status_of(&error).into_http()))
         };
         match span {
@@ -122,12 +122,13 @@ impl UnaryService<Bytes> for RateLimitService {
         let Self { service, span } = self.clone();
         Box::pin(async move {
             let deadline = request.extensions().get().map(|Deadline(deadline)| *deadline);
-            let held = request.extensions().get::<Held>().cloned().unwrap_or_else(|| {
-                // For a call that came through a connection not made by this crate.
-                service.hold(trace::Transport::Grpc, &Peer::new())
-            });
+            let reservation =
+                request.extensions().get::<BodyReservation>().cloned().unwrap_or_else(|| {
+                    // For a call that came through a connection not made by this crate.
+                    service.reserve_body(trace::Transport::Grpc, &Peer::new())
+                });
             let is_untried = request.extensions().get::<Untried>().is_some();
-            held.finish().map_err(|error| status_of(&error))?;
+            reservation.complete().map_err(|error| status_of(&error))?;
             let message = request.into_inner();
             let decoded = read(&message).map_err(|fault| unreadable(fault, &service))?;
             let made = |answer: &Answer<'_>| {
@@ -136,13 +137,14 @@ impl UnaryService<Bytes> for RateLimitService {
                 }
                 encode::message(answer)
             };
-            // A call that need not wait needs no place.
+            // A call that need not wait needs no permit.
             let answered = is_untried.then(|| service.answer_at_once(&decoded, made)).flatten();
             let answered = match answered {
                 Some(answered) => answered,
                 None => {
                     let answer = service.answer_by(deadline, &decoded, |answer| made(&answer));
-                    let passed = service.pass(trace::Transport::Grpc, held.peer(), answer).await;
+                    let passed =
+                        service.run(trace::Transport::Grpc, reservation.peer(), answer).await;
                     passed.and_then(|answer| answer)
                 }
             };

@@ -26,7 +26,9 @@ use tokio::time::timeout;
 use super::json;
 use crate::admin::guard::Guard;
 use crate::request_error::RequestError;
-use crate::service::{Answer, DecisionService, Held, JSON_CALLS_MAX, Parts, Peer};
+use crate::service::{
+    Answer, BodyReservation, DecisionService, JSON_CALLS_MAX, PartialMessage, Peer,
+};
 use crate::telemetry::trace::{Outcome, Span, Transport};
 
 /// Maximum size in bytes of a body: that of a gRPC message.
@@ -69,7 +71,7 @@ async fn decide(
     let peer = peer.map(|Extension(peer)| peer).unwrap_or_default();
     let span = json.service.begin(Transport::Json, request.headers());
     let answered =
-        json.service.contain(Transport::Json, json.answer(request, &peer, span.as_ref()));
+        json.service.catch_panic(Transport::Json, json.answer(request, &peer, span.as_ref()));
     let answered = match &span {
         None => answered.await,
         Some(span) => Box::pin(span.around(answered)).await,
@@ -94,8 +96,8 @@ impl Json {
         span: Option<&Span>,
     ) -> Result<Response, Unanswered> {
         check_type(request.headers())?;
-        let held = self.service.hold(Transport::Json, peer);
-        let body = read(request.into_body(), &held).await?;
+        let reservation = self.service.reserve_body(Transport::Json, peer);
+        let body = read(request.into_body(), &reservation).await?;
         // Boxed, so that an incomplete request does not hold the memory that a decision takes.
         Box::pin(self.decide(body, peer, span)).await
     }
@@ -111,11 +113,11 @@ impl Json {
         drop(body);
         let request = request.borrow();
         if let Some(at) = request.descriptors.iter().position(|it| it.refund && !self.refunds) {
-            let told = format!(
+            let reason = format!(
                 "descriptor {at} gives hits back, which is refused over /json; \
                  set JSON_REFUNDS=true to allow it, or do so over gRPC"
             );
-            return Err(Unanswered(StatusCode::FORBIDDEN, told));
+            return Err(Unanswered(StatusCode::FORBIDDEN, reason));
         }
         let printed = |answer: &Answer<'_>| {
             if let Some(span) = span {
@@ -123,12 +125,12 @@ impl Json {
             }
             (answer.verdict.code, json::print(answer).to_string())
         };
-        // A call that need not wait needs no place.
+        // A call that need not wait needs no permit.
         let (code, text) = match self.service.answer_at_once(&request, printed) {
             Some(answered) => answered?,
             None => {
                 let answer = self.service.answer(&request, |answer| printed(&answer));
-                self.service.pass(Transport::Json, peer, answer).await??
+                self.service.run(Transport::Json, peer, answer).await??
             }
         };
         let status = match code {
@@ -147,43 +149,43 @@ fn check_type(headers: &HeaderMap) -> Result<(), Unanswered> {
     if essence.eq_ignore_ascii_case("application/json") && second.is_none() {
         return Ok(());
     }
-    let told = "the content-type has to be application/json; \
+    let reason = "the content-type has to be application/json; \
                 with curl: -H 'content-type: application/json'";
-    Err(Unanswered(StatusCode::UNSUPPORTED_MEDIA_TYPE, told.to_owned()))
+    Err(Unanswered(StatusCode::UNSUPPORTED_MEDIA_TYPE, reason.to_owned()))
 }
 
-/// Returns the whole body, which counts as `held`.
-async fn read(body: Body, held: &Held) -> Result<Bytes, Unanswered> {
+/// Returns the whole body, which is counted on `reservation`.
+async fn read(body: Body, reservation: &BodyReservation) -> Result<Bytes, Unanswered> {
     let too_long = || {
-        let told = format!("the body is longer than the limit of {BODY_BYTES_MAX} bytes");
-        Unanswered(StatusCode::PAYLOAD_TOO_LARGE, told)
+        let reason = format!("the body is longer than the limit of {BODY_BYTES_MAX} bytes");
+        Unanswered(StatusCode::PAYLOAD_TOO_LARGE, reason)
     };
     if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
         return Err(too_long());
     }
-    held.take(0)?;
+    reservation.grow(0)?;
     let whole = async {
-        let (mut read, mut body) = (Parts::new(held), body.into_data_stream());
+        let (mut read, mut body) = (PartialMessage::new(reservation), body.into_data_stream());
         while let Some(part) = body.next().await {
             let part = part.map_err(|error| {
-                Unanswered(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
+                Unanswered(StatusCode::BAD_REQUEST, format!("the body ended early: {error}"))
             })?;
             if read.bytes() + part.len() > BODY_BYTES_MAX {
                 return Err(too_long());
             }
-            read.add(&part)?;
+            read.push(&part)?;
         }
-        Ok(read.join())
+        Ok(read.into_bytes())
     };
     let read = tokio::select! {
         read = timeout(BODY_MAX, whole) => read,
-        () = poll_fn(|cx| held.poll_given_up(cx)) => return Err(RequestError::NoRoom.into()),
+        () = poll_fn(|cx| reservation.poll_revoked(cx)) => return Err(RequestError::NoRoom.into()),
     };
     let read = read.unwrap_or_else(|_| {
-        let told = format!("the body was not whole within {BODY_MAX:?}");
-        Err(Unanswered(StatusCode::REQUEST_TIMEOUT, told))
+        let reason = format!("the body was not complete within {BODY_MAX:?}");
+        Err(Unanswered(StatusCode::REQUEST_TIMEOUT, reason))
     })?;
-    held.finish()?;
+    reservation.complete()?;
     Ok(read)
 }
 
@@ -196,7 +198,7 @@ impl From<RequestError> for Unanswered {
         match error {
             RequestError::Overloaded => Self(
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!("{JSON_CALLS_MAX} requests of /json are under way, as many as may; retry"),
+                format!("the maximum of {JSON_CALLS_MAX} requests of /json are in progress; retry"),
             ),
             RequestError::NoRoom => Self(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
             RequestError::Panicked => Self(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),

@@ -130,12 +130,12 @@ async fn a_message_that_is_not_whole_in_time_ends_its_own_request_only() {
         let half = stream::iter([begun.to_vec()]).chain(stream::pending());
         let reply = connection.request(post(SHOULD_RATE_LIMIT), half).await.unwrap();
         assert_eq!(reply.code, Code::DeadlineExceeded, "{reply:?}");
-        assert!(reply.reason.contains("the message was not whole within 2s"), "{reply:?}");
+        assert!(reply.reason.contains("the message was not complete within 2s"), "{reply:?}");
         assert_eq!(connection.call(&good()).await.is_over_limit(), Some(false));
     }
     let answer = client.answer().await.unwrap();
     assert_eq!(answer.status, 408, "{answer:?}");
-    assert!(answer.body.contains("the body was not whole within 2s"), "{answer:?}");
+    assert!(answer.body.contains("the body was not complete within 2s"), "{answer:?}");
     assert_eq!(pod.count("message_bytes"), 0);
     pod.is_unharmed();
 }

@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::{Held, RequestError};
+use super::{BodyReservation, RequestError};
 
 /// Maximum size in bytes of a part: the payload of one HTTP/2 frame.
 const PART_BYTES_MAX: usize = 16 * 1024;
@@ -14,16 +14,16 @@ const PART_BYTES_MIN: usize = 64;
 /// were read into is shared with other data. A part never moves: one growing buffer leaves holes of
 /// every size behind, which took as much memory again as the messages themselves.
 #[derive(Debug)]
-pub struct Parts<'h> {
-    held: &'h Held,
+pub struct PartialMessage<'h> {
+    reservation: &'h BodyReservation,
     parts: Vec<BytesMut>,
     bytes: usize,
 }
 
-impl<'h> Parts<'h> {
-    /// Creates an empty message that counts as `held`.
-    pub fn new(held: &'h Held) -> Self {
-        Self { held, parts: Vec::new(), bytes: 0 }
+impl<'h> PartialMessage<'h> {
+    /// Creates an empty message that is counted on `reservation`.
+    pub fn new(reservation: &'h BodyReservation) -> Self {
+        Self { reservation, parts: Vec::new(), bytes: 0 }
     }
 
     /// Number of bytes that have arrived.
@@ -36,8 +36,8 @@ impl<'h> Parts<'h> {
     /// # Errors
     ///
     /// Returns [`RequestError::NoRoom`] if there is no room for them.
-    pub fn add(&mut self, mut bytes: &[u8]) -> Result<(), RequestError> {
-        self.held.take(bytes.len())?;
+    pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), RequestError> {
+        self.reservation.grow(bytes.len())?;
         while !bytes.is_empty() {
             let room = self.parts.last().map_or(0, |part| part.capacity() - part.len());
             if room == 0 {
@@ -57,7 +57,7 @@ impl<'h> Parts<'h> {
     }
 
     /// Returns everything that has arrived, in one piece.
-    pub fn join(mut self) -> Bytes {
+    pub fn into_bytes(mut self) -> Bytes {
         if self.parts.len() <= 1 {
             return self.parts.pop().unwrap_or_default().freeze();
         }
@@ -76,39 +76,39 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_are_joined_in_order_and_take_little_more_than_came(
+        fn parts_are_joined_in_order_and_take_little_more_memory_than_the_message(
             pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40_000), 0..8),
         ) {
-            let held = BodyBudget::new(usize::MAX).hold(&Peer::new());
-            let mut parts = Parts::new(&held);
+            let reservation = BodyBudget::new(usize::MAX).reserve(&Peer::new());
+            let mut message = PartialMessage::new(&reservation);
             for piece in &pieces {
-                parts.add(piece).unwrap();
+                message.push(piece).unwrap();
             }
             let sent = pieces.concat();
-            prop_assert_eq!(parts.bytes(), sent.len());
-            let taken: usize = parts.parts.iter().map(BytesMut::capacity).sum();
+            prop_assert_eq!(message.bytes(), sent.len());
+            let taken: usize = message.parts.iter().map(BytesMut::capacity).sum();
             prop_assert!(taken <= sent.len() + PART_BYTES_MAX, "{} bytes", taken);
-            prop_assert_eq!(&parts.join()[..], &sent[..]);
+            prop_assert_eq!(&message.into_bytes()[..], &sent[..]);
         }
     }
 
     #[test]
-    fn a_message_that_comes_byte_by_byte_has_few_parts() {
-        let held = BodyBudget::new(usize::MAX).hold(&Peer::new());
-        let mut parts = Parts::new(&held);
+    fn a_message_that_arrives_byte_by_byte_has_few_parts() {
+        let reservation = BodyBudget::new(usize::MAX).reserve(&Peer::new());
+        let mut message = PartialMessage::new(&reservation);
         for _ in 0..PART_BYTES_MAX {
-            parts.add(b"v").unwrap();
+            message.push(b"v").unwrap();
         }
-        assert!(parts.parts.len() < 12, "{} parts", parts.parts.len());
-        assert_eq!(parts.join().len(), PART_BYTES_MAX);
+        assert!(message.parts.len() < 12, "{} parts", message.parts.len());
+        assert_eq!(message.into_bytes().len(), PART_BYTES_MAX);
     }
 
     #[test]
-    fn nothing_is_kept_for_which_there_is_no_room() {
-        let held = BodyBudget::new(64 * 1024).hold(&Peer::new());
-        let mut parts = Parts::new(&held);
-        parts.add(&[7; 1000]).unwrap();
-        assert_eq!(parts.add(&[7; 64 * 1024]), Err(RequestError::NoRoom));
-        assert_eq!(parts.bytes(), 1000);
+    fn bytes_beyond_the_budget_are_not_kept() {
+        let reservation = BodyBudget::new(64 * 1024).reserve(&Peer::new());
+        let mut message = PartialMessage::new(&reservation);
+        message.push(&[7; 1000]).unwrap();
+        assert_eq!(message.push(&[7; 64 * 1024]), Err(RequestError::NoRoom));
+        assert_eq!(message.bytes(), 1000);
     }
 }
