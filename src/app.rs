@@ -5,7 +5,7 @@ mod bind;
 mod build;
 mod error;
 mod files;
-mod numbers;
+mod stats_sources;
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use crate::admin::health::Health;
 use crate::admin::live::Live;
 use crate::admin::status::Start;
 use crate::grpc::serve::{self, ConnectionAge, HealthHandle};
-use crate::http::serve::{Site, UnreadPages};
+use crate::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
 use crate::http::{self, JsonOptions};
 use crate::rule_source::CurrentRules;
 use crate::rule_source::snapshot::Snapshot;
@@ -35,7 +35,7 @@ use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
 
-use background::{Background, Page};
+use background::{Background, HttpServer};
 pub use error::BuildError;
 
 /// The drain time is divided into this many parts. One part is notice: calls are still accepted,
@@ -69,10 +69,10 @@ pub struct App {
     tracer: Tracer,
     push: Option<Push>,
     supervisor: Supervisor,
-    open: Open,
+    open: ConnectionLimits,
     start: Start,
     drain: Duration,
-    greeting: String,
+    banner: String,
 }
 
 /// Maximum number of concurrent requests on one HTTP/2 connection: the first for `PORT`, the second
@@ -80,9 +80,9 @@ pub struct App {
 const STREAMS_MAX: u32 = 128;
 const PAGES_MAX: u32 = 8;
 
-/// The connection pool of each listener.
+/// Counts and limits the connections of each listener.
 #[derive(Clone)]
-struct Open {
+struct ConnectionLimits {
     grpc: OpenConnections,
     http: OpenConnections,
     debug: OpenConnections,
@@ -93,16 +93,16 @@ struct Open {
 struct Serving {
     grpc: JoinHandle<io::Result<()>>,
     /// The HTTP listeners.
-    pages: Background,
-    side: Background,
+    http_servers: Background,
+    background: Background,
     /// A value of true tells the gRPC listener, and then the HTTP listeners, to stop accepting.
-    end_grpc: watch::Sender<bool>,
-    end_http: watch::Sender<bool>,
+    stop_grpc: watch::Sender<bool>,
+    stop_http: watch::Sender<bool>,
     live: Live,
     open: OpenConnections,
     limiter: Limiter,
     health: Health,
-    handle: HealthHandle,
+    health_handle: HealthHandle,
     watcher: Watcher,
     tracer: Tracer,
     push: Option<Push>,
@@ -114,8 +114,8 @@ struct Serving {
 impl App {
     /// One line for people: the addresses it listens on, the store, the number of rules, and what
     /// to try first.
-    pub fn greeting(&self) -> &str {
-        &self.greeting
+    pub fn banner(&self) -> &str {
+        &self.banner
     }
 
     /// Waits a short while for the connection to the store and serves until `stop` resolves, then
@@ -130,30 +130,30 @@ impl App {
         let mut serving = self.start().await?;
         let ended = tokio::select! {
             () = stop => Ok(()),
-            ended = &mut serving.grpc => Err(fault(ended)),
+            ended = &mut serving.grpc => Err(listener_error(ended)),
         };
-        info!("draining: health fails, calls under way finish, leases go back");
-        serving.drain(ended.is_ok()).await;
+        info!("draining: health fails, calls in progress finish, leases are given back");
+        serving.drain(&ended).await;
         ended
     }
 
     async fn start(self) -> io::Result<Serving> {
         let App { published, health, limiter, service, open, supervisor, .. } = self;
-        let (end_grpc, grpc_ended) = watch::channel(false);
-        let (end_http, http_ended) = watch::channel(false);
-        let (health_service, handle) = serve::health();
-        let mut side = Background::new(&supervisor);
-        side.keep_health(published.clone(), health.clone(), handle.clone());
-        side.keep_limiter(published, limiter.clone());
-        side.keep_live(self.live.clone());
+        let (stop_grpc, grpc_stop) = watch::channel(false);
+        let (stop_http, http_stop) = watch::channel(false);
+        let (health_service, health_handle) = serve::health();
+        let mut background = Background::new(&supervisor);
+        background.spawn_health(published.clone(), health.clone(), health_handle.clone());
+        background.spawn_limiter(published, limiter.clone());
+        background.spawn_live(self.live.clone());
         if let Some(snapshot) = self.snapshot {
-            side.keep_snapshot(snapshot, limiter.clone());
+            background.spawn_snapshot(snapshot, limiter.clone());
         }
         if self.tracer.is_on() {
-            side.keep_tracer(self.tracer.clone());
+            background.spawn_tracer(self.tracer.clone());
         }
         if let Some(push) = &self.push {
-            side.keep_push(push.clone());
+            background.spawn_push(push.clone());
         }
         // Clients that connect meanwhile wait in the listener's queue. Without this wait, the first
         // requests of each new pod would be answered without Redis.
@@ -161,21 +161,26 @@ impl App {
             let store = self.store.describe();
             warn!("serving without {store}, which is not connected after {CONNECT_MAX:?}");
         }
-        let mut pages = Background::new(&supervisor);
+        let mut http_servers = Background::new(&supervisor);
         let routes = http::routes(service.clone(), health.clone(), self.json);
-        let (unread, end) = (UnreadPages::default(), http_ended);
-        let page = |routes, open, in_turn| {
-            let streams_max = if in_turn { PAGES_MAX } else { STREAMS_MAX };
-            let site = Site { routes, open, streams_max, in_turn, unread: unread.clone() };
-            Page { site, end: end.clone() }
+        let unread = UnreadPages::default();
+        let server = |routes, open, order| {
+            let streams_max = match order {
+                RequestOrder::Sequential => PAGES_MAX,
+                RequestOrder::Concurrent => STREAMS_MAX,
+            };
+            let unread = unread.clone();
+            let parts = HttpServerParts { routes, open, streams_max, order, unread };
+            HttpServer { parts, stop: http_stop.clone() }
         };
-        let debug = page(self.admin, open.debug, true);
-        pages.serve("the debug port", self.debug, debug)?;
+        let debug = server(self.admin, open.debug, RequestOrder::Sequential);
+        http_servers.serve("the debug port", self.debug, debug)?;
         if let Some((listener, routes)) = self.metrics {
-            let metrics = page(routes, open.metrics, true);
-            pages.serve("the metrics port", listener, metrics)?;
+            let metrics = server(routes, open.metrics, RequestOrder::Sequential);
+            http_servers.serve("the metrics port", listener, metrics)?;
         }
-        pages.serve("the HTTP port", self.http, page(routes, open.http, false))?;
+        let http = server(routes, open.http, RequestOrder::Concurrent);
+        http_servers.serve("the HTTP port", self.http, http)?;
         let open = open.grpc;
         let parts = serve::ServerParts {
             service,
@@ -183,22 +188,22 @@ impl App {
             age: self.age,
             open: open.clone(),
         };
-        let stop = async move { told(&mut { grpc_ended }).await };
+        let stop = async move { wait_until_set(&mut { grpc_stop }).await };
         let grpc = tokio::spawn(serve::serve(self.grpc, parts, stop));
         let after = self.start.note_serving().as_millis();
         info!("serving, {after} ms after the start of the process");
         let Self { watcher, live, tracer, push, drain: drain_max, .. } = self;
         Ok(Serving {
             grpc,
-            pages,
-            side,
-            end_grpc,
-            end_http,
+            http_servers,
+            background,
+            stop_grpc,
+            stop_http,
             live,
             open,
             limiter,
             health,
-            handle,
+            health_handle,
             watcher,
             tracer,
             push,
@@ -210,32 +215,34 @@ impl App {
 // === impl Serving ===
 
 impl Serving {
-    async fn drain(mut self, is_serving: bool) {
+    async fn drain(mut self, ended: &io::Result<()>) {
         self.health.drain();
-        self.handle.set(false);
+        self.health_handle.set(false);
         let part = self.drain_max / DRAIN_PARTS;
-        if is_serving {
+        if ended.is_ok() {
             if self.open.count() > 0 {
                 // If an Envoy is asked to go away before it has found the pod unhealthy, it
                 // reconnects at once, and each request that meets the closed listener fails.
                 sleep(part).await;
             }
-            self.finish(self.drain_max - 2 * part).await;
+            self.finish_calls(self.drain_max - 2 * part).await;
         }
-        let (closed, told) =
-            tokio::join!(timeout(part, self.limiter.close()), timeout(part, self.tell()));
+        let (closed, flushed) = tokio::join!(
+            timeout(part, self.limiter.close()),
+            timeout(part, self.flush_telemetry())
+        );
         if closed.is_err() {
             warn!("not all leases could be given back; they end with their windows");
         }
-        if told.is_err() {
+        if flushed.is_err() {
             warn!("the collector did not take the last spans and metrics in time");
         }
         drop(self.watcher);
-        drop(self.side);
+        drop(self.background);
     }
 
     /// Sends the spans and metrics that the collector does not have yet.
-    async fn tell(&self) {
+    async fn flush_telemetry(&self) {
         let push = async {
             if let Some(push) = &self.push {
                 push.push().await;
@@ -245,29 +252,29 @@ impl Serving {
     }
 
     /// Stops accepting calls and lets those in progress finish, within `limit`.
-    async fn finish(&mut self, limit: Duration) {
+    async fn finish_calls(&mut self, limit: Duration) {
         // Not earlier: a health watch that ends while calls are accepted is started again by its
         // client.
-        self.handle.end();
-        self.end_grpc.send_replace(true);
+        self.health_handle.end();
+        self.stop_grpc.send_replace(true);
         let finished = async {
             // The listener's task logs its own error.
             let _ = (&mut self.grpc).await;
             // Only now, so that `/healthcheck` fails visibly while calls finish.
-            self.end_http.send_replace(true);
+            self.stop_http.send_replace(true);
             self.live.end();
-            self.pages.ended().await;
+            self.http_servers.ended().await;
         };
         if timeout(limit, finished).await.is_err() {
-            warn!("a client kept its call open; it is cut off");
+            warn!("a client kept its call open; its connection is closed");
             self.grpc.abort();
-            self.pages.abort();
+            self.http_servers.abort();
         }
     }
 }
 
 /// Why the gRPC listener ended although it was not asked to.
-fn fault(ended: Result<io::Result<()>, JoinError>) -> io::Error {
+fn listener_error(ended: Result<io::Result<()>, JoinError>) -> io::Error {
     match ended {
         Ok(Ok(())) => io::Error::other("it ended by itself"),
         Ok(Err(error)) => error,
@@ -276,7 +283,7 @@ fn fault(ended: Result<io::Result<()>, JoinError>) -> io::Error {
 }
 
 /// Resolves once `end` is true or its sender is gone.
-async fn told(end: &mut watch::Receiver<bool>) {
+async fn wait_until_set(end: &mut watch::Receiver<bool>) {
     // An error means that the sender is gone.
     let _ = end.wait_for(|end| *end).await;
 }

@@ -2,8 +2,8 @@
 
 mod decide;
 mod json;
-mod pages;
 pub mod serve;
+mod unread_pages;
 
 use ::http::StatusCode;
 use axum::Router;

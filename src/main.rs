@@ -84,9 +84,9 @@ async fn serve(settings: Settings, clock: Clock, log: Option<LogWriter>) -> Exit
             return ExitCode::from(EXIT_BUILD);
         }
     };
-    let greeting = app.greeting().to_owned();
+    let banner = app.banner().to_owned();
     // On a blocking thread, since writing to a pipe that has no reader would block.
-    tokio::task::spawn_blocking(move || tell(io::stdout(), greeting));
+    tokio::task::spawn_blocking(move || tell(io::stdout(), banner));
     match app.run(stop).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

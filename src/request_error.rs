@@ -24,13 +24,13 @@ pub enum RequestError {
     #[error("{0}")]
     Store(StoreError),
     /// The maximum number of calls is waiting already.
-    #[error("too many calls are under way; raise MAX_IN_FLIGHT if they only wait")]
+    #[error("too many calls are waiting; raise MAX_IN_FLIGHT if the CPU is idle")]
     Overloaded,
     /// Unfinished messages use all the memory allowed for them, and this connection uses the most.
-    #[error("no room for the message: too many unfinished ones are under way; send it again")]
+    #[error("too many incomplete messages; send the message again")]
     NoRoom,
     /// The call panicked. Everything that it charged has been given back.
-    #[error("the call failed here (a fault of the program's own; the log has more)")]
+    #[error("internal error; see the log")]
     Panicked,
 }
 

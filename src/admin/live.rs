@@ -143,8 +143,8 @@ impl Live {
 
     /// Records a second; this is the only work while no client listens.
     fn note(&self) {
-        let Status { start, numbers, history, .. } = &self.shared.status;
-        if let Some(calls) = numbers.calls() {
+        let Status { start, stats, history, .. } = &self.shared.status;
+        if let Some(calls) = stats.calls() {
             history.note(start.uptime(), calls);
         }
     }

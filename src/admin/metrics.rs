@@ -20,11 +20,11 @@ use crate::metrics::family::{Family, Kind, Labels, Value};
 use crate::metrics::{Meters, text};
 
 /// Returns further families when called.
-pub type Source = Arc<dyn Fn() -> Vec<Family> + Send + Sync>;
+pub type FamilySource = Arc<dyn Fn() -> Vec<Family> + Send + Sync>;
 
 /// Everything that is measured. A cheap handle: clones share all state.
 #[derive(Clone)]
-pub struct Exposed {
+pub struct MetricsSources {
     /// The counts of decisions; `None` if decisions are not counted.
     pub meters: Option<Meters>,
     /// Rules, breakers and counts, as the status page shows them.
@@ -32,22 +32,22 @@ pub struct Exposed {
     /// The results of the asks of each shard.
     pub tallies: Arc<dyn Fn() -> Vec<ShardTally> + Send + Sync>,
     /// Further sources; each family comes from one source.
-    pub more: Vec<Source>,
+    pub more: Vec<FamilySource>,
 }
 
-/// The route of `path`, which shows `exposed`.
-pub fn routes(path: &str, exposed: Exposed) -> Router {
-    Router::new().route(path, get(show)).with_state(exposed)
+/// The route of `path`, which shows `sources`.
+pub fn routes(path: &str, sources: MetricsSources) -> Router {
+    Router::new().route(path, get(show)).with_state(sources)
 }
 
-async fn show(State(exposed): State<Exposed>) -> impl IntoResponse {
-    let page = render::render(move || text::write(&exposed.families())).await;
+async fn show(State(sources): State<MetricsSources>) -> impl IntoResponse {
+    let page = render::render(move || text::write(&sources.families())).await;
     page.map(|page| ([(CONTENT_TYPE, text::CONTENT_TYPE)], page))
 }
 
-// === impl Exposed ===
+// === impl MetricsSources ===
 
-impl Exposed {
+impl MetricsSources {
     /// All families, at this moment.
     pub fn families(&self) -> Vec<Family> {
         let in_force = self.status.published.current();

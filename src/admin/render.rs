@@ -1,23 +1,21 @@
-//! Makes pages that take milliseconds and may take megabytes: outside the threads that decide, and
-//! few at a time.
+//! Renders pages that take milliseconds and megabytes: on blocking threads, so that decisions do not
+//! wait, and few at a time.
 
 use http::StatusCode;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-/// Maximum number of pages made at once. Others wait, for no longer than a request may take; a
+/// Maximum number of pages rendered at once. Others wait, for no longer than a request may take; a
 /// scrape of ten thousand rules takes some 10 MB while it is written.
 const CONCURRENT_MAX: usize = 2;
 
 static RENDERERS: Semaphore = Semaphore::const_new(CONCURRENT_MAX);
 
-/// The answer if a page could not be made.
+/// The response if a page was not rendered.
 pub(super) type RenderError = (StatusCode, &'static str);
 
-const RENDER_ERROR: RenderError = (
-    StatusCode::INTERNAL_SERVER_ERROR,
-    "the page could not be made (a fault of the program's own; the log has more)\n",
-);
+const RENDER_ERROR: RenderError =
+    (StatusCode::INTERNAL_SERVER_ERROR, "internal error: the page was not rendered; see the log\n");
 
 /// Runs `make` on a blocking thread, and returns its result.
 pub(super) async fn render<T: Send + 'static>(
@@ -43,7 +41,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn few_pages_are_made_at_once_and_one_that_panics_is_an_error() {
+    async fn few_pages_are_rendered_at_once_and_a_panic_is_an_error() {
         let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let pages = (0..8 * CONCURRENT_MAX).map(|number| {
             let (now, most) = (Arc::clone(&now), Arc::clone(&most));
@@ -57,8 +55,8 @@ mod tests {
         let made_all: Vec<_> = join_all(pages).await.into_iter().map(Result::unwrap).collect();
         assert_eq!(made_all, (0..8 * CONCURRENT_MAX).collect::<Vec<_>>());
         assert!(most.load(Ordering::SeqCst) <= CONCURRENT_MAX);
-        let failed = render(move || assert!(now.load(Ordering::SeqCst) > 9, "told to")).await;
+        let failed = render(move || assert!(now.load(Ordering::SeqCst) > 9, "deliberate")).await;
         assert_eq!(failed, Err(RENDER_ERROR));
-        assert_eq!(render(|| 7).await, Ok(7), "its place is free again");
+        assert_eq!(render(|| 7).await, Ok(7), "a panic releases the permit");
     }
 }

@@ -1,7 +1,7 @@
-//! The state of the process in numbers: `/status`, and as text on the index of the debug port.
+//! The state of the process in stats: `/status`, and as text on the index of the debug port.
 
 mod decided;
-pub mod numbers;
+pub mod stats;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::history::History;
 use crate::rule_source::CurrentRules;
-use numbers::Numbers;
+use stats::Stats;
 
 /// The sources of the status. A cheap handle: clones share all state.
 #[derive(Clone)]
@@ -33,7 +33,7 @@ pub struct Status {
     /// Event counts since the process began, by name; counts of the same name are added up.
     pub counts: Arc<dyn Fn() -> Vec<Count> + Send + Sync>,
     /// Counts of decisions since the process began.
-    pub numbers: Arc<dyn Numbers>,
+    pub stats: Arc<dyn Stats>,
     /// The decisions in each of the last seconds.
     pub history: History,
     /// The settings of the process.

@@ -11,11 +11,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::told;
+use super::wait_until_set;
 use crate::admin::health::Health;
 use crate::admin::live::Live;
 use crate::grpc::serve::HealthHandle;
-use crate::http::serve::{self, Site};
+use crate::http::serve::{self, HttpServerParts};
 use crate::rule_source::CurrentRules;
 use crate::rule_source::snapshot::Snapshot;
 use crate::supervise::Supervisor;
@@ -28,16 +28,16 @@ pub(super) struct Background {
     supervisor: Supervisor,
 }
 
-/// The pages served on one HTTP port.
+/// An HTTP listener: what it serves, and when it stops.
 #[derive(Clone)]
-pub(super) struct Page {
-    pub(super) site: Site,
+pub(super) struct HttpServer {
+    pub(super) parts: HttpServerParts,
     /// True once no more connections are to be accepted.
-    pub(super) end: watch::Receiver<bool>,
+    pub(super) stop: watch::Receiver<bool>,
 }
 
 /// A listener that a restarted task can take again, until it is removed.
-type Source = Arc<Mutex<Option<std::net::TcpListener>>>;
+type SharedListener = Arc<Mutex<Option<std::net::TcpListener>>>;
 
 // === impl Background ===
 
@@ -47,62 +47,62 @@ impl Background {
     }
 
     /// Keeps gRPC's health service in step with `/healthcheck`.
-    pub(super) fn keep_health(
+    pub(super) fn spawn_health(
         &mut self,
         published: Arc<CurrentRules>,
         health: Health,
         handle: HealthHandle,
     ) {
-        self.keep("health", (published, health, handle), keep_health);
+        self.spawn("health", (published, health, handle), follow_health);
     }
 
     /// Maintains the leases of `limiter` and its requests for more.
-    pub(super) fn keep_limiter(&mut self, published: Arc<CurrentRules>, limiter: Limiter) {
-        self.keep("rules", (published, limiter.clone()), keep_rules);
-        let keep = |limiter: Limiter| async move { limiter.keep_beating().await };
-        self.keep("heartbeat", limiter.clone(), keep);
-        let keep = |limiter: Limiter| async move { limiter.keep_tidy().await };
-        self.keep("tidy", limiter.clone(), keep);
-        let keep = |limiter: Limiter| async move { limiter.watch_idle().await };
-        self.keep("idle", limiter, keep);
+    pub(super) fn spawn_limiter(&mut self, published: Arc<CurrentRules>, limiter: Limiter) {
+        self.spawn("rules", (published, limiter.clone()), follow_rules);
+        let task = |limiter: Limiter| async move { limiter.keep_beating().await };
+        self.spawn("heartbeat", limiter.clone(), task);
+        let task = |limiter: Limiter| async move { limiter.keep_tidy().await };
+        self.spawn("tidy", limiter.clone(), task);
+        let task = |limiter: Limiter| async move { limiter.watch_idle().await };
+        self.spawn("idle", limiter, task);
     }
 
     /// Counts each second for the live page.
-    pub(super) fn keep_live(&mut self, live: Live) {
-        self.keep("live", live, Live::run);
+    pub(super) fn spawn_live(&mut self, live: Live) {
+        self.spawn("live", live, Live::run);
     }
 
     /// Sends spans to their collector.
-    pub(super) fn keep_tracer(&mut self, tracer: Tracer) {
-        self.keep("traces", tracer, Tracer::run);
+    pub(super) fn spawn_tracer(&mut self, tracer: Tracer) {
+        self.spawn("traces", tracer, Tracer::run);
     }
 
     /// Sends metrics to their collector.
-    pub(super) fn keep_push(&mut self, push: Push) {
-        self.keep("metrics", push, Push::run);
+    pub(super) fn spawn_push(&mut self, push: Push) {
+        self.spawn("metrics", push, Push::run);
     }
 
     /// Writes the rules that come into force, and the pod counts that `limiter` receives.
-    pub(super) fn keep_snapshot(&mut self, snapshot: Arc<Snapshot>, limiter: Limiter) {
-        self.keep("snapshot", Arc::clone(&snapshot), Snapshot::run);
+    pub(super) fn spawn_snapshot(&mut self, snapshot: Arc<Snapshot>, limiter: Limiter) {
+        self.spawn("snapshot", Arc::clone(&snapshot), Snapshot::run);
         let follow = |(snapshot, limiter): (Arc<Snapshot>, Limiter)| async move {
             snapshot.follow_pods(|| limiter.pods_by_domain()).await;
         };
-        self.keep("pods", (snapshot, limiter), follow);
+        self.spawn("pods", (snapshot, limiter), follow);
     }
 
-    /// Serves `page` until it is asked to stop and every request has been answered.
+    /// Serves `server` until it is asked to stop and every request has been answered.
     pub(super) fn serve(
         &mut self,
         name: &'static str,
         listener: TcpListener,
-        page: Page,
+        server: HttpServer,
     ) -> io::Result<()> {
-        let source: Source = Arc::new(Mutex::new(Some(listener.into_std()?)));
-        let end = page.end.clone();
-        let serve = move || serve_page(name, Arc::clone(&source), page.clone());
+        let listener: SharedListener = Arc::new(Mutex::new(Some(listener.into_std()?)));
+        let stop = server.stop.clone();
+        let serve = move || serve_http(name, Arc::clone(&listener), server.clone());
         let supervisor = self.supervisor.clone();
-        self.tasks.spawn(supervisor.keep_until(name, move || *end.borrow(), serve));
+        self.tasks.spawn(supervisor.run_until(name, move || *stop.borrow(), serve));
         Ok(())
     }
 
@@ -116,19 +116,19 @@ impl Background {
         while self.tasks.join_next().await.is_some() {}
     }
 
-    fn keep<W, F>(&mut self, name: &'static str, ward: W, task: impl Fn(W) -> F + Send + 'static)
+    fn spawn<W, F>(&mut self, name: &'static str, state: W, task: impl Fn(W) -> F + Send + 'static)
     where
         W: Clone + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let task = move || task(ward.clone());
-        self.tasks.spawn(self.supervisor.clone().keep(name, task));
+        let task = move || task(state.clone());
+        self.tasks.spawn(self.supervisor.clone().run(name, task));
     }
 }
 
 /// Sets gRPC's health status after each change of the rules. Returns only if the sender of changes
 /// is gone, which does not happen.
-async fn keep_health((published, health, handle): (Arc<CurrentRules>, Health, HealthHandle)) {
+async fn follow_health((published, health, handle): (Arc<CurrentRules>, Health, HealthHandle)) {
     let mut changes = published.changes();
     loop {
         let healthy = health.is_healthy();
@@ -143,7 +143,7 @@ async fn keep_health((published, health, handle): (Arc<CurrentRules>, Health, He
 
 /// Gives back the leases of rules that a new version no longer has. Begins with the rules in force:
 /// the task may have missed a version that came while it was not running.
-async fn keep_rules((published, limiter): (Arc<CurrentRules>, Limiter)) {
+async fn follow_rules((published, limiter): (Arc<CurrentRules>, Limiter)) {
     let mut changes = published.changes();
     loop {
         if let Some(rules) = published.current() {
@@ -155,19 +155,19 @@ async fn keep_rules((published, limiter): (Arc<CurrentRules>, Limiter)) {
     }
 }
 
-async fn serve_page(name: &str, source: Source, page: Page) {
-    let Page { site, mut end } = page;
-    let listener = source.lock().as_ref().map(std::net::TcpListener::try_clone);
+async fn serve_http(name: &str, shared: SharedListener, server: HttpServer) {
+    let HttpServer { parts, mut stop } = server;
+    let listener = shared.lock().as_ref().map(std::net::TcpListener::try_clone);
     let listener = match listener {
         Some(listener) => listener.and_then(TcpListener::from_std),
-        None => return, // given up
+        None => return, // stopped
     };
     let stop = async {
-        told(&mut end).await;
+        wait_until_set(&mut stop).await;
         // Dropping the last of its descriptors closes the port: no client is left waiting there.
-        drop(source.lock().take());
+        drop(shared.lock().take());
     };
-    let served = async { serve::serve(listener?, site, stop).await };
+    let served = async { serve::serve(listener?, parts, stop).await };
     if let Err(error) = served.await {
         warn!(%error, "{name} failed");
     }
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
     use crate::accept::OpenConnections;
-    use crate::http::serve::UnreadPages;
+    use crate::http::serve::{RequestOrder, UnreadPages};
     use ratelease_engine::limiter::Options;
     use ratelease_engine::store::memory::MemoryStore;
     use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
@@ -214,7 +214,7 @@ mod tests {
         }
 
         fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
-            assert!(self.beats.fetch_add(1, Ordering::Relaxed) >= FAINTS, "told to");
+            assert!(self.beats.fetch_add(1, Ordering::Relaxed) >= FAINTS, "deliberate");
             self.memory.beat(beat)
         }
 
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_heartbeat_that_panics_begins_anew_and_disturbs_no_other_task() {
+    async fn a_heartbeat_that_panics_is_restarted_without_affecting_other_tasks() {
         let memory = MemoryStore::system();
         let store = Arc::new(Faint { memory, beats: AtomicUsize::new(0) });
         let options = Options {
@@ -239,10 +239,10 @@ mod tests {
         let limiter = Limiter::new(store.clone(), Clock::start(), options);
         let supervisor = Supervisor::default();
         let mut background = Background::new(&supervisor);
-        background.keep_limiter(Arc::new(CurrentRules::new()), limiter);
+        background.spawn_limiter(Arc::new(CurrentRules::new()), limiter);
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(supervisor.restarts(), FAINTS as u64);
-        assert!(store.beats.load(Ordering::Relaxed) > FAINTS + 2, "it beats on");
+        assert!(store.beats.load(Ordering::Relaxed) > FAINTS + 2, "heartbeats continue");
     }
 
     /// Returns the status line of the answer to `/`; `None` if nothing listens.
@@ -258,10 +258,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_is_served_on_after_a_panic_and_is_closed_once_told_to_end() {
+    async fn a_port_is_served_again_after_a_panic_and_is_closed_once_asked_to_stop() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        let (tell, end) = watch::channel(false);
+        let (stopper, stop) = watch::channel(false);
         let faults = AtomicUsize::new(0);
         let is_faulty = move || faults.fetch_add(1, Ordering::Relaxed) == 0;
         let answer = || async { "OK" };
@@ -269,21 +269,27 @@ mod tests {
         let supervisor = Supervisor::default();
         let mut background = Background::new(&supervisor);
         // Like `Background::serve`, with an error before the first run.
-        let source: Source = Arc::new(Mutex::new(Some(listener.into_std().unwrap())));
+        let listener: SharedListener = Arc::new(Mutex::new(Some(listener.into_std().unwrap())));
         let (open, unread) = (OpenConnections::default(), UnreadPages::default());
-        let site = Site { routes, open, unread, streams_max: 1, in_turn: false };
-        let page = Page { site, end: end.clone() };
-        let serve = move || {
-            assert!(!is_faulty(), "told to");
-            serve_page("the port", Arc::clone(&source), page.clone())
+        let parts = HttpServerParts {
+            routes,
+            open,
+            unread,
+            streams_max: 1,
+            order: RequestOrder::Concurrent,
         };
-        let kept = supervisor.clone().keep_until("the port", move || *end.borrow(), serve);
-        background.tasks.spawn(kept);
+        let server = HttpServer { parts, stop: stop.clone() };
+        let serve = move || {
+            assert!(!is_faulty(), "deliberate");
+            serve_http("the port", Arc::clone(&listener), server.clone())
+        };
+        let task = supervisor.clone().run_until("the port", move || *stop.borrow(), serve);
+        background.tasks.spawn(task);
         assert_eq!(ask(addr).await.as_deref(), Some("HTTP/1.1 200 OK"));
         assert_eq!(supervisor.restarts(), 1);
-        tell.send_replace(true);
+        stopper.send_replace(true);
         timeout(PATIENCE, background.ended()).await.expect("an end");
-        assert_eq!(supervisor.restarts(), 1, "what was told to end stays ended");
-        assert_eq!(ask(addr).await, None, "nobody listens");
+        assert_eq!(supervisor.restarts(), 1, "a stopped port is not restarted");
+        assert_eq!(ask(addr).await, None, "the port is closed");
     }
 }

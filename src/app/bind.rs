@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
 
 use tracing::debug;
 
-use super::Open;
+use super::ConnectionLimits;
 use super::error::BuildError;
 use crate::accept::{CONNECTIONS_MAX, OpenConnections};
 
@@ -21,15 +21,15 @@ const BACKLOG: u32 = 128;
 
 /// Number of attempts to lock the directory of a Unix socket, and the pause between two attempts.
 /// The lock is held for as long as it takes to connect to a socket of this machine.
-const TURN_TRIES: u32 = 100;
-const TURN_PAUSE: Duration = Duration::from_millis(20);
+const LOCK_TRIES: u32 = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// One in this many of the files that this process may have open may be a connection: of gRPC, of
 /// `PORT`, and of the debug and the metrics port each. A crowd at one port thus leaves files for
 /// the others, for Redis and for the rules.
-const GRPC_PART: usize = 2;
-const HTTP_PART: usize = 8;
-const PAGES_PART: usize = 16;
+const GRPC_DIVISOR: usize = 2;
+const HTTP_DIVISOR: usize = 8;
+const PAGES_DIVISOR: usize = 16;
 
 /// Maximum however many files there are: probes and pages have few clients, each of which takes
 /// memory.
@@ -37,14 +37,14 @@ const HTTP_MAX: usize = 1024;
 const PAGES_MAX: usize = 64;
 
 /// Creates the connection pools, sized by the limit on open files.
-pub(super) fn room() -> Open {
+pub(super) fn connection_limits() -> ConnectionLimits {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let files = files_max(&limits).unwrap_or(usize::MAX);
     let part = |of: usize, max: usize| (files / of).clamp(1, max);
-    let pages = || OpenConnections::new(part(PAGES_PART, PAGES_MAX));
-    let grpc = OpenConnections::for_calls(part(GRPC_PART, CONNECTIONS_MAX));
-    let http = OpenConnections::new(part(HTTP_PART, HTTP_MAX));
-    Open { grpc, http, debug: pages(), metrics: pages() }
+    let pages = || OpenConnections::new(part(PAGES_DIVISOR, PAGES_MAX));
+    let grpc = OpenConnections::for_calls(part(GRPC_DIVISOR, CONNECTIONS_MAX));
+    let http = OpenConnections::new(part(HTTP_DIVISOR, HTTP_MAX));
+    ConnectionLimits { grpc, http, debug: pages(), metrics: pages() }
 }
 
 /// The soft limit on open files in the text of proc(5); `None` if the text has none.
@@ -62,12 +62,12 @@ pub(super) async fn tcp(
 ) -> Result<TcpListener, BuildError> {
     let bound = TcpListener::bind((address.host.as_str(), address.port)).await;
     bound.map_err(|error| {
-        let mend = match error.kind() {
+        let hint = match error.kind() {
             io::ErrorKind::AddrInUse => format!("end what uses it, or set {variable}"),
             io::ErrorKind::PermissionDenied => format!("choose a port above 1023 with {variable}"),
             _ => format!("check the host part, or set {variable}"),
         };
-        BuildError::new(format!("cannot listen on {address} for {name}: {error}; {mend}"))
+        BuildError::new(format!("cannot listen on {address} for {name}: {error}; {hint}"))
     })
 }
 
@@ -79,48 +79,49 @@ pub(super) async fn unix(uds: &Uds) -> Result<UnixListener, BuildError> {
         let path = path.display();
         BuildError::new(format!("cannot listen on {path} for gRPC: {what}; {setting}"))
     };
-    const MEND: &str = "set GRPC_UDS to a path that can be made";
-    let _turn = turn_at(path).await;
-    remove_stale(path).await.map_err(|what| fault(MEND, &what))?;
-    let socket = UnixSocket::new_stream().map_err(|error| fault(MEND, &error))?;
-    socket.bind(path).map_err(|error| fault(MEND, &error))?;
+    const HINT: &str = "set GRPC_UDS to a path that can be made";
+    let _lock = lock_directory_of(path).await;
+    remove_stale(path).await.map_err(|what| fault(HINT, &what))?;
+    let socket = UnixSocket::new_stream().map_err(|error| fault(HINT, &error))?;
+    socket.bind(path).map_err(|error| fault(HINT, &error))?;
     let mode = std::fs::Permissions::from_mode(*mode);
-    std::fs::set_permissions(path, mode).map_err(|error| fault(MEND, &error))?;
+    std::fs::set_permissions(path, mode).map_err(|error| fault(HINT, &error))?;
     if let Some(group) = group {
         chown(path, None, Some(*group)).map_err(|error| {
-            let mend = "set GRPC_UDS_GROUP to a group that this process is in";
-            fault(mend, &format_args!("cannot give it to the group {group}: {error}"))
+            let hint = "set GRPC_UDS_GROUP to a group that this process is in";
+            fault(hint, &format_args!("cannot give it to the group {group}: {error}"))
         })?;
     }
-    socket.listen(BACKLOG).map_err(|error| fault(MEND, &error))
+    socket.listen(BACKLOG).map_err(|error| fault(HINT, &error))
 }
 
 /// Acquires a lock that is held from the check of `path` until the socket is listened on: two
 /// processes that start together would both find the path free, and the second would replace the
 /// socket of the first. The lock is on the directory, so that no file is left behind. Without it,
 /// such as where others hold it or the file system has none, the process starts all the same.
-async fn turn_at(path: &Path) -> Option<File> {
+async fn lock_directory_of(path: &Path) -> Option<File> {
     let parent = path.parent().filter(|it| !it.as_os_str().is_empty());
     let directory = parent.unwrap_or(Path::new("."));
-    let locked = locked(directory).await;
-    locked
-        .inspect_err(|error| {
-            let directory = directory.display();
-            debug!("no lock on {directory}, which matters only if two pods start at once: {error}");
-        })
-        .ok()
+    let lock = lock_directory(directory).await;
+    lock.inspect_err(|error| {
+        let directory = directory.display();
+        debug!(
+            "cannot lock {directory}; this matters only if two pods start at the same time: {error}"
+        );
+    })
+    .ok()
 }
 
-async fn locked(directory: &Path) -> io::Result<File> {
+async fn lock_directory(directory: &Path) -> io::Result<File> {
     let lock = File::open(directory)?;
-    for _ in 0..TURN_TRIES {
+    for _ in 0..LOCK_TRIES {
         match lock.try_lock() {
             Ok(()) => return Ok(lock),
-            Err(TryLockError::WouldBlock) => tokio::time::sleep(TURN_PAUSE).await,
+            Err(TryLockError::WouldBlock) => tokio::time::sleep(LOCK_PAUSE).await,
             Err(TryLockError::Error(error)) => return Err(error),
         }
     }
-    Err(io::Error::new(io::ErrorKind::WouldBlock, "another process holds it"))
+    Err(io::Error::new(io::ErrorKind::WouldBlock, "another process holds the lock"))
 }
 
 /// Removes the socket at `path` if no process listens on it. Only a refused connection proves that:
@@ -128,7 +129,7 @@ async fn locked(directory: &Path) -> io::Result<File> {
 async fn remove_stale(path: &Path) -> Result<(), String> {
     let Ok(found) = std::fs::symlink_metadata(path) else { return Ok(()) };
     if !found.file_type().is_socket() {
-        return Err("something that is not a socket is there".to_owned());
+        return Err("the path exists and is not a socket".to_owned());
     }
     match UnixStream::connect(path).await {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
@@ -136,22 +137,22 @@ async fn remove_stale(path: &Path) -> Result<(), String> {
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         // Its queue of connections is full.
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(LISTENED_ON.to_owned()),
-        Err(error) => Err(format!("whether a process listens on it cannot be told: {error}")),
-        Ok(_) => Err(LISTENED_ON.to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(IN_USE.to_owned()),
+        Err(error) => Err(format!("whether a process listens on it is unknown: {error}")),
+        Ok(_) => Err(IN_USE.to_owned()),
     }
 }
 
-const LISTENED_ON: &str = "another process listens on it";
+const IN_USE: &str = "another process listens on it";
 
 /// The address a listener is bound to; a port given as 0 is resolved.
-pub(super) fn local(listener: &TcpListener) -> Result<SocketAddr, BuildError> {
+pub(super) fn local_address(listener: &TcpListener) -> Result<SocketAddr, BuildError> {
     listener.local_addr().map_err(|error| BuildError::new(error.to_string()))
 }
 
 /// The address at which a listener is reached from this machine, since a client cannot connect to
 /// "all interfaces".
-pub(super) fn reachable(mut listener: SocketAddr) -> SocketAddr {
+pub(super) fn reachable_address(mut listener: SocketAddr) -> SocketAddr {
     if listener.ip().is_unspecified() {
         match listener {
             SocketAddr::V4(_) => listener.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn processes_that_start_together_take_turns_at_a_unix_socket() {
+    async fn processes_that_start_together_bind_a_unix_socket_one_after_the_other() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("grpc.sock");
         let uds = Uds { path: path.clone(), mode: 0o600, group: None };
@@ -177,7 +178,7 @@ mod tests {
         other.unlock().unwrap();
         let _listener = bound.await.unwrap();
         let second = unix(&uds).await.err().map(|error| error.to_string()).unwrap();
-        assert!(second.contains(LISTENED_ON), "{second}");
+        assert!(second.contains(IN_USE), "{second}");
     }
 
     #[test]

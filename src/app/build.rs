@@ -20,14 +20,14 @@ use tokio::task::spawn_blocking;
 use tracing::error;
 
 use super::error::BuildError;
-use super::numbers::Counted;
-use super::{App, Open, bind, files};
+use super::stats_sources::StatsSources;
+use super::{App, ConnectionLimits, bind, files};
 use crate::accept::OpenConnections;
 use crate::admin::guard::{self, Guard};
 use crate::admin::health::Health;
 use crate::admin::history::History;
 use crate::admin::live::Live;
-use crate::admin::metrics::{self, Exposed};
+use crate::admin::metrics::{self, MetricsSources};
 use crate::admin::pages;
 use crate::admin::status::{Start, Status};
 use crate::grpc::serve::{ConnectionAge, Listener};
@@ -46,13 +46,13 @@ use crate::telemetry::trace::Tracer;
 use crate::telemetry::traced::Traced;
 use crate::telemetry::{LogWriter, Origin, Samples};
 
-/// The parts that count.
-struct Parts {
+/// The sources of the event counts that `/status` and `/metrics` show.
+struct ProcessStats {
     limiter: Limiter,
     service: DecisionService,
     published: Arc<CurrentRules>,
     supervisor: Supervisor,
-    open: Open,
+    open: ConnectionLimits,
     snapshot: Option<Arc<Snapshot>>,
     log: Option<LogWriter>,
     observers: Observers,
@@ -60,7 +60,7 @@ struct Parts {
 }
 
 /// The bound listeners.
-struct Bound {
+struct BoundListeners {
     grpc: Listener,
     grpc_at: String,
     http: tokio::net::TcpListener,
@@ -88,28 +88,30 @@ impl App {
         files::raise_limit();
         let Settings { listeners, rules, store, responses, leases, metrics, drain, .. } = settings;
         let Settings { hot_keys, summary, .. } = settings;
-        let bound = bound(&listeners, &metrics).await?;
+        let bound = bind_listeners(&listeners, &metrics).await?;
         let published = Arc::new(CurrentRules::new());
         let snapshot = rules.snapshot.clone().map(|path| Arc::new(Snapshot::new(path)));
         let watcher = watch(&rules, &published, snapshot.clone()).await?;
         let origin = Origin::new(settings.telemetry.identity);
         let tracer = Tracer::new(&origin, settings.telemetry.tracing, clock);
         let store = open(store, &tracer);
-        let where_counts_live = store.describe();
+        let store_description = store.describe();
         let limiter = limiter(Arc::clone(&store), clock, &leases, &responses);
         recall_pods(snapshot.clone(), &limiter).await;
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
-        let greeting = greeting(&bound, &where_counts_live, &published)?;
-        let hot_keys = hot_keys.map(|told| HotKeys::new(told.into(), clock)).unwrap_or_default();
+        let banner = banner(&bound, &store_description, &published)?;
+        let hot_keys =
+            hot_keys.map(|options| HotKeys::new(options.into(), clock)).unwrap_or_default();
         let meters = metrics.counts_decisions.then(|| meters(&responses, &metrics));
-        let counted = Counted { meters, hot_keys, limiter: limiter.clone() };
+        let stats = StatsSources { meters, hot_keys, limiter: limiter.clone() };
         let samples = samples(&settings.logging, clock);
-        let observers = counted.observers().with_samples(samples).with_tracer(tracer.clone());
+        let observers = stats.observers().with_samples(samples).with_tracer(tracer.clone());
         let (rules, calls_max) = (Arc::clone(&published), listeners.calls_max);
         let service = DecisionService::new(limiter.clone(), rules, responses.headers, calls_max)
             .observed_by(observers.clone());
-        let (supervisor, open, start) = (Supervisor::default(), bind::room(), Start::new(clock));
-        let parts = Parts {
+        let (supervisor, open, start) =
+            (Supervisor::default(), bind::connection_limits(), Start::new(clock));
+        let parts = ProcessStats {
             limiter: limiter.clone(),
             service: service.clone(),
             published: Arc::clone(&published),
@@ -120,16 +122,16 @@ impl App {
             observers,
             runtime: Handle::current().metrics(),
         };
-        let exposed = parts.exposed(counted, start.clone(), where_counts_live, summary);
-        let live = Live::new(exposed.status.clone());
-        let admin = debug_pages(&listeners, &exposed, &live);
-        let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &exposed));
-        let Bound { grpc, http, debug, metrics: listener, .. } = bound;
+        let sources = parts.sources(stats, start.clone(), store_description, summary);
+        let live = Live::new(sources.status.clone());
+        let admin = debug_pages(&listeners, &sources, &live);
+        let push = settings.telemetry.push.map(|push| pusher(push, &origin, clock, &sources));
+        let BoundListeners { grpc, http, debug, metrics: listener, .. } = bound;
         Ok(Self {
             grpc,
             http,
             debug,
-            metrics: listener.map(|it| (it, metrics_page(&listeners, &metrics, exposed))),
+            metrics: listener.map(|it| (it, metrics_page(&listeners, &metrics, sources))),
             json: json_options(&listeners),
             age: age(&listeners),
             admin,
@@ -147,17 +149,17 @@ impl App {
             open,
             start,
             drain,
-            greeting,
+            banner,
         })
     }
 }
 
-// === impl Parts ===
+// === impl ProcessStats ===
 
-impl Parts {
+impl ProcessStats {
     /// Event counts since the process began, and current levels. A name may occur twice.
     fn counts(&self) -> Vec<Count> {
-        let Open { grpc, http, debug, metrics } = &self.open;
+        let ConnectionLimits { grpc, http, debug, metrics } = &self.open;
         let of_all = |count: fn(&OpenConnections) -> u64| {
             [grpc, http, debug, metrics].into_iter().map(count).sum::<u64>()
         };
@@ -183,14 +185,14 @@ impl Parts {
     }
 
     /// Everything that the debug port shows.
-    fn exposed(
+    fn sources(
         self,
-        counted: Counted,
+        stats: StatsSources,
         start: Start,
         store: String,
         settings: Vec<EffectiveSetting>,
-    ) -> Exposed {
-        let meters = counted.meters.clone();
+    ) -> MetricsSources {
+        let meters = stats.meters.clone();
         let (asked, tallied) = (self.limiter.clone(), self.limiter.clone());
         let status = Status {
             start,
@@ -198,19 +200,27 @@ impl Parts {
             store,
             shards: Arc::new(move || asked.shards()),
             counts: Arc::new(move || self.counts()),
-            numbers: Arc::new(counted),
+            stats: Arc::new(stats),
             history: History::default(),
             settings: settings.into(),
         };
-        Exposed { meters, status, tallies: Arc::new(move || tallied.tallies()), more: Vec::new() }
+        MetricsSources {
+            meters,
+            status,
+            tallies: Arc::new(move || tallied.tallies()),
+            more: Vec::new(),
+        }
     }
 }
 
-async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildError> {
+async fn bind_listeners(
+    listeners: &Listeners,
+    metrics: &Metrics,
+) -> Result<BoundListeners, BuildError> {
     let (grpc, grpc_at) = match &listeners.grpc {
         GrpcListen::Tcp(address) => {
             let listener = bind::tcp(address, "gRPC", "GRPC_PORT").await?;
-            let at = bind::local(&listener)?.to_string();
+            let at = bind::local_address(&listener)?.to_string();
             (Listener::Tcp(listener), at)
         }
         GrpcListen::Unix(uds) => {
@@ -223,23 +233,23 @@ async fn bound(listeners: &Listeners, metrics: &Metrics) -> Result<Bound, BuildE
         Some(address) => Some(bind::tcp(address, "metrics", "PROMETHEUS_ADDR").await?),
         None => None,
     };
-    Ok(Bound { grpc, grpc_at, http, debug, metrics })
+    Ok(BoundListeners { grpc, grpc_at, http, debug, metrics })
 }
 
 /// The pages of the debug port.
-fn debug_pages(listeners: &Listeners, exposed: &Exposed, live: &Live) -> Router {
-    let pages = pages::routes(exposed.status.clone()).merge(live.routes());
-    guarded(listeners, pages.merge(metrics::routes("/metrics", exposed.clone())))
+fn debug_pages(listeners: &Listeners, sources: &MetricsSources, live: &Live) -> Router {
+    let pages = pages::routes(sources.status.clone()).merge(live.routes());
+    protect(listeners, pages.merge(metrics::routes("/metrics", sources.clone())))
 }
 
 /// The page of the metrics port, for scrapers that have no token.
-fn metrics_page(listeners: &Listeners, metrics: &Metrics, exposed: Exposed) -> Router {
-    let page = metrics::routes(&metrics.path, exposed);
+fn metrics_page(listeners: &Listeners, metrics: &Metrics, sources: MetricsSources) -> Router {
+    let page = metrics::routes(&metrics.path, sources);
     guard::with_headers(guard_of(listeners).before(page))
 }
 
 /// Restricts `pages` to clients that may read them.
-fn guarded(listeners: &Listeners, pages: Router) -> Router {
+fn protect(listeners: &Listeners, pages: Router) -> Router {
     guard::with_headers(guard_of(listeners).with_token(&listeners.debug_token).before(pages))
 }
 
@@ -261,9 +271,14 @@ fn samples(logging: &Logging, clock: Clock) -> Samples {
     Samples::new(logging.decision_sample_rate, logging.values, clock)
 }
 
-fn pusher(settings: settings::Push, origin: &Origin, clock: Clock, exposed: &Exposed) -> Push {
-    let exposed = exposed.clone();
-    Push::new(origin, settings, clock, Arc::new(move || exposed.families()))
+fn pusher(
+    settings: settings::Push,
+    origin: &Origin,
+    clock: Clock,
+    sources: &MetricsSources,
+) -> Push {
+    let sources = sources.clone();
+    Push::new(origin, settings, clock, Arc::new(move || sources.families()))
 }
 
 fn meters(responses: &ResponseSettings, metrics: &Metrics) -> Meters {
@@ -297,9 +312,9 @@ async fn watch(
     if let Err(failed) = first {
         let has_rules = published.current().is_some();
         if failed.is_unread && !source.force_start && !has_rules {
-            let mend = "name the directory with --rules or RUNTIME_ROOT, or start without rules by \
+            let hint = "name the directory with --rules or RUNTIME_ROOT, or start without rules by \
                         FORCE_START_WITHOUT_INITIAL_CONFIG=true";
-            return Err(BuildError::new(format!("{failed}; {mend}")));
+            return Err(BuildError::new(format!("{failed}; {hint}")));
         }
         if has_rules {
             error!("the rules of the snapshot are in force until these faults are mended");
@@ -314,7 +329,7 @@ async fn watch(
 /// Opens the store of these settings, within the limit on open files. Requests to Redis are traced.
 fn open(settings: StoreSettings, tracer: &Tracer) -> Arc<dyn Store> {
     let is_traced = tracer.is_on() && settings != StoreSettings::Memory;
-    let store = store::open(settings.with_connections(files::part_of_redis));
+    let store = store::open(settings.with_connections(files::redis_connections_max));
     if is_traced { Arc::new(Traced::new(store, tracer.clone())) } else { store }
 }
 
@@ -353,10 +368,14 @@ fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-fn greeting(bound: &Bound, store: &str, published: &CurrentRules) -> Result<String, BuildError> {
-    let (http, debug) = (bind::local(&bound.http)?, bind::local(&bound.debug)?);
+fn banner(
+    bound: &BoundListeners,
+    store: &str,
+    published: &CurrentRules,
+) -> Result<String, BuildError> {
+    let (http, debug) = (bind::local_address(&bound.http)?, bind::local_address(&bound.debug)?);
     let metrics = match &bound.metrics {
-        Some(listener) => format!(", metrics on {}", bind::local(listener)?),
+        Some(listener) => format!(", metrics on {}", bind::local_address(listener)?),
         None => String::new(),
     };
     let rules = published.current().map_or(0, |rules| rules.len());
@@ -366,6 +385,6 @@ fn greeting(bound: &Bound, store: &str, published: &CurrentRules) -> Result<Stri
         "ratelease: gRPC on {}, HTTP on {http}, debug on {debug}{metrics}; store: {store}; rules: \
          {rules}; try: curl -H 'content-type: application/json' -d '{sample}' http://{}/json",
         bound.grpc_at,
-        bind::reachable(http)
+        bind::reachable_address(http)
     ))
 }

@@ -4,9 +4,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// One in this many of the files that may be open may be a connection to one Redis; the listeners
 /// get most of the others.
-const REDIS_PART: usize = 8;
+const REDIS_DIVISOR: usize = 8;
 /// Minimum of that, however few files may be open: a seed and the masters of a small cluster.
-const REDIS_MIN: usize = 4;
+const REDIS_CONNECTIONS_MIN: usize = 4;
 
 /// Raises the limit as far as this process is allowed to. Many systems start processes with 1024,
 /// for programs that call select(2), and allow hundreds of thousands.
@@ -20,10 +20,10 @@ pub(super) fn raise_limit() {
 }
 
 /// Maximum number of connections to one Redis under the present limit; at most `most`.
-pub(super) fn part_of_redis(most: usize) -> usize {
+pub(super) fn redis_connections_max(most: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current;
     let files = files.and_then(|files| usize::try_from(files).ok()).unwrap_or(usize::MAX);
-    (files / REDIS_PART).clamp(REDIS_MIN, most)
+    (files / REDIS_DIVISOR).clamp(REDIS_CONNECTIONS_MIN, most)
 }
 
 #[cfg(test)]
@@ -35,7 +35,7 @@ mod tests {
         raise_limit();
         let limit = getrlimit(Resource::Nofile);
         assert_eq!(limit.current, limit.maximum);
-        assert_eq!(part_of_redis(5), 5);
-        assert!(part_of_redis(usize::MAX) >= REDIS_MIN);
+        assert_eq!(redis_connections_max(5), 5);
+        assert!(redis_connections_max(usize::MAX) >= REDIS_CONNECTIONS_MIN);
     }
 }

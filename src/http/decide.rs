@@ -54,7 +54,7 @@ struct Json {
 }
 
 /// Why a request is answered without a decision: status and reason.
-struct Unanswered(StatusCode, String);
+struct JsonError(StatusCode, String);
 
 /// The route.
 pub(super) fn routes(service: DecisionService, options: JsonOptions) -> Router {
@@ -78,7 +78,7 @@ async fn decide(
     };
     let response = match answered {
         Ok(response) => response.unwrap_or_else(IntoResponse::into_response),
-        Err(error) => Unanswered::from(error).into_response(),
+        Err(error) => JsonError::from(error).into_response(),
     };
     if let Some(span) = span {
         span.end(Outcome::Http(response.status().as_u16()));
@@ -94,7 +94,7 @@ impl Json {
         request: Request,
         peer: &Peer,
         span: Option<&Span>,
-    ) -> Result<Response, Unanswered> {
+    ) -> Result<Response, JsonError> {
         check_type(request.headers())?;
         let reservation = self.service.reserve_body(Transport::Json, peer);
         let body = read(request.into_body(), &reservation).await?;
@@ -107,8 +107,8 @@ impl Json {
         body: Bytes,
         peer: &Peer,
         span: Option<&Span>,
-    ) -> Result<Response, Unanswered> {
-        let bad = |reason| Unanswered(StatusCode::BAD_REQUEST, reason);
+    ) -> Result<Response, JsonError> {
+        let bad = |reason| JsonError(StatusCode::BAD_REQUEST, reason);
         let request = request_json::parse(&body).map_err(bad)?;
         drop(body);
         let request = request.borrow();
@@ -117,7 +117,7 @@ impl Json {
                 "descriptor {at} gives hits back, which is refused over /json; \
                  set JSON_REFUNDS=true to allow it, or do so over gRPC"
             );
-            return Err(Unanswered(StatusCode::FORBIDDEN, reason));
+            return Err(JsonError(StatusCode::FORBIDDEN, reason));
         }
         let printed = |answer: &Answer<'_>| {
             if let Some(span) = span {
@@ -142,7 +142,7 @@ impl Json {
 }
 
 /// The type has to be one that a page of another origin may not send without a preflight.
-fn check_type(headers: &HeaderMap) -> Result<(), Unanswered> {
+fn check_type(headers: &HeaderMap) -> Result<(), JsonError> {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     let (first, second) = (types.next().and_then(|it| it.to_str().ok()), types.next());
     let essence = first.and_then(|it| it.split(';').next()).map(str::trim).unwrap_or_default();
@@ -151,14 +151,14 @@ fn check_type(headers: &HeaderMap) -> Result<(), Unanswered> {
     }
     let reason = "the content-type has to be application/json; \
                 with curl: -H 'content-type: application/json'";
-    Err(Unanswered(StatusCode::UNSUPPORTED_MEDIA_TYPE, reason.to_owned()))
+    Err(JsonError(StatusCode::UNSUPPORTED_MEDIA_TYPE, reason.to_owned()))
 }
 
 /// Returns the whole body, which is counted on `reservation`.
-async fn read(body: Body, reservation: &BodyReservation) -> Result<Bytes, Unanswered> {
+async fn read(body: Body, reservation: &BodyReservation) -> Result<Bytes, JsonError> {
     let too_long = || {
         let reason = format!("the body is longer than the limit of {BODY_BYTES_MAX} bytes");
-        Unanswered(StatusCode::PAYLOAD_TOO_LARGE, reason)
+        JsonError(StatusCode::PAYLOAD_TOO_LARGE, reason)
     };
     if body.size_hint().lower() > BODY_BYTES_MAX as u64 {
         return Err(too_long());
@@ -168,7 +168,7 @@ async fn read(body: Body, reservation: &BodyReservation) -> Result<Bytes, Unansw
         let (mut read, mut body) = (PartialMessage::new(reservation), body.into_data_stream());
         while let Some(part) = body.next().await {
             let part = part.map_err(|error| {
-                Unanswered(StatusCode::BAD_REQUEST, format!("the body ended early: {error}"))
+                JsonError(StatusCode::BAD_REQUEST, format!("the body ended early: {error}"))
             })?;
             if read.bytes() + part.len() > BODY_BYTES_MAX {
                 return Err(too_long());
@@ -183,15 +183,15 @@ async fn read(body: Body, reservation: &BodyReservation) -> Result<Bytes, Unansw
     };
     let read = read.unwrap_or_else(|_| {
         let reason = format!("the body was not complete within {BODY_MAX:?}");
-        Err(Unanswered(StatusCode::REQUEST_TIMEOUT, reason))
+        Err(JsonError(StatusCode::REQUEST_TIMEOUT, reason))
     })?;
     reservation.complete()?;
     Ok(read)
 }
 
-// === impl Unanswered ===
+// === impl JsonError ===
 
-impl From<RequestError> for Unanswered {
+impl From<RequestError> for JsonError {
     /// The reference implementation returns 400 for all requests without a verdict, errors of the
     /// store included.
     fn from(error: RequestError) -> Self {
@@ -207,7 +207,7 @@ impl From<RequestError> for Unanswered {
     }
 }
 
-impl IntoResponse for Unanswered {
+impl IntoResponse for JsonError {
     fn into_response(self) -> Response {
         let Self(status, reason) = self;
         (status, format!("{reason}\n")).into_response()

@@ -24,7 +24,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
 use tower_service::Service;
 
-pub use super::pages::UnreadPages;
+pub use super::unread_pages::UnreadPages;
 use crate::accept::{Connection, ConnectionHandle, OpenConnections, connections, serve_each};
 use crate::accept::{FIELDS_MAX, HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use crate::service::Peer;
@@ -48,21 +48,30 @@ const LOCAL_RESETS_MAX: usize = 128;
 
 /// The pages and limits of a port.
 #[derive(Clone)]
-pub struct Site {
+pub struct HttpServerParts {
     /// The routes, by path.
     pub routes: Router,
     /// Counts and limits its connections.
     pub open: OpenConnections,
     /// Maximum number of concurrent requests on one HTTP/2 connection.
     pub streams_max: u32,
-    /// Whether the requests of one connection are handled one after the other: if a client asks for
-    /// many pages at once, others then wait for only one of them.
-    pub in_turn: bool,
-    /// Counts the bytes of large answers until they are read; may be shared with other sites.
+    /// The order in which the requests of one connection are handled.
+    pub order: RequestOrder,
+    /// Counts the bytes of large answers until they are read; may be shared with other servers.
     pub unread: UnreadPages,
 }
 
-/// Serves `site` until `stop` resolves and every request has been answered. Clients that keep their
+/// The order in which the requests of one connection are handled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestOrder {
+    /// All at once.
+    Concurrent,
+    /// One after the other: if a client asks for many pages at once, others wait for only one of
+    /// them.
+    Sequential,
+}
+
+/// Serves `parts` until `stop` resolves and every request has been answered. Clients that keep their
 /// connection are asked to go away; the caller has to bound the wait for one that leaves a request
 /// unfinished.
 ///
@@ -71,17 +80,18 @@ pub struct Site {
 /// None at present: no accept error ends it.
 pub async fn serve(
     listener: TcpListener,
-    site: Site,
+    parts: HttpServerParts,
     stop: impl Future<Output = ()>,
 ) -> io::Result<()> {
-    let Site { routes, open, streams_max, in_turn, unread } = site;
-    let bounds = middleware::from_fn(move |request, next| bounded(request, next, unread.clone()));
+    let HttpServerParts { routes, open, streams_max, order, unread } = parts;
+    let bounds =
+        middleware::from_fn(move |request, next| limit_request(request, next, unread.clone()));
     let routes = routes.layer(bounds).with_state(());
     let builder = builder(streams_max);
     let serve = |io: Connection<_>, end| {
-        let turn = in_turn.then(Turn::default);
+        let turn = (order == RequestOrder::Sequential).then(Turn::default);
         let (routes, peer) = (routes.clone(), Peer::new());
-        let served = Served { routes, handle: io.handle(), peer, turn };
+        let served = ConnectionService { routes, handle: io.handle(), peer, turn };
         serve_one(io, builder.clone(), served, end)
     };
     serve_each(connections(listener, None, open), stop, serve).await;
@@ -91,7 +101,7 @@ pub async fn serve(
 async fn serve_one<I>(
     mut io: Connection<I>,
     builder: auto::Builder<TokioExecutor>,
-    served: Served,
+    served: ConnectionService,
     mut stop: watch::Receiver<bool>,
 ) where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -116,7 +126,7 @@ async fn serve_one<I>(
                 connection.as_mut().poll(cx)
             }) => {
                 if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection broke");
+                    tracing::debug!(%error, "a connection failed");
                 }
                 return;
             }
@@ -150,7 +160,7 @@ fn builder(streams_max: u32) -> auto::Builder<TokioExecutor> {
 
 /// The routes; adds the connection to each request.
 #[derive(Clone)]
-struct Served {
+struct ConnectionService {
     routes: Router,
     handle: ConnectionHandle,
     peer: Peer,
@@ -160,7 +170,7 @@ struct Served {
 /// Held by the request of a connection that is being handled.
 type Turn = Arc<Mutex<()>>;
 
-impl<B> Service<Request<B>> for Served
+impl<B> Service<Request<B>> for ConnectionService
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -184,7 +194,7 @@ where
     }
 }
 
-async fn bounded(request: Request, next: Next, unread: UnreadPages) -> Response {
+async fn limit_request(request: Request, next: Next, unread: UnreadPages) -> Response {
     if request.headers().len() > FIELDS_MAX {
         let reason = format!("more than {FIELDS_MAX} header fields\n");
         return (StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, reason).into_response();

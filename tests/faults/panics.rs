@@ -171,7 +171,7 @@ async fn restarts(row: &mut Row) -> Duration {
     let (began, mut starts) = tokio::sync::mpsc::channel(8);
     let is_first = Arc::new(AtomicBool::new(true));
     let supervisor = Supervisor::default();
-    let kept = supervisor.clone().keep("told to panic", move || {
+    let kept = supervisor.clone().run("told to panic", move || {
         let (began, is_first) = (began.clone(), Arc::clone(&is_first));
         async move {
             let _ = began.send(now()).await;

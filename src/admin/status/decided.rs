@@ -22,14 +22,14 @@ const HOT_KEYS_MAX: usize = 10;
 impl Status {
     /// The number of decisions and how they were made; how long those of the last minute took.
     pub(super) fn decisions(&self) -> Value {
-        let calls = self.numbers.calls();
+        let calls = self.stats.calls();
         let is_counted = calls.is_some();
         let (ok, over_limit, errors) = match calls {
             Some(Calls { ok, over_limit, errors, .. }) => (ok, over_limit, errors),
             None => Default::default(),
         };
         let by_how =
-            self.numbers.by_how().into_iter().map(|(name, count)| (name.to_owned(), count.into()));
+            self.stats.by_how().into_iter().map(|(name, count)| (name.to_owned(), count.into()));
         let recently = self.history.recently();
         json!({
             "counted": is_counted,
@@ -44,7 +44,7 @@ impl Status {
 
     /// The asks of all shards together, and their results.
     pub(super) fn leases(&self) -> Value {
-        let tallies = self.numbers.leases();
+        let tallies = self.stats.leases();
         let sum = |of: fn(&ShardTally) -> u64| tallies.iter().map(of).sum::<u64>();
         json!({
             "asks": sum(|tally| tally.asks),
@@ -59,7 +59,7 @@ impl Status {
     /// The rules that decided most; if there is room, also those that decided nothing yet.
     pub(super) fn rules_busiest(&self) -> Value {
         let rules = self.published.current().unwrap_or_default();
-        let busiest = self.numbers.rules(RULES_MAX);
+        let busiest = self.stats.rules(RULES_MAX);
         let listed: HashSet<_> = busiest.iter().map(|counts| counts.rule.as_str()).collect();
         let idle = rules.iter().filter(|rule| !listed.contains(&*rule.path));
         let idle = idle.take(RULES_MAX.saturating_sub(busiest.len())).map(|rule| told(rule, None));
@@ -71,13 +71,13 @@ impl Status {
     }
 
     pub(super) fn hot_keys(&self) -> Value {
-        let Top { requested, denied } = self.numbers.hot_keys(HOT_KEYS_MAX);
+        let Top { requested, denied } = self.stats.hot_keys(HOT_KEYS_MAX);
         json!({"requested": hot_keys(&requested), "denied": hot_keys(&denied)})
     }
 
     /// The object of `/hotkeys`. Separate from `/status`, which is sent each second.
     pub(in crate::admin) fn hot_keys_by_rule(&self) -> Value {
-        let rules = self.numbers.hot_keys_by_rule(HOT_KEYS_MAX);
+        let rules = self.stats.hot_keys_by_rule(HOT_KEYS_MAX);
         let of_rule = |OfRule { rule, requests, denials, top }: &OfRule| {
             json!({
                 "rule": rule,

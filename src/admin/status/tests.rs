@@ -9,7 +9,7 @@ use super::*;
 use crate::hot_keys::{Hot, OfRule, Top};
 use crate::metrics::{Calls, Meters, RuleTotals};
 
-/// Numbers that do not change.
+/// Stats that do not change.
 pub(in crate::admin) struct Fixed {
     pub(in crate::admin) calls: Calls,
     pub(in crate::admin) by_how: Vec<(&'static str, u64)>,
@@ -27,7 +27,7 @@ impl Default for Fixed {
     }
 }
 
-impl Numbers for Fixed {
+impl Stats for Fixed {
     fn calls(&self) -> Option<Calls> {
         Some(self.calls.clone())
     }
@@ -64,7 +64,7 @@ impl Numbers for Fixed {
     }
 }
 
-pub(in crate::admin) fn status_of(numbers: Fixed) -> Status {
+pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
     let told = |name: &str, value: &str, is_default| EffectiveSetting {
         name: name.to_owned(),
         value: value.to_owned(),
@@ -80,7 +80,7 @@ pub(in crate::admin) fn status_of(numbers: Fixed) -> Status {
             vec![ShardState { shard: 3, breaker, opened: 4, round_trip, hot_key }]
         }),
         counts: Arc::new(|| vec![("keys", 3), ("task_restarts", 1), ("task_restarts", 4)]),
-        numbers: Arc::new(numbers),
+        stats: Arc::new(stats),
         history: History::default(),
         settings: Arc::new([told("log-level", "info", true)]),
     }

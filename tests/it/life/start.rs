@@ -109,7 +109,7 @@ async fn a_unix_socket_is_served_in_the_place_of_a_stale_one_only() {
 
     fs::write(&path, "precious").unwrap();
     let what = format!("cannot listen on {uds} for gRPC: ");
-    let not_a_socket = [&what, "something that is not a socket is there", "set GRPC_UDS"];
+    let not_a_socket = [&what, "the path exists and is not a socket", "set GRPC_UDS"];
     refuses_to_start(rules.path(), &env, &not_a_socket).await;
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     fs::remove_file(&path).unwrap();

@@ -1,4 +1,4 @@
-//! The source of the numbers of `/status` and the live page.
+//! The source of the stats of `/status` and the live page.
 
 use ratelease_engine::lease::ShardTally;
 
@@ -6,7 +6,7 @@ use crate::hot_keys::{OfRule, Top};
 use crate::metrics::{Calls, RuleTotals};
 
 /// Counts of decisions and leases.
-pub trait Numbers: Send + Sync {
+pub trait Stats: Send + Sync {
     /// Every call since the process began; `None` if decisions are not counted. Called once a
     /// second, even while no client watches; the other methods are called only while one does.
     fn calls(&self) -> Option<Calls>;

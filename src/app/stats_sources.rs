@@ -3,21 +3,21 @@
 use ratelease_engine::lease::ShardTally;
 use ratelease_engine::limiter::Limiter;
 
-use crate::admin::status::numbers::Numbers;
+use crate::admin::status::stats::Stats;
 use crate::hot_keys::{HotKeys, OfRule, Top};
 use crate::metrics::{Calls, Meters, RuleTotals};
 use crate::observe::Observers;
 
 /// The observers that count.
-pub(super) struct Counted {
+pub(super) struct StatsSources {
     pub(super) meters: Option<Meters>,
     pub(super) hot_keys: HotKeys,
     pub(super) limiter: Limiter,
 }
 
-// === impl Counted ===
+// === impl StatsSources ===
 
-impl Counted {
+impl StatsSources {
     /// Observers that record each decision.
     pub(super) fn observers(&self) -> Observers {
         let observers = Observers::default().with_hot_keys(self.hot_keys.clone());
@@ -28,7 +28,7 @@ impl Counted {
     }
 }
 
-impl Numbers for Counted {
+impl Stats for StatsSources {
     fn calls(&self) -> Option<Calls> {
         self.meters.as_ref().map(Meters::calls)
     }

@@ -14,7 +14,7 @@ use crate::accept::ConnectionHandle;
 /// number.
 const LARGE: u64 = 4 * 1024;
 
-/// Maximum number of bytes of large answers that are not read yet, over all sites that share the
+/// Maximum number of bytes of large answers that are not read yet, over all servers that share the
 /// budget. A page of ten thousand rules has 10 MB.
 const UNREAD_MAX: usize = 8 * 1024 * 1024;
 
