@@ -2,15 +2,15 @@
 //! client can keep others from connecting, and no connection stays open without sending a request.
 //!
 //! ```text
-//! accept ─▶ pool (room by closing what is idle) ─▶ io: deadlines, turns ─▶ frames ─▶ ledger
+//! accept ─▶ pool (closes idle ones if full) ─▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
 //! ```
 
 mod frames;
+mod http2_limits;
 mod io;
-mod ledger;
+mod pending_streams;
 mod pool;
 mod turn;
-mod waiting;
 
 use std::io::{Error, ErrorKind, Result};
 use std::net::IpAddr;
@@ -27,26 +27,28 @@ use tonic::transport::server::Connected;
 use tracing::{error, info};
 
 pub use io::{Connection, PREFACE};
-pub use pool::{CONNECTIONS_MAX, ConnectionHandle, Half, Lasting, OpenConnections};
+pub use pool::{
+    CONNECTIONS_MAX, ConnectionHandle, IncompleteRequest, LongLivedStream, OpenConnections,
+};
 pub use turn::TurnHandle;
 
 use pool::ConnectionGuard;
 
 /// Pause after an error that the next attempt would meet too, such as too many open files. File
 /// descriptors are freed when connections end, and no event announces that.
-const PAUSE: Duration = Duration::from_millis(250);
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
 /// Maximum wait for an evicted connection to end.
-const ROOM_WAIT_MAX: Duration = Duration::from_millis(50);
+const EVICTION_WAIT_MAX: Duration = Duration::from_millis(50);
 
 /// Number of such waits before a new connection is refused; in total no longer than its client
 /// would wait.
-const ROOM_WAITS: u32 = 20;
+const EVICTION_WAITS: u32 = 20;
 
 /// Connections that are accepted one after the other before those that came earlier have their
 /// turn. Otherwise a crowd that connects and leaves would fill the pool before any of them is
 /// looked at, and a probe among them would be closed for those that came after it.
-const ACCEPTED_IN_TURN: u32 = 8;
+const ACCEPTS_PER_YIELD: u32 = 8;
 
 /// Maximum number of header fields of one request, on every port. Envoy sends a dozen, plus what
 /// `initial_metadata` adds.
@@ -72,21 +74,22 @@ pub trait Accept {
 }
 
 /// Returns every connection of `listener`; the stream never ends. When `open` is full, other
-/// connections are closed to make room. Each connection is cut off after `life`, if given.
+/// connections are closed to make room. Each connection is cut off after `max_age`, if given.
 pub fn connections<L: Accept>(
     listener: L,
-    life: Option<Duration>,
+    max_age: Option<Duration>,
     open: OpenConnections,
 ) -> impl Stream<Item = Result<Connection<L::Io>>> {
     stream::unfold((listener, open, false), move |(listener, open, mut failing)| async move {
         loop {
             match listener.accept().await {
                 Ok((io, address)) => {
-                    let Some(guard) = admitted(&open, address).await else {
+                    let Some(guard) = admit_or_evict(&open, address).await else {
                         if !failing {
                             let max = open.max();
                             error!(
-                                "{max} connections are open, none of which ends: more are closed"
+                                "new connections are refused: the maximum of {max} are open, and none \
+                                 can be closed"
                             );
                         }
                         failing = true;
@@ -95,16 +98,16 @@ pub fn connections<L: Accept>(
                     if failing {
                         info!("accepting connections again");
                     }
-                    let connection = Connection::new(io, life, guard);
+                    let connection = Connection::new(io, max_age, guard);
                     return Some((Ok(connection), (listener, open, false)));
                 }
-                Err(error) if is_of_the_client(&error) => {}
+                Err(error) if is_client_error(&error) => {}
                 Err(error) => {
                     if !failing {
                         error!("cannot accept connections: {error}; raise the limit on open files");
                     }
                     failing = true;
-                    sleep(PAUSE).await;
+                    sleep(RETRY_PAUSE).await;
                 }
             }
         }
@@ -123,20 +126,20 @@ pub async fn serve_each<I, F>(
 {
     let (end, ended) = watch::channel(false);
     let mut open = JoinSet::new();
-    let mut accepted_in_turn = 0;
+    let mut accepted_since_yield = 0;
     let mut incoming = Box::pin(incoming);
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
             () = &mut stop => break,
             Some(accepted) = incoming.next() => {
-                // An error concerns that connection alone.
+                // An error concerns only that connection.
                 if let Ok(io) = accepted {
                     open.spawn(serve(io, ended.clone()));
                 }
-                accepted_in_turn += 1;
-                if accepted_in_turn == ACCEPTED_IN_TURN {
-                    accepted_in_turn = 0;
+                accepted_since_yield += 1;
+                if accepted_since_yield == ACCEPTS_PER_YIELD {
+                    accepted_since_yield = 0;
                     yield_now().await;
                 }
             }
@@ -151,21 +154,24 @@ pub async fn serve_each<I, F>(
     while open.join_next().await.is_some() {}
 }
 
-/// Returns a place in the pool, which may require another connection to end first; `None` if none
+/// Admits a connection, which may require another connection to end first; `None` if none
 /// ends.
-async fn admitted(open: &OpenConnections, address: Option<IpAddr>) -> Option<ConnectionGuard> {
-    for _ in 0..ROOM_WAITS {
+async fn admit_or_evict(
+    open: &OpenConnections,
+    address: Option<IpAddr>,
+) -> Option<ConnectionGuard> {
+    for _ in 0..EVICTION_WAITS {
         if let Some(guard) = open.admit(address) {
             return Some(guard);
         }
-        open.wait_for_room(ROOM_WAIT_MAX).await;
+        open.wait_for_close(EVICTION_WAIT_MAX).await;
     }
     open.note_refused();
     None
 }
 
 /// Whether the client was gone before its connection was accepted; the next connection may be fine.
-fn is_of_the_client(error: &Error) -> bool {
+fn is_client_error(error: &Error) -> bool {
     use ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
 }
@@ -193,7 +199,7 @@ impl Accept for UnixListener {
 
 /// A connection in a pool of its own.
 #[cfg(test)]
-pub(crate) fn alone<I>(io: I) -> Connection<I> {
+pub(crate) fn standalone<I>(io: I) -> Connection<I> {
     let guard = OpenConnections::for_calls(1).admit(None);
     Connection::new(io, None, guard.expect("room in an empty pool"))
 }

@@ -13,7 +13,7 @@ use tonic::transport::server::Connected;
 use tracing::debug;
 
 use super::frames::goaway;
-use super::ledger::{Excess, Ledger};
+use super::http2_limits::{Http2Limits, LimitExceeded};
 use super::pool::{ConnectionGuard, ConnectionHandle};
 use super::turn::{Turn, TurnHandle};
 
@@ -32,39 +32,39 @@ const SEND_MAX: Duration = Duration::from_secs(10);
 /// An accepted connection.
 pub struct Connection<I> {
     io: I,
-    speaks: Speaks,
-    life: Option<Duration>,
+    protocol: Protocol,
+    max_age: Option<Duration>,
     /// The deadline of the preface, and then of the connection's age.
-    end: Option<Pin<Box<Sleep>>>,
+    deadline: Option<Pin<Box<Sleep>>>,
     /// Present while the client does not read.
     stall: Option<Stall>,
-    /// The second in which the ledger was last checked.
-    swept: u32,
+    /// The second in which the streams were last checked.
+    last_sweep: u32,
     turn: Turn,
     guard: ConnectionGuard,
 }
 
 /// The client's protocol, judged by its first bytes.
-enum Speaks {
+enum Protocol {
     /// This many bytes have arrived, all of which match the preface of HTTP/2.
     Unknown(usize),
-    Http2(Box<Ledger>),
+    Http2(Box<Http2Limits>),
     /// HTTP/1 or an unknown protocol; this many bytes have arrived.
     Other(usize),
 }
 
 struct Stall {
-    end: Pin<Box<Sleep>>,
+    deadline: Pin<Box<Sleep>>,
     written: usize,
 }
 
 // === impl Connection ===
 
 impl<I> Connection<I> {
-    pub(super) fn new(io: I, life: Option<Duration>, guard: ConnectionGuard) -> Self {
-        let end = Some(Box::pin(sleep(PREFACE_MAX)));
-        let (speaks, turn) = (Speaks::Unknown(0), Turn::default());
-        Self { io, speaks, life, end, stall: None, swept: 0, turn, guard }
+    pub(super) fn new(io: I, max_age: Option<Duration>, guard: ConnectionGuard) -> Self {
+        let deadline = Some(Box::pin(sleep(PREFACE_MAX)));
+        let (protocol, turn) = (Protocol::Unknown(0), Turn::default());
+        Self { io, protocol, max_age, deadline, stall: None, last_sweep: 0, turn, guard }
     }
 
     /// Returns the handle by which the server of the connection learns when to close it.
@@ -80,27 +80,28 @@ impl<I> Connection<I> {
     /// Once as many bytes as the preface has have arrived, the deadline is that of the connection's
     /// age.
     fn note_preface(&mut self) {
-        let end = self.end.take().zip(self.life).and_then(|(mut end, life)| {
-            let accepted: Instant = end.deadline() - PREFACE_MAX;
-            end.as_mut().reset(accepted.checked_add(life)?);
-            Some(end)
-        });
-        self.end = end;
+        let deadline =
+            self.deadline.take().zip(self.max_age).and_then(|(mut deadline, max_age)| {
+                let accepted: Instant = deadline.deadline() - PREFACE_MAX;
+                deadline.as_mut().reset(accepted.checked_add(max_age)?);
+                Some(deadline)
+            });
+        self.deadline = deadline;
     }
 
-    fn note_read(&mut self, mut bytes: &[u8]) -> Result<(), Excess> {
+    fn note_read(&mut self, mut bytes: &[u8]) -> Result<(), LimitExceeded> {
         self.turn.note_read(bytes.len(), 0);
-        match &mut self.speaks {
-            Speaks::Http2(_) => {}
-            Speaks::Other(read) if *read >= PREFACE.len() => return Ok(()),
-            Speaks::Other(read) => {
+        match &mut self.protocol {
+            Protocol::Http2(_) => {}
+            Protocol::Other(read) if *read >= PREFACE.len() => return Ok(()),
+            Protocol::Other(read) => {
                 *read += bytes.len();
                 if *read >= PREFACE.len() {
                     self.note_preface();
                 }
                 return Ok(());
             }
-            Speaks::Unknown(read) => {
+            Protocol::Unknown(read) => {
                 let wanted = PREFACE.get(*read..).unwrap_or_default();
                 let (first, rest) = bytes.split_at(bytes.len().min(wanted.len()));
                 let all = *read + bytes.len();
@@ -108,21 +109,21 @@ impl<I> Connection<I> {
                 bytes = rest;
                 let is_over = all >= PREFACE.len();
                 if !wanted.starts_with(first) {
-                    self.speaks = Speaks::Other(all);
+                    self.protocol = Protocol::Other(all);
                 } else if is_over {
                     let now = self.guard.handle().clock().now();
-                    self.speaks = Speaks::Http2(Box::new(Ledger::new(now)));
+                    self.protocol = Protocol::Http2(Box::new(Http2Limits::new(now)));
                 }
                 if is_over {
                     self.note_preface();
                 }
             }
         }
-        match &mut self.speaks {
-            Speaks::Http2(ledger) => {
+        match &mut self.protocol {
+            Protocol::Http2(http2) => {
                 let handle = self.guard.handle();
-                ledger.note_read(bytes, handle.second(), handle.clock())?;
-                self.turn.note_read(0, ledger.take_header_bytes());
+                http2.note_read(bytes, handle.age_seconds(), handle.clock())?;
+                self.turn.note_read(0, http2.take_header_bytes());
                 Ok(())
             }
             _ => Ok(()),
@@ -131,23 +132,23 @@ impl<I> Connection<I> {
 
     fn note_written(&mut self, bytes: &[u8]) {
         let handle = self.guard.handle();
-        let has_answers = match &mut self.speaks {
-            Speaks::Http2(ledger) => ledger.note_written(bytes, handle.second()),
-            Speaks::Unknown(_) | Speaks::Other(_) => true,
+        let has_answers = match &mut self.protocol {
+            Protocol::Http2(http2) => http2.note_written(bytes, handle.age_seconds()),
+            Protocol::Unknown(_) | Protocol::Other(_) => true,
         };
         if has_answers {
-            handle.note_use();
+            handle.note_answer();
         }
     }
 
     /// Checks the streams, once a second.
-    fn sweep(&mut self) -> Result<(), Excess> {
+    fn sweep(&mut self) -> Result<(), LimitExceeded> {
         let handle = self.guard.handle();
-        let second = handle.second();
-        match &self.speaks {
-            Speaks::Http2(ledger) if second != self.swept => {
-                self.swept = second;
-                ledger.sweep(second, handle.lasting_streams())
+        let second = handle.age_seconds();
+        match &self.protocol {
+            Protocol::Http2(http2) if second != self.last_sweep => {
+                self.last_sweep = second;
+                http2.sweep(second, handle.long_lived_streams())
             }
             _ => Ok(()),
         }
@@ -157,38 +158,38 @@ impl<I> Connection<I> {
     /// stream counts as unread, except the long-lived ones, which have a limit of their own.
     /// Incomplete requests count for less while there is more to be read, since the rest of them
     /// may have been sent already.
-    fn count_waiting(&mut self, is_stalled: bool) -> Result<(), Excess> {
-        let Speaks::Http2(ledger) = &self.speaks else { return Ok(()) };
-        let lasting = self.guard.handle().lasting_streams();
-        let mut waiting = ledger.waiting(lasting);
+    fn count_pending(&mut self, is_stalled: bool) -> Result<(), LimitExceeded> {
+        let Protocol::Http2(http2) = &self.protocol else { return Ok(()) };
+        let long_lived = self.guard.handle().long_lived_streams();
+        let mut waiting = http2.waiting(long_lived);
         if is_stalled {
-            waiting.unread = ledger.open().saturating_sub(lasting);
+            waiting.unread = http2.open().saturating_sub(long_lived);
         }
         if !self.turn.is_idle() {
             waiting.arriving = std::mem::take(&mut waiting.unfinished);
         }
-        let is_well = self.guard.note_waiting(waiting);
-        if is_well { Ok(()) } else { Err(Excess("answers that wait")) }
+        let is_within_limits = self.guard.note_pending(waiting);
+        if is_within_limits { Ok(()) } else { Err(LimitExceeded("answers that wait")) }
     }
 }
 
 impl<I: AsyncWrite + Unpin> Connection<I> {
     /// Sends the client a GOAWAY if it can be written now, and returns the reason why the
     /// connection is cut off.
-    fn end(&mut self, Excess(what): Excess, cx: &mut Context<'_>) -> io::Error {
+    fn close(&mut self, LimitExceeded(what): LimitExceeded, cx: &mut Context<'_>) -> io::Error {
         debug!("a connection is closed: too many {what}");
-        self.guard.handle().note_calmed();
-        if let Speaks::Http2(ledger) = &self.speaks
-            && ledger.is_between_frames()
+        self.guard.handle().note_violation();
+        if let Protocol::Http2(http2) = &self.protocol
+            && http2.is_between_frames()
         {
             // A failure is ignored: the connection ends anyway.
-            let _ = Pin::new(&mut self.io).poll_write(cx, &goaway(ledger.last_stream()));
+            let _ = Pin::new(&mut self.io).poll_write(cx, &goaway(http2.last_stream()));
         }
         io::Error::new(io::ErrorKind::ConnectionAborted, what)
     }
 
     /// Handles the result of an attempt to write `bytes`.
-    fn wrote(
+    fn after_write(
         &mut self,
         cx: &mut Context<'_>,
         written: Poll<io::Result<usize>>,
@@ -197,9 +198,9 @@ impl<I: AsyncWrite + Unpin> Connection<I> {
         let Poll::Ready(Ok(count)) = written else {
             // Without budget tokio did not try to write: nothing is known about the client.
             if written.is_pending() && has_budget_remaining() {
-                self.count_waiting(true).map_err(|excess| self.end(excess, cx))?;
+                self.count_pending(true).map_err(|exceeded| self.close(exceeded, cx))?;
                 let stall = self.stall.get_or_insert_with(Stall::begin);
-                ready!(stall.end.as_mut().poll(cx));
+                ready!(stall.deadline.as_mut().poll(cx));
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             return written;
@@ -220,10 +221,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.end.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready()) {
+        if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready()) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
-        self.sweep().map_err(|excess| self.end(excess, cx))?;
+        self.sweep().map_err(|exceeded| self.close(exceeded, cx))?;
         if self.turn.is_over() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -238,7 +239,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for Connection<I> {
             return Poll::Pending;
         }
         let read = buf.filled().get(before..).unwrap_or_default();
-        self.note_read(read).map_err(|excess| self.end(excess, cx))?;
+        self.note_read(read).map_err(|exceeded| self.close(exceeded, cx))?;
         Poll::Ready(Ok(()))
     }
 }
@@ -249,12 +250,12 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.sweep().map_err(|excess| self.end(excess, cx))?;
+        self.sweep().map_err(|exceeded| self.close(exceeded, cx))?;
         let written = Pin::new(&mut self.io).poll_write(cx, bytes);
         if let Poll::Ready(Ok(count)) = written {
             self.note_written(bytes.get(..count).unwrap_or_default());
         }
-        self.wrote(cx, written, bytes.len())
+        self.after_write(cx, written, bytes.len())
     }
 
     fn poll_write_vectored(
@@ -262,7 +263,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.sweep().map_err(|excess| self.end(excess, cx))?;
+        self.sweep().map_err(|exceeded| self.close(exceeded, cx))?;
         let written = Pin::new(&mut self.io).poll_write_vectored(cx, parts);
         if let Poll::Ready(Ok(mut count)) = written {
             for part in parts {
@@ -271,7 +272,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
                 count -= part.len();
             }
         }
-        self.wrote(cx, written, parts.iter().map(|part| part.len()).sum())
+        self.after_write(cx, written, parts.iter().map(|part| part.len()).sum())
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -280,7 +281,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.io).poll_flush(cx))?;
-        self.count_waiting(false).map_err(|excess| self.end(excess, cx))?;
+        self.count_pending(false).map_err(|exceeded| self.close(exceeded, cx))?;
         Poll::Ready(Ok(()))
     }
 
@@ -301,7 +302,7 @@ impl<I: Connected> Connected for Connection<I> {
 
 impl Stall {
     fn begin() -> Self {
-        Self { end: Box::pin(sleep(SEND_MAX)), written: 0 }
+        Self { deadline: Box::pin(sleep(SEND_MAX)), written: 0 }
     }
 }
 

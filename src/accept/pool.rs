@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::waiting::{AllWaiting, Waiting};
+use super::pending_streams::{PendingStreams, PendingTotals};
 use members::{Close, Member, Members, Peer};
 
 /// Maximum number of connections of one listener. An Envoy opens one or a few for each of its
@@ -23,10 +23,10 @@ pub const CONNECTIONS_MAX: usize = 4096;
 
 /// One in this many of a pool's connections is kept free for new clients while others are asked to
 /// go away.
-const SPARE_PART: usize = 8;
+const SPARE_DIVISOR: usize = 8;
 
 /// A connection that is asked to go away to make room has this long to finish its calls.
-const LEAVE_MAX: Duration = Duration::from_secs(2);
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 /// Seconds without an answer after which a connection is asked to go away.
 const IDLE_MAX: u32 = 600;
@@ -43,8 +43,8 @@ const UNFINISHED_CALLS_MAX: usize = 2 * UNFINISHED_MAX;
 /// Maximum number of requests of one listener that are handed on incomplete. Each connection may
 /// have the second number of them even when the listener has reached the first. Each takes some 12
 /// KiB.
-const HALVES_MAX: usize = 256;
-const HALVES_OWN: usize = 4;
+const INCOMPLETE_MAX: usize = 256;
+const INCOMPLETE_PER_CONNECTION: usize = 4;
 
 /// Counts the connections of a listener and makes room for new ones. A cheap handle: clones share
 /// all state.
@@ -56,14 +56,14 @@ struct Pool {
     max: usize,
     members: Mutex<Members>,
     /// Number of connections accepted so far: the time by which idleness is compared.
-    came: AtomicU64,
+    accepted: AtomicU64,
     refused: AtomicU64,
     evicted: AtomicU64,
-    calmed: AtomicU64,
-    waiting: AllWaiting,
-    halves: AtomicUsize,
-    left: Notify,
-    is_crowded: AtomicBool,
+    violations: AtomicU64,
+    waiting: PendingTotals,
+    incomplete: AtomicUsize,
+    closed: Notify,
+    is_nearly_full: AtomicBool,
     clock: Clock,
 }
 
@@ -78,16 +78,16 @@ pub struct ConnectionHandle {
 #[derive(Debug)]
 pub(super) struct ConnectionGuard {
     handle: ConnectionHandle,
-    waiting: Waiting,
+    waiting: PendingStreams,
 }
 
 /// Counts one request that was handed on incomplete, until it is dropped.
 #[derive(Debug)]
-pub struct Half(ConnectionHandle);
+pub struct IncompleteRequest(ConnectionHandle);
 
 /// Counts one stream that may be quiet, until it is dropped.
 #[derive(Debug)]
-pub struct Lasting(Arc<Member>);
+pub struct LongLivedStream(Arc<Member>);
 
 // === impl OpenConnections ===
 
@@ -106,14 +106,14 @@ impl OpenConnections {
         Self(Arc::new(Pool {
             max: max.clamp(1, CONNECTIONS_MAX),
             members: Mutex::default(),
-            came: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
-            calmed: AtomicU64::new(0),
-            waiting: AllWaiting::new(unfinished_max),
-            halves: AtomicUsize::new(0),
-            left: Notify::new(),
-            is_crowded: AtomicBool::new(false),
+            violations: AtomicU64::new(0),
+            waiting: PendingTotals::new(unfinished_max),
+            incomplete: AtomicUsize::new(0),
+            closed: Notify::new(),
+            is_nearly_full: AtomicBool::new(false),
             clock: Clock::start(),
         }))
     }
@@ -134,8 +134,8 @@ impl OpenConnections {
     }
 
     /// Number of connections closed because their client exceeded a limit.
-    pub fn calmed(&self) -> u64 {
-        self.0.calmed.load(Ordering::Relaxed)
+    pub fn violations(&self) -> u64 {
+        self.0.violations.load(Ordering::Relaxed)
     }
 
     pub(super) fn max(&self) -> usize {
@@ -158,39 +158,38 @@ impl OpenConnections {
             self.evict(&members, Close::AtOnce);
             return None;
         }
-        let came = self.0.came.fetch_add(1, Ordering::Relaxed) + 1;
-        let member = members.add(Peer::of(address), came);
-        let spare = self.0.max / SPARE_PART;
+        let accepted = self.0.accepted.fetch_add(1, Ordering::Relaxed) + 1;
+        let member = members.add(Peer::of(address), accepted);
+        let spare = self.0.max / SPARE_DIVISOR;
         if members.open.len() > self.0.max - spare {
             self.evict(&members, Close::Gracefully);
-            self.note_crowd();
+            self.note_nearly_full();
         } else if members.open.len() <= self.0.max / 2 {
-            self.0.is_crowded.store(false, Ordering::Relaxed);
+            self.0.is_nearly_full.store(false, Ordering::Relaxed);
         }
         let handle = ConnectionHandle { pool: self.clone(), member };
-        Some(ConnectionGuard { handle, waiting: Waiting::default() })
+        Some(ConnectionGuard { handle, waiting: PendingStreams::default() })
     }
 
     /// Resolves once a connection has ended, or after `limit`.
-    pub(super) async fn wait_for_room(&self, limit: Duration) {
-        let _ = timeout(limit, self.0.left.notified()).await;
+    pub(super) async fn wait_for_close(&self, limit: Duration) {
+        let _ = timeout(limit, self.0.closed.notified()).await;
     }
 
     fn evict(&self, members: &Members, how: Close) {
-        if let Some(member) = members.next_to_go(how)
+        if let Some(member) = members.next_to_close(how)
             && member.ask_to_close(how)
         {
             self.0.evicted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn note_crowd(&self) {
-        if !self.0.is_crowded.swap(true, Ordering::Relaxed) {
+    fn note_nearly_full(&self) {
+        if !self.0.is_nearly_full.swap(true, Ordering::Relaxed) {
             let max = self.0.max;
             warn!(
-                "a listener has nearly {max} connections, which is the most: those that are idle \
-                 for longest are closed to make room; raise the limit on open files if they are \
-                 needed"
+                "a listener has nearly {max} connections, which is the maximum: those idle the \
+                 longest are closed; raise the limit on open files if they are needed"
             );
         }
     }
@@ -206,26 +205,26 @@ impl Default for OpenConnections {
 
 impl ConnectionHandle {
     /// Resolves once the connection should close, after its calls have finished.
-    pub async fn told_to_go(&self) {
+    pub async fn close_requested(&self) {
         // The sender lives as long as `self`.
         let _ = self.member.close.subscribe().wait_for(|asked| *asked > Close::No).await;
     }
 
     /// Resolves once the connection has to be closed even if calls are in progress, and counts its
     /// seconds until then. The server of the connection polls this beside it.
-    pub async fn over(&self) {
+    pub async fn run_until_closed(&self) {
         tokio::select! {
-            () = self.cut() => {}
+            () = self.close_deadline() => {}
             () = self.count_seconds() => {}
         }
     }
 
-    /// Resolves once the connection has to be closed even if calls are in progress: `LEAVE_MAX`
+    /// Resolves once the connection has to be closed even if calls are in progress: `CLOSE_GRACE`
     /// after it was asked to go away, or at once if it has to make room immediately.
-    async fn cut(&self) {
+    async fn close_deadline(&self) {
         let mut asked = self.member.close.subscribe();
         let _ = asked.wait_for(|asked| *asked > Close::No).await;
-        let _ = timeout(LEAVE_MAX, asked.wait_for(|asked| *asked == Close::AtOnce)).await;
+        let _ = timeout(CLOSE_GRACE, asked.wait_for(|asked| *asked == Close::AtOnce)).await;
     }
 
     /// Counts the seconds of the connection and asks it to go away once it was idle for `IDLE_MAX`
@@ -235,7 +234,7 @@ impl ConnectionHandle {
             tokio::time::sleep(Duration::from_secs(1)).await;
             self.member.second.fetch_add(1, Ordering::Relaxed);
             if self.member.idle_seconds() >= IDLE_MAX
-                && self.member.lasting.load(Ordering::Relaxed) == 0
+                && self.member.long_lived.load(Ordering::Relaxed) == 0
             {
                 self.member.ask_to_close(Close::Gracefully);
             }
@@ -243,17 +242,17 @@ impl ConnectionHandle {
     }
 
     /// Registers a stream of this connection that may be quiet; `None` if there are `max` already.
-    pub fn lasting(&self, max: usize) -> Option<Lasting> {
-        let count = Lasting(Arc::clone(&self.member));
-        (self.member.lasting.fetch_add(1, Ordering::Relaxed) < max).then_some(count)
+    pub fn register_long_lived(&self, max: usize) -> Option<LongLivedStream> {
+        let stream = LongLivedStream(Arc::clone(&self.member));
+        (self.member.long_lived.fetch_add(1, Ordering::Relaxed) < max).then_some(stream)
     }
 
     /// Registers an incomplete request of this connection; `None` if there are too many.
-    pub fn half(&self) -> Option<Half> {
-        let half = Half(self.clone());
-        let own = self.member.halves.fetch_add(1, Ordering::Relaxed);
-        let all = self.pool.0.halves.fetch_add(1, Ordering::Relaxed);
-        (own < HALVES_OWN || all < HALVES_MAX).then_some(half)
+    pub fn register_incomplete(&self) -> Option<IncompleteRequest> {
+        let request = IncompleteRequest(self.clone());
+        let own = self.member.incomplete.fetch_add(1, Ordering::Relaxed);
+        let all = self.pool.0.incomplete.fetch_add(1, Ordering::Relaxed);
+        (own < INCOMPLETE_PER_CONNECTION || all < INCOMPLETE_MAX).then_some(request)
     }
 
     /// Closes the connection, even if calls are in progress.
@@ -262,12 +261,12 @@ impl ConnectionHandle {
     }
 
     /// Seconds since the connection was accepted.
-    pub(super) fn second(&self) -> u32 {
+    pub(super) fn age_seconds(&self) -> u32 {
         self.member.second.load(Ordering::Relaxed)
     }
 
-    pub(super) fn lasting_streams(&self) -> usize {
-        self.member.lasting.load(Ordering::Relaxed)
+    pub(super) fn long_lived_streams(&self) -> usize {
+        self.member.long_lived.load(Ordering::Relaxed)
     }
 
     pub(super) fn clock(&self) -> &Clock {
@@ -275,27 +274,27 @@ impl ConnectionHandle {
     }
 
     /// Records that part of an answer was sent.
-    pub(super) fn note_use(&self) {
-        let Member { used, used_second, .. } = &*self.member;
-        used.store(self.pool.0.came.load(Ordering::Relaxed), Ordering::Relaxed);
-        used_second.store(self.second(), Ordering::Relaxed);
+    pub(super) fn note_answer(&self) {
+        let Member { last_answer, last_answer_second, .. } = &*self.member;
+        last_answer.store(self.pool.0.accepted.load(Ordering::Relaxed), Ordering::Relaxed);
+        last_answer_second.store(self.age_seconds(), Ordering::Relaxed);
     }
 
-    pub(super) fn note_calmed(&self) {
-        self.pool.0.calmed.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Half {
-    fn drop(&mut self) {
-        self.0.member.halves.fetch_sub(1, Ordering::Relaxed);
-        self.0.pool.0.halves.fetch_sub(1, Ordering::Relaxed);
+    pub(super) fn note_violation(&self) {
+        self.pool.0.violations.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl Drop for Lasting {
+impl Drop for IncompleteRequest {
     fn drop(&mut self) {
-        self.0.lasting.fetch_sub(1, Ordering::Relaxed);
+        self.0.member.incomplete.fetch_sub(1, Ordering::Relaxed);
+        self.0.pool.0.incomplete.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for LongLivedStream {
+    fn drop(&mut self) {
+        self.0.long_lived.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -308,7 +307,7 @@ impl ConnectionGuard {
 
     /// Records how many streams wait for the client. Returns false if they are too many while all
     /// connections of the listener together have too many.
-    pub(super) fn note_waiting(&mut self, waiting: Waiting) -> bool {
+    pub(super) fn note_pending(&mut self, waiting: PendingStreams) -> bool {
         let before = std::mem::replace(&mut self.waiting, waiting);
         self.handle.pool.0.waiting.replace(before, waiting)
     }
@@ -317,9 +316,9 @@ impl ConnectionGuard {
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         let pool = &self.handle.pool.0;
-        pool.waiting.replace(self.waiting, Waiting::default());
+        pool.waiting.replace(self.waiting, PendingStreams::default());
         pool.members.lock().remove(&self.handle.member);
-        pool.left.notify_one();
+        pool.closed.notify_one();
     }
 }
 

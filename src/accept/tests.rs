@@ -25,7 +25,7 @@ impl Accept for Failing {
 }
 
 #[tokio::test]
-async fn connections_count_while_they_live() {
+async fn a_connection_is_counted_until_it_is_dropped() {
     let open = OpenConnections::default();
     let failing = Failing(AtomicUsize::new(3));
     let mut connections = Box::pin(connections(failing, None, open.clone()));
@@ -36,7 +36,7 @@ async fn connections_count_while_they_live() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_are_waited_out() {
+async fn accept_errors_are_retried_after_a_pause() {
     let failing = Failing(AtomicUsize::new(0));
     let mut connections = Box::pin(connections(failing, None, OpenConnections::default()));
     for _ in 0..3 {
@@ -44,7 +44,7 @@ async fn errors_are_waited_out() {
         let start = Instant::now();
         assert!(connections.next().await.is_some_and(|accepted| accepted.is_ok()));
         let waited = start.elapsed();
-        assert!((PAUSE * 2..PAUSE * 3).contains(&waited), "{waited:?}");
+        assert!((RETRY_PAUSE * 2..RETRY_PAUSE * 3).contains(&waited), "{waited:?}");
     }
 }
 
@@ -61,7 +61,7 @@ impl Accept for Endless {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_is_refused_only_when_none_of_the_others_ends() {
+async fn a_connection_is_refused_only_if_no_other_ends() {
     const MAX: usize = 10;
     let open = OpenConnections::new(MAX);
     let mut connections = Box::pin(connections(Endless, None, open.clone()));
@@ -72,7 +72,7 @@ async fn a_connection_is_refused_only_when_none_of_the_others_ends() {
     assert_eq!((open.count(), open.refused()), (MAX, 0));
     // The servers of the connections ignore requests to close.
     let mut next = connections.next();
-    let limit = ROOM_WAIT_MAX * ROOM_WAITS * 3 / 2;
+    let limit = EVICTION_WAIT_MAX * EVICTION_WAITS * 3 / 2;
     assert!(tokio::time::timeout(limit, &mut next).await.is_err());
     assert_eq!((open.count(), open.refused()), (MAX, 1));
     drop(crowd.pop());

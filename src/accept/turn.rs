@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_is_over_once_after_so_many_bytes() {
+    fn a_turn_is_over_after_its_budget_of_bytes() {
         let mut turn = Turn::default();
         for _ in 0..4 {
             assert!(!turn.is_over());
@@ -106,14 +106,14 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_has_fewer_bytes_of_header_blocks() {
+    fn header_bytes_cost_more_of_a_turn() {
         let mut turn = Turn::default();
         turn.note_read(COST_MAX / HEADER_BYTE_COST, COST_MAX / HEADER_BYTE_COST);
         assert!(turn.is_over());
     }
 
     #[test]
-    fn a_connection_without_more_to_read_begins_anew() {
+    fn an_idle_read_starts_a_new_turn() {
         let mut turn = Turn::default();
         turn.note_read(COST_MAX, 0);
         turn.note_idle();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_turn_waits_until_all_is_handled() {
+    fn the_next_turn_waits_until_all_requests_are_handled() {
         let mut turn = Turn::default();
         let handle = turn.wait_for_handling();
         assert!(!turn.is_over());

@@ -174,7 +174,7 @@ impl ProcessStats {
             ("metrics_connections", metrics.count() as u64),
             ("connections_refused", of_all(OpenConnections::refused)),
             ("connections_evicted", of_all(OpenConnections::evicted)),
-            ("connections_calmed", of_all(OpenConnections::calmed)),
+            ("connections_calmed", of_all(OpenConnections::violations)),
         ];
         counts.extend(self.limiter.counts());
         counts.extend(self.service.counts());

@@ -25,7 +25,7 @@ use super::headers;
 use super::preface::{self, NonHttp2Clients};
 use super::wire::{SHOULD_RATE_LIMIT, Untried};
 use super::write_coalescing::{Cork, CorkedIo};
-use crate::accept::{self, ConnectionHandle, Half, PREFACE, TurnHandle};
+use crate::accept::{self, ConnectionHandle, IncompleteRequest, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use crate::service::{DecisionService, Peer};
 
@@ -93,7 +93,7 @@ pub(super) async fn serve<I>(
         greeted = preface::read(&mut io, &inside.strangers) => greeted,
         // A client that has sent no preface yet is dropped without notice.
         _ = stop.wait_for(|stop| *stop) => None,
-        () = handle.told_to_go() => None,
+        () = handle.close_requested() => None,
     };
     if greeted.is_none() {
         return;
@@ -103,15 +103,15 @@ pub(super) async fn serve<I>(
     let mut flow = Flow { cork, turn, unread: VecDeque::new() };
     let Ok(mut connection) = builder().handshake(io).await else { return };
     let mut silence = pin!(silence(connection.ping_pong()));
-    let mut told_to_go = pin!(async {
+    let mut close_requested = pin!(async {
         tokio::select! {
             () = old(inside.age) => {}
-            () = handle.told_to_go() => {}
+            () = handle.close_requested() => {}
             // An error means that the sender is gone, together with the server.
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });
-    let mut over = pin!(handle.over());
+    let mut over = pin!(handle.run_until_closed());
     let mut is_leaving = false;
     let peer = Peer::new();
     let by = (&inside.service, &peer);
@@ -120,10 +120,10 @@ pub(super) async fn serve<I>(
         tokio::select! {
             next = poll_fn(|cx| flow.next(&mut connection, by, cx)) => match next {
                 Some(call) => {
-                    let Some((call, half)) = prepared(call, &handle) else { continue };
+                    let Some((call, incomplete)) = prepared(call, &handle) else { continue };
                     let was_tried = call.request.extensions().get::<Untried>().is_none();
                     let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
-                    let mut served = Box::pin(fallback::serve(call, half, inside.routes.clone()));
+                    let mut served = Box::pin(fallback::serve(call, incomplete, inside.routes.clone()));
                     // A call that is known to wait gets a task at once; another only if it does.
                     if was_tried || futures_util::poll!(&mut served).is_pending() {
                         if is_for_verdict {
@@ -139,7 +139,7 @@ pub(super) async fn serve<I>(
             Some(_) = others.join_next(), if !others.is_empty() => {}
             () = &mut silence => return,
             () = &mut over => return,
-            () = &mut told_to_go, if !is_leaving => {
+            () = &mut close_requested, if !is_leaving => {
                 is_leaving = true;
                 connection.graceful_shutdown();
             }
@@ -235,14 +235,14 @@ impl Flow {
 fn prepared(
     mut call: FallbackCall,
     handle: &ConnectionHandle,
-) -> Option<(FallbackCall, Option<Half>)> {
+) -> Option<(FallbackCall, Option<IncompleteRequest>)> {
     headers::keep_those_read(call.request.headers_mut());
     call.request.extensions_mut().insert(handle.clone());
     if call.request.body().is_whole() {
         return Some((call, None));
     }
-    match handle.half() {
-        Some(half) => Some((call, Some(half))),
+    match handle.register_incomplete() {
+        Some(incomplete) => Some((call, Some(incomplete))),
         None => {
             call.respond.send_reset(Reason::REFUSED_STREAM);
             None

@@ -18,7 +18,7 @@ use tower_service::Service;
 
 use super::health::HEALTHCHECK;
 use super::{MESSAGE_BYTES_MAX, PREFIX_BYTES, deadline, status_of};
-use crate::accept::Half;
+use crate::accept::IncompleteRequest;
 use crate::request_error::RequestError;
 use crate::service::{BodyReservation, PartialMessage};
 
@@ -46,7 +46,11 @@ pub(super) struct Message {
 
 /// Serves `call`, until its client cancels it. Until the message is complete the call takes little
 /// memory: tonic is involved only after that. `half` is the call's place among the incomplete ones.
-pub(super) async fn serve(call: FallbackCall, half: Option<Half>, mut routes: Routes) {
+pub(super) async fn serve(
+    call: FallbackCall,
+    incomplete: Option<IncompleteRequest>,
+    mut routes: Routes,
+) {
     let FallbackCall { request, mut respond, waited } = call;
     let limit = deadline::timeout(request.headers()).unwrap_or(CALL_MAX).min(CALL_MAX);
     let limit = limit.saturating_sub(waited);
@@ -59,7 +63,7 @@ pub(super) async fn serve(call: FallbackCall, half: Option<Half>, mut routes: Ro
             Ok(message) => TonicBody::new(Full::new(message)),
             Err(status) => return status.into_http(),
         };
-        drop(half);
+        drop(incomplete);
         match routes.call(Request::from_parts(head, body)).await {
             Ok(response) => mended(response),
             Err(never) => match never {},

@@ -14,7 +14,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use crate::accept::{ConnectionHandle, Lasting};
+use crate::accept::{ConnectionHandle, LongLivedStream};
 
 /// The names of the whole process: the protocol's and the reference implementation's.
 const NAMES: [&str; 2] = ["", "ratelimit"];
@@ -56,7 +56,7 @@ pub fn health() -> (Health, HealthHandle) {
 fn told(
     name: &str,
     standing: watch::Receiver<Standing>,
-    place: Option<Lasting>,
+    place: Option<LongLivedStream>,
 ) -> impl Stream<Item = Result<HealthCheckResponse, Status>> + Send + use<> {
     let is_known = NAMES.contains(&name);
     stream::unfold((standing, None, place), move |(mut standing, last, place)| async move {
@@ -151,7 +151,7 @@ impl health_server::Health for Health {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let handle = request.extensions().get::<ConnectionHandle>();
-        let place = match handle.map(|handle| handle.lasting(WATCHES_MAX)) {
+        let place = match handle.map(|handle| handle.register_long_lived(WATCHES_MAX)) {
             Some(None) => {
                 let reason = format!("{WATCHES_MAX} watches are open on this connection already");
                 return Err(Status::resource_exhausted(reason));

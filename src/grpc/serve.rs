@@ -60,17 +60,17 @@ pub async fn serve(
     let health = HealthServer::new(health).max_decoding_message_size(MESSAGE_BYTES_MAX);
     let services = Routes::new(health).add_service(wire::service(service.clone()));
     let routes = Routes::from(services.into_axum_router().merge(page)).prepare();
-    let life = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
+    let max_age = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
     let inside =
         ConnectionContext { service, routes, strangers: NonHttp2Clients::default(), age: age.age };
     match listener {
         Listener::Tcp(listener) => {
             let serve = |io, end| connection::serve(io, inside.clone(), end);
-            serve_each(connections(listener, life, open), stop, serve).await;
+            serve_each(connections(listener, max_age, open), stop, serve).await;
         }
         Listener::Unix(listener) => {
             let serve = |io, end| connection::serve(io, inside.clone(), end);
-            serve_each(connections(listener, life, open), stop, serve).await;
+            serve_each(connections(listener, max_age, open), stop, serve).await;
         }
     }
     Ok(())

@@ -109,14 +109,14 @@ async fn serve_one<I>(
     let (handle, turn) = (io.handle(), io.wait_for_handling());
     let service = TowerToHyperService::new(served);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
-    let mut told_to_go = pin!(async {
+    let mut close_requested = pin!(async {
         tokio::select! {
-            () = handle.told_to_go() => {}
+            () = handle.close_requested() => {}
             // An error means that the sender is gone, together with the server.
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });
-    let mut over = pin!(handle.over());
+    let mut over = pin!(handle.run_until_closed());
     let mut is_leaving = false;
     loop {
         tokio::select! {
@@ -130,7 +130,7 @@ async fn serve_one<I>(
                 }
                 return;
             }
-            () = &mut told_to_go, if !is_leaving => {
+            () = &mut close_requested, if !is_leaving => {
                 is_leaving = true;
                 connection.as_mut().graceful_shutdown();
             }

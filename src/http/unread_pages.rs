@@ -106,11 +106,11 @@ mod tests {
     use crate::accept;
 
     fn connection() -> accept::Connection<tokio::io::DuplexStream> {
-        accept::alone(duplex(1).0)
+        accept::standalone(duplex(1).0)
     }
 
     fn is_closed(connection: &accept::Connection<tokio::io::DuplexStream>) -> bool {
-        connection.handle().told_to_go().now_or_never().is_some()
+        connection.handle().close_requested().now_or_never().is_some()
     }
 
     #[tokio::test]

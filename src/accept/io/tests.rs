@@ -6,23 +6,23 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::timeout;
 
 use super::super::OpenConnections;
+use super::super::pending_streams::PendingStreams;
 use super::super::turn::{COST_MAX, HEADER_BYTE_COST};
-use super::super::waiting::Waiting;
 use super::*;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn pair(life: Option<Duration>, bytes: usize) -> (DuplexStream, Connection<DuplexStream>) {
+fn pair(max_age: Option<Duration>, bytes: usize) -> (DuplexStream, Connection<DuplexStream>) {
     let (client, server) = duplex(bytes);
     let guard = OpenConnections::default().admit(None).unwrap();
-    (client, Connection::new(server, life, guard))
+    (client, Connection::new(server, max_age, guard))
 }
 
 /// A connection, and how long it lasts for a client that sends `bytes` and nothing else.
-async fn lasts(bytes: &[u8], life: Option<Duration>) -> (Connection<DuplexStream>, Duration) {
-    let (mut client, mut connection) = pair(life, 1024);
+async fn lasts(bytes: &[u8], max_age: Option<Duration>) -> (Connection<DuplexStream>, Duration) {
+    let (mut client, mut connection) = pair(max_age, 1024);
     client.write_all(bytes).await.unwrap();
     #[allow(clippy::disallowed_methods)] // paused
     let start = Instant::now();
@@ -33,24 +33,24 @@ async fn lasts(bytes: &[u8], life: Option<Duration>) -> (Connection<DuplexStream
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_say_what_it_wants_is_cut_off() {
+async fn a_client_that_sends_no_preface_is_cut_off() {
     for bytes in [&b""[..], b"P", b"GET /", &PREFACE[..23]] {
-        for life in [None, Some(HOUR)] {
-            let (_, lived) = lasts(bytes, life).await;
+        for max_age in [None, Some(HOUR)] {
+            let (_, lived) = lasts(bytes, max_age).await;
             assert!((PREFACE_MAX..PREFACE_MAX * 2).contains(&lived), "{bytes:?}: {lived:?}");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_lives_as_long_as_it_may() {
+async fn a_client_that_sends_a_preface_stays_until_its_max_age() {
     for bytes in [PREFACE, &[b'x'; 24], &[b'x'; 100]] {
         let (connection, lived) = lasts(bytes, None).await;
-        assert!(lived >= HOUR && connection.end.is_none(), "{lived:?}");
-        assert_eq!(matches!(connection.speaks, Speaks::Http2(_)), bytes == PREFACE);
-        for life in [Duration::from_secs(5), Duration::from_secs(300)] {
-            let (_, lived) = lasts(bytes, Some(life)).await;
-            assert!((life..life + SECOND).contains(&lived), "{lived:?}");
+        assert!(lived >= HOUR && connection.deadline.is_none(), "{lived:?}");
+        assert_eq!(matches!(connection.protocol, Protocol::Http2(_)), bytes == PREFACE);
+        for max_age in [Duration::from_secs(5), Duration::from_secs(300)] {
+            let (_, lived) = lasts(bytes, Some(max_age)).await;
+            assert!((max_age..max_age + SECOND).contains(&lived), "{lived:?}");
         }
         // A maximum age longer than the clock can represent.
         let (_, lived) = lasts(bytes, Some(Duration::MAX)).await;
@@ -59,10 +59,10 @@ async fn a_client_that_does_lives_as_long_as_it_may() {
 }
 
 /// How long a connection lasts that always has more to write.
-async fn writes(speaks: &[u8], reads: impl AsyncFn(&mut DuplexStream)) -> Duration {
+async fn writes(protocol: &[u8], reads: impl AsyncFn(&mut DuplexStream)) -> Duration {
     let (mut client, mut connection) = pair(None, 1024);
-    client.write_all(speaks).await.unwrap();
-    connection.read_exact(&mut vec![0; speaks.len()]).await.unwrap();
+    client.write_all(protocol).await.unwrap();
+    connection.read_exact(&mut vec![0; protocol.len()]).await.unwrap();
     #[allow(clippy::disallowed_methods)] // paused
     let start = Instant::now();
     let written = async { while connection.write_all(&[0; 32 * 1024]).await.is_ok() {} };
@@ -79,17 +79,17 @@ async fn writes(speaks: &[u8], reads: impl AsyncFn(&mut DuplexStream)) -> Durati
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_read_or_hardly_does_is_cut_off() {
-    for speaks in [PREFACE, b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"] {
-        let never = writes(speaks, async |_| std::future::pending().await).await;
-        let hardly = writes(speaks, async |client| {
+async fn a_client_that_reads_nothing_or_too_slowly_is_cut_off() {
+    for protocol in [PREFACE, b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"] {
+        let never = writes(protocol, async |_| std::future::pending().await).await;
+        let hardly = writes(protocol, async |client| {
             client.read_u8().await.unwrap();
             sleep(SECOND).await;
         });
         for lasted in [never, hardly.await] {
             assert!((SEND_MAX..SEND_MAX + SECOND * 2).contains(&lasted), "{lasted:?}");
         }
-        let slowly = writes(speaks, async |client| {
+        let slowly = writes(protocol, async |client| {
             client.read_exact(&mut vec![0; SEND_BYTES_MIN / 4]).await.unwrap();
             sleep(SECOND * 2).await;
         });
@@ -98,7 +98,7 @@ async fn a_client_that_does_not_read_or_hardly_does_is_cut_off() {
 }
 
 #[tokio::test]
-async fn a_flood_is_answered_with_the_word_to_calm_down() {
+async fn a_flood_is_answered_with_enhance_your_calm() {
     let (mut client, mut connection) = pair(None, 1 << 20);
     client.write_all(PREFACE).await.unwrap();
     // A request, whose identifier the GOAWAY has to report as processed, and pings.
@@ -121,17 +121,17 @@ async fn a_flood_is_answered_with_the_word_to_calm_down() {
 }
 
 #[tokio::test]
-async fn what_follows_the_preface_in_one_read_is_counted() {
+async fn frames_read_together_with_the_preface_are_counted() {
     let (mut client, mut connection) = pair(None, 1024);
     let headers = [0, 0, 0, 1, 5, 0, 0, 0, 7];
     client.write_all(&[PREFACE, &headers].concat()).await.unwrap();
     assert_eq!(connection.read(&mut [0; 100]).await.unwrap(), 33);
-    assert!(matches!(&connection.speaks, Speaks::Http2(ledger) if ledger.last_stream() == 7));
+    assert!(matches!(&connection.protocol, Protocol::Http2(http2) if http2.last_stream() == 7));
     assert!(futures_util::poll!(pin!(connection.read_u8())).is_pending());
 }
 
 #[tokio::test]
-async fn a_reader_that_always_finds_something_lets_others_have_their_turn() {
+async fn a_reader_with_more_to_read_yields_to_others() {
     let (mut client, mut connection) = pair(None, 8 * COST_MAX);
     let turn = connection.wait_for_handling();
     client.write_all(&vec![b'x'; 4 * COST_MAX]).await.unwrap();
@@ -166,15 +166,15 @@ async fn header_blocks_end_a_turn_before_bytes_do() {
 
 /// A watch of the health service is an answer that has begun and does not end.
 #[tokio::test]
-async fn streams_that_may_be_quiet_are_not_counted_as_unread_answers() {
+async fn long_lived_streams_are_not_counted_as_unread_answers() {
     let open = OpenConnections::default();
     let mut others = open.admit(None).unwrap();
-    others.note_waiting(Waiting { unread: 1 << 16, ..Waiting::default() });
+    others.note_pending(PendingStreams { unread: 1 << 16, ..PendingStreams::default() });
     for quiet in [4, 0] {
         let (mut client, server) = duplex(1024);
         let mut connection = Connection::new(server, None, open.admit(None).unwrap());
         let handle = connection.handle();
-        let _quiet: Vec<_> = (0..quiet).filter_map(|_| handle.lasting(4)).collect();
+        let _quiet: Vec<_> = (0..quiet).filter_map(|_| handle.register_long_lived(4)).collect();
         let begun = |flags| (0..4).flat_map(move |nth| [0, 0, 0, 1, flags, 0, 0, 0, 2 * nth + 1]);
         let asked: Vec<u8> = PREFACE.iter().copied().chain(begun(5)).collect();
         client.write_all(&asked).await.unwrap();

@@ -29,17 +29,17 @@ pub(super) enum Peer {
 pub(super) struct Member {
     pub(super) number: u64,
     pub(super) peer: Peer,
-    /// The number of the newest connection at the time when this one came, or last sent part of an
+    /// The number of the newest connection when this one was accepted or last sent part of an
     /// answer.
-    pub(super) used: AtomicU64,
+    pub(super) last_answer: AtomicU64,
     /// Age of the connection in seconds, as far as they are counted, and its age at the last
     /// answer.
     pub(super) second: AtomicU32,
-    pub(super) used_second: AtomicU32,
+    pub(super) last_answer_second: AtomicU32,
     /// Number of streams that may be quiet without a time limit.
-    pub(super) lasting: AtomicUsize,
+    pub(super) long_lived: AtomicUsize,
     /// Number of requests that were handed on incomplete.
-    pub(super) halves: AtomicUsize,
+    pub(super) incomplete: AtomicUsize,
     pub(super) close: watch::Sender<Close>,
 }
 
@@ -59,18 +59,18 @@ pub(super) const IDLE_MIN: u32 = 5;
 // === impl Members ===
 
 impl Members {
-    pub(super) fn add(&mut self, peer: Peer, came: u64) -> Arc<Member> {
+    pub(super) fn add(&mut self, peer: Peer, accepted: u64) -> Arc<Member> {
         let member = Arc::new(Member {
-            number: came,
+            number: accepted,
             peer,
-            used: AtomicU64::new(came),
+            last_answer: AtomicU64::new(accepted),
             second: AtomicU32::new(0),
-            used_second: AtomicU32::new(0),
-            lasting: AtomicUsize::new(0),
-            halves: AtomicUsize::new(0),
+            last_answer_second: AtomicU32::new(0),
+            long_lived: AtomicUsize::new(0),
+            incomplete: AtomicUsize::new(0),
             close: watch::Sender::new(Close::No),
         });
-        self.open.insert(came, Arc::clone(&member));
+        self.open.insert(accepted, Arc::clone(&member));
         *self.by_peer.entry(peer).or_default() += 1;
         member
     }
@@ -90,7 +90,7 @@ impl Members {
     /// that came or was last answered the longest ago. So a new connection has as long for its
     /// first request as it takes to fill the pool, and an Envoy that calls stays; one that is idle
     /// loses no call and reconnects.
-    pub(super) fn next_to_go(&self, how: Close) -> Option<&Arc<Member>> {
+    pub(super) fn next_to_close(&self, how: Close) -> Option<&Arc<Member>> {
         let crowd = self.by_peer.iter().find(|(_, count)| **count * 2 > self.open.len());
         let is_of_crowd = |member: &Member| crowd.is_none_or(|(peer, _)| member.peer == *peer);
         let candidates = self.open.values().filter(|member| {
@@ -100,7 +100,7 @@ impl Members {
         });
         candidates.min_by_key(|member| {
             let was_asked = *member.close.borrow() == Close::Gracefully;
-            (!was_asked, member.used.load(Ordering::Relaxed), member.number)
+            (!was_asked, member.last_answer.load(Ordering::Relaxed), member.number)
         })
     }
 }
@@ -111,7 +111,7 @@ impl Member {
     /// Seconds since the connection came or last sent part of an answer, as far as they are
     /// counted.
     pub(super) fn idle_seconds(&self) -> u32 {
-        let used = self.used_second.load(Ordering::Relaxed);
+        let used = self.last_answer_second.load(Ordering::Relaxed);
         self.second.load(Ordering::Relaxed).saturating_sub(used)
     }
 }

@@ -77,7 +77,7 @@ fn who_does_not_keep_up_is_let_go() {
 async fn the_connection_of_who_is_stuck_is_closed_and_its_place_is_free() {
     let live = live();
     let connections: Vec<_> =
-        (0..LISTENERS_MAX).map(|_| crate::accept::alone(tokio::io::empty())).collect();
+        (0..LISTENERS_MAX).map(|_| crate::accept::standalone(tokio::io::empty())).collect();
     let listen = |connection: &crate::accept::Connection<_>| {
         Box::pin(live.listen(Some(connection.handle())).map_err(|_| ()).expect("a place").events())
     };
@@ -88,7 +88,7 @@ async fn the_connection_of_who_is_stuck_is_closed_and_its_place_is_free() {
         drained(&mut crowd[0]);
     }
     let is_told = |connection: &crate::accept::Connection<_>| {
-        connection.handle().told_to_go().now_or_never().is_some()
+        connection.handle().close_requested().now_or_never().is_some()
     };
     let told: Vec<_> = connections.iter().map(is_told).collect();
     assert_eq!(told, [&[false][..], &[true; LISTENERS_MAX - 1]].concat());
@@ -101,7 +101,7 @@ fn the_oldest_makes_room_once_it_has_had_its_time() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let _context = runtime.enter();
     let live = live();
-    let connection = crate::accept::alone(tokio::io::empty());
+    let connection = crate::accept::standalone(tokio::io::empty());
     let first = live.listen(Some(connection.handle())).map_err(|_| ()).expect("a place");
     let mut crowd = vec![Box::pin(first.events()) as Pin<Box<dyn Stream<Item = _>>>];
     crowd.extend((1..LISTENERS_MAX).map(|_| listener(&live) as _));
@@ -110,9 +110,9 @@ fn the_oldest_makes_room_once_it_has_had_its_time() {
         look(&live);
         crowd.iter_mut().for_each(|events| drop(drained(events)));
     }
-    assert!(connection.handle().told_to_go().now_or_never().is_none());
+    assert!(connection.handle().close_requested().now_or_never().is_none());
     assert!(live.listen(None).is_ok());
-    assert!(connection.handle().told_to_go().now_or_never().is_some());
+    assert!(connection.handle().close_requested().now_or_never().is_some());
 }
 
 #[test]

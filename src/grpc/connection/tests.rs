@@ -46,7 +46,7 @@ where
     let (_end, ended) = watch::channel(false);
     #[allow(clippy::disallowed_methods)] // paused
     let start = tokio::time::Instant::now();
-    let serving = timeout(HOUR, serve(accept::alone(near), inside(age), ended));
+    let serving = timeout(HOUR, serve(accept::standalone(near), inside(age), ended));
     tokio::select! {
         _ = serving => {}
         () = client(far) => unreachable!("a client stays"),
@@ -80,7 +80,7 @@ async fn polite(far: DuplexStream) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_calls_stays_as_long_as_it_likes_and_one_that_does_not_is_told_to_go() {
+async fn a_client_that_calls_stays_as_long_as_it_likes_and_one_that_does_not_is_close_requested() {
     assert!(lasts(None, calling).await >= HOUR);
     let idle = Duration::from_secs(600);
     let lasted = lasts(None, polite).await;
@@ -108,7 +108,7 @@ async fn a_client_that_answers_no_more_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_connection_is_told_to_go_and_goes() {
+async fn an_old_connection_is_close_requested_and_goes() {
     for age in [Duration::from_secs(1), HOUR / 8] {
         let lasted = lasts(Some(age), polite).await;
         assert!((age..age + KEEPALIVE_TIMEOUT).contains(&lasted), "{lasted:?}");
@@ -120,7 +120,7 @@ async fn at_the_end_a_connection_without_calls_goes_at_once() {
     for greets in [true, false] {
         let (near, far) = duplex(PIPE_BYTES);
         let (end, ended) = watch::channel(false);
-        let served = tokio::spawn(serve(accept::alone(near), inside(None), ended));
+        let served = tokio::spawn(serve(accept::standalone(near), inside(None), ended));
         let client = tokio::spawn(async move {
             match greets {
                 true => polite(far).await,
@@ -138,10 +138,10 @@ async fn at_the_end_a_connection_without_calls_goes_at_once() {
 #[tokio::test]
 async fn a_call_whose_message_is_whole_gives_its_place_among_the_halves_back() {
     let (near, far) = duplex(1 << 16);
-    let io = accept::alone(near);
+    let io = accept::standalone(near);
     let handle = io.handle();
     // Takes all places but one.
-    let mut taken: Vec<_> = std::iter::from_fn(|| handle.half()).collect();
+    let mut taken: Vec<_> = std::iter::from_fn(|| handle.register_incomplete()).collect();
     taken.pop();
     let (health, _standing) = crate::grpc::serve::health();
     let watches = tonic_health::pb::health_server::HealthServer::new(health);
@@ -158,14 +158,14 @@ async fn a_call_whose_message_is_whole_gives_its_place_among_the_halves_back() {
     let (answer, mut message) = sender.ready().await.unwrap().send_request(request, false).unwrap();
     message.send_data(Bytes::from_static(&[0; 2]), false).unwrap();
     let is_taken = async {
-        while handle.half().is_some() {
+        while handle.register_incomplete().is_some() {
             tokio::task::yield_now().await;
         }
     };
     timeout(HOUR, is_taken).await.expect("a place is taken by half a message");
     message.send_data(Bytes::from_static(&[0; 3]), true).unwrap();
     assert_eq!(answer.await.unwrap().status(), 200);
-    assert!(handle.half().is_some(), "its place is free, and it goes on");
+    assert!(handle.register_incomplete().is_some(), "its place is free, and it goes on");
     client.abort();
     serving.abort();
 }

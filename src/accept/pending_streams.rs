@@ -15,7 +15,7 @@ pub(super) const ARRIVING_FACTOR: usize = 4;
 
 /// Streams of one connection that wait for its client.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Waiting {
+pub(super) struct PendingStreams {
     /// Requests that have begun and are incomplete, once everything sent has been read.
     pub(super) unfinished: usize,
     /// Requests that have begun and are incomplete, while there is more to be read.
@@ -26,7 +26,7 @@ pub(super) struct Waiting {
 
 /// The streams that wait, over all connections.
 #[derive(Debug)]
-pub(super) struct AllWaiting {
+pub(super) struct PendingTotals {
     unfinished: Total,
     arriving: Total,
     unread: Total,
@@ -38,9 +38,9 @@ struct Total {
     count: AtomicUsize,
 }
 
-// === impl AllWaiting ===
+// === impl PendingTotals ===
 
-impl AllWaiting {
+impl PendingTotals {
     pub(super) fn new(unfinished_max: usize) -> Self {
         Self {
             unfinished: Total::new(unfinished_max),
@@ -51,7 +51,7 @@ impl AllWaiting {
 
     /// Replaces the count of a connection, `before`, with `now`. Returns false if `now` is too many
     /// while all connections together have too many.
-    pub(super) fn replace(&self, before: Waiting, now: Waiting) -> bool {
+    pub(super) fn replace(&self, before: PendingStreams, now: PendingStreams) -> bool {
         let are_few = [
             self.unfinished.replace(before.unfinished, now.unfinished),
             self.arriving.replace(before.arriving, now.arriving),
@@ -61,9 +61,9 @@ impl AllWaiting {
     }
 
     #[cfg(test)]
-    pub(super) fn count(&self) -> Waiting {
+    pub(super) fn count(&self) -> PendingStreams {
         let count = |total: &Total| total.count.load(Ordering::Relaxed);
-        Waiting {
+        PendingStreams {
             unfinished: count(&self.unfinished),
             arriving: count(&self.arriving),
             unread: count(&self.unread),

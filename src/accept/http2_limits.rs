@@ -10,7 +10,7 @@ use std::time::Duration;
 use ratelease_engine::time::{Clock, Time};
 
 use super::frames::*;
-use super::waiting::Waiting;
+use super::pending_streams::PendingStreams;
 
 /// Costs of frames that are not requests. The expensive ones make `h2` visit every stream
 /// (SETTINGS) or answer (PING), or are useless (empty DATA, types that HTTP/2 does not define).
@@ -21,19 +21,19 @@ const COST: u32 = 1;
 
 /// The budget of a new connection: 32 SETTINGS or 2048 resets. A larger one would help a flood that
 /// reconnects again and again.
-const BUDGET_FIRST: u32 = 2 * 1024;
+const BUDGET_INITIAL: u32 = 2 * 1024;
 
 /// Maximum of a budget: the amount regained in four seconds, a time for which this process may be
 /// stopped while an Envoy goes on.
-const BUDGET_MAX: u32 = 4 * PER_SECOND;
+const BUDGET_MAX: u32 = 4 * BUDGET_PER_SECOND;
 
 /// Budget regained each second. An Envoy that resets each stream after 20 ms has at most 256
 /// streams open and so resets 12 800 a second; a flood is a hundred thousand and more.
-const PER_SECOND: u32 = 16 * 1024;
+const BUDGET_PER_SECOND: u32 = 16 * 1024;
 
 /// Budget earned by each frame of headers sent, so that a client whose requests are answered may
 /// send frames in proportion: some clients ping and open their windows with each answer.
-const EARNED: u32 = 8;
+const CREDIT_PER_ANSWER: u32 = 8;
 
 /// Maximum number of streams that are open, or refused without the client having been informed yet;
 /// above it the connection is closed with ENHANCE_YOUR_CALM.
@@ -55,7 +55,7 @@ const QUIET_MAX: u32 = 15;
 
 /// The streams of one connection, and the client's remaining budget.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(super) struct Http2Limits {
     inbound: FrameHeads,
     outbound: FrameHeads,
     /// Open streams by identifier, which only grows.
@@ -68,7 +68,7 @@ pub(super) struct Ledger {
     header_bytes: usize,
     /// Bytes of the header block that began last.
     block_bytes: usize,
-    budget: Budget,
+    budget: FrameBudget,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -76,24 +76,24 @@ struct Stream {
     id: u32,
     /// The second of the stream's last frame that counts: the first of its request, then those
     /// sent.
-    moved: u32,
-    is_whole: bool,
+    last_progress: u32,
+    is_complete: bool,
     is_answering: bool,
 }
 
 #[derive(Debug)]
-struct Budget {
+struct FrameBudget {
     left: u32,
     filled: Time,
 }
 
 /// The client exceeded a limit; the text says which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Excess(pub(super) &'static str);
+pub(super) struct LimitExceeded(pub(super) &'static str);
 
-// === impl Ledger ===
+// === impl Http2Limits ===
 
-impl Ledger {
+impl Http2Limits {
     pub(super) fn new(now: Time) -> Self {
         Self {
             inbound: FrameHeads::default(),
@@ -104,7 +104,7 @@ impl Ledger {
             answering: 0,
             header_bytes: 0,
             block_bytes: 0,
-            budget: Budget { left: BUDGET_FIRST, filled: now },
+            budget: FrameBudget { left: BUDGET_INITIAL, filled: now },
         }
     }
 
@@ -114,7 +114,7 @@ impl Ledger {
         mut bytes: &[u8],
         second: u32,
         clock: &Clock,
-    ) -> Result<(), Excess> {
+    ) -> Result<(), LimitExceeded> {
         while let Some(head) = self.inbound.next(&mut bytes) {
             self.note_header_block(head)?;
             self.note_inbound(head, second, clock)?;
@@ -137,10 +137,10 @@ impl Ledger {
         self.streams.len()
     }
 
-    /// Number of streams that wait for the client, not counting `lasting` ones.
-    pub(super) fn waiting(&self, lasting: usize) -> Waiting {
-        let unread = self.answering.saturating_sub(lasting);
-        Waiting { unfinished: self.unfinished, arriving: 0, unread }
+    /// Number of streams that wait for the client, not counting `long_lived` ones.
+    pub(super) fn waiting(&self, long_lived: usize) -> PendingStreams {
+        let unread = self.answering.saturating_sub(long_lived);
+        PendingStreams { unfinished: self.unfinished, arriving: 0, unread }
     }
 
     /// Bytes of the header blocks that have begun since the last call.
@@ -158,22 +158,22 @@ impl Ledger {
         self.outbound.is_between_frames()
     }
 
-    /// Fails if streams have made no progress for too long; `lasting` of them may.
-    pub(super) fn sweep(&self, second: u32, lasting: usize) -> Result<(), Excess> {
+    /// Fails if streams have made no progress for too long; `long_lived` of them may.
+    pub(super) fn sweep(&self, second: u32, long_lived: usize) -> Result<(), LimitExceeded> {
         let (mut unfinished, mut quiet) = (0, 0);
         for stream in &self.streams {
-            let still = second.wrapping_sub(stream.moved);
-            unfinished += usize::from(!stream.is_whole && still > UNFINISHED_MAX);
+            let still = second.wrapping_sub(stream.last_progress);
+            unfinished += usize::from(!stream.is_complete && still > UNFINISHED_MAX);
             quiet += usize::from(still > QUIET_MAX);
         }
         if unfinished > UNFINISHED_FEW {
-            return Err(Excess("requests that are not finished"));
+            return Err(LimitExceeded("requests that are not finished"));
         }
-        if quiet > lasting { Err(Excess("answers that are not read")) } else { Ok(()) }
+        if quiet > long_lived { Err(LimitExceeded("answers that are not read")) } else { Ok(()) }
     }
 
     /// Counts the bytes of header blocks. `h2` keeps a block until its last frame has come.
-    fn note_header_block(&mut self, head: Head) -> Result<(), Excess> {
+    fn note_header_block(&mut self, head: Head) -> Result<(), LimitExceeded> {
         let length = head.length as usize;
         match head.kind {
             HEADERS => self.block_bytes = length,
@@ -182,16 +182,21 @@ impl Ledger {
         }
         self.header_bytes += length;
         if head.kind == CONTINUATION && self.block_bytes > BLOCK_BYTES_MAX {
-            return Err(Excess("bytes of a header block"));
+            return Err(LimitExceeded("bytes of a header block"));
         }
         Ok(())
     }
 
-    fn note_inbound(&mut self, head: Head, second: u32, clock: &Clock) -> Result<(), Excess> {
+    fn note_inbound(
+        &mut self,
+        head: Head,
+        second: u32,
+        clock: &Clock,
+    ) -> Result<(), LimitExceeded> {
         let (cost, what) = match head.kind {
             HEADERS => return self.note_request(head, second),
             DATA if head.ends_stream() => {
-                self.note_whole(head.stream);
+                self.note_complete(head.stream);
                 return Ok(());
             }
             DATA if head.length > 0 => return Ok(()), // flow control bounds these
@@ -207,31 +212,32 @@ impl Ledger {
             CONTINUATION => (COST, "CONTINUATION frames"),
             _ => (EMPTY_COST, "frames that are of no use"),
         };
-        if self.budget.spend(cost, clock) { Ok(()) } else { Err(Excess(what)) }
+        if self.budget.spend(cost, clock) { Ok(()) } else { Err(LimitExceeded(what)) }
     }
 
-    fn note_request(&mut self, head: Head, second: u32) -> Result<(), Excess> {
-        let is_whole = head.ends_stream();
+    fn note_request(&mut self, head: Head, second: u32) -> Result<(), LimitExceeded> {
+        let is_complete = head.ends_stream();
         if head.stream <= self.last_stream {
             // Trailers.
-            if is_whole {
-                self.note_whole(head.stream);
+            if is_complete {
+                self.note_complete(head.stream);
             }
             return Ok(());
         }
         if self.streams.len() >= STREAMS_HELD_MAX {
-            return Err(Excess("streams above the limit"));
+            return Err(LimitExceeded("streams above the limit"));
         }
         self.last_stream = head.stream;
-        self.unfinished += usize::from(!is_whole);
-        let stream = Stream { id: head.stream, moved: second, is_whole, is_answering: false };
+        self.unfinished += usize::from(!is_complete);
+        let stream =
+            Stream { id: head.stream, last_progress: second, is_complete, is_answering: false };
         self.streams.push_back(stream);
         Ok(())
     }
 
     fn note_outbound(&mut self, head: Head, second: u32) {
         match head.kind {
-            HEADERS => self.budget.earn(EARNED),
+            HEADERS => self.budget.earn(CREDIT_PER_ANSWER),
             DATA => {}
             RST_STREAM => return self.remove(head.stream),
             _ => return,
@@ -242,18 +248,18 @@ impl Ledger {
         let Some(stream) = self.find(head.stream).and_then(|at| self.streams.get_mut(at)) else {
             return;
         };
-        stream.moved = second;
+        stream.last_progress = second;
         if !stream.is_answering {
             stream.is_answering = true;
             self.answering += 1;
         }
     }
 
-    fn note_whole(&mut self, id: u32) {
+    fn note_complete(&mut self, id: u32) {
         if let Some(stream) = self.find(id).and_then(|at| self.streams.get_mut(at))
-            && !stream.is_whole
+            && !stream.is_complete
         {
-            stream.is_whole = true;
+            stream.is_complete = true;
             self.unfinished -= 1;
         }
     }
@@ -272,15 +278,15 @@ impl Ledger {
 
     fn remove(&mut self, id: u32) {
         if let Some(stream) = self.find(id).and_then(|at| self.streams.remove(at)) {
-            self.unfinished -= usize::from(!stream.is_whole);
+            self.unfinished -= usize::from(!stream.is_complete);
             self.answering -= usize::from(stream.is_answering);
         }
     }
 }
 
-// === impl Budget ===
+// === impl FrameBudget ===
 
-impl Budget {
+impl FrameBudget {
     /// Takes `cost` from the budget; returns false if less is left. The clock is read only when the
     /// budget is too small.
     fn spend(&mut self, cost: u32, clock: &Clock) -> bool {
@@ -299,7 +305,7 @@ impl Budget {
     #[cold]
     fn fill(&mut self, now: Time) {
         let since = now.since(self.filled).min(Duration::from_secs(4));
-        let back = since.as_micros() * u128::from(PER_SECOND) / 1_000_000;
+        let back = since.as_micros() * u128::from(BUDGET_PER_SECOND) / 1_000_000;
         if back > 0 {
             self.filled = now;
             let back = u32::try_from(back).unwrap_or(BUDGET_MAX);

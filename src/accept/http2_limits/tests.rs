@@ -9,32 +9,32 @@ fn head(kind: u8, flags: u8, stream: u32, length: u32) -> Vec<u8> {
 }
 
 struct Shown {
-    ledger: Ledger,
+    http2: Http2Limits,
     clock: Clock,
     second: u32,
 }
 
 impl Shown {
     fn waiting(&self) -> usize {
-        let Waiting { unfinished, unread, .. } = self.ledger.waiting(0);
+        let PendingStreams { unfinished, unread, .. } = self.http2.waiting(0);
         unfinished + unread
     }
 
     fn new() -> Self {
         let clock = Clock::start();
-        Self { ledger: Ledger::new(clock.now()), clock, second: 0 }
+        Self { http2: Http2Limits::new(clock.now()), clock, second: 0 }
     }
 
-    fn read(&mut self, frame: &[u8]) -> Result<(), Excess> {
-        self.ledger.note_read(frame, self.second, &self.clock)
+    fn read(&mut self, frame: &[u8]) -> Result<(), LimitExceeded> {
+        self.http2.note_read(frame, self.second, &self.clock)
     }
 
     fn write(&mut self, frame: &[u8]) -> bool {
-        self.ledger.note_written(frame, self.second)
+        self.http2.note_written(frame, self.second)
     }
 
     /// A call, as Envoy sends it.
-    fn asked(&mut self, stream: u32) -> Result<(), Excess> {
+    fn asked(&mut self, stream: u32) -> Result<(), LimitExceeded> {
         self.read(&[head(HEADERS, 4, stream, 90), head(DATA, END_STREAM, stream, 50)].concat())
     }
 
@@ -72,25 +72,25 @@ async fn a_flood_of_any_kind_exceeds_the_budget_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_envoy_whose_calls_all_time_out_is_never_cut_off() {
+async fn a_client_whose_calls_all_time_out_is_not_cut_off() {
     let mut shown = Shown::new();
     for round in 0..50 * 60_u32 {
         let streams = (0..256).map(|n| 2 * (round * 256 + n) + 1);
         for stream in streams.clone() {
             shown.asked(stream).unwrap();
         }
-        assert_eq!(shown.ledger.open(), 256);
+        assert_eq!(shown.http2.open(), 256);
         tokio::time::advance(Duration::from_millis(20)).await;
         for stream in streams {
             shown.read(&head(RST_STREAM, 0, stream, 4)).unwrap();
         }
         shown.read(&head(PING, 0, 0, 8)).unwrap();
-        assert_eq!((shown.ledger.open(), shown.waiting()), (0, 0));
+        assert_eq!((shown.http2.open(), shown.waiting()), (0, 0));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn answered_calls_earn_a_ping_and_a_window_update_each() {
+async fn each_answered_call_earns_a_ping_and_a_window_update() {
     let mut shown = Shown::new();
     for n in 0..100_000 {
         let stream = 2 * n + 1;
@@ -98,7 +98,7 @@ async fn answered_calls_earn_a_ping_and_a_window_update_each() {
         shown.answered(stream);
         shown.read(&head(PING, 0, 0, 8)).unwrap();
         shown.read(&head(WINDOW_UPDATE, 0, 0, 4)).unwrap();
-        assert_eq!((shown.ledger.open(), shown.waiting()), (0, 0));
+        assert_eq!((shown.http2.open(), shown.waiting()), (0, 0));
     }
     assert!(shown.taken(&head(PING, 0, 0, 8)) <= (BUDGET_MAX / PING_COST) as usize);
 }
@@ -108,43 +108,43 @@ async fn streams_are_counted_until_they_end_on_either_side() {
     let mut shown = Shown::new();
     let (headers, whole) = (|id| head(HEADERS, 4, id, 9), |id| head(HEADERS, 5, id, 9));
     shown.read(&[headers(1), whole(3), headers(5), whole(7)].concat()).unwrap();
-    assert_eq!((shown.ledger.open(), shown.waiting()), (4, 2));
+    assert_eq!((shown.http2.open(), shown.waiting()), (4, 2));
     shown.read(&whole(1)).unwrap(); // its trailers
-    assert_eq!((shown.ledger.open(), shown.waiting()), (4, 1));
+    assert_eq!((shown.http2.open(), shown.waiting()), (4, 1));
     assert!(shown.write(&headers(3)), "part of an answer");
     assert!(shown.write(&head(DATA, 0, 3, 10)));
     assert!(!shown.write(&head(PING, ACK, 0, 8)));
     assert_eq!(shown.waiting(), 2);
-    assert_eq!(shown.ledger.waiting(1).unread, 0, "it may last");
+    assert_eq!(shown.http2.waiting(1).unread, 0, "it may last");
     shown.write(&whole(3));
     shown.write(&head(RST_STREAM, 0, 5, 4));
     shown.read(&head(RST_STREAM, 0, 5, 4)).unwrap();
     shown.read(&head(RST_STREAM, 0, 7, 4)).unwrap();
-    assert_eq!((shown.ledger.open(), shown.waiting(), shown.ledger.last_stream()), (1, 0, 7));
+    assert_eq!((shown.http2.open(), shown.waiting(), shown.http2.last_stream()), (1, 0, 7));
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_that_stand_still_are_found() {
+async fn streams_without_progress_are_found() {
     let mut shown = Shown::new();
     for (begun, id) in (0..=UNFINISHED_FEW).zip((1..).step_by(2)) {
         shown.read(&head(HEADERS, 4, id, 9)).unwrap();
-        assert_eq!(shown.ledger.sweep(UNFINISHED_MAX, 0), Ok(()));
-        let late = shown.ledger.sweep(UNFINISHED_MAX + 1, 0);
+        assert_eq!(shown.http2.sweep(UNFINISHED_MAX, 0), Ok(()));
+        let late = shown.http2.sweep(UNFINISHED_MAX + 1, 0);
         assert_eq!(late.is_err(), begun == UNFINISHED_FEW, "{begun}");
     }
     let mut shown = Shown::new();
     shown.asked(1).unwrap();
     shown.write(&head(HEADERS, 4, 1, 9));
-    assert_eq!(shown.ledger.sweep(QUIET_MAX, 0), Ok(()));
-    assert_eq!(shown.ledger.sweep(QUIET_MAX + 1, 1), Ok(()), "it is to last");
-    assert!(shown.ledger.sweep(QUIET_MAX + 1, 0).is_err());
+    assert_eq!(shown.http2.sweep(QUIET_MAX, 0), Ok(()));
+    assert_eq!(shown.http2.sweep(QUIET_MAX + 1, 1), Ok(()), "it is to last");
+    assert!(shown.http2.sweep(QUIET_MAX + 1, 0).is_err());
     shown.second = QUIET_MAX;
     shown.write(&head(DATA, 0, 1, 9));
-    assert_eq!(shown.ledger.sweep(QUIET_MAX + 1, 0), Ok(()), "it is read");
+    assert_eq!(shown.http2.sweep(QUIET_MAX + 1, 0), Ok(()), "it is read");
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_without_end_are_too_many() {
+async fn streams_above_the_limit_are_refused() {
     let mut shown = Shown::new();
     let begun = (0..10_000).take_while(|n| shown.read(&head(HEADERS, 4, 2 * n + 1, 9)).is_ok());
     assert_eq!(begun.count(), STREAMS_HELD_MAX);
