@@ -1,8 +1,8 @@
 //! The gRPC server: `ShouldRateLimit` and the standard health service on one listener.
 //!
 //! ```text
-//! accept ─▶ connection ─▶ call ──plain, nobody waits──▶ answered in the connection's own task
-//!                           └─▶ rest ──message whole──▶ tonic ─▶ wire ─▶ answered
+//! accept ─▶ connection ─▶ call ──plain, no wait──▶ answered in the connection's own task
+//!                           └─▶ fallback ──message complete──▶ tonic ─▶ wire ─▶ answered
 //! ```
 //! tonic's processing of a call costs more than the decision (`docs/performance.md`): plain calls
 //! bypass tonic, and all others go through it.
@@ -32,7 +32,7 @@ const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 /// Size in bytes of the prefix of each gRPC message: a flag for compression, and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// Maps refusals to gRPC codes; nothing else does. The first three have the reference
+/// Maps errors to gRPC codes; nothing else does. The first three have the reference
 /// implementation's code and text.
 fn status_of(error: &RequestError) -> Status {
     let reason = error.to_string();

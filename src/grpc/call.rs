@@ -27,7 +27,7 @@ pub(super) struct Call {
     pub(super) request: Request<RecvStream>,
     pub(super) respond: SendResponse<Bytes>,
     /// When it began, if that was a while ago.
-    pub(super) began: Option<Time>,
+    pub(super) started: Option<Time>,
 }
 
 /// The result of an attempt to answer a call.
@@ -41,10 +41,10 @@ pub(super) enum Step {
 }
 
 /// What has arrived of a call's message.
-enum Arrived {
-    Whole(Bytes),
-    Part(Bytes),
-    Missing,
+enum Received {
+    Complete(Bytes),
+    Partial(Bytes),
+    Nothing,
     /// The client has reset the call.
     Reset,
 }
@@ -60,16 +60,18 @@ impl Call {
         cx: &mut Context<'_>,
     ) -> Step {
         if !self.is_plain() {
-            return Step::Fallback(self.hand_on(service, peer, None));
+            return Step::Fallback(self.into_fallback(service, peer, None));
         }
         let read = match self.read(cx) {
-            Arrived::Whole(read) if read.is_empty() => {
-                return Step::Fallback(self.hand_on(service, peer, None));
+            Received::Complete(read) if read.is_empty() => {
+                return Step::Fallback(self.into_fallback(service, peer, None));
             }
-            Arrived::Whole(read) => read,
-            Arrived::Part(read) => return Step::Fallback(self.hand_on(service, peer, Some(read))),
-            Arrived::Missing => return Step::Unread(self),
-            Arrived::Reset => return Step::Done,
+            Received::Complete(read) => read,
+            Received::Partial(read) => {
+                return Step::Fallback(self.into_fallback(service, peer, Some(read)));
+            }
+            Received::Nothing => return Step::Unread(self),
+            Received::Reset => return Step::Done,
         };
         let mut answer = BytesMut::new();
         let span = service.begin(Transport::Grpc, self.request.headers());
@@ -82,7 +84,7 @@ impl Call {
             None => {
                 // tonic's route begins another span for the call.
                 span.inspect(Span::discard);
-                return Step::Fallback(self.hand_on(service, peer, Some(read)));
+                return Step::Fallback(self.into_fallback(service, peer, Some(read)));
             }
             Some(Ok(())) => {
                 self.send(answer.freeze());
@@ -103,7 +105,7 @@ impl Call {
     }
 
     /// Takes what has arrived of the message. Some clients end it with an empty frame.
-    fn read(&mut self, cx: &mut Context<'_>) -> Arrived {
+    fn read(&mut self, cx: &mut Context<'_>) -> Received {
         let body = self.request.body_mut();
         let mut read = Bytes::new();
         loop {
@@ -111,33 +113,33 @@ impl Call {
                 Poll::Ready(Some(Ok(more))) => {
                     // An error means that the stream is over, which the next poll reports.
                     let _ = body.flow_control().release_capacity(more.len());
-                    read = joined(read, more);
+                    read = concat(read, more);
                     if body.is_end_stream() {
-                        return Arrived::Whole(read);
+                        return Received::Complete(read);
                     }
                 }
-                Poll::Ready(None) => return Arrived::Whole(read),
-                Poll::Ready(Some(Err(_))) => return Arrived::Reset,
-                Poll::Pending if read.is_empty() => return Arrived::Missing,
-                Poll::Pending => return Arrived::Part(read),
+                Poll::Ready(None) => return Received::Complete(read),
+                Poll::Ready(Some(Err(_))) => return Received::Reset,
+                Poll::Pending if read.is_empty() => return Received::Nothing,
+                Poll::Pending => return Received::Partial(read),
             }
         }
     }
 
     /// The same call, whose message has not arrived by `now`, without what takes more memory than
     /// the rest of it.
-    pub(super) fn waiting(mut self, now: Time) -> Self {
+    pub(super) fn into_waiting(mut self, now: Time) -> Self {
         if headers::are_large(self.request.headers()) {
             headers::keep_those_read(self.request.headers_mut());
         }
         // `h2` gives the path as a part of the buffer that it was read into, which it would keep.
         *self.request.uri_mut() = Uri::from_static(wire::SHOULD_RATE_LIMIT);
-        Self { began: Some(now), ..self }
+        Self { started: Some(now), ..self }
     }
 
     /// How long the call has waited for its message.
     pub(super) fn waited(&self, now: Time) -> Duration {
-        self.began.map_or(Duration::ZERO, |began| now.since(began))
+        self.started.map_or(Duration::ZERO, |started| now.since(started))
     }
 
     fn is_plain(&self) -> bool {
@@ -162,7 +164,7 @@ impl Call {
 
     /// Converts the call for tonic: its message, or the answer, takes a while. `read` is the part
     /// of the message that has arrived.
-    pub(super) fn hand_on(
+    pub(super) fn into_fallback(
         self,
         service: &DecisionService,
         peer: &Peer,
@@ -171,8 +173,8 @@ impl Call {
         // From here on the message and the wait for a place may take a while.
         let now = service.now();
         let waited = self.waited(now);
-        let Self { mut request, respond, began } = self;
-        if let Some(deadline) = Deadline::of(request.headers(), began.unwrap_or(now)) {
+        let Self { mut request, respond, started } = self;
+        if let Some(deadline) = Deadline::of(request.headers(), started.unwrap_or(now)) {
             request.extensions_mut().insert(deadline);
         }
         if read.is_none() || !request.body().is_end_stream() {
@@ -216,7 +218,7 @@ fn answer_frame(
     })
 }
 
-fn joined(first: Bytes, second: Bytes) -> Bytes {
+fn concat(first: Bytes, second: Bytes) -> Bytes {
     match (first.is_empty(), second.is_empty()) {
         (true, _) => second,
         (_, true) => first,

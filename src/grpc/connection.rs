@@ -24,7 +24,7 @@ use super::fallback::FallbackCall;
 use super::headers;
 use super::preface::{self, NonHttp2Clients};
 use super::wire::{SHOULD_RATE_LIMIT, Untried};
-use super::write_coalescing::{Cork, CorkedIo};
+use super::write_coalescing::{CoalescingIo, WriteHold};
 use crate::accept::{self, ConnectionHandle, IncompleteRequest, PREFACE, TurnHandle};
 use crate::accept::{HEADER_BYTES_MAX, KEEPALIVE_INTERVAL};
 use crate::service::{DecisionService, Peer};
@@ -72,58 +72,58 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 pub(super) struct ConnectionContext {
     pub(super) service: DecisionService,
     pub(super) routes: Routes,
-    pub(super) strangers: NonHttp2Clients,
+    pub(super) non_http2: NonHttp2Clients,
     /// A connection is asked to go away at this age.
     pub(super) age: Option<Duration>,
 }
 
 type Accepted = Option<Result<(Request<RecvStream>, SendResponse<Bytes>), h2::Error>>;
 
-/// Serves a connection until its client closes it, its pool needs its place or its client exceeds a
+/// Serves a connection until its client closes it, its place is needed, or its client exceeds a
 /// limit, or until `stop` is true and every call has been answered.
 pub(super) async fn serve<I>(
     mut io: accept::Connection<I>,
-    inside: ConnectionContext,
+    context: ConnectionContext,
     mut stop: watch::Receiver<bool>,
 ) where
     I: AsyncRead + AsyncWrite + Unpin,
 {
     let handle = io.handle();
-    let greeted = tokio::select! {
-        greeted = preface::read(&mut io, &inside.strangers) => greeted,
+    let preface = tokio::select! {
+        preface = preface::read(&mut io, &context.non_http2) => preface,
         // A client that has sent no preface yet is dropped without notice.
         _ = stop.wait_for(|stop| *stop) => None,
         () = handle.close_requested() => None,
     };
-    if greeted.is_none() {
+    if preface.is_none() {
         return;
     }
-    let (cork, turn) = (Cork::default(), io.wait_for_handling());
-    let io = CorkedIo::new(io, cork.clone(), PREFACE);
-    let mut flow = Flow { cork, turn, unread: VecDeque::new() };
+    let (hold, turn) = (WriteHold::default(), io.wait_for_handling());
+    let io = CoalescingIo::new(io, hold.clone(), PREFACE);
+    let mut reader = CallReader { hold, turn, unread: VecDeque::new() };
     let Ok(mut connection) = builder().handshake(io).await else { return };
-    let mut silence = pin!(silence(connection.ping_pong()));
+    let mut keepalive_timeout = pin!(keepalive_timeout(connection.ping_pong()));
     let mut close_requested = pin!(async {
         tokio::select! {
-            () = old(inside.age) => {}
+            () = reached_age(context.age) => {}
             () = handle.close_requested() => {}
             // An error means that the sender is gone, together with the server.
             _ = stop.wait_for(|stop| *stop) => {}
         }
     });
-    let mut over = pin!(handle.run_until_closed());
+    let mut closed = pin!(handle.run_until_closed());
     let mut is_leaving = false;
     let peer = Peer::new();
-    let by = (&inside.service, &peer);
+    let caller = (&context.service, &peer);
     let (mut calls, mut others) = (JoinSet::new(), JoinSet::new());
     loop {
         tokio::select! {
-            next = poll_fn(|cx| flow.next(&mut connection, by, cx)) => match next {
+            next = poll_fn(|cx| reader.next(&mut connection, caller, cx)) => match next {
                 Some(call) => {
-                    let Some((call, incomplete)) = prepared(call, &handle) else { continue };
+                    let Some((call, incomplete)) = prepare_fallback(call, &handle) else { continue };
                     let was_tried = call.request.extensions().get::<Untried>().is_none();
                     let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
-                    let mut served = Box::pin(fallback::serve(call, incomplete, inside.routes.clone()));
+                    let mut served = Box::pin(fallback::serve(call, incomplete, context.routes.clone()));
                     // A call that is known to wait gets a task at once; another only if it does.
                     if was_tried || futures_util::poll!(&mut served).is_pending() {
                         if is_for_verdict {
@@ -137,8 +137,8 @@ pub(super) async fn serve<I>(
             },
             Some(_) = calls.join_next(), if !calls.is_empty() => {}
             Some(_) = others.join_next(), if !others.is_empty() => {}
-            () = &mut silence => return,
-            () = &mut over => return,
+            () = &mut keepalive_timeout => return,
+            () = &mut closed => return,
             () = &mut close_requested, if !is_leaving => {
                 is_leaving = true;
                 connection.graceful_shutdown();
@@ -148,8 +148,8 @@ pub(super) async fn serve<I>(
 }
 
 /// State of the reads and writes of a connection, batch by batch.
-struct Flow {
-    cork: Cork,
+struct CallReader {
+    hold: WriteHold,
     turn: TurnHandle,
     /// Calls of which only the headers have been read. The message may still arrive, for example
     /// after the headers of other calls.
@@ -158,7 +158,7 @@ struct Flow {
 
 // === impl Flow ===
 
-impl Flow {
+impl CallReader {
     /// Answers calls until one takes longer, and returns it; `None` at the connection's end.
     /// Answers are held back while there are calls that have been read already.
     ///
@@ -166,22 +166,22 @@ impl Flow {
     /// the amount read before other connections get their turn is limited (`accept::turn`).
     fn next<I>(
         &mut self,
-        connection: &mut Connection<CorkedIo<I>, Bytes>,
-        by: (&DecisionService, &Peer),
+        connection: &mut Connection<CoalescingIo<I>, Bytes>,
+        caller: (&DecisionService, &Peer),
         cx: &mut Context<'_>,
     ) -> Poll<Option<FallbackCall>>
     where
         I: AsyncRead + AsyncWrite + Unpin,
     {
         loop {
-            self.cork.hold();
+            self.hold.begin();
             let accepted = match connection.poll_accept(cx) {
                 Poll::Ready(accepted) => accepted,
                 Poll::Pending => {
-                    if let Some(rest) = self.answer_unread(by, cx) {
-                        return Poll::Ready(Some(rest));
+                    if let Some(call) = self.answer_unread(caller, cx) {
+                        return Poll::Ready(Some(call));
                     }
-                    self.cork.release();
+                    self.hold.release();
                     match connection.poll_accept(cx) {
                         Poll::Ready(accepted) => accepted,
                         Poll::Pending => {
@@ -191,15 +191,17 @@ impl Flow {
                     }
                 }
             };
-            let Some((request, mut respond)) = begun(accepted) else { return Poll::Ready(None) };
+            let Some((request, mut respond)) = accepted_call(accepted) else {
+                return Poll::Ready(None);
+            };
             if headers::are_too_many(request.headers()) {
                 headers::refuse(&mut respond);
                 continue;
             }
-            match (Call { request, respond, began: None }).answer(by.0, by.1, cx) {
+            match (Call { request, respond, started: None }).answer(caller.0, caller.1, cx) {
                 Step::Done => {}
-                Step::Unread(call) => self.unread.push_back(call.waiting(by.0.now())),
-                Step::Fallback(rest) => return Poll::Ready(Some(rest)),
+                Step::Unread(call) => self.unread.push_back(call.into_waiting(caller.0.now())),
+                Step::Fallback(call) => return Poll::Ready(Some(call)),
             }
         }
     }
@@ -218,9 +220,9 @@ impl Flow {
         for _ in 0..self.unread.len() {
             match self.unread.pop_front()?.answer(service, peer, cx) {
                 Step::Done => {}
-                Step::Fallback(rest) => return Some(rest),
+                Step::Fallback(call) => return Some(call),
                 Step::Unread(call) if call.waited(now) >= MESSAGE_WAIT => {
-                    return Some(call.hand_on(service, peer, None));
+                    return Some(call.into_fallback(service, peer, None));
                 }
                 Step::Unread(call) => self.unread.push_back(call),
             }
@@ -232,13 +234,13 @@ impl Flow {
 /// Drops the headers of `call` that are not read any more, and reserves a place for it if its
 /// message is incomplete. Returns `None` if there is no place: the call is reset, and its client
 /// may try again, since nothing was done.
-fn prepared(
+fn prepare_fallback(
     mut call: FallbackCall,
     handle: &ConnectionHandle,
 ) -> Option<(FallbackCall, Option<IncompleteRequest>)> {
     headers::keep_those_read(call.request.headers_mut());
     call.request.extensions_mut().insert(handle.clone());
-    if call.request.body().is_whole() {
+    if call.request.body().is_complete() {
         return Some((call, None));
     }
     match handle.register_incomplete() {
@@ -251,8 +253,8 @@ fn prepared(
 }
 
 /// An error ends the connection: it comes from the client or the network.
-fn begun(accepted: Accepted) -> Option<(Request<RecvStream>, SendResponse<Bytes>)> {
-    accepted?.inspect_err(|error| tracing::debug!(%error, "a connection broke")).ok()
+fn accepted_call(accepted: Accepted) -> Option<(Request<RecvStream>, SendResponse<Bytes>)> {
+    accepted?.inspect_err(|error| tracing::debug!(%error, "a connection failed")).ok()
 }
 
 fn builder() -> Builder {
@@ -270,7 +272,7 @@ fn builder() -> Builder {
 }
 
 /// Resolves once the other end no longer answers pings.
-async fn silence(pings: Option<PingPong>) {
+async fn keepalive_timeout(pings: Option<PingPong>) {
     let Some(mut pings) = pings else { return pending().await };
     loop {
         sleep(KEEPALIVE_INTERVAL).await;
@@ -281,7 +283,7 @@ async fn silence(pings: Option<PingPong>) {
 }
 
 /// Resolves once a connection has reached `age`.
-async fn old(age: Option<Duration>) {
+async fn reached_age(age: Option<Duration>) {
     match age {
         Some(age) => sleep(age).await,
         None => pending().await,

@@ -45,7 +45,7 @@ pub(super) struct Message {
 }
 
 /// Serves `call`, until its client cancels it. Until the message is complete the call takes little
-/// memory: tonic is involved only after that. `half` is the call's place among the incomplete ones.
+/// memory: tonic is involved only after that. `incomplete` counts the call until then.
 pub(super) async fn serve(
     call: FallbackCall,
     incomplete: Option<IncompleteRequest>,
@@ -55,7 +55,7 @@ pub(super) async fn serve(
     let limit = deadline::timeout(request.headers()).unwrap_or(CALL_MAX).min(CALL_MAX);
     let limit = limit.saturating_sub(waited);
     let answered = async {
-        if let Some(response) = refused(&request) {
+        if let Some(response) = rejection(&request) {
             return response;
         }
         let (head, message) = request.into_parts();
@@ -65,7 +65,7 @@ pub(super) async fn serve(
         };
         drop(incomplete);
         match routes.call(Request::from_parts(head, body)).await {
-            Ok(response) => mended(response),
+            Ok(response) => normalize_status(response),
             Err(never) => match never {},
         }
     };
@@ -80,7 +80,7 @@ pub(super) async fn serve(
 /// The answer to a request that is not a gRPC call, which tonic would accept as one. The HTTP
 /// status reports the error as well, for clients that know no gRPC status (gRPC over HTTP/2,
 /// Requests).
-fn refused<B>(request: &Request<B>) -> Option<Response<TonicBody>> {
+fn rejection<B>(request: &Request<B>) -> Option<Response<TonicBody>> {
     if request.uri().path() == HEALTHCHECK {
         return None;
     }
@@ -91,8 +91,8 @@ fn refused<B>(request: &Request<B>) -> Option<Response<TonicBody>> {
         .is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')));
     let (code, reason) = match (is_post, is_grpc) {
         (true, true) => return None,
-        (false, _) => (StatusCode::METHOD_NOT_ALLOWED, "calls of gRPC are made with POST"),
-        _ => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type has to be application/grpc"),
+        (false, _) => (StatusCode::METHOD_NOT_ALLOWED, "gRPC calls must use POST"),
+        _ => (StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content-type must be application/grpc"),
     };
     let mut response = Status::internal(reason).into_http();
     *response.status_mut() = code;
@@ -105,7 +105,7 @@ fn refused<B>(request: &Request<B>) -> Option<Response<TonicBody>> {
 /// Replaces OUT_OF_RANGE, which tonic returns for a message that is too long, by
 /// RESOURCE_EXHAUSTED, as in gRPC's own table of statuses and the reference implementation. No
 /// other error here is OUT_OF_RANGE.
-fn mended(mut response: Response<TonicBody>) -> Response<TonicBody> {
+fn normalize_status(mut response: Response<TonicBody>) -> Response<TonicBody> {
     if let Some(status) = response.headers_mut().get_mut("grpc-status")
         && Code::from_bytes(status.as_bytes()) == Code::OutOfRange
     {
@@ -162,13 +162,13 @@ async fn send_data(stream: &mut SendStream<Bytes>, mut data: Bytes) -> Option<()
 // === impl Message ===
 
 impl Message {
-    /// Creates a message of which `read` has arrived. It counts as `reservation`.
+    /// Creates a message of which `read` has arrived. It is counted on `reservation`.
     pub(super) fn new(read: Option<Bytes>, rest: RecvStream, reservation: BodyReservation) -> Self {
         Self { read: read.unwrap_or_default(), rest, reservation }
     }
 
-    /// Whether the message message has arrived.
-    pub(super) fn is_whole(&self) -> bool {
+    /// Whether the whole message has arrived.
+    pub(super) fn is_complete(&self) -> bool {
         self.rest.is_end_stream()
     }
 

@@ -8,7 +8,7 @@ use crate::accept::FIELDS_MAX;
 
 /// Names, and prefixes of names, that are read after a call has begun: those of gRPC, and those in
 /// which tracers propagate their contexts.
-const READ: [&str; 8] = [
+const NAMES_READ: [&str; 8] = [
     "content-type",
     "content-length",
     "content-encoding",
@@ -18,17 +18,17 @@ const READ: [&str; 8] = [
     "b3",
     "baggage",
 ];
-const READ_PREFIXES: [&str; 2] = ["grpc-", "x-b3-"];
+const PREFIXES_READ: [&str; 2] = ["grpc-", "x-b3-"];
 
 /// Header fields, and bytes of their values, that a call may keep while its message has not
 /// arrived. A gRPC client sends six fields, plus those that tracers add.
-const FIELDS_FEW: usize = 16;
-const VALUE_BYTES_FEW: usize = 1024;
+const SMALL_FIELDS_MAX: usize = 16;
+const SMALL_VALUE_BYTES_MAX: usize = 1024;
 
 /// Whether the headers take more memory than the rest of a call.
 pub(super) fn are_large(headers: &HeaderMap) -> bool {
-    headers.len() > FIELDS_FEW
-        || headers.values().map(|value| value.len()).sum::<usize>() > VALUE_BYTES_FEW
+    headers.len() > SMALL_FIELDS_MAX
+        || headers.values().map(|value| value.len()).sum::<usize>() > SMALL_VALUE_BYTES_MAX
 }
 
 /// Whether a call has more than [`FIELDS_MAX`].
@@ -47,7 +47,7 @@ pub(super) fn refuse(respond: &mut SendResponse<Bytes>) {
 /// Drops the headers that are not read any more, and their memory: the call may last.
 pub(super) fn keep_those_read(headers: &mut HeaderMap) {
     let is_read = |name: &str| {
-        READ.contains(&name) || READ_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+        NAMES_READ.contains(&name) || PREFIXES_READ.iter().any(|prefix| name.starts_with(prefix))
     };
     // Copied into a new map: a map that was drained keeps its capacity.
     *headers = headers
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_kept_and_takes_little_room() {
+    fn headers_that_are_read_are_kept_in_little_memory() {
         let mut headers = HeaderMap::new();
         for n in 0..300 {
             let name = HeaderName::from_bytes(format!("x-{n}").as_bytes()).unwrap();

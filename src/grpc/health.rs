@@ -28,45 +28,45 @@ const WATCHES_MAX: usize = 4;
 
 /// Answers checks, and reports every change to watchers.
 #[derive(Debug, Clone)]
-pub struct Health(watch::Receiver<Standing>);
+pub struct Health(watch::Receiver<HealthState>);
 
 /// Sets whether this process is healthy. A cheap handle: clones set the same status.
 #[derive(Debug, Clone)]
-pub struct HealthHandle(watch::Sender<Standing>);
+pub struct HealthHandle(watch::Sender<HealthState>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum HealthState {
     Serving,
     NotServing,
     /// Not serving; this status is final.
-    Over,
+    Ended,
 }
 
 /// Creates a health service that reports unhealthy until it is set, and the handle to set it.
 pub fn health() -> (Health, HealthHandle) {
-    let (said, heard) = watch::channel(Standing::NotServing);
-    (Health(heard), HealthHandle(said))
+    let (sender, receiver) = watch::channel(HealthState::NotServing);
+    (Health(receiver), HealthHandle(sender))
 }
 
 /// The stream for a watcher of `name`: the present status, and each change of it. It ends when no
 /// more change can come, so that no watcher delays the end of the process.
 ///
-/// For an unknown name it sends only SERVICE_UNKNOWN, as the protocol requires. `place` is released
+/// For an unknown name it sends only SERVICE_UNKNOWN, as the protocol requires. `slot` is released
 /// with the stream.
-fn told(
+fn status_stream(
     name: &str,
-    standing: watch::Receiver<Standing>,
-    place: Option<LongLivedStream>,
+    state: watch::Receiver<HealthState>,
+    slot: Option<LongLivedStream>,
 ) -> impl Stream<Item = Result<HealthCheckResponse, Status>> + Send + use<> {
     let is_known = NAMES.contains(&name);
-    stream::unfold((standing, None, place), move |(mut standing, last, place)| async move {
+    stream::unfold((state, None, slot), move |(mut state, last, slot)| async move {
         loop {
-            let now = *standing.borrow_and_update();
+            let now = *state.borrow_and_update();
             let status = if is_known { now.status() } else { ServingStatus::ServiceUnknown };
             if last != Some(status) {
-                return Some((Ok(response(status)), (standing, Some(status), place)));
+                return Some((Ok(response(status)), (state, Some(status), slot)));
             }
-            if now == Standing::Over || standing.changed().await.is_err() {
+            if now == HealthState::Ended || state.changed().await.is_err() {
                 return None;
             }
         }
@@ -79,11 +79,11 @@ fn response(status: ServingStatus) -> HealthCheckResponse {
 
 // === impl Standing ===
 
-impl Standing {
+impl HealthState {
     fn status(self) -> ServingStatus {
         match self {
             Self::Serving => ServingStatus::Serving,
-            Self::NotServing | Self::Over => ServingStatus::NotServing,
+            Self::NotServing | Self::Ended => ServingStatus::NotServing,
         }
     }
 }
@@ -94,11 +94,11 @@ impl HealthHandle {
     /// Sets the status for every later check and every watcher. Has no effect after
     /// [`HealthHandle::end`].
     pub fn set(&self, healthy: bool) {
-        let standing = if healthy { Standing::Serving } else { Standing::NotServing };
+        let state = if healthy { HealthState::Serving } else { HealthState::NotServing };
         self.0.send_if_modified(|now| {
-            let is_new = !matches!(*now, Standing::Over) && *now != standing;
+            let is_new = !matches!(*now, HealthState::Ended) && *now != state;
             if is_new {
-                *now = standing;
+                *now = state;
             }
             is_new
         });
@@ -106,7 +106,7 @@ impl HealthHandle {
 
     /// Reports unhealthy from now on, and ends the calls of watchers once they have read that.
     pub fn end(&self) {
-        self.0.send_replace(Standing::Over);
+        self.0.send_replace(HealthState::Ended);
     }
 }
 
@@ -117,11 +117,11 @@ impl Health {
     /// the word is that of `grpc.health.v1`. Reads the request's body to its end first, so that the
     /// answer is to a complete request.
     pub(super) fn page(&self) -> Router {
-        let healthcheck = |State(Self(standing)): State<Self>, _body: Bytes| async move {
-            let standing = *standing.borrow();
-            match standing {
-                Standing::Serving => (StatusCode::OK, "SERVING"),
-                Standing::NotServing | Standing::Over => {
+        let healthcheck = |State(Self(state)): State<Self>, _body: Bytes| async move {
+            let state = *state.borrow();
+            match state {
+                HealthState::Serving => (StatusCode::OK, "SERVING"),
+                HealthState::NotServing | HealthState::Ended => {
                     (StatusCode::INTERNAL_SERVER_ERROR, "NOT_SERVING")
                 }
             }
@@ -142,8 +142,8 @@ impl health_server::Health for Health {
         if !NAMES.contains(&&*request.get_ref().service) {
             return Err(Status::not_found("unknown service")); // the reference's text
         }
-        let standing = *self.0.borrow();
-        Ok(Response::new(response(standing.status())))
+        let state = *self.0.borrow();
+        Ok(Response::new(response(state.status())))
     }
 
     async fn watch(
@@ -151,16 +151,18 @@ impl health_server::Health for Health {
         request: Request<HealthCheckRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
         let handle = request.extensions().get::<ConnectionHandle>();
-        let place = match handle.map(|handle| handle.register_long_lived(WATCHES_MAX)) {
+        let slot = match handle.map(|handle| handle.register_long_lived(WATCHES_MAX)) {
             Some(None) => {
-                let reason = format!("{WATCHES_MAX} watches are open on this connection already");
+                let reason = format!(
+                    "{WATCHES_MAX} watches are open on this connection, which is the maximum"
+                );
                 return Err(Status::resource_exhausted(reason));
             }
-            Some(place) => place,
+            Some(slot) => slot,
             None => None,
         };
-        let told = told(&request.get_ref().service, self.0.clone(), place);
-        Ok(Response::new(told.boxed()))
+        let status_stream = status_stream(&request.get_ref().service, self.0.clone(), slot);
+        Ok(Response::new(status_stream.boxed()))
     }
 }
 
@@ -169,15 +171,15 @@ mod tests {
     use super::*;
 
     async fn next(
-        told: &mut (impl Stream<Item = Result<HealthCheckResponse, Status>> + Unpin),
+        status_stream: &mut (impl Stream<Item = Result<HealthCheckResponse, Status>> + Unpin),
     ) -> Option<ServingStatus> {
-        told.next().await.map(|told| told.unwrap().status())
+        status_stream.next().await.map(|status_stream| status_stream.unwrap().status())
     }
 
     #[tokio::test]
-    async fn watchers_are_told_each_change_and_let_go_at_the_end() {
-        let (Health(standing), handle) = health();
-        let mut watched = told("ratelimit", standing.clone(), None).boxed();
+    async fn watchers_receive_each_change_until_the_end() {
+        let (Health(state), handle) = health();
+        let mut watched = status_stream("ratelimit", state.clone(), None).boxed();
         assert_eq!(next(&mut watched).await, Some(ServingStatus::NotServing));
         handle.set(true);
         assert_eq!(next(&mut watched).await, Some(ServingStatus::Serving));
@@ -185,16 +187,16 @@ mod tests {
         assert!(futures_util::poll!(watched.next()).is_pending(), "nothing has changed");
         handle.end();
         handle.set(true);
-        for watched in [&mut watched, &mut told("", standing, None).boxed()] {
+        for watched in [&mut watched, &mut status_stream("", state, None).boxed()] {
             assert_eq!(next(watched).await, Some(ServingStatus::NotServing));
             assert_eq!(next(watched).await, None);
         }
     }
 
     #[tokio::test]
-    async fn a_name_that_nobody_has_is_watched_for_the_time_it_may_have_one() {
-        let (Health(standing), handle) = health();
-        let mut watched = told("nobody", standing, None).boxed();
+    async fn an_unknown_name_may_be_watched() {
+        let (Health(state), handle) = health();
+        let mut watched = status_stream("unknown", state, None).boxed();
         assert_eq!(next(&mut watched).await, Some(ServingStatus::ServiceUnknown));
         handle.set(true);
         assert!(futures_util::poll!(watched.next()).is_pending());

@@ -19,17 +19,17 @@ const LINGER_MAX: Duration = Duration::from_millis(500);
 /// Remembers which kinds of such clients came, so that each kind is logged once: they come back. A
 /// cheap handle: clones share it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct NonHttp2Clients(Arc<Seen>);
+pub(super) struct NonHttp2Clients(Arc<LoggedOnce>);
 
 #[derive(Debug, Default)]
-struct Seen {
+struct LoggedOnce {
     tls: AtomicBool,
     http1: AtomicBool,
 }
 
 /// A client that does not speak HTTP/2, classified by its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stranger {
+enum Protocol {
     Tls,
     Http1,
     Other,
@@ -40,21 +40,21 @@ enum Stranger {
 const TLS_HANDSHAKE: u8 = 22;
 
 /// Reads the preface and nothing more. Returns `None` if other bytes arrive, which are reported to
-/// `strangers`, or if the connection ends.
-pub(super) async fn read<I>(io: &mut I, strangers: &NonHttp2Clients) -> Option<()>
+/// `non_http2`, or if the connection ends.
+pub(super) async fn read<I>(io: &mut I, non_http2: &NonHttp2Clients) -> Option<()>
 where
     I: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut said = [0; PREFACE.len()];
+    let mut read = [0; PREFACE.len()];
     let mut length = 0;
     while length < PREFACE.len() {
-        length += match io.read(said.get_mut(length..)?).await {
+        length += match io.read(read.get_mut(length..)?).await {
             Ok(0) | Err(_) => return None,
             Ok(more) => more,
         };
-        let said = said.get(..length)?;
-        if !PREFACE.starts_with(said) {
-            strangers.tell(Stranger::of(said));
+        let read = read.get(..length)?;
+        if !PREFACE.starts_with(read) {
+            non_http2.log_once(Protocol::of(read));
             let _ = timeout(LINGER_MAX, linger(io)).await;
             return None;
         }
@@ -79,17 +79,17 @@ async fn linger<I: AsyncRead + AsyncWrite + Unpin>(io: &mut I) {
 // === impl NonHttp2Clients ===
 
 impl NonHttp2Clients {
-    fn tell(&self, stranger: Stranger) {
+    fn log_once(&self, protocol: Protocol) {
         let is_first = |seen: &AtomicBool| !seen.swap(true, Ordering::Relaxed);
-        match stranger {
-            Stranger::Tls if is_first(&self.0.tls) => warn!(
+        match protocol {
+            Protocol::Tls if is_first(&self.0.tls) => warn!(
                 "a client speaks TLS to the gRPC port, which has none: remove the transport_socket \
-                 of Envoy's cluster for it; such connections are closed, and this is told once"
+                 of Envoy's cluster for it; such connections are closed; this is logged once"
             ),
-            Stranger::Http1 if is_first(&self.0.http1) => warn!(
+            Protocol::Http1 if is_first(&self.0.http1) => warn!(
                 "a client speaks HTTP/1 to the gRPC port: set http2_protocol_options on Envoy's \
                  cluster for it; /json and the probes of HTTP are on PORT; such connections are \
-                 closed, and this is told once"
+                 closed; this is logged once"
             ),
             other => debug!(?other, "a client of the gRPC port does not speak HTTP/2"),
         }
@@ -98,9 +98,9 @@ impl NonHttp2Clients {
 
 // === impl Stranger ===
 
-impl Stranger {
-    fn of(said: &[u8]) -> Self {
-        match said {
+impl Protocol {
+    fn of(read: &[u8]) -> Self {
+        match read {
             [TLS_HANDSHAKE, ..] => Self::Tls,
             // A request of HTTP/1 begins with its method.
             [b'A'..=b'Z', ..] => Self::Http1,
@@ -115,35 +115,35 @@ mod tests {
 
     use super::*;
 
-    /// The result for a client that sends `pieces`, and the bytes that are left to read.
-    async fn hears(pieces: &[&[u8]]) -> (Option<()>, NonHttp2Clients, Vec<u8>) {
+    /// Returns the result for a client that sends `pieces`, and the bytes that are left to read.
+    async fn read_from(pieces: &[&[u8]]) -> (Option<()>, NonHttp2Clients, Vec<u8>) {
         let (mut client, mut server) = tokio::io::duplex(1024);
-        let strangers = NonHttp2Clients::default();
+        let non_http2 = NonHttp2Clients::default();
         let sent = async move {
             for piece in pieces {
                 client.write_all(piece).await.unwrap();
                 tokio::task::yield_now().await;
             }
         };
-        let (heard, ()) = tokio::join!(read(&mut server, &strangers), sent);
+        let (result, ()) = tokio::join!(read(&mut server, &non_http2), sent);
         let mut rest = Vec::new();
         server.read_to_end(&mut rest).await.unwrap();
-        (heard, strangers, rest)
+        (result, non_http2, rest)
     }
 
     #[tokio::test]
-    async fn a_greeting_is_read_in_pieces_and_nothing_after_it() {
+    async fn a_preface_is_read_in_pieces_and_nothing_after_it() {
         let (first, last) = PREFACE.split_at(1);
         for pieces in [&[PREFACE, b"more"][..], &[first, last, b"more"]] {
-            let (heard, _, rest) = hears(pieces).await;
-            assert_eq!((heard, &rest[..]), (Some(()), &b"more"[..]));
+            let (result, _, rest) = read_from(pieces).await;
+            assert_eq!((result, &rest[..]), (Some(()), &b"more"[..]));
         }
-        let (heard, ..) = hears(&[&PREFACE[..23]]).await;
-        assert_eq!(heard, None, "the client is gone");
+        let (result, ..) = read_from(&[&PREFACE[..23]]).await;
+        assert_eq!(result, None, "the client is gone");
     }
 
     #[tokio::test]
-    async fn strangers_are_told_apart_by_their_first_bytes() {
+    async fn other_protocols_are_recognised_by_their_first_bytes() {
         for (pieces, expected) in [
             (&[&b"\x16\x03\x01\x02\x00\x01"[..]][..], (true, false)),
             (&[b"\x16"], (true, false)),
@@ -153,10 +153,10 @@ mod tests {
             (&[b"*1\r\n$4\r\nPING\r\n"], (false, false)),
             (&[&[0; 100]], (false, false)),
         ] {
-            let (heard, strangers, _) = hears(pieces).await;
-            let Seen { tls, http1 } = &*strangers.0;
+            let (result, non_http2, _) = read_from(pieces).await;
+            let LoggedOnce { tls, http1 } = &*non_http2.0;
             let seen = (tls.load(Ordering::Relaxed), http1.load(Ordering::Relaxed));
-            assert_eq!((heard, seen), (None, expected), "{pieces:?}");
+            assert_eq!((result, seen), (None, expected), "{pieces:?}");
         }
     }
 }

@@ -62,7 +62,7 @@ pub async fn serve(
     let routes = Routes::from(services.into_axum_router().merge(page)).prepare();
     let max_age = age.age.zip(age.grace).and_then(|(age, grace)| age.checked_add(grace));
     let inside =
-        ConnectionContext { service, routes, strangers: NonHttp2Clients::default(), age: age.age };
+        ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age: age.age };
     match listener {
         Listener::Tcp(listener) => {
             let serve = |io, end| connection::serve(io, inside.clone(), end);

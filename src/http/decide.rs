@@ -149,7 +149,7 @@ fn check_type(headers: &HeaderMap) -> Result<(), JsonError> {
     if essence.eq_ignore_ascii_case("application/json") && second.is_none() {
         return Ok(());
     }
-    let reason = "the content-type has to be application/json; \
+    let reason = "the content-type must be application/json; \
                 with curl: -H 'content-type: application/json'";
     Err(JsonError(StatusCode::UNSUPPORTED_MEDIA_TYPE, reason.to_owned()))
 }

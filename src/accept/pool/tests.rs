@@ -125,7 +125,7 @@ fn a_full_pool_cuts_off_connections_that_were_asked_to_close() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_connection_is_asked_to_close_to_go_unless_a_stream_is_to_last() {
+async fn an_idle_connection_is_asked_to_close_unless_it_has_a_long_lived_stream() {
     for has_long_lived in [false, true] {
         let guard = OpenConnections::default().admit(None).unwrap();
         let handle = guard.handle().clone();
@@ -147,7 +147,7 @@ async fn an_idle_connection_is_asked_to_close_to_go_unless_a_stream_is_to_last()
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_asked_to_close_to_go_has_some_time_and_no_more() {
+async fn a_connection_asked_to_close_has_a_grace_period() {
     let guard = OpenConnections::default().admit(None).unwrap();
     let handle = guard.handle();
     assert!(futures_util::poll!(std::pin::pin!(handle.close_requested())).is_pending());

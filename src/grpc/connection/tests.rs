@@ -21,7 +21,7 @@ const PIPE_BYTES: usize = 64;
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// The parts of a server without rules.
-fn inside(age: Option<Duration>) -> ConnectionContext {
+fn context(age: Option<Duration>) -> ConnectionContext {
     let options = Options {
         max_wait: Duration::from_millis(5),
         buffer_bytes_max: 1 << 20,
@@ -34,7 +34,7 @@ fn inside(age: Option<Duration>) -> ConnectionContext {
     let limiter = Limiter::new(Arc::new(MemoryStore::system()), Clock::start(), options);
     let service = DecisionService::new(limiter, Arc::new(CurrentRules::new()), None, 10);
     let routes = Routes::new(wire::service(service.clone())).prepare();
-    ConnectionContext { service, routes, strangers: NonHttp2Clients::default(), age }
+    ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age }
 }
 
 /// How long a connection lasts whose other end `client` has.
@@ -46,7 +46,7 @@ where
     let (_end, ended) = watch::channel(false);
     #[allow(clippy::disallowed_methods)] // paused
     let start = tokio::time::Instant::now();
-    let serving = timeout(HOUR, serve(accept::standalone(near), inside(age), ended));
+    let serving = timeout(HOUR, serve(accept::standalone(near), context(age), ended));
     tokio::select! {
         _ = serving => {}
         () = client(far) => unreachable!("a client stays"),
@@ -80,7 +80,7 @@ async fn polite(far: DuplexStream) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_calls_stays_as_long_as_it_likes_and_one_that_does_not_is_close_requested() {
+async fn a_client_that_calls_stays_and_an_idle_one_is_asked_to_close() {
     assert!(lasts(None, calling).await >= HOUR);
     let idle = Duration::from_secs(600);
     let lasted = lasts(None, polite).await;
@@ -88,7 +88,7 @@ async fn a_client_that_calls_stays_as_long_as_it_likes_and_one_that_does_not_is_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_answers_no_more_is_given_up() {
+async fn a_client_that_answers_no_pings_is_closed() {
     let silent = |mut far: DuplexStream| async move {
         far.write_all(PREFACE).await.unwrap();
         let mut read = [0; 1024];
@@ -108,7 +108,7 @@ async fn a_client_that_answers_no_more_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_connection_is_close_requested_and_goes() {
+async fn a_connection_at_its_max_age_is_asked_to_close() {
     for age in [Duration::from_secs(1), HOUR / 8] {
         let lasted = lasts(Some(age), polite).await;
         assert!((age..age + KEEPALIVE_TIMEOUT).contains(&lasted), "{lasted:?}");
@@ -116,11 +116,11 @@ async fn an_old_connection_is_close_requested_and_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_end_a_connection_without_calls_goes_at_once() {
+async fn a_connection_without_calls_closes_at_once_on_stop() {
     for greets in [true, false] {
         let (near, far) = duplex(PIPE_BYTES);
         let (end, ended) = watch::channel(false);
-        let served = tokio::spawn(serve(accept::standalone(near), inside(None), ended));
+        let served = tokio::spawn(serve(accept::standalone(near), context(None), ended));
         let client = tokio::spawn(async move {
             match greets {
                 true => polite(far).await,
@@ -136,7 +136,7 @@ async fn at_the_end_a_connection_without_calls_goes_at_once() {
 
 /// A watch whose message comes after its headers, and whose answer does not end.
 #[tokio::test]
-async fn a_call_whose_message_is_whole_gives_its_place_among_the_halves_back() {
+async fn a_complete_message_is_no_longer_counted_as_incomplete() {
     let (near, far) = duplex(1 << 16);
     let io = accept::standalone(near);
     let handle = io.handle();
@@ -145,9 +145,9 @@ async fn a_call_whose_message_is_whole_gives_its_place_among_the_halves_back() {
     taken.pop();
     let (health, _standing) = crate::grpc::serve::health();
     let watches = tonic_health::pb::health_server::HealthServer::new(health);
-    let inside = ConnectionContext { routes: Routes::new(watches).prepare(), ..inside(None) };
+    let context = ConnectionContext { routes: Routes::new(watches).prepare(), ..context(None) };
     let (_end, ended) = watch::channel(false);
-    let serving = tokio::spawn(serve(io, inside, ended));
+    let serving = tokio::spawn(serve(io, context, ended));
     let (sender, connection) = h2::client::handshake(far).await.unwrap();
     let client = tokio::spawn(connection);
     let request = Request::post("http://test/grpc.health.v1.Health/Watch")

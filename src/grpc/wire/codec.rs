@@ -11,7 +11,7 @@ pub(super) struct Codec;
 
 /// Decodes the only message of a call.
 #[derive(Debug, Default)]
-pub(super) struct Once {
+pub(super) struct SingleMessageDecoder {
     has_read: bool,
 }
 
@@ -25,14 +25,14 @@ impl tonic::codec::Codec for Codec {
     type Encode = BytesMut;
     type Decode = Bytes;
     type Encoder = Codec;
-    type Decoder = Once;
+    type Decoder = SingleMessageDecoder;
 
     fn encoder(&mut self) -> Codec {
         Codec
     }
 
-    fn decoder(&mut self) -> Once {
-        Once::default()
+    fn decoder(&mut self) -> SingleMessageDecoder {
+        SingleMessageDecoder::default()
     }
 }
 
@@ -50,7 +50,7 @@ impl Encoder for Codec {
     }
 }
 
-impl Decoder for Once {
+impl Decoder for SingleMessageDecoder {
     type Item = Bytes;
     type Error = Status;
 

@@ -7,11 +7,11 @@ use super::proto::VARINT_BYTES_MAX;
 
 /// Size in bytes up to which a message is written without allocation: some four statuses with
 /// names.
-const PLACE_BYTES: usize = 256;
+const INLINE_BYTES: usize = 256;
 
 /// Takes fields in reverse order.
 pub(super) struct ReverseEncoder {
-    place: SmallVec<[u8; PLACE_BYTES]>,
+    buffer: SmallVec<[u8; INLINE_BYTES]>,
     /// Everything from this index on has been written.
     at: usize,
 }
@@ -20,12 +20,12 @@ pub(super) struct ReverseEncoder {
 
 impl ReverseEncoder {
     pub(super) fn new() -> Self {
-        Self { place: SmallVec::from_buf([0; PLACE_BYTES]), at: PLACE_BYTES }
+        Self { buffer: SmallVec::from_buf([0; INLINE_BYTES]), at: INLINE_BYTES }
     }
 
     /// The bytes written so far.
     pub(super) fn written(&self) -> &[u8] {
-        self.place.get(self.at..).unwrap_or_default()
+        self.buffer.get(self.at..).unwrap_or_default()
     }
 
     /// Writes bytes unchanged.
@@ -34,8 +34,8 @@ impl ReverseEncoder {
             self.grow(bytes.len());
         }
         let start = self.at.saturating_sub(bytes.len());
-        if let Some(place) = self.place.get_mut(start..self.at) {
-            place.copy_from_slice(bytes);
+        if let Some(buffer) = self.buffer.get_mut(start..self.at) {
+            buffer.copy_from_slice(bytes);
         }
         self.at = start;
     }
@@ -101,8 +101,8 @@ impl ReverseEncoder {
     /// Makes room for `more` bytes before those written.
     #[cold]
     fn grow(&mut self, more: usize) {
-        let free = self.place.len().max(more);
-        self.place.insert_many(0, std::iter::repeat_n(0, free));
+        let free = self.buffer.len().max(more);
+        self.buffer.insert_many(0, std::iter::repeat_n(0, free));
         self.at += free;
     }
 }

@@ -223,7 +223,7 @@ async fn a_call_that_is_no_call_of_ours_gets_a_grpc_error() {
         (ours(), flagged(1), Code::Internal, "compressed-flag but no grpc-encoding"),
         (ours(), flagged(7), Code::Internal, "invalid compression flag: 7"),
         (ours().header("grpc-encoding", "zip"), flagged(1), Code::Unimplemented, "`zip`"),
-        (html, b"<html></html>".to_vec(), Code::Internal, "has to be application/grpc"),
+        (html, b"<html></html>".to_vec(), Code::Internal, "must be application/grpc"),
         (long_header, framed(&good()), Code::Unknown, "HTTP 431"),
     ];
     for (head, body, code, reason) in cases {

@@ -31,11 +31,11 @@ async fn answered(options: Options, timeout: &str, pause: Duration) -> (Duration
     published.publish(Arc::new(loaded.rules));
     let service = DecisionService::new(limiter, published, None, 10);
     let routes = Routes::new(wire::service(service.clone())).prepare();
-    let inside =
-        ConnectionContext { service, routes, strangers: NonHttp2Clients::default(), age: None };
+    let context =
+        ConnectionContext { service, routes, non_http2: NonHttp2Clients::default(), age: None };
     let (near, far) = duplex(1 << 16);
     let (_end, ended) = watch::channel(false);
-    tokio::spawn(serve(accept::standalone(near), inside, ended));
+    tokio::spawn(serve(accept::standalone(near), context, ended));
     let (mut sender, connection) = h2::client::handshake(far).await.unwrap();
     tokio::spawn(connection);
     #[allow(clippy::disallowed_methods)] // paused
@@ -63,7 +63,7 @@ fn takes(took: Duration, millis: u64) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_waits_as_long_as_its_caller_less_a_margin_and_within_both_settings() {
+async fn a_call_waits_until_a_margin_before_its_deadline_and_within_both_settings() {
     // With the defaults: at least 5 ms, at most 15 ms.
     for (timeout, millis) in [
         ("20m", 15),
@@ -84,7 +84,7 @@ async fn a_call_waits_as_long_as_its_caller_less_a_margin_and_within_both_settin
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_message_took_to_come_is_taken_off_the_wait() {
+async fn the_time_until_the_message_arrived_shortens_the_wait() {
     let options = Options { max_wait: Duration::from_millis(1), ..Options::default() };
     let (took, headers) = answered(options.clone(), "20m", Duration::from_millis(10)).await;
     assert!(takes(took, 15), "{took:?}");
@@ -95,7 +95,7 @@ async fn what_the_message_took_to_come_is_taken_off_the_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_waits_for_less_than_a_request_may_is_told_at_its_deadline() {
+async fn a_caller_with_a_short_deadline_gets_deadline_exceeded_at_its_end() {
     let (took, headers) = answered(Options::default(), "2m", Duration::ZERO).await;
     assert!(takes(took, 2), "{took:?}");
     assert_eq!(headers.get("grpc-status").map(HeaderValue::as_bytes), Some(&b"4"[..]));

@@ -38,7 +38,7 @@ fn a_message_within_another_carries_its_length_and_defaults_are_left_out() {
 
 #[test]
 fn what_does_not_fit_at_first_finds_room() {
-    for length in (0..2 * PLACE_BYTES).chain([10_000]) {
+    for length in (0..2 * INLINE_BYTES).chain([10_000]) {
         let text = "x".repeat(length);
         let bytes = written(|it| {
             it.text_field(2, "end");
