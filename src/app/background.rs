@@ -86,7 +86,7 @@ impl Background {
     pub(super) fn spawn_snapshot(&mut self, snapshot: Arc<Snapshot>, limiter: Limiter) {
         self.spawn("snapshot", Arc::clone(&snapshot), Snapshot::run);
         let follow = |(snapshot, limiter): (Arc<Snapshot>, Limiter)| async move {
-            snapshot.follow_pods(|| limiter.pods_by_domain()).await;
+            snapshot.track_pods(|| limiter.pods_by_domain()).await;
         };
         self.spawn("pods", (snapshot, limiter), follow);
     }

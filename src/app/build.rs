@@ -97,7 +97,7 @@ impl App {
         let store = open(store, &tracer);
         let store_description = store.describe();
         let limiter = limiter(Arc::clone(&store), clock, &leases, &responses);
-        recall_pods(snapshot.clone(), &limiter).await;
+        load_pods(snapshot.clone(), &limiter).await;
         let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
         let banner = banner(&bound, &store_description, &published)?;
         let hot_keys =
@@ -317,9 +317,9 @@ async fn watch(
             return Err(BuildError::new(format!("{failed}; {hint}")));
         }
         if has_rules {
-            error!("the rules of the snapshot are in force until these faults are mended");
+            error!("the rules of the snapshot are in force until these faults are fixed");
         } else {
-            error!("no rules are in force: every request is refused until these faults are mended");
+            error!("no rules are in force: every request is refused until these faults are fixed");
         }
         failed.faults.iter().for_each(|fault| error!("rules: {fault}"));
     }
@@ -354,9 +354,9 @@ fn limiter(
 }
 
 /// The pod counts of the snapshot are used until the store reports how many pods there are.
-async fn recall_pods(snapshot: Option<Arc<Snapshot>>, limiter: &Limiter) {
+async fn load_pods(snapshot: Option<Arc<Snapshot>>, limiter: &Limiter) {
     let Some(snapshot) = snapshot else { return };
-    match spawn_blocking(move || snapshot.recall_pods()).await {
+    match spawn_blocking(move || snapshot.load_pods()).await {
         Ok(pods) => limiter.expect_pods(&pods),
         Err(error) => error!("internal error: the snapshot's counts of pods are not used: {error}"),
     }

@@ -143,7 +143,7 @@ impl CurrentRules {
         Some(self.ages.lock().since?.elapsed())
     }
 
-    #[allow(clippy::disallowed_methods, reason = "an age to be told; nothing is decided by it")]
+    #[allow(clippy::disallowed_methods, reason = "an age for display; nothing is decided by it")]
     fn replace(&self, rules: Arc<Rules>) -> Option<Arc<Rules>> {
         let former = self.rules.swap(Some(rules));
         self.ages.lock().since = Some(Instant::now());
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_rules_stay_whatever_is_refused() {
+    fn published_rules_stay_in_force_after_refused_ones() {
         let published = CurrentRules::new();
         assert!(published.current().is_none());
         published.refuse("a.yaml:1:1: no".to_owned());

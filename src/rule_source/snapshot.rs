@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tracing::{error, info};
 
-use format::Kept;
+use format::SnapshotContent;
 pub(super) use format::digest;
 pub use pods::{DOMAINS_MAX, Pods};
 
@@ -35,21 +35,21 @@ pub use pods::{DOMAINS_MAX, Pods};
 pub const SNAPSHOT_BYTES_MAX: usize = 64 << 20;
 
 /// Interval between attempts to write a snapshot that could not be written.
-const RETRY: Duration = Duration::from_secs(30);
+const RETRY_PAUSE: Duration = Duration::from_secs(30);
 
 /// Keeps the last good rules in a file.
 #[derive(Debug)]
 pub struct Snapshot {
     path: PathBuf,
-    waiting: Mutex<Waiting>,
-    bell: Notify,
+    pending: Mutex<Pending>,
+    wake: Notify,
     written: AtomicU64,
     failed: AtomicU64,
 }
 
 /// Data to be written. Newer data replaces it, so that a disk that hangs delays nothing else.
 #[derive(Debug, Default)]
-struct Waiting {
+struct Pending {
     /// `None` if the sources in the file are to stay.
     sources: Option<Arc<Vec<Source>>>,
     /// The latest counts, written or not.
@@ -59,7 +59,7 @@ struct Waiting {
 
 /// The data of one write.
 #[derive(Debug, Clone)]
-struct Next {
+struct PendingWrite {
     sources: Option<Arc<Vec<Source>>>,
     pods: Arc<Pods>,
 }
@@ -68,25 +68,27 @@ struct Next {
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// There is no file.
-    #[error("there is none yet; it is written once good rules are loaded")]
+    #[error("the file does not exist yet; it is written once good rules are loaded")]
     Missing,
     /// The file cannot be read.
-    #[error("it cannot be read: {0}; let the user of this process read it")]
+    #[error("the file cannot be read: {0}; allow the user of this process to read it")]
     Unreadable(io::Error),
     /// The file cannot be written.
-    #[error("it cannot be written: {0}; make room, and let the user of this process write there")]
+    #[error(
+        "the file cannot be written: {0}; free disk space, and allow the user of this process to write there"
+    )]
     Unwritable(io::Error),
     /// The snapshot is larger than [`SNAPSHOT_BYTES_MAX`].
-    #[error("it is larger than {} MiB; name another file", SNAPSHOT_BYTES_MAX >> 20)]
+    #[error("the snapshot is larger than {} MiB; choose another file", SNAPSHOT_BYTES_MAX >> 20)]
     TooLarge,
     /// The file is not a snapshot.
-    #[error("it is no snapshot of rules; name another file")]
-    Foreign,
+    #[error("the file is not a snapshot of rules; choose another file")]
+    NotASnapshot,
     /// The file was written in a newer format.
-    #[error("it has format {0}, and this version knows formats up to {1} only; remove it")]
-    Unknown(u64, u64),
+    #[error("the file has format {0}, and this version knows formats up to {1} only; remove it")]
+    UnknownFormat(u64, u64),
     /// The content does not match its hash.
-    #[error("it is damaged or cut short; remove it")]
+    #[error("the file is damaged or truncated; remove it")]
     Damaged,
 }
 
@@ -96,7 +98,7 @@ impl Snapshot {
     /// Creates a snapshot at `path`; the file need not exist yet.
     pub fn new(path: PathBuf) -> Self {
         let (written, failed) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { path, waiting: Mutex::default(), bell: Notify::new(), written, failed }
+        Self { path, pending: Mutex::default(), wake: Notify::new(), written, failed }
     }
 
     /// The path of the file.
@@ -113,13 +115,13 @@ impl Snapshot {
         Ok(self.read_all()?.sources)
     }
 
-    fn read_all(&self) -> Result<Kept, SnapshotError> {
-        let found = fs::metadata(&self.path).map_err(|error| match error.kind() {
+    fn read_all(&self) -> Result<SnapshotContent, SnapshotError> {
+        let metadata = fs::metadata(&self.path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => SnapshotError::Missing,
             _ => SnapshotError::Unreadable(error),
         })?;
-        if !found.is_file() {
-            return Err(SnapshotError::Foreign); // opening a pipe might block without end
+        if !metadata.is_file() {
+            return Err(SnapshotError::NotASnapshot); // opening a pipe might block without end
         }
         let mut bytes = Vec::new();
         let file = File::open(&self.path).map_err(SnapshotError::Unreadable)?;
@@ -133,19 +135,19 @@ impl Snapshot {
 
     /// Sets `sources` as the rules to be written from now on; [`Snapshot::run`] writes them. Never
     /// waits.
-    pub fn keep(&self, sources: Vec<Source>) {
-        self.waiting.lock().sources = Some(Arc::new(sources));
-        self.bell.notify_one();
+    pub fn set_sources(&self, sources: Vec<Source>) {
+        self.pending.lock().sources = Some(Arc::new(sources));
+        self.wake.notify_one();
     }
 
     /// Writes new data whenever there is any; never returns. A failed write is logged once, and
     /// tried again.
     pub async fn run(self: Arc<Self>) {
-        let mut told = String::new();
+        let mut last_error = String::new();
         loop {
-            let next = self.waiting.lock().take();
+            let next = self.pending.lock().take();
             let Some(next) = next else {
-                self.bell.notified().await;
+                self.wake.notified().await;
                 continue;
             };
             let (writer, writes) = (Arc::clone(&self), next.clone());
@@ -155,14 +157,14 @@ impl Snapshot {
                 Ok(Err(error)) => error,
                 Err(error) => error.to_string(),
             };
-            self.tell(&mut told, &error);
+            self.log_change(&mut last_error, &error);
             if error.is_empty() {
                 self.written.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
             self.failed.fetch_add(1, Ordering::Relaxed);
-            self.waiting.lock().put_back(next);
-            tokio::time::sleep(RETRY).await;
+            self.pending.lock().put_back(next);
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
@@ -173,19 +175,19 @@ impl Snapshot {
     }
 
     /// Logs an error once, and once that it is over.
-    fn tell(&self, told: &mut String, error: &str) {
+    fn log_change(&self, last_error: &mut String, error: &str) {
         let path = self.path.display();
-        if error.is_empty() && !told.is_empty() {
+        if error.is_empty() && !last_error.is_empty() {
             info!("the snapshot of the rules is written again: {path}");
-        } else if error != told {
+        } else if error != last_error {
             error!("the rules are in force, but not kept as a snapshot: {path}: {error}");
         }
-        error.clone_into(told);
+        error.clone_into(last_error);
     }
 
     /// Replaces the file with `next`, completely or not at all. Counts need rules: without a file
     /// there is nothing to add them to, and they wait for the next rules.
-    fn write(&self, next: &Next) -> Result<(), SnapshotError> {
+    fn write(&self, next: &PendingWrite) -> Result<(), SnapshotError> {
         let bytes = match &next.sources {
             Some(sources) => format::encode(sources, &next.pods)?,
             None => match self.read_all() {
@@ -232,17 +234,18 @@ impl Snapshot {
 
 // === impl Waiting ===
 
-impl Waiting {
+impl Pending {
     /// Takes the data to be written, if there is any.
-    fn take(&mut self) -> Option<Next> {
+    fn take(&mut self) -> Option<PendingWrite> {
         let has_new_pods = std::mem::take(&mut self.has_new_pods);
         let sources = self.sources.take();
-        (sources.is_some() || has_new_pods).then(|| Next { sources, pods: Arc::clone(&self.pods) })
+        (sources.is_some() || has_new_pods)
+            .then(|| PendingWrite { sources, pods: Arc::clone(&self.pods) })
     }
 
     /// Puts back data that could not be written, unless there is newer data, so that it is tried
     /// again.
-    fn put_back(&mut self, failed: Next) {
+    fn put_back(&mut self, failed: PendingWrite) {
         self.sources = self.sources.take().or(failed.sources);
         self.has_new_pods = true;
     }

@@ -12,12 +12,12 @@
 //! it; events only make that reading happen sooner. The work has a thread of its own: it blocks,
 //! and compiling takes a while.
 
+mod change_times;
 mod fs_watch;
 mod load;
 mod old_rules;
 #[cfg(test)]
 mod tests;
-mod times;
 mod watch_paths;
 
 use std::io;
@@ -34,11 +34,11 @@ use tracing::{dispatcher, error, info, warn};
 
 use super::CurrentRules;
 use super::snapshot::{Snapshot, digest};
+use change_times::ChangeTimes;
 use fs_watch::FsWatch;
 pub use load::{Compiled, Load};
-use load::{Digest, Found, Trouble};
-use old_rules::Retired;
-use times::Times;
+use load::{Digest, LoadError, LoadOutcome};
+use old_rules::OldRules;
 
 /// A change is complete once there has been no event for this long. Writing a file causes several
 /// events.
@@ -70,7 +70,7 @@ pub struct WatchPaths {
 /// A running watch; dropping it ends the watch.
 #[derive(Debug)]
 pub struct Watcher {
-    bell: SyncSender<()>,
+    wake: SyncSender<()>,
     is_stopping: Arc<AtomicBool>,
 }
 
@@ -95,7 +95,7 @@ pub struct FirstLoadFailed {
 
 /// The timing of readings.
 #[derive(Debug, Clone, Copy)]
-struct Pace {
+struct Timing {
     quiet: Duration,
     settle_max: Duration,
     poll: Duration,
@@ -106,16 +106,16 @@ struct Watch<L> {
     load: L,
     published: Arc<CurrentRules>,
     snapshot: Option<Arc<Snapshot>>,
-    pace: Pace,
+    timing: Timing,
     fs_watch: FsWatch,
-    bell: Receiver<()>,
+    wake: Receiver<()>,
     is_stopping: Arc<AtomicBool>,
     /// What was last read, good or not.
     known: Option<Digest>,
     /// The state of the directory that the rules in force were read from.
     in_force: Option<Digest>,
-    retired: Retired,
-    times: Times,
+    old_rules: OldRules,
+    change_times: ChangeTimes,
 }
 
 // === impl Watcher ===
@@ -134,8 +134,8 @@ impl Watcher {
         published: Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
     ) -> io::Result<(Self, Result<FirstLoad, FirstLoadFailed>)> {
-        let pace = Pace { quiet: QUIET, settle_max: SETTLE_MAX, poll: POLL };
-        Self::spawn_with(paths, load, published, snapshot, pace, FsWatch::new).await
+        let timing = Timing { quiet: QUIET, settle_max: SETTLE_MAX, poll: POLL };
+        Self::spawn_with(paths, load, published, snapshot, timing, FsWatch::new).await
     }
 
     async fn spawn_with<L: Load>(
@@ -143,39 +143,39 @@ impl Watcher {
         load: L,
         published: Arc<CurrentRules>,
         snapshot: Option<Arc<Snapshot>>,
-        pace: Pace,
+        timing: Timing,
         fs_watch: fn(SyncSender<()>) -> FsWatch,
     ) -> io::Result<(Self, Result<FirstLoad, FirstLoadFailed>)> {
         let paths = WatchPaths {
             dir: std::path::absolute(paths.dir)?,
             root: paths.root.map(std::path::absolute).transpose()?,
         };
-        let (ring, bell) = sync_channel(1);
+        let (waker, wake) = sync_channel(1);
         let is_stopping = Arc::new(AtomicBool::new(false));
         let watch = Watch {
             paths,
             load,
             published,
             snapshot,
-            pace,
-            fs_watch: fs_watch(ring.clone()),
-            bell,
+            timing,
+            fs_watch: fs_watch(waker.clone()),
+            wake,
             is_stopping: Arc::clone(&is_stopping),
             known: None,
             in_force: None,
-            retired: Retired::default(),
-            times: Times::default(),
+            old_rules: OldRules::default(),
+            change_times: ChangeTimes::default(),
         };
-        let (tell, first) = oneshot::channel();
+        let (report_first, first) = oneshot::channel();
         // The thread logs to the same subscriber as its starter.
         let log = dispatcher::get_default(Clone::clone);
         thread::Builder::new().name("rules-watch".to_owned()).spawn(move || {
             // Where that is not allowed, loading may show in the tail of the latencies of answers.
             let _ = rustix::process::nice(NICE);
-            dispatcher::with_default(&log, || watch.run(tell));
+            dispatcher::with_default(&log, || watch.run(report_first));
         })?;
         let first = first.await.map_err(|_| io::Error::other("the rules watcher ended"))?;
-        Ok((Self { bell: ring, is_stopping }, first))
+        Ok((Self { wake: waker, is_stopping }, first))
     }
 }
 
@@ -183,25 +183,26 @@ impl Drop for Watcher {
     fn drop(&mut self) {
         self.is_stopping.store(true, Ordering::Relaxed);
         // If a wake-up is pending already, it serves for this one too.
-        let _ = self.bell.try_send(());
+        let _ = self.wake.try_send(());
     }
 }
 
 // === impl Watch ===
 
 impl<L: Load> Watch<L> {
-    fn run(mut self, tell: oneshot::Sender<Result<FirstLoad, FirstLoadFailed>>) {
-        let first = self.turn(|_| {}).unwrap_or_else(|| {
-            Err(Trouble::Unread("the rules were not read".to_owned())) // no state was known before
+    fn run(mut self, report_first: oneshot::Sender<Result<FirstLoad, FirstLoadFailed>>) {
+        let first = self.reload(|_| {}).unwrap_or_else(|| {
+            // No state was known before.
+            Err(LoadError::Unread("the rules were not read".to_owned()))
         });
         if first.is_err() {
-            self.take_snapshot();
+            self.use_snapshot();
         }
-        let first = first.map_err(|trouble| FirstLoadFailed {
-            faults: trouble.lines(),
-            is_unread: matches!(trouble, Trouble::Unread(_)),
+        let first = first.map_err(|error| FirstLoadFailed {
+            faults: error.lines(),
+            is_unread: matches!(error, LoadError::Unread(_)),
         });
-        if tell.send(first).is_err() {
+        if report_first.send(first).is_err() {
             return; // the start was cancelled, so the watch could not be ended later
         }
         loop {
@@ -213,8 +214,8 @@ impl<L: Load> Watch<L> {
             if self.is_stopping.load(Ordering::Relaxed) {
                 return;
             }
-            let turned = catch_unwind(AssertUnwindSafe(|| self.turn(tell_faults)));
-            if turned.is_err() {
+            let result = catch_unwind(AssertUnwindSafe(|| self.reload(log_faults)));
+            if result.is_err() {
                 // Panics of the loader are caught in `load`. Whatever this panic was, the watch
                 // goes on, so that later rules are found.
                 self.published.note_panic();
@@ -224,11 +225,12 @@ impl<L: Load> Watch<L> {
 
     /// Waits for a wake-up, or until it is time to read again; frees former rules meanwhile.
     fn wait(&mut self) -> Result<(), RecvTimeoutError> {
-        let mut left = self.pace.poll;
+        let mut left = self.timing.poll;
         loop {
-            self.retired.free_unused();
-            let wait = if self.retired.is_empty() { left } else { left.min(old_rules::LOOK) };
-            match self.bell.recv_timeout(wait) {
+            self.old_rules.free_unused();
+            let wait =
+                if self.old_rules.is_empty() { left } else { left.min(old_rules::CHECK_INTERVAL) };
+            match self.wake.recv_timeout(wait) {
                 Err(RecvTimeoutError::Timeout) if wait < left => left -= wait,
                 waited => return waited,
             }
@@ -240,8 +242,8 @@ impl<L: Load> Watch<L> {
     fn settle(&self) {
         let start = Instant::now();
         while !self.is_stopping.load(Ordering::Relaxed) {
-            let left = self.pace.settle_max.saturating_sub(start.elapsed());
-            if left.is_zero() || self.bell.recv_timeout(left.min(self.pace.quiet)).is_err() {
+            let left = self.timing.settle_max.saturating_sub(start.elapsed());
+            if left.is_zero() || self.wake.recv_timeout(left.min(self.timing.quiet)).is_err() {
                 return;
             }
         }
@@ -250,47 +252,49 @@ impl<L: Load> Watch<L> {
     /// Reads the rules and puts them in force if they are new and good. `None` if they are not new.
     /// Results are logged before they are published, so that a task that waits for the publication
     /// finds them in the log.
-    fn turn(&mut self, tell: impl FnOnce(&[String])) -> Option<Result<FirstLoad, Trouble>> {
+    fn reload(&mut self, log: impl FnOnce(&[String])) -> Option<Result<FirstLoad, LoadError>> {
         self.fs_watch.arm(&self.paths);
-        let Found::New { digest, sources, result } = load::load(&mut self.load, self.known) else {
+        let LoadOutcome::Changed { digest, sources, result } =
+            load::load(&mut self.load, self.known)
+        else {
             return None;
         };
         self.known = Some(digest);
         let compiled = match result {
             Ok(compiled) => compiled,
-            Err(trouble) => {
-                if matches!(trouble, Trouble::Panicked) {
+            Err(error) => {
+                if matches!(error, LoadError::Panicked) {
                     self.published.note_panic();
                 }
-                let faults = trouble.lines();
-                tell(&faults);
+                let faults = error.lines();
+                log(&faults);
                 self.published.refuse(faults.join("\n"));
-                return Some(Err(trouble));
+                return Some(Err(error));
             }
         };
         let files = sources.len();
         let warnings = compiled.warnings.len();
         if self.in_force == Some(digest) {
-            info!(files, "the rules are again those in force");
+            info!(files, "the source holds the rules in force again");
             self.published.restore();
         } else {
             let version = format_args!("{:016x}", compiled.rules.version());
             info!(files, warnings, version, "rules loaded");
             log_lines(&compiled.warnings, |warning| warn!("rules: {warning}"));
             self.in_force = Some(digest);
-            self.retired.add(self.published.publish(Arc::new(compiled.rules)));
-            if let Some(took) = self.times.note(&mut self.load, &sources) {
+            self.old_rules.add(self.published.publish(Arc::new(compiled.rules)));
+            if let Some(took) = self.change_times.note(&mut self.load, &sources) {
                 self.published.note_propagation(took);
             }
             if let Some(snapshot) = &self.snapshot {
-                snapshot.keep(sources);
+                snapshot.set_sources(sources);
             }
         }
         Some(Ok(FirstLoad { files, warnings }))
     }
 
     /// Puts the rules of the snapshot in force, if it has any: the source has none that are usable.
-    fn take_snapshot(&mut self) {
+    fn use_snapshot(&mut self) {
         let Some(snapshot) = self.snapshot.clone() else { return };
         let path = snapshot.path().display();
         let sources = match snapshot.read() {
@@ -304,15 +308,15 @@ impl<L: Load> Watch<L> {
                 self.in_force = Some(digest(&sources));
                 self.published.publish_snapshot(Arc::new(compiled.rules));
             }
-            Err(trouble) => {
+            Err(error) => {
                 warn!("the snapshot of the rules is not used: {path}: its rules have faults");
-                log_lines(&trouble.lines(), |fault| warn!("rules of the snapshot: {fault}"));
+                log_lines(&error.lines(), |fault| warn!("rules of the snapshot: {fault}"));
             }
         }
     }
 }
 
-fn tell_faults(faults: &[String]) {
+fn log_faults(faults: &[String]) {
     let count = faults.len();
     error!("rules refused, the last good ones stay in force; faults: {count}");
     log_lines(faults, |fault| error!("rules: {fault}"));

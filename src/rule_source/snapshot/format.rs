@@ -2,7 +2,7 @@
 
 use ratelease_rules::Source;
 
-use super::pods::{DOMAIN_BYTES_MAX, DOMAINS_MAX, PODS, Pods};
+use super::pods::{DOMAINS_MAX, Pods, is_valid};
 use super::{SNAPSHOT_BYTES_MAX, SnapshotError};
 
 /// The first bytes of every snapshot, in any format.
@@ -15,11 +15,11 @@ const PODS_MAGIC: &[u8] = b"ratelease-pods ";
 const FORMAT: u64 = 2;
 
 /// Size in bytes of a length.
-const LENGTH: usize = size_of::<u64>();
+const LENGTH_BYTES: usize = size_of::<u64>();
 
 /// The content of a snapshot.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Kept {
+pub(super) struct SnapshotContent {
     pub(super) sources: Vec<Source>,
     /// Pods of each domain; `None` if that part is damaged.
     pub(super) pods: Option<Pods>,
@@ -42,7 +42,7 @@ pub(super) fn encode(
 ) -> Result<Vec<u8>, SnapshotError> {
     let hash = digest(sources).to_hex();
     let parts = || sources.iter().flat_map(parts);
-    let body: usize = parts().map(|part| LENGTH + part.len()).sum();
+    let body: usize = parts().map(|part| LENGTH_BYTES + part.len()).sum();
     let mut bytes = [MAGIC, format!("{FORMAT} {hash} {body}\n").as_bytes()].concat();
     if bytes.len() + body > SNAPSHOT_BYTES_MAX {
         return Err(SnapshotError::TooLarge);
@@ -60,23 +60,23 @@ pub(super) fn encode(
 }
 
 /// Decodes a snapshot. Checks the format first: the rest may be anything in another format.
-pub(super) fn decode(bytes: &[u8]) -> Result<Kept, SnapshotError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<SnapshotContent, SnapshotError> {
     let rest = match bytes.strip_prefix(MAGIC) {
         Some(rest) => rest,
         // The file ends within the magic bytes.
         None if MAGIC.starts_with(bytes) => return Err(SnapshotError::Damaged),
-        None => return Err(SnapshotError::Foreign),
+        None => return Err(SnapshotError::NotASnapshot),
     };
-    let (format, rest) = until(rest, b' ').ok_or(SnapshotError::Damaged)?;
+    let (format, rest) = split_at_byte(rest, b' ').ok_or(SnapshotError::Damaged)?;
     let format: u64 = format.parse().map_err(|_| SnapshotError::Damaged)?;
     if !(1..=FORMAT).contains(&format) {
-        return Err(SnapshotError::Unknown(format, FORMAT));
+        return Err(SnapshotError::UnknownFormat(format, FORMAT));
     }
-    let (head, rest) = until(rest, b'\n').ok_or(SnapshotError::Damaged)?;
+    let (head, rest) = split_at_byte(rest, b'\n').ok_or(SnapshotError::Damaged)?;
     let (hash, body, pods) = if format == 1 {
         (head, rest, Some(Pods::new()))
     } else {
-        let (hash, body, pods) = divided(head, rest).ok_or(SnapshotError::Damaged)?;
+        let (hash, body, pods) = split_sections(head, rest).ok_or(SnapshotError::Damaged)?;
         (hash, body, decode_pods(pods))
     };
     let hash = blake3::Hash::from_hex(hash).map_err(|_| SnapshotError::Damaged)?;
@@ -84,12 +84,12 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Kept, SnapshotError> {
     if digest(&sources) != hash {
         return Err(SnapshotError::Damaged);
     }
-    Ok(Kept { sources, pods })
+    Ok(SnapshotContent { sources, pods })
 }
 
 /// Splits a snapshot of format 2 into the hash in its `head`, the sources, whose length is in the
 /// head, and the counts.
-fn divided<'b>(head: &'b str, rest: &'b [u8]) -> Option<(&'b str, &'b [u8], &'b [u8])> {
+fn split_sections<'b>(head: &'b str, rest: &'b [u8]) -> Option<(&'b str, &'b [u8], &'b [u8])> {
     let (hash, length) = head.split_once(' ')?;
     let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
     let length = length.parse().ok().filter(|_| is_number)?;
@@ -101,8 +101,8 @@ fn divided<'b>(head: &'b str, rest: &'b [u8]) -> Option<(&'b str, &'b [u8], &'b 
 /// bounds are left out.
 fn encode_pods(pods: &[(Box<str>, u32)]) -> Vec<u8> {
     let mut body = Vec::new();
-    let fitting = pods.iter().filter(|(domain, count)| is_fitting(domain, *count));
-    for (domain, count) in fitting.take(DOMAINS_MAX) {
+    let valid = pods.iter().filter(|(domain, count)| is_valid(domain, *count));
+    for (domain, count) in valid.take(DOMAINS_MAX) {
         body.extend_from_slice(&length(domain.as_bytes()));
         body.extend_from_slice(domain.as_bytes());
         body.extend_from_slice(&count.to_le_bytes());
@@ -117,7 +117,7 @@ fn decode_pods(section: &[u8]) -> Option<Pods> {
     if section.is_empty() {
         return Some(Pods::new());
     }
-    let (hash, mut body) = until(section.strip_prefix(PODS_MAGIC)?, b'\n')?;
+    let (hash, mut body) = split_at_byte(section.strip_prefix(PODS_MAGIC)?, b'\n')?;
     if blake3::Hash::from_hex(hash).ok()? != blake3::hash(body) {
         return None;
     }
@@ -126,7 +126,7 @@ fn decode_pods(section: &[u8]) -> Option<Pods> {
         let domain = std::str::from_utf8(take(&mut body)?).ok()?;
         let (count, rest) = body.split_first_chunk()?;
         let count = u32::from_le_bytes(*count);
-        if !is_fitting(domain, count) || pods.len() == DOMAINS_MAX {
+        if !is_valid(domain, count) || pods.len() == DOMAINS_MAX {
             return None;
         }
         pods.push((domain.into(), count));
@@ -135,20 +135,16 @@ fn decode_pods(section: &[u8]) -> Option<Pods> {
     Some(pods)
 }
 
-fn is_fitting(domain: &str, count: u32) -> bool {
-    domain.len() <= DOMAIN_BYTES_MAX && PODS.contains(&count)
-}
-
 fn parts(source: &Source) -> [&[u8]; 2] {
     [source.name.as_bytes(), &source.text]
 }
 
-fn length(part: &[u8]) -> [u8; LENGTH] {
+fn length(part: &[u8]) -> [u8; LENGTH_BYTES] {
     (part.len() as u64).to_le_bytes()
 }
 
 /// Splits `bytes` into the text before the first `mark` and the rest.
-fn until(bytes: &[u8], mark: u8) -> Option<(&str, &[u8])> {
+fn split_at_byte(bytes: &[u8], mark: u8) -> Option<(&str, &[u8])> {
     let at = bytes.iter().position(|byte| *byte == mark)?;
     Some((std::str::from_utf8(bytes.get(..at)?).ok()?, bytes.get(at + 1..)?))
 }
@@ -166,7 +162,7 @@ fn split(mut body: &[u8]) -> Option<Vec<Source>> {
 /// Removes a length from the front of `body`, and then that many bytes. Returns `None` if they are
 /// not there, so that a wrong length allocates nothing.
 fn take<'b>(body: &mut &'b [u8]) -> Option<&'b [u8]> {
-    let (length, rest) = body.split_first_chunk::<LENGTH>()?;
+    let (length, rest) = body.split_first_chunk::<LENGTH_BYTES>()?;
     let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
     let (part, rest) = rest.split_at_checked(length)?;
     *body = rest;

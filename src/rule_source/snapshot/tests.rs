@@ -25,8 +25,8 @@ fn sources() -> Vec<Vec<Source>> {
     ]
 }
 
-fn rules(sources: &[Source]) -> Next {
-    Next { sources: Some(Arc::new(sources.to_vec())), pods: Arc::default() }
+fn rules(sources: &[Source]) -> PendingWrite {
+    PendingWrite { sources: Some(Arc::new(sources.to_vec())), pods: Arc::default() }
 }
 
 fn encode(sources: &[Source]) -> Vec<u8> {
@@ -49,7 +49,7 @@ fn snapshot(dir: &TempDir) -> Snapshot {
 }
 
 #[test]
-fn what_is_kept_comes_back() {
+fn sources_are_read_back_unchanged() {
     let dir = TempDir::new().unwrap();
     let snapshot = snapshot(&dir);
     for sources in sources() {
@@ -68,7 +68,7 @@ fn format_1_is_still_read() {
         let first = encode_first(&sources);
         fs::write(snapshot.path(), &first).unwrap();
         assert_eq!(snapshot.read().unwrap(), sources);
-        assert_eq!(snapshot.recall_pods(), Pods::new());
+        assert_eq!(snapshot.load_pods(), Pods::new());
         for end in 0..first.len() {
             let cut = format::decode(&first[..end]).unwrap_err();
             assert!(matches!(cut, SnapshotError::Damaged), "{end} of {}: {cut:?}", first.len());
@@ -77,7 +77,7 @@ fn format_1_is_still_read() {
 }
 
 #[test]
-fn cut_at_any_byte_of_the_rules_it_is_refused() {
+fn a_truncated_snapshot_is_refused() {
     for sources in sources() {
         let whole = encode(&sources);
         assert_eq!(format::decode(&whole).unwrap().sources, sources);
@@ -91,7 +91,7 @@ fn cut_at_any_byte_of_the_rules_it_is_refused() {
 }
 
 #[test]
-fn with_any_byte_changed_the_rules_or_the_counts_are_refused() {
+fn a_changed_byte_invalidates_the_rules_or_the_counts() {
     for sources in sources() {
         let whole = format::encode(&sources, &[("shop".into(), 7)]).unwrap();
         let good = format::decode(&whole).unwrap();
@@ -108,18 +108,18 @@ fn with_any_byte_changed_the_rules_or_the_counts_are_refused() {
 }
 
 #[test]
-fn a_newer_format_and_other_files_are_refused_each_in_its_words() {
+fn a_newer_format_and_other_files_have_errors_of_their_own() {
     let whole = encode(&[source("a", b"b")]);
     let text = String::from_utf8(whole).unwrap();
     let newer = text.replacen("rules 2 ", "rules 3 ", 1);
-    let told = format::decode(newer.as_bytes()).unwrap_err().to_string();
-    assert!(told.contains("format 3, and this version knows formats up to 2"), "{told}");
+    let error = format::decode(newer.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("format 3, and this version knows formats up to 2"), "{error}");
     let other = format::decode(b"ratelease-rules 3 in another shape").unwrap_err();
-    assert!(matches!(other, SnapshotError::Unknown(3, 2)), "{other}");
+    assert!(matches!(other, SnapshotError::UnknownFormat(3, 2)), "{other}");
     for foreign in ["domain: shop\n", "\0", "ratelease"] {
-        let told = format::decode(foreign.as_bytes()).unwrap_err();
+        let error = format::decode(foreign.as_bytes()).unwrap_err();
         let is_start = "ratelease-rules ".starts_with(foreign);
-        assert_eq!(matches!(told, SnapshotError::Foreign), !is_start, "{foreign:?}: {told}");
+        assert_eq!(matches!(error, SnapshotError::NotASnapshot), !is_start, "{foreign:?}: {error}");
     }
     // A length that no file can have.
     for first in [text, String::from_utf8(encode_first(&[source("a", b"b")])).unwrap()] {
@@ -134,12 +134,12 @@ fn a_newer_format_and_other_files_are_refused_each_in_its_words() {
 }
 
 #[test]
-fn what_is_missing_no_file_or_too_large_is_told() {
+fn a_missing_special_or_too_large_file_has_an_error_of_its_own() {
     let dir = TempDir::new().unwrap();
     let snapshot = snapshot(&dir);
     assert!(matches!(snapshot.read(), Err(SnapshotError::Missing)));
     fs::create_dir(snapshot.path()).unwrap();
-    assert!(matches!(snapshot.read(), Err(SnapshotError::Foreign)));
+    assert!(matches!(snapshot.read(), Err(SnapshotError::NotASnapshot)));
     assert!(matches!(snapshot.write(&rules(&[])), Err(SnapshotError::Unwritable(_))));
     fs::remove_dir(snapshot.path()).unwrap();
     symlink("rules.snapshot", snapshot.path()).unwrap();
@@ -153,7 +153,7 @@ fn what_is_missing_no_file_or_too_large_is_told() {
 }
 
 #[test]
-fn a_write_that_fails_leaves_the_last_one() {
+fn a_failed_write_leaves_the_last_snapshot() {
     let dir = TempDir::new().unwrap();
     let snapshot = snapshot(&dir);
     snapshot.write(&rules(&[source("a", b"1")])).unwrap();
@@ -172,9 +172,9 @@ fn a_write_that_fails_leaves_the_last_one() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_written_is_counted_and_does_not_hold_up_the_next() {
+async fn a_failed_write_is_counted_and_does_not_delay_the_next() {
     let nowhere = Arc::new(Snapshot::new("/dev/null/rules".into()));
-    nowhere.keep(vec![source("a", b"1")]);
+    nowhere.set_sources(vec![source("a", b"1")]);
     let running = tokio::spawn(Arc::clone(&nowhere).run());
     let failed = async {
         while nowhere.failed.load(Ordering::Relaxed) == 0 {
@@ -182,18 +182,18 @@ async fn what_cannot_be_written_is_counted_and_does_not_hold_up_the_next() {
         }
     };
     timeout(PATIENCE, failed).await.expect("a failure that is counted");
-    nowhere.keep(vec![source("a", b"2")]);
-    let waiting = nowhere.waiting.lock().sources.clone();
-    assert_eq!(waiting.as_deref(), Some(&vec![source("a", b"2")]), "the last one is tried next");
+    nowhere.set_sources(vec![source("a", b"2")]);
+    let pending = nowhere.pending.lock().sources.clone();
+    assert_eq!(pending.as_deref(), Some(&vec![source("a", b"2")]), "the last one is tried next");
     running.abort();
 }
 
 #[tokio::test]
-async fn what_is_kept_is_written_and_the_last_one_wins() {
+async fn the_last_sources_set_are_written() {
     let dir = TempDir::new().unwrap();
     let snapshot = Arc::new(snapshot(&dir));
     for n in 0..100_u8 {
-        snapshot.keep(vec![source("a", &[n])]);
+        snapshot.set_sources(vec![source("a", &[n])]);
     }
     let running = tokio::spawn(Arc::clone(&snapshot).run());
     let written = async {

@@ -14,25 +14,25 @@ use parking_lot::Mutex;
 use tracing::warn;
 
 use super::WatchPaths;
-use super::watch_paths::{DIRECTORIES_MAX, Places};
+use super::watch_paths::{DIRECTORIES_MAX, WatchSet};
 
 /// Maximum number of times that the file system is scanned until two scans agree; if they never
 /// agree, an event follows.
-const LOOKS_MAX: usize = 4;
+const SCANS_MAX: usize = 4;
 
-/// Rings `bell` on each relevant event. Without a watcher it reports nothing, and only the periodic
+/// Sends to `wake` on each relevant event. Without a watcher it reports nothing, and only the periodic
 /// reading finds changes.
 pub(super) struct FsWatch {
-    bell: SyncSender<()>,
+    wake: SyncSender<()>,
     watcher: Option<RecommendedWatcher>,
-    /// The places that matter now; the event handler reads them.
-    places: Arc<Mutex<Places>>,
+    /// The paths that matter now; the event handler reads them.
+    watch_set: Arc<Mutex<WatchSet>>,
     /// Each watched directory and its identity: another directory may have replaced it since.
     watched: HashMap<PathBuf, Identity>,
     /// The last error logged, so that each is logged once.
-    trouble: String,
+    last_error: String,
     /// Set by tests, to watch nothing.
-    is_shut: bool,
+    is_disabled: bool,
 }
 
 /// Device and inode.
@@ -41,54 +41,54 @@ type Identity = (u64, u64);
 // === impl FsWatch ===
 
 impl FsWatch {
-    pub(super) fn new(bell: SyncSender<()>) -> Self {
+    pub(super) fn new(wake: SyncSender<()>) -> Self {
         Self {
-            bell,
+            wake,
             watcher: None,
-            places: Arc::default(),
+            watch_set: Arc::default(),
             watched: HashMap::new(),
-            trouble: String::new(),
-            is_shut: false,
+            last_error: String::new(),
+            is_disabled: false,
         }
     }
 
-    /// Creates eyes that report no event.
+    /// Creates a watch that reports no event.
     #[cfg(test)]
-    pub(super) fn shut(bell: SyncSender<()>) -> Self {
-        Self { is_shut: true, ..Self::new(bell) }
+    pub(super) fn disabled(wake: SyncSender<()>) -> Self {
+        Self { is_disabled: true, ..Self::new(wake) }
     }
 
-    /// Watches the places that exist now. Call this before reading, so that a later change is
-    /// either read or rings the bell.
+    /// Watches the paths that exist now. Call this before reading, so that a later change is either
+    /// read or sends a wake-up.
     pub(super) fn arm(&mut self, paths: &WatchPaths) {
-        if self.is_shut {
+        if self.is_disabled {
             return;
         }
         // `notify` panics once its own thread has ended.
-        let trouble = catch_unwind(AssertUnwindSafe(|| self.try_arm(paths))).unwrap_or_else(|_| {
+        let error = catch_unwind(AssertUnwindSafe(|| self.try_arm(paths))).unwrap_or_else(|_| {
             // Dropping the watcher would panic as well.
             mem::forget(self.watcher.take());
             self.watched.clear();
             Err("the file watcher panicked".to_owned())
         });
-        let trouble = trouble.err().unwrap_or_default();
-        if !trouble.is_empty() && trouble != self.trouble {
-            warn!("{trouble}; changes that go unseen are found when the rules are read again");
+        let error = error.err().unwrap_or_default();
+        if !error.is_empty() && error != self.last_error {
+            warn!("{error}; changes are still found by reading the rules every 30 s");
         }
-        self.trouble = trouble;
+        self.last_error = error;
     }
 
     fn try_arm(&mut self, paths: &WatchPaths) -> Result<(), String> {
         self.open().map_err(|error| format!("the file watcher cannot start: {error}"))?;
         let mut result = Ok(());
-        for look in 0..LOOKS_MAX {
-            let places = Places::look(&paths.dir, paths.root.as_deref());
-            // A place that appeared after the first scan and before its watch was set has caused no
-            // event, so a second scan has to find the same places.
-            if look > 0 && places == *self.places.lock() && self.is_watching(&places) {
+        for scan in 0..SCANS_MAX {
+            let watch_set = WatchSet::scan(&paths.dir, paths.root.as_deref());
+            // A path that appeared after the first scan and before its watch was set has caused no
+            // event, so a second scan has to find the same paths.
+            if scan > 0 && watch_set == *self.watch_set.lock() && self.is_watching(&watch_set) {
                 break;
             }
-            result = self.watch(places);
+            result = self.watch(watch_set);
         }
         result
     }
@@ -97,35 +97,35 @@ impl FsWatch {
         if self.watcher.is_some() {
             return Ok(());
         }
-        let (bell, places) = (self.bell.clone(), Arc::clone(&self.places));
+        let (wake, watch_set) = (self.wake.clone(), Arc::clone(&self.watch_set));
         let handler = move |event: notify::Result<notify::Event>| {
-            let is_concern = match event {
-                Ok(event) => places.lock().concern(&event),
+            let is_relevant = match event {
+                Ok(event) => watch_set.lock().is_relevant(&event),
                 Err(error) => {
                     warn!("the file watcher reports an error: {error}; reading the rules again");
                     true
                 }
             };
-            if is_concern {
-                // A bell that has rung already need not ring again.
-                let _ = bell.try_send(());
+            if is_relevant {
+                // A pending wake-up serves for this event too.
+                let _ = wake.try_send(());
             }
         };
         self.watcher = Some(notify::recommended_watcher(handler)?);
         Ok(())
     }
 
-    fn is_watching(&self, places: &Places) -> bool {
-        self.watched.len() == places.directories.len()
+    fn is_watching(&self, watch_set: &WatchSet) -> bool {
+        self.watched.len() == watch_set.directories.len()
             && self.watched.iter().all(|(path, &was)| identity(path) == Some(was))
     }
 
     /// Sets every watch again, even an existing one: it may have ended with a directory that was in
     /// the same place before, under the same inode number.
-    fn watch(&mut self, places: Places) -> Result<(), String> {
+    fn watch(&mut self, watch_set: WatchSet) -> Result<(), String> {
         let Some(watcher) = &mut self.watcher else { return Ok(()) };
         self.watched.retain(|path, was| {
-            let keep = places.directories.contains(path) && identity(path) == Some(*was);
+            let keep = watch_set.directories.contains(path) && identity(path) == Some(*was);
             if !keep {
                 // The watch may have ended by itself.
                 let _ = watcher.unwatch(path);
@@ -133,11 +133,11 @@ impl FsWatch {
             keep
         });
         let mut result = Ok(());
-        if places.is_cut {
+        if watch_set.is_truncated {
             result = Err(format!("there are more than {DIRECTORIES_MAX} directories to watch"));
         }
-        *self.places.lock() = places.clone();
-        for path in places.directories {
+        *self.watch_set.lock() = watch_set.clone();
+        for path in watch_set.directories {
             let Some(identity) = identity(&path) else { continue };
             match watcher.watch(&path, RecursiveMode::NonRecursive) {
                 Ok(()) => {

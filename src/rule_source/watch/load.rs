@@ -44,15 +44,15 @@ pub struct Compiled {
 pub(super) type Digest = blake3::Hash;
 
 /// The result of a load.
-pub(super) enum Found {
+pub(super) enum LoadOutcome {
     /// The state is the known one.
-    Known,
+    Unchanged,
     /// Another state, with its rules or its faults.
-    New { digest: Digest, sources: Vec<Source>, result: Result<Compiled, Trouble> },
+    Changed { digest: Digest, sources: Vec<Source>, result: Result<Compiled, LoadError> },
 }
 
 /// Why a load found no usable rules.
-pub(super) enum Trouble {
+pub(super) enum LoadError {
     /// Nothing could be read.
     Unread(String),
     /// One line for each fault.
@@ -63,54 +63,54 @@ pub(super) enum Trouble {
 
 /// Loads the rules, unless the state of the directory is `known`. A panic is a fault like any
 /// other: it must not end the watch.
-pub(super) fn load<L: Load>(load: &mut L, known: Option<Digest>) -> Found {
+pub(super) fn load<L: Load>(load: &mut L, known: Option<Digest>) -> LoadOutcome {
     catch_unwind(AssertUnwindSafe(|| attempt(load, known)))
-        .unwrap_or_else(|_| refused(Trouble::Panicked, known))
+        .unwrap_or_else(|_| refused(LoadError::Panicked, known))
 }
 
 /// Compiles `sources` that do not come from a reading. Here too a panic is a fault.
-pub(super) fn compile<L: Load>(load: &mut L, sources: &[Source]) -> Result<Compiled, Trouble> {
+pub(super) fn compile<L: Load>(load: &mut L, sources: &[Source]) -> Result<Compiled, LoadError> {
     let compiled = catch_unwind(AssertUnwindSafe(|| load.compile(sources)));
-    compiled.map_err(|_| Trouble::Panicked)?.map_err(Trouble::Faults)
+    compiled.map_err(|_| LoadError::Panicked)?.map_err(LoadError::Faults)
 }
 
-fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> Found {
+fn attempt<L: Load>(load: &mut L, known: Option<Digest>) -> LoadOutcome {
     let mut last = None;
     // A link swapped between the reading of two files would mix two versions of the rules, and a
     // file that is removed between being found and being read is an error, so a reading is used
     // only if the next one finds the same. If changes never stop, the last reading is used: an
     // event follows it.
     for reading in 1..=READINGS_MAX {
-        let read = load.read().map_err(Trouble::Unread);
-        let digest = read.as_ref().map_or_else(Trouble::digest, |sources| digest(sources));
+        let read = load.read().map_err(LoadError::Unread);
+        let digest = read.as_ref().map_or_else(LoadError::digest, |sources| digest(sources));
         if known == Some(digest) {
-            return Found::Known;
+            return LoadOutcome::Unchanged;
         }
         if last == Some(digest) || reading == READINGS_MAX {
             return match read {
                 Ok(sources) => {
-                    let result = load.compile(&sources).map_err(Trouble::Faults);
-                    Found::New { digest, sources, result }
+                    let result = load.compile(&sources).map_err(LoadError::Faults);
+                    LoadOutcome::Changed { digest, sources, result }
                 }
-                Err(trouble) => refused(trouble, known),
+                Err(error) => refused(error, known),
             };
         }
         last = Some(digest);
     }
-    Found::Known
+    LoadOutcome::Unchanged
 }
 
-fn refused(trouble: Trouble, known: Option<Digest>) -> Found {
-    let digest = trouble.digest();
+fn refused(error: LoadError, known: Option<Digest>) -> LoadOutcome {
+    let digest = error.digest();
     if known == Some(digest) {
-        return Found::Known;
+        return LoadOutcome::Unchanged;
     }
-    Found::New { digest, sources: Vec::new(), result: Err(trouble) }
+    LoadOutcome::Changed { digest, sources: Vec::new(), result: Err(error) }
 }
 
 // === impl Trouble ===
 
-impl Trouble {
+impl LoadError {
     fn digest(&self) -> Digest {
         blake3::hash(self.lines().concat().as_bytes())
     }
@@ -121,8 +121,7 @@ impl Trouble {
             Self::Unread(fault) => vec![fault.clone()],
             Self::Faults(faults) => faults.clone(),
             Self::Panicked => {
-                let fault = "the rules could not be read: the loader panicked (a fault of the \
-                             program's own)";
+                let fault = "internal error: the rules could not be read: the loader panicked";
                 vec![fault.to_owned()]
             }
         }
@@ -170,18 +169,18 @@ mod tests {
         let found = load(&mut script, known);
         assert_eq!(script.readings.len(), 0, "all of {readings:?} is read");
         assert_eq!(script.compiled.first().map(String::as_str), expected, "{readings:?}");
-        assert_eq!(matches!(found, Found::Known), expected.is_none(), "{readings:?}");
+        assert_eq!(matches!(found, LoadOutcome::Unchanged), expected.is_none(), "{readings:?}");
     }
 
     #[test]
-    fn a_reading_counts_once_another_has_found_the_same() {
+    fn a_reading_is_used_once_the_next_one_agrees() {
         check(None, &["new", "new"], Some("new"));
         check(Some("old"), &["mixed", "new", "new"], Some("new"));
         check(Some("old"), &["half", "mixed", "new", "new"], Some("new"));
     }
 
     #[test]
-    fn a_file_that_goes_away_while_it_is_read_is_no_fault() {
+    fn a_file_removed_while_it_is_read_is_not_a_fault() {
         check(None, &[GONE, "new", "new"], Some("new"));
         check(Some("old"), &[GONE, "new", "new"], Some("new"));
         check(Some("old"), &["new", GONE, "newer", "newer"], Some("newer"));
@@ -189,22 +188,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_neither_read_twice_nor_compiled() {
+    fn a_known_state_is_neither_read_twice_nor_compiled() {
         check(Some("old"), &["old"], None);
         check(Some("old"), &["mixed", "old"], None);
     }
 
     #[test]
-    fn under_change_without_end_the_last_reading_counts() {
+    fn under_continuous_changes_the_last_reading_is_used() {
         check(Some("old"), &["1", "2", "3", "4"], Some("4"));
     }
 
     #[test]
-    fn an_error_is_known_once_it_has_been_told() {
+    fn a_reported_error_is_a_known_state() {
         let mut script = Script { readings: VecDeque::new(), compiled: Vec::new() };
-        let Found::New { digest, result, .. } = load(&mut script, None) else { panic!("not new") };
-        let Err(Trouble::Unread(told)) = result else { panic!("read") };
-        assert_eq!(told, "gone");
-        assert!(matches!(load(&mut script, Some(digest)), Found::Known));
+        let LoadOutcome::Changed { digest, result, .. } = load(&mut script, None) else {
+            panic!("not new")
+        };
+        let Err(LoadError::Unread(message)) = result else { panic!("read") };
+        assert_eq!(message, "gone");
+        assert!(matches!(load(&mut script, Some(digest)), LoadOutcome::Unchanged));
     }
 }

@@ -14,15 +14,15 @@ use ratelease_rules::Rules;
 const RETIRED_MAX: usize = 4;
 
 /// Interval between checks whether they are still used.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Former versions that may still be in use, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Retired(Vec<Arc<Rules>>);
+pub(super) struct OldRules(Vec<Arc<Rules>>);
 
 // === impl Retired ===
 
-impl Retired {
+impl OldRules {
     pub(super) fn add(&mut self, rules: Option<Arc<Rules>>) {
         self.0.extend(rules);
         if self.0.len() > RETIRED_MAX {
@@ -45,27 +45,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn former_rules_are_freed_here_and_not_by_the_last_who_used_them() {
-        let mut retired = Retired::default();
+    fn old_rules_are_freed_by_the_watcher() {
+        let mut old_rules = OldRules::default();
         let used = Arc::new(Rules::default());
         let seen = Arc::downgrade(&used);
-        retired.add(Some(Arc::clone(&used)));
-        retired.free_unused();
-        assert!(!retired.is_empty(), "an answer is still computed under them");
+        old_rules.add(Some(Arc::clone(&used)));
+        old_rules.free_unused();
+        assert!(!old_rules.is_empty(), "an answer is still computed under them");
         drop(used);
-        assert!(seen.upgrade().is_some(), "who answered has not freed them");
-        retired.free_unused();
-        assert!(seen.upgrade().is_none() && retired.is_empty());
+        assert!(seen.upgrade().is_some(), "the reader has not freed them");
+        old_rules.free_unused();
+        assert!(seen.upgrade().is_none() && old_rules.is_empty());
     }
 
     #[test]
-    fn no_more_than_a_few_are_kept_hold_of() {
-        let mut retired = Retired::default();
+    fn only_a_few_old_rules_are_held() {
+        let mut old_rules = OldRules::default();
         let used: Vec<_> = (0..=RETIRED_MAX).map(|_| Arc::new(Rules::default())).collect();
-        used.iter().for_each(|rules| retired.add(Some(Arc::clone(rules))));
+        used.iter().for_each(|rules| old_rules.add(Some(Arc::clone(rules))));
         let held: Vec<_> = used.iter().map(|rules| Arc::strong_count(rules) > 1).collect();
         assert_eq!(held, [false, true, true, true, true]);
-        retired.add(None);
-        assert_eq!(retired.0.len(), RETIRED_MAX);
+        old_rules.add(None);
+        assert_eq!(old_rules.0.len(), RETIRED_MAX);
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use notify::event::{AccessKind, AccessMode, CreateKind, DataChange, Flag, ModifyKind};
 use notify::{Event, EventKind};
 
-use super::watch_paths::Places;
+use super::watch_paths::WatchSet;
 use super::*;
 use rig::{BAD, PANIC, Rig};
 
@@ -99,7 +99,7 @@ async fn a_config_map_may_be_swapped_again_and_again() {
 }
 
 #[tokio::test]
-async fn the_directory_may_go_and_come_back_and_be_replaced() {
+async fn the_directory_may_be_removed_restored_and_replaced() {
     let mut rig = Rig::new();
     rig.write("a.yaml", "1");
     rig.start().await.expect("good rules");
@@ -131,7 +131,7 @@ async fn the_directory_may_go_and_come_back_and_be_replaced() {
 }
 
 #[tokio::test]
-async fn a_directory_that_is_missing_at_first_is_found_when_it_comes() {
+async fn a_directory_that_is_missing_at_first_is_found_when_it_appears() {
     let mut rig = Rig::below("not/yet/here");
     let failed = rig.start().await.expect_err("nothing there");
     assert!(failed.to_string().contains("not/yet/here"), "{failed}");
@@ -151,7 +151,7 @@ async fn a_root_that_is_a_link_may_be_swapped() {
 }
 
 #[tokio::test]
-async fn a_link_on_the_way_may_be_swapped_though_it_is_no_root() {
+async fn a_link_on_the_path_may_be_swapped_without_a_root() {
     swap_current(Rig::below("current/shop/config")).await;
 }
 
@@ -195,7 +195,7 @@ async fn a_directory_between_the_root_and_the_rules_may_be_replaced() {
 }
 
 #[tokio::test]
-async fn nested_directories_are_watched_as_they_come_and_go() {
+async fn nested_directories_are_watched_as_they_appear_and_disappear() {
     let mut rig = Rig::new();
     rig.start().await.expect("an empty directory is a good one");
     assert_eq!(rig.in_force(), "");
@@ -253,7 +253,7 @@ async fn bad_rules_leave_the_good_ones_and_are_counted_and_logged_once() {
 }
 
 #[tokio::test]
-async fn going_back_to_the_rules_in_force_ends_the_fault_without_a_new_version() {
+async fn restoring_the_rules_in_force_clears_the_fault_without_a_new_version() {
     let mut rig = Rig::new();
     rig.write("a.yaml", "1");
     rig.start().await.expect("good rules");
@@ -270,7 +270,7 @@ async fn going_back_to_the_rules_in_force_ends_the_fault_without_a_new_version()
 }
 
 #[tokio::test]
-async fn the_first_load_is_counted_and_left_to_the_caller_to_tell() {
+async fn the_first_load_is_counted_and_not_logged() {
     let mut rig = Rig::new();
     let log = rig.log();
     rig.write("a.yaml", BAD);
@@ -284,7 +284,7 @@ async fn the_first_load_is_counted_and_left_to_the_caller_to_tell() {
 }
 
 #[tokio::test]
-async fn a_file_read_half_written_is_refused_until_it_is_whole() {
+async fn a_partly_written_file_is_refused_until_it_is_complete() {
     let mut rig = Rig::new();
     rig.write("a.yaml", "1");
     rig.start().await.expect("good rules");
@@ -309,7 +309,7 @@ async fn many_quick_writes_are_few_loads() {
 }
 
 #[tokio::test]
-async fn change_without_end_does_not_put_a_load_off_for_ever() {
+async fn continuous_changes_do_not_delay_a_load_forever() {
     let mut rig = Rig::new();
     rig.write("a.yaml", "0");
     rig.start().await.expect("good rules");
@@ -331,7 +331,7 @@ async fn change_without_end_does_not_put_a_load_off_for_ever() {
 }
 
 #[tokio::test]
-async fn without_events_the_regular_reading_finds_a_change() {
+async fn without_events_polling_finds_a_change() {
     let mut rig = Rig::new();
     rig.write("a.yaml", "1");
     rig.start_blind(Duration::from_millis(50)).await.expect("good rules");
@@ -343,7 +343,7 @@ async fn without_events_the_regular_reading_finds_a_change() {
 }
 
 #[tokio::test]
-async fn a_loader_that_panics_is_a_fault_and_the_watch_goes_on() {
+async fn a_loader_panic_is_a_fault_and_the_watch_goes_on() {
     let mut rig = Rig::new();
     rig.write("a.yaml", "1");
     rig.start().await.expect("good rules");
@@ -366,35 +366,35 @@ async fn a_dropped_watcher_ends_its_thread() {
 }
 
 #[test]
-fn reading_a_file_concerns_nobody_and_what_was_lost_concerns() {
+fn reading_a_file_is_irrelevant_and_lost_events_are_relevant() {
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().canonicalize().expect("path");
-    let places = Places::look(&path, None);
+    let watch_set = WatchSet::scan(&path, None);
     let event = |kind, name: &str| Event::new(kind).add_path(path.join(name));
     let access = EventKind::Access(AccessKind::Open(AccessMode::Any));
     let data = EventKind::Modify(ModifyKind::Data(DataChange::Any));
-    assert!(!places.concern(&event(access, "a.yaml")));
-    assert!(places.concern(&event(data, "a.yaml")));
-    assert!(places.concern(&event(EventKind::Create(CreateKind::Folder), "x")));
-    assert!(places.concern(&Event::new(EventKind::Other).set_flag(Flag::Rescan)));
+    assert!(!watch_set.is_relevant(&event(access, "a.yaml")));
+    assert!(watch_set.is_relevant(&event(data, "a.yaml")));
+    assert!(watch_set.is_relevant(&event(EventKind::Create(CreateKind::Folder), "x")));
+    assert!(watch_set.is_relevant(&Event::new(EventKind::Other).set_flag(Flag::Rescan)));
     let beside = Event::new(data).add_path(path.with_file_name("unrelated"));
-    assert!(!places.concern(&beside), "what lies beside the directory is no rule");
-    assert!(places.concern(&Event::new(EventKind::Create(CreateKind::Any)).add_path(path)));
+    assert!(!watch_set.is_relevant(&beside), "what lies beside the directory is no rule");
+    assert!(watch_set.is_relevant(&Event::new(EventKind::Create(CreateKind::Any)).add_path(path)));
 }
 
 #[test]
-fn links_in_a_ring_and_too_many_directories_are_cut() {
+fn link_cycles_and_too_many_directories_are_bounded() {
     let dir = tempfile::tempdir().expect("directory");
     let path = dir.path().canonicalize().expect("path");
     symlink("b", path.join("a")).expect("link");
     symlink("a", path.join("b")).expect("link");
     symlink(".", path.join("self")).expect("link");
     symlink("nowhere", path.join("dangling")).expect("link");
-    assert!(!Places::look(&path, None).is_cut);
+    assert!(!WatchSet::scan(&path, None).is_truncated);
     for n in 0..watch_paths::DIRECTORIES_MAX {
         fs::create_dir(path.join(n.to_string())).expect("directory");
     }
-    let places = Places::look(&path, None);
-    assert!(places.is_cut);
-    assert_eq!(places.directories.len(), watch_paths::DIRECTORIES_MAX);
+    let watch_set = WatchSet::scan(&path, None);
+    assert!(watch_set.is_truncated);
+    assert_eq!(watch_set.directories.len(), watch_paths::DIRECTORIES_MAX);
 }

@@ -21,7 +21,7 @@ const LINKS_MAX: usize = 40;
 
 /// What to watch, found by one scan of the file system. Paths are canonical.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Places {
+pub(super) struct WatchSet {
     /// Every directory to watch.
     pub(super) directories: BTreeSet<PathBuf>,
     /// Watched directories in which every entry matters: the rules directory and those below it.
@@ -29,36 +29,36 @@ pub(super) struct Places {
     /// Names that matter in the other directories: links, targets of links, and missing names.
     names: HashSet<PathBuf>,
     /// Some directories were left out because of the maximum.
-    pub(super) is_cut: bool,
+    pub(super) is_truncated: bool,
 }
 
 // === impl Places ===
 
-impl Places {
+impl WatchSet {
     /// Finds the places to watch for the rules in `dir`; if `root` is given, that path and each
     /// directory from it down to `dir` may also be replaced. Both are absolute.
-    pub(super) fn look(dir: &Path, root: Option<&Path>) -> Self {
-        let mut places = Self::default();
+    pub(super) fn scan(dir: &Path, root: Option<&Path>) -> Self {
+        let mut watch_set = Self::default();
         if let Some(root) = root {
             for part in dir.ancestors().filter(|part| part.starts_with(root)) {
-                places.add_entry(part);
+                watch_set.add_entry(part);
             }
         }
-        places.add_entry(dir);
-        if let Some(dir) = places.follow(dir) {
-            places.add_tree(dir);
+        watch_set.add_entry(dir);
+        if let Some(dir) = watch_set.follow(dir) {
+            watch_set.add_tree(dir);
         }
-        places
+        watch_set
     }
 
     /// Whether `event` may mean that the rules changed. Reading a file is an event as well, and
     /// does not.
-    pub(super) fn concern(&self, event: &Event) -> bool {
+    pub(super) fn is_relevant(&self, event: &Event) -> bool {
         !matches!(event.kind, EventKind::Access(_))
-            && (event.need_rescan() || event.paths.is_empty() || self.concern_any(&event.paths))
+            && (event.need_rescan() || event.paths.is_empty() || self.is_any_relevant(&event.paths))
     }
 
-    fn concern_any(&self, paths: &[PathBuf]) -> bool {
+    fn is_any_relevant(&self, paths: &[PathBuf]) -> bool {
         paths.iter().any(|path| {
             self.names.contains(path)
                 // A watched directory itself was removed or moved away.
@@ -89,7 +89,7 @@ impl Places {
         if has_room {
             self.directories.insert(path.to_owned());
         }
-        self.is_cut |= !has_room;
+        self.is_truncated |= !has_room;
         has_room
     }
 
@@ -142,7 +142,7 @@ impl Places {
             for entry in listing.into_iter().flatten().flatten() {
                 entries += 1;
                 if entries > ENTRIES_MAX {
-                    self.is_cut = true;
+                    self.is_truncated = true;
                     return;
                 }
                 let Ok(kind) = entry.file_type() else { continue };

@@ -63,7 +63,7 @@ async fn without_rules_to_load_those_of_the_snapshot_are_in_force_until_there_ar
         pod.ready().await;
         serves(&pod).await;
         pod.logs("the rules of the snapshot are in force: ").await;
-        pod.logs("the rules of the snapshot are in force until these faults are mended").await;
+        pod.logs("the rules of the snapshot are in force until these faults are fixed").await;
         let told = &pod.status()["rules"];
         assert_eq!((&told["from_snapshot"], &told["count"]), (&true.into(), &4.into()), "{told}");
         assert!(told["last_fault"].as_str().is_some_and(|it| it.contains(fault)), "{told}");
@@ -90,9 +90,9 @@ async fn a_snapshot_that_is_not_whole_is_refused() {
     let whole = fs::read(place.snapshot()).unwrap();
     let newer = String::from_utf8_lossy(&whole).replacen(" 2 ", " 3 ", 1).into_bytes();
     for (name, bytes, why) in [
-        ("cut", &whole[..whole.len() / 2], "it is damaged or cut short; remove it"),
-        ("empty", &[], "it is damaged or cut short; remove it"),
-        ("foreign", RULES.as_bytes(), "it is no snapshot of rules; name another file"),
+        ("cut", &whole[..whole.len() / 2], "the file is damaged or truncated; remove it"),
+        ("empty", &[], "the file is damaged or truncated; remove it"),
+        ("foreign", RULES.as_bytes(), "the file is not a snapshot of rules; choose another file"),
         (
             "newer",
             &newer,
@@ -140,6 +140,6 @@ async fn without_a_snapshot_a_directory_that_cannot_be_read_still_ends_the_start
     let missing = place.dir.path().join("rules");
     let pod = place.spawn(&missing);
     assert_eq!(pod.process.exit(SOON).await, 1);
-    assert!(pod.process.log().contains("there is none yet"), "{}", pod.process.log());
+    assert!(pod.process.log().contains("the file does not exist yet"), "{}", pod.process.log());
     refuses_to_start(&missing, &[], &["rules: does not exist"]).await;
 }

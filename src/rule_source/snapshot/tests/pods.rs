@@ -24,7 +24,7 @@ fn count(domain: &str, count: u32) -> Vec<u8> {
 }
 
 /// Waits until `is_there` returns true for the content of the file.
-async fn until(snapshot: &Snapshot, is_there: impl Fn(&Kept) -> bool) {
+async fn split_at_byte(snapshot: &Snapshot, is_there: impl Fn(&SnapshotContent) -> bool) {
     let written = async {
         while !snapshot.read_all().is_ok_and(|kept| is_there(&kept)) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -34,36 +34,36 @@ async fn until(snapshot: &Snapshot, is_there: impl Fn(&Kept) -> bool) {
 }
 
 #[test]
-fn counts_come_back_beside_the_rules() {
+fn counts_are_read_back_beside_the_rules() {
     let many: Pods = (0..DOMAINS_MAX).map(|n| (format!("{n:05}").into(), 10_000)).collect();
     for counts in [pods(&[]), pods(&[("", 1), ("sh\u{f6}p", 10_000)]), many] {
         for sources in sources() {
             let whole = format::encode(&sources, &counts).unwrap();
-            let kept = Kept { sources, pods: Some(counts.clone()) };
+            let kept = SnapshotContent { sources, pods: Some(counts.clone()) };
             assert_eq!(format::decode(&whole).unwrap(), kept);
         }
     }
 }
 
 #[test]
-fn cut_at_any_byte_of_the_counts_only_these_are_unknown() {
+fn truncated_counts_leave_the_rules_intact() {
     let counts = pods(&[("a", 7), ("b", 300)]);
     for sources in sources() {
         let whole = format::encode(&sources, &counts).unwrap();
         let rules = encode(&sources).len() - "ratelease-pods \n".len() - 64;
         let none = format::decode(&whole[..rules]).unwrap();
-        assert_eq!(none, Kept { sources: sources.clone(), pods: Some(Pods::new()) });
+        assert_eq!(none, SnapshotContent { sources: sources.clone(), pods: Some(Pods::new()) });
         for end in rules + 1..whole.len() {
             let cut = format::decode(&whole[..end]).unwrap();
-            assert_eq!(cut, Kept { sources: sources.clone(), pods: None }, "{end}");
+            assert_eq!(cut, SnapshotContent { sources: sources.clone(), pods: None }, "{end}");
         }
         let longer = format::decode(&[&whole[..], b"x"].concat()).unwrap();
-        assert_eq!(longer, Kept { sources, pods: None });
+        assert_eq!(longer, SnapshotContent { sources, pods: None });
     }
 }
 
 #[test]
-fn absurd_counts_are_not_taken_whatever_their_hash() {
+fn invalid_counts_are_refused_even_with_a_correct_hash() {
     let sources = [source("a", b"b")];
     let good = with_section(&sources, &count("shop", 3));
     assert_eq!(format::decode(&good).unwrap().pods, Some(pods(&[("shop", 3)])));
@@ -85,7 +85,7 @@ fn absurd_counts_are_not_taken_whatever_their_hash() {
 }
 
 #[test]
-fn counts_that_do_not_fit_are_not_written() {
+fn counts_beyond_the_maximum_size_are_not_written() {
     let counts = pods(&[("none", 0), ("good", 2), ("many", 10_001)]);
     let whole = format::encode(&[], &counts).unwrap();
     assert_eq!(format::decode(&whole).unwrap().pods, Some(pods(&[("good", 2)])));
@@ -97,56 +97,56 @@ fn counts_that_do_not_fit_are_not_written() {
 }
 
 #[tokio::test]
-async fn counts_that_change_are_written_beside_the_rules_of_the_file() {
+async fn changed_counts_are_written_beside_the_rules_of_the_file() {
     let dir = TempDir::new().unwrap();
     let snapshot = Arc::new(snapshot(&dir));
     let running = tokio::spawn(Arc::clone(&snapshot).run());
     // Without rules there is no file to add them to.
-    snapshot.keep_pods(pods(&[("shop", 3)]));
-    snapshot.keep(vec![source("a", b"1")]);
-    until(&snapshot, |kept| kept.pods == Some(pods(&[("shop", 3)]))).await;
+    snapshot.set_pods(pods(&[("shop", 3)]));
+    snapshot.set_sources(vec![source("a", b"1")]);
+    split_at_byte(&snapshot, |kept| kept.pods == Some(pods(&[("shop", 3)]))).await;
     assert_eq!(snapshot.read().unwrap(), [source("a", b"1")]);
-    snapshot.keep_pods(pods(&[("shop", 4), ("chat", 2)]));
-    until(&snapshot, |kept| kept.pods == Some(pods(&[("chat", 2), ("shop", 4)]))).await;
+    snapshot.set_pods(pods(&[("shop", 4), ("chat", 2)]));
+    split_at_byte(&snapshot, |kept| kept.pods == Some(pods(&[("chat", 2), ("shop", 4)]))).await;
     assert_eq!(snapshot.read().unwrap(), [source("a", b"1")]);
     // The next rules are written with the counts.
-    snapshot.keep(vec![source("a", b"2")]);
-    until(&snapshot, |kept| kept.sources == [source("a", b"2")]).await;
+    snapshot.set_sources(vec![source("a", b"2")]);
+    split_at_byte(&snapshot, |kept| kept.sources == [source("a", b"2")]).await;
     assert_eq!(snapshot.read_all().unwrap().pods, Some(pods(&[("chat", 2), ("shop", 4)])));
     running.abort();
 }
 
 #[tokio::test]
-async fn a_restart_recalls_the_counts_and_the_rules_of_its_start_keep_them() {
+async fn a_restart_loads_the_counts_and_keeps_them_with_new_rules() {
     let dir = TempDir::new().unwrap();
     let counts = pods(&[("shop", 400)]);
-    let written = Next { pods: Arc::new(counts.clone()), ..rules(&[source("a", b"1")]) };
+    let written = PendingWrite { pods: Arc::new(counts.clone()), ..rules(&[source("a", b"1")]) };
     snapshot(&dir).write(&written).unwrap();
     let restarted = Arc::new(snapshot(&dir));
-    assert_eq!(restarted.recall_pods(), counts);
-    restarted.keep(vec![source("a", b"2")]);
+    assert_eq!(restarted.load_pods(), counts);
+    restarted.set_sources(vec![source("a", b"2")]);
     let running = tokio::spawn(Arc::clone(&restarted).run());
-    until(&restarted, |kept| kept.sources == [source("a", b"2")]).await;
+    split_at_byte(&restarted, |kept| kept.sources == [source("a", b"2")]).await;
     assert_eq!(restarted.read_all().unwrap().pods, Some(counts));
     running.abort();
 }
 
 #[test]
-fn a_file_that_is_damaged_or_missing_recalls_no_counts() {
+fn a_damaged_or_missing_file_has_no_counts() {
     let dir = TempDir::new().unwrap();
     let snapshot = snapshot(&dir);
-    assert_eq!(snapshot.recall_pods(), Pods::new());
+    assert_eq!(snapshot.load_pods(), Pods::new());
     let whole = format::encode(&[source("a", b"1")], &pods(&[("shop", 4)])).unwrap();
     for bytes in [&whole[..whole.len() - 1], &whole[..20], b"domain: shop\n"] {
         fs::write(snapshot.path(), bytes).unwrap();
-        assert_eq!(snapshot.recall_pods(), Pods::new());
+        assert_eq!(snapshot.load_pods(), Pods::new());
     }
     fs::write(snapshot.path(), &whole).unwrap();
-    assert_eq!(snapshot.recall_pods(), pods(&[("shop", 4)]));
+    assert_eq!(snapshot.load_pods(), pods(&[("shop", 4)]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn counts_are_looked_at_every_ten_seconds_and_written_only_if_they_changed() {
+async fn counts_are_read_every_ten_seconds_and_written_only_if_changed() {
     let dir = TempDir::new().unwrap();
     let snapshot = Arc::new(snapshot(&dir));
     snapshot.write(&rules(&[source("a", b"1")])).unwrap();
@@ -157,10 +157,10 @@ async fn counts_are_looked_at_every_ten_seconds_and_written_only_if_they_changed
         pods(&[("shop", 1 + u32::try_from(look / 2).unwrap())])
     };
     let running = tokio::spawn(Arc::clone(&snapshot).run());
-    let follow = snapshot.follow_pods(counts);
+    let follow = snapshot.track_pods(counts);
     assert!(timeout(Duration::from_millis(61_500), follow).await.is_err(), "it never returns");
     assert_eq!(looks.load(Ordering::Relaxed), 6);
-    until(&snapshot, |kept| kept.pods == Some(pods(&[("shop", 3)]))).await;
+    split_at_byte(&snapshot, |kept| kept.pods == Some(pods(&[("shop", 3)]))).await;
     assert_eq!(snapshot.written.load(Ordering::Relaxed), 3);
     running.abort();
 }

@@ -65,7 +65,7 @@ impl Load for Files {
 
     fn compile(&mut self, files: &[Source]) -> Result<Compiled, Vec<String>> {
         let text = |file: &Source| String::from_utf8_lossy(&file.text).into_owned();
-        assert!(!files.iter().any(|file| text(file) == PANIC), "told to panic");
+        assert!(!files.iter().any(|file| text(file) == PANIC), "deliberate");
         let is_bad = |text: &str| text == BAD || text.ends_with("trunc");
         let bad = files.iter().filter(|file| is_bad(&text(file)));
         let faults: Vec<_> = bad.map(|file| format!("{}:1:1: bad", file.name)).collect();
@@ -185,7 +185,7 @@ impl Rig {
         &mut self,
         poll: Duration,
     ) -> Result<FirstLoad, FirstLoadFailed> {
-        self.start_with(poll, FsWatch::shut).await
+        self.start_with(poll, FsWatch::disabled).await
     }
 
     async fn start_with(
@@ -195,10 +195,10 @@ impl Rig {
     ) -> Result<FirstLoad, FirstLoadFailed> {
         let paths = WatchPaths { dir: self.path(""), root: self.root.clone() };
         let load = Files { dir: self.path(""), seen: Arc::clone(&self.seen) };
-        let pace = Pace { quiet: QUIET, settle_max: SETTLE_MAX, poll };
+        let timing = Timing { quiet: QUIET, settle_max: SETTLE_MAX, poll };
         let published = Arc::clone(&self.published);
         let snapshot = self.snapshot.clone();
-        let started = Watcher::spawn_with(paths, load, published, snapshot, pace, fs_watch).await;
+        let started = Watcher::spawn_with(paths, load, published, snapshot, timing, fs_watch).await;
         let (watcher, first) = started.expect("a thread");
         self.watcher = Some(watcher);
         first

@@ -11,7 +11,7 @@ async fn rig(text: &str, kept: &str) -> Rig {
     let snapshot = Arc::new(Snapshot::new(rig.above("snapshot")));
     rig.snapshot = Some(Arc::clone(&snapshot));
     let source = ratelease_rules::Source { name: "a.yaml".to_owned(), text: kept.into() };
-    snapshot.keep(vec![source]);
+    snapshot.set_sources(vec![source]);
     let writing = tokio::spawn(Arc::clone(&snapshot).run());
     while snapshot.read().is_err() {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
@@ -22,7 +22,7 @@ async fn rig(text: &str, kept: &str) -> Rig {
 }
 
 #[tokio::test]
-async fn bad_rules_at_first_leave_those_of_the_snapshot_in_force() {
+async fn bad_rules_at_start_leave_the_snapshots_rules_in_force() {
     let mut rig = rig(BAD, "1").await;
     let failed = rig.start().await.expect_err("bad rules");
     assert_eq!((failed.faults, failed.is_unread), (vec!["a.yaml:1:1: bad".to_owned()], false));
@@ -41,7 +41,7 @@ async fn bad_rules_at_first_leave_those_of_the_snapshot_in_force() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_is_whole_and_not_good_is_not_taken() {
+async fn an_intact_snapshot_of_bad_rules_is_not_used() {
     for kept in [BAD, PANIC] {
         let mut rig = rig(BAD, kept).await;
         let log = rig.log();
@@ -55,7 +55,7 @@ async fn a_snapshot_that_is_whole_and_not_good_is_not_taken() {
 }
 
 #[tokio::test]
-async fn good_rules_at_first_leave_the_snapshot_alone() {
+async fn good_rules_at_start_do_not_use_the_snapshot() {
     let mut rig = rig("2", "1").await;
     rig.start().await.expect("good rules");
     assert_eq!(rig.compiled(), ["a.yaml=2"]);
