@@ -31,7 +31,7 @@ use ratelease_engine::secret::Secret;
 
 /// Suffixes under which no outsider can register a name: those reserved for internal use (RFC 6761,
 /// ICANN's `internal`), and those of services in Kubernetes.
-const INNER: [&str; 4] = ["localhost", "internal", "svc", "cluster.local"];
+const INTERNAL_SUFFIXES: [&str; 4] = ["localhost", "internal", "svc", "cluster.local"];
 
 /// Maximum number of bytes shown of a refused name: no valid name is longer (RFC 1035 §2.3.4).
 const NAME_BYTES_MAX: usize = 255;
@@ -71,15 +71,15 @@ struct Token(blake3::Hash);
 
 /// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum Refused {
+enum GuardError {
     #[error(
-        "{name:?} is no name of this port; ask by its address or as localhost, or allow the name \
+        "{name:?} is not an allowed host name of this port; use its address or localhost, or allow the name \
          with {setting}"
     )]
     Host { name: String, setting: &'static str },
-    #[error("this is not for pages of another origin; open it by itself")]
-    Foreign,
-    #[error("name the token of DEBUG_TOKEN, as a bearer token or as the password of any user")]
+    #[error("this page is not available to pages of another origin; open it directly")]
+    CrossOrigin,
+    #[error("present the token of DEBUG_TOKEN, as a bearer token or as the password of any user")]
     Token,
 }
 
@@ -102,41 +102,52 @@ impl Guard {
 
     /// Puts `routes` behind the guard.
     pub fn before(&self, routes: Router) -> Router {
-        routes.layer(middleware::from_fn_with_state(self.clone(), pass))
+        routes.layer(middleware::from_fn_with_state(self.clone(), check_request))
     }
 
-    fn check(&self, request: &Request) -> Result<(), Refused> {
+    fn check(&self, request: &Request) -> Result<(), GuardError> {
         let headers = request.headers();
         // HTTP/2 has the name in the request URI. A browser always sends it.
-        let named = request.uri().authority().map(http::uri::Authority::as_str);
-        let told = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
-        for host in named.into_iter().chain(told) {
+        let authority = request.uri().authority().map(http::uri::Authority::as_str);
+        let allowed_host =
+            headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
+        for host in authority.into_iter().chain(allowed_host) {
             if !self.allows(name_of(host)) {
                 let end = host.floor_char_boundary(NAME_BYTES_MAX);
-                return Err(Refused::Host { name: host[..end].to_owned(), setting: self.setting });
+                return Err(GuardError::Host {
+                    name: host[..end].to_owned(),
+                    setting: self.setting,
+                });
             }
         }
-        if self.is_foreign(request.method(), headers, named) {
-            return Err(Refused::Foreign);
+        if self.is_cross_origin(request.method(), headers, authority) {
+            return Err(GuardError::CrossOrigin);
         }
         match &self.token {
-            Some(token) if !token.is_named(headers) => Err(Refused::Token),
+            Some(token) if !token.is_presented(headers) => Err(GuardError::Token),
             _ => Ok(()),
         }
     }
 
     fn allows(&self, name: &str) -> bool {
         let name = name.strip_suffix('.').unwrap_or(name);
-        is_own(name) || self.is_told(name)
+        is_internal(name) || self.is_allowed_by_setting(name)
     }
 
-    fn is_told(&self, name: &str) -> bool {
-        self.allowed.iter().any(|told| told == ANY || told.eq_ignore_ascii_case(name))
+    fn is_allowed_by_setting(&self, name: &str) -> bool {
+        self.allowed
+            .iter()
+            .any(|allowed_host| allowed_host == ANY || allowed_host.eq_ignore_ascii_case(name))
     }
 
     /// Whether a browser reports that a page of another origin makes the request, other than by
     /// following a link.
-    fn is_foreign(&self, method: &Method, headers: &HeaderMap, named: Option<&str>) -> bool {
+    fn is_cross_origin(
+        &self,
+        method: &Method,
+        headers: &HeaderMap,
+        authority: Option<&str>,
+    ) -> bool {
         let header = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
         let says = |name, what| header(name) == Some(what);
         // A submitted form looks like a followed link, except for its method.
@@ -148,35 +159,38 @@ impl Guard {
         }
         let Some(origin) = headers.get(ORIGIN) else { return false };
         let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
-        let host = header(HOST.as_str()).or(named).unwrap_or_default();
+        let host = header(HOST.as_str()).or(authority).unwrap_or_default();
         // An allowed name may be that of a proxy, which connects here by another name.
-        !origin.is_some_and(|(_, at)| at.eq_ignore_ascii_case(host) || self.is_told(name_of(at)))
+        !origin.is_some_and(|(_, at)| {
+            at.eq_ignore_ascii_case(host) || self.is_allowed_by_setting(name_of(at))
+        })
     }
 }
 
-async fn pass(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+async fn check_request(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     match guard.check(&request) {
         Ok(()) => next.run(request).await,
-        Err(refused @ Refused::Token) => {
+        Err(error @ GuardError::Token) => {
             let ask = [(WWW_AUTHENTICATE, "Basic realm=\"ratelease\", charset=\"UTF-8\"")];
-            (StatusCode::UNAUTHORIZED, ask, format!("{refused}\n")).into_response()
+            (StatusCode::UNAUTHORIZED, ask, format!("{error}\n")).into_response()
         }
-        Err(refused) => (StatusCode::FORBIDDEN, format!("{refused}\n")).into_response(),
+        Err(error) => (StatusCode::FORBIDDEN, format!("{error}\n")).into_response(),
     }
 }
 
 // === impl Token ===
 
 impl Token {
-    fn is_named(&self, headers: &HeaderMap) -> bool {
-        let named = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-        let Some((scheme, named)) = named.and_then(|named| named.split_once(' ')) else {
+    fn is_presented(&self, headers: &HeaderMap) -> bool {
+        let authority = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let Some((scheme, authority)) = authority.and_then(|authority| authority.split_once(' '))
+        else {
             return false;
         };
         if scheme.eq_ignore_ascii_case("bearer") {
-            return blake3::hash(named.trim().as_bytes()) == self.0;
+            return blake3::hash(authority.trim().as_bytes()) == self.0;
         }
-        let pair = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(named.trim()));
+        let pair = scheme.eq_ignore_ascii_case("basic").then(|| STANDARD.decode(authority.trim()));
         let Some(Ok(pair)) = pair else { return false };
         let mut parts = pair.splitn(2, |byte| *byte == b':');
         parts.nth(1).is_some_and(|password| blake3::hash(password) == self.0)
@@ -203,19 +217,21 @@ fn name_of(host: &str) -> &str {
 }
 
 /// Whether `name` is an address, a name without dots, which cannot be registered, or a name under
-/// one of [`INNER`].
-fn is_own(name: &str) -> bool {
+/// one of [`INTERNAL_SUFFIXES`].
+fn is_internal(name: &str) -> bool {
     let bracketed = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
     if let Some(address) = bracketed {
         return address.parse::<Ipv6Addr>().is_ok();
     }
-    let is_inner = |inner: &&str| {
+    let has_internal_suffix = |inner: &&str| {
         let at = name.len().checked_sub(inner.len()).filter(|at| name.is_char_boundary(*at));
         let ends = at.map(|at| name.split_at(at));
         ends.is_some_and(|(rest, end)| end.eq_ignore_ascii_case(inner) && rest.ends_with('.'))
     };
     let is_plain = !name.is_empty() && !name.contains('.');
-    is_plain || name.parse::<Ipv4Addr>().is_ok() || INNER.iter().any(is_inner)
+    is_plain
+        || name.parse::<Ipv4Addr>().is_ok()
+        || INTERNAL_SUFFIXES.iter().any(has_internal_suffix)
 }
 
 #[cfg(test)]
@@ -224,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    fn checked(allowed: &[&str], headers: &[(&str, &str)]) -> Result<(), Refused> {
+    fn checked(allowed: &[&str], headers: &[(&str, &str)]) -> Result<(), GuardError> {
         let allowed: Vec<_> = allowed.iter().map(|&name| name.to_owned()).collect();
         let request = headers
             .iter()
@@ -233,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_nobody_outside_can_have_are_good_and_others_must_be_allowed() {
+    fn internal_names_are_allowed_and_others_need_the_setting() {
         for host in [
             "127.0.0.1:6070",
             "10.1.2.3",
@@ -263,9 +279,9 @@ mod tests {
             "[evil.example]",
             "[::1].evil.example",
         ] {
-            let refused = checked(&[], &[("host", host)]);
+            let error = checked(&[], &[("host", host)]);
             let (name, setting) = (host.to_owned(), "A_SETTING");
-            assert_eq!(refused, Err(Refused::Host { name, setting }), "{host}");
+            assert_eq!(error, Err(GuardError::Host { name, setting }), "{host}");
         }
         let allowed = ["Debug.Example.com"];
         assert_eq!(checked(&allowed, &[("host", "debug.example.com:443")]), Ok(()));
@@ -277,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_may_stand_in_the_address_as_in_http2() {
+    fn the_host_may_be_in_the_uri_as_in_http2() {
         let request = |address: &str| Request::builder().uri(address).body(Body::empty()).unwrap();
         let guard = Guard::default();
         assert_eq!(guard.check(&request("http://localhost:6070/status")), Ok(()));
@@ -285,9 +301,9 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_named_as_a_bearers_or_as_a_password() {
+    fn a_token_is_presented_as_a_bearer_token_or_a_password() {
         let guard = Guard::default().with_token(&"s3cret:x".into());
-        let named = |value: Option<&str>| {
+        let authority = |value: Option<&str>| {
             let request = Request::builder().header("host", "localhost");
             let request = value.iter().fold(request, |it, value| it.header(AUTHORIZATION, *value));
             guard.check(&request.body(Body::empty()).unwrap())
@@ -296,19 +312,19 @@ mod tests {
         for good in
             ["Bearer s3cret:x", "bearer  s3cret:x", &basic("any:s3cret:x"), &basic(":s3cret:x")]
         {
-            assert_eq!(named(Some(good)), Ok(()), "{good}");
+            assert_eq!(authority(Some(good)), Ok(()), "{good}");
         }
         for bad in
             ["Bearer s3cret", "s3cret:x", "Basic s3cret:x", &basic("s3cret:x"), "Basic !", ""]
         {
-            assert_eq!(named(Some(bad)), Err(Refused::Token), "{bad}");
+            assert_eq!(authority(Some(bad)), Err(GuardError::Token), "{bad}");
         }
-        assert_eq!(named(None), Err(Refused::Token));
+        assert_eq!(authority(None), Err(GuardError::Token));
         assert_eq!(Guard::default().with_token(&"".into()).check(&Request::default()), Ok(()));
     }
 
     #[test]
-    fn pages_of_other_origins_may_lead_here_and_load_nothing() {
+    fn pages_of_other_origins_may_link_here_and_load_nothing() {
         let own = ("host", "localhost:6070");
         let by = |site, mode, dest| {
             checked(
@@ -330,13 +346,13 @@ mod tests {
             ("cross-site", "navigate", "iframe"),
             ("same-site", "no-cors", "script"),
         ] {
-            assert_eq!(by(site, mode, dest), Err(Refused::Foreign), "{site} {mode} {dest}");
+            assert_eq!(by(site, mode, dest), Err(GuardError::CrossOrigin), "{site} {mode} {dest}");
         }
         let from = |origin| checked(&["proxy.example"], &[own, ("origin", origin)]);
         assert_eq!(from("http://localhost:6070"), Ok(()));
         assert_eq!(from("https://proxy.example"), Ok(()));
         for origin in ["http://localhost:3000", "http://evil.example", "null", ""] {
-            assert_eq!(from(origin), Err(Refused::Foreign), "{origin}");
+            assert_eq!(from(origin), Err(GuardError::CrossOrigin), "{origin}");
         }
     }
 }

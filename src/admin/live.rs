@@ -1,11 +1,11 @@
 //! The live page: one page of the debug port, and the events that feed it once a second.
 //!
 //! ```text
-//!  each second: count ─▶ History ─┐ only while somebody listens:
+//!  each second: count ─▶ History ─┐ only while a client listens:
 //!                                 └▶ one event ─▶ the queue of all listeners ─▶ their pages
 //! ```
 //! A listener that does not keep up is disconnected; its browser reconnects by itself. If a
-//! connection is stuck it is closed, so that no idle client keeps a place. All listeners share one
+//! connection is stuck it is closed, so that no idle client keeps a slot. All listeners share one
 //! queue of events.
 
 use std::convert::Infallible;
@@ -23,7 +23,7 @@ use http::StatusCode;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, RETRY_AFTER};
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::broadcast;
+use tokio::sync::broadcast as channel;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::render;
@@ -33,10 +33,10 @@ use crate::accept::ConnectionHandle;
 /// Maximum number of pages that listen at once: each costs an event a second on the network.
 pub const LISTENERS_MAX: usize = 16;
 
-/// Number of events after which a listener's place may be given to another when all are taken: for
+/// Number of events after which a listener's slot may be given to another when all are taken: for
 /// minutes, the network's buffers accept data that a client does not read. A browser reconnects by
 /// itself.
-const TENURE: u64 = 60;
+const TENURE_EVENTS: u64 = 60;
 
 /// Maximum number of queued events, for all listeners: a listener's network may stall for this many
 /// seconds.
@@ -52,7 +52,7 @@ const RETRY: &str = "retry: 2000\n\n";
 /// identified by their SHA-256, and listen here; it may load nothing from elsewhere.
 const PAGE: &str = include_str!("live/page.html");
 const POLICY: &str = "default-src 'none'; \
-     script-src 'sha256-A/FH+caNMQ0hKkKRi+ZR9gb6arWRhOFhRS0Ye+CJGjc='; \
+     script-src 'sha256-rgZLJDm6DJRDdPk1vUlk5LkGfcwEScKKlTCgNSIdiqo='; \
      style-src 'sha256-vqD0SQapTgRgiFl3TxYt2u94THAp0sDsjvTQIcujvUY='; \
      img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
      frame-ancestors 'none'";
@@ -66,36 +66,36 @@ pub struct Live {
 struct Shared {
     status: Status,
     /// `None` once no more events are sent.
-    told: Mutex<Option<Told>>,
+    broadcast: Mutex<Option<Broadcast>>,
 }
 
-struct Told {
-    sender: broadcast::Sender<Bytes>,
+struct Broadcast {
+    sender: channel::Sender<Bytes>,
     /// Number of events so far.
     events: u64,
     /// At most [`LISTENERS_MAX`], the oldest first. Each lives as long as its listener's stream.
-    places: Vec<Weak<Place>>,
+    slots: Vec<Weak<ListenerSlot>>,
 }
 
-/// The place of one listener.
-struct Place {
-    /// Number of events sent before this listener came.
+/// The slot of one listener.
+struct ListenerSlot {
+    /// Number of events sent before this listener connected.
     since: u64,
-    /// Number of events that this listener has taken, plus those sent before it came.
-    heard: AtomicU64,
+    /// Number of events that this listener has taken, plus those sent before it connected.
+    received: AtomicU64,
     connection: Option<ConnectionHandle>,
 }
 
 struct Listener {
-    place: Arc<Place>,
+    slot: Arc<ListenerSlot>,
     /// The first events of a listener: the last minutes, and the present state.
     first: [Bytes; 3],
-    heard: broadcast::Receiver<Bytes>,
+    received: channel::Receiver<Bytes>,
 }
 
 /// Why a client cannot listen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Full {
+enum ListenError {
     /// There are [`LISTENERS_MAX`] listeners already.
     Listeners,
     /// The process is about to end.
@@ -107,9 +107,9 @@ enum Full {
 impl Live {
     /// Creates a page that shows `status`.
     pub fn new(status: Status) -> Self {
-        let sender = broadcast::Sender::new(QUEUE_MAX);
-        let told = Mutex::new(Some(Told { sender, events: 0, places: Vec::new() }));
-        Self { shared: Arc::new(Shared { status, told }) }
+        let sender = channel::Sender::new(QUEUE_MAX);
+        let broadcast = Mutex::new(Some(Broadcast { sender, events: 0, slots: Vec::new() }));
+        Self { shared: Arc::new(Shared { status, broadcast }) }
     }
 
     /// `/live` and `/live/events`.
@@ -128,17 +128,17 @@ impl Live {
         loop {
             ticks.tick().await;
             self.note();
-            if self.shared.is_heard() {
+            if self.shared.has_listeners() {
                 let live = self.clone();
-                // An event that could not be made is made a second later.
-                let _ = render::render(move || live.tell()).await;
+                // An event that was not rendered is replaced by the next one, a second later.
+                let _ = render::render(move || live.send_event()).await;
             }
         }
     }
 
     /// Stops sending events. Listeners have received every event so far.
     pub fn end(&self) {
-        *self.shared.told.lock() = None;
+        *self.shared.broadcast.lock() = None;
     }
 
     /// Records a second; this is the only work while no client listens.
@@ -150,22 +150,22 @@ impl Live {
     }
 
     /// Sends an event to every listener.
-    fn tell(&self) {
-        let event = self.shared.now();
-        if let Some(told) = &mut *self.shared.told.lock() {
-            told.events += 1;
-            // All listeners may have gone in the meantime.
-            let _ = told.sender.send(event);
-            told.let_go();
+    fn send_event(&self) {
+        let event = self.shared.current_event();
+        if let Some(broadcast) = &mut *self.shared.broadcast.lock() {
+            broadcast.events += 1;
+            // All listeners may have disconnected in the meantime.
+            let _ = broadcast.sender.send(event);
+            broadcast.remove_stalled();
         }
     }
 
-    fn listen(&self, connection: Option<ConnectionHandle>) -> Result<Listener, Full> {
-        // Subscribes first: no page is made for a client that finds no room.
-        let (place, heard) = self.shared.subscribe(connection)?;
+    fn listen(&self, connection: Option<ConnectionHandle>) -> Result<Listener, ListenError> {
+        // Subscribes first: nothing is rendered for a client that is refused.
+        let (slot, received) = self.shared.subscribe(connection)?;
         let history = event("history", &self.shared.status.history.json());
-        let first = [Bytes::from_static(RETRY.as_bytes()), history, self.shared.now()];
-        Ok(Listener { place, first, heard })
+        let first = [Bytes::from_static(RETRY.as_bytes()), history, self.shared.current_event()];
+        Ok(Listener { slot, first, received })
     }
 }
 
@@ -175,59 +175,59 @@ impl Shared {
     fn subscribe(
         &self,
         connection: Option<ConnectionHandle>,
-    ) -> Result<(Arc<Place>, broadcast::Receiver<Bytes>), Full> {
-        let mut told = self.told.lock();
-        let told = told.as_mut().ok_or(Full::Ending)?;
-        told.let_go();
-        if told.places.len() >= LISTENERS_MAX {
-            told.let_oldest_go()?;
+    ) -> Result<(Arc<ListenerSlot>, channel::Receiver<Bytes>), ListenError> {
+        let mut broadcast = self.broadcast.lock();
+        let broadcast = broadcast.as_mut().ok_or(ListenError::Ending)?;
+        broadcast.remove_stalled();
+        if broadcast.slots.len() >= LISTENERS_MAX {
+            broadcast.evict_oldest()?;
         }
-        let since = told.events;
-        let place = Arc::new(Place { since, heard: AtomicU64::new(since), connection });
-        told.places.push(Arc::downgrade(&place));
-        Ok((place, told.sender.subscribe()))
+        let since = broadcast.events;
+        let slot = Arc::new(ListenerSlot { since, received: AtomicU64::new(since), connection });
+        broadcast.slots.push(Arc::downgrade(&slot));
+        Ok((slot, broadcast.sender.subscribe()))
     }
 
-    fn is_heard(&self) -> bool {
-        self.told.lock().as_ref().is_some_and(|told| !told.places.is_empty())
+    fn has_listeners(&self) -> bool {
+        self.broadcast.lock().as_ref().is_some_and(|broadcast| !broadcast.slots.is_empty())
     }
 
     /// All of `/status`, and the last second.
-    fn now(&self) -> Bytes {
-        let mut told = self.status.json();
-        told["second"] = self.status.history.newest().unwrap_or_default();
-        event("status", &told)
+    fn current_event(&self) -> Bytes {
+        let mut status = self.status.json();
+        status["second"] = self.status.history.newest().unwrap_or_default();
+        event("status", &status)
     }
 }
 
 // === impl Told ===
 
-impl Told {
-    /// Removes the places of listeners that have gone, and closes the connections of those that
+impl Broadcast {
+    /// Removes the slots of listeners that have disconnected, and closes the connections of those that
     /// have taken none of the queued events: nothing polls their streams.
-    fn let_go(&mut self) {
-        let Self { events, places, .. } = self;
-        places.retain(|place| {
-            let Some(place) = place.upgrade() else { return false };
-            let waiting = events.saturating_sub(place.heard.load(Ordering::Relaxed));
+    fn remove_stalled(&mut self) {
+        let Self { events, slots, .. } = self;
+        slots.retain(|slot| {
+            let Some(slot) = slot.upgrade() else { return false };
+            let waiting = events.saturating_sub(slot.received.load(Ordering::Relaxed));
             let is_stuck = waiting >= QUEUE_MAX as u64;
             if is_stuck {
-                place.connection.iter().for_each(ConnectionHandle::close);
+                slot.connection.iter().for_each(ConnectionHandle::close);
             }
             !is_stuck
         });
     }
 
     /// Makes room by closing the connection of the oldest listener, if it is old enough.
-    fn let_oldest_go(&mut self) -> Result<(), Full> {
-        let oldest = self.places.first().and_then(Weak::upgrade);
-        if let Some(place) = oldest {
-            if self.events - place.since < TENURE {
-                return Err(Full::Listeners);
+    fn evict_oldest(&mut self) -> Result<(), ListenError> {
+        let oldest = self.slots.first().and_then(Weak::upgrade);
+        if let Some(slot) = oldest {
+            if self.events - slot.since < TENURE_EVENTS {
+                return Err(ListenError::Listeners);
             }
-            place.connection.iter().for_each(ConnectionHandle::close);
+            slot.connection.iter().for_each(ConnectionHandle::close);
         }
-        self.places.remove(0);
+        self.slots.remove(0);
         Ok(())
     }
 }
@@ -237,11 +237,11 @@ impl Told {
 impl Listener {
     /// A stream that ends once no more events are sent, or events were missed.
     fn events(self) -> impl Stream<Item = Result<Bytes, Infallible>> {
-        let Self { place, first, heard } = self;
-        let rest = stream::unfold((place, heard), |(place, mut heard)| async {
-            let event = heard.recv().await.ok()?;
-            place.heard.fetch_add(1, Ordering::Relaxed);
-            Some((event, (place, heard)))
+        let Self { slot, first, received } = self;
+        let rest = stream::unfold((slot, received), |(slot, mut received)| async {
+            let event = received.recv().await.ok()?;
+            slot.received.fetch_add(1, Ordering::Relaxed);
+            Some((event, (slot, received)))
         });
         stream::iter(first).chain(rest).map(Ok).fuse()
     }
@@ -263,19 +263,19 @@ async fn events(
     let connection = connection.map(|Extension(connection)| connection);
     let listener = match render::render(move || live.listen(connection)).await {
         Ok(Ok(listener)) => listener,
-        Ok(Err(full)) => return refusal(full),
+        Ok(Err(error)) => return error_response(error),
         Err(unmade) => return unmade.into_response(),
     };
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
     (headers, Body::from_stream(listener.events())).into_response()
 }
 
-fn refusal(full: Full) -> Response {
-    let hint = match full {
-        Full::Listeners => {
-            format!("{LISTENERS_MAX} pages listen already, which is the most; close one of them\n")
+fn error_response(error: ListenError) -> Response {
+    let hint = match error {
+        ListenError::Listeners => {
+            format!("{LISTENERS_MAX} pages are open, which is the maximum; close one of them\n")
         }
-        Full::Ending => "the process is about to end\n".to_owned(),
+        ListenError::Ending => "the process is shutting down\n".to_owned(),
     };
     (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "10")], hint).into_response()
 }

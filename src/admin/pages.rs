@@ -22,7 +22,7 @@ pub fn routes(status: Status) -> Router {
         .route("/", get(index))
         .route("/hotkeys", get(hot_keys))
         .route("/rlconfig", get(rlconfig))
-        .route("/status", get(in_numbers))
+        .route("/status", get(status_json))
         .with_state(status)
 }
 
@@ -34,17 +34,17 @@ async fn index(State(status): State<Status>) -> impl IntoResponse {
 fn index_of(status: &Status) -> String {
     format!(
         "ratelease {}\n\n/          this page\n\
-         /hotkeys   the keys requested and denied most, of all rules and of each, as JSON\n\
-         /live      all of it as it happens, for a browser\n\
+         /hotkeys   the keys requested and denied most, in total and by rule, as JSON\n\
+         /live      the same, updated each second, for a browser\n\
          /metrics   for Prometheus\n\
-         /rlconfig  the rules in force, one a line\n\
-         /status    what follows, and more, as JSON\n\n{}",
+         /rlconfig  the rules in force, one per line\n\
+         /status    what follows and more, as JSON\n\n{}",
         env!("CARGO_PKG_VERSION"),
         status.lines(),
     )
 }
 
-async fn in_numbers(State(status): State<Status>) -> impl IntoResponse {
+async fn status_json(State(status): State<Status>) -> impl IntoResponse {
     json(move || status.json()).await
 }
 
@@ -52,8 +52,8 @@ async fn hot_keys(State(status): State<Status>) -> impl IntoResponse {
     json(move || status.hot_keys_by_rule()).await
 }
 
-async fn json(told: impl FnOnce() -> Value + Send + 'static) -> impl IntoResponse {
-    let page = render::render(move || format!("{}\n", told())).await;
+async fn json(value: impl FnOnce() -> Value + Send + 'static) -> impl IntoResponse {
+    let page = render::render(move || format!("{}\n", value())).await;
     page.map(|page| ([(CONTENT_TYPE, "application/json")], page))
 }
 
@@ -82,7 +82,7 @@ fn line(rule: &Rule) -> String {
         "{}: unit={unit} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}",
         rule.path, rule.shadow_mode, rule.quota_mode
     );
-    for (name, value) in beyond(rule) {
+    for (name, value) in extensions(rule) {
         // Writing to a string cannot fail.
         let _ = write!(line, ", {name}: {value}");
     }
@@ -91,7 +91,7 @@ fn line(rule: &Rule) -> String {
 
 /// Options of a rule that the reference's line cannot express, as they would stand in a file; empty
 /// if the rule behaves as in the reference.
-fn beyond(rule: &Rule) -> Vec<(&'static str, String)> {
+fn extensions(rule: &Rule) -> Vec<(&'static str, String)> {
     let mut set = Vec::new();
     if let Allowance::Limited(limit) = rule.allowance {
         if limit.unit_multiplier.get() > 1 {
@@ -105,7 +105,7 @@ fn beyond(rule: &Rule) -> Vec<(&'static str, String)> {
                 set.push(("burst", burst.to_string()));
             }
             Algorithm::LeakyBucket { max_delay_us } if max_delay_us > 0 => {
-                set.push(("max_delay", span(Duration::from_micros(max_delay_us.into()))));
+                set.push(("max_delay", duration_text(Duration::from_micros(max_delay_us.into()))));
             }
             _ => {}
         }
@@ -137,14 +137,14 @@ fn lease(terms: LeaseTerms) -> String {
         set.push(format!("max: {}", terms.max));
     }
     if let Some(ttl) = terms.ttl {
-        set.push(format!("ttl: {}", span(ttl)));
+        set.push(format!("ttl: {}", duration_text(ttl)));
     }
     format!("{{{}}}", set.join(", "))
 }
 
 /// Formats a duration as rule files write it.
-fn span(span: Duration) -> String {
-    format!("{span:?}").replace('\u{b5}', "u")
+fn duration_text(duration: Duration) -> String {
+    format!("{duration:?}").replace('\u{b5}', "u")
 }
 
 #[cfg(test)]
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_ends_with_what_is_set_beyond_the_reference() {
+    fn a_line_ends_with_the_options_that_the_reference_lacks() {
         let table = [
             ("", ""),
             ("unit_multiplier: 1, algorithm: fixed_window, lease: on, shards: 1", ""),

@@ -96,7 +96,7 @@ impl Status {
             "shards": (self.shards)().iter().map(shard).collect::<Value>(),
             "invariant_violations": invariant::violations(),
             "counts": self.counts(),
-            "settings": self.settings_told(),
+            "settings": self.settings_json(),
         })
     }
 
@@ -120,7 +120,7 @@ impl Status {
         );
         for state in (self.shards)() {
             let ShardState { shard, opened, round_trip, .. } = state;
-            let breaker = position(state.breaker);
+            let breaker = breaker_name(state.breaker);
             // Writing to a string cannot fail.
             let _ = writeln!(
                 lines,
@@ -151,14 +151,14 @@ fn shard(state: &ShardState) -> Value {
     );
     json!({
         "shard": state.shard,
-        "breaker": position(state.breaker),
+        "breaker": breaker_name(state.breaker),
         "opened": state.opened,
         "round_trip_ms": state.round_trip.as_secs_f64() * 1e3,
         "hot_key": hot_key,
     })
 }
 
-fn position(breaker: BreakerState) -> &'static str {
+fn breaker_name(breaker: BreakerState) -> &'static str {
     match breaker {
         BreakerState::Closed => "closed",
         BreakerState::Open => "open",

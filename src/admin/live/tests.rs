@@ -14,7 +14,7 @@ fn live() -> Live {
 /// Advances by one second.
 fn look(live: &Live) {
     live.note();
-    live.tell();
+    live.send_event();
 }
 
 fn listener(live: &Live) -> Pin<Box<dyn Stream<Item = Result<Bytes, Infallible>>>> {
@@ -32,49 +32,49 @@ fn is_ended(events: &mut (impl Stream<Item = Result<Bytes, Infallible>> + Unpin)
 }
 
 #[test]
-fn a_listener_hears_the_last_minutes_and_then_each_second() {
+fn a_listener_receives_the_last_minutes_and_then_each_second() {
     let live = live();
     look(&live);
     look(&live);
     let mut events = listener(&live);
     look(&live);
-    let heard = drained(&mut events);
+    let received = drained(&mut events);
     let starts = ["retry: ", "event: history\ndata: [{", "event: status\ndata: {", "event: status"];
-    assert_eq!(heard.len(), starts.len(), "{heard:?}");
-    for (event, start) in heard.iter().zip(starts) {
+    assert_eq!(received.len(), starts.len(), "{received:?}");
+    for (event, start) in received.iter().zip(starts) {
         assert!(event.starts_with(start) && event.ends_with("\n\n"), "{event}");
         assert!(event.trim_end().lines().count() <= 2, "one line of data: {event}");
     }
-    let data = heard[3].split_once("data: ").unwrap().1;
+    let data = received[3].split_once("data: ").unwrap().1;
     let data: Value = serde_json::from_str(data).unwrap();
     assert!(data["second"]["at"].is_f64() && data["decisions"].is_object(), "{data}");
 }
 
 #[test]
-fn there_are_so_many_listeners_and_room_again_once_one_has_gone() {
+fn listeners_are_bounded_and_a_slot_is_free_once_one_disconnects() {
     let live = live();
     let mut crowd: Vec<_> = (0..LISTENERS_MAX).map(|_| listener(&live)).collect();
-    assert_eq!(live.listen(None).err(), Some(Full::Listeners));
+    assert_eq!(live.listen(None).err(), Some(ListenError::Listeners));
     crowd.pop();
     assert!(live.listen(None).is_ok());
 }
 
 #[test]
-fn who_does_not_keep_up_is_let_go() {
+fn a_slow_listener_is_disconnected() {
     let live = live();
     let (mut slow, mut quick) = (listener(&live), listener(&live));
     for _ in 0..2 * QUEUE_MAX {
         look(&live);
         assert!(!drained(&mut quick).is_empty());
     }
-    let queued = live.shared.told.lock().as_ref().map(|told| told.sender.len());
+    let queued = live.shared.broadcast.lock().as_ref().map(|broadcast| broadcast.sender.len());
     assert_eq!(queued, Some(QUEUE_MAX), "for the slow one");
     assert_eq!(drained(&mut slow).len(), 3, "what it began with");
     assert!(is_ended(&mut slow) && !is_ended(&mut quick));
 }
 
 #[tokio::test]
-async fn the_connection_of_who_is_stuck_is_closed_and_its_place_is_free() {
+async fn the_connection_of_a_stalled_listener_is_closed_and_its_slot_is_free() {
     let live = live();
     let connections: Vec<_> =
         (0..LISTENERS_MAX).map(|_| crate::accept::standalone(tokio::io::empty())).collect();
@@ -82,21 +82,21 @@ async fn the_connection_of_who_is_stuck_is_closed_and_its_place_is_free() {
         Box::pin(live.listen(Some(connection.handle())).map_err(|_| ()).expect("a place").events())
     };
     let mut crowd: Vec<_> = connections.iter().map(listen).collect();
-    assert_eq!(live.listen(None).err(), Some(Full::Listeners));
+    assert_eq!(live.listen(None).err(), Some(ListenError::Listeners));
     for _ in 0..QUEUE_MAX {
         look(&live);
         drained(&mut crowd[0]);
     }
-    let is_told = |connection: &crate::accept::Connection<_>| {
+    let is_asked_to_close = |connection: &crate::accept::Connection<_>| {
         connection.handle().close_requested().now_or_never().is_some()
     };
-    let told: Vec<_> = connections.iter().map(is_told).collect();
-    assert_eq!(told, [&[false][..], &[true; LISTENERS_MAX - 1]].concat());
-    assert!(live.listen(None).is_ok() && live.shared.is_heard());
+    let broadcast: Vec<_> = connections.iter().map(is_asked_to_close).collect();
+    assert_eq!(broadcast, [&[false][..], &[true; LISTENERS_MAX - 1]].concat());
+    assert!(live.listen(None).is_ok() && live.shared.has_listeners());
 }
 
 #[test]
-fn the_oldest_makes_room_once_it_has_had_its_time() {
+fn the_oldest_listener_is_evicted_after_its_tenure() {
     // Not a tokio task, which would yield now and then.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let _context = runtime.enter();
@@ -105,8 +105,8 @@ fn the_oldest_makes_room_once_it_has_had_its_time() {
     let first = live.listen(Some(connection.handle())).map_err(|_| ()).expect("a place");
     let mut crowd = vec![Box::pin(first.events()) as Pin<Box<dyn Stream<Item = _>>>];
     crowd.extend((1..LISTENERS_MAX).map(|_| listener(&live) as _));
-    for _ in 0..TENURE {
-        assert_eq!(live.listen(None).err(), Some(Full::Listeners));
+    for _ in 0..TENURE_EVENTS {
+        assert_eq!(live.listen(None).err(), Some(ListenError::Listeners));
         look(&live);
         crowd.iter_mut().for_each(|events| drop(drained(events)));
     }
@@ -116,13 +116,13 @@ fn the_oldest_makes_room_once_it_has_had_its_time() {
 }
 
 #[test]
-fn at_the_end_every_stream_ends_and_none_begins() {
+fn on_shutdown_every_stream_ends_and_none_begins() {
     let live = live();
     let mut events = listener(&live);
     live.end();
     assert_eq!(drained(&mut events).len(), 3);
     assert!(is_ended(&mut events));
-    assert_eq!(live.listen(None).err(), Some(Full::Ending));
+    assert_eq!(live.listen(None).err(), Some(ListenError::Ending));
     look(&live);
 }
 
@@ -136,7 +136,7 @@ fn sha256(text: &str) -> String {
 }
 
 #[test]
-fn the_policy_knows_what_the_page_runs_and_the_page_loads_nothing() {
+fn the_policy_has_the_hashes_of_script_and_style_and_the_page_loads_nothing() {
     for tag in ["script", "style"] {
         let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
         let (before, rest) = PAGE.split_once(&open).expect("one without attributes");

@@ -171,8 +171,8 @@ mod tests {
             ("breaker_opened", 6),
             ("unmetered_hits", 7),
         ];
-        let told = families(&counts.into_iter().collect());
-        let text = crate::metrics::text::write(&told);
+        let shown = families(&counts.into_iter().collect());
+        let text = crate::metrics::text::write(&shown);
         let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let expected = [
             "ratelease_connections{listener=\"grpc\"} 2",

@@ -92,10 +92,10 @@ impl Process {
             ),
             ("process_threads", Kind::Gauge, "Threads.", count(self.threads)),
         ];
-        let told = table
+        let shown = table
             .into_iter()
             .filter_map(|(name, kind, help, value)| Some(Family::single(name, kind, help, value?)));
-        told.collect()
+        shown.collect()
     }
 }
 

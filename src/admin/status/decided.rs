@@ -62,10 +62,11 @@ impl Status {
         let busiest = self.stats.rules(RULES_MAX);
         let listed: HashSet<_> = busiest.iter().map(|counts| counts.rule.as_str()).collect();
         let idle = rules.iter().filter(|rule| !listed.contains(&*rule.path));
-        let idle = idle.take(RULES_MAX.saturating_sub(busiest.len())).map(|rule| told(rule, None));
+        let idle =
+            idle.take(RULES_MAX.saturating_sub(busiest.len())).map(|rule| rule_json(rule, None));
         let seen = busiest.iter().map(|counts| match rules.by_path(&counts.rule) {
-            Some(rule) => told(rule, Some(counts)),
-            None => counted(&counts.rule, Some(counts)),
+            Some(rule) => rule_json(rule, Some(counts)),
+            None => counts_json(&counts.rule, Some(counts)),
         });
         seen.chain(idle).collect()
     }
@@ -90,9 +91,10 @@ impl Status {
         json!({"all": self.hot_keys(), "rules": rules.iter().map(of_rule).collect::<Value>()})
     }
 
-    pub(super) fn settings_told(&self) -> Value {
-        let told = self.settings.iter();
-        told.map(|it| json!({"name": it.name, "value": it.value, "default": it.is_default}))
+    pub(super) fn settings_json(&self) -> Value {
+        let rule_json = self.settings.iter();
+        rule_json
+            .map(|it| json!({"name": it.name, "value": it.value, "default": it.is_default}))
             .collect()
     }
 }
@@ -107,19 +109,19 @@ fn hot_key(hot: &Hot) -> Value {
 }
 
 /// A rule and its counts.
-fn told(rule: &Rule, counts: Option<&RuleTotals>) -> Value {
-    let mut told = counted(&rule.path, counts);
-    told["path"] = rule.path_parts().collect();
-    told["shadow_mode"] = rule.shadow_mode.into();
-    (told["limit"], told["algorithm"]) = match rule.allowance {
-        Allowance::Limited(limit) => (words(limit).into(), limit.algorithm.name().into()),
+fn rule_json(rule: &Rule, counts: Option<&RuleTotals>) -> Value {
+    let mut object = counts_json(&rule.path, counts);
+    object["path"] = rule.path_parts().collect();
+    object["shadow_mode"] = rule.shadow_mode.into();
+    (object["limit"], object["algorithm"]) = match rule.allowance {
+        Allowance::Limited(limit) => (limit_text(limit).into(), limit.algorithm.name().into()),
         Allowance::Unlimited => ("unlimited".into(), Value::Null),
     };
-    told
+    object
 }
 
 /// The counts of a path that belongs to no rule, or to none that is in force.
-fn counted(path: &str, counts: Option<&RuleTotals>) -> Value {
+fn counts_json(path: &str, counts: Option<&RuleTotals>) -> Value {
     let of = |count: fn(&RuleTotals) -> u64| counts.map_or(0, count);
     json!({
         "rule": path,
@@ -131,7 +133,7 @@ fn counted(path: &str, counts: Option<&RuleTotals>) -> Value {
 }
 
 /// Formats a limit, such as `100 / 5 minutes`.
-fn words(limit: Limit) -> String {
+fn limit_text(limit: Limit) -> String {
     let unit = limit.unit.name().to_ascii_lowercase();
     match limit.unit_multiplier.get() {
         1 => format!("{} / {unit}", limit.requests_per_unit),
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_come_busiest_first_and_those_that_decided_nothing_last() {
+    fn rules_are_sorted_by_decisions() {
         let status = status_of(Fixed {
             rules: vec![counts("shop.path_/x.pdf", 5), counts("override", 4)],
             ..Fixed::default()
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_rules_are_listed_than_may_be() {
+    fn the_list_of_rules_is_bounded() {
         let text: String = (0..=RULES_MAX)
             .map(|n| {
                 format!("  - key: k{n}\n    rate_limit: {{unit: day, requests_per_unit: 1}}\n")

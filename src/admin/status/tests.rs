@@ -65,7 +65,7 @@ impl Stats for Fixed {
 }
 
 pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
-    let told = |name: &str, value: &str, is_default| EffectiveSetting {
+    let setting = |name: &str, value: &str, is_default| EffectiveSetting {
         name: name.to_owned(),
         value: value.to_owned(),
         is_default,
@@ -82,7 +82,7 @@ pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
         counts: Arc::new(|| vec![("keys", 3), ("task_restarts", 1), ("task_restarts", 4)]),
         stats: Arc::new(stats),
         history: History::default(),
-        settings: Arc::new([told("log-level", "info", true)]),
+        settings: Arc::new([setting("log-level", "info", true)]),
     }
 }
 
@@ -93,17 +93,17 @@ fn status() -> Status {
 #[test]
 fn counts_of_one_name_add_up_and_nothing_is_left_out() {
     let status = status();
-    let told = status.json();
-    assert_eq!(told["counts"], json!({"keys": 3, "task_restarts": 5}));
-    assert_eq!(told["version"], env!("CARGO_PKG_VERSION"));
-    assert_eq!(told["store"], "memory");
+    let json = status.json();
+    assert_eq!(json["counts"], json!({"keys": 3, "task_restarts": 5}));
+    assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(json["store"], "memory");
     let shard = json!({
         "shard": 3, "breaker": "open", "opened": 4, "round_trip_ms": 2.0,
         "hot_key": {"key": Key::for_test(7).to_string(), "share": 0.25, "relieved": 9},
     });
-    assert_eq!(told["shards"], json!([shard]));
-    assert_eq!(told["started_after_ms"], Value::Null, "not yet");
-    assert!(told["invariant_violations"].is_u64() && told["uptime_seconds"].is_f64());
+    assert_eq!(json["shards"], json!([shard]));
+    assert_eq!(json["started_after_ms"], Value::Null, "not yet");
+    assert!(json["invariant_violations"].is_u64() && json["uptime_seconds"].is_f64());
     let after = status.start.note_serving();
     assert_eq!(status.start.note_serving(), after, "only once");
     let millis = status.json()["started_after_ms"].as_u64().unwrap();
@@ -138,12 +138,12 @@ fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
     assert_eq!(status.json()["decisions"]["p50_us"], Value::Null, "no second is over");
     status.history.note(Duration::ZERO, calls(0, 0, 0));
     status.history.note(Duration::from_secs(1), calls(4, 0, 0));
-    let told = status.json();
+    let json = status.json();
     let expected = json!({
         "counted": true, "ok": 7, "over_limit": 3, "errors": 1,
         "by_how": {"local": 7, "failure_deny": 3}, "p50_us": 50.0, "p99_us": 99.0,
     });
-    assert_eq!(told["decisions"], expected);
+    assert_eq!(json["decisions"], expected);
     let hot = |values: Value| {
         let rule = "shop.user";
         json!({"key": "1b", "rule": rule, "count": 4, "share": 0.5, "values": values})
@@ -152,11 +152,11 @@ fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
         "asks": 11, "grants": 2, "returns": 4, "failures": 0, "tokens_granted": 200,
         "tokens_returned": 80,
     });
-    assert_eq!(told["leases"], expected);
+    assert_eq!(json["leases"], expected);
     let expected = json!({"requested": [hot(Value::Null)], "denied": [hot("user=7".into())]});
-    assert_eq!(told["hot_keys"], expected);
+    assert_eq!(json["hot_keys"], expected);
     let setting = json!({"name": "log-level", "value": "info", "default": true});
-    assert_eq!(told["settings"], json!([setting]));
+    assert_eq!(json["settings"], json!([setting]));
 }
 
 #[test]
