@@ -189,7 +189,7 @@ mod tests {
     use crate::http::serve::{RequestOrder, UnreadPages};
     use ratelease_engine::limiter::Options;
     use ratelease_engine::store::memory::MemoryStore;
-    use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
+    use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
     use ratelease_engine::time::Clock;
     use ratelease_engine::verdict::Modes;
     use ratelease_rules::key::KeyHasher;
@@ -209,11 +209,11 @@ mod tests {
             self.memory.shard(ask)
         }
 
-        fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
-            self.memory.exchange(asks)
+        fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
+            self.memory.lend(ask)
         }
 
-        fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+        fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
             assert!(self.beats.fetch_add(1, Ordering::Relaxed) >= FAINTS, "deliberate");
             self.memory.beat(beat)
         }

@@ -1,9 +1,11 @@
-//! A store whose asks are traced: one span for each ask sent to a shard, or for a batch of them.
+//! A store whose asks are traced: one span for each ask sent to a shard.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease_engine::store::{Ask, Beaten, Count, Heartbeat, Lent, Ready, Replies, Store};
+use ratelease_engine::store::{
+    Ask, Count, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store,
+};
 
 use super::trace::{Outcome, Tracer};
 
@@ -27,19 +29,7 @@ impl Store for Traced {
         self.inner.shard(ask)
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
-        let shard = asks.first().map_or(0, |first| self.inner.shard(first));
-        let Some(span) = self.tracer.begin_exchange(shard, asks) else {
-            return self.inner.exchange(asks);
-        };
-        Box::pin(async move {
-            let replies = self.inner.exchange(asks).await;
-            span.end(Outcome::Failed(replies.iter().filter(|reply| reply.is_err()).count()));
-            replies
-        })
-    }
-
-    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         let asks = std::slice::from_ref(ask);
         let Some(span) = self.tracer.begin_exchange(self.inner.shard(ask), asks) else {
             return self.inner.lend(ask);
@@ -51,7 +41,7 @@ impl Store for Traced {
         })
     }
 
-    fn ready(&self) -> Ready<'_> {
+    fn ready(&self) -> ReadyFuture<'_> {
         self.inner.ready()
     }
 
@@ -59,7 +49,7 @@ impl Store for Traced {
         self.inner.silence(shard)
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         self.inner.beat(beat)
     }
 

@@ -14,7 +14,7 @@ use ratelease::service::DecisionService;
 use ratelease::supervise::Supervisor;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
+use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
@@ -48,12 +48,12 @@ impl Store for Cursed {
         self.inner.shard(ask)
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         assert!(!self.armed.exchange.swap(false, Ordering::Relaxed), "told to panic in a lease");
-        self.inner.exchange(asks)
+        self.inner.lend(ask)
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         self.inner.beat(beat)
     }
 

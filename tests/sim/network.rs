@@ -15,9 +15,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use parking_lot::Mutex;
-use ratelease_engine::store::{Ask, Beaten, Grant, Heartbeat, Replies, Store, StoreError};
+use ratelease_engine::store::{
+    Ask, Grant, GrantFuture, Heartbeat, PodCountFuture, Store, StoreError,
+};
 use ratelease_engine::time::Time;
 use ratelease_rules::key::Key;
 use tokio::sync::oneshot;
@@ -182,17 +183,17 @@ impl Store for Network {
         self.world.plan.shard_of(ask.counter())
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         Box::pin(async move {
             if self.world.state().wrong().is_some() {
                 // The run is over, and must not continue with new asks.
                 std::future::pending::<()>().await;
             }
-            join_all(asks.iter().map(|ask| self.carry(ask))).await
+            self.carry(ask).await
         })
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         Box::pin(async move {
             let fate = self.fate(None);
             let Some(arrives) = fate.arrives_after_ms else { return Err(StoreError::TimedOut) };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use parking_lot::{Mutex, MutexGuard};
-use ratelease_engine::store::{Ask, Beaten, Grant, Heartbeat, Store, StoreError};
+use ratelease_engine::store::{Ask, Grant, Heartbeat, PodCountFuture, Store, StoreError};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_rules::Limit;
 use ratelease_rules::key::Key;
@@ -111,7 +111,7 @@ impl World {
     /// The store's number of living pods.
     pub fn beat(&self, beat: Heartbeat) -> Result<u32, StoreError> {
         let memory = self.state().first_master(self.now());
-        let beaten: Beaten<'_> = memory.beat(beat);
+        let beaten: PodCountFuture<'_> = memory.beat(beat);
         beaten.now_or_never().unwrap().map(|pods| pods + self.plan.idle_pods)
     }
 

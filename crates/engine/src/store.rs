@@ -9,6 +9,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use ratelease_rules::POOLS_MAX;
 use ratelease_rules::key::{Key, POOLS_FROM};
 
@@ -70,20 +71,18 @@ pub trait Store: Send + Sync + 'static {
     /// together. Advisory: a stale answer costs time, never correctness.
     fn shard(&self, ask: &Ask) -> usize;
 
-    /// Sends `asks` to their shard. Returns one reply for each ask, in order; each ask fails on its
-    /// own, and each is answered within a deadline of the store's own.
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a>;
+    /// Sends one ask to its shard. The ask is answered within a deadline of the store's own, and
+    /// independently of other asks.
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a>;
 
-    /// Sends one ask to its shard. Its reply depends on no other ask.
-    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
-        Box::pin(async move {
-            let reply = self.exchange(std::slice::from_ref(ask)).await.pop();
-            reply.unwrap_or_else(|| Err(StoreError::MalformedReply("no reply".into())))
-        })
+    /// Sends several asks at once. Returns one reply for each ask, in order; each ask fails on its
+    /// own.
+    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> GrantsFuture<'a> {
+        Box::pin(join_all(asks.iter().map(|ask| self.lend(ask))))
     }
 
     /// Waits until every server that holds counts is connected; waits forever if one never is.
-    fn ready(&self) -> Ready<'_> {
+    fn ready(&self) -> ReadyFuture<'_> {
         Box::pin(std::future::ready(()))
     }
 
@@ -94,7 +93,7 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Notes that a pod is alive, or that it leaves, and returns the number of live pods.
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_>;
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_>;
 
     /// Event counters since the store was made, by name; each only grows. Empty where nothing can
     /// happen.
@@ -114,16 +113,17 @@ pub trait Store: Send + Sync + 'static {
 }
 
 /// What [`Store::exchange`] returns.
-pub type Replies<'a> = Pin<Box<dyn Future<Output = Vec<Result<Grant, StoreError>>> + Send + 'a>>;
+pub type GrantsFuture<'a> =
+    Pin<Box<dyn Future<Output = Vec<Result<Grant, StoreError>>> + Send + 'a>>;
 
 /// What [`Store::lend`] returns.
-pub type Lent<'a> = Pin<Box<dyn Future<Output = Result<Grant, StoreError>> + Send + 'a>>;
+pub type GrantFuture<'a> = Pin<Box<dyn Future<Output = Result<Grant, StoreError>> + Send + 'a>>;
 
 /// What [`Store::ready`] returns.
-pub type Ready<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+pub type ReadyFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// What [`Store::beat`] returns: the number of live pods, including this one unless it leaves.
-pub type Beaten<'a> = Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;
+pub type PodCountFuture<'a> = Pin<Box<dyn Future<Output = Result<u32, StoreError>> + Send + 'a>>;
 
 /// A pod's heartbeat. Pods that share counts see each other's heartbeats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::redis::RedisStore;
-use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
+use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::{Code, Modes};
 use ratelease_rules::key::{Key, KeyHasher, KeyPart};
@@ -198,13 +198,12 @@ impl Store for Told {
         self.store.shard(ask)
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
-        let mut counts = self.asks.lock();
-        asks.iter().for_each(|ask| *counts.entry(ask.key).or_default() += 1);
-        self.store.exchange(asks)
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
+        *self.asks.lock().entry(ask.key).or_default() += 1;
+        self.store.lend(ask)
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         Box::pin(async move {
             let beaten = self.store.beat(beat).await;
             self.pods.store(beaten.clone().unwrap_or(0), Ordering::Relaxed);

@@ -13,7 +13,7 @@ use ratelease::rule_source::CurrentRules;
 use ratelease::service::DecisionService;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
+use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
@@ -44,11 +44,11 @@ impl Store for Cursed {
         self.0.shard(ask)
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
-        self.0.exchange(asks)
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
+        self.0.lend(ask)
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         self.0.beat(beat)
     }
 

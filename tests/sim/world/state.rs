@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use ratelease_engine::store::memory::MemoryStore;
-use ratelease_engine::store::{Ask, Grant, Return, Store, StoreError};
+use ratelease_engine::store::{Ask, Grant, Return, StoreError};
 use ratelease_engine::time::Time;
 use ratelease_rules::Algorithm;
 use ratelease_rules::key::Key;
@@ -135,9 +134,7 @@ impl State {
 
     pub fn play(&mut self, entry: &Entry) -> Result<Grant, StoreError> {
         self.wall_us.store(entry.wall_us, Ordering::Relaxed);
-        let memory = &self.memories[entry.shard];
-        let replies = memory.exchange(std::slice::from_ref(&entry.ask)).now_or_never();
-        replies.and_then(|mut replies| replies.pop()).unwrap()
+        self.memories[entry.shard].take(&entry.ask)
     }
 
     /// Credits returned tokens a second time, against the store's contract; a deliberate fault.

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::*;
 use crate::store::memory::MemoryStore;
-use crate::store::{Beaten, Lent, Purpose, Replies};
+use crate::store::{GrantFuture, PodCountFuture, Purpose};
 
 /// What happens to an ask.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,11 +44,7 @@ impl Store for Scripted {
         usize::try_from(ask.want).unwrap()
     }
 
-    fn exchange<'a>(&'a self, _asks: &'a [Ask]) -> Replies<'a> {
-        unreachable!("the desk lends one by one")
-    }
-
-    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         Box::pin(async move {
             let _ = self.started.send(*ask);
             match (self.fate)(ask) {
@@ -69,7 +65,7 @@ impl Store for Scripted {
         *self.silence.lock()
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         self.memory.beat(beat)
     }
 

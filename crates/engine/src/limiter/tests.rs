@@ -10,7 +10,7 @@ use smallvec::smallvec;
 use super::*;
 use crate::lease::BreakerState;
 use crate::store::memory::MemoryStore;
-use crate::store::{Beaten, Heartbeat, Replies};
+use crate::store::{GrantFuture, Heartbeat, PodCountFuture};
 use crate::verdict::{Code, Modes};
 
 mod algorithms;
@@ -55,14 +55,14 @@ impl Store for Distant {
         usize::from(ask.limit.unit == Unit::Day)
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         Box::pin(async move {
-            self.asks.fetch_add(asks.len(), Ordering::Relaxed);
-            let of_pools = asks.iter().filter(|ask| ask.pool.is_some()).count();
-            self.pool_asks.fetch_add(of_pools, Ordering::Relaxed);
+            self.asks.fetch_add(1, Ordering::Relaxed);
+            self.pool_asks.fetch_add(usize::from(ask.pool.is_some()), Ordering::Relaxed);
             let one_way = *self.round_trip.lock() / 2;
             tokio::time::sleep(one_way).await;
-            if asks.iter().any(|ask| ask.limit.unit == Unit::Day) {
+            let is_daily = ask.limit.unit == Unit::Day;
+            if is_daily {
                 let late = *self.days_late.lock();
                 tokio::time::sleep(late).await;
             }
@@ -71,26 +71,21 @@ impl Store for Distant {
                 std::future::pending::<()>().await;
             }
             if self.fails.load(Ordering::Relaxed) {
-                return asks.iter().map(|_| Err(StoreError::Unreachable("gone".into()))).collect();
+                return Err(StoreError::Unreachable("gone".into()));
             }
-            let mut replies = Vec::new();
-            for ask in asks {
-                if ask.limit.unit == Unit::Day && self.fails_for_days.load(Ordering::Relaxed) {
-                    replies.push(Err(StoreError::Unreachable("half of it is gone".into())));
-                } else if ask.limit.unit == Unit::Day
-                    && self.has_foreign_days.load(Ordering::Relaxed)
-                {
-                    replies.push(Err(StoreError::ForeignValue));
-                } else {
-                    replies.append(&mut self.memory.exchange(std::slice::from_ref(ask)).await);
-                }
-            }
+            let reply = if is_daily && self.fails_for_days.load(Ordering::Relaxed) {
+                Err(StoreError::Unreachable("half of it is gone".into()))
+            } else if is_daily && self.has_foreign_days.load(Ordering::Relaxed) {
+                Err(StoreError::ForeignValue)
+            } else {
+                self.memory.take(ask)
+            };
             tokio::time::sleep(one_way).await;
-            replies
+            reply
         })
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         self.memory.beat(beat)
     }
 

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use ratelease_rules::key::Key;
 
 use self::pods::Pods;
-use super::{Ask, Beaten, Grant, Heartbeat, Lent, Replies, Store, StoreError};
+use super::{Ask, Grant, GrantFuture, Heartbeat, PodCountFuture, Store, StoreError};
 use crate::algorithm::{State, step};
 
 mod pods;
@@ -167,15 +167,11 @@ impl Store for MemoryStore {
         0
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
-        Box::pin(ready(asks.iter().map(|ask| self.take(ask)).collect()))
-    }
-
-    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         Box::pin(ready(self.take(ask)))
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         let mut pods = self.pods.lock();
         // The clock is read under the lock, as above.
         let alive = pods.beat(beat, (self.clock)());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join;
 
-use super::{Ask, Beaten, Count, Heartbeat, Lent, Ready, Replies, SHARDS_MAX, Store, StoreError};
+use super::{Ask, Count, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, SHARDS_MAX, Store};
 
 /// Sends asks whose limit is by the second to `second`, and all others to `main`.
 pub struct PerSecond {
@@ -34,33 +34,11 @@ impl Store for PerSecond {
         }
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
-        Box::pin(async move {
-            let (by_second, others): (Vec<Ask>, Vec<Ask>) =
-                asks.iter().copied().partition(is_by_second);
-            // All asks of one shard go to one store; the other is not called needlessly.
-            if by_second.is_empty() {
-                return self.main.exchange(asks).await;
-            }
-            if others.is_empty() {
-                return self.second.exchange(asks).await;
-            }
-            let (by_second, others) =
-                join(self.second.exchange(&by_second), self.main.exchange(&others)).await;
-            let (mut by_second, mut others) = (by_second.into_iter(), others.into_iter());
-            let reply = |ask| {
-                let from = if is_by_second(ask) { &mut by_second } else { &mut others };
-                from.next().unwrap_or(Err(StoreError::MalformedReply("no reply".into())))
-            };
-            asks.iter().map(reply).collect()
-        })
-    }
-
-    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         if is_by_second(ask) { self.second.lend(ask) } else { self.main.lend(ask) }
     }
 
-    fn ready(&self) -> Ready<'_> {
+    fn ready(&self) -> ReadyFuture<'_> {
         Box::pin(async move {
             join(self.main.ready(), self.second.ready()).await;
         })
@@ -73,7 +51,7 @@ impl Store for PerSecond {
         }
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         self.main.beat(beat)
     }
 
@@ -107,6 +85,7 @@ mod tests {
 
     use super::*;
     use crate::store::memory::MemoryStore;
+    use crate::store::{Grant, StoreError};
     use ratelease_rules::key::Key;
     use ratelease_rules::{Limit, Unit};
 
@@ -129,7 +108,7 @@ mod tests {
             ask(3, Unit::Second, 3),
             ask(4, Unit::Day, 4),
         ];
-        let tokens = |replies: Vec<Result<super::super::Grant, StoreError>>| {
+        let tokens = |replies: Vec<Result<Grant, StoreError>>| {
             replies.into_iter().map(|reply| reply.unwrap().tokens).collect::<Vec<_>>()
         };
         assert_eq!(tokens(both.exchange(&asks).await), [1, 2, 3, 4]);

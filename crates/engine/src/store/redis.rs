@@ -35,8 +35,6 @@ mod trip;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
-
 use self::cluster::Cluster;
 use self::connector::Dial;
 use self::context::{Site, count};
@@ -45,7 +43,9 @@ use self::reconnecting::Link;
 pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
 pub use self::slots::slot_of;
 use self::trip::Trip;
-use super::{Ask, Beaten, Count, Grant, Heartbeat, Lent, Ready, Replies, Store, StoreError};
+use super::{
+    Ask, Count, Grant, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store, StoreError,
+};
 
 /// Counts that are stored in Redis.
 #[derive(Debug)]
@@ -128,16 +128,12 @@ impl Store for RedisStore {
         }
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
-        // Each connection pipelines the commands that reach it at about the same time.
-        Box::pin(join_all(asks.iter().map(|ask| self.carry(ask))))
-    }
-
-    fn lend<'a>(&'a self, ask: &'a Ask) -> Lent<'a> {
+    /// A connection pipelines the commands that reach it at about the same time.
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         Box::pin(self.carry(ask))
     }
 
-    fn ready(&self) -> Ready<'_> {
+    fn ready(&self) -> ReadyFuture<'_> {
         match &self.servers {
             Servers::One(link) => Box::pin(link.up()),
             Servers::Cluster(cluster) => Box::pin(cluster.ready()),
@@ -151,7 +147,7 @@ impl Store for RedisStore {
         }
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         Box::pin(self.beats(beat))
     }
 

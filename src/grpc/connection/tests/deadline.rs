@@ -3,7 +3,7 @@
 use std::future::pending;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
-use ratelease_engine::store::{Ask, Beaten, Heartbeat, Replies, Store};
+use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, Store};
 use ratelease_rules::{self as rules, Source};
 
 use super::*;
@@ -108,11 +108,11 @@ impl Store for Silent {
         0
     }
 
-    fn exchange<'a>(&'a self, _: &'a [Ask]) -> Replies<'a> {
+    fn lend<'a>(&'a self, _: &'a Ask) -> GrantFuture<'a> {
         Box::pin(pending())
     }
 
-    fn beat(&self, _: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, _: Heartbeat) -> PodCountFuture<'_> {
         Box::pin(pending())
     }
 

@@ -79,20 +79,19 @@ impl Store for HalfStuck {
         usize::from(ask.limit.unit == Unit::Hour)
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         Box::pin(async move {
-            if asks.iter().any(|ask| self.shard(ask) == 0) && self.is_stuck.load(Ordering::Relaxed)
-            {
+            if self.shard(ask) == 0 && self.is_stuck.load(Ordering::Relaxed) {
                 std::future::pending::<()>().await;
             }
-            for back in asks.iter().filter_map(|ask| ask.back) {
+            if let Some(back) = ask.back {
                 self.tokens_back.fetch_add(back.tokens, Ordering::Relaxed);
             }
-            self.memory.exchange(asks).await
+            self.memory.lend(ask).await
         })
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         Box::pin(async move {
             self.begun.send(()).unwrap();
             if !beat.leaves {

@@ -28,17 +28,17 @@ impl Store for Forgetful {
         0
     }
 
-    fn exchange<'a>(&'a self, asks: &'a [Ask]) -> Replies<'a> {
+    fn lend<'a>(&'a self, ask: &'a Ask) -> GrantFuture<'a> {
         let now = START + self.clock.now().since(Time::default());
         let micros = u64::try_from(now.as_micros()).unwrap();
-        let reply = move |ask: &Ask| match ask.limit.unit {
+        let reply = match ask.limit.unit {
             Unit::Day => self.counted.take(ask),
             _ => Ok(step(None, micros, ask).1),
         };
-        Box::pin(async move { asks.iter().map(reply).collect() })
+        Box::pin(std::future::ready(reply))
     }
 
-    fn beat(&self, beat: Heartbeat) -> Beaten<'_> {
+    fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_> {
         self.counted.beat(beat)
     }
 
