@@ -8,7 +8,7 @@ use criterion::{Criterion, Throughput, criterion_group};
 use ratelease::hot_keys::{HotKeys, Options};
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::{Clock, Time};
-use ratelease_engine::verdict::{Applied, Code, DecisionSource, Status, Trace, Verdict};
+use ratelease_engine::verdict::{AppliedLimit, Code, Counted, DecisionSource, Status, Verdict};
 use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{Limit, Unit};
@@ -64,10 +64,10 @@ fn verdicts(count: usize) -> Vec<Verdict<'static>> {
         let code = if over { Code::OverLimit } else { Code::Ok };
         let status = Status {
             code,
-            limit: Some(Applied { limit: Limit::fixed_window(1, Unit::Minute), rule: None }),
+            limit: Some(AppliedLimit { limit: Limit::fixed_window(1, Unit::Minute), rule: None }),
             remaining: 0,
             reset_after: None,
-            counted: Some(Trace { key, hits: 1, fitted: 0, over, how: DecisionSource::Local }),
+            counted: Some(Counted { key, hits: 1, fitted: 0, over, how: DecisionSource::Local }),
         };
         Verdict {
             code,

@@ -8,7 +8,7 @@ use criterion::{Criterion, criterion_group};
 use ratelease::metrics::{Meters, text};
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::Time;
-use ratelease_engine::verdict::{Applied, Counted, DecisionSource, Modes, Outcome, Trace, Verdict};
+use ratelease_engine::verdict::{AppliedLimit, Counted, DecisionSource, Modes, Status, Verdict};
 use ratelease_rules::key::{KeyHasher, KeyPart};
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{self as rules, Allowance, Lookup, Rules, Source};
@@ -44,10 +44,10 @@ fn verdict<'r>(rules: &'r Rules, request: &Request<'_>) -> Verdict<'r> {
     let Allowance::Limited(limit) = rule.allowance else { unreachable!("it has a limit") };
     let parts = entries.iter().map(|entry| (entry.key, KeyPart::Value(entry.value)));
     let key = KeyHasher::new("").key("d", limit.identity(), parts);
-    let trace = Trace { key, hits: 1, fitted: 0, over: false, how: DecisionSource::Local };
-    let applied = Applied { limit, rule: Some(rule) };
-    let counted = Counted { applied, trace, remaining: 500, reset_after: None };
-    Verdict::new(request, &[Outcome::Counted(counted)], Modes::default())
+    let counted = Counted { key, hits: 1, fitted: 0, over: false, how: DecisionSource::Local };
+    let applied = AppliedLimit { limit, rule: Some(rule) };
+    let status = Status::counted(applied, counted, 500, None);
+    Verdict::new(request, smallvec![status], Modes::default())
 }
 
 fn by_rule(c: &mut Criterion) {

@@ -31,7 +31,7 @@ use ratelease_engine::latency::Latency;
 use ratelease_engine::limiter::limits;
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::striped::Striped;
-use ratelease_engine::verdict::{Applied, Code, OVERRIDE, Status, Trace};
+use ratelease_engine::verdict::{AppliedLimit, Code, Counted, OVERRIDE, Status};
 use ratelease_rules::request::{Descriptor, Request};
 use ratelease_rules::{Rule, Rules};
 
@@ -158,7 +158,7 @@ impl Observer for Meters {
     fn note_unanswered(&self, rules: &Rules, request: &Request<'_>) {
         let shared = &*self.shared;
         for (descriptor, applied) in request.descriptors.iter().zip(limits(rules, request)) {
-            let Some(Applied { rule, .. }) = applied.filter(|_| !descriptor.refund) else {
+            let Some(AppliedLimit { rule, .. }) = applied.filter(|_| !descriptor.refund) else {
                 continue;
             };
             let hits = Hits { total: request.hits(descriptor), ..Hits::default() };
@@ -193,8 +193,8 @@ impl Default for Options {
 impl Shared {
     #[inline]
     fn note_status(&self, request: &Request<'_>, descriptor: &Descriptor<'_>, status: &Status<'_>) {
-        let (Some(applied), Some(trace)) = (status.limit, status.counted) else {
-            let unlimited = status.remaining == u32::MAX;
+        let (Some(applied), Some(counted)) = (status.limit, status.counted) else {
+            let unlimited = status.is_unlimited();
             let counter = if unlimited { calls::UNLIMITED } else { calls::FREE };
             self.calls.mine().add(counter, 1);
             return;
@@ -202,13 +202,13 @@ impl Shared {
         // Refunded hits are not part of the reference implementation's statistics.
         let hits = match descriptor.refund {
             true => Hits::default(),
-            false => Hits::of(status, &trace, self.options.near_limit_ratio),
+            false => Hits::of(status, &counted, self.options.near_limit_ratio),
         };
         match applied.rule {
-            Some(rule) => self.note_rule(rule, request, descriptor, status, &trace, hits),
+            Some(rule) => self.note_rule(rule, request, descriptor, status, &counted, hits),
             None => {
                 let is_over = status.code == Code::OverLimit;
-                self.overrides_of(request.domain).note(trace.how, is_over, hits, false);
+                self.overrides_of(request.domain).note(counted.how, is_over, hits, false);
             }
         }
     }
@@ -220,11 +220,11 @@ impl Shared {
         request: &Request<'_>,
         descriptor: &Descriptor<'_>,
         status: &Status<'_>,
-        trace: &Trace,
+        counted: &Counted,
         hits: Hits,
     ) {
         let meter = self.meter_of(rule, request.domain, descriptor);
-        meter.note(trace.how, status.code == Code::OverLimit, hits, rule.shadow_mode);
+        meter.note(counted.how, status.code == Code::OverLimit, hits, rule.shadow_mode);
         if self.rules.is_folded(meter) {
             self.calls.mine().add(calls::FOLDED_RULES, 1);
         } else if meter.is_split() {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::thread;
 
 use ratelease_engine::rng;
-use ratelease_engine::verdict::{Applied, DecisionSource, Status, Trace, Verdict};
+use ratelease_engine::verdict::{AppliedLimit, Counted, DecisionSource, Status, Verdict};
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::{Entry, Request};
 use ratelease_rules::{self as rules, Limit, Lookup, Rules, Source, Unit};
@@ -44,10 +44,10 @@ fn verdict(rule: Option<&Arc<Rule>>, key: Key, over: bool) -> Verdict<'_> {
     let limit = Limit::fixed_window(10, Unit::Minute);
     let status = Status {
         code,
-        limit: Some(Applied { limit, rule }),
+        limit: Some(AppliedLimit { limit, rule }),
         remaining: 0,
         reset_after: None,
-        counted: Some(Trace { key, hits: 1, fitted: 0, over, how: DecisionSource::Local }),
+        counted: Some(Counted { key, hits: 1, fitted: 0, over, how: DecisionSource::Local }),
     };
     let statuses = [status].into_iter().collect();
     Verdict { code, statuses, tightest: Some(0), shadowed: false, metadata: None }

@@ -1,7 +1,7 @@
 //! Classifies the hits of a decision as the reference implementation does
 //! (`src/limiter/base_limiter.go` at f2fb157). Pure.
 
-use ratelease_engine::verdict::{Status, Trace};
+use ratelease_engine::verdict::{Counted, Status};
 
 /// The hits of one descriptor, by class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -19,19 +19,19 @@ pub(super) struct Hits {
 // === impl Hits ===
 
 impl Hits {
-    /// Classifies the hits of `trace`, whose descriptor has this `status`. Hits above `ratio` of
+    /// Classifies the hits of `counted`, whose descriptor has this `status`. Hits above `ratio` of
     /// the limit are near.
     ///
     /// The use before the charge is computed from what remains, or remained before a denied charge
     /// spent it: an estimate while several pods hold tokens.
-    pub(super) fn of(status: &Status<'_>, trace: &Trace, ratio: f32) -> Self {
+    pub(super) fn of(status: &Status<'_>, counted: &Counted, ratio: f32) -> Self {
         let Some(applied) = status.limit else { return Self::default() };
         let limit = applied.limit.capacity();
         let left = u64::from(status.remaining).min(limit);
-        let hits = trace.hits;
+        let hits = counted.hits;
         let threshold = threshold(limit, ratio);
-        if trace.over {
-            let left = left.max(trace.fitted.into()).min(limit);
+        if counted.over {
+            let left = left.max(counted.fitted.into()).min(limit);
             let before = limit - left;
             let over = hits.saturating_sub(left);
             let near = if left > 0 && over > 0 { limit - threshold.max(before) } else { 0 };
@@ -56,7 +56,7 @@ fn threshold(limit: u64, ratio: f32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ratelease_engine::verdict::{Applied, Code, DecisionSource};
+    use ratelease_engine::verdict::{AppliedLimit, Code, DecisionSource};
     use ratelease_rules::key::KeyHasher;
     use ratelease_rules::{Limit, Unit};
 
@@ -67,16 +67,16 @@ mod tests {
 
     fn split(hits: u64, remaining: u32, fitted: u32, over: bool) -> (u64, u64, u64, u64) {
         let key = KeyHasher::new("").key("d", 0, std::iter::empty());
-        let trace = Trace { key, hits, fitted, over, how: DecisionSource::Local };
+        let counted = Counted { key, hits, fitted, over, how: DecisionSource::Local };
         let limit = Limit::fixed_window(10, Unit::Minute);
         let status = Status {
             code: if over { Code::OverLimit } else { Code::Ok },
-            limit: Some(Applied { limit, rule: None }),
+            limit: Some(AppliedLimit { limit, rule: None }),
             remaining,
             reset_after: None,
-            counted: Some(trace),
+            counted: Some(counted),
         };
-        let Hits { total, within, over, near } = Hits::of(&status, &trace, 0.8);
+        let Hits { total, within, over, near } = Hits::of(&status, &counted, 0.8);
         (total, within, over, near)
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ratelease_engine::time::Time;
-use ratelease_engine::verdict::{Applied, Counted, DecisionSource, Modes, Outcome, Verdict};
+use ratelease_engine::verdict::{AppliedLimit, Counted, DecisionSource, Modes, Status, Verdict};
 use ratelease_rules::key::Key;
 use ratelease_rules::request::{Descriptor, Entry};
 use ratelease_rules::{self as rules, Limit, Lookup, Rules, Source, Unit};
@@ -59,21 +59,23 @@ fn note_descriptor(
     let request = Request { domain: "d", descriptors: smallvec![descriptor], hits_addend: 0 };
     let [descriptor] = &request.descriptors[..] else { unreachable!() };
     let applied = match (rules.find("d", &descriptor.entries), descriptor.limit) {
-        (_, Some(limit)) => Some(Applied { limit, rule: None }),
+        (_, Some(limit)) => Some(AppliedLimit { limit, rule: None }),
         (Lookup::Rule(rule), None) => match rule.allowance {
-            rules::Allowance::Limited(limit) => Some(Applied { limit, rule: Some(rule) }),
+            rules::Allowance::Limited(limit) => Some(AppliedLimit { limit, rule: Some(rule) }),
             rules::Allowance::Unlimited => None,
         },
         _ => None,
     };
     let hits = request.hits(descriptor);
-    let trace = Trace { key: Key::for_test(1), hits, fitted: 0, over, how: DecisionSource::Local };
-    let outcome = match applied {
-        Some(applied) => Outcome::Counted(Counted { applied, trace, remaining, reset_after: None }),
-        None if remaining > 0 => Outcome::Unlimited,
-        None => Outcome::Free,
+    let (key, how) = (Key::for_test(1), DecisionSource::Local);
+    let status = match applied {
+        Some(applied) => {
+            Status::counted(applied, Counted { key, hits, fitted: 0, over, how }, remaining, None)
+        }
+        None if remaining > 0 => Status::UNLIMITED,
+        None => Status::FREE,
     };
-    let verdict = Verdict::new(&request, &[outcome], Modes::default());
+    let verdict = Verdict::new(&request, smallvec![status], Modes::default());
     let took = Duration::from_micros(30);
     meters.note(&Decision { request: &request, verdict: &verdict, took, now: Time::default() });
 }

@@ -6,7 +6,7 @@
 use std::fmt::Write;
 
 use ratelease_cli::settings::Headers;
-use ratelease_engine::verdict::{Applied, Code, OVERRIDE, Status, Verdict};
+use ratelease_engine::verdict::{AppliedLimit, Code, OVERRIDE, Status, Verdict};
 
 /// Maximum size in bytes of a header's value: Envoy refuses responses whose headers exceed 60 KiB
 /// in total. Items that do not fit are left out.
@@ -18,7 +18,7 @@ const NAME_BYTES_MAX: usize = 128;
 /// The item of a list for one limit.
 struct Item<'a> {
     status: &'a Status<'a>,
-    applied: Applied<'a>,
+    applied: AppliedLimit<'a>,
     /// The name in quotes.
     name: String,
 }
@@ -91,7 +91,7 @@ fn items<'a>(tightest: &'a Status<'a>, verdict: &'a Verdict<'_>) -> Vec<Item<'a>
 }
 
 /// The rule's name or its path: never text that a client has sent.
-fn policy(applied: Applied<'_>) -> &str {
+fn policy(applied: AppliedLimit<'_>) -> &str {
     match applied.rule {
         Some(rule) if rule.name.is_empty() => &rule.path,
         Some(rule) => &rule.name,
@@ -143,7 +143,7 @@ fn quoted(text: &str) -> String {
 impl Item<'_> {
     /// Quota and window of the policy; the window is in seconds.
     fn policy(&self) -> String {
-        let Self { name, applied: Applied { limit, .. }, .. } = self;
+        let Self { name, applied: AppliedLimit { limit, .. }, .. } = self;
         format!("{name};q={};w={}", limit.requests_per_unit, limit.window_seconds())
     }
 

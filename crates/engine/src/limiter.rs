@@ -3,12 +3,12 @@
 //!
 //! This is the only module where buffers and the lease desk meet.
 
+mod attempt;
 mod away;
 mod key_state;
 mod lease_policy;
 mod maintenance;
 mod options;
-mod outcome;
 mod overflow;
 mod pods;
 mod reference;
@@ -37,15 +37,15 @@ use crate::store::{Ask, Count, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::Verdict;
 
+use attempt::Attempt;
 use away::Away;
 use key_state::{KeyState, WAITER_BYTES, WAITING_IN_ALL_MAX, WATCH_EVERY};
 pub use options::{Options, PODS_EXPECTED};
-use outcome::Attempt;
 use pods::Pods;
 pub use reference::Exact;
 pub use resolve::{Charge, Resolved, limits, resolve};
 use transaction::Transaction;
-use wait::Enqueued;
+use wait::ReplyReceiver;
 
 /// Decides requests. It is a handle: clones share all state.
 #[derive(Clone)]
@@ -250,12 +250,12 @@ impl Shared {
                     return slot.preview_refund(charge, context);
                 }
                 let attempt = slot.attempt(charge, context);
-                if let Attempt::Settled(settled) = &attempt {
-                    slot.look_to_next_window(charge, settled, context, asks);
+                if attempt.is_settled() {
+                    slot.look_to_next_window(charge, &attempt, context, asks);
                 }
                 // Where the store is far away, a charge that is short does not ask ahead here: it
                 // asks for itself, in time.
-                if matches!(attempt, Attempt::Settled(_)) || !slot.is_far(context) {
+                if attempt.is_settled() || !slot.is_far(context) {
                     slot.look_ahead(charge, context, asks);
                 }
                 attempt
@@ -275,15 +275,16 @@ impl Shared {
     }
 
     /// Charges the tokens held here, or queues for the next lease.
-    fn enter(&self, charge: &Charge<'_>, now: Time) -> Result<Enqueued, StoreError> {
+    fn enqueue(&self, charge: &Charge<'_>, now: Time) -> Result<ReplyReceiver, StoreError> {
         if let Some(domain) = charge.domain()
             && self.pods.note_used(domain, now)
         {
             self.new_domain.notify_one();
         }
         self.with_slot(charge, now, WAITER_BYTES, |slot, context, asks| {
-            slot.enter(charge, context, asks)
+            slot.enqueue(charge, context, asks)
         })
+        .flatten()
     }
 
     /// Runs `visit` on the slot of `charge`, then sends the asks that it adds, after the lock is

@@ -1,4 +1,4 @@
-//! Combines the outcomes of a request's descriptors into one answer. Pure.
+//! Combines the statuses of a request's descriptors into one answer. Pure.
 
 mod metadata;
 
@@ -43,19 +43,19 @@ pub struct Status<'r> {
     /// Whether the descriptor is within its limit.
     pub code: Code,
     /// The limit that was applied; `None` if there was none, or only one that counts nothing.
-    pub limit: Option<Applied<'r>>,
+    pub limit: Option<AppliedLimit<'r>>,
     /// Tokens that remain: 0 if over the limit, unless the rule leaves them; `u32::MAX` if
     /// unlimited.
     pub remaining: u32,
     /// Time until the window ends, where that is known.
     pub reset_after: Option<Duration>,
     /// What was counted, and how it was decided; `None` where nothing was counted.
-    pub counted: Option<Trace>,
+    pub counted: Option<Counted>,
 }
 
-/// How the answer for one descriptor was decided, for observers of decisions.
+/// What was counted for one descriptor, and how that was decided, for observers of decisions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Trace {
+pub struct Counted {
     /// The key that was charged.
     pub key: Key,
     /// Hits that were charged, or would have been; 0 only looks.
@@ -82,35 +82,11 @@ pub enum DecisionSource {
 
 /// A limit and where it came from.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Applied<'r> {
+pub struct AppliedLimit<'r> {
     /// The number of requests in each window.
     pub limit: Limit,
     /// The rule, or `None` for an override.
     pub rule: Option<&'r Arc<Rule>>,
-}
-
-/// The outcome for one descriptor.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Outcome<'r> {
-    /// No rule limits it, or another rule replaced the rule that would have.
-    Free,
-    /// Its rule allows everything.
-    Unlimited,
-    /// It was counted.
-    Counted(Counted<'r>),
-}
-
-/// The outcome of a charge.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Counted<'r> {
-    /// The limit and its rule.
-    pub applied: Applied<'r>,
-    /// What was charged, and how the decision was made.
-    pub trace: Trace,
-    /// Tokens that remain.
-    pub remaining: u64,
-    /// Time until the window ends, where that is known.
-    pub reset_after: Option<Duration>,
 }
 
 /// Settings that change how answers are made.
@@ -127,33 +103,31 @@ pub struct Modes {
 // === impl Verdict ===
 
 impl<'r> Verdict<'r> {
-    /// The answer that follows from `outcomes`, one for each descriptor of `request`.
-    pub fn new(request: &Request<'_>, outcomes: &[Outcome<'r>], modes: Modes) -> Self {
-        let statuses: Few<_> = outcomes.iter().map(Outcome::status).collect();
-        let metadata = modes.metadata.then(|| metadata::of(request, outcomes));
-        let tightest = tightest(outcomes, &statuses, modes);
-        let shadowed = modes.shadow && denies(outcomes, modes);
-        Self { code: code(outcomes, modes), statuses, tightest, shadowed, metadata }
+    /// The answer that follows from `statuses`, one for each descriptor of `request`.
+    pub fn new(request: &Request<'_>, statuses: Few<Status<'r>>, modes: Modes) -> Self {
+        let metadata = modes.metadata.then(|| metadata::of(request, &statuses));
+        let tightest = tightest(&statuses, modes);
+        let shadowed = modes.shadow && denies(&statuses, modes);
+        Self { code: code(&statuses, modes), statuses, tightest, shadowed, metadata }
     }
 }
 
-/// `OverLimit` if the outcomes deny, unless the global shadow mode is on.
-pub fn code(outcomes: &[Outcome<'_>], modes: Modes) -> Code {
-    if !modes.shadow && denies(outcomes, modes) { Code::OverLimit } else { Code::Ok }
+/// `OverLimit` if the statuses deny, unless the global shadow mode is on.
+pub fn code(statuses: &[Status<'_>], modes: Modes) -> Code {
+    if !modes.shadow && denies(statuses, modes) { Code::OverLimit } else { Code::Ok }
 }
 
-/// The outcomes deny if one descriptor is over its limit, quotas aside, or if there are quotas and
+/// The statuses deny if one descriptor is over its limit, quotas aside, or if there are quotas and
 /// each is over. The global quota mode also counts descriptors without a limit as quotas that pass,
 /// as the reference implementation does; unlimited ones count for neither.
-fn denies(outcomes: &[Outcome<'_>], modes: Modes) -> bool {
+fn denies(statuses: &[Status<'_>], modes: Modes) -> bool {
     let (mut quotas, mut quotas_over, mut denied) = (0, 0, false);
-    for outcome in outcomes.iter().filter(|outcome| **outcome != Outcome::Unlimited) {
-        let over = outcome.is_over();
-        if outcome.is_quota(modes) {
+    for status in statuses.iter().filter(|status| !status.is_unlimited()) {
+        if status.is_quota(modes) {
             quotas += 1;
-            quotas_over += u32::from(over);
+            quotas_over += u32::from(status.is_over());
         } else {
-            denied |= over;
+            denied |= status.is_over();
         }
     }
     denied || (quotas > 0 && quotas == quotas_over)
@@ -161,60 +135,12 @@ fn denies(outcomes: &[Outcome<'_>], modes: Modes) -> bool {
 
 /// Index of the last descriptor that is over, quotas aside; else of the first with the fewest
 /// tokens remaining.
-fn tightest(outcomes: &[Outcome<'_>], statuses: &[Status<'_>], modes: Modes) -> Option<usize> {
-    let over = |at: &usize| outcomes[*at].is_over() && !outcomes[*at].is_quota(modes);
-    let limited = |at: &usize| statuses[*at].limit.is_some();
-    (0..statuses.len())
-        .rfind(over)
-        .or_else(|| (0..statuses.len()).filter(limited).min_by_key(|at| statuses[*at].remaining))
-}
-
-// === impl Outcome ===
-
-impl<'r> Outcome<'r> {
-    /// Whether it is over its limit and its rule is not in shadow mode.
-    pub fn is_over(&self) -> bool {
-        matches!(self, Outcome::Counted(counted) if counted.trace.over && !counted.in_shadow())
-    }
-
-    fn is_quota(&self, modes: Modes) -> bool {
-        let by_rule = match self {
-            Outcome::Counted(counted) => counted.applied.rule.is_some_and(|rule| rule.quota_mode),
-            Outcome::Free | Outcome::Unlimited => false,
-        };
-        by_rule || modes.quota
-    }
-
-    fn status(&self) -> Status<'r> {
-        match self {
-            Outcome::Free => Status::ok(0),
-            Outcome::Unlimited => Status::ok(u32::MAX),
-            Outcome::Counted(counted) => Status {
-                code: if self.is_over() { Code::OverLimit } else { Code::Ok },
-                limit: Some(counted.applied),
-                remaining: u32::try_from(counted.remaining).unwrap_or(u32::MAX),
-                reset_after: counted.reset_after(),
-                counted: Some(counted.trace),
-            },
-        }
-    }
-}
-
-// === impl Counted ===
-
-impl Counted<'_> {
-    /// After a step back of the store's clock, the count may belong to a window that lies in the
-    /// future. Such a window ends later than clients expect of the unit, so this returns the unit
-    /// instead, and clients ask again then.
-    fn reset_after(&self) -> Option<Duration> {
-        let limit = self.applied.limit;
-        let aligned = matches!(limit.algorithm, Algorithm::FixedWindow | Algorithm::SlidingWindow);
-        self.reset_after.map(|after| if aligned { after.min(limit.window()) } else { after })
-    }
-
-    fn in_shadow(&self) -> bool {
-        self.applied.rule.is_some_and(|rule| rule.shadow_mode)
-    }
+fn tightest(statuses: &[Status<'_>], modes: Modes) -> Option<usize> {
+    let limited = || statuses.iter().enumerate().filter(|(_, status)| status.limit.is_some());
+    statuses
+        .iter()
+        .rposition(|status| status.is_over() && !status.is_quota(modes))
+        .or_else(|| limited().min_by_key(|(_, status)| status.remaining).map(|(at, _)| at))
 }
 
 // === impl Code ===
@@ -229,9 +155,9 @@ impl Code {
     }
 }
 
-// === impl Applied ===
+// === impl AppliedLimit ===
 
-impl<'r> Applied<'r> {
+impl<'r> AppliedLimit<'r> {
     /// The path of the rule, or [`OVERRIDE`].
     pub fn rule_path(&self) -> &'r str {
         self.rule.map_or(OVERRIDE, |rule| &rule.path)
@@ -256,15 +182,63 @@ impl DecisionSource {
 
 // === impl Status ===
 
-impl Status<'_> {
-    fn ok(remaining: u32) -> Self {
+impl<'r> Status<'r> {
+    /// No rule limits the descriptor, or another rule replaced the rule that would have.
+    pub const FREE: Self = Self::within(0);
+
+    /// The descriptor's rule allows everything.
+    pub const UNLIMITED: Self = Self::within(u32::MAX);
+
+    const fn within(remaining: u32) -> Self {
         Self { code: Code::Ok, limit: None, remaining, reset_after: None, counted: None }
+    }
+
+    /// The descriptor was counted against `limit`, of which this many tokens remain.
+    pub fn counted(
+        limit: AppliedLimit<'r>,
+        counted: Counted,
+        remaining: u64,
+        reset_after: Option<Duration>,
+    ) -> Self {
+        let in_shadow = limit.rule.is_some_and(|rule| rule.shadow_mode);
+        Self {
+            code: if counted.over && !in_shadow { Code::OverLimit } else { Code::Ok },
+            limit: Some(limit),
+            remaining: u32::try_from(remaining).unwrap_or(u32::MAX),
+            reset_after: reset_after.map(|after| within_window(after, limit.limit)),
+            counted: Some(counted),
+        }
+    }
+
+    /// Whether it is over its limit and its rule is not in shadow mode.
+    pub fn is_over(&self) -> bool {
+        self.code == Code::OverLimit
+    }
+
+    /// Whether its rule allows everything.
+    pub fn is_unlimited(&self) -> bool {
+        self.limit.is_none() && self.remaining == u32::MAX
+    }
+
+    fn is_quota(&self, modes: Modes) -> bool {
+        let rule = self.limit.and_then(|applied| applied.rule);
+        modes.quota || rule.is_some_and(|rule| rule.quota_mode)
     }
 
     /// Whole seconds until the window ends, rounded up, so that a client that waits this long finds
     /// tokens.
     pub fn reset_seconds(&self) -> Option<u64> {
         self.reset_after.map(|span| span.as_secs() + u64::from(span.subsec_nanos() > 0))
+    }
+}
+
+/// After a step back of the store's clock, the count may belong to a window that lies in the
+/// future. Such a window ends later than clients expect of the unit, so this returns the unit
+/// instead, and clients ask again then.
+fn within_window(reset_after: Duration, limit: Limit) -> Duration {
+    match limit.algorithm {
+        Algorithm::FixedWindow | Algorithm::SlidingWindow => reset_after.min(limit.window()),
+        _ => reset_after,
     }
 }
 

@@ -4,7 +4,7 @@
 //! Each message is written from its last field to its first: see [`ReverseEncoder`].
 
 use bytes::BytesMut;
-use ratelease_engine::verdict::{Applied, Code, Status};
+use ratelease_engine::verdict::{AppliedLimit, Code, Status};
 use serde_json::{Map, Value};
 
 use super::reverse_encoder::ReverseEncoder;
@@ -64,8 +64,8 @@ fn status(sink: &mut ReverseEncoder, status: &Status<'_>) {
     sink.number(1, number_of(status.code));
 }
 
-fn limit(sink: &mut ReverseEncoder, applied: &Applied<'_>) {
-    let Applied { limit, rule } = applied;
+fn limit(sink: &mut ReverseEncoder, applied: &AppliedLimit<'_>) {
+    let AppliedLimit { limit, rule } = applied;
     // Field 4 is from Envoy's pull request 47307. An Envoy without it (1.40) skips the field.
     if limit.unit_multiplier.get() > 1 {
         sink.message(4, |sink| sink.number(1, limit.unit_multiplier.get().into()));

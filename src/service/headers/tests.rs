@@ -31,7 +31,7 @@ fn status(rule: &Arc<Rule>, remaining: u32, reset: Option<u64>) -> Status<'_> {
     let rules::Allowance::Limited(limit) = rule.allowance else { panic!("{rule:?}") };
     Status {
         code: if remaining == 0 { Code::OverLimit } else { Code::Ok },
-        limit: Some(Applied { limit, rule: Some(rule) }),
+        limit: Some(AppliedLimit { limit, rule: Some(rule) }),
         remaining,
         reset_after: reset.map(Duration::from_millis),
         counted: None,
@@ -90,7 +90,7 @@ fn rules_of_one_name_are_one_policy_told_by_the_tightest() {
     let rules = rules();
     let [named, twin] = ["d.named", "d.twin"].map(|path| rules.by_path(path).unwrap());
     let over = Limit::fixed_window(5, Unit::Second);
-    let limit = Some(Applied { limit: over, rule: None });
+    let limit = Some(AppliedLimit { limit: over, rule: None });
     let all = [
         status(named, 9, None),
         status(twin, 2, None),

@@ -8,11 +8,11 @@ use std::time::Duration;
 use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, FailureMode, Limit};
 
-use super::outcome::{QuotaSnapshot, Settled};
+use super::attempt::{Attempt, QuotaSnapshot};
 use super::resolve::Charge;
 use parking_lot::Mutex;
 
-use crate::buffer::Lot;
+use crate::buffer::{Lot, Take};
 use crate::lease::Reply;
 use crate::rng::mixed;
 use crate::store::memory::MemoryStore;
@@ -70,7 +70,7 @@ impl Away {
         shard: usize,
         now: Time,
         why: StoreError,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<Attempt, StoreError> {
         let mode = charge.failure_mode();
         self.answers[mode as usize].fetch_add(1, Ordering::Relaxed);
         match mode {
@@ -78,22 +78,22 @@ impl Away {
             FailureMode::Allow => {
                 let hits = if charge.refund { 0 } else { charge.hits };
                 self.unmetered.fetch_add(hits, Ordering::Relaxed);
-                Ok(settled(mode, false, charge.applied.limit.capacity()))
+                Ok(Self::pass(mode, charge))
             }
-            FailureMode::Deny => Ok(settled(mode, !charge.refund, 0)),
+            FailureMode::Deny => Ok(if charge.refund { passed(mode, 0) } else { denied(mode) }),
             FailureMode::Error => Err(why),
         }
     }
 
     /// Lets `charge` pass without counting it.
-    pub(super) fn pass(mode: FailureMode, charge: &Charge<'_>) -> Settled {
-        settled(mode, false, charge.applied.limit.capacity())
+    pub(super) fn pass(mode: FailureMode, charge: &Charge<'_>) -> Attempt {
+        passed(mode, charge.applied.limit.capacity())
     }
 
     /// The key is known to be used up until its window ends, so no pod has a part of it.
-    pub(super) fn deny(&self, standing: QuotaSnapshot) -> Settled {
+    pub(super) fn deny(&self, quota: QuotaSnapshot) -> Attempt {
         self.answers[FailureMode::Local as usize].fetch_add(1, Ordering::Relaxed);
-        Settled { standing, ..settled(FailureMode::Local, true, 0) }
+        Attempt { quota, ..denied(FailureMode::Local) }
     }
 
     /// Gives back hits that were admitted here and then not spent, or paid for by a lease.
@@ -153,7 +153,7 @@ impl Away {
     }
 
     /// For `local`: charges the pod's part of the limit, by the limit's own algorithm.
-    fn admit(&self, charge: &Charge<'_>, pods: u32, shard: usize, now: Time) -> Settled {
+    fn admit(&self, charge: &Charge<'_>, pods: u32, shard: usize, now: Time) -> Attempt {
         let (mode, hits, key) = (FailureMode::Local, charge.hits, charge.key());
         let unix = self.unix_time(shard);
         let own = Ask::look(key, self.part(key, charge.applied.limit, pods, unix));
@@ -163,20 +163,26 @@ impl Away {
             Ask { want: hits, need: hits, charge_denied: charge.charge_denied(), ..own }
         };
         let Ok(grant) = self.own.take_at(&ask, unix) else {
-            return settled(mode, !charge.refund, 0);
+            return if charge.refund { passed(mode, 0) } else { denied(mode) };
         };
         let over = !charge.refund && if hits == 0 { grant.overdrawn } else { grant.tokens < hits };
         let reset = if grant.left > 0 { grant.reset_after } else { grant.retry_after };
-        Settled {
-            standing: QuotaSnapshot { remaining: grant.left, reset_after: Some(reset) },
-            // For a leaky bucket, the time at which the slot begins.
-            taken: Lot { starts: now + grant.starts_after, ..Lot::default() },
-            ..settled(mode, over, 0)
+        // For a leaky bucket, the time at which the slot begins.
+        let slot = Lot { starts: now + grant.starts_after, ..Lot::default() };
+        Attempt {
+            take: if over { Take::Denied } else { Take::Taken(slot) },
+            quota: QuotaSnapshot { remaining: grant.left, reset_after: Some(reset) },
+            ..passed(mode, grant.left)
         }
     }
 }
 
-fn settled(mode: FailureMode, over: bool, remaining: u64) -> Settled {
-    let standing = QuotaSnapshot { remaining, reset_after: None };
-    Settled { over, fitted: 0, taken: Lot::default(), standing, how: DecisionSource::Failure(mode) }
+fn passed(mode: FailureMode, remaining: u64) -> Attempt {
+    let quota = QuotaSnapshot { remaining, reset_after: None };
+    let (take, how) = (Take::Taken(Lot::default()), DecisionSource::Failure(mode));
+    Attempt { take, fitted: 0, quota, how }
+}
+
+fn denied(mode: FailureMode) -> Attempt {
+    Attempt { take: Take::Denied, ..passed(mode, 0) }
 }

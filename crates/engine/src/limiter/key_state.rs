@@ -21,17 +21,17 @@ use std::time::Duration;
 use ratelease_rules::{Algorithm, Limit, Rule};
 
 use super::PodContext;
+use super::attempt::{Attempt, QuotaSnapshot};
 use super::lease_policy::{LeasePolicy, Scarcity};
-use super::outcome::{Attempt, QuotaSnapshot, Settled};
 use super::pods::domain_of;
 use super::resolve::Charge;
-use super::wait::{Enqueued, PendingCharge};
+use super::wait::{PendingCharge, ReplyReceiver, answered};
 use crate::buffer::table::Link;
 use crate::buffer::{Buffer, Kind, Lot, Take};
 use crate::lease::demand::Demand;
 use crate::store::{Ask, Purpose, Return, StoreError};
 use crate::time::{Coarse, Time};
-use crate::verdict::{Applied, DecisionSource};
+use crate::verdict::AppliedLimit;
 use flags::Flags;
 use terms::Held;
 
@@ -107,7 +107,7 @@ impl KeyState {
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) {
-        let Applied { limit, rule } = charge.applied;
+        let AppliedLimit { limit, rule } = charge.applied;
         let same = self.rule.as_ref().map(Arc::as_ptr) == rule.map(Arc::as_ptr);
         // The limit of a charge with a rule is the limit of that rule.
         if same && rule.is_some() && matches!(self.held, Held::Rule) {
@@ -129,59 +129,63 @@ impl KeyState {
     }
 
     /// Charges the tokens held, if they are enough. A charge that is short does not count as demand
-    /// yet, since it comes again, to [`KeyState::enter`].
+    /// yet, since it comes again, to [`KeyState::enqueue`].
     pub(super) fn attempt(&mut self, charge: &Charge<'_>, context: &PodContext<'_>) -> Attempt {
-        match self.settle(PendingCharge::of(charge), context) {
-            Some(settled) => {
-                self.note_demand(charge, context.now);
-                Attempt::Settled(settled)
-            }
-            None => Attempt::Short(self.standing(self.limit(), context.now)),
+        let attempt = self.settle(PendingCharge::of(charge), context);
+        if attempt.is_settled() {
+            self.note_demand(charge, context.now);
         }
+        attempt
     }
 
-    /// Charges the tokens held, or queues and, if no ask is out, makes one.
-    pub(super) fn enter(
+    /// Charges the tokens held, if they have arrived meanwhile; or queues and, if no ask is out,
+    /// makes one.
+    ///
+    /// # Errors
+    ///
+    /// The ask on its way is overdue, so that waiting for it would only delay the answer; or the
+    /// store refused the key recently.
+    pub(super) fn enqueue(
         &mut self,
         charge: &Charge<'_>,
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
-    ) -> Enqueued {
+    ) -> Result<ReplyReceiver, StoreError> {
         let wish = PendingCharge::of(charge);
         self.note_demand(charge, context.now);
-        if let Some(settled) = self.settle(wish, context) {
-            return Enqueued::Settled(settled);
+        let attempt = self.settle(wish, context);
+        if attempt.is_settled() {
+            return Ok(answered(attempt));
         }
         if self.is_lost(context.now) {
             self.asking = 0;
             self.set_owed(0);
         }
         if self.is_overdue(context) {
-            return Enqueued::Refused(StoreError::Unavailable);
+            return Err(StoreError::Unavailable);
         }
         if self.asking == 0 && self.is_barred(context.now) {
-            return Enqueued::Refused(StoreError::ForeignValue);
+            return Err(StoreError::ForeignValue);
         }
         let purpose = if self.is_probe(context) { Purpose::Probe } else { Purpose::Request };
         let (promise, queued) = self.buffer.make_aside().waiting.push(wish);
         if queued && (self.asking == 0 || self.is_uncovered(context)) {
             asks.push(Ask { purpose, ..self.ask(charge.key(), context) });
         }
-        Enqueued::Queued(promise)
+        Ok(promise)
     }
 
     /// The effect of a refund on the key, if a lease is held here that can take the refund.
     pub(super) fn preview_refund(&self, charge: &Charge<'_>, context: &PodContext<'_>) -> Attempt {
-        let Charge { applied: Applied { limit, .. }, hits, .. } = *charge;
+        let Charge { applied: AppliedLimit { limit, .. }, hits, .. } = *charge;
         let LeasePolicy { limit: own, kind, .. } = self.policy(context);
-        let standing = self.standing(own, context.now);
+        let quota = self.quota(own, context.now);
         if limit != own || !self.buffer.takes_refund(hits, kind, context.now) {
-            return Attempt::Short(standing);
+            return Attempt::local(Take::Short, quota);
         }
-        let remaining = standing.remaining.saturating_add(hits).min(limit.capacity());
-        let standing = QuotaSnapshot { remaining, ..standing };
-        let (over, fitted, taken, how) = (false, 0, Lot::default(), DecisionSource::Local);
-        Attempt::Settled(Settled { over, fitted, taken, standing, how })
+        let remaining = quota.remaining.saturating_add(hits).min(limit.capacity());
+        let quota = QuotaSnapshot { remaining, ..quota };
+        Attempt::local(Take::Taken(Lot::default()), quota)
     }
 
     /// Gives back what `charge` refunds: to a lease held here if there is one, else to the store.
@@ -193,7 +197,7 @@ impl KeyState {
         asks: &mut Vec<Ask>,
     ) {
         let policy = self.policy(context);
-        if self.settle(PendingCharge::of(charge), context).is_none() {
+        if !self.settle(PendingCharge::of(charge), context).is_settled() {
             let back = Some(Return { tokens: charge.hits, epoch: None });
             self.note_asked(context.now);
             asks.push(Ask { back, ..policy.ask(charge.key()) });
@@ -256,7 +260,7 @@ impl KeyState {
         // What is left of a sliding window grows continuously.
         let lasts = limit.algorithm == Algorithm::FixedWindow;
         let known = lasts && none_left && limit == charge.applied.limit;
-        known.then(|| self.standing(limit, now))
+        known.then(|| self.quota(limit, now))
     }
 
     /// The domain of the key's rule; `None` for an override.
@@ -284,28 +288,23 @@ impl KeyState {
         LeasePolicy::of(self.limit(), self.rule.as_deref(), Duration::ZERO)
     }
 
-    fn settle(&mut self, wish: PendingCharge, context: &PodContext<'_>) -> Option<Settled> {
+    /// Charges the tokens held, if they are enough.
+    fn settle(&mut self, wish: PendingCharge, context: &PodContext<'_>) -> Attempt {
         let now = context.now;
         self.begin_next(now);
         let LeasePolicy { limit, kind, .. } = self.policy(context);
-        if wish.limit != limit {
-            return None;
-        }
-        let (over, taken) = if wish.refund {
+        let take = if wish.limit != limit {
+            Take::Short
+        } else if wish.refund {
             let refunded = self.buffer.refund(wish.hits, limit.capacity(), kind, now);
-            refunded.then_some((false, Lot::default()))?
+            if refunded { Take::Taken(Lot::default()) } else { Take::Short }
         } else {
-            match self.buffer.take(wish.hits, wish.charge_denied, kind, now) {
-                Take::Taken(lot) => (false, lot),
-                Take::Denied => (true, Lot::default()),
-                Take::Short => return None,
-            }
+            self.buffer.take(wish.hits, wish.charge_denied, kind, now)
         };
-        let standing = self.standing(limit, now);
-        Some(Settled { over, fitted: 0, taken, standing, how: DecisionSource::Local })
+        Attempt::local(take, self.quota(limit, now))
     }
 
-    fn standing(&self, limit: Limit, now: Time) -> QuotaSnapshot {
+    fn quota(&self, limit: Limit, now: Time) -> QuotaSnapshot {
         let capacity = limit.capacity();
         let reset_after = self.buffer.reset_after(now);
         let remaining = reset_after.map_or(capacity, |_| self.buffer.remaining(now).min(capacity));

@@ -14,7 +14,6 @@ use crate::store::{Ask, Heartbeat};
 use crate::time::Time;
 
 use super::key_state::KeyState;
-use super::outcome::Watch;
 use super::pods::Due;
 use super::{Limiter, Shared};
 
@@ -195,9 +194,8 @@ impl Shared {
         for _ in 0..WATCH_BATCH {
             let next = self.idle.lock().pop_front_if(due);
             let Some((_, key)) = next else { break };
-            let watch =
-                self.table.with_existing(key, |slot| slot.inspect(key, &context, &mut asks));
-            if let Some(Watch::Until(due)) = watch {
+            let next = self.table.with_existing(key, |slot| slot.inspect(key, &context, &mut asks));
+            if let Some(due) = next.flatten() {
                 self.watch(key, due);
             }
             self.send(std::mem::take(&mut asks)); // while the room that the check found lasts

@@ -12,7 +12,7 @@ use ratelease_rules::{Algorithm, Rules};
 use super::resolve::{Charge, Resolved, resolve};
 use crate::store::memory::MemoryStore;
 use crate::store::{Ask, Grant, Return, StoreError};
-use crate::verdict::{self, Code, Counted, DecisionSource, Modes, Outcome, Trace, Verdict};
+use crate::verdict::{self, Code, Counted, DecisionSource, Modes, Status, Verdict};
 
 /// Decides requests as one server would that asks its store for each request.
 ///
@@ -64,52 +64,45 @@ impl Exact {
         request: &Request<'_>,
     ) -> Result<Verdict<'r>, StoreError> {
         let resolved = resolve(rules, request, &self.hasher);
-        let mut looked = Few::new();
+        let mut statuses = Few::new();
         for (at, one) in resolved.iter().enumerate() {
-            looked.push(match one {
-                Resolved::Free => Outcome::Free,
-                Resolved::Unlimited => Outcome::Unlimited,
+            statuses.push(match one {
+                Resolved::Free => Status::FREE,
+                Resolved::Unlimited => Status::UNLIMITED,
                 Resolved::Charged(charge) => {
                     let before = spent_before(resolved.get(..at).unwrap_or_default(), charge.own);
-                    Outcome::Counted(self.look(charge, before)?)
+                    self.look(charge, before)?
                 }
             });
         }
-        let denies = verdict::code(&looked, self.modes) == Code::OverLimit;
-        let mut outcomes = Few::new();
-        for (one, outcome) in resolved.iter().zip(looked) {
-            outcomes.push(match (one, outcome) {
-                (Resolved::Charged(charge), Outcome::Counted(seen))
-                    if !denies || seen.trace.over =>
-                {
-                    Outcome::Counted(self.charge(charge, seen)?)
-                }
-                (_, outcome) => outcome,
-            });
+        let denies = verdict::code(&statuses, self.modes) == Code::OverLimit;
+        for (one, status) in resolved.iter().zip(&mut statuses) {
+            if let Resolved::Charged(charge) = one
+                && (!denies || is_exceeded(status))
+            {
+                *status = self.charge(charge, *status)?;
+            }
         }
-        Ok(Verdict::new(request, &outcomes, self.modes))
+        Ok(Verdict::new(request, statuses, self.modes))
     }
 
     /// The state of the key for `charge`, after `before` hits of the same request.
-    fn look<'r>(&self, charge: &Charge<'r>, before: u64) -> Result<Counted<'r>, StoreError> {
+    fn look<'r>(&self, charge: &Charge<'r>, before: u64) -> Result<Status<'r>, StoreError> {
         let grant = self.store.take(&Ask::look(charge.own, charge.applied.limit))?;
         let over = match charge.hits {
             _ if charge.refund => false,
             0 => grant.overdrawn || before > grant.left,
             hits => hits.saturating_add(before) > grant.left,
         };
-        Ok(counted(charge, over, &grant))
+        Ok(status(charge, over, &grant))
     }
 
     /// Charges what was `seen`: all of it, or, if the request is denied, only what the rule makes a
     /// denial spend.
-    fn charge<'r>(
-        &self,
-        charge: &Charge<'r>,
-        seen: Counted<'r>,
-    ) -> Result<Counted<'r>, StoreError> {
-        if seen.trace.over && charge.hits == 0 {
-            return Ok(Counted { remaining: 0, ..seen });
+    fn charge<'r>(&self, charge: &Charge<'r>, seen: Status<'r>) -> Result<Status<'r>, StoreError> {
+        let over = is_exceeded(&seen);
+        if over && charge.hits == 0 {
+            return Ok(Status { remaining: 0, ..seen });
         }
         let look = Ask::look(charge.own, charge.applied.limit);
         let ask = if charge.refund {
@@ -117,11 +110,11 @@ impl Exact {
         } else {
             // A charge over its limit stays so, even if it would pass alone: another descriptor of
             // the request has the same key and is charged first.
-            let need = if seen.trace.over { u64::MAX } else { charge.hits };
+            let need = if over { u64::MAX } else { charge.hits };
             Ask { need, charge_denied: charge.charge_denied(), ..look }
         };
         let grant = self.store.take(&ask)?;
-        Ok(counted(charge, seen.trace.over, &grant))
+        Ok(status(charge, over, &grant))
     }
 }
 
@@ -134,17 +127,21 @@ fn spent_before(resolved: &[Resolved<'_>], key: Key) -> u64 {
     of_key.fold(0, u64::saturating_add)
 }
 
-fn counted<'r>(charge: &Charge<'r>, over: bool, grant: &Grant) -> Counted<'r> {
-    let trace =
-        Trace { key: charge.own, hits: charge.hits, fitted: 0, over, how: DecisionSource::Leased };
+/// Whether the limit is exceeded, even if the rule's mode lets the request pass.
+fn is_exceeded(status: &Status<'_>) -> bool {
+    status.counted.is_some_and(|counted| counted.over)
+}
+
+fn status<'r>(charge: &Charge<'r>, over: bool, grant: &Grant) -> Status<'r> {
+    let (key, hits, how) = (charge.own, charge.hits, DecisionSource::Leased);
+    let counted = Counted { key, hits, fitted: 0, over, how };
     // As for a lease: a window ends, and a limit of another algorithm has a token again.
     let reset_after = match charge.applied.limit.algorithm {
         Algorithm::FixedWindow | Algorithm::SlidingWindow => grant.reset_after,
         _ if grant.left > 0 => grant.reset_after,
         _ => grant.retry_after,
     };
-    let reset_after = Some(reset_after);
-    Counted { applied: charge.applied, trace, remaining: grant.left, reset_after }
+    Status::counted(charge.applied, counted, grant.left, Some(reset_after))
 }
 
 #[cfg(test)]

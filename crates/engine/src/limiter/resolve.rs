@@ -9,7 +9,7 @@ use ratelease_rules::request::{Descriptor, Few, Request};
 use ratelease_rules::{Allowance, FailureMode, Limit, Lookup, Rule, Rules};
 
 use super::pods::domain_of;
-use crate::verdict::Applied;
+use crate::verdict::AppliedLimit;
 
 /// The result of matching one descriptor against the rules.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Charge<'r> {
     /// The domain of an override; empty for a rule, whose path contains it.
     pub(super) domain: Box<str>,
     /// The limit and its rule.
-    pub applied: Applied<'r>,
+    pub applied: AppliedLimit<'r>,
     /// Number of hits; 0 only looks.
     pub hits: u64,
     /// The hits are given back instead.
@@ -62,14 +62,14 @@ pub fn resolve<'r>(
 }
 
 /// The limit that each descriptor of `request` is held to; `None` where nothing is counted.
-pub fn limits<'r>(rules: &'r Rules, request: &Request<'_>) -> Few<Option<Applied<'r>>> {
+pub fn limits<'r>(rules: &'r Rules, request: &Request<'_>) -> Few<Option<AppliedLimit<'r>>> {
     let find = |descriptor: &Descriptor<'_>| rules.find(request.domain, &descriptor.entries);
     let lookups: Few<_> = request.descriptors.iter().map(find).collect();
     let replaced = Replaced::of(request, &lookups);
     let limits =
         request.descriptors.iter().zip(&lookups).map(|(descriptor, lookup)| {
             match limit_of(descriptor, *lookup, &replaced)? {
-                (Allowance::Limited(limit), rule) => Some(Applied { limit, rule }),
+                (Allowance::Limited(limit), rule) => Some(AppliedLimit { limit, rule }),
                 (Allowance::Unlimited, _) => None,
             }
         });
@@ -142,7 +142,7 @@ fn charge<'r>(
         own,
         overflow: OnceLock::new(),
         domain: if rule.is_none() { request.domain.into() } else { Box::default() },
-        applied: Applied { limit, rule },
+        applied: AppliedLimit { limit, rule },
         hits: request.hits(descriptor),
         refund: descriptor.refund,
     }

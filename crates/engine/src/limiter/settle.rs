@@ -4,15 +4,15 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{FailureMode, Limit};
 
 use super::Shared;
+use super::attempt::Attempt;
 use super::away::Away;
 use super::key_state::KeyState;
 use super::lease_policy::LeasePolicy;
-use super::outcome::Settled;
 use super::resolve::Charge;
-use crate::buffer::Lot;
+use crate::buffer::{Lot, Take};
 use crate::store::StoreError;
 use crate::time::Time;
-use crate::verdict::{Applied, DecisionSource};
+use crate::verdict::{AppliedLimit, DecisionSource};
 
 impl Shared {
     /// The answer to `charge` when the store gives none, because of `why`.
@@ -21,12 +21,12 @@ impl Shared {
         charge: &Charge<'_>,
         now: Time,
         why: StoreError,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<Attempt, StoreError> {
         let local = charge.failure_mode() == FailureMode::Local && charge.spends();
         if local {
             let used_up = self.table.with_existing(charge.key(), |slot| slot.used_up(charge, now));
-            if let Some(standing) = used_up.flatten() {
-                return Ok(self.away.deny(standing));
+            if let Some(quota) = used_up.flatten() {
+                return Ok(self.away.deny(quota));
             }
         }
         self.answer_alone(charge, now, why)
@@ -42,7 +42,7 @@ impl Shared {
         why: StoreError,
         queued: bool,
         fails: bool,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<Attempt, StoreError> {
         match charge.failure_mode() {
             FailureMode::Error if fails => Err(why),
             FailureMode::Local if !queued => self.answer_alone(charge, now, why),
@@ -55,7 +55,7 @@ impl Shared {
         charge: &Charge<'_>,
         now: Time,
         why: StoreError,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<Attempt, StoreError> {
         let shard = self.shard_of(charge.key(), charge.applied.limit);
         self.away.answer(charge, self.pods_of(charge), shard, now, why)
     }
@@ -69,12 +69,14 @@ impl Shared {
     }
 
     /// Undoes a charge that is not spent after all.
-    pub(super) fn undo(&self, charge: &Charge<'_>, settled: &mut Settled) {
-        if settled.taken.tokens > 0 {
-            self.put_back(charge, settled.taken);
-            settled.standing.remaining += std::mem::take(&mut settled.taken).tokens;
-        } else if settled.how == DecisionSource::Failure(FailureMode::Local) && !settled.over {
-            settled.how = DecisionSource::Local; // only once
+    pub(super) fn undo(&self, charge: &Charge<'_>, attempt: &mut Attempt) {
+        let taken = attempt.taken();
+        if taken.tokens > 0 {
+            self.put_back(charge, taken);
+            attempt.quota.remaining += taken.tokens;
+            attempt.take = Take::Taken(Lot::default());
+        } else if attempt.how == DecisionSource::Failure(FailureMode::Local) && !attempt.is_over() {
+            attempt.how = DecisionSource::Local; // only once
             self.return_charge(charge);
         }
     }
@@ -104,7 +106,7 @@ impl Shared {
         let kept = self.table.with_existing(key, put_back);
         if kept.is_none() {
             // The key was evicted meanwhile.
-            let Applied { limit, rule } = &charge.applied;
+            let AppliedLimit { limit, rule } = &charge.applied;
             let policy = LeasePolicy::of(*limit, rule.map(AsRef::as_ref), self.options.max_wait);
             asks.extend(policy.returning(key, taken));
         }

@@ -3,10 +3,10 @@
 
 use ratelease_rules::Rules;
 use ratelease_rules::request::Descriptor;
+use smallvec::smallvec;
 
-use super::outcome::Attempt;
 use super::resolve::{self, Resolved};
-use super::transaction::outcome;
+use super::transaction::status;
 use super::{Request, Shared, StoreError, Time, Verdict};
 
 impl Shared {
@@ -23,27 +23,29 @@ impl Shared {
         let attempt = match &resolved {
             Resolved::Free | Resolved::Unlimited => None,
             Resolved::Charged(charge) => {
-                let mut settled = match self.attempt(charge, now) {
-                    Ok(Attempt::Settled(settled)) => settled,
-                    Ok(Attempt::Short(_)) => return None,
+                let mut attempt = match self.attempt(charge, now) {
+                    Ok(attempt) => attempt,
                     // The refund has to be sent, and its reply awaited.
                     Err(_) if charge.refund => return None,
                     Err(error) => match self.without_store(charge, now, error) {
-                        Ok(settled) => settled,
+                        Ok(attempt) => attempt,
                         Err(error) => return Some(Err(error)),
                     },
                 };
-                if settled.taken.starts > now && !settled.over {
-                    self.undo(charge, &mut settled); // the slot has to be waited for
+                if !attempt.is_settled() {
+                    return None;
+                }
+                if attempt.slot_after(now).is_some() {
+                    self.undo(charge, &mut attempt); // the slot has to be waited for
                     return None;
                 }
                 if charge.refund {
                     self.refund(charge, now); // nothing else can deny the request
                 }
-                Some(Attempt::Settled(settled))
+                Some(attempt)
             }
         };
-        let outcomes = [outcome(&resolved, attempt.as_ref())];
-        Some(Ok(Verdict::new(request, &outcomes, self.options.modes)))
+        let statuses = smallvec![status(&resolved, attempt.as_ref())];
+        Some(Ok(Verdict::new(request, statuses, self.options.modes)))
     }
 }

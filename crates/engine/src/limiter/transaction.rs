@@ -11,11 +11,11 @@ use ratelease_rules::key::Key;
 use ratelease_rules::request::Few;
 use smallvec::smallvec;
 
-use super::outcome::{Attempt, QuotaSnapshot, Settled};
+use super::attempt::Attempt;
 use super::resolve::{Charge, Resolved};
-use super::wait::Enqueued;
 use super::{Request, Shared, StoreError, Time, Verdict};
-use crate::verdict::{self, Code, Counted, DecisionSource, Outcome, Trace};
+use crate::buffer::Take;
+use crate::verdict::{self, Code, Counted, Status};
 use queued::Queued;
 
 /// The state of a request between its first charge and its verdict.
@@ -49,8 +49,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
             let attempt = match self.shared.attempt(charge, now) {
                 Ok(attempt) => attempt,
                 // Nothing is given back before the request is known to pass.
-                Err(_) if charge.refund => Attempt::Short(QuotaSnapshot::unknown(charge)),
-                Err(error) => Attempt::Settled(self.shared.without_store(charge, now, error)?),
+                Err(_) if charge.refund => Attempt::unknown(charge),
+                Err(error) => self.shared.without_store(charge, now, error)?,
             };
             self.attempts[at] = Some(attempt);
         }
@@ -60,12 +60,12 @@ impl<'a, 'r> Transaction<'a, 'r> {
     /// Whether the request is denied already, whatever the store may reply for the other
     /// descriptors.
     pub(super) fn is_denied(&self) -> bool {
-        verdict::code(&self.outcomes(), self.shared.options.modes) == Code::OverLimit
+        verdict::code(&self.statuses(), self.shared.options.modes) == Code::OverLimit
     }
 
     /// Whether the store has to be asked.
     pub(super) fn is_short(&self) -> bool {
-        self.attempts.iter().any(|attempt| matches!(attempt, Some(Attempt::Short(_))))
+        self.attempts.iter().flatten().any(|attempt| !attempt.is_settled())
     }
 
     /// Queues for all missing leases at once and waits for them until `deadline`; then sends the
@@ -91,23 +91,19 @@ impl<'a, 'r> Transaction<'a, 'r> {
 
     /// When the request may pass, if it may, for those of its keys that hand out slots in time.
     pub(super) fn slot_after(&self, now: Time) -> Option<Time> {
-        let taken = self.attempts.iter().filter_map(|attempt| match attempt {
-            // A charge that was denied, but whose rule lets it pass, has no slot to wait for.
-            Some(Attempt::Settled(settled)) if !settled.over => Some(settled.taken.starts),
-            _ => None,
-        });
-        taken.max().filter(|slot| *slot > now && !self.is_denied())
+        let slots = self.attempts.iter().flatten().filter_map(|attempt| attempt.slot_after(now));
+        slots.max().filter(|_| !self.is_denied())
     }
 
     /// Makes the verdict. If it denies, what was taken for the other descriptors goes back;
     /// otherwise refunds are applied, and what was taken is spent.
     pub(super) fn conclude(mut self, request: &Request<'_>, now: Time) -> Verdict<'r> {
         let modes = self.shared.options.modes;
-        let mut verdict = Verdict::new(request, &self.outcomes(), modes);
+        let mut verdict = Verdict::new(request, self.statuses(), modes);
         if verdict.code == Code::OverLimit {
             let overdrawn = self.overdrawn();
             self.release(&overdrawn);
-            verdict = Verdict::new(request, &self.outcomes(), modes);
+            verdict = Verdict::new(request, self.statuses(), modes);
         } else {
             self.apply_refunds(now);
             self.debts.drain(..).for_each(Queued::settle_debt);
@@ -130,15 +126,12 @@ impl<'a, 'r> Transaction<'a, 'r> {
             if charge.refund {
                 self.refunded.push(at);
             }
-            let entered = self.shared.enter(charge, now);
-            let is_in = matches!(entered, Ok(Enqueued::Settled(_) | Enqueued::Queued(_)));
-            self.stands |= charge.refund && is_in;
-            match entered {
-                Ok(Enqueued::Settled(settled)) => self.settle(at, charge, settled),
-                Ok(Enqueued::Queued(reply)) => {
+            match self.shared.enqueue(charge, now) {
+                Ok(reply) => {
+                    self.stands |= charge.refund;
                     queued.push((at, Queued::new(self.shared, charge, reply)));
                 }
-                Ok(Enqueued::Refused(error)) | Err(error) => {
+                Err(error) => {
                     failed = self.settle_without_store(at, charge, error, now, false).or(failed);
                 }
             }
@@ -146,8 +139,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
         for (at, mut place) in queued {
             let charge = place.charge();
             match place.wait(deadline).await {
-                Ok(settled) => {
-                    self.settle(at, charge, Settled { how: DecisionSource::Leased, ..settled });
+                Ok(attempt) => {
+                    self.attempts[at] = Some(attempt.with_fitted(charge, self.attempts[at]));
                 }
                 Err(error) => {
                     let error = self.settle_without_store(at, charge, error, now, true);
@@ -161,11 +154,6 @@ impl<'a, 'r> Transaction<'a, 'r> {
         failed
     }
 
-    fn settle(&mut self, at: usize, charge: &Charge<'_>, settled: Settled) {
-        let settled = settled.with_fitted(charge, self.attempts[at]);
-        self.attempts[at] = Some(Attempt::Settled(settled));
-    }
-
     /// Applies the failure mode to a charge for which the store has not replied, and which may be
     /// on its way to the store if it is `queued`. Returns the error, if that is the mode's answer.
     fn settle_without_store(
@@ -176,15 +164,15 @@ impl<'a, 'r> Transaction<'a, 'r> {
         now: Time,
         queued: bool,
     ) -> Option<StoreError> {
-        let settled = if charge.refund {
+        let attempt = if charge.refund {
             let fails = self.resolved.len() == 1; // else the rest of the request stands
             self.shared.refund_without_store(charge, now, error, queued, fails)
         } else {
             self.shared.without_store(charge, now, error)
         };
-        match settled {
-            Ok(settled) => {
-                self.attempts[at] = Some(Attempt::Settled(settled));
+        match attempt {
+            Ok(attempt) => {
+                self.attempts[at] = Some(attempt);
                 None
             }
             Err(error) => Some(error),
@@ -195,7 +183,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
     fn short(&self, wanted: impl Fn(&Charge<'_>) -> bool) -> Vec<(usize, &'a Charge<'r>)> {
         let resolved = self.resolved.iter().zip(&self.attempts).enumerate();
         let short = resolved.filter_map(|(at, pair)| match pair {
-            (Resolved::Charged(charge), Some(Attempt::Short(_))) => Some((at, charge)),
+            (Resolved::Charged(charge), Some(attempt)) if !attempt.is_settled() => {
+                Some((at, charge))
+            }
             _ => None,
         });
         short.filter(|(_, charge)| wanted(charge)).collect()
@@ -213,8 +203,9 @@ impl<'a, 'r> Transaction<'a, 'r> {
         }
     }
 
-    fn outcomes(&self) -> Few<Outcome<'r>> {
-        self.resolved.iter().zip(&self.attempts).map(|(r, a)| outcome(r, a.as_ref())).collect()
+    fn statuses(&self) -> Few<Status<'r>> {
+        let pairs = self.resolved.iter().zip(&self.attempts);
+        pairs.map(|(resolved, attempt)| status(resolved, attempt.as_ref())).collect()
     }
 
     /// Keys that this request itself charged beyond their limit. What the request took from them
@@ -223,8 +214,8 @@ impl<'a, 'r> Transaction<'a, 'r> {
     fn overdrawn(&self) -> Vec<Key> {
         let pairs = self.resolved.iter().zip(&self.attempts);
         let overdrawn = pairs.filter_map(|pair| match pair {
-            (Resolved::Charged(charge), Some(Attempt::Settled(settled))) => {
-                (settled.over && charge.charge_denied()).then_some(charge.key())
+            (Resolved::Charged(charge), Some(attempt)) => {
+                (attempt.is_over() && charge.charge_denied()).then_some(charge.key())
             }
             _ => None,
         });
@@ -235,14 +226,10 @@ impl<'a, 'r> Transaction<'a, 'r> {
     fn release(&mut self, spent: &[Key]) {
         self.debts.clear(); // each gives back what its lease may have brought
         for (resolved, attempt) in self.resolved.iter().zip(&mut self.attempts) {
-            let (Resolved::Charged(charge), Some(Attempt::Settled(settled))) = (resolved, attempt)
-            else {
-                continue;
-            };
-            if charge.refund || spent.contains(&charge.key()) {
-                continue;
+            let (Resolved::Charged(charge), Some(attempt)) = (resolved, attempt) else { continue };
+            if attempt.is_settled() && !charge.refund && !spent.contains(&charge.key()) {
+                self.shared.undo(charge, attempt);
             }
-            self.shared.undo(charge, settled);
         }
     }
 }
@@ -257,36 +244,31 @@ impl Drop for Transaction<'_, '_> {
     }
 }
 
-/// The outcome of a descriptor. One for which the store was not asked counts as passing, with what
-/// is known of it.
-pub(super) fn outcome<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Outcome<'r> {
+/// The status of a descriptor. One for which the store was not asked counts as passing, with what is
+/// known of it.
+pub(super) fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Status<'r> {
     let charge = match resolved {
-        Resolved::Free => return Outcome::Free,
-        Resolved::Unlimited => return Outcome::Unlimited,
+        Resolved::Free => return Status::FREE,
+        Resolved::Unlimited => return Status::UNLIMITED,
         Resolved::Charged(charge) => charge,
     };
-    let (over, fitted, how, standing) = match attempt {
-        Some(Attempt::Settled(settled)) => {
-            (settled.over, settled.fitted, settled.how, settled.standing)
-        }
-        Some(Attempt::Short(standing)) => (false, 0, DecisionSource::Local, *standing),
-        None => (false, 0, DecisionSource::Local, QuotaSnapshot::unknown(charge)),
-    };
-    let trace = Trace { key: charge.key(), hits: charge.hits, fitted, over, how };
-    let QuotaSnapshot { remaining, reset_after } = standing;
-    Outcome::Counted(Counted { applied: charge.applied, trace, remaining, reset_after })
+    let attempt = attempt.copied().unwrap_or_else(|| Attempt::unknown(charge));
+    let Attempt { fitted, how, quota, .. } = attempt;
+    let (key, hits, over) = (charge.key(), charge.hits, attempt.is_over());
+    let counted = Counted { key, hits, fitted, over, how };
+    Status::counted(charge.applied, counted, quota.remaining, quota.reset_after)
 }
 
-// === impl Settled ===
+// === impl Attempt ===
 
-impl Settled {
+impl Attempt {
     /// Adds what a denial by the store has spent: the tokens that were known `before` to remain. If
     /// those were enough for the charge, others had spent them meanwhile, and their number is
     /// unknown.
     fn with_fitted(self, charge: &Charge<'_>, before: Option<Attempt>) -> Self {
-        let Some(Attempt::Short(QuotaSnapshot { remaining, .. })) = before else { return self };
-        let spends = self.over && charge.charge_denied() && remaining < charge.hits;
-        let fitted = if spends { u32::try_from(remaining).unwrap_or(u32::MAX) } else { 0 };
+        let Some(Attempt { take: Take::Short, quota, .. }) = before else { return self };
+        let spends = self.is_over() && charge.charge_denied() && quota.remaining < charge.hits;
+        let fitted = if spends { u32::try_from(quota.remaining).unwrap_or(u32::MAX) } else { 0 };
         Self { fitted, ..self }
     }
 }

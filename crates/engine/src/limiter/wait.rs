@@ -6,7 +6,7 @@ use std::mem::size_of;
 use ratelease_rules::Limit;
 use tokio::sync::oneshot;
 
-use super::outcome::Settled;
+use super::attempt::Attempt;
 use super::resolve::Charge;
 use crate::store::StoreError;
 
@@ -18,7 +18,7 @@ const WAITING_MAX: usize = 1024;
 /// is copied when it grows, and the channel of the reply, which tokio allocates (the reply, two
 /// wakers and three counters).
 pub(super) const QUEUED_BYTES: usize = 4 * size_of::<Waiter>()
-    + size_of::<Option<Result<Settled, StoreError>>>()
+    + size_of::<Option<Result<Attempt, StoreError>>>()
     + 7 * size_of::<usize>();
 
 /// Waiting requests, first come, first served.
@@ -28,24 +28,21 @@ pub(super) struct Queue {
 }
 
 /// Receives the outcome of a waiting charge.
-pub(super) type ReplyReceiver = oneshot::Receiver<Result<Settled, StoreError>>;
+pub(super) type ReplyReceiver = oneshot::Receiver<Result<Attempt, StoreError>>;
 
-/// The result of queueing for a lease.
-pub(super) enum Enqueued {
-    /// Tokens arrived in the meantime.
-    Settled(Settled),
-    /// The outcome will arrive here.
-    Queued(ReplyReceiver),
-    /// The ask on its way is overdue, so that waiting for it would only delay the answer; or the
-    /// store refused the key recently.
-    Refused(StoreError),
+/// A receiver whose outcome has arrived already.
+pub(super) fn answered(attempt: Attempt) -> ReplyReceiver {
+    let (sender, reply) = oneshot::channel();
+    // The receiver still exists, so sending cannot fail.
+    let _ = sender.send(Ok(attempt));
+    reply
 }
 
 /// A waiting request.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) wish: PendingCharge,
-    reply: oneshot::Sender<Result<Settled, StoreError>>,
+    reply: oneshot::Sender<Result<Attempt, StoreError>>,
 }
 
 /// What a charge needs from its key.
@@ -133,9 +130,9 @@ impl Waiter {
         !self.reply.is_closed() || (self.wish.refund && self.wish.hits > 0)
     }
 
-    /// Sends the outcome to the request. If the request is gone, returns the settled charge.
-    pub(super) fn tell(self, word: Result<Settled, StoreError>) -> Option<Settled> {
-        self.reply.send(word).err()?.ok()
+    /// Sends the outcome to the request. If the request is gone, returns the outcome.
+    pub(super) fn answer(self, reply: Result<Attempt, StoreError>) -> Option<Attempt> {
+        self.reply.send(reply).err()?.ok()
     }
 }
 

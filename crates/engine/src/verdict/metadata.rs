@@ -3,11 +3,11 @@
 use ratelease_rules::request::{Descriptor, Request};
 use serde_json::{Map, Value, json};
 
-use super::Outcome;
+use super::Status;
 
 /// The fields of the reference implementation: `domain`, `descriptors`, `hitsAddend` and the merged
 /// `metadata`.
-pub(super) fn of(request: &Request<'_>, outcomes: &[Outcome<'_>]) -> Map<String, Value> {
+pub(super) fn of(request: &Request<'_>, statuses: &[Status<'_>]) -> Map<String, Value> {
     let mut fields = Map::new();
     fields.insert("domain".into(), request.domain.into());
     fields.insert("descriptors".into(), request.descriptors.iter().map(descriptor).collect());
@@ -15,9 +15,9 @@ pub(super) fn of(request: &Request<'_>, outcomes: &[Outcome<'_>]) -> Map<String,
         fields.insert("hitsAddend".into(), request.hits_addend.into());
     }
     let mut merged = Map::new();
-    for outcome in outcomes.iter().filter(|outcome| !outcome.is_over()) {
-        let Outcome::Counted(counted) = outcome else { continue };
-        if let Some(metadata) = counted.applied.rule.and_then(|rule| rule.metadata.as_ref()) {
+    let passed = statuses.iter().filter(|status| !status.is_over());
+    for rule in passed.filter_map(|status| status.limit?.rule) {
+        if let Some(metadata) = &rule.metadata {
             merge(&mut merged, metadata);
         }
     }

@@ -30,24 +30,24 @@ fn rule() -> Rule {
     }
 }
 
-fn counted(rule: Rule, over: bool, remaining: u64) -> Outcome<'static> {
-    let applied = Applied { limit: MINUTE, rule: Some(Box::leak(Box::new(Arc::new(rule)))) };
-    Outcome::Counted(Counted { applied, trace: trace(over), remaining, reset_after: None })
+fn counted(rule: Rule, over: bool, remaining: u64) -> Status<'static> {
+    let applied = AppliedLimit { limit: MINUTE, rule: Some(Box::leak(Box::new(Arc::new(rule)))) };
+    Status::counted(applied, hit(over), remaining, None)
 }
 
-fn trace(over: bool) -> Trace {
-    Trace { key: Key::for_test(1), hits: 1, fitted: 0, over, how: DecisionSource::Local }
+fn hit(over: bool) -> Counted {
+    Counted { key: Key::for_test(1), hits: 1, fitted: 0, over, how: DecisionSource::Local }
 }
 
-fn plain(over: bool) -> Outcome<'static> {
+fn plain(over: bool) -> Status<'static> {
     counted(rule(), over, u64::from(!over))
 }
 
-fn quota(over: bool) -> Outcome<'static> {
+fn quota(over: bool) -> Status<'static> {
     counted(Rule { quota_mode: true, ..rule() }, over, u64::from(!over))
 }
 
-fn shadow(over: bool) -> Outcome<'static> {
+fn shadow(over: bool) -> Status<'static> {
     counted(Rule { shadow_mode: true, ..rule() }, over, u64::from(!over))
 }
 
@@ -58,10 +58,10 @@ fn the_overall_code_follows_from_limits_quotas_and_modes() {
     let global_quota = Modes { quota: true, ..none };
     let global_shadow = Modes { shadow: true, ..none };
     let (ok, over) = (Code::Ok, Code::OverLimit);
-    for (case, outcomes, modes, expected) in [
-        ("one over, one free", vec![plain(true), Outcome::Free], none, over),
-        ("one free, one over", vec![Outcome::Free, plain(true)], none, over),
-        ("all within", vec![plain(false), Outcome::Unlimited, Outcome::Free], none, ok),
+    for (case, statuses, modes, expected) in [
+        ("one over, one free", vec![plain(true), Status::FREE], none, over),
+        ("one free, one over", vec![Status::FREE, plain(true)], none, over),
+        ("all within", vec![plain(false), Status::UNLIMITED, Status::FREE], none, ok),
         ("rules in shadow", vec![shadow(true), shadow(true)], none, ok),
         ("shadow and over", vec![shadow(true), plain(true)], none, over),
         ("global shadow", vec![plain(true)], global_shadow, ok),
@@ -72,11 +72,11 @@ fn the_overall_code_follows_from_limits_quotas_and_modes() {
         ("two quotas over", vec![quota(true), quota(true)], none, over),
         ("one of two quotas over", vec![quota(true), quota(false)], none, ok),
         ("global quota, all over", vec![plain(true), plain(true)], global_quota, over),
-        ("global quota, one free", vec![plain(true), Outcome::Free], global_quota, ok),
-        ("global quota, one unlimited", vec![plain(true), Outcome::Unlimited], global_quota, over),
-        ("nothing limits", vec![Outcome::Free], none, ok),
+        ("global quota, one free", vec![plain(true), Status::FREE], global_quota, ok),
+        ("global quota, one unlimited", vec![plain(true), Status::UNLIMITED], global_quota, over),
+        ("nothing limits", vec![Status::FREE], none, ok),
     ] {
-        assert_eq!(code(&outcomes, modes), expected, "{case}");
+        assert_eq!(code(&statuses, modes), expected, "{case}");
     }
 }
 
@@ -86,13 +86,13 @@ fn request<'a>(descriptors: usize) -> Request<'a> {
     Request { domain: "d", descriptors: smallvec![descriptor; descriptors], hits_addend: 0 }
 }
 
-fn verdict<'r>(outcomes: &[Outcome<'r>]) -> Verdict<'r> {
-    Verdict::new(&request(outcomes.len()), outcomes, Modes::default())
+fn verdict<'r>(statuses: &[Status<'r>]) -> Verdict<'r> {
+    Verdict::new(&request(statuses.len()), statuses.into(), Modes::default())
 }
 
 #[test]
 fn statuses_stand_one_to_one_with_descriptors() {
-    let verdict = verdict(&[Outcome::Unlimited, plain(true), Outcome::Free, shadow(true)]);
+    let verdict = verdict(&[Status::UNLIMITED, plain(true), Status::FREE, shadow(true)]);
     let codes: Vec<_> = verdict.statuses.iter().map(|status| status.code).collect();
     assert_eq!(codes, [Code::Ok, Code::OverLimit, Code::Ok, Code::Ok]);
     let remaining: Vec<_> = verdict.statuses.iter().map(|status| status.remaining).collect();
@@ -102,10 +102,10 @@ fn statuses_stand_one_to_one_with_descriptors() {
 }
 
 #[test]
-fn headers_tell_of_the_fewest_remaining_unless_one_is_over() {
+fn headers_show_the_fewest_remaining_unless_one_is_over() {
     let within = |remaining| counted(rule(), false, remaining);
-    assert_eq!(verdict(&[Outcome::Free, Outcome::Unlimited]).tightest, None);
-    assert_eq!(verdict(&[Outcome::Free, within(3), within(2), within(2)]).tightest, Some(2));
+    assert_eq!(verdict(&[Status::FREE, Status::UNLIMITED]).tightest, None);
+    assert_eq!(verdict(&[Status::FREE, within(3), within(2), within(2)]).tightest, Some(2));
     assert_eq!(verdict(&[plain(true), within(0), plain(true), within(0)]).tightest, Some(2));
     assert_eq!(verdict(&[within(1), quota(true)]).tightest, Some(1));
 }
@@ -114,19 +114,17 @@ fn headers_tell_of_the_fewest_remaining_unless_one_is_over() {
 fn a_window_that_lies_ahead_resets_after_its_unit_at_most() {
     let reset = |algorithm, after| {
         let limit = Limit { algorithm, ..MINUTE };
-        let applied = Applied { limit, rule: None };
-        let reset_after = Some(Duration::from_secs(after));
-        Outcome::Counted(Counted { applied, trace: trace(false), remaining: 1, reset_after })
-            .status()
+        let applied = AppliedLimit { limit, rule: None };
+        Status::counted(applied, hit(false), 1, Some(Duration::from_secs(after)))
     };
-    for (algorithm, after, told) in [
+    for (algorithm, after, expected) in [
         (Algorithm::FixedWindow, 59, 59),
         (Algorithm::FixedWindow, 90, 60),
         (Algorithm::SlidingWindow, 90, 60),
         // A bucket may take longer to fill than its unit.
         (Algorithm::TokenBucket { burst: 20 }, 90, 90),
     ] {
-        assert_eq!(reset(algorithm, after).reset_seconds(), Some(told), "{algorithm:?}");
+        assert_eq!(reset(algorithm, after).reset_seconds(), Some(expected), "{algorithm:?}");
     }
 }
 
@@ -134,20 +132,19 @@ fn a_window_that_lies_ahead_resets_after_its_unit_at_most() {
 fn seconds_until_reset_are_rounded_up() {
     for (millis, seconds) in [(1, 1), (1_000, 1), (1_001, 2), (58_000, 58)] {
         let reset_after = Some(Duration::from_millis(millis));
-        let status =
-            Status { code: Code::Ok, limit: None, remaining: 0, reset_after, counted: None };
+        let status = Status { reset_after, ..Status::FREE };
         assert_eq!(status.reset_seconds(), Some(seconds));
     }
 }
 
-fn with_metadata(metadata: Value, over: bool) -> Outcome<'static> {
+fn with_metadata(metadata: Value, over: bool) -> Status<'static> {
     let metadata = metadata.as_object().cloned();
     counted(Rule { metadata, ..rule() }, over, 1)
 }
 
 #[test]
 fn metadata_of_what_passes_is_merged_and_the_first_scalar_wins() {
-    let outcomes = [
+    let statuses = [
         with_metadata(json!({"a": 1, "deep": {"x": 1}}), false),
         with_metadata(json!({"denied": true}), true),
         with_metadata(json!({"a": 2, "deep": {"x": 2, "y": 2}, "b": 2}), false),
@@ -168,12 +165,12 @@ fn metadata_of_what_passes_is_merged_and_the_first_scalar_wins() {
         "metadata": {"a": 1, "b": 2, "deep": {"x": 1, "y": 2}},
     });
     for _ in 0..2 {
-        let verdict = Verdict::new(&request, &outcomes, modes);
+        let verdict = Verdict::new(&request, statuses.into_iter().collect(), modes);
         assert_eq!(verdict.metadata.map(Value::from), Some(expected.clone()));
     }
 }
 
 #[test]
-fn without_asking_there_is_no_metadata() {
+fn metadata_is_absent_unless_asked_for() {
     assert_eq!(verdict(&[with_metadata(json!({"a": 1}), false)]).metadata, None);
 }

@@ -28,7 +28,7 @@ fn answer<'r>(rule: &'r Arc<Rule>, units: u32) -> Answer<'r> {
     let limit = Limit { unit_multiplier, ..Limit::fixed_window(10, Unit::Minute) };
     let counted = Status {
         code: Code::OverLimit,
-        limit: Some(Applied { limit, rule: Some(rule) }),
+        limit: Some(AppliedLimit { limit, rule: Some(rule) }),
         remaining: 7,
         reset_after: Some(Duration::from_millis(8_500)),
         counted: None,

@@ -15,8 +15,8 @@ use crate::buffer::{Kind, Refill};
 use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::PodContext;
+use crate::limiter::attempt::Attempt;
 use crate::limiter::lease_policy::unwanted;
-use crate::limiter::outcome::Settled;
 use crate::limiter::resolve::Charge;
 use crate::rng::{fraction, mixed};
 use crate::store::{Ask, Grant, Purpose};
@@ -39,12 +39,12 @@ impl KeyState {
     pub(in crate::limiter) fn look_to_next_window(
         &mut self,
         charge: &Charge<'_>,
-        settled: &Settled,
+        attempt: &Attempt,
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) {
         let limit = charge.applied.limit;
-        let Some(rest) = settled.standing.reset_after else { return };
+        let Some(rest) = attempt.quota.reset_after else { return };
         if self.flags.is_next_asked()
             || self.has_next(context.now)
             || limit.algorithm != Algorithm::FixedWindow

@@ -9,10 +9,12 @@ use crate::buffer::{Kind, Take};
 use crate::invariant;
 use crate::lease::Reply;
 use crate::limiter::PodContext;
+use crate::limiter::attempt::Attempt;
 use crate::limiter::lease_policy::LeasePolicy;
 use crate::limiter::resolve::Charge;
 use crate::store::{Ask, Grant, Purpose, StoreError};
 use crate::time::Time;
+use crate::verdict::DecisionSource;
 
 impl KeyState {
     /// Applies a reply, serves the waiting requests that it can, and asks again for the others.
@@ -153,13 +155,14 @@ impl KeyState {
         let kind = self.policy(context).kind;
         let Some(cold) = self.buffer.aside_mut() else { return };
         for waiter in cold.waiting.take() {
-            match self.settle(waiter.wish, context) {
-                None => self.buffer.make_aside().waiting.keep(waiter),
-                Some(settled) => {
-                    if let Some(settled) = waiter.tell(Ok(settled)) {
-                        self.buffer.put_back(settled.taken, kind, context.now);
-                    }
-                }
+            let attempt = self.settle(waiter.wish, context);
+            if !attempt.is_settled() {
+                self.buffer.make_aside().waiting.keep(waiter);
+                continue;
+            }
+            let attempt = Attempt { how: DecisionSource::Leased, ..attempt };
+            if let Some(unread) = waiter.answer(Ok(attempt)) {
+                self.buffer.put_back(unread.taken(), kind, context.now);
             }
         }
     }
@@ -168,7 +171,7 @@ impl KeyState {
         self.bar(error, now);
         let Some(cold) = self.buffer.aside_mut() else { return };
         for waiter in cold.waiting.take() {
-            waiter.tell(Err(error.clone()));
+            waiter.answer(Err(error.clone()));
         }
     }
 

@@ -12,7 +12,6 @@ use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::PodContext;
 use crate::limiter::lease_policy::LeasePolicy;
-use crate::limiter::outcome::Watch;
 use crate::store::Ask;
 use crate::time::Time;
 
@@ -42,27 +41,28 @@ impl KeyState {
 
     /// Returns what the key holds above its allowance: all of it if the key is idle, else what the
     /// recent demand will not use, since the measured demand falls only slowly after it has moved
-    /// to another pod. Nothing goes back to a shard that cannot take it.
+    /// to another pod. Nothing goes back to a shard that cannot take it. Returns when to check the
+    /// key again; `None` stops watching it.
     pub(in crate::limiter) fn inspect(
         &mut self,
         key: Key,
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
-    ) -> Watch {
+    ) -> Option<Time> {
         self.begin_next(context.now);
         self.flags.set_watched(self.holds_above_allowance(context));
         if !self.flags.is_watched() {
-            return Watch::Over;
+            return None;
         }
         let policy = self.policy(context);
         if !self.takes_returns(key, context) {
-            return Watch::Until(context.now + WATCH_EVERY); // they would be lost on the way
+            return Some(context.now + WATCH_EVERY); // they would be lost on the way
         }
         let idle_after = self.idle_after(&policy);
         if self.demand.idle_for(context.now) >= idle_after && !self.is_busy() {
             self.give_back(key, context.now, asks);
             self.flags.set_watched(false);
-            return Watch::Over;
+            return None;
         }
         let demand = self.demand.of_late(context.now);
         let need = Need { demand, burst: demand, run: None, ..self.need(&policy, 0, context) };
@@ -72,7 +72,7 @@ impl KeyState {
         }
         let silent = self.demand.idle_for(context.now);
         let until_idle = context.now + idle_after.saturating_sub(silent).max(WATCH_EVERY);
-        Watch::Until(self.looks_at_next(key, context).map_or(until_idle, |at| until_idle.max(at)))
+        Some(self.looks_at_next(key, context).map_or(until_idle, |at| until_idle.max(at)))
     }
 
     /// The silence after which the tokens held go back: in time for others to use them in a short

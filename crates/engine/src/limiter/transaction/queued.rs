@@ -3,7 +3,7 @@
 use tokio::time::timeout_at;
 
 use crate::limiter::Shared;
-use crate::limiter::outcome::Settled;
+use crate::limiter::attempt::Attempt;
 use crate::limiter::resolve::Charge;
 use crate::limiter::wait::ReplyReceiver;
 use crate::store::StoreError;
@@ -36,7 +36,7 @@ impl<'a, 'r> Queued<'a, 'r> {
 
     /// Waits for the outcome of the charge until `deadline`. A lease may arrive later still, until
     /// the place is dropped.
-    pub(super) async fn wait(&mut self, deadline: Time) -> Result<Settled, StoreError> {
+    pub(super) async fn wait(&mut self, deadline: Time) -> Result<Attempt, StoreError> {
         let deadline = self.shared.clock.instant(deadline);
         let reply = match timeout_at(deadline, &mut self.reply).await {
             Ok(reply) => Some(reply.unwrap_or(Err(StoreError::TimedOut))),
@@ -53,7 +53,7 @@ impl<'a, 'r> Queued<'a, 'r> {
         self.reply.close();
         self.open = false;
         match self.reply.try_recv() {
-            Ok(Ok(settled)) if settled.taken.tokens > 0 => self.shared.return_charge(self.charge),
+            Ok(Ok(attempt)) if attempt.taken().tokens > 0 => self.shared.return_charge(self.charge),
             Ok(_) => {}
             Err(_) => self.shared.owe(self.charge),
         }
@@ -66,8 +66,8 @@ impl Drop for Queued<'_, '_> {
             return;
         }
         self.reply.close();
-        if let Ok(Ok(settled)) = self.reply.try_recv() {
-            self.shared.put_back(self.charge, settled.taken);
+        if let Ok(Ok(attempt)) = self.reply.try_recv() {
+            self.shared.put_back(self.charge, attempt.taken());
         }
     }
 }
