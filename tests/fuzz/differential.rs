@@ -8,7 +8,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease_engine::limiter::{Exact, Limiter, Options};
+use ratelease_ctl::exact_limiter::ExactLimiter;
+use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::{Code, Modes, Verdict};
@@ -40,7 +41,7 @@ fn one_server_answers_as_the_contract_says() {
         let mut rng = Rng::new(seed, &[world]);
         let made = Made::new(&mut rng);
         let modes = made.modes();
-        let mut exact = Exact::new(100_000, KeyHasher::new("secret"), modes);
+        let mut exact = ExactLimiter::new(100_000, KeyHasher::new("secret"), modes);
         let answers = |call: &Call, now: u64| {
             exact.advance(now * 1_000_000);
             let request = request(call);

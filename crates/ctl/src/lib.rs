@@ -12,6 +12,7 @@
 pub mod bench;
 mod descriptor;
 pub mod diff;
+pub mod exact_limiter;
 pub mod explain;
 #[doc(hidden)]
 pub mod fuzzing;

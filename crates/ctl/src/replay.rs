@@ -20,7 +20,6 @@ use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags};
 use ratelease_cli::safe::Safe;
 use ratelease_cli::settings::{Role, RulesDirFlags};
 use ratelease_cli::source::{self, STDIN, STDIN_NAME};
-use ratelease_engine::limiter::Exact;
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::Rules;
@@ -28,6 +27,7 @@ use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use smallvec::SmallVec;
 
+use super::exact_limiter::ExactLimiter;
 use super::progress_line::{Meter, bar};
 use super::signals::Signals;
 use lines::{LINE_BYTES_MAX, Lines, Next};
@@ -108,7 +108,7 @@ pub struct ReplayFlags {
 struct Replay<'a> {
     flags: &'a ReplayFlags,
     rules: &'a Rules,
-    exact: Exact,
+    exact: ExactLimiter,
     tally: Tally,
     progress: Progress,
     signals: &'a Signals,
@@ -141,7 +141,7 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> CliResult {
     let mut replay = Replay {
         flags,
         rules: &rules,
-        exact: Exact::new(KEYS_MAX, KeyHasher::new(""), Modes::default()),
+        exact: ExactLimiter::new(KEYS_MAX, KeyHasher::new(""), Modes::default()),
         tally: Tally::default(),
         progress: Progress::new(&flags.logs),
         signals: &signals,

@@ -26,7 +26,7 @@ const LAYERS: [(&str, &str); 5] = [
     ),
     (
         "crates/ctl/src",
-        "signals progress_line descriptor rule status_client bench rule_tests diff explain plan \
+        "signals progress_line descriptor rule exact_limiter status_client bench rule_tests diff explain plan \
          query replay status top manual fuzzing",
     ),
     (

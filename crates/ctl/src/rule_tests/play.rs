@@ -1,12 +1,12 @@
 //! Runs a case and compares the answers with the expected ones.
 
-use ratelease_engine::limiter::Exact;
 use ratelease_engine::verdict::{Modes, Verdict};
 use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::{Descriptor, Entry, Request};
 use ratelease_rules::{Lookup, Place, Rules};
 
 use super::{Case, NO_RULE, Status, Step};
+use crate::exact_limiter::ExactLimiter;
 
 /// Maximum number of keys in a case: a file cannot name more descriptors.
 const KEYS_MAX: usize = 1 << 22;
@@ -28,7 +28,7 @@ pub(super) struct Failure {
 /// Returns all failures of `case`, in order. Of the repetitions of a step, only the first failure
 /// of each kind is returned.
 pub(super) fn case(rules: &Rules, case: &Case) -> Vec<Failure> {
-    let mut server = Exact::new(KEYS_MAX, KeyHasher::new(""), Modes::default());
+    let mut server = ExactLimiter::new(KEYS_MAX, KeyHasher::new(""), Modes::default());
     let mut failures = Vec::new();
     for step in &case.steps {
         let request = request(step);

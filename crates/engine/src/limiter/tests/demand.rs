@@ -2,7 +2,6 @@
 //! exact server, and how many asks it takes.
 
 use super::*;
-use crate::limiter::Exact;
 
 /// Requests of one hit for `a`, by all pods together.
 pub(super) struct Demand {
@@ -52,15 +51,18 @@ impl Demand {
             let kept = pod.clone();
             tokio::spawn(async move { tokio::join!(kept.keep_tidy(), kept.watch_idle()) });
         }
-        let mut exact = Exact::new(10, KeyHasher::new(""), Modes::default());
-        let (start, wall) = (rig.clock.now(), START.as_secs() * 1_000_000);
+        let (clock, start) = (rig.clock, rig.clock.now());
+        let wall = move || START + clock.now().since(Time::default());
+        let exact = MemoryStore::new(Arc::new(wall), 10);
+        let resolved = resolve(&rig.rules, &request(&["a"]), &KeyHasher::new(""));
+        let Resolved::Charged(charge) = &resolved[0] else { unreachable!("it has a limit") };
+        let look = Ask::look(charge.own, charge.applied.limit);
+        let ask = Ask { need: 1, charge_denied: charge.charge_denied(), ..look };
         let (mut told, rules) = (tokio::task::JoinSet::new(), Arc::clone(&rig.rules));
         let mut outcome = Outcome { offered: 0, passed: 0, exact: 0, asks: 0 };
         for (at, pod) in self.arrivals() {
             tokio::time::sleep_until(rig.clock.instant(start + at)).await;
-            exact.advance(wall + rig.clock.now().nanos() / 1_000);
-            let verdict = exact.decide(&rules, &request(&["a"])).unwrap();
-            outcome.exact += u32::from(verdict.code == Code::Ok);
+            outcome.exact += u32::from(exact.take(&ask).unwrap().tokens == 1);
             outcome.offered += 1;
             let (pod, rules) = (pods[pod].clone(), Arc::clone(&rules));
             told.spawn(async move {

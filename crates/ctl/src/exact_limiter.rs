@@ -1,5 +1,8 @@
-//! A reference that decides as one exact server would, by the clock that it is given: it shows what
+//! A limiter that decides as one exact server would, by the clock that it is given: it shows what
 //! the rules would have decided for a log or a test. It leases nothing and waits for nothing.
+//!
+//! It uses the engine's resolution of requests and its memory store. `replay`, `rule_tests` and the
+//! differential fuzzer use it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,16 +12,16 @@ use ratelease_rules::key::{Key, KeyHasher};
 use ratelease_rules::request::{Few, Request};
 use ratelease_rules::{Algorithm, Rules};
 
-use super::resolve::{Charge, Resolved, resolve};
-use crate::store::memory::MemoryStore;
-use crate::store::{Ask, Grant, Return, StoreError};
-use crate::verdict::{self, Code, Counted, DecisionSource, Modes, Status, Verdict};
+use ratelease_engine::limiter::{Charge, Resolved, resolve};
+use ratelease_engine::store::memory::MemoryStore;
+use ratelease_engine::store::{Ask, Grant, Return, StoreError};
+use ratelease_engine::verdict::{self, Code, Counted, DecisionSource, Modes, Status, Verdict};
 
 /// Decides requests as one server would that asks its store for each request.
 ///
 /// The differences from a fleet: no lease lies unspent in a pod or a pool, no failure mode answers,
 /// and a leaky bucket's delay is not waited for.
-pub struct Exact {
+pub struct ExactLimiter {
     store: MemoryStore,
     /// Microseconds since the Unix epoch.
     now: Arc<AtomicU64>,
@@ -26,9 +29,9 @@ pub struct Exact {
     modes: Modes,
 }
 
-// === impl Exact ===
+// === impl ExactLimiter ===
 
-impl Exact {
+impl ExactLimiter {
     /// A server that has counted nothing yet, at the Unix epoch, for at most `keys_max` keys at
     /// once.
     pub fn new(keys_max: usize, hasher: KeyHasher, modes: Modes) -> Self {
@@ -51,7 +54,7 @@ impl Exact {
 
     /// Decides `request` under `rules` at the present time.
     ///
-    /// As [`Limiter::decide`](super::Limiter::decide): all descriptors are checked before any is
+    /// As [`Limiter::decide`](ratelease_engine::limiter::Limiter::decide): all descriptors are checked before any is
     /// charged, and a request that is denied spends only what is left of the keys that deny it.
     ///
     /// # Errors
@@ -121,7 +124,7 @@ impl Exact {
 /// Hits that earlier descriptors of the request take from the same key.
 fn spent_before(resolved: &[Resolved<'_>], key: Key) -> u64 {
     let of_key = resolved.iter().filter_map(|one| match one {
-        Resolved::Charged(charge) if charge.own == key && charge.spends() => Some(charge.hits),
+        Resolved::Charged(charge) if charge.own == key && !charge.refund => Some(charge.hits),
         _ => None,
     });
     of_key.fold(0, u64::saturating_add)
@@ -169,8 +172,8 @@ mod tests {
         Request { domain: "d", descriptors, hits_addend: 0 }
     }
 
-    fn exact() -> Exact {
-        let mut exact = Exact::new(100, KeyHasher::new(""), Modes::default());
+    fn exact() -> ExactLimiter {
+        let mut exact = ExactLimiter::new(100, KeyHasher::new(""), Modes::default());
         exact.advance(START);
         exact
     }
@@ -210,7 +213,7 @@ descriptors:
     }
 
     #[test]
-    fn a_key_that_stands_twice_is_charged_twice() {
+    fn a_key_that_occurs_twice_is_charged_twice() {
         let rules = rules(TWO);
         let twice = request(&[("b", "1"), ("b", "1")]);
         let mut exact = exact();
@@ -221,7 +224,7 @@ descriptors:
     }
 
     #[test]
-    fn shadow_mode_passes_and_is_told() {
+    fn shadow_mode_passes_and_is_reported() {
         let rules = rules(TWO);
         let mut exact = exact();
         let shadow = request(&[("s", "1")]);
@@ -245,9 +248,9 @@ descriptors:
     }
 
     #[test]
-    fn a_key_too_many_is_an_error() {
+    fn a_key_beyond_the_ceiling_is_an_error() {
         let rules = rules(TWO);
-        let mut exact = Exact::new(1, KeyHasher::new(""), Modes::default());
+        let mut exact = ExactLimiter::new(1, KeyHasher::new(""), Modes::default());
         exact.advance(START);
         assert!(exact.decide(&rules, &request(&[("a", "1")])).is_ok());
         let full = exact.decide(&rules, &request(&[("a", "2")])).unwrap_err();
