@@ -130,16 +130,6 @@ pub fn host_port(text: &str) -> Result<HostPort, String> {
     split.ok_or_else(|| "expected HOST:PORT, as in 127.0.0.1:8080".to_owned())
 }
 
-/// Returns the address at which to reach a server that listens on `host`: loopback if `host` means
-/// all interfaces.
-pub fn local(host: &str, port: u16) -> HostPort {
-    match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host) {
-        "0.0.0.0" | "" => HostPort::new("127.0.0.1", port),
-        "::" => HostPort::new("::1", port),
-        host => HostPort::new(host, port),
-    }
-}
-
 /// Parses a flag's duration, which must be above zero.
 pub fn span_above_zero(text: &str) -> Result<Duration, String> {
     let span = parse_duration(text).filter(|span| !span.is_zero());
@@ -198,17 +188,10 @@ mod tests {
     #[test]
     fn nobody_there_is_told_with_the_reason() {
         let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-        let trouble = get(&local("0.0.0.0", port), "/", WITHIN).unwrap_err().to_string();
+        let trouble = get(&HostPort::new("127.0.0.1", port), "/", WITHIN).unwrap_err().to_string();
         assert!(
             trouble.starts_with(&format!("127.0.0.1:{port}: cannot be reached: ")),
             "{trouble}"
         );
-    }
-
-    #[test]
-    fn all_interfaces_are_asked_at_loopback() {
-        for (host, asked) in [("::", "[::1]:1"), ("[::]", "[::1]:1"), ("a.b", "a.b:1")] {
-            assert_eq!(local(host, 1).to_string(), asked);
-        }
     }
 }

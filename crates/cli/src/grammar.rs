@@ -12,17 +12,9 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Parser};
 use ratelease_engine::secret::Secret;
 
-use crate::settings::flag::BOOL;
-use crate::settings::{EffectiveSetting, Fault, Faults, Role, SettingsError, told};
-
-/// Defaults under the reference's name, by flag. The reference's debug listener is on all
-/// interfaces; here that takes a token, because anyone could ask it.
-const REFERENCE_DEFAULTS: [(&str, &str); 4] = [
-    ("grpc_host", "0.0.0.0"),
-    ("runtime_watch_root", "true"),
-    ("runtime_ignoredotfiles", "false"),
-    ("log_level", "warn"),
-];
+use crate::settings::{
+    EffectiveSetting, Fault, Faults, Role, SettingsError, effective_settings, reference_default,
+};
 
 /// Parses `args`, which begin with the program's name; `env` supplies the values of flags that are
 /// not given. Also returns all flags of the subcommand, for display.
@@ -44,7 +36,7 @@ pub fn read<P: Parser>(
         return Err(SettingsError::Faults(faults));
     }
     let bare = command::<P>(role, &|_| None).try_get_matches_from(args.iter().take(2));
-    let summary = told(&grammar, &matches, bare.ok().as_ref());
+    let summary = effective_settings(&grammar, &matches, bare.ok().as_ref());
     Ok((P::from_arg_matches(&matches)?, summary))
 }
 
@@ -56,7 +48,7 @@ pub fn documented<P: Parser>() -> clap::Command {
 /// Returns the grammar with the defaults of `role`, which the values of `env` replace.
 fn command<P: Parser>(role: Role, env: &dyn Fn(&str) -> Option<String>) -> clap::Command {
     P::command().mut_subcommands(|subcommand| {
-        subcommand.mut_args(|arg| with_environment(with_role(with_bool(arg), role, env), env))
+        subcommand.mut_args(|arg| with_environment(with_role(arg, role, env), env))
     })
 }
 
@@ -71,37 +63,28 @@ fn shown_in_ps(grammar: &clap::Command, matches: &ArgMatches) -> Faults {
         let id = arg.get_id().as_str();
         let given = matches.value_source(id) == Some(ValueSource::CommandLine);
         let Ok(Some(secret)) = matches.try_get_one::<Secret>(id) else { continue };
-        let may_show = id.ends_with("_url") && !secret.reveal().contains('@');
+        let may_show = id.ends_with("_URL") && !secret.reveal().contains('@');
         if given && !may_show {
-            let name = id.to_ascii_uppercase();
             let problem = "a secret among the flags shows in ps";
-            let mend = format!("set {name} in the environment, or name a file in {name}_FILE");
-            faults.add(Fault::new(name, problem, mend));
+            let fix = format!("set {id} in the environment, or name a file in {id}_FILE");
+            faults.add(Fault::new(id, problem, fix));
         }
     }
     faults
 }
 
-/// Lets a flag of true or false stand without a value, which means true.
-fn with_bool(arg: Arg) -> Arg {
-    let is_bool = arg.get_value_names().is_some_and(|names| names.iter().any(|name| name == BOOL));
-    if is_bool {
-        arg.num_args(0..=1).require_equals(true).default_missing_value("true")
-    } else {
-        arg
-    }
-}
-
+/// Sets the defaults of `role`. The reference's debug listener is on all interfaces; here that
+/// takes a token, because anyone could query it.
 fn with_role(arg: Arg, role: Role, env: &dyn Fn(&str) -> Option<String>) -> Arg {
     if role != Role::Ratelimit {
         return arg;
     }
     let is_set = |name: &str| env(name).is_some_and(|value| !value.is_empty());
-    if arg.get_id() == "debug_host" && (is_set("DEBUG_TOKEN") || is_set("DEBUG_TOKEN_FILE")) {
+    if arg.get_id() == "DEBUG_HOST" && (is_set("DEBUG_TOKEN") || is_set("DEBUG_TOKEN_FILE")) {
         return arg.default_value("0.0.0.0");
     }
-    match REFERENCE_DEFAULTS.iter().find(|(id, _)| arg.get_id() == id) {
-        Some((_, default)) => arg.default_value(*default),
+    match reference_default(arg.get_id().as_str()) {
+        Some(default) => arg.default_value(default),
         None => arg,
     }
 }

@@ -12,7 +12,8 @@ use crate::channel::TlsFlags;
 use crate::fetch;
 use crate::out::{CliError, CliResult, Completion, Out, OutFlags, tell};
 use crate::safe;
-use crate::settings::HostPort;
+use crate::settings::{HealthListenerFlags, HostPort};
+use crate::source;
 use crate::target::Target;
 
 pub(crate) const NOTES: &str = "\
@@ -52,26 +53,9 @@ pub struct HealthFlags {
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
-    listeners: Listening,
+    listeners: HealthListenerFlags,
     #[command(flatten)]
     tls: TlsFlags,
-}
-
-/// Where `serve` listens in the same environment.
-#[derive(Debug, Args)]
-struct Listening {
-    #[arg(long, env = "HOST", default_value = "0.0.0.0", hide = true)]
-    host: String,
-    #[arg(long, env = "PORT", default_value = "8080", hide = true,
-          value_parser = clap::value_parser!(u16).range(1..))]
-    port: u16,
-    #[arg(long, env = "GRPC_HOST", default_value = "127.0.0.1", hide = true)]
-    grpc_host: String,
-    #[arg(long, env = "GRPC_PORT", default_value = "8081", hide = true,
-          value_parser = clap::value_parser!(u16).range(1..))]
-    grpc_port: u16,
-    #[arg(long, env = "GRPC_UDS", hide = true)]
-    grpc_uds: Option<String>,
 }
 
 /// The result of a health check.
@@ -88,12 +72,16 @@ pub fn run(flags: HealthFlags, out: &mut Out) -> CliResult {
     let HealthFlags { http, grpc, timeout, out: OutFlags { json }, listeners, tls } = flags;
     let Health { is_healthy, target, word } = match grpc {
         Some(target) => {
-            ask_grpc(target.unwrap_or_else(|| listeners.grpc()), tls.config()?, timeout)?
+            let target = target.map_or_else(|| grpc_of(&listeners), Ok)?;
+            ask_grpc(target, tls.config()?, timeout)?
         }
         None if tls.is_on() => {
             return Err(CliError::new("the flags for TLS go with --grpc: the HTTP port has none"));
         }
-        None => ask_http(&http.unwrap_or_else(|| listeners.http()), timeout)?,
+        None => {
+            let listener = || source::resolved(|faults| listeners.http(faults));
+            ask_http(&http.map_or_else(listener, Ok)?, timeout)?
+        }
     };
     if json {
         let word = word.trim();
@@ -135,17 +123,10 @@ fn ask_grpc(
     })
 }
 
-// === impl Listening ===
-
-impl Listening {
-    fn http(&self) -> HostPort {
-        fetch::local(&self.host, self.port)
-    }
-
-    fn grpc(&self) -> Target {
-        match &self.grpc_uds {
-            Some(path) => Target::Unix(path.into()),
-            None => Target::Tcp(fetch::local(&self.grpc_host, self.grpc_port).to_string()),
-        }
-    }
+/// Returns the address at which `serve` listens for gRPC in the same environment.
+fn grpc_of(listeners: &HealthListenerFlags) -> Result<Target, CliError> {
+    source::resolved(|faults| match listeners.grpc_socket(faults)? {
+        Some(path) => Some(Target::Unix(path)),
+        None => listeners.grpc(faults).map(|address| Target::Tcp(address.to_string())),
+    })
 }

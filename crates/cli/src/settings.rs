@@ -6,8 +6,8 @@
 //! secret.
 
 mod fault;
-pub(crate) mod flag;
 mod flags;
+mod group;
 mod headers;
 mod hot_keys;
 mod leases;
@@ -15,12 +15,15 @@ mod listeners;
 mod logging;
 mod metrics;
 mod otlp;
+mod pod;
 mod redis;
 mod reference;
 mod responses;
+mod role;
 mod rules;
 mod store;
 mod summary;
+mod table;
 #[cfg(test)]
 mod tests;
 mod tracing;
@@ -31,8 +34,8 @@ use std::time::Duration;
 use ratelease_engine::store::StoreSettings;
 
 pub use fault::{Fault, Faults};
-pub use flag::Role;
 pub use flags::ServeFlags;
+pub(crate) use flags::reference_default;
 pub use headers::{HeaderNames, Headers};
 pub use hot_keys::HotKeys;
 pub use leases::{KeyFlags, Leases};
@@ -40,11 +43,13 @@ pub use listeners::{GrpcListen, Listeners, Uds};
 pub use logging::{LogFormat, LogLevel, Logging};
 pub use metrics::Metrics;
 pub use otlp::{Otlp, OtlpProtocol, OtlpTls};
+pub use pod::{DebugListenerFlags, HealthListenerFlags};
 pub use responses::ResponseSettings;
+pub use role::Role;
 pub use rules::{Reading, ReadingFlags, RulesDir, RulesDirFlags, RulesSource};
 pub use store::{PerSecondFlags, StoreFlags};
 pub use summary::EffectiveSetting;
-pub(crate) use summary::of as told;
+pub(crate) use summary::effective_settings;
 pub use tracing::{Identity, Push, Telemetry, Tracing};
 pub use value::HostPort;
 

@@ -103,7 +103,7 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult 
         descriptors: flags.descriptors.iter().map(Typed::descriptor).collect(),
         hits_addend: 1,
     };
-    let secret = source::resolved(|faults| flags.key.secret(faults))?;
+    let secret = source::resolved(|faults| flags.key.key_secret(faults))?;
     let hasher = KeyHasher::new(secret.reveal());
     let mut explained = explain((&rules, &places), &request, &flags.descriptors, &hasher);
     let counts = explained.iter_mut().filter_map(|one| match &mut one.end {

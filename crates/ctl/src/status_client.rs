@@ -7,9 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use ratelease_cli::fetch::{self, span_above_zero};
 use ratelease_cli::out::CliError;
-use ratelease_cli::settings::HostPort;
+use ratelease_cli::settings::{DebugListenerFlags, HostPort};
 use ratelease_cli::source;
-use ratelease_engine::secret::{Secret, SecretFile};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -29,15 +28,8 @@ pub(super) struct PodFlags {
     /// What an answer may take, a duration
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span_above_zero)]
     timeout: Duration,
-    #[arg(long, env = "DEBUG_HOST", default_value = "127.0.0.1", hide = true)]
-    debug_host: String,
-    #[arg(long, env = "DEBUG_PORT", default_value = "6070", hide = true,
-          value_parser = clap::value_parser!(u16).range(1..))]
-    debug_port: u16,
-    #[arg(long, env = "DEBUG_TOKEN", hide = true)]
-    debug_token: Option<Secret>,
-    #[arg(long, env = "DEBUG_TOKEN_FILE", hide = true)]
-    debug_token_file: Option<SecretFile>,
+    #[command(flatten)]
+    listener: DebugListenerFlags,
 }
 
 /// The content of `/status`.
@@ -125,9 +117,12 @@ pub(super) struct HotKey {
 
 impl PodFlags {
     /// Returns the address of the pod.
-    pub(super) fn server(&self) -> HostPort {
-        let own = || fetch::local(&self.debug_host, self.debug_port);
-        self.debug.clone().unwrap_or_else(own)
+    ///
+    /// # Errors
+    /// The environment names no usable address, and no flag does.
+    pub(super) fn server(&self) -> Result<HostPort, CliError> {
+        let listener = || source::resolved(|faults| self.listener.address(faults));
+        self.debug.clone().map_or_else(listener, Ok)
     }
 
     /// Requests the pod's status.
@@ -135,10 +130,9 @@ impl PodFlags {
     /// # Errors
     /// The pod cannot be reached, or the answer is not that of a pod's debug port.
     pub(super) fn ask(&self) -> Result<Value, CliError> {
-        let server = self.server();
-        let (token, file) = (self.debug_token.as_ref(), self.debug_token_file.as_ref());
-        let token = source::resolved(|faults| faults.secret("DEBUG_TOKEN", token, file))?;
-        let page = fetch::get_with(&server, PATH, &token.unwrap_or_default(), self.timeout)?;
+        let server = self.server()?;
+        let token = source::resolved(|faults| self.listener.token(faults))?;
+        let page = fetch::get_with(&server, PATH, &token, self.timeout)?;
         if page.status == HTTP_UNAUTHORIZED {
             let told = "asks for a token; set DEBUG_TOKEN or DEBUG_TOKEN_FILE as for the pod";
             return Err(CliError::new(format_args!("{server}: {told}")));

@@ -85,7 +85,7 @@ type Look = Result<Value, CliError>;
 
 /// Shows the pod until the user quits.
 pub(super) fn run(flags: TopFlags, out: &mut Out) -> CliResult {
-    let mut view = View::of(flags.pod.server().to_string());
+    let mut view = View::of(flags.pod.server()?.to_string());
     // A pod that is unreachable at the start is an error; later, the screen shows it.
     view.take(Pod::read(&flags.pod.ask()?));
     let is_live = !flags.once && io::stdout().is_terminal() && io::stdin().is_terminal();

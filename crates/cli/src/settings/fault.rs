@@ -29,12 +29,17 @@ pub struct Faults(Vec<Fault>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Expected {
     what: Cow<'static, str>,
-    example: &'static str,
+    example: Option<&'static str>,
 }
 
 /// Returns the flag for an environment name: `--grpc-port` for `GRPC_PORT`.
-pub(super) fn flag(name: &str) -> String {
+pub(super) fn flag_name(name: &str) -> String {
     format!("--{}", name.to_ascii_lowercase().replace('_', "-"))
+}
+
+/// Returns the name of the variable that names the file with the secret of `name`.
+pub(super) fn file_name(name: &str) -> String {
+    format!("{name}_FILE")
 }
 
 /// Returns a value that is safe to show: cut, and hidden if it is a key instead of the name of a
@@ -49,8 +54,18 @@ fn shown(value: &str) -> String {
 // === impl Expected ===
 
 impl Expected {
-    pub(super) fn new(what: impl Into<Cow<'static, str>>, example: &'static str) -> Self {
-        Self { what: what.into(), example }
+    pub(super) fn new(what: impl Into<Cow<'static, str>>) -> Self {
+        Self { what: what.into(), example: None }
+    }
+
+    /// Sets the example. Without one, the setting's default is the example.
+    pub(super) fn example(self, example: &'static str) -> Self {
+        Self { example: Some(example), ..self }
+    }
+
+    /// Sets the example if there is none.
+    pub(super) fn or_example(self, example: &'static str) -> Self {
+        Self { example: self.example.or(Some(example)), ..self }
     }
 }
 
@@ -91,21 +106,8 @@ impl Faults {
         None
     }
 
-    /// Like [`Faults::parse`], for a setting without a default: returns `Some(None)` if it is
+    /// Like [`Faults::parse`], for a value that must not be shown: returns `Some(None)` if it is
     /// absent or empty.
-    pub(super) fn parse_optional<T>(
-        &mut self,
-        name: &str,
-        value: Option<&str>,
-        parse: impl FnOnce(&str) -> Result<T, Expected>,
-    ) -> Option<Option<T>> {
-        match value {
-            None | Some("") => Some(None),
-            Some(value) => self.parse(name, value, parse).map(Some),
-        }
-    }
-
-    /// Like [`Faults::parse_optional`], for a value that must not be shown.
     pub(super) fn parse_secret<T>(
         &mut self,
         name: &str,
@@ -134,7 +136,7 @@ impl Faults {
     ) -> Option<Option<Secret>> {
         let given = given.filter(|given| !given.is_empty());
         let file = file.filter(|file| !file.is_empty());
-        let name_of_file = format!("{name}_FILE");
+        let name_of_file = file_name(name);
         match (given, file) {
             (given, None) => Some(given.cloned()),
             (None, Some(file)) => match file.read() {
@@ -183,10 +185,11 @@ impl Fault {
 
     fn expected(name: &str, expected: Expected, found: Option<String>) -> Self {
         let Expected { what, example } = expected;
+        let example = example.map(|example| format!(", as in {name}={example}"));
         Self {
             problem: format!("expected {what}"),
             found,
-            fix: format!("set {name} or {}, as in {name}={example}", flag(name)),
+            fix: format!("set {name} or {}{}", flag_name(name), example.unwrap_or_default()),
             name: name.to_owned(),
         }
     }

@@ -1,18 +1,21 @@
-//! The flags of `serve`, and definitions that all flags share.
+//! The flags of `serve`.
 
 use clap::Args;
 
+use super::group::Group;
 use super::hot_keys::HotKeysFlags;
 use super::leases::LeaseFlags;
-use super::listeners::ListenerFlags;
-use super::logging::LoggingFlags;
+use super::listeners::{ListenerFlags, ListenerTable};
+use super::logging::{LoggingFlags, LoggingTable};
 use super::metrics::MetricsFlags;
 use super::responses::ResponseFlags;
-use super::rules::RulesFlags;
+use super::rules::{ReadingTable, RulesFlags};
 use super::store::{PerSecondFlags, StoreFlags};
+use super::table::Row;
 use super::tracing::TracingFlags;
 
-/// Flags of `serve`, unchecked, each with what the environment or its default said in its stead.
+/// Flags of `serve`, not parsed yet; the environment and the defaults have supplied those that were
+/// not given.
 #[derive(Debug, Args)]
 pub struct ServeFlags {
     #[command(flatten)]
@@ -35,4 +38,12 @@ pub struct ServeFlags {
     pub(super) tracing: TracingFlags,
     #[command(flatten)]
     pub(super) metrics: MetricsFlags,
+}
+
+/// The groups that have defaults of their own under the name `ratelimit`.
+const GROUPS: [&[Row]; 3] = [ListenerTable::ROWS, ReadingTable::ROWS, LoggingTable::ROWS];
+
+/// Returns the default of the variable `name` under the name `ratelimit`, if it differs.
+pub(crate) fn reference_default(name: &str) -> Option<&'static str> {
+    GROUPS.into_iter().flatten().find(|row| row.name == name)?.reference_default
 }

@@ -1,9 +1,8 @@
 //! Settings for the headers of an answer.
 
-use clap::Args;
-
 use super::fault::{Expected, Fault, Faults};
-use super::flag::BOOL;
+use super::group::Flags;
+use super::table::{OptionalSetting, Setting, optional, setting, settings, switch};
 use super::value;
 
 /// The headers of an answer; at least one is on.
@@ -30,41 +29,26 @@ pub struct HeaderNames {
     pub reset: String,
 }
 
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Answers")]
-pub(super) struct HeaderFlags {
+settings! {
+    /// Settings for the headers of an answer.
+    pub(super) group HeaderTable("Answers");
+
     /// Headers of answers, separated by commas: reference (the three named below), x-ratelimit,
     /// retry-after (on denials), ietf (RateLimit-Policy, RateLimit) [default: none]
-    #[arg(long, env = "RESPONSE_HEADERS", value_name = "LIST")]
-    response_headers: Option<String>,
-    /// Answer with the three headers below, as with reference above
-    #[arg(long, env = "LIMIT_RESPONSE_HEADERS_ENABLED", value_name = BOOL, default_value = "false")]
-    limit_response_headers_enabled: String,
-    /// Header for the limit
-    #[arg(
-        long,
-        env = "LIMIT_LIMIT_HEADER",
-        value_name = "NAME",
-        default_value = "RateLimit-Limit"
-    )]
-    limit_limit_header: String,
-    /// Header for what is left of the limit
-    #[arg(
-        long,
-        env = "LIMIT_REMAINING_HEADER",
-        value_name = "NAME",
-        default_value = "RateLimit-Remaining"
-    )]
-    limit_remaining_header: String,
-    /// Header for the seconds until the limit is whole again
-    #[arg(
-        long,
-        env = "LIMIT_RESET_HEADER",
-        value_name = "NAME",
-        default_value = "RateLimit-Reset"
-    )]
-    limit_reset_header: String,
+    RESPONSE_HEADERS: OptionalSetting<Asked> = optional("LIST", asked);
+    /// Answer with the three headers below, like the word reference in --response-headers
+    LIMIT_RESPONSE_HEADERS_ENABLED: Setting<bool> = switch(false);
+    /// Name of the header with the limit
+    LIMIT_LIMIT_HEADER: Setting<String> = setting("NAME", "RateLimit-Limit", value::header_name);
+    /// Name of the header with the remaining tokens
+    LIMIT_REMAINING_HEADER: Setting<String> =
+        setting("NAME", "RateLimit-Remaining", value::header_name);
+    /// Name of the header with the seconds until the limit is reset
+    LIMIT_RESET_HEADER: Setting<String> = setting("NAME", "RateLimit-Reset", value::header_name);
 }
+
+/// Flags for the headers of an answer.
+pub(super) type HeaderFlags = Flags<HeaderTable>;
 
 /// The headers that a list asks for.
 #[derive(Debug, Default)]
@@ -80,17 +64,11 @@ struct Asked {
 impl HeaderFlags {
     /// Resolves the flags. `Some(None)` means no headers at all.
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Option<Headers>> {
-        let list = self.response_headers.as_deref();
-        let asked = faults.parse_optional("RESPONSE_HEADERS", list, asked);
-        let enabled = faults.parse(
-            "LIMIT_RESPONSE_HEADERS_ENABLED",
-            &self.limit_response_headers_enabled,
-            value::boolean,
-        );
-        let mut name = |env, value: &str| faults.parse(env, value, value::header_name);
-        let limit = name("LIMIT_LIMIT_HEADER", &self.limit_limit_header);
-        let remaining = name("LIMIT_REMAINING_HEADER", &self.limit_remaining_header);
-        let reset = name("LIMIT_RESET_HEADER", &self.limit_reset_header);
+        let asked = self.optional(&RESPONSE_HEADERS, faults);
+        let enabled = self.get(&LIMIT_RESPONSE_HEADERS_ENABLED, faults);
+        let limit = self.get(&LIMIT_LIMIT_HEADER, faults);
+        let remaining = self.get(&LIMIT_REMAINING_HEADER, faults);
+        let reset = self.get(&LIMIT_RESET_HEADER, faults);
         let names = HeaderNames { limit: limit?, remaining: remaining?, reset: reset? };
         let Asked { reference, x_ratelimit, retry_after, ietf } = asked?.unwrap_or_default();
         let reference = (reference || enabled?).then_some(names);
@@ -110,8 +88,8 @@ fn asked(list: &str) -> Result<Asked, Expected> {
             "retry-after" => asked.retry_after = true,
             "ietf" => asked.ietf = true,
             _ => {
-                let what = "some of reference, x-ratelimit, retry-after, ietf, between commas";
-                return Err(Expected::new(what, "x-ratelimit,retry-after"));
+                let what = "some of reference, x-ratelimit, retry-after, ietf, separated by commas";
+                return Err(Expected::new(what).example("x-ratelimit,retry-after"));
             }
         }
     }

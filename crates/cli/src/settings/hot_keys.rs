@@ -2,14 +2,13 @@
 
 use std::num::NonZeroU32;
 
-use clap::Args;
-
 use super::fault::Faults;
-use super::flag::BOOL;
+use super::group::Flags;
+use super::table::{Setting, setting, settings, switch};
 use super::value;
 
 /// Maximum of `sample`: with fewer samples, the counts of a minute would be too small to be useful.
-const SAMPLE_MAX: usize = 10_000;
+const SAMPLE_MAX: NonZeroU32 = NonZeroU32::new(10_000).unwrap();
 
 /// How the hottest keys are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,31 +19,31 @@ pub struct HotKeys {
     pub values: bool,
 }
 
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Hot keys")]
-pub(super) struct HotKeysFlags {
-    /// Count the keys that are requested and denied most often, for the status and live pages
-    #[arg(long, env = "HOT_KEYS", value_name = BOOL, default_value = "true")]
-    hot_keys: String,
-    /// Count one decision in so many, on average
-    #[arg(long, env = "HOT_KEYS_SAMPLE", value_name = "COUNT", default_value = "4")]
-    hot_keys_sample: String,
-    /// Show the entries of the hottest keys, clients' values and all, not only their hashes
-    #[arg(long, env = "HOT_KEYS_VALUES", value_name = BOOL, default_value = "false")]
-    hot_keys_values: String,
+settings! {
+    /// Settings for counting the hottest keys.
+    pub(super) group HotKeysTable("Hot keys");
+
+    /// Count the keys that are requested and denied most often, for /status, /hotkeys and /live
+    HOT_KEYS: Setting<bool> = switch(true);
+    /// On average, count one decision in this many
+    HOT_KEYS_SAMPLE: Setting<NonZeroU32> =
+        setting("COUNT", "4", |text| value::count_within(text, NonZeroU32::MIN..=SAMPLE_MAX));
+    /// Show the entries of the hottest keys, which contain clients' values, not only their hashes
+    HOT_KEYS_VALUES: Setting<bool> = switch(false);
 }
+
+/// Flags for counting the hottest keys.
+pub(super) type HotKeysFlags = Flags<HotKeysTable>;
 
 // === impl HotKeysFlags ===
 
 impl HotKeysFlags {
     /// Resolves the flags. `Some(None)` turns the counting off.
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Option<HotKeys>> {
-        let on = faults.parse("HOT_KEYS", &self.hot_keys, value::boolean);
-        let sample = value::count_within(1..=SAMPLE_MAX, "4");
-        let sample = faults.parse("HOT_KEYS_SAMPLE", &self.hot_keys_sample, sample);
-        let values = faults.parse("HOT_KEYS_VALUES", &self.hot_keys_values, value::boolean);
-        let sample = NonZeroU32::new(u32::try_from(sample?).ok()?)?;
-        let options = HotKeys { sample, values: values? };
+        let on = self.get(&HOT_KEYS, faults);
+        let sample = self.get(&HOT_KEYS_SAMPLE, faults);
+        let values = self.get(&HOT_KEYS_VALUES, faults);
+        let options = HotKeys { sample: sample?, values: values? };
         Some(on?.then_some(options))
     }
 }

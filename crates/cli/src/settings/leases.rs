@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
-use ratelease_engine::secret::{Secret, SecretFile};
+use ratelease_engine::secret::Secret;
 use ratelease_engine::store::PODS_MAX;
 
 use super::fault::Faults;
-use super::flag::FILE;
+use super::group::Flags;
+use super::table::{SecretSetting, Setting, secret, setting, settings};
 use super::value;
 
 /// Maximum of the wait for a lease: past it any caller has given up.
@@ -35,61 +36,66 @@ pub struct Leases {
     pub key_secret: Secret,
 }
 
-/// How keys are hashed: the flag of everything that has to name the same counts as the pods.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Leases")]
-pub struct KeyFlags {
-    /// Secret under which keys are hashed, the same in all pods; only in the environment, since
-    /// flags show in ps [default: built in]
-    #[arg(long, env = "KEY_SECRET", value_name = "SECRET")]
-    key_secret: Option<Secret>,
-    /// File that holds it, in place of KEY_SECRET
-    #[arg(long, env = "KEY_SECRET_FILE", value_name = "FILE", value_hint = FILE)]
-    key_secret_file: Option<SecretFile>,
+settings! {
+    /// How keys are hashed.
+    pub group KeyTable("Leases");
+
+    /// Secret with which keys are hashed, the same in all pods; only as a variable, because flags
+    /// show in ps [default: built in]
+    KEY_SECRET: SecretSetting = secret("SECRET");
+}
+
+/// The flags of every command that has to name the same counts as the pods.
+pub type KeyFlags = Flags<KeyTable>;
+
+settings! {
+    /// How tokens are leased.
+    pub(super) group LeaseTable("Leases");
+
+    /// Maximum time, a duration, for which a request waits for a lease if its caller sets no
+    /// deadline
+    LEASE_MAX_WAIT: Setting<Duration> =
+        setting("SPAN", "5ms", |text| value::duration_within(text, Duration::ZERO..=MAX_WAIT_MAX))
+            .alias("max-wait");
+    /// Maximum wait, a duration, if the caller sets a deadline (grpc-timeout); at least
+    /// --lease-max-wait
+    LEASE_WAIT_LIMIT: Setting<Duration> =
+        setting("SPAN", "15ms", |text| value::duration_within(text, Duration::ZERO..=MAX_WAIT_MAX));
+    /// Number of pods of each domain, 1 to 10000, assumed until Redis reports it
+    PODS_EXPECTED: Setting<usize> =
+        setting("COUNT", "16", |text| value::count_within(text, 1..=PODS_MAX));
+    /// Memory for the buffers of keys, a size; when it is full, idle keys are evicted
+    BUFFER_MEMORY: Setting<usize> = setting("SIZE", "64MiB", |text| {
+        value::size_within(text, BUFFER_MEMORY_MIN..=BUFFER_MEMORY_MAX)
+    });
+}
+
+settings! {
+    /// How `serve` ends.
+    pub(super) group DrainTable("Leases");
+
+    /// Maximum time, a duration, for requests in flight and for giving back leases after a signal
+    DRAIN_TIMEOUT: Setting<Duration> =
+        setting("SPAN", "10s", |text| value::duration_within(text, Duration::ZERO..=DRAIN_MAX))
+            .alias("drain");
 }
 
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Leases")]
 pub(super) struct LeaseFlags {
-    /// What a request waits for a lease at most if its caller names no deadline, a duration
-    #[arg(
-        long,
-        visible_alias = "max-wait",
-        env = "LEASE_MAX_WAIT",
-        value_name = "SPAN",
-        default_value = "5ms"
-    )]
-    lease_max_wait: String,
-    /// What it waits at most if its caller names a deadline (grpc-timeout), a duration; at least
-    /// --lease-max-wait
-    #[arg(long, env = "LEASE_WAIT_LIMIT", value_name = "SPAN", default_value = "15ms")]
-    lease_wait_limit: String,
-    /// Pods of each domain, 1 to 10000, until Redis says how many there are
-    #[arg(long, env = "PODS_EXPECTED", value_name = "COUNT", default_value = "16")]
-    pods_expected: String,
-    /// Memory for the buffers of keys, a size; when it is full, idle keys give way
-    #[arg(long, env = "BUFFER_MEMORY", value_name = "SIZE", default_value = "64MiB")]
-    buffer_memory: String,
+    #[command(flatten)]
+    leases: Flags<LeaseTable>,
     #[command(flatten)]
     key: KeyFlags,
-    /// On a signal, what requests in flight and leases to give back may take, a duration
-    #[arg(
-        long,
-        visible_alias = "drain",
-        env = "DRAIN_TIMEOUT",
-        value_name = "SPAN",
-        default_value = "10s"
-    )]
-    drain_timeout: String,
+    #[command(flatten)]
+    drain: Flags<DrainTable>,
 }
 
 // === impl KeyFlags ===
 
 impl KeyFlags {
     /// Resolves the secret; empty for the built-in one.
-    pub fn secret(&self, faults: &mut Faults) -> Option<Secret> {
-        let (given, file) = (self.key_secret.as_ref(), self.key_secret_file.as_ref());
-        faults.secret("KEY_SECRET", given, file).map(Option::unwrap_or_default)
+    pub fn key_secret(&self, faults: &mut Faults) -> Option<Secret> {
+        self.secret(&KEY_SECRET, faults).map(Option::unwrap_or_default)
     }
 }
 
@@ -97,26 +103,21 @@ impl KeyFlags {
 
 impl LeaseFlags {
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Leases> {
-        let wait = value::duration_within(Duration::ZERO..=MAX_WAIT_MAX, "5ms");
-        let max_wait = faults.parse("LEASE_MAX_WAIT", &self.lease_max_wait, wait);
-        let limit = value::duration_within(Duration::ZERO..=MAX_WAIT_MAX, "15ms");
-        let wait_limit = faults.parse("LEASE_WAIT_LIMIT", &self.lease_wait_limit, limit);
-        let pods = value::count_within(1..=PODS_MAX, "16");
-        let pods = faults.parse("PODS_EXPECTED", &self.pods_expected, pods);
-        let size = value::size_within(BUFFER_MEMORY_MIN..=BUFFER_MEMORY_MAX, "64MiB");
-        let key_secret = self.key.secret(faults);
-        let buffer_bytes_max = faults.parse("BUFFER_MEMORY", &self.buffer_memory, size);
+        let max_wait = self.leases.get(&LEASE_MAX_WAIT, faults);
+        let wait_limit = self.leases.get(&LEASE_WAIT_LIMIT, faults);
+        let pods_expected = self.leases.get(&PODS_EXPECTED, faults);
+        let key_secret = self.key.key_secret(faults);
+        let buffer_bytes_max = self.leases.get(&BUFFER_MEMORY, faults);
         Some(Leases {
             max_wait: max_wait?,
             wait_limit: wait_limit?,
-            pods_expected: u32::try_from(pods?).ok()?,
+            pods_expected: u32::try_from(pods_expected?).ok()?,
             buffer_bytes_max: buffer_bytes_max?,
             key_secret: key_secret?,
         })
     }
 
     pub(super) fn drain(&self, faults: &mut Faults) -> Option<Duration> {
-        let span = value::duration_within(Duration::ZERO..=DRAIN_MAX, "10s");
-        faults.parse("DRAIN_TIMEOUT", &self.drain_timeout, span)
+        self.drain.get(&DRAIN_TIMEOUT, faults)
     }
 }

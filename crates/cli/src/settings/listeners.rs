@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
-use ratelease_engine::secret::{Secret, SecretFile};
+use ratelease_engine::secret::Secret;
 
 use super::fault::{Expected, Faults};
-use super::flag::{BOOL, FILE};
+use super::group::{Flags, Values};
+use super::table::{
+    OptionalSetting, SecretSetting, Setting, optional, secret, setting, settings, switch,
+};
 use super::value::{self, HostPort};
 
 /// Maximum of the setting for calls in flight in one process: each call that waits holds some 12
@@ -63,91 +65,72 @@ pub struct Uds {
     pub group: Option<u32>,
 }
 
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Listeners")]
-pub(super) struct ListenerFlags {
-    /// Interface of the HTTP listener; not loopback, since probes of the kubelet come from outside
-    #[arg(long, env = "HOST", value_name = "HOST", default_value = "0.0.0.0")]
-    host: String,
+settings! {
+    /// Settings of the listeners.
+    pub(super) group ListenerTable("Listeners");
+
+    /// Interface of the HTTP listener; all interfaces by default, because the kubelet's probes come
+    /// from outside the pod
+    pub(super) HOST: Setting<String> = setting("HOST", "0.0.0.0", value::host);
     /// Port of the HTTP listener: /json, /healthcheck, /livez, /readyz
-    #[arg(long, env = "PORT", value_name = "PORT", default_value = "8080")]
-    port: String,
-    /// Names to reach /json by, beside addresses and inner names; * for any
-    #[arg(long, env = "ALLOWED_HOSTS", value_name = "NAMES")]
-    allowed_hosts: Option<String>,
-    /// Let /json give hits back (is_negative_hits); over gRPC they may be in any case
-    #[arg(long, env = "JSON_REFUNDS", value_name = BOOL, default_value = "false")]
-    json_refunds: String,
+    pub(super) PORT: Setting<u16> = setting("PORT", "8080", value::port);
+    /// Host names under which /json may be called, in addition to IP addresses and cluster-internal
+    /// names; * allows any
+    ALLOWED_HOSTS: OptionalSetting<Vec<String>> = optional("NAMES", names);
+    /// Let /json give hits back (is_negative_hits); gRPC calls always may
+    JSON_REFUNDS: Setting<bool> = switch(false);
     /// Interface of the gRPC listener
-    #[arg(long, env = "GRPC_HOST", value_name = "HOST", default_value = "127.0.0.1")]
-    grpc_host: String,
-    /// Port of the gRPC listener, which Envoy asks
-    #[arg(long, env = "GRPC_PORT", value_name = "PORT", default_value = "8081")]
-    grpc_port: String,
-    /// Unix socket to serve gRPC on, in place of the port
-    #[arg(long, env = "GRPC_UDS", value_name = "PATH")]
-    grpc_uds: Option<String>,
-    /// Permissions of that socket, in octal; Envoy needs the right to write
-    #[arg(long, env = "GRPC_UDS_MODE", value_name = "MODE", default_value = "0666")]
-    grpc_uds_mode: String,
-    /// Group of that socket, by number; the process's own unless given
-    #[arg(long, env = "GRPC_UDS_GROUP", value_name = "GID")]
-    grpc_uds_group: Option<String>,
-    /// Age at which a gRPC connection is asked to go, a duration; 0 for never
-    #[arg(long, env = "GRPC_MAX_CONNECTION_AGE", value_name = "AGE", default_value = "24h")]
-    grpc_max_connection_age: String,
-    /// What such a connection is left to finish, a duration; 0 for as long as it takes
-    #[arg(long, env = "GRPC_MAX_CONNECTION_AGE_GRACE", value_name = "SPAN", default_value = "1h")]
-    grpc_max_connection_age_grace: String,
-    /// Calls under way at once, on all connections together; more are refused at once
-    #[arg(long, env = "MAX_IN_FLIGHT", value_name = "COUNT", default_value = "4096")]
-    max_in_flight: String,
+    pub(super) GRPC_HOST: Setting<String> =
+        setting("HOST", "127.0.0.1", value::host).reference_default("0.0.0.0");
+    /// Port of the gRPC listener, which Envoy calls
+    pub(super) GRPC_PORT: Setting<u16> = setting("PORT", "8081", value::port);
+    /// Unix socket on which to serve gRPC instead of the port
+    pub(super) GRPC_UDS: OptionalSetting<PathBuf> = optional("PATH", value::socket_path);
+    /// Permissions of that socket, in octal; Envoy needs write permission
+    GRPC_UDS_MODE: Setting<u32> = setting("MODE", "0666", mode);
+    /// Group of that socket, by number [default: the group of the process]
+    GRPC_UDS_GROUP: OptionalSetting<u32> = optional("GID", group_number);
+    /// Age, a duration, after which a gRPC connection is closed gracefully; 0 for never
+    GRPC_MAX_CONNECTION_AGE: Setting<Option<Duration>> =
+        setting("AGE", "24h", value::duration_or_never);
+    /// Time, a duration, that such a connection has to finish its calls; 0 for no limit
+    GRPC_MAX_CONNECTION_AGE_GRACE: Setting<Option<Duration>> =
+        setting("SPAN", "1h", value::duration_or_never);
+    /// Maximum number of calls in flight on all connections together; further calls are refused
+    MAX_IN_FLIGHT: Setting<usize> =
+        setting("COUNT", "4096", |text| value::count_within(text, 1..=MAX_IN_FLIGHT_MAX));
     /// Interface of the debug listener
-    #[arg(long, env = "DEBUG_HOST", value_name = "HOST", default_value = "127.0.0.1")]
-    debug_host: String,
+    pub(super) DEBUG_HOST: Setting<String> = setting("HOST", "127.0.0.1", value::host);
     /// Port of the debug listener: /status, /metrics, /rlconfig, /hotkeys and their index
-    #[arg(long, env = "DEBUG_PORT", value_name = "PORT", default_value = "6070")]
-    debug_port: String,
-    /// Names to reach the debug and metrics listeners by, beside addresses and inner; * for any
-    #[arg(long, env = "DEBUG_ALLOWED_HOSTS", value_name = "NAMES")]
-    debug_allowed_hosts: Option<String>,
-    /// What the debug listener is to be asked with, as a bearer token or a password; nothing unless
-    /// given
-    #[arg(long, env = "DEBUG_TOKEN", value_name = "SECRET")]
-    debug_token: Option<Secret>,
-    /// File that holds it, in place of DEBUG_TOKEN
-    #[arg(long, env = "DEBUG_TOKEN_FILE", value_name = "FILE", value_hint = FILE)]
-    debug_token_file: Option<SecretFile>,
+    pub(super) DEBUG_PORT: Setting<u16> = setting("PORT", "6070", value::port);
+    /// Host names under which the debug and metrics listeners may be called, in addition to IP
+    /// addresses and cluster-internal names; * allows any
+    DEBUG_ALLOWED_HOSTS: OptionalSetting<Vec<String>> = optional("NAMES", names);
+    /// Token that requests to the debug listener must carry, as a bearer token or a password
+    /// [default: none, no token is required]
+    pub(super) DEBUG_TOKEN: SecretSetting = secret("SECRET");
 }
+
+/// Flags of the listeners.
+pub(super) type ListenerFlags = Flags<ListenerTable>;
 
 // === impl ListenerFlags ===
 
 impl ListenerFlags {
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Listeners> {
-        let http = host_port(faults, ("HOST", &self.host), ("PORT", &self.port));
-        let tcp = host_port(faults, ("GRPC_HOST", &self.grpc_host), ("GRPC_PORT", &self.grpc_port));
-        let unix = faults.parse_optional("GRPC_UDS", self.grpc_uds.as_deref(), value::socket_path);
-        let mode = faults.parse("GRPC_UDS_MODE", &self.grpc_uds_mode, mode);
-        let group = self.grpc_uds_group.as_deref();
-        let group = faults.parse_optional("GRPC_UDS_GROUP", group, group_number);
-        let debug =
-            host_port(faults, ("DEBUG_HOST", &self.debug_host), ("DEBUG_PORT", &self.debug_port));
-        let allowed = self.allowed_hosts.as_deref();
-        let allowed = faults.parse_optional("ALLOWED_HOSTS", allowed, names);
-        let refunds = faults.parse("JSON_REFUNDS", &self.json_refunds, value::boolean);
-        let debug_allowed = self.debug_allowed_hosts.as_deref();
-        let debug_allowed = faults.parse_optional("DEBUG_ALLOWED_HOSTS", debug_allowed, names);
-        let (token, file) = (self.debug_token.as_ref(), self.debug_token_file.as_ref());
-        let token = faults.secret("DEBUG_TOKEN", token, file);
-        let never = value::duration_or_never;
-        let age = faults.parse("GRPC_MAX_CONNECTION_AGE", &self.grpc_max_connection_age, never);
-        let grace = faults.parse(
-            "GRPC_MAX_CONNECTION_AGE_GRACE",
-            &self.grpc_max_connection_age_grace,
-            never,
-        );
-        let count = value::count_within(1..=MAX_IN_FLIGHT_MAX, "4096");
-        let calls_max = faults.parse("MAX_IN_FLIGHT", &self.max_in_flight, count);
+        let http = host_port(self, (&HOST, &PORT), faults);
+        let tcp = host_port(self, (&GRPC_HOST, &GRPC_PORT), faults);
+        let unix = self.optional(&GRPC_UDS, faults);
+        let mode = self.get(&GRPC_UDS_MODE, faults);
+        let group = self.optional(&GRPC_UDS_GROUP, faults);
+        let debug = host_port(self, (&DEBUG_HOST, &DEBUG_PORT), faults);
+        let allowed_hosts = self.optional(&ALLOWED_HOSTS, faults);
+        let json_refunds = self.get(&JSON_REFUNDS, faults);
+        let debug_allowed_hosts = self.optional(&DEBUG_ALLOWED_HOSTS, faults);
+        let debug_token = self.secret(&DEBUG_TOKEN, faults);
+        let max_connection_age = self.get(&GRPC_MAX_CONNECTION_AGE, faults);
+        let grace = self.get(&GRPC_MAX_CONNECTION_AGE_GRACE, faults);
+        let calls_max = self.get(&MAX_IN_FLIGHT, faults);
         Some(Listeners {
             http: http?,
             grpc: match unix? {
@@ -155,15 +138,26 @@ impl ListenerFlags {
                 None => GrpcListen::Tcp(tcp?),
             },
             debug: debug?,
-            allowed_hosts: allowed?.unwrap_or_default(),
-            json_refunds: refunds?,
-            debug_allowed_hosts: debug_allowed?.unwrap_or_default(),
-            debug_token: token?.unwrap_or_default(),
-            max_connection_age: age?,
+            allowed_hosts: allowed_hosts?.unwrap_or_default(),
+            json_refunds: json_refunds?,
+            debug_allowed_hosts: debug_allowed_hosts?.unwrap_or_default(),
+            debug_token: debug_token?.unwrap_or_default(),
+            max_connection_age: max_connection_age?,
             max_connection_age_grace: grace?,
             calls_max: calls_max?,
         })
     }
+}
+
+/// Parses both halves of an address before either can fail, so that the faults of both are
+/// reported.
+fn host_port(
+    values: &Values,
+    (host, port): (&Setting<String>, &Setting<u16>),
+    faults: &mut Faults,
+) -> Option<HostPort> {
+    let (host, port) = (values.get(host, faults), values.get(port, faults));
+    Some(HostPort::new(host?, port?))
 }
 
 /// Parses names without ports, in the form of a `Host` header.
@@ -173,7 +167,7 @@ fn names(text: &str) -> Result<Vec<String>, Expected> {
     let read: Result<_, _> = names.map(read).collect();
     read.map_err(|_| {
         let expected = "names without a port, separated by commas, or *";
-        Expected::new(expected, "debug.example.com")
+        Expected::new(expected).example("debug.example.com")
     })
 }
 
@@ -182,18 +176,11 @@ fn mode(text: &str) -> Result<u32, Expected> {
     let is_octal = (1..=4).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
     let mode = is_octal.then(|| u32::from_str_radix(text, 8).ok()).flatten();
     mode.filter(|mode| *mode <= 0o777)
-        .ok_or_else(|| Expected::new("permissions in octal, from 0 to 0777", "0660"))
+        .ok_or_else(|| Expected::new("permissions in octal, from 0 to 0777").example("0660"))
 }
 
 /// Parses a group number. The highest number means no group (chown(2)).
 fn group_number(text: &str) -> Result<u32, Expected> {
     let number = text.parse().ok().filter(|number| *number < u32::MAX);
-    number.ok_or_else(|| Expected::new("a group's number", "1337"))
-}
-
-/// Both halves are parsed before either can fail, so that the faults of both are reported.
-fn host_port(faults: &mut Faults, host: (&str, &str), port: (&str, &str)) -> Option<HostPort> {
-    let host = faults.parse(host.0, host.1, value::host);
-    let port = faults.parse(port.0, port.1, value::port);
-    Some(HostPort::new(host?, port?))
+    number.ok_or_else(|| Expected::new("a group's number").example("1337"))
 }

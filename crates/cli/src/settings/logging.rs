@@ -1,9 +1,8 @@
 //! Settings for logging.
 
-use clap::Args;
-
 use super::fault::{Expected, Faults};
-use super::flag::BOOL;
+use super::group::Flags;
+use super::table::{Setting, setting, settings, switch};
 use super::value;
 
 /// What is logged, and how.
@@ -45,47 +44,47 @@ pub enum LogFormat {
     Json,
 }
 
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Logging")]
-pub(super) struct LoggingFlags {
-    /// Least severe level to log: error, warn, info, debug or trace
-    #[arg(long, env = "LOG_LEVEL", value_name = "LEVEL", default_value = "info")]
-    log_level: String,
-    /// How a line looks: text or json
-    #[arg(long, env = "LOG_FORMAT", value_name = "FORMAT", default_value = "text")]
-    log_format: String,
-    /// Lines a second from one place in the code at most, and a line that counts the others; 0 for
-    /// no bound
-    #[arg(long, env = "LOG_LINES_PER_SECOND", value_name = "LINES", default_value = "100")]
-    log_lines_per_second: String,
-    /// Let values of descriptors show in the log
-    #[arg(long, env = "LOG_VALUES", value_name = BOOL, default_value = "false")]
-    log_values: String,
-    /// Share of the decisions that are logged, 0 to 1: 0.01 shows what goes on
-    #[arg(long, env = "DECISION_SAMPLE_RATE", value_name = "SHARE", default_value = "0")]
-    decision_sample_rate: String,
+settings! {
+    /// Settings for logging.
+    pub(super) group LoggingTable("Logging");
+
+    /// Least severe level that is logged: error, warn, info, debug or trace
+    LOG_LEVEL: Setting<LogLevel> = setting("LEVEL", "info", level).reference_default("warn");
+    /// Format of a line: text or json
+    LOG_FORMAT: Setting<LogFormat> = setting("FORMAT", "text", format);
+    /// Maximum number of lines a second from one place in the code; one more line counts those
+    /// left out; 0 for no limit
+    LOG_LINES_PER_SECOND: Setting<u32> =
+        setting("LINES", "100", |text| value::count_within(text, 0..=LINES_PER_SECOND_MAX));
+    /// Let values of descriptors appear in the log
+    LOG_VALUES: Setting<bool> = switch(false);
+    /// Share of the decisions that are logged, 0 to 1, such as 0.01
+    DECISION_SAMPLE_RATE: Setting<f32> = setting("SHARE", "0", |text| {
+        value::ratio(text).map_err(|expected| expected.example("0.01"))
+    });
 }
 
 /// Maximum number of lines a second from one place: a higher number would not be a bound.
-const LINES_PER_SECOND_MAX: usize = 1_000_000;
+const LINES_PER_SECOND_MAX: u32 = 1_000_000;
+
+/// Flags for logging.
+pub(super) type LoggingFlags = Flags<LoggingTable>;
 
 // === impl LoggingFlags ===
 
 impl LoggingFlags {
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Logging> {
-        let level = faults.parse("LOG_LEVEL", &self.log_level, level);
-        let format = faults.parse("LOG_FORMAT", &self.log_format, format);
-        let lines = &self.log_lines_per_second;
-        let in_range = value::count_within(0..=LINES_PER_SECOND_MAX, "100");
-        let lines = faults.parse("LOG_LINES_PER_SECOND", lines, in_range);
-        let values = faults.parse("LOG_VALUES", &self.log_values, value::boolean);
-        let rate = faults.parse("DECISION_SAMPLE_RATE", &self.decision_sample_rate, value::ratio);
+        let level = self.get(&LOG_LEVEL, faults);
+        let format = self.get(&LOG_FORMAT, faults);
+        let lines_per_second = self.get(&LOG_LINES_PER_SECOND, faults);
+        let values = self.get(&LOG_VALUES, faults);
+        let decision_sample_rate = self.get(&DECISION_SAMPLE_RATE, faults);
         Some(Logging {
             level: level?,
             format: format?,
-            lines_per_second: u32::try_from(lines?).ok()?,
+            lines_per_second: lines_per_second?,
             values: values?,
-            decision_sample_rate: rate?,
+            decision_sample_rate: decision_sample_rate?,
         })
     }
 }
@@ -97,7 +96,7 @@ fn level(text: &str) -> Result<LogLevel, Expected> {
         "info" => Ok(LogLevel::Info),
         "debug" => Ok(LogLevel::Debug),
         "trace" => Ok(LogLevel::Trace),
-        _ => Err(Expected::new("trace, debug, info, warn, error, fatal or panic", "info")),
+        _ => Err(Expected::new("trace, debug, info, warn, error, fatal or panic")),
     }
 }
 
@@ -105,6 +104,6 @@ fn format(text: &str) -> Result<LogFormat, Expected> {
     match text.to_ascii_lowercase().as_str() {
         "text" => Ok(LogFormat::Text),
         "json" => Ok(LogFormat::Json),
-        _ => Err(Expected::new("text or json", "json")),
+        _ => Err(Expected::new("text or json").example("json")),
     }
 }

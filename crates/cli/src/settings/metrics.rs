@@ -1,9 +1,8 @@
 //! Settings for metrics.
 
-use clap::Args;
-
 use super::fault::{Expected, Faults};
-use super::flag::BOOL;
+use super::group::Flags;
+use super::table::{Setting, setting, settings, switch};
 use super::value::{self, HostPort};
 
 /// Maximum number of series of one kind: each takes some 500 bytes on two cores here, and more
@@ -23,40 +22,40 @@ pub struct Metrics {
     pub series_max: usize,
 }
 
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Metrics")]
-pub(super) struct MetricsFlags {
+settings! {
+    /// Settings for metrics.
+    pub(super) group MetricsTable("Metrics");
+
     /// Do not count decisions
-    #[arg(long, env = "DISABLE_STATS", value_name = BOOL, default_value = "false")]
-    disable_stats: String,
-    /// Serve metrics on a port of their own too, not only on the debug port's /metrics
-    #[arg(long, env = "USE_PROMETHEUS", value_name = BOOL, default_value = "false")]
-    use_prometheus: String,
-    /// That port, with its interface if not all
-    #[arg(long, env = "PROMETHEUS_ADDR", value_name = "HOST:PORT", default_value = ":9090")]
-    prometheus_addr: String,
-    /// The path on that port
-    #[arg(long, env = "PROMETHEUS_PATH", value_name = "PATH", default_value = "/metrics")]
-    prometheus_path: String,
-    /// Rules counted apart at most, and values of detailed rules; the rest are counted together
-    #[arg(long, env = "METRICS_SERIES_MAX", value_name = "COUNT", default_value = "10000")]
-    metrics_series_max: String,
+    DISABLE_STATS: Setting<bool> = switch(false);
+    /// Also serve metrics on a port of their own; the debug port serves them as /metrics either way
+    USE_PROMETHEUS: Setting<bool> = switch(false);
+    /// That port, with or without the interface; all interfaces if there is none
+    PROMETHEUS_ADDR: Setting<HostPort> = setting("HOST:PORT", ":9090", address);
+    /// Path of the metrics on that port
+    PROMETHEUS_PATH: Setting<String> = setting("PATH", "/metrics", path);
+    /// Maximum number of rules, and of values of detailed rules, that are counted separately; the
+    /// rest are counted together
+    METRICS_SERIES_MAX: Setting<usize> =
+        setting("COUNT", "10000", |text| value::count_within(text, 0..=SERIES_LIMIT));
 }
+
+/// Flags for metrics.
+pub(super) type MetricsFlags = Flags<MetricsTable>;
 
 // === impl MetricsFlags ===
 
 impl MetricsFlags {
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<Metrics> {
-        let off = faults.parse("DISABLE_STATS", &self.disable_stats, value::boolean);
-        let own = faults.parse("USE_PROMETHEUS", &self.use_prometheus, value::boolean);
-        let listen = faults.parse("PROMETHEUS_ADDR", &self.prometheus_addr, address);
-        let path = faults.parse("PROMETHEUS_PATH", &self.prometheus_path, path);
-        let count = value::count_within(0..=SERIES_LIMIT, "10000");
-        let series_max = faults.parse("METRICS_SERIES_MAX", &self.metrics_series_max, count);
+        let off = self.get(&DISABLE_STATS, faults);
+        let has_listener = self.get(&USE_PROMETHEUS, faults);
+        let listen = self.get(&PROMETHEUS_ADDR, faults);
+        let path = self.get(&PROMETHEUS_PATH, faults);
+        let series_max = self.get(&METRICS_SERIES_MAX, faults);
         let listen = listen?;
         Some(Metrics {
             counts_decisions: !off?,
-            listen: own?.then_some(listen),
+            listen: has_listener?.then_some(listen),
             path: path?,
             series_max: series_max?,
         })
@@ -65,7 +64,7 @@ impl MetricsFlags {
 
 /// Parses an address as Go's `net.Listen` does: without a host it means all interfaces.
 fn address(text: &str) -> Result<HostPort, Expected> {
-    let expected = || Expected::new("a port behind a colon, with or without a host", ":9090");
+    let expected = || Expected::new("a port after a colon, with or without a host");
     let (host, port) = text.rsplit_once(':').ok_or_else(expected)?;
     let port = value::port(port).map_err(|_| expected())?;
     match host {
@@ -81,7 +80,7 @@ fn path(text: &str) -> Result<String, Expected> {
     if text.starts_with('/') && text.bytes().all(good) {
         return Ok(text.to_owned());
     }
-    Err(Expected::new("a path that begins with / (letters, digits and -._~)", "/metrics"))
+    Err(Expected::new("a path that begins with / (letters, digits and -._~)"))
 }
 
 #[cfg(test)]

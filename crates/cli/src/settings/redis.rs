@@ -6,10 +6,15 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use ratelease_engine::secret::{Secret, SecretFile};
+use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::{Address, Auth, RedisKind, RedisSettings};
 
-use super::fault::{Expected, Fault, Faults};
+use super::fault::{Expected, Fault, Faults, file_name};
+use super::group::{Group, Names, Values};
+use super::table::{
+    OptionalSetting, Row, SecretSetting, Setting, optional, reloaded_secret, secret, setting,
+    settings,
+};
 use super::value;
 
 /// Maximum number of nodes; the client of a cluster discovers the others.
@@ -20,19 +25,47 @@ const NETWORKS_MAX: usize = 64;
 /// be a fault.
 const TIMEOUT_MAX: Duration = Duration::from_secs(60);
 
-/// The settings given for one Redis, under names that begin with `prefix`.
+settings! {
+    /// Settings of one Redis.
+    pub(super) group RedisTable("Redis");
+
+    /// host:port, or the path of a socket; for a cluster, a list separated by commas; for sentinels,
+    /// the name of the master and then their addresses. redis://user:password@host:port works too
+    /// [default: none, counts are kept in the memory of this process]
+    pub(super) REDIS_URL: SecretSetting = secret("URL");
+    /// Deployment type: single, cluster or sentinel
+    REDIS_TYPE: Setting<Topology> = setting("TYPE", "single", topology);
+    /// Socket type of a single server: tcp or unix [default: by the form of the URL]
+    REDIS_SOCKET_TYPE: OptionalSetting<SocketType> = optional("TYPE", socket_type);
+    /// password, or user:password; only as a variable, because flags show in ps
+    REDIS_AUTH: SecretSetting = reloaded_secret("AUTH");
+    /// password, or user:password, of the sentinels; only as a variable
+    REDIS_SENTINEL_AUTH: SecretSetting = reloaded_secret("AUTH");
+    /// Networks to which redirects of servers and sentinels are confined, such as
+    /// 10.0.0.0/8,fd00::/8 [default: any address]
+    REDIS_REDIRECT_NETWORKS: OptionalSetting<Vec<IpNet>> = optional("CIDRS", networks);
+    /// Minimum time, a duration, for which a connection may be silent before it is replaced; longer
+    /// where Redis is measured to be slower
+    pub(super) REDIS_TIMEOUT: Setting<Duration> = setting("SPAN", "250ms", |text| {
+        value::duration_within(text, Duration::from_millis(1)..=TIMEOUT_MAX)
+    });
+}
+
+/// The same settings for the Redis of limits per second.
+#[derive(Debug)]
+pub(super) enum PerSecondRedisTable {}
+
+impl Group for PerSecondRedisTable {
+    const HEADING: &'static str = "Redis of limits per second";
+    const ROWS: &'static [Row] = RedisTable::ROWS;
+    const NAMES: Names = Names::PerSecond;
+}
+
+/// The settings given for one Redis.
 pub(super) struct RawRedis<'a> {
-    pub(super) prefix: &'static str,
-    pub(super) kind: &'a str,
-    pub(super) socket_type: Option<&'a str>,
+    pub(super) values: &'a Values,
+    /// `REDIS_URL`, or the content of its file.
     pub(super) url: &'a Secret,
-    pub(super) url_file: Option<&'a SecretFile>,
-    pub(super) auth: Option<&'a Secret>,
-    pub(super) auth_file: Option<&'a SecretFile>,
-    pub(super) sentinel_auth: Option<&'a Secret>,
-    pub(super) sentinel_auth_file: Option<&'a SecretFile>,
-    pub(super) redirect_networks: Option<&'a str>,
-    pub(super) timeout: &'a str,
 }
 
 /// `REDIS_TYPE`.
@@ -43,63 +76,78 @@ enum Topology {
     Sentinel,
 }
 
+/// `REDIS_SOCKET_TYPE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SocketType {
+    Tcp,
+    Unix,
+}
+
 // === impl RawRedis ===
 
 impl RawRedis<'_> {
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<RedisSettings> {
-        let name = |suffix: &str| format!("{}{suffix}", self.prefix);
-        let topology = faults.parse(&name("TYPE"), self.kind, topology);
-        let is_unix = faults.parse_optional(&name("SOCKET_TYPE"), self.socket_type, socket_is_unix);
-        let servers = auth_of(&name("AUTH"), self.auth, self.auth_file, faults);
-        let (sentinel_auth, sentinel_file) = (self.sentinel_auth, self.sentinel_auth_file);
-        let sentinel = auth_of(&name("SENTINEL_AUTH"), sentinel_auth, sentinel_file, faults);
-        let redirect = name("REDIRECT_NETWORKS");
-        let redirect_networks = faults.parse_optional(&redirect, self.redirect_networks, networks);
-        let span = value::duration_within(Duration::from_millis(1)..=TIMEOUT_MAX, "250ms");
-        let timeout = faults.parse(&name("TIMEOUT"), self.timeout, span);
-        let places = match self.places(topology?, is_unix?) {
-            Ok(places) => places,
-            Err((problem, example)) => {
-                let url = name("URL");
-                let mut fault = Fault::new(&url, problem, format!("as in {url}={example}"));
-                // With a user or a scheme the text may contain a password, wherever the fault is;
-                // and a file may contain anything.
-                let text = self.url.reveal();
-                let is_in_file = given(self.url_file).is_some();
-                if !is_in_file && !text.contains('@') && !text.contains("://") {
-                    fault = fault.with_found(text);
-                }
-                faults.add(fault);
-                return None;
-            }
-        };
+        let topology = self.values.get(&REDIS_TYPE, faults);
+        let socket_type = self.values.optional(&REDIS_SOCKET_TYPE, faults);
+        let servers = self.auth(&REDIS_AUTH, faults);
+        let sentinels = self.auth(&REDIS_SENTINEL_AUTH, faults);
+        let redirect_networks = self.values.optional(&REDIS_REDIRECT_NETWORKS, faults);
+        let timeout = self.values.get(&REDIS_TIMEOUT, faults);
+        let nodes = self.nodes(topology?, socket_type?, faults)?;
         // Credentials in the URLs are for the nodes that the URLs name; a separate setting
         // overrides them.
         let is_sentinel = topology == Some(Topology::Sentinel);
         let (of_servers, of_sentinels) =
-            if is_sentinel { (None, places.auth) } else { (places.auth, None) };
+            if is_sentinel { (None, nodes.auth) } else { (nodes.auth, None) };
         let (username, password) = split(servers?.or(of_servers));
-        let (sentinel_username, sentinel_password) = split(sentinel?.or(of_sentinels));
+        let (sentinel_username, sentinel_password) = split(sentinels?.or(of_sentinels));
         Some(RedisSettings {
             username,
             password,
             sentinel_username,
             sentinel_password,
-            auth_file: given(self.auth_file).cloned(),
-            sentinel_auth_file: given(self.sentinel_auth_file).cloned(),
+            auth_file: self.values.secret_file(&REDIS_AUTH).cloned(),
+            sentinel_auth_file: self.values.secret_file(&REDIS_SENTINEL_AUTH).cloned(),
             redirect_networks: redirect_networks?,
             timeout: timeout?,
-            ..RedisSettings::new(places.kind, places.addresses)
+            ..RedisSettings::new(nodes.kind, nodes.addresses)
         })
     }
 
+    /// Parses the nodes of the URL setting. If that fails, adds a fault.
+    fn nodes(
+        &self,
+        topology: Topology,
+        socket_type: Option<SocketType>,
+        faults: &mut Faults,
+    ) -> Option<Nodes> {
+        let (problem, example) = match self.nodes_of(topology, socket_type) {
+            Ok(nodes) => return Some(nodes),
+            Err(problem) => problem,
+        };
+        let name = self.values.name(&REDIS_URL.row);
+        let mut fault = Fault::new(&*name, problem, format!("as in {name}={example}"));
+        // With a user or a scheme the text may contain a password, wherever the fault is; and a
+        // file may contain anything.
+        let text = self.url.reveal();
+        let is_in_file = self.values.secret_file(&REDIS_URL).is_some();
+        if !is_in_file && !text.contains('@') && !text.contains("://") {
+            fault = fault.with_found(text);
+        }
+        faults.add(fault);
+        None
+    }
+
     /// Parses the nodes of the URL setting. The error is the problem and an example without it.
-    fn places(&self, topology: Topology, unix: Option<bool>) -> Result<Places, (String, &str)> {
+    fn nodes_of(
+        &self,
+        topology: Topology,
+        socket_type: Option<SocketType>,
+    ) -> Result<Nodes, (String, &'static str)> {
+        let is_unix = socket_type == Some(SocketType::Unix);
         match topology {
-            Topology::Single => self.single(unix).map_err(|problem| {
-                let example =
-                    if unix == Some(true) { "/run/redis/redis.sock" } else { "redis:6379" };
-                (problem, example)
+            Topology::Single => self.single(socket_type).map_err(|problem| {
+                (problem, if is_unix { "/run/redis/redis.sock" } else { "redis:6379" })
             }),
             Topology::Cluster => list(self.url.reveal(), RedisKind::Cluster, url::REDIS_PORT)
                 .map_err(|problem| (problem, "redis-0:6379,redis-1:6379")),
@@ -108,40 +156,49 @@ impl RawRedis<'_> {
         }
     }
 
-    fn single(&self, unix: Option<bool>) -> Result<Places, String> {
+    fn single(&self, socket_type: Option<SocketType>) -> Result<Nodes, String> {
         let text = self.url.reveal();
         let endpoint = url::endpoint(text, url::REDIS_PORT).map_err(|problem| {
             if text.contains(',') {
-                format!("several addresses need {}TYPE=cluster or sentinel", self.prefix)
+                let name = self.values.name(&REDIS_TYPE.row);
+                format!("several addresses need {name}=cluster or sentinel")
             } else {
                 problem.to_owned()
             }
         })?;
-        match (&endpoint.address, unix) {
-            (Address::Tcp(..), Some(true)) => Err(format!(
-                "{}SOCKET_TYPE=unix needs the path of a socket, beginning with /",
-                self.prefix
-            )),
-            (Address::Unix(_), Some(false)) => {
-                Err(format!("{}SOCKET_TYPE=tcp needs host:port, not a path", self.prefix))
+        let name = self.values.name(&REDIS_SOCKET_TYPE.row);
+        match (&endpoint.address, socket_type) {
+            (Address::Tcp(..), Some(SocketType::Unix)) => {
+                Err(format!("{name}=unix needs the path of a socket, beginning with /"))
             }
-            _ => Ok(Places {
+            (Address::Unix(_), Some(SocketType::Tcp)) => {
+                Err(format!("{name}=tcp needs host:port, not a path"))
+            }
+            _ => Ok(Nodes {
                 kind: RedisKind::Single,
                 addresses: vec![endpoint.address],
                 auth: endpoint.auth,
             }),
         }
     }
+
+    fn auth(&self, setting: &SecretSetting, faults: &mut Faults) -> Option<Option<Auth>> {
+        let secret = self.values.secret(setting, faults)?;
+        let name = self.values.name(&setting.row);
+        let is_in_file = self.values.secret_file(setting).is_some();
+        let name = if is_in_file { file_name(&name).into() } else { name };
+        faults.parse_secret(&name, secret.as_ref(), parse_auth)
+    }
 }
 
 /// The nodes of a URL setting.
-struct Places {
+struct Nodes {
     kind: RedisKind,
     addresses: Vec<Address>,
     auth: Option<Auth>,
 }
 
-fn sentinels(text: &str) -> Result<Places, String> {
+fn sentinels(text: &str) -> Result<Nodes, String> {
     let needs = "a sentinel setting names the master, then host:port of each sentinel";
     let (master, list_text) = text.split_once(',').ok_or(needs)?;
     let master = master.trim();
@@ -152,8 +209,8 @@ fn sentinels(text: &str) -> Result<Places, String> {
 }
 
 /// Parses a comma-separated list of nodes. All must have the same credentials.
-fn list(text: &str, kind: RedisKind, port: u16) -> Result<Places, String> {
-    let mut places = Places { kind, addresses: Vec::new(), auth: None };
+fn list(text: &str, kind: RedisKind, port: u16) -> Result<Nodes, String> {
+    let mut nodes = Nodes { kind, addresses: Vec::new(), auth: None };
     for (at, item) in text.split(',').map(str::trim).enumerate() {
         let place = at + 1;
         if place > ADDRESSES_MAX {
@@ -164,43 +221,28 @@ fn list(text: &str, kind: RedisKind, port: u16) -> Result<Places, String> {
         if matches!(endpoint.address, Address::Unix(_)) {
             return Err(format!("address {place}: nodes of a list are host:port, not paths"));
         }
-        match (&places.auth, endpoint.auth) {
+        match (&nodes.auth, endpoint.auth) {
             (Some(first), Some(other)) if *first != other => {
                 return Err(format!("address {place}: another user or password than before it"));
             }
-            (None, found) => places.auth = found,
+            (None, found) => nodes.auth = found,
             _ => {}
         }
-        places.addresses.push(endpoint.address);
+        nodes.addresses.push(endpoint.address);
     }
-    Ok(places)
+    Ok(nodes)
 }
 
 fn split(auth: Option<Auth>) -> (Option<String>, Option<Secret>) {
     auth.map_or((None, None), |auth| (auth.username, auth.password))
 }
 
-fn auth_of(
-    name: &str,
-    auth: Option<&Secret>,
-    file: Option<&SecretFile>,
-    faults: &mut Faults,
-) -> Option<Option<Auth>> {
-    let secret = faults.secret(name, auth, file)?;
-    let name = if given(file).is_some() { format!("{name}_FILE") } else { name.to_owned() };
-    faults.parse_secret(&name, secret.as_ref(), parse_auth)
-}
-
-/// Returns the file if one is named.
-fn given(file: Option<&SecretFile>) -> Option<&SecretFile> {
-    file.filter(|file| !file.is_empty())
-}
-
 /// Parses networks, such as `10.0.0.0/8`, or single addresses.
 fn networks(text: &str) -> Result<Vec<IpNet>, Expected> {
     let network = |item: &str| item.parse().or_else(|_| item.parse::<IpAddr>().map(IpNet::from));
     let networks: Result<Vec<_>, _> = text.split(',').map(str::trim).map(network).collect();
-    let expected = || Expected::new("networks, or addresses, parted by commas", "10.0.0.0/8");
+    let expected =
+        || Expected::new("networks, or addresses, separated by commas").example("10.0.0.0/8");
     networks.ok().filter(|networks| networks.len() <= NETWORKS_MAX).ok_or_else(expected)
 }
 
@@ -209,20 +251,22 @@ fn topology(text: &str) -> Result<Topology, Expected> {
         "single" => Ok(Topology::Single),
         "cluster" => Ok(Topology::Cluster),
         "sentinel" => Ok(Topology::Sentinel),
-        _ => Err(Expected::new("single, cluster or sentinel", "cluster")),
+        _ => Err(Expected::new("single, cluster or sentinel").example("cluster")),
     }
 }
 
-fn socket_is_unix(text: &str) -> Result<bool, Expected> {
+fn socket_type(text: &str) -> Result<SocketType, Expected> {
     match text.to_ascii_lowercase().as_str() {
-        "tcp" => Ok(false),
-        "unix" => Ok(true),
-        "tls" => Err(Expected::new("tcp or unix (TLS to Redis is not supported yet)", "tcp")),
-        _ => Err(Expected::new("tcp or unix", "tcp")),
+        "tcp" => Ok(SocketType::Tcp),
+        "unix" => Ok(SocketType::Unix),
+        "tls" => {
+            Err(Expected::new("tcp or unix (TLS to Redis is not supported yet)").example("tcp"))
+        }
+        _ => Err(Expected::new("tcp or unix").example("tcp")),
     }
 }
 
 fn parse_auth(text: &str) -> Result<Auth, Expected> {
-    let expected = || Expected::new("a password, or user:password", "user:password");
+    let expected = || Expected::new("a password, or user:password").example("user:password");
     Auth::parse(text).ok_or_else(expected)
 }

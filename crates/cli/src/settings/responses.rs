@@ -3,8 +3,9 @@
 use clap::Args;
 
 use super::fault::Faults;
-use super::flag::BOOL;
+use super::group::Flags;
 use super::headers::{HeaderFlags, Headers};
+use super::table::{Setting, setting, settings, switch};
 use super::value;
 
 /// Settings for the contents of answers.
@@ -22,23 +23,26 @@ pub struct ResponseSettings {
     pub near_limit_ratio: f32,
 }
 
+settings! {
+    /// Settings for the contents of answers, besides headers.
+    pub(super) group ResponseTable("Answers");
+
+    /// Deny nothing; count and report as usual
+    SHADOW_MODE: Setting<bool> = switch(false);
+    /// Deny a request only if all of its rules are exhausted
+    QUOTA_MODE: Setting<bool> = switch(false);
+    /// Add dynamic metadata to answers: the descriptors, and the metadata of the rules
+    RESPONSE_DYNAMIC_METADATA: Setting<bool> = switch(false);
+    /// Share of a limit, 0 to 1, above which its use counts as near the limit
+    NEAR_LIMIT_RATIO: Setting<f32> = setting("RATIO", "0.8", value::ratio);
+}
+
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Answers")]
 pub(super) struct ResponseFlags {
     #[command(flatten)]
     headers: HeaderFlags,
-    /// Deny nothing; count and report as usual
-    #[arg(long, env = "SHADOW_MODE", value_name = BOOL, default_value = "false")]
-    shadow_mode: String,
-    /// Deny only a request whose rules are all exhausted
-    #[arg(long, env = "QUOTA_MODE", value_name = BOOL, default_value = "false")]
-    quota_mode: String,
-    /// Answer with dynamic metadata: descriptors, and the metadata of the rules
-    #[arg(long, env = "RESPONSE_DYNAMIC_METADATA", value_name = BOOL, default_value = "false")]
-    response_dynamic_metadata: String,
-    /// Share of a limit above which use counts as near it, 0 to 1
-    #[arg(long, env = "NEAR_LIMIT_RATIO", value_name = "RATIO", default_value = "0.8")]
-    near_limit_ratio: String,
+    #[command(flatten)]
+    contents: Flags<ResponseTable>,
 }
 
 // === impl ResponseFlags ===
@@ -46,17 +50,16 @@ pub(super) struct ResponseFlags {
 impl ResponseFlags {
     pub(super) fn resolve(&self, faults: &mut Faults) -> Option<ResponseSettings> {
         let headers = self.headers.resolve(faults);
-        let mut yes = |name, value: &str| faults.parse(name, value, value::boolean);
-        let shadow_mode = yes("SHADOW_MODE", &self.shadow_mode);
-        let quota_mode = yes("QUOTA_MODE", &self.quota_mode);
-        let dynamic_metadata = yes("RESPONSE_DYNAMIC_METADATA", &self.response_dynamic_metadata);
-        let ratio = faults.parse("NEAR_LIMIT_RATIO", &self.near_limit_ratio, value::ratio);
+        let shadow_mode = self.contents.get(&SHADOW_MODE, faults);
+        let quota_mode = self.contents.get(&QUOTA_MODE, faults);
+        let dynamic_metadata = self.contents.get(&RESPONSE_DYNAMIC_METADATA, faults);
+        let near_limit_ratio = self.contents.get(&NEAR_LIMIT_RATIO, faults);
         Some(ResponseSettings {
             headers: headers?,
             shadow_mode: shadow_mode?,
             quota_mode: quota_mode?,
             dynamic_metadata: dynamic_metadata?,
-            near_limit_ratio: ratio?,
+            near_limit_ratio: near_limit_ratio?,
         })
     }
 }

@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::fault::Faults;
-use super::flag::{BOOL, Role};
-use super::value;
+use super::group::Flags;
+use super::role::Role;
+use super::table::{OptionalSetting, Setting, settings, switch, text};
 
 /// Default rules directory of `ratelease`, relative to its working directory.
-const RULES_DIR: &str = "config/rules";
+const DIR_OF_RATELEASE: &str = "config/rules";
 /// The reference's `RUNTIME_ROOT`.
-const RUNTIME_ROOT: &str = "/srv/runtime_data/current";
+const REFERENCE_ROOT: &str = "/srv/runtime_data/current";
 /// The reference's `RUNTIME_APPDIRECTORY`.
-const RUNTIME_APPDIRECTORY: &str = "config";
+const REFERENCE_APPDIRECTORY: &str = "config";
 
 /// The rules directory and how it is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,74 +58,67 @@ pub struct Reading {
     pub merge_domains: bool,
 }
 
-/// Flags that say how rule files are read.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Rules")]
-pub struct ReadingFlags {
-    /// Leave out names that begin with a dot, such as a ConfigMap's ..data
-    #[arg(long, env = "RUNTIME_IGNOREDOTFILES", value_name = BOOL, default_value = "true")]
-    runtime_ignoredotfiles: String,
+settings! {
+    /// How rule files are read.
+    pub group ReadingTable("Rules");
+
+    /// Skip files and directories whose name begins with a dot, such as a ConfigMap's ..data
+    RUNTIME_IGNOREDOTFILES: Setting<bool> = switch(true).reference_default("false");
     /// Let several files add rules to one domain
-    #[arg(
-        long,
-        alias = "merge-domain-configs",
-        env = "MERGE_DOMAIN_CONFIG",
-        value_name = BOOL,
-        default_value = "false"
-    )]
-    merge_domain_config: String,
+    MERGE_DOMAIN_CONFIG: Setting<bool> = switch(false).hidden_alias("merge-domain-configs");
 }
 
-/// Flags that say where the rules lie: those of everything that reads rules.
+/// Flags that say how rule files are read.
+pub type ReadingFlags = Flags<ReadingTable>;
+
+settings! {
+    /// The rules directory under the reference's names.
+    pub(super) group RuntimeTable("Rules");
+
+    /// The rules are in RUNTIME_ROOT/RUNTIME_SUBDIRECTORY/RUNTIME_APPDIRECTORY [default:
+    /// /srv/runtime_data/current, if one of the others is set]
+    RUNTIME_ROOT: OptionalSetting<String> = text("DIR");
+    /// Second part of the rules directory [default: none]
+    RUNTIME_SUBDIRECTORY: OptionalSetting<String> = text("DIR");
+    /// Last part of the rules directory [default: config]
+    RUNTIME_APPDIRECTORY: OptionalSetting<String> = text("DIR");
+}
+
+/// Flags that say where the rules are, of every command that reads rules.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Rules")]
 pub struct RulesDirFlags {
-    /// Directory with the rule files; beats the RUNTIME_ names [default: config/rules, if none of
-    /// those is set]
+    /// Directory with the rule files; takes precedence over the RUNTIME_ variables [default:
+    /// config/rules, if none of those is set]
     #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::AnyPath)]
     rules: Option<String>,
-    /// Rules lie in RUNTIME_ROOT/RUNTIME_SUBDIRECTORY/RUNTIME_APPDIRECTORY [default:
-    /// /srv/runtime_data/current, if one of the others is set]
-    #[arg(long, env = "RUNTIME_ROOT", value_name = "DIR")]
-    runtime_root: Option<String>,
-    /// Second part of the rules directory [default: none]
-    #[arg(long, env = "RUNTIME_SUBDIRECTORY", value_name = "DIR")]
-    runtime_subdirectory: Option<String>,
-    /// Last part of the rules directory [default: config]
-    #[arg(long, env = "RUNTIME_APPDIRECTORY", value_name = "DIR")]
-    runtime_appdirectory: Option<String>,
+    #[command(flatten)]
+    runtime: Flags<RuntimeTable>,
     #[command(flatten)]
     reading: ReadingFlags,
 }
 
+settings! {
+    /// What `serve` does with the rules.
+    pub(super) group RulesTable("Rules");
+
+    /// Also watch whether RUNTIME_ROOT itself is replaced; the rules directory is always watched
+    RUNTIME_WATCH_ROOT: Setting<bool> = switch(true);
+    /// Report healthy only while rules of at least one domain are loaded
+    HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED: Setting<bool> = switch(false);
+    /// Start even if the first load of the rules fails, and wait for rules
+    FORCE_START_WITHOUT_INITIAL_CONFIG: Setting<bool> = switch(false);
+    /// File that keeps the last good rules, for a start at which no rules can be loaded, and the
+    /// number of pods, for a start without Redis [default: none]
+    RULES_SNAPSHOT: OptionalSetting<String> = text("PATH");
+}
+
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Rules")]
 pub(super) struct RulesFlags {
     #[command(flatten)]
     dir: RulesDirFlags,
-    /// Also watch for RUNTIME_ROOT itself to be replaced; files are watched either way
-    #[arg(long, env = "RUNTIME_WATCH_ROOT", value_name = BOOL, default_value = "true")]
-    runtime_watch_root: String,
-    /// Healthy only while rules of at least one domain are loaded
-    #[arg(
-        long,
-        env = "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
-        value_name = BOOL,
-        default_value = "false"
-    )]
-    healthy_with_at_least_one_config_loaded: String,
-    /// Start though the first load failed, and wait for rules
-    #[arg(
-        long,
-        env = "FORCE_START_WITHOUT_INITIAL_CONFIG",
-        value_name = BOOL,
-        default_value = "false"
-    )]
-    force_start_without_initial_config: String,
-    /// File to keep the last good rules in, for a start at which there are none to load, and the
-    /// number of pods, for one without Redis [default: none]
-    #[arg(long, env = "RULES_SNAPSHOT", value_name = "PATH")]
-    rules_snapshot: Option<String>,
+    #[command(flatten)]
+    serve: Flags<RulesTable>,
 }
 
 // === impl RulesFlags ===
@@ -132,14 +126,9 @@ pub(super) struct RulesFlags {
 impl RulesFlags {
     pub(super) fn resolve(&self, role: Role, faults: &mut Faults) -> Option<RulesSource> {
         let dir = self.dir.resolve(role, faults);
-        let mut yes = |name, value: &str| faults.parse(name, value, value::boolean);
-        let watch_root = yes("RUNTIME_WATCH_ROOT", &self.runtime_watch_root);
-        let healthy_with_config = yes(
-            "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
-            &self.healthy_with_at_least_one_config_loaded,
-        );
-        let force_start =
-            yes("FORCE_START_WITHOUT_INITIAL_CONFIG", &self.force_start_without_initial_config);
+        let watch_root = self.serve.get(&RUNTIME_WATCH_ROOT, faults);
+        let healthy_with_config = self.serve.get(&HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED, faults);
+        let force_start = self.serve.get(&FORCE_START_WITHOUT_INITIAL_CONFIG, faults);
         let RulesDir { dir, root, ignore_dotfiles, merge_domains } = dir?;
         Some(RulesSource {
             dir,
@@ -148,7 +137,7 @@ impl RulesFlags {
             merge_domains,
             healthy_with_config: healthy_with_config?,
             force_start: force_start?,
-            snapshot: given(&self.rules_snapshot).map(PathBuf::from),
+            snapshot: self.serve.text(&RULES_SNAPSHOT).map(PathBuf::from),
         })
     }
 }
@@ -158,9 +147,8 @@ impl RulesFlags {
 impl ReadingFlags {
     /// Resolves the flags.
     pub fn resolve(&self, faults: &mut Faults) -> Option<Reading> {
-        let mut yes = |name, value: &str| faults.parse(name, value, value::boolean);
-        let ignore_dotfiles = yes("RUNTIME_IGNOREDOTFILES", &self.runtime_ignoredotfiles);
-        let merge_domains = yes("MERGE_DOMAIN_CONFIG", &self.merge_domain_config);
+        let ignore_dotfiles = self.get(&RUNTIME_IGNOREDOTFILES, faults);
+        let merge_domains = self.get(&MERGE_DOMAIN_CONFIG, faults);
         Some(Reading { ignore_dotfiles: ignore_dotfiles?, merge_domains: merge_domains? })
     }
 }
@@ -187,25 +175,20 @@ impl RulesDirFlags {
 
     /// Returns the directory, and the `RUNTIME_ROOT` from which it was derived.
     fn directory(&self, role: Role) -> (PathBuf, Option<PathBuf>) {
-        if let Some(dir) = given(&self.rules) {
+        if let Some(dir) = self.rules.as_deref().filter(|dir| !dir.is_empty()) {
             return (dir.into(), None);
         }
-        let root = given(&self.runtime_root);
-        let subdirectory = given(&self.runtime_subdirectory);
-        let appdirectory = given(&self.runtime_appdirectory);
+        let root = self.runtime.text(&RUNTIME_ROOT);
+        let subdirectory = self.runtime.text(&RUNTIME_SUBDIRECTORY);
+        let appdirectory = self.runtime.text(&RUNTIME_APPDIRECTORY);
         let is_runtime = root.is_some() || subdirectory.is_some() || appdirectory.is_some();
         if role == Role::Ratelease && !is_runtime {
-            return (RULES_DIR.into(), None);
+            return (DIR_OF_RATELEASE.into(), None);
         }
-        let root = PathBuf::from(root.unwrap_or_else(|| RUNTIME_ROOT.into()));
-        let dir = below(&root, &subdirectory.unwrap_or_default());
-        (below(&dir, appdirectory.as_deref().unwrap_or(RUNTIME_APPDIRECTORY)), Some(root))
+        let root = PathBuf::from(root.unwrap_or(REFERENCE_ROOT));
+        let dir = below(&root, subdirectory.unwrap_or_default());
+        (below(&dir, appdirectory.unwrap_or(REFERENCE_APPDIRECTORY)), Some(root))
     }
-}
-
-/// Returns a value that is set and not empty: an empty value counts as unset.
-fn given(value: &Option<String>) -> Option<String> {
-    value.clone().filter(|value| !value.is_empty())
 }
 
 /// Joins paths like Go's `filepath.Join`: a second part with a leading slash stays below the first.

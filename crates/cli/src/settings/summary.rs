@@ -18,10 +18,10 @@ pub struct EffectiveSetting {
     pub is_default: bool,
 }
 
-/// Summarises the flags of a subcommand. `command` is the grammar, `matches` are the matches of the
-/// subcommand, and `bare` its matches without flags and environment; `None` if it cannot be run
+/// Returns all flags of the subcommand of `matches` with their values. `command` is the grammar, and
+/// `bare` the matches without flags and environment; `None` if it cannot be run
 /// without any.
-pub(crate) fn of(
+pub(crate) fn effective_settings(
     command: &Command,
     matches: &ArgMatches,
     bare: Option<&ArgMatches>,
@@ -29,7 +29,7 @@ pub(crate) fn of(
     let Some((name, matches)) = matches.subcommand() else { return Vec::new() };
     let Some(command) = command.find_subcommand(name) else { return Vec::new() };
     let bare = bare.and_then(|bare| bare.subcommand_matches(name));
-    let tell = |arg: &Arg| {
+    let effective = |arg: &Arg| {
         let flag = arg.get_long()?;
         let value = text(matches, arg);
         let is_default = bare.is_some_and(|bare| value == text(bare, arg));
@@ -40,7 +40,7 @@ pub(crate) fn of(
         };
         Some(EffectiveSetting { name: flag.to_owned(), value, is_default })
     };
-    command.get_arguments().filter_map(tell).collect()
+    command.get_arguments().filter_map(effective).collect()
 }
 
 /// What was given for one flag.

@@ -1,5 +1,6 @@
 //! Tests of the settings as a whole: the result of a command line and an environment.
 
+mod page;
 mod parts;
 mod redis;
 mod secrets;
@@ -9,51 +10,12 @@ use std::collections::{BTreeSet, HashMap};
 use std::ffi::OsString;
 
 use clap::CommandFactory;
-use ratelease_engine::secret::Secret;
 
-use super::fault::flag;
+use super::fault::flag_name;
 use super::reference::{BESIDE_REFERENCE, REFERENCE, Support};
 use super::*;
 use crate::commands::{Cli, Task};
 use crate::grammar;
-
-/// Names of this project that have a flag.
-const OURS: [&str; 34] = [
-    "LEASE_MAX_WAIT",
-    "LEASE_WAIT_LIMIT",
-    "PODS_EXPECTED",
-    "DRAIN_TIMEOUT",
-    "KEY_SECRET",
-    "KEY_SECRET_FILE",
-    "REDIS_URL_FILE",
-    "REDIS_AUTH_FILE",
-    "REDIS_SENTINEL_AUTH_FILE",
-    "REDIS_REDIRECT_NETWORKS",
-    "REDIS_PERSECOND_URL_FILE",
-    "REDIS_PERSECOND_AUTH_FILE",
-    "REDIS_PERSECOND_SENTINEL_AUTH_FILE",
-    "REDIS_PERSECOND_REDIRECT_NETWORKS",
-    "BUFFER_MEMORY",
-    "MAX_IN_FLIGHT",
-    "ALLOWED_HOSTS",
-    "JSON_REFUNDS",
-    "GRPC_UDS_MODE",
-    "GRPC_UDS_GROUP",
-    "DEBUG_TOKEN",
-    "DEBUG_TOKEN_FILE",
-    "DEBUG_ALLOWED_HOSTS",
-    "METRICS_SERIES_MAX",
-    "RULES_SNAPSHOT",
-    "RESPONSE_HEADERS",
-    "HOT_KEYS",
-    "HOT_KEYS_SAMPLE",
-    "HOT_KEYS_VALUES",
-    "LOG_LINES_PER_SECOND",
-    "LOG_VALUES",
-    "DECISION_SAMPLE_RATE",
-    "OTEL_METRICS_EXPORTER",
-    "OTEL_METRIC_EXPORT_INTERVAL",
-];
 
 type Env<'a> = &'a [(&'a str, &'a str)];
 
@@ -168,7 +130,9 @@ fn a_flag_beats_its_variable_and_a_variable_its_default() {
 
 #[test]
 fn a_variable_set_to_nothing_counts_as_unset() {
-    let names = REFERENCE.iter().map(|(name, _)| *name).chain(OURS);
+    let flags = variables();
+    let flags = flags.iter().map(|(name, _)| name.as_str());
+    let names = REFERENCE.iter().map(|(name, _)| *name).chain(flags);
     let env: Vec<_> = names.map(|name| (name, "")).collect();
     assert_eq!(good("ratelease serve", &env), good("ratelease serve", &[]));
 }
@@ -250,24 +214,6 @@ fn the_table_has_every_variable_of_the_reference_once() {
     let names: BTreeSet<_> = REFERENCE.iter().map(|(name, _)| *name).collect();
     assert_eq!(names.len(), REFERENCE.len());
     assert!(BESIDE_REFERENCE.iter().all(|(name, _)| !names.contains(name)));
-    assert!(OURS.iter().all(|name| !names.contains(name)));
-}
-
-#[test]
-fn each_secret_can_lie_in_a_file_instead() {
-    let command = Cli::command();
-    let serve = command.find_subcommand("serve").expect("serve");
-    let is_secret = |arg: &&clap::Arg| {
-        arg.get_value_parser().type_id()
-            == clap::builder::ValueParser::from(clap::value_parser!(Secret)).type_id()
-    };
-    let secrets: Vec<_> = serve.get_arguments().filter(is_secret).collect();
-    assert!(secrets.len() >= 7, "{secrets:?}");
-    for secret in secrets {
-        let file = format!("{}_file", secret.get_id());
-        let has_file = serve.get_arguments().any(|arg| *arg.get_id() == *file);
-        assert!(has_file, "{} has no {file}", secret.get_id());
-    }
 }
 
 /// Returns each flag of `serve` with its variable, which is the flag's name in capitals.
@@ -283,15 +229,21 @@ fn variables() -> Vec<(String, clap::Arg)> {
 }
 
 #[test]
-fn every_supported_variable_has_a_flag_and_every_flag_a_variable_that_is_listed() {
-    let supported = REFERENCE.iter().filter(|(_, support)| *support == Support::Flag);
-    let listed: BTreeSet<_> = supported.map(|(name, _)| *name).chain(OURS).collect();
+fn the_references_variables_that_have_a_flag_are_the_supported_ones() {
     let flags = variables();
-    let named: BTreeSet<_> = flags.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(named, listed);
-    assert_eq!(named.len(), flags.len(), "a variable has two flags");
+    let flags: BTreeSet<_> = flags.iter().map(|(name, _)| name.as_str()).collect();
+    for (name, support) in REFERENCE {
+        assert_eq!(flags.contains(name), support == Support::Flag, "{name}");
+    }
+}
+
+#[test]
+fn each_variable_has_one_flag_of_the_same_name_with_a_help_text() {
+    let flags = variables();
+    let names: BTreeSet<_> = flags.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names.len(), flags.len(), "a variable has two flags");
     for (name, arg) in &flags {
-        assert_eq!(format!("--{}", arg.get_long().expect("long")), flag(name));
+        assert_eq!(format!("--{}", arg.get_long().expect("long")), flag_name(name));
         assert!(!arg.get_help().map(ToString::to_string).unwrap_or_default().is_empty(), "{name}");
     }
 }

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use clap::Args;
-
 use super::fault::{Expected, Fault, Faults};
-use super::flag::BOOL;
+use super::group::Flags;
 use super::otlp::{self, Otlp, OtlpProtocol, Signal};
+use super::table::{OptionalSetting, Setting, setting, settings, switch, text};
 use super::value;
 
 /// What is sent to a collector, and under which name.
@@ -53,7 +52,7 @@ pub struct Push {
 }
 
 /// Range of the time between pushes of metrics, in milliseconds.
-const INTERVAL_MS: std::ops::RangeInclusive<usize> = 1_000..=3_600_000;
+const INTERVAL_MS: std::ops::RangeInclusive<u64> = 1_000..=3_600_000;
 
 /// Maximum number of attributes in `OTEL_RESOURCE_ATTRIBUTES`.
 const ATTRIBUTES_MAX: usize = 64;
@@ -62,38 +61,37 @@ const ATTRIBUTES_MAX: usize = 64;
 const SERVICE: &str = "RateLimit";
 const NAME: &str = "service.name";
 
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Traces and pushed metrics")]
-pub(super) struct TracingFlags {
-    /// Send spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names
-    #[arg(long, env = "TRACING_ENABLED", value_name = BOOL, default_value = "false")]
-    tracing_enabled: String,
-    /// Name of the service there; OTEL_SERVICE_NAME or RateLimit if not given
-    #[arg(long, env = "TRACING_SERVICE_NAME", value_name = "NAME")]
-    tracing_service_name: Option<String>,
-    /// Namespace of the service
-    #[arg(long, env = "TRACING_SERVICE_NAMESPACE", value_name = "NAME")]
-    tracing_service_namespace: Option<String>,
-    /// What tells this pod from others of the service; random if not given
-    #[arg(long, env = "TRACING_SERVICE_INSTANCE_ID", value_name = "ID")]
-    tracing_service_instance_id: Option<String>,
-    /// How spans travel: http or grpc
-    #[arg(
-        long,
-        env = "TRACING_EXPORTER_PROTOCOL",
-        value_name = "PROTOCOL",
-        default_value = "http"
-    )]
-    tracing_exporter_protocol: String,
-    /// Share of the requests that are traced of those without a traced or untraced parent, 0 to 1
-    #[arg(long, env = "TRACING_SAMPLING_RATE", value_name = "SHARE", default_value = "1")]
-    tracing_sampling_rate: String,
-    /// Push metrics too: otlp, or none
-    #[arg(long, env = "OTEL_METRICS_EXPORTER", value_name = "KIND", default_value = "none")]
-    otel_metrics_exporter: String,
-    /// Milliseconds from one push of metrics to the next
-    #[arg(long, env = "OTEL_METRIC_EXPORT_INTERVAL", value_name = "MS", default_value = "60000")]
-    otel_metric_export_interval: String,
+settings! {
+    /// Settings for telemetry.
+    pub(super) group TracingTable("Traces and pushed metrics");
+
+    /// Send spans to the collector at OTEL_EXPORTER_OTLP_ENDPOINT
+    TRACING_ENABLED: Setting<bool> = switch(false);
+    /// service.name of the spans and metrics [default: OTEL_SERVICE_NAME, or else RateLimit]
+    TRACING_SERVICE_NAME: OptionalSetting<String> = text("NAME");
+    /// service.namespace of the spans and metrics
+    TRACING_SERVICE_NAMESPACE: OptionalSetting<String> = text("NAME");
+    /// service.instance.id, which distinguishes this pod from others [default: random]
+    TRACING_SERVICE_INSTANCE_ID: OptionalSetting<String> = text("ID");
+    /// Protocol of the spans: http or grpc
+    TRACING_EXPORTER_PROTOCOL: Setting<OtlpProtocol> = setting("PROTOCOL", "http", protocol);
+    /// Share, 0 to 1, of the requests that are traced if their caller made no decision about it
+    TRACING_SAMPLING_RATE: Setting<SamplingRate> = setting("SHARE", "1", sampling_rate);
+    /// Also push metrics: otlp, or none
+    OTEL_METRICS_EXPORTER: Setting<bool> = setting("KIND", "none", pushes);
+    /// Time between pushes of metrics, in milliseconds
+    OTEL_METRIC_EXPORT_INTERVAL: Setting<u64> =
+        setting("MS", "60000", |text| value::count_within(text, INTERVAL_MS));
+}
+
+/// Flags for telemetry.
+pub(super) type TracingFlags = Flags<TracingTable>;
+
+/// `TRACING_SAMPLING_RATE`.
+struct SamplingRate {
+    rate: f32,
+    /// Set if another rate was given.
+    warning: Option<String>,
 }
 
 // === impl TracingFlags ===
@@ -108,20 +106,15 @@ impl TracingFlags {
         warnings: &mut Vec<String>,
     ) -> Option<Telemetry> {
         let identity = self.identity(env, faults);
-        let enabled = faults.parse("TRACING_ENABLED", &self.tracing_enabled, value::boolean);
-        let sent = &self.tracing_exporter_protocol;
-        let protocol = faults.parse("TRACING_EXPORTER_PROTOCOL", sent, protocol);
-        let rate = &self.tracing_sampling_rate;
-        let rate = faults.parse("TRACING_SAMPLING_RATE", rate, rate_of);
-        let rate = rate.map(|(rate, warning)| {
-            warnings.extend(warning);
-            rate
-        });
-        let exporter = &self.otel_metrics_exporter;
-        let pushes = faults.parse("OTEL_METRICS_EXPORTER", exporter, pushes);
-        let interval = &self.otel_metric_export_interval;
-        let in_range = value::count_within(INTERVAL_MS, "60000");
-        let interval = faults.parse("OTEL_METRIC_EXPORT_INTERVAL", interval, in_range);
+        let enabled = self.get(&TRACING_ENABLED, faults);
+        let protocol = self.get(&TRACING_EXPORTER_PROTOCOL, faults);
+        let rate =
+            self.get(&TRACING_SAMPLING_RATE, faults).map(|SamplingRate { rate, warning }| {
+                warnings.extend(warning);
+                rate
+            });
+        let pushes = self.get(&OTEL_METRICS_EXPORTER, faults);
+        let interval = self.get(&OTEL_METRIC_EXPORT_INTERVAL, faults);
         let mut otlp = |signal, protocol| Otlp::resolve(signal, protocol, env, faults, warnings);
         let tracing = match (enabled, rate, protocol) {
             (Some(true), Some(rate), Some(protocol)) => {
@@ -131,7 +124,7 @@ impl TracingFlags {
         };
         let push = match (pushes, interval) {
             (Some(true), Some(interval)) => {
-                let interval = Duration::from_millis(interval as u64);
+                let interval = Duration::from_millis(interval);
                 Some(Push { interval, otlp: otlp(Signal::Metrics, None)? })
             }
             _ => None,
@@ -144,18 +137,17 @@ impl TracingFlags {
         env: &dyn Fn(&str) -> Option<String>,
         faults: &mut Faults,
     ) -> Option<Identity> {
-        let given = |value: &Option<String>| value.clone().unwrap_or_default();
+        let given = |setting| self.text(setting).map(str::to_owned);
         let known = |name| env(name).filter(|value| !value.is_empty());
         let attributes =
             attributes(&known("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default(), faults)?;
         let listed = || attributes.iter().find(|(key, value)| key == NAME && !value.is_empty());
-        let name = Some(given(&self.tracing_service_name)).filter(|name| !name.is_empty());
-        let name = name.or_else(|| known("OTEL_SERVICE_NAME"));
+        let name = given(&TRACING_SERVICE_NAME).or_else(|| known("OTEL_SERVICE_NAME"));
         let name = name.or_else(|| listed().map(|(_, name)| name.clone()));
         Some(Identity {
             name: name.unwrap_or_else(|| SERVICE.to_owned()),
-            namespace: given(&self.tracing_service_namespace),
-            instance: given(&self.tracing_service_instance_id),
+            namespace: given(&TRACING_SERVICE_NAMESPACE).unwrap_or_default(),
+            instance: given(&TRACING_SERVICE_INSTANCE_ID).unwrap_or_default(),
             attributes,
         })
     }
@@ -163,17 +155,17 @@ impl TracingFlags {
 
 /// Parses a ratio and returns a warning if it is out of range: the reference's sampler treats
 /// values above 1 as 1, and values below 0 as 0.
-fn rate_of(text: &str) -> Result<(f32, Option<String>), Expected> {
+fn sampling_rate(text: &str) -> Result<SamplingRate, Expected> {
     let given = text.parse().ok().filter(|rate: &f32| !rate.is_nan());
-    let given = given.ok_or_else(|| Expected::new("a number from 0 to 1", "0.01"))?;
+    let given = given.ok_or_else(|| Expected::new("a number from 0 to 1").example("0.01"))?;
     let rate = given.clamp(0.0, 1.0);
     let warning =
         format!("TRACING_SAMPLING_RATE: {given} is taken for {rate}; it is a share, from 0 to 1");
-    Ok((rate, (rate != given).then_some(warning)))
+    Ok(SamplingRate { rate, warning: (rate != given).then_some(warning) })
 }
 
 fn protocol(text: &str) -> Result<OtlpProtocol, Expected> {
-    otlp::protocol(text).ok_or_else(|| Expected::new("http or grpc", "grpc"))
+    otlp::protocol(text).ok_or_else(|| Expected::new("http or grpc").example("grpc"))
 }
 
 /// Parses OpenTelemetry's list of exporters. `prometheus` asks for what is available anyway.
@@ -183,7 +175,7 @@ fn pushes(text: &str) -> Result<bool, Expected> {
     if names.clone().all(known) {
         Ok(names.any(|name| name == "otlp"))
     } else {
-        Err(Expected::new("otlp or none", "otlp"))
+        Err(Expected::new("otlp or none").example("otlp"))
     }
 }
 

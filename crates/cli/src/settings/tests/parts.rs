@@ -53,6 +53,13 @@ fn hosts_may_be_names_and_addresses_of_both_kinds() {
 }
 
 #[test]
+fn a_listener_on_all_interfaces_is_called_at_loopback() {
+    for (host, called) in [("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1"), ("a.b", "a.b:1")] {
+        assert_eq!(HostPort::new(host, 1).reachable().to_string(), called);
+    }
+}
+
+#[test]
 fn names_of_the_debug_port_come_in_a_list_or_are_any() {
     let allowed = |text| {
         good("ratelease serve", &[("DEBUG_ALLOWED_HOSTS", text)]).listeners.debug_allowed_hosts

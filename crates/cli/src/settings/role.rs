@@ -1,14 +1,6 @@
-//! Definitions that all flags share, and the name under which the program was run.
+//! The name under which the program was run, which selects defaults.
 
 use std::path::Path;
-
-use clap::ValueHint;
-
-/// The name of a boolean flag's value in the help text.
-pub(crate) const BOOL: &str = "BOOL";
-
-/// The kind of completion for a flag that names a file.
-pub(crate) const FILE: ValueHint = ValueHint::FilePath;
 
 /// The name under which the program was run; it selects the defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
