@@ -73,6 +73,8 @@ impl Connection {
         let addr = relay.local_addr().expect("the relay's address");
         tokio::spawn(async move {
             let (mut client, _) = relay.accept().await?;
+            // Else the small frames of an answer wait for the delayed acknowledgement of the first.
+            client.set_nodelay(true)?;
             drop(relay);
             tokio::io::copy_bidirectional(&mut client, &mut server).await
         });
