@@ -29,6 +29,9 @@ const FLUSH_MAX: Duration = Duration::from_millis(500);
 /// another connection waits 30 ms before its arrival is noticed.
 const EVENT_INTERVAL: u32 = 16;
 
+/// The name of tokio's threads, workers and blocking ones: at most 15 bytes, as Linux shows it.
+const THREAD_NAME: &str = "ratelease-tokio";
+
 /// Returns memory to the system after a burst of work or an attack; the allocator of the C library
 /// keeps most of it. `docs/decisions/0027` has figures.
 #[global_allocator]
@@ -55,7 +58,12 @@ fn main() -> ExitCode {
         warn!("{warning}");
     }
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = match runtime.enable_all().event_interval(EVENT_INTERVAL).build() {
+    let runtime = match runtime
+        .enable_all()
+        .thread_name(THREAD_NAME)
+        .event_interval(EVENT_INTERVAL)
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             let mend = "raise the limit on processes";

@@ -169,7 +169,7 @@ impl Watcher {
         let (report_first, first) = oneshot::channel();
         // The thread logs to the same subscriber as its starter.
         let log = dispatcher::get_default(Clone::clone);
-        thread::Builder::new().name("rules-watch".to_owned()).spawn(move || {
+        thread::Builder::new().name("ratelease-rules".to_owned()).spawn(move || {
             // Where that is not allowed, loading may show in the tail of the latencies of answers.
             let _ = rustix::process::nice(NICE);
             dispatcher::with_default(&log, || watch.run(report_first));

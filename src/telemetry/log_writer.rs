@@ -70,7 +70,7 @@ impl LogWriter {
         let tally = Arc::<Tally>::default();
         let counted = Arc::clone(&tally);
         let write = move || keep_writing(to, &waiting, &counted, tell, each_second);
-        thread::Builder::new().name("log".to_owned()).spawn(write)?;
+        thread::Builder::new().name("ratelease-log".to_owned()).spawn(write)?;
         Ok(Self { items, tally })
     }
 

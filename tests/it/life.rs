@@ -12,6 +12,7 @@ mod settings;
 mod snapshot;
 mod start;
 mod stores;
+mod threads;
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,0 +1,36 @@
+//! Each thread of a pod has a name that says what it is for: `docs/architecture.md` lists them.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use super::{RULES, SOON, rules};
+use crate::support::ratelease::Ratelease;
+
+/// The name of each thread, as `top -H` shows it: the first 15 bytes.
+const NAMES: [&str; 6] = [
+    "jemalloc_bg_thd",
+    "notify-rs inoti",
+    "ratelease",
+    "ratelease-log",
+    "ratelease-rules",
+    "ratelease-tokio",
+];
+
+/// The names of the threads of the process `pid`. A thread that ends meanwhile is left out.
+fn names(pid: u32) -> BTreeSet<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let names =
+        tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.map(|name| name.trim_end().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn every_thread_has_a_name_of_its_own() {
+    let rules = rules(RULES);
+    let pod = Ratelease::start(rules.path(), &[], &[]).await;
+    let expected = BTreeSet::from(NAMES.map(str::to_owned));
+    // The allocator starts its threads in the background.
+    let are_named = async || names(pod.process.pid()) == expected;
+    let what = format!("running threads named {expected:?}");
+    pod.process.until(&what, SOON, are_named).await;
+}
