@@ -12,7 +12,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use http::header::CONTENT_TYPE;
 use ratelease_engine::invariant;
-use ratelease_engine::lease::{BreakerState, ShardState, ShardTally};
+use ratelease_engine::lease::{BreakerState, ShardCounters, ShardState};
 
 use super::render;
 use super::status::Status;
@@ -30,7 +30,7 @@ pub struct MetricsSources {
     /// Rules, breakers and counts, as the status page shows them.
     pub status: Status,
     /// The results of the asks of each shard.
-    pub tallies: Arc<dyn Fn() -> Vec<ShardTally> + Send + Sync>,
+    pub shard_counters: Arc<dyn Fn() -> Vec<ShardCounters> + Send + Sync>,
     /// Further sources; each family comes from one source.
     pub more: Vec<FamilySource>,
 }
@@ -55,7 +55,7 @@ impl MetricsSources {
             self.meters.iter().flat_map(|it| it.families(in_force.as_deref())).collect();
         families.extend(self.loads());
         families.extend(self.rules());
-        families.extend(leases(&(self.tallies)()));
+        families.extend(leases(&(self.shard_counters)()));
         families.extend(shards(&(self.status.shards)()));
         families.extend(counts::families(&self.status.counts()));
         families.push(single(
@@ -154,8 +154,8 @@ fn of_shard(shard: usize) -> Labels {
 }
 
 /// Counts of asks by shard, and of tokens in total.
-fn leases(tallies: &[ShardTally]) -> Vec<Family> {
-    type Read = fn(&ShardTally) -> u64;
+fn leases(shard_counters: &[ShardCounters]) -> Vec<Family> {
+    type Read = fn(&ShardCounters) -> u64;
     let by_shard: [(&str, &str, Read); 4] = [
         ("ratelease_lease_asks_total", "Asks for tokens that were sent.", |tally| tally.asks),
         ("ratelease_lease_grants_total", "Asks for tokens that were answered.", |tally| {
@@ -175,15 +175,17 @@ fn leases(tallies: &[ShardTally]) -> Vec<Family> {
     let mut families = Vec::new();
     for (name, help, read) in by_shard {
         let mut family = Family::new(name, Kind::Counter, help);
-        tallies.iter().for_each(|it| family.push(of_shard(it.shard), Value::Count(read(it))));
+        shard_counters
+            .iter()
+            .for_each(|it| family.push(of_shard(it.shard), Value::Count(read(it))));
         families.push(family);
     }
     families.extend(in_all.map(|(name, help, read)| {
-        single(name, Kind::Counter, help, Value::Count(tallies.iter().map(read).sum()))
+        single(name, Kind::Counter, help, Value::Count(shard_counters.iter().map(read).sum()))
     }));
     let help = "How long an ask was out, whatever came of it.";
     let mut took = Family::new("ratelease_ask_duration_seconds", Kind::Histogram, help);
-    for tally in tallies {
+    for tally in shard_counters {
         took.push(of_shard(tally.shard), Value::Buckets(tally.took.clone()));
     }
     families.push(took);

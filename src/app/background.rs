@@ -59,11 +59,11 @@ impl Background {
     /// Maintains the leases of `limiter` and its requests for more.
     pub(super) fn spawn_limiter(&mut self, published: Arc<CurrentRules>, limiter: Limiter) {
         self.spawn("rules", (published, limiter.clone()), follow_rules);
-        let task = |limiter: Limiter| async move { limiter.keep_beating().await };
+        let task = |limiter: Limiter| async move { limiter.run_heartbeats().await };
         self.spawn("heartbeat", limiter.clone(), task);
-        let task = |limiter: Limiter| async move { limiter.keep_tidy().await };
+        let task = |limiter: Limiter| async move { limiter.run_eviction().await };
         self.spawn("tidy", limiter.clone(), task);
-        let task = |limiter: Limiter| async move { limiter.watch_idle().await };
+        let task = |limiter: Limiter| async move { limiter.run_idle_returns().await };
         self.spawn("idle", limiter, task);
     }
 
@@ -147,7 +147,7 @@ async fn follow_rules((published, limiter): (Arc<CurrentRules>, Limiter)) {
     let mut changes = published.changes();
     loop {
         if let Some(rules) = published.current() {
-            limiter.adopt(&rules).await;
+            limiter.apply_rules(&rules).await;
         }
         if changes.changed().await.is_err() {
             return;

@@ -207,7 +207,7 @@ impl ProcessStats {
         MetricsSources {
             meters,
             status,
-            tallies: Arc::new(move || tallied.tallies()),
+            shard_counters: Arc::new(move || tallied.shard_counters()),
             more: Vec::new(),
         }
     }

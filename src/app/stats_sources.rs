@@ -1,6 +1,6 @@
 //! The counts that the debug port shows.
 
-use ratelease_engine::lease::ShardTally;
+use ratelease_engine::lease::ShardCounters;
 use ratelease_engine::limiter::Limiter;
 
 use crate::admin::status::stats::Stats;
@@ -49,7 +49,7 @@ impl Stats for StatsSources {
         self.hot_keys.by_rule(max)
     }
 
-    fn leases(&self) -> Vec<ShardTally> {
-        self.limiter.tallies()
+    fn leases(&self) -> Vec<ShardCounters> {
+        self.limiter.shard_counters()
     }
 }

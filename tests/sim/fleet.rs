@@ -179,7 +179,7 @@ impl Pod {
             self.rules = self.reloads.remove(0).1;
             let (limiter, rules) = (self.limiter.clone(), Arc::clone(&self.rules));
             // This task runs beside the requests, and ends with the pod.
-            self.requests.spawn(async move { limiter.adopt(&rules).await });
+            self.requests.spawn(async move { limiter.apply_rules(&rules).await });
         }
         Arc::clone(&self.rules)
     }

@@ -21,7 +21,7 @@ mod tally;
 pub use breaker::BreakerState;
 pub use hot_shard_key::HotKey;
 pub use queue::ShardState;
-pub use tally::ShardTally;
+pub use tally::ShardCounters;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -243,10 +243,10 @@ impl LeaseClient {
     }
 
     /// The counters of each shard's asks, in order of the shards' numbers.
-    pub fn tallies(&self) -> Vec<ShardTally> {
-        let mut tallies: Vec<_> = self.queues().iter().map(|queue| queue.tally()).collect();
-        tallies.sort_by_key(|tally| tally.shard);
-        tallies
+    pub fn shard_counters(&self) -> Vec<ShardCounters> {
+        let mut shard_counters: Vec<_> = self.queues().iter().map(|queue| queue.tally()).collect();
+        shard_counters.sort_by_key(|tally| tally.shard);
+        shard_counters
     }
 
     /// Event counters of the desk and of the store, by name.

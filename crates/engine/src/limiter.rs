@@ -31,7 +31,7 @@ use crate::buffer::table::{Table, TableFull};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::lease::{LeaseClient, Reply, ShardState, ShardTally};
+use crate::lease::{LeaseClient, Reply, ShardCounters, ShardState};
 use crate::store::{Ask, Count, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::Verdict;
@@ -231,8 +231,8 @@ impl Limiter {
     }
 
     /// The counters of each shard's asks, in order of the shards' numbers.
-    pub fn tallies(&self) -> Vec<ShardTally> {
-        self.shared.desk.tallies()
+    pub fn shard_counters(&self) -> Vec<ShardCounters> {
+        self.shared.desk.shard_counters()
     }
 }
 

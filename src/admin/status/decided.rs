@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use ratelease_engine::lease::ShardTally;
+use ratelease_engine::lease::ShardCounters;
 use ratelease_rules::{Allowance, Limit, Rule};
 use serde_json::{Value, json};
 
@@ -44,8 +44,8 @@ impl Status {
 
     /// The asks of all shards together, and their results.
     pub(super) fn leases(&self) -> Value {
-        let tallies = self.stats.leases();
-        let sum = |of: fn(&ShardTally) -> u64| tallies.iter().map(of).sum::<u64>();
+        let shard_counters = self.stats.leases();
+        let sum = |of: fn(&ShardCounters) -> u64| shard_counters.iter().map(of).sum::<u64>();
         json!({
             "asks": sum(|tally| tally.asks),
             "grants": sum(|tally| tally.grants),

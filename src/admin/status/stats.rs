@@ -1,6 +1,6 @@
 //! The source of the stats of `/status` and the live page.
 
-use ratelease_engine::lease::ShardTally;
+use ratelease_engine::lease::ShardCounters;
 
 use crate::hot_keys::{OfRule, Top};
 use crate::metrics::{Calls, RuleTotals};
@@ -24,5 +24,5 @@ pub trait Stats: Send + Sync {
     fn hot_keys_by_rule(&self, max: usize) -> Vec<OfRule>;
 
     /// The results of the asks of each shard.
-    fn leases(&self) -> Vec<ShardTally>;
+    fn leases(&self) -> Vec<ShardCounters>;
 }

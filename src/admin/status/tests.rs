@@ -1,7 +1,7 @@
 //! The content of `/status` and of the index.
 
 use ratelease_engine::buckets::Buckets;
-use ratelease_engine::lease::{HotKey, ShardTally};
+use ratelease_engine::lease::{HotKey, ShardCounters};
 use ratelease_rules::Rules;
 use ratelease_rules::key::Key;
 
@@ -48,9 +48,9 @@ impl Stats for Fixed {
         self.hot_keys_by_rule.clone()
     }
 
-    fn leases(&self) -> Vec<ShardTally> {
+    fn leases(&self) -> Vec<ShardCounters> {
         let took = self.calls.took.clone();
-        let tally = |shard, asks| ShardTally {
+        let tally = |shard, asks| ShardCounters {
             shard,
             asks,
             grants: 1,

@@ -10,7 +10,7 @@ use ratelease_rules::key::Key;
 use super::breaker::{Breaker, BreakerState};
 use super::budget::Budget;
 use super::hot_shard_key::{Heat, HotKey};
-use super::tally::{ShardTally, Tally};
+use super::tally::{ShardCounters, Tally};
 use super::{EXCHANGE_MAX, nanos};
 use crate::store::{Ask, Grant, Purpose, StoreError};
 use crate::time::Time;
@@ -102,7 +102,7 @@ impl ShardQueue {
         ShardState { shard: self.shard, breaker, opened, round_trip, hot_key }
     }
 
-    pub(super) fn tally(&self) -> ShardTally {
+    pub(super) fn tally(&self) -> ShardCounters {
         self.tally.of(self.shard)
     }
 

@@ -9,7 +9,7 @@ use crate::store::{Ask, Grant, StoreError};
 
 /// Counters of the asks of one shard since the process began.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ShardTally {
+pub struct ShardCounters {
     /// The shard's number, by [`crate::store::Store::shard`].
     pub shard: usize,
     /// Asks for tokens that were sent.
@@ -66,9 +66,9 @@ impl Tally {
         self.took.note_all(took, asks as u64);
     }
 
-    pub(super) fn of(&self, shard: usize) -> ShardTally {
+    pub(super) fn of(&self, shard: usize) -> ShardCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        ShardTally {
+        ShardCounters {
             shard,
             asks: read(&self.asks),
             grants: read(&self.grants),

@@ -21,14 +21,14 @@ use super::{Limiter, Shared};
 const BEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often expired keys are evicted.
-const TIDY_INTERVAL: Duration = Duration::from_secs(1);
+const EVICT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often keys that may be idle are checked.
-const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The largest number of idle keys that are checked at once: their returns must find room in the
 /// desk's queue.
-const WATCH_BATCH: usize = 1024;
+const IDLE_CHECK_BATCH: usize = 1024;
 
 /// The largest number of keys that wait to be checked, as far as a 32nd of the buffers' budget
 /// holds them: more than three seconds' worth of checks.
@@ -47,15 +47,15 @@ const BEAT_LASTS: Duration = Duration::from_secs(3);
 
 impl Limiter {
     /// Maintains the table and the count of pods; never returns. Each limiter needs one task that
-    /// runs this, or three tasks that run one of its parts each: [`Limiter::keep_beating`],
-    /// [`Limiter::keep_tidy`] and [`Limiter::watch_idle`].
+    /// runs this, or three tasks that run one of its parts each: [`Limiter::run_heartbeats`],
+    /// [`Limiter::run_eviction`] and [`Limiter::run_idle_returns`].
     pub async fn run(&self) {
-        tokio::join!(self.keep_beating(), self.keep_tidy(), self.watch_idle());
+        tokio::join!(self.run_heartbeats(), self.run_eviction(), self.run_idle_returns());
     }
 
     /// Sends a heartbeat to the store every second, and whenever a further domain is first used;
     /// never returns.
-    pub async fn keep_beating(&self) {
+    pub async fn run_heartbeats(&self) {
         let mut ticks = tokio::time::interval(BEAT_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -68,17 +68,17 @@ impl Limiter {
     }
 
     /// Evicts expired keys once a second; never returns.
-    pub async fn keep_tidy(&self) {
-        let mut ticks = tokio::time::interval(TIDY_INTERVAL);
+    pub async fn run_eviction(&self) {
+        let mut ticks = tokio::time::interval(EVICT_INTERVAL);
         loop {
             ticks.tick().await;
-            self.tidy().await;
+            self.evict_expired().await;
         }
     }
 
     /// Gives back what idle keys hold above their allowance; never returns.
-    pub async fn watch_idle(&self) {
-        let mut ticks = tokio::time::interval(WATCH_INTERVAL);
+    pub async fn run_idle_returns(&self) {
+        let mut ticks = tokio::time::interval(IDLE_CHECK_INTERVAL);
         loop {
             ticks.tick().await;
             self.shared.return_idle();
@@ -112,7 +112,7 @@ impl Limiter {
     }
 
     /// Gives back the tokens of rules that are missing in `rules`, or have another limit there.
-    pub async fn adopt(&self, rules: &Rules) {
+    pub async fn apply_rules(&self, rules: &Rules) {
         self.sweep(|key, slot, now, asks| {
             let context = self.shared.context(now);
             if stale(rules, slot) && slot.takes_returns(key, &context) {
@@ -123,7 +123,7 @@ impl Limiter {
     }
 
     /// Evicts the keys whose window has ended. Call it about every second.
-    pub async fn tidy(&self) {
+    pub async fn evict_expired(&self) {
         self.sweep(|_, _, _, _| ()).await;
     }
 
@@ -191,7 +191,7 @@ impl Shared {
         let context = self.context(self.clock.now());
         let due = |(due, _): &mut (Time, Key)| *due <= context.now;
         let mut asks = Vec::new();
-        for _ in 0..WATCH_BATCH {
+        for _ in 0..IDLE_CHECK_BATCH {
             let next = self.idle.lock().pop_front_if(due);
             let Some((_, key)) = next else { break };
             let next = self.table.with_existing(key, |slot| slot.inspect(key, &context, &mut asks));

@@ -148,7 +148,7 @@ async fn no_beat_arrives_after_the_one_that_says_that_the_pod_leaves() {
     let pod = Limiter::new(store.clone(), Clock::start(), Options::default());
     let beating = tokio::spawn({
         let pod = pod.clone();
-        async move { pod.keep_beating().await }
+        async move { pod.run_heartbeats().await }
     });
     begun.recv().await.unwrap();
     pod.close().await;

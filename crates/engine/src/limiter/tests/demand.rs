@@ -49,7 +49,7 @@ impl Demand {
         for pod in &pods {
             pod.shared.pods.set(self.pods);
             let kept = pod.clone();
-            tokio::spawn(async move { tokio::join!(kept.keep_tidy(), kept.watch_idle()) });
+            tokio::spawn(async move { tokio::join!(kept.run_eviction(), kept.run_idle_returns()) });
         }
         let (clock, start) = (rig.clock, rig.clock.now());
         let wall = move || START + clock.now().since(Time::default());

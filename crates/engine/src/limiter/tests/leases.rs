@@ -93,9 +93,9 @@ async fn a_changed_or_removed_rule_gives_its_tokens_back() {
         let rig = Rig::new(&per_hour(100_000, 1));
         let pod = rig.pod();
         decide(&pod, &rig.rules, &request(&["a"])).await;
-        pod.adopt(&compile(&per_hour(100_000, 2))).await;
+        pod.apply_rules(&compile(&per_hour(100_000, 2))).await;
         assert!(rig.left(100_000).await < 99_999, "an unchanged rule keeps its lease");
-        pod.adopt(&compile(&changed)).await;
+        pod.apply_rules(&compile(&changed)).await;
         tokio::time::sleep(Duration::from_millis(10)).await;
         assert_eq!(rig.left(100_000).await, 99_999);
     }
@@ -208,7 +208,7 @@ async fn keys_of_a_past_window_are_forgotten() {
     decide(&pod, &rig.rules, &request(&["a"])).await;
     assert_eq!(pod.keys(), 1);
     tokio::time::sleep(Duration::from_secs(2)).await;
-    pod.tidy().await;
+    pod.evict_expired().await;
     assert_eq!(pod.keys(), 0);
 }
 

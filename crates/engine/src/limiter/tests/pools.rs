@@ -42,13 +42,13 @@ async fn a_change_of_shards_keeps_the_bound_and_leaves_nothing_behind() {
     for pod in &pods {
         pod.shared.pods.set(12);
         let kept = pod.clone();
-        tokio::spawn(async move { tokio::join!(kept.keep_tidy(), kept.watch_idle()) });
+        tokio::spawn(async move { tokio::join!(kept.run_eviction(), kept.run_idle_returns()) });
     }
     let mut passed = 0;
     for (step, shards) in [1, 4, 2, 1, 3, 1].into_iter().enumerate() {
         let rules = compile(&rule(LIMIT, shards));
         for pod in &pods {
-            pod.adopt(&rules).await;
+            pod.apply_rules(&rules).await;
         }
         for request_number in 0..2_500 {
             let pod = &pods[request_number % pods.len()];
