@@ -10,6 +10,7 @@
 //! that do not fit are counted as `folded`. Every label has a maximum length: a longer value is cut
 //! and ends in a hash. `docs/metrics.md` says what each metric means.
 
+pub mod counter;
 pub mod family;
 mod hits;
 mod label;

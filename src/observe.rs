@@ -5,12 +5,12 @@
 
 use http::HeaderMap;
 use ratelease_engine::observer::{Decision, Observer};
-use ratelease_engine::store::Count;
 use ratelease_rules::Rules;
 use ratelease_rules::request::Request;
 
 use crate::hot_keys::HotKeys;
 use crate::metrics::Meters;
+use crate::metrics::counter::Count;
 use crate::request_error::RequestError;
 use crate::telemetry::Samples;
 use crate::telemetry::trace::{Span, Tracer, Transport};
@@ -64,7 +64,7 @@ impl Observers {
         self.tracer.begin(transport, headers)
     }
 
-    /// Event counts of samples and spans since the process began, by name.
+    /// Event counts of samples and spans since the process began.
     pub fn counts(&self) -> Vec<Count> {
         self.samples.counts().into_iter().chain(self.tracer.counts()).collect()
     }

@@ -12,13 +12,14 @@ use http::HeaderMap;
 use ratelease_cli::settings::Headers;
 use ratelease_engine::limiter::Limiter;
 use ratelease_engine::observer::{Decision, Observer};
-use ratelease_engine::store::{Count, StoreError};
+use ratelease_engine::store::StoreError;
 use ratelease_engine::time::Time;
 use ratelease_engine::verdict::Verdict;
 use ratelease_rules::Rules;
 use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX, Request};
 use tracing::{Level, debug};
 
+use crate::metrics::counter::{Count, Counter};
 use crate::observe::Observers;
 use crate::request_error::{InvalidRequest, RequestError};
 use crate::rule_source::CurrentRules;
@@ -151,15 +152,15 @@ impl DecisionService {
         self.observers.note_error(error);
     }
 
-    /// Event counts since the process began, and present levels, by name.
+    /// Event counts since the process began, and present levels.
     pub fn counts(&self) -> Vec<Count> {
         let Self { grpc, json, .. } = self;
         let sum = |of: fn(&TransportLimits) -> u64| of(grpc) + of(json);
         vec![
-            ("calls_under_way", sum(|it| it.concurrency.waiting())),
-            ("message_bytes", sum(|it| it.body_budget.bytes())),
-            ("shed", sum(|it| it.concurrency.shed() + it.body_budget.refused())),
-            ("request_panics", sum(|it| it.concurrency.panics())),
+            (Counter::CallsUnderWay, sum(|it| it.concurrency.waiting())),
+            (Counter::MessageBytes, sum(|it| it.body_budget.bytes())),
+            (Counter::Shed, sum(|it| it.concurrency.shed() + it.body_budget.refused())),
+            (Counter::RequestPanics, sum(|it| it.concurrency.panics())),
         ]
     }
 

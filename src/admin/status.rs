@@ -9,13 +9,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ratelease_cli::settings::EffectiveSetting;
+use ratelease_engine::counter as engine;
 use ratelease_engine::invariant;
 use ratelease_engine::lease::{BreakerState, ShardState};
-use ratelease_engine::store::Count;
 use ratelease_engine::time::Clock;
 use serde_json::{Value, json};
 
 use super::history::History;
+use crate::metrics::counter::{Count, Counter};
 use crate::rule_source::CurrentRules;
 use stats::Stats;
 
@@ -30,7 +31,7 @@ pub struct Status {
     pub store: String,
     /// The state of each shard that has been asked.
     pub shards: Arc<dyn Fn() -> Vec<ShardState> + Send + Sync>,
-    /// Event counts since the process began, by name; counts of the same name are added up.
+    /// Event counts since the process began, and present levels; counts of one counter are added up.
     pub counts: Arc<dyn Fn() -> Vec<Count> + Send + Sync>,
     /// Counts of decisions since the process began.
     pub stats: Arc<dyn Stats>,
@@ -95,7 +96,7 @@ impl Status {
             "hot_keys": self.hot_keys(),
             "shards": (self.shards)().iter().map(shard).collect::<Value>(),
             "invariant_violations": invariant::violations(),
-            "counts": self.counts(),
+            "counts": self.counts_by_name(),
             "settings": self.settings_json(),
         })
     }
@@ -113,7 +114,7 @@ impl Status {
             self.published.loads_ok(),
             self.published.loads_failed(),
             self.published.last_fault().as_deref().unwrap_or("none"),
-            self.counts().get("keys").unwrap_or(&0),
+            self.counts().get(&engine::Counter::Keys.into()).unwrap_or(&0),
             self.store,
             self.start.uptime().as_secs(),
             invariant::violations(),
@@ -127,18 +128,22 @@ impl Status {
                 "shard {shard}: breaker {breaker}, opened {opened} times; {round_trip:?} away"
             );
         }
-        for (name, count) in self.counts() {
+        for (counter, count) in self.counts() {
             // Writing to a string cannot fail.
-            let _ = writeln!(lines, "{}: {count}", name.replace('_', " "));
+            let _ = writeln!(lines, "{}: {count}", counter.name().replace('_', " "));
         }
         lines
     }
 
-    /// Event counts since the process began, by name.
-    pub(super) fn counts(&self) -> BTreeMap<&'static str, u64> {
+    fn counts_by_name(&self) -> BTreeMap<&'static str, u64> {
+        self.counts().into_iter().map(|(counter, count)| (counter.name(), count)).collect()
+    }
+
+    /// Event counts since the process began, and present levels.
+    pub(super) fn counts(&self) -> BTreeMap<Counter, u64> {
         let mut counts = BTreeMap::new();
-        for (name, count) in (self.counts)() {
-            let sum: &mut u64 = counts.entry(name).or_default();
+        for (counter, count) in (self.counts)() {
+            let sum: &mut u64 = counts.entry(counter).or_default();
             *sum = sum.saturating_add(count);
         }
         counts

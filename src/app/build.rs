@@ -11,7 +11,7 @@ use ratelease_cli::settings::{
 };
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::StoreSettings;
-use ratelease_engine::store::{self, Count, Store};
+use ratelease_engine::store::{self, Store};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::key::KeyHasher;
@@ -33,6 +33,7 @@ use crate::admin::status::{Start, Status};
 use crate::grpc::serve::{ConnectionAge, Listener};
 use crate::hot_keys::HotKeys;
 use crate::http::JsonOptions;
+use crate::metrics::counter::{Count, Counter, ListenerName};
 use crate::metrics::{self as counting, Meters};
 use crate::observe::Observers;
 use crate::rule_source::CurrentRules;
@@ -164,19 +165,19 @@ impl ProcessStats {
             [grpc, http, debug, metrics].into_iter().map(count).sum::<u64>()
         };
         let mut counts = vec![
-            ("task_restarts", self.supervisor.restarts()),
+            (Counter::TaskRestarts, self.supervisor.restarts()),
             // Tasks that wait for a thread.
-            ("tasks_ready", self.runtime.global_queue_depth() as u64),
-            ("loader_panics", self.published.panics()),
-            ("grpc_connections", grpc.count() as u64),
-            ("http_connections", http.count() as u64),
-            ("debug_connections", debug.count() as u64),
-            ("metrics_connections", metrics.count() as u64),
-            ("connections_refused", of_all(OpenConnections::refused)),
-            ("connections_evicted", of_all(OpenConnections::evicted)),
-            ("connections_calmed", of_all(OpenConnections::violations)),
+            (Counter::TasksReady, self.runtime.global_queue_depth() as u64),
+            (Counter::LoaderPanics, self.published.panics()),
+            (Counter::Connections(ListenerName::Grpc), grpc.count() as u64),
+            (Counter::Connections(ListenerName::Http), http.count() as u64),
+            (Counter::Connections(ListenerName::Debug), debug.count() as u64),
+            (Counter::Connections(ListenerName::Metrics), metrics.count() as u64),
+            (Counter::ConnectionsRefused, of_all(OpenConnections::refused)),
+            (Counter::ConnectionsEvicted, of_all(OpenConnections::evicted)),
+            (Counter::ConnectionsThrottled, of_all(OpenConnections::violations)),
         ];
-        counts.extend(self.limiter.counts());
+        counts.extend(self.limiter.counts().into_iter().map(|(of, count)| (of.into(), count)));
         counts.extend(self.service.counts());
         counts.extend(self.snapshot.iter().flat_map(|snapshot| snapshot.counts()));
         counts.extend(self.log.iter().flat_map(LogWriter::counts));

@@ -21,12 +21,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ratelease_engine::store::Count;
 use ratelease_rules::Source;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 use tracing::{error, info};
 
+use crate::metrics::counter::{Count, Counter};
 use format::SnapshotContent;
 pub(super) use format::digest;
 pub use pods::{DOMAINS_MAX, Pods};
@@ -168,10 +168,13 @@ impl Snapshot {
         }
     }
 
-    /// Event counts since the process began, by name.
+    /// Event counts since the process began.
     pub fn counts(&self) -> Vec<Count> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        vec![("snapshots_written", read(&self.written)), ("snapshot_failures", read(&self.failed))]
+        vec![
+            (Counter::SnapshotsWritten, read(&self.written)),
+            (Counter::SnapshotFailures, read(&self.failed)),
+        ]
     }
 
     /// Logs an error once, and once that it is over.

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-use ratelease_engine::store::Count;
+use crate::metrics::counter::{Count, Counter};
 use ratelease_engine::time::Clock;
 
 /// Maximum number of lines that wait to be written; further ones are dropped, and counted. Lines
@@ -86,12 +86,12 @@ impl LogWriter {
         }
     }
 
-    /// Event counts since the process began, by name.
+    /// Event counts since the process began.
     pub fn counts(&self) -> Vec<Count> {
         let Tally { lost, panics, .. } = &*self.tally;
         vec![
-            ("log_lines_lost", lost.load(Ordering::Relaxed)),
-            ("task_restarts", panics.load(Ordering::Relaxed)),
+            (Counter::LogLinesLost, lost.load(Ordering::Relaxed)),
+            (Counter::TaskRestarts, panics.load(Ordering::Relaxed)),
         ]
     }
 }
@@ -256,7 +256,7 @@ mod tests {
             spool.write_all(line.as_bytes()).expect("never fails");
             spool.flush(Duration::from_secs(60));
         }
-        assert!(spool.counts().contains(&("task_restarts", 2)), "{:?}", spool.counts());
+        assert!(spool.counts().contains(&(Counter::TaskRestarts, 2)), "{:?}", spool.counts());
         drop(spool);
         assert_eq!(written.iter().collect::<Vec<_>>(), [b"a", b"b", b"c"]);
     }

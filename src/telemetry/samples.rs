@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::metrics::counter::{Count, Counter};
 use parking_lot::Mutex;
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::rng;
-use ratelease_engine::store::Count;
 use ratelease_engine::time::Clock;
 use ratelease_engine::verdict::Status;
 use ratelease_rules::request::Descriptor;
@@ -54,10 +54,10 @@ impl Samples {
         Self { shared }
     }
 
-    /// Event counts since the process began, by name.
+    /// Event counts since the process began.
     pub fn counts(&self) -> Vec<Count> {
         let left_out = |shared: &Arc<Shared>| shared.left_out.load(Ordering::Relaxed);
-        vec![("decision_samples_left_out", self.shared.as_ref().map_or(0, left_out))]
+        vec![(Counter::DecisionSamplesLeftOut, self.shared.as_ref().map_or(0, left_out))]
     }
 }
 

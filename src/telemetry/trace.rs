@@ -20,12 +20,13 @@ use http::HeaderMap;
 use ratelease_cli::settings::Tracing;
 use ratelease_engine::rng;
 use ratelease_engine::span_context::{self, SpanContext};
-use ratelease_engine::store::{Ask, Count};
+use ratelease_engine::store::Ask;
 use ratelease_engine::time::Clock;
 
 use super::otlp::message::{KeyValue, Link, Span as Message, SpanKind};
 use super::otlp::{Origin, unix_nanos};
 
+use crate::metrics::counter::Count;
 use export::{Export, Queue};
 use parent::Parent;
 pub use span::{Outcome, Span};
@@ -118,7 +119,7 @@ impl Tracer {
         }
     }
 
-    /// Event counts since the process began, by name.
+    /// Event counts since the process began.
     pub fn counts(&self) -> Vec<Count> {
         self.shared.as_ref().map_or_else(export::no_counts, |shared| shared.queue.counts())
     }

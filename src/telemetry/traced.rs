@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ratelease_engine::store::{
-    Ask, Count, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store,
-};
+use ratelease_engine::counter::Count;
+use ratelease_engine::store::{Ask, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store};
 
 use super::trace::{Outcome, Tracer};
 

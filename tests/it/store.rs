@@ -24,6 +24,7 @@ mod scripts;
 mod sentinels;
 mod silence;
 
+use ratelease_engine::counter::{Counter, RedisCounter};
 use ratelease_engine::store::redis::RedisSettings;
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, Grant, Store, StoreError};
@@ -98,10 +99,10 @@ async fn connected_under(config: RedisSettings, key_prefix: &str) -> Arc<RedisSt
 
 /// One of the store's counters.
 #[track_caller]
-fn count(store: &dyn Store, name: &str) -> u64 {
+fn count(store: &dyn Store, counter: RedisCounter) -> u64 {
     let counts = store.counts();
-    let found = counts.iter().find(|(other, _)| *other == name);
-    found.unwrap_or_else(|| panic!("no {name} in {counts:?}")).1
+    let found = counts.iter().find(|(other, _)| *other == Counter::Redis(counter));
+    found.unwrap_or_else(|| panic!("no {counter:?} in {counts:?}")).1
 }
 
 async fn within<T>(seconds: u64, what: &str, future: impl Future<Output = T>) -> T {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_engine::counter::Counter;
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::Rules;
@@ -123,7 +124,7 @@ impl Fleet {
 
     /// Number of times that a breaker of a present pod opened.
     pub fn breakers_opened(&self) -> u64 {
-        self.pods.iter().map(|pod| count(&pod.limiter, "breaker_opened")).sum()
+        self.pods.iter().map(|pod| count(&pod.limiter, Counter::BreakerOpened)).sum()
     }
 
     /// Checks that each pod's table is within its ceiling and that its tasks are running.
@@ -134,7 +135,7 @@ impl Fleet {
             if pod.upkeep.is_finished() {
                 self.world.fault(format!("the upkeep of pod {} ended", pod.id));
             }
-            let bytes = count(&pod.limiter, "buffer_bytes");
+            let bytes = count(&pod.limiter, Counter::BufferBytes);
             if bytes > ceiling {
                 self.world.fault(format!("pod {} holds {bytes} bytes of {ceiling}", pod.id));
             }
@@ -186,9 +187,9 @@ impl Pod {
 }
 
 /// One of a limiter's counters.
-fn count(limiter: &Limiter, name: &str) -> u64 {
+fn count(limiter: &Limiter, counter: Counter) -> u64 {
     let counts = limiter.counts();
-    counts.iter().find(|(of, _)| *of == name).map(|pair| pair.1).unwrap()
+    counts.iter().find(|(other, _)| *other == counter).map(|pair| pair.1).unwrap()
 }
 
 impl Drop for Pod {

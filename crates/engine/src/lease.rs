@@ -38,8 +38,9 @@ use beats::Beats;
 use dispatch::DrainGuard;
 use queue::ShardQueue;
 
+use crate::counter::{Count, Counter};
 use crate::span_context;
-use crate::store::{Ask, Count, Grant, Heartbeat, SHARDS_MAX, Store, StoreError};
+use crate::store::{Ask, Grant, Heartbeat, SHARDS_MAX, Store, StoreError};
 use crate::time::{Clock, Time};
 
 /// The largest number of asks in a batch.
@@ -124,7 +125,7 @@ struct Shared {
     /// Panics of the store and of `on_reply`; each failed only its own ask.
     panics: AtomicU64,
     /// Asks that an open breaker refused.
-    kept_back: AtomicU64,
+    rejected_open: AtomicU64,
     /// Asks that were dropped because the budget was spent.
     shed: AtomicU64,
     /// Replies that flagged their key as hot.
@@ -146,7 +147,7 @@ impl LeaseClient {
     ) -> Self {
         let queues =
             Queues { open: Some(Open::new()), states: HashMap::new(), tasks: JoinSet::new() };
-        let (panics, kept_back, shed, relieved) = Default::default();
+        let (panics, rejected_open, shed, relieved) = Default::default();
         let (pods, beats) = (AtomicU32::new(PODS_FIRST), Beats::default());
         let shared = Shared {
             store,
@@ -156,7 +157,7 @@ impl LeaseClient {
             pods,
             beats,
             panics,
-            kept_back,
+            rejected_open,
             shed,
             relieved,
         };
@@ -249,16 +250,16 @@ impl LeaseClient {
         shard_counters
     }
 
-    /// Event counters of the desk and of the store, by name.
+    /// Event counters of the client and of the store.
     pub fn counts(&self) -> Vec<Count> {
-        let Shared { store, panics, kept_back, shed, relieved, .. } = &*self.shared;
+        let Shared { store, panics, rejected_open, shed, relieved, .. } = &*self.shared;
         let mut counts = store.counts();
         counts.extend([
-            ("asks_kept_back", kept_back.load(Ordering::Relaxed)),
-            ("asks_shed", shed.load(Ordering::Relaxed)),
-            ("breaker_opened", self.shards().iter().map(|shard| shard.opened).sum()),
-            ("hot_key_relieved", relieved.load(Ordering::Relaxed)),
-            ("lease_panics", panics.load(Ordering::Relaxed)),
+            (Counter::AsksRejectedOpen, rejected_open.load(Ordering::Relaxed)),
+            (Counter::AsksShed, shed.load(Ordering::Relaxed)),
+            (Counter::BreakerOpened, self.shards().iter().map(|shard| shard.opened).sum()),
+            (Counter::HotKeyRelieved, relieved.load(Ordering::Relaxed)),
+            (Counter::LeasePanics, panics.load(Ordering::Relaxed)),
         ]);
         counts
     }
@@ -329,7 +330,7 @@ impl Shared {
         }
         let admitted = queue.admit(ask, self.pods.load(Ordering::Relaxed), self.clock.now());
         match admitted {
-            Err(StoreError::Unavailable) => _ = self.kept_back.fetch_add(1, Ordering::Relaxed),
+            Err(StoreError::Unavailable) => _ = self.rejected_open.fetch_add(1, Ordering::Relaxed),
             Err(StoreError::Shed) => _ = self.shed.fetch_add(1, Ordering::Relaxed),
             _ => {}
         }

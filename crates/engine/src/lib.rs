@@ -37,7 +37,7 @@
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`invariant`]
 //! checks invariants at run time. [`rng`], [`stripe`] and [`time`] provide random numbers, thread
-//! numbers and the clock, and [`backoff`] the waits between attempts. [`count`], [`buckets`],
+//! numbers and the clock, and [`backoff`] the waits between attempts. [`counter`], [`buckets`],
 //! [`striped`], [`latency`] and [`sketch`] count. [`secret`] is text that is never shown, and
 //! [`span_context`] the tracing span that a thread works for. [`ask`] is a request to the store and
 //! its reply, [`algorithm`] the arithmetic, and [`store`] the owner of the counts, in memory or in
@@ -51,7 +51,7 @@ pub mod ask;
 pub mod backoff;
 pub mod buckets;
 pub mod buffer;
-pub mod count;
+pub mod counter;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod invariant;

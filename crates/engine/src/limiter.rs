@@ -28,11 +28,12 @@ use ratelease_rules::{Limit, Rules};
 
 use crate::buffer::expired;
 use crate::buffer::table::{Table, TableFull};
+use crate::counter::{Count, Counter};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::lease::{LeaseClient, Reply, ShardCounters, ShardState};
-use crate::store::{Ask, Count, Store, StoreError};
+use crate::store::{Ask, Store, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::Verdict;
 
@@ -207,18 +208,18 @@ impl Limiter {
         self.shared.table.len()
     }
 
-    /// Event counters since the process began, by name.
+    /// Event counters since the process began, and present levels.
     pub fn counts(&self) -> Vec<Count> {
         let Shared { table, idle, overflows, desk, away, options, .. } = &*self.shared;
         let idle_bytes = idle.lock().capacity() * maintenance::IDLE_BYTES;
         let mut counts = vec![
-            ("keys", self.keys() as u64),
-            ("buffer_bytes", (table.bytes() + idle_bytes) as u64),
-            ("buffer_budget_bytes", options.buffer_bytes_max as u64),
-            ("buffer_waiting_bytes", table.heap_bytes() as u64),
-            ("buffer_evictions", table.evictions()),
-            ("buffer_overflows", overflows.load(Ordering::Relaxed)),
-            ("tokens_expired", expired()),
+            (Counter::Keys, self.keys() as u64),
+            (Counter::BufferBytes, (table.bytes() + idle_bytes) as u64),
+            (Counter::BufferBudgetBytes, options.buffer_bytes_max as u64),
+            (Counter::BufferWaitingBytes, table.heap_bytes() as u64),
+            (Counter::BufferEvictions, table.evictions()),
+            (Counter::BufferOverflows, overflows.load(Ordering::Relaxed)),
+            (Counter::TokensExpired, expired()),
         ];
         counts.extend(away.counts());
         counts.extend(desk.counts());

@@ -13,8 +13,9 @@ use futures_util::future::join_all;
 use ratelease_rules::POOLS_MAX;
 use ratelease_rules::key::{Key, POOLS_FROM};
 
+use crate::counter::Count;
+
 pub use crate::ask::{Ask, Deposit, Grant, Purpose, Return};
-pub use crate::count::Count;
 pub use settings::{StoreSettings, open};
 
 /// Owner of every key's count.
@@ -95,8 +96,7 @@ pub trait Store: Send + Sync + 'static {
     /// Notes that a pod is alive, or that it leaves, and returns the number of live pods.
     fn beat(&self, beat: Heartbeat) -> PodCountFuture<'_>;
 
-    /// Event counters since the store was made, by name; each only grows. Empty where nothing can
-    /// happen.
+    /// Event counters since the store was made; each only grows. Empty where nothing can happen.
     fn counts(&self) -> Vec<Count> {
         Vec::new()
     }

@@ -79,7 +79,13 @@ pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
             let hot_key = Some(HotKey { key: Key::for_test(7), share: 0.25, relieved: 9 });
             vec![ShardState { shard: 3, breaker, opened: 4, round_trip, hot_key }]
         }),
-        counts: Arc::new(|| vec![("keys", 3), ("task_restarts", 1), ("task_restarts", 4)]),
+        counts: Arc::new(|| {
+            vec![
+                (Counter::Engine(engine::Counter::Keys), 3),
+                (Counter::TaskRestarts, 1),
+                (Counter::TaskRestarts, 4),
+            ]
+        }),
         stats: Arc::new(stats),
         history: History::default(),
         settings: Arc::new([setting("log-level", "info", true)]),

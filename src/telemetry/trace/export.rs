@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ratelease_cli::settings::Otlp;
-use ratelease_engine::store::Count;
 use ratelease_engine::time::Clock;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
+use crate::metrics::counter::{Count, Counter};
 use crate::telemetry::otlp::message::{ExportTraces, ResourceSpans, ScopeSpans, Span};
 use crate::telemetry::otlp::{self, Client, Origin, Told};
 
@@ -104,9 +104,9 @@ impl Tally {
     fn counts(&self) -> Vec<Count> {
         let Self { sent, dropped, failed } = self;
         vec![
-            ("spans_sent", sent.load(Ordering::Relaxed)),
-            ("spans_dropped", dropped.load(Ordering::Relaxed)),
-            ("spans_failed", failed.load(Ordering::Relaxed)),
+            (Counter::SpansSent, sent.load(Ordering::Relaxed)),
+            (Counter::SpansDropped, dropped.load(Ordering::Relaxed)),
+            (Counter::SpansFailed, failed.load(Ordering::Relaxed)),
         ]
     }
 }
@@ -189,8 +189,8 @@ mod tests {
         Span { name: n.to_string(), ..Span::default() }
     }
 
-    fn count(queue: &Queue, name: &str) -> u64 {
-        let found = queue.counts().into_iter().find(|(it, _)| *it == name);
+    fn count(queue: &Queue, counter: Counter) -> u64 {
+        let found = queue.counts().into_iter().find(|(other, _)| *other == counter);
         found.expect("a count").1
     }
 
@@ -198,7 +198,7 @@ mod tests {
     fn what_finds_the_queue_full_is_dropped_and_counted() {
         let (queue, _export) = ends();
         (0..QUEUE_MAX + 7).for_each(|n| queue.push(named(n)));
-        assert_eq!(count(&queue, "spans_dropped"), 7);
+        assert_eq!(count(&queue, Counter::SpansDropped), 7);
     }
 
     #[tokio::test(start_paused = true)]

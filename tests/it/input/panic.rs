@@ -9,6 +9,7 @@ use ratelease::admin::health::Health;
 use ratelease::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
 use ratelease::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
 use ratelease::http::{self as pages, JsonOptions};
+use ratelease::metrics::counter::Counter;
 use ratelease::rule_source::CurrentRules;
 use ratelease::service::DecisionService;
 use ratelease_engine::limiter::{Limiter, Options};
@@ -105,9 +106,9 @@ impl Doors {
         Self { grpc, http, service }
     }
 
-    fn count(&self, name: &str) -> u64 {
+    fn count(&self, counter: Counter) -> u64 {
         let counts = self.service.counts();
-        counts.into_iter().find_map(|(it, count)| (it == name).then_some(count)).unwrap()
+        counts.into_iter().find_map(|(it, count)| (it == counter).then_some(count)).unwrap()
     }
 }
 
@@ -130,7 +131,7 @@ async fn a_panic_in_a_call_answers_internal_and_its_connection_lives() {
             assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}");
         }
     }
-    assert_eq!((doors.count("request_panics"), doors.count("calls_under_way")), (5, 0));
+    assert_eq!((doors.count(Counter::RequestPanics), doors.count(Counter::CallsUnderWay)), (5, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -167,7 +168,7 @@ async fn a_panic_disturbs_none_of_the_calls_beside_it() {
             (_, reply) => assert_eq!(reply.is_over_limit(), Some(false), "{reply:?}"),
         }
     }
-    assert_eq!(doors.count("request_panics"), 100);
+    assert_eq!(doors.count(Counter::RequestPanics), 100);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -182,5 +183,5 @@ async fn a_panic_behind_json_answers_500_and_its_connection_lives() {
             assert_eq!(answer.status, status, "{answer:?}");
         }
     }
-    assert_eq!((doors.count("request_panics"), doors.count("calls_under_way")), (3, 0));
+    assert_eq!((doors.count(Counter::RequestPanics), doors.count(Counter::CallsUnderWay)), (3, 0));
 }

@@ -1,5 +1,6 @@
 //! An ask whose reply is lost was taken once or not at all, never twice.
 
+use ratelease_engine::counter::RedisCounter;
 use ratelease_engine::store::{Ask, Return, Store, StoreError};
 
 use std::time::Duration;
@@ -62,7 +63,7 @@ async fn a_server_that_stays_silent_is_connected_to_anew() {
     let single = Single::start();
     let store = connected(single.config()).await;
     granted(&*store, ask(10, 1, 0)).await;
-    let connects = count(&*store, "redis_connects");
+    let connects = count(&*store, RedisCounter::Connects);
     single.server.stop();
     let is_given_up = async || match one(&*store, ask(10, 1, 0)).await {
         Err(StoreError::Unreachable(_)) => true,
@@ -72,5 +73,5 @@ async fn a_server_that_stays_silent_is_connected_to_anew() {
     until(10, "the connection is given up", is_given_up).await;
     single.server.cont();
     until_granted(&*store, ask(10, 1, 0), 10).await;
-    assert!(count(&*store, "redis_connects") > connects, "{:?}", store.counts());
+    assert!(count(&*store, RedisCounter::Connects) > connects, "{:?}", store.counts());
 }

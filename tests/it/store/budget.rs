@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use ratelease_engine::counter::RedisCounter;
 use ratelease_engine::secret::SecretFile;
 use ratelease_engine::store::redis::RedisStore;
 
@@ -136,7 +137,7 @@ async fn a_file_of_a_password_that_cannot_be_read_to_its_end_ends_no_more_than_a
     let mut settings = server.config();
     settings.auth_file = Some(SecretFile::from(pipe.display().to_string()));
     let store = RedisStore::spawn(settings, "");
-    let failed = || count(&*store, "redis_connect_errors") > 1;
+    let failed = || count(&*store, RedisCounter::ConnectErrors) > 1;
     let patience =
         tokio::time::timeout(Duration::from_secs(20), until(30, "", async || failed())).await;
     drop(store);

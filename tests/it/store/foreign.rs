@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ratelease_engine::counter::{Counter, RedisCounter};
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::time::Clock;
@@ -75,14 +76,14 @@ async fn a_key_that_holds_a_foreign_value_harms_no_neighbour_and_is_seldom_asked
     assert!(futures_util::future::join_all(many).await.iter().all(|passed| !passed));
     let took = began.elapsed();
     assert_eq!(passed, LIMIT, "to the token");
-    let asked = count(&*store, "redis_foreign");
+    let asked = count(&*store, RedisCounter::ForeignValue);
     println!("asked for {asked} times in {took:?}");
     let most = 1 + took.as_millis() / ASKED_EVERY.as_millis();
     assert!((1..=most).contains(&u128::from(asked)), "{asked} in {took:?}");
-    let opened = pod.counts().into_iter().find(|(name, _)| *name == "breaker_opened");
-    assert_eq!(opened, Some(("breaker_opened", 0)));
+    let opened = (Counter::BreakerOpened, 0);
+    assert!(pod.counts().contains(&opened));
     assert_eq!(single.server.command::<Vec<String>>(&["LRANGE", key, "0", "-1"]), ["mine"]);
-    assert_eq!(count(&*store, "redis_connects"), 1, "the connection is kept");
+    assert_eq!(count(&*store, RedisCounter::Connects), 1, "the connection is kept");
 
     single.server.command::<()>(&["DEL", key]);
     until(20, "the key is served again", async || passes(&pod, &rules, "poisoned").await).await;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use ratelease_engine::counter::RedisCounter;
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::redis::{RedisKind, RedisSettings};
@@ -255,7 +256,7 @@ async fn a_map_of_too_many_masters_is_refused_and_the_old_one_kept() {
     // The map is read again every ten seconds.
     until(30, "the map is read again", async || reads.load(Ordering::Relaxed) >= 3).await;
     until_granted(&*store, ask(10, 1, 0), 10).await;
-    let connects = count(&*store, "redis_connects");
+    let connects = count(&*store, RedisCounter::Connects);
     assert!(connects < 20, "{connects} attempts to connect");
 }
 
@@ -271,7 +272,7 @@ async fn masters_of_a_new_map_are_connected_to_a_few_at_a_time() {
     let settings = server.of_cluster();
     let begun = now();
     let store = RedisStore::spawn(settings, "");
-    let connects = || count(&*store, "redis_connects");
+    let connects = || count(&*store, RedisCounter::Connects);
     until(10, "it begins to connect", async || connects() >= 3).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     let (connects, passed) = (connects(), begun.elapsed());
@@ -296,7 +297,8 @@ async fn masters_take_no_more_connections_than_may_be_open() {
     (settings.connections_max, settings.timeout) = (8, Duration::from_secs(8));
     let store = RedisStore::spawn(settings, "");
     // All were tried, and those that were connected wait for an answer that never comes.
-    until(10, "twelve find no place", async || count(&*store, "redis_connect_errors") >= 12).await;
+    until(10, "twelve find no place", async || count(&*store, RedisCounter::ConnectErrors) >= 12)
+        .await;
     let mut open = Vec::new();
     for stranger in &strangers {
         let accepted = tokio::time::timeout(Duration::from_millis(20), stranger.accept()).await;

@@ -1,5 +1,6 @@
 //! Properties of Redis alone: expiry, memory, scripts, logins.
 
+use ratelease_engine::counter::RedisCounter;
 use ratelease_engine::secret::Secret;
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, Heartbeat, Return, Store, StoreError};
@@ -162,8 +163,12 @@ async fn asks_right_after_a_script_flush_all_succeed() {
     for reply in store.exchange(&asks).await {
         assert_eq!(reply.unwrap().tokens, 2);
     }
-    assert!(count(&*store, "redis_noscript") > 0, "the scripts were there: {:?}", store.counts());
-    assert_eq!(count(&*store, "redis_errors"), 0);
+    assert!(
+        count(&*store, RedisCounter::NoScript) > 0,
+        "the scripts were there: {:?}",
+        store.counts()
+    );
+    assert_eq!(count(&*store, RedisCounter::Errors), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use ratelease_engine::counter::RedisCounter;
 use ratelease_engine::store::redis::RedisStore;
 use ratelease_engine::store::{Ask, Store, StoreError};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -67,7 +68,7 @@ async fn what_comes_after_the_connection_was_given_up_is_not_used() {
     let look = until_granted(&*store, Ask { want: 0, ..lent }, 10).await;
     assert_eq!(look.left, 70, "each was taken once, and is lost");
     assert_eq!(granted(&*store, Ask { want: 5, ..lent }).await.left, 65);
-    assert_eq!(count(&*store, "redis_timed_out"), 2);
+    assert_eq!(count(&*store, RedisCounter::TimedOut), 2);
 }
 
 /// Row R4: a login that has waited since before the server resumed is answered then; and asks sent
@@ -89,7 +90,7 @@ async fn a_frozen_server_is_used_again_as_soon_as_it_goes_on() {
     let look = until_granted(&*store, Ask { want: 0, ..lent }, 10).await;
     println!("used again after {:?}", goes_on.elapsed());
     assert!(goes_on.elapsed() < Duration::from_secs(1), "{:?}", goes_on.elapsed());
-    let unanswered = count(&*store, "redis_timed_out");
+    let unanswered = count(&*store, RedisCounter::TimedOut);
     assert!((999 - unanswered..=999).contains(&look.left), "{look:?} {:?}", store.counts());
 }
 
@@ -105,7 +106,7 @@ async fn a_server_half_a_second_away_lends_steadily() {
         config.addresses = vec![tcp(proxy.port())];
         let store = RedisStore::spawn(config, "");
         until_granted(&*store, ask(10, 1, 0), 10).await;
-        let before = count(&*store, "redis_connects");
+        let before = count(&*store, RedisCounter::Connects);
         proxy.set(slow);
         within(15, "it is learnt", async {
             // Five in a row: until then a connection or two is given up.
@@ -117,14 +118,14 @@ async fn a_server_half_a_second_away_lends_steadily() {
             }
         })
         .await;
-        let learnt = count(&*store, "redis_connects");
+        let learnt = count(&*store, RedisCounter::Connects);
         println!("learnt after {} connections, {:?}", learnt - before, store.counts());
         assert!(learnt <= before + 4, "{:?}", store.counts());
         let asks: Vec<_> = (0..20).map(|_| ask(10, 1, 0)).collect();
         for _ in 0..2 {
             assert!(store.exchange(&asks).await.iter().all(Result::is_ok));
         }
-        assert_eq!(count(&*store, "redis_connects"), learnt, "the connection holds");
+        assert_eq!(count(&*store, RedisCounter::Connects), learnt, "the connection holds");
     }
 }
 
@@ -169,7 +170,7 @@ async fn nobody_waits_for_a_server_that_does_not_even_accept() {
         assert!(matches!(refused, Err(StoreError::Unreachable(_))), "{refused:?}");
         assert!(sent.elapsed() < Duration::from_secs(1), "{:?}", sent.elapsed());
     }
-    until(10, "it knocks again", async || count(&*store, "redis_connects") >= 3).await;
+    until(10, "it knocks again", async || count(&*store, RedisCounter::Connects) >= 3).await;
     drop(queued);
     let listener = listener.into_std().unwrap();
     let _proxy = Proxy::on(listener, single.server.port());

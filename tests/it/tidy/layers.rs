@@ -17,7 +17,7 @@ const LAYERS: [(&str, &str); 5] = [
     ),
     (
         "crates/engine/src",
-        "invariant rng stripe time backoff count buckets striped latency sketch secret \
+        "invariant rng stripe time backoff counter buckets striped latency sketch secret \
          span_context ask algorithm store verdict observer buffer lease limiter fuzzing",
     ),
     (

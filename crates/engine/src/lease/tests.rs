@@ -117,8 +117,8 @@ impl Rig {
         self.desk.shards().iter().map(|shard| shard.opened).sum()
     }
 
-    fn count(&self, name: &str) -> u64 {
-        self.desk.counts().into_iter().find(|(other, _)| *other == name).unwrap().1
+    fn count(&self, counter: Counter) -> u64 {
+        self.desk.counts().into_iter().find(|(other, _)| *other == counter).unwrap().1
     }
 }
 
@@ -237,7 +237,7 @@ async fn replies_of_a_hot_key_say_so_until_it_cools() {
     assert!(!hot(rig.replies(1).await), "another key");
     let hot_key = |rig: &Rig| rig.desk.shards()[0].hot_key;
     let flagged = HotKey { key: Key::for_test(1_000), share: 0.5, relieved: 1 };
-    assert_eq!((hot_key(&rig), rig.count("hot_key_relieved")), (Some(flagged), 1));
+    assert_eq!((hot_key(&rig), rig.count(Counter::HotKeyRelieved)), (Some(flagged), 1));
     tokio::time::advance(Duration::from_secs(11)).await;
     assert_eq!(hot_key(&rig), None);
     rig.desk.ask(ask(1_000, 0));

@@ -13,10 +13,11 @@ use super::resolve::Charge;
 use parking_lot::Mutex;
 
 use crate::buffer::{Lot, Take};
+use crate::counter::{Count, Counter};
 use crate::lease::Reply;
 use crate::rng::mixed;
 use crate::store::memory::MemoryStore;
-use crate::store::{Ask, Count, Grant, Return, StoreError};
+use crate::store::{Ask, Grant, Return, StoreError};
 use crate::time::{Clock, Time};
 use crate::verdict::DecisionSource;
 
@@ -135,14 +136,11 @@ impl Away {
     }
 
     pub(super) fn counts(&self) -> Vec<Count> {
-        let of = |mode: FailureMode| self.answers[mode as usize].load(Ordering::Relaxed);
-        vec![
-            ("failure_mode_local", of(FailureMode::Local)),
-            ("failure_mode_allow", of(FailureMode::Allow)),
-            ("failure_mode_deny", of(FailureMode::Deny)),
-            ("failure_mode_error", of(FailureMode::Error)),
-            ("unmetered_hits", self.unmetered.load(Ordering::Relaxed)),
-        ]
+        let answers = FailureMode::ALL.into_iter().map(|mode| {
+            (Counter::FailureMode(mode), self.answers[mode as usize].load(Ordering::Relaxed))
+        });
+        let unmetered = (Counter::UnmeteredHits, self.unmetered.load(Ordering::Relaxed));
+        answers.chain([unmetered]).collect()
     }
 
     /// This pod's part of a limit that `pods` share, in the present window. It is drawn at random

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use futures_util::future::join;
 
-use super::{Ask, Count, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, SHARDS_MAX, Store};
+use super::{Ask, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, SHARDS_MAX, Store};
+use crate::counter::Count;
 
 /// Sends asks whose limit is by the second to `second`, and all others to `main`.
 pub struct PerSecond {
@@ -57,10 +58,10 @@ impl Store for PerSecond {
 
     fn counts(&self) -> Vec<Count> {
         let mut counts = self.main.counts();
-        for (name, more) in self.second.counts() {
-            match counts.iter_mut().find(|(other, _)| *other == name) {
+        for (counter, more) in self.second.counts() {
+            match counts.iter_mut().find(|(other, _)| *other == counter) {
                 Some((_, count)) => *count += more,
-                None => counts.push((name, more)),
+                None => counts.push((counter, more)),
             }
         }
         counts

@@ -43,9 +43,8 @@ use self::reconnecting::Link;
 pub use self::settings::{Address, Auth, RedisKind, RedisSettings, parse_host};
 pub use self::slots::slot_of;
 use self::trip::Trip;
-use super::{
-    Ask, Count, Grant, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store, StoreError,
-};
+use super::{Ask, Grant, GrantFuture, Heartbeat, PodCountFuture, ReadyFuture, Store, StoreError};
+use crate::counter::Count;
 
 /// Counts that are stored in Redis.
 #[derive(Debug)]

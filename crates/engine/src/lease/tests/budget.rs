@@ -27,7 +27,10 @@ async fn over_its_budget_a_shard_gets_requests_and_returns_alone() {
         assert_eq!(sent(&mut rig, purpose), 20);
         assert!(rig.replies(20).await.iter().all(|reply| reply.outcome.is_ok()));
     }
-    assert_eq!((rig.count("asks_shed"), rig.count("asks_kept_back"), rig.opened()), (30, 0, 0));
+    assert_eq!(
+        (rig.count(Counter::AsksShed), rig.count(Counter::AsksRejectedOpen), rig.opened()),
+        (30, 0, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -20,27 +20,30 @@ async fn passed(pod: &Limiter, rules: &Rules, requests: u32) -> u32 {
     passed_of(pod, rules, "a", requests).await
 }
 
-fn count(pod: &Limiter, name: &str) -> u64 {
+fn count(pod: &Limiter, counter: Counter) -> u64 {
     let counts = pod.counts();
-    counts.iter().find(|(other, _)| *other == name).map(|(_, count)| *count).unwrap()
+    counts.iter().find(|(other, _)| *other == counter).map(|(_, count)| *count).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
 async fn each_failure_mode_gives_its_answer() {
-    for (name, expected) in [("local", 10), ("allow", 30), ("deny", 0)] {
+    for (failure_mode, expected) in
+        [(FailureMode::Local, 10), (FailureMode::Allow, 30), (FailureMode::Deny, 0)]
+    {
+        let name = failure_mode.name();
         let rig = mode(10, name);
         let pod = rig.pod();
         fail(&rig);
         assert_eq!(passed(&pod, &rig.rules, 30).await, expected, "{name}");
-        assert_eq!(count(&pod, &format!("failure_mode_{name}")), 30);
-        let unmetered = if name == "allow" { 30 } else { 0 };
-        assert_eq!(count(&pod, "unmetered_hits"), unmetered, "{name}");
+        assert_eq!(count(&pod, Counter::FailureMode(failure_mode)), 30);
+        let unmetered = if failure_mode == FailureMode::Allow { 30 } else { 0 };
+        assert_eq!(count(&pod, Counter::UnmeteredHits), unmetered, "{name}");
     }
     let rig = mode(10, "error");
     let pod = rig.pod();
     fail(&rig);
     assert!(pod.decide(&rig.rules, &request(&["a"])).await.is_err());
-    assert_eq!(count(&pod, "failure_mode_error"), 1);
+    assert_eq!(count(&pod, Counter::FailureMode(FailureMode::Error)), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,7 +180,7 @@ async fn what_was_admitted_while_its_lease_was_late_is_paid_from_that_lease() {
         admitted += passed(&pod, &rig.rules, 1).await;
         tokio::time::sleep(MAX_WAIT * 10).await;
     }
-    let late = count(&pod, "failure_mode_local");
+    let late = count(&pod, Counter::FailureMode(FailureMode::Local));
     assert!(late >= 2, "{late}: some would have waited longer than they may");
     assert_eq!(admitted, 40, "and none was admitted beyond the limit");
     *rig.store.round_trip.lock() = Duration::ZERO;
@@ -225,7 +228,7 @@ async fn a_store_that_panics_fails_the_asks_that_it_was_given_and_no_more() {
     rig.store.panics.store(true, Ordering::Relaxed);
     assert_eq!(passed(&pod, &rig.rules, 2).await, 2);
     rig.store.panics.store(false, Ordering::Relaxed);
-    assert_eq!(count(&pod, "lease_panics"), 2);
+    assert_eq!(count(&pod, Counter::LeasePanics), 2);
     assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "the store's, and no longer its own");
 }
 
@@ -280,7 +283,7 @@ async fn a_key_that_is_somebody_elses_is_asked_for_twice_a_second_and_harms_no_o
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!((9..=11).contains(&(rig.asks() - asks)), "{}", rig.asks() - asks);
-    assert_eq!(count(&pod, "breaker_opened"), 0);
+    assert_eq!(count(&pod, Counter::BreakerOpened), 0);
     rig.store.has_foreign_days.store(false, Ordering::Relaxed);
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(passed(&pod, &rig.rules, 20).await, 10, "the store's");

@@ -55,8 +55,8 @@ fn near(yaml: &str) -> Rig {
     rig
 }
 
-fn count(pod: &Limiter, name: &str) -> u64 {
-    pod.counts().into_iter().find(|(of, _)| *of == name).map(|(_, count)| count).unwrap()
+fn count(pod: &Limiter, counter: Counter) -> u64 {
+    pod.counts().into_iter().find(|(other, _)| *other == counter).map(|(_, count)| count).unwrap()
 }
 
 /// A request for `a` with this value.
@@ -104,13 +104,13 @@ async fn a_flood_of_keys_stays_in_its_budget_and_leaves_a_hot_key_exact() {
     for from in (0..keys).step_by(20) {
         flood += passed_at_once(&pod, &rig.rules, from..from + 20).await;
         hot += u32::from(decide(&pod, &rig.rules, &request(&["b"])).await.0);
-        let bytes = count(&pod, "buffer_bytes");
+        let bytes = count(&pod, Counter::BufferBytes);
         assert!(bytes <= budget as u64, "{bytes} bytes after {from} keys");
     }
     assert_eq!((flood, hot), (keys, limit), "of twice as many hits on the hot key");
-    assert!(count(&pod, "buffer_evictions") > keys - 5_000);
-    assert_eq!(count(&pod, "buffer_overflows"), 0);
-    assert_eq!(count(&pod, "buffer_waiting_bytes"), 0);
+    assert!(count(&pod, Counter::BufferEvictions) > keys - 5_000);
+    assert_eq!(count(&pod, Counter::BufferOverflows), 0);
+    assert_eq!(count(&pod, Counter::BufferWaitingBytes), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,7 +118,7 @@ async fn keys_that_find_every_entry_busy_share_an_overflow_of_their_rule() {
     let rig = near(&per_hour(10, 1));
     let pod = rig.pod_of(TINY);
     let passed = passed_at_once(&pod, &rig.rules, 0..800).await;
-    let overflows = count(&pod, "buffer_overflows");
+    let overflows = count(&pod, Counter::BufferOverflows);
     let own = 800 - overflows;
     assert!((20..100).contains(&own), "{own} keys had an entry");
     assert_eq!(passed, own + 10, "each on its own, and the rest together as one");
@@ -127,7 +127,7 @@ async fn keys_that_find_every_entry_busy_share_an_overflow_of_their_rule() {
         assert!(decide(&pod, &rig.rules, &of_value(&value)).await.0);
     }
     let passed = passed_at_once(&pod, &rig.rules, 2_000..2_800).await;
-    let overflows = count(&pod, "buffer_overflows") - overflows;
+    let overflows = count(&pod, Counter::BufferOverflows) - overflows;
     assert_eq!(passed, 800 - overflows, "nothing is left of the overflow");
 }
 
@@ -145,7 +145,7 @@ async fn overrides_overflow_by_their_limit() {
     let requests: Vec<_> = requests.collect();
     let decided = join_all(requests.iter().map(|request| decide(&pod, &rig.rules, request))).await;
     let passed = decided.iter().filter(|(passed, _)| *passed).count() as u64;
-    assert_eq!(passed, 600 - count(&pod, "buffer_overflows") + 3 + 5);
+    assert_eq!(passed, 600 - count(&pod, Counter::BufferOverflows) + 3 + 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,7 +153,7 @@ async fn what_an_overflow_holds_goes_back_when_the_pod_closes() {
     let rig = Rig::new(&per_hour(1_000, 1));
     let pod = rig.pod_of(TINY);
     passed_at_once(&pod, &rig.rules, 0..100).await;
-    let taken = count(&pod, "buffer_overflows");
+    let taken = count(&pod, Counter::BufferOverflows);
     assert!(taken > 0);
     pod.close().await;
     let limit = Limit::fixed_window(1_000, Unit::Hour);

@@ -13,7 +13,7 @@ use super::call::Scripts;
 use super::connect_limiter::Gates;
 use super::fault::{Connection, Fault, Kind};
 use super::threads::Threads;
-use crate::store::Count;
+use crate::counter::{Count, Counter, RedisCounter};
 use crate::store::redis::settings::{Address, RedisSettings};
 use crate::time::{Clock, Time};
 
@@ -162,18 +162,18 @@ impl Tally {
         last == 0 || now.since(Time::from_nanos(last)) > OUTAGE_GAP
     }
 
-    /// All counters, by name.
+    /// All counters.
     pub(super) fn counts(&self) -> Vec<Count> {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let mut counts = vec![
-            ("redis_asks", read(&self.asks)),
-            ("redis_errors", read(&self.errors)),
-            ("redis_connects", read(&self.connects)),
-            ("redis_connect_errors", read(&self.connect_errors)),
+            (RedisCounter::Asks, read(&self.asks)),
+            (RedisCounter::Errors, read(&self.errors)),
+            (RedisCounter::Connects, read(&self.connects)),
+            (RedisCounter::ConnectErrors, read(&self.connect_errors)),
         ];
         let kinds = Kind::ALL.iter().zip(&self.faults);
-        counts.extend(kinds.map(|(kind, met)| (kind.meaning().count, read(&met.times))));
-        counts
+        counts.extend(kinds.map(|(kind, met)| (kind.meaning().counter, read(&met.times))));
+        counts.into_iter().map(|(counter, count)| (Counter::Redis(counter), count)).collect()
     }
 }
 
@@ -193,6 +193,6 @@ mod tests {
         assert!(tally.meet(Kind::Busy, at(1)), "another kind is another outage");
         assert!((1..100).all(|seconds| !tally.meet(Kind::OutOfMemory, at(seconds * 10))));
         assert!(tally.meet(Kind::OutOfMemory, at(990 + 31)));
-        assert!(tally.counts().contains(&("redis_oom", 101)));
+        assert!(tally.counts().contains(&(Counter::Redis(RedisCounter::OutOfMemory), 101)));
     }
 }

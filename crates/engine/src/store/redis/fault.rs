@@ -7,6 +7,7 @@ use std::fmt::{self, Write};
 
 use ratelease_rules::display_safety::alters_display;
 
+use crate::counter::RedisCounter;
 use crate::store::StoreError;
 use crate::store::redis::settings::Address;
 
@@ -68,8 +69,8 @@ pub(super) enum Kind {
 /// What to do about a kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Meaning {
-    /// The name of its counter.
-    pub(super) count: &'static str,
+    /// Its counter.
+    pub(super) counter: RedisCounter,
     /// Prefixes of error replies of this kind.
     codes: &'static [&'static str],
     pub(super) next: Next,
@@ -138,30 +139,30 @@ impl Kind {
         use Next::{Again, GiveUp, InFull, There, ThereAsking};
         match self {
             // Not taken, and worth a retry.
-            Self::NoScript    => row("redis_noscript", &["NOSCRIPT"], InFull, Keeps),
-            Self::Moved       => row("redis_moved", &["MOVED"], There, Keeps).on_a_suspect_map(),
-            Self::Ask         => row("redis_ask", &["ASK"], ThereAsking, Keeps),
-            Self::TryAgain    => row("redis_tryagain", &["TRYAGAIN"], Again, Keeps),
-            Self::ClusterDown => row("redis_clusterdown", &["CLUSTERDOWN"], Again, Keeps)
+            Self::NoScript    => row(RedisCounter::NoScript, &["NOSCRIPT"], InFull, Keeps),
+            Self::Moved       => row(RedisCounter::Moved, &["MOVED"], There, Keeps).on_a_suspect_map(),
+            Self::Ask         => row(RedisCounter::Ask, &["ASK"], ThereAsking, Keeps),
+            Self::TryAgain    => row(RedisCounter::TryAgain, &["TRYAGAIN"], Again, Keeps),
+            Self::ClusterDown => row(RedisCounter::ClusterDown, &["CLUSTERDOWN"], Again, Keeps)
                 .on_a_suspect_map().mend(MEND_CLUSTER),
-            Self::Loading     => row("redis_loading", &["LOADING"], Again, Keeps)
+            Self::Loading     => row(RedisCounter::Loading, &["LOADING"], Again, Keeps)
                 .on_a_suspect_map().mend(MEND_LOADING),
             // Replicas: the source that led us here may know the new master by now.
-            Self::MasterDown  => row("redis_masterdown", &["MASTERDOWN"], Again, Retires)
+            Self::MasterDown  => row(RedisCounter::MasterDown, &["MASTERDOWN"], Again, Retires)
                 .on_a_suspect_map().mend(MEND_REPLICA),
-            Self::ReadOnly    => row("redis_readonly", &["READONLY"], Again, Retires)
+            Self::ReadOnly    => row(RedisCounter::ReadOnly, &["READONLY"], Again, Retires)
                 .on_a_suspect_map().mend(MEND_REPLICA),
             // Not taken, and a retry soon would fail too.
-            Self::OutOfMemory => row("redis_oom", &["OOM"], GiveUp, Keeps).mend(MEND_MEMORY),
-            Self::Busy        => row("redis_busy", &["BUSY"], GiveUp, Keeps).mend(MEND_BUSY),
-            Self::Denied      => row("redis_denied", DENIALS, GiveUp, Retires).mend(MEND_LOGIN),
-            Self::ForeignValue => row("redis_foreign", FOREIGN, GiveUp, Keeps).mend(MEND_FOREIGN),
-            Self::Refused     => row("redis_refused", &[], GiveUp, Keeps).mend(MEND_REFUSED),
-            Self::NotSent     => row("redis_not_sent", &[], GiveUp, Keeps).on_a_suspect_map(),
+            Self::OutOfMemory => row(RedisCounter::OutOfMemory, &["OOM"], GiveUp, Keeps).mend(MEND_MEMORY),
+            Self::Busy        => row(RedisCounter::Busy, &["BUSY"], GiveUp, Keeps).mend(MEND_BUSY),
+            Self::Denied      => row(RedisCounter::Denied, DENIALS, GiveUp, Retires).mend(MEND_LOGIN),
+            Self::ForeignValue => row(RedisCounter::ForeignValue, FOREIGN, GiveUp, Keeps).mend(MEND_FOREIGN),
+            Self::Refused     => row(RedisCounter::Refused, &[], GiveUp, Keeps).mend(MEND_REFUSED),
+            Self::NotSent     => row(RedisCounter::NotSent, &[], GiveUp, Keeps).on_a_suspect_map(),
             // It is unknown whether the ask was taken.
-            Self::Lost        => row("redis_lost", &[], GiveUp, Retires).on_a_suspect_map(),
-            Self::TimedOut    => row("redis_timed_out", &[], GiveUp, Keeps).on_a_suspect_map(),
-            Self::MalformedReply => row("redis_garbled", &[], GiveUp, IsAbandoned)
+            Self::Lost        => row(RedisCounter::Lost, &[], GiveUp, Retires).on_a_suspect_map(),
+            Self::TimedOut    => row(RedisCounter::TimedOut, &[], GiveUp, Keeps).on_a_suspect_map(),
+            Self::MalformedReply => row(RedisCounter::MalformedReply, &[], GiveUp, IsAbandoned)
                 .on_a_suspect_map().mend(MEND_GARBLED),
         }
     }
@@ -186,12 +187,12 @@ const MEND_REFUSED: &str = "mend there what it says; until then its keys fail";
 const MEND_GARBLED: &str = "check that it is Redis, of version 6.2 or later, and no other client's";
 
 const fn row(
-    count: &'static str,
+    counter: RedisCounter,
     codes: &'static [&'static str],
     next: Next,
     connection: Connection,
 ) -> Meaning {
-    Meaning { count, codes, next, connection, map_is_suspect: false, mend: None }
+    Meaning { counter, codes, next, connection, map_is_suspect: false, mend: None }
 }
 
 // === impl Meaning ===
@@ -290,10 +291,10 @@ mod tests {
 
     #[test]
     fn each_kind_stands_at_its_number_and_is_counted_apart() {
-        let mut names = std::collections::BTreeSet::new();
+        let mut counters = std::collections::HashSet::new();
         for (at, kind) in Kind::ALL.into_iter().enumerate() {
             assert_eq!(kind as usize, at);
-            assert!(names.insert(kind.meaning().count), "{kind:?} is counted as another");
+            assert!(counters.insert(kind.meaning().counter), "{kind:?} is counted as another");
         }
     }
 
