@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group};
-use ratelease_engine::buffer::{Buffer, Kind, Lot, Refill, Take};
+use ratelease_engine::buffer::{Buffer, LeaseKind, LeasedTokens, Refill, Take};
 use ratelease_engine::time::Time;
 use ratelease_rules::key::{KeyHasher, KeyPart};
 use ratelease_rules::request::Entry;
@@ -51,9 +51,9 @@ const VALUE: KeyPart<'_> = KeyPart::Value("user-12345678");
 fn take(criterion: &mut Criterion) {
     const TOKENS: u64 = 1_000_000;
     let (now, ends) = (Time::default(), Time::default() + Duration::from_secs(60));
-    let lot = Lot { tokens: TOKENS, epoch: 1, starts: now, ends };
+    let lease = LeasedTokens { tokens: TOKENS, epoch: 1, starts: now, ends };
     let refill = Refill {
-        lot,
+        lease,
         left: u64::MAX,
         overdrawn: false,
         is_sure: true,
@@ -63,10 +63,10 @@ fn take(criterion: &mut Criterion) {
     };
     let mut buffer = Buffer::default();
     criterion.bench_function("take/from a buffer", |bencher| {
-        bencher.iter(|| match buffer.take(1, true, Kind::Windowed, black_box(now)) {
-            Take::Taken(lot) => lot.tokens,
+        bencher.iter(|| match buffer.take(1, true, LeaseKind::Windowed, black_box(now)) {
+            Take::Taken(lease) => lease.tokens,
             Take::Short | Take::Denied => {
-                buffer.refill(refill, Kind::Windowed, now);
+                buffer.refill(refill, LeaseKind::Windowed, now);
                 0
             }
         });

@@ -298,7 +298,7 @@ impl Shared {
         let context = self.context(now);
         let mut asks = Vec::new();
         let visited = self.table.with(
-            charge.seat(),
+            charge.region(),
             now,
             room,
             || KeyState::new(charge, &context),

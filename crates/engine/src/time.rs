@@ -2,7 +2,7 @@
 
 mod compact;
 
-pub use compact::{Coarse, Span};
+pub use compact::{CompactDuration, CompactU64};
 
 use std::ops::Add;
 use std::time::Duration;

@@ -7,7 +7,7 @@ use crate::time::Time;
 
 /// Tokens of one lease: they end together and are returned together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Lot {
+pub struct LeasedTokens {
     /// Number of tokens.
     pub tokens: u64,
     /// The epoch that their return names: [`crate::store::Grant::epoch`].
@@ -20,7 +20,7 @@ pub struct Lot {
 
 /// How the tokens of a key begin and end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum LeaseKind {
     /// They end with their window, which is their epoch: a newer window ends all older ones.
     Windowed,
     /// Each lease ends on its own.
@@ -36,21 +36,21 @@ pub enum Kind {
 
 /// Unspent tokens of at most two leases: the one that is being spent and the one asked ahead.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Lots {
-    pub(super) newest: Lot,
+pub(super) struct LeasePair {
+    pub(super) newest: LeasedTokens,
     /// Has no tokens if there is only one lease. Windows, the usual kind, never need it.
-    pub(super) older: Lot,
+    pub(super) older: LeasedTokens,
 }
 
-// === impl Lots ===
+// === impl LeasePair ===
 
-impl Lots {
+impl LeasePair {
     fn tokens(&self, now: Time) -> u64 {
         self.older.live(now).saturating_add(self.newest.live(now))
     }
 
-    /// Takes `hits` tokens, or none. The returned lot can be put back.
-    pub(super) fn spend(&mut self, hits: u64, kind: Kind, now: Time) -> Option<Lot> {
+    /// Takes `hits` tokens, or none. The returned lease can be put back.
+    pub(super) fn spend(&mut self, hits: u64, kind: LeaseKind, now: Time) -> Option<LeasedTokens> {
         self.prune(kind, now);
         if self.tokens(now) < hits {
             return None;
@@ -63,62 +63,62 @@ impl Lots {
         // All of them get the last start and the first end. So some may start too late or end too
         // early, but none starts too early or ends too late.
         let starts = if rest.tokens > 0 { first.starts.max(rest.starts) } else { first.starts };
-        Some(Lot { tokens: hits, starts, ..first })
+        Some(LeasedTokens { tokens: hits, starts, ..first })
     }
 
     /// Adds tokens of a new lease, or tokens that were taken out.
-    pub(super) fn insert(&mut self, lot: Lot, kind: Kind, now: Time) {
+    pub(super) fn insert(&mut self, lease: LeasedTokens, kind: LeaseKind, now: Time) {
         self.prune(kind, now);
         // A window is kept even without tokens, since refunds may be added to it.
-        let of_use = lot.tokens > 0 || kind == Kind::Windowed;
-        if now >= lot.ends {
-            expired::note(lot.tokens);
+        let is_useful = lease.tokens > 0 || kind == LeaseKind::Windowed;
+        if now >= lease.ends {
+            expired::note(lease.tokens);
             return;
         }
-        if !of_use || self.joined(lot, kind) {
+        if !is_useful || self.joined(lease, kind) {
             return;
         }
         if self.newest.tokens == 0 {
-            self.newest = lot;
+            self.newest = lease;
             return;
         }
-        let (first, last) = in_order(self.newest, lot);
+        let (first, last) = in_order(self.newest, lease);
         let older = match self.older {
-            Lot { tokens: 0, .. } => first,
-            // There is one lot too many. Slots cannot be joined, so those in the middle are
+            LeasedTokens { tokens: 0, .. } => first,
+            // There is one lease too many. Slots cannot be joined, so those in the middle are
             // dropped.
-            older if matches!(kind, Kind::Spaced { .. }) => in_order(older, first).0,
+            older if matches!(kind, LeaseKind::Spaced { .. }) => in_order(older, first).0,
             older => {
                 let (first, second) = in_order(older, first);
-                Lot { tokens: first.tokens.saturating_add(second.tokens), ..first }
+                LeasedTokens { tokens: first.tokens.saturating_add(second.tokens), ..first }
             }
         };
         (self.older, self.newest) = (older, last);
     }
 
     /// Removes and returns all tokens, by lease.
-    pub(super) fn drain(&mut self, now: Time) -> [Option<Lot>; 2] {
+    pub(super) fn drain(&mut self, now: Time) -> [Option<LeasedTokens>; 2] {
         let Self { older, newest } = std::mem::take(self);
-        [older, newest].map(|lot| {
-            expired::note(lot.ended(now));
-            Some(lot).filter(|lot| lot.live(now) > 0)
+        [older, newest].map(|lease| {
+            expired::note(lease.ended(now));
+            Some(lease).filter(|lease| lease.live(now) > 0)
         })
     }
 
-    /// Adds `lot` to the lease that it belongs to, if that is held here.
-    fn joined(&mut self, lot: Lot, kind: Kind) -> bool {
-        (self.older.tokens > 0 && self.older.join(lot, kind)) || self.newest.join(lot, kind)
+    /// Adds `lease` to the lease that it belongs to, if that is held here.
+    fn joined(&mut self, lease: LeasedTokens, kind: LeaseKind) -> bool {
+        (self.older.tokens > 0 && self.older.join(lease, kind)) || self.newest.join(lease, kind)
     }
 
     /// Drops what has ended.
-    fn prune(&mut self, kind: Kind, now: Time) {
-        if let Kind::Spaced { every, grace } = kind {
+    fn prune(&mut self, kind: LeaseKind, now: Time) {
+        if let LeaseKind::Spaced { every, grace } = kind {
             self.newest.lapse(every, grace, now);
             self.older.lapse(every, grace, now);
         }
-        for lot in [&mut self.older, &mut self.newest] {
-            expired::note(lot.ended(now));
-            lot.tokens = lot.live(now);
+        for lease in [&mut self.older, &mut self.newest] {
+            expired::note(lease.ended(now));
+            lease.tokens = lease.live(now);
         }
         if self.newest.tokens == 0 && self.older.tokens > 0 {
             self.newest = std::mem::take(&mut self.older);
@@ -126,13 +126,13 @@ impl Lots {
     }
 }
 
-fn in_order(a: Lot, b: Lot) -> (Lot, Lot) {
+fn in_order(a: LeasedTokens, b: LeasedTokens) -> (LeasedTokens, LeasedTokens) {
     if a.ends <= b.ends { (a, b) } else { (b, a) }
 }
 
-// === impl Lot ===
+// === impl LeasedTokens ===
 
-impl Lot {
+impl LeasedTokens {
     pub(super) fn live(&self, now: Time) -> u64 {
         if now < self.ends { self.tokens } else { 0 }
     }
@@ -142,31 +142,33 @@ impl Lot {
     }
 
     /// Removes and returns the first `tokens`, of which there are enough.
-    fn split(&mut self, tokens: u64, kind: Kind) -> Lot {
-        let taken = Lot { tokens, ..*self };
+    fn split(&mut self, tokens: u64, kind: LeaseKind) -> LeasedTokens {
+        let taken = LeasedTokens { tokens, ..*self };
         self.tokens -= tokens;
-        if let Kind::Spaced { every, .. } = kind {
+        if let LeaseKind::Spaced { every, .. } = kind {
             self.starts = self.starts + times(every, tokens);
         }
         taken
     }
 
-    /// Merges `lot`, if both belong to one lease. Returns whether it did.
-    fn join(&mut self, lot: Lot, kind: Kind) -> bool {
+    /// Merges `lease`, if both belong to one lease. Returns whether it did.
+    fn join(&mut self, lease: LeasedTokens, kind: LeaseKind) -> bool {
         let one = match kind {
-            Kind::Windowed => self.epoch == lot.epoch && self.ends > Time::default(),
-            Kind::Timed => self.epoch == lot.epoch && self.ends == lot.ends,
-            Kind::Spaced { every, .. } => lot.starts + times(every, lot.tokens) == self.starts,
+            LeaseKind::Windowed => self.epoch == lease.epoch && self.ends > Time::default(),
+            LeaseKind::Timed => self.epoch == lease.epoch && self.ends == lease.ends,
+            LeaseKind::Spaced { every, .. } => {
+                lease.starts + times(every, lease.tokens) == self.starts
+            }
         };
         if one {
-            self.tokens = self.tokens.saturating_add(lot.tokens);
+            self.tokens = self.tokens.saturating_add(lease.tokens);
             match kind {
                 // The window ends when the store said last, since its clock may have been set.
-                Kind::Windowed if lot.starts >= self.starts => {
-                    (self.starts, self.ends) = (lot.starts, lot.ends);
+                LeaseKind::Windowed if lease.starts >= self.starts => {
+                    (self.starts, self.ends) = (lease.starts, lease.ends);
                 }
-                Kind::Windowed | Kind::Timed => {}
-                Kind::Spaced { .. } => self.starts = lot.starts,
+                LeaseKind::Windowed | LeaseKind::Timed => {}
+                LeaseKind::Spaced { .. } => self.starts = lease.starts,
             }
         }
         one

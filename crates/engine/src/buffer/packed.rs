@@ -1,130 +1,130 @@
-//! The compact form of a buffer's lots, since there are millions of keys.
+//! The compact form of a buffer's leases, since there are millions of keys.
 
 use std::mem::size_of;
 
-use super::leased_tokens::{Kind, Lot, Lots};
-use super::{Spare, expired, narrow};
-use crate::time::{Span, Time};
+use super::leased_tokens::{LeaseKind, LeasePair, LeasedTokens};
+use super::{Cold, expired, saturate_u32};
+use crate::time::{CompactDuration, Time};
 
-/// The newest lot in place, and in a box what few keys have: an older lot, and the owner's rare
+/// The newest lease in place, and in a box what few keys have: an older lease, and the owner's cold
 /// state.
 ///
-/// Lots that are not spaced may be spent at once, so only spaced ones have a start. Spaced lots are
-/// never returned, so only the others have an epoch.
+/// Leases that are not spaced may be spent at once, so only spaced ones have a start. Spaced leases
+/// are never returned, so only the others have an epoch.
 #[derive(Debug, Clone)]
-pub(super) struct Stock<A> {
+pub(super) struct PackedLeases<A> {
     /// When the store's last reply came. Ends count from here.
-    heard: Time,
-    /// The epoch of the newest lot, kept after the lot is spent; for a spaced lot, its start.
-    mark: u64,
+    replied_at: Time,
+    /// The epoch of the newest lease, kept after the lease is spent; for a spaced lease, its start.
+    epoch_or_start: u64,
     tokens: u32,
-    /// Empty if there is no lot.
-    ends: Span,
-    aside: Option<Box<Aside<A>>>,
+    /// Empty if there is no lease.
+    ends: CompactDuration,
+    cold: Option<Box<ColdBox<A>>>,
 }
 
 /// What only few keys have.
 #[derive(Debug, Clone, Default)]
-struct Aside<A> {
-    /// Has no tokens if there is no older lot.
-    older: Lot,
+struct ColdBox<A> {
+    /// Has no tokens if there is no older lease.
+    older: LeasedTokens,
     owners: A,
 }
 
-// === impl Stock ===
+// === impl PackedLeases ===
 
-impl<A: Spare> Stock<A> {
+impl<A: Cold> PackedLeases<A> {
     /// Size of the box in bytes, where there is one.
-    pub(super) const ASIDE_BYTES: usize = size_of::<Aside<A>>();
+    pub(super) const COLD_BYTES: usize = size_of::<ColdBox<A>>();
 
     pub(super) const fn empty() -> Self {
-        let (heard, ends) = (Time::from_nanos(0), Span::EMPTY);
-        Self { heard, mark: 0, tokens: 0, ends, aside: None }
+        let (replied_at, ends) = (Time::from_nanos(0), CompactDuration::EMPTY);
+        Self { replied_at, epoch_or_start: 0, tokens: 0, ends, cold: None }
     }
 
     /// When the store's last reply came.
-    pub(super) fn heard(&self) -> Time {
-        self.heard
+    pub(super) fn replied_at(&self) -> Time {
+        self.replied_at
     }
 
-    /// The epoch of the store's last reply, or of the newest unspent lot, if that has one.
+    /// The epoch of the store's last reply, or of the newest unspent lease, if that has one.
     pub(super) fn epoch(&self) -> u64 {
-        self.mark
+        self.epoch_or_start
     }
 
     /// Tokens that may still be spent.
     pub(super) fn tokens(&self, now: Time) -> u64 {
-        let older = self.aside.as_ref().map_or(0, |aside| aside.older.live(now));
+        let older = self.cold.as_ref().map_or(0, |cold| cold.older.live(now));
         older.saturating_add(self.live(now).into())
     }
 
-    /// Takes `hits` tokens, or none. The returned lot can be put back.
-    pub(super) fn spend(&mut self, hits: u64, kind: Kind, now: Time) -> Option<Lot> {
+    /// Takes `hits` tokens, or none. The returned lease can be put back.
+    pub(super) fn spend(&mut self, hits: u64, kind: LeaseKind, now: Time) -> Option<LeasedTokens> {
         if self.has_older() || is_spaced(kind) {
-            let spent = self.edit(kind, |lots| lots.spend(hits, kind, now))?;
+            let spent = self.edit(kind, |leases| leases.spend(hits, kind, now))?;
             let starts = if is_spaced(kind) { spent.starts } else { Time::default() };
-            return Some(Lot { starts, ..spent });
+            return Some(LeasedTokens { starts, ..spent });
         }
         let live = self.live(now);
         expired::note(u64::from(self.tokens - live));
         self.tokens = live;
         let spent = u32::try_from(hits).ok().filter(|hits| *hits <= self.tokens)?;
         self.tokens -= spent;
-        Some(self.at_once(hits))
+        Some(self.leased(hits))
     }
 
     /// Adds tokens that were taken out.
-    pub(super) fn put_back(&mut self, lot: Lot, kind: Kind, now: Time) {
-        self.edit(kind, |lots| lots.insert(lot, kind, now));
+    pub(super) fn put_back(&mut self, lease: LeasedTokens, kind: LeaseKind, now: Time) {
+        self.edit(kind, |leases| leases.insert(lease, kind, now));
     }
 
     /// Adds what the store lent with its reply of time `now`.
-    pub(super) fn refill(&mut self, lot: Lot, kind: Kind, now: Time) {
-        let mut lots = self.unpacked(kind);
+    pub(super) fn refill(&mut self, lease: LeasedTokens, kind: LeaseKind, now: Time) {
+        let mut leases = self.unpacked(kind);
         if !is_spaced(kind) {
-            lots.newest.starts = Time::default(); // so that its window ends as the store says now
+            leases.newest.starts = Time::default(); // so that its window ends as the store says now
         }
-        lots.insert(lot, kind, now);
-        if lots.newest.tokens == 0 {
-            lots.newest.epoch = lot.epoch;
+        leases.insert(lease, kind, now);
+        if leases.newest.tokens == 0 {
+            leases.newest.epoch = lease.epoch;
         }
-        self.heard = now;
-        self.pack(lots, kind);
+        self.replied_at = now;
+        self.pack(leases, kind);
     }
 
-    /// Removes and returns all tokens, by lease. For spaced lots the result is of no use: they are
-    /// never returned.
-    pub(super) fn drain(&mut self, now: Time) -> [Option<Lot>; 2] {
-        let older = self.aside.as_ref().map_or(Lot::default(), |aside| aside.older);
-        let newest = self.at_once(self.tokens.into());
+    /// Removes and returns all tokens, by lease. For spaced leases the result is of no use: they
+    /// are never returned.
+    pub(super) fn drain(&mut self, now: Time) -> [Option<LeasedTokens>; 2] {
+        let older = self.cold.as_ref().map_or(LeasedTokens::default(), |cold| cold.older);
+        let newest = self.leased(self.tokens.into());
         self.clear();
-        Lots { newest, older }.drain(now)
+        LeasePair { newest, older }.drain(now)
     }
 
     /// Drops everything, since its window is over.
     pub(super) fn expire(&mut self) {
-        let older = self.aside.as_ref().map_or(0, |aside| aside.older.tokens);
+        let older = self.cold.as_ref().map_or(0, |cold| cold.older.tokens);
         expired::note(older.saturating_add(self.tokens.into()));
         self.clear();
     }
 
     /// Drops everything.
     pub(super) fn clear(&mut self) {
-        (self.tokens, self.ends) = (0, Span::EMPTY);
-        self.set_older(Lot::default());
+        (self.tokens, self.ends) = (0, CompactDuration::EMPTY);
+        self.set_older(LeasedTokens::default());
     }
 
     /// An empty stock that keeps what the owner has in the box.
     pub(super) fn emptied(mut self) -> Self {
         self.clear();
-        Self { aside: self.aside, ..Self::empty() }
+        Self { cold: self.cold, ..Self::empty() }
     }
 
     /// Adds `tokens` to a live lease, if there is one. Returns whether there is.
     pub(super) fn top_up(&mut self, tokens: u64, now: Time) -> bool {
         let live = self.has_lease(now);
         if live {
-            self.tokens = narrow(u64::from(self.tokens).saturating_add(tokens));
+            self.tokens = saturate_u32(u64::from(self.tokens).saturating_add(tokens));
         }
         live
     }
@@ -134,34 +134,40 @@ impl<A: Spare> Stock<A> {
         now < self.ends()
     }
 
-    /// Joins two lots to one that ends with the first. Of spaced lots, the second is dropped.
-    pub(super) fn join(&mut self, kind: Kind) {
+    /// Joins two leases to one that ends with the first. Of spaced leases, the second is dropped.
+    pub(super) fn join(&mut self, kind: LeaseKind) {
         if self.has_older() {
-            let Lots { newest, older } = self.unpacked(kind);
+            let LeasePair { newest, older } = self.unpacked(kind);
             let more = if is_spaced(kind) { 0 } else { newest.tokens };
             let tokens = older.tokens.saturating_add(more);
-            self.pack(Lots { newest: Lot { tokens, ..older }, older: Lot::default() }, kind);
+            self.pack(
+                LeasePair {
+                    newest: LeasedTokens { tokens, ..older },
+                    older: LeasedTokens::default(),
+                },
+                kind,
+            );
         }
     }
 
     /// What the owner keeps in the box.
-    pub(super) fn aside(&self) -> Option<&A> {
-        self.aside.as_ref().map(|aside| &aside.owners)
+    pub(super) fn cold(&self) -> Option<&A> {
+        self.cold.as_ref().map(|cold| &cold.owners)
     }
 
-    pub(super) fn aside_mut(&mut self) -> Option<&mut A> {
-        self.aside.as_mut().map(|aside| &mut aside.owners)
+    pub(super) fn cold_mut(&mut self) -> Option<&mut A> {
+        self.cold.as_mut().map(|cold| &mut cold.owners)
     }
 
-    pub(super) fn make_aside(&mut self) -> &mut A {
-        &mut self.aside.get_or_insert_default().owners
+    pub(super) fn make_cold(&mut self) -> &mut A {
+        &mut self.cold.get_or_insert_default().owners
     }
 
     /// Drops the box if nothing is in it.
     pub(super) fn trim(&mut self) {
-        let empty = |aside: &Aside<A>| aside.older.tokens == 0 && aside.owners.is_empty();
-        if self.aside.as_deref().is_some_and(empty) {
-            self.aside = None;
+        let empty = |cold: &ColdBox<A>| cold.older.tokens == 0 && cold.owners.is_empty();
+        if self.cold.as_deref().is_some_and(empty) {
+            self.cold = None;
         }
     }
 
@@ -170,55 +176,64 @@ impl<A: Spare> Stock<A> {
     }
 
     fn ends(&self) -> Time {
-        self.ends.after(self.heard)
+        self.ends.after(self.replied_at)
     }
 
     fn has_older(&self) -> bool {
-        self.aside.as_ref().is_some_and(|aside| aside.older.tokens > 0)
+        self.cold.as_ref().is_some_and(|cold| cold.older.tokens > 0)
     }
 
-    /// `tokens` of the newest lot, which is not spaced.
-    fn at_once(&self, tokens: u64) -> Lot {
-        Lot { tokens, epoch: self.mark, starts: Time::default(), ends: self.ends() }
+    /// `tokens` of the newest lease, which is not spaced.
+    fn leased(&self, tokens: u64) -> LeasedTokens {
+        LeasedTokens {
+            tokens,
+            epoch: self.epoch_or_start,
+            starts: Time::default(),
+            ends: self.ends(),
+        }
     }
 
-    fn edit<R>(&mut self, kind: Kind, edit: impl FnOnce(&mut Lots) -> R) -> R {
-        let mut lots = self.unpacked(kind);
-        let edited = edit(&mut lots);
-        self.pack(lots, kind);
+    fn edit<R>(&mut self, kind: LeaseKind, edit: impl FnOnce(&mut LeasePair) -> R) -> R {
+        let mut leases = self.unpacked(kind);
+        let edited = edit(&mut leases);
+        self.pack(leases, kind);
         edited
     }
 
-    fn unpacked(&self, kind: Kind) -> Lots {
-        let older = self.aside.as_ref().map_or(Lot::default(), |aside| aside.older);
-        let newest = self.at_once(self.tokens.into());
+    fn unpacked(&self, kind: LeaseKind) -> LeasePair {
+        let older = self.cold.as_ref().map_or(LeasedTokens::default(), |cold| cold.older);
+        let newest = self.leased(self.tokens.into());
         let newest = match kind {
-            Kind::Spaced { .. } => Lot { epoch: 0, starts: Time::from_nanos(self.mark), ..newest },
-            Kind::Windowed | Kind::Timed => Lot { starts: self.heard, ..newest },
+            LeaseKind::Spaced { .. } => {
+                LeasedTokens { epoch: 0, starts: Time::from_nanos(self.epoch_or_start), ..newest }
+            }
+            LeaseKind::Windowed | LeaseKind::Timed => {
+                LeasedTokens { starts: self.replied_at, ..newest }
+            }
         };
-        Lots { newest, older }
+        LeasePair { newest, older }
     }
 
-    fn pack(&mut self, lots: Lots, kind: Kind) {
-        let Lots { newest, older } = lots;
-        self.tokens = narrow(newest.tokens);
-        self.ends = Span::floor(newest.ends.since(self.heard));
-        self.mark = if is_spaced(kind) { newest.starts.nanos() } else { newest.epoch };
+    fn pack(&mut self, leases: LeasePair, kind: LeaseKind) {
+        let LeasePair { newest, older } = leases;
+        self.tokens = saturate_u32(newest.tokens);
+        self.ends = CompactDuration::floor(newest.ends.since(self.replied_at));
+        self.epoch_or_start = if is_spaced(kind) { newest.starts.nanos() } else { newest.epoch };
         self.set_older(older);
     }
 
-    fn set_older(&mut self, older: Lot) {
+    fn set_older(&mut self, older: LeasedTokens) {
         if older.tokens > 0 {
-            self.aside.get_or_insert_default().older = older;
-        } else if let Some(aside) = &mut self.aside {
-            aside.older = older;
+            self.cold.get_or_insert_default().older = older;
+        } else if let Some(cold) = &mut self.cold {
+            cold.older = older;
             self.trim();
         }
     }
 }
 
-fn is_spaced(kind: Kind) -> bool {
-    matches!(kind, Kind::Spaced { .. })
+fn is_spaced(kind: LeaseKind) -> bool {
+    matches!(kind, LeaseKind::Spaced { .. })
 }
 
 #[cfg(test)]

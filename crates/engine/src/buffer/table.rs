@@ -1,7 +1,7 @@
-//! A map from keys to entries within a budget of bytes, split into parts so that threads seldom
-//! contend.
+//! A map from keys to entries within a budget of bytes, split into partitions so that threads
+//! seldom contend.
 
-mod part;
+mod partition;
 
 use std::hash::BuildHasher;
 use std::mem::size_of;
@@ -14,19 +14,19 @@ use parking_lot::Mutex;
 use ratelease_rules::key::Key;
 
 use crate::time::Time;
-use part::Part;
+use partition::Partition;
 
-/// Size of one part in bytes: some 2600 entries, few enough to be swept under one lock.
-const PART_BYTES: usize = 256 * 1024;
+/// Size of one partition in bytes: some 2600 entries, few enough to be swept under one lock.
+const PARTITION_BYTES: usize = 256 * 1024;
 
-/// The largest number of parts. With a budget of more than 1 GiB the parts are larger, up to what
-/// links can address: some 25 GiB in all.
-const PARTS_MAX: usize = 4096;
+/// The largest number of partitions. With a budget of more than 1 GiB the partitions are larger, up
+/// to what links can address: some 25 GiB in all.
+const PARTITIONS_MAX: usize = 4096;
 
-/// The part of the budget for the entries kept aside: a sixteenth, up to the number of entries
-/// below.
-const ASIDE_DIVISOR: usize = 16;
-const ASIDE_MAX: usize = 1024;
+/// The share of the budget for the entries in the reserved region: a sixteenth, up to the number of
+/// entries below.
+const RESERVED_DIVISOR: usize = 16;
+const RESERVED_MAX: usize = 1024;
 
 /// A map from [`Key`] to `V` that never allocates more than its budget.
 ///
@@ -35,11 +35,11 @@ const ASIDE_MAX: usize = 1024;
 /// ([`Entry::heap`]) has a separate limit in addition to the budget, since it belongs to requests
 /// in progress and not to keys.
 ///
-/// A full table reuses the place of an idle entry for a new key. Entries *aside* are never evicted
-/// in this way: they are few, and keys that fill the table cannot displace them.
+/// A full table reuses the place of an idle entry for a new key. Entries of the *reserved* region
+/// are never evicted in this way: they are few, and keys that fill the table cannot displace them.
 pub struct Table<V> {
-    parts: Box<[Mutex<Part<V>>]>,
-    aside: Mutex<Part<V>>,
+    partitions: Box<[Mutex<Partition<V>>]>,
+    reserved: Mutex<Partition<V>>,
     heap: Heap,
     seed: RandomState,
     evictions: AtomicU64,
@@ -67,13 +67,13 @@ pub trait Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Link(u16);
 
-/// The place of an entry in the table.
+/// The region of the table that an entry belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seat {
+pub enum Region {
     /// With all the others, until its place is needed.
-    Common,
-    /// Aside, until it is removed.
-    Aside,
+    Evictable,
+    /// Among the few that keep their place until they are removed.
+    Reserved,
 }
 
 /// There is no room: every entry that was checked is busy, or too much is on the heap.
@@ -97,16 +97,17 @@ struct Heap {
 
 impl<V: Entry> Table<V> {
     /// A table that allocates at most `budget` bytes, and whose entries hold at most `heap_max`
-    /// bytes. It allocates as it fills. One common entry and one aside always fit.
+    /// bytes. It allocates as it fills. One entry of each region always fits.
     pub fn new(budget: usize, heap_max: usize) -> Self {
         let seed = RandomState::default();
-        let aside = (budget / ASIDE_DIVISOR).min(ASIDE_MAX * Part::<V>::entry_bytes());
-        let rest = budget.saturating_sub(size_of::<Self>() + aside);
-        let count = (rest / PART_BYTES).clamp(1, PARTS_MAX);
-        let part = |bytes| Mutex::new(Part::new(bytes, seed.clone()));
+        let reserved =
+            (budget / RESERVED_DIVISOR).min(RESERVED_MAX * Partition::<V>::entry_bytes());
+        let rest = budget.saturating_sub(size_of::<Self>() + reserved);
+        let count = (rest / PARTITION_BYTES).clamp(1, PARTITIONS_MAX);
+        let partition = |bytes| Mutex::new(Partition::new(bytes, seed.clone()));
         Self {
-            parts: (0..count).map(|_| part(rest / count)).collect(),
-            aside: part(aside),
+            partitions: (0..count).map(|_| partition(rest / count)).collect(),
+            reserved: partition(reserved),
             heap: Heap { held: AtomicUsize::new(0), max: heap_max },
             seed,
             evictions: AtomicU64::new(0),
@@ -118,41 +119,43 @@ impl<V: Entry> Table<V> {
     ///
     /// `visit` may add `room` bytes to what the entry holds on the heap; anything beyond that may
     /// be shed again ([`Entry::shed`]), so that there is always room for other entries. `visit`
-    /// runs under the lock of a part: it must be short and must not call the table. The work is
-    /// bounded: a key is found on its chain of about two entries, and an eviction checks at most 64
-    /// entries.
+    /// runs under the lock of a partition: it must be short and must not call the table. The work
+    /// is bounded: a key is found on its chain of about two entries, and an eviction checks at most
+    /// 64 entries.
     ///
     /// # Errors
     ///
     /// There is no room. Then nothing has changed, and `visit` has not run.
     pub fn with<R>(
         &self,
-        (seat, key): (Seat, Key),
+        (region, key): (Region, Key),
         now: Time,
         room: usize,
         make: impl FnOnce() -> V,
         visit: impl FnOnce(&mut V) -> R,
     ) -> Result<(R, Option<(Key, V)>), TableFull> {
         let hashed = Hashed { key, hash: self.hash(key) };
-        let mut part = match seat {
-            Seat::Common => self.part(hashed).lock(),
-            Seat::Aside => self.aside.lock(),
+        let mut partition = match region {
+            Region::Evictable => self.partition(hashed).lock(),
+            Region::Reserved => self.reserved.lock(),
         };
         self.heap.reserve(room, self.heap.max)?;
-        let found = part.find(hashed);
+        let found = partition.find(hashed);
         let admitted = match found {
             Some(place) => Ok((place, None)),
-            None if seat == Seat::Aside || part.len() < part.len_max() => part.insert(hashed, make),
-            None => part.replace(hashed, now, make),
+            None if region == Region::Reserved || partition.len() < partition.len_max() => {
+                partition.insert(hashed, make)
+            }
+            None => partition.replace(hashed, now, make),
         };
         let Ok((place, evicted)) = admitted else {
             self.heap.settle(room, 0);
             return Err(TableFull);
         };
-        let entry = part.value_mut(place);
+        let entry = partition.value_mut(place);
         let counted = if found.is_some() { entry.heap() } else { 0 };
         let visited = self.visit(entry, counted + room, visit);
-        drop(part);
+        drop(partition);
         if let Some((_, evicted)) = &evicted {
             self.heap.settle(evicted.heap(), 0);
             self.evictions.fetch_add(1, Ordering::Relaxed);
@@ -160,28 +163,29 @@ impl<V: Entry> Table<V> {
         Ok((visited, evicted))
     }
 
-    /// Runs `visit` on the entry of `key` if there is one, in either seat. Heap memory that it adds
-    /// may be shed again ([`Entry::shed`]).
+    /// Runs `visit` on the entry of `key` if there is one, in either region. Heap memory that it
+    /// adds may be shed again ([`Entry::shed`]).
     pub fn with_existing<R>(&self, key: Key, visit: impl FnOnce(&mut V) -> R) -> Option<R> {
         let hashed = Hashed { key, hash: self.hash(key) };
-        for part in [self.part(hashed), &self.aside] {
-            let mut part = part.lock();
-            if let Some(place) = part.find(hashed) {
-                let entry = part.value_mut(place);
+        for partition in [self.partition(hashed), &self.reserved] {
+            let mut partition = partition.lock();
+            if let Some(place) = partition.find(hashed) {
+                let entry = partition.value_mut(place);
                 return Some(self.visit(entry, entry.heap(), visit));
             }
         }
         None
     }
 
-    /// The numbers of the parts, for [`Table::retain`]; the last one holds the entries kept aside.
-    pub fn parts(&self) -> Range<usize> {
-        0..self.parts.len() + 1
+    /// The numbers of the partitions, for [`Table::retain`]; the last one holds the entries in the
+    /// reserved region.
+    pub fn partitions(&self) -> Range<usize> {
+        0..self.partitions.len() + 1
     }
 
-    /// Calls `keep` on every entry of a part and removes those for which it returns `false`.
-    pub fn retain(&self, part: usize, mut keep: impl FnMut(Key, &mut V) -> bool) {
-        self.parts.get(part).unwrap_or(&self.aside).lock().retain(|key, entry| {
+    /// Calls `keep` on every entry of a partition and removes those for which it returns `false`.
+    pub fn retain(&self, partition: usize, mut keep: impl FnMut(Key, &mut V) -> bool) {
+        self.partitions.get(partition).unwrap_or(&self.reserved).lock().retain(|key, entry| {
             let held = entry.heap();
             let kept = keep(key, entry);
             self.heap.settle(held, if kept { entry.heap() } else { 0 });
@@ -191,7 +195,7 @@ impl<V: Entry> Table<V> {
 
     /// Number of entries at present.
     pub fn len(&self) -> usize {
-        self.all().map(|part| part.lock().len()).sum()
+        self.all().map(|partition| partition.lock().len()).sum()
     }
 
     /// Whether there are no entries.
@@ -201,13 +205,13 @@ impl<V: Entry> Table<V> {
 
     /// The largest number of entries.
     pub fn len_max(&self) -> usize {
-        self.all().map(|part| part.lock().len_max()).sum()
+        self.all().map(|partition| partition.lock().len_max()).sum()
     }
 
     /// Bytes of the budget that are allocated at present.
     pub fn bytes(&self) -> usize {
-        let parts: usize = self.all().map(|part| part.lock().bytes()).sum();
-        size_of::<Self>() + parts
+        let partitions: usize = self.all().map(|partition| partition.lock().bytes()).sum();
+        size_of::<Self>() + partitions
     }
 
     /// Bytes that entries hold on the heap at present.
@@ -233,19 +237,22 @@ impl<V: Entry> Table<V> {
         visited
     }
 
-    fn all(&self) -> impl Iterator<Item = &Mutex<Part<V>>> {
-        self.parts.iter().chain([&self.aside])
+    fn all(&self) -> impl Iterator<Item = &Mutex<Partition<V>>> {
+        self.partitions.iter().chain([&self.reserved])
     }
 
     fn hash(&self, key: Key) -> u64 {
         hash(&self.seed, key)
     }
 
-    /// The part of a key, chosen by the high half of its hash.
-    #[allow(clippy::cast_possible_truncation, reason = "the product is below the count of parts")]
-    fn part(&self, hashed: Hashed) -> &Mutex<Part<V>> {
+    /// The partition of a key, chosen by the high half of its hash.
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "the product is below the count of partitions"
+    )]
+    fn partition(&self, hashed: Hashed) -> &Mutex<Partition<V>> {
         let high = hashed.hash >> 32;
-        &self.parts[((high * self.parts.len() as u64) >> 32) as usize]
+        &self.partitions[((high * self.partitions.len() as u64) >> 32) as usize]
     }
 }
 

@@ -12,12 +12,12 @@ fn at(millis: u64) -> Time {
 
 fn refill(tokens: u64, left: u64) -> Refill {
     let ends = Time::from_nanos(10 * SECOND);
-    let lot = Lot { tokens, epoch: 5, starts: at(0), ends };
+    let lease = LeasedTokens { tokens, epoch: 5, starts: at(0), ends };
     let (overdrawn, is_sure, fresh_until) = (false, true, at(100));
-    Refill { lot, left, overdrawn, is_sure, known_until: ends, resets: ends, fresh_until }
+    Refill { lease, left, overdrawn, is_sure, known_until: ends, resets: ends, fresh_until }
 }
 
-const W: Kind = Kind::Windowed;
+const W: LeaseKind = LeaseKind::Windowed;
 /// Time between slots.
 const SLOT: Duration = Duration::from_millis(10);
 
@@ -98,7 +98,7 @@ fn a_look_passes_at_the_limit_and_not_beyond_it() {
 fn a_grant_of_another_window_replaces_what_was_held() {
     let mut buffer = live(5, 10);
     let next = Refill {
-        lot: Lot { tokens: 2, epoch: 6, starts: at(0), ends: at(20_000) },
+        lease: LeasedTokens { tokens: 2, epoch: 6, starts: at(0), ends: at(20_000) },
         known_until: at(20_000),
         fresh_until: at(10_100),
         ..refill(2, 90)
@@ -110,8 +110,8 @@ fn a_grant_of_another_window_replaces_what_was_held() {
 #[test]
 fn a_late_grant_of_an_older_window_is_void() {
     let mut buffer = live(5, 10);
-    let lot = Lot { epoch: 4, ends: at(1), ..refill(100, 0).lot };
-    buffer.refill(Refill { lot, known_until: at(1), ..refill(100, 0) }, W, at(1));
+    let lease = LeasedTokens { epoch: 4, ends: at(1), ..refill(100, 0).lease };
+    buffer.refill(Refill { lease, known_until: at(1), ..refill(100, 0) }, W, at(1));
     assert_eq!(buffer.tokens(at(2)), 5);
     assert_eq!(buffer.left(at(1)), Some(10));
 }
@@ -119,8 +119,8 @@ fn a_late_grant_of_an_older_window_is_void() {
 #[test]
 fn an_older_window_that_still_lasts_is_the_present_one() {
     let mut buffer = live(5, 10);
-    let lot = Lot { epoch: 4, ..refill(2, 0).lot };
-    buffer.refill(Refill { lot, ..refill(2, 90) }, W, at(1));
+    let lease = LeasedTokens { epoch: 4, ..refill(2, 0).lease };
+    buffer.refill(Refill { lease, ..refill(2, 90) }, W, at(1));
     assert_eq!(buffer.remaining(at(1)), 92);
 }
 
@@ -135,11 +135,11 @@ fn grants_of_one_window_add_up() {
 fn tokens_come_back_to_their_own_window_only() {
     let mut buffer = live(5, 10);
     buffer.take(5, true, W, at(1));
-    buffer.put_back(Lot { tokens: 3, epoch: 4, ..refill(0, 0).lot }, W, at(2));
+    buffer.put_back(LeasedTokens { tokens: 3, epoch: 4, ..refill(0, 0).lease }, W, at(2));
     assert_eq!(buffer.tokens(at(2)), 0);
-    buffer.put_back(Lot { tokens: 3, epoch: 5, ..refill(0, 0).lot }, W, at(2));
+    buffer.put_back(LeasedTokens { tokens: 3, epoch: 5, ..refill(0, 0).lease }, W, at(2));
     assert_eq!(buffer.tokens(at(2)), 3);
-    buffer.put_back(Lot { tokens: 3, epoch: 5, ..refill(0, 0).lot }, W, at(10_000));
+    buffer.put_back(LeasedTokens { tokens: 3, epoch: 5, ..refill(0, 0).lease }, W, at(10_000));
     assert_eq!(buffer.tokens(at(10_000)), 0, "the window has ended");
 }
 
@@ -156,38 +156,38 @@ fn a_refund_never_lifts_a_key_above_its_limit() {
 #[test]
 fn draining_takes_every_token_once() {
     let mut buffer = live(5, 10);
-    assert_eq!(buffer.drain(at(1)), [None, Some(refill(5, 0).lot)]);
+    assert_eq!(buffer.drain(at(1)), [None, Some(refill(5, 0).lease)]);
     assert_eq!(buffer.drain(at(1)), [None; 2]);
 }
 
 fn lease(tokens: u64, starts: u64, ends: u64) -> Refill {
-    let lot = Lot { tokens, epoch: starts, starts: at(starts), ends: at(ends) };
-    Refill { lot, known_until: at(ends), ..refill(0, 100) }
+    let lease = LeasedTokens { tokens, epoch: starts, starts: at(starts), ends: at(ends) };
+    Refill { lease, known_until: at(ends), ..refill(0, 100) }
 }
 
 #[test]
 fn each_lease_without_a_window_ends_by_itself_and_the_elder_is_spent_first() {
     let mut buffer = Buffer::default();
-    buffer.refill(lease(5, 0, 2_000), Kind::Timed, at(0));
-    buffer.refill(lease(7, 1_500, 3_500), Kind::Timed, at(1_500));
+    buffer.refill(lease(5, 0, 2_000), LeaseKind::Timed, at(0));
+    buffer.refill(lease(7, 1_500, 3_500), LeaseKind::Timed, at(1_500));
     assert_eq!(buffer.tokens(at(1_600)), 12);
-    let Take::Taken(spent) = buffer.take(2, true, Kind::Timed, at(1_700)) else { panic!() };
+    let Take::Taken(spent) = buffer.take(2, true, LeaseKind::Timed, at(1_700)) else { panic!() };
     assert_eq!((spent.epoch, spent.ends), (0, at(2_000)));
     assert_eq!(buffer.tokens(at(1_999)), 10);
     assert_eq!(buffer.tokens(at(2_000)), 7);
-    buffer.put_back(spent, Kind::Timed, at(2_000));
+    buffer.put_back(spent, LeaseKind::Timed, at(2_000));
     assert_eq!(buffer.tokens(at(2_000)), 7, "the lease they were of has ended");
-    assert_eq!(buffer.take(8, true, Kind::Timed, at(2_001)), Take::Short);
+    assert_eq!(buffer.take(8, true, LeaseKind::Timed, at(2_001)), Take::Short);
 }
 
 #[test]
 fn a_charge_across_two_leases_comes_back_with_the_end_of_the_elder() {
     let mut buffer = Buffer::default();
-    buffer.refill(lease(5, 0, 2_000), Kind::Timed, at(0));
-    buffer.refill(lease(7, 1_500, 3_500), Kind::Timed, at(1_500));
-    let Take::Taken(spent) = buffer.take(8, true, Kind::Timed, at(1_700)) else { panic!() };
+    buffer.refill(lease(5, 0, 2_000), LeaseKind::Timed, at(0));
+    buffer.refill(lease(7, 1_500, 3_500), LeaseKind::Timed, at(1_500));
+    let Take::Taken(spent) = buffer.take(8, true, LeaseKind::Timed, at(1_700)) else { panic!() };
     assert_eq!((spent.tokens, spent.ends), (8, at(2_000)));
-    buffer.put_back(spent, Kind::Timed, at(1_700));
+    buffer.put_back(spent, LeaseKind::Timed, at(1_700));
     assert_eq!(buffer.tokens(at(1_700)), 12);
     assert_eq!(buffer.tokens(at(2_000)), 4);
 }
@@ -196,22 +196,22 @@ fn a_charge_across_two_leases_comes_back_with_the_end_of_the_elder() {
 fn a_third_lease_joins_the_two_that_end_first() {
     let mut buffer = Buffer::default();
     for lent in [0, 100, 200] {
-        buffer.refill(lease(5, lent, lent + 2_000), Kind::Timed, at(lent));
+        buffer.refill(lease(5, lent, lent + 2_000), LeaseKind::Timed, at(lent));
     }
     assert_eq!(buffer.tokens(at(1_999)), 15);
     assert_eq!(buffer.tokens(at(2_000)), 5, "never later than their own end");
     let [older, newest] = buffer.drain(at(300));
-    assert_eq!(older.map(|lot| (lot.tokens, lot.epoch)), Some((10, 0)));
-    assert_eq!(newest.map(|lot| (lot.tokens, lot.epoch)), Some((5, 200)));
+    assert_eq!(older.map(|lease| (lease.tokens, lease.epoch)), Some((10, 0)));
+    assert_eq!(newest.map(|lease| (lease.tokens, lease.epoch)), Some((5, 200)));
 }
 
 #[test]
 fn slots_come_one_after_the_other_and_go_by_unused() {
-    let kind = Kind::Spaced { every: SLOT, grace: SLOT };
+    let kind = LeaseKind::Spaced { every: SLOT, grace: SLOT };
     let mut buffer = Buffer::default();
     buffer.refill(lease(4, 100, 200), kind, at(90));
     let mut slot = |now| match buffer.take(1, true, kind, at(now)) {
-        Take::Taken(lot) => Some(lot.starts),
+        Take::Taken(lease) => Some(lease.starts),
         _ => None,
     };
     assert_eq!(slot(90), Some(at(100)));
@@ -222,7 +222,7 @@ fn slots_come_one_after_the_other_and_go_by_unused() {
 
 #[test]
 fn the_last_slot_taken_can_be_put_back() {
-    let kind = Kind::Spaced { every: SLOT, grace: SLOT };
+    let kind = LeaseKind::Spaced { every: SLOT, grace: SLOT };
     let mut buffer = Buffer::default();
     buffer.refill(lease(4, 100, 200), kind, at(90));
     let Take::Taken(first) = buffer.take(1, true, kind, at(90)) else { panic!() };
@@ -236,9 +236,9 @@ fn an_ask_is_out_for_no_time_for_whoever_read_the_clock_before_it() {
     for asked in [0, 5, 40_000, 68_000, 100_000_000] {
         buffer.note_ask(at(asked));
         for before in [0, 1, 10, 30_000] {
-            assert_eq!(buffer.asked_for(at(asked.saturating_sub(before))), Duration::ZERO);
+            assert_eq!(buffer.ask_age(at(asked.saturating_sub(before))), Duration::ZERO);
         }
-        let later = buffer.asked_for(at(asked + 20_000));
+        let later = buffer.ask_age(at(asked + 20_000));
         assert!(later.as_millis().abs_diff(20_000) < 5, "{later:?} after {asked} ms");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::time::{Coarse, Time};
+use crate::time::{CompactU64, Time};
 
 /// Tokens are asked for ahead of demand only if the demand would use a token within this time: a
 /// less used key would only strand the tokens that it holds.
@@ -37,7 +37,7 @@ pub struct Demand {
     fast: Rate,
     slow: Rate,
     /// Hits since `since`, not yet in the averages.
-    hits: Coarse,
+    hits: CompactU64,
     /// Hits since the key was last idle, up to [`RUN_MAX`].
     run: u8,
     /// The number of pods that draw on the key, estimated from this pod's share of it.
@@ -70,7 +70,7 @@ const OVERTAKEN: u32 = 1 << 16;
 
 /// Hits a second, in units of 1/64.
 #[derive(Debug, Clone, Copy, Default)]
-struct Rate(Coarse);
+struct Rate(CompactU64);
 
 const RATE_PARTS: f32 = 64.0;
 
@@ -83,17 +83,17 @@ impl Demand {
         let run = u8::try_from(hits).unwrap_or(RUN_MAX);
         let was_idle = span >= IDLE_MIN && self.is_idle(now);
         self.run = if was_idle { run } else { self.run.saturating_add(run) };
-        self.hits = Coarse::floor(self.hits.get().saturating_add(hits));
+        self.hits = CompactU64::floor(self.hits.get().saturating_add(hits));
         if span < SPAN_MIN {
             return;
         }
         // A key's first hits have no span to divide by, since the time before them is not known.
         if self.since > 0 {
             let rate = self.hits.get() as f32 / span.as_secs_f32();
-            self.fast.come_nearer(rate, weight(span, FAST));
-            self.slow.come_nearer(rate, weight(span, SLOW));
+            self.fast.average_in(rate, weight(span, FAST));
+            self.slow.average_in(rate, weight(span, SLOW));
         }
-        (self.hits, self.since) = (Coarse::default(), ticks(now));
+        (self.hits, self.since) = (CompactU64::default(), ticks(now));
     }
 
     /// Time since the last hits were noted: up to 10 ms too long, and never too short.
@@ -111,9 +111,9 @@ impl Demand {
     /// Notes that the other pods drew `others` tokens in the `span` between two grants of this pod.
     /// The pod's own use in that span follows from its demand.
     pub fn note_draw(&mut self, others: u64, span: Duration) {
-        let used = self.steady() * span.as_secs_f64();
+        let used = self.steady_rate() * span.as_secs_f64();
         if used > 0.0 {
-            self.pods.come_nearer(1.0 + others as f64 / used);
+            self.pods.average_in(1.0 + others as f64 / used);
         }
     }
 
@@ -125,27 +125,27 @@ impl Demand {
 
     /// Hits a second: the higher of the two averages.
     pub fn rate(&self) -> f64 {
-        self.steady().max(self.burst())
+        self.steady_rate().max(self.burst_rate())
     }
 
     /// Hits a second over about the last second.
-    pub fn steady(&self) -> f64 {
+    pub fn steady_rate(&self) -> f64 {
         f64::from(self.slow.get())
     }
 
     /// Hits a second over the last few hundredths of a second.
-    pub fn burst(&self) -> f64 {
+    pub fn burst_rate(&self) -> f64 {
         f64::from(self.fast.get())
     }
 
     /// Hits since the key was last idle; `None` if there were 255 or more.
-    pub fn run(&self) -> Option<u64> {
+    pub fn run_length(&self) -> Option<u64> {
         (self.run < RUN_MAX).then_some(self.run.into())
     }
 
     /// Recent hits a second; demand that has moved to another pod is soon forgotten. A silence of a
     /// few mean gaps does not count yet.
-    pub fn of_late(&self, now: Time) -> f64 {
+    pub fn recent_rate(&self, now: Time) -> f64 {
         let span = self.span(now).max(SPAN_MIN);
         let rate = self.hits.get() as f32 / span.as_secs_f32();
         let fast = self.fast.get().max(self.slow.get());
@@ -155,7 +155,7 @@ impl Demand {
 
     /// The silence after which the key is idle.
     pub fn idle_after(&self) -> Duration {
-        let gaps = IDLE_GAPS / self.steady().max(f64::from(f32::EPSILON));
+        let gaps = IDLE_GAPS / self.steady_rate().max(f64::from(f32::EPSILON));
         Duration::try_from_secs_f64(gaps).unwrap_or(IDLE_MAX).clamp(IDLE_MIN, IDLE_MAX)
     }
 
@@ -193,11 +193,11 @@ impl Rate {
     /// Rounds to the nearest value: an average that only rounded down would stay below the true
     /// rate.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
-    fn come_nearer(&mut self, rate: f32, weight: f32) {
+    fn average_in(&mut self, rate: f32, weight: f32) {
         let average = self.get() + (rate - self.get()) * weight;
         let parts = (average * RATE_PARTS).round() as u64;
-        let half = Coarse::floor(parts).get() / 8_192;
-        self.0 = Coarse::floor(parts.saturating_add(half));
+        let half = CompactU64::floor(parts).get() / 8_192;
+        self.0 = CompactU64::floor(parts.saturating_add(half));
     }
 }
 
@@ -212,7 +212,7 @@ impl Peers {
     /// Averages exponents, so that a pod that draws twice as much as another has the same weight as
     /// one that draws half as much.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is clamped")]
-    fn come_nearer(&mut self, pods: f64) {
+    fn average_in(&mut self, pods: f64) {
         let seen = pods.max(1.0).log2();
         let exponent = self.get().map_or(seen, |known| {
             let known = known.log2();

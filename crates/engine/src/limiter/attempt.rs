@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::resolve::Charge;
-use crate::buffer::{Lot, Take};
+use crate::buffer::{LeasedTokens, Take};
 use crate::time::Time;
 use crate::verdict::DecisionSource;
 
@@ -54,11 +54,11 @@ impl Attempt {
         self.take == Take::Denied
     }
 
-    /// The tokens taken; an empty lot if there are none.
-    pub(super) fn taken(&self) -> Lot {
+    /// The tokens taken; an empty lease if there are none.
+    pub(super) fn taken(&self) -> LeasedTokens {
         match self.take {
-            Take::Taken(lot) => lot,
-            Take::Denied | Take::Short => Lot::default(),
+            Take::Taken(lease) => lease,
+            Take::Denied | Take::Short => LeasedTokens::default(),
         }
     }
 

@@ -12,7 +12,7 @@ use super::attempt::{Attempt, QuotaSnapshot};
 use super::resolve::Charge;
 use parking_lot::Mutex;
 
-use crate::buffer::{Lot, Take};
+use crate::buffer::{LeasedTokens, Take};
 use crate::counter::{Count, Counter};
 use crate::lease::Reply;
 use crate::rng::mixed;
@@ -166,7 +166,7 @@ impl Away {
         let over = !charge.refund && if hits == 0 { grant.overdrawn } else { grant.tokens < hits };
         let reset = if grant.left > 0 { grant.reset_after } else { grant.retry_after };
         // For a leaky bucket, the time at which the slot begins.
-        let slot = Lot { starts: now + grant.starts_after, ..Lot::default() };
+        let slot = LeasedTokens { starts: now + grant.starts_after, ..LeasedTokens::default() };
         Attempt {
             take: if over { Take::Denied } else { Take::Taken(slot) },
             quota: QuotaSnapshot { remaining: grant.left, reset_after: Some(reset) },
@@ -177,7 +177,7 @@ impl Away {
 
 fn passed(mode: FailureMode, remaining: u64) -> Attempt {
     let quota = QuotaSnapshot { remaining, reset_after: None };
-    let (take, how) = (Take::Taken(Lot::default()), DecisionSource::Failure(mode));
+    let (take, how) = (Take::Taken(LeasedTokens::default()), DecisionSource::Failure(mode));
     Attempt { take, fitted: 0, quota, how }
 }
 

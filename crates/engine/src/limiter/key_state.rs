@@ -27,10 +27,10 @@ use super::pods::domain_of;
 use super::resolve::Charge;
 use super::wait::{PendingCharge, ReplyReceiver, answered};
 use crate::buffer::table::Link;
-use crate::buffer::{Buffer, Kind, Lot, Take};
+use crate::buffer::{Buffer, LeaseKind, LeasedTokens, Take};
 use crate::lease::demand::Demand;
 use crate::store::{Ask, Purpose, Return, StoreError};
-use crate::time::{Coarse, Time};
+use crate::time::{CompactU64, Time};
 use crate::verdict::AppliedLimit;
 use flags::Flags;
 use terms::Held;
@@ -76,7 +76,7 @@ pub(super) struct KeyState {
     demand: Demand,
     /// The round trip to the store, in microseconds: the last one if it took longer than the
     /// average, else a moving average.
-    trip_us: Coarse,
+    trip_us: CompactU64,
     next: Link,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct KeyState {
 impl KeyState {
     pub(super) fn new(charge: &Charge<'_>, context: &PodContext<'_>) -> Self {
         let mut slot = Self {
-            buffer: Buffer::cold(),
+            buffer: Buffer::unknown(),
             rule: charge.applied.rule.cloned(),
             requests: 0,
             held: Held::Rule,
@@ -93,7 +93,7 @@ impl KeyState {
             asking: 0,
             pool: context.first_pool(charge.key()),
             demand: Demand::default(),
-            trip_us: Coarse::floor(context.trip_us),
+            trip_us: CompactU64::floor(context.trip_us),
             next: Link::default(),
         };
         slot.set_limit(charge.applied.limit);
@@ -168,7 +168,7 @@ impl KeyState {
             return Err(StoreError::ForeignValue);
         }
         let purpose = if self.is_probe(context) { Purpose::Probe } else { Purpose::Request };
-        let (promise, queued) = self.buffer.make_aside().waiting.push(wish);
+        let (promise, queued) = self.buffer.make_cold().waiting.push(wish);
         if queued && (self.asking == 0 || self.is_uncovered(context)) {
             asks.push(Ask { purpose, ..self.ask(charge.key(), context) });
         }
@@ -185,7 +185,7 @@ impl KeyState {
         }
         let remaining = quota.remaining.saturating_add(hits).min(limit.capacity());
         let quota = QuotaSnapshot { remaining, ..quota };
-        Attempt::local(Take::Taken(Lot::default()), quota)
+        Attempt::local(Take::Taken(LeasedTokens::default()), quota)
     }
 
     /// Gives back what `charge` refunds: to a lease held here if there is one, else to the store.
@@ -207,8 +207,8 @@ impl KeyState {
             return;
         }
         let kept = self.need(&policy, 0, context).size();
-        let excess = self.buffer.skim(kept, policy.kind, context.now);
-        asks.extend(excess.and_then(|lot| policy.returning(charge.key(), lot)));
+        let excess = self.buffer.take_excess(kept, policy.kind, context.now);
+        asks.extend(excess.and_then(|lease| policy.returning(charge.key(), lease)));
     }
 
     /// After a charge, asks for the next lease while tokens last, if they will not last until it
@@ -224,12 +224,12 @@ impl KeyState {
         if self.asking > 0 || !self.demand.outruns(tokens, self.round_trip()) {
             return;
         }
-        if self.flags.is_shed() && self.buffer.asked_for(context.now) < SHED_PAUSE {
+        if self.flags.is_shed() && self.buffer.ask_age(context.now) < SHED_PAUSE {
             return;
         }
         let policy = self.policy(context);
         let soon = self.demand.uses_soon(policy.limit.window());
-        let ahead = soon && policy.is_leased() && !matches!(policy.kind, Kind::Spaced { .. });
+        let ahead = soon && policy.is_leased() && !matches!(policy.kind, LeaseKind::Spaced { .. });
         // An empty bucket has a token again once the reply about it is no longer fresh.
         let left = self.buffer.left(context.now).is_some_and(|left| left > 0);
         let refills = policy.inflow() > 0.0 && !self.buffer.is_fresh(context.now);
@@ -297,7 +297,7 @@ impl KeyState {
             Take::Short
         } else if wish.refund {
             let refunded = self.buffer.refund(wish.hits, limit.capacity(), kind, now);
-            if refunded { Take::Taken(Lot::default()) } else { Take::Short }
+            if refunded { Take::Taken(LeasedTokens::default()) } else { Take::Short }
         } else {
             self.buffer.take(wish.hits, wish.charge_denied, kind, now)
         };
@@ -312,7 +312,7 @@ impl KeyState {
     }
 
     fn has_waiting(&self) -> bool {
-        self.buffer.aside().is_some_and(|cold| !cold.waiting.is_empty())
+        self.buffer.cold().is_some_and(|cold| !cold.waiting.is_empty())
     }
 }
 

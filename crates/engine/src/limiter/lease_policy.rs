@@ -7,7 +7,7 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, LeaseTerms, Leasing, Limit, Rule};
 
 use super::PodContext;
-use crate::buffer::{Kind, Lot, Refill};
+use crate::buffer::{LeaseKind, LeasedTokens, Refill};
 use crate::lease::Reply;
 use crate::store::{Ask, Grant, Purpose, Return};
 use crate::time::Time;
@@ -42,7 +42,7 @@ const TIMER: Duration = Duration::from_millis(1);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LeasePolicy {
     pub(super) limit: Limit,
-    pub(super) kind: Kind,
+    pub(super) kind: LeaseKind,
     pub(super) leasing: Leasing,
     /// Number of pools of the key; 1 means that there is none besides its own count.
     pub(super) pools: NonZeroU8,
@@ -76,11 +76,13 @@ impl LeasePolicy {
         let kind = match (limit.algorithm, leasing) {
             (Algorithm::LeakyBucket { .. }, _) => {
                 let every = limit.window() / limit.requests_per_unit.max(1);
-                Kind::Spaced { every, grace: every.max(patience).max(TIMER) }
+                LeaseKind::Spaced { every, grace: every.max(patience).max(TIMER) }
             }
-            (Algorithm::FixedWindow, Leasing::Off) => Kind::Windowed,
-            (Algorithm::FixedWindow, Leasing::On(terms)) if terms.ttl.is_none() => Kind::Windowed,
-            _ => Kind::Timed,
+            (Algorithm::FixedWindow, Leasing::Off) => LeaseKind::Windowed,
+            (Algorithm::FixedWindow, Leasing::On(terms)) if terms.ttl.is_none() => {
+                LeaseKind::Windowed
+            }
+            _ => LeaseKind::Timed,
         };
         Self { limit, kind, leasing, pools: rule.map_or(NonZeroU8::MIN, |rule| rule.shards) }
     }
@@ -90,9 +92,9 @@ impl LeasePolicy {
         Ask { ttl: self.ttl(), ..Ask::look(key, self.limit) }
     }
 
-    /// The ask that returns `lot` to the key's own count, even if a pool lent it.
-    pub(super) fn returning(&self, key: Key, lot: Lot) -> Option<Ask> {
-        returning(&self.ask(key), lot.tokens, lot.epoch)
+    /// The ask that returns `lease` to the key's own count, even if a pool lent it.
+    pub(super) fn returning(&self, key: Key, lease: LeasedTokens) -> Option<Ask> {
+        returning(&self.ask(key), lease.tokens, lease.epoch)
     }
 
     pub(super) fn is_leased(&self) -> bool {
@@ -108,7 +110,8 @@ impl LeasePolicy {
 
     /// τ, the longest time that a lease lasts.
     pub(super) fn ttl(&self) -> Duration {
-        let default = if self.kind == Kind::Windowed { Duration::MAX } else { LeaseTerms::TTL };
+        let default =
+            if self.kind == LeaseKind::Windowed { Duration::MAX } else { LeaseTerms::TTL };
         self.terms().ttl.unwrap_or(default)
     }
 
@@ -134,8 +137,8 @@ impl LeasePolicy {
         // counts from before the ask, so that no token is spent after it.
         let starts = context.now + grant.starts_after;
         let ends = match self.kind {
-            Kind::Spaced { grace, .. } => asked_at + grant.ends_after + grace,
-            Kind::Windowed | Kind::Timed => asked_at + grant.ends_after,
+            LeaseKind::Spaced { grace, .. } => asked_at + grant.ends_after + grace,
+            LeaseKind::Windowed | LeaseKind::Timed => asked_at + grant.ends_after,
         };
         let known_until = match self.limit.algorithm {
             Algorithm::FixedWindow | Algorithm::SlidingWindow => asked_at + grant.reset_after,
@@ -144,7 +147,7 @@ impl LeasePolicy {
         let fresh_until = self.fresh_until(reply, grant, scarcity, context.now);
         let told = scarcity.pods > CROWD && grant.left == 0;
         Refill {
-            lot: Lot { tokens: grant.tokens, epoch: grant.epoch, starts, ends },
+            lease: LeasedTokens { tokens: grant.tokens, epoch: grant.epoch, starts, ends },
             left: grant.left,
             overdrawn: grant.overdrawn || told,
             is_sure: true,
@@ -162,7 +165,7 @@ impl LeasePolicy {
             _ if !self.is_leased() => now + FRESH_OFF,
             (Algorithm::FixedWindow, _) => now + jittered(probe, seed),
             // Slots that no pod fetches pass unused, so each pod asks in its turn before they do.
-            (Algorithm::LeakyBucket { max_delay_us }, Kind::Spaced { every, .. }) => {
+            (Algorithm::LeakyBucket { max_delay_us }, LeaseKind::Spaced { every, .. }) => {
                 let turn = every.mul_f64(scarcity.pods);
                 let latest = Duration::from_micros(u64::from(max_delay_us) / 2);
                 now + turn.min(latest.max(grant.retry_after)).max(TIMER)

@@ -142,10 +142,10 @@ impl Limiter {
     /// that `visit` adds.
     async fn sweep(&self, mut visit: impl FnMut(Key, &mut KeyState, Time, &mut Vec<Ask>)) {
         let Self { shared } = self;
-        for part in shared.table.parts() {
+        for partition in shared.table.partitions() {
             let now = shared.clock.now();
             let mut returned = Vec::new();
-            shared.table.retain(part, |key, slot| {
+            shared.table.retain(partition, |key, slot| {
                 visit(key, slot, now, &mut returned);
                 let stays = slot.is_busy() || slot.is_live(now);
                 if !stays {

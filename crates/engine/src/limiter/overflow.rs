@@ -15,7 +15,7 @@ use ratelease_rules::key::{Key, KeyHasher, OverflowScope};
 
 use super::resolve::Charge;
 use super::{Ordering, Shared};
-use crate::buffer::table::Seat;
+use crate::buffer::table::Region;
 
 impl Shared {
     /// Redirects `charge` to its overflow key. Returns false if it has been redirected already.
@@ -30,9 +30,10 @@ impl Shared {
 
 impl Charge<'_> {
     /// The place and the key of the slot that the charge is charged to.
-    pub(super) fn seat(&self) -> (Seat, Key) {
-        let seat = if self.overflow.get().is_some() { Seat::Aside } else { Seat::Common };
-        (seat, self.key())
+    pub(super) fn region(&self) -> (Region, Key) {
+        let region =
+            if self.overflow.get().is_some() { Region::Reserved } else { Region::Evictable };
+        (region, self.key())
     }
 
     fn overflow_key(&self, hasher: &KeyHasher) -> Key {

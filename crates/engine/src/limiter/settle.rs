@@ -9,7 +9,7 @@ use super::away::Away;
 use super::key_state::KeyState;
 use super::lease_policy::LeasePolicy;
 use super::resolve::Charge;
-use crate::buffer::{Lot, Take};
+use crate::buffer::{LeasedTokens, Take};
 use crate::store::StoreError;
 use crate::time::Time;
 use crate::verdict::{AppliedLimit, DecisionSource};
@@ -74,7 +74,7 @@ impl Shared {
         if taken.tokens > 0 {
             self.put_back(charge, taken);
             attempt.quota.remaining += taken.tokens;
-            attempt.take = Take::Taken(Lot::default());
+            attempt.take = Take::Taken(LeasedTokens::default());
         } else if attempt.how == DecisionSource::Failure(FailureMode::Local) && !attempt.is_over() {
             attempt.how = DecisionSource::Local; // only once
             self.return_charge(charge);
@@ -95,7 +95,7 @@ impl Shared {
     }
 
     /// Puts back tokens that were taken and are not spent after all.
-    pub(super) fn put_back(&self, charge: &Charge<'_>, taken: Lot) {
+    pub(super) fn put_back(&self, charge: &Charge<'_>, taken: LeasedTokens) {
         if taken.tokens == 0 {
             return;
         }

@@ -244,8 +244,8 @@ impl Drop for Transaction<'_, '_> {
     }
 }
 
-/// The status of a descriptor. One for which the store was not asked counts as passing, with what is
-/// known of it.
+/// The status of a descriptor. One for which the store was not asked counts as passing, with what
+/// is known of it.
 pub(super) fn status<'r>(resolved: &Resolved<'r>, attempt: Option<&Attempt>) -> Status<'r> {
     let charge = match resolved {
         Resolved::Free => return Status::FREE,

@@ -7,24 +7,24 @@ use super::Time;
 /// A span in four bytes: exact to the microsecond up to 17 minutes, to the millisecond up to 12
 /// days, to the second up to 34 years, and to the minute beyond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Span(u32);
+pub struct CompactDuration(u32);
 
 /// A number in two bytes: exact up to 4096, above that to one part in 2048, and at most 4.4 × 10¹²
 /// (73 minutes of nanoseconds).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Coarse(u16);
+pub struct CompactU64(u16);
 
-/// The unit in which a [`Span`] counts, in nanoseconds, by its two highest bits.
+/// The unit in which a [`CompactDuration`] counts, in nanoseconds, by its two highest bits.
 const UNITS: [u64; 4] = [1_000, 1_000_000, 1_000_000_000, 60_000_000_000];
 const UNIT_AT: u32 = 30;
 const COUNT_MAX: u32 = (1 << UNIT_AT) - 1;
 
-/// Bits of a [`Coarse`] below its exponent.
+/// Bits of a [`CompactU64`] below its exponent.
 const FRACTION_BITS: u32 = 11;
 
-// === impl Span ===
+// === impl CompactDuration ===
 
-impl Span {
+impl CompactDuration {
     /// The empty span.
     pub const EMPTY: Self = Self(0);
 
@@ -48,9 +48,9 @@ impl Span {
     }
 }
 
-// === impl Coarse ===
+// === impl CompactU64 ===
 
-impl Coarse {
+impl CompactU64 {
     /// A marker that is not a number, with a meaning of the caller's choice. Greater than all
     /// numbers.
     pub const NONE: Self = Self(u16::MAX);
@@ -94,7 +94,8 @@ mod tests {
     fn a_span_never_grows_and_loses_less_than_its_unit() {
         let start = Time::from_nanos(12_345);
         for nanos in numbers().filter(|nanos| *nanos < u64::MAX / 2) {
-            let kept = Span::floor(Duration::from_nanos(nanos)).after(start).since(start);
+            let kept =
+                CompactDuration::floor(Duration::from_nanos(nanos)).after(start).since(start);
             let lost = Duration::from_nanos(nanos).checked_sub(kept).unwrap();
             let unit = match nanos / 1_000_000_000 {
                 0..1_000 => Duration::from_micros(1),
@@ -103,30 +104,33 @@ mod tests {
                 _ => Duration::from_secs(60),
             };
             assert!(lost < unit, "{nanos} lost {lost:?}");
-            assert_eq!(Span::floor(kept), Span::floor(Duration::from_nanos(nanos)));
+            assert_eq!(
+                CompactDuration::floor(kept),
+                CompactDuration::floor(Duration::from_nanos(nanos))
+            );
         }
-        let longest = Span::floor(Duration::MAX).after(Time::default());
+        let longest = CompactDuration::floor(Duration::MAX).after(Time::default());
         assert!(Time::from_nanos(u64::MAX).since(longest) < Duration::from_secs(60));
     }
 
     #[test]
     fn an_empty_span_is_over_before_it_begins() {
         let start = Time::from_nanos(5_000);
-        assert_eq!(Span::floor(Duration::from_nanos(999)).after(start), Time::default());
-        assert_eq!(Coarse::floor(0).nanos_after(start), Time::default());
-        assert_eq!(Coarse::floor(1).nanos_after(start), Time::from_nanos(5_001));
+        assert_eq!(CompactDuration::floor(Duration::from_nanos(999)).after(start), Time::default());
+        assert_eq!(CompactU64::floor(0).nanos_after(start), Time::default());
+        assert_eq!(CompactU64::floor(1).nanos_after(start), Time::from_nanos(5_001));
     }
 
     #[test]
     fn a_coarse_number_never_grows_and_keeps_one_part_in_2048() {
         for number in numbers() {
-            let kept = Coarse::floor(number).get();
+            let kept = CompactU64::floor(number).get();
             assert!(kept <= number, "{number} became {kept}");
             let most = 4_094 << 30;
             assert!(number - kept <= number / 2_048 || kept == most, "{number} became {kept}");
-            assert_eq!(Coarse::floor(kept).get(), kept);
+            assert_eq!(CompactU64::floor(kept).get(), kept);
         }
-        assert!((0..4_096).all(|number| Coarse::floor(number).get() == number));
-        assert!(Coarse::floor(u64::MAX) != Coarse::NONE);
+        assert!((0..4_096).all(|number| CompactU64::floor(number).get() == number));
+        assert!(CompactU64::floor(u64::MAX) != CompactU64::NONE);
     }
 }

@@ -274,8 +274,8 @@ fn a_denial_ahead_marks_neither_window() {
 
 #[test]
 fn a_clock_behind_tells_what_was_lent_ahead_from_a_window_begun() {
-    // GrantFuture ahead of a window by a master whose clock is right; one whose clock is a window behind
-    // takes over.
+    // Lent ahead of a window by a master whose clock is right; a master whose clock is a window
+    // behind takes over.
     let (state, _) = step(None, NOON, &ahead(ask(10, 4, 0)));
     let (state, grant) = step(Some(state), NOON - 1_000_000, &ask(10, 1, 0));
     assert_eq!((grant.left, grant.epoch), (9, 1_700_000_000), "the window it found goes on");

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 
-use super::part::LOOKS_MAX;
+use super::partition::SCAN_MAX;
 use super::*;
 use crate::buffer::tests::rng;
 
@@ -54,9 +54,9 @@ impl Entry for Thing {
     }
 }
 
-/// The budget of one part.
+/// The budget of one partition.
 const SMALL: usize = 64 << 10;
-/// A budget of more than one part.
+/// A budget of more than one partition.
 const LARGE: usize = 1 << 20;
 
 fn table(budget: usize) -> Table<Thing> {
@@ -79,8 +79,8 @@ fn insert_as(
     n: u64,
     make: impl FnOnce() -> Thing,
 ) -> Result<Option<u64>, TableFull> {
-    let seat = (Seat::Common, Key::for_test(n));
-    let used = table.with(seat, Time::from_nanos(n), 0, make, |_| ());
+    let region = (Region::Evictable, Key::for_test(n));
+    let used = table.with(region, Time::from_nanos(n), 0, make, |_| ());
     used.map(|((), evicted)| evicted.map(|(_, thing)| thing.n))
 }
 
@@ -100,7 +100,7 @@ fn bytes_never_exceed_the_budget_and_fill_most_of_it() {
             }
         }
         assert!(most <= budget, "{most} of {budget}");
-        assert!(most > budget * 9 / 10, "{most} of {budget}, but for the sixteenth aside");
+        assert!(most > budget * 9 / 10, "{most} of {budget}, but for the reserved sixteenth");
         assert!(table.evictions() > 0);
         assert_eq!(table.len() as u64 + table.evictions(), 40_000);
     }
@@ -125,8 +125,8 @@ fn it_holds_what_came_and_was_neither_evicted_nor_removed() {
             let busy = rng(10) == 0;
             let visit =
                 |thing: &mut Thing| (thing.busy, thing.touched) = (busy, Time::from_nanos(now));
-            let seat = (Seat::Common, Key::for_test(n));
-            match table.with(seat, Time::from_nanos(now), 0, || thing(n), visit) {
+            let region = (Region::Evictable, Key::for_test(n));
+            match table.with(region, Time::from_nanos(now), 0, || thing(n), visit) {
                 Ok(((), evicted)) => {
                     if let Some((key, evicted)) = evicted {
                         assert!(!held && !evicted.busy, "{} went for {n}", evicted.n);
@@ -139,7 +139,9 @@ fn it_holds_what_came_and_was_neither_evicted_nor_removed() {
             }
             if rng(10_000) == 0 {
                 let gone = rng(3);
-                table.parts().for_each(|part| table.retain(part, |_, thing| thing.n % 3 != gone));
+                table
+                    .partitions()
+                    .for_each(|partition| table.retain(partition, |_, thing| thing.n % 3 != gone));
                 model.retain(|n| n % 3 != gone);
                 assert!(table.bytes() <= budget);
             }
@@ -154,7 +156,7 @@ fn memory_goes_back_with_the_entries() {
     let table = table(LARGE);
     (0..10_000).for_each(|n| assert!(insert(&table, n).is_ok()));
     let full = table.bytes();
-    table.parts().for_each(|part| table.retain(part, |_, thing| thing.n % 16 == 0));
+    table.partitions().for_each(|partition| table.retain(partition, |_, thing| thing.n % 16 == 0));
     assert!(table.bytes() < full / 4, "{} of {full}", table.bytes());
 }
 
@@ -164,11 +166,11 @@ fn an_entry_in_use_stays_whatever_floods_the_table() {
     let hot = |now: u64| {
         let make = || panic!("it was evicted by {now}");
         let visit = |thing: &mut Thing| thing.touched = Time::from_nanos(now);
-        let seat = (Seat::Common, Key::for_test(0));
-        assert!(table.with(seat, Time::from_nanos(now), 0, make, visit).is_ok());
+        let region = (Region::Evictable, Key::for_test(0));
+        assert!(table.with(region, Time::from_nanos(now), 0, make, visit).is_ok());
     };
     insert(&table, 0).unwrap();
-    // One round of the hand through its part.
+    // One round of the hand through its partition.
     let round = table.len_max() as u64 / 16;
     for n in 1..200_000 {
         insert(&table, n).unwrap();
@@ -205,7 +207,7 @@ fn a_key_is_refused_rather_than_a_busy_one_evicted_and_after_a_bounded_search() 
     assert_eq!(table.evictions(), 0);
     LOOKS.set(0);
     assert_eq!(busy(30_000), Err(TableFull));
-    assert!(LOOKS.get() <= LOOKS_MAX, "{} entries were looked at", LOOKS.get());
+    assert!(LOOKS.get() <= SCAN_MAX, "{} entries were looked at", LOOKS.get());
     // An entry that becomes idle is found, though not by each search.
     assert!(table.with_existing(Key::for_test(0), |thing| thing.busy = false).is_some());
     let evicted = (40_000..50_000).find_map(|n| insert(&table, n).ok());
@@ -215,26 +217,26 @@ fn a_key_is_refused_rather_than_a_busy_one_evicted_and_after_a_bounded_search() 
 #[test]
 fn entries_aside_are_few_and_stay() {
     let table = table(SMALL);
-    let aside = |n| {
-        let seat = (Seat::Aside, Key::for_test(n));
-        table.with(seat, Time::from_nanos(n), 0, || thing(n), |_| ()).map(drop)
+    let reserved = |n| {
+        let region = (Region::Reserved, Key::for_test(n));
+        table.with(region, Time::from_nanos(n), 0, || thing(n), |_| ()).map(drop)
     };
-    let taken = (0..1_000).take_while(|n| aside(*n).is_ok()).count() as u64;
+    let taken = (0..1_000).take_while(|n| reserved(*n).is_ok()).count() as u64;
     assert!((5..SMALL as u64 / 16 / 200).contains(&taken), "{taken}");
     (10_000..20_000).for_each(|n| assert!(insert(&table, n).is_ok()));
     assert!((0..taken).all(|n| holds(&table, n)));
     assert!(table.bytes() <= SMALL);
-    table.parts().for_each(|part| table.retain(part, |_, thing| thing.n >= 3));
-    assert_eq!((1_000..2_000).take_while(|n| aside(*n).is_ok()).count(), 3);
+    table.partitions().for_each(|partition| table.retain(partition, |_, thing| thing.n >= 3));
+    assert_eq!((1_000..2_000).take_while(|n| reserved(*n).is_ok()).count(), 3);
 }
 
 #[test]
 fn what_entries_hold_on_the_heap_has_its_own_ceiling() {
     let table = table(SMALL);
     let grow = |n, room: usize, by: usize| {
-        let seat = (Seat::Common, Key::for_test(n));
+        let region = (Region::Evictable, Key::for_test(n));
         let visit = |thing: &mut Thing| thing.heap += by;
-        table.with(seat, Time::from_nanos(n), room, || thing(n), visit).map(drop)
+        table.with(region, Time::from_nanos(n), room, || thing(n), visit).map(drop)
     };
     assert_eq!(grow(1, 600, 600), Ok(()));
     assert_eq!(grow(2, 600, 600), Err(TableFull));
@@ -244,7 +246,7 @@ fn what_entries_hold_on_the_heap_has_its_own_ceiling() {
     assert_eq!(table.heap_bytes(), 1_000);
     assert!(table.with_existing(Key::for_test(1), |thing| thing.heap = 100).is_some());
     assert_eq!(table.heap_bytes(), 500);
-    table.parts().for_each(|part| table.retain(part, |_, thing| thing.n == 1));
+    table.partitions().for_each(|partition| table.retain(partition, |_, thing| thing.n == 1));
     assert_eq!(table.heap_bytes(), 100);
 }
 
@@ -252,9 +254,9 @@ fn what_entries_hold_on_the_heap_has_its_own_ceiling() {
 fn what_is_added_without_room_is_shed_above_half_the_ceiling() {
     let table = table(SMALL);
     let add = |n, bytes: usize| {
-        let seat = (Seat::Common, Key::for_test(n));
+        let region = (Region::Evictable, Key::for_test(n));
         let visit = |thing: &mut Thing| thing.heap += bytes;
-        assert!(table.with(seat, Time::from_nanos(n), 0, || thing(n), visit).is_ok());
+        assert!(table.with(region, Time::from_nanos(n), 0, || thing(n), visit).is_ok());
         table.with_existing(Key::for_test(n), |thing| thing.heap)
     };
     assert_eq!(add(1, 300), Some(300));

@@ -6,13 +6,13 @@ use ratelease_rules::key::Key;
 use ratelease_rules::{Algorithm, Limit};
 
 use super::{KeyState, LOST_AFTER, OVERDUE_MIN, OVERDUE_TRIPS, PROBES_SHED_FOR};
-use crate::buffer::Kind;
+use crate::buffer::LeaseKind;
 use crate::lease::size::Need;
 use crate::limiter::PodContext;
 use crate::limiter::lease_policy::LeasePolicy;
 use crate::limiter::wait::PendingCharge;
 use crate::store::{Ask, Return};
-use crate::time::{Coarse, Time};
+use crate::time::{CompactU64, Time};
 
 /// The largest number of asks for one key that are out at once, where the store is so far away that
 /// a request cannot wait for one ask after the other.
@@ -26,15 +26,15 @@ impl KeyState {
         let expected = self.expected();
         self.note_asked(context.now);
         let policy = self.policy(context);
-        let refunds = self.buffer.aside_mut().map_or(0, |cold| {
+        let refunds = self.buffer.cold_mut().map_or(0, |cold| {
             // A request that has been answered already needs no tokens and is not charged.
             cold.waiting.forget_answered();
             cold.waiting.take_refunds(policy.limit)
         });
-        let waiting = self.buffer.aside().map(|cold| &cold.waiting);
+        let waiting = self.buffer.cold().map(|cold| &cold.waiting);
         // Slots that are held pass while a charge waits for more, so a charge gets all its slots at
         // once.
-        let spaced = matches!(policy.kind, Kind::Spaced { .. });
+        let spaced = matches!(policy.kind, LeaseKind::Spaced { .. });
         let held = if spaced { 0 } else { self.buffer.tokens(context.now) };
         let charges = || {
             waiting
@@ -63,7 +63,7 @@ impl KeyState {
         let own = pool.is_none();
         if first.is_some() {
             let more = expected.saturating_add(want.max(need));
-            self.buffer.make_aside().expected = u32::try_from(more).unwrap_or(u32::MAX);
+            self.buffer.make_cold().expected = u32::try_from(more).unwrap_or(u32::MAX);
         }
         Ask {
             want,
@@ -90,7 +90,7 @@ impl KeyState {
         self.asking = self.asking.saturating_sub(1);
         self.buffer.note_ask(now);
         let out = self.asking > 0;
-        if let Some(cold) = self.buffer.aside_mut() {
+        if let Some(cold) = self.buffer.cold_mut() {
             let asked = u32::try_from(ask.want.max(ask.need)).unwrap_or(u32::MAX);
             let expected = cold.expected.saturating_sub(asked);
             cold.expected = if out { expected } else { 0 };
@@ -99,14 +99,14 @@ impl KeyState {
 
     /// Tokens that the asks on their way may bring to waiting requests.
     fn expected(&self) -> u64 {
-        self.buffer.aside().map_or(0, |cold| cold.expected.into())
+        self.buffer.cold().map_or(0, |cold| cold.expected.into())
     }
 
     /// Whether an ask made now would only find out whether an empty key is still empty. This is not
     /// so for a bucket that had a token at the last ask, since it has another one soon.
     pub(super) fn is_probe(&self, context: &PodContext<'_>) -> bool {
         let refills = self.policy(context).inflow() > 0.0 && self.flags.misses() == 0;
-        let recent = context.now.since(self.buffer.heard()) < PROBES_SHED_FOR;
+        let recent = context.now.since(self.buffer.replied_at()) < PROBES_SHED_FOR;
         self.buffer.is_known_empty(context.now) && recent && !refills
     }
 
@@ -123,7 +123,7 @@ impl KeyState {
         if empty || !self.is_far(context) || self.asking >= ASKS_MAX {
             return false;
         }
-        let Some(cold) = self.buffer.aside() else { return false };
+        let Some(cold) = self.buffer.cold() else { return false };
         let spending = cold.waiting.under(self.limit()).filter(PendingCharge::spends);
         let wanted = spending.fold(0_u64, |sum, wish| sum.saturating_add(wish.hits));
         // The expected tokens are counted up to `u32::MAX` only.
@@ -139,18 +139,18 @@ impl KeyState {
     ) -> Need {
         let limit = policy.limit.capacity();
         let lasts = match policy.kind {
-            Kind::Windowed => self.buffer.reset_after(context.now),
+            LeaseKind::Windowed => self.buffer.reset_after(context.now),
             // A sliding window's leases also end with their aligned window.
-            Kind::Timed if limit_slides(policy.limit) => {
+            LeaseKind::Timed if limit_slides(policy.limit) => {
                 let rest = self.buffer.reset_after(context.now);
                 Some(rest.map_or(policy.ttl(), |rest| rest.min(policy.ttl())))
             }
-            Kind::Timed | Kind::Spaced { .. } => Some(policy.ttl()),
+            LeaseKind::Timed | LeaseKind::Spaced { .. } => Some(policy.ttl()),
         };
         Need {
-            demand: self.demand.steady(),
-            burst: self.demand.burst(),
-            run: self.demand.run(),
+            demand: self.demand.steady_rate(),
+            burst: self.demand.burst_rate(),
+            run: self.demand.run_length(),
             waiting,
             limit,
             left: self.buffer.left(context.now).unwrap_or(limit),
@@ -166,7 +166,7 @@ impl KeyState {
     pub(super) fn holds_above_allowance(&self, context: &PodContext<'_>) -> bool {
         let policy = self.policy(context);
         let tokens = self.buffer.tokens(context.now);
-        let spaced = matches!(policy.kind, Kind::Spaced { .. });
+        let spaced = matches!(policy.kind, LeaseKind::Spaced { .. });
         let allowance = || self.need(&policy, 0, context).unspent_allowance();
         self.has_next(context.now) || (tokens > 0 && !spaced && tokens as f64 > allowance())
     }
@@ -174,13 +174,13 @@ impl KeyState {
     /// Whether the reply to the ask on its way is overdue.
     pub(super) fn is_overdue(&self, context: &PodContext<'_>) -> bool {
         let trips = self.round_trip() * OVERDUE_TRIPS;
-        let asked_for = self.buffer.asked_for(context.now);
+        let asked_for = self.buffer.ask_age(context.now);
         self.asking > 0 && asked_for > trips.max(OVERDUE_MIN).max(context.patience)
     }
 
     /// Whether the reply to the ask on its way will never come.
     pub(super) fn is_lost(&self, now: Time) -> bool {
-        self.asking > 0 && self.buffer.asked_for(now) > LOST_AFTER
+        self.asking > 0 && self.buffer.ask_age(now) > LOST_AFTER
     }
 
     pub(super) fn round_trip(&self) -> Duration {
@@ -191,7 +191,7 @@ impl KeyState {
         let measured = u64::try_from(measured.as_micros()).unwrap_or(u64::MAX);
         let before = self.trip_us.get();
         let smooth = before - before / 8 + measured / 8;
-        self.trip_us = Coarse::floor(smooth.max(measured));
+        self.trip_us = CompactU64::floor(smooth.max(measured));
     }
 }
 

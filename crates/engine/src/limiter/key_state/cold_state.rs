@@ -2,7 +2,7 @@
 
 use ratelease_rules::Limit;
 
-use crate::buffer::{Buffer, Refill, Spare};
+use crate::buffer::{Buffer, Cold, Refill};
 use crate::lease::QUEUE_MAX;
 use crate::limiter::wait::{QUEUED_BYTES, Queue};
 use crate::time::Time;
@@ -39,7 +39,7 @@ pub(in crate::limiter) struct ColdState {
 
 impl ColdState {
     /// Bytes of a box.
-    pub(in crate::limiter) const BYTES: usize = Buffer::<Self>::ASIDE_BYTES;
+    pub(in crate::limiter) const BYTES: usize = Buffer::<Self>::COLD_BYTES;
 
     /// Bytes counted for the box and the requests that wait in it.
     pub(super) fn heap(&self) -> usize {
@@ -51,7 +51,7 @@ impl ColdState {
     }
 }
 
-impl Spare for ColdState {
+impl Cold for ColdState {
     fn is_empty(&self) -> bool {
         let Self { waiting, owed, expected, barred_until, next, limit } = self;
         let is_barred = *barred_until > Time::default();

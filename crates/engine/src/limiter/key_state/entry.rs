@@ -20,7 +20,7 @@ impl Entry for KeyState {
     }
 
     fn heap(&self) -> usize {
-        self.buffer.aside().map_or(0, ColdState::heap)
+        self.buffer.cold().map_or(0, ColdState::heap)
     }
 
     /// Drops rare state to free memory: a refused key may be asked for again, owed hits are not
@@ -28,10 +28,10 @@ impl Entry for KeyState {
     fn shed(&mut self) {
         self.set_owed(0);
         self.unbar();
-        if let Some(cold) = self.buffer.aside_mut() {
+        if let Some(cold) = self.buffer.cold_mut() {
             cold.next = None; // its tokens end with their window
         }
-        self.buffer.join_lots(self.manner_of_returns().kind);
+        self.buffer.join_leases(self.manner_of_returns().kind);
         self.buffer.trim();
     }
 

@@ -11,7 +11,7 @@ use ratelease_rules::Algorithm;
 use ratelease_rules::key::Key;
 
 use super::KeyState;
-use crate::buffer::{Kind, Refill};
+use crate::buffer::{LeaseKind, Refill};
 use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::PodContext;
@@ -66,7 +66,7 @@ impl KeyState {
         let lasts = Some(policy.limit.window());
         let need = Need { left: limit, lasts, ..self.need(&policy, 0, context) };
         let used = self.demand.uses_soon(policy.limit.window()) && need.may_hold_ahead();
-        if policy.kind != Kind::Windowed || !policy.is_leased() || !used {
+        if policy.kind != LeaseKind::Windowed || !policy.is_leased() || !used {
             return;
         }
         self.flags.set_next_asked(true);
@@ -84,7 +84,7 @@ impl KeyState {
         asks: &mut Vec<Ask>,
     ) {
         let policy = self.policy(context);
-        if policy.limit != reply.ask.limit || policy.kind != Kind::Windowed {
+        if policy.limit != reply.ask.limit || policy.kind != LeaseKind::Windowed {
             asks.extend(unwanted(reply)); // the limit has changed meanwhile
             return;
         }
@@ -93,20 +93,20 @@ impl KeyState {
         }
         self.drop_next(reply.ask.key, asks);
         let refill = policy.refill(reply, grant, self.scarcity(context), context);
-        let fresh_until = refill.lot.starts;
-        self.buffer.make_aside().next = Some(Box::new(Refill { fresh_until, ..refill }));
+        let fresh_until = refill.lease.starts;
+        self.buffer.make_cold().next = Some(Box::new(Refill { fresh_until, ..refill }));
     }
 
     /// Makes the waiting lease the present one, once its window has begun.
     pub(in crate::limiter) fn begin_next(&mut self, now: Time) {
-        let Some(cold) = self.buffer.aside_mut() else { return };
-        let Some(refill) = cold.next.take_if(|refill| now >= refill.lot.starts) else { return };
+        let Some(cold) = self.buffer.cold_mut() else { return };
+        let Some(refill) = cold.next.take_if(|refill| now >= refill.lease.starts) else { return };
         self.flags.set_next_asked(false);
-        let known = self.buffer.is_live(now) && self.buffer.epoch() == refill.lot.epoch;
+        let known = self.buffer.is_live(now) && self.buffer.epoch() == refill.lease.epoch;
         if known {
-            self.buffer.put_back(refill.lot, Kind::Windowed, now);
+            self.buffer.put_back(refill.lease, LeaseKind::Windowed, now);
         } else {
-            self.buffer.refill(*refill, Kind::Windowed, now);
+            self.buffer.refill(*refill, LeaseKind::Windowed, now);
         }
         self.buffer.trim();
     }
@@ -115,7 +115,7 @@ impl KeyState {
     /// some time after the beginning, different for each pod and key, so that what idle keys give
     /// back does not reach the masters all at once with the window's first asks.
     pub(super) fn looks_at_next(&self, key: Key, context: &PodContext<'_>) -> Option<Time> {
-        let begins = self.buffer.aside()?.next.as_ref()?.lot.starts;
+        let begins = self.buffer.cold()?.next.as_ref()?.lease.starts;
         let spread = (self.limit().window() / LAST_PART).min(LOOK_WITHIN);
         let soon = begins.since(context.now) <= LOOK_WITHIN;
         soon.then(|| begins + spread.mul_f64(self.place(key, context)))
@@ -128,15 +128,15 @@ impl KeyState {
 
     /// Whether a lease waits for its window, and that window is not over yet.
     pub(super) fn has_next(&self, now: Time) -> bool {
-        let next = self.buffer.aside().and_then(|cold| cold.next.as_ref());
-        next.is_some_and(|refill| now < refill.lot.ends)
+        let next = self.buffer.cold().and_then(|cold| cold.next.as_ref());
+        next.is_some_and(|refill| now < refill.lease.ends)
     }
 
     /// Removes the waiting lease, which is given back.
     pub(super) fn drop_next(&mut self, key: Key, asks: &mut Vec<Ask>) {
-        let next = self.buffer.aside_mut().and_then(|cold| cold.next.take());
+        let next = self.buffer.cold_mut().and_then(|cold| cold.next.take());
         if let Some(refill) = next {
-            asks.extend(self.manner_of_returns().returning(key, refill.lot));
+            asks.extend(self.manner_of_returns().returning(key, refill.lease));
             self.buffer.trim();
         }
     }

@@ -10,7 +10,7 @@ use ratelease_rules::Rule;
 use ratelease_rules::key::Key;
 
 use super::{KeyState, is_windowed};
-use crate::buffer::{Kind, Lot};
+use crate::buffer::{LeaseKind, LeasedTokens};
 use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::PodContext;
@@ -73,13 +73,20 @@ impl KeyState {
             Some(rest) if windowed => ends.min(context.now + rest),
             _ => ends,
         };
-        let lot = Lot { tokens: grant.tokens, epoch: grant.epoch, starts: Time::default(), ends };
-        let of_use = match kind {
-            Kind::Spaced { .. } => false,
-            Kind::Windowed | Kind::Timed => !windowed || grant.epoch == self.buffer.epoch(),
+        let lease = LeasedTokens {
+            tokens: grant.tokens,
+            epoch: grant.epoch,
+            starts: Time::default(),
+            ends,
         };
-        if of_use && limit == reply.ask.limit {
-            self.buffer.put_back(lot, kind, context.now);
+        let is_useful = match kind {
+            LeaseKind::Spaced { .. } => false,
+            LeaseKind::Windowed | LeaseKind::Timed => {
+                !windowed || grant.epoch == self.buffer.epoch()
+            }
+        };
+        if is_useful && limit == reply.ask.limit {
+            self.buffer.put_back(lease, kind, context.now);
             self.serve(context);
         } else {
             asks.extend(unwanted(reply));
@@ -104,11 +111,11 @@ impl KeyState {
         if !context.desk.takes(&deposit) {
             return; // the excess goes back to the own count
         }
-        let Some(lot) = self.buffer.take_out(kept, policy.kind, context.now) else { return };
+        let Some(lease) = self.buffer.take_out(kept, policy.kind, context.now) else { return };
         // Less the time to the store and back, which the pool's clock does not count.
-        let lasts = lot.ends.since(context.now).saturating_sub(2 * self.round_trip());
-        let lot = Some(Deposit { tokens: lot.tokens, epoch: lot.epoch, lasts });
-        asks.push(Ask { deposit: lot, ..deposit });
+        let lasts = lease.ends.since(context.now).saturating_sub(2 * self.round_trip());
+        let lease = Some(Deposit { tokens: lease.tokens, epoch: lease.epoch, lasts });
+        asks.push(Ask { deposit: lease, ..deposit });
     }
 
     /// Before a change to a rule with fewer pools, asks the pool of this pod for all that it holds,
@@ -145,5 +152,5 @@ fn is_pooled(policy: &LeasePolicy, need: &Need) -> bool {
 }
 
 fn is_leased_by_number(policy: &LeasePolicy) -> bool {
-    policy.is_leased() && !matches!(policy.kind, Kind::Spaced { .. })
+    policy.is_leased() && !matches!(policy.kind, LeaseKind::Spaced { .. })
 }

@@ -5,7 +5,7 @@ use ratelease_rules::key::Key;
 
 use super::terms::Held;
 use super::{KeyState, SHED_PAUSE, is_windowed};
-use crate::buffer::{Kind, Take};
+use crate::buffer::{LeaseKind, Take};
 use crate::invariant;
 use crate::lease::Reply;
 use crate::limiter::PodContext;
@@ -93,7 +93,7 @@ impl KeyState {
             return;
         };
         let back = reply.ask.back.map_or(0, |back| back.tokens);
-        let span = now.since(self.buffer.heard());
+        let span = now.since(self.buffer.replied_at());
         let inflow = policy.inflow() * span.as_secs_f64();
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
         let before = before.saturating_add(back).saturating_add(inflow as u64);
@@ -109,7 +109,7 @@ impl KeyState {
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
     ) {
-        let first = self.buffer.aside().and_then(|cold| cold.waiting.first());
+        let first = self.buffer.cold().and_then(|cold| cold.waiting.first());
         if let Some(first) = first {
             self.turn_to(first.limit, key, context, asks);
             asks.push(self.ask(key, context));
@@ -143,7 +143,7 @@ impl KeyState {
         }
         // Requests that joined an ask that was made ahead are asked for now.
         if ask.purpose == Purpose::Probe && self.asking == 0 {
-            self.buffer.stay_fresh(context.now + SHED_PAUSE);
+            self.buffer.extend_freshness(context.now + SHED_PAUSE);
             self.serve(context);
             self.fail(&StoreError::Shed, context.now);
         }
@@ -153,11 +153,11 @@ impl KeyState {
     /// served.
     pub(in crate::limiter) fn serve(&mut self, context: &PodContext<'_>) {
         let kind = self.policy(context).kind;
-        let Some(cold) = self.buffer.aside_mut() else { return };
+        let Some(cold) = self.buffer.cold_mut() else { return };
         for waiter in cold.waiting.take() {
             let attempt = self.settle(waiter.wish, context);
             if !attempt.is_settled() {
-                self.buffer.make_aside().waiting.keep(waiter);
+                self.buffer.make_cold().waiting.keep(waiter);
                 continue;
             }
             let attempt = Attempt { how: DecisionSource::Leased, ..attempt };
@@ -169,19 +169,19 @@ impl KeyState {
 
     pub(in crate::limiter) fn fail(&mut self, error: &StoreError, now: Time) {
         self.bar(error, now);
-        let Some(cold) = self.buffer.aside_mut() else { return };
+        let Some(cold) = self.buffer.cold_mut() else { return };
         for waiter in cold.waiting.take() {
             waiter.answer(Err(error.clone()));
         }
     }
 
     /// Spends tokens on owed hits, as far as the tokens suffice.
-    pub(in crate::limiter) fn pay(&mut self, kind: Kind, now: Time) -> u64 {
+    pub(in crate::limiter) fn pay(&mut self, kind: LeaseKind, now: Time) -> u64 {
         let due = u64::from(self.owed()).min(self.buffer.tokens(now));
         let take = if due > 0 { self.buffer.take(due, false, kind, now) } else { Take::Short };
-        let Take::Taken(lot) = take else { return 0 };
-        self.set_owed(self.owed().saturating_sub(u32::try_from(lot.tokens).unwrap_or(u32::MAX)));
-        lot.tokens
+        let Take::Taken(lease) = take else { return 0 };
+        self.set_owed(self.owed().saturating_sub(u32::try_from(lease.tokens).unwrap_or(u32::MAX)));
+        lease.tokens
     }
 
     /// Notes hits that this pod has admitted by itself.

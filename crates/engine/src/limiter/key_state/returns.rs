@@ -7,7 +7,7 @@ use ratelease_rules::{Algorithm, Limit};
 
 use super::{KeyState, WATCH_EVERY};
 use crate::buffer::table::Entry;
-use crate::buffer::{Kind, Lot};
+use crate::buffer::{LeaseKind, LeasedTokens};
 use crate::lease::Reply;
 use crate::lease::size::Need;
 use crate::limiter::PodContext;
@@ -33,7 +33,7 @@ impl KeyState {
             self.give_back(key, context.now, asks);
             self.buffer.forget();
         } else {
-            self.buffer.doubt();
+            self.buffer.mark_estimated();
         }
         self.set_owed(0);
         self.set_limit(limit);
@@ -64,11 +64,11 @@ impl KeyState {
             self.flags.set_watched(false);
             return None;
         }
-        let demand = self.demand.of_late(context.now);
+        let demand = self.demand.recent_rate(context.now);
         let need = Need { demand, burst: demand, run: None, ..self.need(&policy, 0, context) };
         if self.buffer.tokens(context.now) > 2 * need.in_use() {
-            let excess = self.buffer.skim(need.in_use(), policy.kind, context.now);
-            asks.extend(excess.and_then(|lot| policy.returning(key, lot)));
+            let excess = self.buffer.take_excess(need.in_use(), policy.kind, context.now);
+            asks.extend(excess.and_then(|lease| policy.returning(key, lease)));
         }
         let silent = self.demand.idle_for(context.now);
         let until_idle = context.now + idle_after.saturating_sub(silent).max(WATCH_EVERY);
@@ -79,8 +79,8 @@ impl KeyState {
     /// window, and before leases that end without their window.
     pub(in crate::limiter) fn idle_after(&self, policy: &LeasePolicy) -> Duration {
         let latest = match policy.kind {
-            Kind::Windowed => (policy.limit.window() / 5).max(WATCH_EVERY),
-            Kind::Timed | Kind::Spaced { .. } => policy.ttl() / 4,
+            LeaseKind::Windowed => (policy.limit.window() / 5).max(WATCH_EVERY),
+            LeaseKind::Timed | LeaseKind::Spaced { .. } => policy.ttl() / 4,
         };
         self.demand.idle_after().min(latest)
     }
@@ -89,14 +89,14 @@ impl KeyState {
     pub(in crate::limiter) fn give_back(&mut self, key: Key, now: Time, asks: &mut Vec<Ask>) {
         self.drop_next(key, asks);
         let policy = self.manner_of_returns();
-        let lots = self.buffer.drain(now).into_iter().flatten();
-        asks.extend(lots.filter_map(|lot| policy.returning(key, lot)));
+        let leases = self.buffer.drain(now).into_iter().flatten();
+        asks.extend(leases.filter_map(|lease| policy.returning(key, lease)));
     }
 
     /// Puts back tokens that were taken and are not spent after all.
     pub(in crate::limiter) fn put_back(
         &mut self,
-        taken: Lot,
+        taken: LeasedTokens,
         key: Key,
         context: &PodContext<'_>,
         asks: &mut Vec<Ask>,
@@ -122,10 +122,10 @@ impl KeyState {
         let sent = of_return.or(of_deposit).filter(|(_, epoch)| *epoch == self.buffer.epoch());
         let (Some((tokens, epoch)), true) = (sent, limit == reply.ask.limit) else { return };
         // Only a window's number says when the window ends.
-        if let (Kind::Windowed, Some(rest)) = (kind, self.buffer.reset_after(context.now)) {
+        if let (LeaseKind::Windowed, Some(rest)) = (kind, self.buffer.reset_after(context.now)) {
             let (starts, ends) = (Time::default(), context.now + rest);
-            let lot = Lot { tokens, epoch, starts, ends };
-            self.buffer.put_back(lot, kind, context.now);
+            let lease = LeasedTokens { tokens, epoch, starts, ends };
+            self.buffer.put_back(lease, kind, context.now);
         }
     }
 

@@ -30,7 +30,7 @@ impl KeyState {
         let limit = match self.held {
             Held::Rule => self.limit_of_rule(),
             Held::Override(_) => None,
-            Held::Apart => self.buffer.aside().and_then(|cold| cold.limit.as_deref().copied()),
+            Held::Apart => self.buffer.cold().and_then(|cold| cold.limit.as_deref().copied()),
         };
         let unit = if let Held::Override(unit) = self.held { unit } else { Unit::Second };
         limit.unwrap_or(Limit::fixed_window(self.requests, unit))
@@ -49,8 +49,8 @@ impl KeyState {
         };
         self.requests = requests;
         if apart.is_some() {
-            self.buffer.make_aside().limit = apart.map(Box::new);
-        } else if let Some(cold) = self.buffer.aside_mut() {
+            self.buffer.make_cold().limit = apart.map(Box::new);
+        } else if let Some(cold) = self.buffer.cold_mut() {
             cold.limit = None;
             self.buffer.trim();
         }
@@ -66,30 +66,30 @@ impl KeyState {
     /// Notes that the store gave no grant, because of `error`.
     pub(super) fn bar(&mut self, error: &StoreError, now: Time) {
         if *error == StoreError::ForeignValue {
-            self.buffer.make_aside().barred_until = now + BARRED_FOR;
+            self.buffer.make_cold().barred_until = now + BARRED_FOR;
         }
     }
 
     /// Whether the store replied recently that it can have no count under this key.
     pub(super) fn is_barred(&self, now: Time) -> bool {
-        self.buffer.aside().is_some_and(|cold| now < cold.barred_until)
+        self.buffer.cold().is_some_and(|cold| now < cold.barred_until)
     }
 
     /// Notes that the store has a count under this key.
     pub(super) fn unbar(&mut self) {
-        if let Some(cold) = self.buffer.aside_mut() {
+        if let Some(cold) = self.buffer.cold_mut() {
             cold.barred_until = Time::default();
         }
     }
 
     pub(super) fn owed(&self) -> u32 {
-        self.buffer.aside().map_or(0, |cold| cold.owed)
+        self.buffer.cold().map_or(0, |cold| cold.owed)
     }
 
     pub(super) fn set_owed(&mut self, hits: u32) {
         if hits > 0 {
-            self.buffer.make_aside().owed = hits;
-        } else if let Some(cold) = self.buffer.aside_mut() {
+            self.buffer.make_cold().owed = hits;
+        } else if let Some(cold) = self.buffer.cold_mut() {
             cold.owed = 0;
             self.buffer.trim();
         }

@@ -26,8 +26,8 @@ pub(super) struct Fault {
 /// The kinds of failed or missing replies.
 ///
 /// A server's error reply means that the command changed nothing: a script that takes an ask writes
-/// last, after everything that can fail. Only `Lost`, `TimedOut` and `MalformedReply` leave the outcome
-/// unknown, and then nothing is sent again.
+/// last, after everything that can fail. Only `Lost`, `TimedOut` and `MalformedReply` leave the
+/// outcome unknown, and then nothing is sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The server has not seen the script yet, or forgot it.
