@@ -1,6 +1,6 @@
 //! Descriptors in the form that people type: `key=value,key=value`.
 
-use ratelease_rules::request::{Descriptor, Entry};
+use ratelease_rules::request::{Descriptor, ENTRIES_MAX, Entry};
 
 /// A descriptor from a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -8,9 +8,6 @@ pub(super) struct Typed {
     /// Keys and values, in order.
     entries: Vec<(String, String)>,
 }
-
-/// Maximum number of entries in a descriptor.
-const ENTRIES_MAX: usize = 32;
 
 /// Help text on descriptors, for the subcommands that take them.
 pub(super) const NOTES: &str = "\
@@ -104,6 +101,6 @@ mod tests {
             assert!(why.ends_with("; write key=value,key=value"), "{text}: {why}");
         }
         let long = vec!["a=b"; ENTRIES_MAX + 1].join(",");
-        assert!(Typed::parse(&long).unwrap_err().starts_with("33 entries"));
+        assert!(Typed::parse(&long).unwrap_err().starts_with("65 entries"));
     }
 }

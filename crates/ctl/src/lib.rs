@@ -24,6 +24,7 @@ mod replay;
 mod rule;
 pub mod rule_tests;
 mod signals;
+mod skew;
 mod status;
 mod status_client;
 mod top;

@@ -16,6 +16,7 @@ use ratelease_engine::store::PODS_MAX;
 use ratelease_rules::duration::parse_duration;
 use ratelease_rules::{Unit, WINDOW_SECONDS_MAX};
 
+use crate::skew;
 use model::{Estimate, Fleet};
 
 /// Maximum number of distinct keys; above it `f64` no longer counts exactly.
@@ -23,9 +24,6 @@ const KEYS_MAX: u64 = 1_000_000_000_000;
 
 /// Maximum number of decisions a second, and of calls of one shard a second.
 const RATE_MAX: f64 = 1e12;
-
-/// Maximum skew: above it nearly every request is for the first key.
-const ZIPF_MAX: f64 = 10.0;
 
 /// Maximum round trip.
 const ROUND_TRIP_MAX: Duration = Duration::from_secs(10);
@@ -64,7 +62,7 @@ pub struct PlanFlags {
     #[arg(long, value_name = "COUNT", value_parser = rate)]
     rate: f64,
     /// How skewed the demand is: the k-th key has weight 1/k^S; 0 means all alike
-    #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = skew)]
+    #[arg(long, value_name = "S", default_value_t = 0.0, value_parser = skew::parse)]
     zipf: f64,
     /// Script calls a second that one Redis shard is to serve; scripts/bench-shard measures it
     #[arg(long, value_name = "COUNT", default_value = CALLS_PER_SHARD, value_parser = rate)]
@@ -105,8 +103,7 @@ fn pods(text: &str) -> Result<u32, String> {
 }
 
 fn window(text: &str) -> Result<Duration, String> {
-    let named = Unit::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(text));
-    let named = named.map(|unit| Duration::from_secs(unit.seconds()));
+    let named = Unit::parse(text).map(|unit| Duration::from_secs(unit.seconds()));
     let range = Duration::from_secs(1)..=Duration::from_secs(WINDOW_SECONDS_MAX);
     named.or_else(|| parse_duration(text)).filter(|window| range.contains(window)).ok_or_else(
         || {
@@ -120,11 +117,6 @@ fn window(text: &str) -> Result<Duration, String> {
 fn rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().ok().filter(|rate| *rate > 0.0 && *rate <= RATE_MAX);
     rate.ok_or_else(|| format!("expected a number above 0, up to {RATE_MAX:e}"))
-}
-
-fn skew(text: &str) -> Result<f64, String> {
-    let skew = text.parse().ok().filter(|skew| (0.0..=ZIPF_MAX).contains(skew));
-    skew.ok_or_else(|| format!("expected a number from 0 to {ZIPF_MAX}, as in 1.0"))
 }
 
 fn round_trip(text: &str) -> Result<Duration, String> {

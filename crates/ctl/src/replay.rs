@@ -24,7 +24,7 @@ use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::Modes;
 use ratelease_rules::Rules;
 use ratelease_rules::key::KeyHasher;
-use ratelease_rules::request::{Descriptor, Entry, Request};
+use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, Entry, Request};
 use smallvec::SmallVec;
 
 use super::exact_limiter::ExactLimiter;
@@ -39,9 +39,6 @@ use tally::Tally;
 /// Maximum number of keys that are counted at once, about 100 bytes each; keys whose windows have
 /// ended are evicted.
 const KEYS_MAX: usize = 1 << 20;
-
-/// Maximum number of descriptors in a line.
-const DESCRIPTORS_MAX: usize = 64;
 
 /// Maximum number of rules and keys that may be asked for.
 const TOP_MAX: u64 = 100_000;

@@ -6,8 +6,10 @@ use clap::Args;
 use ratelease_cli::out::OutFlags;
 use ratelease_cli::target::Target;
 use ratelease_rules::duration::parse_duration;
+use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX};
 
 use super::request::Shape;
+use crate::skew;
 
 /// Upper bounds of the flags. Each is far above what one machine can use.
 const CONNECTIONS_MAX: i64 = 1024;
@@ -15,13 +17,6 @@ const STREAMS_MAX: i64 = 10_000;
 const THREADS_MAX: i64 = 64;
 const KEYS_MAX: i64 = 1_000_000;
 const RATE_MAX: i64 = 1_000_000;
-
-/// Bounds of a request's descriptors and entries.
-const DESCRIPTORS_MAX: i64 = 64;
-const ENTRIES_MAX: i64 = 32;
-
-/// Maximum skew: above it nearly every request is for the first key.
-const ZIPF_MAX: f64 = 10.0;
 
 /// Maximum duration of a run; a longer measurement takes several runs.
 const SPAN_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -67,13 +62,13 @@ pub struct LoadFlags {
     #[arg(long, value_name = "COUNT", default_value_t = 10_000, value_parser = count(KEYS_MAX))]
     keys: u32,
     /// How skewed the draw is: the k-th key has weight 1/k^S; 0 draws all alike
-    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = skew)]
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = skew::parse)]
     zipf: f64,
     /// Descriptors of a request, each for another key
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = count(DESCRIPTORS_MAX))]
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = count(DESCRIPTORS_MAX as i64))]
     descriptors: u32,
     /// Entries of a descriptor
-    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = count(ENTRIES_MAX))]
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = count(ENTRIES_MAX as i64))]
     entries: u32,
     /// Domain of the requests
     #[arg(long, value_name = "NAME", default_value = "shop")]
@@ -111,11 +106,6 @@ pub(super) struct Plan {
 
 fn count(most: i64) -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=most)
-}
-
-fn skew(text: &str) -> Result<f64, String> {
-    let skew = text.parse().ok().filter(|skew| (0.0..=ZIPF_MAX).contains(skew));
-    skew.ok_or_else(|| format!("expected a number from 0 to {ZIPF_MAX}, as in 1.0"))
 }
 
 fn span(text: &str) -> Result<Duration, String> {

@@ -1,10 +1,9 @@
 //! `--descriptor`: maps a line of a log to the entries of a descriptor.
 
+use ratelease_rules::request::ENTRIES_MAX;
+
 use super::envoy;
 use super::record::Record;
-
-/// Maximum number of entries in a descriptor.
-const ENTRIES_MAX: usize = 32;
 
 /// A descriptor built from fields of a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,7 +134,7 @@ mod tests {
             assert!(Mapping::parse(bad).is_err(), "{bad}");
         }
         let many = vec!["k=v"; ENTRIES_MAX + 1].join(",");
-        assert_eq!(Mapping::parse(&many).unwrap_err(), "33 entries are more than 32");
+        assert_eq!(Mapping::parse(&many).unwrap_err(), "65 entries are more than 64");
     }
 
     #[test]

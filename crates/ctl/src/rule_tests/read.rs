@@ -2,6 +2,7 @@
 
 use ratelease_engine::verdict::Code;
 use ratelease_rules::duration::parse_duration;
+use ratelease_rules::request::{DESCRIPTORS_MAX, ENTRIES_MAX};
 use ratelease_rules::yaml::{self, Yaml, YamlKind};
 use ratelease_rules::{Fault, Place, Source, excerpt, nearest};
 
@@ -9,9 +10,6 @@ use super::{Case, Expect, NO_RULE, Status, Step, Suite};
 
 /// Maximum number of repetitions of one step.
 const TIMES_MAX: u32 = 1_000_000;
-/// Maximum number of entries in a descriptor, and of descriptors in a request.
-const ENTRIES_MAX: usize = 32;
-const DESCRIPTORS_MAX: usize = 64;
 
 /// Reads `source`.
 ///
