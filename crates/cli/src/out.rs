@@ -5,9 +5,12 @@
 //! exit status stays the same.
 
 use std::fmt::{self, Display};
-use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
+use std::io::{self, BufWriter, ErrorKind, Write};
 use std::process::ExitCode;
 
+use anstream::stream::RawStream;
+use anstream::{AutoStream, ColorChoice};
+use anstyle::{AnsiColor, Color};
 use clap::Args;
 use serde::Serialize;
 use tokio::signal::unix::SignalKind;
@@ -215,10 +218,10 @@ impl Painter {
     /// No colour.
     pub const OFF: Self = Self { is_on: false };
 
-    /// Uses colour if `stream` is a terminal and `NO_COLOR` is not set (<https://no-color.org>).
-    pub fn of(stream: &impl IsTerminal) -> Self {
-        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self { is_on: stream.is_terminal() && !no_color }
+    /// Uses colour if `stream` is a terminal that has colours, and the environment does not forbid
+    /// it: `NO_COLOR`, `CLICOLOR`, `CLICOLOR_FORCE` and `TERM` are read as clap reads them.
+    pub fn of(stream: &impl RawStream) -> Self {
+        Self { is_on: AutoStream::choice(stream) != ColorChoice::Never }
     }
 
     /// Returns whether colour is on.
@@ -228,21 +231,22 @@ impl Painter {
 
     /// Returns `text`, in `style` if colour is on.
     pub fn paint<T: Display>(self, style: Style, text: T) -> Painted<T> {
-        Painted { text, code: self.is_on.then(|| style.code()) }
+        Painted { text, style: if self.is_on { style.escapes() } else { anstyle::Style::new() } }
     }
 }
 
 // === impl Style ===
 
 impl Style {
-    /// Returns the parameters of the escape sequence "select graphic rendition" (ECMA-48 §8.3.117).
-    const fn code(self) -> &'static str {
+    fn escapes(self) -> anstyle::Style {
+        let bold = anstyle::Style::new().bold();
+        let colored = |color| bold.fg_color(Some(Color::Ansi(color)));
         match self {
-            Self::Strong => "1",
-            Self::Faint => "2",
-            Self::Bad => "1;31",
-            Self::Doubtful => "1;33",
-            Self::Good => "1;32",
+            Self::Strong => bold,
+            Self::Faint => anstyle::Style::new().dimmed(),
+            Self::Bad => colored(AnsiColor::Red),
+            Self::Doubtful => colored(AnsiColor::Yellow),
+            Self::Good => colored(AnsiColor::Green),
         }
     }
 }
@@ -250,15 +254,13 @@ impl Style {
 /// A text that is printed in colour.
 pub struct Painted<T> {
     text: T,
-    code: Option<&'static str>,
+    style: anstyle::Style,
 }
 
 impl<T: Display> Display for Painted<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.code {
-            Some(code) => write!(f, "\u{1b}[{code}m{}\u{1b}[0m", self.text),
-            None => self.text.fmt(f),
-        }
+        let Self { text, style } = self;
+        write!(f, "{style}{text}{style:#}")
     }
 }
 
@@ -324,7 +326,7 @@ mod tests {
     #[test]
     fn colour_is_an_escape_and_its_end_or_nothing() {
         let (on, off) = (Painter { is_on: true }, Painter { is_on: false });
-        assert_eq!(on.paint(Style::Bad, "wrong").to_string(), "\u{1b}[1;31mwrong\u{1b}[0m");
+        assert_eq!(on.paint(Style::Bad, "wrong").to_string(), "\u{1b}[1m\u{1b}[31mwrong\u{1b}[0m");
         assert_eq!(off.paint(Style::Bad, "wrong").to_string(), "wrong");
     }
 }

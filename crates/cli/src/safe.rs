@@ -4,6 +4,7 @@
 use std::fmt::{self, Display, Write};
 
 use ratelease_rules::display_safety::alters_display;
+use unicode_width::UnicodeWidthChar;
 
 /// Displays a text with characters that steer a terminal escaped. Line ends are kept, because
 /// messages may have several lines.
@@ -19,33 +20,13 @@ pub fn cell(character: char) -> (char, usize) {
         '\0'..='\u{1f}' => (char::from_u32(0x2400 + u32::from(character)).unwrap_or('?'), 1),
         '\u{7f}' => ('\u{2421}', 1),
         other if alters_display(other) => (char::REPLACEMENT_CHARACTER, 1),
-        other if is_combining(other) => (other, 0),
-        other if is_wide(other) => (other, 2),
-        other => (other, 1),
+        other => (other, other.width().unwrap_or_default()),
     }
 }
 
 /// Returns `text` on one line, with a stand-in for each character that cannot be shown.
 pub fn line(text: &str) -> String {
     text.chars().map(|character| cell(character).0).collect()
-}
-
-/// The Unicode blocks of combining marks, which are drawn on the character before them.
-fn is_combining(character: char) -> bool {
-    matches!(character,
-        '\u{300}'..='\u{36f}' | '\u{1ab0}'..='\u{1aff}' | '\u{1dc0}'..='\u{1dff}'
-        | '\u{20d0}'..='\u{20ff}' | '\u{fe00}'..='\u{fe0f}' | '\u{fe20}'..='\u{fe2f}')
-}
-
-/// Roughly the blocks that Unicode's annex 11 calls wide or full width: after rare ones a caret may
-/// be off by a cell.
-fn is_wide(character: char) -> bool {
-    matches!(character,
-        '\u{1100}'..='\u{115f}' | '\u{2e80}'..='\u{303e}' | '\u{3041}'..='\u{a4cf}'
-        | '\u{a960}'..='\u{a97c}' | '\u{ac00}'..='\u{d7a3}' | '\u{f900}'..='\u{faff}'
-        | '\u{fe30}'..='\u{fe6f}' | '\u{ff01}'..='\u{ff60}' | '\u{ffe0}'..='\u{ffe6}'
-        | '\u{1f300}'..='\u{1f64f}' | '\u{1f680}'..='\u{1f6ff}' | '\u{1f900}'..='\u{1faff}'
-        | '\u{20000}'..='\u{3fffd}')
 }
 
 // === impl Safe ===

@@ -11,6 +11,9 @@ mod recent;
 
 use std::fmt;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
 /// The name of one count, in local tables and in the store.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key([u8; 16]);
@@ -255,18 +258,14 @@ impl Key {
     }
 }
 
-/// 22 characters: 128 bits, six to a character, in the alphabet of RFC 4648 §5 (base64url).
+/// Length of a key's text: 128 bits, six to a character.
+const TEXT_LEN: usize = 22;
+
+/// In base64url without padding (RFC 4648 §5).
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const ALPHABET: &[u8; 64] =
-            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-        let bits = u128::from_be_bytes(self.0);
-        let mut text = [0; 22];
-        for (at, character) in text.iter_mut().enumerate() {
-            // The last character holds the remaining two bits, in its high bits.
-            let six = if at < 21 { bits >> (122 - 6 * at) } else { bits << 4 };
-            *character = ALPHABET[(six & 63) as usize];
-        }
+        let mut text = [0; TEXT_LEN];
+        URL_SAFE_NO_PAD.encode_slice(self.0, &mut text).map_err(|_| fmt::Error)?;
         f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
     }
 }

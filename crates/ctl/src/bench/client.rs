@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use fastrand::Rng;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use futures_util::task::AtomicWaker;
@@ -17,7 +18,7 @@ use ratelease_engine::time::{Clock, Time};
 use tokio::time::{sleep, timeout, timeout_at};
 
 use super::call::{Call, CallResult, Failure};
-use super::draw::{Rng, Zipf};
+use super::draw::{self, Zipf};
 use super::flags::Plan;
 use super::link::{Link, Socket, connect};
 use super::request::Requests;
@@ -117,7 +118,7 @@ impl Client {
             index: index as usize,
             span,
             schedule: Schedule::new(span, pace, index),
-            rng: Rng::new(seed, index),
+            rng: draw::rng(seed, index),
             tally: Tally::new()?,
             shared,
         })

@@ -1,9 +1,6 @@
 //! Draws the key of the next request: seeded random numbers with a Zipf distribution.
 
-/// Seeded random numbers: splitmix64 (Steele, Lea and Flood 2014), which is good enough to draw
-/// keys and takes one line.
-#[derive(Debug, Clone)]
-pub(super) struct Rng(u64);
+use fastrand::Rng;
 
 /// Draws a rank from 0 with weight 1/(rank + 1)^s, in constant time: Walker's alias method, where
 /// each column holds one rank's weight and is filled up with weight of another rank.
@@ -22,22 +19,9 @@ struct Column {
 /// Mask of the lower half of a number.
 const COIN: u64 = u32::MAX as u64;
 
-// === impl Rng ===
-
-impl Rng {
-    /// Makes the generator for `index`; each index has a sequence of its own.
-    pub(super) fn new(seed: u64, index: u32) -> Self {
-        let mut rng = Self(seed ^ u64::from(index).rotate_left(32));
-        rng.next_u64();
-        rng
-    }
-
-    pub(super) fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
+/// Returns the random numbers of connection `index`; each index has a sequence of its own.
+pub(super) fn rng(seed: u64, index: u32) -> Rng {
+    Rng::with_seed(seed ^ u64::from(index).rotate_left(32)).fork()
 }
 
 // === impl Zipf ===
@@ -67,7 +51,7 @@ impl Zipf {
 
     /// Draws a rank; it is below the number of ranks.
     pub(super) fn draw(&self, rng: &mut Rng) -> usize {
-        let roll = rng.next_u64();
+        let roll = rng.u64(..);
         let at = ((roll >> 32) * self.columns.len() as u64) >> 32;
         // The product was shifted so that this is below the number of columns, which is at most
         // 2^32.
@@ -90,7 +74,7 @@ mod tests {
     const DRAWS: u32 = 400_000;
 
     fn drawn(ranks: u32, skew: f64) -> Vec<f64> {
-        let (zipf, mut rng) = (Zipf::new(ranks, skew), Rng::new(7, 0));
+        let (zipf, mut rng) = (Zipf::new(ranks, skew), rng(7, 0));
         let mut drawn = vec![0.0; ranks as usize];
         (0..DRAWS).for_each(|_| drawn[zipf.draw(&mut rng)] += 1.0);
         drawn
@@ -114,8 +98,8 @@ mod tests {
     #[test]
     fn the_same_seed_draws_the_same_and_another_index_something_else() {
         let rolls = |seed, index| {
-            let mut rng = Rng::new(seed, index);
-            [rng.next_u64(), rng.next_u64(), rng.next_u64()]
+            let mut rng = rng(seed, index);
+            [rng.u64(..), rng.u64(..), rng.u64(..)]
         };
         assert_eq!(rolls(1, 0), rolls(1, 0));
         assert_ne!(rolls(1, 0), rolls(1, 1));
