@@ -7,6 +7,7 @@
 
 mod call;
 mod client;
+mod counts;
 mod draw;
 mod flags;
 mod link;
@@ -16,7 +17,6 @@ mod report;
 mod request;
 mod run;
 mod schedule;
-mod tally;
 #[cfg(test)]
 mod tests;
 mod trial;

@@ -4,7 +4,7 @@ use ratelease_rules::request::{Descriptor, ENTRIES_MAX, Entry};
 
 /// A descriptor from a command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Typed {
+pub(super) struct DescriptorArg {
     /// Keys and values, in order.
     entries: Vec<(String, String)>,
 }
@@ -14,9 +14,9 @@ pub(super) const NOTES: &str = "\
 A descriptor is one argument: key=value, further entries behind commas. A backslash takes the
 meaning off a comma, an equals sign or a backslash: path=/a\\,b.";
 
-// === impl Typed ===
+// === impl DescriptorArg ===
 
-impl Typed {
+impl DescriptorArg {
     /// Parses one argument.
     ///
     /// # Errors
@@ -88,7 +88,7 @@ mod tests {
             (r"path=C:\dir", &[("path", r"C:\dir")]),
         ];
         for (text, expected) in table {
-            let typed = Typed::parse(text).unwrap();
+            let typed = DescriptorArg::parse(text).unwrap();
             let entries: Vec<_> = typed.entries.iter().map(|(k, v)| (&**k, &**v)).collect();
             assert_eq!(entries, expected, "{text}");
         }
@@ -97,10 +97,10 @@ mod tests {
     #[test]
     fn what_is_no_entry_is_refused_with_how_to_write_one() {
         for text in ["", "a", "a=b,", "a=b,,c=d", "=b", r"a\=b"] {
-            let why = Typed::parse(text).unwrap_err();
+            let why = DescriptorArg::parse(text).unwrap_err();
             assert!(why.ends_with("; write key=value,key=value"), "{text}: {why}");
         }
         let long = vec!["a=b"; ENTRIES_MAX + 1].join(",");
-        assert!(Typed::parse(&long).unwrap_err().starts_with("65 entries"));
+        assert!(DescriptorArg::parse(&long).unwrap_err().starts_with("65 entries"));
     }
 }

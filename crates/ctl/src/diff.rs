@@ -18,8 +18,8 @@ use super::rule;
 pub(super) const NOTES: &str = "\
 A count belongs to the domain, the entries as they were matched, the window and the algorithm. So
 a limit may be raised and lowered and keeps its count; another unit, unit_multiplier or algorithm
-begins a new one. A change of shards keeps every count too: tokens in pools that go are taken back
-by the pods, or end with their lease.
+starts a new one. A change of shards keeps every count too: tokens in pools that are no longer used
+are taken back by the pods, or end with their lease.
 
 Exit status: 0 the same rules, 1 they differ, 2 one of the two is faulty or could not be read.
 
@@ -33,7 +33,7 @@ pub struct DiffFlags {
     /// The rules in force: a file, a directory, or - for standard input
     #[arg(value_name = "OLD")]
     old: PathBuf,
-    /// Those to come
+    /// The new rules, likewise
     #[arg(value_name = "NEW")]
     new: PathBuf,
     #[command(flatten)]
@@ -61,19 +61,19 @@ struct Change<'r> {
     /// Each setting that differs: its name in rule files, its old and its new value. Null where it
     /// does not apply.
     settings: Vec<(&'static str, Value, Value)>,
-    counts: Counts,
+    counts: CountChange,
 }
 
-/// The places of the rules of both sides.
+/// Where the rules of both sides are written.
 #[derive(Debug, Clone, Copy)]
-struct Sides<'p> {
-    was: &'p RuleLocations,
-    is: &'p RuleLocations,
+struct Locations<'p> {
+    old: &'p RuleLocations,
+    new: &'p RuleLocations,
 }
 
 /// What happens to the counts of a rule that changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Counts {
+enum CountChange {
     Kept,
     /// The counts are kept; this number of pools of each key is no longer used.
     KeptWithoutPools(u8),
@@ -93,10 +93,10 @@ pub(super) fn run(flags: &DiffFlags, out: &mut Out) -> CliResult {
     if [&flags.old, &flags.new].into_iter().all(|path| source::is_stdin(path)) {
         return Err(CliError::new("OLD and NEW cannot both be standard input"));
     }
-    let (old, was) = source::load_with_locations(std::slice::from_ref(&flags.old), reading)?;
-    let (new, is) = source::load_with_locations(std::slice::from_ref(&flags.new), reading)?;
+    let (old, old_places) = source::load_with_locations(std::slice::from_ref(&flags.old), reading)?;
+    let (new, new_places) = source::load_with_locations(std::slice::from_ref(&flags.new), reading)?;
     let diff = compare(&old, &new);
-    let places = Sides { was: &was, is: &is };
+    let places = Locations { old: &old_places, new: &new_places };
     if flags.out.json {
         out.json(&report::json(&diff, places))?;
     } else {
@@ -159,13 +159,13 @@ impl<'r> Change<'r> {
         let names = after.iter().chain(gone).map(|(name, _)| *name);
         let each = names.map(|name| (name, of(&before, name), of(&after, name)));
         let settings = each.filter(|(_, before, after)| before != after).collect();
-        Self { path: &new.path, settings, counts: Counts::of(old, new) }
+        Self { path: &new.path, settings, counts: CountChange::of(old, new) }
     }
 }
 
-// === impl Counts ===
+// === impl CountChange ===
 
-impl Counts {
+impl CountChange {
     fn of(old: &Rule, new: &Rule) -> Self {
         let (before, after) = match (old.allowance, new.allowance) {
             (Allowance::Limited(before), Allowance::Limited(after)) => (before, after),

@@ -13,8 +13,8 @@ use ratelease_rules::key::KeyHasher;
 use ratelease_rules::request::Request;
 use ratelease_rules::{Lookup, Rule, RuleLocations, Rules, SourceLocation, Trace};
 
-use super::descriptor::{self, Typed};
-use count::{Count, Entry};
+use super::descriptor::{self, DescriptorArg};
+use count::{Count, StoredCount};
 
 pub(super) const NOTES: &str = "\
 The descriptors are those of one request, so that a rule of one may replace that of another.
@@ -37,10 +37,10 @@ pub struct ExplainFlags {
     #[arg(
         value_name = "DESCRIPTOR",
         required = true,
-        value_parser = Typed::parse,
+        value_parser = DescriptorArg::parse,
         long_help = descriptor::NOTES
     )]
-    descriptors: Vec<Typed>,
+    descriptors: Vec<DescriptorArg>,
     #[command(flatten)]
     out: OutFlags,
     #[command(flatten)]
@@ -55,16 +55,16 @@ pub struct ExplainFlags {
 
 /// How the rules match one descriptor.
 struct Explained<'r> {
-    typed: &'r Typed,
+    typed: &'r DescriptorArg,
     /// `None` if the domain has no rules.
     trace: Option<Trace<'r>>,
-    end: End<'r>,
+    conclusion: Conclusion<'r>,
     /// Place of the rule, if one was found.
-    written: Option<SourceLocation<'r>>,
+    location: Option<SourceLocation<'r>>,
 }
 
 /// The result for a descriptor.
-enum End<'r> {
+enum Conclusion<'r> {
     UnknownDomain,
     NoRule,
     /// Its rule was replaced by the rule of another descriptor.
@@ -79,9 +79,9 @@ enum End<'r> {
     },
 }
 
-// === impl End ===
+// === impl Conclusion ===
 
-impl<'r> End<'r> {
+impl<'r> Conclusion<'r> {
     fn rule(&self) -> Option<&'r Rule> {
         match self {
             Self::UnknownDomain | Self::NoRule => None,
@@ -100,24 +100,26 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult 
     let (rules, places) = source::load_with_locations(dirs, dir.reading())?;
     let request = Request {
         domain: &flags.domain,
-        descriptors: flags.descriptors.iter().map(Typed::descriptor).collect(),
+        descriptors: flags.descriptors.iter().map(DescriptorArg::descriptor).collect(),
         hits_addend: 1,
     };
     let secret = source::resolved(|faults| flags.key.key_secret(faults))?;
     let hasher = KeyHasher::new(secret.reveal());
     let mut explained = explain((&rules, &places), &request, &flags.descriptors, &hasher);
-    let counts = explained.iter_mut().filter_map(|one| match &mut one.end {
-        End::Counted { count, .. } => Some(&mut **count),
+    let counts = explained.iter_mut().filter_map(|one| match &mut one.conclusion {
+        Conclusion::Counted { count, .. } => Some(&mut **count),
         _ => None,
     });
-    let mut entries: Vec<&mut Entry> = counts.flat_map(Count::entries).collect();
-    count::look(store, flags.store.key_prefix(), &mut entries)?;
+    let mut entries: Vec<&mut StoredCount> = counts.flat_map(Count::stored).collect();
+    count::read_store(store, flags.store.key_prefix(), &mut entries)?;
     if flags.out.json {
         out.json(&report::json(&request, &explained))?;
     } else {
         report::text(&request, &explained, out)?;
     }
-    let applies = |one: &Explained<'_>| !matches!(one.end, End::UnknownDomain | End::NoRule);
+    let applies = |one: &Explained<'_>| {
+        !matches!(one.conclusion, Conclusion::UnknownDomain | Conclusion::NoRule)
+    };
     Ok(Completion::clean_if(explained.iter().any(applies)))
 }
 
@@ -125,29 +127,29 @@ pub(super) fn run(flags: &ExplainFlags, role: Role, out: &mut Out) -> CliResult 
 fn explain<'r>(
     (rules, places): (&'r Rules, &'r RuleLocations),
     request: &Request<'_>,
-    typed: &'r [Typed],
+    typed: &'r [DescriptorArg],
     hasher: &KeyHasher,
 ) -> Vec<Explained<'r>> {
     let resolved = resolve(rules, request, hasher);
     let each = request.descriptors.iter().zip(&resolved).zip(typed);
     each.map(|((descriptor, resolved), typed)| {
         let found = rules.find(request.domain, &descriptor.entries);
-        let end = match (found, resolved) {
-            (Lookup::UnknownDomain, _) => End::UnknownDomain,
-            (Lookup::NoRule, _) => End::NoRule,
+        let conclusion = match (found, resolved) {
+            (Lookup::UnknownDomain, _) => Conclusion::UnknownDomain,
+            (Lookup::NoRule, _) => Conclusion::NoRule,
             (Lookup::Rule(rule), Resolved::Charged(charge)) => {
-                End::Counted { rule, count: Box::new(Count::of(charge)) }
+                Conclusion::Counted { rule, count: Box::new(Count::of(charge)) }
             }
-            (Lookup::Rule(rule), Resolved::Unlimited) => End::Unlimited(rule),
+            (Lookup::Rule(rule), Resolved::Unlimited) => Conclusion::Unlimited(rule),
             // A rule that was found but does not limit the request has been replaced.
             (Lookup::Rule(rule), Resolved::Free) => {
                 let by = replacer(rules, request, rule).unwrap_or(rule);
-                End::Replaced { rule, by }
+                Conclusion::Replaced { rule, by }
             }
         };
         let trace = rules.trace(request.domain, &descriptor.entries);
-        let written = end.rule().and_then(|rule| places.of(&rule.path));
-        Explained { typed, trace, end, written }
+        let location = conclusion.rule().and_then(|rule| places.of(&rule.path));
+        Explained { typed, trace, conclusion, location }
     })
     .collect()
 }

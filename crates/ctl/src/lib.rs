@@ -45,7 +45,7 @@ use manual::{CompletionsFlags, ManFlags};
 use plan::PlanFlags;
 use query::QueryFlags;
 use replay::ReplayFlags;
-use rule_tests::CasesFlags;
+use rule_tests::TestFlags;
 use status::StatusFlags;
 use top::TopFlags;
 
@@ -76,7 +76,7 @@ pub enum Tool {
     Diff(Box<DiffFlags>),
     /// Hold rules to cases of requests over virtual time
     #[command(after_help = rule_tests::NOTES)]
-    Test(Box<CasesFlags>),
+    Test(Box<TestFlags>),
     /// Measure a rate limit server, this or another
     #[command(subcommand)]
     Bench(Bench),

@@ -12,26 +12,26 @@ const CELLS: usize = 80;
 
 /// The progress line.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Meter {
-    is_seen: bool,
+pub(super) struct ProgressLine {
+    is_visible: bool,
 }
 
-// === impl Meter ===
+// === impl ProgressLine ===
 
-impl Meter {
+impl ProgressLine {
     /// Makes a progress line on standard error.
     pub(super) fn stderr() -> Self {
-        Self { is_seen: io::stderr().is_terminal() }
+        Self { is_visible: io::stderr().is_terminal() }
     }
 
     /// Returns whether standard error is a terminal.
-    pub(super) fn is_seen(self) -> bool {
-        self.is_seen
+    pub(super) fn is_visible(self) -> bool {
+        self.is_visible
     }
 
     /// Replaces the line by `bar` and `text`, whose characters must each take one cell.
     pub(super) fn draw(self, bar: &str, text: &str) {
-        if self.is_seen {
+        if self.is_visible {
             write(&format!("\r\u{1b}[K{}", fitting(bar, text, cells())));
         }
     }

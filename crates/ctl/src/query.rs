@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use tonic::transport::Channel;
 
 pub(super) use flags::{NOTES, QueryFlags};
-use wire::{Answered, ask};
+use wire::{Reply, ask};
 
 /// The protocol's name of a denial.
 const OVER_LIMIT: &str = "OVER_LIMIT";
@@ -38,13 +38,13 @@ async fn query(flags: &QueryFlags, out: &mut Out) -> CliResult {
     let (mut passed, mut denied) = (0, 0);
     for number in 1..=flags.repeat {
         let sent = clock.now();
-        let answered = answer(flags, channel.clone(), &request).await?;
+        let reply = answer(flags, channel.clone(), &request).await?;
         let took = clock.now().since(sent);
-        match answered.code.as_str() {
+        match reply.code.as_str() {
             "OK" => passed += 1,
             _ => denied += 1,
         }
-        print(flags, (number, &answered, took), out)?;
+        print(flags, (number, &reply, took), out)?;
         // Flushed so that each answer is shown when it arrives.
         out.flush()?;
         if out.is_closed() {
@@ -61,27 +61,27 @@ async fn answer(
     flags: &QueryFlags,
     channel: Channel,
     request: &Request<'_>,
-) -> Result<Answered, CliError> {
+) -> Result<Reply, CliError> {
     let QueryFlags { target, timeout: within, .. } = flags;
     match timeout(*within, ask(channel, request)).await {
-        Ok(answered) => answered.map_err(|status| target.refused(&status)),
+        Ok(reply) => reply.map_err(|status| target.refused(&status)),
         Err(_) => Err(target.late(*within)),
     }
 }
 
 fn print(
     flags: &QueryFlags,
-    (number, answered, took): (u32, &Answered, Duration),
+    (number, reply, took): (u32, &Reply, Duration),
     out: &mut Out,
 ) -> Result<(), CliError> {
     if flags.out.json {
-        let mut line = json!(answered);
+        let mut line = json!(reply);
         line["target"] = flags.target.to_string().into();
         line["took_ms"] = (took.as_secs_f64() * 1e3).into();
         return out.json(&line);
     }
     if flags.repeat > 1 {
-        return out.line(show::brief(number, answered, out.painter()));
+        return out.line(show::brief(number, reply, out.painter()));
     }
-    out.line(show::full(&flags.descriptors, answered, took, out.painter()))
+    out.line(show::full(&flags.descriptors, reply, took, out.painter()))
 }

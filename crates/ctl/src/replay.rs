@@ -4,12 +4,12 @@
 //! Lines are read one by one and decided at their logged times, with the matcher and the arithmetic
 //! of the sidecar. Memory is bounded for any log.
 
+mod counts;
 mod envoy;
 mod lines;
 mod mapping;
 mod record;
 mod report;
-mod tally;
 mod timestamp;
 
 use std::fs;
@@ -28,13 +28,13 @@ use ratelease_rules::request::{DESCRIPTORS_MAX, Descriptor, Entry, Request};
 use smallvec::SmallVec;
 
 use super::exact_limiter::ExactLimiter;
-use super::progress_line::{Meter, bar};
+use super::progress_line::{ProgressLine, bar};
 use super::signals::Signals;
+use counts::ReplayCounts;
 use lines::{LINE_BYTES_MAX, Lines, Next};
 use mapping::{Entries, Mapping};
 use record::Record;
 use report::Report;
-use tally::Tally;
 
 /// Maximum number of keys that are counted at once, about 100 bytes each; keys whose windows have
 /// ended are evicted.
@@ -44,8 +44,8 @@ const KEYS_MAX: usize = 1 << 20;
 const TOP_MAX: u64 = 100_000;
 
 /// Number of lines between checks of the clock, and the time between drawings of the progress.
-const LOOK_LINES: u64 = 1024;
-const DRAW_EACH: Duration = Duration::from_millis(100);
+const LINES_PER_CHECK: u64 = 1024;
+const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) const NOTES: &str = "\
 A line is one of three things, told apart by itself:
@@ -106,13 +106,13 @@ struct Replay<'a> {
     flags: &'a ReplayFlags,
     rules: &'a Rules,
     exact: ExactLimiter,
-    tally: Tally,
+    counts: ReplayCounts,
     progress: Progress,
     signals: &'a Signals,
 }
 
 struct Progress {
-    meter: Meter,
+    line: ProgressLine,
     clock: Clock,
     /// `None` at first, so that progress is drawn at once: a log from a pipe may pause after a few
     /// lines.
@@ -133,33 +133,33 @@ pub(super) fn run(flags: &ReplayFlags, role: Role, out: &mut Out) -> CliResult {
     }
     let dir = source::resolved(|faults| flags.rules.resolve(role, faults))?;
     let rules = source::load(std::slice::from_ref(&dir.dir), dir.reading())?;
-    knows(&rules, flags.domain.as_deref())?;
-    let signals = Signals::listen(|| Meter::stderr().clear(), None)?;
+    check_domain(&rules, flags.domain.as_deref())?;
+    let signals = Signals::listen(|| ProgressLine::stderr().clear(), None)?;
     let mut replay = Replay {
         flags,
         rules: &rules,
         exact: ExactLimiter::new(KEYS_MAX, KeyHasher::new(""), Modes::default()),
-        tally: Tally::default(),
+        counts: ReplayCounts::default(),
         progress: Progress::new(&flags.logs),
         signals: &signals,
     };
     let read = flags.logs.iter().try_for_each(|log| replay.log(log));
-    replay.progress.meter.clear();
+    replay.progress.line.clear();
     read?;
-    let Replay { tally, .. } = replay;
-    let interrupted = signals.heard();
+    let Replay { counts, .. } = replay;
+    let interrupted = signals.first();
     drop(signals);
-    if interrupted.is_none() && tally.requests == 0 {
-        return Err(nothing_replayed(&tally));
+    if interrupted.is_none() && counts.requests == 0 {
+        return Err(nothing_replayed(&counts));
     }
     let top = usize::try_from(flags.top).unwrap_or(usize::MAX);
-    let report = Report { tally: &tally, top, is_interrupted: interrupted.is_some() };
+    let report = Report { counts: &counts, top, is_interrupted: interrupted.is_some() };
     if flags.out.json {
         out.json(&report.json())?;
     } else {
         report.print(out)?;
     }
-    Ok(interrupted.map_or(Completion::clean_if(tally.over_limit == 0), Completion::Interrupted))
+    Ok(interrupted.map_or(Completion::clean_if(counts.over_limit == 0), Completion::Interrupted))
 }
 
 /// Parses a line of a log under a `--descriptor`, if both can be parsed. Returns the line's time,
@@ -177,7 +177,7 @@ pub fn read_line(line: &str, mapping: &str) -> Option<(Option<u64>, usize)> {
 
 /// Refuses a domain without rules: every request would pass, which is seldom what the user wants to
 /// know.
-fn knows(rules: &Rules, domain: Option<&str>) -> Result<(), CliError> {
+fn check_domain(rules: &Rules, domain: Option<&str>) -> Result<(), CliError> {
     let known: Vec<&str> = rules.domains().collect();
     match domain.filter(|domain| !domain.is_empty() && !known.contains(domain)) {
         None => Ok(()),
@@ -189,9 +189,9 @@ fn knows(rules: &Rules, domain: Option<&str>) -> Result<(), CliError> {
     }
 }
 
-fn nothing_replayed(tally: &Tally) -> CliError {
-    let count = tally.without_descriptor;
-    match tally.first_unreadable.first() {
+fn nothing_replayed(counts: &ReplayCounts) -> CliError {
+    let count = counts.without_descriptor;
+    match counts.first_unreadable.first() {
         _ if count > 0 => CliError::new(format_args!(
             "no line has all the fields of a --descriptor, of {count} that can be read; correct \
              their names"
@@ -222,8 +222,8 @@ impl Replay<'_> {
                     self.unreadable(shown, number, why);
                 }
             }
-            if number % LOOK_LINES == 0 {
-                self.progress.look(lines.bytes(), &self.tally);
+            if number % LINES_PER_CHECK == 0 {
+                self.progress.update(lines.bytes(), &self.counts);
             }
         }
         self.progress.bytes_before += lines.bytes();
@@ -231,8 +231,8 @@ impl Replay<'_> {
     }
 
     fn unreadable(&mut self, log: &str, number: u64, why: impl FnOnce() -> String) {
-        self.tally.lines += 1;
-        self.tally.note_unreadable(log, number, why);
+        self.counts.lines += 1;
+        self.counts.note_unreadable(log, number, why);
     }
 
     /// Replays one line.
@@ -270,7 +270,7 @@ impl Replay<'_> {
     fn mapped(&mut self, at: u64, record: &Record<'_>, place: (&str, u64)) -> Result<(), CliError> {
         let flags = self.flags;
         if flags.descriptors.is_empty() {
-            return Err(of_line(
+            return Err(line_error(
                 place,
                 "is of an access log: say what to make of it, as in \
                 --descriptor path=%path%",
@@ -281,7 +281,7 @@ impl Replay<'_> {
         {
             let known: Vec<_> = envoy::names().collect();
             let known = known.join(", ");
-            return Err(of_line(
+            return Err(line_error(
                 place,
                 format!("is of Envoy's text format, which has no field {field}, but {known}"),
             ));
@@ -301,21 +301,21 @@ impl Replay<'_> {
         place: (&str, u64),
     ) -> Result<(), CliError> {
         if request.domain.is_empty() {
-            return Err(of_line(place, "names no domain: say --domain"));
+            return Err(line_error(place, "names no domain: say --domain"));
         }
-        self.tally.lines += 1;
-        self.tally.note_time(at);
+        self.counts.lines += 1;
+        self.counts.note_time(at);
         if request.descriptors.is_empty() {
-            self.tally.without_descriptor += 1;
+            self.counts.without_descriptor += 1;
             return Ok(());
         }
         self.exact.advance(at);
         match self.exact.decide(self.rules, request) {
-            Ok(verdict) => self.tally.note(request, &verdict),
+            Ok(verdict) => self.counts.note(request, &verdict),
             Err(_) => {
-                self.tally.requests += 1;
-                self.tally.ok += 1;
-                self.tally.uncounted += 1;
+                self.counts.requests += 1;
+                self.counts.ok += 1;
+                self.counts.uncounted += 1;
             }
         }
         Ok(())
@@ -327,7 +327,7 @@ fn descriptor<'a>(entries: &'a Entries<'_>) -> Descriptor<'a> {
     Descriptor { entries: entries.collect(), ..Descriptor::default() }
 }
 
-fn of_line((log, number): (&str, u64), what: impl std::fmt::Display) -> CliError {
+fn line_error((log, number): (&str, u64), what: impl std::fmt::Display) -> CliError {
     CliError::new(format_args!("{log}:{number}: {what}"))
 }
 
@@ -340,7 +340,7 @@ impl Progress {
         };
         let clock = Clock::start();
         Self {
-            meter: Meter::stderr(),
+            line: ProgressLine::stderr(),
             clock,
             drawn_at: None,
             bytes_all: logs.iter().map(length).sum(),
@@ -348,16 +348,16 @@ impl Progress {
         }
     }
 
-    fn look(&mut self, bytes: u64, tally: &Tally) {
+    fn update(&mut self, bytes: u64, counts: &ReplayCounts) {
         let now = self.clock.now();
-        let drawn_lately = self.drawn_at.is_some_and(|at| now.since(at) < DRAW_EACH);
-        if !self.meter.is_seen() || drawn_lately {
+        let drawn_lately = self.drawn_at.is_some_and(|at| now.since(at) < DRAW_INTERVAL);
+        if !self.line.is_visible() || drawn_lately {
             return;
         }
         self.drawn_at = Some(now);
         let done = (self.bytes_before + bytes) as f64;
         let bar = self.bytes_all.map(|all| bar(done / all as f64)).unwrap_or_default();
-        let (lines, denied) = (tally.lines, tally.over_limit);
-        self.meter.draw(&bar, &format!("{lines} lines, {denied} denied"));
+        let (lines, denied) = (counts.lines, counts.over_limit);
+        self.line.draw(&bar, &format!("{lines} lines, {denied} denied"));
     }
 }

@@ -1,13 +1,13 @@
 //! `ratectl test`: runs rule tests, cases of requests with expected answers, on a virtual clock.
 //!
 //! ```text
-//! file ─▶ yaml ─▶ read ─▶ Suite ─▶ play ─▶ Failures
+//! file ─▶ yaml ─▶ read ─▶ Suite ─▶ run_case ─▶ Failures
 //!         places  types            one exact server, its clock set by the steps
 //! ```
 
-mod play;
 mod read;
 mod report;
+mod run_case;
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use ratelease_cli::source;
 use ratelease_engine::verdict::Code;
 use ratelease_rules::{Fault, Place};
 
-use play::Failure;
+use run_case::Failure;
 
 pub(super) const NOTES: &str = "\
 A file of cases:
@@ -45,7 +45,7 @@ Exit status: 0 all cases hold, 1 one does not, 2 a file is faulty or could not b
 
 /// Flags of `test`.
 #[derive(Debug, Args)]
-pub struct CasesFlags {
+pub struct TestFlags {
     /// Files of cases; - for standard input
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
@@ -121,42 +121,42 @@ impl Expect {
 const NO_RULE: &str = "none";
 
 /// The result of one file.
-struct Played {
+struct FileResult {
     file: String,
     cases: usize,
     failures: Vec<Failure>,
 }
 
 /// Reads and runs every file.
-pub(super) fn run(flags: &CasesFlags, out: &mut Out) -> CliResult {
+pub(super) fn run(flags: &TestFlags, out: &mut Out) -> CliResult {
     let reading = source::resolved(|faults| flags.reading.resolve(faults))?;
-    let mut played = Vec::new();
-    let mut troubles = Vec::new();
+    let mut results = Vec::new();
+    let mut errors = Vec::new();
     for file in &flags.files {
         match run_file(file, reading) {
-            Ok(one) => played.push(one),
-            Err(trouble) => troubles.push(trouble.to_string()),
+            Ok(one) => results.push(one),
+            Err(error) => errors.push(error.to_string()),
         }
     }
     if flags.out.json {
-        out.json(&report::json(&played, &troubles))?;
-    } else if !played.is_empty() {
-        report::text(&played, out)?;
+        out.json(&report::json(&results, &errors))?;
+    } else if !results.is_empty() {
+        report::text(&results, out)?;
     }
-    if !troubles.is_empty() {
-        return Err(CliError::new(troubles.join("\n")));
+    if !errors.is_empty() {
+        return Err(CliError::new(errors.join("\n")));
     }
-    Ok(Completion::clean_if(played.iter().all(|one| one.failures.is_empty())))
+    Ok(Completion::clean_if(results.iter().all(|one| one.failures.is_empty())))
 }
 
-fn run_file(file: &Path, reading: Reading) -> Result<Played, CliError> {
+fn run_file(file: &Path, reading: Reading) -> Result<FileResult, CliError> {
     let source = source::read_file(file)?;
     let suite = read::suite(&source).map_err(|faults| listed(&faults))?;
     let at = file.parent().unwrap_or(Path::new("")).join(&suite.rules);
     let rules = source::load(&[at], reading)
-        .map_err(|trouble| CliError::new(format_args!("{}: {trouble}", Safe(&source.name))))?;
-    let failures = suite.cases.iter().flat_map(|case| play::case(&rules, case)).collect();
-    Ok(Played { file: source.name, cases: suite.cases.len(), failures })
+        .map_err(|error| CliError::new(format_args!("{}: {error}", Safe(&source.name))))?;
+    let failures = suite.cases.iter().flat_map(|case| run_case::run_case(&rules, case)).collect();
+    Ok(FileResult { file: source.name, cases: suite.cases.len(), failures })
 }
 
 fn listed(faults: &[Fault]) -> CliError {

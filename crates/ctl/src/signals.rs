@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 /// Handles the signals of this process from its creation until it is dropped.
 pub(super) struct Signals {
-    heard: Receiver<Interrupt>,
+    received: Receiver<Interrupt>,
     first: Cell<Option<Interrupt>>,
 }
 
@@ -31,37 +31,37 @@ const STATUS: &str = "/proc/self/status";
 // === impl Signals ===
 
 impl Signals {
-    /// Starts listening. A second signal, or `patience` after the first, ends the process at once.
-    /// Before that, `at_once` restores the terminal, on another thread than the work.
+    /// Starts listening. A second signal, or `grace` after the first, ends the process at once.
+    /// Before that, `before_exit` restores the terminal, on another thread than the work.
     ///
     /// # Errors
     /// The system has no thread or file descriptor left.
-    pub(super) fn listen(at_once: fn(), patience: Option<Duration>) -> Result<Self, CliError> {
+    pub(super) fn listen(before_exit: fn(), grace: Option<Duration>) -> Result<Self, CliError> {
         let failed = |error| {
             CliError::new(format_args!("cannot start: {error}; raise the limit on open files"))
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(failed)?;
-        let signals = all(&runtime).map_err(failed)?;
-        let (tell, heard) = sync_channel(1);
+        let signals = unignored(&runtime).map_err(failed)?;
+        let (first_sender, received) = sync_channel(1);
         let listener = move || {
-            let last = runtime.block_on(last(signals, &tell, patience));
-            at_once();
+            let last = runtime.block_on(last(signals, &first_sender, grace));
+            before_exit();
             std::process::exit(last.status().into());
         };
         thread::Builder::new().name("signals".to_owned()).spawn(listener).map_err(failed)?;
-        Ok(Self { heard, first: Cell::new(None) })
+        Ok(Self { received, first: Cell::new(None) })
     }
 
     /// Returns the first signal, if there was one.
-    pub(super) fn heard(&self) -> Option<Interrupt> {
+    pub(super) fn first(&self) -> Option<Interrupt> {
         self.wait(Duration::ZERO)
     }
 
     /// Waits up to `within` for the first signal and returns it.
     pub(super) fn wait(&self, within: Duration) -> Option<Interrupt> {
         if self.first.get().is_none() {
-            self.first.set(self.heard.recv_timeout(within).ok());
+            self.first.set(self.received.recv_timeout(within).ok());
         }
         self.first.get()
     }
@@ -69,11 +69,11 @@ impl Signals {
 
 /// Returns all signals that are not ignored: `nohup` and a shell's `&` cause some of them to be
 /// ignored on purpose.
-fn all(runtime: &Runtime) -> std::io::Result<Vec<(Interrupt, Signal)>> {
+fn unignored(runtime: &Runtime) -> std::io::Result<Vec<(Interrupt, Signal)>> {
     let _context = runtime.enter();
     let status = fs::read_to_string(STATUS).unwrap_or_default();
-    let heeded = KINDS.into_iter().filter(|kind| !is_ignored(&status, *kind));
-    heeded.map(|kind| Ok((Interrupt::of(kind), signal(kind)?))).collect()
+    let handled = KINDS.into_iter().filter(|kind| !is_ignored(&status, *kind));
+    handled.map(|kind| Ok((Interrupt::of(kind), signal(kind)?))).collect()
 }
 
 /// Returns whether the mask in `status` contains the signal: the mask is hexadecimal, with signal 1
@@ -89,27 +89,27 @@ fn is_ignored(status: &str, kind: SignalKind) -> bool {
 /// work, unless the work is done and its result is being printed.
 async fn last(
     signals: Vec<(Interrupt, Signal)>,
-    tell: &SyncSender<Interrupt>,
-    patience: Option<Duration>,
+    first_sender: &SyncSender<Interrupt>,
+    grace: Option<Duration>,
 ) -> Interrupt {
-    let (told, mut heard) = mpsc::channel(KINDS.len());
+    let (sender, mut received) = mpsc::channel(KINDS.len());
     for (interrupt, mut signal) in signals {
-        let told = told.clone();
+        let sender = sender.clone();
         tokio::spawn(async move {
-            while signal.recv().await.is_some() && told.send(interrupt).await.is_ok() {}
+            while signal.recv().await.is_some() && sender.send(interrupt).await.is_ok() {}
         });
     }
     // If all signals are ignored, this never returns.
-    let mut next = async || match heard.recv().await {
+    let mut next = async || match received.recv().await {
         Some(interrupt) => interrupt,
         None => pending().await,
     };
     let first = next().await;
-    if tell.send(first).is_err() {
+    if first_sender.send(first).is_err() {
         return first;
     }
-    match patience {
-        Some(patience) => timeout(patience, next()).await.unwrap_or(first),
+    match grace {
+        Some(grace) => timeout(grace, next()).await.unwrap_or(first),
         None => next().await,
     }
 }

@@ -6,10 +6,10 @@ use clap::Args;
 use ratelease_cli::out::{CliResult, Completion, Out, OutFlags, Painter, Style};
 use ratelease_cli::safe::{self, Safe};
 
-use super::status_client::{BusyRule, Decisions, HotKey, Pod, PodFlags};
+use super::status_client::{BusyRule, Decisions, HotKey, PodFlags, PodStatus};
 
 pub(super) const NOTES: &str = "\
-Exit status: 0 all is well, 1 something is wrong (the last load of the rules was refused, or there
+Exit status: 0 all is well, 1 there is a problem (the last load of the rules was refused, or there
 are none; a breaker is not closed; an invariant was violated), 2 the pod cannot be asked.
 
 Examples:
@@ -31,22 +31,22 @@ pub struct StatusFlags {
 /// Prints a pod's status. Any problem of the pod is a finding.
 pub(super) fn run(flags: &StatusFlags, out: &mut Out) -> CliResult {
     let status = flags.pod.ask()?;
-    let pod = Pod::read(&status);
+    let pod = PodStatus::parse(&status);
     if flags.out.json {
         out.json(&status)?;
     } else {
         out.line(table(&pod, out.painter()).trim_end())?;
     }
-    Ok(Completion::clean_if(pod.wrongs().is_empty()))
+    Ok(Completion::clean_if(pod.problems().is_empty()))
 }
 
 /// Formats a pod's status as text.
-pub(super) fn table(pod: &Pod, painter: Painter) -> String {
+pub(super) fn table(pod: &PodStatus, painter: Painter) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail, here and below.
-    let wrongs = pod.wrongs();
-    for wrong in &wrongs {
-        let _ = writeln!(text, "{} {}", painter.paint(Style::Bad, "wrong:"), Safe(wrong));
+    let problems = pod.problems();
+    for problem in &problems {
+        let _ = writeln!(text, "{} {}", painter.paint(Style::Bad, "problem:"), Safe(problem));
     }
     let uptime = pod.uptime.as_secs();
     let _ = writeln!(
@@ -80,7 +80,7 @@ pub(super) fn table(pod: &Pod, painter: Painter) -> String {
     text
 }
 
-fn rules(pod: &Pod) -> String {
+fn rules(pod: &PodStatus) -> String {
     let of = &pod.rules;
     let version = Safe(of.version.as_deref().unwrap_or("none"));
     let origin = if of.from_snapshot { " of the snapshot" } else { "" };
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_comes_first_and_what_is_not_there_is_left_out() {
-        let pod = Pod::read(&json!({
+        let pod = PodStatus::parse(&json!({
             "version": "1.2.3", "uptime_seconds": 61.9, "store": "memory",
             "rules": {"version": "00ab", "count": 7, "loads_ok": 2, "loads_failed": 1,
                 "last_fault": "shop.yaml:3:5: bad"},
@@ -153,8 +153,8 @@ mod tests {
         }));
         assert_eq!(
             table(&pod, Painter::OFF),
-            "wrong: the last load of the rules was refused: shop.yaml:3:5: bad\n\
-             wrong: the breaker of shard 0 is open\n\
+            "problem: the last load of the rules was refused: shop.yaml:3:5: bad\n\
+             problem: the breaker of shard 0 is open\n\
              ratelease   1.2.3, up for 61 s, store memory\n\
              rules       version 00ab, 7 rules, loads: 2 accepted, 1 refused\n\
              shard 0     breaker open, opened 3 times, 0.50 ms away\n\
@@ -166,7 +166,7 @@ mod tests {
     fn what_a_server_says_steers_no_terminal() {
         let evil = "\u{1b}[2J\u{9b}";
         let hot = json!([{"key": evil, "rule": evil, "values": evil}]);
-        let pod = Pod::read(&json!({
+        let pod = PodStatus::parse(&json!({
             "version": evil, "store": evil, "rules": {"version": evil, "last_fault": evil},
             "decisions": {"by_how": {evil: 1}}, "counts": {evil: 1},
             "rules_busiest": [{"rule": evil}], "hot_keys": {"requested": hot, "denied": hot},
@@ -180,7 +180,7 @@ mod tests {
     fn decisions_rules_and_keys_are_shown_where_a_pod_tells_of_them() {
         let hot = json!([{"key": "hash", "rule": "shop.user", "count": 5, "share": 0.125,
             "values": null}]);
-        let pod = Pod::read(&json!({
+        let pod = PodStatus::parse(&json!({
             "rules": {"version": "00ab"},
             "decisions": {"ok": 10, "over_limit": 3, "errors": 1, "by_how": {"local": 14},
                 "p50_us": 12, "p99_us": 90.4},

@@ -34,7 +34,7 @@ pub(super) struct PodFlags {
 
 /// The content of `/status`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Pod {
+pub(super) struct PodStatus {
     pub(super) version: String,
     pub(super) uptime: Duration,
     pub(super) store: String,
@@ -148,11 +148,11 @@ impl PodFlags {
     }
 }
 
-// === impl Pod ===
+// === impl PodStatus ===
 
-impl Pod {
+impl PodStatus {
     /// Parses what [`PodFlags::ask`] returned.
-    pub(super) fn read(status: &Value) -> Self {
+    pub(super) fn parse(status: &Value) -> Self {
         let seconds: f64 = part(status, "uptime_seconds");
         Self {
             version: part(status, "version"),
@@ -169,21 +169,21 @@ impl Pod {
     }
 
     /// Returns the pod's problems, one line each.
-    pub(super) fn wrongs(&self) -> Vec<String> {
-        let mut wrongs = Vec::new();
+    pub(super) fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
         if let Some(fault) = &self.rules.last_fault {
-            wrongs.push(format!("the last load of the rules was refused: {fault}"));
+            problems.push(format!("the last load of the rules was refused: {fault}"));
         } else if self.rules.version.is_none() {
-            wrongs.push("no rules are in force".to_owned());
+            problems.push("no rules are in force".to_owned());
         }
         let open = self.shards.iter().filter(|shard| shard.is_open());
-        wrongs.extend(
+        problems.extend(
             open.map(|shard| format!("the breaker of shard {} is {}", shard.shard, shard.breaker)),
         );
         if self.invariant_violations > 0 {
-            wrongs.push(format!("invariants were violated: {}", self.invariant_violations));
+            problems.push(format!("invariants were violated: {}", self.invariant_violations));
         }
-        wrongs
+        problems
     }
 }
 
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_otherwise_is_empty_and_the_rest_is_there() {
-        let pod = Pod::read(&json!({
+        let pod = PodStatus::parse(&json!({
             "version": "9", "uptime_seconds": 1.5, "store": {"kind": "other"},
             "rules": {"version": "ab", "count": 3, "new": 1},
             "shards": [{"shard": 2, "breaker": "closed", "hot_key": {"key": "k", "share": 0.25}}],
@@ -225,19 +225,19 @@ mod tests {
         assert_eq!((pod.rules.count, pod.rules.version.as_deref()), (3, Some("ab")));
         assert_eq!(pod.shards[0].hot_key.as_ref().unwrap().share, 0.25);
         assert_eq!(pod.decisions.as_ref().unwrap().ok, 5);
-        assert_eq!((pod.hot_keys.requested.len(), pod.wrongs().len()), (0, 0));
-        assert_eq!(Pod::read(&json!({})).decisions, None);
+        assert_eq!((pod.hot_keys.requested.len(), pod.problems().len()), (0, 0));
+        assert_eq!(PodStatus::parse(&json!({})).decisions, None);
     }
 
     #[test]
     fn each_wrong_is_told() {
-        let pod = Pod::read(&json!({
+        let pod = PodStatus::parse(&json!({
             "rules": {"version": "ab", "last_fault": "a.yaml:1:1: bad"},
             "shards": [{"shard": 2, "breaker": "open"}, {"shard": 3, "breaker": "probing"}],
             "invariant_violations": 4,
         }));
         assert_eq!(
-            pod.wrongs(),
+            pod.problems(),
             [
                 "the last load of the rules was refused: a.yaml:1:1: bad",
                 "the breaker of shard 2 is open",
@@ -245,6 +245,6 @@ mod tests {
                 "invariants were violated: 4",
             ]
         );
-        assert_eq!(Pod::default().wrongs(), ["no rules are in force"]);
+        assert_eq!(PodStatus::default().problems(), ["no rules are in force"]);
     }
 }

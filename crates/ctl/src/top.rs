@@ -25,15 +25,15 @@ use ratelease_cli::out::{CliError, CliResult, Completion, Out, OutFlags, Painter
 use serde_json::{Value, json};
 
 use super::signals::Signals;
-use super::status_client::{Pod, PodFlags};
+use super::status_client::{PodFlags, PodStatus};
 use draw::{Colours, draw};
 use view::View;
 
 pub(super) const NOTES: &str = "\
-q, Esc and Ctrl-C end it. Without a terminal, and with --once, two looks at the pod are printed as
-one screen of text. With --json each look is a line of JSON: rates, and the status they are from.
+q, Esc and Ctrl-C end it. Without a terminal, and with --once, two samples of the pod are printed as
+one screen of text. With --json each sample is a line of JSON: rates, and the status they are from.
 
-Exit status: 0, 2 where the pod cannot be asked, or 128 and the number of the signal that ended it.
+Exit status: 0, 2 the pod cannot be queried, or 128 and the number of the signal that ended it.
 
 Examples:
   ratectl top
@@ -41,7 +41,7 @@ Examples:
   ratectl top --once";
 
 /// Time for which the keyboard is polled at once, and so the maximum delay of a redraw.
-const LISTEN: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Maximum time from a signal to the end. A read from a terminal that has gone away never returns.
 const END_MAX: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ const HANGUP_MAX: Duration = Duration::from_millis(500);
 const RESTORE_MAX: Duration = Duration::from_millis(500);
 
 /// Size of the screen without a terminal.
-const PAPER: Rect = Rect { x: 0, y: 0, width: 110, height: 34 };
+const PAGE: Rect = Rect { x: 0, y: 0, width: 110, height: 34 };
 
 /// Maximum number of samples of one run with `--samples`.
 const SAMPLES_MAX: i64 = 100_000;
@@ -61,13 +61,13 @@ const SAMPLES_MAX: i64 = 100_000;
 /// Flags of `top`.
 #[derive(Debug, Args)]
 pub struct TopFlags {
-    /// Between two looks, a duration
+    /// Time between two samples, a duration
     #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = span_above_zero)]
     interval: Duration,
-    /// Look twice, print, and end
+    /// Sample twice, print, and end
     #[arg(long)]
     once: bool,
-    /// With --once, looks before it prints
+    /// With --once, number of samples before printing
     #[arg(long, value_name = "COUNT", default_value_t = 2, hide = true,
           value_parser = clap::value_parser!(u32).range(1..=SAMPLES_MAX))]
     samples: u32,
@@ -81,16 +81,16 @@ pub struct TopFlags {
 }
 
 /// The result of one sample.
-type Look = Result<Value, CliError>;
+type Sample = Result<Value, CliError>;
 
 /// Shows the pod until the user quits.
 pub(super) fn run(flags: TopFlags, out: &mut Out) -> CliResult {
-    let mut view = View::of(flags.pod.server()?.to_string());
+    let mut view = View::new(flags.pod.server()?.to_string());
     // A pod that is unreachable at the start is an error; later, the screen shows it.
-    view.take(Pod::read(&flags.pod.ask()?));
+    view.update(PodStatus::parse(&flags.pod.ask()?));
     let is_live = !flags.once && io::stdout().is_terminal() && io::stdin().is_terminal();
     if flags.out.json {
-        print_looks(&flags, view, out)
+        print_samples(&flags, view, out)
     } else if is_live {
         let signals = Signals::listen(restore_at_once, Some(END_MAX))?;
         Screen::open()?.show(flags, view, &signals)
@@ -101,17 +101,17 @@ pub(super) fn run(flags: TopFlags, out: &mut Out) -> CliResult {
 
 /// Prints one line of JSON per sample, until the reader closes the pipe or, with `--once`, after
 /// enough samples.
-fn print_looks(flags: &TopFlags, mut view: View, out: &mut Out) -> CliResult {
-    for look in 1_u32.. {
+fn print_samples(flags: &TopFlags, mut view: View, out: &mut Out) -> CliResult {
+    for number in 1_u32.. {
         thread::sleep(flags.interval);
         let status = flags.pod.ask()?;
-        view.take(Pod::read(&status));
-        if !flags.once || look + 1 >= flags.samples {
+        view.update(PodStatus::parse(&status));
+        if !flags.once || number + 1 >= flags.samples {
             let rate = view.rate();
             out.json(&json!({"per_second": rate, "rules": view.rules, "status": status}))?;
             out.flush()?;
         }
-        if out.is_closed() || (flags.once && look + 1 >= flags.samples) {
+        if out.is_closed() || (flags.once && number + 1 >= flags.samples) {
             break;
         }
     }
@@ -122,16 +122,16 @@ fn print_looks(flags: &TopFlags, mut view: View, out: &mut Out) -> CliResult {
 fn print_once(flags: &TopFlags, mut view: View, out: &mut Out) -> CliResult {
     for _ in 1..flags.samples {
         thread::sleep(flags.interval);
-        view.take(Pod::read(&flags.pod.ask()?));
+        view.update(PodStatus::parse(&flags.pod.ask()?));
     }
-    let mut buffer = Buffer::empty(PAPER);
-    draw(&view, Colours { are_on: flags.svg.is_some() }, PAPER, &mut buffer);
+    let mut buffer = Buffer::empty(PAGE);
+    draw(&view, Colours { are_on: flags.svg.is_some() }, PAGE, &mut buffer);
     if let Some(path) = &flags.svg {
         std::fs::write(path, svg::svg(&buffer)).map_err(|error| {
             CliError::new(format_args!("{}: cannot be written: {error}", path.display()))
         })?;
     }
-    for row in buffer.content.chunks(usize::from(PAPER.width)) {
+    for row in buffer.content.chunks(usize::from(PAGE.width)) {
         let line: String = row.iter().map(ratatui::buffer::Cell::symbol).collect();
         out.line(line.trim_end())?;
     }
@@ -140,10 +140,10 @@ fn print_once(flags: &TopFlags, mut view: View, out: &mut Out) -> CliResult {
 
 /// Asks the pod at each interval until the receiver is gone. If the previous sample has not been
 /// received yet, the new one is dropped; the next will replace it.
-fn look_on(pod: &PodFlags, interval: Duration, looks: &SyncSender<Look>) {
+fn send_samples(pod: &PodFlags, interval: Duration, samples: &SyncSender<Sample>) {
     loop {
         thread::sleep(interval);
-        if let Err(TrySendError::Disconnected(_)) = looks.try_send(pod.ask()) {
+        if let Err(TrySendError::Disconnected(_)) = samples.try_send(pod.ask()) {
             return;
         }
     }
@@ -158,7 +158,7 @@ struct Screen {
 
 impl Screen {
     fn open() -> Result<Self, CliError> {
-        let terminal = ratatui::try_init().map_err(failed)?;
+        let terminal = ratatui::try_init().map_err(terminal_error)?;
         Ok(Self { terminal })
     }
 
@@ -166,32 +166,32 @@ impl Screen {
     /// sends SIGHUP, in no fixed order: then the signal is the reason.
     fn show(self, flags: TopFlags, view: View, signals: &Signals) -> CliResult {
         self.draw_until_end(flags, view, signals)
-            .or_else(|trouble| signals.wait(HANGUP_MAX).map(Completion::Interrupted).ok_or(trouble))
+            .or_else(|error| signals.wait(HANGUP_MAX).map(Completion::Interrupted).ok_or(error))
     }
 
     fn draw_until_end(mut self, flags: TopFlags, mut view: View, signals: &Signals) -> CliResult {
         let TopFlags { pod, interval, .. } = flags;
         let colours = Colours { are_on: Painter::of(&io::stdout()).is_on() };
-        let (sender, looks) = sync_channel(1);
-        thread::spawn(move || look_on(&pod, interval, &sender));
+        let (sender, samples) = sync_channel(1);
+        thread::spawn(move || send_samples(&pod, interval, &sender));
         let mut is_stale = true;
         loop {
             if is_stale {
                 let frame = |frame: &mut ratatui::Frame<'_>| {
                     draw(&view, colours, frame.area(), frame.buffer_mut());
                 };
-                self.terminal.draw(frame).map_err(failed)?;
+                self.terminal.draw(frame).map_err(terminal_error)?;
             }
-            if let Some(interrupt) = signals.heard() {
+            if let Some(interrupt) = signals.first() {
                 return Ok(Completion::Interrupted(interrupt));
             }
-            match heard()? {
-                Heard::Enough => return Ok(Completion::Clean),
-                Heard::Nothing => is_stale = false,
+            match read_input()? {
+                Input::Quit => return Ok(Completion::Clean),
+                Input::None => is_stale = false,
                 // The terminal's size may have changed.
-                Heard::Something => is_stale = true,
+                Input::Other => is_stale = true,
             }
-            is_stale |= take_looks(&looks, &mut view);
+            is_stale |= take_sample(&samples, &mut view);
         }
     }
 }
@@ -215,42 +215,42 @@ impl Drop for Screen {
 }
 
 /// Takes the next sample, if there is one; returns whether there was.
-fn take_looks(looks: &Receiver<Look>, view: &mut View) -> bool {
-    let Ok(look) = looks.try_recv() else { return false };
-    match look {
-        Ok(status) => view.take(Pod::read(&status)),
-        Err(trouble) => view.miss(trouble.to_string()),
+fn take_sample(samples: &Receiver<Sample>, view: &mut View) -> bool {
+    let Ok(sample) = samples.try_recv() else { return false };
+    match sample {
+        Ok(status) => view.update(PodStatus::parse(&status)),
+        Err(error) => view.set_error(error.to_string()),
     }
     true
 }
 
 /// The input from the keyboard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Heard {
-    Nothing,
-    Something,
-    Enough,
+enum Input {
+    None,
+    Other,
+    Quit,
 }
 
-fn heard() -> Result<Heard, CliError> {
-    if !event::poll(LISTEN).map_err(failed)? {
-        return Ok(Heard::Nothing);
+fn read_input() -> Result<Input, CliError> {
+    if !event::poll(POLL).map_err(terminal_error)? {
+        return Ok(Input::None);
     }
-    Ok(meaning(&event::read().map_err(failed)?))
+    Ok(input_of(&event::read().map_err(terminal_error)?))
 }
 
-fn meaning(event: &Event) -> Heard {
-    let Event::Key(KeyEvent { code, modifiers, kind, .. }) = event else { return Heard::Something };
+fn input_of(event: &Event) -> Input {
+    let Event::Key(KeyEvent { code, modifiers, kind, .. }) = event else { return Input::Other };
     let is_ctrl_c = *code == KeyCode::Char('c') && modifiers.contains(KeyModifiers::CONTROL);
     match code {
-        _ if *kind == KeyEventKind::Release => Heard::Something,
-        KeyCode::Char('q' | 'Q') | KeyCode::Esc => Heard::Enough,
-        _ if is_ctrl_c => Heard::Enough,
-        _ => Heard::Something,
+        _ if *kind == KeyEventKind::Release => Input::Other,
+        KeyCode::Char('q' | 'Q') | KeyCode::Esc => Input::Quit,
+        _ if is_ctrl_c => Input::Quit,
+        _ => Input::Other,
     }
 }
 
-fn failed(error: io::Error) -> CliError {
+fn terminal_error(error: io::Error) -> CliError {
     CliError::new(format_args!("the terminal cannot be used: {error}; --once needs none"))
 }
 
@@ -267,27 +267,27 @@ mod tests {
             key(KeyCode::Esc, none),
             key(KeyCode::Char('c'), KeyModifiers::CONTROL),
         ] {
-            assert_eq!(meaning(&event), Heard::Enough, "{event:?}");
+            assert_eq!(input_of(&event), Input::Quit, "{event:?}");
         }
         for event in [
             key(KeyCode::Char('c'), none),
             key(KeyCode::Char('x'), KeyModifiers::CONTROL),
             Event::Resize(10, 10),
         ] {
-            assert_eq!(meaning(&event), Heard::Something, "{event:?}");
+            assert_eq!(input_of(&event), Input::Other, "{event:?}");
         }
     }
 
     #[test]
     fn a_look_that_fails_is_told_and_the_next_is_shown() {
-        let (sender, looks) = sync_channel(1);
-        let mut view = View::of("a:1".into());
-        assert!(!take_looks(&looks, &mut view));
+        let (sender, samples) = sync_channel(1);
+        let mut view = View::new("a:1".into());
+        assert!(!take_sample(&samples, &mut view));
         sender.send(Err(CliError::new("gone"))).unwrap();
-        assert!(take_looks(&looks, &mut view));
-        assert_eq!(view.trouble.as_deref(), Some("gone"));
+        assert!(take_sample(&samples, &mut view));
+        assert_eq!(view.error.as_deref(), Some("gone"));
         sender.send(Ok(json!({"version": "1"}))).unwrap();
-        assert!(take_looks(&looks, &mut view));
-        assert_eq!((view.trouble.as_deref(), view.pod.version.as_str()), (None, "1"));
+        assert!(take_sample(&samples, &mut view));
+        assert_eq!((view.error.as_deref(), view.pod.version.as_str()), (None, "1"));
     }
 }

@@ -11,7 +11,7 @@ async fn an_answer_is_shown_whole_and_a_denial_is_a_finding() {
     let ask = ["query", "--target", &target, "--domain", "shop", "user=alice", "path=/free"];
     let ran = run(&ask).await.ended(0);
     assert!(ran.out.starts_with("OK  in "), "{ran:?}");
-    assert!(ran.out.contains("\n  user=alice: OK, 2 of 3 per year left, as new in "), "{ran:?}");
+    assert!(ran.out.contains("\n  user=alice: OK, 2 of 3 per year left, resets in "), "{ran:?}");
     assert!(ran.out.contains(" s (rule per_user)\n  path=/free: OK, unlimited\n"), "{ran:?}");
 
     let ran = run(&[&ask[..], &["--hits", "3", "--json"]].concat()).await.ended(1);

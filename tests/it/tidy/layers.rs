@@ -26,8 +26,8 @@ const LAYERS: [(&str, &str); 5] = [
     ),
     (
         "crates/ctl/src",
-        "signals skew progress_line descriptor rule exact_limiter status_client bench rule_tests diff \
-         explain plan query replay status top manual fuzzing",
+        "signals skew progress_line descriptor rule exact_limiter status_client bench rule_tests \
+         diff explain plan query replay status top manual fuzzing",
     ),
     (
         "src",

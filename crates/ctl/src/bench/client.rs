@@ -18,12 +18,12 @@ use ratelease_engine::time::{Clock, Time};
 use tokio::time::{sleep, timeout, timeout_at};
 
 use super::call::{Call, CallResult, Failure};
+use super::counts::CallCounts;
 use super::draw::{self, Zipf};
 use super::flags::Plan;
 use super::link::{Link, Socket, connect};
 use super::request::Requests;
-use super::schedule::{Schedule, Span};
-use super::tally::Tally;
+use super::schedule::{RunTimes, Schedule};
 
 /// Time after the end of the run in which requests in flight may still be answered.
 pub(super) const DRAIN_MAX: Duration = Duration::from_secs(2);
@@ -39,14 +39,14 @@ pub(super) struct Shared {
     pub(super) zipf: Zipf,
     pub(super) clock: Clock,
     /// One for each connection.
-    pub(super) seats: Vec<Seat>,
+    pub(super) states: Vec<ConnectionState>,
     /// When the run was stopped early, in nanoseconds; `u64::MAX` if it was not.
     pub(super) stopped_at: AtomicU64,
 }
 
 /// The state of a connection that other threads use.
 #[derive(Default)]
-pub(super) struct Seat {
+pub(super) struct ConnectionState {
     /// Wakes the connection's task.
     pub(super) due: AtomicWaker,
     /// Number of requests with a verdict so far, including the warm-up.
@@ -59,14 +59,14 @@ pub(super) struct Seat {
 pub(super) struct Client {
     shared: Arc<Shared>,
     index: usize,
-    span: Span,
+    span: RunTimes,
     schedule: Schedule,
     rng: Rng,
-    tally: Tally,
+    counts: CallCounts,
 }
 
 /// An open connection with its requests in flight.
-struct Exchange {
+struct OpenConnection {
     send: SendRequest<Bytes>,
     connection: Connection<Box<dyn Socket>, Bytes>,
     calls: FuturesUnordered<Call>,
@@ -76,7 +76,7 @@ struct Exchange {
 
 /// Why a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ended {
+enum ConnectionEnd {
     /// The run is over.
     Over,
     /// The server closed it gracefully, and every request was answered.
@@ -96,7 +96,7 @@ impl Shared {
 
     /// Wakes the tasks of all connections.
     pub(super) fn wake(&self) {
-        self.seats.iter().for_each(|seat| seat.due.wake());
+        self.states.iter().for_each(|state| state.due.wake());
     }
 
     /// Returns when the run ends; `end` is when it should end.
@@ -110,8 +110,8 @@ impl Shared {
 impl Client {
     /// # Errors
     ///
-    /// As [`Tally::new`].
-    pub(super) fn new(shared: Arc<Shared>, index: u32, span: Span) -> Result<Self, String> {
+    /// As [`CallCounts::new`].
+    pub(super) fn new(shared: Arc<Shared>, index: u32, span: RunTimes) -> Result<Self, String> {
         let Plan { seed, rate, connections, .. } = shared.plan;
         let pace = rate.map(|rate| super::schedule::Pace { rate, connections });
         Ok(Self {
@@ -119,41 +119,42 @@ impl Client {
             span,
             schedule: Schedule::new(span, pace, index),
             rng: draw::rng(seed, index),
-            tally: Tally::new()?,
+            counts: CallCounts::new()?,
             shared,
         })
     }
 
     /// Sends load until the run is over: on `link` and, if that ends, on new connections.
-    pub(super) async fn run(mut self, link: Link) -> Tally {
+    pub(super) async fn run(mut self, link: Link) -> CallCounts {
         let end = self.shared.clock.instant(self.span.end + DRAIN_MAX);
         let mut link = Some(link);
         while let Some(next) = link.take() {
-            let mut exchange = Exchange::new(next);
+            let mut exchange = OpenConnection::new(next);
             let work = poll_fn(|cx| exchange.poll(&mut self, cx));
-            let ended = timeout_at(end, work).await.unwrap_or(Ended::Over);
-            let why = if ended == Ended::Over { Failure::Unanswered } else { Failure::Lost };
+            let ended = timeout_at(end, work).await.unwrap_or(ConnectionEnd::Over);
+            let why =
+                if ended == ConnectionEnd::Over { Failure::Unanswered } else { Failure::Lost };
             for call in &exchange.calls {
                 self.settle(call.due(), CallResult::Failed(why));
             }
-            self.tally.lost += u64::from(ended == Ended::Lost);
-            if ended != Ended::Over {
+            self.counts.lost += u64::from(ended == ConnectionEnd::Lost);
+            if ended != ConnectionEnd::Over {
                 link = timeout_at(end, self.connect()).await.ok().flatten();
             }
         }
-        self.heed_stop();
+        self.apply_stop();
         let now = self.shared.clock.now();
         while let Some(due) = self.schedule.due(now).filter(|_| self.shared.plan.rate.is_some()) {
             self.schedule.advance();
             self.settle(due, CallResult::Failed(Failure::Unsent));
         }
-        self.tally
+        self.counts
     }
 
     /// Returns a new connection, retrying until there is one; `None` once the run is over.
     async fn connect(&mut self) -> Option<Link> {
         while !self.schedule.is_over(self.shared.clock.now()) {
-            self.heed_stop();
+            self.apply_stop();
             if let Ok(Ok(link)) = timeout(DRAIN_MAX, connect(&self.shared.plan.target)).await {
                 return Some(link);
             }
@@ -163,19 +164,19 @@ impl Client {
     }
 
     /// If the run was stopped, nothing is due after that time.
-    fn heed_stop(&mut self) {
+    fn apply_stop(&mut self) {
         self.span.end = self.shared.end(self.span.end);
         self.schedule.end_at(self.span.end);
     }
 
     fn settle(&mut self, due: Time, outcome: CallResult) {
-        let seat = self.shared.seats.get(self.index);
-        if let Some(Seat { answered, failed, .. }) = seat {
+        let state = self.shared.states.get(self.index);
+        if let Some(ConnectionState { answered, failed, .. }) = state {
             let count = if matches!(outcome, CallResult::Failed(_)) { failed } else { answered };
             count.fetch_add(1, Ordering::Relaxed);
         }
         if due >= self.span.warm {
-            self.tally.add(outcome, self.shared.clock.now().since(due));
+            self.counts.add(outcome, self.shared.clock.now().since(due));
         }
     }
 
@@ -184,19 +185,19 @@ impl Client {
     }
 }
 
-// === impl Exchange ===
+// === impl OpenConnection ===
 
-impl Exchange {
+impl OpenConnection {
     fn new((send, connection): Link) -> Self {
         Self { send, connection, calls: FuturesUnordered::new(), is_closing: false }
     }
 
     /// Ready once this connection can do no more for the run.
-    fn poll(&mut self, client: &mut Client, cx: &mut Context<'_>) -> Poll<Ended> {
+    fn poll(&mut self, client: &mut Client, cx: &mut Context<'_>) -> Poll<ConnectionEnd> {
         let shared = Arc::clone(&client.shared);
-        if let Some(seat) = shared.seats.get(client.index) {
+        if let Some(state) = shared.states.get(client.index) {
             // Registered before checking what is due, so that no wake-up is missed.
-            seat.due.register(cx.waker());
+            state.due.register(cx.waker());
         }
         loop {
             // Writes at once all requests that were begun below, and reads what has arrived.
@@ -207,19 +208,19 @@ impl Exchange {
                 broke |= outcome == CallResult::Failed(Failure::Lost);
             }
             if ended.is_ready() {
-                return Poll::Ready(if broke { Ended::Lost } else { Ended::Gone });
+                return Poll::Ready(if broke { ConnectionEnd::Lost } else { ConnectionEnd::Gone });
             }
-            client.heed_stop();
+            client.apply_stop();
             let now = shared.clock.now();
             if now >= client.span.end + DRAIN_MAX {
-                return Poll::Ready(Ended::Over);
+                return Poll::Ready(ConnectionEnd::Over);
             }
             if self.calls.is_empty() {
                 if client.schedule.is_over(now) {
-                    return Poll::Ready(Ended::Over);
+                    return Poll::Ready(ConnectionEnd::Over);
                 }
                 if self.is_closing {
-                    return Poll::Ready(Ended::Gone);
+                    return Poll::Ready(ConnectionEnd::Gone);
                 }
             }
             if !self.begin(client, now, cx) {

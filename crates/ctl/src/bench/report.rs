@@ -9,8 +9,8 @@ use ratelease_cli::out::{Completion, Interrupt};
 use serde::{Serialize, Serializer};
 
 use super::call::Failure;
+use super::counts::CallCounts;
 use super::flags::Plan;
-use super::tally::Tally;
 
 /// The results of a run, with its parameters. The fields are those of the JSON.
 #[derive(Debug, Clone, Serialize)]
@@ -63,17 +63,17 @@ fn as_flag<S: Serializer>(interrupted: &Option<Interrupt>, to: S) -> Result<S::O
 // === impl Report ===
 
 impl Report {
-    /// Makes the report of a run that counted `tally` during `measured`; `interrupted` if a signal
+    /// Makes the report of a run that counted `counts` during `measured`; `interrupted` if a signal
     /// stopped it.
     pub(super) fn new(
         plan: &Plan,
-        tally: &Tally,
+        counts: &CallCounts,
         measured: Duration,
         interrupted: Option<Interrupt>,
     ) -> Self {
-        let micros = |quantile| tally.latency.value_at_quantile(quantile) as f64 / 1e3;
-        let verdicts = tally.ok + tally.over_limit;
-        let named = tally.failures.iter().map(|(failure, count)| (failure.to_string(), *count));
+        let micros = |quantile| counts.latency.value_at_quantile(quantile) as f64 / 1e3;
+        let verdicts = counts.ok + counts.over_limit;
+        let named = counts.failures.iter().map(|(failure, count)| (failure.to_string(), *count));
         Self {
             target: plan.target.to_string(),
             rate: plan.rate,
@@ -89,21 +89,21 @@ impl Report {
             warmup_seconds: plan.warmup.as_secs_f64(),
             seconds: measured.as_secs_f64(),
             interrupted,
-            requests: tally.requests(),
+            requests: counts.requests(),
             // If the warm-up is interrupted, nothing was measured.
             requests_per_second: verdicts as f64
                 / measured.max(Duration::from_nanos(1)).as_secs_f64(),
-            ok: tally.ok,
-            over_limit: tally.over_limit,
+            ok: counts.ok,
+            over_limit: counts.over_limit,
             errors: named.collect(),
-            connections_lost: tally.lost,
+            connections_lost: counts.lost,
             latency_us: Latency {
-                mean: (tally.latency.mean() / 1e3 * 10.0).round() / 10.0,
+                mean: (counts.latency.mean() / 1e3 * 10.0).round() / 10.0,
                 p50: micros(0.5),
                 p90: micros(0.9),
                 p99: micros(0.99),
                 p99_9: micros(0.999),
-                max: tally.latency.max() as f64 / 1e3,
+                max: counts.latency.max() as f64 / 1e3,
             },
         }
     }

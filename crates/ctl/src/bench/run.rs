@@ -12,7 +12,8 @@ use ratelease_engine::time::Clock;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use super::client::{Client, Seat, Shared};
+use super::client::{Client, ConnectionState, Shared};
+use super::counts::CallCounts;
 use super::draw::Zipf;
 use super::flags::Plan;
 use super::link::{self, Link};
@@ -20,17 +21,16 @@ use super::pacer;
 use super::progress::Progress;
 use super::report::Report;
 use super::request::{self, Requests};
-use super::schedule::{Pace, Span};
-use super::tally::Tally;
+use super::schedule::{Pace, RunTimes};
 use super::trial;
-use crate::progress_line::Meter;
+use crate::progress_line::ProgressLine;
 use crate::signals::Signals;
 
 /// Time from the start signal to the first request, so that every thread has received the signal.
 const HEAD_START: Duration = Duration::from_millis(20);
 
 /// A thread of a run; returns the counts of its connections.
-type Worker = JoinHandle<Result<Tally, String>>;
+type Worker = JoinHandle<Result<CallCounts, String>>;
 
 /// Executes `plan`, until its end or until a signal arrives.
 ///
@@ -41,32 +41,32 @@ pub(super) fn run(plan: Plan) -> Result<Report, String> {
     let shared = Arc::new(prepare(plan)?);
     let Plan { connections, threads, rate, warmup, duration, .. } = shared.plan;
     runtime()?.block_on(trial::trial(&shared))?;
-    pacer::sharpen();
+    pacer::reduce_timer_slack();
     let (ready, connected) = mpsc::sync_channel(threads as usize);
     let (begin, begun) = watch::channel(None);
     let mut workers = Vec::new();
     for thread in 0..threads {
-        let seats: Vec<u32> = (0..connections).filter(|seat| seat % threads == thread).collect();
+        let states: Vec<u32> = (0..connections).filter(|state| state % threads == thread).collect();
         let (shared, ready, begun) = (Arc::clone(&shared), ready.clone(), begun.clone());
-        workers.push(thread::spawn(move || work(&shared, &seats, &ready, begun)));
+        workers.push(thread::spawn(move || work(&shared, &states, &ready, begun)));
     }
     drop(ready);
     connected.iter().take(threads as usize).collect::<Result<(), String>>()?;
-    let signals =
-        Signals::listen(|| Meter::stderr().clear(), None).map_err(|trouble| trouble.to_string())?;
+    let signals = Signals::listen(|| ProgressLine::stderr().clear(), None)
+        .map_err(|trouble| trouble.to_string())?;
     let start = shared.clock.now() + HEAD_START;
-    let span = Span { start, warm: start + warmup, end: start + warmup + duration };
+    let span = RunTimes { start, warm: start + warmup, end: start + warmup + duration };
     begin.send_replace(Some(span));
     if let Some(rate) = rate {
         let shared = Arc::clone(&shared);
         let pace = Pace { rate, connections };
-        thread::spawn(move || pacer::beat(&shared.seats, pace, span, shared.clock));
+        thread::spawn(move || pacer::wake_when_due(&shared.states, pace, span, shared.clock));
     }
     let is_over = || workers.iter().all(JoinHandle::is_finished);
     let interrupted = Progress::new(&shared, span).follow(&signals, is_over);
-    let tally = gather(workers)?;
+    let counts = gather(workers)?;
     let measured = shared.end(span.end).since(span.warm);
-    Ok(Report::new(&shared.plan, &tally, measured, interrupted))
+    Ok(Report::new(&shared.plan, &counts, measured, interrupted))
 }
 
 fn prepare(plan: Plan) -> Result<Shared, String> {
@@ -75,7 +75,7 @@ fn prepare(plan: Plan) -> Result<Shared, String> {
         requests: Requests::encode(&plan.shape)?,
         zipf: Zipf::new(plan.shape.keys, plan.zipf),
         clock: Clock::start(),
-        seats: (0..plan.connections).map(|_| Seat::default()).collect(),
+        states: (0..plan.connections).map(|_| ConnectionState::default()).collect(),
         stopped_at: AtomicU64::new(u64::MAX),
         plan,
     })
@@ -84,12 +84,12 @@ fn prepare(plan: Plan) -> Result<Shared, String> {
 /// The work of one thread: connects, reports that, waits for the start and drives its connections.
 fn work(
     shared: &Arc<Shared>,
-    seats: &[u32],
+    states: &[u32],
     ready: &mpsc::SyncSender<Result<(), String>>,
-    mut begun: watch::Receiver<Option<Span>>,
-) -> Result<Tally, String> {
+    mut begun: watch::Receiver<Option<RunTimes>>,
+) -> Result<CallCounts, String> {
     runtime()?.block_on(async {
-        let links = connect(shared, seats.len()).await;
+        let links = connect(shared, states.len()).await;
         let (said, links) = match links {
             Ok(links) => (Ok(()), links),
             Err(reason) => (Err(reason), Vec::new()),
@@ -97,18 +97,18 @@ fn work(
         // The receiver is gone if another thread has failed to connect.
         let _ = ready.send(said);
         let Ok(span) = begun.wait_for(Option::is_some).await.map(|span| *span) else {
-            return Tally::new();
+            return CallCounts::new();
         };
-        let Some(span) = span else { return Tally::new() };
+        let Some(span) = span else { return CallCounts::new() };
         tokio::time::sleep_until(shared.clock.instant(span.start)).await;
         let mut tasks = Vec::new();
-        for (link, seat) in links.into_iter().zip(seats) {
-            let client = Client::new(Arc::clone(shared), *seat, span)?;
+        for (link, state) in links.into_iter().zip(states) {
+            let client = Client::new(Arc::clone(shared), *state, span)?;
             tasks.push(tokio::spawn(client.run(link)));
         }
-        let mut all = Tally::new()?;
-        for tally in join_all(tasks).await {
-            all.merge(&tally.map_err(|error| error.to_string())?)?;
+        let mut all = CallCounts::new()?;
+        for counts in join_all(tasks).await {
+            all.merge(&counts.map_err(|error| error.to_string())?)?;
         }
         Ok(all)
     })
@@ -124,12 +124,12 @@ async fn connect(shared: &Shared, count: usize) -> Result<Vec<Link>, String> {
     Ok(links)
 }
 
-fn gather(workers: Vec<Worker>) -> Result<Tally, String> {
-    let mut all = Tally::new()?;
+fn gather(workers: Vec<Worker>) -> Result<CallCounts, String> {
+    let mut all = CallCounts::new()?;
     for worker in workers {
-        let tally =
+        let counts =
             worker.join().map_err(|_| "a thread of the load generator failed".to_owned())?;
-        all.merge(&tally?)?;
+        all.merge(&counts?)?;
     }
     Ok(all)
 }

@@ -8,11 +8,11 @@ use ratelease_engine::time::Time;
 /// and counted with the time that they waited.
 const BACKLOG_MAX: u64 = 100_000;
 
-const NANOS_A_SECOND: u128 = 1_000_000_000;
+const NANOS_PER_SECOND: u128 = 1_000_000_000;
 
 /// Start, warm-up and end of the run.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Span {
+pub(super) struct RunTimes {
     pub(super) start: Time,
     /// Requests that are due from here on are measured.
     pub(super) warm: Time,
@@ -30,7 +30,7 @@ pub(super) struct Pace {
 /// The requests of one connection, and when they are due.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    span: Span,
+    span: RunTimes,
     /// The pace, this connection's index, and the number of its requests sent so far. `None` for a
     /// closed loop, where a request is due whenever a stream is free.
     open: Option<(Pace, u32, u64)>,
@@ -42,7 +42,7 @@ impl Pace {
     /// Returns the time from the start to request number `turn` of the connection `index`.
     pub(super) fn after(self, index: u32, turn: u64) -> Duration {
         let at = u128::from(turn) * u128::from(self.connections) + u128::from(index);
-        let nanos = at * NANOS_A_SECOND / u128::from(self.rate.max(1));
+        let nanos = at * NANOS_PER_SECOND / u128::from(self.rate.max(1));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 }
@@ -51,7 +51,7 @@ impl Pace {
 
 impl Schedule {
     /// Makes the schedule of the connection `index`.
-    pub(super) fn new(span: Span, pace: Option<Pace>, index: u32) -> Self {
+    pub(super) fn new(span: RunTimes, pace: Option<Pace>, index: u32) -> Self {
         Self { span, open: pace.map(|pace| (pace, index, 0)) }
     }
 
@@ -106,8 +106,8 @@ mod tests {
         Time::from_nanos(millis * 1_000_000)
     }
 
-    fn span() -> Span {
-        Span { start: at(1000), warm: at(1500), end: at(2000) }
+    fn span() -> RunTimes {
+        RunTimes { start: at(1000), warm: at(1500), end: at(2000) }
     }
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_bounded_and_the_oldest_is_given_up() {
-        let long = Span { end: at(1_000_000), ..span() };
+        let long = RunTimes { end: at(1_000_000), ..span() };
         let mut schedule = Schedule::new(long, Some(Pace { rate: 1000, connections: 1 }), 0);
         let now = at(1000 + BACKLOG_MAX + 2);
         assert_eq!(schedule.give_up(now), Some(at(1000)));

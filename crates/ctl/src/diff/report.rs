@@ -5,32 +5,32 @@ use ratelease_cli::safe::Safe;
 use ratelease_rules::{Allowance, Rule, RuleLocations};
 use serde_json::{Value, json};
 
-use super::{Change, Counts, Diff, Sides};
+use super::{Change, CountChange, Diff, Locations};
 use crate::rule;
 
 /// Prints removed, added and changed rules, and a summary.
-pub(super) fn text(diff: &Diff<'_>, places: Sides<'_>, out: &mut Out) -> Result<(), CliError> {
-    let Sides { was, is } = places;
+pub(super) fn text(diff: &Diff<'_>, places: Locations<'_>, out: &mut Out) -> Result<(), CliError> {
+    let Locations { old, new } = places;
     let painter = out.painter();
     for rule in &diff.removed {
         out.line(painter.paint(Style::Bad, Safe(format!("- {}", rule.path))))?;
-        out.line(format_args!("    at {}", shown_place(was, &rule.path)))?;
+        out.line(format_args!("    at {}", shown_place(old, &rule.path)))?;
         out.line(format_args!("    allowed {}", allows(rule)))?;
     }
     for rule in &diff.added {
         out.line(painter.paint(Style::Good, Safe(format!("+ {}", rule.path))))?;
-        out.line(format_args!("    at {}", shown_place(is, &rule.path)))?;
+        out.line(format_args!("    at {}", shown_place(new, &rule.path)))?;
         out.line(format_args!("    allows {}", allows(rule)))?;
     }
     for Change { path, settings, counts } in &diff.changed {
         out.line(painter.paint(Style::Doubtful, Safe(format!("~ {path}"))))?;
-        let (was, is) = (shown_place(was, path), shown_place(is, path));
-        out.line(format_args!("    at {is}, was at {was}"))?;
+        let (old, new) = (shown_place(old, path), shown_place(new, path));
+        out.line(format_args!("    at {new}, was at {old}"))?;
         for (name, before, after) in settings {
             let line = format!("    {name}: {} → {}", shown(before), shown(after));
             out.line(Safe(line))?;
         }
-        let style = if *counts == Counts::Restart { Style::Bad } else { Style::Faint };
+        let style = if *counts == CountChange::Restart { Style::Bad } else { Style::Faint };
         out.line(format_args!("    {}", painter.paint(style, words(*counts))))?;
     }
     for (level, patterns) in &diff.reordered {
@@ -47,7 +47,7 @@ fn shown_place(places: &RuleLocations, path: &str) -> String {
 }
 
 fn summary(diff: &Diff<'_>) -> String {
-    let restart = |change: &&Change<'_>| change.counts == Counts::Restart;
+    let restart = |change: &&Change<'_>| change.counts == CountChange::Restart;
     let restarts = match diff.changed.iter().filter(restart).count() {
         0 => String::new(),
         1 => " (1 restarts its counts)".to_owned(),
@@ -77,24 +77,24 @@ fn shown(value: &Value) -> String {
     }
 }
 
-fn words(counts: Counts) -> String {
+fn words(counts: CountChange) -> String {
     match counts {
-        Counts::Kept => "counts are kept".to_owned(),
-        Counts::Restart => "counts restart: what was spent is forgotten".to_owned(),
-        Counts::KeptWithoutPools(pools) => {
+        CountChange::Kept => "counts are kept".to_owned(),
+        CountChange::Restart => "counts restart: what was spent is forgotten".to_owned(),
+        CountChange::KeptWithoutPools(pools) => {
             let lost = if pools == 1 { "1 pool".to_owned() } else { format!("{pools} pools") };
             format!(
                 "counts are kept; each key loses {lost}: pods take back the tokens in them, or \
                  these end with their lease"
             )
         }
-        Counts::Begin => "counting begins".to_owned(),
-        Counts::End => "counting ends".to_owned(),
-        Counts::None => "nothing is counted".to_owned(),
+        CountChange::Begin => "counting begins".to_owned(),
+        CountChange::End => "counting ends".to_owned(),
+        CountChange::None => "nothing is counted".to_owned(),
     }
 }
 
-pub(super) fn json(diff: &Diff<'_>, Sides { was, is }: Sides<'_>) -> Value {
+pub(super) fn json(diff: &Diff<'_>, Locations { old, new }: Locations<'_>) -> Value {
     let whole = |rule: &Rule, places: &RuleLocations| {
         let place = rule::place(places.of(&rule.path));
         json!({ "rule": rule.path, "place": place, "settings": rule::object(rule) })
@@ -107,8 +107,8 @@ pub(super) fn json(diff: &Diff<'_>, Sides { was, is }: Sides<'_>) -> Value {
         json!({
             "rule": change.path,
             "place": {
-                "from": rule::place(was.of(change.path)),
-                "to": rule::place(is.of(change.path)),
+                "from": rule::place(old.of(change.path)),
+                "to": rule::place(new.of(change.path)),
             },
             "settings": settings.collect::<Vec<_>>(),
             "counts": name(change.counts),
@@ -119,20 +119,20 @@ pub(super) fn json(diff: &Diff<'_>, Sides { was, is }: Sides<'_>) -> Value {
         |(level, patterns): &(String, Vec<String>)| json!({ "level": level, "patterns": patterns });
     json!({
         "equal": diff.is_empty(),
-        "removed": diff.removed.iter().map(|rule| whole(rule, was)).collect::<Vec<_>>(),
-        "added": diff.added.iter().map(|rule| whole(rule, is)).collect::<Vec<_>>(),
+        "removed": diff.removed.iter().map(|rule| whole(rule, old)).collect::<Vec<_>>(),
+        "added": diff.added.iter().map(|rule| whole(rule, new)).collect::<Vec<_>>(),
         "changed": diff.changed.iter().map(changed).collect::<Vec<_>>(),
         "reordered": diff.reordered.iter().map(reordered).collect::<Vec<_>>(),
         "same": diff.same,
     })
 }
 
-fn name(counts: Counts) -> &'static str {
+fn name(counts: CountChange) -> &'static str {
     match counts {
-        Counts::Kept | Counts::KeptWithoutPools(_) => "kept",
-        Counts::Restart => "restart",
-        Counts::Begin => "begin",
-        Counts::End => "end",
-        Counts::None => "none",
+        CountChange::Kept | CountChange::KeptWithoutPools(_) => "kept",
+        CountChange::Restart => "restart",
+        CountChange::Begin => "begin",
+        CountChange::End => "end",
+        CountChange::None => "none",
     }
 }

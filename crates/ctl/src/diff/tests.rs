@@ -11,7 +11,7 @@ fn rules(descriptors: &str) -> Rules {
 
 /// Returns the one change between `key: k` with these two limits.
 #[track_caller]
-fn change(old: &str, new: &str) -> (Vec<String>, Counts) {
+fn change(old: &str, new: &str) -> (Vec<String>, CountChange) {
     let rule = |limit: &str| rules(&format!("  - {{key: k, rate_limit: {{{limit}}}}}\n"));
     let (old, new) = (rule(old), rule(new));
     let diff = compare(&old, &new);
@@ -24,23 +24,27 @@ fn change(old: &str, new: &str) -> (Vec<String>, Counts) {
 fn amounts_keep_the_counts_and_windows_and_algorithms_restart_them() {
     let ten = "unit: minute, requests_per_unit: 10";
     for (new, settings, counts) in [
-        ("unit: minute, requests_per_unit: 20", &["requests_per_unit: 10 20"][..], Counts::Kept),
-        ("unit: hour, requests_per_unit: 10", &["unit: \"minute\" \"hour\""], Counts::Restart),
+        (
+            "unit: minute, requests_per_unit: 20",
+            &["requests_per_unit: 10 20"][..],
+            CountChange::Kept,
+        ),
+        ("unit: hour, requests_per_unit: 10", &["unit: \"minute\" \"hour\""], CountChange::Restart),
         (
             "unit: minute, unit_multiplier: 5, requests_per_unit: 10",
             &["unit_multiplier: 1 5"],
-            Counts::Restart,
+            CountChange::Restart,
         ),
         (
             "unit: minute, requests_per_unit: 10, algorithm: token_bucket",
             &["algorithm: \"fixed_window\" \"token_bucket\"", "burst: null 10"],
-            Counts::Restart,
+            CountChange::Restart,
         ),
-        ("unit: minute, requests_per_unit: 10, shards: 4", &["shards: 1 4"], Counts::Kept),
+        ("unit: minute, requests_per_unit: 10, shards: 4", &["shards: 1 4"], CountChange::Kept),
         (
             "unit: minute, requests_per_unit: 10, failure_mode: deny",
             &["failure_mode: \"local\" \"deny\""],
-            Counts::Kept,
+            CountChange::Kept,
         ),
     ] {
         let (found, kept) = change(ten, new);
@@ -48,19 +52,19 @@ fn amounts_keep_the_counts_and_windows_and_algorithms_restart_them() {
     }
     // 60 seconds are a minute: the window is the same, whichever unit it is written in.
     let seconds = "unit: second, unit_multiplier: 60, requests_per_unit: 10";
-    assert_eq!(change(ten, seconds).1, Counts::Kept);
-    assert_eq!(change(ten, "unlimited: true").1, Counts::End);
-    assert_eq!(change("unlimited: true", ten).1, Counts::Begin);
+    assert_eq!(change(ten, seconds).1, CountChange::Kept);
+    assert_eq!(change(ten, "unlimited: true").1, CountChange::End);
+    assert_eq!(change("unlimited: true", ten).1, CountChange::Begin);
 }
 
 #[test]
 fn a_change_of_shards_keeps_the_counts_and_says_how_many_pools_go() {
     let rule = |shards: u8| format!("unit: minute, requests_per_unit: 100, shards: {shards}");
     for (old, new, expected) in [
-        (1, 4, Counts::Kept),
-        (4, 8, Counts::Kept),
-        (8, 3, Counts::KeptWithoutPools(5)),
-        (4, 1, Counts::KeptWithoutPools(4)),
+        (1, 4, CountChange::Kept),
+        (4, 8, CountChange::Kept),
+        (8, 3, CountChange::KeptWithoutPools(5)),
+        (4, 1, CountChange::KeptWithoutPools(4)),
     ] {
         assert_eq!(change(&rule(old), &rule(new)).1, expected, "{old} to {new}");
     }
@@ -86,7 +90,7 @@ fn sharing_a_count_restarts_it() {
     };
     let (old, new) = (rule(""), rule("share_threshold: true, "));
     let diff = compare(&old, &new);
-    assert_eq!(diff.changed[0].counts, Counts::Restart);
+    assert_eq!(diff.changed[0].counts, CountChange::Restart);
     assert_eq!(diff.changed[0].settings[0].0, "share_threshold");
 }
 

@@ -12,15 +12,15 @@ use ratelease_rules::{Algorithm, Leasing, Limit, Rule};
 pub(super) struct Count {
     /// The limit of the count.
     pub(super) limit: Limit,
-    pub(super) own: Entry,
+    pub(super) own: StoredCount,
     /// The pools in order of their numbers; empty if the key has none.
-    pub(super) pools: Vec<Entry>,
+    pub(super) pools: Vec<StoredCount>,
 }
 
 /// What the store holds for one key.
-pub(super) struct Entry {
+pub(super) struct StoredCount {
     ask: Ask,
-    /// The key in Redis, once [`look`] has filled it in.
+    /// The key in Redis, once [`read_store`] has filled it in.
     pub(super) in_store: String,
     /// Slot of the cluster.
     pub(super) slot: usize,
@@ -38,12 +38,12 @@ impl Count {
         let limit = charge.applied.limit;
         let look = Ask::look(charge.own, limit);
         let pools = 0..charge.applied.rule.map_or(0, |rule| pools(rule, limit));
-        let pools = pools.map(|pool| Entry::of(Ask { pool: Some(pool), ..look }));
-        Self { limit, own: Entry::of(look), pools: pools.collect() }
+        let pools = pools.map(|pool| StoredCount::of(Ask { pool: Some(pool), ..look }));
+        Self { limit, own: StoredCount::of(look), pools: pools.collect() }
     }
 
     /// Returns the count, then its pools.
-    pub(super) fn entries(&mut self) -> impl Iterator<Item = &mut Entry> {
+    pub(super) fn stored(&mut self) -> impl Iterator<Item = &mut StoredCount> {
         std::iter::once(&mut self.own).chain(&mut self.pools)
     }
 }
@@ -57,9 +57,9 @@ fn pools(rule: &Rule, limit: Limit) -> u8 {
     if shards > 1 && is_leased && !is_spaced { shards } else { 0 }
 }
 
-// === impl Entry ===
+// === impl StoredCount ===
 
-impl Entry {
+impl StoredCount {
     fn of(ask: Ask) -> Self {
         Self { ask, in_store: String::new(), slot: 0, server: None, now: None }
     }
@@ -72,10 +72,10 @@ impl Entry {
 
 /// Fills in where each of `entries` is stored and, if `store` is a Redis, what it holds. Spends no
 /// tokens. `prefix` is the prefix of keys if the store has none of its own.
-pub(super) fn look(
+pub(super) fn read_store(
     store: StoreSettings,
     prefix: &str,
-    entries: &mut [&mut Entry],
+    entries: &mut [&mut StoredCount],
 ) -> Result<(), CliError> {
     for entry in entries.iter_mut() {
         entry.in_store = entry.ask.counter().in_store(prefix);

@@ -10,8 +10,8 @@ use ratelease_rules::request::{self, Request};
 use ratelease_rules::{Allowance, Candidate, Limit, MatchKind, Rule, Step};
 use serde_json::{Map, Value, json};
 
-use super::count::{Count, Entry};
-use super::{End, Explained};
+use super::count::{Count, StoredCount};
+use super::{Conclusion, Explained};
 use crate::rule;
 
 /// Prints each descriptor's path through the rules, its result, and its count.
@@ -31,7 +31,7 @@ pub(super) fn text(
             level(number, entry, step, out)?;
         }
         out.line("")?;
-        end(request, &descriptor.entries, one, out)?;
+        conclusion(request, &descriptor.entries, one, out)?;
     }
     Ok(())
 }
@@ -79,30 +79,32 @@ fn some(names: &[&str], count: usize) -> String {
     text
 }
 
-fn end(
+fn conclusion(
     request: &Request<'_>,
     entries: &[request::Entry<'_>],
     one: &Explained<'_>,
     out: &mut Out,
 ) -> Result<(), CliError> {
-    if let Some(rule) = one.end.rule() {
+    if let Some(rule) = one.conclusion.rule() {
         field("rule", &rule.path, out)?;
     }
-    if let Some(written) = one.written {
-        field("file", &written.to_string(), out)?;
+    if let Some(location) = one.location {
+        field("file", &location.to_string(), out)?;
     }
-    match &one.end {
-        End::UnknownDomain => field("result", "no rule file names this domain; it passes", out),
-        End::NoRule => {
+    match &one.conclusion {
+        Conclusion::UnknownDomain => {
+            field("result", "no rule file names this domain; it passes", out)
+        }
+        Conclusion::NoRule => {
             let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
             field("result", &why_no_rule(entries, steps), out)
         }
-        End::Replaced { by, .. } => {
+        Conclusion::Replaced { by, .. } => {
             let by = format!("replaced by {} in this request; it passes", by.path);
             field("result", &by, out)
         }
-        End::Unlimited(_) => field("allows", "everything; nothing is counted", out),
-        End::Counted { rule, count: counted } => {
+        Conclusion::Unlimited(_) => field("allows", "everything; nothing is counted", out),
+        Conclusion::Counted { rule, count: counted } => {
             let stats = rule.stats_key(request.domain, entries);
             settings(rule, &stats, out)?;
             count(counted, out)
@@ -165,13 +167,13 @@ fn count(Count { limit, own, pools }: &Count, out: &mut Out) -> Result<(), CliEr
     field("redis", &place(own), out)?;
     match &own.now {
         None => {}
-        Some(Ok(grant)) => field("now", &standing(*limit, grant), out)?,
+        Some(Ok(grant)) => field("now", &count_content(*limit, grant), out)?,
         Some(Err(error)) => field("now", &format!("unknown: {error}"), out)?,
     }
     pools.iter().enumerate().try_for_each(|(at, pool)| {
         let held = match &pool.now {
             None => String::new(),
-            Some(Ok(grant)) => format!(": {}", held(grant)),
+            Some(Ok(grant)) => format!(": {}", pool_content(grant)),
             Some(Err(error)) => format!(": unknown: {error}"),
         };
         field(&format!("pool {at}"), &format!("{}{held}", place(pool)), out)
@@ -179,13 +181,13 @@ fn count(Count { limit, own, pools }: &Count, out: &mut Out) -> Result<(), CliEr
 }
 
 /// Formats a place: `rl:{…}, slot 7, on 127.0.0.1:7000`
-fn place(entry: &Entry) -> String {
-    let server = entry.server.as_ref().map(|server| format!(", on {server}")).unwrap_or_default();
-    format!("{}, slot {}{server}", entry.in_store, entry.slot)
+fn place(stored: &StoredCount) -> String {
+    let server = stored.server.as_ref().map(|server| format!(", on {server}")).unwrap_or_default();
+    format!("{}, slot {}{server}", stored.in_store, stored.slot)
 }
 
 /// Describes what a pool holds.
-fn held(grant: &Grant) -> String {
+fn pool_content(grant: &Grant) -> String {
     match grant.left {
         0 => "empty".to_owned(),
         1 => format!("1 token for {}", seconds(grant.ends_after)),
@@ -193,13 +195,13 @@ fn held(grant: &Grant) -> String {
     }
 }
 
-fn standing(limit: Limit, grant: &Grant) -> String {
+fn count_content(limit: Limit, grant: &Grant) -> String {
     let mut text = format!("{} of {} left", grant.left, limit.capacity());
     if grant.overdrawn {
         text.push_str(", over the limit");
     }
     if grant.reset_after > Duration::ZERO {
-        let _ = write!(text, "; as new in {}", seconds(grant.reset_after));
+        let _ = write!(text, "; resets in {}", seconds(grant.reset_after));
     }
     if grant.retry_after > Duration::ZERO {
         let _ = write!(text, "; the next token in {}", seconds(grant.retry_after));
@@ -244,20 +246,20 @@ pub(super) fn json(request: &Request<'_>, explained: &[Explained<'_>]) -> Value 
         let entries = &descriptor.entries;
         let steps = one.trace.as_ref().map_or(&[][..], |trace| &trace.steps);
         let levels: Vec<Value> = entries.iter().zip(steps).map(level_json).collect();
-        let rule = one.end.rule();
-        let (result, by, count) = match &one.end {
-            End::UnknownDomain => ("unknown_domain", None, None),
-            End::NoRule => ("no_rule", None, None),
-            End::Replaced { by, .. } => ("replaced", Some(&by.path), None),
-            End::Unlimited(_) => ("unlimited", None, None),
-            End::Counted { count, .. } => ("counted", None, Some(count)),
+        let rule = one.conclusion.rule();
+        let (result, by, count) = match &one.conclusion {
+            Conclusion::UnknownDomain => ("unknown_domain", None, None),
+            Conclusion::NoRule => ("no_rule", None, None),
+            Conclusion::Replaced { by, .. } => ("replaced", Some(&by.path), None),
+            Conclusion::Unlimited(_) => ("unlimited", None, None),
+            Conclusion::Counted { count, .. } => ("counted", None, Some(count)),
         };
         json!({
             "entries": entries.iter().map(entry_json).collect::<Vec<_>>(),
             "levels": levels,
             "result": result,
             "rule": rule.map(|rule| &rule.path),
-            "place": rule::place(one.written),
+            "place": rule::place(one.location),
             "settings": rule.map(rule::object),
             "stats_key": rule.map(|rule| rule.stats_key(request.domain, entries)),
             "replaced_by": by,
@@ -305,17 +307,17 @@ fn count_json(Count { limit, own, pools }: &Count) -> Value {
     Value::Object(count)
 }
 
-fn entry_in_store(entry: &Entry, shown: impl Fn(&Grant) -> Value) -> Map<String, Value> {
-    let now = match &entry.now {
+fn entry_in_store(stored: &StoredCount, shown: impl Fn(&Grant) -> Value) -> Map<String, Value> {
+    let now = match &stored.now {
         Some(Ok(grant)) => shown(grant),
         Some(Err(error)) => json!({ "error": error.to_string() }),
         None => Value::Null,
     };
     let members = [
-        ("key", json!(entry.key())),
-        ("redis_key", json!(entry.in_store)),
-        ("slot", json!(entry.slot)),
-        ("server", json!(entry.server)),
+        ("key", json!(stored.key())),
+        ("redis_key", json!(stored.in_store)),
+        ("slot", json!(stored.slot)),
+        ("server", json!(stored.server)),
         ("now", now),
     ];
     members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()

@@ -10,7 +10,7 @@ use ratelease_rules::duration::parse_duration;
 use ratelease_rules::request::{Descriptor, Request};
 use ratelease_rules::{Limit, Unit};
 
-use crate::descriptor::Typed;
+use crate::descriptor::DescriptorArg;
 
 /// Maximum number of calls in one run.
 const REPEAT_MAX: i64 = 1_000_000;
@@ -41,8 +41,8 @@ pub struct QueryFlags {
     #[arg(long, value_name = "NAME")]
     domain: String,
     /// The request's descriptors: key=value,key=value
-    #[arg(required = true, value_name = "DESCRIPTOR", value_parser = Typed::parse)]
-    pub(super) descriptors: Vec<Typed>,
+    #[arg(required = true, value_name = "DESCRIPTOR", value_parser = DescriptorArg::parse)]
+    pub(super) descriptors: Vec<DescriptorArg>,
     /// Hits to charge
     #[arg(long, value_name = "COUNT", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]

@@ -18,11 +18,11 @@ const METADATA_DEPTH_MAX: usize = 64;
 
 /// A server's answer, as received and unchecked.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Answered {
+pub(super) struct Reply {
     /// `OK`, `OVER_LIMIT` or `UNKNOWN`; the number of a code without a name.
     pub(super) code: String,
     /// One for each descriptor, if the server keeps the contract.
-    pub(super) statuses: Vec<Told>,
+    pub(super) statuses: Vec<DescriptorReply>,
     /// Headers for the client.
     pub(super) response_headers: Vec<(String, String)>,
     /// Headers for the upstream.
@@ -35,11 +35,11 @@ pub(super) struct Answered {
 
 /// The status of one descriptor.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Told {
-    /// As [`Answered::code`].
+pub(super) struct DescriptorReply {
+    /// As [`Reply::code`].
     pub(super) code: String,
     /// The limit that applied, if any.
-    pub(super) limit: Option<ToldLimit>,
+    pub(super) limit: Option<ReplyLimit>,
     /// Tokens that remain.
     pub(super) remaining: u32,
     /// Seconds until the limit is reset.
@@ -48,7 +48,7 @@ pub(super) struct Told {
 
 /// A limit, in the protocol's form.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct ToldLimit {
+pub(super) struct ReplyLimit {
     /// Name of the rule; often empty.
     pub(super) name: String,
     /// Number of requests.
@@ -61,12 +61,12 @@ pub(super) struct ToldLimit {
 ///
 /// # Errors
 /// The server's status if it is not OK, or the failure of the connection.
-pub(super) async fn ask(channel: Channel, request: &Request<'_>) -> Result<Answered, Status> {
+pub(super) async fn ask(channel: Channel, request: &Request<'_>) -> Result<Reply, Status> {
     let mut client = RateLimitServiceClient::new(channel);
     let response = client.should_rate_limit(encode(request)).await?.into_inner();
-    Ok(Answered {
+    Ok(Reply {
         code: code(response.overall_code),
-        statuses: response.statuses.iter().map(told).collect(),
+        statuses: response.statuses.iter().map(descriptor_reply).collect(),
         response_headers: response.response_headers_to_add.into_iter().map(header).collect(),
         request_headers: response.request_headers_to_add.into_iter().map(header).collect(),
         metadata: response.dynamic_metadata.map(|fields| object(fields, 0)),
@@ -99,15 +99,15 @@ fn code(code: i32) -> String {
     Code::try_from(code).map_or(code.to_string(), |code| code.as_str_name().to_owned())
 }
 
-fn told(status: &DescriptorStatus) -> Told {
-    let limit = status.current_limit.as_ref().map(|limit| ToldLimit {
+fn descriptor_reply(status: &DescriptorStatus) -> DescriptorReply {
+    let limit = status.current_limit.as_ref().map(|limit| ReplyLimit {
         name: limit.name.clone(),
         requests_per_unit: limit.requests_per_unit,
         unit: PbUnit::try_from(limit.unit)
             .map_or(limit.unit.to_string(), |unit| unit.as_str_name().to_owned()),
     });
     let reset = status.duration_until_reset.as_ref();
-    Told {
+    DescriptorReply {
         code: code(status.code),
         limit,
         remaining: status.limit_remaining,

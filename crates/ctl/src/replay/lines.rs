@@ -46,7 +46,7 @@ struct Heeding<'s> {
 
 impl Read for Heeding<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while self.signals.heard().is_none() {
+        while self.signals.first().is_none() {
             let mut ready = [PollFd::new(&self.file, PollFlags::IN)];
             match poll(&mut ready, Some(&LOOK)) {
                 Ok(0) | Err(Errno::INTR) => {}
@@ -87,7 +87,7 @@ impl<'s> Lines<'s> {
         let read = self.reader.by_ref().take(most).read_until(b'\n', &mut self.line)?;
         self.bytes += read as u64;
         // A line that was cut off by a signal does not count.
-        let is_cut = || self.signals.is_some_and(|signals| signals.heard().is_some());
+        let is_cut = || self.signals.is_some_and(|signals| signals.first().is_some());
         if read == 0 || (self.line.last() != Some(&b'\n') && is_cut()) {
             return Ok(None);
         }

@@ -6,13 +6,13 @@ use ratelease_cli::out::{CliError, Out, Style};
 use ratelease_cli::safe;
 use serde_json::{Value, json};
 
-use super::tally::{RuleTally, Tally};
+use super::counts::{ReplayCounts, RuleCounts};
 use super::timestamp;
 
 /// The rules and keys to show.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Report<'a> {
-    pub(super) tally: &'a Tally,
+    pub(super) counts: &'a ReplayCounts,
     /// Maximum number of each.
     pub(super) top: usize,
     /// Whether a signal arrived before the end of the logs.
@@ -23,18 +23,18 @@ pub(super) struct Report<'a> {
 
 impl Report<'_> {
     pub(super) fn json(&self) -> Value {
-        let Self { tally, top, is_interrupted } = self;
-        let mut report = json!(tally);
-        let rules = tally.rules();
-        let rules = rules.iter().take(*top).map(|(path, tally)| {
-            let RuleTally { ok, over_limit, shadow } = tally;
+        let Self { counts, top, is_interrupted } = self;
+        let mut report = json!(counts);
+        let rules = counts.rules();
+        let rules = rules.iter().take(*top).map(|(path, counts)| {
+            let RuleCounts { ok, over_limit, shadow } = counts;
             json!({"rule": path, "ok": ok, "over_limit": over_limit, "shadow": shadow})
         });
         report["rules"] = rules.collect();
-        report["keys"] = json!(tally.keys(*top));
+        report["keys"] = json!(counts.keys(*top));
         report["interrupted"] = (*is_interrupted).into();
-        report["from"] = tally.span.map(|(from, _)| timestamp::show(from)).into();
-        report["to"] = tally.span.map(|(_, to)| timestamp::show(to)).into();
+        report["from"] = counts.span.map(|(from, _)| timestamp::show(from)).into();
+        report["to"] = counts.span.map(|(_, to)| timestamp::show(to)).into();
         report
     }
 
@@ -46,53 +46,53 @@ impl Report<'_> {
     }
 
     fn print_totals(&self, out: &mut Out) -> Result<(), CliError> {
-        let tally = self.tally;
+        let counts = self.counts;
         if self.is_interrupted {
             let line = "interrupted: this is of the lines that were read by then";
             out.line(out.painter().paint(Style::Doubtful, line))?;
         }
-        if let Some((from, to)) = tally.span {
+        if let Some((from, to)) = counts.span {
             let (span, from, to) = (to - from, timestamp::show(from), timestamp::show(to));
             let span = Duration::from_secs(span / 1_000_000);
             out.line(format_args!("from {from} to {to}, {span:?}"))?;
         }
-        out.line(format_args!("lines         {:>10}", tally.lines))?;
-        out.line(format_args!("requests      {:>10}", tally.requests))?;
+        out.line(format_args!("lines         {:>10}", counts.lines))?;
+        out.line(format_args!("requests      {:>10}", counts.requests))?;
         out.line(format_args!(
             "  passed      {:>10}{}",
-            tally.ok,
-            share(tally.ok, tally.requests)
+            counts.ok,
+            share(counts.ok, counts.requests)
         ))?;
-        let (denied, of_all) = (tally.over_limit, share(tally.over_limit, tally.requests));
+        let (denied, of_all) = (counts.over_limit, share(counts.over_limit, counts.requests));
         let style = if denied > 0 { Style::Bad } else { Style::Good };
         let denied = format!("  denied      {denied:>10}{of_all}");
         out.line(out.painter().paint(style, denied))?;
-        let (free, of_all) = (tally.unlimited, share(tally.unlimited, tally.requests));
+        let (free, of_all) = (counts.unlimited, share(counts.unlimited, counts.requests));
         out.line(format_args!("  no rule     {free:>10}{of_all}"))
     }
 
     /// Prints everything that makes the totals less certain.
     fn print_doubts(&self, out: &mut Out) -> Result<(), CliError> {
-        let tally = self.tally;
-        if tally.without_descriptor > 0 {
-            let (count, why) = (tally.without_descriptor, "a field of each was missing");
+        let counts = self.counts;
+        if counts.without_descriptor > 0 {
+            let (count, why) = (counts.without_descriptor, "a field of each was missing");
             out.line(format_args!("no descriptor {count:>10}  {why}"))?;
         }
-        if tally.out_of_order > 0 {
-            let (count, late) = (tally.out_of_order, Duration::from_micros(tally.late_us_max));
+        if counts.out_of_order > 0 {
+            let (count, late) = (counts.out_of_order, Duration::from_micros(counts.late_us_max));
             out.line(format_args!(
                 "out of order  {count:>10}  at most {late:?} late; decided at the newest so far"
             ))?;
         }
-        if tally.uncounted > 0 {
-            let (count, why) = (tally.uncounted, "passed: too many keys at once to count more");
+        if counts.uncounted > 0 {
+            let (count, why) = (counts.uncounted, "passed: too many keys at once to count more");
             out.line(format_args!("uncounted     {count:>10}  {why}"))?;
         }
-        if tally.unreadable > 0 {
-            let line = format!("unreadable    {:>10}", tally.unreadable);
+        if counts.unreadable > 0 {
+            let line = format!("unreadable    {:>10}", counts.unreadable);
             out.line(out.painter().paint(Style::Doubtful, line))?;
         }
-        for unreadable in &tally.first_unreadable {
+        for unreadable in &counts.first_unreadable {
             let (file, line, why) = (&unreadable.file, unreadable.line, &unreadable.why);
             out.line(format_args!("  {}:{line}: {}", safe::line(file), safe::line(why)))?;
         }
@@ -100,13 +100,13 @@ impl Report<'_> {
     }
 
     fn print_rules(&self, out: &mut Out) -> Result<(), CliError> {
-        let rules = self.tally.rules();
+        let rules = self.counts.rules();
         if rules.is_empty() {
             return Ok(());
         }
         let heading = format!("\n{:>10} {:>10} {:>10}  rule", "denied", "shadow", "passed");
         out.line(out.painter().paint(Style::Strong, heading))?;
-        for (path, RuleTally { ok, over_limit, shadow }) in rules.iter().take(self.top) {
+        for (path, RuleCounts { ok, over_limit, shadow }) in rules.iter().take(self.top) {
             let path = safe::line(path);
             out.line(format_args!("{over_limit:>10} {shadow:>10} {ok:>10}  {path}"))?;
         }
@@ -114,7 +114,7 @@ impl Report<'_> {
     }
 
     fn print_keys(&self, out: &mut Out) -> Result<(), CliError> {
-        let keys = self.tally.keys(usize::MAX);
+        let keys = self.counts.keys(usize::MAX);
         if keys.is_empty() {
             return Ok(());
         }
@@ -125,8 +125,8 @@ impl Report<'_> {
                 (key.over_limit, safe::line(&key.entries), safe::line(&key.rule));
             out.line(format_args!("{count:>10}  {entries}  ({rule})"))?;
         }
-        if self.tally.key_counts_low_by > 0 {
-            let by = self.tally.key_counts_low_by;
+        if self.counts.key_counts_low_by > 0 {
+            let by = self.counts.key_counts_low_by;
             out.line(format_args!("too many keys for all: counts may be low by {by}"))?;
         }
         self.print_rest(out, keys.len(), "keys")

@@ -33,7 +33,7 @@ fn play(steps: &str) -> Vec<String> {
         steps.trim().lines().map(|step| format!("      - {{{}}}\n", step.trim())).collect();
     let text = format!("rules: x\ndomain: d\ncases:\n  - name: c\n    steps:\n{steps}");
     let suite = read(&text).unwrap_or_else(|faults| panic!("{text}\n{faults:?}"));
-    let failures = suite.cases.iter().flat_map(|case| play::case(&rules, case));
+    let failures = suite.cases.iter().flat_map(|case| run_case::run_case(&rules, case));
     let shown = |f: Failure| {
         let time = f.time.map(|time| format!(" at time {time}")).unwrap_or_default();
         format!("{}: {} {} {}{time}", f.place.line - 5, f.what, f.expected, f.got)

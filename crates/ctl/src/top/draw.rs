@@ -11,10 +11,10 @@ use ratelease_cli::safe;
 
 use super::view::View;
 use crate::status;
-use crate::status_client::{HotKey, Pod};
+use crate::status_client::{HotKey, PodStatus};
 
 /// Maximum number of lines for problems.
-const WRONGS_MAX: usize = 3;
+const PROBLEMS_MAX: usize = 3;
 
 /// Height of the graphs in lines, with borders.
 const GRAPH_HEIGHT: u16 = 6;
@@ -54,13 +54,13 @@ impl Colours {
 
 /// Draws `view` into `area`. What does not fit is left out.
 pub(super) fn draw(view: &View, colours: Colours, area: Rect, buffer: &mut Buffer) {
-    let mut wrongs = view.pod.wrongs();
-    wrongs.splice(0..0, view.trouble.clone());
-    wrongs.truncate(WRONGS_MAX);
+    let mut problems = view.pod.problems();
+    problems.splice(0..0, view.error.clone());
+    problems.truncate(PROBLEMS_MAX);
     let shards = view.pod.shards.len().clamp(1, SHARDS_HEIGHT_MAX - 2) + 2;
-    let [head, wrong, graphs, facts, tables, bottom] = Layout::vertical([
+    let [head, problem, graphs, facts, tables, bottom] = Layout::vertical([
         Constraint::Length(2),
-        Constraint::Length(lines(wrongs.len())),
+        Constraint::Length(lines(problems.len())),
         Constraint::Length(GRAPH_HEIGHT),
         Constraint::Length(2),
         Constraint::Min(4),
@@ -68,9 +68,9 @@ pub(super) fn draw(view: &View, colours: Colours, area: Rect, buffer: &mut Buffe
     ])
     .areas(area);
     heading(view, colours).render(head, buffer);
-    let wrongs: Vec<_> =
-        wrongs.iter().map(|wrong| Line::styled(safe::line(wrong), colours.bad())).collect();
-    Paragraph::new(wrongs).render(wrong, buffer);
+    let problems: Vec<_> =
+        problems.iter().map(|problem| Line::styled(safe::line(problem), colours.bad())).collect();
+    Paragraph::new(problems).render(problem, buffer);
     draw_graphs(view, colours, graphs, buffer);
     figures(&view.pod, colours).render(facts, buffer);
     let [left, right] =
@@ -125,7 +125,7 @@ fn graph(title: String, rates: &[u64], style: Style) -> Sparkline<'_> {
 }
 
 /// Draws how the pod decides and what it holds.
-fn figures(pod: &Pod, colours: Colours) -> Paragraph<'static> {
+fn figures(pod: &PodStatus, colours: Colours) -> Paragraph<'static> {
     let count = |name: &str| pod.counts.get(name).copied().unwrap_or_default();
     let decided = match &pod.decisions {
         Some(of) => {
@@ -176,7 +176,7 @@ fn keys(title: &'static str, keys: &[HotKey], share: Style, colours: Colours) ->
     Table::new(rows, widths).header(header.style(colours.faint())).block(block)
 }
 
-fn draw_shards(pod: &Pod, colours: Colours, area: Rect, buffer: &mut Buffer) {
+fn draw_shards(pod: &PodStatus, colours: Colours, area: Rect, buffer: &mut Buffer) {
     let lines = pod.shards.iter().map(|shard| {
         let style = if shard.is_open() { colours.bad() } else { colours.good() };
         let (opened, away) = (shard.opened, shard.round_trip_ms);
@@ -193,9 +193,9 @@ fn draw_shards(pod: &Pod, colours: Colours, area: Rect, buffer: &mut Buffer) {
         lines.push(Line::styled("none asked yet", colours.faint()));
     }
     // Shards with problems first, since not all may fit.
-    let trouble: Vec<_> = pod.shards.iter().map(|shard| !shard.is_open()).collect();
+    let error: Vec<_> = pod.shards.iter().map(|shard| !shard.is_open()).collect();
     let mut order: Vec<_> = lines.into_iter().enumerate().collect();
-    order.sort_by_key(|(at, _)| trouble.get(*at).copied());
+    order.sort_by_key(|(at, _)| error.get(*at).copied());
     let lines: Vec<_> = order.into_iter().map(|(_, line)| line).collect();
     Paragraph::new(lines).block(block(" shards ")).render(area, buffer);
 }

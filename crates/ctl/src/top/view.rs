@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::Serialize;
 
-use crate::status_client::{BusyRule, Pod};
+use crate::status_client::{BusyRule, PodStatus};
 
 /// Number of rates that are kept: ten minutes at one a second, more than the width of a terminal.
 const RATES_MAX: usize = 600;
@@ -15,9 +15,9 @@ pub(super) struct View {
     /// Address of the pod.
     pub(super) server: String,
     /// Its last status.
-    pub(super) pod: Pod,
+    pub(super) pod: PodStatus,
     /// The error of the last attempt, if it failed.
-    pub(super) trouble: Option<String>,
+    pub(super) error: Option<String>,
     /// Oldest first.
     pub(super) rates: VecDeque<Rate>,
     /// Busiest first.
@@ -43,13 +43,13 @@ pub(super) struct RuleRate {
 // === impl View ===
 
 impl View {
-    pub(super) fn of(server: String) -> Self {
+    pub(super) fn new(server: String) -> Self {
         Self { server, ..Self::default() }
     }
 
     /// Takes a new status. Rates are computed from the previous one, unless the process has
     /// restarted since.
-    pub(super) fn take(&mut self, pod: Pod) {
+    pub(super) fn update(&mut self, pod: PodStatus) {
         let span = pod.uptime.checked_sub(self.pod.uptime).filter(|span| !span.is_zero());
         let seconds = span.map_or(0.0, |span| span.as_secs_f64());
         let per_second = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
@@ -87,12 +87,12 @@ impl View {
             .collect();
         self.rules.sort_by(|a, b| (b.passed + b.denied).total_cmp(&(a.passed + a.denied)));
         self.pod = pod;
-        self.trouble = None;
+        self.error = None;
     }
 
     /// Records that the pod could not be asked.
-    pub(super) fn miss(&mut self, trouble: String) {
-        self.trouble = Some(trouble);
+    pub(super) fn set_error(&mut self, error: String) {
+        self.error = Some(error);
     }
 
     /// Returns the newest rates; `None` before the second sample.
@@ -108,19 +108,24 @@ mod tests {
     use super::*;
     use crate::status_client::Decisions;
 
-    fn pod(uptime: u64, ok: u64, over_limit: u64) -> Pod {
+    fn pod(uptime: u64, ok: u64, over_limit: u64) -> PodStatus {
         let decisions = Some(Decisions { ok, over_limit, ..Decisions::default() });
         let rule = |rule: &str, ok| BusyRule { rule: rule.into(), ok, ..BusyRule::default() };
         let rules_busiest = vec![rule("few", 5), rule("many", ok)];
-        Pod { uptime: Duration::from_secs(uptime), decisions, rules_busiest, ..Pod::default() }
+        PodStatus {
+            uptime: Duration::from_secs(uptime),
+            decisions,
+            rules_busiest,
+            ..PodStatus::default()
+        }
     }
 
     #[test]
     fn rates_follow_from_two_looks() {
         let mut view = View::default();
-        view.take(pod(10, 100, 7));
+        view.update(pod(10, 100, 7));
         assert_eq!(view.rate(), None);
-        view.take(pod(12, 300, 8));
+        view.update(pod(12, 300, 8));
         assert_eq!(view.rate(), Some(Rate { passed: 100.0, denied: 0.5, errors: 0.0 }));
         let rules: Vec<_> = view.rules.iter().map(|of| (of.rule.as_str(), of.passed)).collect();
         assert_eq!(rules, [("many", 100.0), ("few", 0.0)]);
@@ -130,36 +135,36 @@ mod tests {
     fn a_pod_that_began_anew_has_no_rates_yet() {
         let mut view = View::default();
         for (at, ok) in [(10, 1000), (11, 2000), (1, 10)] {
-            view.take(pod(at, ok, 0));
+            view.update(pod(at, ok, 0));
         }
         assert_eq!(view.rates.len(), 0);
         assert_eq!(view.rules[0].passed, 0.0);
-        view.take(pod(2, 30, 0));
+        view.update(pod(2, 30, 0));
         assert_eq!(view.rate().map(|rate| rate.passed), Some(20.0));
     }
 
     #[test]
     fn a_pod_that_tells_of_no_decisions_has_no_rates() {
         let mut view = View::default();
-        view.take(Pod { uptime: Duration::from_secs(1), ..Pod::default() });
-        view.take(Pod { uptime: Duration::from_secs(2), ..Pod::default() });
+        view.update(PodStatus { uptime: Duration::from_secs(1), ..PodStatus::default() });
+        view.update(PodStatus { uptime: Duration::from_secs(2), ..PodStatus::default() });
         assert_eq!(view.rates.len(), 0);
     }
 
     #[test]
     fn old_rates_give_way() {
         let mut view = View::default();
-        (0..2 * RATES_MAX as u64).for_each(|at| view.take(pod(at + 1, at, 0)));
+        (0..2 * RATES_MAX as u64).for_each(|at| view.update(pod(at + 1, at, 0)));
         assert_eq!(view.rates.len(), RATES_MAX);
     }
 
     #[test]
     fn what_was_told_stays_while_the_pod_is_away() {
-        let mut view = View::of("a:1".into());
-        view.take(pod(1, 1, 0));
-        view.miss("cannot be reached".into());
-        assert!(view.trouble.is_some() && view.pod.decisions.is_some());
-        view.take(pod(2, 1, 0));
-        assert_eq!(view.trouble, None);
+        let mut view = View::new("a:1".into());
+        view.update(pod(1, 1, 0));
+        view.set_error("cannot be reached".into());
+        assert!(view.error.is_some() && view.pod.decisions.is_some());
+        view.update(pod(2, 1, 0));
+        assert_eq!(view.error, None);
     }
 }

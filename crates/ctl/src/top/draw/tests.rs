@@ -32,9 +32,9 @@ fn status(uptime: u64, ok: u64, over: u64) -> Value {
 }
 
 fn view() -> View {
-    let mut view = View::of("127.0.0.1:6070".into());
+    let mut view = View::new("127.0.0.1:6070".into());
     for at in 0..20 {
-        view.take(Pod::read(&status(100 + at, at * at * 100, at * 3)));
+        view.update(PodStatus::parse(&status(100 + at, at * at * 100, at * 3)));
     }
     view
 }
@@ -61,7 +61,7 @@ fn the_whole_screen_is_as_it_was() {
 
 #[test]
 fn what_is_wrong_is_red_and_without_colour_bold_still() {
-    let wrong = |colours| {
+    let problem = |colours| {
         let area = Rect::new(0, 0, 100, 28);
         let mut buffer = Buffer::empty(area);
         draw(&view(), colours, area, &mut buffer);
@@ -69,14 +69,16 @@ fn what_is_wrong_is_red_and_without_colour_bold_still() {
         (cell.symbol().to_owned(), cell.fg, cell.modifier)
     };
     let bold = Modifier::BOLD;
-    assert_eq!(wrong(COLOURS), ("t".to_owned(), Color::Red, bold));
-    assert_eq!(wrong(Colours { are_on: false }), ("t".to_owned(), Color::Reset, bold));
+    assert_eq!(problem(COLOURS), ("t".to_owned(), Color::Red, bold));
+    assert_eq!(problem(Colours { are_on: false }), ("t".to_owned(), Color::Reset, bold));
 }
 
 #[test]
 fn a_pod_of_another_version_shows_what_it_tells() {
-    let mut view = View::of("a:1".into());
-    view.take(Pod::read(&json!({"version": "0.0.9", "rules": {"version": "ab", "count": 1}})));
+    let mut view = View::new("a:1".into());
+    view.update(PodStatus::parse(
+        &json!({"version": "0.0.9", "rules": {"version": "ab", "count": 1}}),
+    ));
     let text = text(&view, 80, 24);
     for part in ["0.0.9", "rules ab: 1 rules", "tells of no decisions", "none asked yet"] {
         assert!(text.contains(part), "{part} in\n{text}");
@@ -86,7 +88,7 @@ fn a_pod_of_another_version_shows_what_it_tells() {
 #[test]
 fn a_pod_that_went_away_is_told_of_above_all() {
     let mut view = view();
-    view.miss("127.0.0.1:6070: cannot be reached".into());
+    view.set_error("127.0.0.1:6070: cannot be reached".into());
     let text = text(&view, 100, 28);
     assert_eq!(text.lines().nth(2), Some("127.0.0.1:6070: cannot be reached"));
     assert!(text.contains("shop.user_id"), "what was told stays\n{text}");
@@ -94,8 +96,10 @@ fn a_pod_that_went_away_is_told_of_above_all() {
 
 #[test]
 fn control_characters_do_not_reach_the_terminal() {
-    let mut view = View::of("a:1".into());
-    view.take(Pod::read(&json!({"store": "x\u{1b}[2Jy", "rules": {"last_fault": "a\u{7}b"}})));
+    let mut view = View::new("a:1".into());
+    view.update(PodStatus::parse(
+        &json!({"store": "x\u{1b}[2Jy", "rules": {"last_fault": "a\u{7}b"}}),
+    ));
     let text = text(&view, 80, 24);
     assert!(!text.contains(['\u{1b}', '\u{7}']) && text.contains("x␛[2Jy"), "{text}");
 }

@@ -27,7 +27,7 @@ pub(super) struct Failure {
 
 /// Returns all failures of `case`, in order. Of the repetitions of a step, only the first failure
 /// of each kind is returned.
-pub(super) fn case(rules: &Rules, case: &Case) -> Vec<Failure> {
+pub(super) fn run_case(rules: &Rules, case: &Case) -> Vec<Failure> {
     let mut server = ExactLimiter::new(KEYS_MAX, KeyHasher::new(""), Modes::default());
     let mut failures = Vec::new();
     for step in &case.steps {
@@ -36,7 +36,7 @@ pub(super) fn case(rules: &Rules, case: &Case) -> Vec<Failure> {
         // The case starts at the Unix epoch, where windows begin too.
         server.advance(step.at_us);
         for time in 1..=step.times {
-            let answered = server.decide(rules, &request);
+            let decided = server.decide(rules, &request);
             let mut note = |place: Place, what: String, expected: String, got: String| {
                 let fresh = failures.iter().skip(from).all(|other: &Failure| other.what != what);
                 if fresh && expected != got {
@@ -45,7 +45,7 @@ pub(super) fn case(rules: &Rules, case: &Case) -> Vec<Failure> {
                     failures.push(Failure { case, place, what, expected, got, time });
                 }
             };
-            match answered {
+            match decided {
                 Ok(verdict) => {
                     check(rules, step, &request, &verdict, time == step.times, &mut note);
                 }

@@ -15,7 +15,7 @@ const DIGITS: u8 = 3;
 
 /// Counts of the measured requests.
 #[derive(Debug, Clone)]
-pub(super) struct Tally {
+pub(super) struct CallCounts {
     pub(super) ok: u64,
     pub(super) over_limit: u64,
     pub(super) failures: BTreeMap<Failure, u64>,
@@ -26,9 +26,9 @@ pub(super) struct Tally {
     pub(super) latency: Histogram<u64>,
 }
 
-// === impl Tally ===
+// === impl CallCounts ===
 
-impl Tally {
+impl CallCounts {
     /// # Errors
     ///
     /// The histogram's bounds are invalid; they are constants that are valid.

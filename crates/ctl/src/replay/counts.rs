@@ -15,7 +15,7 @@ const UNREADABLE_SHOWN: usize = 5;
 
 /// Counts of a whole replay.
 #[derive(Debug, Default, Serialize)]
-pub(super) struct Tally {
+pub(super) struct ReplayCounts {
     /// Lines read, without blank ones.
     pub(super) lines: u64,
     /// Requests decided.
@@ -38,9 +38,9 @@ pub(super) struct Tally {
     #[serde(skip)]
     pub(super) span: Option<(u64, u64)>,
     #[serde(skip)]
-    by_rule: HashMap<Box<str>, RuleTally>,
+    by_rule: HashMap<Box<str>, RuleCounts>,
     #[serde(skip)]
-    by_key: HashMap<Key, KeyTally>,
+    by_key: HashMap<Key, KeyDenials>,
     /// Maximum number of denials that a key may have had before it was dropped.
     pub(super) key_counts_low_by: u64,
 }
@@ -56,7 +56,7 @@ pub(super) struct Unreadable {
 
 /// Counts of one rule.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub(super) struct RuleTally {
+pub(super) struct RuleCounts {
     pub(super) ok: u64,
     pub(super) over_limit: u64,
     /// Over the limit, but passed because of shadow mode.
@@ -65,15 +65,15 @@ pub(super) struct RuleTally {
 
 /// Denials of one key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct KeyTally {
+pub(super) struct KeyDenials {
     pub(super) rule: Box<str>,
     pub(super) entries: Box<str>,
     pub(super) over_limit: u64,
 }
 
-// === impl Tally ===
+// === impl ReplayCounts ===
 
-impl Tally {
+impl ReplayCounts {
     /// Records a request's time. Decision time does not run backwards: a late line is decided as if
     /// it came now.
     pub(super) fn note_time(&mut self, unix_us: u64) {
@@ -105,10 +105,10 @@ impl Tally {
         for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
             let (Some(applied), Some(trace)) = (status.limit, status.counted) else { continue };
             let rule = applied.rule_path();
-            self.count(rule, |tally| match (trace.over, status.code) {
-                (false, _) => tally.ok += 1,
-                (true, Code::Ok) => tally.shadow += 1,
-                (true, Code::OverLimit) => tally.over_limit += 1,
+            self.count(rule, |counts| match (trace.over, status.code) {
+                (false, _) => counts.ok += 1,
+                (true, Code::Ok) => counts.shadow += 1,
+                (true, Code::OverLimit) => counts.over_limit += 1,
             });
             if status.code == Code::OverLimit {
                 let entries = descriptor.entries.iter().map(|e| (e.key, e.value));
@@ -118,17 +118,18 @@ impl Tally {
     }
 
     /// Returns the rules that limited a request, those with the most denials first.
-    pub(super) fn rules(&self) -> Vec<(&str, &RuleTally)> {
-        let mut rules: Vec<_> = self.by_rule.iter().map(|(path, tally)| (&**path, tally)).collect();
-        rules.sort_by_key(|(path, tally)| {
-            let RuleTally { ok, over_limit, shadow } = tally;
+    pub(super) fn rules(&self) -> Vec<(&str, &RuleCounts)> {
+        let mut rules: Vec<_> =
+            self.by_rule.iter().map(|(path, counts)| (&**path, counts)).collect();
+        rules.sort_by_key(|(path, counts)| {
+            let RuleCounts { ok, over_limit, shadow } = counts;
             (std::cmp::Reverse((*over_limit, *shadow, *ok)), *path)
         });
         rules
     }
 
     /// Returns the `most` keys with the most denials.
-    pub(super) fn keys(&self, most: usize) -> Vec<&KeyTally> {
+    pub(super) fn keys(&self, most: usize) -> Vec<&KeyDenials> {
         let mut keys: Vec<_> = self.by_key.values().collect();
         keys.sort_by(|a, b| {
             let order = b.over_limit.cmp(&a.over_limit);
@@ -138,10 +139,10 @@ impl Tally {
         keys
     }
 
-    fn count(&mut self, rule: &str, count: impl FnOnce(&mut RuleTally)) {
+    fn count(&mut self, rule: &str, count: impl FnOnce(&mut RuleCounts)) {
         // Usually the rule is there already, and nothing is allocated.
-        if let Some(tally) = self.by_rule.get_mut(rule) {
-            count(tally);
+        if let Some(counts) = self.by_rule.get_mut(rule) {
+            count(counts);
         } else {
             count(self.by_rule.entry(rule.into()).or_default());
         }
@@ -162,17 +163,17 @@ impl Tally {
         }
         let entries: Vec<_> = entries.map(|(key, value)| format!("{key}={value}")).collect();
         let entries = entries.join(", ").into();
-        self.by_key.insert(key, KeyTally { rule: rule.into(), entries, over_limit: 1 });
+        self.by_key.insert(key, KeyDenials { rule: rule.into(), entries, over_limit: 1 });
     }
 
     /// Drops the half of the keys with the fewest denials.
     fn give_way(&mut self) {
-        let mut counts: Vec<_> = self.by_key.values().map(|tally| tally.over_limit).collect();
+        let mut counts: Vec<_> = self.by_key.values().map(|counts| counts.over_limit).collect();
         let middle = counts.len() / 2;
         let (_, median, _) = counts.select_nth_unstable(middle);
         let median = *median;
         self.key_counts_low_by += median;
-        self.by_key.retain(|_, tally| tally.over_limit > median);
+        self.by_key.retain(|_, counts| counts.over_limit > median);
     }
 }
 
@@ -180,44 +181,45 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn deny(tally: &mut Tally, n: u64) {
-        tally.deny(Key::for_test(n), "rule", [("k", n.to_string().as_str())].into_iter());
+    fn deny(counts: &mut ReplayCounts, n: u64) {
+        counts.deny(Key::for_test(n), "rule", [("k", n.to_string().as_str())].into_iter());
     }
 
     #[test]
     fn the_keys_that_are_denied_most_stay_however_many_there_are() {
-        let mut tally = Tally::default();
+        let mut counts = ReplayCounts::default();
         for n in 0..3 * KEYS_MAX as u64 {
-            deny(&mut tally, n);
+            deny(&mut counts, n);
             if n % 3 == 0 {
-                deny(&mut tally, 1_000_000_000 + n % 2);
+                deny(&mut counts, 1_000_000_000 + n % 2);
             }
         }
-        assert!(tally.by_key.len() <= KEYS_MAX);
-        let top: Vec<_> = tally.keys(2).iter().map(|key| (&*key.entries, key.over_limit)).collect();
+        assert!(counts.by_key.len() <= KEYS_MAX);
+        let top: Vec<_> =
+            counts.keys(2).iter().map(|key| (&*key.entries, key.over_limit)).collect();
         assert_eq!(top, [("k=1000000000", 50_000), ("k=1000000001", 50_000)]);
-        assert!(tally.key_counts_low_by > 0, "{}", tally.key_counts_low_by);
+        assert!(counts.key_counts_low_by > 0, "{}", counts.key_counts_low_by);
     }
 
     #[test]
     fn keys_of_one_count_all_give_way_and_it_is_told() {
-        let mut tally = Tally::default();
-        (0..=KEYS_MAX as u64).for_each(|n| deny(&mut tally, n));
-        assert_eq!((tally.by_key.len(), tally.key_counts_low_by), (1, 1));
+        let mut counts = ReplayCounts::default();
+        (0..=KEYS_MAX as u64).for_each(|n| deny(&mut counts, n));
+        assert_eq!((counts.by_key.len(), counts.key_counts_low_by), (1, 1));
     }
 
     #[test]
     fn a_late_line_counts_and_the_span_is_of_all() {
-        let mut tally = Tally::default();
-        [5, 7, 4, 6, 9].into_iter().for_each(|at| tally.note_time(at));
-        assert_eq!((tally.out_of_order, tally.late_us_max, tally.span), (2, 3, Some((4, 9))));
+        let mut counts = ReplayCounts::default();
+        [5, 7, 4, 6, 9].into_iter().for_each(|at| counts.note_time(at));
+        assert_eq!((counts.out_of_order, counts.late_us_max, counts.span), (2, 3, Some((4, 9))));
     }
 
     #[test]
     fn only_the_first_unreadable_lines_are_kept() {
-        let mut tally = Tally::default();
-        (1..=9).for_each(|line| tally.note_unreadable("a", line, || "why".to_owned()));
-        assert_eq!((tally.unreadable, tally.first_unreadable.len()), (9, UNREADABLE_SHOWN));
-        assert_eq!(tally.first_unreadable[0].line, 1);
+        let mut counts = ReplayCounts::default();
+        (1..=9).for_each(|line| counts.note_unreadable("a", line, || "why".to_owned()));
+        assert_eq!((counts.unreadable, counts.first_unreadable.len()), (9, UNREADABLE_SHOWN));
+        assert_eq!(counts.first_unreadable[0].line, 1);
     }
 }
