@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use criterion::{Criterion, Throughput, criterion_group};
-use ratelease::hot_keys::{HotKeys, Options};
+use ratelease::hot_keys::{HotKeys, Options, Texts};
 use ratelease_engine::observer::{Decision, Observer};
 use ratelease_engine::time::{Clock, Time};
 use ratelease_engine::verdict::{AppliedLimit, Code, Counted, DecisionSource, Status, Verdict};
@@ -20,16 +20,16 @@ criterion_group!(benches, note);
 const KEYS: [usize; 3] = [1, 100, 100_000];
 
 fn note(criterion: &mut Criterion) {
-    let options = |sample, values| Options { sample, values };
+    let options = |sample, texts| Options { sample, texts };
     let every = NonZeroU32::MIN;
     let Options { sample, .. } = Options::default();
     let mut group = criterion.benchmark_group("hot/note");
     group.throughput(Throughput::Elements(1));
     for (name, options) in [
         ("off", None),
-        ("sampled", Some(options(sample, false))),
-        ("sampled_values", Some(options(sample, true))),
-        ("every", Some(options(every, false))),
+        ("sampled", Some(options(sample, Texts::Omitted))),
+        ("sampled_values", Some(options(sample, Texts::Kept))),
+        ("every", Some(options(every, Texts::Omitted))),
     ] {
         let make = |options| HotKeys::new(options, Clock::start());
         let hot = options.map(make).unwrap_or_default();

@@ -5,14 +5,14 @@
 //! stripes: in a [`Sketch`] of all keys, and in a sketch of its rule if the rule is among the
 //! [`RULES_MAX`] busiest. Each thread has its own stripe; more than eight threads share stripes.
 //! The stripes are merged when they are read. Counts cover the last one to two minutes: every
-//! minute ([`AGE`]) the present counts become the previous ones, and the previous ones are dropped.
+//! minute ([`PERIOD`]) the current counts become the previous ones, and the previous ones are dropped.
 //! Memory never exceeds [`HotKeys::bytes_max`].
 //!
 //! # Accuracy
 //!
 //! Since keys are sampled, the count of a key that was requested f times has a standard deviation
 //! of √(f · (sample − 1)): 170 for 10 000 requests at the default of 4. The count also misses
-//! requests from before the key had a counter in a stripe, or its rule had a place: on average
+//! requests from before the key had a counter in a stripe, or its rule had a sketch: on average
 //! about as many as the smallest counter of its set had then, or the rule of the lowest rank. A key
 //! that is hot all the time gets its counter while counts are small, and loses next to nothing.
 //! Apart from sampling, no count is too high. Samples that find every stripe locked are dropped.
@@ -42,17 +42,17 @@ use ratelease_rules::Rule;
 use ratelease_rules::key::Key;
 use ratelease_rules::request::Descriptor;
 
-use merged::{Merged, MergedRules};
+use merged::{MergedKeys, MergedRules};
 pub use per_rule::RULES_MAX;
-use top_keys::Board;
+use top_keys::TopKeys;
 
 #[cfg(doc)]
 use ratelease_engine::sketch::Sketch;
 
 /// After this time counts become the previous ones, and after twice this time they are dropped.
-pub const AGE: Duration = Duration::from_secs(60);
+pub const PERIOD: Duration = Duration::from_secs(60);
 
-/// Maximum number of bytes kept of an entry's text, with [`Options::values`].
+/// Maximum number of bytes kept of an entry's text, with [`Options::texts`].
 pub const TEXT_BYTES_MAX: usize = 128;
 
 /// Number of separate sets of sketches; threads beyond this number share them.
@@ -69,22 +69,31 @@ pub struct HotKeys {
 pub struct Options {
     /// One decision in this many is counted, on average.
     pub sample: NonZeroU32,
-    /// Keeps the text of the entries too, not only the key's hash.
-    pub values: bool,
+    /// Whether the text of the entries is kept beside the key's hash.
+    pub texts: Texts,
+}
+
+/// Whether the text of a key's entries is kept beside its hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Texts {
+    /// Only hashes are kept.
+    Omitted,
+    /// The texts are kept too, truncated.
+    Kept,
 }
 
 /// The hottest keys, hottest first.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Top {
+pub struct HottestKeys {
     /// By requests.
-    pub requested: Vec<Hot>,
+    pub requested: Vec<HotKey>,
     /// By requests that were over the limit.
-    pub denied: Vec<Hot>,
+    pub denied: Vec<HotKey>,
 }
 
 /// A hot key.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Hot {
+pub struct HotKey {
     /// The key's hash, as in the name of its count in Redis.
     pub key: String,
     /// Path of the rule that limits it, or [`OVERRIDE`].
@@ -95,26 +104,26 @@ pub struct Hot {
     /// 1.
     pub share: f64,
     /// The entries as `key=value, key=value`, truncated and with control characters escaped; `None`
-    /// without [`Options::values`].
+    /// without [`Options::texts`].
     pub values: Option<String>,
 }
 
 /// The hottest keys of a rule.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct OfRule {
+pub struct RuleHotKeys {
     /// The rule's path, or [`OVERRIDE`].
     pub rule: String,
-    /// The rule's requests in the last one to two minutes, from when it got a place, estimated from
+    /// The rule's requests in the last one to two minutes, from when it got a sketch, estimated from
     /// the sample; 0 if it is not among the rules that are requested most.
     pub requests: u64,
     /// The rule's denials, counted likewise; 0 if it is not among the rules that deny most.
     pub denials: u64,
     /// The rule's keys; their shares are of these requests and denials.
-    pub top: Top,
+    pub top: HottestKeys,
 }
 
 /// The parts of a decision on one descriptor that are counted.
-struct Seen<'a, 'q> {
+struct CountedKey<'a, 'q> {
     key: Key,
     /// The rule that limits the descriptor; `None` for an override.
     rule: Option<&'a Arc<Rule>>,
@@ -133,19 +142,19 @@ struct Shared {
 
 /// Has its cache lines to itself (two, since processors fetch them in pairs).
 #[repr(align(128))]
-struct Stripe(Mutex<Ages>);
+struct Stripe(Mutex<Periods>);
 
-/// The counts of two ages, present and previous.
-struct Ages {
-    /// Number of the present age, counted from the clock's start.
-    age: u64,
-    present: Boards,
-    before: Boards,
+/// The counts of two periods, current and previous.
+struct Periods {
+    /// Number of the current period, counted from the clock's start.
+    number: u64,
+    current: Period,
+    previous: Period,
 }
 
-struct Boards {
-    requested: Board,
-    denied: Board,
+struct Period {
+    requested: TopKeys,
+    denied: TopKeys,
 }
 
 // === impl Options ===
@@ -153,14 +162,15 @@ struct Boards {
 /// Costs a few nanoseconds for each decision; keeps hashes only.
 impl From<settings::HotKeys> for Options {
     fn from(settings::HotKeys { sample, values }: settings::HotKeys) -> Self {
-        Self { sample, values }
+        let texts = if values { Texts::Kept } else { Texts::Omitted };
+        Self { sample, texts }
     }
 }
 
 impl Default for Options {
     fn default() -> Self {
         const SAMPLE: NonZeroU32 = NonZeroU32::new(4).unwrap();
-        Self { sample: SAMPLE, values: false }
+        Self { sample: SAMPLE, texts: Texts::Omitted }
     }
 }
 
@@ -169,7 +179,7 @@ impl Default for Options {
 impl HotKeys {
     /// Counts by `clock`, which must be the clock of [`Decision::now`].
     pub fn new(options: Options, clock: Clock) -> Self {
-        let stripes = std::array::from_fn(|_| Stripe(Mutex::new(Ages::new(options.values))));
+        let stripes = std::array::from_fn(|_| Stripe(Mutex::new(Periods::new(options.texts))));
         let hasher = RandomState::default();
         Self { shared: Some(Arc::new(Shared { options, clock, hasher, stripes })) }
     }
@@ -177,29 +187,29 @@ impl HotKeys {
     /// Upper bound of the memory in bytes: 1.3 MiB, and 7.2 MiB with texts. This assumes eight
     /// threads and [`RULES_MAX`] rules that are requested and denied; a rule's sketch is made when
     /// a stripe first needs it.
-    pub const fn bytes_max(values: bool) -> usize {
-        // Two boards in each of two ages.
-        STRIPES * (size_of::<Stripe>() + 4 * Board::bytes_max(values))
+    pub const fn bytes_max(texts: Texts) -> usize {
+        // Requests and denials, in each of two periods.
+        STRIPES * (size_of::<Stripe>() + 4 * TopKeys::bytes_max(texts))
     }
 
     /// The `n` hottest keys of all rules.
-    pub fn top(&self, n: usize) -> Top {
-        let Some(shared) = self.shared.as_deref() else { return Top::default() };
-        let (mut requested, mut denied) = (Merged::default(), Merged::default());
-        shared.read(|boards| {
-            requested.add_all(&boards.requested);
-            denied.add_all(&boards.denied);
+    pub fn top(&self, n: usize) -> HottestKeys {
+        let Some(shared) = self.shared.as_deref() else { return HottestKeys::default() };
+        let (mut requested, mut denied) = (MergedKeys::default(), MergedKeys::default());
+        shared.read(|period| {
+            requested.add_all(&period.requested);
+            denied.add_all(&period.denied);
         });
         let sample = shared.options.sample;
-        Top { requested: requested.hottest(n, sample), denied: denied.hottest(n, sample) }
+        HottestKeys { requested: requested.hottest(n, sample), denied: denied.hottest(n, sample) }
     }
 
     /// The `n` hottest keys of each of the busiest rules, busiest rule first; at most twice
     /// [`RULES_MAX`] rules.
-    pub fn by_rule(&self, n: usize) -> Vec<OfRule> {
+    pub fn by_rule(&self, n: usize) -> Vec<RuleHotKeys> {
         let Some(shared) = self.shared.as_deref() else { return Vec::new() };
         let mut rules = MergedRules::default();
-        shared.read(|boards| rules.add(&boards.requested, &boards.denied));
+        shared.read(|period| rules.add(&period.requested, &period.denied));
         rules.hottest(n, shared.options.sample)
     }
 }
@@ -226,72 +236,72 @@ impl Shared {
     #[cold]
     #[inline(never)]
     fn note(&self, decision: &Decision<'_, '_, '_>) {
-        let Some(mut ages) = self.free_stripe() else { return };
-        ages.turn(decision.now);
-        let Boards { requested, denied } = &mut ages.present;
+        let Some(mut periods) = self.free_stripe() else { return };
+        periods.advance(decision.now);
+        let Period { requested, denied } = &mut periods.current;
         let request = decision.request;
         for (descriptor, status) in request.descriptors.iter().zip(&decision.verdict.statuses) {
             let Some(trace) = status.counted else { continue };
             let rule = status.limit.and_then(|applied| applied.rule);
             let path = rule.map_or(OVERRIDE, |rule| &rule.path);
             let rule_hash = self.hasher.hash_one(path);
-            let seen = Seen { key: trace.key, rule, rule_hash, descriptor };
-            requested.note(&seen);
+            let counted = CountedKey { key: trace.key, rule, rule_hash, descriptor };
+            requested.note(&counted);
             if status.code == Code::OverLimit {
-                denied.note(&seen);
+                denied.note(&counted);
             }
         }
     }
 
     /// Locks this thread's stripe, or the next free one: a request never waits for a reader, nor
     /// for a thread that shares its stripe and was descheduled.
-    fn free_stripe(&self) -> Option<MutexGuard<'_, Ages>> {
+    fn free_stripe(&self) -> Option<MutexGuard<'_, Periods>> {
         let from = stripe::mine() % STRIPES;
         let (before, from_mine) = self.stripes.split_at(from);
         from_mine.iter().chain(before).find_map(|stripe| stripe.0.try_lock())
     }
 
-    /// Passes the boards of all stripes, present and previous, to `look`.
-    fn read(&self, mut look: impl FnMut(&Boards)) {
+    /// Passes the counts of all stripes, of the current and the previous period, to `visit`.
+    fn read(&self, mut visit: impl FnMut(&Period)) {
         let now = self.clock.now();
-        for Stripe(ages) in &self.stripes {
-            let mut ages = ages.lock();
-            ages.turn(now);
-            look(&ages.present);
-            look(&ages.before);
+        for Stripe(periods) in &self.stripes {
+            let mut periods = periods.lock();
+            periods.advance(now);
+            visit(&periods.current);
+            visit(&periods.previous);
         }
     }
 }
 
 // === impl Ages ===
 
-impl Ages {
-    fn new(values: bool) -> Self {
-        Self { age: 0, present: Boards::new(values), before: Boards::new(values) }
+impl Periods {
+    fn new(texts: Texts) -> Self {
+        Self { number: 0, current: Period::new(texts), previous: Period::new(texts) }
     }
 
-    /// Makes the age of `now` the present one, if `now` is later than the present age.
-    fn turn(&mut self, now: Time) {
-        // A few nanoseconds make no difference to an age, so `u128` arithmetic is avoided here.
-        const AGE_NANOS: u64 = AGE.as_secs() * 1_000_000_000;
-        let age = now.nanos() / AGE_NANOS;
-        if age <= self.age {
+    /// Makes the period of `now` the current one, if it is later than the current one.
+    fn advance(&mut self, now: Time) {
+        // A few nanoseconds make no difference to a period, so `u128` arithmetic is avoided here.
+        const PERIOD_NANOS: u64 = PERIOD.as_secs() * 1_000_000_000;
+        let number = now.nanos() / PERIOD_NANOS;
+        if number <= self.number {
             return;
         }
-        std::mem::swap(&mut self.present, &mut self.before);
-        self.present.clear();
-        if age > self.age + 1 {
-            self.before.clear();
+        std::mem::swap(&mut self.current, &mut self.previous);
+        self.current.clear();
+        if number > self.number + 1 {
+            self.previous.clear();
         }
-        self.age = age;
+        self.number = number;
     }
 }
 
 // === impl Boards ===
 
-impl Boards {
-    fn new(values: bool) -> Self {
-        Self { requested: Board::new(values), denied: Board::new(values) }
+impl Period {
+    fn new(texts: Texts) -> Self {
+        Self { requested: TopKeys::new(texts), denied: TopKeys::new(texts) }
     }
 
     fn clear(&mut self) {

@@ -85,14 +85,14 @@ mod calls {
     /// Calls that the global shadow mode allowed.
     pub(super) const SHADOWED: usize = 1;
     /// Descriptors that no rule limits.
-    pub(super) const FREE: usize = 2;
+    pub(super) const UNMATCHED: usize = 2;
     /// Descriptors whose rule allows everything.
     pub(super) const UNLIMITED: usize = 3;
     /// Decisions counted in the folded series of rules, or of values.
     pub(super) const FOLDED_RULES: usize = 4;
     pub(super) const FOLDED_VALUES: usize = 5;
     /// The first of the counters of calls without a verdict, in the order of [`REASONS`].
-    pub(super) const REFUSED: usize = 6;
+    pub(super) const ERRORS: usize = 6;
     pub(super) const REASONS: [&str; 7] = [
         "empty_domain",
         "no_descriptors",
@@ -102,7 +102,7 @@ mod calls {
         "overloaded",
         "panicked",
     ];
-    pub(super) const COUNTERS: usize = REFUSED + REASONS.len();
+    pub(super) const COUNTERS: usize = ERRORS + REASONS.len();
 }
 
 // === impl Meters ===
@@ -135,7 +135,7 @@ impl Meters {
             RequestError::Overloaded | RequestError::NoRoom => 5,
             RequestError::Panicked => 6,
         };
-        self.shared.calls.mine().add(calls::REFUSED + reason, 1);
+        self.shared.calls.mine().add(calls::ERRORS + reason, 1);
     }
 }
 
@@ -196,7 +196,7 @@ impl Shared {
     fn note_status(&self, request: &Request<'_>, descriptor: &Descriptor<'_>, status: &Status<'_>) {
         let (Some(applied), Some(counted)) = (status.limit, status.counted) else {
             let unlimited = status.is_unlimited();
-            let counter = if unlimited { calls::UNLIMITED } else { calls::FREE };
+            let counter = if unlimited { calls::UNLIMITED } else { calls::UNMATCHED };
             self.calls.mine().add(counter, 1);
             return;
         };

@@ -26,7 +26,7 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::registry::Registry;
 
 use format::{Json, OneLine};
-use log_limiter::{Calmed, LogLimiter};
+use log_limiter::{Limited, LogLimiter};
 pub use log_writer::LogWriter;
 pub use otlp::Origin;
 pub use samples::Samples;
@@ -38,13 +38,13 @@ pub enum SetUpError {
     #[error("logging is already set up")]
     AlreadySetUp,
     /// The thread that writes the log could not be started.
-    #[error("nothing is logged, since there can be no thread for it: {0}")]
+    #[error("nothing is logged, since the log's thread cannot be started: {0}")]
     NoThread(io::Error),
 }
 
 /// Sets up logging for the whole process: to standard error, in colour if that is a terminal and
 /// `NO_COLOR` is not set. If standard error is not read, lines are dropped rather than waited for.
-/// Flush the spool before the process ends. Panics are logged from now on: the default hook writes
+/// Flush the log before the process ends. Panics are logged from now on: the default hook writes
 /// directly to standard error and would block until that is read.
 ///
 /// # Errors
@@ -52,32 +52,33 @@ pub enum SetUpError {
 pub fn init(logging: &Logging, clock: Clock) -> Result<LogWriter, SetUpError> {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let ansi = io::stderr().is_terminal() && !no_color;
-    let tell = |lines| warn!(lines, "nobody read the log in time: lines were lost");
-    let calm = LogLimiter::new(logging.lines_per_second, clock);
-    let left_out = calm.clone();
-    let each_second = move || left_out.tell();
-    let spool = LogWriter::start(io::stderr(), tell, each_second).map_err(SetUpError::NoThread)?;
-    let writer = spool.clone();
-    let subscriber = subscriber(logging, ansi, calm, move || writer.clone());
+    let report_lost = |lines| warn!(lines, "log lines were lost: the log was not read in time");
+    let limiter = LogLimiter::new(logging.lines_per_second, clock);
+    let suppressed = limiter.clone();
+    let each_second = move || suppressed.report();
+    let log =
+        LogWriter::start(io::stderr(), report_lost, each_second).map_err(SetUpError::NoThread)?;
+    let writer = log.clone();
+    let subscriber = subscriber(logging, ansi, limiter, move || writer.clone());
     tracing::subscriber::set_global_default(subscriber).map_err(|_| SetUpError::AlreadySetUp)?;
-    panic::set_hook(Box::new(tell_panic));
-    Ok(spool)
+    panic::set_hook(Box::new(log_panic));
+    Ok(log)
 }
 
-fn tell_panic(info: &PanicHookInfo<'_>) {
+fn log_panic(info: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
-    let thread = thread.name().unwrap_or("without a name");
-    let what = info.payload_as_str().unwrap_or("no message");
+    let thread = thread.name().unwrap_or("unnamed");
+    let message = info.payload_as_str().unwrap_or("no message");
     match info.location() {
-        Some(place) => error!("thread {thread:?} panicked at {place}: {what}"),
-        None => error!("thread {thread:?} panicked at an unknown place: {what}"),
+        Some(location) => error!("thread {thread:?} panicked at {location}: {message}"),
+        None => error!("thread {thread:?} panicked at an unknown location: {message}"),
     }
 }
 
 fn subscriber<W>(
     logging: &Logging,
     ansi: bool,
-    calm: LogLimiter,
+    limiter: LogLimiter,
     writer: W,
 ) -> impl Subscriber + Send + Sync
 where
@@ -91,9 +92,9 @@ where
     let lines = match logging.format {
         LogFormat::Text => {
             let lines = lines.with_ansi(ansi).fmt_fields(OneLine);
-            lines.map_event_format(|inner| Calmed { inner, calm }).boxed()
+            lines.map_event_format(|inner| Limited { inner, limiter }).boxed()
         }
-        LogFormat::Json => lines.event_format(Calmed { inner: Json, calm }).boxed(),
+        LogFormat::Json => lines.event_format(Limited { inner: Json, limiter }).boxed(),
     };
     Registry::default().with(lines.with_filter(filter(logging.level)))
 }

@@ -4,7 +4,7 @@ use ratelease_engine::lease::ShardCounters;
 use ratelease_engine::limiter::Limiter;
 
 use crate::admin::status::stats::Stats;
-use crate::hot_keys::{HotKeys, OfRule, Top};
+use crate::hot_keys::{HotKeys, HottestKeys, RuleHotKeys};
 use crate::metrics::{Calls, Meters, RuleTotals};
 use crate::observe::Observers;
 
@@ -41,11 +41,11 @@ impl Stats for StatsSources {
         self.meters.as_ref().map(|meters| meters.by_rule(max)).unwrap_or_default()
     }
 
-    fn hot_keys(&self, max: usize) -> Top {
+    fn hot_keys(&self, max: usize) -> HottestKeys {
         self.hot_keys.top(max)
     }
 
-    fn hot_keys_by_rule(&self, max: usize) -> Vec<OfRule> {
+    fn hot_keys_by_rule(&self, max: usize) -> Vec<RuleHotKeys> {
         self.hot_keys.by_rule(max)
     }
 

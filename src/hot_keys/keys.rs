@@ -5,7 +5,7 @@ use ratelease_engine::sketch::{Frequent, Sketch, WAYS};
 use ratelease_rules::Rule;
 use ratelease_rules::request::Descriptor;
 
-use super::{Seen, TEXT_BYTES_MAX};
+use super::{CountedKey, TEXT_BYTES_MAX, Texts};
 
 /// Counts keys, and keeps the text of those that have a counter.
 pub(super) struct Keys {
@@ -18,16 +18,17 @@ pub(super) struct Keys {
 
 impl Keys {
     /// Upper bound of the heap memory in bytes for this many sets.
-    pub(super) const fn bytes_max(sets: usize, values: bool) -> usize {
-        let text = if values { size_of::<String>() + TEXT_BYTES_MAX } else { 0 };
+    pub(super) const fn bytes_max(sets: usize, texts: Texts) -> usize {
+        let text =
+            if matches!(texts, Texts::Kept) { size_of::<String>() + TEXT_BYTES_MAX } else { 0 };
         Sketch::bytes(sets) + sets * WAYS * text
     }
 
-    pub(super) fn new(sets: usize, values: bool) -> Self {
+    pub(super) fn new(sets: usize, texts: Texts) -> Self {
         let sketch = Sketch::new(sets);
-        let texts = if values { sketch.len() } else { 0 };
+        let count = if texts == Texts::Kept { sketch.len() } else { 0 };
         // Allocated at full capacity: a request allocates nothing.
-        let texts = (0..texts).map(|_| String::with_capacity(TEXT_BYTES_MAX)).collect();
+        let texts = (0..count).map(|_| String::with_capacity(TEXT_BYTES_MAX)).collect();
         Self { sketch, texts }
     }
 
@@ -40,7 +41,7 @@ impl Keys {
         self.sketch.noted()
     }
 
-    /// Counts the key in `seen`. Returns the counter that it has taken over, if it had none.
+    /// Counts the key in `counted`. Returns the counter that it has taken over, if it had none.
     ///
     /// A new key takes over the smallest counter, at count c, with probability 1 / (c + 1):
     /// "Randomized Admission Policy for Efficient Top-k and Frequency Estimation" (Ben Basat,
@@ -48,11 +49,11 @@ impl Keys {
     /// this, the many keys that occur once would take one counter after the other, and write a text
     /// each time.
     #[inline]
-    pub(super) fn note(&mut self, seen: &Seen<'_, '_>) -> Option<usize> {
-        let counter = self.sketch.note_if(seen.key, takes_over)?;
+    pub(super) fn note(&mut self, counted: &CountedKey<'_, '_>) -> Option<usize> {
+        let counter = self.sketch.note_if(counted.key, takes_over)?;
         if let Some(text) = self.texts.get_mut(counter) {
             text.clear();
-            write_entries(text, seen.rule.map(|rule| &**rule), seen.descriptor);
+            write_entries(text, counted.rule.map(|rule| &**rule), counted.descriptor);
         }
         Some(counter)
     }
@@ -82,14 +83,14 @@ pub(super) fn takes_over(counted: u32) -> bool {
     counted == 0 || rng::below(counted.saturating_add(1)) == 0
 }
 
-/// Writes the entries as counted: if a rule shares a count among values, its pattern appears
+/// Writes the entries as counted: if a rule shares a count among texts, its pattern appears
 /// instead of the value. Text that does not fit is cut.
 fn write_entries(text: &mut String, rule: Option<&Rule>, descriptor: &Descriptor<'_>) {
     let levels = rule.map_or(&[][..], |rule| &rule.levels);
     for (at, entry) in descriptor.entries.iter().enumerate() {
         let shared = levels.get(at).and_then(|level| level.shared.as_deref());
-        let before = if at == 0 { "" } else { ", " };
-        for part in [before, entry.key, "=", shared.unwrap_or(entry.value)] {
+        let separator = if at == 0 { "" } else { ", " };
+        for part in [separator, entry.key, "=", shared.unwrap_or(entry.value)] {
             let room = TEXT_BYTES_MAX - text.len();
             let end = part.floor_char_boundary(room);
             text.push_str(&part[..end]);

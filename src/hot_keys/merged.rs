@@ -12,12 +12,12 @@ use ratelease_rules::display_safety::alters_display;
 use ratelease_rules::key::Key;
 
 use super::keys::Keys;
-use super::top_keys::Board;
-use super::{Hot, OfRule, RULES_MAX, Top};
+use super::top_keys::TopKeys;
+use super::{HotKey, HottestKeys, RULES_MAX, RuleHotKeys};
 
 /// Keys of several sketches: at most as many as those have counters.
 #[derive(Default)]
-pub(super) struct Merged {
+pub(super) struct MergedKeys {
     keys: HashMap<Key, Sum>,
     noted: u64,
 }
@@ -28,24 +28,24 @@ struct Sum {
     text: Option<String>,
 }
 
-/// Rules of several boards, by the hash of their path: at most as many as those boards have places.
+/// Rules of several [`TopKeys`], by the hash of their path: at most as many as those have sketches.
 #[derive(Default)]
-pub(super) struct MergedRules(HashMap<u64, Kinds>);
+pub(super) struct MergedRules(HashMap<u64, RuleCounts>);
 
 /// The counts of a rule, by kind.
 #[derive(Default)]
-struct Kinds {
+struct RuleCounts {
     rule: Option<Arc<Rule>>,
-    requested: Merged,
-    denied: Merged,
+    requested: MergedKeys,
+    denied: MergedKeys,
 }
 
 // === impl Merged ===
 
-impl Merged {
-    /// Adds the counts of all keys of a board.
-    pub(super) fn add_all(&mut self, board: &Board) {
-        self.add(board.all(), |counter| board.rule_of(counter));
+impl MergedKeys {
+    /// Adds the counts of all `keys`.
+    pub(super) fn add_all(&mut self, keys: &TopKeys) {
+        self.add(keys.all(), |counter| keys.rule_of(counter));
     }
 
     /// Adds the guaranteed counts.
@@ -62,11 +62,11 @@ impl Merged {
     }
 
     /// The `n` keys with the highest counts; each sample stands for `sample` decisions.
-    pub(super) fn hottest(&self, n: usize, sample: NonZeroU32) -> Vec<Hot> {
+    pub(super) fn hottest(&self, n: usize, sample: NonZeroU32) -> Vec<HotKey> {
         let mut keys: Vec<_> = self.keys.iter().collect();
         // Keys with equal counts are sorted by key, so that their order is the same each time.
         keys.sort_unstable_by_key(|(key, sum)| (Reverse(sum.samples), **key));
-        let hot = |(key, sum): (&Key, &Sum)| Hot {
+        let hot = |(key, sum): (&Key, &Sum)| HotKey {
             key: key.to_string(),
             rule: path(sum.rule.as_ref()).to_owned(),
             count: sum.samples * u64::from(sample.get()),
@@ -80,40 +80,43 @@ impl Merged {
 // === impl MergedRules ===
 
 impl MergedRules {
-    /// Adds the counts of rules that have a place.
-    pub(super) fn add(&mut self, requested: &Board, denied: &Board) {
-        let requested = requested.by_rule().iter().map(|place| (place, false));
-        let denied = denied.by_rule().iter().map(|place| (place, true));
-        for ((rule_hash, place), is_denied) in requested.chain(denied) {
-            let kinds = self.0.entry(rule_hash).or_default();
-            kinds.rule = place.rule.clone();
-            let merged = if is_denied { &mut kinds.denied } else { &mut kinds.requested };
-            merged.add(&place.keys, |_| place.rule.as_ref());
+    /// Adds the counts of rules that have a sketch.
+    pub(super) fn add(&mut self, requested: &TopKeys, denied: &TopKeys) {
+        let requested = requested.by_rule().iter().map(|sketch| (sketch, false));
+        let denied = denied.by_rule().iter().map(|sketch| (sketch, true));
+        for ((rule_hash, sketch), is_denied) in requested.chain(denied) {
+            let counts = self.0.entry(rule_hash).or_default();
+            counts.rule = sketch.rule.clone();
+            let merged = if is_denied { &mut counts.denied } else { &mut counts.requested };
+            merged.add(&sketch.keys, |_| sketch.rule.as_ref());
         }
     }
 
     /// The busiest rules with their `n` hottest keys; each sample stands for `sample` decisions.
-    pub(super) fn hottest(&self, n: usize, sample: NonZeroU32) -> Vec<OfRule> {
-        let count = |of: &Merged| of.noted * u64::from(sample.get());
-        let of_rule = |Kinds { rule, requested, denied }: &Kinds| OfRule {
+    pub(super) fn hottest(&self, n: usize, sample: NonZeroU32) -> Vec<RuleHotKeys> {
+        let count = |of: &MergedKeys| of.noted * u64::from(sample.get());
+        let of_rule = |RuleCounts { rule, requested, denied }: &RuleCounts| RuleHotKeys {
             rule: path(rule.as_ref()).to_owned(),
             requests: count(requested),
             denials: count(denied),
-            top: Top { requested: requested.hottest(n, sample), denied: denied.hottest(n, sample) },
+            top: HottestKeys {
+                requested: requested.hottest(n, sample),
+                denied: denied.hottest(n, sample),
+            },
         };
         self.busiest().into_iter().map(of_rule).collect()
     }
 
     /// The rules that deny most and those that are requested most, [`RULES_MAX`] each; busiest
     /// first.
-    fn busiest(&self) -> Vec<&Kinds> {
+    fn busiest(&self) -> Vec<&RuleCounts> {
         let mut busiest: Vec<_> = self.0.values().collect();
         busiest.sort_unstable_by_key(|it| (Reverse(it.denied.noted), it.path()));
         let mut others = busiest.split_off(RULES_MAX.min(busiest.len()));
         others.sort_unstable_by_key(|it| (Reverse(it.requested.noted), it.path()));
         busiest.extend(others.into_iter().take(RULES_MAX));
-        // A denied request counts as requested, even if the rule has a place only for denials.
-        let noted = |it: &Kinds| it.requested.noted.max(it.denied.noted);
+        // A denied request counts as requested, even if the rule has a sketch only for denials.
+        let noted = |it: &RuleCounts| it.requested.noted.max(it.denied.noted);
         busiest.sort_unstable_by_key(|it| (Reverse(noted(it)), it.path()));
         busiest
     }
@@ -121,7 +124,7 @@ impl MergedRules {
 
 // === impl Kinds ===
 
-impl Kinds {
+impl RuleCounts {
     fn path(&self) -> &str {
         path(self.rule.as_ref())
     }

@@ -5,40 +5,40 @@ use std::sync::Arc;
 
 use ratelease_rules::Rule;
 
-use super::Seen;
 use super::keys::{Keys, takes_over};
+use super::{CountedKey, Texts};
 
-/// Maximum number of rules with a place, by requests, and separately by denials; in each stripe and
-/// age.
+/// Maximum number of rules with a sketch, by requests, and separately by denials; in each stripe
+/// and period.
 pub const RULES_MAX: usize = 32;
 
 /// Number of sets of each rule's sketch: 32 counters.
 const SETS: usize = 4;
 
-/// The places of the busiest rules.
+/// The sketches of the busiest rules.
 ///
-/// A rule gets a free place if there is one. Otherwise it takes that of the rule with the lowest
+/// A rule gets a free sketch if there is one. Otherwise it takes that of the rule with the lowest
 /// rank r, with probability 1 / (r + 1), and continues from that rank: a rule that is busier than
-/// one of those soon has a place, whenever it appears, and a thousand quiet rules do not take the
-/// places of the busy ones. A rank (`standing`) is the number of notes of the present rule in the
-/// place, plus the rank of the rule before it.
+/// one of those soon has a sketch, whenever it appears, and a thousand quiet rules do not take the
+/// sketches of the busy ones. A rank is the number of notes of the present rule in the sketch, plus
+/// the rank of the rule before it.
 #[derive(Default)]
-pub(super) struct Places {
-    /// Separate from the places, because each note searches them.
-    heads: Vec<Head>,
-    /// In the order of the heads, and never fewer. Allocated when first needed, and kept.
-    places: Vec<Place>,
+pub(super) struct RuleSketches {
+    /// Separate from the sketches, because each note searches them.
+    ranks: Vec<RuleRank>,
+    /// In the order of the ranks, and never fewer. Allocated when first needed, and kept.
+    sketches: Vec<RuleSketch>,
 }
 
-/// The rule that has a place.
+/// The rule that has a sketch, and its rank.
 #[derive(Clone, Copy)]
-struct Head {
+struct RuleRank {
     rule_hash: u64,
-    standing: u32,
+    rank: u32,
 }
 
 /// The data kept of a rule.
-pub(super) struct Place {
+pub(super) struct RuleSketch {
     /// `None` for overrides.
     pub(super) rule: Option<Arc<Rule>>,
     pub(super) keys: Keys,
@@ -46,75 +46,77 @@ pub(super) struct Place {
 
 // === impl Places ===
 
-impl Places {
+impl RuleSketches {
     /// Upper bound of the heap memory in bytes, except for a few words.
-    pub(super) const fn bytes_max(values: bool) -> usize {
-        RULES_MAX * (size_of::<Head>() + size_of::<Place>() + Keys::bytes_max(SETS, values))
+    pub(super) const fn bytes_max(texts: Texts) -> usize {
+        RULES_MAX * (size_of::<RuleRank>() + size_of::<RuleSketch>() + Keys::bytes_max(SETS, texts))
     }
 
-    /// Counts the key in `seen` among those of its rule.
-    pub(super) fn note(&mut self, seen: &Seen<'_, '_>, values: bool) {
-        let Some(at) = self.held(seen.rule_hash).or_else(|| self.take(seen, values)) else {
+    /// Counts the key in `counted` among those of its rule.
+    pub(super) fn note(&mut self, counted: &CountedKey<'_, '_>, texts: Texts) {
+        let Some(at) = self.find(counted.rule_hash).or_else(|| self.claim(counted, texts)) else {
             return;
         };
-        if let Some(place) = self.places.get_mut(at) {
-            place.keys.note(seen);
+        if let Some(sketch) = self.sketches.get_mut(at) {
+            sketch.keys.note(counted);
         }
     }
 
-    /// Frees all places.
+    /// Frees all sketches.
     pub(super) fn clear(&mut self) {
-        self.heads.clear();
-        self.places.iter_mut().for_each(Place::clear);
+        self.ranks.clear();
+        self.sketches.iter_mut().for_each(RuleSketch::clear);
     }
 
-    /// The occupied places, each with the hash of its rule.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Place)> {
-        self.heads.iter().map(|head| head.rule_hash).zip(&self.places)
+    /// The sketches in use, each with the hash of its rule.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &RuleSketch)> {
+        self.ranks.iter().map(|rank| rank.rule_hash).zip(&self.sketches)
     }
 
-    fn held(&mut self, rule_hash: u64) -> Option<usize> {
-        let at = self.heads.iter().position(|head| head.rule_hash == rule_hash)?;
-        let head = self.heads.get_mut(at)?;
-        head.standing = head.standing.saturating_add(1);
+    fn find(&mut self, rule_hash: u64) -> Option<usize> {
+        let at = self.ranks.iter().position(|rank| rank.rule_hash == rule_hash)?;
+        let rank = self.ranks.get_mut(at)?;
+        rank.rank = rank.rank.saturating_add(1);
         Some(at)
     }
 
-    /// Assigns a place to a rule that has none.
+    /// Assigns a sketch to a rule that has none.
     #[inline(never)]
-    fn take(&mut self, seen: &Seen<'_, '_>, values: bool) -> Option<usize> {
-        let Seen { rule, rule_hash, .. } = *seen;
-        let at = if self.heads.len() < RULES_MAX {
-            self.heads.push(Head { rule_hash, standing: 1 });
-            self.heads.len() - 1
+    fn claim(&mut self, counted: &CountedKey<'_, '_>, texts: Texts) -> Option<usize> {
+        let CountedKey { rule, rule_hash, .. } = *counted;
+        let at = if self.ranks.len() < RULES_MAX {
+            self.ranks.push(RuleRank { rule_hash, rank: 1 });
+            self.ranks.len() - 1
         } else {
             let (at, lowest) =
-                self.heads.iter_mut().enumerate().min_by_key(|(_, head)| head.standing)?;
-            if !takes_over(lowest.standing) {
+                self.ranks.iter_mut().enumerate().min_by_key(|(_, rank)| rank.rank)?;
+            if !takes_over(lowest.rank) {
                 return None;
             }
-            *lowest = Head { rule_hash, standing: lowest.standing.saturating_add(1) };
+            *lowest = RuleRank { rule_hash, rank: lowest.rank.saturating_add(1) };
             at
         };
-        if at == self.places.len() {
-            self.places.push(Place { rule: None, keys: Keys::new(SETS, values) });
+        if at == self.sketches.len() {
+            self.sketches.push(RuleSketch { rule: None, keys: Keys::new(SETS, texts) });
         }
-        let place = self.places.get_mut(at)?;
-        place.clear();
-        place.rule = rule.cloned();
+        let sketch = self.sketches.get_mut(at)?;
+        sketch.clear();
+        sketch.rule = rule.cloned();
         Some(at)
     }
 
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
-        let of = |place: &Place| size_of::<Head>() + size_of::<Place>() + place.keys.bytes();
-        self.places.iter().map(of).sum()
+        let of = |sketch: &RuleSketch| {
+            size_of::<RuleRank>() + size_of::<RuleSketch>() + sketch.keys.bytes()
+        };
+        self.sketches.iter().map(of).sum()
     }
 }
 
 // === impl Place ===
 
-impl Place {
+impl RuleSketch {
     fn clear(&mut self) {
         self.rule = None;
         self.keys.clear();

@@ -8,24 +8,24 @@ use ratelease_engine::rng;
 thread_local! {
     /// Number of decisions until the next sample, including that one; 0 in a new thread. A
     /// countdown is cheaper than a random number for each decision: most are not sampled.
-    static LEFT: Cell<u32> = const { Cell::new(0) };
+    static REMAINING: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Whether the thread's present decision is sampled, one in `sample` on average.
 #[inline]
 pub(super) fn is_due(sample: NonZeroU32) -> bool {
-    LEFT.with(|left| match left.get() {
+    REMAINING.with(|left| match left.get() {
         more @ 2.. => {
             left.set(more - 1);
             false
         }
-        last => draw(left, last, sample),
+        last => restart(left, last, sample),
     })
 }
 
 /// Called when the sample is due, or the thread is new.
 #[cold]
-fn draw(left: &Cell<u32>, last: u32, sample: NonZeroU32) -> bool {
+fn restart(left: &Cell<u32>, last: u32, sample: NonZeroU32) -> bool {
     left.set(gap(sample));
     // The first decision of a thread may itself be sampled.
     last == 1 || is_due(sample)

@@ -27,9 +27,9 @@ fn rules() -> Rules {
     rules::load(&[source], rules::Options::default()).unwrap().rules
 }
 
-fn hot_keys(sample: u32, values: bool) -> HotKeys {
+fn hot_keys(sample: u32, texts: Texts) -> HotKeys {
     let sample = NonZeroU32::new(sample).unwrap();
-    HotKeys::new(Options { sample, values }, Clock::start())
+    HotKeys::new(Options { sample, texts }, Clock::start())
 }
 
 fn request<'a>(entries: &[(&'a str, &'a str)]) -> Request<'a> {
@@ -58,7 +58,7 @@ fn at(request: &Request<'_>, verdict: &Verdict<'_>, second: u64, hot: &HotKeys) 
     hot.note(&Decision { request, verdict, took: Duration::ZERO, now });
 }
 
-fn told(hot: &[Hot]) -> Vec<(&str, u64)> {
+fn listed(hot: &[HotKey]) -> Vec<(&str, u64)> {
     hot.iter().map(|hot| (&*hot.key, hot.count)).collect()
 }
 
@@ -88,7 +88,7 @@ fn zipf(seed: u64) -> Vec<u16> {
 }
 
 /// Checks that `hot` holds the ten most frequent keys of `truth` with counts within the bounds.
-fn check(hot: &[Hot], truth: &HashMap<String, u32>, sample: u32, kind: &str) {
+fn check(hot: &[HotKey], truth: &HashMap<String, u32>, sample: u32, kind: &str) {
     let mut ranked: Vec<_> = truth.iter().map(|(key, count)| (*count, key)).collect();
     ranked.sort_unstable_by(|a, b| b.cmp(a));
     let all: u32 = truth.values().sum();
@@ -154,9 +154,9 @@ fn the_true_top_ten_of_zipf_traffic_are_found_and_their_counts_within_the_bounds
 
 fn bytes_of(hot: &HotKeys) -> usize {
     let of = |stripe: &Stripe| {
-        let Ages { present, before, .. } = &*stripe.0.lock();
-        let boards = [&present.requested, &present.denied, &before.requested, &before.denied];
-        size_of::<Stripe>() + boards.map(Board::bytes).iter().sum::<usize>()
+        let Periods { current, previous, .. } = &*stripe.0.lock();
+        let period = [&current.requested, &current.denied, &previous.requested, &previous.denied];
+        size_of::<Stripe>() + period.map(TopKeys::bytes).iter().sum::<usize>()
     };
     hot.shared.as_ref().unwrap().stripes.iter().map(of).sum()
 }
@@ -164,38 +164,38 @@ fn bytes_of(hot: &HotKeys) -> usize {
 // === Reported keys and counts ===
 
 #[test]
-fn keys_are_told_by_how_often_they_were_requested_and_denied() {
-    let (hot, rules) = (hot_keys(1, false), rules());
+fn keys_are_listed_by_requests_and_by_denials() {
+    let (hot, rules) = (hot_keys(1, Texts::Omitted), rules());
     let rule = rules.by_path("d.user").unwrap();
     let (often, seldom) = (Key::for_test(1), Key::for_test(2));
     let request = request(&[("user", "secret")]);
     (0..3).for_each(|_| at(&request, &verdict(Some(rule), often, false), 0, &hot));
     at(&request, &verdict(None, seldom, true), 0, &hot);
     let top = hot.top(10);
-    assert_eq!(told(&top.requested), [(&*often.to_string(), 3), (&*seldom.to_string(), 1)]);
-    assert_eq!(told(&top.denied), [(&*seldom.to_string(), 1)]);
-    let of = |hot: &Hot| (hot.rule.clone(), hot.share, hot.values.clone());
+    assert_eq!(listed(&top.requested), [(&*often.to_string(), 3), (&*seldom.to_string(), 1)]);
+    assert_eq!(listed(&top.denied), [(&*seldom.to_string(), 1)]);
+    let of = |hot: &HotKey| (hot.rule.clone(), hot.share, hot.values.clone());
     assert_eq!(of(&top.requested[0]), ("d.user".to_owned(), 0.75, None));
     assert_eq!(of(&top.denied[0]), ("override".to_owned(), 1.0, None));
     assert_eq!(hot.top(1).requested.len(), 1);
 }
 
 #[test]
-fn what_is_not_counted_is_not_told_and_nothing_is_where_it_is_off() {
+fn uncounted_descriptors_are_not_listed_and_nothing_is_when_disabled() {
     let request = request(&[("user", "a")]);
     let mut free = verdict(None, Key::for_test(1), true);
     free.statuses[0].counted = None;
-    let hot = hot_keys(1, true);
+    let hot = hot_keys(1, Texts::Kept);
     at(&request, &free, 0, &hot);
-    assert_eq!(hot.top(10), Top::default());
+    assert_eq!(hot.top(10), HottestKeys::default());
     let off = HotKeys::default();
     at(&request, &verdict(None, Key::for_test(1), true), 0, &off);
-    assert_eq!((off.top(10), off.by_rule(10)), (Top::default(), Vec::new()));
+    assert_eq!((off.top(10), off.by_rule(10)), (HottestKeys::default(), Vec::new()));
 }
 
 #[test]
-fn counts_reach_back_a_minute_or_two() {
-    let hot = hot_keys(1, false);
+fn counts_cover_one_to_two_minutes() {
+    let hot = hot_keys(1, Texts::Omitted);
     let request = request(&[("user", "a")]);
     let keys = [1, 2, 3].map(Key::for_test);
     let count = |key: Key| {
@@ -215,7 +215,7 @@ fn counts_reach_back_a_minute_or_two() {
 }
 
 #[test]
-fn texts_are_told_as_counted_cut_and_with_nothing_in_them_that_steers_a_terminal() {
+fn texts_are_truncated_and_control_characters_escaped() {
     let rules = rules();
     let (long, wide) = ("x".repeat(300), "é".repeat(300));
     for (entries, expected) in [
@@ -226,22 +226,22 @@ fn texts_are_told_as_counted_cut_and_with_nothing_in_them_that_steers_a_terminal
         (&[("user", &long)], &*format!("user={}", "x".repeat(123))),
         (&[("user", &wide)], &*format!("user={}", "é".repeat(61))),
     ] {
-        let hot = hot_keys(1, true);
+        let hot = hot_keys(1, Texts::Kept);
         let request = request(entries);
         let rule = match rules.find("d", &request.descriptors[0].entries) {
             Lookup::Rule(rule) => Some(rule),
             _ => None,
         };
         at(&request, &verdict(rule, Key::for_test(1), true), 0, &hot);
-        let Top { requested, denied } = hot.top(1);
+        let HottestKeys { requested, denied } = hot.top(1);
         assert_eq!(requested[0].values.as_deref(), Some(expected));
         assert_eq!(denied[0].values.as_deref(), Some(expected));
     }
 }
 
 #[test]
-fn a_stripe_that_is_taken_makes_nobody_wait() {
-    let hot = hot_keys(1, false);
+fn a_locked_stripe_delays_no_request() {
+    let hot = hot_keys(1, Texts::Omitted);
     let stripes = &hot.shared.as_ref().unwrap().stripes;
     let request = request(&[("user", "a")]);
     let note = || at(&request, &verdict(None, Key::for_test(1), false), 0, &hot);
@@ -250,7 +250,7 @@ fn a_stripe_that_is_taken_makes_nobody_wait() {
         let taken: Vec<_> = taken.collect();
         note();
         drop(taken);
-        assert_eq!(stripes[free].0.lock().present.requested.all().noted(), 1);
+        assert_eq!(stripes[free].0.lock().current.requested.all().noted(), 1);
     }
     let all: Vec<_> = stripes.iter().map(|stripe| stripe.0.lock()).collect();
     note();

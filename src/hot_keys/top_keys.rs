@@ -5,44 +5,44 @@ use std::sync::Arc;
 
 use ratelease_rules::Rule;
 
-use super::Seen;
 use super::keys::Keys;
-use super::per_rule::Places;
+use super::per_rule::RuleSketches;
+use super::{CountedKey, Texts};
 
 /// Number of sets of the sketch of all keys: 256 counters.
 const SETS: usize = 32;
 
 /// Counts keys, either of requests or of denials.
-pub(super) struct Board {
+pub(super) struct TopKeys {
     all: Keys,
     /// The rule of the key that has each counter; `None` for overrides.
     rules: Box<[Option<Arc<Rule>>]>,
-    by_rule: Places,
+    by_rule: RuleSketches,
     /// Whether texts are kept.
-    values: bool,
+    texts: Texts,
 }
 
 // === impl Board ===
 
-impl Board {
-    /// Upper bound of the memory of one board in bytes, except for a few words.
-    pub(super) const fn bytes_max(values: bool) -> usize {
+impl TopKeys {
+    /// Upper bound of the memory of one value in bytes, except for a few words.
+    pub(super) const fn bytes_max(texts: Texts) -> usize {
         let rules = SETS * ratelease_engine::sketch::WAYS * size_of::<Option<Arc<Rule>>>();
-        Keys::bytes_max(SETS, values) + rules + Places::bytes_max(values)
+        Keys::bytes_max(SETS, texts) + rules + RuleSketches::bytes_max(texts)
     }
 
-    pub(super) fn new(values: bool) -> Self {
-        let all = Keys::new(SETS, values);
+    pub(super) fn new(texts: Texts) -> Self {
+        let all = Keys::new(SETS, texts);
         let rules = vec![None; all.len()].into();
-        Self { all, rules, by_rule: Places::default(), values }
+        Self { all, rules, by_rule: RuleSketches::default(), texts }
     }
 
-    pub(super) fn note(&mut self, seen: &Seen<'_, '_>) {
-        let taken_over = self.all.note(seen);
+    pub(super) fn note(&mut self, counted: &CountedKey<'_, '_>) {
+        let taken_over = self.all.note(counted);
         if let Some(rule) = taken_over.and_then(|counter| self.rules.get_mut(counter)) {
-            *rule = seen.rule.cloned();
+            *rule = counted.rule.cloned();
         }
-        self.by_rule.note(seen, self.values);
+        self.by_rule.note(counted, self.texts);
     }
 
     pub(super) fn clear(&mut self) {
@@ -60,7 +60,7 @@ impl Board {
         self.rules.get(counter)?.as_ref()
     }
 
-    pub(super) fn by_rule(&self) -> &Places {
+    pub(super) fn by_rule(&self) -> &RuleSketches {
         &self.by_rule
     }
 

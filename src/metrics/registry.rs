@@ -8,27 +8,27 @@ use parking_lot::Mutex;
 use super::series::{RuleMeter, RuleSums};
 
 /// Maximum number of meters searched for one whose rule is gone, before a rule is folded.
-const LOOKS_MAX: usize = 64;
+const SEARCH_MAX: usize = 64;
 
 /// Number of meters read before the lock is released, so that a new rule can be added.
-const READ_AT_ONCE: usize = 256;
+const READ_BATCH: usize = 256;
 
 /// A meter for each rule that was hit, up to a maximum. The other rules share one.
 #[derive(Debug)]
 pub(super) struct Registry {
     max: usize,
-    held: Mutex<Held>,
+    state: Mutex<State>,
     folded: Arc<RuleMeter>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct State {
     by_path: HashMap<Box<str>, usize>,
     meters: Vec<Arc<RuleMeter>>,
     /// Where the next search for a meter whose rule is gone begins.
-    hand: usize,
-    /// Sums of the meters whose places were given to other rules.
-    retired: RuleSums,
+    next_search: usize,
+    /// Sums of the meters that were replaced by those of other rules.
+    replaced_sums: RuleSums,
 }
 
 // === impl Registry ===
@@ -36,34 +36,34 @@ struct Held {
 impl Registry {
     /// Creates a registry for `max` rules.
     pub(super) fn new(max: usize) -> Self {
-        Self { max, held: Mutex::default(), folded: Arc::new(RuleMeter::folded()) }
+        Self { max, state: Mutex::default(), folded: Arc::new(RuleMeter::folded()) }
     }
 
     /// The meter of the rule at `path`; `make` creates it if it is new.
     pub(super) fn meter(&self, path: &str, make: impl FnOnce() -> RuleMeter) -> Arc<RuleMeter> {
-        let mut held = self.held.lock();
-        if let Some(meter) = held.by_path.get(path).and_then(|at| held.meters.get(*at)) {
+        let mut state = self.state.lock();
+        if let Some(meter) = state.by_path.get(path).and_then(|at| state.meters.get(*at)) {
             return Arc::clone(meter);
         }
-        if held.meters.len() < self.max {
-            let at = held.meters.len();
+        if state.meters.len() < self.max {
+            let at = state.meters.len();
             let meter = Arc::new(make());
-            held.by_path.insert(path.into(), at);
-            held.meters.push(Arc::clone(&meter));
+            state.by_path.insert(path.into(), at);
+            state.meters.push(Arc::clone(&meter));
             return meter;
         }
-        match held.abandoned() {
-            Some(at) => held.replace(at, Arc::new(make())),
+        match state.find_unused() {
+            Some(at) => state.replace(at, Arc::new(make())),
             None => Arc::clone(&self.folded),
         }
     }
 
-    /// The meter of all rules that find no room.
+    /// The meter of all rules without a meter of their own.
     pub(super) fn folded(&self) -> &RuleMeter {
         &self.folded
     }
 
-    /// Whether `meter` is the meter of all rules that find no room.
+    /// Whether `meter` is the meter of all rules without a meter of their own.
     #[inline]
     pub(super) fn is_folded(&self, meter: &RuleMeter) -> bool {
         std::ptr::eq(meter, &*self.folded)
@@ -74,35 +74,35 @@ impl Registry {
     pub(super) fn meters(&self) -> Vec<Arc<RuleMeter>> {
         let mut meters = Vec::new();
         loop {
-            let held = self.held.lock();
-            let rest = held.meters.get(meters.len()..).unwrap_or_default();
+            let state = self.state.lock();
+            let rest = state.meters.get(meters.len()..).unwrap_or_default();
             if rest.is_empty() {
                 break;
             }
-            meters.extend(rest.iter().take(READ_AT_ONCE).cloned());
+            meters.extend(rest.iter().take(READ_BATCH).cloned());
         }
         meters.push(Arc::clone(&self.folded));
         meters
     }
 
     pub(super) fn len(&self) -> usize {
-        self.held.lock().meters.len()
+        self.state.lock().meters.len()
     }
 
-    /// The sums of rules whose meters were given to other rules.
-    pub(super) fn retired(&self) -> RuleSums {
-        self.held.lock().retired
+    /// The sums of the meters that were replaced by those of other rules.
+    pub(super) fn replaced_sums(&self) -> RuleSums {
+        self.state.lock().replaced_sums
     }
 }
 
 // === impl Held ===
 
-impl Held {
+impl State {
     /// Finds a meter that no rule in force has: none has bound it since the rules were loaded.
-    fn abandoned(&mut self) -> Option<usize> {
-        for _ in 0..LOOKS_MAX.min(self.meters.len()) {
-            let at = self.hand % self.meters.len();
-            self.hand = at + 1;
+    fn find_unused(&mut self) -> Option<usize> {
+        for _ in 0..SEARCH_MAX.min(self.meters.len()) {
+            let at = self.next_search % self.meters.len();
+            self.next_search = at + 1;
             if self.meters.get(at).is_some_and(|meter| Arc::strong_count(meter) == 1) {
                 return Some(at);
             }
@@ -112,9 +112,9 @@ impl Held {
 
     fn replace(&mut self, at: usize, meter: Arc<RuleMeter>) -> Arc<RuleMeter> {
         if let Some(place) = self.meters.get_mut(at) {
-            let gone = std::mem::replace(place, Arc::clone(&meter));
-            self.by_path.remove(&gone.path);
-            self.retired.add(&gone.sums());
+            let old = std::mem::replace(place, Arc::clone(&meter));
+            self.by_path.remove(&old.path);
+            self.replaced_sums.add(&old.sums());
         }
         self.by_path.insert(meter.path.clone(), at);
         meter
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_keeps_its_meter_and_one_too_many_is_folded() {
+    fn a_path_keeps_its_meter_and_one_above_the_maximum_is_folded() {
         let registry = Registry::new(2);
         let (a, b) = (meter(&registry, "d.a"), meter(&registry, "d.b"));
         assert!(Arc::ptr_eq(&a, &meter(&registry, "d.a")));
@@ -150,14 +150,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_is_gone_gives_its_place_and_what_it_came_to_is_kept() {
+    fn a_removed_rule_is_replaced_and_its_counts_are_kept() {
         let registry = Registry::new(2);
         let (a, b) = (meter(&registry, "d.a"), meter(&registry, "d.b"));
         note(&b);
         drop(b);
         let c = meter(&registry, "d.c");
         assert!(!registry.is_folded(&c), "it has b's place");
-        assert_eq!(registry.retired().by_verdict(), [1, 0]);
+        assert_eq!(registry.replaced_sums().by_verdict(), [1, 0]);
         note(&a);
         drop((a, c));
         let again = meter(&registry, "d.a");
@@ -166,11 +166,11 @@ mod tests {
     }
 
     #[test]
-    fn all_meters_are_read_however_many() {
-        let registry = Registry::new(3 * READ_AT_ONCE + 1);
-        for at in 0..=3 * READ_AT_ONCE {
+    fn all_meters_are_read_in_batches() {
+        let registry = Registry::new(3 * READ_BATCH + 1);
+        for at in 0..=3 * READ_BATCH {
             meter(&registry, &format!("d.{at}"));
         }
-        assert_eq!(registry.meters().len(), 3 * READ_AT_ONCE + 2);
+        assert_eq!(registry.meters().len(), 3 * READ_BATCH + 2);
     }
 }

@@ -9,8 +9,8 @@ use ratelease_engine::verdict::{DecisionSource, OVERRIDE};
 use ratelease_rules::Rules;
 
 use super::family::{Family, Kind, Labels, Value};
-use super::series::{Decisions, HOWS, HitSums, RuleMeter, RuleSums};
-use super::zero_series::{HitSeries, Told};
+use super::series::{Decisions, HitSums, RuleMeter, RuleSums, SOURCES};
+use super::zero_series::{HitSeries, ZeroSeries};
 use super::{Meters, Shared, calls};
 
 /// The totals of all calls.
@@ -73,7 +73,7 @@ impl Meters {
         let Shared { took, calls, .. } = &*self.shared;
         let (counts, took) = (calls.sums(), took.fine());
         let over_limit = counts[calls::OVER];
-        let errors = counts[calls::REFUSED..].iter().sum();
+        let errors = counts[calls::ERRORS..].iter().sum();
         Calls { ok: took.count().saturating_sub(over_limit), over_limit, errors, took }
     }
 
@@ -82,11 +82,11 @@ impl Meters {
     /// `local`. Reads every series.
     pub fn by_how(&self) -> Vec<(&'static str, u64)> {
         let Shared { rules, overrides, .. } = &*self.shared;
-        let mut sums = rules.retired();
+        let mut sums = rules.replaced_sums();
         rules.meters().iter().for_each(|meter| sums.add(&meter.sums()));
         overrides.iter().for_each(|meter| sums.add(&meter.sums()));
         let mut by_how = vec![("denied_local", sums.decisions[0][1])];
-        by_how.extend(HOWS.iter().zip(&sums.decisions).enumerate().map(|(at, (how, pair))| {
+        by_how.extend(SOURCES.iter().zip(&sums.decisions).enumerate().map(|(at, (how, pair))| {
             let denied = if at == 0 { 0 } else { pair[1] };
             (how.name(), pair[0] + denied)
         }));
@@ -112,9 +112,9 @@ impl Meters {
     /// 0 too, unless there are more than a thousand rules.
     pub fn families(&self, in_force: Option<&Rules>) -> Vec<Family> {
         let meters = self.shared.rules.meters();
-        let told = Told::of(in_force, self.shared.options.series_max);
-        let mut families = self.reference(&meters, told);
-        families.push(self.decisions(&meters, told));
+        let zero_series = ZeroSeries::of(in_force, self.shared.options.series_max);
+        let mut families = self.reference(&meters, zero_series);
+        families.push(self.decisions(&meters, zero_series));
         families.push(self.durations(
             "ratelease_decision_duration_seconds",
             "From a decoded request to its verdict, with what it waited for leases and slots.",
@@ -125,14 +125,17 @@ impl Meters {
         families
     }
 
-    fn reference(&self, meters: &[Arc<RuleMeter>], told: Told<'_>) -> Vec<Family> {
-        let series = self.hits(meters, told);
+    fn reference(&self, meters: &[Arc<RuleMeter>], zero_series: ZeroSeries<'_>) -> Vec<Family> {
+        let series = self.hits(meters, zero_series);
         let mut families: Vec<_> = REFERENCE_HITS
             .iter()
             .map(|(name, help, of)| {
                 let mut family = Family::new(*name, Kind::Unsuffixed, *help);
-                let counts = series.iter().map(|(keys, (hits, told))| (keys, of(hits), *told));
-                for (keys, count, _) in counts.filter(|(_, count, told)| *count > 0 || *told) {
+                let counts =
+                    series.iter().map(|(keys, (hits, zero_series))| (keys, of(hits), *zero_series));
+                for (keys, count, _) in
+                    counts.filter(|(_, count, zero_series)| *count > 0 || *zero_series)
+                {
                     family.push(keys.labels(), Value::Count(count));
                 }
                 family
@@ -167,7 +170,7 @@ impl Meters {
 
     /// The values of the reference implementation's series, by label. Several rules may share a
     /// series.
-    fn hits(&self, meters: &[Arc<RuleMeter>], told: Told<'_>) -> HitSeries {
+    fn hits(&self, meters: &[Arc<RuleMeter>], zero_series: ZeroSeries<'_>) -> HitSeries {
         let Shared { overrides, values, values_folded, .. } = &*self.shared;
         let whole = meters.iter().map(AsRef::as_ref).filter(|meter| !meter.is_split());
         let whole = whole.chain(overrides.iter()).map(|meter| (&meter.keys, meter.sums().hits));
@@ -176,25 +179,30 @@ impl Meters {
         for (keys, hits) in whole.chain(parts) {
             series.entry(keys.clone()).or_default().0.add(&hits);
         }
-        told.mark(&mut series);
+        zero_series.mark(&mut series);
         series
     }
 
-    fn decisions(&self, meters: &[Arc<RuleMeter>], told: Told<'_>) -> Family {
+    fn decisions(&self, meters: &[Arc<RuleMeter>], zero_series: ZeroSeries<'_>) -> Family {
         let help = "Descriptors that were decided, by rule, verdict and who decided.";
         let mut family = Family::new("ratelease_decisions_total", Kind::Counter, help);
         let Shared { overrides, calls, .. } = &*self.shared;
         let meters = || meters.iter().map(AsRef::as_ref);
         for meter in meters().chain(overrides.iter()) {
             let sums = meter.sums().decisions;
-            push(&mut family, (&meter.domain, &meter.path), &sums, told.has(&meter.path));
+            push(
+                &mut family,
+                (&meter.domain, &meter.path),
+                &sums,
+                zero_series.contains(&meter.path),
+            );
         }
-        for rule in told.without(meters()) {
+        for rule in zero_series.rules_without_meter(meters()) {
             let domain = rule.path_parts().next().unwrap_or_default();
             push(&mut family, (domain, &rule.path), &Default::default(), true);
         }
         let counts = calls.sums();
-        for (how, count) in [("none", calls::FREE), ("unlimited", calls::UNLIMITED)] {
+        for (how, count) in [("none", calls::UNMATCHED), ("unlimited", calls::UNLIMITED)] {
             if counts[count] > 0 {
                 family.push(decided(("none", "none"), "ok", how), Value::Count(counts[count]));
             }
@@ -212,7 +220,7 @@ impl Meters {
         let help = "Calls without a verdict, by reason.";
         let mut family = Family::new("ratelease_refusals_total", Kind::Counter, help);
         let counts = self.shared.calls.sums();
-        for (reason, count) in calls::REASONS.into_iter().zip(&counts[calls::REFUSED..]) {
+        for (reason, count) in calls::REASONS.into_iter().zip(&counts[calls::ERRORS..]) {
             family.push(vec![("reason", reason.into())], Value::Count(*count));
         }
         family
@@ -245,14 +253,15 @@ impl Meters {
     }
 }
 
-/// Adds the decisions of one rule. If `is_told`, series at 0 are included for the ways of deciding
+/// Adds the decisions of one rule. If `with_zeros`, series at 0 are included for the ways of deciding
 /// that use tokens or the store; those of failure modes are not: they last long enough to be seen
 /// if they matter.
-fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, is_told: bool) {
-    for (how, [ok, over]) in HOWS.iter().zip(sums) {
-        let is_told = is_told && matches!(how, DecisionSource::Local | DecisionSource::Leased);
+fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, with_zeros: bool) {
+    for (how, [ok, over]) in SOURCES.iter().zip(sums) {
+        let with_zeros =
+            with_zeros && matches!(how, DecisionSource::Local | DecisionSource::Leased);
         for (verdict, count) in [("ok", *ok), ("over_limit", *over)] {
-            if count > 0 || is_told {
+            if count > 0 || with_zeros {
                 family.push(decided(of, verdict, how.name()), Value::Count(count));
             }
         }
@@ -271,7 +280,7 @@ fn decided(of: (&str, &str), verdict: &'static str, how: &'static str) -> Labels
 
 /// Errors by the reference implementation's classes: those of the service, then those of the store.
 fn errors(counts: &[u64]) -> [u64; 2] {
-    let reasons = calls::REASONS.iter().zip(counts.iter().skip(calls::REFUSED));
+    let reasons = calls::REASONS.iter().zip(counts.iter().skip(calls::ERRORS));
     reasons.fold([0, 0], |[client, store], (reason, count)| match *reason {
         "store" => [client, store + count],
         _ => [client + count, store],

@@ -15,7 +15,7 @@ use super::label::bounded;
 pub(super) const FOLDED: &str = "folded";
 
 /// Ways of deciding that lead to a verdict, in the order of their counters.
-pub(super) const HOWS: [DecisionSource; 5] = [
+pub(super) const SOURCES: [DecisionSource; 5] = [
     DecisionSource::Local,
     DecisionSource::Leased,
     DecisionSource::Failure(FailureMode::Local),
@@ -23,9 +23,9 @@ pub(super) const HOWS: [DecisionSource; 5] = [
     DecisionSource::Failure(FailureMode::Deny),
 ];
 
-/// Number of counters of decisions: for each of [`HOWS`] those allowed, then those over the limit.
-const DECISIONS: usize = 2 * HOWS.len();
-const HITS: usize = 5;
+/// Number of counters of decisions: for each of [`SOURCES`] those allowed, then those over the limit.
+const DECISION_COUNTERS: usize = 2 * SOURCES.len();
+const HIT_COUNTERS: usize = 5;
 
 /// The counters of one rule.
 #[derive(Debug)]
@@ -36,14 +36,14 @@ pub(super) struct RuleMeter {
     pub(super) keys: Keys,
     /// Its hits are reported by the values on the requests, and not here.
     is_split: AtomicBool,
-    counters: Striped<{ DECISIONS + HITS }>,
+    counters: Striped<{ DECISION_COUNTERS + HIT_COUNTERS }>,
 }
 
 /// The counters of some of the values that a rule sees.
 #[derive(Debug)]
 pub(super) struct ValueMeter {
     pub(super) keys: Keys,
-    counters: Striped<HITS>,
+    counters: Striped<HIT_COUNTERS>,
 }
 
 /// Labels of the reference implementation's series: its mapper derives them from a stats key.
@@ -61,8 +61,8 @@ pub(super) struct RuleSums {
     pub(super) hits: HitSums,
 }
 
-/// Indexed like [`HOWS`]: allowed, and over the limit.
-pub(super) type Decisions = [[u64; 2]; HOWS.len()];
+/// Indexed like [`SOURCES`]: allowed, and over the limit.
+pub(super) type Decisions = [[u64; 2]; SOURCES.len()];
 
 /// The counts that the reference implementation has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -92,13 +92,13 @@ impl RuleMeter {
     pub(super) fn note(&self, how: DecisionSource, is_over: bool, hits: Hits, in_shadow: bool) {
         let stripe = self.counters.mine();
         stripe.add(2 * index(how) + usize::from(is_over), 1);
-        note_hits(hits, in_shadow, |at, more| stripe.add(DECISIONS + at, more));
+        note_hits(hits, in_shadow, |at, more| stripe.add(DECISION_COUNTERS + at, more));
     }
 
     /// Records the hits of a charge without a decision.
     pub(super) fn note_hits(&self, hits: Hits) {
         let stripe = self.counters.mine();
-        note_hits(hits, false, |at, more| stripe.add(DECISIONS + at, more));
+        note_hits(hits, false, |at, more| stripe.add(DECISION_COUNTERS + at, more));
     }
 
     pub(super) fn set_split(&self, is_split: bool) {
@@ -111,12 +111,12 @@ impl RuleMeter {
 
     pub(super) fn sums(&self) -> RuleSums {
         let sums = self.counters.sums();
-        let (decisions, hits) = sums.split_at(DECISIONS);
-        let mut told = RuleSums { hits: HitSums::of(hits), ..RuleSums::default() };
-        for (pair, counts) in told.decisions.iter_mut().zip(decisions.chunks_exact(2)) {
+        let (decisions, hits) = sums.split_at(DECISION_COUNTERS);
+        let mut sums_of_rule = RuleSums { hits: HitSums::of(hits), ..RuleSums::default() };
+        for (pair, counts) in sums_of_rule.decisions.iter_mut().zip(decisions.chunks_exact(2)) {
             pair.copy_from_slice(counts);
         }
-        told
+        sums_of_rule
     }
 }
 
@@ -277,7 +277,7 @@ mod tests {
     fn every_way_to_decide_has_counters_of_its_own() {
         let meter = RuleMeter::folded();
         let hits = Hits { total: 2, within: 2, over: 0, near: 1 };
-        HOWS.into_iter().for_each(|how| meter.note(how, false, hits, false));
+        SOURCES.into_iter().for_each(|how| meter.note(how, false, hits, false));
         let over = Hits { total: 5, within: 0, over: 3, near: 2 };
         meter.note(DecisionSource::Leased, true, over, false);
         meter.note(DecisionSource::Leased, false, over, true);

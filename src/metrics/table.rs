@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 /// Maps a 64-bit hash to a value. The hash stands for the key: among ten thousand keys, the chance
 /// that two collide is one in 10^11.
 ///
-/// Open addressing over a fixed number of places, at most half of them used, so that a search is
-/// short. The places are allocated when the first value is inserted.
+/// Open addressing over a fixed number of entries, at most half of them used, so that a search is
+/// short. The entries are allocated when the first value is inserted.
 #[derive(Debug)]
 pub(super) struct Table<V> {
     max: usize,
     taken: AtomicUsize,
-    places: OnceLock<Box<[Place<V>]>>,
+    entries: OnceLock<Box<[Entry<V>]>>,
 }
 
 #[derive(Debug)]
-struct Place<V> {
-    /// 0 while the place is free. Once set, it never changes.
+struct Entry<V> {
+    /// 0 while the entry is free. Once set, it never changes.
     hash: AtomicU64,
     value: OnceLock<Box<V>>,
 }
@@ -30,23 +30,23 @@ const FREE: u64 = 0;
 impl<V> Table<V> {
     /// Creates a table for `max` values.
     pub(super) fn new(max: usize) -> Self {
-        Self { max, taken: AtomicUsize::new(0), places: OnceLock::new() }
+        Self { max, taken: AtomicUsize::new(0), entries: OnceLock::new() }
     }
 
     /// The value of `hash`, which `make` creates if there is none; `None` if there is no room for
     /// it.
     pub(super) fn get_or_insert(&self, hash: NonZeroU64, make: impl FnOnce() -> V) -> Option<&V> {
-        let places = self.places.get_or_init(|| self.empty());
-        let mask = places.len() - 1;
+        let entries = self.entries.get_or_init(|| self.empty());
+        let mask = entries.len() - 1;
         let mut at = first(hash, mask);
         loop {
-            let place = places.get(at)?;
-            let found = match place.hash.load(Ordering::Acquire) {
-                FREE => self.claim(place, hash)?,
+            let entry = entries.get(at)?;
+            let found = match entry.hash.load(Ordering::Acquire) {
+                FREE => self.claim(entry, hash)?,
                 found => found,
             };
             if found == hash.get() {
-                return Some(place.value.get_or_init(|| Box::new(make())));
+                return Some(entry.value.get_or_init(|| Box::new(make())));
             }
             at = (at + 1) & mask;
         }
@@ -54,17 +54,17 @@ impl<V> Table<V> {
 
     /// All values.
     pub(super) fn iter(&self) -> impl Iterator<Item = &V> {
-        let places = self.places.get().into_iter().flatten();
-        places.filter_map(|place| place.value.get().map(AsRef::as_ref))
+        let entries = self.entries.get().into_iter().flatten();
+        entries.filter_map(|entry| entry.value.get().map(AsRef::as_ref))
     }
 
     pub(super) fn len(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Claims a free place for `hash`, unless the table is full. Returns the hash that the place
+    /// Claims a free entry for `hash`, unless the table is full. Returns the hash that the entry
     /// has now: another thread may have claimed it first.
-    fn claim(&self, place: &Place<V>, hash: NonZeroU64) -> Option<u64> {
+    fn claim(&self, entry: &Entry<V>, hash: NonZeroU64) -> Option<u64> {
         // A full table is only read.
         if self.len() >= self.max {
             return None;
@@ -74,7 +74,7 @@ impl<V> Table<V> {
             return None;
         }
         let (hash, orders) = (hash.get(), (Ordering::AcqRel, Ordering::Acquire));
-        match place.hash.compare_exchange(FREE, hash, orders.0, orders.1) {
+        match entry.hash.compare_exchange(FREE, hash, orders.0, orders.1) {
             Ok(_) => Some(hash),
             Err(other) => {
                 self.taken.fetch_sub(1, Ordering::Relaxed);
@@ -83,10 +83,10 @@ impl<V> Table<V> {
         }
     }
 
-    fn empty(&self) -> Box<[Place<V>]> {
-        let places = (2 * self.max).next_power_of_two().max(2);
-        let free = || Place { hash: AtomicU64::new(FREE), value: OnceLock::new() };
-        (0..places).map(|_| free()).collect()
+    fn empty(&self) -> Box<[Entry<V>]> {
+        let entries = (2 * self.max).next_power_of_two().max(2);
+        let free = || Entry { hash: AtomicU64::new(FREE), value: OnceLock::new() };
+        (0..entries).map(|_| free()).collect()
     }
 }
 
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_keeps_its_value_and_one_too_many_finds_none() {
+    fn a_hash_keeps_its_value_and_one_above_the_maximum_has_none() {
         let table = Table::new(2);
         assert_eq!(table.iter().count(), 0);
         // All three have the same first place.
@@ -117,12 +117,12 @@ mod tests {
     }
 
     #[test]
-    fn a_table_for_nothing_takes_nothing() {
+    fn a_table_for_no_values_allocates_nothing() {
         assert_eq!(Table::new(0).get_or_insert(hash(1), || "a"), None);
     }
 
     #[test]
-    fn threads_that_race_for_the_same_values_find_the_same_ones() {
+    fn racing_threads_find_the_same_values() {
         const VALUES: u64 = 1000;
         const MAX: usize = 500;
         let table = Table::new(MAX);

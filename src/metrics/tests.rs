@@ -83,12 +83,12 @@ fn note_descriptor(
 /// The series of this name: for each its labels in one text, and its count.
 fn series(families: &[Family], name: &str) -> Vec<(String, u64)> {
     let family = families.iter().find(|family| family.name == name).expect(name);
-    let told = family.samples.iter().map(|sample| {
+    let families = family.samples.iter().map(|sample| {
         let labels: Vec<_> = sample.labels.iter().map(|(_, value)| value.as_ref()).collect();
         let Value::Count(count) = &sample.value else { panic!("{name} is no count") };
         (labels.join(" "), *count)
     });
-    told.collect()
+    families.collect()
 }
 
 fn is(families: &[Family], name: &str, expected: &[(&str, u64)]) {
@@ -97,7 +97,7 @@ fn is(families: &[Family], name: &str, expected: &[(&str, u64)]) {
 }
 
 #[test]
-fn no_label_of_a_series_is_longer_than_its_ceiling_whatever_clients_send() {
+fn labels_are_bounded_whatever_clients_send() {
     const VALUES: usize = 500;
     let (meters, long) = (meters(VALUES), "v".repeat(60_000));
     let domain = "d".repeat(10_000);
@@ -123,7 +123,7 @@ fn no_label_of_a_series_is_longer_than_its_ceiling_whatever_clients_send() {
 }
 
 #[test]
-fn a_known_sequence_comes_to_the_reference_s_numbers_and_ours() {
+fn a_known_sequence_yields_the_expected_counts() {
     let (meters, rules) = (meters(100), rules());
     let plain = [("plain", "a")];
     for (remaining, over) in [(9, false), (1, false), (0, false), (0, true)] {
@@ -134,17 +134,17 @@ fn a_known_sequence_comes_to_the_reference_s_numbers_and_ours() {
     note(&meters, &rules, &[("unknown", "a")], 0, false);
     meters.note_error(&RequestError::NoRules);
     meters.note_error(&RequestError::Store(ratelease_engine::store::StoreError::TimedOut));
-    let told = meters.families(None);
+    let families = meters.families(None);
     let of = |name: &str| format!("ratelimit_service_rate_limit_{name}");
-    is(&told, &of("total_hits"), &[("d dark", 1), ("d plain", 4)]);
-    is(&told, &of("within_limit"), &[("d plain", 3)]);
-    is(&told, &of("near_limit"), &[("d plain", 2)]);
-    is(&told, &of("over_limit"), &[("d dark", 1), ("d plain", 1)]);
-    is(&told, &of("shadow_mode"), &[("d dark", 1)]);
+    is(&families, &of("total_hits"), &[("d dark", 1), ("d plain", 4)]);
+    is(&families, &of("within_limit"), &[("d plain", 3)]);
+    is(&families, &of("near_limit"), &[("d plain", 2)]);
+    is(&families, &of("over_limit"), &[("d dark", 1), ("d plain", 1)]);
+    is(&families, &of("shadow_mode"), &[("d dark", 1)]);
     let expected = [("redis_error", 1), ("service_error", 1)];
-    is(&told, "ratelimit_service_should_rate_limit_error", &expected);
-    is(&told, "ratelimit_service_total_requests", &[("ShouldRateLimit", 9)]);
-    is(&told, "ratelimit_service_global_shadow_mode", &[("", 0)]);
+    is(&families, "ratelimit_service_should_rate_limit_error", &expected);
+    is(&families, "ratelimit_service_total_requests", &[("ShouldRateLimit", 9)]);
+    is(&families, "ratelimit_service_global_shadow_mode", &[("", 0)]);
     let expected = [
         ("d d.plain ok local", 3),
         ("d d.plain over_limit local", 1),
@@ -152,7 +152,7 @@ fn a_known_sequence_comes_to_the_reference_s_numbers_and_ours() {
         ("none none ok none", 1),
         ("none none ok unlimited", 1),
     ];
-    is(&told, "ratelease_decisions_total", &expected);
+    is(&families, "ratelease_decisions_total", &expected);
     let calls = meters.calls();
     assert_eq!((calls.ok, calls.over_limit, calls.errors), (6, 1, 2));
     assert_eq!(calls.took.count(), 7);
@@ -169,7 +169,7 @@ fn a_known_sequence_comes_to_the_reference_s_numbers_and_ours() {
 }
 
 #[test]
-fn hits_given_back_are_none_and_overrides_of_a_domain_are_one_series() {
+fn refunded_hits_are_not_counted_and_overrides_of_a_domain_are_one_series() {
     let (meters, rules) = (meters(100), rules());
     for value in ["a", "b", "c"] {
         let entries = smallvec![Entry { key: "any", value }];
@@ -177,13 +177,13 @@ fn hits_given_back_are_none_and_overrides_of_a_domain_are_one_series() {
         let sent = Descriptor { entries, limit, hits_addend: Some(2), refund: value == "c" };
         note_descriptor(&meters, &rules, sent, 1, false);
     }
-    let told = meters.families(None);
-    is(&told, "ratelimit_service_rate_limit_total_hits", &[("d override", 4)]);
-    is(&told, "ratelease_decisions_total", &[("d override ok local", 3)]);
+    let families = meters.families(None);
+    is(&families, "ratelimit_service_rate_limit_total_hits", &[("d override", 4)]);
+    is(&families, "ratelease_decisions_total", &[("d override ok local", 3)]);
 }
 
 #[test]
-fn values_are_series_where_the_rule_asks_and_the_label_shows_them() {
+fn values_have_series_if_the_rule_asks_and_a_label_shows_them() {
     let (meters, rules) = (meters(3), rules());
     for (value, deep) in [("a", "x"), ("a", "x"), ("a", "y")] {
         note(&meters, &rules, &[("by_value", value), ("deep", deep)], 9, false);
@@ -191,40 +191,40 @@ fn values_are_series_where_the_rule_asks_and_the_label_shows_them() {
     for value in ["1.2.3.4", "1.2.3.4", "5.6.7.8"] {
         note(&meters, &rules, &[("detailed", value)], 9, false);
     }
-    let told = meters.families(None);
+    let families = meters.families(None);
     let expected = [
         ("d by_value_a deep_x", 2),
         ("d by_value_a deep_y", 1),
         ("d detailed_1_2_3_4", 2),
         ("folded folded", 1),
     ];
-    is(&told, "ratelimit_service_rate_limit_total_hits", &expected);
+    is(&families, "ratelimit_service_rate_limit_total_hits", &expected);
     let expected = [("d d.by_value.deep ok local", 3), ("d d.detailed ok local", 3)];
-    is(&told, "ratelease_decisions_total", &expected);
+    is(&families, "ratelease_decisions_total", &expected);
     let expected = [("ratelease_decisions", 0), ("ratelimit_service_rate_limit", 1)];
-    is(&told, "ratelease_series_folded_total", &expected);
+    is(&families, "ratelease_series_folded_total", &expected);
     let expected = [("ratelease_decisions", 2), ("ratelimit_service_rate_limit", 3)];
-    is(&told, "ratelease_series", &expected);
+    is(&families, "ratelease_series", &expected);
 }
 
 /// Of the five rules one is unlimited, and two have series by value.
 #[test]
-fn rules_in_force_are_told_before_their_first_hit() {
+fn rules_in_force_have_series_before_their_first_hit() {
     let (meters, rules) = (meters(100), rules());
-    let told = meters.families(Some(&rules));
+    let families = meters.families(Some(&rules));
     for name in ["total_hits", "within_limit", "near_limit", "over_limit", "shadow_mode"] {
         let name = format!("ratelimit_service_rate_limit_{name}");
-        is(&told, &name, &[("d dark", 0), ("d plain", 0)]);
+        is(&families, &name, &[("d dark", 0), ("d plain", 0)]);
     }
-    let decisions = series(&told, "ratelease_decisions_total");
+    let decisions = series(&families, "ratelease_decisions_total");
     assert_eq!(decisions.len(), 4 * 4, "{decisions:?}");
     assert!(decisions.contains(&("d d.detailed over_limit leased".to_owned(), 0)));
     note(&meters, &rules, &[("plain", "a")], 1, false);
-    let told = meters.families(Some(&rules));
+    let families = meters.families(Some(&rules));
     let total = "ratelimit_service_rate_limit_total_hits";
-    is(&told, total, &[("d dark", 0), ("d plain", 1)]);
-    let decisions = series(&told, "ratelease_decisions_total");
-    assert_eq!(decisions.len(), 4 * 4, "none is told twice: {decisions:?}");
+    is(&families, total, &[("d dark", 0), ("d plain", 1)]);
+    let decisions = series(&families, "ratelease_decisions_total");
+    assert_eq!(decisions.len(), 4 * 4, "none is reported twice: {decisions:?}");
     assert!(decisions.contains(&("d d.plain ok local".to_owned(), 1)));
     // Series of a removed rule are included if they have counted anything.
     let none = Rules::default();
@@ -232,25 +232,25 @@ fn rules_in_force_are_told_before_their_first_hit() {
 }
 
 #[test]
-fn of_more_rules_than_are_worth_it_none_is_told_before_its_first_hit() {
+fn with_too_many_rules_none_has_series_before_its_first_hit() {
     let hits = |series_max: usize, count: usize| {
         let rule = |n| format!("- {{key: k{n}, rate_limit: {{unit: day, requests_per_unit: 1}}}}");
         let rules = (0..count).map(rule).collect::<Vec<_>>().join("\n");
         let text = format!("domain: d\ndescriptors:\n{rules}\n");
         let source = Source { name: "d.yaml".into(), text: text.into() };
         let rules = rules::load(&[source], rules::Options::default()).unwrap().rules;
-        let told = meters(series_max).families(Some(&rules));
-        series(&told, "ratelimit_service_rate_limit_total_hits").len()
+        let families = meters(series_max).families(Some(&rules));
+        series(&families, "ratelimit_service_rate_limit_total_hits").len()
     };
     assert_eq!(
-        (hits(10_000, zero_series::TOLD_MAX), hits(10_000, zero_series::TOLD_MAX + 1)),
+        (hits(10_000, zero_series::RULES_MAX), hits(10_000, zero_series::RULES_MAX + 1)),
         (1000, 0)
     );
     assert_eq!((hits(5, 5), hits(5, 6)), (5, 0));
 }
 
 #[test]
-fn hits_of_calls_that_the_store_left_unanswered_are_among_all_hits_alone() {
+fn hits_of_unanswered_calls_count_only_in_total() {
     let (meters, rules) = (meters(100), rules());
     let of = |key, limit, refund| {
         let entries = smallvec![Entry { key, value: "a" }];
@@ -267,18 +267,18 @@ fn hits_of_calls_that_the_store_left_unanswered_are_among_all_hits_alone() {
     ];
     let request = Request { domain: "d", descriptors, hits_addend: 0 };
     meters.note_unanswered(&rules, &request);
-    let told = meters.families(None);
+    let families = meters.families(None);
     let of = |name: &str| format!("ratelimit_service_rate_limit_{name}");
     let expected = [("d detailed_a", 3), ("d override", 3), ("d plain", 3)];
-    is(&told, &of("total_hits"), &expected);
+    is(&families, &of("total_hits"), &expected);
     for name in ["within_limit", "near_limit", "over_limit", "shadow_mode"] {
-        is(&told, &of(name), &[]);
+        is(&families, &of(name), &[]);
     }
-    is(&told, "ratelease_decisions_total", &[]);
+    is(&families, "ratelease_decisions_total", &[]);
 }
 
 #[test]
-fn counts_go_on_when_the_rules_are_loaded_anew() {
+fn counts_continue_when_the_rules_are_reloaded() {
     let meters = meters(100);
     for _ in 0..3 {
         note(&meters, &rules(), &[("plain", "a")], 9, false);
@@ -287,35 +287,35 @@ fn counts_go_on_when_the_rules_are_loaded_anew() {
 }
 
 #[test]
-fn rules_that_find_no_room_are_counted_together() {
+fn rules_above_the_maximum_are_counted_together() {
     let (meters, rules) = (meters(1), rules());
     note(&meters, &rules, &[("plain", "a")], 9, false);
     note(&meters, &rules, &[("dark", "a")], 9, false);
     note(&meters, &rules, &[("detailed", "a")], 9, false);
-    let told = meters.families(None);
+    let families = meters.families(None);
     let expected = [("d d.plain ok local", 1), ("folded folded ok local", 2)];
-    is(&told, "ratelease_decisions_total", &expected);
+    is(&families, "ratelease_decisions_total", &expected);
     let expected = [("ratelease_decisions", 2), ("ratelimit_service_rate_limit", 0)];
-    is(&told, "ratelease_series_folded_total", &expected);
+    is(&families, "ratelease_series_folded_total", &expected);
     let hits = "ratelimit_service_rate_limit_total_hits";
-    is(&told, hits, &[("d plain", 1), ("folded folded", 2)]);
+    is(&families, hits, &[("d plain", 1), ("folded folded", 2)]);
 }
 
 #[test]
-fn no_series_is_told_twice_when_rules_and_overrides_find_no_room() {
+fn no_series_is_reported_twice_when_rules_and_overrides_are_folded() {
     let (meters, rules) = (meters(0), rules());
     note(&meters, &rules, &[("plain", "a")], 9, false);
     let entries = smallvec![Entry { key: "any", value: "a" }];
     let limit = Some(Limit::fixed_window(5, Unit::Hour));
     let sent = Descriptor { entries, limit, ..Descriptor::default() };
     note_descriptor(&meters, &rules, sent, 1, false);
-    let told = meters.families(None);
-    is(&told, "ratelease_decisions_total", &[("folded folded ok local", 2)]);
-    is(&told, "ratelimit_service_rate_limit_total_hits", &[("folded folded", 2)]);
+    let families = meters.families(None);
+    is(&families, "ratelease_decisions_total", &[("folded folded ok local", 2)]);
+    is(&families, "ratelimit_service_rate_limit_total_hits", &[("folded folded", 2)]);
 }
 
 #[test]
-fn hits_beyond_all_counting_end_nothing() {
+fn counters_that_overflow_do_not_panic() {
     let (meters, rules) = (meters(100), rules());
     for key in ["plain", "dark", "detailed"] {
         for _ in 0..2 {
@@ -333,7 +333,7 @@ fn hits_beyond_all_counting_end_nothing() {
 /// Records hashes of five million values where each would have its own series in the reference
 /// implementation. Debug builds use a smaller number only to save time; RATELEASE_VALUES sets it.
 #[test]
-fn series_stay_bounded_however_many_values_come() {
+fn series_by_value_are_bounded() {
     let values = std::env::var("RATELEASE_VALUES").ok().and_then(|count| count.parse().ok());
     let values: u64 = values.unwrap_or(if cfg!(debug_assertions) { 50_000 } else { 5_000_000 });
     const MAX: usize = 1000;
@@ -354,8 +354,8 @@ fn series_stay_bounded_however_many_values_come() {
     println!("{values} values: {grown} bytes more, {lines_before} lines");
     // Other tests run in this process at the same time.
     assert!(grown < 64 << 20, "{grown} bytes more");
-    let told = meters.families(None);
-    let hits = series(&told, "ratelimit_service_rate_limit_total_hits");
+    let families = meters.families(None);
+    let hits = series(&families, "ratelimit_service_rate_limit_total_hits");
     assert_eq!(hits.len(), MAX + 1);
     assert_eq!(hits.iter().map(|(_, count)| count).sum::<u64>(), values, "none is lost");
     let folded = ("folded folded".to_owned(), values - MAX as u64);

@@ -11,11 +11,11 @@ use super::series::{HitSums, Keys, RuleMeter};
 
 /// Maximum number of rules whose series are reported at 0; if more are in force, none is. Each rule
 /// has nine such series, some 1 KB of a scrape, and most of so many are never hit.
-pub(super) const TOLD_MAX: usize = 1000;
+pub(super) const RULES_MAX: usize = 1000;
 
 /// The rules in force, if their series are reported at 0.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Told<'r>(Option<&'r Rules>);
+pub(super) struct ZeroSeries<'r>(Option<&'r Rules>);
 
 /// The reference implementation's series, by label: their totals, and whether they are reported at
 /// 0.
@@ -23,20 +23,20 @@ pub(super) type HitSeries = BTreeMap<Keys, (HitSums, bool)>;
 
 // === impl Told ===
 
-impl<'r> Told<'r> {
+impl<'r> ZeroSeries<'r> {
     /// Returns the rules to report at 0: none if there are more than `series_max` rules. Only so
     /// many are counted separately, and a rule reported at 0 might be folded when it is hit.
     pub(super) fn of(rules: Option<&'r Rules>, series_max: usize) -> Self {
-        Self(rules.filter(|rules| rules.len() <= TOLD_MAX.min(series_max)))
+        Self(rules.filter(|rules| rules.len() <= RULES_MAX.min(series_max)))
     }
 
     /// Whether the rule at this path is one of them.
-    pub(super) fn has(self, path: &str) -> bool {
-        self.0.and_then(|rules| rules.by_path(path)).is_some_and(|rule| counts(rule))
+    pub(super) fn contains(self, path: &str) -> bool {
+        self.0.and_then(|rules| rules.by_path(path)).is_some_and(|rule| is_counted(rule))
     }
 
     /// The rules that have no meter among `meters`.
-    pub(super) fn without<'a>(
+    pub(super) fn rules_without_meter<'a>(
         self,
         meters: impl Iterator<Item = &'a RuleMeter>,
     ) -> impl Iterator<Item = &'r Rule> {
@@ -54,10 +54,10 @@ impl<'r> Told<'r> {
 
     fn rules(self) -> impl Iterator<Item = &'r Rule> {
         let rules = self.0.into_iter().flat_map(Rules::iter).map(AsRef::as_ref);
-        rules.filter(|rule| counts(rule))
+        rules.filter(|rule| is_counted(rule))
     }
 }
 
-fn counts(rule: &Rule) -> bool {
+fn is_counted(rule: &Rule) -> bool {
     rule.allowance != Allowance::Unlimited
 }

@@ -1,4 +1,4 @@
-//! Limits repeated log lines to a number per second from each place in the code. Suppressed lines
+//! Limits repeated log lines to a number per second from each call site. Suppressed lines
 //! are counted, and the count is logged as a line of its own, once a second.
 
 use std::collections::HashMap;
@@ -15,9 +15,9 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::samples;
 
-/// Maximum number of places tracked. A place is a line of source, so their number is limited; lines
-/// from further places would be logged without a limit.
-const PLACES_MAX: usize = 4096;
+/// Maximum number of call sites tracked. A call site is a line of source, so their number is
+/// limited; lines from further ones would be logged without a limit.
+const CALLSITES_MAX: usize = 4096;
 
 /// Suppresses lines. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
@@ -29,7 +29,7 @@ pub(super) struct LogLimiter {
 struct Shared {
     /// 0 for no limit.
     lines_per_second: u32,
-    places: Mutex<HashMap<Identifier, Place>>,
+    callsites: Mutex<HashMap<Identifier, Callsite>>,
     clock: Clock,
 }
 
@@ -37,70 +37,74 @@ struct Shared {
 /// a filter of tracing-subscriber: version 0.3.23 fails to reset the decision of an event filter,
 /// and the next event is affected.
 #[derive(Debug)]
-pub(super) struct Calmed<F> {
+pub(super) struct Limited<F> {
     pub(super) inner: F,
-    pub(super) calm: LogLimiter,
+    pub(super) limiter: LogLimiter,
 }
 
-/// The lines from one place.
+/// The lines from one call site.
 #[derive(Debug)]
-struct Place {
+struct Callsite {
     meta: &'static Metadata<'static>,
     /// The present second, since the clock was started.
     second: u64,
     /// Lines written in that second.
     lines: u32,
     /// Lines suppressed and not yet reported.
-    left_out: u64,
+    suppressed: u64,
 }
 
 // === impl LogLimiter ===
 
 impl LogLimiter {
     pub(super) fn new(lines_per_second: u32, clock: Clock) -> Self {
-        let shared = Shared { lines_per_second, places: Mutex::default(), clock };
+        let shared = Shared { lines_per_second, callsites: Mutex::default(), clock };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Logs how many lines were suppressed since the last call, one line for each place.
-    pub(super) fn tell(&self) {
-        for (place, lines) in self.untold() {
-            let at = format_args!("{}:{}", place.file().unwrap_or("?"), place.line().unwrap_or(0));
-            let level = place.level();
+    /// Logs how many lines were suppressed since the last call, one line for each call site.
+    pub(super) fn report(&self) {
+        for (callsite, lines) in self.take_suppressed() {
+            let at =
+                format_args!("{}:{}", callsite.file().unwrap_or("?"), callsite.line().unwrap_or(0));
+            let level = callsite.level();
             // At the level of the suppressed lines, so that the report appears wherever they would.
             if *level == Level::ERROR {
-                error!(lines, %level, %at, "lines like those before were left out");
+                error!(lines, %level, %at, "repeated lines were suppressed");
             } else {
-                warn!(lines, %level, %at, "lines like those before were left out");
+                warn!(lines, %level, %at, "repeated lines were suppressed");
             }
         }
     }
 
-    fn untold(&self) -> Vec<(&'static Metadata<'static>, u64)> {
-        let mut places = self.shared.places.lock();
-        let left_out = places.values_mut().filter(|place| place.left_out > 0);
-        left_out.map(|place| (place.meta, std::mem::take(&mut place.left_out))).collect()
+    fn take_suppressed(&self) -> Vec<(&'static Metadata<'static>, u64)> {
+        let mut callsites = self.shared.callsites.lock();
+        let suppressed = callsites.values_mut().filter(|callsite| callsite.suppressed > 0);
+        suppressed
+            .map(|callsite| (callsite.meta, std::mem::take(&mut callsite.suppressed)))
+            .collect()
     }
 
-    fn admits(&self, meta: &'static Metadata<'static>) -> bool {
-        let Shared { lines_per_second, places, clock } = &*self.shared;
+    fn admit_line(&self, meta: &'static Metadata<'static>) -> bool {
+        let Shared { lines_per_second, callsites, clock } = &*self.shared;
         // Samples have a limit of their own.
         if *lines_per_second == 0 || [module_path!(), samples::TARGET].contains(&meta.target()) {
             return true;
         }
         let second = clock.now().nanos() / 1_000_000_000;
-        let mut places = places.lock();
-        if places.len() >= PLACES_MAX && !places.contains_key(&meta.callsite()) {
+        let mut callsites = callsites.lock();
+        if callsites.len() >= CALLSITES_MAX && !callsites.contains_key(&meta.callsite()) {
             return true;
         }
-        let place = places.entry(meta.callsite()).or_insert_with(|| Place::new(meta, second));
-        place.admit(second, *lines_per_second)
+        let callsite =
+            callsites.entry(meta.callsite()).or_insert_with(|| Callsite::new(meta, second));
+        callsite.admit(second, *lines_per_second)
     }
 }
 
 // === impl Calmed ===
 
-impl<S, N, F> FormatEvent<S, N> for Calmed<F>
+impl<S, N, F> FormatEvent<S, N> for Limited<F>
 where
     S: Subscriber + for<'lookup> LookupSpan<'lookup>,
     N: for<'w> FormatFields<'w> + 'static,
@@ -112,7 +116,7 @@ where
         writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        if self.calm.admits(event.metadata()) {
+        if self.limiter.admit_line(event.metadata()) {
             self.inner.format_event(context, writer, event)
         } else {
             Err(fmt::Error)
@@ -122,9 +126,9 @@ where
 
 // === impl Place ===
 
-impl Place {
+impl Callsite {
     fn new(meta: &'static Metadata<'static>, second: u64) -> Self {
-        Self { meta, second, lines: 0, left_out: 0 }
+        Self { meta, second, lines: 0, suppressed: 0 }
     }
 
     fn admit(&mut self, second: u64, lines_max: u32) -> bool {
@@ -133,7 +137,7 @@ impl Place {
         }
         let admitted = self.lines < lines_max;
         self.lines += u32::from(admitted);
-        self.left_out += u64::from(!admitted);
+        self.suppressed += u64::from(!admitted);
         admitted
     }
 }

@@ -19,28 +19,28 @@ const LINES_MAX: usize = 1024;
 /// When nothing is left to write, the thread lets lines collect for this long: if it woke for every
 /// line of a busy log, it would take the processor from decisions each time. The queue has room for
 /// the lines of that time, at a hundred lines a millisecond.
-const GATHER: Duration = Duration::from_millis(10);
+const COLLECT_TIME: Duration = Duration::from_millis(10);
 
-/// Collected lines are written in one piece of this many bytes, and up to a line more.
-const PIECE_BYTES: usize = 64 * 1024;
+/// Collected lines are written in batches of this many bytes, and up to a line more.
+const BATCH_BYTES_MAX: usize = 64 * 1024;
 
 /// Pause after a panic: the data that the thread writes may cause another panic.
-const PAUSE: Duration = Duration::from_millis(100);
+const PANIC_PAUSE: Duration = Duration::from_millis(100);
 
 /// Interval between reports of suppressed lines.
-const SECOND: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Accepts each line at once, or drops it. A cheap handle: clones share all state.
 #[derive(Debug, Clone)]
 pub struct LogWriter {
     items: SyncSender<Item>,
-    tally: Arc<Tally>,
+    counters: Arc<Counters>,
 }
 
 #[derive(Debug, Default)]
-struct Tally {
+struct Counters {
     /// Lines dropped and not yet reported.
-    untold: AtomicU64,
+    unreported: AtomicU64,
     /// Lines dropped since the process began.
     lost: AtomicU64,
     panics: AtomicU64,
@@ -56,22 +56,22 @@ enum Item {
 // === impl LogWriter ===
 
 impl LogWriter {
-    /// Starts the thread that writes to `to`. It calls `tell` with the number of dropped lines once
+    /// Starts the thread that writes to `output`. It calls `report_lost` with the number of dropped lines once
     /// lines are written again, and `each_second` about once a second.
     ///
     /// # Errors
     /// Fails if the thread cannot be started.
     pub(super) fn start(
-        to: impl Write + Send + 'static,
-        tell: fn(u64),
+        output: impl Write + Send + 'static,
+        report_lost: fn(u64),
         each_second: impl Fn() + Send + 'static,
     ) -> io::Result<Self> {
-        let (items, waiting) = sync_channel(LINES_MAX);
-        let tally = Arc::<Tally>::default();
-        let counted = Arc::clone(&tally);
-        let write = move || keep_writing(to, &waiting, &counted, tell, each_second);
+        let (items, queue) = sync_channel(LINES_MAX);
+        let counters = Arc::<Counters>::default();
+        let counted = Arc::clone(&counters);
+        let write = move || run(output, &queue, &counted, report_lost, each_second);
         thread::Builder::new().name("ratelease-log".to_owned()).spawn(write)?;
-        Ok(Self { items, tally })
+        Ok(Self { items, counters })
     }
 
     /// Waits until every line logged so far is written, at most `within`.
@@ -88,7 +88,7 @@ impl LogWriter {
 
     /// Event counts since the process began.
     pub fn counts(&self) -> Vec<Count> {
-        let Tally { lost, panics, .. } = &*self.tally;
+        let Counters { lost, panics, .. } = &*self.counters;
         vec![
             (Counter::LogLinesLost, lost.load(Ordering::Relaxed)),
             (Counter::TaskRestarts, panics.load(Ordering::Relaxed)),
@@ -100,8 +100,8 @@ impl LogWriter {
 impl Write for LogWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.items.try_send(Item::Line(line.to_vec())).is_err() {
-            self.tally.untold.fetch_add(1, Ordering::Relaxed);
-            self.tally.lost.fetch_add(1, Ordering::Relaxed);
+            self.counters.unreported.fetch_add(1, Ordering::Relaxed);
+            self.counters.lost.fetch_add(1, Ordering::Relaxed);
         }
         Ok(line.len())
     }
@@ -111,39 +111,40 @@ impl Write for LogWriter {
     }
 }
 
-/// Writes until the last handle is gone. A panic loses the lines of the same piece.
-fn keep_writing(
-    mut to: impl Write,
+/// Writes until the last handle is dropped. A panic loses the lines of the same batch.
+fn run(
+    mut output: impl Write,
     items: &Receiver<Item>,
-    tally: &Tally,
-    tell: fn(u64),
+    counters: &Counters,
+    report_lost: fn(u64),
     each_second: impl Fn(),
 ) {
-    let mut write = || write_all(&mut to, items, &tally.untold, tell, &each_second);
+    let mut write =
+        || write_all(&mut output, items, &counters.unreported, report_lost, &each_second);
     while catch_unwind(AssertUnwindSafe(&mut write)).is_err() {
-        tally.panics.fetch_add(1, Ordering::Relaxed);
-        thread::sleep(PAUSE);
+        counters.panics.fetch_add(1, Ordering::Relaxed);
+        thread::sleep(PANIC_PAUSE);
     }
 }
 
 fn write_all(
-    to: &mut impl Write,
+    output: &mut impl Write,
     items: &Receiver<Item>,
     lost: &AtomicU64,
-    tell: fn(u64),
+    report_lost: fn(u64),
     each_second: &impl Fn(),
 ) {
     let clock = Clock::start();
     let mut last = clock.now();
     loop {
-        let mut piece = Vec::new();
-        let end = gather(items, &mut piece);
-        if !piece.is_empty() {
+        let mut batch = Vec::new();
+        let end = collect(items, &mut batch);
+        if !batch.is_empty() {
             // Lines that cannot be written are lost: there is nowhere else to report that.
-            let _ = to.write_all(&piece);
+            let _ = output.write_all(&batch);
             match lost.swap(0, Ordering::Relaxed) {
                 0 => {}
-                count => tell(count),
+                count => report_lost(count),
             }
         }
         match end {
@@ -152,25 +153,25 @@ fn write_all(
             Err(RecvTimeoutError::Disconnected) => return,
         }
         let now = clock.now();
-        if now.since(last) >= SECOND {
+        if now.since(last) >= REPORT_INTERVAL {
             last = now;
             each_second();
         }
     }
 }
 
-/// Moves lines into `piece` until there are no more, it is full, or a mark comes.
-fn gather(
+/// Moves lines into `batch` until there are no more, it is full, or a mark comes.
+fn collect(
     items: &Receiver<Item>,
-    piece: &mut Vec<u8>,
+    batch: &mut Vec<u8>,
 ) -> Result<Option<SyncSender<()>>, RecvTimeoutError> {
     let mut item = next(items)?;
     loop {
         match item {
-            Item::Line(line) => piece.extend_from_slice(&line),
+            Item::Line(line) => batch.extend_from_slice(&line),
             Item::Mark(mark) => return Ok(Some(mark)),
         }
-        if piece.len() >= PIECE_BYTES {
+        if batch.len() >= BATCH_BYTES_MAX {
             return Ok(None);
         }
         let Ok(more) = items.try_recv() else { return Ok(None) };
@@ -180,8 +181,8 @@ fn gather(
 
 fn next(items: &Receiver<Item>) -> Result<Item, RecvTimeoutError> {
     items.try_recv().or_else(|_| {
-        thread::sleep(GATHER);
-        items.recv_timeout(SECOND)
+        thread::sleep(COLLECT_TIME);
+        items.recv_timeout(REPORT_INTERVAL)
     })
 }
 
@@ -204,33 +205,33 @@ mod tests {
     }
 
     #[test]
-    fn who_logs_never_waits_and_lost_lines_are_counted() {
-        static TOLD: AtomicU64 = AtomicU64::new(0);
+    fn logging_never_waits_and_lost_lines_are_counted() {
+        static REPORTED: AtomicU64 = AtomicU64::new(0);
         const LINES: usize = LINES_MAX * 2;
         let (slow, written) = sync_channel(0);
-        let mut spool = LogWriter::start(
+        let mut log = LogWriter::start(
             Slow(slow),
             |lost| {
-                TOLD.fetch_add(lost, Ordering::Relaxed);
+                REPORTED.fetch_add(lost, Ordering::Relaxed);
             },
             || {},
         )
         .expect("a thread");
         for n in 0..LINES {
-            spool.write_all(format!("{n}\n").as_bytes()).expect("never fails");
+            log.write_all(format!("{n}\n").as_bytes()).expect("never fails");
         }
-        spool.flush(Duration::from_secs(60)); // returns at once: the queue is full
+        log.flush(Duration::from_secs(60)); // returns at once: the queue is full
         let reader = thread::spawn(move || written.iter().collect::<String>());
-        while !spool.tally.untold.load(Ordering::Relaxed).eq(&0) {
+        while !log.counters.unreported.load(Ordering::Relaxed).eq(&0) {
             thread::yield_now();
         }
-        spool.flush(Duration::from_secs(60));
-        drop(spool);
+        log.flush(Duration::from_secs(60));
+        drop(log);
         let text = reader.join().expect("no panic");
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.first(), Some(&"0"));
         assert!(lines.len() >= LINES_MAX && lines.is_sorted_by_key(|line| line.len()));
-        assert_eq!(lines.len() + usize::try_from(TOLD.load(Ordering::Relaxed)).unwrap(), LINES);
+        assert_eq!(lines.len() + usize::try_from(REPORTED.load(Ordering::Relaxed)).unwrap(), LINES);
     }
 
     /// Panics at the line `panic`.
@@ -238,7 +239,7 @@ mod tests {
 
     impl Write for Faulty {
         fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-            assert!(line != b"panic", "told to");
+            assert!(line != b"panic", "deliberate");
             self.0.send(line.to_vec()).map_err(io::Error::other)?;
             Ok(line.len())
         }
@@ -249,15 +250,15 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_the_writer_costs_what_goes_out_with_it() {
+    fn a_panic_of_the_writer_loses_only_its_batch() {
         let (faulty, written) = sync_channel(10);
-        let mut spool = LogWriter::start(Faulty(faulty), |_| {}, || {}).expect("a thread");
+        let mut log = LogWriter::start(Faulty(faulty), |_| {}, || {}).expect("a thread");
         for line in ["a", "panic", "b", "panic", "c"] {
-            spool.write_all(line.as_bytes()).expect("never fails");
-            spool.flush(Duration::from_secs(60));
+            log.write_all(line.as_bytes()).expect("never fails");
+            log.flush(Duration::from_secs(60));
         }
-        assert!(spool.counts().contains(&(Counter::TaskRestarts, 2)), "{:?}", spool.counts());
-        drop(spool);
+        assert!(log.counts().contains(&(Counter::TaskRestarts, 2)), "{:?}", log.counts());
+        drop(log);
         assert_eq!(written.iter().collect::<Vec<_>>(), [b"a", b"b", b"c"]);
     }
 }

@@ -34,8 +34,8 @@ struct Shared {
     shows_values: bool,
     clock: Clock,
     /// The present second, since the clock was started, and the number of lines in it so far.
-    present: Mutex<(u64, u32)>,
-    left_out: AtomicU64,
+    current_second: Mutex<(u64, u32)>,
+    dropped: AtomicU64,
 }
 
 /// The entries of a descriptor as `key=value`, truncated.
@@ -48,16 +48,16 @@ impl Samples {
     /// `shows_values`.
     pub fn new(share: f32, shows_values: bool, clock: Clock) -> Self {
         let shared = (share > 0.0).then(|| {
-            let (present, left_out) = Default::default();
-            Arc::new(Shared { share, shows_values, clock, present, left_out })
+            let (current_second, dropped) = Default::default();
+            Arc::new(Shared { share, shows_values, clock, current_second, dropped })
         });
         Self { shared }
     }
 
     /// Event counts since the process began.
     pub fn counts(&self) -> Vec<Count> {
-        let left_out = |shared: &Arc<Shared>| shared.left_out.load(Ordering::Relaxed);
-        vec![(Counter::DecisionSamplesLeftOut, self.shared.as_ref().map_or(0, left_out))]
+        let dropped = |shared: &Arc<Shared>| shared.dropped.load(Ordering::Relaxed);
+        vec![(Counter::DecisionSamplesLeftOut, self.shared.as_ref().map_or(0, dropped))]
     }
 }
 
@@ -66,7 +66,7 @@ impl Observer for Samples {
         if let Some(shared) = &self.shared
             && rng::chance(shared.share)
         {
-            shared.tell(decision);
+            shared.log(decision);
         }
     }
 }
@@ -76,18 +76,18 @@ impl Observer for Samples {
 impl Shared {
     /// Logs a line for each descriptor.
     #[cold]
-    fn tell(&self, decision: &Decision<'_, '_, '_>) {
+    fn log(&self, decision: &Decision<'_, '_, '_>) {
         let Decision { request, verdict, .. } = decision;
         for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
-            if self.has_room() {
-                self.tell_one(decision, descriptor, status);
+            if self.admit() {
+                self.log_descriptor(decision, descriptor, status);
             } else {
-                self.left_out.fetch_add(1, Ordering::Relaxed);
+                self.dropped.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    fn tell_one(
+    fn log_descriptor(
         &self,
         decision: &Decision<'_, '_, '_>,
         descriptor: &Descriptor<'_>,
@@ -110,14 +110,14 @@ impl Shared {
         );
     }
 
-    fn has_room(&self) -> bool {
+    fn admit(&self) -> bool {
         let second = self.clock.now().nanos() / 1_000_000_000;
-        let mut present = self.present.lock();
-        if present.0 != second {
-            *present = (second, 0);
+        let mut current_second = self.current_second.lock();
+        if current_second.0 != second {
+            *current_second = (second, 0);
         }
-        present.1 += 1;
-        present.1 <= LINES_PER_SECOND_MAX
+        current_second.1 += 1;
+        current_second.1 <= LINES_PER_SECOND_MAX
     }
 }
 
@@ -130,16 +130,16 @@ pub(super) fn rule_of<'r>(status: &Status<'r>) -> &'r str {
 
 impl fmt::Display for Values<'_, '_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut room = VALUES_BYTES_MAX;
+        let mut left = VALUES_BYTES_MAX;
         for (at, entry) in self.0.entries.iter().enumerate() {
             let comma = if at == 0 { "" } else { "," };
             for text in [comma, entry.key, "=", entry.value] {
-                let end = text.floor_char_boundary(room.min(text.len()));
+                let end = text.floor_char_boundary(left.min(text.len()));
                 f.write_str(&text[..end])?;
                 if end < text.len() {
                     return f.write_str("…");
                 }
-                room -= end;
+                left -= end;
             }
         }
         Ok(())
@@ -152,7 +152,7 @@ mod tests {
     use ratelease_rules::request::Entry;
 
     #[test]
-    fn values_show_as_pairs_and_long_ones_are_cut_between_characters() {
+    fn values_are_shown_as_pairs_and_truncated_between_characters() {
         let long = "é".repeat(400);
         let shown = |values: [&str; 2]| {
             let entries = values.map(|value| Entry { key: "k", value });
@@ -166,14 +166,17 @@ mod tests {
     }
 
     #[test]
-    fn a_second_has_room_for_so_many_lines_and_the_rest_is_counted() {
+    fn lines_above_the_limit_of_a_second_are_dropped() {
         let samples = Samples::new(1.0, false, Clock::start());
         let shared = samples.shared.as_deref().expect("a share");
         let begun = shared.clock.now().nanos() / 1_000_000_000;
         let lines = 3 * LINES_PER_SECOND_MAX;
-        let room = (0..lines).filter(|_| shared.has_room()).count();
+        let admitted = (0..lines).filter(|_| shared.admit()).count();
         let seconds = shared.clock.now().nanos() / 1_000_000_000 - begun + 1;
-        assert!(room as u64 <= seconds * u64::from(LINES_PER_SECOND_MAX), "{room} in {seconds} s");
-        assert!(room >= LINES_PER_SECOND_MAX as usize);
+        assert!(
+            admitted as u64 <= seconds * u64::from(LINES_PER_SECOND_MAX),
+            "{admitted} in {seconds} s"
+        );
+        assert!(admitted >= LINES_PER_SECOND_MAX as usize);
     }
 }

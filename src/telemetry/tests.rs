@@ -33,15 +33,15 @@ fn logged_calmly(logging: &Logging, ansi: bool, events: impl FnOnce(&LogLimiter)
     }
     let sink = Sink::default();
     let writer = sink.clone();
-    let calm = LogLimiter::new(logging.lines_per_second, Clock::start());
-    let subscriber = subscriber(logging, ansi, calm.clone(), move || writer.clone());
-    tracing::subscriber::with_default(subscriber, || events(&calm));
+    let limiter = LogLimiter::new(logging.lines_per_second, Clock::start());
+    let subscriber = subscriber(logging, ansi, limiter.clone(), move || writer.clone());
+    tracing::subscriber::with_default(subscriber, || events(&limiter));
     let bytes = sink.0.lock().clone();
     String::from_utf8(bytes).expect("UTF-8")
 }
 
 #[test]
-fn text_is_a_line_an_event_with_level_target_message_and_fields() {
+fn text_has_one_line_per_event_with_level_target_message_and_fields() {
     let text = logged(LogFormat::Text, LogLevel::Info, false, || {
         warn!(port = 8080, path = %"/a b", name = "x y", "cannot listen");
     });
@@ -53,7 +53,7 @@ fn text_is_a_line_an_event_with_level_target_message_and_fields() {
 }
 
 #[test]
-fn no_value_can_end_a_line_or_steer_a_terminal() {
+fn no_value_can_end_a_line_or_control_a_terminal() {
     let evil = "a\nERROR forged\r\u{1b}[2J\u{9b}31m\u{7}\0\u{202e}\u{2028}z";
     let shown = r"a\nERROR forged\r\u{1b}[2J\u{9b}31m\u{7}\u{0}\u{202e}\u{2028}z";
     for ansi in [false, true] {
@@ -70,7 +70,7 @@ fn no_value_can_end_a_line_or_steer_a_terminal() {
 }
 
 #[test]
-fn what_cannot_be_seen_or_turns_text_around_is_escaped_in_either_format() {
+fn invisible_and_bidirectional_characters_are_escaped_in_both_formats() {
     // One character of each range that controls a display.
     let evil = "\u{7f}\u{9b}\u{ad}\u{61c}\u{180e}\u{200b}\u{200f}\u{2028}\u{202e}\u{2060}\u{2069}\
                 \u{feff}\u{fff9}\u{e0041}";
@@ -85,7 +85,7 @@ fn what_cannot_be_seen_or_turns_text_around_is_escaped_in_either_format() {
 }
 
 #[test]
-fn json_is_an_object_an_event_with_the_names_of_the_reference() {
+fn json_has_one_object_per_event_with_the_names_of_the_reference() {
     let text = logged(LogFormat::Json, LogLevel::Info, true, || {
         warn!(port = 8080, ok = true, level = "mine", why = %"a\nb", "it {}", "happened");
     });
@@ -102,7 +102,7 @@ fn json_is_an_object_an_event_with_the_names_of_the_reference() {
 }
 
 #[test]
-fn a_line_names_the_span_that_it_was_written_for() {
+fn a_line_names_its_span() {
     let context = SpanContext::for_test(0x0a, 0xb7);
     let events = || {
         context.within(|| warn!(trace_id = "mine", "in"));
@@ -124,7 +124,7 @@ fn a_line_names_the_span_that_it_was_written_for() {
 }
 
 #[test]
-fn the_level_is_for_this_crate_and_libraries_only_warn() {
+fn the_level_applies_to_this_crate_and_libraries_only_warn() {
     let events = || {
         error!("E");
         info!("I");
@@ -145,18 +145,18 @@ fn the_level_is_for_this_crate_and_libraries_only_warn() {
 }
 
 #[test]
-fn a_place_that_repeats_itself_is_cut_short_and_the_rest_is_counted() {
+fn repeated_lines_of_a_call_site_are_suppressed_and_counted() {
     const LINES: usize = 1000;
     const MOST: usize = 10;
     let begun = Clock::start();
-    let text = logged_calmly(&logging(LogFormat::Json, LogLevel::Info, 10), false, |calm| {
+    let text = logged_calmly(&logging(LogFormat::Json, LogLevel::Info, 10), false, |limiter| {
         for n in 0..LINES {
             warn!(n, "again");
             debug!("unseen, so that it is not counted");
         }
         info!("elsewhere");
-        calm.tell();
-        calm.tell();
+        limiter.report();
+        limiter.report();
     });
     let seconds = usize::try_from(begun.now().nanos() / 1_000_000_000).unwrap() + 2;
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -183,7 +183,7 @@ fn a_sample_is_logged_at_any_level() {
 }
 
 #[test]
-fn the_level_is_for_every_crate_of_ours_and_not_for_libraries() {
+fn the_level_applies_to_every_workspace_crate_and_not_to_libraries() {
     let filter = filter(LogLevel::Debug);
     for ours in ["ratelease::app", "ratelease_engine::lease", "ratelease_rules::compile"] {
         assert!(filter.would_enable(ours, &tracing::Level::DEBUG), "{ours}");

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::Status;
 use crate::admin::history::micros;
-use crate::hot_keys::{Hot, OfRule, Top};
+use crate::hot_keys::{HotKey, HottestKeys, RuleHotKeys};
 use crate::metrics::{Calls, RuleTotals};
 
 /// Maximum number of rules listed. A page shows no more in one view, and they are sent each second.
@@ -72,14 +72,14 @@ impl Status {
     }
 
     pub(super) fn hot_keys(&self) -> Value {
-        let Top { requested, denied } = self.stats.hot_keys(HOT_KEYS_MAX);
+        let HottestKeys { requested, denied } = self.stats.hot_keys(HOT_KEYS_MAX);
         json!({"requested": hot_keys(&requested), "denied": hot_keys(&denied)})
     }
 
     /// The object of `/hotkeys`. Separate from `/status`, which is sent each second.
     pub(in crate::admin) fn hot_keys_by_rule(&self) -> Value {
         let rules = self.stats.hot_keys_by_rule(HOT_KEYS_MAX);
-        let of_rule = |OfRule { rule, requests, denials, top }: &OfRule| {
+        let of_rule = |RuleHotKeys { rule, requests, denials, top }: &RuleHotKeys| {
             json!({
                 "rule": rule,
                 "requests": requests,
@@ -99,12 +99,12 @@ impl Status {
     }
 }
 
-fn hot_keys(hot: &[Hot]) -> Value {
+fn hot_keys(hot: &[HotKey]) -> Value {
     hot.iter().map(hot_key).collect()
 }
 
-fn hot_key(hot: &Hot) -> Value {
-    let Hot { key, rule, count, share, values } = hot;
+fn hot_key(hot: &HotKey) -> Value {
+    let HotKey { key, rule, count, share, values } = hot;
     json!({"key": key, "rule": rule, "count": count, "share": share, "values": values})
 }
 

@@ -2,7 +2,7 @@
 
 use ratelease_engine::lease::ShardCounters;
 
-use crate::hot_keys::{OfRule, Top};
+use crate::hot_keys::{HottestKeys, RuleHotKeys};
 use crate::metrics::{Calls, RuleTotals};
 
 /// Counts of decisions and leases.
@@ -18,10 +18,10 @@ pub trait Stats: Send + Sync {
     fn rules(&self, max: usize) -> Vec<RuleTotals>;
 
     /// The hottest keys of the last one to two minutes, at most `max` of each kind.
-    fn hot_keys(&self, max: usize) -> Top;
+    fn hot_keys(&self, max: usize) -> HottestKeys;
 
     /// The hottest keys of each of the busiest rules.
-    fn hot_keys_by_rule(&self, max: usize) -> Vec<OfRule>;
+    fn hot_keys_by_rule(&self, max: usize) -> Vec<RuleHotKeys>;
 
     /// The results of the asks of each shard.
     fn leases(&self) -> Vec<ShardCounters>;

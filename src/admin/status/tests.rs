@@ -1,12 +1,12 @@
 //! The content of `/status` and of the index.
 
 use ratelease_engine::buckets::Buckets;
-use ratelease_engine::lease::{HotKey, ShardCounters};
+use ratelease_engine::lease::{HotKey as ShardHotKey, ShardCounters};
 use ratelease_rules::Rules;
 use ratelease_rules::key::Key;
 
 use super::*;
-use crate::hot_keys::{Hot, OfRule, Top};
+use crate::hot_keys::{HotKey, HottestKeys, RuleHotKeys};
 use crate::metrics::{Calls, Meters, RuleTotals};
 
 /// Stats that do not change.
@@ -14,8 +14,8 @@ pub(in crate::admin) struct Fixed {
     pub(in crate::admin) calls: Calls,
     pub(in crate::admin) by_how: Vec<(&'static str, u64)>,
     pub(in crate::admin) rules: Vec<RuleTotals>,
-    pub(in crate::admin) hot_keys: Top,
-    pub(in crate::admin) hot_keys_by_rule: Vec<OfRule>,
+    pub(in crate::admin) hot_keys: HottestKeys,
+    pub(in crate::admin) hot_keys_by_rule: Vec<RuleHotKeys>,
 }
 
 impl Default for Fixed {
@@ -40,11 +40,11 @@ impl Stats for Fixed {
         self.rules.iter().take(max).cloned().collect()
     }
 
-    fn hot_keys(&self, _max: usize) -> Top {
+    fn hot_keys(&self, _max: usize) -> HottestKeys {
         self.hot_keys.clone()
     }
 
-    fn hot_keys_by_rule(&self, _max: usize) -> Vec<OfRule> {
+    fn hot_keys_by_rule(&self, _max: usize) -> Vec<RuleHotKeys> {
         self.hot_keys_by_rule.clone()
     }
 
@@ -76,7 +76,7 @@ pub(in crate::admin) fn status_of(stats: Fixed) -> Status {
         store: "memory".to_owned(),
         shards: Arc::new(|| {
             let (breaker, round_trip) = (BreakerState::Open, Duration::from_millis(2));
-            let hot_key = Some(HotKey { key: Key::for_test(7), share: 0.25, relieved: 9 });
+            let hot_key = Some(ShardHotKey { key: Key::for_test(7), share: 0.25, relieved: 9 });
             vec![ShardState { shard: 3, breaker, opened: 4, round_trip, hot_key }]
         }),
         counts: Arc::new(|| {
@@ -130,14 +130,14 @@ fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
         let took = Buckets { bounds, counts, sum: Duration::ZERO };
         Calls { ok, over_limit, errors, took }
     };
-    let hot = |values: Option<&str>| Hot {
+    let hot = |values: Option<&str>| HotKey {
         key: "1b".to_owned(),
         rule: "shop.user".to_owned(),
         count: 4,
         share: 0.5,
         values: values.map(str::to_owned),
     };
-    let hot_keys = Top { requested: vec![hot(None)], denied: vec![hot(Some("user=7"))] };
+    let hot_keys = HottestKeys { requested: vec![hot(None)], denied: vec![hot(Some("user=7"))] };
     let by_how = vec![("local", 7), ("failure_deny", 3)];
     let fixed = Fixed { calls: calls(7, 3, 1), by_how, hot_keys, ..Fixed::default() };
     let status = status_of(fixed);
@@ -167,16 +167,16 @@ fn decisions_are_told_since_the_start_and_latency_of_the_last_minute() {
 
 #[test]
 fn hot_keys_are_told_of_all_rules_and_of_each() {
-    let hot = |key: &str, share| Hot {
+    let hot = |key: &str, share| HotKey {
         key: key.to_owned(),
         rule: "shop.user".to_owned(),
         count: 4,
         share,
         values: None,
     };
-    let top = |share| Top { requested: vec![hot("1b", share)], denied: Vec::new() };
+    let top = |share| HottestKeys { requested: vec![hot("1b", share)], denied: Vec::new() };
     let rule = "shop.user".to_owned();
-    let of_rule = OfRule { rule, requests: 8, denials: 0, top: top(0.5) };
+    let of_rule = RuleHotKeys { rule, requests: 8, denials: 0, top: top(0.5) };
     let hot_keys_by_rule = vec![of_rule];
     let status = status_of(Fixed { hot_keys: top(0.01), hot_keys_by_rule, ..Fixed::default() });
     let hot = |share| {

@@ -26,7 +26,7 @@ fn requests(hot: &HotKeys, rule: &Arc<Rule>, count: u64, second: u64) {
     }
 }
 
-fn paths(of: &[OfRule]) -> HashSet<&str> {
+fn paths(of: &[RuleHotKeys]) -> HashSet<&str> {
     of.iter().map(|of| &*of.rule).collect()
 }
 
@@ -47,12 +47,12 @@ fn quiet_rank() -> u32 {
 
 /// Checks that the true first five come first, in any order among nearly equal counts; and that no
 /// count is too high, nor much too low.
-fn check_first(told: &[Hot], truth: &HashMap<Key, u64>, all: u64, kind: &str) {
+fn check_first(listed: &[HotKey], truth: &HashMap<Key, u64>, all: u64, kind: &str) {
     let truth: HashMap<_, _> = truth.iter().map(|(key, count)| (key.to_string(), *count)).collect();
     let mut ranked: Vec<_> = truth.values().copied().collect();
     ranked.sort_unstable_by(|a, b| b.cmp(a));
-    println!("{kind}: told {:?}, the first are {:?}", &self::told(told)[..5], &ranked[..5]);
-    for (hot, rank) in told.iter().zip(ranked).take(5) {
+    println!("{kind}: told {:?}, the first are {:?}", &self::listed(listed)[..5], &ranked[..5]);
+    for (hot, rank) in listed.iter().zip(ranked).take(5) {
         let (count, truth, percent) = (hot.count, truth[&hot.key], all / 100);
         assert!(truth + percent >= rank, "{kind}: {truth}, where {rank} is due");
         assert!(count <= truth && count + 2 * percent >= truth, "{kind}: {count} of {truth}");
@@ -61,11 +61,11 @@ fn check_first(told: &[Hot], truth: &HashMap<Key, u64>, all: u64, kind: &str) {
 }
 
 #[test]
-fn each_quiet_rule_beside_a_loud_one_shows_its_true_top_keys() {
+fn each_quiet_rule_beside_a_busy_one_shows_its_true_top_keys() {
     const SEED: u64 = 7;
     println!("seed {SEED}");
     rng::seed(SEED);
-    let (hot, rules) = (hot_keys(1, false), many_rules(5));
+    let (hot, rules) = (hot_keys(1, Texts::Omitted), many_rules(5));
     let loud = rule(&rules, 4);
     let hasher = KeyHasher::new("beside");
     let key = |of: &str, n: u32| hasher.key(of, n.into(), std::iter::empty());
@@ -84,26 +84,26 @@ fn each_quiet_rule_beside_a_loud_one_shows_its_true_top_keys() {
         *truth[of].1.entry(key).or_insert(0) += u64::from(over);
         at(&request, &verdict(Some(rule(&rules, of)), key, over), 0, &hot);
     }
-    let told = hot.by_rule(10);
-    assert_eq!(told[0].rule, "d.rule4", "the loud one comes first");
-    assert_eq!(told.len(), 5);
+    let listed = hot.by_rule(10);
+    assert_eq!(listed[0].rule, "d.rule4", "the busiest comes first");
+    assert_eq!(listed.len(), 5);
     for (of, (requested, denied)) in truth.iter().enumerate() {
         let path = format!("d.rule{of}");
-        let told = told.iter().find(|told| told.rule == path).unwrap();
+        let listed = listed.iter().find(|listed| listed.rule == path).unwrap();
         let all = |truth: &HashMap<Key, u64>| truth.values().sum::<u64>();
-        assert_eq!((told.requests, told.denials), (all(requested), all(denied)));
-        check_first(&told.top.requested, requested, told.requests, &path);
-        check_first(&told.top.denied, denied, told.denials, &path);
-        assert_eq!(told.top.denied.len(), DENIED.len());
+        assert_eq!((listed.requests, listed.denials), (all(requested), all(denied)));
+        check_first(&listed.top.requested, requested, listed.requests, &path);
+        check_first(&listed.top.denied, denied, listed.denials, &path);
+        assert_eq!(listed.top.denied.len(), DENIED.len());
     }
     assert!(hot.top(10).requested.iter().all(|hot| hot.rule == "d.rule4"), "of all, the loud's");
 }
 
 #[test]
-fn five_million_keys_of_thousands_of_rules_take_no_more_memory_than_one_of_each_place() {
+fn millions_of_keys_take_no_more_memory_than_one_per_sketch() {
     let rules = many_rules(3_000);
-    for (values, blocks) in [(false, 5_000_000 / 128), (true, 4_000)] {
-        let (hot, hasher) = (hot_keys(4, values), KeyHasher::new("many"));
+    for (texts, blocks) in [(Texts::Omitted, 5_000_000 / 128), (Texts::Kept, 4_000)] {
+        let (hot, hasher) = (hot_keys(4, texts), KeyHasher::new("many"));
         let long = "x".repeat(300);
         let request = request(&[("user", &long)]);
         for n in 0..blocks {
@@ -115,23 +115,23 @@ fn five_million_keys_of_thousands_of_rules_take_no_more_memory_than_one_of_each_
                 at(&request, &verdict, 0, &hot);
             }
         }
-        let few = hot_keys(1, values);
+        let few = hot_keys(1, texts);
         // Some of the first decisions are not sampled because of the stride of the samples before.
         (0..2 * RULES_MAX).for_each(|n| {
             at(&request, &verdict(Some(rule(&rules, n)), Key::for_test(1), true), 0, &few);
         });
         assert_eq!(bytes_of(&hot), bytes_of(&few));
-        println!("{} of {} KiB", bytes_of(&hot) / 1024, HotKeys::bytes_max(values) / 1024);
-        let told = hot.by_rule(10).len();
-        assert!((RULES_MAX..=2 * RULES_MAX).contains(&told), "{told} rules");
+        println!("{} of {} KiB", bytes_of(&hot) / 1024, HotKeys::bytes_max(texts) / 1024);
+        let listed = hot.by_rule(10).len();
+        assert!((RULES_MAX..=2 * RULES_MAX).contains(&listed), "{listed} rules");
         assert!(hot.top(10).requested.iter().all(|hot| hot.share < 0.01), "none of them is hot");
     }
 }
 
 #[test]
-fn places_in_every_stripe_take_what_the_bound_says() {
-    for (values, mib_max) in [(false, 1.25), (true, 7.25)] {
-        let (hot, rules) = (hot_keys(1, values), many_rules(RULES_MAX));
+fn sketches_in_every_stripe_stay_within_the_memory_bound() {
+    for (texts, mib_max) in [(Texts::Omitted, 1.25), (Texts::Kept, 7.25)] {
+        let (hot, rules) = (hot_keys(1, texts), many_rules(RULES_MAX));
         let stripes = &hot.shared.as_ref().unwrap().stripes;
         let request = request(&[("user", "a")]);
         for (free, second) in (0..STRIPES).flat_map(|free| [(free, 0), (free, 60)]) {
@@ -142,20 +142,20 @@ fn places_in_every_stripe_take_what_the_bound_says() {
             }
             drop(taken);
         }
-        assert_eq!(bytes_of(&hot), HotKeys::bytes_max(values));
+        assert_eq!(bytes_of(&hot), HotKeys::bytes_max(texts));
         assert_eq!(hot.by_rule(1).len(), RULES_MAX);
         let mib = bytes_of(&hot) as f64 / f64::from(1 << 20);
-        println!("{mib:.2} MiB, values: {values}");
+        println!("{mib:.2} MiB, texts: {texts:?}");
         assert!(mib <= mib_max, "{mib} MiB");
     }
 }
 
 #[test]
-fn a_busy_rule_that_comes_late_takes_the_place_of_a_quiet_one() {
+fn a_busy_rule_that_appears_late_replaces_a_quiet_one() {
     const SEED: u64 = 3;
     println!("seed {SEED}");
     rng::seed(SEED);
-    let (hot, rules) = (hot_keys(1, false), many_rules(RULES_MAX + 1));
+    let (hot, rules) = (hot_keys(1, Texts::Omitted), many_rules(RULES_MAX + 1));
     let late = rule(&rules, RULES_MAX);
     for n in 0..RULES_MAX {
         requests(&hot, rule(&rules, n), if n == 5 { 50 } else { 500 }, 0);
@@ -164,10 +164,10 @@ fn a_busy_rule_that_comes_late_takes_the_place_of_a_quiet_one() {
     let key = Key::for_test(77);
     let request = request(&[("user", "a")]);
     (0..1_000).for_each(|_| at(&request, &verdict(Some(late), key, false), 1, &hot));
-    let told = hot.by_rule(10);
-    assert_eq!(told.len(), RULES_MAX);
-    assert!(!paths(&told).contains("d.rule5"), "the quietest lost its place");
-    let of_late = told.iter().find(|of| *of.rule == *late.path).unwrap();
+    let listed = hot.by_rule(10);
+    assert_eq!(listed.len(), RULES_MAX);
+    assert!(!paths(&listed).contains("d.rule5"), "the quietest lost its sketch");
+    let of_late = listed.iter().find(|of| *of.rule == *late.path).unwrap();
     assert!((700..=1_001).contains(&of_late.requests), "{of_late:?}");
     assert_eq!(of_late.top.requested[0].key, key.to_string());
     // The next minute begins with all places free.
@@ -176,48 +176,54 @@ fn a_busy_rule_that_comes_late_takes_the_place_of_a_quiet_one() {
 }
 
 #[test]
-fn rules_that_come_once_do_not_take_the_places_of_the_busy() {
+fn rules_that_appear_once_do_not_replace_busy_ones() {
     const SEED: u64 = 5;
     println!("seed {SEED}");
     rng::seed(SEED);
-    let (hot, rules) = (hot_keys(1, false), many_rules(2_000));
+    let (hot, rules) = (hot_keys(1, Texts::Omitted), many_rules(2_000));
     let busy = RULES_MAX - 1;
     (0..busy).for_each(|n| requests(&hot, rule(&rules, n), 500, 0));
     (busy..2_000).for_each(|n| requests(&hot, rule(&rules, n), 1, 0));
-    let told = hot.by_rule(10);
-    assert_eq!(told.len(), RULES_MAX);
+    let listed = hot.by_rule(10);
+    assert_eq!(listed.len(), RULES_MAX);
     for (n, of) in (0..busy).map(|n| (n, format!("d.rule{n}"))) {
-        let told = told.iter().find(|told| told.rule == of).map(|told| told.requests);
-        assert_eq!(told, Some(500), "rule {n}");
+        let listed = listed.iter().find(|listed| listed.rule == of).map(|listed| listed.requests);
+        assert_eq!(listed, Some(500), "rule {n}");
     }
 }
 
 #[test]
-fn a_rule_that_is_loaded_anew_keeps_its_place_and_an_override_has_one() {
-    let (hot, rules, anew) = (hot_keys(1, false), many_rules(1), many_rules(1));
+fn a_reloaded_rule_keeps_its_sketch_and_overrides_have_one() {
+    let (hot, rules, anew) = (hot_keys(1, Texts::Omitted), many_rules(1), many_rules(1));
     let request = request(&[("user", "a")]);
     let key = Key::for_test(1);
     at(&request, &verdict(Some(rule(&rules, 0)), key, true), 0, &hot);
     at(&request, &verdict(Some(rule(&anew, 0)), key, false), 70, &hot);
     at(&request, &verdict(Some(rule(&anew, 0)), key, false), 70, &hot);
     at(&request, &verdict(None, key, false), 70, &hot);
-    let told = hot.by_rule(10);
-    let counts: Vec<_> = told.iter().map(|of| (&*of.rule, of.requests, of.denials)).collect();
+    let listed = hot.by_rule(10);
+    let counts: Vec<_> = listed.iter().map(|of| (&*of.rule, of.requests, of.denials)).collect();
     assert_eq!(counts, [("d.rule0", 3, 1), (OVERRIDE, 1, 0)]);
     let name = key.to_string();
-    assert_eq!(self::told(&told[0].top.requested), [(&*name, 3)]);
-    assert_eq!(self::told(&told[0].top.denied), [(&*name, 1)]);
-    assert_eq!((told[0].top.requested[0].share, &*told[0].top.requested[0].rule), (1.0, "d.rule0"));
+    assert_eq!(self::listed(&listed[0].top.requested), [(&*name, 3)]);
+    assert_eq!(self::listed(&listed[0].top.denied), [(&*name, 1)]);
+    assert_eq!(
+        (listed[0].top.requested[0].share, &*listed[0].top.requested[0].rule),
+        (1.0, "d.rule0")
+    );
     // Two minutes later no count of either is left, and the old rules have no holder.
     at(&request, &verdict(None, key, false), 200, &hot);
     assert_eq!(paths(&hot.by_rule(10)), HashSet::from([OVERRIDE]));
-    let held = |rules: &Rules| Arc::strong_count(rule(rules, 0));
-    assert_eq!((held(&rules), held(&anew)), (held(&many_rules(1)), held(&many_rules(1))));
+    let references = |rules: &Rules| Arc::strong_count(rule(rules, 0));
+    assert_eq!(
+        (references(&rules), references(&anew)),
+        (references(&many_rules(1)), references(&many_rules(1)))
+    );
 }
 
 #[test]
-fn the_busiest_of_all_stripes_are_told_and_no_more() {
-    let (hot, rules) = (hot_keys(1, false), many_rules(STRIPES * RULES_MAX));
+fn the_busiest_rules_of_all_stripes_are_listed() {
+    let (hot, rules) = (hot_keys(1, Texts::Omitted), many_rules(STRIPES * RULES_MAX));
     let stripes = &hot.shared.as_ref().unwrap().stripes;
     let request = request(&[("user", "a")]);
     for free in 0..STRIPES {
@@ -230,7 +236,7 @@ fn the_busiest_of_all_stripes_are_told_and_no_more() {
         }
         drop(taken);
     }
-    let told = hot.by_rule(10);
-    let told: Vec<_> = told.iter().map(|of| (of.requests, of.denials)).collect();
-    assert_eq!(told, [[(2, 0); RULES_MAX], [(1, 1); RULES_MAX]].concat());
+    let listed = hot.by_rule(10);
+    let listed: Vec<_> = listed.iter().map(|of| (of.requests, of.denials)).collect();
+    assert_eq!(listed, [[(2, 0); RULES_MAX], [(1, 1); RULES_MAX]].concat());
 }
