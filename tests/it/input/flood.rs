@@ -9,9 +9,10 @@ use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
 
 use super::{good, pod};
+use crate::support::cores::{all_cores, one_core};
 use crate::support::frames::*;
+use crate::support::now;
 use crate::support::raw_grpc::{Connection, SHOULD_RATE_LIMIT};
-use crate::support::{WHOLE_CORE, now};
 
 const MIB: u64 = 1 << 20;
 
@@ -174,7 +175,7 @@ async fn beside<T>(neighbour: &Connection, flood: impl Future<Output = T>) -> (T
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_ends_its_own_connection_or_nothing_at_all() {
-    let _core = WHOLE_CORE.lock().await;
+    let _core = all_cores().await;
     let (pod, _rules) = pod().await;
     let neighbour = Connection::open(pod.grpc).await;
     for _ in 0..100 {
@@ -252,7 +253,7 @@ impl Sender {
 async fn messages_that_never_end_take_no_more_room_than_there_is_for_them() {
     const CALLS: u32 = 200;
     const ROOM: u64 = 8 * MIB;
-    let _core = WHOLE_CORE.lock().await;
+    let _core = one_core().await;
     let (pod, _rules) = pod().await;
     let neighbour = Connection::open(pod.grpc).await;
     neighbour.call(&good()).await;

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::pod;
-use crate::support::WHOLE_CORE;
+use crate::support::cores::one_core;
 use crate::support::frames::{DATA, END_HEADERS, END_STREAM, HEADERS, Raw, field, frame};
 
 /// No answer of a pod takes this long: a test fails instead of hanging.
@@ -174,7 +174,7 @@ async fn half_heads_take_no_more_room_than_heads_may() {
     /// A head of 16 KiB, twice for a growing buffer, and the memory of a connection without it.
     const EACH_MAX: u64 = 80 * 1024;
     let (pod, _rules) = pod().await;
-    let _core = WHOLE_CORE.lock().await;
+    let _core = one_core().await;
     let before = pod.process.memory("VmRSS");
     let head = format!("GET /livez HTTP/1.1\r\nhost: test\r\nx-long: {}", "v".repeat(350_000));
     let mut open = Vec::new();

@@ -9,7 +9,7 @@ use futures_util::{StreamExt, stream};
 use tonic::Code;
 
 use super::{descriptor, good, pod, request};
-use crate::support::WHOLE_CORE;
+use crate::support::cores::one_core;
 use crate::support::frames::{DATA, END_HEADERS, HEADERS, RST_STREAM, Raw, begun, field, frame};
 use crate::support::http::{self, Client};
 use crate::support::ratelease::Ratelease;
@@ -77,7 +77,7 @@ async fn serves_on(pod: &Ratelease, neighbour: &Connection) {
 
 /// Runs an `attack` of thousands of half requests, beside a neighbour.
 async fn withstands(attack: impl AsyncFn(&Ratelease) -> Vec<Raw>) {
-    let _core = WHOLE_CORE.lock().await;
+    let _core = one_core().await;
     let (pod, _rules) = pod().await;
     let neighbour = Connection::open(pod.grpc).await;
     serves_on(&pod, &neighbour).await;
@@ -148,7 +148,7 @@ fn assert_refused(reply: &Reply, reason: &str) {
 /// Two bytes each, each of which once took 250 bytes in decoded form.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_of_empty_descriptors_costs_no_more_than_its_bytes() {
-    let _core = WHOLE_CORE.lock().await;
+    let _core = one_core().await;
     let (pod, _rules) = pod().await;
     let connection = Connection::open(pod.grpc).await;
     let (length, domain) = (LONG - 100, bytes_field(1, "test"));
@@ -171,7 +171,7 @@ async fn a_message_of_empty_descriptors_costs_no_more_than_its_bytes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn json_of_empty_objects_costs_no_more_than_its_bytes() {
-    let _core = WHOLE_CORE.lock().await;
+    let _core = one_core().await;
     let (pod, _rules) = pod().await;
     let mut client = Client::connect(pod.http).await.unwrap();
     let list = |of: &str| vec![of; (LONG - 200) / (of.len() + 1)].join(",");

@@ -8,10 +8,11 @@ use futures_util::future::join_all;
 use tempfile::TempDir;
 
 use super::{good, pod};
+use crate::support::cores::one_core;
 use crate::support::frames::*;
+use crate::support::http;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::{Connection, SHOULD_RATE_LIMIT};
-use crate::support::{WHOLE_CORE, http};
 
 /// `:status: 200` as one byte, which refers to the static table.
 const STATUS_200: u8 = 0x88;
@@ -50,7 +51,7 @@ async fn served(pod: &Ratelease, neighbour: &Connection) -> u64 {
 
 /// The growth of a new pod's peak memory by `attack`.
 async fn growth(attack: impl AsyncFnOnce(&Ratelease) -> Vec<Raw>) -> (u64, u64) {
-    let _core = WHOLE_CORE.lock().await;
+    let _core = one_core().await;
     let (pod, _rules) = pod().await;
     let neighbour = Connection::open(pod.grpc).await;
     let before = served(&pod, &neighbour).await;
@@ -159,7 +160,7 @@ fn many_rules() -> TempDir {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pages_that_are_not_read_are_given_up_for_those_that_are() {
-    let _core = WHOLE_CORE.lock().await;
+    let _core = one_core().await;
     let rules = many_rules();
     let pod = Ratelease::start(rules.path(), &[], &[]).await;
     let page = http::get(pod.debug, "/rlconfig").await.unwrap().body.len() as u64;

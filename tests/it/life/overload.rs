@@ -12,11 +12,12 @@ use tokio::task::JoinSet;
 use tonic::Code;
 
 use super::{PATIENT, QUICK_END, RULES, SOON, Waiting, request, rules, status};
+use crate::support::cores::{all_cores, one_core};
 use crate::support::http::Client;
+use crate::support::now;
 use crate::support::process::Process;
 use crate::support::ratelease::Ratelease;
 use crate::support::raw_grpc::Connection;
-use crate::support::{WHOLE_CORE, now};
 use flood::{Flood, Pace, Seen};
 
 const MIB: u64 = 1 << 20;
@@ -129,7 +130,7 @@ async fn json_has_places_of_its_own_and_takes_none_of_envoys() {
 async fn calls_that_wait_take_little_memory() {
     // Fewer than a listener keeps half open.
     const CALLS: usize = 480;
-    let _core = WHOLE_CORE.lock().await;
+    let _core = one_core().await;
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &[QUICK_END, PATIENT]).await;
     let connections = join_all((0..8).map(|_| Connection::open(pod.grpc))).await;
@@ -155,7 +156,7 @@ async fn at_three_times_the_saturating_load_memory_is_flat_and_the_end_is_the_en
     const CONNECTIONS: usize = 12;
     const SPAN: Duration = Duration::from_millis(1_500);
     const SPANS: usize = 6;
-    let _core = WHOLE_CORE.lock().await;
+    let _core = all_cores().await;
     let rules = rules(RULES);
     let pod = Ratelease::start(rules.path(), &[], &[QUICK_END]).await;
     let message = request("plenty", "flood", &[]);

@@ -6,6 +6,7 @@
 
 pub(crate) mod chromium;
 pub(crate) mod collector;
+pub(crate) mod cores;
 pub(crate) mod envoy;
 pub(crate) mod faketime;
 pub(crate) mod files;
@@ -31,11 +32,6 @@ pub(crate) mod shop;
 pub(crate) mod terminal;
 
 use std::time::{Duration, Instant};
-
-use tokio::sync::Mutex;
-
-/// Held by a test that keeps a whole core busy for seconds: two such tests would starve each other.
-pub static WHOLE_CORE: Mutex<()> = Mutex::const_new(());
 
 /// Calls `probe` until it returns a value; fails the test after `patience`.
 #[track_caller]
