@@ -1,5 +1,5 @@
-//! The honest client: an Envoy's calls at a steady rate on a connection of its own, each with the
-//! deadline that Envoy sends by default. The client runs on a thread of its own, so that an
+//! The honest client: an Envoy's calls at a steady rate on a connection of its own, each with a
+//! deadline. The client runs on a thread of its own, so that an
 //! attacker in the same process does not delay it. The latency of an answer counts from when its
 //! call was due, so that a delay by earlier answers shows.
 
@@ -29,6 +29,15 @@ pub const RATE: u32 = 200;
 /// A call that takes longer has failed. Far above the usual latency, so that a noisy machine
 /// passes.
 pub const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// Maximum number of calls under way: as Envoy does, the neighbour respects the server's limit of
+/// streams, which is 256. A call that is held back counts as waiting.
+const UNDER_WAY_MAX: usize = 250;
+
+/// [`ANSWER_MAX`] as `grpc-timeout`. A request waits for Redis for as long as this allows, and for
+/// at most `LEASE_WAIT_LIMIT` (15 ms), as it does under Envoy's default of 20 ms; the latter would
+/// expire before the answer wherever other work keeps the machine busy.
+const TIMEOUT: &str = "2S";
 
 /// Number of values that its calls use in turn.
 const VALUES: u32 = 16;
@@ -84,6 +93,10 @@ pub async fn run(server: SocketAddr, seen: Arc<Seen>) {
         if now() < due {
             tokio::time::sleep_until(due.into()).await;
             due = now(); // timers are a millisecond late, which is not the pod's fault
+        }
+        while let Some(session) = session.as_ref().filter(|it: &&Session| it.is_full()) {
+            session.give_up(&seen);
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let message = &messages[usize::try_from(nth % VALUES).expect("a small number")];
         let lost = || seen.note(due, End::Lost);
@@ -162,10 +175,14 @@ impl Session {
         self.reader.is_finished()
     }
 
+    fn is_full(&self) -> bool {
+        !self.is_gone() && self.under_way.lock().len() >= UNDER_WAY_MAX
+    }
+
     async fn call(&mut self, due: Instant, message: &[u8]) -> std::io::Result<()> {
         let stream = self.next;
         self.next += 2;
-        let block = [block(SHOULD_RATE_LIMIT), field("grpc-timeout", "20m")].concat();
+        let block = [block(SHOULD_RATE_LIMIT), field("grpc-timeout", TIMEOUT)].concat();
         let head = frame(HEADERS, END_HEADERS, stream, &block);
         let bytes = [head, frame(DATA, END_STREAM, stream, message)].concat();
         self.under_way.lock().insert(stream, due);

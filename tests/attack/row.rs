@@ -68,16 +68,13 @@ impl Row {
         self.line["p50_us"] = percentile(attacked, 50).into();
         self.line["p99_us"] = percentile(attacked, 99).into();
         self.line["calls"] = attacked.len().into();
-        let mut failed = BTreeMap::<_, usize>::new();
-        for sample in attacked.iter().filter(|it| it.end != End::Passed) {
-            *failed.entry(sample.end).or_default() += 1;
-        }
-        let errors: usize = failed.values().sum();
+        let (errors, failed) = failed(attacked);
         self.line["errors"] = errors.into();
         self.holds(errors == 0, &format!("{errors} honest calls failed: {failed:?}"));
         self.holds(!attacked.is_empty(), "no honest call was made");
-        let before = calm.iter().filter(|it| it.end != End::Passed).count();
-        self.holds(before == 0, &format!("{before} honest calls failed before the attack"));
+        let (before, failed) = self::failed(calm);
+        let calm = format!("{before} honest calls failed before the attack: {failed:?}");
+        self.holds(before == 0, &calm);
     }
 
     /// Records probes and new connections during the attack.
@@ -120,6 +117,15 @@ impl Row {
         self.line["ok"] = self.broken.is_empty().into();
         println!("\nATTACK {}", self.line);
     }
+}
+
+/// Number of calls that failed, in all and by their end.
+fn failed(samples: &[Sample]) -> (usize, BTreeMap<End, usize>) {
+    let mut failed = BTreeMap::new();
+    for sample in samples.iter().filter(|it| it.end != End::Passed) {
+        *failed.entry(sample.end).or_default() += 1;
+    }
+    (failed.values().sum(), failed)
 }
 
 impl Drop for Row {
