@@ -57,7 +57,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::RwLock;
 
-/// Held shared by every test, and exclusively by one that measures time: on a machine of two cores,
+/// Held shared by tests, and exclusively by one that measures time: on a machine of two cores,
 /// concurrent tests would distort its measurements.
 static MACHINE: RwLock<()> = RwLock::const_new(());
 
