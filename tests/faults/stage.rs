@@ -71,7 +71,7 @@ pub struct Stage {
 }
 
 /// See [`turn`].
-static TURNS: Semaphore = Semaphore::const_new(2);
+static TURNS: Semaphore = Semaphore::const_new(4);
 
 /// The path whose limit is reached; the first of [`paths`].
 pub const TIGHT: &str = "/tight";
