@@ -22,6 +22,9 @@ mod row;
 /// Pods behind an Envoy under load, and their counts.
 #[path = "faults/stage.rs"]
 mod stage;
+/// The wait until every key is leased.
+#[path = "faults/warm.rs"]
+mod warm;
 
 /// Files without read or write permission, and full disks.
 #[path = "faults/disk.rs"]

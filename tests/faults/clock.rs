@@ -30,7 +30,7 @@ async fn r11_the_clocks_of_the_pods_step() {
     let envoy_timeout = Some(Duration::from_secs(8));
     let plan = Plan { env, envoy_timeout, exact: true, ..Plan::new("r11", cluster) };
     let stage = plan.start().await;
-    let load = stage.load().await;
+    let load = stage.load(cluster).await;
     for step in STEPS {
         clock.set(step);
         tokio::time::sleep(Duration::from_millis(700)).await;

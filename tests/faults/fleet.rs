@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::row::Row;
-use crate::stage::{Plan, scripts, turn};
+use crate::stage::{Plan, scripts, status, time_until, turn};
 use crate::stand::PATIENT;
 use crate::support::envoy::{Envoy, EnvoyOptions};
 use crate::support::now;
@@ -50,7 +50,15 @@ async fn r22_pods_come_and_go() {
         pod.ready().await;
     }
     envoy.healthy(4 + more).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    // Each holds tokens when it goes.
+    let holds = async |pod: &Ratelease| {
+        let page = status(pod).await.unwrap_or_default();
+        page["leases"]["grants"].as_u64().is_some_and(|grants| grants >= LEASES)
+    };
+    for pod in &extra {
+        let lent = time_until(Duration::from_secs(20), async || holds(pod).await).await;
+        row.holds(lent.is_some(), "a pod got no tokens: the row shows nothing");
+    }
     // A graceful end, one soon after the other, as Kubernetes scales down.
     extra.iter().for_each(|pod| pod.process.signal("TERM"));
     for pod in &extra {
@@ -70,6 +78,9 @@ async fn r22_pods_come_and_go() {
     stage.stop(&mut row).await;
     row.end();
 }
+
+/// Number of leases of a pod before it goes: some more than one, which may have been spent at once.
+const LEASES: u64 = 20;
 
 /// The limit of the key that is used up: high enough that all pods have started before.
 fn stage_limit() -> u64 {

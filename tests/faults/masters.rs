@@ -35,7 +35,7 @@ async fn kill_a_master(mut row: Row, domain: &str, options: &ClusterOptions) {
     let _turn = turn().await;
     let cluster = Cluster::start_with(options);
     let stage = Plan::new(domain, &cluster).start().await;
-    let load = stage.load().await;
+    let load = stage.load(&cluster).await;
     // A warm key of this shard, for which asks are sure to continue.
     let victim = shard_of_most(&stage, &cluster);
     let (dies, heir) = (&cluster.nodes[victim], &cluster.nodes[victim + options.masters]);
@@ -81,7 +81,7 @@ async fn r4_all_masters_frozen_under_load() {
     );
     let stage = Plan { more, ..Plan::new("r4", &cluster) }.start().await;
     let cold = stage.learn(COLD, &cluster).await;
-    let load = stage.load().await;
+    let load = stage.load(&cluster).await;
 
     let lent = stage.debited(&cluster)[&cold];
     let frozen = now();
@@ -116,7 +116,7 @@ async fn r3_a_master_and_its_replica_killed() {
     let mut row = Row::new("R3", "kill -9 of a master and its replica", promise);
     let mut cluster = Cluster::start_with(&ClusterOptions::new(3, 1).proxied());
     let stage = Plan::new("r3", &cluster).start().await;
-    let load = stage.load().await;
+    let load = stage.load(&cluster).await;
     let pair = [0, 3];
     let keys = cluster.nodes[0].keys();
     let key = keys.into_iter().find(|key| key.contains("rl:{")).expect("a warm key");
@@ -155,7 +155,7 @@ async fn r5_a_frozen_master_wakes_after_its_replica_took_over() {
     let mut row = Row::new("R5", "SIGSTOP of a master until a replica has taken over", promise);
     let cluster = Cluster::start(3, 1);
     let stage = Plan::new("r5", &cluster).start().await;
-    let load = stage.load().await;
+    let load = stage.load(&cluster).await;
     let victim = shard_of_most(&stage, &cluster);
     let (stale, heir) = (&cluster.nodes[victim], &cluster.nodes[victim + 3]);
     let key = stale.keys().into_iter().find(|key| key.contains("rl:{")).expect("a warm key");

@@ -35,7 +35,7 @@ async fn r8_a_master_is_alone_with_the_pods() {
     time_until(FAILOVER_MAX, passes).await.expect("a first lease");
     let keys = stage.debited(&cluster).into_keys();
     let key = { keys }.find(|key| !known.contains_key(key)).expect("a new key");
-    let load = stage.load().await;
+    let load = stage.load(&cluster).await;
     let alone = cluster.slot_owner(0, &key);
     let (lone, heir) = (&cluster.nodes[alone], &cluster.nodes[alone + 3]);
 

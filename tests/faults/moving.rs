@@ -33,7 +33,7 @@ async fn r9_the_hot_slot_moves_to_a_node_without_the_script() {
     let tight = stage.learn(TIGHT, &cluster).await;
     let mut hot_paths = paths();
     hot_paths.extend((0..4).map(|_| "/hot".to_owned()));
-    let load = stage.load_of(&hot_paths).await;
+    let load = stage.load_of(&hot_paths, &cluster).await;
     let (slot, from) = (cluster.slot(&hot), cluster.slot_owner(0, &hot));
     let to = (from + 1) % 3;
 
@@ -41,7 +41,8 @@ async fn r9_the_hot_slot_moves_to_a_node_without_the_script() {
     cluster.nodes[to].command::<()>(&["SCRIPT", "FLUSH"]);
     let (asking, began) = (cluster.nodes[to].calls("asking"), now());
     cluster.move_keys(slot, from, to);
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let redirected = async || cluster.nodes[to].calls("asking") >= asking + 5;
+    time_until(Duration::from_secs(20), redirected).await;
     let asked = cluster.nodes[to].calls("asking") - asking;
     cluster.finish_move(slot, from, to);
     let others = (0..16_384).filter(|at| *at != slot && first_owner(*at) == from);
@@ -77,7 +78,7 @@ async fn r10_every_node_is_restarted_in_turn() {
     let mut row = Row::new("R10", "rolling restart of all 6 nodes", promise);
     let mut cluster = Cluster::start(3, 1);
     let stage = Plan::new("r10-roll", &cluster).start().await;
-    let load = stage.load().await;
+    let load = stage.load(&cluster).await;
     for (leaves, takes_over) in [(0, 3), (1, 4), (2, 5), (3, 0), (4, 1), (5, 2)] {
         hand_over(&cluster.nodes[takes_over]).await;
         cluster.nodes[leaves].start_again();
@@ -122,7 +123,7 @@ async fn r10_the_counts_are_flushed() {
     // A cluster of its own: other tests keep their counts.
     let cluster = &Cluster::start(3, 0);
     let stage = Plan::new("r10-flush", cluster).start().await;
-    let load = stage.load().await;
+    let load = stage.load(cluster).await;
     let scripts_at = || cluster.nodes.iter().map(scripts).sum::<u64>();
     for words in [&["FLUSHALL"][..], &["SCRIPT", "FLUSH"]] {
         cluster.nodes.iter().take(3).for_each(|node| node.command::<()>(words));
@@ -166,7 +167,7 @@ async fn r10_redis_refuses() {
         let domain = format!("r10-{counted}");
         let env = vec![("REDIS_AUTH", "rl:secret")];
         let stage = Plan { env, ..Plan::new(&domain, &cluster) }.start().await;
-        let load = stage.load().await;
+        let load = stage.load(&cluster).await;
         let all = || cluster.nodes.iter().map(scripts).sum::<u64>();
         cluster.nodes.iter().for_each(|node| node.command::<()>(begin));
         let is_counted = async || count(&stage.pods[0], counted).await > 0;

@@ -18,6 +18,7 @@ use crate::support::process::leashed;
 use crate::support::proxy::Fault;
 use crate::support::ratelease::{BINARY, Ratelease};
 use crate::support::redis_cluster::{Cluster, ClusterOptions};
+use crate::warm::warm;
 
 /// From the end of a cut until leases are as before, see `slow`.
 const RECOVERED_MAX: Duration = Duration::from_secs(3);
@@ -55,7 +56,7 @@ async fn r8_a_pod_is_cut_off_from_its_shards() {
     let envoy = EnvoyOptions { timeout, ..EnvoyOptions::new("r8", &[pod.grpc]) };
     let envoy = Envoy::start(envoy).await;
     let load = Paced::new(&paths(), scale.rate).start(envoy.ingress);
-    tokio::time::sleep(Duration::from_millis(2500)).await;
+    warm(&load, paths().len(), &cluster, "r8-", 1).await;
 
     let set = |cut: Cut, is_cut: bool| match (&namespace, cut) {
         (Ok(namespace), Cut::AllShards) => namespace.cut(is_cut),

@@ -36,7 +36,7 @@ async fn r15_sigterm_under_load() {
     plan.env.push(("DRAIN_TIMEOUT", "4s"));
     let stage = plan.start().await;
     let tight = stage.learn(TIGHT, cluster).await;
-    let load = stage.load().await;
+    let load = stage.load(cluster).await;
     let (ends, stays) = (&stage.pods[0], &stage.pods[1]);
     let _stuck = stuck(ends).await;
 
@@ -88,7 +88,7 @@ async fn r16_a_pod_is_killed_and_restarted() {
     let mut stage = Plan { options: ", lease: {max: 5}", ..patient("r16", cluster) }.start().await;
     let tight = stage.learn(TIGHT, cluster).await;
     let hot: Vec<_> = paths().into_iter().filter(|path| !path.contains('{')).collect();
-    let load = stage.load_of(&hot).await;
+    let load = stage.load_of(&hot, cluster).await;
     let dead = stage.pods.remove(0);
     let errors = stage.errors().await;
     row.errors(errors);
@@ -210,7 +210,7 @@ async fn r18_hardly_any_processor() {
     let promise = "no exit, no deadlock; 0 errors once it runs again; at most 2 L";
     let mut row = Row::new("R18", "pods get 5 % of a processor (SIGSTOP and SIGCONT)", promise);
     let stage = Plan::new("r18", Cluster::shared()).start().await;
-    let load = stage.load().await;
+    let load = stage.load(Cluster::shared()).await;
     for _ in 0..20 {
         stage.pods.iter().for_each(|pod| pod.process.signal("STOP"));
         tokio::time::sleep(Duration::from_millis(95)).await;

@@ -94,7 +94,7 @@ async fn check(name: &str, promise: &str, spells: &[(&str, Fault)]) {
     let _turn = turn().await;
     let cluster = proxied();
     let stage = Plan::new(&name.to_lowercase(), cluster).start().await;
-    let load = stage.load().await;
+    let load = stage.load(cluster).await;
     let mut passed = Vec::new();
     for (what, fault) in spells {
         let lasts = stage.scale.pick(Duration::from_millis(1500), Duration::from_secs(5));
@@ -158,7 +158,7 @@ async fn r6_leases_grow_with_the_round_trip() {
     let asker = Asker::connect(&stage.pods[0]).await;
     let answer = asker.ask("r6-size", &[("path", STEADY)], charged).await;
     assert_eq!(answer.overall_code, 1, "{answer:?}");
-    let load = stage.load_of(&[STEADY.to_owned()]).await;
+    let load = stage.load_of(&[STEADY.to_owned()], proxied()).await;
     let near = lease_size(&stage).await;
     let began = now();
     let delay = Duration::from_millis(500);

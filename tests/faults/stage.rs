@@ -1,8 +1,8 @@
 //! Pods behind an Envoy under load, and their counts.
 //!
 //! At full scale every test has the machine to itself, since time is part of the measurement, and
-//! `scripts/faults` runs one at a time. At small scale, whose bounds allow for a busy machine, two
-//! run at a time. Windows are days, so that none ends during a test. The load goes to [`TIGHT`],
+//! `scripts/faults` runs one at a time. At small scale, whose bounds allow for a busy machine, four
+//! run at a time: they wait most of the time. Windows are days, so that none ends during a test. The load goes to [`TIGHT`],
 //! whose limit is reached; to warm keys, of which the pods hold tokens; and to new keys
 //! continually, of which they hold none. The limit of the last two kinds is not reached: their
 //! requests must all pass.
@@ -22,6 +22,7 @@ use crate::support::paced::{Paced, RunningPaced, Samples};
 use crate::support::ratelease::Ratelease;
 use crate::support::redis::Cluster;
 use crate::support::redis_server::Server;
+use crate::warm::warm;
 
 /// The size of the rows: small by default, for a debug build on a busy machine.
 #[derive(Debug, Clone, Copy)]
@@ -97,9 +98,6 @@ const DRAIN: (&str, &str) = ("DRAIN_TIMEOUT", "4s");
 
 /// Interval at which [`time_until`] checks.
 const POLL: Duration = Duration::from_millis(20);
-
-/// Time for leases to arrive and for the pods to have discovered each other.
-const WARM_UP: Duration = Duration::from_millis(2500);
 
 // === impl Scale ===
 
@@ -200,14 +198,14 @@ impl<'a> Plan<'a> {
 
 impl Stage {
     /// Starts the load and lets it run until every key is warm.
-    pub async fn load(&self) -> RunningPaced {
-        self.load_of(&paths()).await
+    pub async fn load(&self, cluster: &Cluster) -> RunningPaced {
+        self.load_of(&paths(), cluster).await
     }
 
     /// As [`Stage::load`], on the given paths.
-    pub async fn load_of(&self, paths: &[String]) -> RunningPaced {
+    pub async fn load_of(&self, paths: &[String], cluster: &Cluster) -> RunningPaced {
         let load = Paced::new(paths, self.scale.rate).start(self.envoy.ingress);
-        tokio::time::sleep(WARM_UP).await;
+        warm(&load, paths.len(), cluster, &self.prefix, self.pods.len()).await;
         load
     }
 

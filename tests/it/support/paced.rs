@@ -53,6 +53,7 @@ struct Shared {
     addr: SocketAddr,
     start: Instant,
     next: AtomicU64,
+    answered: AtomicU64,
     is_over: AtomicBool,
 }
 
@@ -65,9 +66,15 @@ impl Paced {
 
     /// Starts to send, on the caller's runtime.
     pub(crate) fn start(self, addr: SocketAddr) -> RunningPaced {
-        let (next, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
         let connections = self.connections;
-        let load = Arc::new(Shared { plan: self, addr, start: now(), next, is_over });
+        let load = Arc::new(Shared {
+            plan: self,
+            addr,
+            start: now(),
+            next: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
+        });
         let mut running = JoinSet::new();
         for _ in 0..connections {
             running.spawn(Arc::clone(&load).send());
@@ -79,6 +86,11 @@ impl Paced {
 // === impl RunningPaced ===
 
 impl RunningPaced {
+    /// Number of requests that have been answered, or failed, so far.
+    pub(crate) fn answered(&self) -> u64 {
+        self.load.answered.load(Ordering::Relaxed)
+    }
+
     /// Stops sending, and waits for the answers under way.
     pub(crate) async fn stop(self) -> Samples {
         self.load.is_over.store(true, Ordering::Relaxed);
@@ -106,6 +118,7 @@ impl Shared {
             let path = usize::try_from(turn).expect("below a length");
             let text = self.plan.paths[path].replace("{n}", &number.to_string());
             let status = self.ask(&text, &mut open).await;
+            self.answered.fetch_add(1, Ordering::Relaxed);
             samples.push(Sample { due, latency: now().duration_since(due), status, path });
         }
         samples
