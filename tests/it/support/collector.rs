@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use prost::Message;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
@@ -181,7 +181,7 @@ fn acceptor(papers: &Papers) -> TlsAcceptor {
     let certificate = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
     let mut roots = RootCertStore::empty();
     roots.add(certificate(&papers.root)).unwrap();
-    let provider = Arc::new(aws_lc_rs::default_provider());
+    let provider = Arc::new(ring::default_provider());
     let clients = WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone());
     let key = PrivateKeyDer::from_pem_slice(papers.server.key.as_bytes()).unwrap();
     let mut config = ServerConfig::builder_with_provider(provider)
