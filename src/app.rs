@@ -217,7 +217,7 @@ impl App {
 impl Serving {
     async fn drain(mut self, ended: &io::Result<()>) {
         self.health.drain();
-        self.health_handle.set(false);
+        self.health_handle.set_healthy(false);
         let part = self.drain_max / DRAIN_PARTS;
         if ended.is_ok() {
             if self.open.count() > 0 {

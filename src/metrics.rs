@@ -41,7 +41,7 @@ use crate::request_error::RequestError;
 use hits::Hits;
 use registry::Registry;
 pub use report::{Calls, RuleTotals};
-use series::{Keys, RuleMeter, ValueMeter, is_split};
+use series::{Keys, RuleMeter, Shadow, ValueMeter, is_split};
 use table::Table;
 
 /// Default maximum number of series of one kind: rules, and separately the values of rules that ask
@@ -170,7 +170,7 @@ impl Observer for Meters {
             let meter = shared.meter_of(rule, request.domain, descriptor);
             meter.note_hits(hits);
             if meter.is_split() {
-                shared.values_of(rule, request, descriptor).note(hits, false);
+                shared.values_of(rule, request, descriptor).note(hits, Shadow::Off);
             }
         }
     }
@@ -208,8 +208,7 @@ impl Shared {
         match applied.rule {
             Some(rule) => self.note_rule(rule, request, descriptor, status, &counted, hits),
             None => {
-                let is_over = status.code == Code::OverLimit;
-                self.overrides_of(request.domain).note(counted.how, is_over, hits, false);
+                self.overrides_of(request.domain).note(counted.how, status.code, hits, Shadow::Off);
             }
         }
     }
@@ -225,11 +224,11 @@ impl Shared {
         hits: Hits,
     ) {
         let meter = self.meter_of(rule, request.domain, descriptor);
-        meter.note(counted.how, status.code == Code::OverLimit, hits, rule.shadow_mode);
+        meter.note(counted.how, status.code, hits, Shadow::of(rule));
         if self.rules.is_folded(meter) {
             self.calls.mine().add(calls::FOLDED_RULES, 1);
         } else if meter.is_split() {
-            self.values_of(rule, request, descriptor).note(hits, rule.shadow_mode);
+            self.values_of(rule, request, descriptor).note(hits, Shadow::of(rule));
         }
     }
 

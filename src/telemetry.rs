@@ -29,7 +29,7 @@ use format::{Json, OneLine};
 use log_limiter::{Limited, LogLimiter};
 pub use log_writer::LogWriter;
 pub use otlp::Origin;
-pub use samples::Samples;
+pub use samples::{SampleValues, Samples};
 
 /// Why the log could not be set up.
 #[derive(Debug, thiserror::Error)]

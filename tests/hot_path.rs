@@ -17,7 +17,7 @@ use ratelease::observe::Observers;
 use ratelease::rule_source::CurrentRules;
 use ratelease::service::DecisionService;
 use ratelease::telemetry::trace::{Tracer, Transport};
-use ratelease::telemetry::{Origin, Samples};
+use ratelease::telemetry::{Origin, SampleValues, Samples};
 use ratelease_cli::settings::{Identity, Otlp, OtlpProtocol, Tracing};
 use ratelease_engine::limiter::{Limiter, Options};
 use ratelease_engine::store::memory::MemoryStore;
@@ -113,7 +113,7 @@ fn rare() -> Observers {
     let (name, namespace, instance) = Default::default();
     let origin = Origin::new(Identity { name, namespace, instance, attributes: Vec::new() });
     let tracer = Tracer::new(&origin, Some(Tracing { rate: f32::MIN_POSITIVE, otlp }), clock);
-    let samples = Samples::new(f32::MIN_POSITIVE, false, clock);
+    let samples = Samples::new(f32::MIN_POSITIVE, SampleValues::Omitted, clock);
     let meters = Meters::default();
     Observers::default().with_meters(meters).with_tracer(tracer).with_samples(samples)
 }

@@ -53,6 +53,13 @@ enum Protocol {
     Other(usize),
 }
 
+/// Whether the client reads what is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Client {
+    Reads,
+    Stalled,
+}
+
 struct Stall {
     deadline: Pin<Box<Sleep>>,
     written: usize,
@@ -154,15 +161,15 @@ impl<I> Connection<I> {
         }
     }
 
-    /// Counts the streams that wait for the client. While the client `is_stalled`, every open
+    /// Counts the streams that wait for the client. While the client is stalled, every open
     /// stream counts as unread, except the long-lived ones, which have a limit of their own.
     /// Incomplete requests count for less while there is more to be read, since the rest of them
     /// may have been sent already.
-    fn count_pending(&mut self, is_stalled: bool) -> Result<(), LimitExceeded> {
+    fn count_pending(&mut self, client: Client) -> Result<(), LimitExceeded> {
         let Protocol::Http2(http2) = &self.protocol else { return Ok(()) };
         let long_lived = self.guard.handle().long_lived_streams();
         let mut waiting = http2.waiting(long_lived);
-        if is_stalled {
+        if client == Client::Stalled {
             waiting.unread = http2.open().saturating_sub(long_lived);
         }
         if !self.turn.is_idle() {
@@ -198,7 +205,7 @@ impl<I: AsyncWrite + Unpin> Connection<I> {
         let Poll::Ready(Ok(count)) = written else {
             // Without budget tokio did not try to write: nothing is known about the client.
             if written.is_pending() && has_budget_remaining() {
-                self.count_pending(true).map_err(|exceeded| self.close(exceeded, cx))?;
+                self.count_pending(Client::Stalled).map_err(|exceeded| self.close(exceeded, cx))?;
                 let stall = self.stall.get_or_insert_with(Stall::begin);
                 ready!(stall.deadline.as_mut().poll(cx));
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
@@ -281,7 +288,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Connection<I> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.io).poll_flush(cx))?;
-        self.count_pending(false).map_err(|exceeded| self.close(exceeded, cx))?;
+        self.count_pending(Client::Reads).map_err(|exceeded| self.close(exceeded, cx))?;
         Poll::Ready(Ok(()))
     }
 

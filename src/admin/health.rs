@@ -12,16 +12,24 @@ use crate::rule_source::CurrentRules;
 pub struct Health {
     published: Arc<CurrentRules>,
     draining: Arc<AtomicBool>,
-    needs_rules: bool,
+    without_rules: WithoutRules,
+}
+
+/// Whether a process without rules is healthy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WithoutRules {
+    /// As in the reference implementation.
+    Healthy,
+    /// With `HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`.
+    Unhealthy,
 }
 
 // === impl Health ===
 
 impl Health {
-    /// With `needs_rules` (`HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED`), a process without rules is
-    /// unhealthy.
-    pub fn new(published: Arc<CurrentRules>, needs_rules: bool) -> Self {
-        Self { published, draining: Arc::default(), needs_rules }
+    /// Creates a view that takes the rules from `published`.
+    pub fn new(published: Arc<CurrentRules>, without_rules: WithoutRules) -> Self {
+        Self { published, draining: Arc::default(), without_rules }
     }
 
     /// Marks this process as unhealthy from now on: it is about to end.
@@ -33,7 +41,8 @@ impl Health {
     pub fn is_healthy(&self) -> bool {
         let rules = self.published.current();
         let has_rules = rules.is_some_and(|rules| rules.domains().next().is_some());
-        !self.draining.load(Ordering::Acquire) && (has_rules || !self.needs_rules)
+        !self.draining.load(Ordering::Acquire)
+            && (has_rules || self.without_rules == WithoutRules::Healthy)
     }
 
     /// Why this process should get no requests; `None` if it is ready.

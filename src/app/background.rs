@@ -132,7 +132,7 @@ async fn follow_health((published, health, handle): (Arc<CurrentRules>, Health, 
     let mut changes = published.changes();
     loop {
         let healthy = health.is_healthy();
-        handle.set(healthy);
+        handle.set_healthy(healthy);
         // If a drain began meanwhile, it set the status to unhealthy, and the line above may have
         // overwritten that; the status is then set again.
         if healthy == health.is_healthy() && changes.changed().await.is_err() {

@@ -24,7 +24,7 @@ use super::stats_sources::StatsSources;
 use super::{App, ConnectionLimits, bind, files};
 use crate::accept::OpenConnections;
 use crate::admin::guard::{self, Guard};
-use crate::admin::health::Health;
+use crate::admin::health::{Health, WithoutRules};
 use crate::admin::history::History;
 use crate::admin::live::Live;
 use crate::admin::metrics::{self, MetricsSources};
@@ -45,7 +45,7 @@ use crate::supervise::Supervisor;
 use crate::telemetry::push::Push;
 use crate::telemetry::trace::Tracer;
 use crate::telemetry::traced::Traced;
-use crate::telemetry::{LogWriter, Origin, Samples};
+use crate::telemetry::{LogWriter, Origin, SampleValues, Samples};
 
 /// The sources of the event counts that `/status` and `/metrics` show.
 struct ProcessStats {
@@ -99,7 +99,11 @@ impl App {
         let store_description = store.describe();
         let limiter = limiter(Arc::clone(&store), clock, &leases, &responses);
         load_pods(snapshot.clone(), &limiter).await;
-        let health = Health::new(Arc::clone(&published), rules.healthy_with_config);
+        let without_rules = match rules.healthy_with_config {
+            true => WithoutRules::Unhealthy,
+            false => WithoutRules::Healthy,
+        };
+        let health = Health::new(Arc::clone(&published), without_rules);
         let banner = banner(&bound, &store_description, &published)?;
         let hot_keys =
             hot_keys.map(|options| HotKeys::new(options.into(), clock)).unwrap_or_default();
@@ -269,7 +273,8 @@ fn age(listeners: &Listeners) -> ConnectionAge {
 }
 
 fn samples(logging: &Logging, clock: Clock) -> Samples {
-    Samples::new(logging.decision_sample_rate, logging.values, clock)
+    let values = if logging.values { SampleValues::Shown } else { SampleValues::Omitted };
+    Samples::new(logging.decision_sample_rate, values, clock)
 }
 
 fn pusher(

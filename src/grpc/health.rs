@@ -93,7 +93,7 @@ impl HealthState {
 impl HealthHandle {
     /// Sets the status for every later check and every watcher. Has no effect after
     /// [`HealthHandle::end`].
-    pub fn set(&self, healthy: bool) {
+    pub fn set_healthy(&self, healthy: bool) {
         let state = if healthy { HealthState::Serving } else { HealthState::NotServing };
         self.0.send_if_modified(|now| {
             let is_new = !matches!(*now, HealthState::Ended) && *now != state;
@@ -181,12 +181,12 @@ mod tests {
         let (Health(state), handle) = health();
         let mut watched = status_stream("ratelimit", state.clone(), None).boxed();
         assert_eq!(next(&mut watched).await, Some(ServingStatus::NotServing));
-        handle.set(true);
+        handle.set_healthy(true);
         assert_eq!(next(&mut watched).await, Some(ServingStatus::Serving));
-        handle.set(true);
+        handle.set_healthy(true);
         assert!(futures_util::poll!(watched.next()).is_pending(), "nothing has changed");
         handle.end();
-        handle.set(true);
+        handle.set_healthy(true);
         for watched in [&mut watched, &mut status_stream("", state, None).boxed()] {
             assert_eq!(next(watched).await, Some(ServingStatus::NotServing));
             assert_eq!(next(watched).await, None);
@@ -198,7 +198,7 @@ mod tests {
         let (Health(state), handle) = health();
         let mut watched = status_stream("unknown", state, None).boxed();
         assert_eq!(next(&mut watched).await, Some(ServingStatus::ServiceUnknown));
-        handle.set(true);
+        handle.set_healthy(true);
         assert!(futures_util::poll!(watched.next()).is_pending());
         handle.end();
         assert_eq!(next(&mut watched).await, None);

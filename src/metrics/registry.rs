@@ -124,16 +124,16 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::super::hits::Hits;
-    use super::super::series::Keys;
+    use super::super::series::{Keys, Shadow};
     use super::*;
-    use ratelease_engine::verdict::DecisionSource;
+    use ratelease_engine::verdict::{Code, DecisionSource};
 
     fn meter(registry: &Registry, path: &str) -> Arc<RuleMeter> {
         registry.meter(path, || RuleMeter::new(path, "d", Keys::of(path)))
     }
 
     fn note(meter: &RuleMeter) {
-        meter.note(DecisionSource::Local, false, Hits::default(), false);
+        meter.note(DecisionSource::Local, Code::Ok, Hits::default(), Shadow::Off);
     }
 
     #[test]

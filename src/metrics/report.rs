@@ -190,16 +190,15 @@ impl Meters {
         let meters = || meters.iter().map(AsRef::as_ref);
         for meter in meters().chain(overrides.iter()) {
             let sums = meter.sums().decisions;
-            push(
-                &mut family,
-                (&meter.domain, &meter.path),
-                &sums,
-                zero_series.contains(&meter.path),
-            );
+            let zeros = match zero_series.contains(&meter.path) {
+                true => Zeros::Reported,
+                false => Zeros::Omitted,
+            };
+            push(&mut family, (&meter.domain, &meter.path), &sums, zeros);
         }
         for rule in zero_series.rules_without_meter(meters()) {
             let domain = rule.path_parts().next().unwrap_or_default();
-            push(&mut family, (domain, &rule.path), &Default::default(), true);
+            push(&mut family, (domain, &rule.path), &Default::default(), Zeros::Reported);
         }
         let counts = calls.sums();
         for (how, count) in [("none", calls::UNMATCHED), ("unlimited", calls::UNLIMITED)] {
@@ -253,13 +252,19 @@ impl Meters {
     }
 }
 
-/// Adds the decisions of one rule. If `with_zeros`, series at 0 are included for the ways of deciding
-/// that use tokens or the store; those of failure modes are not: they last long enough to be seen
-/// if they matter.
-fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, with_zeros: bool) {
+/// Whether series at 0 are reported.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Zeros {
+    Omitted,
+    /// Except for those of failure modes: they last long enough to be seen if they matter.
+    Reported,
+}
+
+/// Adds the decisions of one rule.
+fn push(family: &mut Family, of: (&str, &str), sums: &Decisions, zeros: Zeros) {
     for (how, [ok, over]) in SOURCES.iter().zip(sums) {
-        let with_zeros =
-            with_zeros && matches!(how, DecisionSource::Local | DecisionSource::Leased);
+        let with_zeros = zeros == Zeros::Reported
+            && matches!(how, DecisionSource::Local | DecisionSource::Leased);
         for (verdict, count) in [("ok", *ok), ("over_limit", *over)] {
             if count > 0 || with_zeros {
                 family.push(decided(of, verdict, how.name()), Value::Count(count));

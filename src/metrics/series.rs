@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ratelease_engine::striped::Striped;
-use ratelease_engine::verdict::{DecisionSource, OVERRIDE};
+use ratelease_engine::verdict::{Code, DecisionSource, OVERRIDE};
 use ratelease_rules::{FailureMode, Level, LevelMatch, Rule};
 
 use super::family::Labels;
@@ -26,6 +26,13 @@ pub(super) const SOURCES: [DecisionSource; 5] = [
 /// Number of counters of decisions: for each of [`SOURCES`] those allowed, then those over the limit.
 const DECISION_COUNTERS: usize = 2 * SOURCES.len();
 const HIT_COUNTERS: usize = 5;
+
+/// Whether a rule only counts, and allows what is over its limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shadow {
+    Off,
+    On,
+}
 
 /// The counters of one rule.
 #[derive(Debug)]
@@ -74,6 +81,15 @@ pub(super) struct HitSums {
     pub(super) shadow: u64,
 }
 
+// === impl Shadow ===
+
+impl Shadow {
+    /// The shadow mode of `rule`.
+    pub(super) fn of(rule: &Rule) -> Self {
+        if rule.shadow_mode { Self::On } else { Self::Off }
+    }
+}
+
 // === impl RuleMeter ===
 
 impl RuleMeter {
@@ -87,18 +103,18 @@ impl RuleMeter {
         Self::new(FOLDED, FOLDED, Keys::folded())
     }
 
-    /// Records a decision. `is_over` is the verdict after shadow mode.
+    /// Records a decision. `code` is the verdict after shadow mode.
     #[inline]
-    pub(super) fn note(&self, how: DecisionSource, is_over: bool, hits: Hits, in_shadow: bool) {
+    pub(super) fn note(&self, how: DecisionSource, code: Code, hits: Hits, shadow: Shadow) {
         let stripe = self.counters.mine();
-        stripe.add(2 * index(how) + usize::from(is_over), 1);
-        note_hits(hits, in_shadow, |at, more| stripe.add(DECISION_COUNTERS + at, more));
+        stripe.add(2 * index(how) + usize::from(code == Code::OverLimit), 1);
+        note_hits(hits, shadow, |at, more| stripe.add(DECISION_COUNTERS + at, more));
     }
 
     /// Records the hits of a charge without a decision.
     pub(super) fn note_hits(&self, hits: Hits) {
         let stripe = self.counters.mine();
-        note_hits(hits, false, |at, more| stripe.add(DECISION_COUNTERS + at, more));
+        note_hits(hits, Shadow::Off, |at, more| stripe.add(DECISION_COUNTERS + at, more));
     }
 
     pub(super) fn set_split(&self, is_split: bool) {
@@ -128,9 +144,9 @@ impl ValueMeter {
     }
 
     #[inline]
-    pub(super) fn note(&self, hits: Hits, in_shadow: bool) {
+    pub(super) fn note(&self, hits: Hits, shadow: Shadow) {
         let stripe = self.counters.mine();
-        note_hits(hits, in_shadow, |at, more| stripe.add(at, more));
+        note_hits(hits, shadow, |at, more| stripe.add(at, more));
     }
 
     pub(super) fn sums(&self) -> HitSums {
@@ -146,10 +162,10 @@ pub(super) fn is_split(rule: &Rule) -> bool {
 /// Total hits have no counter of their own: they are those within, those over, and those of a
 /// denied charge that still fitted, which are few.
 #[inline]
-fn note_hits(hits: Hits, in_shadow: bool, add: impl Fn(usize, u64)) {
+fn note_hits(hits: Hits, shadow: Shadow, add: impl Fn(usize, u64)) {
     let Hits { total, within, over, near } = hits;
     let fitted = total.saturating_sub(within).saturating_sub(over);
-    let shadow = if in_shadow { over } else { 0 };
+    let shadow = if shadow == Shadow::On { over } else { 0 };
     for (at, more) in [within, over, near, shadow, fitted].into_iter().enumerate() {
         if more > 0 {
             add(at, more);
@@ -277,10 +293,10 @@ mod tests {
     fn every_way_to_decide_has_counters_of_its_own() {
         let meter = RuleMeter::folded();
         let hits = Hits { total: 2, within: 2, over: 0, near: 1 };
-        SOURCES.into_iter().for_each(|how| meter.note(how, false, hits, false));
+        SOURCES.into_iter().for_each(|how| meter.note(how, Code::Ok, hits, Shadow::Off));
         let over = Hits { total: 5, within: 0, over: 3, near: 2 };
-        meter.note(DecisionSource::Leased, true, over, false);
-        meter.note(DecisionSource::Leased, false, over, true);
+        meter.note(DecisionSource::Leased, Code::OverLimit, over, Shadow::Off);
+        meter.note(DecisionSource::Leased, Code::Ok, over, Shadow::On);
         let sums = meter.sums();
         assert_eq!(sums.decisions, [[1, 0], [2, 1], [1, 0], [1, 0], [1, 0]]);
         assert_eq!(sums.by_verdict(), [6, 1]);

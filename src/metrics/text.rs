@@ -20,7 +20,7 @@ pub fn write(families: &[Family]) -> String {
         let Family { name, help, kind, samples } = family;
         // Here and below: writing to a string cannot fail.
         let _ = write!(text, "# HELP {name} ");
-        escape(&mut text, help, false);
+        escape(&mut text, help, Position::Help);
         let _ = writeln!(text, "\n# TYPE {name} {}", kind.word());
         for sample in samples {
             match &sample.value {
@@ -59,7 +59,7 @@ fn line(
     let mut before = '{';
     for (label, value) in labels.chain(end.map(|end| ("le", end))) {
         let _ = write!(text, "{before}{label}=\"");
-        escape(text, value, true);
+        escape(text, value, Position::LabelValue);
         text.push('"');
         before = ',';
     }
@@ -69,8 +69,17 @@ fn line(
     let _ = writeln!(text, " {value}");
 }
 
+/// Where a text is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Position {
+    /// To the end of a line.
+    Help,
+    /// Within quotes.
+    LabelValue,
+}
+
 /// Line ends and backslashes would break the line; within quotes, so would quotes.
-fn escape(text: &mut String, value: &str, quoted: bool) {
+fn escape(text: &mut String, value: &str, position: Position) {
     let mut rest = value;
     while let Some(at) = rest.find(['\\', '\n', '"']) {
         let (plain, marked) = rest.split_at(at);
@@ -79,7 +88,7 @@ fn escape(text: &mut String, value: &str, quoted: bool) {
         text.push_str(match mark {
             "\\" => "\\\\",
             "\n" => "\\n",
-            _ if quoted => "\\\"",
+            _ if position == Position::LabelValue => "\\\"",
             _ => mark,
         });
         rest = after;

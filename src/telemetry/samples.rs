@@ -28,10 +28,19 @@ pub struct Samples {
     shared: Option<Arc<Shared>>,
 }
 
+/// Whether samples show the values of descriptors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SampleValues {
+    /// Values are left out.
+    Omitted,
+    /// Values are shown, truncated.
+    Shown,
+}
+
 #[derive(Debug)]
 struct Shared {
     share: f32,
-    shows_values: bool,
+    shown: SampleValues,
     clock: Clock,
     /// The present second, since the clock was started, and the number of lines in it so far.
     current_second: Mutex<(u64, u32)>,
@@ -44,12 +53,11 @@ struct Values<'a, 'q>(&'a Descriptor<'q>);
 // === impl Samples ===
 
 impl Samples {
-    /// Creates samples of a `share` of the decisions, 0 to 1; with the values of descriptors if
-    /// `shows_values`.
-    pub fn new(share: f32, shows_values: bool, clock: Clock) -> Self {
+    /// Creates samples of a `share` of the decisions, 0 to 1.
+    pub fn new(share: f32, values: SampleValues, clock: Clock) -> Self {
         let shared = (share > 0.0).then(|| {
             let (current_second, dropped) = Default::default();
-            Arc::new(Shared { share, shows_values, clock, current_second, dropped })
+            Arc::new(Shared { share, shown: values, clock, current_second, dropped })
         });
         Self { shared }
     }
@@ -105,7 +113,7 @@ impl Shared {
             hits = counted.map(|it| it.hits),
             how = counted.map(|it| it.how.name()),
             took_us = u64::try_from(decision.took.as_micros()).unwrap_or(u64::MAX),
-            values = self.shows_values.then(|| tracing::field::display(Values(descriptor))),
+            values = (self.shown == SampleValues::Shown).then(|| tracing::field::display(Values(descriptor))),
             "decided",
         );
     }
@@ -167,7 +175,7 @@ mod tests {
 
     #[test]
     fn lines_above_the_limit_of_a_second_are_dropped() {
-        let samples = Samples::new(1.0, false, Clock::start());
+        let samples = Samples::new(1.0, SampleValues::Omitted, Clock::start());
         let shared = samples.shared.as_deref().expect("a share");
         let begun = shared.clock.now().nanos() / 1_000_000_000;
         let lines = 3 * LINES_PER_SECOND_MAX;

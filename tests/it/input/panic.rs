@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ratelease::accept::OpenConnections;
-use ratelease::admin::health::Health;
+use ratelease::admin::health::{Health, WithoutRules};
 use ratelease::grpc::serve::{self, ConnectionAge, Listener, ServerParts};
 use ratelease::http::serve::{HttpServerParts, RequestOrder, UnreadPages};
 use ratelease::http::{self as pages, JsonOptions};
@@ -90,8 +90,11 @@ impl Doors {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let grpc = listener.local_addr().unwrap();
         tokio::spawn(serve::serve(Listener::Tcp(listener), parts, std::future::pending()));
-        let routes =
-            pages::routes(service.clone(), Health::new(published, false), JsonOptions::default());
+        let routes = pages::routes(
+            service.clone(),
+            Health::new(published, WithoutRules::Healthy),
+            JsonOptions::default(),
+        );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let http = listener.local_addr().unwrap();
         let unread = UnreadPages::default();
