@@ -1,6 +1,8 @@
 //! Accepts connections, before any protocol reads from them. No accept error ends a listener, no
 //! client can keep others from connecting, and no connection stays open without sending a request.
 //!
+//! Uses nothing else of this crate; `grpc` and `http` serve the connections that it accepts.
+//!
 //! ```text
 //! accept ─▶ pool (closes idle ones if full) ─▶ io: deadlines, turns ─▶ frames ─▶ http2_limits
 //! ```
@@ -88,8 +90,8 @@ pub fn connections<L: Accept>(
                         if !failing {
                             let max = open.max();
                             error!(
-                                "new connections are refused: the maximum of {max} are open, and none \
-                                 can be closed"
+                                "new connections are refused: {max} are open, the maximum, \
+                                 and none can be closed"
                             );
                         }
                         failing = true;

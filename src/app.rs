@@ -1,4 +1,6 @@
 //! The composition root: builds the parts, binds early, serves, and drains in order.
+//!
+//! The only module that knows all others; `main` runs it.
 
 mod background;
 mod bind;

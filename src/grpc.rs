@@ -1,4 +1,6 @@
-//! The gRPC server: `ShouldRateLimit` and the standard health service on one listener.
+//! The gRPC server: `ShouldRateLimit` and the standard health service on one listener. Uses
+//! [`service`](crate::service) to decide, and [`accept`](crate::accept) for its connections; `app`
+//! runs it.
 //!
 //! ```text
 //! accept ─▶ connection ─▶ call ──plain, no wait──▶ answered in the connection's own task

@@ -5,8 +5,8 @@
 //! stripes: in a [`Sketch`] of all keys, and in a sketch of its rule if the rule is among the
 //! [`RULES_MAX`] busiest. Each thread has its own stripe; more than eight threads share stripes.
 //! The stripes are merged when they are read. Counts cover the last one to two minutes: every
-//! minute ([`PERIOD`]) the current counts become the previous ones, and the previous ones are dropped.
-//! Memory never exceeds [`HotKeys::bytes_max`].
+//! minute ([`PERIOD`]) the current counts become the previous ones, and the previous ones are
+//! dropped. Memory never exceeds [`HotKeys::bytes_max`].
 //!
 //! # Accuracy
 //!
@@ -113,8 +113,8 @@ pub struct HotKey {
 pub struct RuleHotKeys {
     /// The rule's path, or [`OVERRIDE`].
     pub rule: String,
-    /// The rule's requests in the last one to two minutes, from when it got a sketch, estimated from
-    /// the sample; 0 if it is not among the rules that are requested most.
+    /// The rule's requests in the last one to two minutes, from when it got a sketch, estimated
+    /// from the sample; 0 if it is not among the rules that are requested most.
     pub requests: u64,
     /// The rule's denials, counted likewise; 0 if it is not among the rules that deny most.
     pub denials: u64,

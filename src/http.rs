@@ -1,4 +1,6 @@
-//! The HTTP server: `/json` decides, `/healthcheck`, `/livez` and `/readyz` answer probes.
+//! The HTTP server: `/json` decides, `/healthcheck`, `/livez` and `/readyz` answer probes. Uses
+//! [`service`](crate::service) to decide, and [`admin`](crate::admin) for health and for who may
+//! ask; `app` runs it, and serves the pages of the debug port by [`serve`].
 
 mod decide;
 mod json;

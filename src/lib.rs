@@ -40,12 +40,12 @@
 //! # Modules
 //!
 //! Each module names only modules that come before it in `tests/it/tidy/layers.rs`. [`accept`]
-//! accepts connections; [`request_error`] holds the reasons why a call gets no verdict; [`supervise`]
-//! restarts background tasks. [`metrics`] counts all decisions, [`hot_keys`] the hottest keys,
-//! [`telemetry`] is the log, the spans and what is pushed, and [`observe`] passes each decision to
-//! all of them. [`rule_source`] loads the rules and keeps them in force. [`admin`] shows the state
-//! of the process. [`service`] checks and decides a request, for both [`grpc`] and [`http`]. [`app`]
-//! builds all parts and runs them.
+//! accepts connections; [`request_error`] holds the reasons why a call gets no verdict;
+//! [`supervise`] restarts background tasks. [`metrics`] counts all decisions, [`hot_keys`] the
+//! hottest keys, [`telemetry`] is the log, the spans and what is pushed, and [`observe`] passes
+//! each decision to all of them. [`rule_source`] loads the rules and keeps them in force. [`admin`]
+//! shows the state of the process. [`service`] checks and decides a request, for both [`grpc`] and
+//! [`http`]. [`app`] builds all parts and runs them.
 
 #![forbid(unsafe_code)]
 

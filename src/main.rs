@@ -47,12 +47,12 @@ fn main() -> ExitCode {
         Ok(Task::Health(flags)) => return commands::health(*flags),
         Err(SettingsError::Help(text)) => return commands::help("ratelease", &text),
         Err(error) => {
-            tell(io::stderr(), &error);
+            print_line(io::stderr(), &error);
             return ExitCode::from(error.exit_code());
         }
     };
     let log = telemetry::init(&settings.logging, clock)
-        .inspect_err(|error| tell(io::stderr(), format_args!("ratelease: {error}")))
+        .inspect_err(|error| print_line(io::stderr(), format_args!("ratelease: {error}")))
         .ok();
     for warning in &settings.warnings {
         warn!("{warning}");
@@ -67,7 +67,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => {
             let mend = "raise the limit on processes";
-            tell(io::stderr(), format_args!("ratelease: cannot start threads: {error}; {mend}"));
+            print_line(
+                io::stderr(),
+                format_args!("ratelease: cannot start threads: {error}; {mend}"),
+            );
             return ExitCode::from(EXIT_BUILD);
         }
     };
@@ -88,13 +91,13 @@ async fn serve(settings: Settings, clock: Clock, log: Option<LogWriter>) -> Exit
     let app = match built {
         Ok(app) => app,
         Err(error) => {
-            tell(io::stderr(), format_args!("ratelease: {error}"));
+            print_line(io::stderr(), format_args!("ratelease: {error}"));
             return ExitCode::from(EXIT_BUILD);
         }
     };
     let banner = app.banner().to_owned();
     // On a blocking thread, since writing to a pipe that has no reader would block.
-    tokio::task::spawn_blocking(move || tell(io::stdout(), banner));
+    tokio::task::spawn_blocking(move || print_line(io::stdout(), banner));
     match app.run(stop).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -108,18 +111,18 @@ async fn serve(settings: Settings, clock: Clock, log: Option<LogWriter>) -> Exit
 /// counted from the time of this call.
 fn stop_signal(log: Option<LogWriter>) -> impl Future<Output = ()> {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
-    let (told, mut heard) = tokio::sync::mpsc::channel(kinds.len());
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(kinds.len());
     for kind in kinds {
         let Ok(mut signals) = signal(kind) else { continue };
-        let told = told.clone();
+        let sender = sender.clone();
         tokio::spawn(async move {
-            while signals.recv().await.is_some() && told.send(()).await.is_ok() {}
+            while signals.recv().await.is_some() && sender.send(()).await.is_ok() {}
         });
     }
     async move {
-        heard.recv().await;
+        receiver.recv().await;
         tokio::spawn(async move {
-            if heard.recv().await.is_some() {
+            if receiver.recv().await.is_some() {
                 warn!("a second signal: ending at once, leases end with their windows");
                 flush(log.as_ref());
                 std::process::exit(EXIT_CUT_SHORT);
@@ -135,6 +138,6 @@ fn flush(log: Option<&LogWriter>) {
 }
 
 /// Writes a line for people. A failed write is ignored: it must not end the process.
-fn tell(mut to: impl Write, line: impl Display) {
+fn print_line(mut to: impl Write, line: impl Display) {
     let _ = to.write_all(format!("{line}\n").as_bytes());
 }

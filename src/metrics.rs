@@ -3,7 +3,7 @@
 //! ```text
 //! service ─▶ Meters::note ─▶ the rule's meter (Attachment) ─▶ this thread's stripe of counters
 //!                       └─▶ of rules that ask for it, the meter of the values on the request
-//! a scrape ─▶ Meters::families ─▶ Vec<Family> ─▶ text (Prometheus), or whoever else sends them
+//! a scrape ─▶ Meters::families ─▶ Vec<Family> ─▶ text (Prometheus), or pushed (OTLP)
 //! ```
 //! Recording a decision touches no counter that all cores share, waits for no lock, and allocates
 //! only when a rule or a value is seen for the first time. Every map has a maximum size: entries

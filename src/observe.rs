@@ -1,4 +1,5 @@
-//! Passes each decision to the observers that record it.
+//! Passes each decision to the observers that record it: `metrics`, `hot_keys` and `telemetry`.
+//! `service` calls it.
 //!
 //! Runs in the path of every request: takes no lock, touches no counter that all cores share, and
 //! allocates nothing for a request of the common kind.

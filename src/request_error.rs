@@ -1,4 +1,5 @@
-//! Why a call gets no verdict.
+//! Why a call gets no verdict. `service` returns these errors, `grpc` and `http` map them to their
+//! statuses, and `metrics` counts them.
 
 use std::fmt;
 

@@ -1,5 +1,8 @@
 //! What both servers, gRPC and HTTP, do with a request: check it, decide it, or return the reason
 //! why not.
+//!
+//! May use the engine, the rules in force and the observers; knows neither protocol. Bounds the
+//! calls that wait and the memory of incomplete messages, separately for each protocol.
 
 mod body_budget;
 mod concurrency_limit;
@@ -190,8 +193,8 @@ impl DecisionService {
         self.answer_by(None, request, make).await
     }
 
-    /// Like [`DecisionService::answer`], for a caller that gives up at `deadline`: the time left until then
-    /// bounds how long the store may take.
+    /// Like [`DecisionService::answer`], for a caller that gives up at `deadline`: the time left
+    /// until then bounds how long the store may take.
     ///
     /// # Errors
     ///
@@ -215,8 +218,9 @@ impl DecisionService {
         answered.inspect_err(|error| self.observers.note_error(error))
     }
 
-    /// Like [`DecisionService::answer`], if that requires no waiting. Otherwise returns `None` without side
-    /// effects, and the caller has to use [`DecisionService::run`]. It does not count as a waiting call.
+    /// Like [`DecisionService::answer`], if that requires no waiting. Otherwise returns `None`
+    /// without side effects, and the caller has to use [`DecisionService::run`]. It does not count
+    /// as a waiting call.
     pub fn answer_at_once<T>(
         &self,
         request: &Request<'_>,

@@ -1,5 +1,5 @@
 //! Keeps background tasks running: a task that ends or panics is restarted, and the restart is
-//! counted.
+//! counted. Uses nothing else of this crate; `app` runs all background tasks by it.
 //!
 //! ```text
 //!  running ──ends or panics──▶ waiting, jittered ──▶ running

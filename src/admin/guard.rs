@@ -73,8 +73,8 @@ struct Token(blake3::Hash);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum GuardError {
     #[error(
-        "{name:?} is not an allowed host name of this port; use its address or localhost, or allow the name \
-         with {setting}"
+        "{name:?} is not an allowed host name of this port; use its address or localhost, or allow \
+         the name with {setting}"
     )]
     Host { name: String, setting: &'static str },
     #[error("this page is not available to pages of another origin; open it directly")]

@@ -203,8 +203,8 @@ impl Shared {
 // === impl Told ===
 
 impl Broadcast {
-    /// Removes the slots of listeners that have disconnected, and closes the connections of those that
-    /// have taken none of the queued events: nothing polls their streams.
+    /// Removes the slots of listeners that have disconnected, and closes the connections of those
+    /// that have taken none of the queued events: nothing polls their streams.
     fn remove_stalled(&mut self) {
         let Self { events, slots, .. } = self;
         slots.retain(|slot| {

@@ -1,5 +1,5 @@
-//! Renders pages that take milliseconds and megabytes: on blocking threads, so that decisions do not
-//! wait, and few at a time.
+//! Renders pages that take milliseconds and megabytes: on blocking threads, so that decisions do
+//! not wait, and few at a time.
 
 use http::StatusCode;
 use tokio::sync::Semaphore;

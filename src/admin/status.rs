@@ -31,7 +31,8 @@ pub struct Status {
     pub store: String,
     /// The state of each shard that has been asked.
     pub shards: Arc<dyn Fn() -> Vec<ShardState> + Send + Sync>,
-    /// Event counts since the process began, and present levels; counts of one counter are added up.
+    /// Event counts since the process began, and present levels; counts of one counter are added
+    /// up.
     pub counts: Arc<dyn Fn() -> Vec<Count> + Send + Sync>,
     /// Counts of decisions since the process began.
     pub stats: Arc<dyn Stats>,

@@ -120,10 +120,13 @@ pub(super) async fn serve<I>(
         tokio::select! {
             next = poll_fn(|cx| reader.next(&mut connection, caller, cx)) => match next {
                 Some(call) => {
-                    let Some((call, incomplete)) = prepare_fallback(call, &handle) else { continue };
+                    let Some((call, incomplete)) = prepare_fallback(call, &handle) else {
+                        continue;
+                    };
                     let was_tried = call.request.extensions().get::<Untried>().is_none();
                     let is_for_verdict = call.request.uri().path() == SHOULD_RATE_LIMIT;
-                    let mut served = Box::pin(fallback::serve(call, incomplete, context.routes.clone()));
+                    let served = fallback::serve(call, incomplete, context.routes.clone());
+                    let mut served = Box::pin(served);
                     // A call that is known to wait gets a task at once; another only if it does.
                     if was_tried || futures_util::poll!(&mut served).is_pending() {
                         if is_for_verdict {

@@ -202,7 +202,9 @@ impl Message {
                 let reason = format!("the message was not complete within {MESSAGE_MAX:?}");
                 Err(Status::deadline_exceeded(reason))
             }),
-            () = poll_fn(|cx| reservation.poll_revoked(cx)) => Err(status_of(&RequestError::NoRoom)),
+            () = poll_fn(|cx| reservation.poll_revoked(cx)) => {
+                Err(status_of(&RequestError::NoRoom))
+            }
         }
     }
 }

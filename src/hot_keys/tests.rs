@@ -103,7 +103,7 @@ fn check(hot: &[HotKey], truth: &HashMap<String, u32>, sample: u32, kind: &str) 
         let (count, truth) = (it.count as f64, f64::from(truth[&it.key]));
         let sampling = 5.0 * (truth * f64::from(sample - 1)).sqrt();
         let late = f64::from(all) / 256.0;
-        println!("{kind} {}: {truth} told as {count}, off by up to {sampling:.0}", it.key);
+        println!("{kind} {}: {truth} estimated as {count}, off by up to {sampling:.0}", it.key);
         assert!(count <= truth + sampling, "{count} of {truth}");
         assert!(count >= truth - sampling - late, "{count} of {truth}");
         assert!((it.share - truth / f64::from(all)).abs() < 0.01, "{}", it.share);
@@ -211,7 +211,7 @@ fn counts_cover_one_to_two_minutes() {
     // Noted late, by a thread that read the clock earlier.
     at(&request, &verdict(None, keys[2], false), 119, &hot);
     at(&request, &verdict(None, keys[0], false), 300, &hot);
-    assert_eq!(keys.map(count), [Some(1), None, None], "nobody came for two minutes");
+    assert_eq!(keys.map(count), [Some(1), None, None], "no requests for two minutes");
 }
 
 #[test]

@@ -71,9 +71,9 @@ pub enum RequestOrder {
     Sequential,
 }
 
-/// Serves `parts` until `stop` resolves and every request has been answered. Clients that keep their
-/// connection are asked to go away; the caller has to bound the wait for one that leaves a request
-/// unfinished.
+/// Serves `parts` until `stop` resolves and every request has been answered. Clients that keep
+/// their connection are asked to go away; the caller has to bound the wait for one that leaves a
+/// request unfinished.
 ///
 /// # Errors
 ///

@@ -23,7 +23,8 @@ pub(super) const SOURCES: [DecisionSource; 5] = [
     DecisionSource::Failure(FailureMode::Deny),
 ];
 
-/// Number of counters of decisions: for each of [`SOURCES`] those allowed, then those over the limit.
+/// Number of counters of decisions: for each of [`SOURCES`] those allowed, then those over the
+/// limit.
 const DECISION_COUNTERS: usize = 2 * SOURCES.len();
 const HIT_COUNTERS: usize = 5;
 

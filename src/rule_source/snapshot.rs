@@ -75,7 +75,8 @@ pub enum SnapshotError {
     Unreadable(io::Error),
     /// The file cannot be written.
     #[error(
-        "the file cannot be written: {0}; free disk space, and allow the user of this process to write there"
+        "the file cannot be written: {0}; free disk space, and allow the user of this process to \
+         write there"
     )]
     Unwritable(io::Error),
     /// The snapshot is larger than [`SNAPSHOT_BYTES_MAX`].

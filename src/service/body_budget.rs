@@ -178,8 +178,8 @@ impl BodyReservation {
         }
     }
 
-    /// Marks the message as complete: it cannot lose its reservation any more, and counts only if it is
-    /// long.
+    /// Marks the message as complete: it cannot lose its reservation any more, and counts only if
+    /// it is long.
     ///
     /// # Errors
     ///

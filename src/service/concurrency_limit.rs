@@ -1,7 +1,7 @@
 //! Limits the number of calls that wait at once, and confines a panic to the call that panics.
 //!
-//! A call takes a permit once its message is complete; the memory of incomplete messages is
-//! bounded separately (`body_budget.rs`). The calls that can accumulate here wait for a lease or a slot.
+//! A call takes a permit once its message is complete; the memory of incomplete messages is bounded
+//! separately (`body_budget.rs`). The calls that can accumulate here wait for a lease or a slot.
 //! Calls that wait for the CPU do so before they come here, and are bounded by the streams of their
 //! connections. Refusing these by the length of their queue left nothing decided at all (tried
 //! once, at three times the saturating load): an error may well cost as much as a decision.

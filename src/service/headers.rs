@@ -25,33 +25,33 @@ struct Item<'a> {
 
 /// The headers for `verdict`; empty if no limit applies.
 pub(super) fn of(headers: &Headers, verdict: &Verdict<'_>) -> Vec<(String, String)> {
-    let mut told = Vec::new();
+    let mut written = Vec::new();
     let tightest = verdict.tightest.and_then(|at| verdict.statuses.get(at));
     let Some((status, applied)) = tightest.and_then(|it| Some((it, it.limit?))) else {
-        return told;
+        return written;
     };
     let requests = applied.limit.requests_per_unit;
     let reset = status.reset_seconds().unwrap_or_default();
-    let mut tell = |name: &str, value: String| told.push((name.to_owned(), value));
+    let mut write = |name: &str, value: String| written.push((name.to_owned(), value));
     if let Some(names) = &headers.reference {
-        tell(&names.limit, requests.to_string());
-        tell(&names.remaining, status.remaining.to_string());
-        tell(&names.reset, reset.to_string());
+        write(&names.limit, requests.to_string());
+        write(&names.remaining, status.remaining.to_string());
+        write(&names.reset, reset.to_string());
     }
     if headers.x_ratelimit {
-        tell("X-RateLimit-Limit", x_ratelimit_limit(requests, verdict));
-        tell("X-RateLimit-Remaining", status.remaining.to_string());
-        tell("X-RateLimit-Reset", reset.to_string());
+        write("X-RateLimit-Limit", x_ratelimit_limit(requests, verdict));
+        write("X-RateLimit-Remaining", status.remaining.to_string());
+        write("X-RateLimit-Reset", reset.to_string());
     }
     if headers.ietf {
         let items = items(status, verdict);
-        tell("RateLimit-Policy", list(items.iter().map(Item::policy)));
-        tell("RateLimit", list(items.iter().map(Item::standing)));
+        write("RateLimit-Policy", list(items.iter().map(Item::policy)));
+        write("RateLimit", list(items.iter().map(Item::remaining)));
     }
     if headers.retry_after && verdict.code == Code::OverLimit {
-        tell("Retry-After", retry_after(reset, verdict).to_string());
+        write("Retry-After", retry_after(reset, verdict).to_string());
     }
-    told
+    written
 }
 
 /// The value in Envoy's format: the limit that bounds, then each limit with its window and, if it
@@ -148,7 +148,7 @@ impl Item<'_> {
     }
 
     /// The remaining quota, and the seconds until it is full again, if they are known.
-    fn standing(&self) -> String {
+    fn remaining(&self) -> String {
         let Self { name, status, .. } = self;
         match status.reset_seconds() {
             Some(seconds) => format!("{name};r={};t={seconds}", status.remaining),

@@ -56,8 +56,8 @@ enum Item {
 // === impl LogWriter ===
 
 impl LogWriter {
-    /// Starts the thread that writes to `output`. It calls `report_lost` with the number of dropped lines once
-    /// lines are written again, and `each_second` about once a second.
+    /// Starts the thread that writes to `output`. It calls `report_lost` with the number of dropped
+    /// lines once lines are written again, and `each_second` about once a second.
     ///
     /// # Errors
     /// Fails if the thread cannot be started.

@@ -102,6 +102,7 @@ impl Shared {
         status: &Status<'_>,
     ) {
         let counted = status.counted;
+        let shows_values = self.shown == SampleValues::Shown;
         info!(
             target: TARGET,
             domain = decision.request.domain,
@@ -113,7 +114,7 @@ impl Shared {
             hits = counted.map(|it| it.hits),
             how = counted.map(|it| it.how.name()),
             took_us = u64::try_from(decision.took.as_micros()).unwrap_or(u64::MAX),
-            values = (self.shown == SampleValues::Shown).then(|| tracing::field::display(Values(descriptor))),
+            values = shows_values.then(|| tracing::field::display(Values(descriptor))),
             "decided",
         );
     }

@@ -163,10 +163,10 @@ fn repeated_lines_of_a_call_site_are_suppressed_and_counted() {
     let of = |message: &str| lines.iter().filter(|line| line["@message"] == message).count();
     assert!(of("again") >= MOST && of("again") <= MOST * seconds, "{}", of("again"));
     assert_eq!(of("elsewhere"), 1, "another place has a bound of its own");
-    let told: Vec<_> = lines.iter().filter(|line| !line["lines"].is_null()).collect();
-    assert_eq!(told.len(), 1, "told once: {text}");
-    assert_eq!(told[0]["lines"], LINES - of("again"));
-    let at = told[0]["at"].as_str().unwrap();
+    let reports: Vec<_> = lines.iter().filter(|line| !line["lines"].is_null()).collect();
+    assert_eq!(reports.len(), 1, "reported once: {text}");
+    assert_eq!(reports[0]["lines"], LINES - of("again"));
+    let at = reports[0]["at"].as_str().unwrap();
     assert!(at.starts_with("src/telemetry/tests.rs:"), "{at}");
 }
 

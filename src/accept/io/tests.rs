@@ -115,9 +115,9 @@ async fn a_flood_is_answered_with_enhance_your_calm() {
     };
     assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
     drop(connection);
-    let mut told = Vec::new();
-    client.read_to_end(&mut told).await.unwrap();
-    assert_eq!(told, goaway(7));
+    let mut written = Vec::new();
+    client.read_to_end(&mut written).await.unwrap();
+    assert_eq!(written, goaway(7));
 }
 
 #[tokio::test]

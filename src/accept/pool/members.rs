@@ -14,7 +14,7 @@ pub(super) struct Members {
     pub(super) by_peer: HashMap<Peer, usize>,
 }
 
-/// The client of a connection. Processes of one machine cannot be told apart: an Envoy and an
+/// The client of a connection. Processes of one machine cannot be distinguished: an Envoy and an
 /// attacker beside it have one address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Peer {

@@ -51,7 +51,7 @@ fn check_first(listed: &[HotKey], truth: &HashMap<Key, u64>, all: u64, kind: &st
     let truth: HashMap<_, _> = truth.iter().map(|(key, count)| (key.to_string(), *count)).collect();
     let mut ranked: Vec<_> = truth.values().copied().collect();
     ranked.sort_unstable_by(|a, b| b.cmp(a));
-    println!("{kind}: told {:?}, the first are {:?}", &self::listed(listed)[..5], &ranked[..5]);
+    println!("{kind}: listed {:?}, the first are {:?}", &self::listed(listed)[..5], &ranked[..5]);
     for (hot, rank) in listed.iter().zip(ranked).take(5) {
         let (count, truth, percent) = (hot.count, truth[&hot.key], all / 100);
         assert!(truth + percent >= rank, "{kind}: {truth}, where {rank} is due");

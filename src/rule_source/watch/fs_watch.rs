@@ -20,8 +20,8 @@ use super::watch_paths::{DIRECTORIES_MAX, WatchSet};
 /// agree, an event follows.
 const SCANS_MAX: usize = 4;
 
-/// Sends to `wake` on each relevant event. Without a watcher it reports nothing, and only the periodic
-/// reading finds changes.
+/// Sends to `wake` on each relevant event. Without a watcher it reports nothing, and only the
+/// periodic reading finds changes.
 pub(super) struct FsWatch {
     wake: SyncSender<()>,
     watcher: Option<RecommendedWatcher>,

@@ -43,7 +43,7 @@ fn free<'r>() -> Status<'r> {
     Status { code: Code::Ok, limit, remaining: 0, reset_after, counted: None }
 }
 
-fn told(headers: &Headers, code: Code, tightest: usize, all: &[Status<'_>]) -> Vec<String> {
+fn headers_of(headers: &Headers, code: Code, tightest: usize, all: &[Status<'_>]) -> Vec<String> {
     let statuses: Few<_> = all.iter().copied().collect();
     let verdict =
         Verdict { code, statuses, tightest: Some(tightest), shadowed: false, metadata: None };
@@ -51,12 +51,12 @@ fn told(headers: &Headers, code: Code, tightest: usize, all: &[Status<'_>]) -> V
 }
 
 #[test]
-fn each_list_has_every_limit_and_the_rest_tell_of_the_tightest() {
+fn lists_have_every_limit_and_other_headers_the_tightest() {
     let rules = rules();
     let [user, named] = ["d.user", "d.named"].map(|path| rules.by_path(path).unwrap());
     let all = [free(), status(user, 50, Some(29_001)), status(named, 3, Some(1_800_000))];
     assert_eq!(
-        told(&ALL, Code::Ok, 2, &all),
+        headers_of(&ALL, Code::Ok, 2, &all),
         [
             r#"X-RateLimit-Limit: 20, 100;w=300, 20;w=3600;name="per \"user\"""#,
             "X-RateLimit-Remaining: 3",
@@ -66,15 +66,15 @@ fn each_list_has_every_limit_and_the_rest_tell_of_the_tightest() {
         ]
     );
     let ietf = Headers { x_ratelimit: false, retry_after: false, ..ALL };
-    let [policy, standing] = &told(&ietf, Code::Ok, 0, &[status(user, 1, None)])[..] else {
+    let [policy, remaining] = &headers_of(&ietf, Code::Ok, 0, &[status(user, 1, None)])[..] else {
         panic!("not two")
     };
     assert_eq!(policy, r#"RateLimit-Policy: "d.user";q=100;w=300"#);
-    assert_eq!(standing, r#"RateLimit: "d.user";r=1"#, "no reset is known");
+    assert_eq!(remaining, r#"RateLimit: "d.user";r=1"#, "no reset is known");
 }
 
 #[test]
-fn nothing_is_told_where_no_limit_applies() {
+fn no_headers_are_written_if_no_limit_applies() {
     let verdict = Verdict {
         code: Code::Ok,
         statuses: [free()].into_iter().collect(),
@@ -86,7 +86,7 @@ fn nothing_is_told_where_no_limit_applies() {
 }
 
 #[test]
-fn rules_of_one_name_are_one_policy_told_by_the_tightest() {
+fn rules_of_one_name_are_one_policy_described_by_the_tightest() {
     let rules = rules();
     let [named, twin] = ["d.named", "d.twin"].map(|path| rules.by_path(path).unwrap());
     let over = Limit::fixed_window(5, Unit::Second);
@@ -103,11 +103,11 @@ fn rules_of_one_name_are_one_policy_told_by_the_tightest() {
         r#"RateLimit-Policy: "per \"user\"";q=7;w=86400, "override";q=5;w=1"#,
         r#"RateLimit: "per \"user\"";r=1, "override";r=3"#,
     ];
-    assert_eq!(told(&ietf, Code::Ok, 3, &all), expected);
+    assert_eq!(headers_of(&ietf, Code::Ok, 3, &all), expected);
 }
 
 #[test]
-fn a_denied_client_is_to_wait_for_every_limit_it_exceeded_and_never_less_than_a_second() {
+fn retry_after_covers_every_exceeded_limit_and_is_at_least_a_second() {
     let rules = rules();
     let [user, named] = ["d.user", "d.named"].map(|path| rules.by_path(path).unwrap());
     let retry = Headers { x_ratelimit: false, ietf: false, ..ALL };
@@ -126,8 +126,8 @@ fn a_denied_client_is_to_wait_for_every_limit_it_exceeded_and_never_less_than_a_
         (&[minute, day], 1, "86400"),
     ] {
         let expected = format!("Retry-After: {expected}");
-        assert_eq!(told(&retry, Code::OverLimit, tightest, all), [expected]);
-        assert_eq!(told(&retry, Code::Ok, tightest, all), [""; 0], "passed, by a mode");
+        assert_eq!(headers_of(&retry, Code::OverLimit, tightest, all), [expected]);
+        assert_eq!(headers_of(&retry, Code::Ok, tightest, all), [""; 0], "passed, by a mode");
     }
 }
 
@@ -149,7 +149,7 @@ fn names_are_written_as_strings_of_structured_fields() {
 }
 
 #[test]
-fn a_list_without_end_is_cut_between_items_and_has_the_tightest_still() {
+fn a_long_list_is_truncated_between_items_and_includes_the_tightest() {
     let mut rule = Arc::clone(rules().by_path("d.user").unwrap());
     let unit_multiplier = NonZeroU32::new(2).unwrap();
     let limit = Limit { unit_multiplier, ..Limit::fixed_window(u32::MAX, Unit::Year) };
@@ -160,7 +160,7 @@ fn a_list_without_end_is_cut_between_items_and_has_the_tightest_still() {
         })
         .collect();
     let all: Vec<_> = rules.iter().map(|rule| status(rule, 9, None)).collect();
-    for header in told(&ALL, Code::Ok, 255, &all) {
+    for header in headers_of(&ALL, Code::Ok, 255, &all) {
         assert!(header.len() <= VALUE_BYTES_MAX + 30, "{} bytes", header.len());
         if header.starts_with("RateLimit") {
             assert!(header.contains(": \"255n") && header.len() > VALUE_BYTES_MAX / 2, "{header}");
